@@ -6,6 +6,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from benchmarks.bert import python_text, texts, wikipedia
 from benchmarks.bert.masking import Settings
+from benchmarks.common.data import text_files
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.workers import Workers
 from benchmarks.language import VOCABULARY as WRITTEN
@@ -139,7 +140,10 @@ def _form_of(path: Path, paragraphs: bool, named: bool) -> str:
         packed = TFRECORD if tensorflow_files.is_record(head) else HDF5 if head.startswith(b"\x89HDF") else ""
     if packed:
         return packed
-    if path.suffix in (".txt", ".raw") or path.name.startswith(("wiki_", "part-")) or named:
+    name = text_files.plain_name(path)
+    is_text = Path(name).suffix in (".txt", ".raw") or name.startswith(("wiki_", "part-"))
+    if is_text or named or (name != path.name and name.endswith(".xml")):
+        text_files.check(path, "text, or a dump as .xml or .xml.bz2")
         form = texts.form_of(path)
         return texts.PARAGRAPHS if paragraphs and form == texts.SENTENCES else form
     return ""

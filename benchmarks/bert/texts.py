@@ -16,7 +16,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Iterator, List, NamedTuple, Sequence, Tuple
 
-from benchmarks.common.data import source_checks
+from benchmarks.common.data import text_files
 from benchmarks.common.data.problem import Problem
 
 SENTENCES, PARAGRAPHS, EXTRACTED, WIKITEXT = "sentences", "paragraphs", "extracted", "wikitext"
@@ -129,7 +129,7 @@ def read(path: Path, form: str, begin: int, end: int) -> Iterator[Document]:
     try:
         lines = [line.lstrip("\ufeff").rstrip("\r") for line in content.decode("utf-8").split("\n")]
     except UnicodeDecodeError:
-        raise source_checks.not_utf8((path, str(path))) from None
+        raise text_files.not_utf8((path, str(path))) from None
     group_by = {EXTRACTED: _by_tag, WIKITEXT: _by_title}.get(form, _by_blank)
     for group in group_by(lines):
         if form == SENTENCES:

@@ -1,10 +1,10 @@
 """SQuAD v1.1's JSON: articles of paragraphs with questions, each with answers and where they begin in the paragraph."""
 
-import json
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.text_files import load_json, refuse_compressed, text_of
 
 TRAIN, TEST = "train-v1.1.json", "dev-v1.1.json"
 HINT = "use the files as they are published: train-v1.1.json and dev-v1.1.json"
@@ -34,14 +34,15 @@ def read(path: Path) -> List[Paragraph]:
             or an answer that is not where it is said to begin.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        refuse_compressed(path, TRAIN if "train" in path.name else TEST)
+        content = load_json(path.read_bytes(), str(path))
     except FileNotFoundError:
         raise Problem(f"{path} is not there", f"a folder with {TRAIN} and {TEST}", HINT) from None
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise Problem(f"{path} is no JSON: {error}", "SQuAD v1.1 as published", HINT) from None
     try:
         return list(_paragraphs(path, content))
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise Problem(
             f"{path} has another form than SQuAD v1.1: {error!r}",
             "data, paragraphs, context, qas, id, question, answers, text, answer_start",
@@ -53,9 +54,10 @@ def _paragraphs(path: Path, content: Dict[str, Any]) -> Iterator[Paragraph]:
     seen = set()
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
-            context, asked = str(paragraph["context"]), paragraph["qas"]
+            title = f"{path}: paragraph in {article.get('title', '?')!r}"
+            context, asked = text_of(paragraph, "context", title), paragraph["qas"]
             if not context.strip():
-                raise Problem(f"{path}: empty paragraph in {article.get('title', '?')!r}", "text", HINT)
+                raise Problem(f"{title} is empty", "text", HINT)
             questions = tuple(_question(path, context, each) for each in asked)
             for question in questions:
                 if question.id in seen:
@@ -68,7 +70,7 @@ def _paragraphs(path: Path, content: Dict[str, Any]) -> Iterator[Paragraph]:
 
 def _question(path: Path, context: str, asked: Dict[str, Any]) -> Question:
     where = f"{path}: question {asked['id']}"
-    answers = tuple(Answer(str(each["text"]), int(each["answer_start"])) for each in asked["answers"])
+    answers = tuple(Answer(text_of(each, "text", where), int(each["answer_start"])) for each in asked["answers"])
     if not answers:
         raise Problem(
             f"{where} has no answer",
@@ -82,4 +84,4 @@ def _question(path: Path, context: str, asked: Dict[str, Any]) -> Question:
                 f"there is {context[max(answer.begin, 0) :][:60]!r}",
                 HINT,
             )
-    return Question(str(asked["id"]), str(asked["question"]), answers)
+    return Question(text_of(asked, "id", where), text_of(asked, "question", where), answers)

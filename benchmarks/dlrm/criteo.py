@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 import numpy as np
 
-from benchmarks.common.data import source_checks
+from benchmarks.common.data import text_files
 from benchmarks.common.data.problem import Problem
 from benchmarks.dlrm.blocks import COLUMNS, FIRST_TABLE, NUMBERS, WORD
 
@@ -74,7 +74,7 @@ def list_source(
         if not train.exists():
             continue
         if test.exists():
-            source_checks.refuse_compressed(test, UNPACKED)
+            text_files.check(test, UNPACKED)
             with test.open("rb") as file:
                 columns = file.readline().count(b"\t") + 1
             if columns == COLUMNS:
@@ -83,7 +83,7 @@ def list_source(
             note(f"{test} is not used: its first row has {columns} fields, and a label makes it {COLUMNS}")
         return _single(train, validation_fraction, report)
     for path in sorted(filter(Path.is_file, origin.iterdir())):
-        source_checks.refuse_compressed(path, UNPACKED)
+        text_files.check(path, UNPACKED)
     raise Problem(
         f"{origin} has no day_0 and no train.txt, train.csv or train.tsv",
         "Criteo's day_0 to day_23, or train.txt",
@@ -128,7 +128,7 @@ def _single(path: Path, fraction: Optional[float], report: Report) -> Source:
 
 # All of a file but blank lines at its end; one that ends within a row was cut short.
 def _whole(path: Path) -> Range:
-    source_checks.refuse_compressed(path, UNPACKED)
+    text_files.check(path, UNPACKED)
     end, tail, rows = path.stat().st_size, b"", b""
     with path.open("rb") as file:
         while end and not rows:

@@ -35,7 +35,7 @@ def read(path: Path) -> Vocabulary:
     """
     hint = "take vocab.txt as published with BERT (uncased: 30,522 lines)"
     try:
-        entries = tuple(line.rstrip("\r") for line in path.read_bytes().decode("utf-8").split("\n"))
+        entries = tuple(line.rstrip("\r") for line in path.read_bytes().decode("utf-8-sig").split("\n"))
     except OSError as error:
         raise Problem(f"{path}: {error.strerror}", "a vocabulary file", hint) from None
     except UnicodeDecodeError as error:

@@ -9,7 +9,7 @@ import argparse
 import hashlib
 import platform
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import tokenizers
@@ -20,6 +20,7 @@ from benchmarks.common.data.files import in_one_step
 from benchmarks.common.data.prepare import Content, Listing, Split
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
+from benchmarks.common.data.text_files import text_of
 from benchmarks.llama import tokenization
 from benchmarks.llama2_70b_lora import sources, toy
 from benchmarks.llama2_70b_lora.dataset import BASE, PARTS
@@ -46,7 +47,8 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     source = sources.find(args) if args.origin is not None else None
     if source is None and args.tokenizer:
         raise Problem("--tokenizer without raw data", "both for a text of your own", "name the text")
-    paths = [*source.files.values(), *([source.tokenizer] if source.tokenizer else [])] if source else []
+    paths = [path for files in source.files.values() for path in files] if source else []
+    paths += [source.tokenizer] if source and source.tokenizer else []
     files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     made = (VERSION, args.name, "" if source else platform.python_version())
     facts = repr((made, tokenizers.__version__, files, args.vocabulary_size, args.sequence_length))
@@ -116,8 +118,9 @@ def _end(tokenizer: tokenizers.Tokenizer) -> int:
     return int(found)
 
 
-def _pairs(path: Path) -> List[toy.Pair]:
-    return [sources.field(row, TEXT, str, path, number) for number, row in enumerate(sources.rows(path), 1)]
+def _pairs(paths: Sequence[Path]) -> List[toy.Pair]:
+    first, second = TEXT
+    return [(text_of(row, first, where), text_of(row, second, where)) for where, row in sources.rows(paths)]
 
 
 def _pack(pairs: List[toy.Pair], tokenizer: tokenizers.Tokenizer, length: int, held: bool) -> Packed:
@@ -142,26 +145,33 @@ def _pack(pairs: List[toy.Pair], tokenizer: tokenizers.Tokenizer, length: int, h
     return Packed(packed, np.array(counts[: whole * length], bool).reshape(shape), keys, left_out)
 
 
-def _checked(path: Path) -> Packed:
+def _checked(paths: Sequence[Path]) -> Packed:
     # Read packed samples.
     found: List[Tuple[np.ndarray, np.ndarray]] = []
     length = 0
-    for number, row in enumerate(sources.rows(path), 1):
+    for where, row in sources.rows(paths):
         try:
-            ids, labels = (np.array(each, np.int32) for each in sources.field(row, PACKED, list, path, number))
-        except (ValueError, TypeError, OverflowError):
-            raise Problem(f"{path}, row {number:,} has no lists of numbers", "token ids", "fix the row") from None
+            ids, labels = map(_integers, sources.lists_of(row, PACKED, where))
+        except (ValueError, OverflowError):
+            raise Problem(f"{where} has no lists of numbers", "token ids", "fix the row") from None
         length = length or len(ids)
         if ids.shape != (length,) or labels.shape != ids.shape:
             sizes = f"{len(ids):,} ids and {len(labels):,} labels"
-            raise Problem(f"{path}, row {number:,} has {sizes}", f"{length:,}, as the first row", "pack it again")
+            raise Problem(f"{where} has {sizes}", f"{length:,}, as the first row", "pack it again")
         counts = labels != NOT_COUNTED
         if not np.array_equal(ids[counts], labels[counts]):
             hint = "write the tokens themselves as labels: they are shifted here"
-            raise Problem(f"{path}, row {number:,} has labels that are not its tokens", "its tokens, or -100", hint)
+            raise Problem(f"{where} has labels that are not its tokens", "its tokens, or -100", hint)
         found.append((ids, counts))
     arrays = [np.array([row[kind] for row in found]).reshape(len(found), length) for kind in (0, 1)]
     return Packed(arrays[0], arrays[1], [source_checks.key(ids.tobytes()) for ids, _ in found], 0)
+
+
+def _integers(values: List[Any]) -> np.ndarray:
+    array = np.array(values)
+    if array.dtype.kind != "i" or (array.astype(np.int32) != array).any():
+        raise ValueError("not 32-bit integers")
+    return array.astype(np.int32)
 
 
 def _check(packed: Packed, part: str, entries: int) -> None:

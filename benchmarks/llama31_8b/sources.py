@@ -1,20 +1,20 @@
 """The raw data of a preparation, found by their names: Megatron's files, JSON lines or text; or the toy data set."""
 
 import argparse
-import gzip
-import json
 import re
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Tuple
 
 from benchmarks.bert import python_text
-from benchmarks.common.data import source_checks
+from benchmarks.common.data import text_files
 from benchmarks.common.data.problem import Problem
 from benchmarks.llama.tokenization import FILE
 
-EXPECTED = "c4-train*.bin with .idx, or train*.json, .jsonl (also .gz) or .txt, and the same of valid* or test*"
-JSON_LINES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+EXPECTED = (
+    "c4-train*.bin with .idx, or train*.json, .jsonl or .txt (also .gz, .bz2, .xz), and the same of valid* or test*"
+)
+JSON_LINES = (".json", ".jsonl")
 TEXT = (".txt", ".raw", ".tokens")
 HELD_OUT = 20  # of the toy data set's documents one in so many is for evaluation
 
@@ -39,7 +39,9 @@ def find(args: argparse.Namespace) -> Source:
     origin: Path = args.origin
     files = sorted(path for path in origin.iterdir() if path.is_file()) if origin.is_dir() else [origin]
     raw = [path for path in files if path.name != FILE]
-    kinds = [tuple(path for path in raw if path.name.endswith(each)) for each in ((".bin",), JSON_LINES, TEXT)]
+    kinds = [
+        tuple(path for path in raw if text_files.plain_name(path).endswith(each)) for each in (".bin", JSON_LINES, TEXT)
+    ]
     indexed, of_kind = bool(kinds[0]), next(filter(None, kinds), ())
     train = tuple(path for path in of_kind if "train" in path.name)
     # A set with both, as WikiText has them, is evaluated on the last.
@@ -56,6 +58,12 @@ def find(args: argparse.Namespace) -> Source:
             "one indexed file a part: the reference trains on c4-train.en_6_text_document alone",
             "link the two into a folder of their own, each with its .idx",
         )
+    for path in (*train, *test):
+        index = path.with_suffix(".idx")
+        if indexed and not index.is_file():
+            raise Problem(f"{index} does not exist", f"the index of {path.name}", "copy both files")
+    text_files.check_shards(train)
+    text_files.check_shards(test)
     tokenizer = args.tokenizer or next((path for path in files if path.name == FILE), None)
     if tokenizer is None and not args.vocabulary_size:
         raise Problem(
@@ -74,29 +82,15 @@ def documents(path: Path) -> Iterator[str]:
     """Yield the documents of a file: the "text" of each JSON line, or what is between empty lines.
 
     Raises:
-        Problem: it is not UTF-8, or a line is no JSON object with a text.
+        Problem: it is damaged or not UTF-8, or a line is not a JSON object with a text.
     """
-    is_json = path.name.endswith(JSON_LINES)
-    if not path.name.endswith(".gz"):
-        source_checks.refuse_compressed(path, "UTF-8 text")
-    opened: Any = gzip.open if path.name.endswith(".gz") else open
-    try:
-        with opened(path, "rt", encoding="utf-8", newline="\n") as file:
-            if is_json:
-                yield from (_text(path, number, line) for number, line in enumerate(file, 1) if line.strip())
-                return
-            for has_text, lines in groupby(file, lambda line: bool(line.strip())):
-                if has_text:
-                    yield "".join(lines).strip()
-    except UnicodeDecodeError:
-        raise source_checks.not_utf8((path, str(path))) from None
-
-
-def _text(path: Path, number: int, line: str) -> str:
-    try:
-        return str(json.loads(line)["text"])
-    except (ValueError, KeyError, TypeError):
-        raise Problem(f"{path}, line {number:,}: no JSON object with a text", '{"text": ...}', "fix the line") from None
+    if text_files.plain_name(path).endswith(JSON_LINES):
+        for number, row in text_files.json_lines(path, '{"text": "..."}'):
+            yield text_files.text_of(row, "text", f"{path}, line {number:,}")
+        return
+    for has_text, lines in groupby((line for _, line in text_files.lines(path)), lambda line: bool(line.strip())):
+        if has_text:
+            yield "".join(lines).strip()
 
 
 def toy_data_set(folder: Path, name: Optional[str]) -> Source:

@@ -6,13 +6,13 @@ momenta and the count of steps as well, with which another run may go on.
 """
 
 import json
-import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Dict, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
+from benchmarks.common.data import text_files
 from benchmarks.common.data.files import in_one_step
 from benchmarks.common.data.problem import Problem
 from benchmarks.minigo.engine import FEATURES
@@ -128,7 +128,7 @@ def load(path: Path, board_size: int = 0) -> Tuple[Shape, Arrays]:
         with np.load(str(path)) as archive:
             shape = Shape(**json.loads(archive[SHAPE].tobytes().decode()))
             arrays = {name: archive[name] for name in weight_shapes(shape)}
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, TypeError, *text_files.DAMAGED) as error:
         raise unreadable(path, str(error) or type(error).__name__) from None
     for name, size in weight_shapes(shape).items():
         if arrays[name].shape != size:

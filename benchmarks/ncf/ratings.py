@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Dict, Iterator, List, NamedTuple, Optional, Se
 
 import numpy as np
 
+from benchmarks.common.data import text_files
 from benchmarks.common.data.problem import Problem
 
 FILES = ("ratings.csv", "ratings.dat", "u.data")  # in ml-20m (and later), in ml-1m and ml-10m, and in ml-100k
@@ -63,32 +64,30 @@ RELEASES = {
 
 
 def read(origin: Path, name: Optional[str]) -> Tuple[str, Ratings, str]:
-    """Return the name and the ratings of a release, or, with a ``name`` of its own, of others in the same format.
+    """Return the name and the ratings of a release or of your own; the default name is that of the file or folder.
 
     The third value names the file in messages.
 
     Raises:
         Problem: they cannot be read, or are called a release that they are not.
     """
-    raw, where, supposed = _open(origin)
-    with raw:
-        ratings = parse(raw, where)
+    path = _find(origin)
+    with text_files.undamaged(path, "a MovieLens release"):
+        raw, where, supposed = _open(path)
+        with raw:
+            ratings = parse(raw, where)
     found = Release(len(ratings.users), len(ratings.user_ids), len(ratings.item_ids))
     same = [release for release, size in RELEASES.items() if size == found]
     if same and name in (None, same[0]):
         return same[0], ratings, where
-    wanted = name or supposed
+    wanted = name or (supposed if supposed in RELEASES else origin.resolve().stem)
     if wanted in RELEASES:
         hint = f"download {wanted} again, or give the data set a name of its own with --name"
         raise Problem(f"{where} has {found}", f"{RELEASES[wanted]}, as {wanted} has", hint)
-    if name is None:
-        hint = "to use it as a data set of your own: --name NAME"
-        raise Problem(f"{where} has {found}: no known release of MovieLens", ", ".join(RELEASES), hint)
-    return name, ratings, where
+    return wanted, ratings, where
 
 
-# The stream of ratings, its name for messages, and the release that the names speak of.
-def _open(origin: Path) -> Tuple[BinaryIO, str, str]:
+def _find(origin: Path) -> Path:
     if origin.is_dir():
         found = [origin / file for file in FILES if (origin / file).is_file()]
         zips = sorted(origin.glob("ml-*.zip"))
@@ -99,7 +98,12 @@ def _open(origin: Path) -> Tuple[BinaryIO, str, str]:
                 "*.test.rating and *.test.negative",
                 "name the folder that has them as the raw data",
             )
-        return _open((found or zips)[0])
+        return (found or zips)[0]
+    return origin
+
+
+# Return the ratings, their name for messages, and the release that is named in the path
+def _open(origin: Path) -> Tuple[BinaryIO, str, str]:
     if zipfile.is_zipfile(str(origin)):
         archive = zipfile.ZipFile(str(origin))
         inside = [entry for entry in archive.namelist() if entry.rsplit("/", 1)[-1] in FILES]
@@ -109,7 +113,8 @@ def _open(origin: Path) -> Tuple[BinaryIO, str, str]:
         stream = io.BufferedReader(archive.open(inside[0]))  # type: ignore[type-var]
         return stream, f"{inside[0]} in {origin}", inside[0].split("/")[0]
     if origin.suffix == ".zip":
-        raise Problem(f"{origin} is no whole zip file", "a MovieLens release", "download it again")
+        raise zipfile.BadZipFile("not a complete zip file")
+    text_files.check(origin, "ratings as text, or a zip file of MovieLens")
     return origin.open("rb"), str(origin), origin.parent.name
 
 

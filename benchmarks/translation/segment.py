@@ -67,7 +67,7 @@ def check_codes(path: Path) -> str:
         Problem: a line is not a merge, with its number.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise Problem(f"{path}: {error.reason}", "UTF-8 text", "name the file of codes by --codes") from None
     for number, line in enumerate(text.splitlines() or [""], 1):
@@ -95,7 +95,7 @@ def read_dictionary(path: Path) -> List[str]:
         Problem: a line is not an entry in quotes, or appears twice.
     """
     try:
-        lines = path.read_bytes().decode("utf-8").split("\n")
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise Problem(f"{path}: {error.reason}", "UTF-8 text", "fetch the dictionary again") from None
     entries: Dict[str, None] = {}

@@ -1,11 +1,10 @@
 """What is prepared: aligned text files found in a folder by their names, or the toy data set."""
 
 import argparse
-import gzip
 from pathlib import Path
 from typing import Collection, Dict, NamedTuple, Optional, Sequence, Tuple
 
-from benchmarks.common.data import source_checks
+from benchmarks.common.data import text_files
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
 from benchmarks.common.data.workers import Workers
@@ -163,8 +162,7 @@ def find_text(origin: Path, languages: Sequence[str], test: Optional[str], token
     chosen = _pick_test(parts, test, pair, origin)
     train, held = (Corpus(*(files[f"{part}.{each}"] for each in pair)) for part in ("train", chosen))
     for item in (*train, *held):
-        if not item.member:
-            source_checks.refuse_compressed(item.path, f"text, or {item.path.name}{wmt.PACKED}")
+        text_files.check(item.path, f"text, or {item.path.name}{wmt.PACKED}", {wmt.PACKED} if item.member else ())
     form = SPLIT if _is_split(train.source) or _is_split(train.target) else TOKENIZED if tokenized else RAW
     codes = next((files[name].path for name in CODES if name in files and not files[name].member), None)
     made = f"train.{pair[0]} and train.{pair[1]}; {chosen}.{pair[0]} and {chosen}.{pair[1]} to test"
@@ -203,7 +201,7 @@ def _pick_test(parts: Sequence[str], wanted: Optional[str], pair: Sequence[str],
 
 
 def _is_split(item: Item) -> bool:
-    with wmt.undamaged(item.path), gzip.open(item.path) if item.member else item.path.open("rb") as file:
+    with text_files.undamaged(item.path), text_files.open_binary(item.path) as file:
         return f"{JOIN} ".encode() in file.read(SAMPLE_BYTES)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 import numpy as np
 
-from benchmarks.common.data import source_checks
+from benchmarks.common.data import text_files
 from benchmarks.common.data.files import in_one_step, read_facts, write_facts
 from benchmarks.common.data.workers import Report
 from benchmarks.translation import CODES, SIDES, VOCABULARY, segment, vocabulary
@@ -98,7 +98,7 @@ def read_lines(block: Block, side: int) -> Iterator[str]:
             try:
                 yield line.decode("utf-8").lstrip("\ufeff")
             except UnicodeDecodeError:
-                raise source_checks.not_utf8(*zip(map(Path, block.paths), block.names)) from None
+                raise text_files.not_utf8(*zip(map(Path, block.paths), block.names)) from None
 
 
 def clean(block: Block, report: Report) -> Tuple[int, int]:

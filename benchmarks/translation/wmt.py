@@ -9,21 +9,20 @@ import gzip
 import hashlib
 import re
 import tarfile
-import zlib
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-from typing import IO, Any, Dict, Iterator, List, NamedTuple, Tuple, cast
+from typing import IO, Any, Dict, List, NamedTuple, Tuple, cast
 
 from benchmarks.common.data.files import in_one_step
 from benchmarks.common.data.prepare import check_room
 from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.text_files import undamaged
 from benchmarks.common.data.workers import Report
 
 CHUNK = 1 << 20  # bytes read at once
 GZIP = b"\x1f\x8b"
 PACKED = ".gz"  # suffix of text that is compressed by gzip and in no archive
 LANGUAGES = ("en", "de")
-DAMAGED = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)
 
 
 class Published(NamedTuple):
@@ -171,7 +170,8 @@ def extract(task: Extraction, report: Report) -> Tuple[int, int]:
         Problem: the archive is damaged, or lacks a member.
     """
     path, folder, missing = Path(task.archive), Path(task.folder), set(task.members)
-    with undamaged(path), path.open("rb") as raw:
+    expected = "the whole file" if path.suffix == PACKED else "a whole tar archive"
+    with undamaged(path, expected), path.open("rb") as raw:
         is_packed = path.suffix == PACKED or raw.read(len(GZIP)) == GZIP
         raw.seek(0)
         stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw) if is_packed else raw)
@@ -195,21 +195,6 @@ def extract(task: Extraction, report: Report) -> Tuple[int, int]:
             "download it again",
         )
     return path.stat().st_size, 0
-
-
-@contextmanager
-def undamaged(path: Path) -> Iterator[None]:
-    # Raise a Problem for an archive or a compressed file that cannot be read to its end.
-    try:
-        yield
-    except (OSError, *DAMAGED) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise Problem(
-            f"{path} is damaged: {error or type(error).__name__}",
-            "the whole file" if path.suffix == PACKED else "a whole tar archive",
-            "download it again",
-        ) from None
 
 
 def _copy(file: IO[bytes], to: Path, report: Report, raw: IO[bytes]) -> None:

@@ -141,7 +141,7 @@ def test_generated_paragraphs_depend_on_the_seed() -> None:
 CONTEXT = "Ada lives in Old Bray. Ben lives in New Alton."
 
 
-def squad_file(context: str = CONTEXT, begin: int = 13, has_answer: bool = True, copies: int = 1) -> dict[str, Any]:
+def squad_file(context: Any = CONTEXT, begin: Any = 13, has_answer: bool = True, copies: int = 1) -> dict[str, Any]:
     answer = {"text": "Old Bray", "answer_start": begin}
     question = {"id": "q1", "question": "Where does Ada live?", "answers": [answer] if has_answer else []}
     return {
@@ -154,13 +154,16 @@ def squad_file(context: str = CONTEXT, begin: int = 13, has_answer: bool = True,
     ("content", "message"),
     [
         ("{", "is no JSON"),
-        ({"data": [{"paragraphs": [{"qas": []}]}]}, "has another form than SQuAD"),
+        ({"data": [{"paragraphs": [{"qas": []}]}]}, "context is missing"),
         ([], "has another form than SQuAD"),
         (squad_file(begin=14), "'Old Bray' is not at character 14 of its paragraph"),
         (squad_file(begin=-3), "is not at character -3"),
         (squad_file(has_answer=False), "question q1 has no answer"),
         (squad_file(copies=2), "two questions have the id q1"),
-        (squad_file(context="  "), "empty paragraph in 't'"),
+        (squad_file(context="  "), "paragraph in 't' is empty"),
+        (squad_file(context="\ud800"), "paragraph in 't': context has an unpaired surrogate, U+D800, at character 0"),
+        (squad_file(context=5), "paragraph in 't': context is int"),
+        (squad_file(begin="x"), "has another form than SQuAD"),
         ({"data": []}, "has no question"),
     ],
 )

@@ -1,6 +1,7 @@
 """BERT's pretraining data from text: WordPiece, sentences, wikitext, dumps, and complete preparations."""
 
 import bz2
+import gzip
 import hashlib
 import re
 import shutil
@@ -397,8 +398,10 @@ def test_listed_articles_are_the_evaluation_set(raw: Path, tmp_path: Path) -> No
         ("t.txt", "Un café.\n".encode("latin1") * 9, "t.txt: lines that are not UTF-8: 9"),
         ("readme.md", b"x", "holds none of these"),
         ("t.txt", b"One.\nTwo.\n", "1 documents with text"),
+        ("t.txt", "One.\n".encode("utf-16"), "t.txt is UTF-16"),
+        ("t.txt.gz", gzip.compress(b"One.\n"), "t.txt.gz is compressed by gzip"),
     ],
-    ids=["cut", "no article", "latin1", "no text", "one document"],
+    ids=["cut", "no article", "latin1", "no text", "one document", "utf-16", "compressed"],
 )
 def test_bad_source_is_refused(name: str, content: bytes, problem: str, source: Path, tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()

@@ -1,9 +1,12 @@
 """All preparations: options, locked folders, interruptions, full disks, overlaps and finished data sets."""
 
+import bz2
 import fcntl
+import gzip
 import importlib
 import itertools
 import json
+import lzma
 import shutil
 import subprocess
 import sys
@@ -17,7 +20,7 @@ import pytest
 from benchmarks.common.data.problem import Problem
 from encore import data, paths
 from encore.cli.data import describe
-from tests.preparing import Lines, notes, passport, run
+from tests.preparing import Lines, notes, passport, refused, run
 
 
 def save_noise(path: Path, sigma: int) -> None:
@@ -281,6 +284,82 @@ def test_small_overlap_is_a_warning(source: Path, tmp_path: Path) -> None:
         with (source / f"test.{code}").open("a") as file:
             file.write(lines[0] * 4)
     noted(prepare("gnmt", source, tmp_path / "to"), "warning: 4 of 44 evaluation pairs are")
+
+
+TEXTS = {
+    "dlrm": "train.txt",
+    "ncf": "u.data",
+    "gnmt": "train.en",
+    "ssd": "annotations/instances_train2017.json",
+    "bert": "articles.txt",
+    "bert_squad": "train-v1.1.json",
+    "llama2_70b_lora": "train.jsonl",
+    "llama31_8b": "train.txt",
+}
+
+
+@pytest.mark.parametrize("benchmark", TEXTS)
+def test_utf_16_is_refused(benchmark: str, source: Path, tmp_path: Path) -> None:
+    path = source / TEXTS[benchmark]
+    path.write_text(path.read_text(), encoding="utf-16")
+    assert f"{path} is UTF-16" in refused(run(benchmark, source, "-o", tmp_path / "to"))
+
+
+@pytest.mark.parametrize("benchmark", [name for name in TEXTS if name != "ssd"])
+def test_zstandard_is_refused_with_its_command(benchmark: str, source: Path, tmp_path: Path) -> None:
+    path = source / TEXTS[benchmark]
+    path.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(9))
+    message = refused(run(benchmark, source, "-o", tmp_path / "to"))
+    assert f"{path} is compressed by zstd" in message and f"zstd -d {path}.zst" in message
+
+
+@pytest.mark.parametrize("benchmark", ["bert_squad", "llama2_70b_lora", "llama31_8b", "ncf"])
+def test_byte_order_mark_is_ignored(benchmark: str, source: Path, tmp_path: Path) -> None:
+    assert run(benchmark, source, "-o", tmp_path / "plain")[0] == 0
+    for name in {TEXTS[benchmark], "vocab.txt"}:
+        if (source / name).exists():
+            (source / name).write_text((source / name).read_text(), encoding="utf-8-sig")
+    assert run(benchmark, source, "-o", tmp_path / "marked")[0] == 0
+    assert passport(tmp_path / "marked")["id"] == passport(tmp_path / "plain")["id"]
+
+
+JSON_LINES: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "llama2_70b_lora": lambda text: {"input": text, "output": "sea"},
+    "llama31_8b": lambda text: {"text": text},
+}
+BAD_LINES: dict[str, tuple[Any, str, Callable[[bytes], bytes], str]] = {
+    # Third text, suffix, change of the content, and a part of the error message
+    "a surrogate": ("a \ud800", "", bytes, ", line 3: {key} has an unpaired surrogate, U+D800, at character 2"),
+    "a number": (7, "", bytes, ", line 3: {key} is int"),
+    "latin1": ("caf\xe9", "", lambda content: content.decode().encode("latin1"), ": lines that are not UTF-8: 1\n"),
+    "no JSON": ("town", "", lambda content: content[:-9], ", line 3: not a JSON object"),
+    "a cut gzip": ("town", ".gz", lambda content: gzip.compress(content)[:-9], " is damaged after line "),
+    "a flipped gzip": (
+        "town", ".gz", lambda content: gzip.compress(content)[:-6] + bytes(6), " is damaged after line 3 ("),
+    "a cut bzip2": ("town", ".bz2", lambda content: bz2.compress(content)[:-9], " is damaged after line "),
+    "a cut xz": ("town", ".xz", lambda content: lzma.compress(content)[:-9], " is damaged after line "),
+    "zstd": ("town", ".zst", lambda content: b"\x28\xb5\x2f\xfd" + content, " is compressed by zstd"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_LINES)
+@pytest.mark.parametrize("benchmark", JSON_LINES)
+def test_bad_json_lines_are_named(benchmark: str, case: str, tmp_path: Path) -> None:
+    text, suffix, change, problem = BAD_LINES[case]
+    (tmp_path / "raw").mkdir()
+    write_texts(tmp_path / "raw")
+    for part, last in (("train", text), ("test", "sea")):
+        (tmp_path / "raw" / f"{part}.txt").unlink()
+        rows = [JSON_LINES[benchmark](each) for each in ("town", "sea of town", last)]
+        # Escaped only where UTF-8 cannot encode it
+        lines = [json.dumps(row, ensure_ascii=case != "latin1") for row in rows]
+        content = ("\n".join(lines) + "\n").encode()
+        path = tmp_path / "raw" / f"{part}.jsonl{suffix if part == 'train' else ''}"
+        path.write_bytes(change(content) if part == "train" else content)
+    train = tmp_path / "raw" / f"train.jsonl{suffix}"
+    message = refused(run(benchmark, tmp_path / "raw", "-o", tmp_path / "to"))
+    assert f"{train}{problem.format(key=next(iter(JSON_LINES[benchmark](0))))}" in message
+    assert not (tmp_path / "to").exists()
 
 
 @pytest.mark.parametrize("phase", ["list_source", "write"])

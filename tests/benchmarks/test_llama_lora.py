@@ -100,12 +100,14 @@ def test_parquet_has_the_same_samples(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"labels": [1] * 16}, "row 1 has labels that are not its tokens"),
-        ({"input_ids": [7] * 15}, "row 1 has 15 ids and 16 labels"),
-        ({"input_ids": ["a"] * 16}, "row 1 has no lists of numbers"),
+        ({"labels": [1] * 16}, "line 1 has labels that are not its tokens"),
+        ({"input_ids": [7] * 15}, "line 1 has 15 ids and 16 labels"),
+        ({"input_ids": ["a"] * 16}, "line 1 has no lists of numbers"),
         ({"labels": [-100] * 16}, "sample 1 of the test part has no token that counts"),
         ({"input_ids": [40000] * 16, "labels": [40000] * 16}, "and 32,000 entries"),
-        ({"labels": None}, "row 1 has input_ids, labels"),
+        ({"labels": None}, "line 1 has input_ids, labels"),
+        ({"input_ids": [7.5] * 16}, "line 1 has no lists of numbers"),
+        ({"input_ids": [1 << 32] * 16}, "line 1 has no lists of numbers"),
     ],
 )
 def test_bad_row_is_rejected(tmp_path: Path, change: dict[str, Any], message: str) -> None:

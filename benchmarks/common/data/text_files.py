@@ -1,0 +1,196 @@
+"""Text and JSON lines of raw data: UTF-8, optionally with a byte order mark, plain or packed by gzip, bzip2 or xz."""
+
+import bz2
+import gzip
+import json
+import lzma
+import re
+import tarfile
+import zipfile
+import zlib
+from contextlib import contextmanager
+from pathlib import Path
+from shlex import quote
+from typing import Any, BinaryIO, Callable, Collection, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
+
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.source_checks import LISTED
+
+OPENERS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+PACKED_SUFFIXES = (*OPENERS, ".zst")  # no pinned package reads Zstandard
+# First bytes of compressed files (RFC 1952 and the formats' specifications), and the command that unpacks them
+MAGIC = {
+    b"\x1f\x8b": ("gzip", ".gz", "gunzip"),
+    b"BZh": ("bzip2", ".bz2", "bunzip2"),
+    b"\xfd7zXZ": ("xz", ".xz", "unxz"),
+    b"\x28\xb5\x2f\xfd": ("zstd", ".zst", "zstd -d"),
+    b"PK\x03\x04": ("zip", ".zip", "unzip"),
+}
+DAMAGED = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    EOFError,
+    zlib.error,
+    gzip.BadGzipFile,
+    lzma.LZMAError,
+    RuntimeError,  # zipfile, for encrypted members and unknown compression
+)
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # UTF-32 in little-endian begins with the first one
+HEAD_BYTES = 1 << 12  # of a file, examined for its encoding
+SHARD = re.compile(r"(.*?)-?(\d+)-of-(\d+)(.*)")
+
+
+def plain_name(path: Path) -> str:
+    """Return the file name without the suffix of its compression."""
+    return path.stem if path.suffix in PACKED_SUFFIXES else path.name
+
+
+def open_binary(path: Path) -> BinaryIO:
+    opener = OPENERS.get(path.suffix)
+    file: BinaryIO = opener(path, "rb") if opener else path.open("rb")
+    return file
+
+
+@contextmanager
+def undamaged(path: Path, expected: str = "a complete file", place: Callable[[], str] = str) -> Iterator[None]:
+    """Raise a Problem that names the file if an archive or a compressed file is damaged; ``place`` is appended."""
+    try:
+        yield
+    except (OSError, *DAMAGED) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        found = f"{path} is damaged{place()}: {error or type(error).__name__}"
+        raise Problem(found, expected, "copy or download it again") from None
+
+
+def refuse_compressed(path: Path, expected: str, unpacks: Collection[str] = ()) -> None:
+    """Reject a compressed file, except one with a suffix in ``unpacks``."""
+    with path.open("rb") as file:
+        head = file.read(max(map(len, MAGIC)))
+    for magic, (kind, suffix, command) in MAGIC.items():
+        if head.startswith(magic) and not (suffix in unpacks and path.suffix == suffix):
+            named = path if path.suffix == suffix else path.with_name(f"{path.name}{suffix}")
+            renaming = "" if named == path else f"mv {quote(str(path))} {quote(str(named))} && "
+            raise Problem(f"{path} is compressed by {kind}", expected, f"{renaming}{command} {quote(str(named))}")
+
+
+def refuse_utf16(head: bytes, name: str) -> None:
+    """Reject a byte order mark of UTF-16, and NUL, which is in each ASCII letter of UTF-16."""
+    if head.startswith(UTF16_MARKS) or b"\0" in head:
+        found = f"{name} is UTF-16 or binary: it begins with {head[:8]!r}"
+        raise Problem(found, "UTF-8 text", f"convert it: iconv -f utf-16 -t utf-8 {quote(name)} > NEW")
+
+
+def check(path: Path, expected: str = "UTF-8 text", unpacks: Collection[str] = ()) -> None:
+    """Reject a file that is compressed, except with a suffix in ``unpacks``, or UTF-16; reads its first bytes."""
+    refuse_compressed(path, expected, unpacks)
+    with undamaged(path), open_binary(path) as file:
+        refuse_utf16(file.read(HEAD_BYTES), str(path))
+
+
+def lines(path: Path, expected: str = "UTF-8 text") -> Iterator[Tuple[int, str]]:
+    """Yield the number, from 1, and the text of each line.
+
+    Raises:
+        Problem: the file is damaged, or not UTF-8.
+    """
+    refuse_compressed(path, expected, OPENERS)
+    number = size = 0
+    with undamaged(path, expected, lambda: f" after line {number:,} ({size:,} bytes)"), open_binary(path) as file:
+        for number, line in enumerate(file, 1):
+            size += len(line)
+            if number == 1:
+                refuse_utf16(line[:HEAD_BYTES], str(path))
+            try:
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise not_utf8((path, str(path))) from None
+
+
+def json_lines(path: Path, expected: str) -> Iterator[Tuple[int, Dict[str, Any]]]:
+    """Yield number and object of each line that is not blank.
+
+    Raises:
+        Problem: the file is damaged, not UTF-8, or a line is not a JSON object.
+    """
+    for number, line in lines(path, expected):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise Problem(f"{path}, line {number:,}: not a JSON object", expected, "write one object per line")
+        yield number, row
+
+
+def load_json(data: bytes, name: str) -> Any:
+    """Parse a JSON document; Problem if it is UTF-16.
+
+    Raises:
+        ValueError: it is not UTF-8 or not JSON.
+    """
+    refuse_utf16(data[:HEAD_BYTES], name)
+    try:
+        return json.loads(data.decode("utf-8-sig"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def text_of(row: Mapping[str, Any], key: str, where: str) -> str:
+    """Return a string of a JSON object.
+
+    Raises:
+        Problem: it is missing, has another type, or an unpaired surrogate, which no tokenizer and no file accepts.
+    """
+    value = row.get(key)
+    if not isinstance(value, str):
+        kind = f"is {type(value).__name__}" if key in row else "is missing"
+        raise Problem(f"{where}: {key} {kind}", f'a string: {{"{key}": "..."}}', "fix it")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        found = f"{where}: {key} has an unpaired surrogate, U+{ord(value[error.start]):X}, at character {error.start:,}"
+        raise Problem(found, "valid Unicode", "write the pair, or replace it by U+FFFD") from None
+    return value
+
+
+def check_shards(paths: Sequence[Path]) -> None:
+    """Reject an incomplete set of files that are called ``...-00000-of-00002...``."""
+    shards: Dict[Tuple[str, str, str], Set[int]] = {}
+    for path in paths:
+        match = SHARD.fullmatch(path.name)
+        if match:
+            shards.setdefault((match[1], match[3], match[4]), set()).add(int(match[2]))
+    for (prefix, total, suffix), numbers in shards.items():
+        missing = [number for number in range(int(total)) if number not in numbers]
+        if missing and max(numbers) < int(total):
+            found = f"{paths[0].parent} has {len(numbers):,} of {int(total):,} files {prefix}*-of-{total}{suffix}"
+            hint = "copy the missing files, or rename those of a subset"
+            raise Problem(f"{found}, number {missing[0]:,} is missing", "all of them", hint)
+
+
+def not_utf8(*files: Tuple[Path, str]) -> Problem:
+    """Return the problem of text that is not UTF-8: the lines of all files, each with the name that it is shown by."""
+    found: List[str] = []
+    mixed, last = False, ""
+    for path, name in files:
+        listed: List[str] = []
+        wrong = good = 0
+        with open_binary(path) as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    good += not line.decode("utf-8").isascii()
+                except UnicodeDecodeError as error:
+                    wrong += 1
+                    if wrong <= LISTED:
+                        listed.append(f"line {number:,}: byte {line[error.start]:#04x} at {error.start + 1}")
+        if wrong:
+            more = [f"and {wrong - LISTED:,} more"] if wrong > LISTED else []
+            found.append("\n    ".join([f"{name}: lines that are not UTF-8: {wrong:,}", *listed, *more]))
+            mixed, last = mixed or good > 0, name
+    hint = f"convert the file from its encoding, such as iconv -f latin1 -t utf-8 {quote(last)} > NEW"
+    if mixed:
+        hint = "fix or remove these lines, in both files if aligned; do not convert the others, which are UTF-8"
+    return Problem("\n  ".join(found), "UTF-8 text", hint)
