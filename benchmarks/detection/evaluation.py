@@ -62,7 +62,7 @@ class Truth:
 
     def __init__(self, path: Path, kinds: Sequence[str]) -> None:
         """Load ``path``, COCO's instances_*.json: all of its images are evaluated. ``kinds``: some of KINDS."""
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
         self.kinds = tuple(kinds)
         self._images = np.array(sorted(each["id"] for each in content["images"]), np.int64)
         self._categories: List[int] = sorted(each["id"] for each in content["categories"])

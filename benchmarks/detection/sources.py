@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
+from benchmarks.common.data import text_files
 from benchmarks.common.data.problem import FAILED, Problem
 from benchmarks.detection.annotations import PARTS, images_folder, json_file
 
@@ -121,12 +122,9 @@ def _find_annotations(origin: Path, part: str) -> Place:
 
 @contextmanager
 def opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a zip, and name it in whatever is wrong with it."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            yield archive
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise Problem(f"{path} is no whole zip: {error}", "the whole file", AGAIN) from None
+    """Open a zip; Problem if it, or what is read of it, is damaged."""
+    with text_files.undamaged(path, "a complete zip"), zipfile.ZipFile(path) as archive:
+        yield archive
 
 
 def content(place: Place) -> bytes:
@@ -147,7 +145,7 @@ def read_all(images: Images, names: Sequence[str]) -> Iterator[Tuple[str, bytes]
         for name in names:
             try:
                 yield name, archive.read(images.prefix + name)
-            except (zipfile.BadZipFile, EOFError, zipfile.zlib.error):  # type: ignore[attr-defined]
+            except text_files.DAMAGED:
                 yield name, b""
 
 

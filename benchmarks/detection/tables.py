@@ -6,8 +6,6 @@ stays are the objects, whose polygons are arrays.
 
 from __future__ import annotations
 
-import json
-import math
 from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Tuple
@@ -16,6 +14,7 @@ import numpy as np
 
 from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.text_files import load_json
 from benchmarks.detection.annotations import array_file
 from benchmarks.detection.sources import AGAIN, Place, content
 
@@ -28,9 +27,11 @@ NO_OUTLINE = "empty annotation"
 FEW_POINTS = "polygon of less than three points"
 BAD_POLYGON = "polygon that is no list of x, y pairs"
 BAD_RLE = "RLE that does not fit its image"
+RLE_INSTANCE = "RLE mask with iscrowd=0 (training needs polygons: convert it)"
 INCOMPLETE = "incomplete annotation"
 
 REACH_OUT = "boxes that reach out by rounding, and by how many pixels"
+MAX_COORDINATE = 1 << 16  # pixels; pycocotools rasterizes a polygon point by point, also outside of the image
 ROUNDING = 1.0  # pixels that a box may reach out of its image: published boxes are rounded, and look like drawn ones
 
 
@@ -84,7 +85,7 @@ class Table(NamedTuple):
 def load(place: Place) -> Dict[str, Any]:
     """Return a JSON file's content; Problem if it is no whole JSON object."""
     try:
-        found = json.loads(content(place))
+        found = load_json(content(place), str(place))
         if not isinstance(found, dict):
             raise ValueError(f"a {type(found).__name__} where an object is expected")
     except ValueError as error:
@@ -102,9 +103,10 @@ def read(place: Place) -> Table:
     try:
         images, kinds, annotations = (list(whole.get(key, ())) for key in keys)
         entries = [
-            Entry(int(each["id"]), str(each["file_name"]), int(each["width"]), int(each["height"])) for each in images
+            Entry(_integer(each, "id"), _text(each, "file_name"), _integer(each, "width"), _integer(each, "height"))
+            for each in images
         ]
-        categories = [(int(each["id"]), str(each["name"])) for each in kinds]
+        categories = [(_integer(each, "id"), _text(each, "name")) for each in kinds]
     except (ValueError, KeyError, TypeError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else error
         raise Problem(f"{place} cannot be read: {why}", "COCO's JSON of instances", AGAIN) from None
@@ -130,6 +132,26 @@ def read(place: Place) -> Table:
     return Table(place, tuple(sorted(entries)), tuple(sorted(categories)), usable, errors, annotated)
 
 
+def _integer(entry: Mapping[str, Any], key: str) -> int:
+    # pycocotools compares ids as they are: 1 is not "1"
+    if type(entry[key]) is not int or entry[key].bit_length() > 63:
+        raise TypeError(f"{key} is {entry[key]!r}, not a 64-bit integer")
+    return int(entry[key])
+
+
+def _text(entry: Mapping[str, Any], key: str) -> str:
+    if not isinstance(entry[key], str):
+        raise TypeError(f"{key} is {entry[key]!r}, not a string")
+    entry[key].encode()  # UnicodeEncodeError, a ValueError, for an unpaired surrogate
+    return str(entry[key])
+
+
+def _number(value: Any, key: str) -> float:
+    if type(value) not in (int, float) or not abs(value) < float("inf"):
+        raise TypeError(f"{key} has {value!r}, not a finite number")
+    return float(value)
+
+
 def _refuse_twice(place: Place, what: str, values: List[Any]) -> None:
     ((value, count),) = Counter(values).most_common(1) or [(None, 0)]
     if count > 1:
@@ -148,22 +170,24 @@ def check(
     """
     name = f"annotation {annotation.get('id', '?') if isinstance(annotation, dict) else '?'}"
     try:
-        number, image, category = (int(annotation[key]) for key in ("id", "image_id", "category_id"))
-        box = tuple(float(value) for value in annotation["bbox"])
-        area, crowd = float(annotation["area"]), bool(annotation["iscrowd"])
+        number, image, category = (_integer(annotation, key) for key in ("id", "image_id", "category_id"))
+        box = tuple(_number(value, "bbox") for value in annotation["bbox"])
+        area, is_crowd = _number(annotation["area"], "area"), annotation["iscrowd"]
         segmentation = annotation["segmentation"]
-        if len(box) != 4 or not all(map(math.isfinite, (*box, area))):
-            raise ValueError("bbox is no x, y, width and height")
+        if len(box) != 4:
+            raise ValueError("bbox must be x, y, width and height")
+        if is_crowd not in (0, 1):
+            raise ValueError(f"iscrowd must be 0 or 1 (got {is_crowd!r})")
     except KeyError as error:
         return None, {INCOMPLETE: f"{name} has no {error.args[0]}"}
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         return None, {INCOMPLETE: f"{name}: {error}"}
     if image not in sizes:
         return None, {NO_IMAGE: f"{name}, image {image}"}
     (x, y, width, height), (columns, rows) = box, sizes[image]
     shown = f"{name}, [{', '.join(f'{value:g}' for value in box)}]"
     out = max(-x, -y, x + width - columns, y + height - rows, 0.0)
-    polygons, wrong = _outline(segmentation, columns, rows)
+    polygons, wrong = _outline(segmentation, bool(is_crowd), columns, rows)
     errors = {}
     if category not in labels:
         errors[NO_CATEGORY] = f"{name}, category {category}"
@@ -176,15 +200,17 @@ def check(
     inside = x < columns and y < rows and x + width > 0 and y + height > 0
     if NO_CATEGORY in errors or NO_AREA in errors or not inside or not segmentation:
         return None, errors
-    return Object(image, number, labels[category], box, area, crowd, polygons, out, bool(errors)), errors
+    return Object(image, number, labels[category], box, area, bool(is_crowd), polygons, out, bool(errors)), errors
 
 
-def _outline(segmentation: Any, columns: int, rows: int) -> Tuple[List[np.ndarray], str]:
+def _outline(segmentation: Any, is_crowd: bool, columns: int, rows: int) -> Tuple[List[np.ndarray], str]:
     # The usable polygons of a segmentation and the kind of its first error, empty without one
     if not segmentation:
         return [], NO_OUTLINE
     if isinstance(segmentation, dict):
-        return [], "" if _fits(segmentation, columns, rows) else BAD_RLE
+        if not _fits(segmentation, columns, rows):
+            return [], BAD_RLE
+        return [], "" if is_crowd else RLE_INSTANCE
     if not isinstance(segmentation, list):
         return [], BAD_POLYGON
     errors = [_polygon_error(polygon) for polygon in segmentation]
@@ -194,19 +220,40 @@ def _outline(segmentation: Any, columns: int, rows: int) -> Tuple[List[np.ndarra
 
 def _polygon_error(polygon: Any) -> str:
     is_list = isinstance(polygon, list) and len(polygon) % 2 == 0
-    if not is_list or not all(type(value) in (int, float) and math.isfinite(value) for value in polygon):
+    # False for NaN as well
+    if not is_list or not all(type(value) in (int, float) and abs(value) < MAX_COORDINATE for value in polygon):
         return BAD_POLYGON
     return FEW_POINTS if len(polygon) < 6 else ""  # pycocotools takes four numbers for a box
 
 
 def _fits(rle: Mapping[str, Any], columns: int, rows: int) -> bool:
-    # Whether an RLE is of the image's height and width; compressed counts are not summed
-    counts = rle.get("counts")
-    if rle.get("size") != [rows, columns]:
+    # pycocotools writes beyond the end of the mask if the counts exceed the size
+    size, counts = rle.get("size"), rle.get("counts")
+    if size != [rows, columns] or not all(type(side) is int for side in size):
         return False
-    if isinstance(counts, list):
-        return all(type(count) is int and count >= 0 for count in counts) and sum(counts) == columns * rows
-    return isinstance(counts, str) and bool(counts)
+    if isinstance(counts, str):
+        counts = _uncompressed(counts)
+    if not isinstance(counts, list) or not all(type(count) is int and count >= 0 for count in counts):
+        return False
+    return sum(counts) == columns * rows
+
+
+def _uncompressed(text: str) -> List[int]:
+    # Six bits per character, the sixth for "continued"; from the fourth on, differences from the count before the last
+    # (rleFrString in pycocotools' maskApi.c). An invalid text gives a negative count.
+    counts: List[int] = []
+    value = shift = 0
+    for character in text:
+        bits = ord(character) - 48
+        if not 0 <= bits < 64:
+            return [-1]
+        value |= (bits & 31) << shift
+        shift += 5
+        if not bits & 32:
+            value -= (1 << shift) if bits & 16 else 0
+            counts.append(value + (counts[-2] if len(counts) > 2 else 0))
+            value = shift = 0
+    return counts if not shift else [-1]
 
 
 # -- arrays -----------------------------------------------------------------------------------------------

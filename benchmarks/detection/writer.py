@@ -143,7 +143,7 @@ def _check_objects(task: Task, kept: Mapping[str, Table]) -> None:
     lines: List[str] = []
     for part, table in kept.items():
         for kind, errors in sorted(table.errors.items()):
-            line = _line(f"{part}: {kind}", errors)
+            line = _line(f"{part}: {kind}", errors, f" in {table.json}")
             if task.name == COCO and kind in TOLERATED:
                 task.progress.note(f"published so, and kept for the evaluation: {line[0]}")
             else:
@@ -168,8 +168,8 @@ def _refuse(task: Task, lines: Sequence[str], expected: str) -> None:
         task.progress.note(f"skipped: {line}")
 
 
-def _line(what: str, names: Sequence[str]) -> List[str]:
-    return [f"{len(names):,} {what}: {_some(names)}"] if names else []
+def _line(what: str, names: Sequence[str], place: str = "") -> List[str]:
+    return [f"{len(names):,} {what}: {_some(names)}{place}"] if names else []
 
 
 def _some(names: Sequence[str]) -> str:

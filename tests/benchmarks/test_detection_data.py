@@ -33,6 +33,7 @@ CORNER = [[1.5, 1, 1.5, 9, 11, 9]]
 TWO_SQUARES = [[2, 3, 2, 13, 12, 13, 12, 3], [20, 3, 20, 13, 30, 13, 30, 3]]
 RLE = {"counts": [0, 48, 63 * 48], "size": [HEIGHT, WIDTH]}
 
+COMPRESSED = "0`1`n2"  # The same counts, as pycocotools' frUncompressedRLE compresses them
 Content = dict[str, Any]
 
 
@@ -175,8 +176,8 @@ OBJECT_ERRORS: dict[str, tuple[Content, str]] = {
     "a box far away": ({"bbox": [100, 100, 9, 9]}, "annotation {id}, [100, 100, 9, 9] in an image of 64 x 48"),
     "a box without area": ({"bbox": [1, 1, 0, 8]}, "box without area: annotation {id}, [1, 1, 0, 8]"),
     "an empty annotation": ({"segmentation": []}, "empty annotation: annotation {id} of image 20"),
-    "an empty box": ({"bbox": []}, "annotation {id}: bbox is no x, y, width and height"),
-    "no number": ({"bbox": [1, 1, float("nan"), 8]}, "annotation {id}: bbox is no x, y, width and height"),
+    "an empty box": ({"bbox": []}, "annotation {id}: bbox must be x, y, width and height"),
+    "no number": ({"bbox": [1, 1, float("nan"), 8]}, "annotation {id}: bbox has nan, not a finite number"),
     "no box": ({"bbox": None}, "annotation {id}: 'NoneType' object is not iterable"),
     "a wrong category": ({"category_id": 3}, "unknown category: annotation {id}, category 3"),
     "a wrong image": ({"image_id": 3}, "annotation of an image without entry: annotation {id}, image 3"),
@@ -197,6 +198,21 @@ OBJECT_ERRORS: dict[str, tuple[Content, str]] = {
         {"segmentation": {**RLE, "counts": [0, 48]}, "iscrowd": 1},
         "annotation {id} of image 20",
     ),
+    "a compressed RLE that ends early": (
+        {"segmentation": {**RLE, "counts": "0`1"}, "iscrowd": 1},
+        "annotation {id} of image 20",
+    ),
+    "an RLE of an instance": (
+        {"segmentation": RLE},
+        "training needs polygons: convert it): annotation {id} of image 20",
+    ),
+    "a compressed RLE of an instance": (
+        {"segmentation": {**RLE, "counts": COMPRESSED}},
+        "annotation {id} of image 20",
+    ),
+    "a far polygon": ({"segmentation": [[1, 1, 1e30, 2, 3, 3]]}, "annotation {id} of image 20"),
+    "a text as image id": ({"image_id": "20"}, "annotation {id}: image_id is '20', not a 64-bit integer"),
+    "an unknown crowd": ({"iscrowd": "0"}, "annotation {id}: iscrowd must be 0 or 1 (got '0')"),
 }
 
 
@@ -271,7 +287,7 @@ def test_bad_objects_are_named(source: Path, tmp_path: Path) -> None:
     incomplete = [{"id": 600}, 7, {"id": 601, "image_id": [1]}, {"id": 300, "image_id": 20}]
     write_json(source, "train", annotations=[*content_of("train")["annotations"], *objects, *incomplete])
     flaws = [text.format(id=number) for number, (_, text) in enumerate(OBJECT_ERRORS.values(), 500)]
-    flaws += ["7 train: incomplete annotation", "annotation 600 has no image_id", "annotation ?: 'int' object"]
+    flaws += ["9 train: incomplete annotation", "annotation 600 has no image_id", "annotation ?: 'int' object"]
     assert skip_flawed(source, tmp_path / "to", *flaws) == (7, 8)
 
 
@@ -311,7 +327,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
         "{root} has YOLO's layout, labels in text files such as labels/train2017/1.txt",
         "COCO's JSON",
     ),
-    "a cut zip": (cut_zip, "{root}/val2017.zip is no whole zip", "download it again"),
+    "a cut zip": (cut_zip, "{root}/val2017.zip is damaged", "download it again"),
     "a cut JSON file": (cut_json, "instances_val2017.json cannot be read: ", "again"),
     "other categories": (
         lambda root: write_json(root, "val", categories=CATEGORIES[:2]),
@@ -400,7 +416,9 @@ def test_flaws_of_the_published_set_are_reported_and_skipped(
     assert len(train.boxes) == 8 + 2
     write_json(source, "train", annotations=[{**objects[0], "category_id": 3}, *objects[1:]])
     error = error_of(source, "-o", tmp_path / "other")
-    assert error["found"] == "1 train: unknown category: annotation 200, category 3"
+    assert error["found"] == (
+        f"1 train: unknown category: annotation 200, category 3 in {source}/annotations/instances_train2017.json"
+    )
 
 
 # -- interruptions and changes --------------------------------------------------------------------------
