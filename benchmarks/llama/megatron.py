@@ -10,7 +10,7 @@ What the preprocessing of text writes has one sequence a document, and only thos
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Sequence
+from typing import BinaryIO, Callable, Sequence
 
 import numpy as np
 
@@ -20,6 +20,7 @@ MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 # Types of tokens by their codes (DType of indexed_dataset.py).
 TYPES = {1: "|u1", 2: "|i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+CHUNK = 1 << 24  # tokens compared at a time
 MOST_UINT16 = 65500  # entries of a vocabulary from which Megatron stores int32 (DType.optimal_dtype)
 
 
@@ -42,7 +43,7 @@ def type_for(entries: int) -> "np.dtype[np.generic]":
 
 
 def open_documents(stem: Path) -> Documents:
-    """Open ``stem``.idx and ``stem``.bin; reads the header of the index alone.
+    """Open ``stem``.idx and ``stem``.bin; reads only the header of the index.
 
     Raises:
         Problem: it is no such index, or the files do not fit together.
@@ -53,23 +54,73 @@ def open_documents(stem: Path) -> Documents:
         head = file.read(HEADER.size)
     magic, version, code, count, boundaries = HEADER.unpack(head) if len(head) == HEADER.size else (b"", 0, 0, 0, 0)
     if magic != MAGIC or version != 1 or code not in TYPES:
-        raise Problem(f"{index} begins with {head[:9]!r}", "an index of Megatron's, version 1", "prepare it again")
+        found = f"{index} begins with {head[:9]!r}, version {version:,}, token type {code}"
+        expected = f"an index of Megatron's, version 1, token type {', '.join(map(str, TYPES))}"
+        raise Problem(found, expected, "write it by Megatron's preprocess_data.py, or copy it again")
     kind = np.dtype(TYPES[code])
     wanted = HEADER.size + count * 12 + boundaries * 8
     tokens = stem.with_name(f"{stem.name}.bin")
-    found = index.stat().st_size
-    if not count or boundaries != count + 1 or found != wanted:
+    index_bytes = index.stat().st_size
+    if not count or boundaries != count + 1 or index_bytes != wanted:
         raise Problem(
-            f"{index} has {count:,} sequences, {boundaries:,} boundaries and {found:,} bytes",
+            f"{index} has {count:,} sequences, {boundaries:,} boundaries and {index_bytes:,} bytes",
             "one sequence a document",
             "write it by Megatron's preprocess_data.py without --split-sentences, or copy it again",
         )
     lengths = np.memmap(index, "<i4", "r", HEADER.size, (count,))
     begins = np.memmap(index, "<i8", "r", HEADER.size + 4 * count, (count,))
     size, end = tokens.stat().st_size, int(begins[-1]) + int(lengths[-1]) * kind.itemsize
-    if size != end:
-        raise Problem(f"{tokens} has {size:,} bytes", f"{end:,}, as {index} has it", "copy both files again")
+    if size != end or not size:
+        expected = f"{end:,}, as {index} has it" if end > 0 else "tokens"
+        raise Problem(f"{tokens} has {size:,} bytes", expected, "copy both files again")
     return Documents(np.memmap(tokens, kind, "r"), lengths, begins)
+
+
+def check_index(stem: Path) -> None:
+    """Check all lengths, pointers and document boundaries of an index.
+
+    Raises:
+        Problem: the documents do not follow each other in ``stem``.bin, from its begin to its end.
+    """
+    documents = open_documents(stem)
+    index, count = stem.with_name(f"{stem.name}.idx"), len(documents.lengths)
+    boundaries = np.memmap(index, "<i8", "r", HEADER.size + 12 * count, (count + 1,))
+    lengths, begins = np.asarray(documents.lengths, np.int64), np.asarray(documents.begins)
+    ends = begins + lengths * documents.tokens.itemsize
+    rules = (
+        ("length", lengths, np.maximum(lengths, 0), "at least"),
+        ("pointer", begins, np.concatenate(([0], ends[:-1])), "the end of the document before it,"),
+        ("boundary", boundaries, np.arange(count + 1), "one sequence per document,"),
+    )
+    for field, values, expected, rule in rules:
+        wrong = np.flatnonzero(values != expected)
+        if len(wrong):
+            first = int(wrong[0])
+            raise Problem(
+                f"{index}: document {first:,} (from 0) has the {field} {int(values[first]):,}",
+                f"{rule} {int(expected[first]):,}",
+                "write both files by Megatron's preprocess_data.py, or copy them again",
+            )
+
+
+def check_tokens(stem: Path, entries: int, add: Callable[[int], None] = lambda size: None) -> None:
+    """Check that all token ids are in the vocabulary; ids beyond it would be read outside of the embedding table.
+
+    Raises:
+        Problem: one is not.
+    """
+    documents = open_documents(stem)
+    tokens = documents.tokens
+    for begin in range(0, len(tokens), CHUNK):
+        chunk = tokens[begin : begin + CHUNK]
+        wrong = np.flatnonzero((chunk < 0) | (chunk >= entries))
+        if len(wrong):
+            place = begin + int(wrong[0])
+            document = int(np.searchsorted(documents.begins, place * tokens.itemsize, "right")) - 1
+            found = f"{stem}.bin: document {document:,} (from 0) has the token {int(tokens[place]):,}"
+            hint = "name the tokenizer that the files were made with: --tokenizer"
+            raise Problem(found, f"0 to {entries - 1:,}, the ids of the tokenizer", hint)
+        add(chunk.nbytes)
 
 
 def write_index(file: BinaryIO, lengths: Sequence[int], kind: "np.dtype[np.generic]") -> None:

@@ -12,8 +12,11 @@ and it continues. Exit code 0: done; 2: refused, nothing was changed; 1: failed;
 import argparse
 from functools import partial
 from pathlib import Path
+from typing import Sequence
 
 from benchmarks.common.data import prepare
+from benchmarks.common.data.passport import Add, Passport
+from benchmarks.common.data.problem import Problem
 
 BENCHMARKS = ("llama31-8b", "gpt-oss-20b")
 
@@ -27,6 +30,20 @@ def _add_options(options: argparse._ArgumentGroup) -> None:
     add("--append-eod", action="store_true", help=eod)
 
 
+def _check_documents(directory: Path, passport: Passport, quick: bool, add: Add) -> Sequence[Problem]:
+    # The complete index, and unless quick, all tokens
+    from benchmarks.llama import megatron
+
+    try:
+        for part in ("train", "test"):
+            megatron.check_index(directory / part)
+            if not quick:
+                megatron.check_tokens(directory / part, int(passport["facts"]["vocabulary"]))
+    except Problem as problem:
+        return [problem]
+    return []
+
+
 def data_set(benchmark: str) -> prepare.DataSet:
     """Return the declaration of a data set that both benchmarks read, as one of them prepares it."""
     return prepare.DataSet(
@@ -37,6 +54,7 @@ def data_set(benchmark: str) -> prepare.DataSet:
         writer="benchmarks.llama31_8b.writer",
         samples="benchmarks.llama31_8b.samples",
         check=prepare.opens("benchmarks.llama31_8b.dataset"),
+        check_unlisted=_check_documents,
         shared_with=BENCHMARKS,
     )
 

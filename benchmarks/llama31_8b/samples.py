@@ -34,21 +34,9 @@ def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
     def own() -> Iterator[Tuple[str, str]]:
         tokenizer = tokenization.read(directory / tokenization.FILE)
         for name, documents in parts.items():
-            chosen = mistakes.spread(len(documents.lengths))
-            chosen = chosen[chosen + 1 < len(documents.lengths)]
-            ends = documents.begins[chosen] + documents.lengths[chosen].astype(np.int64) * documents.tokens.itemsize
-            places = dict(zip(chosen.tolist(), (ends == documents.begins[chosen + 1]).tolist()))
-            expected = "documents one behind the other, in the order of the index"
-            yield from mistakes.agreement(
-                places, f"documents of {name} do not end where the next one begins", expected, 1.0
-            )
             texts = [
                 documents.read(index, 0, READ) for index in mistakes.spread(len(documents.lengths), DECODED).tolist()
             ]
-            top = max(int(each.max(initial=0)) for each in texts)
-            if top >= data.vocabulary:
-                yield f"{name}: tokens up to {top:,}", f"{data.vocabulary:,} entries of the tokenizer"
-                continue
             marks = tokenizer.get_added_tokens_decoder()  # of a document's begin or end, which are no text
             plain = [[token for token in each.tolist() if token not in marks] for each in texts]
             again = tokenization.encode(tokenizer, [tokenizer.decode(each) for each in plain])

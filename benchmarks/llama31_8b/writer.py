@@ -18,7 +18,7 @@ from benchmarks.common.data.prepare import Content, Listing, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
 from benchmarks.llama import tokenization
-from benchmarks.llama.megatron import Documents, open_documents, type_for, write_index
+from benchmarks.llama.megatron import check_index, check_tokens, open_documents, type_for, write_index
 from benchmarks.llama31_8b import sources
 from benchmarks.llama31_8b.dataset import PARTS
 from benchmarks.llama31_8b.sources import Source
@@ -51,6 +51,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     listed: List[Path] = []
     if source:
         listed = [*source.train, *source.test, *([source.tokenizer] if source.tokenizer else [])]
+        listed += [path.with_suffix(".idx") for path in (*source.train, *source.test) if source.is_indexed]
     files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in listed]
     made = (VERSION, source and source.name, args.name, "" if source else platform.python_version())
     facts = repr((made, tokenizers.__version__, files, args.vocabulary_size, args.append_eod))
@@ -74,7 +75,9 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
         common = _tokenize(source, tokenizer, appends, args.allow_overlap, scratch, progress)
     documents = {part: open_documents(scratch / part) for part in PARTS}
     tokens = {part: len(each.tokens) for part, each in documents.items()}
-    _check_ids(documents["test"], entries)
+    add = progress.counter("tokens", sum(each.tokens.nbytes for each in documents.values()))
+    for part in PARTS:
+        check_tokens(scratch / part, entries, add)
     counts = {part: len(each.lengths) for part, each in documents.items()}
     splits = {part: Split(counts[part], (f"{part}.bin", f"{part}.idx", tokenization.FILE)) for part in PARTS}
     return Content(
@@ -105,7 +108,7 @@ def _tokenizer(source: Source, args: argparse.Namespace, scratch: Path) -> token
 def _link(source: Source, scratch: Path) -> None:
     # Give the files their names here: a link where the disk is the same, else a copy.
     for part, (path,) in zip(PARTS, (source.train, source.test)):
-        open_documents(path.with_suffix(""))
+        check_index(path.with_suffix(""))
         for ending in (".bin", ".idx"):
             to, origin = scratch / f"{part}{ending}", path.with_suffix(ending)
             if to.exists():
@@ -181,14 +184,3 @@ def _write_part(
 
 def _together(texts: Iterator[str]) -> Iterator[List[str]]:
     return iter(lambda: list(islice(texts, TOGETHER)), [])
-
-
-def _check_ids(documents: Documents, entries: int) -> None:
-    # Ids that the vocabulary has not would be read beyond the end of the embedding table.
-    highest = int(documents.tokens.max())
-    if highest >= entries:
-        raise Problem(
-            f"token {highest:,} in the evaluation part, and {entries:,} entries",
-            "the tokenizer that the files were made with",
-            "name it with --tokenizer",
-        )

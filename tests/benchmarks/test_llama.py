@@ -19,7 +19,7 @@ import pytest
 from benchmarks.common.data.problem import Problem
 from benchmarks.llama import megatron, order, tokenization
 from benchmarks.llama.schedule import learning_rate, of_megatron
-from benchmarks.llama31_8b import events, noise
+from benchmarks.llama31_8b import events, noise, writer
 from benchmarks.llama31_8b.dataset import open_data
 from encore import catalogue, configuration, paths
 from encore.results.compliance.compliance import check
@@ -155,17 +155,55 @@ def test_indexed_files_are_linked_and_checked(tmp_path: Path, raw: Path, tokeniz
     assert open_data(tmp_path / "to").passport["name"] == "own data"
     write_documents(valid, [[3, entries]] * 20)
     message = preparing.refused(prepare(raw, "-o", tmp_path / "other", "--tokenizer", tokenizer))
-    assert f"token {entries} in the evaluation part, and {entries} entries" in message
+    assert f"document 0 (from 0) has the token {entries}" in message
     write_documents(raw / "c4-train.en_7_text_document", [[1, 2, 3]] * 20)
     message = preparing.refused(prepare(raw, "-o", tmp_path / "other", "--tokenizer", tokenizer))
     assert "one indexed file a part" in message
 
 
+INDEX_FIELDS = {"length": (0, "<i4"), "pointer": (4, "<i8"), "boundary": (12, "<i8")}  # Bytes per document before it
+
+
+@pytest.mark.parametrize(
+    ("field", "document", "value", "message"),
+    [
+        ("length", 1, -1, "document 1 (from 0) has the length -1"),
+        ("length", 1, 9, "document 2 (from 0) has the pointer 12"),
+        ("pointer", 1, -6, "document 1 (from 0) has the pointer -6"),
+        ("pointer", 3, 12, "document 3 (from 0) has the pointer 12"),
+        ("boundary", 0, 1, "document 0 (from 0) has the boundary 1"),
+        ("boundary", 20, 19, "document 20 (from 0) has the boundary 19"),
+        ("token", 2, 9999, "document 2 (from 0) has the token 9,999"),
+    ],
+)
+def test_wrong_indexed_files_are_rejected_by_preparation_and_verification(
+    tmp_path: Path, raw: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch,
+    field: str, document: int, value: int, message: str,
+) -> None:  # fmt: skip
+    for name in ("c4-train.en_6_text_document", "c4-validation-91205-samples.en_text_document"):
+        write_documents(raw / name, [[1, 2, 3]] * 20)
+    place, kind = INDEX_FIELDS.get(field, (0, "<u2"))
+    path = raw / f"c4-train.en_6_text_document.{'bin' if field == 'token' else 'idx'}"
+    offset = 6 * document if field == "token" else megatron.HEADER.size + 20 * place
+    content = bytearray(path.read_bytes())
+    values = np.frombuffer(content, kind, offset=offset, count=1 if field == "token" else 20 + (field == "boundary"))
+    values[0 if field == "token" else document] = value
+    path.write_bytes(content)
+    words = (raw, "-o", tmp_path / "to", "--tokenizer", tokenizer, "--allow-overlap")
+    assert message in preparing.refused(prepare(*words)) and not (tmp_path / "to").exists()
+    # As an earlier version prepared it
+    for name in ("check_index", "check_tokens"):
+        monkeypatch.setattr(writer, name, lambda *_: None)
+    assert prepare(*words)[0] == 0
+    assert message in preparing.refused(prepare("--verify", tmp_path / "to"))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "options", "message"),
     [
-        ("train.jsonl", '{"text": "a"}\n{"words": "b"}\n', (), "line 2: no JSON object with a text"),
-        ("train.jsonl", "[]\n", (), "line 1: no JSON object with a text"),
+        ("train.jsonl", '{"text": "a"}\n{"words": "b"}\n', (), "line 2: text is missing"),
+        ("train.jsonl", "[]\n", (), "line 1: not a JSON object"),
+        ("train-00000-of-00002.jsonl", '{"text": "a"}\n', (), "has 1 of 2 files train*-of-00002.jsonl, number 1"),
         ("train.txt", "a", ("--vocabulary-size", "600"), "text without a tokenizer"),
         ("other.txt", "a", (), "has 0 files for training, 1 for evaluation"),
     ],
