@@ -283,8 +283,18 @@ def _deviations(
     return tuple(found)
 
 
-def resolve(choice: Choice, system: System, nodes: int, ranks_per_node: int, settings: list[str]) -> Configuration:
-    """Resolve every value; EncoreError for unknown keys, wrong types and impossible combinations."""
+def resolve(
+    choice: Choice,
+    system: System,
+    nodes: int,
+    ranks_per_node: int,
+    settings: list[str],
+    manifest: Mapping[str, Any] | None = None,
+) -> Configuration:
+    """Resolve every value; EncoreError for unknown keys, wrong types and impossible combinations.
+
+    ``manifest`` has the fields of the data set's dataset.json; some values follow from it unless they are set.
+    """
     wanted = field_types(choice.folder)
     config = config_class(choice.folder)
     values = {field.name: Value(field.default, "default") for field in dataclasses.fields(config)}
@@ -302,6 +312,9 @@ def resolve(choice: Choice, system: System, nodes: int, ranks_per_node: int, set
     known = {**{name: value.value for name, value in values.items()}, **dict(given)}
     training = partial(choice.benchmark.training_ranks, known)
     overrides = scaled(system, nodes, ranks_per_node, choice.benchmark.rates, training)
+    if manifest and hasattr(config, "data_settings"):
+        determined = config.data_settings(manifest).items()
+        overrides.update({key: Value(value, "data set") for key, value in determined if value != values[key].value})
     for name, value in given:
         if name == "round":
             raise EncoreError("round is no setting: it decides the targets as well", hint=f"use --round {value}")

@@ -288,6 +288,16 @@ def read_passport(directory: Path) -> DataPassport:
         raise EncoreError(f"{path} is damaged", expected="a data set's passport", hint=again) from None
 
 
+def read_manifest(directory: Path, benchmark: str) -> Mapping[str, Any]:
+    """Return all fields of a data set's dataset.json; empty if a run cannot use it, which ``check_data`` reports."""
+    try:
+        check_data(directory, benchmark)
+    except EncoreError:
+        return {}
+    manifest: dict[str, Any] = json.loads((directory / PASSPORT).read_text(encoding="utf-8"))
+    return manifest
+
+
 def _shortfall(facts: Mapping[str, Any]) -> str:
     # Say what a passport lacks of the published data set that it names, as its preparation judges it.
     known = json.loads(PUBLISHED.read_text(encoding="utf-8")).get(facts["name"])

@@ -121,6 +121,11 @@ class Hyperparameters:
             ("crop_ratio needs two values, smallest first", not _is_range(self.crop_ratio, 1e9)),
         )
 
+    @staticmethod
+    def data_settings(manifest: Manifest) -> Dict[str, int]:
+        """Return the values that the data set determines unless they are set."""
+        return {"num_classes": len(manifest["classes"])}
+
     def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
         """Return why the ranks cannot train on a data set."""
         classes = len(manifest["classes"])

@@ -8,6 +8,7 @@ import io
 import os
 import re
 import tarfile
+import zlib
 from pathlib import Path
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -90,6 +91,9 @@ def check_classes(source: Source) -> None:
             "two classes or more, a folder each",
             f"if {source.classes[0]} holds the class folders, name it as the raw data",
         )
+    for name in source.classes:
+        if any("\ud800" <= character <= "\udfff" for character in name):  # os.fsdecode of invalid bytes
+            raise Problem(f"the name of class folder {name!a} is not UTF-8", "UTF-8", "rename the folder")
     for split, items in source.images.items():
         absent = sorted(set(source.classes) - {item.kind for item in items})
         if absent:
@@ -148,7 +152,9 @@ def walk_classes(root: Path, report: Report, before: int) -> Tuple[List[Item], L
         )
     items: List[Item] = []
     left_out = 0
+    empty: List[str] = []
     for name in classes:
+        before_class = len(items)
         for path in _files(root, name):
             if os.path.splitext(path)[1].lower() not in SUFFIXES:  # noqa: PTH122 - a million times
                 left_out += 1
@@ -157,12 +163,20 @@ def walk_classes(root: Path, report: Report, before: int) -> Tuple[List[Item], L
             items.append(Item(path, name, str(root), -1, facts.st_size, facts.st_mtime_ns))
             if len(items) % 256 == 0:
                 report(before + len(items))
+        if len(items) == before_class:
+            empty.append(name)
     report(before + len(items))
     if not items:
         raise Problem(
             f"the folders {some(classes)} in {root} hold no images",
             "files with the suffixes " + " ".join(SUFFIXES),
             "name the folder above the class folders",
+        )
+    if empty:
+        raise Problem(
+            f"no image in {len(empty):,} of {len(classes):,} class folders of {root}: {some(empty)}",
+            "files with the suffixes " + " ".join(SUFFIXES),
+            "add images to these folders, or remove them",
         )
     return items, classes, left_out
 
@@ -289,7 +303,7 @@ def ground_truth(devkit: Path) -> List[str]:
             lines = truth.read().split()
         leaves = {int(s["ILSVRC2012_ID"]): str(s["WNID"]) for s in synsets if int(s["num_children"]) == 0}
         return [leaves[int(line)] for line in lines]
-    except (tarfile.TarError, OSError, EOFError, KeyError, ValueError, IndexError) as error:
+    except (tarfile.TarError, zlib.error, OSError, EOFError, LookupError, ValueError, TypeError) as error:
         raise Problem(
             f"{devkit} is not the whole development kit: {error}",
             f"{META} and {GROUND_TRUTH}, as image-net.org gives them",

@@ -212,8 +212,10 @@ def make_plan(request: Request, small_data: Path | None = None, allocation: Allo
         system = choose_system(choice, total, machine, request.system, request.round, len(request.hosts) or 1)
         nodes, per_node = hosts.layout(request.hosts, total) if request.hosts else spread(system, total)
     check_gpus(total)
-    resolved = configurations.resolve(choice, system, nodes, per_node, list(request.settings))
-    data, device = request.data or cluster.data_of(choice.benchmark.name), resolved.get("device")
+    data = request.data or cluster.data_of(choice.benchmark.name)
+    manifest = data_sets.read_manifest(data, choice.benchmark.name) if data else {}
+    resolved = configurations.resolve(choice, system, nodes, per_node, list(request.settings), manifest)
+    device = resolved.get("device")
     runs = allocation.array_count if allocation and allocation.array_count > 1 else request.runs
     first = request.seed if request.seed is not None else secrets.randbits(31) % (2**31 - runs)
     return Plan(

@@ -35,7 +35,8 @@ def measure(
     choice = catalogue.choose(request.name)
     framework, benchmark = choice.implementation.framework, choice.benchmark.name
     system = planning.choose_system(choice, 1, node.this_node(), request.system, request.round)
-    resolved = configuration.resolve(choice, system, 1, 1, list(request.settings))
+    manifest = data.read_manifest(request.data, benchmark) if request.data else {}
+    resolved = configuration.resolve(choice, system, 1, 1, list(request.settings), manifest)
     if request.python is not None:
         python = checks.named_python(request.python, resolved)
     else:

@@ -349,6 +349,8 @@ def test_too_little_disk_space_is_reported_before_the_start(
         ({"a/ant": 3}, "a", "all images are in one class folder, ant"),
         ({"a/ant": 1}, "a/ant", "has no class folders"),
         ({"a/ant": 0, "a/bee": 0}, "a", "hold no images"),
+        ({"a/ant": 3, "a/bee": 3, "a/cow": 0, "a/yak": 0}, "a", "no image in 2 of 4 class folders"),
+        ({"a/train/ant": 2, "a/train/bee": 0, "a/val/ant": 1, "a/val/bee": 1}, "a", "train: bee"),
         ({"a/train/ant": 2}, "a", "no held-out images"),
         ({"a/train/ant": 2, "a/train/bee": 2, "a/val/ant": 1}, "a", "val has no image of bee"),
         ({"a/train/ant": 2, "a/val/ant": 1, "a/val/yak": 1}, "a", "train has no image of yak"),

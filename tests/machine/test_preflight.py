@@ -214,6 +214,15 @@ def test_preflight_and_ranks_reject_a_data_set_that_does_not_fit(
         assert f"{problem.found.partition(': ')[2]}; expected {problem.expected}" in check.found
 
 
+@pytest.mark.parametrize(("settings", "classes"), [([], 2), (["num_classes=9"], 9)])
+def test_number_of_classes_is_that_of_the_data_set(settings: list[str], classes: int) -> None:
+    system = catalogue.find_system(RESNET, "dgxa100", "v0.7")
+    configuration = resolve(RESNET, system, 1, 8, settings, {"classes": ["a", "b"]})
+    origin = "--set" if settings else "data set"
+    assert (configuration.values["num_classes"].value, configuration.values["num_classes"].origin) == (classes, origin)
+    assert [each.key for each in configuration.deviations] == ["num_classes"]
+
+
 def test_dlrm_tables_must_fit_in_gpu_memory() -> None:
     choice = catalogue.choose("dlrm")
     configuration = resolve(choice, catalogue.find_system(choice, "dgxa100", None), 1, 8, [])
