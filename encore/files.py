@@ -3,7 +3,9 @@
 import json
 import lzma
 import os
+import pwd
 import re
+import secrets
 import shutil
 import stat
 import tarfile
@@ -76,17 +78,36 @@ def plain(value: object) -> Any:
 
 def write_json(path: Path, content: Any) -> None:
     """Write ``content`` so that a reader sees the old file or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.writing")
+    with replaced(path) as file:
+        file.write((json.dumps(content, indent=2, default=plain) + "\n").encode())
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[IO[bytes]]:
+    """Open a new file that replaces ``path`` at the end of the block, or is removed after an exception.
+
+    Symbolic links are never followed: ``path`` itself is replaced, and the temporary file is created (O_EXCL) under a
+    random name.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.writing")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2, default=plain)
-            file.write("\n")
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def user_name(number: int) -> str:
+    """Return the name of a user, or the number of a user without a name."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -350,6 +350,7 @@ def _is_early(begun: float) -> bool:
 def cancel(
     name: Annotated[str, typer.Argument(metavar="JOB|RUN", help="Slurm job or run folder.")],
     results: options.Results = None,
+    trust_owner: options.TrustOwner = False,
 ) -> None:
     """End a job or run; it writes a checkpoint and can be resumed.
 
@@ -362,5 +363,5 @@ def cancel(
       encore cancel results/20261120T101500Z-resnet-mxnet-cpu
     """
     screen = console(soft_wrap=True)
-    for line in control.cancel(control.named(name, _folder(results))):
+    for line in control.cancel(control.named(name, _folder(results)), trust_owner):
         screen.print(escape(line))

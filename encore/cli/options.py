@@ -67,6 +67,7 @@ Hosts = Annotated[
 Cluster = Annotated[Path | None, typer.Option(help="Cluster file; see docs/slurm.md.")]
 Engine = Annotated[Literal["docker", "podman"] | None, typer.Option(help="Default: the first that answers.")]
 Resume = Annotated[Path | None, typer.Option(help="Resume what is in this folder.")]
+TrustOwner = Annotated[bool, typer.Option("--trust-owner", help="Allow a run folder of another user.")]
 
 # What it is compared with.
 Logs = Annotated[

@@ -111,6 +111,7 @@ def run(
         bool, typer.Option("--gate", help="In a Slurm job: leave out nodes that encore doctor --nodes finds unfit.")
     ] = False,
     resume: options.Resume = None,
+    trust_owner: options.TrustOwner = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
@@ -139,11 +140,14 @@ def run(
     if cluster is not None:
         # A run that resumes after a requeue is planned from its folder, with the same cluster file.
         os.environ["ENCORE_CLUSTER"] = str(cluster.absolute())
+    if resume is not None:
+        run_folder.refuse_foreign(resume, trust_owner)
     passed = _leave_out_failed(screen, nodes, resume, results) if gate and not dry_run else None
     if resume is not None:
         refuse_with_resume(
-            context, "run folder", "hang_seconds", "stop_seconds", "cluster", "require_target", "gate", "notify"
-        )
+            context, "run folder", "hang_seconds", "stop_seconds", "cluster", "require_target", "gate", "notify",
+            "trust_owner",
+        )  # fmt: skip
         _resume(screen, resume.absolute(), limits, dry_run, as_json, require_target, notify, passed)
         return
     if benchmark is None:
@@ -154,6 +158,7 @@ def run(
         return
     begun = _begun(plan)
     if begun is not None:
+        run_folder.refuse_foreign(begun, trust_owner)
         screen.print(f"resuming {begun}")
         _resume(screen, begun, limits, dry_run, as_json, require_target, notify, passed)
         return

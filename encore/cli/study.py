@@ -33,7 +33,7 @@ from encore.lab.studies.folder import Folder, StudyJson
 from encore.lab.studies.sweep import Sweep
 from encore.machine import node
 from encore.results.report.report import Report, write_files
-from encore.run import hints, planning, runner
+from encore.run import hints, planning, run_folder, runner
 from encore.run.planning import Request
 from encore.run.supervise import Limits
 from encore.ssh import hosts as ssh_hosts
@@ -79,6 +79,7 @@ def run(
     context: typer.Context,
     study: Annotated[str | None, typer.Argument(metavar="STUDY", help="Name, or a TOML file of your own.")] = None,
     resume: options.Resume = None,
+    trust_owner: options.TrustOwner = False,
     small: Annotated[bool, typer.Option("--small", help="The small grid: minutes on two cores, no GPU.")] = False,
     point: Annotated[str | None, typer.Option(help="Only this point: its name, or its number from 0 on.")] = None,
     hosts: options.Hosts = None,
@@ -118,6 +119,8 @@ def run(
     if given:
         raise EncoreError(f"{given[0]} with the study {study or resume}", hint="see --help")
     root = (results or paths.default_results()).absolute()
+    if resume is not None:
+        run_folder.refuse_foreign(resume, trust_owner)
     if study == NODES:
         request = Request(
             name="", gpus=None, system=system, round=round_name, data=data_folder.absolute() if data_folder else None,

@@ -99,6 +99,7 @@ def submit(
         typer.Option("--volume", metavar="FOLDER=CLAIM", help="Folder that a PersistentVolumeClaim has."),
     ] = None,
     resume: options.Resume = None,
+    trust_owner: options.TrustOwner = False,
     cluster: options.Cluster = None,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
@@ -122,6 +123,7 @@ def submit(
     rest = tuple(context.args)
     if resume is not None:
         _refuse_more(resume, benchmark, rest)
+        run_folder.refuse_foreign(resume, trust_owner)
     if kubernetes or _is_in_pods(resume):
         _refuse_others(context, KUBERNETES if resume is None else RESUMING)
         if cluster is not None:
@@ -157,6 +159,7 @@ def submit(
         require_target=require_target,
         more=tuple(sbatch or ()),
         cluster=cluster,
+        trust_owner=trust_owner,
     )
     if resume is not None:
         prepared = submissions.prepare_resume(resume.absolute(), wanted)
@@ -192,7 +195,7 @@ def submit(
 submit.settings = {"context_settings": options.PASS_ON}  # type: ignore[attr-defined]
 
 
-RESUMING = {"kubernetes", "resume", "cluster", "dry_run", "as_json"}
+RESUMING = {"kubernetes", "resume", "trust_owner", "cluster", "dry_run", "as_json"}
 # Options of this command that mean something to Kubernetes
 KUBERNETES = RESUMING | {"benchmark", "nodes", "minutes", "kind", "volumes"}
 

@@ -20,7 +20,7 @@ from encore.lab.studies import sweep as sweeps
 from encore.lab.studies.folder import Folder
 from encore.lab.studies.sweep import GridPoint, HooksOf, Sweep
 from encore.machine import node
-from encore.run import judge, planning
+from encore.run import judge, planning, run_folder
 from encore.run.run_folder import RunFolder
 from encore.run.runner import Hooks
 from encore.run.supervise import Limits
@@ -86,6 +86,7 @@ def sweep(
         str | None, typer.Option(help="Also predict these numbers of GPUs by the cost model, such as 16,32.")
     ] = None,
     resume: options.Resume = None,
+    trust_owner: options.TrustOwner = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
@@ -111,7 +112,8 @@ def sweep(
     screen = console(stderr=as_json, soft_wrap=True)
     wanted = options.numbers("--predict", predict) if predict is not None else ()
     if resume is not None:
-        refuse_with_resume(context, "study folder", "submit", "hang_seconds", "stop_seconds", "predict")
+        refuse_with_resume(context, "study folder", "submit", "hang_seconds", "stop_seconds", "predict", "trust_owner")
+        run_folder.refuse_foreign(resume, trust_owner)
         study = folders.open_folder(resume, Sweep)
     else:
         grid, root = _sweep(context.params), (results or paths.default_results()).absolute()

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from encore import files
 from encore.files import json_objects, lines_at_end
 
 VARIABLE = "ENCORE_TEXTFILE"
@@ -101,10 +102,8 @@ class Textfile:
             return
         self._next = reading["time"] + WRITTEN_SECONDS
         # The collector takes *.prom alone.
-        temporary = self._path.with_suffix(".writing")
-        with suppress(OSError):
-            temporary.write_text(render(reading, self._experiment), encoding="utf-8")
-            temporary.replace(self._path)
+        with suppress(OSError), files.replaced(self._path) as file:
+            file.write(render(reading, self._experiment).encode())
 
     def remove(self) -> None:
         if self._path is not None:

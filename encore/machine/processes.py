@@ -15,7 +15,7 @@ from typing import IO
 
 import psutil
 
-from encore.files import text_of
+from encore import files
 from encore.job import Command
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -55,6 +55,7 @@ class Heartbeat:
     step: int
     time: float  # When the step was made
     alive: float = 0.0  # When a thread of the rank last ran
+    started: int = 0  # Start of the process, clock ticks since boot; 0: unknown
 
 
 def output_of(*argv: str, errors: int = subprocess.DEVNULL, seconds: float = 30.0) -> str:
@@ -83,7 +84,7 @@ def clean_up(command: Command) -> None:
 
 def kills_for_memory() -> int:
     """Return how many processes the kernel of this machine has killed for their memory since it booted, if it says."""
-    return sum(map(int, re.findall(r"^oom_kill (\d+)$", text_of("/proc/vmstat"), re.MULTILINE)))
+    return sum(map(int, re.findall(r"^oom_kill (\d+)$", files.text_of("/proc/vmstat"), re.MULTILINE)))
 
 
 def heartbeats(folder: Path) -> list[Heartbeat]:
@@ -91,18 +92,22 @@ def heartbeats(folder: Path) -> list[Heartbeat]:
     found = []
     for path in folder.glob("rank_*"):
         with contextlib.suppress(OSError, ValueError):
-            pid, host, step, when, *alive = path.read_text(encoding="ascii").split()
-            rank, seen = int(path.name[5:]), float(alive[0] if alive else when)
-            found.append(Heartbeat(rank=rank, pid=int(pid), host=host, step=int(step), time=float(when), alive=seen))
+            pid, host, step, when, *more = path.read_text(encoding="ascii").split()
+            rank, alive, ticks = int(path.name[5:]), float(more[0] if more else when), int(more[1] if more[1:] else 0)
+            found.append(
+                Heartbeat(
+                    rank=rank, pid=int(pid), host=host, step=int(step), time=float(when), alive=alive, started=ticks
+                )
+            )
     return sorted(found, key=lambda beat: beat.rank)
 
 
 def signal_ranks(folder: Path, number: signal.Signals) -> int:
     """Send a signal to every rank on this machine that has a heartbeat file; return how many."""
     sent = 0
-    for beat in (each for each in heartbeats(folder) if each.host == platform.node()):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(beat.pid, number)
+    for process in rank_processes(folder):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            process.send_signal(number)
             sent += 1
     return sent
 
@@ -134,16 +139,39 @@ def end(processes: list[psutil.Process], grace_seconds: float) -> None:
 
 
 def rank_processes(folder: Path) -> list[psutil.Process]:
-    """Return ranks of this machine that still run, found by their heartbeats."""
-    alive = []
-    for beat in heartbeats(folder):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(beat.pid)
-            # The number may belong to another process by now.
-            same = beat.host == platform.node() and process.create_time() <= beat.time + 1
-            if same and is_running(process):
-                alive.append(process)
-    return alive
+    """Return the running ranks of this machine, from the heartbeats in ``folder`` of an experiment."""
+    ranks = [beat for beat in heartbeats(folder) if beat.host == platform.node()]
+    return [process for beat in ranks for process in _find(beat.pid, beat.started, folder.parent)]
+
+
+def _find(pid: int, ticks: int, experiment: Path) -> list[psutil.Process]:
+    """Return the process with this PID if it is part of the experiment, else an empty list.
+
+    A PID is reused, and anybody who can write to the folder can write any PID there. The process must have started at
+    the recorded time, run as this user or the folder's owner, and have the folder in its command line.
+    """
+    with contextlib.suppress(psutil.Error, OSError):
+        process = psutil.Process(pid)
+        users = (os.geteuid(), experiment.stat().st_uid)
+        is_same = started(pid) == ticks and process.uids().real in users
+        if is_same and any(_contains(argument, experiment) for argument in process.cmdline()) and is_running(process):
+            return [process]
+    return []
+
+
+def _contains(argument: str, folder: Path) -> bool:
+    # Whether a command-line argument contains the path of ``folder``, perhaps through a symbolic link
+    for end in re.finditer(rf"/{re.escape(folder.name)}(?!\w)", argument):
+        starts = (slash.start() for slash in re.finditer("/", argument[: end.start() + 1]))
+        if any(_is_same(argument[start : end.end()], folder) for start in starts):
+            return True
+    return False
+
+
+def _is_same(path: str, folder: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return folder.samefile(path)
+    return False
 
 
 def started(pid: int) -> int:
@@ -151,21 +179,21 @@ def started(pid: int) -> int:
 
     With its number they name a process. psutil's time of day moves when the machine's clock is set.
     """
-    fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    fields = files.text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return int(fields[19]) if fields else 0
 
 
 def note_launcher(folder: Path, pid: int) -> None:
-    (folder / LAUNCHER).write_text(f"{pid} {platform.node()} {started(pid)}", encoding="ascii")
+    with files.replaced(folder / LAUNCHER) as file:
+        file.write(f"{pid} {platform.node()} {started(pid)}".encode())
 
 
 def left_running(folder: Path) -> list[psutil.Process]:
     """Return what runs on this machine of the experiment in ``folder``: its launcher, ranks, and their descendants."""
     roots = rank_processes(folder / "heartbeat")
-    with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
-        pid, host, began = (folder / LAUNCHER).read_text(encoding="ascii").split()
-        if host == platform.node() and started(int(pid)) == int(began):
-            roots.append(psutil.Process(int(pid)))
+    with contextlib.suppress(OSError, ValueError):
+        pid, host, ticks = (folder / LAUNCHER).read_text(encoding="ascii").split()
+        roots += _find(int(pid), int(ticks), folder) if host == platform.node() else []
     every = dict.fromkeys(process for root in roots for process in family(root.pid))
     return [process for process in every if is_running(process)]
 

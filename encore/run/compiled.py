@@ -5,13 +5,12 @@ It crosses in the experiment's folder, ``compiled.bin``, so that every runtime a
 
 import hashlib
 import json
-import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from encore import paths
+from encore import files, paths
 from encore.configuration import Configuration
 
 FILE = "compiled.bin"
@@ -48,9 +47,8 @@ def keep(key: str, folder: Path) -> None:
     with suppress(OSError):
         if key and made.exists():
             kept.parent.mkdir(parents=True, exist_ok=True)
-            partial = kept.with_name(f"{kept.name}.{os.getpid()}.writing")
-            shutil.copyfile(made, partial)
-            partial.replace(kept)
+            with files.replaced(kept) as target, made.open("rb") as source:
+                shutil.copyfileobj(source, target)
         made.unlink(missing_ok=True)
 
 

@@ -97,8 +97,10 @@ def newest(results: Path) -> RunFolder:
 # -- cancel ---------------------------------------------------------------------------------------------
 
 
-def cancel(subject: Subject) -> list[str]:
+def cancel(subject: Subject, trust_owner: bool = False) -> list[str]:
     """End a job or run; return what was done and how to resume. EncoreError if there is nothing to end."""
+    if subject.folder is not None:
+        run_folder.refuse_foreign(subject.folder.path, trust_owner)
     if subject.folder is not None and workloads.is_in_pods(subject.folder):
         return workloads.cancel(subject.folder)
     if subject.job and (subject.folder is None or queue.is_there()):

@@ -195,7 +195,8 @@ def _read(experiment: Experiment) -> Owner | None:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     # Let one process at a time judge and change the record.
-    with (folder / LOCK).open("wb") as lock:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(folder / LOCK, flags, 0o666), "wb") as lock:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.lockf(lock, fcntl.LOCK_EX)
         yield

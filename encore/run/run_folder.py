@@ -16,12 +16,14 @@ import json
 import os
 import platform
 import shutil
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from encore import files
 from encore.errors import EncoreError
 from encore.files import plain, read_json, text_of, write_json
 
@@ -101,9 +103,8 @@ class Experiment:
 
     def publish_log(self) -> None:
         if self.log.exists():
-            temporary = self.result.with_suffix(".writing")
-            shutil.copyfile(self.log, temporary)
-            temporary.replace(self.result)
+            with files.replaced(self.result) as target, self.log.open("rb") as log:
+                shutil.copyfileobj(log, target)
 
 
 @dataclass(frozen=True)
@@ -251,6 +252,39 @@ def _renamed(temporary: Path, path: Path) -> bool:
 def free_name(results: Path, name: str) -> Path:
     candidates = (results / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
     return next(each for each in candidates if not each.exists())
+
+
+def refuse_foreign(folder: Path, trust_owner: bool = False) -> None:
+    """Reject the folder of a run or study that another user owns or can change, unless ``trust_owner``.
+
+    Its files name the programs, hosts and processes that Encore starts and signals.
+
+    Raises:
+        EncoreError: with the first such file, or the first program of another user in run.json.
+    """
+    if trust_owner or not folder.exists():
+        return
+    hint = "check its run.json, then add --trust-owner if you trust this user"
+    for path in (
+        folder.resolve(),
+        *folder.glob("*.json"),
+        *folder.glob("experiment_*"),
+        *folder.glob("experiment_*/*.json"),
+    ):
+        status = path.lstat()
+        if status.st_uid != os.geteuid():
+            owner = files.user_name(status.st_uid)
+            raise EncoreError(f"{path} belongs to {owner}", expected="a folder of your own", hint=hint)
+        if status.st_mode & stat.S_IWOTH and not stat.S_ISLNK(status.st_mode):
+            raise EncoreError(f"all users can change {path}", hint=f"check its content, then: chmod o-w {path}")
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        python = Path(json.loads((folder / "run.json").read_text(encoding="utf-8"))["python"]["file"])
+        owner_id = python.stat().st_uid
+        if owner_id not in (0, os.geteuid()):
+            owner = files.user_name(owner_id)
+            raise EncoreError(
+                f"run.json names {python}, which belongs to {owner}", expected="a Python of yours or root's", hint=hint
+            )
 
 
 def open_run(path: Path) -> RunFolder:

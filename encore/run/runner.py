@@ -255,7 +255,8 @@ def _run_experiment(
             passport.write_log_header(experiment.log, plan.configuration, plan.machine, cleared)
         if plan.hosts:
             launched = hosts.as_file(multi_host.for_launcher(plan.hosts))
-            (experiment.folder / "hosts").write_text(launched, encoding="utf-8")
+            with files.replaced(experiment.folder / "hosts") as file:
+                file.write(launched.encode())
         experiment.set_state(state)
         hooks.experiment(experiment)
         published = _last_written(experiment.log) if experiment.result.exists() else 0

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import platform
-import pwd
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
-from encore import catalogue
+from encore import catalogue, files
 from encore.errors import EncoreError
 from encore.machine import processes
 from encore.results.compare.expected import Forecast
@@ -184,12 +183,7 @@ def _why_lost(state: ExperimentState, job: Job | None) -> str:
 
 
 def _owner(path: Path) -> str:
-    # The user who made a file or folder; the number of one without a name.
-    number = path.stat().st_uid
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
+    return files.user_name(path.stat().st_uid)
 
 
 def _activities(experiment: Experiment) -> list[float]:

@@ -77,7 +77,7 @@ def prepare_resume(path: Path, wanted: Wanted) -> Prepared:
         raise EncoreError(f"--nodes {wanted.nodes}, the run began on {nodes}", hint="leave --nodes out")
     cluster, file = _cluster(wanted)
     plan = planning.plan_of(folder, pretended(nodes, per_node, 0))
-    handed_on = script.with_cluster(("--resume", str(path)), file)
+    handed_on = script.with_cluster(("--resume", str(path), *(["--trust-owner"] if wanted.trust_owner else [])), file)
     return _prepared(plan, cluster, wanted, handed_on, tasks, 1 if tasks else len(left), resumes=path.name)
 
 

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import psutil
 
+from encore import files
 from encore.containers import engines
-from encore.files import text_of
 from encore.job import Command
 from encore.machine import processes, telemetry
 from encore.run import follow, ownership
@@ -108,7 +108,8 @@ def _run(
     for path in (experiment.folder / "heartbeat").glob("rank_*"):
         path.unlink()
     # In a file, which every runtime and node sees: for benchmarks/detection/evaluator.py.
-    (ranks / "hang_seconds").write_text(f"{limits.hang_seconds}\n", encoding="ascii")
+    with files.replaced(ranks / "hang_seconds") as file:
+        file.write(f"{limits.hang_seconds}\n".encode())
     tail = follow.Tail(experiment.metrics)
     tail.read()
     processes.clean_up(command)
@@ -379,7 +380,7 @@ WORDS = {"Killed": -9, "Terminated": -15, "Aborted": -6, "Segmentation fault": -
 
 
 def launcher_output(experiment: Experiment) -> str:
-    _, mark, latest = text_of(experiment.folder / "ranks" / "launcher.txt").rpartition(START)
+    _, mark, latest = files.text_of(experiment.folder / "ranks" / "launcher.txt").rpartition(START)
     return latest.partition("\n")[2] if mark else latest
 
 
@@ -405,7 +406,7 @@ def rank_output(experiment: Experiment, rank: int) -> tuple[str, ...]:
 
 
 def _rank_text(experiment: Experiment, rank: int) -> str:
-    return "".join(map(text_of, _rank_files(experiment.folder / "ranks", rank))) or launcher_output(experiment)
+    return "".join(map(files.text_of, _rank_files(experiment.folder / "ranks", rank))) or launcher_output(experiment)
 
 
 def last_lines(text: str) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ class Wanted:
     require_target: bool = False  # whether a missed target ends the job as FAILED
     more: tuple[str, ...] = ()  # further options of sbatch
     cluster: Path | None = None
+    trust_owner: bool = False  # whether a run folder of another user may be resumed
 
 
 @dataclass(frozen=True, kw_only=True)

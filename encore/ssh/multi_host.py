@@ -294,9 +294,10 @@ def judge(host: Host, answer: Answer, needs: Sequence[Need]) -> list[Check]:
 
 END = r"""
 for number in TERM KILL; do
-  while read -r host pid; do
-    [ "$host" = "$(uname -n)" ] || continue
-    # The number may belong to another process by now: a rank of this run has its folder as an argument.
+  while read -r host pid ticks; do
+    [ "$host" = "$(uname -n)" ] && [ -O "/proc/$pid" ] || continue
+    # The PID may belong to another process by now: compare its start time and arguments.
+    [ "$(sed 's/.*) //' "/proc/$pid/stat" | cut -d ' ' -f 20)" = "$ticks" ] || continue
     tr '\0' '\n' <"/proc/$pid/cmdline" 2>/dev/null | grep -qxF -- "$folder" || continue
     kill -"$number" "$pid" 2>/dev/null && again=1
   done <<EOF
@@ -310,7 +311,7 @@ exit 0
 
 def end_script(folder: Path, beats: Sequence[processes.Heartbeat]) -> str:
     """Return the shell script that ends the ranks of the experiment in ``folder`` that are on the host it runs on."""
-    ranks = "\n".join(f"{beat.host} {beat.pid}" for beat in beats)
+    ranks = "\n".join(f"{beat.host} {beat.pid} {beat.started}" for beat in beats)
     return f"folder={shlex.quote(str(folder))}\nranks={shlex.quote(ranks)}\n{END}"
 
 

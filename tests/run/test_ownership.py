@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -17,8 +18,10 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from encore import files, paths
+from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.machine import processes
 from encore.run import control, hints, ownership, run_folder, status
@@ -35,8 +38,9 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture
-def other() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+def other(run: RunFolder) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", "input()", "--output", str(run.path / "experiment_0")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
         yield child
         child.kill()
 
@@ -185,7 +189,8 @@ def test_ranks_without_supervisor_are_cancelled(
     experiment = run.experiments()[0]
     experiment.set_state(ExperimentState(status="running", started=files.utc_now()))
     (experiment.folder / "heartbeat").mkdir()
-    beat = f"{other.pid} {platform.node()} 3 {time.time()}"
+    now = time.time()
+    beat = f"{other.pid} {platform.node()} 3 {now} {now} {processes.started(other.pid)}"
     (experiment.folder / "heartbeat" / "rank_0").write_text(beat, encoding="ascii")
     assert_owned(run, f"processes of experiment 1 still run here without their supervisor: {other.pid}")
     # Nothing is waited for but the end of the process: a second wait raises StopIteration
@@ -200,6 +205,90 @@ def test_ranks_without_supervisor_are_cancelled(
         "nothing to cancel of experiment 1: its ranks have ended",
         f"resume with: {hints.resume(run.path)}",
     ]
+
+
+@pytest.mark.parametrize("difference", ["none", "start time", "command line", "user"])
+def test_only_processes_of_the_run_are_signalled(
+    run: RunFolder, other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, difference: str
+) -> None:
+    # A heartbeat and a launcher's record may be forged, or name a PID that was reused
+    folder = run.path / ("experiment_1" if difference == "command line" else "experiment_0")
+    started, now = processes.started(other.pid) + (difference == "start time"), time.time()
+    (folder / "heartbeat").mkdir()
+    (folder / "heartbeat" / "rank_0").write_text(f"{other.pid} {platform.node()} 3 {now} {now} {started}")
+    (folder / processes.LAUNCHER).write_text(f"{other.pid} {platform.node()} {started}")
+    if difference == "user":
+        monkeypatch.setattr(psutil.Process, "uids", lambda process: SimpleNamespace(real=os.geteuid() + 1))
+    left = [process.pid for process in processes.left_running(folder)]
+    assert left == ([other.pid] if difference == "none" else [])
+    assert processes.signal_ranks(folder / "heartbeat", signal.SIGCONT) == len(left)
+
+
+COMMANDS = (["cancel"], ["run", "--resume"], ["run", "--dry-run", "--resume"], ["submit", "--dry-run", "--resume"])
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, ["sweep", "--resume"], ["study", "run", "--resume"]])
+def test_folder_of_another_user_is_rejected(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    user = os.geteuid()
+    (run.path / "study.json").write_text("{}")
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    before = sorted(run.path.rglob("*"))
+    error = CliRunner().invoke(app, [*command, str(run.path)]).exception
+    assert isinstance(error, EncoreError) and error.exit_code == 2
+    assert f"{run.path} belongs to" in str(error) and "--trust-owner" in error.hint
+    trusted = CliRunner().invoke(app, [*command, str(run.path), "--trust-owner"]).exception
+    assert isinstance(trusted, EncoreError) and "belongs to" not in str(trusted)
+    assert sorted(run.path.rglob("*")) == before
+
+
+def foreign_python(run: Path) -> None:
+    run_folder.write_passport(run, {**files.read_json(run / "run.json"), "python": {"file": str(run / "system.json")}})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda run: None, ""),
+        (lambda run: run.chmod(0o777), "all users can change"),
+        (lambda run: (run / "experiment_1" / "owner.json").touch(0o666), "owner.json"),
+        (foreign_python, r"run.json names .*system.json, which belongs to"),
+    ],
+)
+def test_folder_that_others_can_change_is_rejected(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object], message: str
+) -> None:
+    old = os.umask(0)
+    change(run.path)
+    os.umask(old)
+    stat = Path.stat
+    foreign = SimpleNamespace(st_uid=os.geteuid() + 1)
+    if "names" in message:
+        monkeypatch.setattr(
+            Path, "stat", lambda path, **more: foreign if path.name == "system.json" else stat(path, **more)
+        )
+        monkeypatch.setattr(Path, "lstat", lambda path: stat(path, follow_symlinks=False))
+    with pytest.raises(EncoreError, match=message) if message else contextlib.nullcontext():
+        run_folder.refuse_foreign(run.path)
+    run_folder.refuse_foreign(run.path, trust_owner=True)
+
+
+def test_state_is_not_written_through_symbolic_links(run: RunFolder, tmp_path: Path) -> None:
+    victim, experiment = tmp_path / "victim", run.experiments()[0]
+    victim.write_text("precious")
+    experiment.log.write_text("log")
+    for name in ("state.json", ".state.json.writing", processes.LAUNCHER, ownership.LOCK, ownership.RECORD):
+        (experiment.folder / name).symlink_to(victim)
+    for name in ("result_0.txt", "result_0.writing"):
+        (run.path / name).symlink_to(victim)
+    experiment.set_state(ExperimentState(status="reached"))
+    experiment.publish_log()
+    processes.note_launcher(experiment.folder, 1)
+    with pytest.raises(EncoreError, match="cannot be written"), ownership.owned(experiment, ""):
+        pass
+    assert victim.read_text() == "precious" and experiment.result.read_text() == "log"
+    assert experiment.state().status == "reached"
 
 
 def test_folder_that_cannot_be_written_is_refused(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

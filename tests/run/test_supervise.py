@@ -110,7 +110,9 @@ while sys.argv[1] == "0":
 @pytest.mark.slow
 def test_ranks_that_wait_for_a_dead_rank_are_ended(tmp_path: Path) -> None:
     # As with TORCH_NCCL_ASYNC_ERROR_HANDLING=0, and a launcher that does not see the end of a rank
-    launcher = f"for rank in 0 1; do {sys.executable} -c '{RANK.replace(chr(39), chr(34))}' $rank & done; wait"
+    launcher = (
+        f"for rank in 0 1; do {sys.executable} -c '{RANK.replace(chr(39), chr(34))}' $rank {tmp_path} & done; wait"
+    )
     outcome = supervised(tmp_path, ("bash", "-c", launcher), supervise.Limits(hang_seconds=3.0))
     assert (outcome.status, outcome.reason.split(":")[0]) == ("failed", "rank 1 hangs")
     assert processes.rank_processes(tmp_path / "heartbeat") == []
@@ -173,7 +175,7 @@ def test_stopped_run_waits_for_its_checkpoint(
             signals.received, signals.times = number, times
 
     limits = supervise.Limits(600.0, STOP_SECONDS)
-    outcome = supervised(tmp_path, (sys.executable, "-c", SAVING_RANK), limits, signals, stop, job)
+    outcome = supervised(tmp_path, (sys.executable, "-c", SAVING_RANK, str(tmp_path)), limits, signals, stop, job)
     checkpoint = "a checkpoint was written" if is_saved else "without a checkpoint"
     assert (outcome.status, outcome.reason) == ("interrupted", f"stopped by {number.name}, {checkpoint}")
     assert (tmp_path / "checkpoint" / "step_00000001").is_dir() == is_saved

@@ -191,16 +191,20 @@ def test_missing_ssh_is_reported() -> None:
 def test_end_script_kills_only_ranks_of_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "experiment_0"
     command = [sys.executable, "-c", "import time; time.sleep(600)", "--output"]
-    rank, other_run = (subprocess.Popen([*command, name]) for name in (str(folder), f"{folder}0"))
-    beat = processes.Heartbeat(rank=0, pid=rank.pid, host="another-host", step=1, time=0.0)
+    arguments = (str(folder), f"{folder}0", str(folder))
+    rank, other_run, restarted = (subprocess.Popen([*command, argument]) for argument in arguments)
+    beat = processes.Heartbeat(rank=0, pid=rank.pid, host="another-host", step=1, time=0.0, started=1)
     try:
         subprocess.run(["sh", "-s"], input=multi_host.end_script(folder, [beat]), text=True, check=True)
         assert rank.poll() is None
-        beats = [replace(beat, pid=child.pid, host=os.uname().nodename) for child in (rank, other_run)]
+        beats = [
+            replace(beat, pid=child.pid, host=os.uname().nodename, started=processes.started(child.pid) + later)
+            for child, later in ((rank, 0), (other_run, 0), (restarted, 1))
+        ]
         subprocess.run(["sh", "-s"], input=multi_host.end_script(folder, beats), text=True, check=True)
-        assert (rank.wait(timeout=PATIENCE), other_run.poll()) == (-15, None)
+        assert (rank.wait(timeout=PATIENCE), other_run.poll(), restarted.poll()) == (-15, None, None)
     finally:
-        for child in (rank, other_run):
+        for child in (rank, other_run, restarted):
             child.kill()
             child.wait()
 

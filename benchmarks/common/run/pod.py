@@ -122,7 +122,7 @@ def beats_since(heartbeats: Path, began: float) -> List[Beat]:
     found = []
     for path in heartbeats.glob("rank_*"):
         with suppress(OSError, ValueError):
-            pid, host, step, when, alive = path.read_text(encoding="ascii").split()
+            pid, host, step, when, alive, *_ = path.read_text(encoding="ascii").split()
             found.append(Beat(int(path.name[5:]), int(pid), host, int(step), float(when), float(alive)))
     return [each for each in found if each.alive >= began]
 

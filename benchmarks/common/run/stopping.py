@@ -79,7 +79,8 @@ class StopRequest:
 
 
 class Heartbeat:
-    """Keeps ``PID HOST STEP UNIX_TIME ALIVE`` of one rank in a small file: the time of the step, and of the writing.
+    """Keeps ``PID HOST STEP UNIX_TIME ALIVE STARTED`` of one rank in a small file: times of the step and of writing,
+    and the start of the process in clock ticks since boot.
 
     The launcher compares the files to find a rank that died or hangs, on any node that shares the folder. A thread
     writes them, so that the last step before a wait is in the file, and so that a rank that waits for another one still
@@ -91,6 +92,7 @@ class Heartbeat:
         self._file = open(folder / f"rank_{rank}", "w", encoding="ascii")  # noqa: SIM115
         self._supervisor = supervisor(folder.parent)
         self._host = socket.gethostname()
+        self._started = start_ticks(os.getpid())
         self.beat(-1)
         self._write()
         _heartbeats.append(self)
@@ -129,7 +131,8 @@ class Heartbeat:
     def _write(self) -> None:
         step, when = self._last
         self._file.seek(0)
-        self._file.write(f"{os.getpid()} {self._host} {step} {when:.3f} {time.time():.3f}\n".ljust(112))
+        beat = f"{os.getpid()} {self._host} {step} {when:.3f} {time.time():.3f} {self._started}\n"
+        self._file.write(beat.ljust(128))
         self._file.flush()
 
 

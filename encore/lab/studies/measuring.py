@@ -192,7 +192,8 @@ def script(folder: Folder[Study], per_point: Mapping[str, str]) -> str:
 def submit(folder: Folder[Study], per_point: Mapping[str, str]) -> str:
     """Submit the points that are not done as one Slurm array; return what sbatch said."""
     path = folder.path / "array.sh"
-    path.write_text(script(folder, per_point), encoding="utf-8")
+    with files.replaced(path) as file:
+        file.write(script(folder, per_point).encode())
     if not commands.is_installed():
         raise EncoreError("--submit, and there is no Slurm here", hint=f"on a login node: sbatch {path}")
     done = subprocess.run(["sbatch", str(path)], capture_output=True, text=True, check=False)
