@@ -104,7 +104,7 @@ def run(
     notify: Annotated[
         str | None,
         typer.Option(
-            envvar="ENCORE_NOTIFY", metavar="URL|COMMAND", help="Report the end: POST JSON, or give it to a command."
+            envvar=passport.NOTIFY, metavar="URL|COMMAND", help="Report the end: POST JSON, or give it to a command."
         ),
     ] = None,
     gate: Annotated[
@@ -303,7 +303,7 @@ def finish(
     code = ExitCode.REACHED if is_excused else ending.code
     judgements = judge.judge(folder)
     if notify and (problem := notice.send(notify, _as_json(folder, judgements, code))):
-        screen.print(f"[yellow]warning[/] the end was not reported: {escape(problem)}")
+        screen.print(f"[yellow]warning[/] the end was not reported: {escape(passport.redact_text(problem))}")
     if as_json:
         write_json("run-result", _as_json(folder, judgements, code))
     else:
@@ -410,8 +410,8 @@ def _print_plan(screen: Console, plan: planning.Plan, as_json: bool) -> None:
     refused = [check.name for check in found if check.level == "FAIL"]
     if as_json:
         content: RunPlan = {
-            "argv": command.argv,
-            "environment": command.environment,
+            "argv": tuple(map(passport.redact_text, command.argv)),
+            "environment": passport.redact(command.environment),
             "working_directory": str(command.working_directory),
             "configuration": plan.configuration.plain(),
             "deviations": plan.configuration.deviations,

@@ -88,8 +88,10 @@ def _secrets(choice: catalogue.Choice, engine: engines.Engine) -> str:
         [engine.program, "history", "--no-trunc", "--format", "{{.CreatedBy}}", building.image_name(choice)]
     )
     variables, problem = _inside(choice, engine, "env")
-    found = [line.split("=", 1)[0] for line in variables.splitlines() if passport.SECRET.search(line.split("=", 1)[0])]
-    found += re.findall(r"://[^/\s]+:[^@\s]+@", history.stdout)
+    # An engine may pass the host's proxy into every container.
+    settings = [line.partition("=") for line in variables.splitlines() if "_proxy=" not in line.lower()]
+    found = [name for name, _, value in settings if passport.is_secret(name, value)]
+    found += [match[0] for match in passport.LOGIN.finditer(history.stdout)]
     return problem or (f"looks like a secret: {', '.join(found)}" if found else "")
 
 

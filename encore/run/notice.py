@@ -24,6 +24,8 @@ def send(target: str, content: Mapping[str, Any]) -> str:
             with urllib.request.urlopen(request, timeout=SECONDS):
                 return ""
         done = subprocess.run(shlex.split(target), input=body, capture_output=True, timeout=SECONDS, check=False)
+    except http.client.InvalidURL:
+        return "not a valid URL"  # The error has the URL, which may be secret
     except (OSError, ValueError, IndexError, http.client.HTTPException, subprocess.TimeoutExpired) as error:
         return str(error) or type(error).__name__
     said = done.stderr.decode(errors="replace").strip().splitlines()

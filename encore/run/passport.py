@@ -33,7 +33,17 @@ from encore.ssh.hosts import Host
 
 REDACTED = "(redacted)"
 ASSIGNMENT = re.compile(r"(--[a-z-]+=)?(?P<name>[A-Za-z_]\w*)=")  # ``NAME=`` or ``--env=NAME=``, before the value
-SECRET = re.compile(r"token|key|secret|passw|credential|auth", re.IGNORECASE)
+SECRET = re.compile(
+    r"token|key|secret|passw|passphrase|pgpass|credential|auth|webhook|(^|_)(pass|pat|dsn)(_|$)|_pwd(_|$)|^aws_"
+    r"|(^|_)(https?|all|ftp)_proxy$",
+    re.IGNORECASE,
+)
+# User and password, or a token instead of both, in a URL
+LOGIN = re.compile(
+    r"([a-z][a-z0-9+.-]*://)(?:[^\s/@:]*:[^\s@]*|(?<=http://)[^\s/@]+|(?<=https://)[^\s/@]+)@", re.IGNORECASE
+)
+TOKEN = re.compile(r"\b(?:gh[pousr]_|github_pat_|hf_|glpat-|xox[abeprs]-|AKIA|ASIA|sk-)[\w-]{12,}")
+NOTIFY = "ENCORE_NOTIFY"  # Variable of ``encore run --notify``
 
 
 class Submission(TypedDict):
@@ -74,7 +84,7 @@ class Described(TypedDict):
     ranks_per_node: int
     runtime: str  # ``host``, or the container runtime
     image: UsedImage | None  # Null on the host
-    arguments: list[str]  # The command line, with values of `--env NAME=VALUE` that look like secrets redacted
+    arguments: list[str]  # The command line, with `--notify` and values of `--env` that look like secrets redacted
     cluster_file: str  # The cluster file that `--cluster` or `ENCORE_CLUSTER` named; else empty
     command: list[str]  # What was executed for experiment 0, with the run folder written as `RUN`
     environment: dict[str, str]  # Of that command, with secrets redacted
@@ -175,8 +185,16 @@ def parse_environment(settings: tuple[str, ...], caller: Mapping[str, str]) -> d
     return variables
 
 
+def is_secret(name: str, value: str) -> bool:
+    return bool(SECRET.search(name)) or redact_text(value) != value
+
+
+def redact_text(text: str) -> str:
+    return TOKEN.sub(REDACTED, LOGIN.sub(rf"\1{REDACTED}@", text))
+
+
 def redact(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: REDACTED if SECRET.search(name) else value for name, value in environment.items()}
+    return {name: REDACTED if is_secret(name, value) else value for name, value in environment.items()}
 
 
 def restore(variables: Mapping[str, str], again: str) -> dict[str, str]:
@@ -195,11 +213,48 @@ def restore(variables: Mapping[str, str], again: str) -> dict[str, str]:
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
     shown = []
-    for argument in arguments:
-        match = ASSIGNMENT.match(argument)
-        secret = match is not None and SECRET.search(match["name"])
-        shown.append(f"{match[0]}{REDACTED}" if match and secret else argument)
+    for before, argument in zip(("", *arguments), arguments, strict=False):
+        assignment = ASSIGNMENT.match(argument)
+        if before == "--notify":
+            shown.append(REDACTED)
+        elif argument.startswith("--notify="):
+            shown.append(f"--notify={REDACTED}")
+        elif assignment and is_secret(assignment["name"], argument[assignment.end() :]):
+            shown.append(f"{assignment[0]}{REDACTED}")
+        else:
+            shown.append(redact_text(argument))
     return shown
+
+
+def split_secrets(arguments: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return arguments of ``encore run`` without secrets, and the variables that have to carry these instead.
+
+    ``--env NAME=VALUE`` becomes ``--env NAME``, and ``--notify`` is left out.
+    """
+    kept: list[str] = []
+    variables: dict[str, str] = {}
+    words = iter(arguments)
+    for word in words:
+        option, separator, value = word.partition("=")
+        if option not in ("--env", "--notify"):
+            kept.append(word)
+            continue
+        value = value if separator else next(words, "")
+        name, separator, secret = value.partition("=")
+        if option == "--notify":
+            variables[NOTIFY] = value
+        elif separator and is_secret(name, secret):
+            variables[name] = secret
+            kept += ["--env", name]
+        else:
+            kept += ["--env", value]
+    return tuple(kept), variables
+
+
+def without_value(setting: str) -> str:
+    """Return ``NAME`` for the ``NAME=VALUE`` of a secret, any other setting unchanged."""
+    name, _, value = setting.partition("=")
+    return name if is_secret(name, value) else setting
 
 
 def submission_of(configuration: Configuration, data_set: DataFacts) -> Submission:
@@ -244,7 +299,7 @@ def describe(
         "runtime": runtime,
         "arguments": redact_arguments(sys.argv[1:]),
         "cluster_file": clusters.named(),
-        "command": list(command.argv),
+        "command": [redact_text(argument) for argument in command.argv],
         "environment": redact(command.environment),
         "code": checkout.code_state(),
         "image": image,

@@ -119,7 +119,7 @@ def objects(plan: Plan, output: Path, content: dict[str, str]) -> tuple[Manifest
         group=os.getgid() if settings.group is None else settings.group,
         caller=os.environ,
     )
-    secrets = frozenset(name for name in job.environment if passport.SECRET.search(name))
+    secrets = frozenset(name for name, value in job.environment.items() if passport.is_secret(name, value))
     return manifests.render(job, container, plan.pods, Files(output=output, content=content, secrets=secrets))
 
 

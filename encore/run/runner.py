@@ -86,7 +86,7 @@ def ensure_python(plan: Plan, hooks: Hooks) -> None:
 def as_shell(command: Command) -> str:
     variables = [f"{name}={shlex.quote(value)}" for name, value in passport.redact(command.environment).items()]
     return " ".join(["cd", shlex.quote(str(command.working_directory)), "&&", "env", "-i", *variables]) + (
-        " \\\n  " + shlex.join(command.argv)
+        " \\\n  " + shlex.join(map(passport.redact_text, command.argv))
     )
 
 

@@ -1,15 +1,16 @@
 """From what the user asks for to a checked batch script, and to the queue."""
 
+import os
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from encore import data, job
 from encore.errors import EncoreError
 from encore.machine import preflight
-from encore.run import hints, ownership, planning, run_folder, runner, status
+from encore.run import hints, ownership, passport, planning, run_folder, runner, status
 from encore.slurm import cluster as clusters
 from encore.slurm import commands, offers, script
 from encore.slurm.cluster import Cluster
@@ -30,6 +31,7 @@ class Prepared:
     script: str
     estimate: Estimate
     step: job.Command  # What the job starts for each run
+    secrets: Mapping[str, str]  # Variables for sbatch, which passes them to the job
 
 
 def prepare(request: planning.Request, arguments: Sequence[str], wanted: Wanted) -> Prepared:
@@ -49,8 +51,9 @@ def prepare(request: planning.Request, arguments: Sequence[str], wanted: Wanted)
         )
     tasks = _tasks(wanted.array)
     plan = planning.make_plan(replace(request, cluster=file), allocation=pretended(nodes, per_node, len(tasks)))
-    handed_on = script.with_cluster((str(nodes * per_node), *arguments), file)
-    return _prepared(plan, cluster, wanted, handed_on, tasks, 1 if tasks else len(plan.seeds))
+    kept, secrets = passport.split_secrets(arguments)
+    handed_on = script.with_cluster((str(nodes * per_node), *kept), file)
+    return _prepared(plan, cluster, wanted, handed_on, tasks, 1 if tasks else len(plan.seeds), secrets=secrets)
 
 
 def prepare_resume(path: Path, wanted: Wanted) -> Prepared:
@@ -60,7 +63,7 @@ def prepare_resume(path: Path, wanted: Wanted) -> Prepared:
     """
     folder = run_folder.open_run(path)
     folder.check_whole()
-    passport = folder.passport()
+    content = folder.passport()
     left = [each.number for each in folder.experiments() if each.state().status not in run_folder.FINISHED]
     if not left:
         raise EncoreError(f"{path.name} has ended: nothing is left to run", hint=f"see it: {hints.follow(path)}")
@@ -72,7 +75,7 @@ def prepare_resume(path: Path, wanted: Wanted) -> Prepared:
             f"--array {wanted.array}, and {len(left)} runs are left",
             hint=f"leave --array out, or --array 0-{len(left) - 1}",
         )
-    nodes, per_node = passport["nodes"], passport["ranks_per_node"]
+    nodes, per_node = content["nodes"], content["ranks_per_node"]
     if wanted.nodes not in (None, nodes):
         raise EncoreError(f"--nodes {wanted.nodes}, the run began on {nodes}", hint="leave --nodes out")
     cluster, file = _cluster(wanted)
@@ -143,6 +146,7 @@ def _prepared(
     tasks: tuple[int, ...],
     runs: int,
     resumes: str = "",
+    secrets: Mapping[str, str] = {},
 ) -> Prepared:
     # The submission; ``runs`` are those that a job of it makes one after the other.
     configuration = plan.configuration
@@ -159,6 +163,7 @@ def _prepared(
         array=tasks,
         wanted=wanted,
         resumes=resumes,
+        secrets=tuple(secrets),
     )
     return Prepared(
         submission=submission,
@@ -167,6 +172,7 @@ def _prepared(
         script=script.render(submission, cluster),
         estimate=estimate,
         step=runner.dry_run_command(plan),
+        secrets=secrets,
     )
 
 
@@ -191,7 +197,10 @@ def checks(prepared: Prepared) -> list[preflight.Check]:
 
 def submit(prepared: Prepared) -> str:
     prepared.submission.results.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(["sbatch", "--parsable"], input=prepared.script, capture_output=True, text=True, check=False)
+    environment = {**os.environ, **prepared.secrets}
+    done = subprocess.run(
+        ["sbatch", "--parsable"], input=prepared.script, env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         raise commands.explain("sbatch", done.stderr)
     match = re.match(r"\d+", done.stdout)

@@ -55,6 +55,7 @@ class Submission:
     array: tuple[int, ...] = ()  # numbers of the tasks of an array, one run each, in order
     wanted: Wanted = Wanted()  # the site's options
     resumes: str = ""  # name of the run folder that is resumed; empty: the job makes one
+    secrets: tuple[str, ...] = ()  # variables that sbatch passes to the job instead of arguments
 
 
 def options(submission: Submission, cluster: Cluster) -> list[str]:
@@ -123,6 +124,7 @@ def render(submission: Submission, cluster: Cluster) -> str:
         "set -euo pipefail",
         f"export ENCORE_ROOT={shlex.quote(str(paths.ROOT))}",
         *([f"export ENCORE_PROGRAM={shlex.quote(sys.argv[0])}"] if paths.IS_INSTALLED else []),
+        *(f': "${{{name}:?set it in the environment of sbatch}}"' for name in submission.secrets),
         f"exec {shlex.join(command)}",
     ]
     return "\n".join(lines) + "\n"

@@ -23,11 +23,16 @@ READ_BY = re.compile(
     r"(CUBLAS|CUDA|CUDNN|DALI|HCOLL|KMP|MKL|MXNET|NCCL|NHWC|NVIDIA_TF32|OMP|OPENCV|PYTORCH|TF|TORCH|TRITON|UCX|XLA)_"
     r"|OMPI_MCA_(btl|coll|pml)|HOROVOD_(?!(RANK|SIZE|LOCAL|CROSS|HOSTNAME|GLOO|RENDEZVOUS|SECRET))"
 )
+SECRET = re.compile("TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH")
 
 
 def library_environment() -> Dict[str, str]:
     """Return what this rank sees of the variables that change how the libraries compute and communicate."""
-    return {name: value for name, value in sorted(os.environ.items()) if READ_BY.match(name)}
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if READ_BY.match(name) and not SECRET.search(name) and "@" not in value
+    }
 
 
 class MetricsStream:

@@ -79,11 +79,7 @@ class Sweep(Definition):
     @field_serializer("request")
     def _without_secrets(self, request: Request) -> dict[str, Any]:
         # Leave out the values of secrets: whoever resumes the study has them in the environment.
-        kept = [
-            name if passport.SECRET.search(name := setting.partition("=")[0]) else setting
-            for setting in request.environment
-        ]
-        return asdict(replace(request, environment=tuple(kept)))
+        return asdict(replace(request, environment=tuple(map(passport.without_value, request.environment))))
 
     def points(self) -> list[GridPoint]:
         for name, counts in (("--gpus-per-node", self.gpus), ("--nodes", self.nodes)):

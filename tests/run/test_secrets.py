@@ -1,0 +1,100 @@
+"""Secrets reach the ranks through the environment, and no file or output."""
+
+import os
+import shlex
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from encore import paths
+from encore.cli.app import app
+from encore.lab.submissions import bundle
+from encore.run import passport, submission
+from tests.trainings import Started
+
+CANARY = "canary7d1f"
+SECRETS = {
+    **dict.fromkeys(("HF_TOKEN", "GITHUB_PAT", "PGPASSWORD", "DB_PASS", "my_secret", "API_KEY", "AWS_REGION"), CANARY),
+    "HTTPS_PROXY": f"http://proxy/{CANARY}",
+    "MIRROR": f"https://anna:{CANARY}@mirror.example.org/x",
+    "INDEX": f"https://{CANARY}@index.example.org",
+    "OTHER": f"hf_{CANARY}0123456789",
+}
+OPTIONS = [word for name, value in SECRETS.items() for word in ("--env", f"{name}={value}")]
+NOTIFY = ["--notify", f"https://hooks.example.org/{CANARY}"]
+PLAIN = {"NCCL_DEBUG": "INFO", "NO_PROXY": "localhost", "PASSIVE": "1", "PATTERN": "x", "REPO": "ssh://git@host/x"}
+
+
+def test_names_and_values_of_secrets() -> None:
+    assert passport.redact({**SECRETS, **PLAIN}) == {**dict.fromkeys(SECRETS, passport.REDACTED), **PLAIN}
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+@pytest.mark.parametrize("command", [["run", "ncf", "2"], ["submit", "ncf", "--nodes", "1"]])
+def test_dry_run_has_no_secrets(command: list[str], as_json: list[str], tmp_path: Path) -> None:
+    results = ["--results", str(tmp_path), "--dry-run", *as_json]
+    done = CliRunner().invoke(app, [*command, *OPTIONS, f"--env=MY_KEY={CANARY}", *NOTIFY, *results])
+    assert done.exit_code == 0 and "HF_TOKEN" in done.output and CANARY not in done.output, done.output
+
+
+def test_secrets_reach_a_job_through_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def sbatch(argv: list[str], **options: Any) -> SimpleNamespace:
+        calls.append(options)
+        return SimpleNamespace(returncode=0, stdout="12", stderr="")
+
+    monkeypatch.setattr(submission.commands, "require", lambda: None)
+    monkeypatch.setattr(submission, "checks", lambda prepared: [])
+    monkeypatch.setattr(submission, "subprocess", SimpleNamespace(run=sbatch))
+    command = [
+        "submit",
+        "ncf",
+        "--nodes",
+        "1",
+        *OPTIONS,
+        *NOTIFY,
+        "--env",
+        "NCCL_DEBUG=INFO",
+        "--results",
+        str(tmp_path),
+    ]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    (call,) = calls
+    assert CANARY not in call["input"] and {**SECRETS, passport.NOTIFY: NOTIFY[1]}.items() <= call["env"].items()
+    *checks, last = call["input"].splitlines()[-len(SECRETS) - 2 :]
+    words = shlex.split(last)
+    assert [words[n + 1] for n, word in enumerate(words) if word == "--env"] == [*SECRETS, "NCCL_DEBUG=INFO"]
+    script = "\n".join(["set -eu", *checks])
+    bare = {"PATH": os.environ["PATH"]}
+    for variables, is_complete in ((call["env"], True), (bare, False)):
+        ended = subprocess.run(["bash", "-c", script], env=variables, capture_output=True, text=True, check=False)
+        assert (ended.returncode == 0) is is_complete and CANARY not in ended.stderr
+
+
+def test_run_folder_and_bundle_have_no_secrets(toy: Callable[[str], Path], tmp_path: Path) -> None:
+    endless = ("--set", "epochs=1000", "--set", "quality_target=1.0")
+    started = Started.run(toy("ncf"), tmp_path, *endless, *OPTIONS, "--notify", f"true {CANARY}", name="ncf")
+    experiment = started.wait_for_step(3)
+    for rank in started.ranks(experiment):
+        assert SECRETS.items() <= rank.environ().items()
+    started.process.terminate()
+    assert CANARY not in started.ended(130)
+    run = experiment.parent
+    bundle.write_bundle(run, tmp_path / "run.tar.gz")
+    with tarfile.open(tmp_path / "run.tar.gz") as archive:
+        contents = [archive.extractfile(member).read() for member in archive]  # type: ignore[union-attr]
+    leaks = [path for path in tmp_path.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()]
+    assert not leaks and not [content for content in contents if CANARY.encode() in content]
+    variables = {name: value for name, value in os.environ.items() if name not in SECRETS}
+    command = [sys.executable, "-m", "encore.cli.app", "run", "--resume", str(run)]
+    done = subprocess.run(command, cwd=paths.ROOT, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "HF_TOKEN, GITHUB_PAT" in done.stderr and "set it again" in done.stderr
