@@ -5,6 +5,7 @@ It crosses in the experiment's folder, ``compiled.bin``, so that every runtime a
 
 import hashlib
 import json
+import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -33,10 +34,13 @@ def key_of(configuration: Configuration, image: dict[str, Any] | None, python: P
 def give(key: str, folder: Path) -> bool:
     """Copy what an earlier run has kept into an experiment's folder; return whether there was any."""
     kept = _place(key)
-    if not key or not kept.exists():
+    if not key:
         return False
     with suppress(OSError):  # It only saves time
-        shutil.copyfile(kept, folder / FILE)
+        # PyTorch loads code from it
+        if kept.lstat().st_uid != os.geteuid():
+            return False
+        shutil.copyfile(kept, folder / FILE, follow_symlinks=False)
         return True
     return False
 

@@ -39,6 +39,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.common.data.files import in_one_step
+from benchmarks.common.run import caches
 from benchmarks.common.run.ranks import CONNECTING, Lagged, Ranks
 from benchmarks.common.run.timing import InputWait
 
@@ -121,7 +122,8 @@ def set_caches(environment: MutableMapping[str, str]) -> None:
     """
     folder = Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
     folder = Path(environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder)))
-    environment.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+    for path in (folder, Path(environment.setdefault("TRITON_CACHE_DIR", str(folder / "triton")))):
+        caches.private_folder(path)
 
 
 def load_compiled(path: Path, ranks: Ranks) -> None:

@@ -20,6 +20,7 @@ loop by ``run.use(evaluator)``, and what a network found by ``run.evaluated_late
 """
 
 import operator
+import os
 import sys
 import time
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List
 
 from benchmarks.common.data.problem import FAILED, REFUSED, Problem
 from benchmarks.common.records import Checkpoint, CheckpointWritten, End, Evaluation, Start
-from benchmarks.common.run import choices, configuration, evidence, startup
+from benchmarks.common.run import caches, choices, configuration, evidence, startup
 from benchmarks.common.run.checkpoints import Checkpoints, Content
 from benchmarks.common.run.metrics import MetricsStream, StepReports, library_environment
 from benchmarks.common.run.mllog import Wording, log_of
@@ -56,6 +57,7 @@ class Run:
         self._framework, self.data, self.output = framework, data, output
         before = threads()
         with startup.part("ranks"):
+            caches.set_cuda_cache(os.environ)
             self.ranks: Ranks = framework.start(config)
             self._communicating = threads() - before if config.device == "cpu" else None
             framework.load_compiled(output / COMPILED, self.ranks)

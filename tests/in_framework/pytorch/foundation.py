@@ -92,15 +92,16 @@ def test_tf32_is_reported(monkeypatch, capability, allowed, expected):
 
 
 @one_rank_only
-def test_environment_variables():
+def test_environment_variables(tmp_path):
     names = [pytorch.error_handling(version) for version in ("2.1.0a0+32f93b1", "2.2.0", "2.13.0+cpu")]
     assert names == ["NCCL_ASYNC_ERROR_HANDLING", *["TORCH_NCCL_ASYNC_ERROR_HANDLING"] * 2]
-    default, custom = {}, {"TORCHINDUCTOR_CACHE_DIR": "/cache"}
+    cache = str(tmp_path / "cache")
+    default, custom = {}, {"TORCHINDUCTOR_CACHE_DIR": cache}
     pytorch.set_caches(default)
     pytorch.set_caches(custom)
     folder = f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}"
     assert default == {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
-    assert custom == {"TORCHINDUCTOR_CACHE_DIR": "/cache", "TRITON_CACHE_DIR": "/cache/triton"}
+    assert custom == {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
     # NGC images allow TF32 by a variable; a train.py imports its package before PyTorch.
     program = "import benchmarks.ncf.pytorch, torch; print(torch.get_float32_matmul_precision())"
     variables = {**os.environ, "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}

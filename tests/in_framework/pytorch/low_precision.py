@@ -137,7 +137,7 @@ def test_fp8_training_learns_and_resumes_bit_for_bit():
     file = io.BytesIO()
     torch.save({**in_fp8.state_dict(), **in_fp8.rank_state_dict()}, file)
     file.seek(0)
-    resumed = build(IN_FP8, data_set, CPU, torch.load(file))
+    resumed = build(IN_FP8, data_set, CPU, torch.load(file, weights_only=True))
     assert torch.equal(*(train_step(training, batch, 0.01) for training in (in_fp8, resumed)))
     assert all(map(torch.equal, in_fp8.network.parameters(), resumed.network.parameters()))
 
