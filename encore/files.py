@@ -1,5 +1,8 @@
 """JSON files written whole or not at all, and the time stamps in them."""
 
+import bz2
+import errno
+import gzip
 import json
 import lzma
 import os
@@ -13,11 +16,12 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timezone
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from encore.errors import EncoreError
 
@@ -121,10 +125,47 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+_MAX_MEMBERS = 200_000
+# Logs shrink by a factor of 10 to 50. A larger factor, or a small archive with much content, is an archive bomb.
+_MAX_RATIO, _FREE_BYTES = 200, 64 * 1024**2
 _MOST_UNPACKED = 16 * 1024**3  # Bytes of the files that are unpacked: the logs of the largest round have 4 GiB
 _DAMAGED = (
     zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError,
 )  # fmt: skip
+
+
+class TooLarge(OSError):
+    """A compressed file whose content is larger than that of any plausible log."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(errno.EFBIG, problem)
+
+    def __str__(self) -> str:
+        return self.strerror or ""
+
+
+def max_unpacked(path: Path) -> int:
+    """Return the limit for the content of a compressed file, in bytes."""
+    return _FREE_BYTES + _MAX_RATIO * path.stat().st_size
+
+
+class Bounded:
+    """A binary stream that raises TooLarge after ``limit`` bytes."""
+
+    def __init__(self, stream: Any, limit: int) -> None:
+        self._stream, self._limit, self._left = stream, limit, limit
+
+    def read(self, size: int = -1) -> bytes:
+        return self._count(self._stream.read(size if size >= 0 else self._left + 1))
+
+    def read1(self, size: int) -> bytes:
+        return self._count(self._stream.read1(size))
+
+    def _count(self, data: bytes) -> bytes:
+        self._left -= len(data)
+        if self._left < 0:
+            raise TooLarge(f"its content has more than {self._limit:,} bytes, {_MAX_RATIO} times its size or more")
+        return data
 
 
 def is_archive(path: Path) -> bool:
@@ -144,10 +185,8 @@ def archive_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except _DAMAGED as error:
-        # tarfile lists what each of its methods says of a file that is none of its own.
-        why = "it is no archive" if isinstance(error, tarfile.ReadError) and "\n" in str(error) else error
         raise EncoreError(
-            f"{path} cannot be read: {why}",
+            f"{path} cannot be read: {error}",
             expected="a .zip or .tar file that is whole",
             hint="download it again, or unpack it and give the folder",
         ) from error
@@ -167,7 +206,7 @@ def unpacked(archive: Path, wanted: re.Pattern[str], longest: int = _MOST_UNPACK
         with archive_errors(archive):
             for member, size, file in _members(archive):
                 plain = plain_path(member)
-                if not plain or not wanted.search(plain) or size > longest:
+                if file is None or not plain or not wanted.search(plain) or size > longest:
                     continue
                 room -= size
                 if room < 0:
@@ -178,17 +217,50 @@ def unpacked(archive: Path, wanted: re.Pattern[str], longest: int = _MOST_UNPACK
         yield folder
 
 
-def _members(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
-    # Name, bytes and content of each regular file; a .tar is read once, from its beginning to its end.
-    if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as packed:
-            for each in packed.infolist():
-                if not each.is_dir() and not stat.S_ISLNK(each.external_attr >> 16):
-                    with packed.open(each) as file:
-                        yield each.filename, each.file_size, file
+def _members(archive: Path) -> Iterator[tuple[str, int, IO[bytes] | None]]:
+    if not zipfile.is_zipfile(archive):
+        yield from tar_members(archive)
         return
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            content = tar.extractfile(member) if member.isreg() else None
-            if content is not None:
-                yield member.name, member.size, content
+    room = max_unpacked(archive)
+    with zipfile.ZipFile(archive) as packed:
+        for count, member in enumerate(packed.infolist()):
+            room -= member.file_size
+            _check_bounds(count, room)
+            if not member.is_dir() and not stat.S_ISLNK(member.external_attr >> 16):
+                with packed.open(member) as file:
+                    yield member.filename, member.file_size, file
+
+
+def tar_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes] | None]]:
+    """Yield name, size in bytes and content of each member, which is None unless it is a regular file.
+
+    The archive is read once, from start to end, and bounded: by the sizes in the headers before their content is
+    read, and by the bytes that are unpacked.
+    """
+    room = limit = max_unpacked(archive)
+    with archive.open("rb") as raw, _decompressed(raw) as stream:
+        try:
+            tar = tarfile.open(fileobj=cast(Any, Bounded(stream, limit)), mode="r|")  # noqa: SIM115
+        except tarfile.ReadError as error:
+            raise tarfile.ReadError("it is not an archive") from error
+        with tar:
+            for count, member in enumerate(tar):
+                room -= member.size
+                _check_bounds(count, room)
+                yield member.name, member.size, tar.extractfile(member) if member.isreg() else None
+
+
+def _decompressed(raw: BufferedReader) -> Any:
+    magic = raw.peek(6)
+    if magic.startswith(b"\x1f\x8b"):
+        return gzip.GzipFile(fileobj=raw)
+    if magic.startswith(b"BZh"):
+        return bz2.BZ2File(raw)
+    return lzma.LZMAFile(raw) if magic.startswith(b"\xfd7zXZ\0") else nullcontext(raw)
+
+
+def _check_bounds(count: int, room: int) -> None:
+    if count >= _MAX_MEMBERS:
+        raise TooLarge(f"it has more than {_MAX_MEMBERS:,} members")
+    if room < 0:
+        raise TooLarge(f"its content is more than {_MAX_RATIO} times as large as the file")

@@ -8,6 +8,7 @@ could read them.
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from encore import paths
-from encore.job import PASSED_ON, Command, Job, caller_name
+from encore.errors import EncoreError
+from encore.job import PASSED_ON, Command, Job, Mount, caller_name
 
 # How an engine hands out GPUs: its own ``--gpus`` option, or a device of the Container Device Interface
 GpuAccess = Literal["gpus", "cdi"]
@@ -55,6 +57,31 @@ class Container:
     infiniband: tuple[str, ...] = ()  # Device files of InfiniBand adapters
     # The most open files and processes that the caller may have, by the engines' names; -1: no limit
     limits: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_image(self.image)
+
+
+def check_image(image: str) -> None:
+    """Reject an image that an engine would take for an option."""
+    if image.startswith("-") or re.search(r"[\x00-\x1f\x7f]", image):
+        raise EncoreError(
+            f"{image!r} is not an image",
+            expected="the name or file of an image, such as localhost/encore/resnet:latest",
+            hint="--image NAME, or image in cluster.toml",
+        )
+
+
+def _mounts(job: Job, separators: str) -> tuple[Mount, ...]:
+    """Return the mounts of a job, unless a path contains one of the characters that end it in the engine's option."""
+    for path in (path for mount in job.mounts for path in (str(mount.source), mount.target)):
+        special = re.search(rf"[{separators}\x00-\x1f\x7f]", path)
+        if special:
+            raise EncoreError(
+                f"{path!r} cannot be mounted in a container: it contains {special[0]!r}",
+                hint="rename the folder, use a symbolic link without this character, or --runtime host",
+            )
+    return job.mounts
 
 
 CLIENT_VARIABLES = ("HOME", "PATH", "TMPDIR", "USER", "XDG_DATA_HOME", "XDG_RUNTIME_DIR")
@@ -111,7 +138,7 @@ def _oci(engine: str, job: Job, container: Container, options: list[str], gpu_ac
     pins_memory = bool(job.gpus or container.infiniband)
     mounts = (
         f"type=bind,source={each.source},target={each.target}{',readonly' if each.read_only else ''}"
-        for each in job.mounts
+        for each in _mounts(job, ',"')
     )
     shared = [
         # Heartbeats carry process number and host name. The host's name must lead to an address, for a single rank too:
@@ -158,7 +185,7 @@ def apptainer(job: Job, container: Container) -> Command:
     inside = inside_of(job, container)
     # A task of srun has the job's own environment already, and what Slurm set for this rank alone.
     options = [*(() if job.launch.outer else ("--cleanenv",)), "--home", inside.pop("HOME"), "--pwd", CODE]
-    mounts = (f"{each.source}:{each.target}:{'ro' if each.read_only else 'rw'}" for each in job.mounts)
+    mounts = (f"{each.source}:{each.target}:{'ro' if each.read_only else 'rw'}" for each in _mounts(job, ",:"))
     options += [*(("--nv",) if job.gpus else ()), *(word for mount in mounts for word in ("--bind", mount))]
     argv = [*job.launch.outer, container.program or "apptainer", "run", *options, container.image, *job.argv]
     # Apptainer hands APPTAINERENV_X on as X; --cleanenv stops everything else.
@@ -169,7 +196,8 @@ def apptainer(job: Job, container: Container) -> Command:
 def enroot(job: Job, container: Container) -> Command:
     """Return the job as ``enroot start``, by the caller himself: network, memory and processes are the host's."""
     mounts = (
-        f"{each.source}:{each.target}:none:x-create=dir,rbind{',ro' if each.read_only else ''}" for each in job.mounts
+        f"{each.source}:{each.target}:none:x-create=dir,rbind{',ro' if each.read_only else ''}"
+        for each in _mounts(job, ":")
     )
     named = _named(job, {**inside_of(job, container), **_visible_to_enroot(job)})
     options = (*(word for mount in mounts for word in ("--mount", mount)), *named)
@@ -180,7 +208,7 @@ def enroot(job: Job, container: Container) -> Command:
 def pyxis(job: Job, container: Container) -> Command:
     """Return the job as options of srun, whose plugin starts the container (NVIDIA/pyxis, its README's options)."""
     inside = inside_of(job, container)
-    mounts = ",".join(f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in job.mounts)
+    mounts = ",".join(f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in _mounts(job, ",:"))
     # Without it the image's own value of a variable wins over the job's.
     named = ",".join(sorted(name for name in {**job.environment, **inside} if not name.startswith("SLURM_")))
     options = (

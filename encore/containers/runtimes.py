@@ -16,7 +16,7 @@ from encore import data, files, names, paths
 from encore.catalogue import Choice
 from encore.containers import building, engines, images, renderers
 from encore.containers.engines import Engine, Image
-from encore.containers.renderers import Container
+from encore.containers.renderers import Container, check_image
 from encore.errors import EncoreError
 from encore.job import Command, Job, Mount
 from encore.launchers import ALONE, Launch
@@ -97,6 +97,7 @@ def choose(
     """
     if runtime not in RUNTIMES:
         raise names.unknown("runtime", runtime, RUNTIMES)
+    check_image(image or "")
     if runtime == "host":
         return Target(runtime="host", python=python)
     if runtime != "auto":

@@ -47,7 +47,7 @@ class Table:
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(self.columns)
-        writer.writerows(["" if cell is None else cell for cell in row] for row in self.rows)
+        writer.writerows([_csv_cell(cell) for cell in row] for row in self.rows)
         return file.getvalue()
 
     # The text of a cell can neither end the cell nor be taken for HTML, a link or an image.
@@ -57,6 +57,16 @@ class Table:
         escapes = str.maketrans({"|": "/", "<": "&lt;", "[": "\\["})
         rows = ([" ".join(text.translate(escapes).split()) for text in self.texts(row)] for row in self.rows)
         return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _csv_cell(cell: Cell) -> Cell:
+    # Spreadsheets evaluate text that starts like a formula; logs and system names come from anybody
+    if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        try:
+            float(cell)
+        except ValueError:
+            return f"'{cell}"
+    return "" if cell is None else cell
 
 
 def shown(cell: Cell) -> str:

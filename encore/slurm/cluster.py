@@ -17,6 +17,7 @@ MPI = re.compile(r"none|openmpi|pmi2|pmix(_v\d+)?|cray_shasta")  # plugins that 
 CPU_BIND = re.compile(
     r"auto|((q|quiet|v|verbose),)*(n|no|none|rank_ldom|sockets|cores|threads|ldoms|boards|(map|mask)_(cpu|ldom):[\w,*]+)"
 )
+UNSAFE = re.compile(r"""[\x00-\x1f\x7f;&|<>`$"'\\*?!(){}]|^-""")
 HOME = re.compile(r"~(?=/|$)|\$(HOME|USER)\b|\$\{(HOME|USER)\}")
 # GPUs of a node as sbatch has them: 8, a100:8, gpu:8, gpu:a100:8.
 GPUS = re.compile(r"(?:gpu:)?(?:(?P<type>[\w.-]+):)?(?P<count>\d+)")
@@ -107,6 +108,13 @@ class Cluster(Strict):
             if framework not in known:
                 raise ValueError(" ".join(str(names.unknown("framework", framework, known)).split()))
         return {name: expanded(file) if isinstance(file, str) else file for name, file in given.items()}
+
+    @field_validator("partition", "account", "qos", "network_interface", "image", "data", "results", "textfile")
+    @classmethod
+    def _is_plain(cls, value: Any) -> Any:
+        if UNSAFE.search(str(value or "")):
+            raise ValueError(f"{str(value)!r} has a line break or a shell metacharacter")
+        return value
 
     @field_validator("mpi")
     @classmethod

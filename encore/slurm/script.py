@@ -4,6 +4,7 @@ Its time limit comes from the published time of its configuration.
 """
 
 import math
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from encore import __version__, paths
 from encore.configuration import Configuration
+from encore.errors import EncoreError
 from encore.results.published.published import PublishedResult, load_published
 from encore.results.rules import canonical
 from encore.slurm.cluster import Cluster
@@ -92,6 +94,16 @@ def options(submission: Submission, cluster: Cluster) -> list[str]:
     ]
 
 
+def _directive(option: str) -> str:
+    # sbatch reads one line, and double quotes around an option with a blank
+    if re.search(r'[\x00-\x1f\x7f"]', option):
+        raise EncoreError(
+            f"sbatch option {option!r} has a line break, another control character or a quote",
+            hint="correct it in cluster.toml or on the command line",
+        )
+    return f'#SBATCH "{option}"' if " " in option else f"#SBATCH {option}"
+
+
 def _tasks(numbers: Sequence[int]) -> str:
     # ``0-4``, or ``1,3,4`` for tasks that are not the first ones.
     if len(numbers) > 1 and tuple(numbers) == tuple(range(len(numbers))):
@@ -113,14 +125,12 @@ def clock(minutes: int) -> str:
 
 def render(submission: Submission, cluster: Cluster) -> str:
     """Return the script; a pure function, so that a dry run shows it on a machine without Slurm."""
-    # sbatch reads double quotes around an option with a blank.
-    header = [f'#SBATCH "{each}"' if " " in each else f"#SBATCH {each}" for each in options(submission, cluster)]
     name = [] if submission.resumes else [submission.name]
     command = [str(paths.ROOT / "slurm" / "run.sub"), *name, *submission.arguments]
     lines = [
         "#!/usr/bin/env bash",
         f"# Made by Encore {__version__}: encore submit {submission.name} --nodes {submission.nodes} ...",
-        *header,
+        *map(_directive, options(submission, cluster)),
         "set -euo pipefail",
         f"export ENCORE_ROOT={shlex.quote(str(paths.ROOT))}",
         *([f"export ENCORE_PROGRAM={shlex.quote(sys.argv[0])}"] if paths.IS_INSTALLED else []),

@@ -119,6 +119,8 @@ CASES = [
         "docker login nvcr.io",
     ),
     ("docker", {"image inspect": NO_IMAGE, "pull": ("", FULL, 1)}, BUILD, "disk is full", "docker system prune"),
+    ("docker", {}, (*RUN, "--image=--privileged"), "'--privileged' is not an image", "--image NAME"),
+    ("docker", {}, (*RUN, "--image", "a\nb", "--runtime", "docker"), r"'a\nb' is not an image", "--image NAME"),
 ]
 
 

@@ -5,6 +5,7 @@ import os
 import pwd
 import shlex
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 from encore import catalogue
 from encore.containers import renderers
 from encore.containers.renderers import INSIDE
-from encore.job import PASSED_ON, Command
+from encore.errors import EncoreError
+from encore.job import PASSED_ON, Command, Mount
 from tests.containers import samples
 from tests.containers.samples import RENDERERS
 
@@ -151,6 +153,16 @@ def test_options_for_the_machine(runtime: str, gpus: int, fields: dict[str, Any]
     assert " ".join(word for pair in pairs if pair[0] in names for word in pair) == options
     assert command.cleanup == (runtime, "rm", "--force", "--volumes", "encore-run-0-0123abcd")
     assert not {"--tty", "-t", "-it", "--interactive"} & set(command.argv)
+
+
+@pytest.mark.parametrize("runtime", [*RENDERERS, "pyxis"])
+@pytest.mark.parametrize("name", ["a,b", "a:b", 'a"b', "a\nb"])
+def test_path_that_ends_the_mount_option_is_rejected(runtime: str, name: str) -> None:
+    job = replace(samples.job(1), mounts=(Mount(Path("/data", name), f"/data/{name}", True),))
+    separators = {"docker": ',"', "podman": ',"', "enroot": ":"}.get(runtime, ",:") + "\n"
+    is_rejected = bool(set(name) & set(separators))
+    with pytest.raises(EncoreError, match="cannot be mounted") if is_rejected else nullcontext():
+        {**RENDERERS, "pyxis": renderers.pyxis}[runtime](job, samples.container(runtime))
 
 
 @pytest.mark.parametrize("runtime", RENDERERS)

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.common.run import evidence
 from encore.results.audit import declarations, judge, kernels
 from encore.results.audit.judge import audit_path
+from tests import bombs
 from tests.results.result_logs import flux1_v61, write_set
 
 PRECISION = "lowest_numerical_precision_in_"
@@ -197,6 +198,12 @@ def test_damaged_profiles_are_rejected(name: str, content: bytes, tmp_path: Path
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"^{name} is no profile: "):
         kernels.read_profile(tmp_path / name)
+
+
+def test_profile_bomb_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "p.json.gz").write_bytes(bombs.compressed(b" "))
+    with bombs.is_fast(), pytest.raises(ValueError, match=r"p\.json\.gz is no profile: its content has more than"):
+        kernels.read_profile(tmp_path / "p.json.gz")
 
 
 def test_runs_derive_the_keys_that_the_audit_reads() -> None:

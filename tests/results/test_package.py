@@ -14,10 +14,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from encore import __version__, paths
+from encore import __version__, files, paths
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.lab.submissions import merge
+from encore.lab.submissions import archive, merge
 from encore.lab.submissions.archive import check_package, check_trees, write_archive
 from encore.lab.submissions.merge import merge_trees
 from encore.results.published.systems import DESCRIPTION_FIELDS
@@ -165,6 +165,14 @@ def test_gzip_is_unpacked_and_old_archives_are_not_changed(tmp_path: Path) -> No
     assert (package.folder / "results" / "box" / "resnet" / "result_0.txt").read_bytes() == plain
     with pytest.raises(EncoreError, match="is there already"):
         write_archive([source], tmp_path / "out")
+
+
+def test_archive_does_not_unpack_a_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_FREE_BYTES", 0)
+    source = tmp_path / "result_0.txt.gz"
+    source.write_bytes(gzip.compress(b"\n" * 2**20))
+    with pytest.raises(EncoreError, match="its content has more than"):
+        archive._copy_log(source, tmp_path / "result_0.txt")
 
 
 def test_rounds_without_a_package_checker_and_logs_of_no_benchmark(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from encore.results.audit.judge import audit_score
 from encore.results.compliance.compliance import read_and_check, score_and_check
 from encore.results.logs import parallel, reader
 from encore.results.logs.reader import MAX_LINE, parse_line, read_events
-from encore.results.logs.run_log import read_run
+from encore.results.logs.run_log import Reason, read_run
 from encore.results.scores.score import Score, find_sets, judge_folder, score_folder
+from tests import bombs
 from tests.results.mutants import check_mutant, mutate
 from tests.results.result_logs import mllog, resnet_v05, resnet_v07, write_set
 
@@ -78,6 +79,15 @@ def test_line_without_end_takes_constant_memory(log: Path) -> None:
     tracemalloc.stop()
     assert events == [("run_start", 1), ("seed", 3)]
     assert peak < 12 * MAX_LINE
+
+
+@pytest.mark.parametrize("piece", [b"\n", b"x"])
+def test_compressed_log_of_a_gibibyte_is_rejected(piece: bytes, log: Path) -> None:
+    log.write_bytes(bombs.compressed(piece, resnet_v07().encode()))
+    with bombs.is_fast():
+        run = read_run(log)
+        assert reader.has_mark(log)
+    assert (run.minutes, run.reason) == (None, Reason.UNREADABLE) and "its content has more than" in run.explanation
 
 
 @pytest.mark.parametrize(("mark", "end"), [*product(["", "MLPerf: resnet\n"], ["\n", "\r\n", ""])])

@@ -42,7 +42,7 @@ from encore.results.report.shown import (
     texts_table,
     translations_table,
 )
-from encore.results.table import shown
+from encore.results.table import Table, shown
 from tests.results.result_logs import START_MS, dell_texts, resnet_v07, uneven, write_set
 
 A100 = "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"
@@ -299,6 +299,11 @@ def test_continued_texts_have_no_markup_or_control_characters(tmp_path: Path) ->
     assert "result_2.txt" in table.note
     assert table.rows == (("The list", "of all", ("is a list " + "x" * 400)[: LONGEST - 1] + "…", "<b>"),)
     assert texts_table(tmp_path / "experiment_2") is None
+
+
+def test_markdown_report_has_no_html() -> None:
+    report = Report(title=MARKUP, about=MARKUP, notices=(MARKUP,), studies=(Table(title=MARKUP, columns=(), rows=()),))
+    assert "&lt;script>" in render(report, "report.md.j2") and "<" not in render(report, "report.md.j2")
 
 
 def test_translations_are_cut_and_damaged_lines_are_skipped(tmp_path: Path) -> None:

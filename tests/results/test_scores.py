@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -20,6 +21,7 @@ from mlperf_logging.compliance_checker import mlp_compliance
 from mlperf_logging.rcp_checker import rcp_checker
 from typer.testing import CliRunner
 
+from encore import files
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.results import findings as rates
@@ -31,6 +33,7 @@ from encore.results.logs.run_log import Reason, read_run
 from encore.results.published.published import load_published, select
 from encore.results.rules import BLEU_BENCHMARKS, ROUNDS, Target, rounds_of, rule_for, targets_of
 from encore.results.scores.score import read_scaling, score_folder
+from tests import bombs
 from tests.results.result_logs import START_MS, dell_texts, mllog, resnet_v07, write_set
 
 RULES = Path(str(importlib.util.find_spec("mlperf_logging").origin)).parent / "compliance_checker"
@@ -113,6 +116,28 @@ def test_archive_is_scored_as_the_folder_in_it(suffix: str, tmp_path: Path, monk
     packed.write_bytes(packed.read_bytes()[:300])
     error = CliRunner().invoke(app, ["score", str(packed)]).exception
     assert isinstance(error, EncoreError) and "cannot be read" in error.found
+
+
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+@pytest.mark.parametrize("suffix", ["tar.gz", "zip"])
+@pytest.mark.parametrize("command", ["score", "verify", "reproduce"])
+def test_archive_bomb_is_rejected(command: str, suffix: str, kind: bytes, tmp_path: Path) -> None:
+    if suffix == "zip" and (kind != tarfile.REGTYPE or command == "verify"):
+        pytest.skip("a ZIP file has no headers of this kind, and bundles are tar files")
+    path = bombs.write(tmp_path / f"bomb.{suffix}", "round/results/box/resnet/result_0.txt", b"\n", kind)
+    with bombs.is_fast():
+        error = CliRunner().invoke(app, [command, str(path)]).exception
+    assert isinstance(error, EncoreError) and error.exit_code == 2
+    assert "its content" in error.found and str(path) in error.found
+
+
+def test_archive_with_too_many_members_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_MAX_MEMBERS", 3)
+    for suffix in ("tar.gz", "zip"):
+        folder = write_set(tmp_path / suffix / "resnet", [resnet_v07()] * 4)
+        packed = shutil.make_archive(str(tmp_path / "many"), {"tar.gz": "gztar"}.get(suffix, suffix), folder)
+        with pytest.raises(EncoreError, match="more than 3 members"), files.unpacked(Path(packed), re.compile("")):
+            pass
 
 
 def test_missing_file_and_tree_with_a_link_to_itself(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Tables of the scaling study, its printed figures that do not follow from others, and tables of measurements."""
 
+import csv
+import io
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -115,6 +117,13 @@ def test_table_as_markdown_and_csv() -> None:
     table = Table(title="t", columns=("a", "b"), rows=(("x|y", 1.5), ("z", None)), formats={"b": ".3f"})
     assert table.as_markdown().splitlines() == ["| a | b |", "|---|---:|", "| x/y | 1.500 |", "| z |  |"]
     assert table.as_csv() == "a,b\nx|y,1.5\nz,\n"
+
+
+def test_text_cells_are_not_formulas_in_csv() -> None:
+    cells = ("=1+1", "+cmd", "-a", "@a", "\t=1", "-1.5", "+2", "a=b", -1.5)
+    table = Table(title="t", columns=("a",), rows=tuple((cell,) for cell in cells))
+    rows = [row[0] for row in csv.reader(io.StringIO(table.as_csv()))][1:]
+    assert rows == ["'=1+1", "'+cmd", "'-a", "'@a", "'\t=1", "-1.5", "+2", "a=b", "-1.5"]
 
 
 def test_command_prints_the_study() -> None:

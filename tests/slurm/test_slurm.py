@@ -190,6 +190,12 @@ def test_commands_fail_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ('data = "$SCRATCH/data"', "only $HOME, $USER"),
         ('results = "~other/results"', "only $HOME, $USER"),
         ('sbatch = ["constraint"]', "is no option of sbatch"),
+        ('partition = "a\\n#SBATCH --wrap=b"', "line break or a shell metacharacter"),
+        ('account = "a;b"', "shell metacharacter"),
+        ('network_interface = "$(b)"', "shell metacharacter"),
+        ('image = "--b"', "shell metacharacter"),
+        ('results = "/a\\nb"', "line break"),
+        ('textfile = "/a`b`"', "shell metacharacter"),
     ],
 )
 def test_invalid_cluster_file_is_rejected(line: str, message: str, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from encore import paths
+from encore import files, paths
 from encore.errors import EncoreError
 from encore.machine.node import cores
 from encore.results.compare.sides import Side, load_sides
@@ -213,8 +213,8 @@ def _copy_log(source: Path, target: Path) -> None:
     if not compressed:
         shutil.copyfile(source, target)
         return
-    with gzip.open(source, "rb") as packed, target.open("wb") as plain:
-        shutil.copyfileobj(packed, plain)
+    with files.archive_errors(source), gzip.open(source, "rb") as packed, target.open("wb") as plain:
+        shutil.copyfileobj(files.Bounded(packed, files.max_unpacked(source)), plain)
 
 
 def _copy_runs(sides: Sequence[Side], benchmark: str, target: Path) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import re
+import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -164,6 +165,14 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def _sha256_of(path: Path) -> str:
+    content = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            content.update(block)
+    return content.hexdigest()
+
+
 def _signature(text: bytes, key: Path) -> bytes:
     with tempfile.TemporaryDirectory() as scratch:
         signed = Path(scratch) / MANIFEST
@@ -251,21 +260,21 @@ def _scores(root: Path, claims: Sequence[Any]) -> list[Score]:
 def _unpack(bundle: Path, folder: Path) -> Iterator[Finding]:
     folder.mkdir()
     room, seen = _MOST_BYTES, set[str]()
-    with files.archive_errors(bundle), tarfile.open(bundle) as archive:
-        for count, member in enumerate(archive):
+    with files.archive_errors(bundle):
+        for count, (member, size, content) in enumerate(files.tar_members(bundle)):
             if count >= _MOST_FILES:
                 raise ValueError(f"it has more than {_MOST_FILES:,} members")
-            name = files.plain_path(member.name)
-            content = archive.extractfile(member) if member.isreg() else None
-            if name is None or name != member.name or content is None or name in seen:
-                yield _finding("the archive has what no bundle has", "plain files, each once", repr(member.name))
+            name = files.plain_path(member)
+            if name is None or name != member or content is None or name in seen:
+                yield _finding("the archive has what no bundle has", "plain files, each once", repr(member))
                 continue
-            room -= member.size
+            room -= size
             if room < 0:
                 raise ValueError(f"its files have more than {_MOST_BYTES // 1024**3} GiB")
             seen.add(name)
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(content.read())
+            with (folder / name).open("wb") as target:
+                shutil.copyfileobj(content, target)
 
 
 def _manifest(bundle: Path, folder: Path) -> dict[str, Any]:
@@ -312,7 +321,7 @@ def _of_hashes(folder: Path, wanted: Mapping[str, Mapping[str, Any]]) -> Iterato
             yield _finding("a file is missing", name, "nothing")
         elif name not in wanted:
             yield _finding("a file is not in bundle.json", "no other file", name)
-        elif (hashed := _sha256((folder / name).read_bytes())) != wanted[name]["sha256"]:
+        elif (hashed := _sha256_of(folder / name)) != wanted[name]["sha256"]:
             yield _finding(f"{name} is not the file that was packed", str(wanted[name]["sha256"]), hashed)
 
 

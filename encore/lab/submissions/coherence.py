@@ -3,6 +3,7 @@
 Whoever changes one of them has to change the others with it, to the second and the last digit.
 """
 
+import filecmp
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -69,7 +70,7 @@ def _of_experiment(folder: Path, place: Path, number: int, passport: dict[str, A
         if state.get("status") in FINISHED:
             yield published.name, f"a log: {state['status']} (state.json)", "none"
         return
-    if published.read_bytes() != (place / "result.txt").read_bytes():
+    if not filecmp.cmp(published, place / "result.txt", shallow=False):
         yield f"{published.name} is not {place.name}/result.txt", "one log", "two"
     log = read_run(published)
     if log.seeds and config.get("seed") not in log.seeds:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from encore.files import Bounded, max_unpacked
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -60,7 +62,8 @@ def read_profile(path: Path) -> dict[str, Seen]:
         ValueError: the file is neither, or cannot be read.
     """
     try:
-        text = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode("utf-8")
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            text = Bounded(file, max_unpacked(path)).read().decode("utf-8")
         names = _of_nsys(text) if path.suffix == ".csv" else _of_trace(json.loads(text))
         return seen_in(names)
     # A damaged file can be wrong in any of these ways.

@@ -27,6 +27,8 @@ from typing import Literal, NamedTuple
 
 from pydantic_core import from_json
 
+from encore.files import Bounded, max_unpacked
+
 Dialect = Literal["v0.5", "mll", "mllog", "mlperf"]
 # Called with the line number and the text of a line that has an event's mark but is no event.
 OnDamage = Callable[[int, str], None]
@@ -89,7 +91,8 @@ def read_events(path: str | PathLike[str], on_damage: OnDamage = _ignore) -> Ite
     with Path(path).open("rb") as raw:
         compressed = raw.peek(2).startswith(_GZIP_MAGIC)
         try:
-            for number, line in _marked_lines(gzip.GzipFile(fileobj=raw) if compressed else raw):
+            stream = Bounded(gzip.GzipFile(fileobj=raw), max_unpacked(Path(path))) if compressed else raw
+            for number, line in _marked_lines(stream):
                 event = _plain_event(line, number)
                 if event is not None:
                     yield event
@@ -100,25 +103,28 @@ def read_events(path: str | PathLike[str], on_damage: OnDamage = _ignore) -> Ite
 
 
 # Yield the lines that hold a mark, with their numbers.
-def _marked_lines(stream: BufferedReader | gzip.GzipFile) -> Iterator[tuple[int, bytes]]:
+def _marked_lines(stream: BufferedReader | Bounded) -> Iterator[tuple[int, bytes]]:
     number = 0
     for block in _blocks(stream):
         either = _MARKS[1] in block
+        if not either and _MARKS[0] not in block:
+            number += block.count(b"\n")
+            continue
         for number, line in enumerate(block.removesuffix(b"\n").split(b"\n"), number + 1):  # noqa: B020
             if _MARKS[0] in line or (either and _MARKS[1] in line):
                 yield number, line[:MAX_LINE]
 
 
 # Yield many whole lines at a time; at least MAX_LINE bytes of a longer one.
-def _blocks(stream: BufferedReader | gzip.GzipFile) -> Iterator[bytes]:
+def _blocks(stream: BufferedReader | Bounded) -> Iterator[bytes]:
     rest = b""
     while block := stream.read1(_BLOCK):  # One read: what precedes damage is not lost with it
         end = block.rfind(b"\n") + 1
         if end:
             yield rest + block[:end]
             rest = block[end:]
-        else:
-            rest = (rest + block)[:MAX_LINE]
+        elif len(rest) < MAX_LINE:
+            rest += block
     if rest:
         yield rest
 

@@ -387,14 +387,17 @@ def page(folder: Path, template: str, **values: Any) -> str:
     def part(file: str) -> Markup:
         return Markup((TEMPLATES / file).read_text("utf-8"))
 
+    is_html = template.endswith("html.j2")
     environment = Environment(
         loader=FileSystemLoader(folder),
-        autoescape=template.endswith("html.j2"),
+        autoescape=is_html,
+        # Markdown contains HTML as it is
+        finalize=None if is_html else lambda value: str(value).replace("<", "&lt;"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["plain"] = lambda text: " ".join(str(text).split()).replace("|", "/").replace("<", "&lt;")
+    environment.filters["plain"] = lambda text: " ".join(str(text).split()).replace("|", "/").replace("[", "\\[")
     environment.filters["breakable"] = lambda name: Markup("_<wbr>").join(str(name).split("_"))
     always = {"part": part, "version": __version__, "svg": Markup, "level": percent(LEVEL)}
     # Imported templates see globals alone.
