@@ -49,7 +49,7 @@ dist: setup ## build the wheel and the sdist into build/dist
 	@.venv/bin/uv build --quiet --out-dir build/dist .
 
 .PHONY: sbom
-sbom: setup ## write what each environment and image installs as CycloneDX into build/sbom; bases of images have NVIDIA's
+sbom: setup ## write the packages of each environment and image, and Horovod, as CycloneDX into build/sbom; NVIDIA has SBOMs of its bases
 	@mkdir -p build/sbom
 	@for file in requirements/*.txt; do \
 	  .venv/bin/uv tool run --quiet --from cyclonedx-bom==$(CYCLONEDX) cyclonedx-py requirements "$$file" \

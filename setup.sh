@@ -17,7 +17,8 @@ fail() {
 
 # What .venv depends on: the requirements, the project file and the path of the checkout.
 stamp() {
-  cat "$root/requirements/$1.txt" "$root/pyproject.toml" && printf '%s' "$root"
+  # Versions without hashes: all files of a version give the same .venv
+  sed '/^ *--hash=/d; s/ \\$//' "$root/requirements/$1.txt" && cat "$root/pyproject.toml" && printf '%s' "$root"
 }
 
 # "dev" includes all of "encore", so either serves for the latter.
@@ -70,10 +71,13 @@ if ! "$python" -m venv "$root/.venv" >"$log" 2>&1; then
   fail "$python cannot make a virtual environment; see $log" "apt-get install python3-venv (Debian, Ubuntu)"
 fi
 # uv, as pinned, installs the rest: in seconds, and with pip's settings.
-uv=$(grep --only-matching '^uv==[0-9.]*' "$requirements")
+uv="$root/.venv/uv.txt"
+awk '/^uv==/ { pin = 1 } pin { print } pin && !/\\$/ { exit }' "$requirements" >"$uv"
 install=("$root/.venv/bin/python" -I "$root/encore/installer.py")
-if ! "$root/.venv/bin/python" -m pip install --disable-pip-version-check --no-input "$uv" >>"$log" 2>&1 ||
-  ! "${install[@]}" --no-deps --requirements "$requirements" --editable "$root" >>"$log" 2>&1; then
+if ! "$root/.venv/bin/python" -m pip install --disable-pip-version-check --no-input --no-deps \
+  --require-hashes --requirement "$uv" >>"$log" 2>&1 ||
+  ! "${install[@]}" --no-deps --require-hashes --requirements "$requirements" >>"$log" 2>&1 ||
+  ! "${install[@]}" --no-deps --editable "$root" >>"$log" 2>&1; then
   tail -n 3 "$log" >&2
   if grep -q 'No space left on device' "$log"; then
     fail "the disk is full" "free some space and run the same command again"

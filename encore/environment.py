@@ -33,7 +33,9 @@ from encore.errors import EncoreError, ExitCode
 
 # CMake's toolchain file, by which Horovod is compiled in fewer translation units.
 TOOLCHAIN = paths.REQUIREMENTS / "horovod.cmake"
+HOROVOD_SOURCE = paths.REQUIREMENTS / "horovod.txt"
 
+HASH = re.compile(r" \\\n +--hash=\S+")
 OnStep = Callable[[str], None]  # Called with a short description of each step
 PROGRESS_SECONDS = 5.0  # Between two reports of a command that still runs
 MINOR_VERSION = re.compile(r"3\.\d+")
@@ -65,7 +67,9 @@ class Environment:
 
     @property
     def folder(self) -> Path:
-        content = [self.requirements.read_text(encoding="utf-8"), _version(self.interpreter), self.check]
+        # Versions without hashes: all files of a version give the same environment
+        pins = HASH.sub("", self.requirements.read_text(encoding="utf-8"))
+        content = [pins, _version(self.interpreter), self.check]
         horovod = self.horovod.model_dump(by_alias=True) if self.horovod else {}
         content += [json.dumps(horovod, sort_keys=True)]
         content += [str(self.mpi), _toolchain()] if self.horovod else []
@@ -223,9 +227,9 @@ def _compile(environment: Environment, horovod: Horovod, folder: Path, run: Call
     writing = folder.with_suffix(".writing")
     shutil.rmtree(writing, ignore_errors=True)
     # Not from pip's cache: a wheel that was compiled for another framework or MPI has the same name.
-    options = ["--no-cache-dir", "--no-binary", "horovod", "--no-build-isolation", "--no-deps"]
+    options = ["--no-cache-dir", "--no-binary", "horovod", "--no-build-isolation", "--no-deps", "--require-hashes"]
     pip = [sys.executable, "-m", "pip", "--python", str(environment.python), "wheel", *options]
-    run([*pip, "--wheel-dir", str(writing), f"horovod=={horovod.version}"])
+    run([*pip, "--wheel-dir", str(writing), "--requirement", str(HOROVOD_SOURCE)])
     writing.rename(folder)
 
 
@@ -254,7 +258,8 @@ def _make(environment: Environment, report: OnStep) -> None:
         report(f"no Python {environment.interpreter} on PATH: installing it with uv")
     run = partial(_run, environment, report)
     run(installer.venv_command(environment.interpreter, environment.folder))
-    run(installer.install_command(python, "--no-deps", "--requirements", str(environment.requirements)))
+    pins = ("--no-deps", "--require-hashes", "--requirements", str(environment.requirements))
+    run(installer.install_command(python, *pins))
     if horovod and wheels:
         wheels.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(str(wheels.with_suffix(".lock"))):
@@ -321,6 +326,11 @@ SYMPTOMS = (
         r"[Nn]o interpreter found|Failed to install cpython|python-build-standalone",
         "no supported Python on PATH, and uv cannot download one",
         "install it (python{version} and python{version}-venv), or run in a container (make build-BENCHMARK)",
+    ),
+    (
+        "Hash mismatch",
+        "a package is not the pinned file",
+        "check the package index and pip's settings (pip config list)",
     ),
     ("No solution found", "the package index does not have what is pinned", AGAIN),
     (

@@ -39,8 +39,7 @@ def settings(listed: str) -> dict[str, list[str]]:
 def variables(listed: str) -> dict[str, str]:
     values = settings(listed).items()
     found = {VARIABLES[name][0]: VARIABLES[name][1].join(each) for name, each in values if name in VARIABLES}
-    # As pip, which takes the best version of all indexes.
-    return {**found, "UV_INDEX_STRATEGY": "unsafe-best-match", "UV_NO_PROGRESS": "1"}
+    return {**found, "UV_INDEX_STRATEGY": "first-index", "UV_NO_PROGRESS": "1"}
 
 
 def environment() -> dict[str, str]:
@@ -50,8 +49,11 @@ def environment() -> dict[str, str]:
 
 
 def install_command(python: Path, *arguments: str) -> list[str]:
-    offline = ["--no-index"] if os.environ.get("PIP_NO_INDEX", "0") not in ("", "0", "false") else []
-    return [sys.executable, "-m", "uv", "pip", "install", "--python", str(python), *offline, *arguments]
+    options = ["--no-index"] if os.environ.get("PIP_NO_INDEX", "0") not in ("", "0", "false") else []
+    if "--require-hashes" in arguments and "UV_INDEX_STRATEGY" not in os.environ:
+        # As pip: a mirror may lack a version. The hashes decide which file is installed, not the index.
+        options += ["--index-strategy", "unsafe-best-match"]
+    return [sys.executable, "-m", "uv", "pip", "install", "--python", str(python), *options, *arguments]
 
 
 def venv_command(interpreter: str, folder: Path) -> list[str]:

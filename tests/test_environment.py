@@ -1,11 +1,14 @@
 """Framework environments: created once, by one process at a time, with the settings of pip; errors are reported."""
 
+import hashlib
 import os
 import re
 import socket
 import subprocess
 import sys
 import tarfile
+import zipfile
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,7 +59,7 @@ global.proxy="http://it's@proxy"
         "UV_FIND_LINKS": "/wheels,/more",
         "SSL_CERT_FILE": "/certificates.crt",
         "ALL_PROXY": "http://it's@proxy",
-        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_INDEX_STRATEGY": "first-index",
         "UV_NO_PROGRESS": "1",
     }
 
@@ -127,7 +130,7 @@ def test_errors_of_the_installation_are_reported(
         settings = {"UV_DEFAULT_INDEX": f"http://127.0.0.1:{unused.getsockname()[1]}/", "UV_HTTP_RETRIES": "0"}
         monkeypatch.setattr(installer, "environment", lambda: {**os.environ, **settings})
         monkeypatch.setenv("PIP_NO_INDEX", no_index)
-        small.requirements.write_text("wheel==0.48.77\n", encoding="utf-8")
+        small.requirements.write_text(f"wheel==0.48.77 --hash=sha256:{'0' * 64}\n", encoding="utf-8")
         with pytest.raises(EncoreError, match=message):
             ensure(replace(small, disk_gib=disk_gib), monkeypatch)
 
@@ -250,6 +253,42 @@ def test_versions_of_a_system_description(mxnet_python: Path) -> None:
     assert on_host["horovod_version"] and on_host["dali_version"] and on_host["numpy_version"]
 
 
-def test_every_requirement_is_pinned() -> None:
-    lines = [line.lstrip() for path in paths.REQUIREMENTS.glob("*.txt") for line in path.open(encoding="utf-8")]
-    assert [line for line in lines if line and not line.startswith(("#", "--hash=")) and "==" not in line] == []
+def test_every_requirement_has_a_version_and_hashes() -> None:
+    for path in paths.REQUIREMENTS.glob("*.txt"):
+        text = path.read_text(encoding="utf-8").replace("\\\n", "")
+        lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+        pin = re.compile(r"[\w.-]+==[^\s;]+( *;[^\\]*?)?( +--hash=sha256:[0-9a-f]{64})+")
+        assert [line for line in lines if not pin.fullmatch(line)] == [], path
+
+
+def test_source_of_horovod_is_pinned() -> None:
+    text = environment.HOROVOD_SOURCE.read_text(encoding="utf-8")
+    versions = {entry.version for name in ("mxnet", "tensorflow") if (entry := catalogue.framework(name).horovod)}
+    assert re.findall(r"^horovod==(\S+)", text, re.MULTILINE) == [*versions]
+
+
+def test_hashes_do_not_change_the_key_of_an_environment(small: Environment) -> None:
+    small.requirements.write_text("# packages\na==1 ; python_version > '3'\nb==2\n", encoding="utf-8")
+    before = small.folder
+    hashes = [f" \\\n    --hash=sha256:{digit * 64}" for digit in "ab"]
+    text = f"# packages\na==1 ; python_version > '3'{''.join(hashes)}\nb==2{hashes[0]}\n"
+    small.requirements.write_text(text, encoding="utf-8")
+    assert small.folder == before
+
+
+def test_package_with_another_hash_is_rejected(
+    small: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wheel = tmp_path / "wheels" / "a-1-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("a-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: a\nVersion: 1\n")
+        archive.writestr("a-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("a-1.dist-info/RECORD", "")
+    settings = {**os.environ, "UV_FIND_LINKS": str(wheel.parent), "UV_NO_INDEX": "1"}
+    monkeypatch.setattr(installer, "environment", lambda: settings)
+    hashes = {"right": hashlib.sha256(wheel.read_bytes()).hexdigest(), "wrong": "0" * 64, "none": ""}
+    for name, digest in hashes.items():
+        small.requirements.write_text("a==1" + (f" \\\n    --hash=sha256:{digest}\n" if digest else "\n"))
+        with nullcontext() if name == "right" else pytest.raises(EncoreError):
+            ensure(replace(small, check=f"'{name}'"), monkeypatch)

@@ -332,12 +332,13 @@ def download_commands(framework: str) -> list[list[str]]:
     """Return the commands that fetch what a framework's environment pins, with this machine's settings of pip."""
     entry = catalogue.framework(framework)
     pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
+    pip += ["--require-hashes"]
     pip += ["--dest", str(wheels(framework))]
     for_image = ["--python-version", PLATFORM["python"], "--only-binary", ":all:"]
     commands = [[*pip, *for_image, "--requirement", str(paths.REQUIREMENTS / entry.requirements)]]
     if entry.horovod and not compiled_horovod(framework):
         # Its source: it is compiled in the image, against the image's framework and MPI.
-        commands.append([*pip, "--no-binary", "horovod", f"horovod=={entry.horovod.version}"])
+        commands.append([*pip, "--no-binary", "horovod", "--requirement", str(environment.HOROVOD_SOURCE)])
     return commands
 
 
