@@ -124,7 +124,7 @@ def _stalled(pressure: str) -> int | None:
 
 @contextlib.contextmanager
 def xid_events(handles: Sequence[Any]) -> Iterator[Callable[[], list[list[int]]]]:
-    """Yield a function that returns the Xid errors since its last call, as [position of the GPU in ``handles``, Xid]."""
+    """Yield a function that returns the Xid errors since its last call, as [position in ``handles``, Xid]."""
     import pynvml
 
     def index_of(handle: Any) -> int | None:
