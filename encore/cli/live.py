@@ -8,28 +8,28 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from encore.results import words
 from encore.run import follow
 
 PLAIN_SECONDS = 10.0  # Seconds between two lines where there is no terminal
+WIDE = 120  # Columns of a terminal from which the bar has its full width and the number of steps
 
 
 def facts(progress: follow.Progress) -> str:
-    # ``epoch 3/12  410 samples/s  loss 0.512  quality 0.9259 of 0.95 (epoch 2)  at most 0:00:31 to go``.
+    # ``epoch 3/12  quality 0.9259 of 0.95 (epoch 2)  at most 0:00:31 to go  loss 0.512  410 samples/s``: a narrow
+    # terminal cuts the end.
     parts = [f"epoch {max(progress.epoch, 1)}" + (f"/{progress.epochs}" if progress.epochs else "")]
-    if progress.samples_per_second is not None:
-        parts.append(f"{progress.samples_per_second:,.0f} {progress.batch_unit}/s")
-    if progress.loss is not None:
-        parts.append(f"loss {progress.loss:.4f}")
     if progress.qualities:
-        parts.append(
-            f"{words.against_targets(progress.qualities, progress.targets)} (epoch {progress.evaluated_epoch})"
-        )
+        quality = words.against_targets(progress.qualities, progress.targets)
+        parts.append(f"{quality} (epoch {progress.evaluated_epoch})")
     if progress.seconds_to_go is not None:
         parts.append(f"at most {clock(progress.seconds_to_go)} to go")
-    if progress.slow:
-        parts.append(progress.slow)
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4f}")
+    if progress.samples_per_second is not None:
+        parts.append(f"{progress.samples_per_second:,.0f} {progress.batch_unit}/s")
     return "  ".join(parts)
 
 
@@ -60,18 +60,22 @@ class RunView:
         self._task: TaskID | None = None
         self._title = ""
         self._next = 0.0
-        self._seen: Mapping[str, float] = {}
+        self._qualities: Mapping[str, float] = {}
         self._damaged: Mapping[str, str] = {}
+        self._printed = ""
+        self._slow = ""
 
     def __enter__(self) -> RunView:
         if self._console.is_terminal:
+            is_wide = self._console.width >= WIDE
             self._bar = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
+                BarColumn(bar_width=24 if is_wide else 8),
+                *([MofNCompleteColumn()] if is_wide else []),
                 TimeElapsedColumn(),
-                TextColumn("{task.fields[facts]}"),
+                TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
                 console=self._console,
+                expand=True,
             )
             self._bar.start()
         return self
@@ -84,22 +88,28 @@ class RunView:
 
     def start(self, title: str) -> None:
         self._title = title
-        self._seen = {}
+        self._qualities = {}
         if self._bar is not None:
             self._task = self._bar.add_task(title, total=None, facts="starting")
         else:
             self._console.print(f"{title}: starting")
 
     def update(self, progress: follow.Progress, pace: str = "") -> None:
+        """Show the progress; on a terminal in the bar, else as a line if there is something new."""
         for name, damage in (progress.damaged if progress.damaged != self._damaged else {}).items():
-            before = f"{self._title} resumed from the one before it, step {progress.step}"
-            self._console.print(f"checkpoint {name} is damaged ({damage}): {before}", markup=False)
+            earlier = f"{self._title} resumed from an earlier one, step {progress.step}"
+            self._console.print(f"checkpoint {name} is damaged ({damage}): {earlier}", markup=False)
         self._damaged = progress.damaged
+        if progress.slow and progress.slow != self._slow:
+            self._console.print(f"{self._title}: {progress.slow}", markup=False)
+        self._slow = progress.slow
+        line = "  ".join(filter(None, (facts(progress), pace)))
         if self._bar is not None and self._task is not None:
-            text = "  ".join(filter(None, (facts(progress), pace))) if progress.epochs else "starting"
-            self._bar.update(self._task, total=progress.total_steps or None, completed=progress.step, facts=text)
+            shown = line if progress.epochs else "starting"
+            self._bar.update(self._task, total=progress.total_steps or None, completed=progress.step, facts=shown)
             return
-        if progress.step and (progress.qualities != self._seen or time.monotonic() >= self._next):
+        is_due = progress.qualities != self._qualities or time.monotonic() >= self._next
+        if progress.step and is_due and line != self._printed:
             self._next = time.monotonic() + PLAIN_SECONDS
-            self._seen = progress.qualities
-            self._console.print(f"{self._title}: {'  '.join(filter(None, (facts(progress), pace)))}")
+            self._qualities, self._printed = progress.qualities, line
+            self._console.print(f"{self._title}: {line}")

@@ -1,12 +1,15 @@
 """Slow ranks in status and follow, telemetry of other nodes, and doctor without a job."""
 
+import io
 import json
 import platform
+import re
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from encore import paths
@@ -67,7 +70,36 @@ def test_status_and_follow_show_a_slow_rank(tmp_path: Path, monkeypatch: pytest.
     row = status._progress(status.replace(row, state="running"))
     assert row.slow.startswith("rank 1 is slow") and row.slow in describe(row) and row.as_json()["slow"] == row.slow
     monkeypatch.setattr(follow, "SLOW_SECONDS", 0.0)
-    assert live.facts(follow.Progress(slow=follow.SlowRankWatch(experiment.folder).look())).endswith(row.slow)
+    assert follow.SlowRankWatch(experiment.folder).look() == row.slow
+
+
+def test_lines_of_a_run_are_not_repeated() -> None:
+    screen = Console(file=io.StringIO(), width=80)
+    view, progress = live.RunView(screen), follow.Progress(epochs=3, step=4, epoch=1, loss=0.5)
+    view.start("experiment 1/1")
+    for slow in ("", "rank 1 is slow", "rank 1 is slow", ""):
+        progress.slow = slow
+        view.update(progress)
+        view._next = 0.0
+    progress.qualities, progress.targets, progress.evaluated_epoch = {"accuracy": 0.9}, {"accuracy": 0.95}, 1
+    view.update(progress)
+    assert screen.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "experiment 1/1: starting",
+        "experiment 1/1: epoch 1/3  loss 0.5000",
+        "experiment 1/1: rank 1 is slow",
+        "experiment 1/1: epoch 1/3  quality 0.9000 of 0.95 (epoch 1)  loss 0.5000",
+    ]
+
+
+def test_bar_fits_80_columns() -> None:
+    screen = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None, legacy_windows=False)
+    progress = follow.Progress(epochs=12, step=40, epoch=3, steps_per_epoch=100, loss=0.5, evaluated_epoch=2)
+    progress.qualities, progress.targets = {"accuracy": 0.9}, {"accuracy": 0.95}
+    with live.RunView(screen) as view:
+        view.start("experiment 1/1")
+        view.update(progress)
+    (line,) = re.findall(r"experiment 1/1 [^\r\n]*epoch 3/12.*", screen.file.getvalue())  # type: ignore[attr-defined]
+    assert len(line) <= 80 and "epoch 3/12  quality 0.9000 of 0.95" in line
 
 
 def test_other_nodes_of_a_job_are_sampled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
