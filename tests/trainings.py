@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,7 +66,11 @@ def settings(values: dict[str, str]) -> list[str]:
 def in_background(*arguments: str, environment: Mapping[str, str] = {}) -> subprocess.Popen[str]:
     command, pipe = [sys.executable, "-m", "encore.cli.app", *arguments], subprocess.PIPE
     variables = {**os.environ, **environment}
-    return subprocess.Popen(command, cwd=paths.ROOT, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+    # `nohup make test` ignores SIGHUP, which tests send
+    default = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
+    return subprocess.Popen(
+        command, cwd=paths.ROOT, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True, preexec_fn=default
+    )
 
 
 @dataclass(frozen=True)
