@@ -77,5 +77,5 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """
     if check_pixels(image):
         # In two steps: I;16 has no scaling, and convert("RGB") clips.
-        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+        image = image.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L")
     return image.convert("RGB")
