@@ -149,6 +149,10 @@ def max_unpacked(path: Path) -> int:
     return _FREE_BYTES + _MAX_RATIO * path.stat().st_size
 
 
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"its content has more than {limit:,} bytes, the limit for a file of its size")
+
+
 class Bounded:
     """A binary stream that raises TooLarge after ``limit`` bytes."""
 
@@ -164,7 +168,7 @@ class Bounded:
     def _count(self, data: bytes) -> bytes:
         self._left -= len(data)
         if self._left < 0:
-            raise TooLarge(f"its content has more than {self._limit:,} bytes, {_MAX_RATIO} times its size or more")
+            raise _too_large(self._limit)
         return data
 
 
@@ -221,11 +225,11 @@ def _members(archive: Path) -> Iterator[tuple[str, int, IO[bytes] | None]]:
     if not zipfile.is_zipfile(archive):
         yield from tar_members(archive)
         return
-    room = max_unpacked(archive)
+    room = limit = max_unpacked(archive)
     with zipfile.ZipFile(archive) as packed:
         for count, member in enumerate(packed.infolist()):
             room -= member.file_size
-            _check_bounds(count, room)
+            _check_bounds(count, room, limit)
             if not member.is_dir() and not stat.S_ISLNK(member.external_attr >> 16):
                 with packed.open(member) as file:
                     yield member.filename, member.file_size, file
@@ -246,7 +250,7 @@ def tar_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes] | None]]:
         with tar:
             for count, member in enumerate(tar):
                 room -= member.size
-                _check_bounds(count, room)
+                _check_bounds(count, room, limit)
                 yield member.name, member.size, tar.extractfile(member) if member.isreg() else None
 
 
@@ -259,8 +263,8 @@ def _decompressed(raw: BufferedReader) -> Any:
     return lzma.LZMAFile(raw) if magic.startswith(b"\xfd7zXZ\0") else nullcontext(raw)
 
 
-def _check_bounds(count: int, room: int) -> None:
+def _check_bounds(count: int, room: int, limit: int) -> None:
     if count >= _MAX_MEMBERS:
         raise TooLarge(f"it has more than {_MAX_MEMBERS:,} members")
     if room < 0:
-        raise TooLarge(f"its content is more than {_MAX_RATIO} times as large as the file")
+        raise _too_large(limit)

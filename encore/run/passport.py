@@ -178,7 +178,7 @@ def parse_environment(settings: tuple[str, ...], caller: Mapping[str, str]) -> d
     for setting in settings:
         name, separator, value = setting.partition("=")
         if not name.isidentifier():
-            raise EncoreError(f"--env {setting!r} names no variable", expected="NAME=VALUE or NAME")
+            raise EncoreError(f"--env {name!r} names no variable", expected="NAME=VALUE or NAME")
         if not separator and name not in caller:
             raise EncoreError(f"--env {name}: the variable is not set", hint=f"give it a value: --env {name}=VALUE")
         variables[name] = value if separator else caller[name]
