@@ -258,8 +258,8 @@ def scaled(
 
 
 def _submitted_weights(choice: Choice, system: System, device: str) -> dict[str, Weights]:
-    # The weights that a submitted system began with; none on a CPU, where a run tries the code.
-    begins = system.kind == "submitted" and device == "gpu"
+    # Initial weights of a submission, whatever its round; none on a CPU, which only tries the code.
+    begins = system.kind in ("submitted", "later") and device == "gpu"
     return choice.benchmark.submitted_weights(system.round) if begins else {}
 
 

@@ -218,6 +218,18 @@ def ignore_closed_output() -> Iterator[None]:
         sys.stdout, sys.stderr = streams
 
 
+@contextmanager
+def limited_lines(screen: Console, most: int | None) -> Iterator[None]:
+    """Print the first ``most`` lines of the output only, and how many --all prints in addition."""
+    with screen.capture() as capture:
+        yield
+    lines = capture.get().splitlines(keepends=True)
+    kept = lines if most is None or len(lines) <= most else lines[: most - 1]
+    screen.file.write("".join(kept))
+    if len(kept) < len(lines):
+        say(screen, f"[dim]{len(lines) - len(kept)} more lines: --all prints them[/]")
+
+
 def say(screen: Console, *texts: object) -> None:
     # Print one line, however long: a terminal wraps it by itself, and a pipe keeps it whole.
     screen.print(*texts, soft_wrap=True)

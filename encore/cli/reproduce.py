@@ -13,16 +13,19 @@ from typing_extensions import TypedDict
 
 from encore import configuration
 from encore.cli import options
-from encore.cli.layout import console, say, show, text, write_json
+from encore.cli.layout import console, limited_lines, say, show, text, write_json
 from encore.containers import images
 from encore.errors import EncoreError, ExitCode
 from encore.lab.submissions.expressions import NoValueError
 from encore.lab.submissions.reproduction import Difference, Left, Reproduction, command, write_system
 from encore.lab.submissions.reproduction import reproduce as read_configuration
+from encore.lab.submissions.reproduction import start as start_command
 from encore.lab.submissions.shell_values import Note
 from encore.lab.submissions.source import Source, name_of, open_source
 from encore.results.words import count_of
 from encore.run import hints
+
+MAX_LINES = 40  # Printed lines without --all
 
 
 def escape(value: object) -> str:
@@ -62,6 +65,7 @@ class ReproductionJson(TypedDict):
     differences: tuple[Difference, ...]  # From the nearest system
     refused: str  # Why there is no command; else empty
     command: list[str]
+    alternative: list[str]  # Command of the nearest system, if the options cannot be mapped
 
 
 class NotUnderstood(TypedDict):
@@ -87,6 +91,7 @@ def reproduce(
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write a system file from it.")
     ] = None,
     data_folder: options.Data = None,
+    everything: Annotated[bool, typer.Option("--all", help=f"Print everything, not only {MAX_LINES} lines.")] = False,
     start: Annotated[bool, typer.Option("--run", help="Run the command that is printed.")] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -122,10 +127,13 @@ def reproduce(
     if as_json:
         found = [_as_json(each, data_folder) if isinstance(each, Reproduction) else each for each in every]
         write_json("reproduction", found)
-    elif len(every) == 1 and read:
-        _print(console(), read[0], data_folder)
     else:
-        _print_overview(console(), opened, every)
+        screen = console()
+        with limited_lines(screen, None if everything else MAX_LINES):
+            if len(every) == 1 and read:
+                _print(screen, read[0], data_folder)
+            else:
+                _print_overview(screen, opened, every, data_folder)
     if not read:
         raise EncoreError(f"no configuration of {source} is understood", expected="assignments of a shell")
     if output:
@@ -157,14 +165,19 @@ def _standing(made: Reproduction) -> str:
     return f"{count_of(len(made.differences), 'difference')} from {made.nearest.system}, {made.nearest.round}"
 
 
-def _print_overview(screen: Console, opened: Source, every: Sequence[Reproduction | NotUnderstood]) -> None:
+def _print_overview(
+    screen: Console, opened: Source, every: Sequence[Reproduction | NotUnderstood], data: Path | None
+) -> None:
     say(screen, f"[bold]{escape(opened.shown)}[/], round {opened.round or 'not known'}")
+    alternatives = dict.fromkeys(tuple(_alternative(each, data)) for each in every if isinstance(each, Reproduction))
+    for words in filter(None, alternatives):
+        _print_command(screen, words, "a system of Encore to run instead")
     columns = ("configuration", "nodes x GPUs", "keys", "without", "unknown", "what it is here")
     rows: list[tuple[object, ...]] = [
         (each["configuration"], *[""] * 4, each["not_understood"])
         if isinstance(each, dict)
         else (
-            each.name, f"{each.nodes} x {each.gpus}", len(each.mapped), len(each.known_left), len(each.unknown_left),
+            each.name, _layout(each), len(each.mapped), len(each.known_left), len(each.unknown_left),
             _standing(each),
         )
         for each in every
@@ -173,11 +186,41 @@ def _print_overview(screen: Console, opened: Source, every: Sequence[Reproductio
     say(screen, "without: options and variables without a counterpart here; --config NAME says what each means")
 
 
+def _layout(made: Reproduction) -> str:
+    return f"{made.nodes} x {made.gpus if made.gpus_are_known else '?'}"
+
+
+def _alternative(made: Reproduction, data: Path | None) -> list[str]:
+    if made.alternative is None:
+        return []
+    choice, system = made.alternative
+    return start_command(choice, system.system, system, data)
+
+
+def _print_command(screen: Console, words: Sequence[str], label: str) -> None:
+    say(screen, f"{label}:")
+    screen.print(hints.command(*words), markup=False, highlight=False, soft_wrap=True)
+
+
+# The command first, then everything that may make it wrong, then tables.
 def _print(screen: Console, made: Reproduction, data: Path | None) -> None:
     say(screen, f"[bold]{escape(made.source.shown)}, configuration {escape(made.name)}[/]")
-    known = made.source.round or "not known: give --round"
-    title = made.implementation.title if made.implementation else made.benchmark or "no benchmark here"
-    say(screen, escape(f"{title}, round {known}, {made.nodes} x {made.gpus} GPUs"))
+    title = made.implementation.title if made.implementation else made.benchmark or "not a benchmark of Encore"
+    assumed = f" ({made.system.round} is assumed; --round sets it)" if made.system else ""
+    say(screen, escape(f"{title}, round {made.source.round or f'not known{assumed}'}, {_layout(made)} GPUs"))
+    if words := command(made, data):
+        _print_command(screen, words, "command")
+    _print_system(screen, made)
+    if words := _alternative(made, data):
+        _print_command(screen, words, "a system of Encore to run instead")
+    for key, why in made.missing.items():
+        say(screen, f"[yellow]no value[/] for {key}: {escape(why)}")
+    for note in made.notes:
+        say(screen, f"[yellow]not understood[/] {escape(note)}")
+    then, now, why = _images(made)
+    for title, image, reason in (("base image then: ", then, ""), ("base image now:  ", now, why)):
+        if image:
+            say(screen, escape(f"{title}{image}{f' ({reason})' if reason else ''}"))
     if made.mapped:
         _print_mapped(screen, made)
     if made.left:
@@ -190,18 +233,6 @@ def _print(screen: Console, made: Reproduction, data: Path | None) -> None:
             for each in made.left
         )
         show(screen, "no counterpart", ("option or variable", "value", "what that means"), rows)
-    for note in made.notes:
-        say(screen, f"[yellow]not understood[/] {escape(note)}")
-    for key, why in made.missing.items():
-        say(screen, f"[yellow]no value[/] for {key}: {escape(why)}")
-    then, now, why = _images(made)
-    for title, image, reason in (("base image then: ", then, ""), ("base image now:  ", now, why)):
-        if image:
-            say(screen, escape(f"{title}{image}{f' ({reason})' if reason else ''}"))
-    _print_system(screen, made)
-    words = command(made, data)
-    if words:
-        screen.print(hints.command(*words), markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_mapped(screen: Console, made: Reproduction) -> None:
@@ -235,8 +266,6 @@ def _images(made: Reproduction) -> tuple[str, str, str]:
 def _print_system(screen: Console, made: Reproduction) -> None:
     if made.refused:
         say(screen, f"[yellow]no command[/]: {escape(made.refused)}")
-        if made.benchmark:
-            say(screen, f"nearest benchmark here: {made.choice.name if made.choice else made.benchmark}")
         return
     if made.equals and made.nearest:
         say(screen, f"[green]equals[/] the system {made.nearest.system} of {made.nearest.round}, key by key")
@@ -244,11 +273,15 @@ def _print_system(screen: Console, made: Reproduction) -> None:
         say(screen, f"[yellow]{_standing(made)}[/]; the command sets each; -o FILE writes a system file")
         for each in made.differences:
             say(screen, escape(f"  {each.name}: {each.published!r} published, {each.ours!r} in the system"))
-    if made.system and made.system.round != made.source.round:
-        say(screen, f"trained, logged and checked by the rules of {made.system.round}, not of {made.source.round}")
-    if not made.is_checked:
-        rounds = ", ".join(made.implementation.checked) if made.implementation else ""
-        say(screen, f"[yellow]the mapping was checked with {rounds}[/]: other code may read an option in another way")
+    if made.choice and made.system:
+        for key, weights in made.choice.benchmark.submitted_weights(made.system.round).items():
+            files = " and ".join((weights.file, *weights.also))
+            say(screen, escape(f"{key}: {weights.title}: put {files} into the data folder"))
+    if made.source.round and not made.is_checked and made.system and made.implementation:
+        rules, checked = made.system.round, ", ".join(made.implementation.checked)
+        parts = [f"trained, logged and checked by the rules of {rules}"] if rules != made.source.round else []
+        parts += [f"the mapping was checked with {checked}"] if checked != rules or not parts else []
+        say(screen, f"[yellow]{'; '.join(parts)}[/]: code of {made.source.round} may read an option differently")
 
 
 def _as_json(made: Reproduction, data: Path | None) -> ReproductionJson:
@@ -283,6 +316,7 @@ def _as_json(made: Reproduction, data: Path | None) -> ReproductionJson:
         "differences": made.differences,
         "refused": made.refused,
         "command": ["encore", *words] if (words := command(made, data)) else [],
+        "alternative": ["encore", *words] if (words := _alternative(made, data)) else [],
     }  # fmt: skip
 
 

@@ -84,9 +84,11 @@ def without_program(text: str) -> str:
 
 
 def test_folder_that_equals_a_system(folder: Path, recorded: Recorded) -> None:
-    done = encore(folder)
+    done, first = encore(folder, "--all"), encore(folder).stdout.splitlines()
     assert done.exit_code == 0
     recorded("equal.txt", without_program(done.stdout))
+    lines = done.stdout.splitlines()
+    assert first == [*lines[:39], f"{len(lines) - 39} more lines: --all prints them"]
 
 
 def test_different_value_is_set_and_written_as_a_system(folder: Path, tmp_path: Path) -> None:
@@ -296,6 +298,57 @@ def test_values_that_are_read_from_scripts(tmp_path: Path, recorded: Recorded) -
         if name == "no number of GPUs":
             assert "equals" in encore(path, "--gpus-per-node", "8").stdout
     recorded("read.json", results)
+
+
+@pytest.mark.parametrize("name", [name for name, each in catalogue.choices().items() if each.benchmark.weights])
+def test_later_rounds_need_the_initial_weights_of_submissions(name: str) -> None:
+    choice = catalogue.choose(name)
+    for system in catalogue.systems(choice):
+        if system.kind == "submitted":
+            both = [system, system.model_copy(update={"kind": "later"})]
+            weights = [configuration.resolve(choice, s, s.nodes, s.gpus_per_node, []).needed_weights for s in both]
+            assert weights[0] == weights[1]
+
+
+def bert_script() -> str:
+    system = catalogue.find_system(catalogue.choose("bert"), "dgxa100", "v0.7")
+    options = {
+        "train_batch_size": 72, "gradient_accumulation_steps": 1, "max_steps": 700, "max_samples_termination": 10**6,
+        "warmup_steps": 0, "start_warmup_step": 0, "opt_lamb_beta_1": 0.9, "opt_lamb_beta_2": 0.999,
+        "weight_decay_rate": 0.01, "target_mlm_accuracy": 0.72, "eval_iter_start_samples": 1, "eval_iter_samples": 1,
+        "eval_batch_size": 16, "max_seq_length": 512, "learning_rate": system.config["learning_rate"],
+    }  # fmt: skip
+    return f'BERT_CMD="python run_pretraining.py {" ".join(f"--{key}={value}" for key, value in options.items())}"\n'
+
+
+def test_later_round_of_bert_starts_from_the_checkpoint(tmp_path: Path) -> None:
+    place = "training_results_v4.1/Maker/benchmarks/bert/implementations/pytorch"
+    files = {f"{place}/config_DGXH100_8x8x72x1.sh": "export DGXNGPU=8\n", f"{place}/run.sub": bert_script()}
+    output = encore(write(tmp_path, files) / place).stdout
+    assert "checkpoint=" not in output and "put model.ckpt-28252.index and " in output
+    assert "8 x 8 GPUs" in output and output.count("rules of v0.7") == 1
+    assert output.index("submit bert --nodes 8") < output.index("max_steps: 700 published")
+
+
+def test_assumed_round_is_stated_once(folder: Path, tmp_path: Path) -> None:
+    (folder / "Dockerfile").unlink()
+    unnamed = shutil.move(folder, tmp_path / "resnet/implementations/mxnet")
+    assert encore(unnamed, "--all").stdout.count("assumed") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("DGXH100_128x8x1xtp4pp1cp2", "128 x 8"), ("DGXH100_128x8", "128 x 8"), ("DGXH100_008x08x004", "8 x 8"),
+        ("DGX2_multi_32x16x65", "32 x 16"), ("2x2xH100", "2 x 2"), ("DGXH100", "1 x ?"), ("R750xax4A100", "1 x ?"),
+    ],
+)  # fmt: skip
+def test_benchmark_without_mapping(name: str, layout: str, tmp_path: Path) -> None:
+    place = "training_results_v4.1/Maker/benchmarks/llama2_70b/implementations/nemo"
+    write(tmp_path, {f"{place}/config_{name}.sh": "export LR=1\n"})
+    output = encore(tmp_path / place).stdout
+    assert f"{layout} GPUs" in output and "not mapped yet" in output
+    assert "run llama2-70b-lora 8 --system " in output and "--round v4.1 " in output
 
 
 def test_links_and_paths_out_of_the_folder_are_not_followed(folder: Path, tmp_path: Path) -> None:

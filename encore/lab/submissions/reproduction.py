@@ -51,6 +51,7 @@ class Reproduction:
     implementation: Implementation | None
     nodes: int
     gpus: int
+    gpus_are_known: bool = True
     mapped: tuple[Mapped, ...] = ()
     missing: dict[str, str]  # Keys that have no value, with the reason
     left: tuple[Left, ...] = ()
@@ -60,6 +61,7 @@ class Reproduction:
     refused: str = ""  # Why there is no system; empty where there is one
     system: System | None = None
     nearest: System | None = None  # The system here with the fewest differences
+    alternative: tuple[Choice, System] | None = None  # Nearest system, if the options cannot be mapped
     differences: tuple[Difference, ...] = ()
 
     @property
@@ -90,11 +92,52 @@ class Reproduction:
 
 
 def _choice(benchmark: str, implementation: Implementation) -> Choice:
-    known = [each for each in catalogue.choices().values() if each.folder.parent.name == benchmark]
     if implementation.choice:
         return catalogue.choose(implementation.choice)
-    of_framework = [each for each in known if each.implementation.framework == implementation.framework]
-    return (of_framework or known)[0]
+    choices = _choices(benchmark)
+    same_framework = [choice for choice in choices if choice.implementation.framework == implementation.framework]
+    return (same_framework or choices)[0]
+
+
+def _choices(benchmark: str) -> list[Choice]:
+    return [choice for choice in catalogue.choices().values() if choice.folder.parent.name == benchmark]
+
+
+_MIN_LETTERS = 6  # Shortest abbreviation of a benchmark in a path: llama2_70b for llama2_70b_lora
+
+
+def _unmapped(folder: str) -> str:
+    """Return the benchmark without submitted.toml that a path names, else an empty string."""
+    parts = [re.sub(r"[^a-z0-9]", "", part.lower()) for part in folder.split("/")]
+    unmapped = {choice.folder.parent.name for choice in catalogue.choices().values()}
+    unmapped -= {name for name, _ in mapping.implementations()}
+    for name in sorted(unmapped):
+        if any(len(part) >= _MIN_LETTERS and name.replace("_", "").startswith(part) for part in parts):
+            return name
+    return ""
+
+
+def _alternative(made: Reproduction) -> tuple[Choice, System] | None:
+    # Nearest system by source, round, accelerator and number of GPUs
+    accelerator = machine.accelerator if (machine := _machine(made.name)) else ""
+
+    def similarity(system: System) -> tuple[bool, ...]:
+        return (
+            system.source.endswith(f"{made.source.shown}, configuration {made.name}"),
+            system.round == made.source.round,
+            system.accelerator == accelerator,
+            (system.nodes, system.gpus_per_node) == (made.nodes, made.gpus),
+            system.kind == "submitted",
+        )
+
+    choices = [choice for choice in _choices(made.benchmark) if choice.name == choice.benchmark.name]
+    systems = [system for choice in choices for system in catalogue.systems(choice) if system.kind != "small"]
+    return (choices[0], max(systems, key=similarity)) if systems else None
+
+
+def _machine(configuration_name: str) -> mapping.Machine | None:
+    machines = reversed(mapping.common().machine.items())
+    return next((machine for prefix, machine in machines if configuration_name.startswith(prefix)), None)
 
 
 def reproduce(source: Source, file: str, nodes: int | None = None, gpus: int | None = None) -> Reproduction:
@@ -104,18 +147,23 @@ def reproduce(source: Source, file: str, nodes: int | None = None, gpus: int | N
     """
     common = mapping.common()
     known = mapping.of_folder(source.shown) or mapping.of_folder(source.folder)
-    benchmark = known[0][0] if known else ""
+    benchmark = known[0][0] if known else _unmapped(source.shown) or _unmapped(source.folder)
     read = scripts.read(source, file, [each for _, each in known], common, nodes, gpus)
     text = source.read("Dockerfile") or ""
     environment = _environment(read, scripts.environment(text), common)
     made = Reproduction(
         source=source, file=file, benchmark=benchmark, implementation=read.implementation, nodes=read.nodes,
-        gpus=read.gpus, missing={}, environment=environment, base=scripts.base_image(text), notes=read.notes,
+        gpus=read.gpus, gpus_are_known=read.gpus_are_known, missing={}, environment=environment,
+        base=scripts.base_image(text), notes=read.notes,
     )  # fmt: skip
-    implementation, refused = read.implementation, "no benchmark here is what this folder trains"
-    if implementation is None and benchmark:
+    implementation, refused = read.implementation, "Encore has no benchmark for this folder"
+    if implementation is None and known:
         programs = ", ".join(read.programs[:6]) or "nothing"
         refused = f"the training program of {benchmark} was not found in the scripts, which start {programs}"
+    elif implementation is None and benchmark:
+        refused = f"the options of {_choices(benchmark)[0].benchmark.title} are not mapped yet (no submitted.toml)"
+    if implementation is None and benchmark:
+        made = replace(made, alternative=_alternative(made))
     if implementation is not None:
         last = implementation.last_round
         if not (last and source.round and _numbers(source.round) > _numbers(last)):
@@ -140,9 +188,9 @@ def _as_system(made: Reproduction, read: Scripts, common: Common, implementation
     options = {**_flags(made.source, implementation, made.name), **given}
     mapped, missing = mapping.map_options(implementation, choice.implementation_name, options, facts, read.values())
     if not read.gpus_are_known:
-        missing["gpus_per_node"] = "no variable has the number of GPUs: give --gpus-per-node"
+        missing["gpus_per_node"] = "neither a variable nor the name has the number of GPUs: give --gpus-per-node"
     made = replace(made, mapped=tuple(mapped), missing=missing, left=_left(read, mapped, common, implementation, given))
-    machine = next((m for begin, m in reversed(common.machine.items()) if made.name.startswith(begin)), None)
+    machine = _machine(made.name)
     base = machine.name if machine else _slug(made.name)
     values = {each.key: list(each.value) if isinstance(each.value, tuple) else each.value for each in mapped}
     own = {
@@ -328,14 +376,7 @@ def command(made: Reproduction, data: Path | None = None) -> list[str]:
     choice, nearest = made.choice, made.nearest
     if choice is None or made.system is None or nearest is None:
         return []
-    nodes, gpus = made.system.nodes, made.system.gpus_per_node
-    folder = data or Path("data") / choice.benchmark.full_data.name
-    runs = choice.benchmark.rounds[made.system.round].runs
-    if nodes > 1:
-        words = ["submit", choice.name, "--nodes", str(nodes), "--gpus-per-node", str(gpus)]
-    else:
-        words = ["run", choice.name, str(gpus)]
-    words += ["--system", nearest.system, "--round", made.system.round, "--data", str(folder), "--runs", str(runs)]
+    words = start(choice, nearest.system, made.system, data)
     published = {each.name: each.published for each in made.differences}
     # With another number of GPUs the rules would change the rate and the batch: what was published counts.
     if published.keys() & {*_PLACE}:
@@ -347,6 +388,18 @@ def command(made: Reproduction, data: Path | None = None) -> list[str]:
         elif name not in (*_PLACE, "round"):
             words += ["--set", f"{name}={json.dumps(value)}"]
     return words
+
+
+def start(choice: Choice, name: str, system: System, data: Path | None) -> list[str]:
+    """Return the words after ``encore`` that start system ``name`` with the round, nodes and GPUs of ``system``."""
+    nodes, gpus = system.nodes, system.gpus_per_node
+    folder = data or Path("data") / choice.benchmark.full_data.name
+    runs = choice.benchmark.rounds[system.round].runs
+    if nodes > 1:
+        words = ["submit", choice.name, "--nodes", str(nodes), "--gpus-per-node", str(gpus)]
+    else:
+        words = ["run", choice.name, str(gpus)]
+    return [*words, "--system", name, "--round", system.round, "--data", str(folder), "--runs", str(runs)]
 
 
 def _value(value: object) -> str:

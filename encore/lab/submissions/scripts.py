@@ -10,7 +10,7 @@ from encore.lab.submissions.mapping import Common, Implementation, Option, optio
 from encore.lab.submissions.shell import Reader
 from encore.lab.submissions.shell_tokens import ShellError
 from encore.lab.submissions.shell_values import Note, NotUnderstoodError, Value, Variable, calculate
-from encore.lab.submissions.source import Source, name_of
+from encore.lab.submissions.source import Source, layout_of, name_of
 
 MOST_RANKS = 1_000_000
 
@@ -23,7 +23,7 @@ class Scripts:
     of_configuration: frozenset[str]  # Names of the variables that the configuration, and what it includes, sets
     nodes: int
     gpus: int
-    gpus_are_known: bool  # False: no variable has their number, which is taken for 1
+    gpus_are_known: bool  # False: neither a variable nor the name has their number; 1 is assumed
     command: tuple[Value, ...]  # Words of the training command; empty where it was not found
     # First words of all that the scripts would start, where the training command was not found
     programs: tuple[str, ...]
@@ -59,8 +59,9 @@ def read(
         raise NoValueError(str(error)) from error
     of_configuration = frozenset(name for name, each in reader.state.variables.items() if each.file)
     files = {each.file for each in reader.state.variables.values()} | {file}
-    nodes = given_nodes or _count(reader.state.variables, common.nodes) or 1
-    known_gpus = given_gpus or _count(reader.state.variables, common.gpus)
+    named_nodes, named_gpus = layout_of(name_of(file))
+    nodes = given_nodes or _count(reader.state.variables, common.nodes) or named_nodes or 1
+    known_gpus = given_gpus or _count(reader.state.variables, common.gpus) or named_gpus
     gpus = known_gpus or 1
     for name, count in (("SLURM_NTASKS", nodes * gpus), ("SLURM_JOB_NUM_NODES", nodes), ("SLURM_NNODES", nodes)):
         reader.state.variables.setdefault(name, Variable((Value(str(count)),), "", 0))

@@ -79,6 +79,7 @@ class Tree:
 
 _ROUND = re.compile(r"(?:training_results_|(?<![\w.]))v(\d\.\d)(?:\.\d+)?(?![\w.])")
 _CONFIGURATION = re.compile(r"config_(.+)\.sh")
+_LAYOUT = re.compile(r"(?:^|_)0*([1-9]\d{0,3})x0*([1-9]\d?)(?=x|_|$)")  # nodes x GPUs per node
 # Names of files that configurations source: common values (one submitter writes comman), mounts, a batch
 _INCLUDED = re.compile(r"(?:^|_)comm[oa]n|^(?:mounts|fp8|gbs_\d+)$")
 _RESULT = re.compile(r"(?:(.*)/)?results/([^/]+)/([^/]+)")
@@ -136,6 +137,12 @@ def name_of(file: str) -> str:
     """Return ``DGXA100`` for ``config_DGXA100.sh``."""
     match = _CONFIGURATION.fullmatch(file)
     return match[1] if match else file.removesuffix(".sh")
+
+
+def layout_of(name: str) -> tuple[int | None, int | None]:
+    """Return nodes and GPUs per node from a configuration's name, such as ``DGXH100_128x8x1``."""
+    match = _LAYOUT.search(name)
+    return (int(match[1]), int(match[2])) if match else (None, None)
 
 
 def _open(path: Path) -> tuple[Tree, str, str]:
