@@ -29,7 +29,8 @@ from encore.results.audit.judge import audit_score
 from encore.results.compliance import official
 from encore.results.compliance.compliance import check
 from encore.results.compliance.convergence import Outcome, convergence_of
-from encore.results.logs.run_log import Reason, read_run
+from encore.results.compliance.own_rules import small_data_findings
+from encore.results.logs.run_log import Reason, RunLog, read_run
 from encore.results.published.published import load_published, select
 from encore.results.rules import BLEU_BENCHMARKS, ROUNDS, Target, rounds_of, rule_for, targets_of
 from encore.results.scores.score import read_scaling, score_folder
@@ -272,3 +273,29 @@ def test_impossible_clock_is_an_error_of_score_check_and_audit(
     errors = [finding for finding in check(run.path, "0.7.0").findings if finding.severity == "error"]
     assert run.explanation in [finding.found for finding in errors if finding.code == "impossible_clock"]
     assert "implausible_time" in [finding.rule for finding in audit_score(score) if finding.severity == "error"]
+
+
+@pytest.mark.parametrize("value", ["0.7605", "high", None, math.nan, True], ids=str)
+def test_nonnumeric_quality_is_one_error_of_score_check_and_audit(value: Any, tmp_path: Path) -> None:
+    text = resnet_v07(quality=(0.7605, value))
+    line = max(number for number, each in enumerate(text.splitlines(), 1) if "eval_accuracy" in each)
+    (score,) = score_folder(write_set(tmp_path, [text]))
+    (run,) = score.runs
+    assert run.minutes is None and f"line {line} is {json.dumps(value)}: a number is expected" in run.explanation
+    errors = [finding for finding in check(run.path, "0.7.0").findings if finding.severity == "error"]
+    assert [(finding.code, finding.line) for finding in errors] == [("nonnumeric_quality", line)]
+    assert [finding.rule for finding in audit_score(score) if finding.severity == "error"] == ["quality_units"]
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "train_samples", "eval_samples", "is_small"),
+    [
+        ("maskrcnn", 118_287, 5_000, False), ("maskrcnn", 40_000, 1, False), ("maskrcnn", 64, 16, True),
+        ("minigo", 8_192, 256, False), ("minigo", None, None, False), ("minigo", 256, 64, True),
+    ],
+)  # fmt: skip
+def test_small_data_of_benchmarks_whose_logs_count_otherwise(
+    benchmark: str, train_samples: int | None, eval_samples: int | None, is_small: bool
+) -> None:
+    counts = {"train_samples": train_samples, "eval_samples": eval_samples}
+    assert bool(small_data_findings(RunLog(path=Path("x"), benchmark=benchmark, round="v0.7", **counts))) == is_small

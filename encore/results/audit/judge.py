@@ -136,7 +136,7 @@ RULES = (
     ),
     Rule(
         name="quality_units",
-        meaning="a quality that its metric cannot have, such as 75.9 for a fraction",
+        meaning="a quality that its metric cannot have, such as 75.9 for a fraction, or that is not a number",
         severity="error",
         expected="the quality in the unit of the target",
         hint="log the quality in the unit that the round's rules use",

@@ -233,6 +233,9 @@ def target_after_stop(run: RunLog) -> Iterator[Oddity]:
 
 
 def quality_units(run: RunLog) -> Iterator[Oddity]:
+    if run.nonnumeric:
+        line, value = run.nonnumeric[0]
+        yield Oddity(f"{value} is not a number", run.path, line)
     most = _PERCENT if run.benchmark in BLEU_BENCHMARKS else 1.0
     for target in run.targets:
         values = [(point.values[target.name], point.line) for point in run.quality if target.name in point.values]

@@ -9,6 +9,7 @@ From v0.6 on mlperf-logging's checker decides, with a few rules of our own in ad
 """
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from encore.results.compliance.own_rules import check_v05, extra_findings, small
 from encore.results.findings import ComplianceReport, Finding, rate_of, severity_at
 from encore.results.logs.parallel import OnRead, map_files
 from encore.results.logs.reader import Event, OnDamage, read_events
-from encore.results.logs.run_log import Reason, RunLog, read_run
+from encore.results.logs.run_log import Reason, RunLog, is_nonnumeric, read_run
 from encore.results.rules import ROUNDS, targets_of
 from encore.results.scores.score import Score, find_sets, score_logs
 from encore.results.words import apart, count_of
@@ -184,12 +185,17 @@ def _findings(log: _Log, ruleset: str | None) -> tuple[list[Finding], str]:
         )
         return [unknown_round], "none"
     small = small_data_findings(run)
-    findings = [*log.damaged, *(_timeless(events) or _impossible_clock(run))]
+    findings = [*log.damaged, *(_timeless(events) or _impossible_clock(run)), *_nonnumeric_quality(run)]
     if ruleset == "0.5.0":
         findings += [*check_v05(events, run), *small]
         checker = "Encore's own rules of v0.5"
     else:
-        findings += [_with_best(each, run) for each in official.check_events(events, ruleset, run.benchmark)]
+        # The checker fails on text; whether the target was met is not known then.
+        numbers = [event._replace(value=math.nan) if is_nonnumeric(event) else event for event in events]
+        checked = official.check_events(numbers, ruleset, run.benchmark)
+        findings += [
+            _with_best(each, run) for each in checked if not (run.nonnumeric and each.code == official.TARGET_NOT_MET)
+        ]
         findings += [*extra_findings(events, run), *small]
         checker = f"{official.version()} and Encore's own rules"
     if small and run.status == "success":
@@ -244,6 +250,23 @@ def _impossible_clock(run: RunLog) -> list[Finding]:
             expected="run_start and run_stop in milliseconds since 1970, run_stop after run_start",
             found=run.explanation,
             hint="take both times from the clock of the process that logs them",
+        )
+    ]
+
+
+def _nonnumeric_quality(run: RunLog) -> list[Finding]:
+    if not run.nonnumeric:
+        return []
+    line, value = run.nonnumeric[0]
+    more = f", and {len(run.nonnumeric) - 1} more" if len(run.nonnumeric) > 1 else ""
+    return [
+        Finding(
+            line=line,
+            code="nonnumeric_quality",
+            rule="the log format of the round",
+            expected="eval_accuracy with a number",
+            found=f"{value}{more}",
+            hint="log the value as a JSON number, not as text, null or NaN",
         )
     ]
 

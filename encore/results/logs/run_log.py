@@ -5,6 +5,7 @@ run = read_run("result_0.txt")
 print(run.benchmark, run.minutes, run.reason, run.explanation)
 """
 
+import json
 import math
 import re
 import time
@@ -49,6 +50,13 @@ def _values(value: object, name: str) -> dict[str, float]:
         value = inner
     number = number_of(value)
     return {} if number is None else {name[:_TEXT_LIMIT]: number}
+
+
+def is_nonnumeric(event: Event) -> bool:
+    """Return whether an evaluation of v0.7 or later has no number; earlier logs have numbers as text."""
+    if event.key != "eval_accuracy" or event.dialect != "mllog":
+        return False
+    return isinstance(event.value, str) or not _values(event.value, "value")
 
 
 def _numbers(values: Mapping[object, object]) -> Iterator[tuple[str, float]]:
@@ -173,6 +181,8 @@ class RunLog:
     # Line and time of every run_start; the first one counts, as of the stops.
     starts: list[tuple[int, float]] = field(default_factory=list)
     stops: list[tuple[int, float]] = field(default_factory=list)
+    # Line and value of each evaluation in a log of v0.7 or later whose value is not a number: text, null, NaN.
+    nonnumeric: list[tuple[int, str]] = field(default_factory=list)
     # Line of the first run_start or run_stop without a time at which a run can have been.
     untimely_line: int | None = None
     dialects: set[Dialect] = field(default_factory=set)
@@ -340,6 +350,10 @@ class _Reading:
             line=event.line,
             values=_values(value, str(metric or "value")),
         )
+        if is_nonnumeric(event):
+            if len(self.run.nonnumeric) < _LIMIT:
+                self.run.nonnumeric.append((event.line, json.dumps(value)[:_VALUES]))
+            return
         if not point.values or len(self.evaluations) == _MOST_EVALUATIONS:
             self.numberless = self.numberless or event.line
             return
@@ -465,6 +479,9 @@ class _Reading:
         quality, targets = self.run.quality, self.run.targets
         if self.run.status is not None and self.run.status != "success":
             return Reason.ABORTED, f"run_stop says {self.run.status!r}"
+        if self.run.nonnumeric:
+            line, value = self.run.nonnumeric[0]
+            return Reason.NO_QUALITY, f"eval_accuracy in line {line} is {value}: a number is expected"
         if not quality and self.numberless is not None:
             return Reason.NO_QUALITY, f"eval_accuracy in line {self.numberless} has no number"
         if not quality:
