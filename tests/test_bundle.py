@@ -22,6 +22,7 @@ from encore.lab.submissions import bundle
 from encore.run import run_folder
 from tests.conftest import ToyRun
 from tests.json_schemas import validate
+from tests.results.result_logs import START_MS, resnet_v07, write_set
 
 pytestmark = pytest.mark.training
 
@@ -362,3 +363,31 @@ def test_unsafe_and_truncated_archives_are_rejected(name: str, signed: Path, tmp
 def not_an_archive(folder: Path) -> Path:
     (folder / "no.tar.gz").write_bytes(b"no archive")
     return folder / "no.tar.gz"
+
+
+SIGNERS = {
+    "pem": "-----BEGIN PUBLIC KEY-----\nMCow\n-----END PUBLIC KEY-----\n",
+    "no_name": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5 me@lab\n",
+    "empty": "# no key\n",
+}
+
+
+@pytest.mark.parametrize(("name", "problem"), [("pem", "line 1"), ("no_name", "without the name"), ("empty", "no key")])
+def test_signers_in_other_formats_are_explained(name: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "signers").write_text(SIGNERS[name], encoding="utf-8")
+    with pytest.raises(EncoreError, match=problem) as raised:
+        bundle.verify(not_an_archive(tmp_path), tmp_path / "signers")
+    assert "ssh-ed25519" in raised.value.expected
+
+
+def test_directories_and_unsigned_bundles_are_explained(tmp_path: Path) -> None:
+    logs = write_set(
+        tmp_path / "logs",
+        [resnet_v07(minutes, start_ms=START_MS + n * 10**8) for n, minutes in enumerate((40, 41, 42, 43, 44))],
+    )
+    error = CliRunner().invoke(app, ["verify", str(logs)]).exception
+    assert isinstance(error, EncoreError) and "is a directory" in error.found and "archive" in error.hint
+    bundle.write_bundle(logs, tmp_path / "logs.tar.gz")
+    done = CliRunner().invoke(app, ["verify", str(tmp_path / "logs.tar.gz")])
+    assert "the bundle is not signed" in done.output and "--key KEY" in done.output
+    assert "official score 42.000 minutes of 5 runs" in done.output

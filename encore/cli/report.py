@@ -1,8 +1,8 @@
 """``encore report`` and ``encore archive``: runs shown, tabulated and packed for MLPerf."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typing_extensions import TypedDict
@@ -301,14 +301,21 @@ def verify(
         for each in found.audit:
             say(screen, text(f"audit, {each.severity}: {each.found}"))
         for score in found.scores:
-            minutes = score["score_minutes"]
-            time = f"{minutes:.3f} minutes" if minutes is not None else "no score"
-            say(screen, text(f"{score['round']} {score['benchmark']}: {time} of {count_of(len(score['runs']), 'run')}"))
+            say(screen, text(f"{score['round']} {score['benchmark']}: {_time_of(score)}"))
         verdict = "as it was packed, and its files agree" if found.accepted else "not accepted"
         style = "green" if found.accepted else "red"
         say(screen, text(f"{found.name}: {count_of(found.files, 'file')}, {verdict}. {found.signer}".rstrip(), style))
     if not found.accepted:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _time_of(score: Mapping[str, Any]) -> str:
+    runs = count_of(len(score["runs"]), "run")
+    raw, official, factor = (score.get(name) for name in ("score_minutes", "official_minutes", "scaling_factor"))
+    if raw is None:
+        return f"no score of {runs}: {score.get('missing')}"
+    scaled = f" (raw {raw:.3f} minutes, scaling factor {factor:g})" if factor is not None else ""
+    return f"official score {official if official is not None else raw:.3f} minutes of {runs}{scaled}"
 
 
 def _merge(trees: list[Path], output: Path, submitter: str | None, as_json: bool) -> None:

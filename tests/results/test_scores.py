@@ -30,10 +30,10 @@ from encore.results.compliance import official
 from encore.results.compliance.compliance import check
 from encore.results.compliance.convergence import Outcome, convergence_of
 from encore.results.compliance.own_rules import small_data_findings
-from encore.results.logs.run_log import Reason, RunLog, read_run
+from encore.results.logs.run_log import Reason, RunLog, read_run, submitter_of
 from encore.results.published.published import load_published, select
 from encore.results.rules import BLEU_BENCHMARKS, ROUNDS, Target, rounds_of, rule_for, targets_of
-from encore.results.scores.score import read_scaling, score_folder
+from encore.results.scores.score import find_sets, read_scaling, score_folder
 from tests import bombs
 from tests.results.result_logs import START_MS, dell_texts, mllog, resnet_v07, write_set
 
@@ -299,3 +299,30 @@ def test_small_data_of_benchmarks_whose_logs_count_otherwise(
 ) -> None:
     counts = {"train_samples": train_samples, "eval_samples": eval_samples}
     assert bool(small_data_findings(RunLog(path=Path("x"), benchmark=benchmark, round="v0.7", **counts))) == is_small
+
+
+@pytest.mark.parametrize(
+    ("folders", "read"),
+    [
+        (("results/s/resnet", "benchmarks/resnet/logs", "systems"), ["results/s/resnet"]),
+        (("Maker/results/s/resnet", "Maker/code/resnet"), ["Maker/results/s/resnet"]),
+        (("results/one", "other"), ["other", "results/one"]),
+        (("code", "other"), ["code", "other"]),
+    ],
+)
+def test_of_a_submitter_only_results_are_read(folders: tuple[str, ...], read: list[str], tmp_path: Path) -> None:
+    for folder in folders:
+        write_set(tmp_path / folder, [resnet_v07()])
+    assert [str(folder.relative_to(tmp_path)) for folder, _ in find_sets(tmp_path)] == read
+
+
+@pytest.mark.parametrize(
+    ("names", "submitter"),
+    [
+        (["SUBMISSION_ORG_PLACEHOLDER", "Krai", "Krai", "Dell"], "Krai"),
+        (["SUBMISSION_ORG_PLACEHOLDER", None], None),
+        (["Dell", "Krai", "Krai"], "Krai"),
+    ],
+)
+def test_submitter_is_the_one_of_most_logs(names: list[str | None], submitter: str | None) -> None:
+    assert submitter_of([RunLog(path=Path("x"), org=name) for name in names]) == submitter

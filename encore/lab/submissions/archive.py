@@ -32,7 +32,7 @@ from encore.machine.node import cores
 from encore.results.compare.sides import Side, load_sides
 from encore.results.compliance import official
 from encore.results.findings import ComplianceReport, Finding, Severity
-from encore.results.logs.run_log import read_run
+from encore.results.logs.run_log import read_run, submitter_of
 from encore.results.published.published import System
 from encore.results.published.systems import DESCRIPTION_FIELDS
 from encore.results.rules import canonical, is_before
@@ -184,7 +184,7 @@ def _sets(sides: Sequence[Side], submitter: str | None) -> dict[tuple[str, str, 
                 expected="logs that say what they are of",
                 hint="archive the folders of other logs without it",
             )
-        org = submitter or next((run.org for run in side.logs if run.org), None) or "unknown"
+        org = submitter or submitter_of(side.logs) or "unknown"
         key = (side.round, _plain(org), _plain(_system_name(side)), side.benchmark)
         found.setdefault(key, []).append(side)
     return found

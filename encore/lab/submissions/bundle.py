@@ -213,6 +213,11 @@ def verify(bundle: Path, signers: Path | None = None, identity: str | None = Non
     Raises:
         EncoreError: it is no bundle that can be read at all.
     """
+    if bundle.is_dir():
+        hint = f"pack it: encore archive {bundle} -o run.tar.gz --bundle --key KEY"
+        raise EncoreError(f"{bundle} is a directory", expected="a file of encore archive --bundle", hint=hint)
+    if signers is not None:
+        _check_signers(signers)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "bundle"
         found = list(_unpack(bundle, folder))
@@ -236,6 +241,34 @@ def verify(bundle: Path, signers: Path | None = None, identity: str | None = Non
             name=str(manifest["name"]), signer=signer, files=len(manifest["files"]), scores=tuple(claims),
             findings=tuple(found), audit=audit,
         )  # fmt: skip
+
+
+_KEY_TYPES = ("ssh-", "ecdsa-sha2-", "sk-ssh-", "sk-ecdsa-sha2-")
+
+
+def _check_signers(signers: Path) -> None:
+    # ssh-keygen reports lines in other formats as signatures that are not valid
+    try:
+        lines = signers.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unsupported_signers(f"{signers} is not a text file: {error}") from error
+    entries = [(number, line.split()) for number, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
+    if not entries:
+        raise _unsupported_signers(f"{signers} has no key")
+    for number, words in entries:
+        place = f"{signers}, line {number}"
+        if words[0].startswith(_KEY_TYPES):
+            raise _unsupported_signers(f"{place}: a public key without the name of its signer")
+        if not any(word.startswith(_KEY_TYPES) for word in words[1:]):
+            raise _unsupported_signers(f"{place}: {words[0][:40]!r} is not followed by an SSH public key")
+
+
+def _unsupported_signers(problem: str) -> EncoreError:
+    return EncoreError(
+        problem,
+        expected="lines of NAME and SSH public key, such as NAME ssh-ed25519 AAAA...",
+        hint='for example: echo "NAME $(cat KEY.pub)" > allowed_signers; PEM, PGP and private keys are not supported',
+    )
 
 
 # A value of the wrong kind in a file of the bundle is what is wrong with it, not with this program.
@@ -295,9 +328,10 @@ def _manifest(bundle: Path, folder: Path) -> dict[str, Any]:
 def _signer(folder: Path, signers: Path | None, identity: str | None) -> tuple[str, list[Finding]]:
     text, signature = (folder / MANIFEST).read_bytes(), folder / SIGNATURE
     if not signature.exists():
+        hint = "ask for a signed bundle: encore archive RUN -o FILE --bundle --key KEY"
         if signers is None:
-            return "", [_finding("nobody signed it", "a signature", "none", severity="warning")]
-        return "", [_finding("nobody signed it", f"a signature by a key of {signers}", "none")]
+            return "", [_finding("the bundle is not signed", "a signature", "none", hint, "warning")]
+        return "", [_finding("the bundle is not signed", f"a signature by a key of {signers}", "none", hint)]
     options = ["-s", str(signature)]
     try:
         if signers is None:

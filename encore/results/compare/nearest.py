@@ -11,6 +11,7 @@ from enum import Enum
 from encore.errors import EncoreError
 from encore.names import unknown
 from encore.results.compare.sides import Side, known_targets
+from encore.results.logs.run_log import submitter_of
 from encore.results.published.published import PublishedResult, load_published
 from encore.results.published.systems import cells_at, family, framework_of
 from encore.results.rules import canonical
@@ -114,7 +115,7 @@ def listed(names: list[str]) -> str:
 
 # Log that names its submitter belongs to that submitter's systems first.
 def _org_differs(side: Side, cell: PublishedResult) -> float:
-    org = next((run.org for run in side.logs if run.org), None)
+    org = submitter_of(side.logs)
     return 0.0 if org is None or org.lower() == cell.submitter.lower() else 1.0
 
 

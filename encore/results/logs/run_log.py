@@ -9,6 +9,7 @@ import json
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -209,6 +210,15 @@ class RunLog:
         """The values of the last evaluation that met the targets, else of the last one."""
         evaluations = self.met or self.quality
         return evaluations[-1].values if evaluations else {}
+
+
+_PLACEHOLDER = "SUBMISSION_ORG_PLACEHOLDER"  # Default of the reference implementations
+
+
+def submitter_of(runs: Iterable[RunLog]) -> str | None:
+    """Return the submitter that most logs name; None if no log names one."""
+    names = Counter(run.org for run in runs if run.org and run.org != _PLACEHOLDER)
+    return names.most_common(1)[0][0] if names else None
 
 
 # A log while it is read: what is known of the run, and what decides whether its time counts.

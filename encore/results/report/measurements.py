@@ -1,5 +1,6 @@
 """Measured trainings in one form, whether they come from logs, from a study or from a round.
 
+from encore.results.logs.run_log import submitter_of
 from encore.results.report.measurements import of_side, of_study
 rows = [of_side(side) for side in load_sides("results")] + of_study("microway-dgx1-scaling")
 """
@@ -12,7 +13,7 @@ from os.path import commonpath
 from encore.errors import EncoreError
 from encore.names import unknown
 from encore.results.compare.sides import Side, submission
-from encore.results.logs.run_log import RunLog
+from encore.results.logs.run_log import RunLog, submitter_of
 from encore.results.logs.timing import deciding, length_of
 from encore.results.published.published import PublishedResult, load_figures, load_published
 from encore.results.published.systems import cells_at, framework_of, model_of, release_of
@@ -61,7 +62,7 @@ def title_of(side: Side) -> str:
     cells = cells_at(side.folder, side.round, side.benchmark)
     if cells and cells[0].submitter in path:
         return cells[0].name
-    org = next((run.org for run in side.logs if run.org), None)
+    org = submitter_of(side.logs)
     named = path[-2:] if org is None else path[-1:]
     return "/".join([*([org] if org and org not in named else []), *named])
 

@@ -32,6 +32,9 @@ from encore.results.logs.run_log import Reason, RunLog, read_run
 from encore.results.rules import LATER_ROUNDS, ROUNDS, Rule, is_before, is_hpc, rule_for
 
 _RESULT = re.compile(r"result.*\.txt(\.gz)?", re.IGNORECASE)
+_SUBMISSION = frozenset(
+    {"benchmarks", "benchmark", "systems", "code"}
+)  # Folders next to results/ in a submitter's tree
 _OTHER_LOG = re.compile(r".*\.(txt|log|out)(\.gz)?", re.IGNORECASE)
 
 
@@ -225,7 +228,7 @@ def find_sets(root: Path) -> Iterator[FileSet]:
     """Yield folders with result files, each with its files in order of their numbers.
 
     Where no file is named like a result, any text with an MLPerf line will do, but not below a folder that has
-    results: those are raw logs of the same runs.
+    results: those are raw logs of the same runs. Of a submitter's tree only ``results/`` is read.
     """
     if root.is_dir():
         yield from _sets_below(root, True, set())
@@ -253,9 +256,12 @@ def _sets_below(root: Path, any_log: bool, seen: set[Path]) -> Iterator[FileSet]
     if named and (root / "run.json").is_file():
         # Encore's own run folder: what is deeper are the parts that its result files were made of.
         return
-    for entry in entries:
-        if entry.is_dir():
-            yield from _sets_below(entry, any_log and not named, seen)
+    folders = [entry for entry in entries if entry.is_dir()]
+    if not _SUBMISSION.isdisjoint(folder.name for folder in folders):
+        # A submitter's tree: logs next to results/ are examples and output of the code
+        folders = [folder for folder in folders if folder.name == "results"] or folders
+    for folder in folders:
+        yield from _sets_below(folder, any_log and not named, seen)
 
 
 def score_runs(folder: Path, runs: Sequence[RunLog]) -> Score:
