@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from encore.files import json_objects, read_json, unix_time
+from encore.results.audit.oddities import OFF_THE_CLOCK
 from encore.results.logs.metrics import lines_of
 from encore.results.logs.run_log import RunLog, read_run
 from encore.run.run_folder import FINISHED, checksum
@@ -19,6 +20,8 @@ from encore.run.run_folder import FINISHED, checksum
 Contradiction = tuple[str, str, str]  # what contradicts, what one file says, what the other says
 
 _CLOCKS = 5.0  # seconds by which times of one event may differ: the launcher's, rank 0's and telemetry's
+_SHUTDOWN = 120.0  # seconds from the last evaluation to run_stop, and from there to the exit of all ranks
+_WINDOW = 0.02  # fraction by which the window of a rank's step times may differ from the time between two records
 _GAP = 15.0  # seconds without a reading of telemetry, which is one a second: a busy machine misses some
 
 
@@ -80,11 +83,22 @@ def _of_experiment(folder: Path, place: Path, number: int, passport: dict[str, A
             yield f"{published.name}, its clock", f"a start and an end: {state['status']} (state.json)", log.explanation
         return
     records = list(json_objects(lines_of(place / "metrics.jsonl")))
+    steps = {path.name: list(json_objects(lines_of(path))) for path in sorted(place.glob("steps/rank_*.jsonl"))}
+    infinite = [*_nonfinite(f"{place.name}/metrics.jsonl", records)]
+    infinite += [each for name, lines in steps.items() for each in _nonfinite(f"{place.name}/steps/{name}", lines)]
+    yield from infinite
+    if infinite:
+        return
     yield from _of_times(place, state, log, log.start_s, log.stop_s)
+    parts = parts_of(records, log.start_s, log.stop_s)
     # No telemetry is written in pods.
     if "kubernetes" not in passport:
-        yield from _of_telemetry(place, parts_of(records, log.start_s, log.stop_s))
+        yield from _of_telemetry(place, parts)
     yield from _of_metrics(place, log, records, log.start_s, log.stop_s)
+    yield from _of_evaluations(place, log, records, log.stop_s)
+    yield from _of_sizes(place, log, records, passport)
+    yield from _of_end(place, state, records, steps)
+    yield from _of_steps(place, steps, is_resumed=len(parts) > 1)
 
 
 def _of_times(place: Path, state: dict[str, Any], log: RunLog, start: float, stop: float) -> Iterator[Contradiction]:
@@ -150,7 +164,13 @@ def _of_metrics(
     place: Path, log: RunLog, records: Sequence[dict[str, Any]], start: float, stop: float
 ) -> Iterator[Contradiction]:
     ends = [each for each in records if each.get("kind") == "end"]
-    if not ends or not isinstance(ends[-1].get("time"), int | float) or abs(ends[-1]["time"] - stop) > _CLOCKS:
+    # Minigo plays its evaluations after run_stop
+    latest = math.inf if log.benchmark in OFF_THE_CLOCK else stop + _CLOCKS
+    if (
+        not ends
+        or not isinstance(ends[-1].get("time"), int | float)
+        or not stop - _CLOCKS <= ends[-1]["time"] <= latest
+    ):
         yield (
             f"{place.name}/metrics.jsonl, its end",
             f"{stop:.0f} (the log)",
@@ -171,6 +191,96 @@ def _of_metrics(
             f"{'reached' if log.converged else 'not reached'} (the log)",
             "another",
         )
+
+
+def _of_evaluations(
+    place: Path, log: RunLog, records: Sequence[dict[str, Any]], stop: float
+) -> Iterator[Contradiction]:
+    name = f"{place.name}/metrics.jsonl"
+    evaluations = [record for record in records if record.get("kind") == "eval"]
+    pairs = list(zip(log.quality, evaluations, strict=False))
+    for point, record in pairs:
+        if point.time_s is not None and abs(record["time"] - point.time_s) > _CLOCKS:
+            yield f"{name}, time of an evaluation", f"{point.time_s:.0f} (the log)", f"{record['time']:.0f}"
+    epochs = [(point.epoch, record.get("epoch")) for point, record in pairs]
+    shifts = {logged - epoch for logged, epoch in epochs if logged is not None and epoch is not None}
+    is_numbered = all(logged is not None and logged == int(logged) for logged, _ in epochs)
+    if is_numbered and len({epoch for _, epoch in epochs}) == len(epochs) and len(shifts) > 1:
+        yield f"{name}, epochs", f"{[logged for logged, _ in epochs]} (the log)", f"{[epoch for _, epoch in epochs]}"
+    begun = sum(phase.name == "eval_start" for phase in log.phases)
+    is_resumed = any(record.get("resumed_step") for record in records)
+    if begun > len(log.quality) and not is_resumed:
+        yield f"{log.path.name}, evaluations", f"{begun} (eval_start)", f"{len(log.quality)} (eval_accuracy)"
+    last = log.quality[-1].time_s if log.quality else None
+    if last is not None and log.benchmark not in OFF_THE_CLOCK and not last - _CLOCKS <= stop <= last + _SHUTDOWN:
+        yield f"{log.path.name}, run_stop", f"after the last evaluation at {last:.0f}", f"{stop:.0f}"
+
+
+def _of_sizes(
+    place: Path, log: RunLog, records: Sequence[dict[str, Any]], passport: dict[str, Any]
+) -> Iterator[Contradiction]:
+    start = next((record for record in records if record.get("kind") == "start"), {})
+    ranks, name = passport["nodes"] * passport["ranks_per_node"], f"{place.name}/metrics.jsonl"
+    if start.get("ranks", ranks) != ranks and not any(record.get("resumed_step") for record in records):
+        yield f"{name}, ranks", f"{ranks} (run.json)", str(start["ranks"])
+    batch, rank_batch = start.get("global_batch_size"), _value(passport, "batch_size")
+    if batch is None or rank_batch is None or start.get("batch_unit") != "samples":
+        return
+    if log.global_batch is not None and log.global_batch != batch:
+        yield f"{name}, global batch", f"{log.global_batch:.0f} (the log)", str(batch)
+    if batch % rank_batch or batch // rank_batch > ranks:
+        yield f"{name}, global batch", f"a multiple of {rank_batch}, for up to {ranks} ranks (run.json)", str(batch)
+
+
+# Whoever shortens the log has to shorten what every process wrote after the new end as well.
+def _of_end(
+    place: Path, state: dict[str, Any], records: Sequence[dict[str, Any]], steps: dict[str, list[dict[str, Any]]]
+) -> Iterator[Contradiction]:
+    end = next((record["time"] for record in reversed(records) if record.get("kind") == "end"), None)
+    ended = unix_time(state.get("ended"))
+    if end is None or ended is None:
+        return
+    if ended > end + _SHUTDOWN:
+        yield (
+            f"{place.name}/state.json, ended",
+            f"at most {_SHUTDOWN:.0f} s after {end:.0f} (metrics.jsonl)",
+            f"{ended:.0f}",
+        )
+    times = [record["time"] for record in records if _has_time(record)]
+    if max(times) > end + _CLOCKS or any(later < earlier - _CLOCKS for earlier, later in itertools.pairwise(times)):
+        yield (
+            f"{place.name}/metrics.jsonl",
+            f"records in the order of time, up to the end at {end:.0f}",
+            "another order",
+        )
+    for name, lines in steps.items():
+        latest = max((line["time"] for line in lines), default=end)
+        if latest > end + _CLOCKS:
+            yield f"{place.name}/steps/{name}", f"no step after {end:.0f} (metrics.jsonl)", f"{latest:.0f}"
+    for path in sorted(place.glob("telemetry*.jsonl")):
+        latest = max((each["time"] for each in json_objects(lines_of(path)) if _has_time(each)), default=end)
+        if latest > min(ended + _CLOCKS, end + _SHUTDOWN):
+            yield f"{place.name}/{path.name}", f"no reading after {ended:.0f} (state.json)", f"{latest:.0f}"
+
+
+def _of_steps(place: Path, steps: dict[str, list[dict[str, Any]]], *, is_resumed: bool) -> Iterator[Contradiction]:
+    for name, lines in steps.items():
+        for earlier, later in itertools.pairwise(lines):
+            between, window = later["time"] - earlier["time"], later["window"]
+            slack = 1.0 + _WINDOW * abs(between)
+            if window > between + slack or (window < between - slack and not is_resumed):
+                yield f"{place.name}/steps/{name}, window", f"{between:.1f} s since the last record", f"{window:.1f} s"
+                break
+
+
+def _nonfinite(name: str, records: Sequence[dict[str, Any]]) -> Iterator[Contradiction]:
+    # A diverged run has losses that are not finite
+    for record in records:
+        values = {**record, **record["qualities"]} if isinstance(record.get("qualities"), dict) else record
+        for key, value in values.items():
+            if isinstance(value, float) and not math.isfinite(value) and "loss" not in key:
+                yield f"{name}, {key}", "a finite number", str(value)
+                return
 
 
 def _alike(one: float, other: float) -> bool:
