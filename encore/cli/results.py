@@ -19,7 +19,7 @@ from encore.errors import EncoreError, ExitCode
 from encore.files import is_archive, unpacked
 from encore.lab.submissions.archive import check_trees
 from encore.results.audit.judge import Audit, audit_path, audit_score
-from encore.results.compare.compare import Comparison, ComparisonJson, Factor, certainty, compare_with
+from encore.results.compare.compare import Comparison, ComparisonJson, Factor, Verdict, certainty, compare_with
 from encore.results.compare.compare import compare as compare_named
 from encore.results.compare.explain import Difference, Explanation, explain
 from encore.results.compare.nearest import AS_GIVEN
@@ -424,7 +424,9 @@ def compare(
     tolerance: Annotated[
         float, typer.Option(min=0.1, max=100.0, help="Per cent that still count as the same result.")
     ] = 5.0,
-    everything: Annotated[bool, typer.Option("--all", help="Also the differences of little weight.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Print all differences, also of runs that are not comparable.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Compare a run with a submission or another run: was it reproduced, how sure is that, and what differs?
@@ -449,6 +451,13 @@ def compare(
         found = compare_with(ours, load_side(Path(other)), AS_GIVEN, tolerance / 100)
     else:
         found = compare_named(ours, other, logs, tolerance / 100)
+    screen = console()
+    if not as_json:
+        _print_comparison(screen, found)
+        if found.verdict is Verdict.NOT_COMPARABLE and not everything:
+            say(screen, text("--all prints the figures and the differences", "dim"))
+            return
+        _print_factors(screen, found)
     why = explain(found.ours, found.theirs) if found.theirs is not None else None
     noise = noise_of(found.ours, found.theirs) if found.theirs is not None else []
     if as_json:
@@ -457,11 +466,10 @@ def compare(
             content = Explained(**content, differences=why.differences, unknown=why.unknown)
         write_json("comparison", content)
         return
-    _print_comparison(console(), found)
     for each in noise:
-        _print_noise(console(), *each.lines())
+        _print_noise(screen, *each.lines())
     if why is not None:
-        _print_differences(console(), why, None if everything else _DIFFERENCES)
+        _print_differences(screen, why, None if everything else _DIFFERENCES)
 
 
 def _print_comparison(screen: Console, found: Comparison) -> None:
@@ -470,6 +478,9 @@ def _print_comparison(screen: Console, found: Comparison) -> None:
     say(screen, text(found.verdict.value, _VERDICT_STYLES[found.verdict.value]))
     for reason in found.reasons:
         say(screen, text(f"  {reason}"))
+
+
+def _print_factors(screen: Console, found: Comparison) -> None:
     if found.factors:
         columns = ("", "yours", "theirs", "ratio", "90 % interval", "z")
         show(screen, "", columns, map(_factor_cells, found.factors), numbers=columns[1:], least=("z",))

@@ -24,7 +24,7 @@ COMMANDS = {
     "images": "images list",
     "report": "report --study microway-dgx1-scaling",
     "score": "score LOGS",
-    "compare": "compare LOGS",
+    "compare": "compare LOGS --all",
     "status": "status --results LOGS",
 }
 

@@ -268,7 +268,13 @@ def test_two_sets_of_a_benchmark_without_implementation(tmp_path: Path) -> None:
     assert (result["benchmark"], result["factors"][0]["interval"] is None) == ("gpt3", False)
     foreign = write_set(tmp_path / "foreign", ["\0:::MLLOG {" * 1000])
     done = CliRunner().invoke(app, ["compare", str(ours), str(foreign)])
+    # Nothing but the reason, unless it is requested
     assert (done.exit_code, "not comparable" in done.stdout) == (0, True)
+    complete = CliRunner().invoke(app, ["compare", str(ours), str(foreign), "--all"]).stdout
+    assert [word in text for text in (done.stdout, complete) for word in ("what differs", "no difference")].count(
+        True
+    ) == 1
+    assert done.stdout.splitlines()[-1] == "--all prints the figures and the differences"
 
 
 # --- the archive of public logs ---------------------------------------------------------------------------
