@@ -6,6 +6,7 @@ Standard library only: setup.sh runs it before anything else is installed.
 """
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -43,9 +44,15 @@ def variables(listed: str) -> dict[str, str]:
 
 
 def environment() -> dict[str, str]:
-    """Return this process's variables and those of pip's settings; what is set for uv itself stays."""
+    """Return this process's variables and those of pip's settings; variables of uv take precedence."""
+    of_pip = tuple(sorted(item for item in os.environ.items() if item[0].startswith("PIP_")))
+    return {**variables(_list_settings(of_pip)), **os.environ}
+
+
+@functools.cache  # pip takes a second for each answer
+def _list_settings(of_pip: tuple[tuple[str, str], ...]) -> str:
     command = [sys.executable, "-m", "pip", "config", "list"]
-    return {**variables(subprocess.run(command, capture_output=True, text=True, check=False).stdout), **os.environ}
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def install_command(python: Path, *arguments: str) -> list[str]:

@@ -336,6 +336,7 @@ class ToyRun:
 TOY_OPTIONS: dict[str, tuple[str, ...]] = {
     "bert": ("--set", "quality_target=0.08"),
     "dlrm": ("--set", "quality_target=0.75"),
+    "gnmt": ("--set", "quality_target=2.0"),
     "gpt-oss-20b": ("--set", "expert_parallelism=2", "--set", "quality_target=5.0"),
     "llama31-8b": ("--set", "quality_target=5.0"),
     "maskrcnn": ("--set", "box_target=0.38", "--set", "mask_target=0.34"),

@@ -20,7 +20,7 @@ ALL_GRADIENTS = {("pytorch", 18): 1e-3, ("pytorch", 50): 1e-2, ("tensorflow", 18
 
 def compute(framework: str, request: pytest.FixtureRequest, file: Path) -> Results:
     run = request.getfixturevalue(f"in_{framework}")
-    run("parity.py", framework, str(file), str(request.getfixturevalue("digits")))
+    run("parity.py", framework, str(file), str(request.getfixturevalue("few_digits")))
     with np.load(file) as arrays:
         return {name: arrays[name] for name in arrays.files}
 
@@ -40,7 +40,7 @@ def relative_norm(a: np.ndarray, b: np.ndarray) -> float:
 def test_parity_with_mxnet(
     framework: str, mxnet_results: Results, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    # Weights, logits, loss, gradients, rates, both optimizers and 30 losses on the same batches
+    # Weights, logits, loss, gradients, rates, both optimizers and 15 losses on the same batches
     results = compute(framework, request, tmp_path / "results.npz")
     assert sorted(results) == sorted(mxnet_results)
     for kind, limit in LIMITS.items():
@@ -56,10 +56,10 @@ def test_parity_with_mxnet(
     ours, theirs = results["losses"], mxnet_results["losses"]
     differences_by_step = np.abs(ours - theirs) / theirs
     assert differences_by_step[:8].max() < 1e-3 and differences_by_step.max() < 0.1
-    assert ours[-10:].mean() == pytest.approx(theirs[-10:].mean(), rel=0.03)
+    assert ours[-5:].mean() == pytest.approx(theirs[-5:].mean(), rel=0.03)
 
 
-@pytest.mark.parametrize("framework", ["mxnet", *FRAMEWORKS])
+@pytest.mark.parametrize("framework", ["mxnet", *(pytest.param(name, marks=pytest.mark.long) for name in FRAMEWORKS)])
 def test_no_rank_reads_data_before_the_clock_starts(
     framework: str, digits: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

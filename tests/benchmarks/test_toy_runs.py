@@ -136,9 +136,9 @@ def test_translations_of_the_last_evaluation_are_kept(name: str, toy_run: ToyRun
     results = evaluations(run.metrics)
     lines = [json.loads(line) for line in (run.experiment / "translations.jsonl").open(encoding="utf-8")]
     assert [(line["index"], line["epoch"]) for line in lines] == [(index, len(results)) for index in range(400)]
-    right = [line["bleu"] for line in lines if line["hypothesis"] == line["reference"]]
-    assert right and set(right) == {100}
     if name == "transformer":
+        right = [line["bleu"] for line in lines if line["hypothesis"] == line["reference"]]
+        assert right and set(right) == {100}
         # sacreBLEU splits this language at the same places; it rounds to two decimals
         assert results[-1]["sacrebleu"] == pytest.approx(quality(results[-1]), abs=6e-3)
 

@@ -16,7 +16,7 @@ from benchmarks.resnet import architecture, events, inputs
 from tests.in_framework import sgd_and_lars
 
 OPTIMIZER_STEPS = 10
-LOSSES = 30  # steps, which go on into a second epoch
+LOSSES = 15  # Steps: the second epoch begins at step 12
 
 
 def config_of(part, **changes):
@@ -65,7 +65,7 @@ def made_gradients(config):
 
 
 def rates(config):
-    # Learning rates of two epochs of training, 24 steps each: with warm-up, of both schedules.
+    # Learning rates of two epochs of 24 steps: with warm-up, of both schedules.
     stepwise = dataclasses.replace(config, schedule="step", decay_epochs=(1, 2), warmup_epochs=0.5)
     return [events.learning_rate(chosen, step, 24) for chosen in (config, stepwise) for step in range(48)]
 
