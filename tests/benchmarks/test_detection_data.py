@@ -16,7 +16,7 @@ import pytest
 from benchmarks.common.data import published as published_sets
 from benchmarks.common.data.images import to_rgb
 from benchmarks.common.data.problem import Problem
-from benchmarks.detection import preparation, scenes, writer
+from benchmarks.detection import preparation, scenes, tables, writer
 from benchmarks.detection.annotations import DataSet, open_data
 from encore import data
 from encore.errors import EncoreError
@@ -211,8 +211,6 @@ OBJECT_ERRORS: dict[str, tuple[Content, str]] = {
         "annotation {id} of image 20",
     ),
     "a far polygon": ({"segmentation": [[1, 1, 1e30, 2, 3, 3]]}, "annotation {id} of image 20"),
-    "a text as image id": ({"image_id": "20"}, "annotation {id}: image_id is '20', not a 64-bit integer"),
-    "an unknown crowd": ({"iscrowd": "0"}, "annotation {id}: iscrowd must be 0 or 1 (got '0')"),
 }
 
 
@@ -287,8 +285,24 @@ def test_bad_objects_are_named(source: Path, tmp_path: Path) -> None:
     incomplete = [{"id": 600}, 7, {"id": 601, "image_id": [1]}, {"id": 300, "image_id": 20}]
     write_json(source, "train", annotations=[*content_of("train")["annotations"], *objects, *incomplete])
     flaws = [text.format(id=number) for number, (_, text) in enumerate(OBJECT_ERRORS.values(), 500)]
-    flaws += ["9 train: incomplete annotation", "annotation 600 has no image_id", "annotation ?: 'int' object"]
+    flaws += ["7 train: incomplete annotation", "annotation 600 has no image_id", "annotation ?: 'int' object"]
     assert skip_flawed(source, tmp_path / "to", *flaws) == (7, 8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"image_id": "20"}, "annotation 7: image_id is '20', not a 64-bit integer"),
+        ({"id": 1 << 70}, "not a 64-bit integer"),
+        ({"bbox": [1, 1, 10**400, 8]}, "annotation 7: int too large to convert to float"),
+        ({"area": "9"}, "annotation 7: area has '9', not a finite number"),
+        ({"iscrowd": "0"}, "annotation 7: iscrowd must be 0 or 1 (got '0')"),
+    ],
+)
+def test_fields_of_another_type_are_named(fields: Content, message: str) -> None:
+    annotation = object_of(7, 20, 2, [1.5, 1, 9.5, 8], CORNER) | fields
+    usable, errors = tables.check(annotation, {20: (WIDTH, HEIGHT)}, {2: 1})
+    assert usable is None and message in errors[tables.INCOMPLETE]
 
 
 def cut_json(root: Path) -> None:
