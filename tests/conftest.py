@@ -54,13 +54,12 @@ MARKS = {
 # Files that take minutes start first, so that no worker of pytest-xdist starts one when the others are almost done.
 LONGEST = (
     "tests/benchmarks/test_toy_runs.py",
+    "tests/benchmarks/test_short_runs.py",
     "tests/containers/test_engine.py",
     "tests/cluster/test_cluster.py",
-    "tests/benchmarks/test_short_runs.py",
     "tests/run/test_run.py",
     "tests/benchmarks/test_resnet_frameworks.py",
     "tests/run/test_selftest.py",
-    "tests/cluster/test_gate.py",
     "tests/ssh/test_over_ssh.py",
     "tests/studies/test_multi_gpu.py",
     "tests/kubernetes/test_cluster.py",
@@ -168,7 +167,7 @@ def with_pytest(python: Path) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def runs_on_the_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    # Runtime `host` where a test names none: an engine of this machine may have images of the benchmarks
+    # Use the runtime `host` by default: this machine may have images of the benchmarks
     file = tmp_path_factory.mktemp("cluster") / "cluster.toml"
     file.write_text('runtime = "host"\n', encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
@@ -180,7 +179,7 @@ def runs_on_the_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture(scope="session", autouse=True)
 def printed_json_is_as_published() -> Iterator[None]:
-    # Whatever a command of this process prints with --json is held against its schema
+    # Validate all --json output of this process against its schema
     def as_text(name: str, content: object) -> str:
         text = layout_text(name, content)
         validate(name, json.loads(text))
@@ -280,7 +279,7 @@ def toy(request: pytest.FixtureRequest, shared: Shared) -> Callable[[str], Path]
     return prepare
 
 
-# Commands that read and print: as a process of its own each would take a second to import what this one has.
+# Read-only commands run in this process; a new process would import Encore for a second.
 READERS = {"archive", "audit", "check", "compare", "list", "plan", "published", "report", "score", "show", "status"}
 
 
@@ -379,7 +378,7 @@ class Study:
     printed: dict[str, Any]
 
     def of_ranks(self, ranks: int) -> Path:
-        # The experiment folder on so many ranks: what every other training with this seed is compared with
+        # Experiment folder of a rank count, the reference of other trainings with this seed
         (found,) = self.folder.glob(f"1x{ranks}/*/experiment_0")
         return found
 
@@ -420,7 +419,7 @@ def inside(framework: str, ranks: int, program: str, *arguments: str) -> str:
 
 
 def runs_in(framework: str) -> Any:
-    # The fixture that runs a program of tests/in_framework on so many ranks and returns its output
+    # Return a fixture that runs a program of tests/in_framework and returns its output
     @pytest.fixture(scope="session", name=f"in_{framework}")
     def run_in() -> Callable[..., str]:
         return lambda program, *arguments, ranks=1: inside(framework, ranks, program, *arguments)

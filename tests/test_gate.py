@@ -1,12 +1,15 @@
-"""The gate, its workflow, the hooks before a commit and the targets of make say the same."""
+"""Make targets, hooks and CI agree; the documentation builds as a site."""
 
 import re
 import subprocess
+from pathlib import Path
 
+import pytest
 import yaml
 
 import encore
 from encore import paths
+from tools import architecture, site
 
 
 def text_of(*names: str) -> str:
@@ -43,3 +46,18 @@ def test_gate_and_nightly_workflow_run_the_make_targets_of_the_readme() -> None:
 def test_changelog_begins_with_what_is_to_come_and_this_version() -> None:
     headings = re.findall(r"^## \[([^\]]+)\]", text_of("CHANGELOG.md"), flags=re.MULTILINE)
     assert headings[:2] == ["Unreleased", encore.__version__]
+
+
+@pytest.mark.slow
+def test_site_has_its_pages_and_no_dead_link(tmp_path: Path) -> None:
+    site.stage(tmp_path / "pages")
+    assert site.build(tmp_path) == 0
+    pages = {path.relative_to(tmp_path / "html") for path in (tmp_path / "html").rglob("*.html")}
+    assert {Path("index.html"), Path("docs/glossary.html"), Path("benchmarks/resnet/index.html")} <= pages
+    with (tmp_path / "pages" / "docs" / "glossary.md").open("a", encoding="utf-8") as file:
+        file.write("[gone](slurm.md#no-such-heading)")
+    assert site.build(tmp_path) == 1
+
+
+def test_picture_of_the_architecture_is_up_to_date() -> None:
+    assert architecture.PICTURE.read_text(encoding="utf-8") == architecture.drawn(), "hint: make docs"

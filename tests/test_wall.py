@@ -3,18 +3,20 @@
 import ast
 import re
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 from encore import catalogue, paths
 from encore.results.published.published import load_published
+from tools.architecture import imported, modules, room
 
 FRAMEWORKS = {"mxnet", "torch", "tensorflow", "horovod", "nvidia"}
 STANDARD_LIBRARY = {"__future__", "dataclasses", "typing"}
 
 
-def modules(path: Path) -> set[str]:
+def modules_in(path: Path) -> set[str]:
     # Full names of the imported modules
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
@@ -24,7 +26,7 @@ def modules(path: Path) -> set[str]:
 
 
 def packages(path: Path) -> set[str]:
-    return {name.partition(".")[0] for name in modules(path)}
+    return {name.partition(".")[0] for name in modules_in(path)}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_config_imports_the_standard_library_only(path: Path) -> None:
     llama = {"benchmarks.llama.config_checks", "benchmarks.llama.shapes", "benchmarks.llama"}
     # Shared by the implementations of a benchmark; the host loads it by its path.
     shared = f"benchmarks.{path.parent.parent.name}.config" if (path.parent.parent / "config.py").exists() else ""
-    assert modules(path) <= {*STANDARD_LIBRARY, "benchmarks.common.config_checks", shared, *llama}
+    assert modules_in(path) <= {*STANDARD_LIBRARY, "benchmarks.common.config_checks", shared, *llama}
 
 
 @pytest.mark.parametrize(
@@ -110,3 +112,68 @@ def test_bench_measures_the_training_step(path: Path) -> None:
 def test_training_code_is_valid_python_3_8() -> None:
     for path in paths.BENCHMARKS.rglob("*.py"):
         ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
+
+
+# From the lowest layer up; "encore" stands for the modules of encore/ itself. Packages of a layer do not import each
+# other.
+LAYERS = (
+    ("encore",),
+    ("machine",),
+    ("results",),
+    ("results.logs",),
+    ("results.scores", "results.published"),
+    ("results.compliance",),
+    ("results.audit",),
+    ("results.compare",),
+    ("results.report",),
+    ("containers",),
+    ("kubernetes",),
+    ("slurm", "ssh"),
+    ("run",),
+    ("lab",),
+    ("lab.scaling", "lab.submissions", "lab.serving"),
+    ("lab.studies",),
+    ("cli",),
+)
+LEVELS = {name: level for level, layer in enumerate(LAYERS) for name in layer}
+MODULES = modules("encore")
+
+
+def upward_imports(module: str, imports: set[str]) -> list[str]:
+    # Return imports from other packages of the same layer or of higher layers
+    package = room(module)
+    return sorted(name for name in imports if room(name) != package and LEVELS[room(name)] >= LEVELS[package])
+
+
+def test_imports_point_to_lower_layers() -> None:
+    assert {room(module) for module in MODULES} == set(LEVELS)
+    upward = {module: upward_imports(module, imported(module)) for module in MODULES}
+    assert {module: names for module, names in upward.items() if names} == {}
+
+
+def test_there_are_no_import_cycles() -> None:
+    packages = {module for module, path in MODULES.items() if path.name == "__init__.py"}
+    TopologicalSorter({module: imported(module) - packages for module in MODULES}).prepare()
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "upward"),
+    [
+        ("encore.machine.node", "from encore.run import planning", ["encore.run", "encore.run.planning"]),
+        (
+            "encore.slurm.step",
+            "def f():\n    from encore.ssh import hosts",
+            ["encore.ssh", "encore.ssh.hosts"],
+        ),
+        ("encore.job", "import encore.machine.node", ["encore.machine.node"]),
+        ("encore.containers.images", "run('-m', 'encore.slurm.queue')", ["encore.slurm.queue"]),
+        ("encore.run.judge", "from encore.results.logs.run_log import read_run", []),
+        (
+            "encore.run.judge",
+            "from encore.lab.studies import answers",
+            ["encore.lab.studies", "encore.lab.studies.answers"],
+        ),
+    ],
+)
+def test_upward_import_is_detected(module: str, line: str, upward: list[str]) -> None:
+    assert upward_imports(module, imported(module, ast.parse(line))) == upward

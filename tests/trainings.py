@@ -1,4 +1,4 @@
-"""Trainings that several tests start, watch or look at."""
+"""Helpers that start, stop and compare trainings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -24,6 +24,8 @@ import pytest
 
 from encore import catalogue, configuration, paths
 from encore.machine import processes
+from encore.run import run_folder
+from encore.run.run_folder import ExperimentState, RunFolder
 from tests import json_schemas
 from tests.conftest import TINY, Encore, evaluations, logged, losses, only_run, records
 
@@ -31,10 +33,10 @@ InFramework = Callable[..., str]  # Runs a program of tests/in_framework: in_mxn
 
 SEED = ("--seed", "7")  # The seed of every training that is compared with another one
 
-# Options of a run whose rank is to hang: on a busy machine a step of one that does not may take seconds.
+# Hang detection of runs with a hanging rank; on a busy machine a step of a healthy rank may take seconds.
 HANGS = ("--hang-seconds", "15")
 
-# Seconds to wait for what must come, on a machine that has other work: less than until a hang is reported (600 s).
+# Timeout in seconds for events on a busy machine, shorter than the hang detection (600 s)
 PATIENCE = 500.0
 
 
@@ -100,7 +102,7 @@ class Started:
         return self.process.returncode, output
 
     def ended(self, code: int) -> str:
-        # What it printed until it ended, as it must, with this exit code
+        # Output of the process, which must exit with this code
         found, output = self.end()
         assert found == code, output
         return output
@@ -139,15 +141,15 @@ def wait_until(holds: Callable[[], bool], what: str, seconds: float = PATIENCE) 
 
 
 def is_told(process: psutil.Process, number: signal.Signals) -> bool:
-    # Whether a suspended process has a signal waiting for it (proc(5), ShdPnd)
+    # True if a signal is pending for a suspended process (proc(5), ShdPnd)
     status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
     (pending,) = re.findall(r"^ShdPnd:\s*(\w+)$", status, re.MULTILINE)
     return bool(int(pending, 16) >> (number - 1) & 1)
 
 
 def held_port(address: str = "127.0.0.1") -> socket.socket:
-    # A port that no other program is given while it is open, and on which a server can listen all the same. Both have
-    # SO_REUSEADDR, and this one does not listen.
+    # Reserve a port: the OS gives it to no other program, but a server with SO_REUSEADDR can listen on it, since this
+    # socket does not listen.
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind((address, 0))
@@ -156,12 +158,12 @@ def held_port(address: str = "127.0.0.1") -> socket.socket:
 
 @cache
 def meeting_port() -> socket.socket:
-    # Where the ranks of one run after the other meet
+    # MASTER_PORT of all runs
     return held_port()
 
 
 def with_other_offsets(folder: Path, to: Path) -> Path:
-    # A copy of a data set whose arrays of offsets have other values, in files of the same size
+    # Copy a data set and change values of its offsets, but not the file sizes
     shutil.copytree(folder, to)
     changed = list(to.glob("*offsets.npy"))
     for path in changed:
@@ -184,20 +186,20 @@ def write_small_config(
 
 
 def config_of(benchmark: str, system: str, round_: str | None, ranks: int, *settings: str, nodes: int = 1) -> Any:
-    # The configuration of a system on so many ranks per node
+    # Configuration of a system with a number of ranks per node
     choice = catalogue.choose(benchmark)
     found = catalogue.find_system(choice, system, round_)
     return SimpleNamespace(**configuration.resolve(choice, found, nodes, ranks, list(settings)).plain())
 
 
 def checked_config(benchmark: str, system: str, round_: str | None, *settings: str, nodes: int = 1) -> Any:
-    # The same on eight ranks per node as train.py has it, which refuses what cannot work
+    # The same for eight ranks per node, checked by the config class of the benchmark
     plain = vars(config_of(benchmark, system, round_, 8, *settings, nodes=nodes))
     return configuration.config_class(catalogue.choose(benchmark).folder)(**plain)
 
 
 def reached(encore: Encore, benchmark: str, data: Path, results: Path, *options: str, seed: str = "1") -> Path:
-    # The folder of a run of the small system on two ranks to its target, as a user starts it
+    # Run the small system on two ranks to its target by the command line; return the run folder
     where = ("--data", str(data), "--results", str(results))
     done = encore("run", benchmark, "2", *where, "--seed", seed, *options)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -210,7 +212,7 @@ BENCHED = {"bare", "synthetic", "real", "input", "evaluation"}  # Kinds that eac
 
 
 def benched(encore: Encore, benchmark: str, data: Path, *values: str) -> set[str]:
-    # The kinds of loops that a bench of few steps has measured
+    # Run a short bench and return the names of the loops that it measured
     chosen = [word for value in values for word in ("--set", value)]
     done = encore("bench", benchmark, "--data", str(data), "--steps", "1", "--repeats", "1", "--json", *chosen)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -222,7 +224,7 @@ def benched(encore: Encore, benchmark: str, data: Path, *values: str) -> set[str
 def start_ranks(
     module: str, python: Path, config: Path, folder: Path, output: Path, ranks: int
 ) -> list[subprocess.Popen[str]]:
-    # The ranks of a run of ``module`` in PyTorch, as any launcher starts them
+    # Start the ranks of ``module`` in PyTorch without a launcher
     output.mkdir(exist_ok=True)
     port = meeting_port().getsockname()[1]
     command = [str(python), "-m", module, "--config", str(config), "--data", str(folder), "--output", str(output)]
@@ -280,7 +282,7 @@ class BareRuns:
         assert records(output / "metrics.jsonl", "end")[-1]["outcome"] == "interrupted"
 
     def refused(self, output: Path, ranks: int, *settings: str, code: int = 2) -> str:
-        # The last words of a run that ends with an exit code and no traceback on all ranks
+        # Output of rank 0; all ranks must exit with this code and without a traceback
         ended = finish(self.start(output, ranks, *settings))
         assert [found for found, _ in ended] == [code] * ranks, ended
         assert "Traceback" not in "".join(words for _, words in ended)
@@ -288,7 +290,7 @@ class BareRuns:
 
 
 def assert_resumed(output: Path, uninterrupted: Path) -> None:
-    # A run that was stopped and resumed has the losses and evaluations of one that was not
+    # A resumed run must have the losses and evaluations of an uninterrupted run
     ours, theirs = (each / "metrics.jsonl" for each in (output, uninterrupted))
     assert losses(ours) == losses(theirs) and evaluations(ours) == evaluations(theirs)
 
@@ -298,7 +300,7 @@ def assert_none_left(ranks: list[psutil.Process]) -> None:
 
 
 def assert_same_run(folder: Path, unbroken: Path) -> None:
-    # An experiment that was stopped and resumed reads like one that was not: curve, evaluations and log
+    # A resumed experiment must have the losses, evaluations and log of an uninterrupted one
     assert_resumed(folder, unbroken)
     logs = [[event["key"] for event in logged(each.parent / "result_0.txt")] for each in (folder, unbroken)]
     assert logs[0] == logs[1]
@@ -334,7 +336,7 @@ def free_ports() -> tuple[str, str]:
 
 
 def served(encore: Encore, folder: Path, *options: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
-    # Serve an export by a real Triton server, which gives its samples' outputs; return what the command found
+    # Serve an export with a real Triton server, compare the outputs of its samples, and return the JSON output
     for _ in range(ATTEMPTS):
         http, grpc = free_ports()
         ports = ("--http-port", http, "--grpc-port", grpc, "--metrics-port", "0")
@@ -356,7 +358,7 @@ class Serving:
 
 @contextlib.contextmanager
 def serving(exported: Path) -> Iterator[Serving]:
-    # A real Triton server of an export on this machine, ended whatever happens
+    # Serve an export with a real Triton server on this machine until the context ends
     log = ""
     for _ in range(ATTEMPTS):
         http, grpc = free_ports()
@@ -392,3 +394,38 @@ def evaluated(encore: Encore, folder: Path, run: Path, content: dict[str, Any], 
     assert through["samples"] == checked["samples"]
     assert through["largest_difference"] <= through["tolerance"] == checked["tolerance"]
     assert through["quality"] == pytest.approx(checked["quality"], rel=1e-3)
+
+
+PREPARED = ExperimentState(status="prepared")
+
+
+def make_run(
+    results: Path,
+    states: Sequence[ExperimentState | None] = (PREPARED,),
+    mark: str = "",
+    slurm: str = "",
+    config: Mapping[str, Any] = {},
+    **fields: Any,
+) -> RunFolder:
+    """Create a run of resnet with one experiment per state (None: without state.json) and return it.
+
+    ``mark`` ends the name of the folder, ``slurm`` is the job, ``fields`` change the passport.
+    """
+    seeds = list(range(5, 5 + len(states)))
+    passport = {
+        **dict.fromkeys(run_folder.NEEDED),
+        "schema": run_folder.SCHEMA,
+        "name": "resnet",
+        "round": "v0.7",
+        "nodes": 2,
+        "seeds": seeds,
+        "submission": {"text": ""},
+        "data": {"name": "digits"},
+        "slurm": {"job": slurm} if slurm else None,
+        **fields,
+    }
+    run = run_folder.create(results, f"resnet-mxnet-cpu{mark}", lambda path: dict(passport), {}, dict(config), seeds)
+    for experiment, state in zip(run.experiments(), states, strict=True):
+        if state is not None:
+            experiment.set_state(state)
+    return run

@@ -153,8 +153,7 @@ def test_disk_space_is_allocated_before_the_first_row(tmp_path: Path) -> None:
 
 
 def test_rare_values_share_a_row(tmp_path: Path) -> None:
-    raw = write_days(tmp_path / "raw", 2, 300)
-    prepare(raw, "-o", tmp_path / "to", "--frequency-threshold", 8)
+    prepare(write_days(tmp_path / "raw", 2, 300), "-o", tmp_path / "to", "--frequency-threshold", 8)
     # 300 training rows: every value occurs 7 or 8 times in the table with 40 values, 4 or 5 times in that with 65
     assert preparing.passport(tmp_path / "to")["facts"]["table_sizes"] == [21, 14, 7] + [1] * 23
     frequent = np.array([3, 5, 9])

@@ -53,8 +53,7 @@ def write(folder: Path, records: list[bytes]) -> tuple[Path, Path]:
 def test_round_trip(tmp_path_factory: pytest.TempPathFactory, records: list[bytes]) -> None:
     rec, idx = write(tmp_path_factory.mktemp("round"), records)
     with rec.open("rb") as file:
-        in_order = [read_record(file, file.tell()) for _ in records]
-        assert (in_order, file.tell()) == (records, rec.stat().st_size)
+        assert ([read_record(file, file.tell()) for _ in records], file.tell()) == (records, rec.stat().st_size)
         by_index = [(key, read_record(file, offset)) for key, offset in read_index(idx)]
     assert by_index == list(enumerate(records))
     assert rec.stat().st_size % 4 == 0

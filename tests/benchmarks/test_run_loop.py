@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ from benchmarks.common.run.run import Run
 from benchmarks.common.run.timeline import Timeline
 from benchmarks.dlrm import events as dlrm
 from benchmarks.resnet import events as resnet
-from encore import catalogue, configuration
+from encore import catalogue, configuration, paths
 from tests.benchmarks.loop import (
     FRAMEWORK,
     START,
@@ -505,3 +506,42 @@ def test_stages_of_a_step_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     Timed(tmp_path, by_epochs(1), {"accuracy": 0.5}).go(lambda weight: {"accuracy": 1.0})
     (epoch,) = records(tmp_path / "metrics.jsonl", "epoch")
     assert (epoch["stages"], epoch["input_share"]) == ({"forward": 0.75}, 0.5)
+
+
+PROGRAM = """
+import atexit, os, sys
+from pathlib import Path
+from benchmarks.common.run.stopping import Heartbeat, end_process
+
+class ThreadState:
+    "Like the state of a framework's thread, it cannot be freed while the interpreter shuts down"
+    def __del__(self):
+        os.abort()
+
+state = ThreadState()
+atexit.register(lambda: print("left the other ranks"))
+heartbeat = Heartbeat(Path(sys.argv[1]), 0)
+
+def main():
+    {body}
+
+end_process(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        pytest.param("return 0", 0, "", id="done"),
+        pytest.param("raise SystemExit(2)", 2, "", id="refused"),
+        pytest.param("raise SystemExit", 0, "", id="left"),
+        pytest.param("raise SystemExit('found that, do this')", 1, "found that, do this\n", id="said"),
+        pytest.param("raise OSError('disk')", 1, "OSError: disk\n", id="broke"),
+    ],
+)
+def test_exit_code_is_that_of_the_training(tmp_path: Path, body: str, code: int, message: str) -> None:
+    command = [sys.executable, "-c", PROGRAM.format(body=body), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=paths.ROOT, check=False)
+    assert (done.returncode, done.stdout) == (code, "left the other ranks\n")
+    assert done.stderr.endswith(message)
+    assert ("Traceback" in done.stderr) == ("OSError" in message)

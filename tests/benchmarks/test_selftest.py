@@ -144,8 +144,7 @@ def test_settings_of_checks_on_a_gpu(name: str, tmp_path: Path, monkeypatch: pyt
     is_dynamic = any(field.startswith("loss_scale_") for field in fields)
     in_fp16 = {"precision": "fp16", **({} if is_dynamic else {"loss_scale": 1e30})} if "loss_scale" in fields else {}
     assert trainings.calls[0][0] == {**in_fp16, "learning_rate": 1e30}
-    shared = trainings.check("two ranks")
-    assert (shared.result == "SKIPPED") == bool(bench.suite.shares_gpu)
+    assert (trainings.check("two ranks").result == "SKIPPED") == bool(bench.suite.shares_gpu)
     launch = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2")
     two_ranks = ({"batch_size": bench.base["batch_size"] // 2}, launch, {"ENCORE_BACKEND": "gloo"})
     assert trainings.calls[:1] == ([] if bench.suite.shares_gpu else [two_ranks])

@@ -1,13 +1,15 @@
-"""A real two-node Slurm for the tests of this folder, if ENCORE_CLUSTER_TESTS is set (`make test-cluster` sets it)."""
+"""A real Slurm of two nodes, its jobs, and fixtures of the tests on it."""
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,173 @@ import pytest
 
 from encore import files, paths
 from encore.machine import processes
-from tests.cluster import slurm
-from tests.cluster.slurm import Cluster, wait_for
-from tests.trainings import PATIENCE, steps_so_far
+from tests.trainings import PATIENCE, held_port, steps_so_far
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel", "mpirun")
+
+# KillWait: on a busy machine a rank may need minutes to finish its step and write a checkpoint before SIGKILL.
+CONFIGURATION = """\
+ClusterName=encore
+SlurmctldHost=localhost
+SlurmctldPort={ports[0]}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdLogFile={folder}/slurmd.%n.log
+SlurmctldLogFile={folder}/slurmctld.log
+TmpFS={folder}/tmp.%n
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SwitchType=switch/none
+ReturnToService=2
+SlurmdTimeout=10
+KillWait=300
+MinJobAge=600
+JobRequeue=1
+OverTimeLimit=0
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SchedulerParameters=batch_sched_delay=1,sched_interval=1,bf_interval=1
+{plugins}
+NodeName=n1 NodeHostname=localhost Port={ports[1]} CPUs={cores} RealMemory={memory}
+NodeName=n2 NodeHostname=localhost Port={ports[2]} CPUs={cores} RealMemory={memory}
+PartitionName=debug Nodes=n1,n2 Default=YES MaxTime=60 State=UP PriorityTier=1
+PartitionName=urgent Nodes=n1,n2 Default=NO MaxTime=60 State=UP PriorityTier=10
+"""
+
+
+def missing_programs() -> list[str]:
+    return [name for name in PROGRAMS if shutil.which(name, path=_search_path()) is None]
+
+
+def _search_path() -> str:
+    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+
+
+def wait_for(condition: Callable[[], bool], event: str, poll: float = 0.5) -> None:
+    # Most conditions call a Slurm program, so the default interval leaves the cores to the trainings.
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"not within {PATIENCE:g} s: {event}"
+        time.sleep(poll)
+
+
+@dataclass
+class Cluster:
+    folder: Path
+    daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": _search_path()}
+
+    def call(self, *command: str, **options: Any) -> str:
+        options = {"env": self.environment, "timeout": 120.0, **options}
+        process = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+        assert process.returncode == 0, f"{' '.join(command)}: {process.stdout}{process.stderr}"
+        return process.stdout.strip()
+
+    def field(self, job: str, name: str) -> str:
+        pairs = (word.partition("=") for word in self.call("scontrol", "show", "job", job).split())
+        return next((value for key, _, value in pairs if key == name), "")
+
+    def start_node(self, node: str, under: Sequence[str] = ()) -> None:
+        """Start the slurmd of a node; ``under`` is a prefix of its command, such as taskset."""
+        self._daemon(node, [*under, "slurmd", "-D", "-N", node])
+
+    def kill_node(self, node: str) -> None:
+        """Kill the slurmd of a node and all its processes, as a power failure would."""
+        daemon = self.daemons.pop(node)
+        daemon.kill()
+        for process in self._processes_on(node):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        daemon.wait()
+
+    def _processes_on(self, node: str) -> list[psutil.Process]:
+        # Tasks of the node, whose environment has its name, and the slurmstepd processes that started them.
+        tasks = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                variables = process.environ()
+                if variables.get("SLURMD_NODENAME") == node and str(self.folder) in variables["SLURM_CONF"]:
+                    tasks += [process, *(p for p in process.parents() if p.name() == "slurmstepd")]
+        return tasks
+
+    def _daemon(self, name: str, command: list[str]) -> None:
+        with (self.folder / f"{name}.out").open("ab") as log:
+            self.daemons[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self.environment
+            )
+
+    def start(self) -> None:
+        self._start_munge()
+        self._daemon("slurmctld", ["slurmctld", "-D", "-c"])
+        for node in ("n1", "n2"):
+            self.start_node(node)
+        wait_for(self.is_idle, f"two idle nodes; see the logs in {self.folder}")
+
+    def is_idle(self) -> bool:
+        command = ("sinfo", "--noheader", "--Node", "--partition=debug", "--format=%T")
+        process = subprocess.run(command, capture_output=True, text=True, env=self.environment, check=False)
+        return process.stdout.split() == ["idle", "idle"]
+
+    def _start_munge(self) -> None:
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o400)
+        files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        arguments = [f"--{name}={self.folder}/munge.{end}" for name, end in files.items()]
+        self._daemon("munged", ["munged", "--foreground", "--force", *arguments])
+        wait_for((self.folder / "munge.socket").exists, "munge's socket")
+
+    def stop(self) -> None:
+        for name in sorted(self.daemons, key=["n1", "n2", "slurmctld", "munged"].index):
+            daemon = self.daemons[name]
+            daemon.send_signal(signal.SIGTERM)
+            try:
+                daemon.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+        self.daemons.clear()
+        for process in psutil.process_iter(["name"]):
+            with contextlib.suppress(psutil.Error):
+                if process.info["name"] == "slurmstepd" and str(self.folder) in " ".join(process.environ().values()):
+                    process.kill()
+
+
+def configure(folder: Path, ports: Sequence[int], plugins: str = "") -> None:
+    """Write slurm.conf and the folders of the daemons; only root may write to ``folder``."""
+    folder.chmod(0o755)
+    for name in ("state", "spool.n1", "spool.n2", "tmp.n1", "tmp.n2"):
+        (folder / name).mkdir()
+    memory, cores = psutil.virtual_memory().total // 2**20 // 2, max(1, (os.cpu_count() or 1) // 2)
+    text = CONFIGURATION.format(folder=folder, ports=ports, cores=cores, memory=memory, plugins=plugins)
+    (folder / "slurm.conf").write_text(text, encoding="utf-8")
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def running(folder: Path, plugins: str = "") -> Iterator[Cluster]:
+    with contextlib.ExitStack() as stack:
+        # Bound sockets reserve the ports while a daemon does not run: before it starts and after a test killed it.
+        sockets = [stack.enter_context(held_port()) for _ in range(3)]
+        configure(folder, [reserved.getsockname()[1] for reserved in sockets], plugins)
+        cluster = Cluster(folder)
+        stack.callback(cluster.stop)
+        cluster.start()
+        yield cluster
+
 
 VARIABLE = "ENCORE_CLUSTER_TESTS"
 # Two epochs of 12 steps. No accuracy reaches the target, so every seed finishes with the status "not_reached".
@@ -29,14 +195,14 @@ OPTIONS = ("--seed", "5", "--set", "epochs=2", "--set", "warmup_epochs=0", "--se
 def cluster() -> Iterator[Cluster]:
     if not os.environ.get(VARIABLE):
         pytest.skip(f"{VARIABLE} is not set: no Slurm is started (make test-cluster does)")
-    missing = slurm.missing_programs()
+    missing = missing_programs()
     if missing or os.geteuid() != 0:
-        pytest.fail(f"a cluster needs root and {', '.join(slurm.PROGRAMS)}; missing: {missing}")
+        pytest.fail(f"a cluster needs root and {', '.join(PROGRAMS)}; missing: {missing}")
     # munge requires that only root can write to the folder and its parents, so pytest's folder will not do.
     folder = Path(tempfile.mkdtemp(prefix="encore-slurm-", dir="/var/tmp"))
     try:
-        with slurm.running(folder) as running:
-            yield running
+        with running(folder) as started:
+            yield started
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,16 +1,13 @@
 """A small API server that validates objects against Kubernetes' schemas and runs pods as processes.
 
 It has no kubelet and no scheduler: container arguments are started as a process, with volumes at their host
-paths. Pods are replaced according to the failure policy of the Job.
+paths. Pods are never replaced.
 """
 
 import json
 import re
-import signal
 import subprocess
 import threading
-import time
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -55,14 +52,10 @@ class Server(ThreadingHTTPServer):
         self.folder, self.environment, self.unschedulable = folder, environment, unschedulable
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.evicted: set[str] = set()
-        self.problems: list[str] = []
-        self.starts = 0
 
     def kubeconfig(self) -> Path:
         path = self.folder / "kubeconfig"
-        content = kubeconfig({"server": f"http://127.0.0.1:{self.server_port}"})
-        path.write_text(json.dumps(content), encoding="utf-8")
+        path.write_text(json.dumps(kubeconfig({"server": f"http://127.0.0.1:{self.server_port}"})), encoding="utf-8")
         return path
 
     def pods(self) -> list[dict[str, Any]]:
@@ -76,7 +69,9 @@ class Server(ThreadingHTTPServer):
         self.objects[plural, name] = content
         if plural == "jobs":
             content["status"] = {}
-            threading.Thread(target=self._run, args=(content,), daemon=True).start()
+            pods = [self._create_pod(content, number) for number in range(content["spec"]["completions"])]
+            if not self.unschedulable:
+                threading.Thread(target=self._finish, args=(content, pods), daemon=True).start()
         return content
 
     def delete(self, plural: str, name: str) -> None:
@@ -84,71 +79,28 @@ class Server(ThreadingHTTPServer):
         for key, content in [*self.objects.items()]:
             if owner in {reference["uid"] for reference in content["metadata"].get("ownerReferences", ())}:
                 del self.objects[key]
-                if key[1] in self.processes:
-                    self.processes[key[1]].terminate()
 
-    def evict(self, pod: str) -> None:
-        self.evicted.add(pod)
-        self.processes[pod].send_signal(signal.SIGTERM)
+    def _finish(self, job: dict[str, Any], pods: list[str]) -> None:
+        codes = [self.processes[pod].wait() for pod in pods]
+        end = {"type": "Failed", "reason": "PodFailurePolicy"} if any(codes) else {"type": "Complete"}
+        job["status"] = {"conditions": [{**end, "status": "True", "message": f"exit codes {codes}"}]}
 
-    # -- Job controller and kubelet -------------------------------------------------------------------
-
-    def _run(self, job: dict[str, Any]) -> None:
-        try:
-            spec = job["spec"]
-            pods = [self._pod(job, number) for number in range(spec["completions"])]
-            while pods and not self.unschedulable:
-                for pod in [pod for pod in pods if self.processes[pod].poll() is not None]:
-                    code = self.processes[pod].returncode
-                    action = self._action(spec, pod, code) if code else "Complete"
-                    if action == "FailJob":
-                        self._condition(job, "Failed", "PodFailurePolicy", f"Container node of {pod} failed: {code}")
-                        for other in pods:
-                            self.processes[other].terminate()
-                        return
-                    pods.remove(pod)
-                    if action == "Ignore":
-                        number = int(self.objects["pods", pod]["metadata"]["labels"][INDEX])
-                        del self.objects["pods", pod]
-                        pods.append(self._pod(job, number))
-                time.sleep(0.05)
-            if not self.unschedulable:
-                self._condition(job, "Complete", "CompletionsReached", "")
-        except Exception as error:
-            self.problems.append(repr(error))
-            self._condition(job, "Failed", "TestServer", repr(error))
-
-    def _condition(self, job: dict[str, Any], kind: str, reason: str, message: str) -> None:
-        job["status"] = {"conditions": [{"type": kind, "status": "True", "reason": reason, "message": message}]}
-
-    def _action(self, spec: dict[str, Any], pod: str, code: int) -> str:
-        for rule in spec["podFailurePolicy"]["rules"]:
-            if "onPodConditions" in rule and pod in self.evicted:
-                return str(rule["action"])
-            exits = rule.get("onExitCodes")
-            if exits and (code in exits["values"]) == (exits["operator"] == "In"):
-                return str(rule["action"])
-        return "Count"
-
-    def _pod(self, job: dict[str, Any], number: int) -> str:
-        self.starts += 1
-        name, template = f"{job['metadata']['name']}-{number}-{self.starts}", job["spec"]["template"]
+    def _create_pod(self, job: dict[str, Any], number: int) -> str:
+        name, template = f"{job['metadata']['name']}-{number}", job["spec"]["template"]
         owner = {key: job["metadata"][key] for key in ("uid", "name")} | {"kind": "Job", "apiVersion": "batch/v1"}
         pod = {
             "apiVersion": "v1", "kind": "Pod", "spec": template["spec"],
             "metadata": {
                 "name": name, "labels": {**template["metadata"]["labels"], INDEX: str(number)},
-                "ownerReferences": [owner], "creationTimestamp": f"2026-11-26T08:{self.starts:02}:00Z",
+                "ownerReferences": [owner], "creationTimestamp": TIME,
             },
         }  # fmt: skip
         if self.unschedulable:
-            condition = {
-                "type": "PodScheduled",
-                "status": "False",
-                "reason": "Unschedulable",
-                "message": self.unschedulable,
+            reason = {"reason": "Unschedulable", "message": self.unschedulable}
+            pod["status"] = {
+                "phase": "Pending",
+                "conditions": [{"type": "PodScheduled", "status": "False", **reason}],
             }
-            pod["status"] = {"phase": "Pending", "conditions": [condition]}
         else:
             self._start(job["metadata"]["name"], pod, number)
         valid(pod)
@@ -162,38 +114,30 @@ class Server(ThreadingHTTPServer):
         for file, text in self.objects["configmaps", job]["data"].items():
             (files / file).write_text(text, encoding="utf-8")
 
-        def command(container: dict[str, Any]) -> list[str]:
+        def start(container: dict[str, Any]) -> subprocess.Popen[bytes]:
             # Host names of the cluster cannot be resolved.
             words = [str(files) if word == FILES else word for word in container["args"]]
-            return [re.sub(r"--master-addr=.*", "--master-addr=127.0.0.1", word) for word in words]
-
-        def variables(container: dict[str, Any]) -> dict[str, str]:
-            return {entry["name"]: entry.get("value", str(number)) for entry in container["env"]} | self.environment
+            command = [re.sub(r"--master-addr=.*", "--master-addr=127.0.0.1", word) for word in words]
+            variables = {entry["name"]: entry.get("value", str(number)) for entry in container["env"]}
+            with (self.folder / f"log-{name}").open("ab") as log:
+                return subprocess.Popen(
+                    command, env=variables | self.environment, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT
+                )
 
         for container in spec["initContainers"]:
-            subprocess.run(command(container), env=variables(container), cwd=self.folder, check=True)
-        (node,) = spec["containers"]
-        with (self.folder / f"log-{name}").open("wb") as log:
-            self.processes[name] = subprocess.Popen(
-                command(node), env=variables(node), cwd=self.folder, stdout=log, stderr=subprocess.STDOUT
-            )
+            assert start(container).wait() == 0
+        self.processes[name] = start(*spec["containers"])
         state = {"running": {"startedAt": TIME}}
         status = {"name": "node", "state": state, "ready": True, "restartCount": 0, "image": "image", "imageID": "id"}
         pod["status"] = {"phase": "Running", "containerStatuses": [status]}
 
-    def log(self, name: str, write: Any) -> None:
-        with (self.folder / f"log-{name}").open("rb") as log:
-            while True:
-                has_ended = self.processes[name].poll() is not None
-                write(log.read())
-                if has_ended:
-                    return
-                time.sleep(0.05)
+    def log(self, name: str) -> bytes:
+        self.processes[name].wait()
+        return (self.folder / f"log-{name}").read_bytes()
 
     def end(self) -> None:
         for process in self.processes.values():
-            with suppress(OSError):
-                process.kill()
+            process.kill()
         self.shutdown()
 
 
@@ -203,13 +147,15 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *arguments: object) -> None:
         pass
 
-    def _answer(self, content: dict[str, Any], code: int = 200) -> None:
-        body = json.dumps(content).encode()
+    def _send(self, body: bytes, kind: str, code: int = 200) -> None:
         self.send_response(code)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def _answer(self, content: dict[str, Any], code: int = 200) -> None:
+        self._send(json.dumps(content).encode(), "application/json", code)
 
     def _answer_error(self, code: int, message: str) -> None:
         self._answer({"kind": "Status", "apiVersion": "v1", "message": message, "code": code}, code)
@@ -242,10 +188,7 @@ class Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         content, match = self._discovery(url.path), PATH.fullmatch(url.path)
         if match and match["log"]:
-            self.send_response(200)
-            self.send_header("Connection", "close")
-            self.end_headers()
-            self.server.log(match["name"], self.wfile.write)
+            self._send(self.server.log(match["name"]), "text/plain")
             return
         if match and match["name"] is None:
             labels = dict(part.split("=") for part in parse_qs(url.query)["labelSelector"][0].split(","))

@@ -1,5 +1,6 @@
 """Preflight checks on this machine and other hosts, and the choice of a system."""
 
+import copy
 import json
 import math
 import os
@@ -8,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -19,11 +21,15 @@ from encore.cli.app import app
 from encore.configuration import Configuration, config_class, resolve
 from encore.containers import engines
 from encore.errors import EncoreError
-from encore.machine import fitness, on_node, preflight
+from encore.machine import fitness, health, links, on_node, preflight, verdict
 from encore.machine.fitness import Need
 from encore.machine.node import Node
 from encore.machine.preflight import Check
+from encore.machine.verdict import judge
+from encore.run import gate as gates
 from encore.run import planning
+from encore.slurm import queue
+from encore.slurm.cluster import Cluster
 from tests.machine.machines import gpus_of, machine
 
 RESNET = catalogue.choose("resnet")
@@ -296,3 +302,383 @@ def test_doctor_fails_if_nothing_can_run(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert all(name in missing for name in catalogue.benchmarks())
     assert any(f"is owned by user {owner}" in line for line in lines)
     assert all("; hint: " in line for line in lines if line.startswith("FAIL"))
+
+
+GPU = {
+    "name": "NVIDIA H100 80GB HBM3", "driver": "550.54", "vbios": "96.00", "compute_capability": "9.0",
+    "ecc_corrected": 0, "ecc_uncorrected": 0, "remapped": [0, 0, 0, 0], "sm_mhz_max": 1980, "power_limit": 700.0,
+    "power_limit_default": 700.0, "temperature": 30, "throttle": 1, "pcie_width": 16, "pcie_width_max": 16,
+    "pcie_generation_max": 5, "nvlinks": 18,
+}  # fmt: skip
+FACTS: dict[str, Any] = {
+    "kernel": "6.8", "cpu": "Xeon", "sockets": 2, "cores": 96, "memory_gib": 2000.0, "busy": 0.01, "numa_nodes": 2,
+    "governors": ["performance"], "shared_memory_mib": 1000, "pci_gpus": 2, "gpus": [GPU, {**GPU}], "xids": [],
+    "interface": "eth0", "megabits": 100_000, "ports": {"mlx5_0:1": 400.0}, "cpu_rate": 5e10, "memory_rate": 2e11,
+    "disks": {"/results": {"free_gib": 900.0, "mounted": "nfs4", "write_rate": 1e9, "read_rate": 2e9}},
+    "clock_offset": 0.0001,
+    "framework": {
+        "device": "cuda",
+        "collectives": [
+            {"kind": "all-reduce", "bytes": 1 << 20, "rate": 1e11},
+            {"kind": "all-reduce", "bytes": 1 << 28, "rate": 4e11},
+            {"kind": "all-to-all", "bytes": 1 << 28, "rate": 3e11},
+        ],
+        "pairs": [[None, 3e11], [3e11, None]],
+        "peaks": [{"flops_per_second": 6e14, "bytes_per_second": 2.8e12} for _ in range(2)],
+    },
+    "links": [["X", "NV18"], ["NV18", "X"]], "floor": 1.9e11, "nvlink_rate": 20.6,
+}  # fmt: skip
+
+
+def node_with(*changes: tuple[str, Any]) -> dict[str, Any]:
+    """Return a copy of FACTS with other values at paths such as gpus.1.ecc_uncorrected."""
+    facts = copy.deepcopy(FACTS)
+    for path, value in changes:
+        *keys, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+        parent: Any = facts
+        for key in keys:
+            parent = parent[key]
+        parent[last] = value
+    return facts
+
+
+def judged(*nodes: dict[str, Any] | None, **options: Any) -> dict[str, verdict.Verdict]:
+    facts = {f"n{number}": node for number, node in enumerate(nodes, 1)}
+    return {result.node: result for result in judge(facts, **options)}
+
+
+def levels(*nodes: dict[str, Any] | None, **options: Any) -> list[str]:
+    return [result.level for result in judged(*nodes, **options).values()]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_equal_healthy_nodes_pass(count: int) -> None:
+    assert levels(*[FACTS] * count) == ["OK"] * count
+    summary = judged(*[FACTS] * count)["n1"].checks[0].found
+    assert summary == "96 cores, 2 x NVIDIA H100 80GB HBM3; no problem found"
+
+
+# Fact, value, and the reason why a node fails, whatever the other nodes are like
+BROKEN = [
+    ("clock_offset", -30.0, "clock: -30.0 s from the first node's"),
+    ("disks./results", {"free_gib": 5, "problem": "Read-only file system"}, "disk: /results cannot be written"),
+    ("disks./results.free_gib", 0.2, "disk: /results has 0.2 GiB free"),
+    ("pci_gpus", 3, "GPUs: 3 on the PCI bus, the driver answers for 2"),
+    ("xids", [13, 79], "Xid: 79 in the kernel's log"),
+    ("framework", {"problem": "no CUDA"}, "framework: the measurement failed: no CUDA"),
+    (
+        "framework.pairs",
+        [[None, 3e11], [1.2e11, None]],
+        "from GPU 1 to GPU 0: 120 GB/s, 40% of the median of NV18 pairs",
+    ),
+    ("gpus.1.ecc_uncorrected", 2, "GPU 1: 2 uncorrectable memory errors"),
+    ("gpus.0.remapped", [0, 1, 1, 0], "GPU 0: rows wait to be remapped"),
+    ("gpus.0.remapped", [0, 1, 0, 1], "GPU 0: row remapping has failed"),
+    ("gpus.1.throttle", 0x49, "GPU 1: its clocks are lowered: hardware slowdown, heat (hardware)"),
+    ("gpus.1.pcie_width", 8, "GPU 1: PCIe x8 instead of x16, 31.5 instead of 63.0 GB/s"),
+]
+# The same for a node that has less than the others
+WEAKER = [
+    ("cores", 48, "cores: 48, others have 96"),
+    ("sockets", 1, "sockets: 1, others have 2"),
+    ("memory_gib", 1800.0, "memory: 1800 GiB, others have 2000"),
+    ("shared_memory_mib", 64, "shared memory, MiB: 64, others have 1000"),
+    ("megabits", 1000, "network, Mbit/s: 1000, others have 100000"),
+    ("gpus", [GPU], "number of GPUs: 1, others have 2"),
+    ("gpus.1.power_limit", 500.0, "power limit, W: 500, others have 700"),
+    ("gpus.1.sm_mhz_max", 1200, "largest SM clock, MHz: 1200, others have 1980"),
+    ("gpus.1.nvlinks", 17, "active NVLinks: 17, others have 18"),
+    ("gpus.1.pcie_generation_max", 4, "PCIe generation: 4, others have 5"),
+    ("cpu_rate", 2e10, "SHA-256 on all cores: 20 GB/s, 40% of the others' median"),
+    ("memory_rate", 1e11, "memory copies on all cores: 100 GB/s, 50% of the others' median"),
+]
+CASES = [(others, *case) for case in BROKEN for others in (0, 2)] + [
+    (others, *case) for case in WEAKER for others in (1, 3)
+]
+
+
+@pytest.mark.parametrize(("others", "path", "value", "reason"), CASES)
+def test_only_the_faulty_node_fails(others: int, path: str, value: Any, reason: str) -> None:
+    nodes = [node_with((path, value)), *[FACTS] * others]
+    assert any(line.startswith(reason) for line in judged(*nodes)["n1"].reasons)
+    assert levels(*nodes) == ["FAIL"] + ["OK"] * others
+
+
+WRITE_RATE = "disks./results.write_rate"
+
+
+@pytest.mark.parametrize(
+    ("changes", "others", "level", "reasons"),
+    [
+        ([("kernel", "5.4")], 2, "WARN", None),
+        ([("gpus.0.vbios", "1")], 2, "WARN", None),
+        ([("governors", ["powersave"])], 2, "WARN", None),
+        ([("cores", 128)], 2, "WARN", None),
+        ([("xids", [31])], 0, "WARN", None),
+        ([("gpus.0.remapped", [0, 3, 0, 0])], 0, "WARN", None),
+        ([("busy", 0.5)], 0, "WARN", ["load: other programs take 50% of the cores"]),
+        ([("xids", None)], 0, "WARN", ["Xid: this user may not read the kernel's log"]),
+        # The rates of a disk in two nodes show only that one of them is slow.
+        ([(WRITE_RATE, 1e8)], 1, "WARN", ["write of /results: 100 MB/s, 10% of the others' median"]),
+        ([(WRITE_RATE, 1e8)], 3, "FAIL", ["write of /results: 100 MB/s, 10% of the others' median"]),
+        # A value that could not be read is not equal to a number.
+        ([("sockets", None)], 1, "FAIL", None),
+        ([("disks./results.mounted", "ext4")], 2, "FAIL", ["file system of /results: ext4, others have nfs4"]),
+        (
+            [("framework.peaks.1.flops_per_second", 4e14)],
+            2,
+            "FAIL",
+            ["GEMMs of device 1: 400 TFLOP/s, 67% of the others' median"],
+        ),
+        # All GPUs of the only node are slow: only the data sheet shows it.
+        (
+            [(f"framework.peaks.{gpu}.flops_per_second", 4e14) for gpu in (0, 1)],
+            0,
+            "WARN",
+            [
+                f"GEMMs of device {gpu}: 400 TFLOP/s, 40% of the 990 of NVIDIA H100 and H200 data sheets, SXM"
+                for gpu in (0, 1)
+            ],
+        ),
+        (
+            [(f"framework.peaks.{gpu}.bytes_per_second", 1e12) for gpu in (0, 1)],
+            0,
+            "WARN",
+            [f"copies of device {gpu}: 1,000 GB/s, 30% of the 3,350 of NVIDIA H100 data sheet, SXM" for gpu in (0, 1)],
+        ),
+        (
+            [(f"framework.peaks.{gpu}.bytes_per_second", 1e12) for gpu in (0, 1)]
+            + [(f"gpus.{gpu}.name", "another") for gpu in (0, 1)],
+            0,
+            "OK",
+            [],
+        ),
+        (
+            [
+                (
+                    "framework.collectives",
+                    [
+                        {"kind": "all-reduce", "bytes": 1 << 28, "rate": 1e11},
+                        {"kind": "all-to-all", "bytes": 1, "rate": 3e11},
+                    ],
+                )
+            ],
+            1,
+            "FAIL",
+            [
+                "all-reduce within the node: 100 GB/s, 25% of the others' median",
+                "all-reduce within the node: 100 GB/s, its links allow 190 at least",
+            ],
+        ),
+    ],
+)
+def test_verdict_of_a_node(changes: list[tuple[str, Any]], others: int, level: str, reasons: list[str] | None) -> None:
+    nodes = [node_with(*changes), *[FACTS] * others]
+    assert levels(*nodes) == [level] + ["OK"] * others
+    assert reasons in (None, judged(*nodes)["n1"].reasons)
+
+
+def test_equally_slow_links_give_a_warning() -> None:
+    slow = node_with(("framework.pairs", [[None, 9e10], [9e10, None]]))
+    result = judged(slow, slow)["n1"]
+    assert result.level == "WARN" and "from GPU 0 to GPU 1: 90 GB/s, NV18 allows 185 at least" in result.reasons
+    assert (links.pair_floor("SYS", None), links.pair_floor("NV18", None)) == (3e9, None)
+
+
+@pytest.mark.parametrize("path", ["cpu", "gpus.0.name", "gpus.0.driver"])
+def test_majority_of_names_decides(path: str) -> None:
+    assert levels(node_with((path, "another")), FACTS, FACTS) == ["FAIL", "OK", "OK"]
+
+
+def test_two_nodes_with_different_names_get_a_warning() -> None:
+    pair = (node_with(("cpu", "another")), FACTS)
+    assert judged(*pair)["n2"].reasons == ["processor: the nodes differ: n1 another, n2 Xeon"]
+    assert levels(*pair) == ["WARN", "WARN"]
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+def test_rounds_pair_each_node_with_two_others(count: int) -> None:
+    names = [f"n{number}" for number in range(count)]
+    rounds = verdict.rounds_of(names)
+    assert len(rounds) <= 3
+    assert all(len({node for pair in pairs for node in pair}) == 2 * len(pairs) for pairs in rounds)
+    nodes = [node for pairs in rounds for pair in pairs for node in pair]
+    assert [nodes.count(name) for name in names] == [min(count - 1, 2)] * count
+
+
+FAST, SLOW = {"all-reduce": 4.5e10, "all-to-all": 4e10}, {"all-reduce": 3e9, "all-to-all": 3e9}
+
+
+@pytest.mark.parametrize(
+    ("pair", "level", "reasons"),
+    [
+        (FAST, "OK", []),
+        (
+            SLOW,
+            "FAIL",
+            [f"{kind} between nodes: 3 GB/s between n1 and n2, the line carries 50" for kind in FAST],
+        ),
+        ({}, "FAIL", ["between nodes: n1 and n2 exchange nothing"]),
+    ],
+)
+def test_pair_is_compared_with_the_line_rate(pair: dict[str, float], level: str, reasons: list[str]) -> None:
+    verdicts = judged(FACTS, FACTS, pairs={("n1", "n2"): pair})
+    assert (verdicts["n1"].level, verdicts["n2"].reasons) == (level, reasons)
+
+
+def test_node_with_two_slow_pairs_fails_without_a_line_rate() -> None:
+    node = node_with(("ports", {}), ("megabits", 0))
+    pairs = {("n1", "n2"): SLOW, ("n2", "n3"): SLOW, ("n3", "n4"): FAST, ("n4", "n1"): FAST}
+    assert levels(node, node, node, node, pairs=pairs) == ["OK", "FAIL", "OK", "OK"]
+
+
+def test_node_without_an_answer_fails() -> None:
+    verdicts = judged(FACTS, None, why={"n2": "task 1: Exited with exit code 1"})
+    assert verdicts["n2"].reasons == ["answer: task 1: Exited with exit code 1"] and verdicts["n1"].level == "OK"
+
+
+# -- facts of a node --------------------------------------------------------------------------------------
+
+
+def test_interleaved_answers_of_srun_are_separated() -> None:
+    answers = [{"node": name, "text": "x y\n" * 900} for name in ("n1", "n2")]
+    first, second = map(health.lines_of, answers)
+    assert max(map(len, first)) < 1000
+    mixed = [line for pair in zip(first, second, strict=True) for line in pair]
+    assert health.parsed("slurmstepd: info: hello\n" + "\n".join(mixed)) == {"n1": answers[0], "n2": answers[1]}
+    assert health.parsed("\n".join([*first, *second[:-1]])) == {"n1": answers[0]}, "the second one is incomplete"
+
+
+def test_xids_of_the_last_day_are_read_from_the_kernel_log() -> None:
+    log = (
+        "[    1.2] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\nNVRM: Xid (0000:01:00): 13, x\n"
+    )
+    assert [health.xids(log, uptime=seconds) for seconds in (100.0, 100_000.0)] == [[79, 13], [13]]
+    assert health.xids("") == []
+
+
+def test_clock_offset_is_measured_over_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    with health.clock_served() as port:
+        offset = health.clock_offset(f"localhost:{port}")
+    assert offset is not None and abs(offset) < 0.5
+    monkeypatch.setattr(health, "PINGS", 1)
+    assert health.clock_offset("") is health.clock_offset(f"localhost:{port}") is None
+
+
+def test_disk_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_full(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(health, "WRITTEN", 1 << 16)
+    missing = tmp_path / "not" / "there"
+    assert set(health.disk(missing)) == {"free_gib", "mounted", "write_rate", "read_rate"}
+    assert health.disk(missing, named=True)["problem"] == "it is not there"
+    assert health.disk(Path("/proc/sys"))["mounted"] == "proc"
+    monkeypatch.setattr(health.tempfile, "TemporaryFile", raise_full)
+    assert health.disk(tmp_path)["problem"] == "No space left on device"
+
+
+def test_facts_of_this_machine_are_complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(health, "SECONDS", 0.01)
+    monkeypatch.setattr(health, "COPIED", 1 << 20)
+    facts = json.loads(json.dumps(health.facts({"disks": [str(tmp_path)]})))
+    assert {*FACTS} <= {*facts} and facts["cpu_rate"] > 0 < facts["memory_rate"]
+    assert judge({"here": facts})[0].node == "here"
+
+
+@pytest.mark.long
+def test_framework_measures_this_node(pytorch_python: Path) -> None:
+    facts = health.framework(str(pytorch_python), 0)
+    assert (facts["device"], len(facts["peaks"]), len(facts["pairs"])) == ("cpu", 2, 2), facts
+    assert all(peak["flops_per_second"] > 0 < peak["bytes_per_second"] for peak in facts["peaks"])
+    assert "problem" in health.framework("/bin/false", 0)
+
+
+# -- nodes of a run ---------------------------------------------------------------------------------------
+
+
+def test_failed_node_is_left_out_if_the_job_has_spare_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    variables = {"XDG_CACHE_HOME": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1,n2,n3"}
+    for name, value in {**variables, queue.LEFT_OUT: ""}.items():
+        monkeypatch.setenv(name, value)
+    facts = {"n1": FACTS, "n2": node_with(("gpus.0.ecc_uncorrected", 1)), "n3": FACTS}
+    monkeypatch.setattr(queue, "expand", lambda names: tuple(names.split(",")))
+    monkeypatch.setattr(gates.step, "address", lambda node: node)
+    monkeypatch.setattr(gates, "_ask", lambda command, program: (facts, ""))
+    messages: list[str] = []
+    gates.leave_out_failed(2, Cluster(), tmp_path, messages.append)
+    assert messages[-1].startswith("left out by the gate: n2: GPU 0: 1 uncorrectable memory errors")
+    allocation = queue.this_allocation(os.environ)
+    assert allocation is not None and allocation.nodes == ("n1", "n3")
+    assert "--exclude=n2" in gates.step.once_a_node(2)
+    assert [verdict.kept(name).partition(" at ")[0] for name in ("n2", "n3", "n9")] == ["FAIL", "OK", ""]
+    monkeypatch.setenv(queue.LEFT_OUT, "")
+    with pytest.raises(EncoreError, match="1 of 3 nodes failed the gate: n2") as error:
+        gates.leave_out_failed(None, Cluster(), tmp_path, messages.append)
+    assert "sbatch --exclude=n2" in error.value.hint
+    monkeypatch.delenv("SLURM_JOB_ID")
+    with pytest.raises(EncoreError, match="outside of a Slurm job"):
+        gates.leave_out_failed(1, Cluster(), tmp_path, messages.append)
+
+
+def test_every_host_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {
+        ("ssh", "n2"): ({"other": FACTS}, ""),  # the host's name differs from that in ssh's configuration
+        ("ssh", "n3"): ({}, "Connection refused"),
+        ("ssh", "n4"): ({}, ""),
+    }
+    monkeypatch.setattr(gates, "_ask", lambda command, program: answers[command])
+    for names in (("n2", "n3", "n4"), ("n2",)):
+        place = gates.Place(nodes=names, everywhere=tuple(("ssh", name) for name in names), clock="here")
+        reasons = {"n2": [], "n3": ["answer: Connection refused"], "n4": ["answer: no answer within 180 s"]}
+        assert {result.node: result.reasons for result in gates.check(place, ())} == {
+            name: reasons[name] for name in names
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variables", "code", "message"),
+    [
+        ({}, 0, ""),
+        ({"ENCORE_DISK": "/nonexistent/disk"}, 1, "FAIL disk: /nonexistent/disk cannot be written: it is not there"),
+        (
+            {"ENCORE_CLUSTER": "{folder}/encore/cluster.toml"},
+            0,
+            "the gate could not run (exit code 2): the node is not drained",
+        ),
+        ({"ENCORE_PROGRAM": "/nonexistent/encore", "PATH": "/usr/bin:/bin"}, 0, "could not run (exit code 127)"),
+    ],
+)
+def test_prolog_fails_only_for_a_failed_node(
+    variables: dict[str, str], code: int, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "encore").mkdir()
+    (tmp_path / "encore" / "cluster.toml").write_text('partitoin = "gpu"\n', encoding="utf-8")
+    (tmp_path / "program").write_text(f'#!/bin/sh\nexec {sys.executable} -m encore.cli.app "$@"\n', encoding="utf-8")
+    (tmp_path / "program").chmod(0o755)
+    folders = {"XDG_CACHE_HOME": str(tmp_path), "ENCORE_PROGRAM": str(tmp_path / "program")}
+    environment = {**os.environ, **folders, **variables}
+    environment = {name: value.replace("{folder}", str(tmp_path)) for name, value in environment.items()}
+    command = [str(paths.ROOT / "slurm" / "prolog.sh")]
+    process = subprocess.run(command, cwd=paths.ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == code and message in process.stdout, process.stdout + process.stderr
+
+
+ANSWER = "\n".join(health.lines_of({"node": "n1", "x": 1}))
+SRUN = f"cat <<'E'\n{ANSWER}\nE\necho 'srun: error: n2: task 1: Exited with exit code 9' >&2; exit 9"
+
+
+@pytest.mark.parametrize(
+    ("program", "seconds", "expected"),
+    [
+        (("sleep", "600"), 0.2, ({}, "exit code -15")),
+        (("no-such-program",), 60, ({}, "no-such-program: No such file or directory")),
+        (("sh", "-c", SRUN), 60, ({"n1": {"node": "n1", "x": 1}}, "n2: task 1: Exited with exit code 9")),
+    ],
+)
+def test_answers_of_a_command(
+    program: tuple[str, ...], seconds: float, expected: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "NODE_SECONDS", seconds)
+    assert gates._ask((), program) == expected

@@ -1,8 +1,15 @@
 """Small logs in each dialect, in the form of the public ones."""
 
 import json
+import random
 import re
 from pathlib import Path
+
+import pytest
+
+from encore.results.audit.judge import audit_score
+from encore.results.logs.run_log import read_run
+from encore.results.scores.score import score_runs
 
 START_MS = 1_592_669_288_183
 
@@ -235,3 +242,43 @@ def timed_log(train_s: float, evaluate_s: float, epochs: int = 4, start_s: float
         now = after
     head = resnet_v07(1.0, quality=(), **values).splitlines(keepends=True)
     return "".join(head[:-1]) + text + mllog("run_stop", None, now, status="success")
+
+
+# Few of the accidents that happen to logs.
+def mutate(data: bytes, rng: random.Random) -> bytes:
+    for _ in range(rng.randint(1, 3)):
+        at, length = rng.randrange(len(data) + 1), rng.randint(0, 60)
+        match rng.randrange(6):
+            case 0:
+                data = data[:at]
+            case 1:
+                data = data[:at] + data[at + length :]
+            case 2:
+                data = data[:at] + rng.randbytes(length) + data[at:]
+            case 3:
+                data = data[:at] + data[at : at + length] + data[at:]
+            case 4:
+                flipped = bytes(byte ^ (1 << rng.randrange(8)) for byte in data[at : at + 2])
+                data = data[:at] + flipped + data[at + 2 :]
+            case _:
+                other = rng.randrange(len(data) + 1)
+                data = data[:at] + data[other : other + length] + data[at:]
+    return data
+
+
+# Lines that hold the times, digits and all.
+def times_of(data: bytes, keys: tuple[bytes, ...]) -> set[bytes]:
+    return {line for line in data.split(b"\n") if any(key in line for key in keys)}
+
+
+# The time of a mutant is missing, correct, or stated by a complete run_start or run_stop; the audit accepts it.
+def check_mutant(original: bytes, mutant: bytes, minutes: float, path: Path) -> None:
+    path.write_bytes(mutant)
+    run = read_run(path, "v0.5" if b"MLPv0.5" in original else "v0.7")
+    audit_score(score_runs(path.parent, [run]))
+    if run.minutes is None:
+        assert run.reason
+        return
+    keys = (b"run_start", b"run_stop")
+    if times_of(mutant, keys) == times_of(original, keys):
+        assert run.minutes == pytest.approx(minutes, abs=1e-6)

@@ -22,8 +22,7 @@ from encore.results.logs.reader import MAX_LINE, parse_line, read_events
 from encore.results.logs.run_log import Reason, read_run
 from encore.results.scores.score import Score, find_sets, judge_folder, score_folder
 from tests import bombs
-from tests.results.mutants import check_mutant, mutate
-from tests.results.result_logs import mllog, resnet_v05, resnet_v07, write_set
+from tests.results.result_logs import check_mutant, mllog, mutate, resnet_v05, resnet_v07, write_set
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ MARKUP = '</td><script>document.title="taken"</script>|<b>'
 
 
 def write_sets(folder: Path) -> list[Path]:
-    # A DGX A100, and two of them with a hyperparameter and translations that would be markup
+    # One DGX A100, and two DGX A100 with markup in a hyperparameter and in translations
     sets = []
     for name, platform, minutes in (("$one$", "1xNVIDIA DGX A100", 39.0), ("two", "2xNVIDIA DGX A100", 22.5)):
         texts = [

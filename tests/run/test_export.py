@@ -16,8 +16,7 @@ from encore.lab.serving import export as exports
 from encore.run import programs
 from encore.run.run_folder import Experiment, ExperimentState
 from tests.conftest import Encore, ToyRun, evaluations, quality
-from tests.run_folders import make_run
-from tests.trainings import evaluated, exported
+from tests.trainings import evaluated, exported, make_run
 
 
 @pytest.fixture(scope="module")

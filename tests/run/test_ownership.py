@@ -27,9 +27,8 @@ from encore.machine import processes
 from encore.run import control, hints, ownership, run_folder, status
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.slurm import commands, queue
-from tests.run_folders import make_run
 from tests.slurm.jobs import in_queue, job
-from tests.trainings import wait_until
+from tests.trainings import make_run, wait_until
 
 
 @pytest.fixture

@@ -8,12 +8,15 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
+from encore import files
 from encore.machine import processes
+from encore.run.supervise import Signals
 from tests.conftest import TINY, Encore, ToyRun, logged, only_run, records
 from tests.json_schemas import validate
-from tests.trainings import HANGS, Started, assert_none_left, assert_same_run, exported, resumed_as_printed
+from tests.trainings import HANGS, PATIENCE, Started, assert_none_left, assert_same_run, exported, resumed_as_printed
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +156,41 @@ def test_run_resumes_after_the_disk_was_full(few_digits: Path, tmp_path: Path, e
     assert "disk is full" in stopped.stdout and "Traceback" not in stopped.stderr
     assert not list(only_run(tmp_path).glob("experiment_0/checkpoint/step_*"))
     encore("run", "--resume", str(only_run(tmp_path)), code=3)
+
+
+ENDLESS = ("--set", "epochs=1000", "--set", "quality_target=1.0")
+BENCHMARKS = ("ncf", pytest.param("resnet", marks=pytest.mark.long))  # torchrun and horovodrun
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+def test_ranks_without_a_launcher_write_a_checkpoint_and_exit(
+    number: signal.Signals, name: str, toy: Callable[[str], Path], tmp_path: Path
+) -> None:
+    started = Started.run(toy(name), tmp_path, *ENDLESS, name=name)
+    experiment = started.wait_for_step(3)
+    ranks = started.ranks(experiment)
+    started.process.send_signal(number)
+    _, alive = psutil.wait_procs(ranks, timeout=PATIENCE)
+    assert not alive and list(experiment.glob("checkpoint/step_*"))
+    if number == signal.SIGHUP:
+        started.ended(130)
+        assert files.read_json(experiment / "state.json")["reason"] == "stopped by SIGHUP, a checkpoint was written"
+
+
+def test_closed_output_changes_neither_exit_code_nor_state(toy: Callable[[str], Path], tmp_path: Path) -> None:
+    started = Started.run(toy("ncf"), tmp_path, "--set", "epochs=1", name="ncf")
+    assert started.process.stdout is not None
+    started.process.stdout.close()
+    assert started.process.wait(timeout=PATIENCE) == 3
+    (state,) = tmp_path.glob("*/experiment_0/state.json")
+    assert files.read_json(state)["status"] == "not_reached"
+
+
+def test_nohup_ignores_sighup() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals():
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,8 +1,12 @@
 """`encore status`, `follow` and `cancel`: real runs outside of Slurm, and recorded queues."""
 
+import io
 import json
 import os
+import platform
+import re
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -12,26 +16,37 @@ from typing import Any
 
 import psutil
 import pytest
+from pydantic import ValidationError
+from rich.console import Console
+from typer.testing import CliRunner
 
-from encore import files, paths
-from encore.cli import jobs
+from encore import catalogue, files, paths, peaks
+from encore.cli import jobs, live
+from encore.cli.app import app
 from encore.cli.jobs import describe, exit_code, varied_columns
 from encore.cli.layout import console
+from encore.cli.live import facts
 from encore.errors import EncoreError, ExitCode
-from encore.machine import processes
-from encore.run import control, follow, hints, ownership, status
+from encore.machine import node, openmetrics, processes
+from encore.results.words import against_targets, with_names
+from encore.run import control, follow, hints, judge, ownership, run_folder, status
 from encore.run.run_folder import ExperimentState, RunFolder
 from encore.run.status import Queue, State
-from encore.slurm import commands, queue
+from encore.slurm import commands, queue, step
+from encore.slurm.queue import Allocation
+from encore.ssh import multi_host
+from encore.ssh.hosts import Host
 from tests.conftest import TINY, Encore, Study
-from tests.run_folders import PREPARED, make_run
+from tests.results.result_logs import resnet_v07
 from tests.slurm.jobs import in_queue, job
 from tests.trainings import (
+    PREPARED,
     Started,
     assert_none_left,
     assert_same_run,
     in_background,
     is_told,
+    make_run,
     resumed_as_printed,
     wait_until,
 )
@@ -384,7 +399,7 @@ def test_runs_of_other_users_have_the_states_of_their_jobs(tmp_path: Path, monke
 def test_job_that_resumes_a_run_shares_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, expected: str
 ) -> None:
-    # The second experiment had ended before: the last job of the run is not that of its last experiment
+    # The second experiment ended first, so the newest job of the run belongs to another experiment
     reached = ExperimentState(status="reached", started=files.utc_now(), job="12")
     first = replace(reached, status="interrupted") if expected == "queued" else replace(reached, job="13")
     run = make_run(tmp_path, [first, reached], "-job12", "12")
@@ -481,3 +496,289 @@ def test_cancel_refuses(cancelled: list[tuple[str, ...]], tmp_path: Path, name: 
     with pytest.raises(EncoreError, match=message) as error:
         control.cancel(control.named(name, tmp_path))
     assert error.value.exit_code == ExitCode.REFUSED and not cancelled
+
+
+def write_steps(experiment: Path, *waits: float, age: float = 5.0) -> None:
+    (experiment / "steps").mkdir(exist_ok=True)
+    for rank, share in enumerate(waits):
+        line = {"node": "n1", "local_rank": rank, "step": 9, "steps": 9, "window": 40.0, "median": 1.0, "p99": 1.0}
+        line |= {"waiting": share, "input": 0.0, "cpu": 1.0, "delayed": 0.0}
+        lines = [json.dumps({"time": time.time() - seconds, **line}) + "\n" for seconds in (age + 40.0, age)]
+        (experiment / "steps" / f"rank_{rank}.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def write_heartbeats(experiment: Path, host: str, *ages: float) -> None:
+    (experiment / "heartbeat").mkdir(exist_ok=True)
+    for rank, age in enumerate(ages):
+        alive = time.time() - age
+        (experiment / "heartbeat" / f"rank_{rank}").write_text(f"1 {host} 9 {alive:.3f} {alive:.3f}\n", "ascii")
+
+
+def test_slow_rank_is_the_one_that_waits_least(tmp_path: Path) -> None:
+    assert follow.slow_rank(tmp_path) == ""
+    write_steps(tmp_path, 0.6, 0.1)
+    assert follow.slow_rank(tmp_path) == "rank 1 is slow (n1, device 1): the others wait 60% of their time, it 10%"
+    write_steps(tmp_path, 0.6, 0.1, age=300.0)
+    assert follow.slow_rank(tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("host", "age", "is_slow"), [(platform.node(), 8.0, True), ("n7", 8.0, False), ("n7", 95.0, True)]
+)
+def test_suspended_rank_is_slow(tmp_path: Path, host: str, age: float, is_slow: bool) -> None:
+    write_heartbeats(tmp_path, host, 0.1, age)
+    text = follow.slow_rank(tmp_path)
+    assert text.startswith("rank 1 is slow (process 1 on ") == is_slow, text
+
+
+def test_status_and_follow_show_a_slow_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = ExperimentState(status="running", started="2026-11-20T10:00:00Z")
+    (experiment,) = make_run(tmp_path, [state], config={"quality_target": 1.0}).experiments()
+    start = {"kind": "start", "time": time.time(), "resumed_step": 0, "epochs": 3, "steps_per_epoch": 5, "targets": {}}
+    experiment.metrics.write_text(json.dumps(start) + "\n", encoding="utf-8")
+    write_steps(experiment.folder, 0.6, 0.1)
+    monkeypatch.setattr(status, "forecast_of", lambda experiment: None)
+    (row,) = status.overview(tmp_path, status.Queue(), None)
+    row = status._progress(status.replace(row, state="running"))
+    assert row.slow.startswith("rank 1 is slow") and row.slow in describe(row) and row.as_json()["slow"] == row.slow
+    monkeypatch.setattr(follow, "SLOW_SECONDS", 0.0)
+    assert follow.SlowRankWatch(experiment.folder).look() == row.slow
+
+
+def test_lines_of_a_run_are_not_repeated() -> None:
+    screen = Console(file=io.StringIO(), width=80)
+    view, progress = live.RunView(screen), follow.Progress(epochs=3, step=4, epoch=1, loss=0.5)
+    view.start("experiment 1/1")
+    for slow in ("", "rank 1 is slow", "rank 1 is slow", ""):
+        progress.slow = slow
+        view.update(progress)
+        view._next = 0.0
+    progress.qualities, progress.targets, progress.evaluated_epoch = {"accuracy": 0.9}, {"accuracy": 0.95}, 1
+    view.update(progress)
+    assert screen.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "experiment 1/1: starting",
+        "experiment 1/1: epoch 1/3  loss 0.5000",
+        "experiment 1/1: rank 1 is slow",
+        "experiment 1/1: epoch 1/3  quality 0.9000 of 0.95 (epoch 1)  loss 0.5000",
+    ]
+
+
+def test_bar_fits_80_columns() -> None:
+    screen = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None, legacy_windows=False)
+    progress = follow.Progress(epochs=12, step=40, epoch=3, steps_per_epoch=100, loss=0.5, evaluated_epoch=2)
+    progress.qualities, progress.targets = {"accuracy": 0.9}, {"accuracy": 0.95}
+    with live.RunView(screen) as view:
+        view.start("experiment 1/1")
+        view.update(progress)
+    (line,) = re.findall(r"experiment 1/1 [^\r\n]*epoch 3/12.*", screen.file.getvalue())  # type: ignore[attr-defined]
+    assert len(line) <= 80 and "epoch 3/12  quality 0.9000 of 0.95" in line
+
+
+def test_other_nodes_of_a_job_are_sampled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, job = tmp_path / "telemetry.jsonl", Allocation(job="7", nodes=("n1", "n2", "n3", "n4"))
+    monkeypatch.setattr(node, "name", lambda: "n1")
+    ((*srun, python, _, module, output),) = step.samplers(job, 3, file)
+    assert (python, module, output) == (sys.executable, "encore.machine.telemetry", str(file))
+    assert {"srun", "--nodes=2", "--nodelist=n2,n3", "--overlap"} <= set(srun) and "--input=none" not in srun
+    assert step.samplers(job, 1, file) == () == step.samplers(Allocation(job="JOB", nodes=("n1", "n2")), 2, file)
+
+
+def test_other_hosts_are_sampled_by_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "telemetry.jsonl"
+    monkeypatch.setattr(multi_host, "is_here", lambda name: name == "n1")
+    monkeypatch.setenv(openmetrics.VARIABLE, "/metrics")
+    ((*ssh, host, change, script),) = multi_host.samplers([Host("n1", 4), Host("n2", 4)], file)
+    assert (ssh[0], host, change) == ("ssh", "n2", f"cd {paths.ROOT} && exec")
+    assert script == f"env ENCORE_TEXTFILE=/metrics {sys.executable} -m encore.machine.telemetry {file}"
+
+
+def test_doctor_without_a_job_checks_this_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    output = CliRunner().invoke(app, ["doctor", "--nodes", "--quick", "--disk", str(tmp_path), "--json"])
+    nodes = [entry["node"] for entry in json.loads(output.stdout)["nodes"]]
+    assert (nodes, output.exit_code) == ([node.name()], 0), output.output
+    assert (tmp_path / "encore" / "gate" / f"{node.name()}.json").exists()
+    assert CliRunner().invoke(app, ["doctor", "--quick"]).exit_code == 1
+
+
+BOX_AND_MASK = {"box": 0.377, "mask": 0.339}
+
+
+def start(targets: dict[str, float], **fields: Any) -> dict[str, Any]:
+    scale = {"ranks": 2, "global_batch_size": 64, "steps_per_epoch": 10, "epochs": 12}
+    return {"kind": "start", "time": 0.0, **scale, "targets": targets, "resumed_step": 0, **fields}
+
+
+def evaluation(epoch: int, **qualities: float) -> dict[str, Any]:
+    return {"kind": "eval", "time": 9.0, "epoch": epoch, "qualities": qualities, "seconds": 1.0}
+
+
+def training_step(number: int, time: float) -> dict[str, Any]:
+    return {
+        "kind": "step",
+        "time": time,
+        "epoch": 1 + (number - 1) // 10,
+        "step": number,
+        "loss": 5.0 / number,
+    }
+
+
+def progress_of(*records: dict[str, Any]) -> follow.Progress:
+    progress = follow.Progress()
+    for record in records:
+        progress.add(record)
+    return progress
+
+
+# 20 of 120 steps and an evaluation in 100 s: steps 2 to 10 took 8 s, steps 12 to 20 took 5 s
+FIRST_EPOCH = [training_step(2, 102.0), training_step(4, 104.0), training_step(10, 110.0)]
+TWO_EPOCHS = [*FIRST_EPOCH, evaluation(1, accuracy=0.5), training_step(12, 195.0), training_step(20, 200.0)]
+
+
+def two_qualities() -> catalogue.Benchmark:
+    resnet = catalogue.choose("resnet").benchmark.model_dump()
+    qualities = {
+        "box": {"title": "box mAP", "config": "box_target", "log_name": "BBOX"},
+        "mask": {"title": "mask mAP", "config": "mask_target", "log_name": "SEGM"},
+    }
+    rounds = {"v0.7": {"targets": BOX_AND_MASK, "runs": 5}}
+    return catalogue.Benchmark.model_validate({**resnet, "qualities": qualities, "rounds": rounds})
+
+
+def make_experiment(
+    results: Path, state: run_folder.Status, log: str, *records: dict[str, Any]
+) -> run_folder.Experiment:
+    ended = ExperimentState(status=state, started="2026-11-20T19:00:00Z", ended="2026-11-20T19:40:00Z")
+    (experiment,) = make_run(results, [ended], config={"quality_target": 0.759}).experiments()
+    experiment.metrics.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    experiment.log.write_text(log, encoding="utf-8")
+    experiment.publish_log()
+    return experiment
+
+
+def test_live_line_names_its_numbers() -> None:
+    begun = start({"accuracy": 0.95}, time=100.0, batch_unit="token positions")
+    line = facts(progress_of(begun, *FIRST_EPOCH))
+    assert "token positions/s" in line and "to go" not in line
+    # The quality keeps its epoch in the next one; the remaining time includes evaluations
+    expected = "loss 0.2500  quality 0.5000 of 0.95 (epoch 1)  at most 0:08:20 to go"
+    assert facts(progress_of(begun, *TWO_EPOCHS)).endswith(expected)
+
+
+def test_speed_of_a_training_leaves_out_evaluations() -> None:
+    begun = start({"accuracy": 0.95}, time=100.0, flops_per_sample=24.5e9, gemm_precision="fp16")
+    progress = progress_of(begun, *TWO_EPOCHS)
+    assert progress.trained_per_second == pytest.approx(16 * 64 / 13)
+    assert (progress.flops_per_sample, progress.gemm_precision) == (24.5e9, "fp16")
+    assert progress_of(start({})).trained_per_second is None
+
+
+def test_speed_is_compared_with_the_data_sheet() -> None:
+    utilization = peaks.utilization(24.5e9, 63_601, "samples", "NVIDIA H200", "fp16", 8)
+    assert utilization["mfu"] == pytest.approx(24.5e9 * 63_601 / (8 * 989.5e12))
+    assert peaks.sentence(utilization) == (
+        "24.5 GFLOP a sample x 63,601 samples/s = 1.56 PFLOP/s: MFU 19.7% of the 7.92 PFLOP/s of NVIDIA H100 and H200 "
+        "data sheets, SXM"
+    )
+    assert peaks.sentence(peaks.utilization(1.2e6, 50.0, "token positions", "", "fp32", 2)) == (
+        "1.2 MFLOP a token position x 50.0 token positions/s = 60 MFLOP/s; no data sheet of the device is known"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "tflops"),
+    [
+        ("NVIDIA GB200", "fp8", 5000),
+        ("NVIDIA B200", "bf16", 2250),
+        ("NVIDIA H100 80GB HBM3", "tf32", 494.5),
+        ("NVIDIA H100 PCIe", "fp16", 756.5),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312),
+        ("Tesla V100-SXM2-32GB", "fp16", 125),
+        ("Tesla V100-SXM2-32GB", "bf16", None),
+        ("NVIDIA H100 NVL", "fp16", None),
+        ("NVIDIA GeForce RTX 4090", "fp16", None),
+    ],
+)
+def test_data_sheet_of_a_gpu(gpu: str, precision: str, tflops: float | None) -> None:
+    peak = peaks.peak_of(gpu, precision)
+    assert (peak and peak[0]) == (None if tflops is None else 1e12 * tflops)
+
+
+def test_start_reports_parts_over_budget() -> None:
+    startup = {
+        "seconds": {"imports": 8.0, "compile": 52.04},
+        "budget": {"imports": 12.0, "compile": 10.0, "rest": 38.0},
+    }
+    assert live.start(startup) == "startup took 60.0 s (budget 60 s): compile 52.0 s (budget 10 s)"
+    assert live.start({**startup, "seconds": {"imports": 8.0}}) == "startup took 8.0 s (budget 60 s)"
+
+
+def test_cost_of_checkpoints() -> None:
+    saves = [
+        {"kind": "checkpoint", "time": 1.0, "step": 10, "seconds": 0.25},
+        {"kind": "checkpoint_written", "time": 3.0, "step": 10, "seconds": 2.0},
+        {"kind": "checkpoint", "time": 4.0, "step": 20, "seconds": 0.5},
+        {"kind": "checkpoint_written", "time": 7.0, "step": 20, "seconds": 3.0},
+        {"kind": "checkpoint", "time": 9.0, "step": 20, "seconds": 9.0},  # at the end of the run
+    ]
+    written = progress_of(start(BOX_AND_MASK), *saves).written
+    assert live.checkpoints(written) == "2 checkpoints stopped training for 0.8 s, and took 5.0 s to write"
+    assert progress_of(start(BOX_AND_MASK), *saves[:1], *saves[-1:]).written == {}
+
+
+def test_live_line_has_every_quality() -> None:
+    progress = progress_of(start(BOX_AND_MASK), evaluation(4, box=0.31, mask=0.28))
+    assert facts(progress) == "epoch 1/12  box 0.3100 of 0.377, mask 0.2800 of 0.339 (epoch 4)"
+    texts = [with_names(progress.qualities), with_names(progress.targets, "g"), with_names({"auc": 0.8})]
+    assert texts == ["box 0.3100, mask 0.2800", "box 0.377, mask 0.339", "0.8000"]
+    assert (with_names({}), against_targets({}, BOX_AND_MASK)) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("state", "minutes", "epochs", "accuracy", "line"),
+    [
+        ("reached", pytest.approx(40.0), 8, 0.7605, "epoch 8/12  quality 0.7605 of 0.759"),
+        ("interrupted", None, 0, 0.3, "epoch 1/12  quality 0.3000 of 0.759"),
+    ],
+)
+def test_finished_run_shows_its_log_and_another_its_metrics(
+    tmp_path: Path, state: run_folder.Status, minutes: float | None, epochs: int, accuracy: float, line: str
+) -> None:
+    # The last evaluation is in the log only
+    records = (start({"accuracy": 0.759}), evaluation(4, accuracy=0.3))
+    experiment = make_experiment(tmp_path, state, resnet_v07(40.0, quality=(0.3, 0.7605)), *records)
+    (result,) = judge.judge(run_folder.RunFolder(experiment.folder.parent))
+    assert (result.minutes, result.epochs, result.planned_epochs) == (minutes, epochs, 12)
+    assert (result.qualities, result.targets) == ({"accuracy": accuracy}, {"accuracy": 0.759})
+    (row,) = status.overview(tmp_path, status.Queue(), None)
+    assert (describe(row), result.log is None) == (line, minutes is None)
+
+
+def test_qualities_are_read_from_a_log_by_their_log_names(tmp_path: Path) -> None:
+    value = json.dumps({"BBOX": 0.381, "SEGM": 0.3435})
+    log = (
+        resnet_v07(40.0)
+        .replace('"value": "resnet"', '"value": "maskrcnn"')
+        .replace('"value": 0.7605', f'"value": {value}')
+    )
+    experiment = make_experiment(tmp_path, "reached", log, start(BOX_AND_MASK))
+    files.write_json(experiment.config, {"box_target": 0.377, "mask_target": 0.339})
+    result = judge.judge_experiment(experiment, two_qualities())
+    expected = ({"box": 0.381, "mask": 0.3435}, BOX_AND_MASK, pytest.approx(40.0))
+    assert (result.qualities, result.targets, result.minutes) == expected
+
+
+def test_round_needs_a_target_for_each_quality() -> None:
+    benchmark = two_qualities().model_dump()
+    benchmark["rounds"]["v0.7"]["targets"] = {"box": 0.377}
+    with pytest.raises(ValidationError, match=r"round v0\.7 needs a target for each of box, mask"):
+        catalogue.Benchmark.model_validate(benchmark)
+
+
+def test_log_name_of_a_quality_defaults_to_its_name() -> None:
+    benchmark = two_qualities()
+    assert benchmark.named({"BBOX": 0.1}) == {"box": 0.1}
+    qualities = {name: quality.model_copy(update={"log_name": ""}) for name, quality in benchmark.qualities.items()}
+    plain = benchmark.model_copy(update={"qualities": qualities})
+    assert plain.named({"box": 0.1, "mask": 0.2, "loss": 3.0}) == {"box": 0.1, "mask": 0.2}

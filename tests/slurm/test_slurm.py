@@ -26,8 +26,8 @@ from encore.machine.preflight import Check
 from encore.run import ownership, planning, run_folder, runner, submission, supervise
 from encore.run.run_folder import ExperimentState, RunFolder
 from encore.slurm import cluster, commands, offers, queue, script, step
-from tests.run_folders import make_run
 from tests.slurm.jobs import in_queue, job
+from tests.trainings import make_run
 
 IMAGES = {
     "host": (),
