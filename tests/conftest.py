@@ -338,7 +338,7 @@ TOY_OPTIONS: dict[str, tuple[str, ...]] = {
     "gnmt": ("--set", "quality_target=2.0"),
     "gpt-oss-20b": ("--set", "expert_parallelism=2", "--set", "quality_target=5.0"),
     "llama31-8b": ("--set", "quality_target=5.0"),
-    "maskrcnn": ("--set", "box_target=0.38", "--set", "mask_target=0.34"),
+    "maskrcnn": ("--set", "box_target=0.1", "--set", "mask_target=0.1"),
     "minigo": (
         # The first four generations won 6 to 8 of 16 games; two of 16 are enough
         *("--set", "games=64", "--set", "eval_games=16", "--set", "epochs=2"),

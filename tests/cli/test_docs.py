@@ -79,7 +79,7 @@ METHODS = (
     (r"python -m json\.tool RUN/", "execute"),
     (r"python -c ", "execute"),
     (r"tail -n \d+ RUN/", "execute"),
-    (r"source \.venv/bin/activate$", "paths"),
+    (r"(source \.venv/bin/activate|\./setup\.sh)$", "paths"),
 )
 
 

@@ -123,12 +123,16 @@ def test_archive_is_scored_as_the_folder_in_it(suffix: str, tmp_path: Path, monk
     assert isinstance(error, EncoreError) and "cannot be read" in error.found
 
 
-@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
-@pytest.mark.parametrize("suffix", ["tar.gz", "zip"])
-@pytest.mark.parametrize("command", ["score", "verify", "reproduce"])
+TAR_KINDS = (tarfile.REGTYPE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME)
+# Bundles, which verify reads, are tar files
+BOMBS = (
+    *((command, "tar.gz", kind) for command in ("score", "verify", "reproduce") for kind in TAR_KINDS),
+    *((command, "zip", tarfile.REGTYPE) for command in ("score", "reproduce")),
+)
+
+
+@pytest.mark.parametrize(("command", "suffix", "kind"), BOMBS)
 def test_archive_bomb_is_rejected(command: str, suffix: str, kind: bytes, tmp_path: Path) -> None:
-    if suffix == "zip" and (kind != tarfile.REGTYPE or command == "verify"):
-        pytest.skip("a ZIP file has no headers of this kind, and bundles are tar files")
     path = bombs.write(tmp_path / f"bomb.{suffix}", "round/results/box/resnet/result_0.txt", b"\n", kind)
     with bombs.is_fast():
         error = CliRunner().invoke(app, [command, str(path)]).exception
