@@ -11,8 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.results.mutants import check_mutant, mutate
-from tests.results.result_logs import mll, resnet_v05, resnet_v07
+from tests.results.result_logs import check_mutant, mll, mutate, resnet_v05, resnet_v07
 from tools import run
 
 _SECONDS_PER_LOG = 1.0

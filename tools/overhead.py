@@ -24,7 +24,7 @@ import typer
 
 from encore import data, environment, paths
 from encore.machine.telemetry import Telemetry
-from tests.cluster import slurm as real_slurm
+from tests.cluster import conftest as real_slurm
 from tools import run
 
 PAIRS = 5
