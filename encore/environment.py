@@ -328,6 +328,11 @@ SYMPTOMS = (
         "install it (python{version} and python{version}-venv), or run in a container (make build-BENCHMARK)",
     ),
     (
+        r"ImportError: lib(cu|nv)\w+\.so",
+        "torch of this package index needs CUDA's libraries",
+        "set UV_TORCH_BACKEND=cpu, or add PyTorch's CPU index to pip's settings, and run the same command again",
+    ),
+    (
         "Hash mismatch",
         "a package is not the pinned file",
         "check the package index and pip's settings (pip config list)",

@@ -40,6 +40,9 @@ def settings(listed: str) -> dict[str, list[str]]:
 def variables(listed: str) -> dict[str, str]:
     values = settings(listed).items()
     found = {VARIABLES[name][0]: VARIABLES[name][1].join(each) for name, each in values if name in VARIABLES}
+    if not {"UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS"} & set(found):
+        # PyPI has torch with CUDA, whose libraries no environment installs.
+        found["UV_TORCH_BACKEND"] = "cpu"
     return {**found, "UV_INDEX_STRATEGY": "first-index", "UV_NO_PROGRESS": "1"}
 
 

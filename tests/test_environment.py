@@ -62,6 +62,8 @@ global.proxy="http://it's@proxy"
         "UV_INDEX_STRATEGY": "first-index",
         "UV_NO_PROGRESS": "1",
     }
+    # Without an index of its own, torch comes from PyTorch's CPU index
+    assert installer.variables("global.timeout='60'")["UV_TORCH_BACKEND"] == "cpu"
 
 
 @pytest.mark.slow
@@ -156,6 +158,12 @@ def test_uv_installs_a_missing_python(small: Environment, monkeypatch: pytest.Mo
     with pytest.raises(EncoreError, match=message):
         environment.ensure_environment("small", lines.append)
     assert lines[1] == "no Python 3.99 on PATH: installing it with uv"
+
+
+def test_missing_cuda_libraries_are_explained(small: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = replace(small, check="raise ImportError('libcudnn.so.9: cannot open shared object file')")
+    with pytest.raises(EncoreError, match=r"(?s)needs CUDA's libraries.*UV_TORCH_BACKEND=cpu"):
+        ensure(cuda, monkeypatch)
 
 
 def test_switches_of_horovod_depend_on_mpi() -> None:
