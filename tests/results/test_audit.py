@@ -20,7 +20,7 @@ from encore.results.logs.run_log import Phase, RunLog, Stated, read_run
 from tests.results.result_logs import START_MS, log_of, mll, mllog, resnet_v07, write_set
 
 HOUR = 3_600_000
-# Rules in test_declarations.py
+# Rules in test_scores.py
 DECLARATIONS = {rule.name for rule in RULES if rule.name.startswith("declared_")} | {
     "missing_config",
     "unreadable_profile",
