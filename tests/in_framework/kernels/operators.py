@@ -64,7 +64,8 @@ def dlrm_step(name):
 
 def resnet_gradients(name):
     """Gradients and running statistics of a ResNet, which has blocks with and without a projection."""
-    settings = {"kernels": name, "compile": "none", "cuda_graph": False}
+    # Smaller images leave two values per channel in the last batch norm, whose gradients are ill-conditioned
+    settings = {"image_size": 64, "eval_resize": 64, "kernels": name, "compile": "none", "cuda_graph": False}
     config = resnet.config_of(resnet_config.Config, "NHWC", batch_size=2, num_classes=5, **settings)
     network = resnet_model.place(resnet_model.build(config), config, CPU.context)
     resnet_model.use(network, resnet_operators.choose(config, CPU))
