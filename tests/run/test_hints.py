@@ -95,7 +95,7 @@ def test_damaged_checkpoint_is_reported_once(tmp_path: Path) -> None:
         for _ in range(3):
             view.update(progress)
     text = "checkpoint step_00000004 is damaged (rank_1 differs from its checksum): experiment 1/1 resumed from"
-    assert screen.export_text().count(f"{text} the one before it, step 2") == 1
+    assert screen.export_text().count(f"{text} an earlier one, step 2") == 1
 
 
 def test_secret_is_not_stored_and_needed_again(monkeypatch: pytest.MonkeyPatch) -> None:

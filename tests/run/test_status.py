@@ -213,7 +213,7 @@ def test_row_of_a_run_is_its_current_experiment(
     row = status.rows_of(make_run(tmp_path, states), Queue(tuple(jobs), bool(jobs)))[0]
     assert (row.state, row.reason, row.experiment, row.reached) == expected
     if row.state == "reached":
-        assert (row.seconds, describe(row)) == (300.0, "experiment 2/2  2 reached")
+        assert (row.seconds, describe(row)) == (300.0, "run 2/2  2 reached")
 
 
 def test_tasks_of_an_array_have_a_row_each(tmp_path: Path) -> None:
@@ -662,8 +662,8 @@ def test_live_line_names_its_numbers() -> None:
     line = facts(progress_of(begun, *FIRST_EPOCH))
     assert "token positions/s" in line and "to go" not in line
     # The quality keeps its epoch in the next one; the remaining time includes evaluations
-    expected = "loss 0.2500  quality 0.5000 of 0.95 (epoch 1)  at most 0:08:20 to go"
-    assert facts(progress_of(begun, *TWO_EPOCHS)).endswith(expected)
+    expected = "epoch 2/12  quality 0.5000 of 0.95 (epoch 1)  at most 0:08:20 to go  loss 0.2500  "
+    assert facts(progress_of(begun, *TWO_EPOCHS)).startswith(expected)
 
 
 def test_speed_of_a_training_leaves_out_evaluations() -> None:
@@ -738,8 +738,8 @@ def test_live_line_has_every_quality() -> None:
 @pytest.mark.parametrize(
     ("state", "minutes", "epochs", "accuracy", "line"),
     [
-        ("reached", pytest.approx(40.0), 8, 0.7605, "epoch 8/12  quality 0.7605 of 0.759"),
-        ("interrupted", None, 0, 0.3, "epoch 1/12  quality 0.3000 of 0.759"),
+        ("reached", pytest.approx(40.0), 8, 0.7605, "quality 0.7605 of 0.759  epoch 8/12"),
+        ("interrupted", None, 0, 0.3, "quality 0.3000 of 0.759  epoch 1/12"),
     ],
 )
 def test_finished_run_shows_its_log_and_another_its_metrics(
