@@ -258,7 +258,8 @@ def _make(environment: Environment, report: OnStep) -> None:
         report(f"no Python {environment.interpreter} on PATH: installing it with uv")
     run = partial(_run, environment, report)
     run(installer.venv_command(environment.interpreter, environment.folder))
-    pins = ("--no-deps", "--require-hashes", "--requirements", str(environment.requirements))
+    # Not --require-hashes: uv finds no hash of 2.13.0+cpu, PyTorch's CPU build, among those of the pinned 2.13.0
+    pins = ("--no-deps", "--verify-hashes", "--requirements", str(environment.requirements))
     run(installer.install_command(python, *pins))
     if horovod and wheels:
         wheels.parent.mkdir(parents=True, exist_ok=True)

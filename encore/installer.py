@@ -60,7 +60,7 @@ def _list_settings(of_pip: tuple[tuple[str, str], ...]) -> str:
 
 def install_command(python: Path, *arguments: str) -> list[str]:
     options = ["--no-index"] if os.environ.get("PIP_NO_INDEX", "0") not in ("", "0", "false") else []
-    if "--require-hashes" in arguments and "UV_INDEX_STRATEGY" not in os.environ:
+    if {"--require-hashes", "--verify-hashes"} & set(arguments) and "UV_INDEX_STRATEGY" not in os.environ:
         # As pip: a mirror may lack a version. The hashes decide which file is installed, not the index.
         options += ["--index-strategy", "unsafe-best-match"]
     return [sys.executable, "-m", "uv", "pip", "install", "--python", str(python), *options, *arguments]

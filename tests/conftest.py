@@ -160,7 +160,7 @@ def with_pytest(python: Path) -> Path:
     # Install pytest in an environment, as pinned for this one; a user's has none
     with FileLock(python.parent.parent / "pytest.lock"):
         if not any(python.parent.parent.glob("lib/python*/site-packages/pytest")):
-            pins = ("--constraints", str(paths.REQUIREMENTS / "dev.txt"), "pytest")
+            pins = ("--verify-hashes", "--constraints", str(paths.REQUIREMENTS / "dev.txt"), "pytest")
             subprocess.run(installer.install_command(python, *pins), env=installer.environment(), check=True)
     return python
 
