@@ -211,7 +211,9 @@ def test_log_passes_the_checker_of_its_round(tmp_path: Path, choice: Choice, sys
     lines = path.read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if not line.startswith(prefix)] == []
     findings = check(path, f"{system.round[1:]}.0").findings
-    assert [finding for finding in findings if finding.severity == "error"] == []
+    # Minigo's data are the games that it generates: this log has none
+    errors = [finding for finding in findings if finding.severity == "error"]
+    assert [finding for finding in errors if (choice.name, finding.kind) != ("minigo", "small_data")] == []
     timing = [finding.found.split()[0] for finding in findings if "model construction included" in finding.rule]
     assert timing == (["init_start"] if system.round == "v0.5" else [])
     run = read_run(path)

@@ -197,7 +197,8 @@ def test_blackwell_without_an_image_is_refused() -> None:
 
 
 def test_hint_for_blackwell_names_another_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
-    implementation = catalogue.Implementation(framework="pytorch", module="benchmarks.resnet.pytorch")
+    module = "benchmarks.resnet.pytorch"
+    implementation = catalogue.Implementation(framework="pytorch", module=module, toy_minutes=1.0)
     implementations = {**BENCHMARK.implementations, "pytorch": implementation}
     benchmark = BENCHMARK.model_copy(update={"implementations": implementations})
     monkeypatch.setattr(catalogue, "choices", lambda: {"resnet-pytorch": catalogue.Choice(benchmark, "pytorch")})

@@ -227,9 +227,9 @@ def test_digest_of_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
     missed = resnet_v07(44.0, quality=(0.3, 0.75), status="aborted")
     write_set(root / "Ours" / "results" / "box" / "resnet", texts)
     write_set(root / "Ours" / "results" / "other_box" / "resnet", [*texts[:4], missed])
-    write_set(root / "Ours" / "benchmarks" / "resnet" / "results" / "box", texts[:1])
+    write_set(root / "Theirs" / "benchmarks" / "resnet" / "results" / "box", texts[:1])
     assert [main([str(root), "-o", str(tmp_path / name)]) for name in "ab"] == [0, 0]
-    assert "left out: Ours/benchmarks/resnet/results/box: not the logs of a submission" in capfd.readouterr().err
+    assert "left out: Theirs/benchmarks/resnet/results/box: not the logs of a submission" in capfd.readouterr().err
     files = [(tmp_path / name / "digests" / "v0.7.jsonl.xz").read_bytes() for name in "ab"]
     assert files[0] == files[1]
     assert json.loads(lzma.decompress(files[0]).splitlines()[1])["seeds"] == [0, 1, 2, 3, 0]
