@@ -31,7 +31,8 @@ class GraphStub:
 def compute_gradients(training: Any, step: Any, batch: Any) -> list[torch.Tensor]:
     """Return the loss of a micro-batch and the flat gradients."""
     training.optimizer.gradients.zero_()
-    return [step(batch).clone(), training.optimizer.gradients.clone()]
+    loss = step(batch)
+    return [loss.clone(), training.optimizer.gradients.clone()]
 
 
 def record_collectives(monkeypatch: Any, names: tuple[str, ...], record: Any) -> None:

@@ -7,7 +7,6 @@ import numpy as np
 from benchmarks.common.run.metrics import MetricsStream, StepReports
 from benchmarks.common.run.mllog import Wording
 from benchmarks.common.run.run import Run
-from benchmarks.resnet import architecture
 from tests.in_framework.waves import waves
 
 # As torchvision's documentation has them.
@@ -20,14 +19,10 @@ LOSSES = {
 }
 
 
-# One block per stage: half the time of ResNet-18
-architecture.STAGES[10] = ("basic", (1, 1, 1, 1))
-
-
 def config_of(config_class, layout="NCHW", **changes):
-    # A small ResNet for small images, in fp32 on the CPU.
+    # A small ResNet-18 for small images, in fp32 on the CPU.
     values = dict(  # noqa: C408
-        device="cpu", layout=layout, precision="fp32", pad_channels=False, depth=10, num_classes=10, image_size=32,
+        device="cpu", layout=layout, precision="fp32", pad_channels=False, depth=18, num_classes=10, image_size=32,
         eval_resize=32, batch_size=8, dali_threads=1, loss_scale=1.0, warm_up_steps=0, seed=5,
     )  # fmt: skip
     return dataclasses.replace(config_class(), **{**values, **changes})

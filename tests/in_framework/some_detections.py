@@ -1,4 +1,4 @@
-"""Detections made from the objects of a data set: exact, or shifted and with false positives."""
+"""Detections made from the objects of a set: as they are, or moved and with others that are wrong."""
 
 import json
 from functools import cache
@@ -34,7 +34,8 @@ def noisy(data, position: int, spread: float) -> Detections:
         for (right, down), score in ((moves, numbers.uniform(0.3, 1)), (wrong, numbers.uniform(0, 0.7)))[
             : 2 if spread else 1
         ]:
-            counts = rle.encode(np.asfortranarray(np.roll(mask, (round(down), round(right)), (0, 1))))["counts"]
+            moved = np.roll(mask, (round(down), round(right)), (0, 1))
+            counts = rle.encode(np.asfortranarray(moved))["counts"]
             # Scores of few digits, so that some are equal.
             rows.append(([x + right, y + down, w, h], round(score, 1), label, counts))
     boxes = np.array([row[0] for row in rows], np.float32).reshape(-1, 4)

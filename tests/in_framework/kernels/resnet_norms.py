@@ -50,10 +50,11 @@ def test_a_compiled_network_has_the_kernels_inside_one_graph():
 def test_there_are_enough_programs_for_few_channels(channels, monkeypatch):
     launched = []
     monkeypatch.setattr(kernels, "_launch", lambda kernel, shares, *tensors, **constants: launched.append(shares))
-    # Number of pixels of a batch of 400 in the first and in the last stage
+    # As many pixels as a batch of 400 has in the first and in the last stage.
     pixels = 400 * (56 * 56 if channels < 2048 else 7 * 7)
     kernels._summed(kernels.norm_statistics, torch.empty(pixels, channels, device="meta"))
-    assert 264 <= (launched[0] * -(-channels // kernels.CHANNELS)) <= kernels.SUMMING
+    programs = launched[0] * -(-channels // kernels.CHANNELS)
+    assert 264 <= programs <= kernels.SUMMING
 
 
 def test_a_pytorch_without_own_operators_refuses_them_where_it_compiles(monkeypatch):

@@ -1,4 +1,4 @@
-"""ResNet in MXNet: network, fused operators, step, optimizers and input."""
+"""ResNet in MXNet: network, fused operators, step, optimizers, and what the input hands out."""
 
 import collections
 import dataclasses
@@ -62,7 +62,7 @@ def test_weights_follow_the_seed():
 
 
 class NgcOperators:
-    # Symbols that accept only the arguments of NVIDIA's submissions
+    # Symbols with the arguments of NVIDIA's submissions, and no others
     @staticmethod
     def BatchNorm(data, act_type, axis, eps, momentum, fix_gamma):
         assert (act_type, axis, fix_gamma) == ("relu", 3, False)
@@ -107,7 +107,7 @@ def test_fused_operators_get_the_submitted_arguments():
 
 
 class NormConvolution:
-    # MXNet operators with the interface of NVIDIA's norm_convolution.cc
+    # MXNet's operators in the interface of NVIDIA's (its norm_convolution.cc), which has no other argument.
     @staticmethod
     def NormConvolution(
         data, weight, kernel, stride, pad, num_filter, layout, no_norm, act_type, in_sum=None, in_sum_squares=None,
@@ -173,18 +173,18 @@ def test_nan_shows_in_the_loss():
 
 @pytest.mark.parametrize("name", ["sgd", "lars"])
 def test_a_warm_up_leaves_no_trace(name):
-    config = resnet.config_of(Config, optimizer=name, learning_rate=0.3, warm_up_steps=1)
-    expected = losses(train.build(config, ranks, {}), 3)
+    config = resnet.config_of(Config, optimizer=name, learning_rate=0.3, warm_up_steps=3)
+    expected = losses(train.build(config, ranks, {}), 4)
     training = train.build(config, ranks, {})
     with mock.patch.object(train, "train_step", wraps=train.train_step) as counted:
         train.warm_up(training)
-    assert counted.call_count == 1
+    assert counted.call_count == 3
     first = losses(training, 2)
     saved = train.state_dict(training)
-    assert first + losses(training, 3, skip=2) == expected
+    assert first + losses(training, 4, skip=2) == expected
     resumed = train.build(config, ranks, saved)
     train.warm_up(resumed)
-    assert losses(resumed, 3, skip=2) == expected[2:]
+    assert losses(resumed, 4, skip=2) == expected[2:]
 
 
 @pytest.mark.parametrize(("visible", "expected"), [(4, 3), (1, 0)])
@@ -261,10 +261,10 @@ def test_shards_have_every_image_of_an_epoch(digits):
 
 def test_training_input_resumes_exactly(digits):
     whole = batches_of(digits)
-    for _ in range(20):
+    for _ in range(40):
         whole.next()
     resumed = batches_of(digits, saved=whole.checkpoint())
-    for _ in range(20):
+    for _ in range(40):
         for left, right in zip(whole.next(), resumed.next()):
             assert np.array_equal(left.asnumpy(), right.asnumpy())
 

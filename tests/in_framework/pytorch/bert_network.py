@@ -86,7 +86,8 @@ def published_weights(network):
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]
     products = [(f".self.{name}.", f".multi_head_attention.{name[0]}_") for name in ("query", "key", "value")]
     output = ("attention.output.dense.", "attention.multi_head_attention.out_proj_")
-    return tensors, rename(tensors, *products, output, ("attention.output.LayerNorm.", "attention.layer_norm."))
+    norm = ("attention.output.LayerNorm.", "attention.layer_norm.")
+    return tensors, rename(tensors, *products, output, norm)
 
 
 def test_weights_of_every_origin_are_read(tmp_path):

@@ -32,7 +32,8 @@ CONFIG = Config(
 def windows():
     """30 windows of random tokens and of 10 to 40 tokens."""
     random, count = np.random.RandomState(0), 30
-    offsets = np.concatenate([[0], np.cumsum(random.randint(10, 41, count))])
+    lengths = random.randint(10, 41, count)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
     total = int(offsets[-1])
     starts = random.randint(0, 5, count)
     return Windows(

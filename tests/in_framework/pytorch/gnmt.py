@@ -74,7 +74,8 @@ def test_decoding_step_by_step_matches_all_positions_at_once(network, batch):
         state.select(torch.tensor([1, 0, 3, 3, 5, 4]))
     outputs, weights = (torch.stack(tensors, 2) for tensors in zip(*steps, strict=True))
     torch.testing.assert_close(outputs, expected[:, None].expand_as(outputs), rtol=0, atol=1e-12)
-    assert not weights.masked_select((torch.arange(7) >= batch.source_lengths[:, None])[:, None, None]).any()
+    padding = torch.arange(7) >= batch.source_lengths[:, None]
+    assert not weights.masked_select(padding[:, None, None]).any()
     torch.testing.assert_close(weights.sum(3), torch.ones_like(weights[..., 0]), rtol=0, atol=1e-12)
     state.select(torch.tensor([4, 5]))
     remaining = state.step(batch.target_in[2:, :1].expand(-1, 2))[0]

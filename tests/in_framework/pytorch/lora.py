@@ -56,7 +56,8 @@ def network_with_adapters(options=How()):  # noqa: B008
     network.to_empty(device="cpu").double()
     set_fixed_weights(network.parameters(), 0.5)
     weights = {name: weight.detach().clone() for name, weight in network.named_parameters()}
-    return network, weights, {name: weights.pop(name) for name in adapters.trained(network)}
+    trained = {name: weights.pop(name) for name in adapters.trained(network)}
+    return network, weights, trained
 
 
 @pytest.mark.parametrize("options", [How(), How(recompute=True, loss_rows=5)])

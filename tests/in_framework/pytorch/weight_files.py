@@ -6,19 +6,36 @@ import pickle
 import re
 import struct
 import tarfile
+from collections import OrderedDict
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.torch import files
 from benchmarks.maskrcnn.pytorch import backbone
 from benchmarks.maskrcnn.pytorch.config import Config as MaskConfig
+from benchmarks.ssd.pytorch import model, norms
+from benchmarks.ssd.pytorch.config import Config as SsdConfig
 
-# A parameter and a buffer, written in the format of torch.save before 2017 as in torchvision's resnet34-333f7ec4.pth
-SAMPLE = Path(__file__).parents[2] / "samples" / "weights_2017.pth"
+CPU = torch.device("cpu")
+
+
+class Names(pickle.Pickler):
+    """Writes the names of the tar: a tensor is its number, a parameter the class with its tensor."""
+
+    tensors: dict  # of each parameter by its id: its ``data`` is another object each time
+
+    def persistent_id(self, thing: object) -> object:
+        return str(id(thing)) if type(thing) is torch.Tensor else None
+
+    def reducer_override(self, thing: object) -> object:
+        if not isinstance(thing, torch.nn.Parameter):
+            return NotImplemented
+        return torch.nn.Parameter, (self.tensors[id(thing)],), (True, False, OrderedDict())
 
 
 def add_part(tar: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -27,11 +44,46 @@ def add_part(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     tar.addfile(entry, io.BytesIO(content))
 
 
-def test_tar_of_2017_is_read():
-    read = files.tensors_of(files.load(SAMPLE, "", ""))
-    assert {name: tensor.tolist() for name, tensor in read.items()} == {
-        "conv1.weight": np.arange(24.0).reshape(2, 3, 2, 2).tolist(), "bn1.running_mean": [0.5, -1.5, 2.0, 3.0],
-    }  # fmt: skip
+def write_tar(path: Path, content: OrderedDict) -> None:
+    """As torch.save did before 2017: one storage and one tensor for each name."""
+    parameters = {id(value): value.data for value in content.values() if isinstance(value, torch.nn.Parameter)}
+    tensors = [parameters.get(id(value), value) for value in content.values()]
+    storages, headers, names = (io.BytesIO(), io.BytesIO(), io.BytesIO())
+    for part in (storages, headers):
+        pickle.dump(len(tensors), part, 2)
+    for number, tensor in enumerate(tensors):
+        pickle.dump((number, "cpu", torch.FloatStorage), storages, 2)
+        storages.write(struct.pack("<q", tensor.numel()) + tensor.numpy().tobytes())
+        pickle.dump((id(tensor), number, torch.FloatTensor), headers, 2)
+        headers.write(struct.pack(f"<{2 + 2 * tensor.dim()}q", tensor.dim(), *tensor.shape, *tensor.stride(), 0))
+    pickle.dump([], storages, 2)
+    pickler = Names(names, 2)
+    pickler.tensors = parameters
+    pickler.dump(content)
+    system = pickle.dumps({"protocol_version": 1000, "little_endian": True}, 2)
+    with tarfile.open(path, "w:", format=tarfile.PAX_FORMAT) as tar:
+        add_part(tar, "sys_info", system)
+        for name, part in (("pickle", names), ("tensors", headers), ("storages", storages)):
+            add_part(tar, name, part.getvalue())
+
+
+def test_torchvisions_tar_of_2017_is_read_and_loaded(tmp_path):
+    # With the names and shapes of the backbone, whose fourth input channel is padding, and a layer that SSD leaves out
+    network, path = model.SSD(SsdConfig(), 81, norms.norm_of(None, CPU)), tmp_path / "resnet34-333f7ec4.pth"
+    weights = OrderedDict(
+        (name, torch.nn.Parameter(tensor + 1) if name.endswith(("weight", "bias")) else tensor + 1)
+        for name, tensor in network.backbone.state_dict().items()
+    )
+    weights["conv1.weight"] = torch.nn.Parameter(weights["conv1.weight"].detach()[:, :3].clone())
+    weights["fc.bias"] = torch.nn.Parameter(torch.ones(1000))
+    write_tar(path, weights)
+    reference, read = torch.load(path, weights_only=False), files.tensors_of(files.load(path, "", ""))
+    assert list(read) == list(weights)
+    assert [name for name in weights if not torch.equal(read[name], reference[name])] == []
+    model.load_backbone(network, path)
+    state = network.backbone.state_dict()
+    state["conv1.weight"], padding = state["conv1.weight"].split((3, 1), 1)
+    assert not padding.any() and [name for name in state if not torch.equal(state[name], weights[name])] == []
 
 
 class Python2(pickle._Pickler):
@@ -94,7 +146,8 @@ def test_a_command_in_a_file_is_not_executed(tmp_path):
         def __reduce__(self):
             return os.system, (f"touch {tmp_path}/ran",)
 
-    with tarfile.open(SAMPLE) as tar:
+    write_tar(tmp_path / "right.pth", OrderedDict(a=torch.ones(4)))
+    with tarfile.open(tmp_path / "right.pth") as tar:
         parts = {name: tar.extractfile(name).read() for name in ("pickle", "tensors", "storages")}
     too_long = parts["tensors"].replace(struct.pack("<3q", 4, 1, 0), struct.pack("<3q", 4 << 20, 1, 0))
     for change, words in (
