@@ -202,6 +202,9 @@ def test_horovod_is_compiled_once_for_environments_with_the_same_framework(
     (source / "pyproject.toml").write_text(system, encoding="utf-8")
     with tarfile.open(tmp_path / "horovod-0.1.tar.gz", "w:gz") as archive:
         archive.add(source, "horovod-0.1")
+    digest = hashlib.sha256((tmp_path / "horovod-0.1.tar.gz").read_bytes()).hexdigest()
+    monkeypatch.setattr(environment, "HOROVOD_SOURCE", tmp_path / "horovod.txt")
+    (tmp_path / "horovod.txt").write_text(f"horovod==0.1 --hash=sha256:{digest}\n", encoding="utf-8")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("BUILDS", str(tmp_path / "builds"))
@@ -297,8 +300,8 @@ def test_package_with_another_hash_is_rejected(
         archive.writestr("a-1.dist-info/RECORD", "")
     settings = {**os.environ, "UV_FIND_LINKS": str(wheel.parent), "UV_NO_INDEX": "1"}
     monkeypatch.setattr(installer, "environment", lambda: settings)
-    hashes = {"right": hashlib.sha256(wheel.read_bytes()).hexdigest(), "wrong": "0" * 64, "none": ""}
+    hashes = {"right": hashlib.sha256(wheel.read_bytes()).hexdigest(), "wrong": "0" * 64}
     for name, digest in hashes.items():
-        small.requirements.write_text("a==1" + (f" \\\n    --hash=sha256:{digest}\n" if digest else "\n"))
+        small.requirements.write_text(f"a==1 \\\n    --hash=sha256:{digest}\n", encoding="utf-8")
         with nullcontext() if name == "right" else pytest.raises(EncoreError):
             ensure(replace(small, check=f"'{name}'"), monkeypatch)
