@@ -117,9 +117,9 @@ def _gate(
 
 def _all(machine: node.Node) -> list[Check]:
     data = preflight.check_data_sets({name: paths.default_data(name) for name in catalogue.benchmarks()})
-    engines_here, environments = _engines(machine), _environments()
-    checks = [*_machine(machine), *_tools(), *engines_here, *environments, *data, *_folders()]
-    if any(check.level == "OK" for check in [*engines_here, *environments]):
+    runtimes = [*_engines(machine), *_environments()]
+    checks = [*_machine(machine), *_tools(), *runtimes, *data, *_folders()]
+    if any(check.level == "OK" for check in runtimes):
         return checks
     hint = "install Python 3.11 with venv, g++ and make, or Docker"
     return [*checks, Check("FAIL", "runtime", "neither a container engine nor a framework environment is usable", hint)]
@@ -189,10 +189,7 @@ def _environments() -> list[Check]:
             planned = environment.describe(framework)
             state = str(planned.folder) if planned.is_ready else "not built yet; the first run builds it"
             if not planned.is_ready and environment.MINOR_VERSION.fullmatch(planned.interpreter):
-                hint = f"install python{planned.interpreter} with its venv module, or use a container"
-                needs = f"{state}, with Python {planned.interpreter} downloaded by uv"
-                checks.append(Check("WARN", f"{framework} environment", needs, hint))
-                continue
+                state += f" and downloads Python {planned.interpreter} with uv"
             checks.append(Check("OK", f"{framework} environment", state))
         except EncoreError as error:
             checks.append(Check("WARN", f"{framework} environment", error.found, error.hint))

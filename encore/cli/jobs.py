@@ -108,7 +108,8 @@ def _name(run: Path, results: Path) -> str:
 
 
 def describe(row: Row) -> str:
-    # ``0.9259 of 0.95  epoch 3/12  run 2/5  1 reached  REASON``; a narrow terminal shows the start.
+    # ``quality 0.9259 of 0.95  epoch 3/12  run 2/5  1 reached``, after the reason for a failure: a narrow terminal
+    # shows the start.
     parts = [against_targets(row.qualities, row.targets)] if row.qualities else []
     if row.epochs:
         parts.append(f"epoch {row.epoch or 1:.4g}/{row.epochs}")

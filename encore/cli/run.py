@@ -359,13 +359,15 @@ def _print_judgements(screen: Console, folder: run_folder.RunFolder, judgements:
         screen.print("resumed runs include the time between stop and resume: the MLPerf clock never pauses")
     _print_findings(screen, judgements[0], errors_only=is_trial)
     screen.print(f"run folder: {folder.path}")
-    if folder.passport()["configuration"]["device"]["value"] == "gpu":
+    on_gpu = folder.passport()["configuration"]["device"]["value"] == "gpu"
+    if on_gpu:
         _print_measurements(screen, folder)
     finished = all(experiment.state.status in run_folder.FINISHED for experiment in judgements)
     if is_trial and finished:
         result, start = judge.trial_result(folder, judgements), ("encore run" if paths.IS_INSTALLED else "./run.sh")
         screen.print(result, style="green" if result.startswith("OK") else "yellow", markup=False, highlight=False)
-        screen.print(f"next, on a GPU server: {start} {name} 8 --data DIR", markup=False, highlight=False)
+        occasion = "with the complete data set" if on_gpu else "on a GPU server"
+        screen.print(f"next, {occasion}: {start} {name} 8 --data DIR", markup=False, highlight=False)
         return
     screen.print(judge.standing(folder), markup=False, highlight=False)
     if any(experiment.compliance is not None for experiment in judgements):

@@ -78,18 +78,24 @@ def is_trial(run: RunFolder) -> bool:
 
 
 def trial_result(run: RunFolder, judgements: Sequence[Judgement]) -> str:
-    """``OK: trained on 2 CPU ranks to 0.9798 (target 0.95) in 47 s; toy data, not a reproduction``."""
+    """Return the result of a trial in one line.
+
+    ``OK: trained on 2 CPU ranks to 0.9798 (target 0.95) in 47 s; toy data, not a reproduction``; of several runs:
+    ``OK: 5 of 5 runs on 2 CPU ranks reached the target (0.95) in 44 to 61 s; toy data, not a reproduction``.
+    """
     passport = run.passport()
     small, name = catalogue.choose(passport["name"]).benchmark.small_data.name, passport["data"]["name"]
     data = "toy data" if name == small else f"data set {name}"
     kind = "CPU rank" if passport["configuration"]["device"]["value"] == "cpu" else "GPU"
     ranks = count_of(passport["nodes"] * passport["ranks_per_node"], kind)
-    finished = [experiment for experiment in judgements if experiment.minutes is not None]
-    if not finished or len(finished) < len(judgements):
-        runs = f"{len(finished)} of {count_of(len(judgements), 'run')} reached the target"
-        return f"NOT OK: {runs} on {ranks}; {data}, not a reproduction"
-    first, seconds = finished[0], [60 * (experiment.minutes or 0.0) for experiment in finished]
-    quality, target = with_names(first.qualities), with_names(first.targets, "g")
-    times = f"{min(seconds):.0f} s" if len(seconds) == 1 else f"{min(seconds):.0f} to {max(seconds):.0f} s"
-    runs = "" if len(finished) == 1 else f" in each of {len(finished)} runs"
-    return f"OK: trained on {ranks} to {quality} (target {target}) in {times}{runs}; {data}, not a reproduction"
+    reached = [60 * experiment.minutes for experiment in judgements if experiment.minutes is not None]
+    target = with_names(judgements[0].targets, "g")
+    if len(judgements) == 1 and reached:
+        quality = with_names(judgements[0].qualities)
+        result = f"OK: trained on {ranks} to {quality} (target {target}) in {reached[0]:.0f} s"
+    else:
+        is_ok = "OK" if len(reached) == len(judgements) else "NOT OK"
+        times = " in " + " to ".join(f"{t:.0f}" for t in sorted({min(reached), max(reached)})) + " s" if reached else ""
+        runs = count_of(len(judgements), "run")
+        result = f"{is_ok}: {len(reached)} of {runs} on {ranks} reached the target ({target}){times}"
+    return f"{result}; {data}, not a reproduction"

@@ -3,6 +3,7 @@
 import io
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from encore.containers import renderers
 from encore.errors import EncoreError, ExitCode
 from encore.job import Job, training_job
 from encore.machine import node
-from encore.run import follow, hints, passport, run_folder, runner
+from encore.run import follow, hints, judge, passport, run_folder, runner
 from encore.slurm import cluster
 from tests.trainings import make_run
 
@@ -58,6 +59,23 @@ def test_output_at_the_end_of_a_run(
     printed = screen.export_text()
     assert end.value.exit_code == code and (f"resume with: {hints.resume(run.path)}" in printed) is resume
     assert ("a target was missed: exit code 0" in printed) is excused
+
+
+@pytest.mark.parametrize(
+    ("minutes", "line"),
+    [
+        ([0.5], "OK: trained on 4 CPU ranks to 0.9600 (target 0.95) in 30 s"),
+        ([0.5, 1.0], "OK: 2 of 2 runs on 4 CPU ranks reached the target (0.95) in 30 to 60 s"),
+        ([0.5, None], "NOT OK: 1 of 2 runs on 4 CPU ranks reached the target (0.95) in 30 s"),
+        ([None], "NOT OK: 0 of 1 run on 4 CPU ranks reached the target (0.95)"),
+    ],
+)
+def test_result_of_a_trial(minutes: list[float | None], line: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks_per_node=2)
+    judgements: list[Any] = [
+        SimpleNamespace(minutes=value, qualities={"accuracy": 0.96}, targets={"accuracy": 0.95}) for value in minutes
+    ]
+    assert judge.trial_result(run, judgements) == f"{line}; toy data, not a reproduction"
 
 
 @pytest.mark.parametrize(
