@@ -36,8 +36,8 @@ def training_flops(config: Any, classes: int, height: float, width: float) -> fl
     return total + TRAINING * masks * mask_flops(config)
 
 
-def of_image(config: Any, classes: int, sizes: np.ndarray) -> float:
-    """FLOPs of training on an image of the mean area of a share of ``sizes``, (N, 2), without padding."""
+def flops_per_image(config: Any, classes: int, sizes: np.ndarray) -> float:
+    """Return the training FLOPs of a square image with the mean area of a sample of ``sizes`` (N, 2), no padding."""
     side = float(np.sqrt(np.prod(sizes[evenly(len(sizes))], axis=1).mean()))
     return training_flops(config, classes, side, side)
 

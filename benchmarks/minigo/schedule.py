@@ -1,9 +1,10 @@
-"""What a configuration asks of each rank: roles, learning rate, game numbers, the window, rules of games, searches."""
+"""Settings of a run, derived from the configuration: rank roles, learning rate, generations, rules, searches."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any, List
 
+from benchmarks.common.run.timeline import Timeline, by_epochs
 from benchmarks.minigo.engine import Rules, Search
 
 # Game numbers of a generation begin at a multiple of this, so that a number is of one game of a run only
@@ -27,6 +28,24 @@ class Roles:
 def learning_rate(config: Any, step: int) -> float:
     """Return the rate of a step, those of the initial weights included: tf.train.piecewise_constant of dual_net.py."""
     return config.rates[bisect_left(config.rate_boundaries, step)]
+
+
+def timeline(config: Any, ranks: int) -> Timeline:
+    """Return a timeline with a generation as an epoch of one step.
+
+    v0.5 evaluates after every generation, later rounds after the timed run.
+    """
+    is_timed = config.round == "v0.5"
+    base = by_epochs(config, 1, lambda epoch: is_timed)
+    return Timeline(
+        steps_per_epoch=1,
+        epochs=config.epochs,
+        evaluates_after=base.evaluates_after,
+        checkpoints_after=base.checkpoints_after,
+        epoch_num=base.epoch_num,
+        evaluates_inside_epochs=not is_timed,
+        training_ranks=len(Roles.of(config, ranks).training),
+    )
 
 
 def share(total: int, part: int, parts: int) -> range:

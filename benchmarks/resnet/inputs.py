@@ -16,7 +16,7 @@ from benchmarks.common.data.dali import EXECUTOR, resampling
 from benchmarks.common.run.mllog import samples
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
-from benchmarks.resnet import events
+from benchmarks.resnet import mlperf, schedule
 from benchmarks.resnet.config import Hyperparameters
 from benchmarks.resnet.flops import training_flops
 
@@ -208,8 +208,10 @@ def opened(run: Run, tensors: Any, saved: Mapping[str, Any]) -> Iterator[Tuple[B
     config, ranks = run.config, run.ranks
     flops = partial(training_flops, config)
     train_images = lru_cache(None)(partial(count_records, run.data / "train.idx"))
-    with run.timed(lambda: events.timeline(config, steps_per_epoch(train_images(), config, ranks)), flops) as timeline:
-        run.log(events.hyperparameters(config, ranks.size, timeline.steps_per_epoch))
+    with run.timed(
+        lambda: schedule.timeline(config, steps_per_epoch(train_images(), config, ranks)), flops
+    ) as timeline:
+        run.log(mlperf.hyperparameters(config, ranks.size, timeline.steps_per_epoch))
         batches = training_input(tensors, config, run.data, ranks, saved.get("input"))
         evaluation = EvaluationInput(tensors, config, run.data, ranks)
         run.log(samples(train_images(), evaluation.total))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.minigo import events, examples, models, schedule
+from benchmarks.minigo import examples, mlperf, models, schedule
 from benchmarks.minigo.engine import Game
 from benchmarks.minigo.examples import GoGames
 from benchmarks.minigo.flops import training_flops
@@ -304,7 +304,7 @@ def test_killed_and_resumed_run_is_complete(toy: Callable[[str], Path], tmp_path
         numbers = [stored.number for stored in read_generation(generation_folder(experiment, generation), 5)]
         assert numbers == [generation * 1_000_000 + number for number in range(40)]
     keys = [(event["key"], event["metadata"].get("epoch_num")) for event in logged(experiment / "result.txt")]
-    phases, evaluation = ("epoch_start", events.GAMES, "epoch_stop"), ("eval_start", "eval_accuracy")
+    phases, evaluation = ("epoch_start", mlperf.GAMES, "epoch_stop"), ("eval_start", "eval_accuracy")
     assert [key for key in keys if key[0] in (*phases, *evaluation)] == [
         (key, generation) for kinds in (phases, evaluation) for generation in (1, 2) for key in kinds
     ]

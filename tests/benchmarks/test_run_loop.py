@@ -24,8 +24,8 @@ from benchmarks.common.run.mllog import MLLog, Wording
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.timeline import Timeline
-from benchmarks.dlrm import events as dlrm
-from benchmarks.resnet import events as resnet
+from benchmarks.dlrm import schedule as dlrm
+from benchmarks.resnet import schedule as resnet
 from encore import catalogue, configuration, paths
 from tests.benchmarks.loop import (
     FRAMEWORK,

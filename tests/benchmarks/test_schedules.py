@@ -11,12 +11,12 @@ from mlperf_logging import compliance_checker
 from benchmarks.bert import events as bert_events
 from benchmarks.bert_squad import events as squad_events
 from benchmarks.common.run.mllog import Noted
-from benchmarks.dlrm import events as dlrm_events
+from benchmarks.dlrm import schedule as dlrm_schedule
 from benchmarks.gnmt import events as gnmt_events
-from benchmarks.maskrcnn import events as maskrcnn_events
-from benchmarks.resnet import events
+from benchmarks.maskrcnn import schedule as maskrcnn_schedule
+from benchmarks.resnet import schedule
 from benchmarks.resnet.config import Hyperparameters
-from benchmarks.ssd import events as ssd_events
+from benchmarks.ssd import schedule as ssd_schedule
 from benchmarks.transformer import events as transformer_events
 from encore import catalogue, paths
 from tests.trainings import config_of
@@ -53,7 +53,7 @@ def config(**changes: Any) -> Hyperparameters:
     ],
 )
 def test_rates_of_steps(changes: dict[str, Any], rates: dict[int, float]) -> None:
-    assert {step: events.learning_rate(config(**changes), step, 10) for step in rates} == pytest.approx(rates)
+    assert {step: schedule.learning_rate(config(**changes), step, 10) for step in rates} == pytest.approx(rates)
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system["system"] + system["round"])
@@ -91,19 +91,19 @@ def test_learning_rate_of_bert_squad() -> None:
 
 def test_learning_rate_of_dlrm() -> None:
     config = config_of("dlrm", "dgxa100", "v0.7", 8)
-    rates = [dlrm_events.learning_rate(config, step) for step in (0, 1374, 2749, 49314, 49315, 63200, 77086, 90000)]
+    rates = [dlrm_schedule.learning_rate(config, step) for step in (0, 1374, 2749, 49314, 49315, 63200, 77086, 90000)]
     # LearningRateScheduler in NVIDIA's code counts the first step as 1.
     assert rates == pytest.approx([24 / 2750, 12, 24, 24, 24 * (27771 / 27772) ** 2, 6, 0, 0])
 
 
 def test_learning_rate_of_ssd() -> None:
     config = config_of("ssd", "dgx1", "v0.7", 8)
-    assert ssd_events.base_rate(config, 8) == pytest.approx(0.0875), "opt_base_learning_rate of its logs"
-    rates = [ssd_events.learning_rate(config, step, 8, 123) for step in (0, 1, 325, 650, 5411, 5412, 6765)]
+    assert ssd_schedule.base_rate(config, 8) == pytest.approx(0.0875), "opt_base_learning_rate of its logs"
+    rates = [ssd_schedule.learning_rate(config, step, 8, 123) for step in (0, 1, 325, 650, 5411, 5412, 6765)]
     assert rates == pytest.approx([0, 0.0875 / 650, 0.04375, 0.0875, 0.0875, 0.00875, 0.000875])
     large = config_of("ssd", "dgx1_n30", "v0.6", 240)
-    assert ssd_events.base_rate(large, 240) == pytest.approx(0.1625)
-    assert ssd_events.boundaries(large, 240, 70) == [3047, 3809]
+    assert ssd_schedule.base_rate(large, 240) == pytest.approx(0.1625)
+    assert ssd_schedule.boundaries(large, 240, 70) == [3047, 3809]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_learning_rate_of_ssd() -> None:
 )
 def test_evaluations_of_ssd(settings: tuple[str, ...], steps: list[int], epochs: list[int]) -> None:
     config = config_of("ssd", "cpu", None, 1, "epochs=2", "batch_size=16", "checkpoint_interval=1", *settings)
-    timeline = ssd_events.timeline(config, 1, 62)
+    timeline = ssd_schedule.timeline(config, 1, 62)
     assert [step for step in range(1, 125) if timeline.evaluates_after(step)] == steps
     assert [step for step in range(1, 125) if timeline.checkpoints_after(step)] == [62, 124]
     assert [timeline.epoch_num(step) for step in steps] == epochs
@@ -130,10 +130,10 @@ def test_learning_rates_of_mask_rcnn() -> None:
     # From biases the same is subtracted, but twice the base value is the start.
     biases = {0: 0.08, 400: 0.12, 799: 0.1599, 800: 0.16, 17999: 0.16, 18000: 0.016, 24000: 0.0016}
     for step in weights:
-        assert maskrcnn_events.rates(config, step) == pytest.approx((weights[step], biases[step]))
+        assert maskrcnn_schedule.rates(config, step) == pytest.approx((weights[step], biases[step]))
     default = SimpleNamespace(**{**vars(config), "warmup_factor": 0.0})
     for step, factor in ((0, 1 / 3), (400, 2 / 3), (800, 1)):
-        assert maskrcnn_events.rates(default, step) == pytest.approx((0.08 * factor, 0.16 * factor))
+        assert maskrcnn_schedule.rates(default, step) == pytest.approx((0.08 * factor, 0.16 * factor))
 
 
 RULES = Path(compliance_checker.__file__).parent

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from benchmarks.resnet import architecture, events, inputs
+from benchmarks.resnet import architecture, inputs, schedule
 from tests.in_framework import sgd_and_lars
 
 OPTIMIZER_STEPS = 10
@@ -67,7 +67,7 @@ def made_gradients(config):
 def rates(config):
     # Learning rates of two epochs of 24 steps: with warm-up, of both schedules.
     stepwise = dataclasses.replace(config, schedule="step", decay_epochs=(1, 2), warmup_epochs=0.5)
-    return [events.learning_rate(chosen, step, 24) for chosen in (config, stepwise) for step in range(48)]
+    return [schedule.learning_rate(chosen, step, 24) for chosen in (config, stepwise) for step in range(48)]
 
 
 def networks(part, ranks):

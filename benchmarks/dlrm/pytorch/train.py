@@ -20,7 +20,7 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch.cuda_graphs import Captured, repeated
-from benchmarks.dlrm import events
+from benchmarks.dlrm import mlperf, schedule
 from benchmarks.dlrm.flops import training_flops
 from benchmarks.dlrm.placement import Placement
 from benchmarks.dlrm.pytorch.auc import area_under_curve
@@ -128,18 +128,18 @@ def saved_placement(saved: Mapping[str, Any], sizes: Sequence[int], ranks: Ranks
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
+    run = Run.start(Config, pytorch, __doc__, argv, mlperf.WORDING)
     config, ranks = run.config, run.ranks
     data = run.open(lambda: open_data(run.data, config, ranks.size, free_memory(ranks)))
     with run.initialization():
         training = build(config, data.table_sizes, ranks, run.saved, data.placement)
         warm_up(training, data.table_sizes)
-    run.log(events.hyperparameters(config, ranks.size))
+    run.log(mlperf.hyperparameters(config, ranks.size))
     steps_per_epoch = -(-data.train_rows // (config.batch_size * ranks.size))
     # No row is read before run_start: the clock starts before any part of the system touches the data set.
     batches = training_batches(config, data, training.tables.mine, ranks, run.position)
     flops = partial(training_flops, config, len(data.table_sizes))
-    with closing(batches), run.timed(events.timeline(config, steps_per_epoch), flops):
+    with closing(batches), run.timed(schedule.timeline(config, steps_per_epoch), flops):
         evaluation = EvaluationInput(config, data, training.tables.mine, ranks)
         run.log(samples(data.train_rows, data.val_rows))
         # All ranks have the same MLPs, and tables of their own.
@@ -147,10 +147,10 @@ def main(argv: Optional[List[str]] = None) -> int:
         rate = torch.zeros((), device=ranks.context)
         for _ in run.blocks():
             for number in run.steps():
-                rate.fill_(events.learning_rate(config, number))
+                rate.fill_(schedule.learning_rate(config, number))
                 run.report(
                     train_step(training, run.wait_for(partial(next, batches)), rate),
-                    events.learning_rate(config, number),
+                    schedule.learning_rate(config, number),
                 )
             if run.evaluates():
                 run.evaluated(evaluate(training, evaluation, run))

@@ -20,7 +20,6 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.annotations import open_data
 from benchmarks.detection.pytorch.boxes import Found
-from benchmarks.maskrcnn.events import Rates
 from benchmarks.maskrcnn.flops import training_flops
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import Batch, EvaluationBatch, Orders, evaluation_input, training_input
@@ -28,6 +27,7 @@ from benchmarks.maskrcnn.pytorch.evaluation import in_images
 from benchmarks.maskrcnn.pytorch.model import Model
 from benchmarks.maskrcnn.pytorch.operators import Chosen
 from benchmarks.maskrcnn.pytorch.train import build, train_step
+from benchmarks.maskrcnn.schedule import Rates
 
 TITLES = {
     "bare": "plain PyTorch loop, images/s",
@@ -47,7 +47,7 @@ def plain_step(config: Config, classes: int, ranks: Ranks, batch: Batch) -> Call
 
     def step() -> None:
         optimizer.zero_grad()
-        torch.stack(list(model.losses(batch).values())).sum().backward()
+        model.loss(batch).backward()
         optimizer.step()
 
     return step

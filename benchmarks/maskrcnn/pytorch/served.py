@@ -16,7 +16,7 @@ from benchmarks.detection.pytorch import operators as suppression
 from benchmarks.detection.pytorch.boxes import Found, decode
 from benchmarks.maskrcnn.pytorch import operators, regions
 from benchmarks.maskrcnn.pytorch.config import Config
-from benchmarks.maskrcnn.pytorch.model import Model, Scored
+from benchmarks.maskrcnn.pytorch.model import Model, RpnOutput
 
 Outputs = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -40,17 +40,17 @@ class Served(nn.Module):
             sizes: float32 (B, 2): width and height of each image without its padding.
         """
         config = self._model.config
-        levels, scored = self.network(images)
+        levels, rpn_output = self.network(images)
         shapes = [(level.shape[2], level.shape[3]) for level in levels]
         grid = regions.grid_anchors(shapes, config.anchor_sizes, config.anchor_ratios, sizes.device)
         # A level may have fewer anchors than candidates are taken: that many more are added, which are never chosen.
         more = config.rpn_pre_nms_top_n_test
-        scored = Scored(
-            [functional.pad(each, (0, more), value=float("-inf")) for each in scored.scores],
-            [functional.pad(each, (0, 0, 0, more)) for each in scored.offsets],
+        rpn_output = RpnOutput(
+            [functional.pad(each, (0, more), value=float("-inf")) for each in rpn_output.scores],
+            [functional.pad(each, (0, 0, 0, more)) for each in rpn_output.offsets],
         )
         grid = [functional.pad(each, (0, 0, 0, more)) for each in grid]
-        found, masks = self._model.detections(levels, scored, grid, sizes)
+        found, masks = self._model.run_heads(levels, rpn_output, grid, sizes)
         boxes, scores, labels = (each.unflatten(0, (-1, config.detections)) for each in found[1:])
         masks = masks.view(-1, config.detections, operators.MASK_SIZE, operators.MASK_SIZE)
         return boxes, scores, labels, masks * (labels > 0)[..., None, None]

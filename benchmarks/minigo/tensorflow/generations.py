@@ -11,7 +11,7 @@ import tensorflow as tf
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.run.run import Run
-from benchmarks.minigo import events, examples, models, records, schedule, selfplay
+from benchmarks.minigo import examples, mlperf, models, records, schedule, selfplay
 from benchmarks.minigo.engine import Evaluate
 from benchmarks.minigo.examples import TARGET, GoGames
 from benchmarks.minigo.records import generation_folder, read_generation
@@ -78,7 +78,7 @@ class Generations:
         folder = generation_folder(run.output, number)
         games = run.open(lambda: read_generation(folder, self.config.board_size))
         facts = selfplay.outcomes(games)
-        run.log(events.games(self.config, number, int(facts["games"])))
+        run.log(mlperf.games(self.config, number, int(facts["games"])))
         with run.stage("training"):
             found = self._train(number)
         if found is None:

@@ -20,7 +20,7 @@ from benchmarks.common.run import stopping
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
-from benchmarks.minigo import events, models
+from benchmarks.minigo import mlperf, models, schedule
 from benchmarks.minigo.examples import GoGames
 from benchmarks.minigo.schedule import Roles
 from benchmarks.minigo.tensorflow import data, model
@@ -168,7 +168,7 @@ def warm_up(training: Training, step: Callable[..., Any]) -> None:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, tensorflow, __doc__, argv, events.WORDING)
+    run = Run.start(Config, tensorflow, __doc__, argv, mlperf.WORDING)
     config, ranks, within = run.config, run.ranks, run.config.round == "v0.5"
     with run.initialization():
         training = run.open(lambda: build(config, ranks, run.saved, run.data))
@@ -176,8 +176,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         target: Any = None if within else run.open(lambda: open_target(run.data, config))
         step_graph = tf.function(partial(train_step, training))
         warm_up(training, step_graph)
-    run.log(events.hyperparameters(config, ranks.size))
-    with run.timed(events.timeline(config, ranks.size)):
+    run.log(mlperf.hyperparameters(config, ranks.size))
+    with run.timed(schedule.timeline(config, ranks.size)):
         generations = Generations(training, step_graph, run)
         run.register_state(lambda: generations.state)
         generations.begin()

@@ -20,7 +20,7 @@ from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch import kernels, optimizers
 from benchmarks.common.torch.cuda_graphs import Captured
-from benchmarks.ncf import events
+from benchmarks.ncf import mlperf, schedule
 from benchmarks.ncf.flops import training_flops
 from benchmarks.ncf.pytorch import data, model, operators
 from benchmarks.ncf.pytorch.config import Config
@@ -170,15 +170,15 @@ def state_dict(training: Training) -> Dict[str, Any]:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
+    run = Run.start(Config, pytorch, __doc__, argv, mlperf.WORDING)
     config, ranks = run.config, run.ranks
     with run.initialization():
         data_set = data.synthetic(passport.read(run.data), ranks.context)
         sampler = data.Sampler(data_set, config.batch_size, config.negatives, ranks)
         training = build(config, data_set.users, data_set.items, sampler, ranks, run.saved)
-    run.log(events.data(data_set.facts, len(data_set.train_users), sampler.global_batch_size))
-    run.log(events.hyperparameters(config, data_set.facts))
-    with run.timed(events.timeline(config, sampler.steps_per_epoch), partial(training_flops, config)):
+    run.log(mlperf.data(data_set.facts, len(data_set.train_users), sampler.global_batch_size))
+    run.log(mlperf.hyperparameters(config, data_set.facts))
+    with run.timed(schedule.timeline(config, sampler.steps_per_epoch), partial(training_flops, config)):
         data_set = data.load(run.data, data_set)
         sampler.index()
         candidates = Candidates(data_set, config, ranks)
@@ -186,11 +186,11 @@ def main(argv: Optional[List[str]] = None) -> int:
         stride = sampler.steps_per_epoch if training.graph else config.log_interval
         for epoch in run.blocks():
             if run.starts_epoch:
-                run.log(events.epoch(config))
+                run.log(mlperf.epoch(config))
             for steps in run.step_ranges(stride):
                 train_steps(training, run, steps, data.epoch_seed(config.seed, epoch))
             if run.evaluates():
-                run.log(events.evaluation(epoch, data_set.facts))
+                run.log(mlperf.evaluation(epoch, data_set.facts))
                 run.evaluated(evaluate(training, candidates, data_set.users, run))
     return run.finish()
 

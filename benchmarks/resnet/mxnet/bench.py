@@ -22,7 +22,7 @@ from benchmarks.resnet.mxnet import data as tensors
 from benchmarks.resnet.mxnet import model
 from benchmarks.resnet.mxnet.config import Config
 from benchmarks.resnet.mxnet.data import Batch
-from benchmarks.resnet.mxnet.train import build, hits, train_step
+from benchmarks.resnet.mxnet.train import build, count_correct, train_step
 
 
 def synthetic_batch(config: Config, context: mx.Context, batch_size: int = 0) -> Batch:
@@ -65,7 +65,7 @@ def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
         batch=batch,
         bare=bare_step(config, ranks.context, batch),
         step=partial(train_step, training, rate=bench.RATE),
-        evaluation=lambda: hits(training, images, labels, len(labels)).wait_to_read(),
+        evaluation=lambda: count_correct(training, images, labels, len(labels)).wait_to_read(),
         titles=(bench_title(config), "bare Gluon loop, synthetic data"),
     )
 

@@ -14,7 +14,7 @@ from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.run import stopping
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
-from benchmarks.resnet import events
+from benchmarks.resnet import mlperf, schedule
 from benchmarks.resnet.inputs import Batches, EvaluationInput, opened
 from benchmarks.resnet.tensorflow import data, model, optimizer
 from benchmarks.resnet.tensorflow.config import Config
@@ -176,10 +176,10 @@ def _variables(training: Training) -> Dict[str, tf.Variable]:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, tensorflow, __doc__, argv, events.WORDING)
+    run = Run.start(Config, tensorflow, __doc__, argv, mlperf.WORDING)
     config, saved = run.config, run.saved
     with run.initialization():
-        run.log(events.initialization(config))
+        run.log(mlperf.initialization(config))
         training = build(config, saved)
         step_graph = tf.function(partial(train_step, training))
         warm_up(training, step_graph)
@@ -187,7 +187,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         run.register_state(partial(state_dict, training), partial(rank_state_dict, training, batches))
         for _ in run.blocks():
             for step in run.steps():
-                rate = events.learning_rate(config, step, steps)
+                rate = schedule.learning_rate(config, step, steps)
                 run.report(step_graph(*run.wait_for(batches.next), tf.constant(rate, tf.float32)), rate)
             if run.evaluates():
                 run.evaluated(evaluate(training, evaluation, run))

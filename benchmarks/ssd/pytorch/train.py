@@ -25,7 +25,7 @@ from benchmarks.detection.annotations import open_data
 from benchmarks.detection.detections import Detections, empty, joined
 from benchmarks.detection.evaluator import Evaluator
 from benchmarks.detection.pytorch.boxes import gathered
-from benchmarks.ssd import events
+from benchmarks.ssd import mlperf, schedule
 from benchmarks.ssd.flops import training_flops
 from benchmarks.ssd.pytorch import model, norms
 from benchmarks.ssd.pytorch.config import Config
@@ -152,25 +152,25 @@ def rank_state_dict(training: Training, batches: TrainingInput) -> Dict[str, Any
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
+    run = Run.start(Config, pytorch, __doc__, argv, mlperf.WORDING)
     config, ranks, saved = run.config, run.ranks, run.saved
     data = run.open(lambda: open_data(run.data))
     backbone = run.data / config.backbone if config.backbone else None
     with run.initialization():
         training = run.open(lambda: build(config, len(data.categories) + 1, ranks, saved, backbone))
-    run.log(events.hyperparameters(config, ranks.size))
+    run.log(mlperf.hyperparameters(config, ranks.size))
     flops = partial(training_flops, config, len(data.categories) + 1)
     # No object is counted before run_start.
-    with run.timed(lambda: events.timeline(config, ranks.size, steps_per_epoch(data.train, config, ranks)), flops):
+    with run.timed(lambda: schedule.timeline(config, ranks.size, steps_per_epoch(data.train, config, ranks)), flops):
         batches = TrainingInput(config, data.train, ranks, saved)
         evaluation = EvaluationInput(config, data.val, ranks)
         steps = steps_per_epoch(data.train, config, ranks)
-        run.log({**events.decays(config, ranks.size, steps), **samples(len(data.train.with_objects), evaluation.total)})
+        run.log({**mlperf.decays(config, ranks.size, steps), **samples(len(data.train.with_objects), evaluation.total)})
         run.register_state(partial(state_dict, training), partial(rank_state_dict, training, batches))
         run.use(Evaluator(data, {"bbox": "map"}, run.output))
         for _ in run.blocks():
             for number in run.steps():
-                rate = events.learning_rate(config, number, ranks.size, steps)
+                rate = schedule.learning_rate(config, number, ranks.size, steps)
                 run.report(train_step(training, run.wait_for(batches.next), rate), rate)
             if run.evaluates():
                 run.evaluated_later(evaluate(training, evaluation, run))

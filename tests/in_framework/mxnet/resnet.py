@@ -13,7 +13,7 @@ from benchmarks.common.data.recordio import read_index, read_record, unpack
 from benchmarks.common.frameworks import mxnet
 from benchmarks.common.run.choices import UnavailableError
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.resnet import architecture, events
+from benchmarks.resnet import architecture, schedule
 from benchmarks.resnet.architecture import input_shape
 from benchmarks.resnet.config import Hyperparameters
 from benchmarks.resnet.inputs import training_input, training_pipeline
@@ -238,7 +238,7 @@ def test_optimizers_follow_the_submitted_rules(name, undecayed, precision, error
 )
 def test_evaluations_and_blocks_are_where_the_submissions_had_them(epochs, offset, evaluated, blocks):
     config = SimpleNamespace(epochs=epochs, eval_period=4, eval_offset=offset, checkpoint_interval=0)
-    timeline = events.timeline(config, 10)
+    timeline = schedule.timeline(config, 10)
     assert [step // 10 for step in range(1, timeline.steps + 1) if timeline.evaluates_after(step)] == evaluated
     assert [timeline.block_epochs(first) for first in (0, *evaluated[:-1])] == blocks
 

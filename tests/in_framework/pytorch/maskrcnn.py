@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from benchmarks.maskrcnn.events import Rates
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -13,12 +14,11 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import kernels
 from benchmarks.detection.pytorch.boxes import Found
 from benchmarks.detection.pytorch.operators import nms
-from benchmarks.maskrcnn.events import Rates
 from benchmarks.maskrcnn.pytorch import backbone, operators
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import EvaluationBatch, read_objects, synthetic_batch
 from benchmarks.maskrcnn.pytorch.evaluation import in_images
-from benchmarks.maskrcnn.pytorch.train import EDGES, build, train_step, whole_step
+from benchmarks.maskrcnn.pytorch.train import MAX_EDGES, build, train_on_batch, train_step
 from tests.in_framework.waves import digest, waves
 
 torch.set_num_threads(1)
@@ -113,7 +113,7 @@ def test_a_step_on_a_gpu_does_not_wait_for_the_device():
     train_step(training, batch, RATES)  # creates the state that later steps use
     for training.model.is_static in (True, False):
         with SyncCounter() as syncs:
-            whole_step(training, *batch)
+            train_on_batch(training, *batch)
         names[training.model.is_static] = syncs.names
     assert names == {True: set(), False: {"_local_scalar_dense", "nonzero"}}, "the counter works in the second step"
     assert syncs.count > 500
@@ -131,7 +131,7 @@ def test_graph_holds_batches_with_any_number_of_edges():
             losses[in_memory].append(float(train_step(training, memory if in_memory else batch, Rates(rate, 2 * rate))))
     assert losses[True] == losses[False]
     training.graphs[SHAPE] = lambda *batch: -1.0
-    batches = (noise(edges=EDGES), noise(edges=EDGES + 1), noise((96, 64)))
+    batches = (noise(edges=MAX_EDGES), noise(edges=MAX_EDGES + 1), noise((96, 64)))
     assert [train_step(training, batch, RATES) == -1 for batch in batches] == [True, False, False]
 
 
@@ -246,7 +246,7 @@ def test_torchvision_is_used_where_it_is_right(monkeypatch):
 def test_boxes_are_pooled_and_drawn_to_their_last_pixel(inclusive):
     training = build(dataclasses.replace(CONFIG, inclusive_corners=inclusive), 5, CPU, {})
     model, pooled, drawn, rois = training.model, [], [], []
-    chosen, sampled = model.operators, model._sampled
+    chosen, sample_rois = model.operators, model._sample_rois
 
     def align(levels, rois, images, bins, edge):
         pooled.append(rois)
@@ -258,7 +258,7 @@ def test_boxes_are_pooled_and_drawn_to_their_last_pixel(inclusive):
         return chosen.project_masks(outlines, rois, objects, size)
 
     model.operators = chosen._replace(roi_align=align, project_masks=project)
-    model._sampled = lambda *given: rois.append(sampled(*given)) or rois[0]
+    model._sample_rois = lambda *given: rois.append(sample_rois(*given)) or rois[0]
     batch = noise()
     model.losses(batch)
     model.detect(batch.images, batch.sizes)

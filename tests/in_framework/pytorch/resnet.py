@@ -110,7 +110,7 @@ def test_micro_batches_have_the_gradients_of_the_batch():
 @pytest.mark.parametrize("steps", [1, 4])
 def test_all_micro_batches_send_their_gradients_once(steps):
     trained, sent = built(accumulation_steps=steps), []
-    wrapped = train.replicated(trained.network, dataclasses.replace(trained.config, bucket_mb=1000), ALONE)
+    wrapped = train.wrap_ddp(trained.network, dataclasses.replace(trained.config, bucket_mb=1000), ALONE)
 
     def hook(state, bucket):
         sent.append(bucket.index())
@@ -123,7 +123,7 @@ def test_all_micro_batches_send_their_gradients_once(steps):
 
 def test_the_network_is_one_compiled_graph():
     trained = built()
-    wrapped = train.replicated(trained.network, dataclasses.replace(trained.config, bucket_mb=1000), ALONE)
+    wrapped = train.wrap_ddp(trained.network, dataclasses.replace(trained.config, bucket_mb=1000), ALONE)
     losses_of(trained._replace(parallel=torch.compile(wrapped, backend="eager", dynamic=False)), [0.1])
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 

@@ -1,15 +1,17 @@
-"""The MLPerf log events of NCF that do not depend on the framework, with the keys of the v0.5 logs."""
+"""MLPerf log keys of NCF, as in the v0.5 logs.
+
+``config``: the Config of any framework. ``facts``: "facts" in dataset.json.
+"""
 
 from typing import Any, Dict
 
 from benchmarks.common.run.mllog import Wording
-from benchmarks.common.run.timeline import Timeline, by_epochs
 
 WORDING = Wording("ncf")
 
 
 def data(facts: Dict[str, Any], train_pairs: int, global_batch_size: int) -> Dict[str, Any]:
-    """Events about the data set, in the order in which they are logged; ``facts`` from the passport."""
+    """Return the values of the data set to log, in the order of the submitted logs."""
     return {
         "preproc_hp_num_eval": facts["negatives"],
         "preproc_hp_sample_eval_replacement": True,
@@ -23,6 +25,7 @@ def data(facts: Dict[str, Any], train_pairs: int, global_batch_size: int) -> Dic
 
 
 def hyperparameters(config: Any, facts: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the values of model, optimizer and evaluation to log."""
     return {
         "model_hp_mf_dim": config.factors,
         "model_hp_mlp_layer_sizes": list(config.layers),
@@ -38,13 +41,10 @@ def hyperparameters(config: Any, facts: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def epoch(config: Any) -> Dict[str, Any]:
+    """Return the values to log at the start of an epoch."""
     return {"input_hp_num_neg": config.negatives, "input_step_train_neg_gen": None}
 
 
 def evaluation(epoch: int, facts: Dict[str, Any]) -> Dict[str, Any]:
-    """Events of an evaluation after ``epoch``, which counts from 0."""
+    """Return the values to log for the evaluation after ``epoch``, counted from 0."""
     return {"eval_size": {"epoch": epoch, "value": facts["users"] * facts["negatives"]}}
-
-
-def timeline(config: Any, steps_per_epoch: int) -> Timeline:
-    return by_epochs(config, steps_per_epoch, lambda epoch: True, stops_at_target=config.stop_at_target)
