@@ -73,7 +73,7 @@ def test_bundle_is_accepted_with_the_name_of_its_signer(signed: Path, keys: Path
     shutil.copytree(run, other, ignore=shutil.ignore_patterns("checkpoint"))
     passport = json.loads((run / "run.json").read_text("utf-8"))
     passport["data"]["id"] = "0" * 64
-    run_folder.write_passport(other, passport)
+    run_folder.write_metadata(other, passport)
     bundle.write_bundle(other, tmp_path / "other.tar.gz", keys / "ours")
     (missing,) = bundle.verify(tmp_path / "other.tar.gz", keys / "ours.signers").findings
     assert missing.severity == "warning" and "dataset.json" in missing.expected, "the data set is not in the bundle"

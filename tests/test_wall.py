@@ -167,9 +167,9 @@ def test_there_are_no_import_cycles() -> None:
         ),
         ("encore.job", "import encore.machine.node", ["encore.machine.node"]),
         ("encore.containers.images", "run('-m', 'encore.slurm.queue')", ["encore.slurm.queue"]),
-        ("encore.run.judge", "from encore.results.logs.run_log import read_run", []),
+        ("encore.run.evaluate", "from encore.results.logs.run_log import read_run", []),
         (
-            "encore.run.judge",
+            "encore.run.evaluate",
             "from encore.lab.studies import answers",
             ["encore.lab.studies", "encore.lab.studies.answers"],
         ),

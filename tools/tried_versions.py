@@ -24,7 +24,7 @@ from encore import catalogue, configuration, environment, files
 from encore.catalogue import Choice
 from encore.containers import compatibility
 from encore.errors import ExitCode
-from encore.machine import pythons
+from encore.machine import interpreters
 from tools import run
 
 RANKS = 2
@@ -62,7 +62,7 @@ def trained(choice: Choice, python: Path, folder: Path, work: Path) -> compatibi
     command += ["--system", choice.benchmark.small_data.system, "--python", str(python), "--results", str(results)]
     command += [word for setting in settings for word in ("--set", setting)]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-    facts = pythons.ask(python, pythons.question(choice.implementation.framework, (), 0), variables)
+    facts = interpreters.ask(python, interpreters.question(choice.implementation.framework, (), 0), variables)
     software = environment.software(choice.implementation.framework, facts.packages)
     versions = {"python": facts.python, **{name.removesuffix("_version"): each for name, each in software.items()}}
     return compatibility.Tried(

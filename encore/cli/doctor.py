@@ -18,7 +18,7 @@ from encore.cli.run import print_checks
 from encore.containers import engines
 from encore.errors import EncoreError, ExitCode
 from encore.files import existing
-from encore.machine import node, preflight, verdict
+from encore.machine import node, node_checks, preflight
 from encore.machine.preflight import Check
 from encore.run import gate as gates
 from encore.slurm import cluster as clusters
@@ -36,7 +36,7 @@ class Machine(TypedDict):
 class NodeVerdicts(TypedDict):
     """What the gate finds of each node."""
 
-    nodes: list[verdict.NodeVerdict]
+    nodes: list[node_checks.NodeVerdict]
 
 
 def doctor(
@@ -103,7 +103,7 @@ def _gate(
         screen.print("no framework to measure with: --python FILE, or make environments")
     folders = tuple(each.absolute() for each in disks or [settings.results or paths.default_results()])
     verdicts = gates.check(place, folders, python, lambda step: screen.print(f"[dim]{step}[/]"), bool(disks))
-    verdict.keep(verdicts)
+    node_checks.keep(verdicts)
     if as_json:
         content: NodeVerdicts = {"nodes": [each.as_json() for each in verdicts]}
         write_json("doctor-nodes", content)

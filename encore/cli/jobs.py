@@ -226,7 +226,7 @@ def _follow_all(
     # Show one experiment after the other to its end; return their states then.
     chosen = control.experiments(subject.job, folder, _ask(subject))
     if not chosen:
-        folder.passport()  # refuses a damaged folder
+        folder.metadata()  # refuses a damaged folder
         whose = f" of job {subject.job}" if subject.job else ""
         raise EncoreError(f"{folder.path.name} has no experiment{whose}", hint=f"see: {hints.command('status')}")
     count = len(folder.experiments())

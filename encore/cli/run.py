@@ -20,11 +20,11 @@ from encore.cli import live, options
 from encore.cli.layout import console, ignore_closed_output, show, text, write_json
 from encore.configuration import Deviation
 from encore.errors import EncoreError, ExitCode
-from encore.machine import preflight, verdict
+from encore.machine import node_checks, preflight
 from encore.results.findings import ReportJson
 from encore.results.words import with_names
+from encore.run import evaluate, hints, notification, planning, run_folder, run_metadata, runner, supervise
 from encore.run import gate as gates
-from encore.run import hints, judge, notice, passport, planning, run_folder, runner, supervise
 from encore.slurm import cluster as clusters
 from encore.ssh import hosts
 
@@ -104,7 +104,9 @@ def run(
     notify: Annotated[
         str | None,
         typer.Option(
-            envvar=passport.NOTIFY, metavar="URL|COMMAND", help="Report the end: POST JSON, or give it to a command."
+            envvar=run_metadata.NOTIFY,
+            metavar="URL|COMMAND",
+            help="Report the end: POST JSON, or give it to a command.",
         ),
     ] = None,
     gate: Annotated[
@@ -174,15 +176,17 @@ def run(
     finish(screen, folder, ending, as_json, require_target, notify)
 
 
-def _leave_out_failed(screen: Console, nodes: int | None, resume: Path | None, results: Path | None) -> verdict.Gate:
+def _leave_out_failed(
+    screen: Console, nodes: int | None, resume: Path | None, results: Path | None
+) -> node_checks.Gate:
     settings, _ = clusters.load()
     where = resume.absolute().parent if resume else (results or settings.results or paths.default_results()).absolute()
-    wanted = run_folder.open_run(resume).passport()["nodes"] if resume else nodes
+    wanted = run_folder.open_run(resume).metadata()["nodes"] if resume else nodes
     said = partial(screen.print, markup=False, highlight=False)
     return gates.leave_out_failed(wanted, settings, where, said)
 
 
-def _keep_gate(folder: run_folder.RunFolder, passed: verdict.Gate | None) -> None:
+def _keep_gate(folder: run_folder.RunFolder, passed: node_checks.Gate | None) -> None:
     if passed is not None:
         files.write_json(folder.path / "gate.json", passed)
 
@@ -212,7 +216,7 @@ def _begun(plan: planning.Plan) -> Path | None:
     # The run folder of this very call, if its Slurm job was requeued or shares it with other tasks.
     if plan.allocation is None:
         return None
-    folder = runner.begun(plan.results, plan.allocation, passport.redact_arguments(sys.argv[1:]))
+    folder = runner.begun(plan.results, plan.allocation, run_metadata.redact_arguments(sys.argv[1:]))
     return folder.path if folder is not None else None
 
 
@@ -243,7 +247,7 @@ def _resume(
     as_json: bool,
     require_target: bool,
     notify: str | None,
-    passed: verdict.Gate | None,
+    passed: node_checks.Gate | None,
 ) -> None:
     folder = run_folder.open_run(path)
     _keep_gate(folder, passed)
@@ -301,25 +305,25 @@ def finish(
     """Print the judged result and leave with its exit code; 0 for a missed target that is not required."""
     is_excused = ending.code == ExitCode.NOT_REACHED and not require_target
     code = ExitCode.REACHED if is_excused else ending.code
-    judgements = judge.judge(folder)
-    if notify and (problem := notice.send(notify, _as_json(folder, judgements, code))):
-        screen.print(f"[yellow]warning[/] the end was not reported: {escape(passport.redact_text(problem))}")
+    summaries = evaluate.evaluate_run(folder)
+    if notify and (problem := notification.send(notify, _as_json(folder, summaries, code))):
+        screen.print(f"[yellow]warning[/] the end was not reported: {escape(run_metadata.redact_text(problem))}")
     if as_json:
-        write_json("run-result", _as_json(folder, judgements, code))
+        write_json("run-result", _as_json(folder, summaries, code))
     else:
-        _print_judgements(screen, folder, judgements)
+        _print_summaries(screen, folder, summaries)
     if is_excused:
         screen.print("a target was missed: exit code 0 (with --require-target: 3)")
-    is_final = ending.is_final or any(each.state.is_final for each in judgements)
+    is_final = ending.is_final or any(each.state.is_final for each in summaries)
     if code in (ExitCode.INTERRUPTED, ExitCode.FAILED) and not (ending.goes_on or is_final):
         screen.print(f"resume with: {hints.resume(folder.path)}", markup=False, highlight=False)
     raise typer.Exit(code)
 
 
-def _as_json(folder: run_folder.RunFolder, judgements: list[judge.Judgement], code: ExitCode) -> RunResult:
+def _as_json(folder: run_folder.RunFolder, summaries: list[evaluate.ExperimentSummary], code: ExitCode) -> RunResult:
     return {
         "run": str(folder.path),
-        "standing": judge.standing(folder),
+        "standing": evaluate.standing(folder),
         "exit_code": int(code),
         "experiments": [
             {
@@ -333,13 +337,15 @@ def _as_json(folder: run_folder.RunFolder, judgements: list[judge.Judgement], co
                 "targets": dict(each.targets),
                 "compliance": each.compliance.as_json() if each.compliance else None,
             }
-            for each in judgements
+            for each in summaries
         ],
     }
 
 
-def _print_judgements(screen: Console, folder: run_folder.RunFolder, judgements: list[judge.Judgement]) -> None:
-    is_trial, name = judge.is_trial(folder), folder.passport()["name"]
+def _print_summaries(
+    screen: Console, folder: run_folder.RunFolder, summaries: list[evaluate.ExperimentSummary]
+) -> None:
+    is_trial, name = evaluate.is_trial(folder), folder.metadata()["name"]
     title = f"{name} ({folder.path.name})"
     columns = ("run", "status", "time to target", "epochs", "quality", "target", "log")
     rows = (
@@ -352,36 +358,36 @@ def _print_judgements(screen: Console, folder: run_folder.RunFolder, judgements:
             with_names(experiment.targets, "g"),
             _compliance(experiment),
         )
-        for experiment in judgements
+        for experiment in summaries
     )
     show(screen, title, columns, rows, least=("log", "epochs"))
-    if any(experiment.resumed and experiment.minutes is not None for experiment in judgements):
+    if any(experiment.resumed and experiment.minutes is not None for experiment in summaries):
         screen.print("resumed runs include the time between stop and resume: the MLPerf clock never pauses")
-    _print_findings(screen, judgements[0], errors_only=is_trial)
+    _print_findings(screen, summaries[0], errors_only=is_trial)
     screen.print(f"run folder: {folder.path}")
-    on_gpu = folder.passport()["configuration"]["device"]["value"] == "gpu"
+    on_gpu = folder.metadata()["configuration"]["device"]["value"] == "gpu"
     if on_gpu:
         _print_measurements(screen, folder)
-    finished = all(experiment.state.status in run_folder.FINISHED for experiment in judgements)
+    finished = all(experiment.state.status in run_folder.FINISHED for experiment in summaries)
     if is_trial and finished:
-        result, start = judge.trial_result(folder, judgements), ("encore run" if paths.IS_INSTALLED else "./run.sh")
+        result, start = evaluate.trial_result(folder, summaries), ("encore run" if paths.IS_INSTALLED else "./run.sh")
         screen.print(result, style="green" if result.startswith("OK") else "yellow", markup=False, highlight=False)
         occasion = "with the complete data set" if on_gpu else "on a GPU server"
         screen.print(f"next, {occasion}: {start} {name} 8 --data DIR", markup=False, highlight=False)
         return
-    screen.print(judge.standing(folder), markup=False, highlight=False)
-    if any(experiment.compliance is not None for experiment in judgements):
+    screen.print(evaluate.standing(folder), markup=False, highlight=False)
+    if any(experiment.compliance is not None for experiment in summaries):
         screen.print(f"compare with the submission: {hints.command('compare', folder.path)}", markup=False)
 
 
 def _print_measurements(screen: Console, folder: run_folder.RunFolder) -> None:
     sections = (("startup", live.start), ("checkpoints", live.checkpoints), ("utilization", peaks.sentence))
     for section, describe in sections:
-        for number, measured in folder.passport().get(section, {}).items():
+        for number, measured in folder.metadata().get(section, {}).items():
             screen.print(f"run {int(number) + 1}: {describe(measured)}", markup=False, highlight=False)
 
 
-def _compliance(experiment: judge.Judgement) -> Text:
+def _compliance(experiment: evaluate.ExperimentSummary) -> Text:
     if experiment.compliance is None:
         return text("")
     if experiment.compliance.passed:
@@ -389,7 +395,7 @@ def _compliance(experiment: judge.Judgement) -> Text:
     return text("valid, toy data") if experiment.compliance.passed_but_for_data else text("not compliant", "red")
 
 
-def _print_findings(screen: Console, experiment: judge.Judgement, errors_only: bool) -> None:
+def _print_findings(screen: Console, experiment: evaluate.ExperimentSummary, errors_only: bool) -> None:
     # A trial cannot meet the rules for data sets and page caches; its log may still have errors.
     report = experiment.compliance
     findings = [
@@ -412,8 +418,8 @@ def _print_plan(screen: Console, plan: planning.Plan, as_json: bool) -> None:
     refused = [check.name for check in found if check.level == "FAIL"]
     if as_json:
         content: RunPlan = {
-            "argv": tuple(map(passport.redact_text, command.argv)),
-            "environment": passport.redact(command.environment),
+            "argv": tuple(map(run_metadata.redact_text, command.argv)),
+            "environment": run_metadata.redact(command.environment),
             "working_directory": str(command.working_directory),
             "configuration": plan.configuration.plain(),
             "deviations": plan.configuration.deviations,

@@ -137,7 +137,7 @@ def published() -> dict[str, Published]:
         for name, choice in catalogue.choices().items()
     }
     return {
-        "run": Published("run.json", "run.passport:Passport", 3),
+        "run": Published("run.json", "run.run_metadata:RunMetadata", 3),
         "system": Published("system.json", _system),
         "state": Published("state.json", "run.run_folder:ExperimentState"),
         "metrics": Published("a line of metrics.jsonl", _metrics),
@@ -146,8 +146,8 @@ def published() -> dict[str, Published]:
         "dataset": Published("dataset.json of a data set", _record("DataSet")),
         "images-lock": Published("containers/images.lock", "containers.images:Lock"),
         "bundle": Published("bundle.json of a bundle", "lab.submissions.bundle:Manifest"),
-        "run-gate": Published("gate.json of a run with --gate", "machine.verdict:Gate"),
-        "gate": Published("gate/NODE.json in the cache of encore doctor --nodes", "machine.verdict:KeptVerdict"),
+        "run-gate": Published("gate.json of a run with --gate", "machine.node_checks:Gate"),
+        "gate": Published("gate/NODE.json in the cache of encore doctor --nodes", "machine.node_checks:KeptVerdict"),
         **configs,
         "release": Published("encore --version", "release:Release"),
         "run-result": Published("encore run, and what --notify reports", "cli.run:RunResult"),

@@ -19,7 +19,7 @@ from encore.kubernetes import manifests
 from encore.kubernetes.api import Connection
 from encore.kubernetes.settings import volume
 from encore.machine import preflight
-from encore.run import hints, passport, planning, pods, run_folder, runner, workloads
+from encore.run import hints, planning, pods, run_folder, run_metadata, runner, workloads
 from encore.run import submission as submissions
 from encore.slurm import cluster as clusters
 from encore.slurm import commands
@@ -181,8 +181,8 @@ def submit(
             "estimate": prepared.estimate.reason,
             "script": prepared.script,
             "step": {
-                "argv": tuple(map(passport.redact_text, prepared.step.argv)),
-                "environment": passport.redact(prepared.step.environment),
+                "argv": tuple(map(run_metadata.redact_text, prepared.step.argv)),
+                "environment": run_metadata.redact(prepared.step.environment),
             },
         }
         write_json("submission", content)

@@ -20,7 +20,7 @@ from encore.lab.studies import sweep as sweeps
 from encore.lab.studies.folder import Folder
 from encore.lab.studies.sweep import GridPoint, HooksOf, Sweep
 from encore.machine import node
-from encore.run import judge, planning, run_folder
+from encore.run import evaluate, planning, run_folder
 from encore.run.run_folder import RunFolder
 from encore.run.runner import Hooks
 from encore.run.supervise import Limits
@@ -207,7 +207,7 @@ def _report(screen: Console, study: Folder[Sweep], predict: tuple[int, ...], as_
         write_json("sweep", content)
         return
     put(tables, as_json=False)
-    for standing in dict.fromkeys(judge.standing(run) for run in runs if run is not None):
+    for standing in dict.fromkeys(evaluate.standing(run) for run in runs if run is not None):
         screen.print(standing)
     if written:
         screen.print(f"report: {written[0]}")

@@ -15,9 +15,9 @@ from encore.containers.engines import Engine, Image
 from encore.containers.runtimes import Target
 from encore.errors import EncoreError
 from encore.files import text_of
+from encore.machine.interpreters import Facts
 from encore.machine.node import Node
 from encore.machine.preflight import Check, refuse_failed
-from encore.machine.pythons import Facts
 
 CAP_SYS_RESOURCE = 24
 UNMOUNTABLE = re.compile(r"[,:\"\n]")  # Characters that divide the parts of a mount on engines' command lines

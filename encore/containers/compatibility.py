@@ -12,7 +12,7 @@ from encore.catalogue import Benchmark, Choice, Implementation, Strict
 from encore.configuration import Configuration
 from encore.containers import images
 from encore.containers.images import Images, Release
-from encore.machine import pythons
+from encore.machine import interpreters
 from encore.machine.node import Gpu
 from encore.machine.preflight import Check, Level, memory_gib
 
@@ -210,7 +210,7 @@ def describe(old: Mapping[str, str], implementation: Implementation) -> str:
 
 def needs(implementation: Implementation) -> dict[str, str]:
     """Return the lowest versions that an implementation needs, by their names in a system description."""
-    return {"python": pythons.OLDEST, **implementation.needs}
+    return {"python": interpreters.OLDEST, **implementation.needs}
 
 
 def title(name: str) -> str:

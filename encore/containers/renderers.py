@@ -134,7 +134,14 @@ def _oci(engine: str, job: Job, container: Container, options: list[str], gpu_ac
     if job.launch.outer:
         name = ["--label", f"{LABEL}={container.name}"]
         wanted = json.dumps({"engine": program, "label": f"{LABEL}={container.name}"})
-        cleanup = (*job.launch.everywhere, sys.executable, "-m", "encore.machine.on_node", "remove-containers", wanted)
+        cleanup = (
+            *job.launch.everywhere,
+            sys.executable,
+            "-m",
+            "encore.machine.host_actions",
+            "remove-containers",
+            wanted,
+        )
     pins_memory = bool(job.gpus or container.infiniband)
     mounts = (
         f"type=bind,source={each.source},target={each.target}{',readonly' if each.read_only else ''}"

@@ -20,9 +20,9 @@ from encore.containers.renderers import Container, check_image
 from encore.errors import EncoreError
 from encore.job import Command, Job, Mount
 from encore.launchers import ALONE, Launch
-from encore.machine import pythons
+from encore.machine import interpreters
+from encore.machine.interpreters import Facts
 from encore.machine.node import Node
-from encore.machine.pythons import Facts
 
 RENDERERS = {
     "pyxis": renderers.pyxis,
@@ -222,8 +222,8 @@ def _ask_python(python: Path, choice: Choice, extra: Mapping[str, str]) -> Facts
     environment = renderers.host(nothing, python, os.environ, given=True).environment
     kept = _kept_build(python)
     known: dict[str, Any] = files.read_json(kept) if kept.exists() else {"horovod": 0, "check_build": ""}
-    question = pythons.question(choice.implementation.framework, _more_imports(choice), known["horovod"])
-    facts = pythons.ask(python, question, environment)
+    question = interpreters.question(choice.implementation.framework, _more_imports(choice), known["horovod"])
+    facts = interpreters.ask(python, question, environment)
     if facts.horovod and facts.horovod == known["horovod"]:
         return replace(facts, check_build=known["check_build"])
     if facts.check_build:
@@ -245,8 +245,8 @@ def keep_build(python: Path, horovod: int, check_build: str) -> None:
 def _ask_image(target: Target, choice: Choice, gpus: int, start: bool, outer: tuple[str, ...]) -> Facts | None:
     # The answer of an image, None without one. It is asked once, since its id or its file names the answer; one that
     # is still in a registry is asked every time
-    question = pythons.question(choice.implementation.framework, _more_imports(choice), 0)
-    command = ("python", "-c", pythons.program(), question)
+    question = interpreters.question(choice.implementation.framework, _more_imports(choice), 0)
+    command = ("python", "-c", interpreters.program(), question)
     identity = _identity(target)
     # Without its GPUs an image may lack the driver's library.
     key = hashlib.sha256(f"{identity} {command} {bool(gpus)}".encode()).hexdigest()[:16]
@@ -265,7 +265,7 @@ def _ask_image(target: Target, choice: Choice, gpus: int, start: bool, outer: tu
     )
     rendered = render(target, job, container_name(Path(f"facts_{os.getpid()}")), os.environ)
     try:
-        facts = pythons.parse(engines.ask(rendered.argv, IMPORT_SECONDS).stdout)
+        facts = interpreters.parse(engines.ask(rendered.argv, IMPORT_SECONDS).stdout)
     except EncoreError:
         return None
     # What cannot be imported may be the machine's fault, and be fixed there.

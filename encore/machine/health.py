@@ -2,8 +2,8 @@
 
     $ srun --ntasks-per-node=1 python -m encore.machine.health '{"disks": ["/results"], "clock": "n1:20000"}'
 
-:mod:`encore.machine.verdict` compares the answers with each other and with data sheets. Without a framework it takes
-about five seconds; ``python`` names one whose PyTorch then measures GEMMs, copies and collectives of this node.
+:mod:`encore.machine.node_checks` compares the answers with each other and with data sheets. The probe takes about five
+seconds without a framework; ``python`` names an interpreter whose PyTorch also measures GEMMs, copies and collectives.
 """
 
 import ctypes

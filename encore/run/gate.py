@@ -21,8 +21,8 @@ from typing import Any
 from encore import environment, launchers, paths
 from encore.errors import EncoreError
 from encore.files import utc_now
-from encore.machine import health, node, verdict
-from encore.machine.verdict import Gate, Verdict
+from encore.machine import health, node, node_checks
+from encore.machine.node_checks import Gate, Verdict
 from encore.slurm import queue, step
 from encore.slurm.cluster import Cluster
 from encore.slurm.queue import Allocation
@@ -114,7 +114,7 @@ def check(
         found.update({asked[0] if one_each else name: facts for name, facts in answers.items()})
         why.update({name: reason for name in asked if reason})
     pairs = _pairs(place, python, found, on_step, until) if python else {}
-    return verdict.judge(found, pairs, why)
+    return node_checks.check_nodes(found, pairs, why)
 
 
 def _ask(command: tuple[str, ...], program: tuple[str, ...]) -> tuple[dict[str, Any], str]:
@@ -146,7 +146,7 @@ def _pairs(
     cards = min(len(found[name]["gpus"]) for name in names)
     size = ("--device", "gpu") if cards else ("--device", "cpu", "--most-bytes", str(1 << 22))
     program = (str(python), "-m", "benchmarks.common.checks.link_speeds", *size)
-    for pairs in verdict.rounds_of(names):
+    for pairs in node_checks.rounds_of(names):
         left = until - time.monotonic()
         if left < PAIR_SECONDS:
             on_step(f"not measured, for no time is left: {', '.join('-'.join(pair) for pair in pairs)}")
@@ -198,7 +198,7 @@ def leave_out_failed(wanted: int | None, cluster: Cluster, results: Path, on_ste
     if allocation is None:
         raise EncoreError("--gate outside of a Slurm job", hint="encore doctor --nodes --hosts n1:8,n2:8")
     verdicts = check(of_job(allocation, cluster), (results,), on_step=on_step)
-    verdict.keep(verdicts)
+    node_checks.keep(verdicts)
     failed = {each.node: "; ".join(each.reasons) for each in verdicts if each.level == "FAIL"}
     reasons = [f"{name}: {reason}" for name, reason in failed.items()]
     needed = wanted or len(allocation.nodes)

@@ -52,7 +52,7 @@ def resume(run: Path) -> str:
     """Return the command that continues a run: through the cluster where it was submitted, on its terms."""
     submitted, cluster, asked = False, "", []
     with contextlib.suppress(EncoreError):
-        passport = RunFolder(run).passport()
+        passport = RunFolder(run).metadata()
         submitted, cluster = (
             bool(passport.get("slurm") or passport.get("kubernetes")),
             passport.get("cluster_file") or "",

@@ -8,7 +8,7 @@ from pathlib import Path
 from encore import catalogue, configuration, data, paths
 from encore.containers import building, engines, images, renderers, runtimes
 from encore.errors import EncoreError, ExitCode
-from encore.run import passport, planning, runner, supervise
+from encore.run import planning, run_metadata, runner, supervise
 
 LABELS = (
     "org.opencontainers.image.revision",
@@ -90,8 +90,8 @@ def _secrets(choice: catalogue.Choice, engine: engines.Engine) -> str:
     variables, problem = _inside(choice, engine, "env")
     # An engine may pass the host's proxy into every container.
     settings = [line.partition("=") for line in variables.splitlines() if "_proxy=" not in line.lower()]
-    found = [name for name, _, value in settings if passport.is_secret(name, value)]
-    found += [match[0] for match in passport.LOGIN.finditer(history.stdout)]
+    found = [name for name, _, value in settings if run_metadata.is_secret(name, value)]
+    found += [match[0] for match in run_metadata.LOGIN.finditer(history.stdout)]
     return problem or (f"looks like a secret: {', '.join(found)}" if found else "")
 
 

@@ -22,7 +22,7 @@ from encore.kubernetes.manifests import Pods
 from encore.kubernetes.settings import Kubernetes
 from encore.launchers import Launch
 from encore.machine import node, preflight
-from encore.run import hints, passport, run_folder
+from encore.run import hints, run_folder, run_metadata
 from encore.slurm import cluster as clusters
 from encore.slurm import queue, step
 from encore.slurm.cluster import Cluster
@@ -225,7 +225,7 @@ def make_plan(request: Request, small_data: Path | None = None, allocation: Allo
         makes_small_data=system.kind == "small" and data is None,
         results=paths.absolute(request.results or cluster.results or paths.default_results()),
         seeds=tuple(first + number for number in range(runs)),
-        extra_environment=passport.parse_environment(request.environment, os.environ),
+        extra_environment=run_metadata.parse_environment(request.environment, os.environ),
         drop_caches=system.kind != "small" if request.drop_caches is None else request.drop_caches,
         target=OVER_SSH
         if request.hosts and runtime == "auto" and python is None
@@ -367,7 +367,7 @@ def refuse(plan: Plan) -> list[preflight.Check]:
 
 def plan_of(folder: run_folder.RunFolder, allocation: Allocation | None = None, in_pods: bool = False) -> Plan:
     """Return the plan of an existing run, from its passport alone; by default in the Slurm job of this process."""
-    content = folder.passport()
+    content = folder.metadata()
     kept = content.get("kubernetes")
     if kept and not in_pods:
         raise EncoreError(f"{folder.path.name} was submitted to Kubernetes", hint=hints.resume(folder.path))
@@ -410,7 +410,7 @@ def plan_of(folder: run_folder.RunFolder, allocation: Allocation | None = None, 
         makes_small_data=False,
         results=folder.path.parent,
         seeds=tuple(content["seeds"]),
-        extra_environment=passport.restore(content["extra_environment"], hints.resume(folder.path)),
+        extra_environment=run_metadata.restore(content["extra_environment"], hints.resume(folder.path)),
         drop_caches=content["drop_caches"],
         target=in_image(image or "")
         if kept

@@ -17,7 +17,7 @@ from encore.kubernetes.manifests import Files, Manifest, Pods
 from encore.kubernetes.settings import Kind, Kubernetes, Volume, check_kind
 from encore.machine import preflight
 from encore.machine.node import Gpu, Node
-from encore.run import hints, passport, planning, run_folder, runner, workloads
+from encore.run import hints, planning, run_folder, run_metadata, runner, workloads
 from encore.run.planning import Plan, Request
 from encore.run.run_folder import ExperimentState, RunFolder
 from encore.run.submission import LEAST_MINUTES, MAX_NODES, MOST_MINUTES, pretended
@@ -119,7 +119,7 @@ def objects(plan: Plan, output: Path, content: dict[str, str]) -> tuple[Manifest
         group=os.getgid() if settings.group is None else settings.group,
         caller=os.environ,
     )
-    secrets = frozenset(name for name, value in job.environment.items() if passport.is_secret(name, value))
+    secrets = frozenset(name for name, value in job.environment.items() if run_metadata.is_secret(name, value))
     return manifests.render(job, container, plan.pods, Files(output=output, content=content, secrets=secrets))
 
 
@@ -134,14 +134,14 @@ def _with_shards(job: Job) -> Job:
 def shown(plan: Plan, folder: RunFolder | None = None) -> list[Manifest]:
     """Return what a submission would send, without secrets' values; TIME is in place of the time of a new run."""
     found: list[Manifest] = []
-    path = Path(folder.passport()["kubernetes"]["folder"]) if folder else plan.results / f"TIME-{plan.label}"
+    path = Path(folder.metadata()["kubernetes"]["folder"]) if folder else plan.results / f"TIME-{plan.label}"
     for number, seed in enumerate(plan.seeds):
         config = {**plan.configuration.plain(), "seed": seed}
         # The head of the log has the time of the submission.
         content = {"config.json": json.dumps(config, indent=2) + "\n", "result.txt": ""}
         found += objects(plan, path / f"experiment_{number}", content)
     for each in (each for each in found if each["kind"] == "Secret"):
-        each["stringData"] = dict.fromkeys(each["stringData"], passport.REDACTED)
+        each["stringData"] = dict.fromkeys(each["stringData"], run_metadata.REDACTED)
     return found
 
 
@@ -197,7 +197,7 @@ def create(plan: Plan, context: str = "") -> RunFolder:
     """
     pods, machine, seeds = plan.pods, unseen(plan), list(plan.seeds)
     assert pods is not None
-    data_set: passport.DataFacts = {
+    data_set: run_metadata.DataFacts = {
         "id": "",
         "name": "a data set of the cluster",
         "folder": str(plan.data),
@@ -223,16 +223,16 @@ def create(plan: Plan, context: str = "") -> RunFolder:
             "group": os.getgid() if pods.settings.group is None else pods.settings.group,
         }
         return {
-            **passport.describe(plan.configuration, command, data_set, machine, seeds, *target),
+            **run_metadata.describe(plan.configuration, command, data_set, machine, seeds, *target),
             "drop_caches": False,
-            "extra_environment": passport.redact(plan.extra_environment),
+            "extra_environment": run_metadata.redact(plan.extra_environment),
             "kubernetes": kept,
         }
 
-    system = passport.system_description(plan.configuration, machine, {})
+    system = run_metadata.system_description(plan.configuration, machine, {})
     folder = run_folder.create(plan.results, plan.label, content, system, plan.configuration.plain(), seeds)
     for experiment in folder.experiments():
-        passport.write_log_header(experiment.log, plan.configuration, machine, False)
+        run_metadata.write_log_header(experiment.log, plan.configuration, machine, False)
         name = workloads.name_of(folder, experiment)
         experiment.set_state(ExperimentState(status="prepared", job=name))
     return folder
@@ -295,5 +295,5 @@ def clear(plan: Plan, folder: RunFolder, connection: Connection) -> None:
         workloads.wait_for_end(connection, folder, experiment)
         if not experiment.has_checkpoint:
             runner.clear_remains(experiment)
-            passport.write_log_header(experiment.log, plan.configuration, unseen(plan), False)
+            run_metadata.write_log_header(experiment.log, plan.configuration, unseen(plan), False)
         experiment.set_state(replace(experiment.state(), status="prepared", reason="", ended=""))

@@ -14,7 +14,7 @@ from encore import catalogue, configuration, data, environment, launchers, paths
 from encore.containers import checks, renderers
 from encore.errors import EncoreError, ExitCode
 from encore.job import Job, rank_environment
-from encore.machine import node, pythons
+from encore.machine import interpreters, node
 from encore.run import planning, run_folder
 
 OnStep = Callable[[str], None]
@@ -88,7 +88,7 @@ def player(name: str, model: str, arguments: Sequence[str], python: Path | None,
             expected="a benchmark that is: " + (", ".join(sorted(games)) or "there is none here"),
         )
     module = choice.implementation.module
-    by = pythons.named_or_made(python, choice.implementation.framework, on_step)
+    by = interpreters.named_or_made(python, choice.implementation.framework, on_step)
     words = ("--model", model, "--implementation", module)
     return [str(by), "-m", f"{module.rpartition('.')[0]}.{PLAYER}", *words, *arguments]
 
@@ -125,7 +125,7 @@ def export(request: Export, on_step: OnStep) -> dict[str, Any]:
             a model whose outputs differ from the training code's.
     """
     run = run_folder.open_run(request.run)
-    passport = run.passport()
+    passport = run.metadata()
     choice = catalogue.choose(passport["name"])
     known = catalogue.framework(choice.implementation.framework).exports
     if request.format is not None and request.format not in known:
@@ -201,7 +201,7 @@ def variables_of(
 
     Packages of the environments ``added`` are put next to the framework's; a user's own ``python`` has them itself.
     """
-    chosen = pythons.named_or_made(python, choice.implementation.framework, on_step)
+    chosen = interpreters.named_or_made(python, choice.implementation.framework, on_step)
     job = Job(argv=(), environment={}, mounts=(), ranks=1, gpus=0)
     command = renderers.host(job, chosen, os.environ, given=python is not None)
     made = [] if python is not None else [environment.ensure_environment(name, on_step) for name in added]

@@ -111,7 +111,7 @@ class Experiment:
 class RunFolder:
     path: Path
 
-    def passport(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         # Read run.json; EncoreError if it is of another format or lacks what every run has.
         path = self.path / "run.json"
         content = read_json(path)
@@ -136,13 +136,13 @@ class RunFolder:
         The variables are those of the first experiment; what was reported, such as ``choices``, is each one's own,
         since it may have measured anew.
         """
-        passport = self.passport()
+        passport = self.metadata()
         noted = {"rank_environment": dict(seen), **passport} if seen else dict(passport)
         for name, facts in reported.items():
             if facts:
                 noted[name] = {**passport.get(name, {}), str(number): dict(facts)}
         if noted != passport:
-            write_passport(self.path, noted)
+            write_metadata(self.path, noted)
 
     def experiments(self) -> list[Experiment]:
         numbers = sorted(int(f.name[11:]) for f in self.path.glob("experiment_*") if f.name[11:].isdecimal())
@@ -154,7 +154,7 @@ class RunFolder:
         Raises:
             EncoreError: with the first thing that is missing or does not fit.
         """
-        seeds = self.passport()["seeds"]
+        seeds = self.metadata()["seeds"]
         config = read_json(self.path / "config.json")
         found = {experiment.number: experiment for experiment in self.experiments()}
         for number, seed in enumerate(seeds):
@@ -179,7 +179,7 @@ def checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True, default=plain).encode()).hexdigest()
 
 
-def write_passport(folder: Path, content: Mapping[str, Any]) -> None:
+def write_metadata(folder: Path, content: Mapping[str, Any]) -> None:
     write_json(folder / "run.json", {**content, "sha256": checksum(content)})
 
 
@@ -223,11 +223,11 @@ def create(
             folder = temporary / f"experiment_{number}"
             folder.mkdir()
             write_json(folder / "config.json", {**config, "seed": seed})
-        write_passport(temporary, passport(path))
+        write_metadata(temporary, passport(path))
         while not _renamed(temporary, path) and not shared_stamp:
             # Another run of this second took the name meanwhile.
             path = free_name(results, name)
-            write_passport(temporary, passport(path))
+            write_metadata(temporary, passport(path))
         shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -15,10 +15,10 @@ from encore import environment, files, paths, peaks
 from encore.containers import checks, engines, renderers, runtimes
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, training_job
-from encore.machine import fitness, links, node, on_node, openmetrics, preflight
-from encore.machine.fitness import Need
+from encore.machine import host_actions, host_requirements, links, node, openmetrics, preflight
+from encore.machine.host_requirements import Need
 from encore.machine.processes import heartbeats
-from encore.run import compiled, follow, hints, ownership, passport, run_folder, status
+from encore.run import compile_cache, follow, hints, ownership, run_folder, run_metadata, status
 from encore.run.planning import Plan, asked, plan_of, refuse
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.run.supervise import Limits, Outcome, Signals, launcher_output, run
@@ -84,9 +84,9 @@ def ensure_python(plan: Plan, hooks: Hooks) -> None:
 
 
 def as_shell(command: Command) -> str:
-    variables = [f"{name}={shlex.quote(value)}" for name, value in passport.redact(command.environment).items()]
+    variables = [f"{name}={shlex.quote(value)}" for name, value in run_metadata.redact(command.environment).items()]
     return " ".join(["cd", shlex.quote(str(command.working_directory)), "&&", "env", "-i", *variables]) + (
-        " \\\n  " + shlex.join(map(passport.redact_text, command.argv))
+        " \\\n  " + shlex.join(map(run_metadata.redact_text, command.argv))
     )
 
 
@@ -100,7 +100,7 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> RunFolder:
     refuse(plan)
     check_nodes(plan)
     found = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
-    data_set: passport.DataFacts = {
+    data_set: run_metadata.DataFacts = {
         "id": found.id, "name": found.name, "folder": str(plan.data), "counts": dict(found.counts)
     }  # fmt: skip
     if found.unearned:
@@ -109,21 +109,21 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> RunFolder:
     trained = preflight.weights_json(preflight.weight_files(plan.configuration, plan.data))
     server = links.this_server(plan.machine).as_json()
 
-    def content(path: Path) -> passport.Begun:
+    def content(path: Path) -> run_metadata.Begun:
         command, target = render(plan, path / "experiment_0"), (plan.target.runtime, plan.target.as_json())
         return {
-            **passport.describe(plan.configuration, command, data_set, plan.machine, seeds, *target),
+            **run_metadata.describe(plan.configuration, command, data_set, plan.machine, seeds, *target),
             "links": server,
             "weights": trained,
             "drop_caches": plan.drop_caches,
-            "extra_environment": passport.redact(plan.extra_environment),
+            "extra_environment": run_metadata.redact(plan.extra_environment),
             "hosts": list(plan.hosts),
             "launcher": plan.launcher,
             "python": plan.target.python_json(),
             "slurm": plan.allocation.as_json() if plan.allocation else None,
         }
 
-    system = passport.system_description(plan.configuration, plan.machine, software(plan))
+    system = run_metadata.system_description(plan.configuration, plan.machine, software(plan))
     config = plan.configuration.plain()
     shared = shared_stamp(plan.allocation) if plan.allocation else None
     return run_folder.create(plan.results, plan.label, content, system, config, seeds, shared)
@@ -139,7 +139,7 @@ def software(plan: Plan) -> dict[str, str]:
 def check_nodes(plan: Plan) -> None:
     if plan.allocation is None and not plan.hosts[1:]:
         return
-    with fitness.marked(plan.results) as mark:
+    with host_requirements.marked(plan.results) as mark:
         needs = needs_of(plan, mark)
         if plan.allocation is not None:
             found = step.check_nodes(plan.configuration.nodes, needs)
@@ -152,13 +152,15 @@ def check_nodes(plan: Plan) -> None:
 def needs_of(plan: Plan, mark: Path) -> list[Need]:
     target = plan.target
     needs = [
-        fitness.same(plan.data / data_sets.PASSPORT, f"{fitness.SHARE}, or copy the data set there"),
-        Need("shared", str(mark), fitness.SHARE),
+        host_requirements.same(
+            plan.data / data_sets.PASSPORT, f"{host_requirements.SHARE}, or copy the data set there"
+        ),
+        Need("shared", str(mark), host_requirements.SHARE),
     ]
     if plan.python is not None:
-        needs.append(fitness.same(paths.BENCHMARKS, fitness.SHARE))
+        needs.append(host_requirements.same(paths.BENCHMARKS, host_requirements.SHARE))
         other = "name one that all hosts have" if target.python else "set XDG_CACHE_HOME to a shared one"
-        needs.append(Need("executable", str(plan.python), f"{fitness.SHARE}, or {other}"))
+        needs.append(Need("executable", str(plan.python), f"{host_requirements.SHARE}, or {other}"))
     if target.engine is not None:
         # The name, not the file: another node may have it elsewhere.
         program = Path(target.engine.program).name
@@ -166,7 +168,7 @@ def needs_of(plan: Plan, mark: Path) -> list[Need]:
         if target.runtime in engines.BUILDERS:
             needs.append(Need("image", program, "build or pull the image there", target.image))
     if Path(target.image).is_absolute():
-        needs.append(Need("readable", target.image, fitness.SHARE))
+        needs.append(Need("readable", target.image, host_requirements.SHARE))
     interface = plan.cluster.network_interface
     if plan.allocation is None:
         interface = multi_host.interface(plan.hosts, plan.extra_environment)
@@ -185,7 +187,7 @@ def execute(plan: Plan, folder: RunFolder, hooks: Hooks, limits: Limits) -> Endi
     """
     mine = experiments_of(folder, plan.allocation)
     gpus = [f"{each.name}, {each.driver}" for each in plan.machine.gpus]
-    key = compiled.key_of(plan.configuration, folder.passport()["image"], plan.python, gpus)
+    key = compile_cache.key_of(plan.configuration, folder.metadata()["image"], plan.python, gpus)
     if plan.cluster.textfile is not None:
         os.environ.setdefault(openmetrics.VARIABLE, str(plan.cluster.textfile))
     with Signals() as signals:
@@ -193,9 +195,9 @@ def execute(plan: Plan, folder: RunFolder, hooks: Hooks, limits: Limits) -> Endi
             if experiment.state().status in run_folder.FINISHED:
                 continue
             with ownership.owned(experiment, plan.allocation.name if plan.allocation else "") as owner:
-                found = compiled.give(key, experiment.folder)
+                found = compile_cache.give(key, experiment.folder)
                 outcome = _run_experiment(plan, experiment, hooks, signals, limits, owner)
-                compiled.keep(key, experiment.folder)
+                compile_cache.keep(key, experiment.folder)
             if experiment.number == 0 or len(mine) > 1:  # One writer, where the tasks of an array share the folder.
                 _note_ranks(plan, folder, experiment, hooks, {"key": key, "found": found} if key else {})
             hooks.ended(experiment, outcome)
@@ -212,7 +214,7 @@ def _note_ranks(plan: Plan, folder: RunFolder, experiment: Experiment, hooks: Ho
     try:
         seen = follow.read_progress(experiment.metrics)
         reported = {**seen.reported, "utilization": _utilization(plan, seen), "compiled": kept}
-        folder.note_ranks(experiment.number, passport.redact(seen.environment), reported)
+        folder.note_ranks(experiment.number, run_metadata.redact(seen.environment), reported)
     except OSError as error:
         hooks.step(f"run.json lacks what the ranks reported, it cannot be written: {error.strerror or error}")
 
@@ -250,9 +252,9 @@ def _run_experiment(
         if not experiment.has_checkpoint:
             clear_remains(experiment)
             cleared = plan.drop_caches and (
-                step.drop_caches(plan.configuration.nodes) if plan.allocation else on_node.drop_caches()["dropped"]
+                step.drop_caches(plan.configuration.nodes) if plan.allocation else host_actions.drop_caches()["dropped"]
             )
-            passport.write_log_header(experiment.log, plan.configuration, plan.machine, cleared)
+            run_metadata.write_log_header(experiment.log, plan.configuration, plan.machine, cleared)
         if plan.hosts:
             launched = hosts.as_file(multi_host.for_launcher(plan.hosts))
             with files.replaced(experiment.folder / "hosts") as file:
@@ -337,7 +339,7 @@ def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
     ownership.refuse_owned(mine, job)
     status.refuse_queued(folder, mine, job)
     plan = asked(plan)
-    wanted = folder.passport()["data"]["id"]
+    wanted = folder.metadata()["data"]["id"]
     if data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name).id != wanted:
         raise EncoreError(
             f"the data set in {plan.data} is not the one that the run began with",
@@ -345,9 +347,9 @@ def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
             hint="restore it, or start a new run",
         )
     preflight.refuse_other_weights(
-        preflight.weight_files(plan.configuration, plan.data), folder.passport().get("weights", {})
+        preflight.weight_files(plan.configuration, plan.data), folder.metadata().get("weights", {})
     )
-    checks.refuse_other_image(folder.passport(), plan.target)
+    checks.refuse_other_image(folder.metadata(), plan.target)
     preflight.refuse_failed(
         [
             *checks.check(plan.target, plan.configuration, plan.machine, [plan.data, plan.results]),
@@ -375,7 +377,7 @@ def begun(results: Path, allocation: Allocation, arguments: Sequence[str]) -> Ru
     """
     if allocation.restarts == 0 and allocation.array_count == 1:
         return None
-    same = [f for f in folders(results, allocation.folder_mark) if f.passport()["arguments"] == list(arguments)]
+    same = [f for f in folders(results, allocation.folder_mark) if f.metadata()["arguments"] == list(arguments)]
     finished = run_folder.FINISHED
     left = [f for f in same if any(each.state().status not in finished for each in f.experiments())]
     return next(iter([*left, *same]), None)

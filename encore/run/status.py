@@ -16,7 +16,7 @@ from encore.errors import EncoreError
 from encore.machine import processes
 from encore.results.compare.expected import Forecast
 from encore.results.logs.run_log import read_run
-from encore.run import follow, hints, judge, ownership, run_folder, workloads
+from encore.run import evaluate, follow, hints, ownership, run_folder, workloads
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.slurm import commands, queue
 from encore.slurm.queue import Job
@@ -103,7 +103,7 @@ def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str
     left = [each for each in experiments if each.state().status not in run_folder.FINISHED]
     if not queue.is_there():
         return
-    is_jobs = any(each.state().job for each in left) or bool(folder.passport().get("slurm"))
+    is_jobs = any(each.state().job for each in left) or bool(folder.metadata().get("slurm"))
     seen = ask()
     if seen.note:
         # A machine may have Slurm's programs and be part of no cluster: there is no queue then.
@@ -119,7 +119,7 @@ def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str
         name = state.job or ("" if job else job_of(folder, experiment, seen))
         if not name or name == job:
             continue
-        cluster = state.cluster or str((folder.passport().get("slurm") or {}).get("cluster", ""))
+        cluster = state.cluster or str((folder.metadata().get("slurm") or {}).get("cluster", ""))
         answer = queue.asked(name, cluster)
         if answer == [] and is_hidden(_owner(experiment.folder)):
             raise EncoreError(
@@ -215,7 +215,8 @@ def _progress(row: Row) -> Row:
         return row
     with contextlib.suppress(*DAMAGE):
         experiment = Experiment(row.experiment, row.run / f"experiment_{row.experiment}")
-        seen = judge.judge_experiment(experiment, catalogue.choose(RunFolder(row.run).passport()["name"]).benchmark)
+        benchmark = catalogue.choose(RunFolder(row.run).metadata()["name"]).benchmark
+        seen = evaluate.evaluate_experiment(experiment, benchmark)
         if seen.planned_epochs:
             row = replace(row, epoch=seen.epochs, epochs=seen.planned_epochs)
             row = replace(row, qualities=seen.qualities, targets=seen.targets)
@@ -245,7 +246,7 @@ def number_of(folder: RunFolder) -> str:
 
 
 def is_of_array(folder: RunFolder) -> bool:
-    return "_" in str((folder.passport().get("slurm") or {}).get("job", ""))
+    return "_" in str((folder.metadata().get("slurm") or {}).get("job", ""))
 
 
 def job_of(folder: RunFolder, experiment: Experiment, jobs: Queue) -> str:
@@ -301,11 +302,11 @@ def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> R
         experiment=None if state == "not started" else experiment.number,
         experiments=len(folder.experiments()),
         reached=reached,
-        nodes=folder.passport().get("nodes"),
+        nodes=folder.metadata().get("nodes"),
         seconds=seconds,
         user=_owner(folder.path),
-        benchmark=str(folder.passport()["name"]),
-        partition=job.partition if job else str((folder.passport().get("slurm") or {}).get("partition") or ""),
+        benchmark=str(folder.metadata()["name"]),
+        partition=job.partition if job else str((folder.metadata().get("slurm") or {}).get("partition") or ""),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from encore import data, job
 from encore.errors import EncoreError
 from encore.machine import preflight
-from encore.run import hints, ownership, passport, planning, run_folder, runner, status
+from encore.run import hints, ownership, planning, run_folder, run_metadata, runner, status
 from encore.slurm import cluster as clusters
 from encore.slurm import commands, offers, script
 from encore.slurm.cluster import Cluster
@@ -51,7 +51,7 @@ def prepare(request: planning.Request, arguments: Sequence[str], wanted: Wanted)
         )
     tasks = _tasks(wanted.array)
     plan = planning.make_plan(replace(request, cluster=file), allocation=pretended(nodes, per_node, len(tasks)))
-    kept, secrets = passport.split_secrets(arguments)
+    kept, secrets = run_metadata.split_secrets(arguments)
     handed_on = script.with_cluster((str(nodes * per_node), *kept), file)
     return _prepared(plan, cluster, wanted, handed_on, tasks, 1 if tasks else len(plan.seeds), secrets=secrets)
 
@@ -63,7 +63,7 @@ def prepare_resume(path: Path, wanted: Wanted) -> Prepared:
     """
     folder = run_folder.open_run(path)
     folder.check_whole()
-    content = folder.passport()
+    content = folder.metadata()
     left = [each.number for each in folder.experiments() if each.state().status not in run_folder.FINISHED]
     if not left:
         raise EncoreError(f"{path.name} has ended: nothing is left to run", hint=f"see it: {hints.follow(path)}")

@@ -18,7 +18,7 @@ from encore.kubernetes import manifests
 from encore.kubernetes.api import Connection, Workload
 from encore.kubernetes.settings import Kind, Kubernetes
 from encore.machine.node import Gpu, Node
-from encore.run import follow, hints, passport, planning, run_folder
+from encore.run import follow, hints, planning, run_folder, run_metadata
 from encore.run.run_folder import Experiment, RunFolder
 from encore.slurm import queue
 
@@ -36,7 +36,7 @@ def is_in_pods(folder: RunFolder) -> bool:
 
 
 def settings_of(folder: RunFolder) -> tuple[Kubernetes, Kind]:
-    kept = folder.passport()["kubernetes"]
+    kept = folder.metadata()["kubernetes"]
     return Kubernetes.model_validate(kept["settings"]), kept["kind"]
 
 
@@ -46,11 +46,11 @@ def connect(folder: RunFolder) -> Connection:
 
 def sent_as(folder: RunFolder, experiment: Experiment) -> Path:
     """Return an experiment's folder as its pods see it, however the path of the run is written here."""
-    return Path(folder.passport()["kubernetes"]["folder"]) / experiment.folder.name
+    return Path(folder.metadata()["kubernetes"]["folder"]) / experiment.folder.name
 
 
 def name_of(folder: RunFolder, experiment: Experiment) -> str:
-    return manifests.name_of(folder.passport()["name"], sent_as(folder, experiment))
+    return manifests.name_of(folder.metadata()["name"], sent_as(folder, experiment))
 
 
 def look(connection: Connection, folder: RunFolder, experiment: Experiment) -> Workload:
@@ -96,23 +96,23 @@ def _utc(seconds: float) -> str:
 def _note(folder: RunFolder, experiment: Experiment, seen: follow.Progress) -> None:
     # What nobody could know at the submission: the node, its data set, and what rank 0 reported
     plan = planning.plan_of(folder, in_pods=True)
-    content = folder.passport()
+    content = folder.metadata()
     with contextlib.suppress(EncoreError):
         found = data_sets.read_passport(experiment.folder)
         content["data"] = {"id": found.id, "name": found.name, "counts": dict(found.counts)} | {
             "folder": content["data"]["folder"],
             **({"unearned": found.unearned} if found.unearned else {}),
         }
-        content["submission"] = passport.submission_of(plan.configuration, content["data"])
+        content["submission"] = run_metadata.submission_of(plan.configuration, content["data"])
     with contextlib.suppress(EncoreError, KeyError, TypeError):
         facts = files.read_json(experiment.folder / "node.json")
         gpus = tuple(Gpu(**each) for each in facts.pop("gpus"))
         machine = Node(operating_system="", gpus=gpus, **facts)
         content["node"] = machine
-        system = passport.system_description(plan.configuration, machine, {})
+        system = run_metadata.system_description(plan.configuration, machine, {})
         files.write_json(folder.path / "system.json", system)
-    run_folder.write_passport(folder.path, content)
-    folder.note_ranks(experiment.number, passport.redact(seen.environment), seen.reported)
+    run_folder.write_metadata(folder.path, content)
+    folder.note_ranks(experiment.number, run_metadata.redact(seen.environment), seen.reported)
 
 
 def jobs_of(folders: Sequence[RunFolder]) -> tuple[list[queue.Job], str]:
@@ -143,7 +143,7 @@ def _as_job(connection: Connection, folder: RunFolder, experiment: Experiment) -
         name=name,
         number=name,
         state=QUEUED[seen.state],
-        nodes=folder.passport()["nodes"],
+        nodes=folder.metadata()["nodes"],
         seconds=time.time() - made.timestamp(),
         submitted=made.isoformat(),
         user=queue.this_user(),
@@ -201,14 +201,14 @@ def records(lines: Iterator[str]) -> Iterator[dict[str, Any] | str]:
 def copying(folder: RunFolder) -> list[str]:
     """Return commands that copy a run from its volume to this machine, by a pod that mounts it meanwhile."""
     settings, _ = settings_of(folder)
-    there = Path(folder.passport()["kubernetes"]["folder"])
-    results, name, image = there.parent, "encore-copy", folder.passport()["image"]["name"]
+    there = Path(folder.metadata()["kubernetes"]["folder"])
+    results, name, image = there.parent, "encore-copy", folder.metadata()["image"]["name"]
     volumes = manifests.Volumes(settings.volumes, results)
     root = volumes.root(results)
     mount = volumes.mount(Mount(root, str(root), False))
     user = {
-        "runAsUser": folder.passport()["kubernetes"]["user"],
-        "runAsGroup": folder.passport()["kubernetes"]["group"],
+        "runAsUser": folder.metadata()["kubernetes"]["user"],
+        "runAsGroup": folder.metadata()["kubernetes"]["group"],
     }
     container = {"name": name, "image": image, "command": ["sleep", "3600"], "volumeMounts": [mount]}
     spec = {"containers": [container], "volumes": volumes.listed(), "securityContext": user, **settings.pod}

@@ -11,7 +11,7 @@ from encore import catalogue, names
 from encore.containers import engines
 from encore.errors import EncoreError
 from encore.files import existing
-from encore.machine import processes, verdict
+from encore.machine import node_checks, processes
 from encore.machine.preflight import Check, Level, check_data_sets
 from encore.slurm import cluster as clusters
 from encore.slurm import commands, queue
@@ -183,7 +183,7 @@ def _partition(cluster: Cluster, known: dict[str, Partition]) -> list[Check]:
             found = Check("FAIL", "partition", f"{each.name}: no node is up", "see why with: sinfo -R")
         checks.append(found)
     for nodes, reason in unusable(",".join(each.name for each in chosen)).items():
-        gates = [f"; the gate found {name} {seen}" for name in queue.expand(nodes) if (seen := verdict.kept(name))]
+        gates = [f"; the gate found {name} {seen}" for name in queue.expand(nodes) if (seen := node_checks.kept(name))]
         hint = "ask who runs the cluster: scontrol show node"
         checks.append(Check("WARN", "nodes", f"{nodes} {reason}{''.join(gates)}", hint))
     return [*checks, *_gpus(cluster, chosen[0])]

@@ -19,8 +19,8 @@ from encore import paths
 from encore.configuration import Configuration
 from encore.errors import EncoreError
 from encore.launchers import HOROVOD_BY_MPI, Launch, by_horovod
-from encore.machine import binding, fitness, network, node
-from encore.machine.fitness import Need
+from encore.machine import binding, host_requirements, network, node
+from encore.machine.host_requirements import Need
 from encore.machine.preflight import Check
 from encore.slurm import commands, queue
 from encore.slurm.cluster import Cluster
@@ -174,8 +174,8 @@ PROBE_SECONDS = 15.0  # a node that does not start a process within this time is
 
 
 def _on_all(action: str, nodes: int, wanted: str = "null") -> list[dict[str, Any]]:
-    # The answer of each node to an action of on_node; EncoreError if one gives none.
-    command = (*once_a_node(nodes), sys.executable, "-m", "encore.machine.on_node", action, wanted)
+    # The answer of each node to an action of host_actions; EncoreError if one gives none.
+    command = (*once_a_node(nodes), sys.executable, "-m", "encore.machine.host_actions", action, wanted)
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=paths.ROOT, timeout=STEP_SECONDS, check=False
@@ -196,8 +196,12 @@ def _on_all(action: str, nodes: int, wanted: str = "null") -> list[dict[str, Any
 
 
 def check_nodes(nodes: int, needs: Sequence[Need]) -> list[Check]:
-    answers = _on_all("check", nodes, fitness.question(needs))
-    failed = [check for answer in answers for check in fitness.judge("node", answer["node"], answer["problems"], needs)]
+    answers = _on_all("check", nodes, host_requirements.question(needs))
+    failed = [
+        check
+        for answer in answers
+        for check in host_requirements.failed_checks("node", answer["node"], answer["problems"], needs)
+    ]
     return [replace(each, hint=f"{each.hint}; or leave the node out: sbatch --exclude=NODE") for each in failed]
 
 

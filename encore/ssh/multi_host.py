@@ -30,8 +30,8 @@ from encore import catalogue, environment, names, paths
 from encore.errors import EncoreError
 from encore.job import Command
 from encore.launchers import HOROVOD_BY_GLOO, HOROVOD_BY_MPI, Launch
-from encore.machine import binding, fitness, network, openmetrics, processes
-from encore.machine.fitness import SHARE, Need, question
+from encore.machine import binding, host_requirements, network, openmetrics, processes
+from encore.machine.host_requirements import SHARE, Need, question
 from encore.machine.preflight import Check
 from encore.ssh import each_host
 from encore.ssh.hosts import Host
@@ -239,9 +239,9 @@ def probe(needs: Sequence[Need], root: Path, python: Path) -> str:
     """Return the shell script that checks a host, by the Python that the ranks run on."""
     folder, program = shlex.quote(str(root)), shlex.quote(str(python))
     return (
-        f"[ -f {folder}/encore/machine/on_node.py ] || {{ echo no checkout in {folder} >&2; exit 1; }}\n"
+        f"[ -f {folder}/encore/machine/host_actions.py ] || {{ echo no checkout in {folder} >&2; exit 1; }}\n"
         f"[ -x {program} ] || {{ echo no Python {program} >&2; exit 1; }}\n"
-        f"cd {folder} && exec {program} -m encore.machine.on_node check {shlex.quote(question(needs))}\n"
+        f"cd {folder} && exec {program} -m encore.machine.host_actions check {shlex.quote(question(needs))}\n"
     )
 
 
@@ -283,7 +283,7 @@ SYMPTOMS = (
 
 def judge(host: Host, answer: Answer, needs: Sequence[Need]) -> list[Check]:
     if not answer.problem:
-        return fitness.judge("host", host.name, answer.problems, needs)
+        return host_requirements.failed_checks("host", host.name, answer.problems, needs)
     general = "check that `ssh -o BatchMode=yes {host} true` works"
     hint = next((hint for text, hint in SYMPTOMS if text in answer.problem), general)
     found = f"{host.name} cannot be reached by ssh: {answer.problem}"

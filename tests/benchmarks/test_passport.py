@@ -127,7 +127,7 @@ QUESTION = {"id": "1", "question": "where ?", "answers": [{"text": "here", "answ
 XQUAD = {"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": "here", "qas": [QUESTION]}]}]}
 
 
-def write_passport(folder: Path, name: str, change: int = 0, **sha256: str) -> dict[str, Any]:
+def write_metadata(folder: Path, name: str, change: int = 0, **sha256: str) -> dict[str, Any]:
     # The passport of a data set with the counts of a published one plus ``change``
     facts: dict[str, Any] = {"benchmark": "any", "name": name, "classes": [], "splits": {}, "facts": {}, "how": {}}
     for path, number in {**SETS[name]["exactly"], **SETS[name].get("at_least", {})}.items():
@@ -149,13 +149,13 @@ def write_passport(folder: Path, name: str, change: int = 0, **sha256: str) -> d
 @pytest.mark.parametrize("name", sorted(SETS))
 def test_name_needs_the_published_counts(name: str, tmp_path: Path) -> None:
     for change in (-1, 0):
-        facts = write_passport(tmp_path, name, change)
+        facts = write_metadata(tmp_path, name, change)
         is_short = change < 0 or not SETS[name]["exactly"]
         assert bool(published.shortfall(facts)) == bool(data.read_passport(tmp_path).unearned) == is_short
 
 
 def test_name_needs_the_published_checksums(tmp_path: Path) -> None:
-    facts = write_passport(tmp_path, "squad-v1.1", test="0" * 64)
+    facts = write_metadata(tmp_path, "squad-v1.1", test="0" * 64)
     shortfall = f"how.sha256.test {'0' * 64} for {SETS['squad-v1.1']['checksums']['how.sha256.test']}"
     assert published.shortfall(facts) == data.read_passport(tmp_path).unearned == shortfall
 

@@ -23,7 +23,7 @@ from encore.machine import node
 from encore.results.compliance.compliance import check
 from encore.results.logs.run_log import read_run
 from encore.results.rules import canonical
-from encore.run import passport
+from encore.run import run_metadata
 from tests.trainings import wait_until
 
 RANKS = Ranks(3, 4, 1, 2, None)
@@ -184,7 +184,7 @@ def write_log(path: Path, choice: Choice, configuration: Configuration) -> None:
     events = importlib.import_module(f"{choice.implementation.module.rsplit('.', 1)[0]}.events")
     config = config_class(choice.folder)(**configuration.plain())
     targets = choice.benchmark.targets(configuration.plain())
-    passport.write_log_header(path, configuration, node.this_node(), cache_cleared=True)
+    run_metadata.write_log_header(path, configuration, node.this_node(), cache_cleared=True)
     log = log_of(events.WORDING, path, 0, config.round)
     log.init_start(seed=7)
     log.init_stop()

@@ -18,7 +18,7 @@ from encore.cli.app import app
 from encore.containers import images
 from encore.errors import EncoreError
 from encore.lab.submissions import bundle
-from encore.machine import verdict
+from encore.machine import node_checks
 from encore.machine.preflight import Check
 from encore.run import run_folder
 from tests.cli.test_docs import invoke, leaf_commands
@@ -56,8 +56,8 @@ def test_data_set_matches_its_schema(toy: Callable[[str], Path]) -> None:
 def test_locks_and_verdicts_match_their_schemas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images.record("registry/image:1", "sha256:0", tmp_path / "images.lock")
     validate_file("images-lock", tmp_path / "images.lock")
-    monkeypatch.setattr(verdict, "folder", lambda: tmp_path)
-    verdict.keep([verdict.Verdict("n1", (Check("WARN", "kernel", "another one", "update it"),))])
+    monkeypatch.setattr(node_checks, "folder", lambda: tmp_path)
+    node_checks.keep([node_checks.Verdict("n1", (Check("WARN", "kernel", "another one", "update it"),))])
     validate_file("gate", tmp_path / "n1.json")
 
 

@@ -18,7 +18,7 @@ import pynvml
 import pytest
 
 from encore import files, paths
-from encore.machine import verdict
+from encore.machine import node_checks
 from encore.run import run_folder
 from tests.cluster.conftest import OPTIONS, Cluster, Jobs, wait_for
 from tests.conftest import logged, losses, records
@@ -70,7 +70,7 @@ def test_job_trains_on_two_nodes_and_is_followed_to_its_end(finished: Finished) 
     names = ("SLURMD_NODENAME", "LEAK_OF_THE_LOGIN_SHELL")
     assert [tuple(map(rank.get, names)) for rank in finished.environments] == [("n1", None), ("n2", None)]
     folder, experiment = jobs.folder(job), jobs.experiment(job)
-    passport = run_folder.open_run(folder).passport()
+    passport = run_folder.open_run(folder).metadata()
     assert (passport["nodes"], passport["ranks_per_node"]) == (2, 1)
     assert passport["slurm"] == {"job": job, "cluster": "encore", "partition": "debug", "nodes": ["n1", "n2"]}
     assert passport["environment"]["HOROVOD_CONTROLLER"] == "mpi"
@@ -305,7 +305,7 @@ def test_pytorch_job_survives_a_crash_at_its_start(jobs: Jobs, pytorch_python: P
     jobs.wait_for_state(job, "COMPLETED", "FAILED")
     assert jobs.state(job)[0] == "reached", jobs.log(job)
     assert mark.exists() and "could not start the ranks" in jobs.log(job)
-    environment = run_folder.open_run(jobs.folder(job)).passport()["environment"]
+    environment = run_folder.open_run(jobs.folder(job)).metadata()["environment"]
     assert environment["MASTER_ADDR"] == "localhost" and "HOROVOD_CONTROLLER" not in environment
     jobs.assert_no_rank_runs()
 
@@ -370,7 +370,7 @@ class FaultyCluster:
         wait_for(self.cluster.is_idle, "idle nodes")
         time.sleep(1)  # slurmd rejects the credential of a step that it ended in the same second
 
-    def gate(self, *options: str) -> dict[str, verdict.Verdict]:
+    def gate(self, *options: str) -> dict[str, node_checks.Verdict]:
         command = (sys.executable, "-m", "encore.cli.app", "doctor", "--nodes", *(options or ("--quick",)), "--json")
         process = subprocess.run(
             ["salloc", "--quiet", "--nodes=2", "--exclusive", *command, "--disk", str(self.folder / "disk")],
@@ -379,7 +379,9 @@ class FaultyCluster:
         )  # fmt: skip
         self.messages = process.stderr
         verdicts = {
-            node["node"]: verdict.Verdict(node["node"], tuple(verdict.Check(**check) for check in node["checks"]))
+            node["node"]: node_checks.Verdict(
+                node["node"], tuple(node_checks.Check(**check) for check in node["checks"])
+            )
             for node in json.loads(process.stdout)["nodes"]
         }
         has_failed = any(result.level == "FAIL" for result in verdicts.values())
@@ -434,9 +436,9 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 GATE_FAULT = "rows to remap"  # the others are left to make test-all
 
 
-def failures(result: verdict.Verdict) -> set[str]:
+def failures(result: node_checks.Verdict) -> set[str]:
     """Return the failed checks without measurements: both nodes and other tests share the cores and the disk."""
-    measured = (*(title for _, title, *_ in verdict.MEASURED), "write of ", "read of ")
+    measured = (*(title for _, title, *_ in node_checks.MEASURED), "write of ", "read of ")
     return {check.name for check in result.checks if check.level == "FAIL" and not check.name.startswith(measured)}
 
 

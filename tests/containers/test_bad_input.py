@@ -20,7 +20,7 @@ from encore.cli.app import app, main
 from encore.containers import building, checks, engines, images, runtimes
 from encore.containers.engines import Engine
 from encore.errors import EncoreError
-from encore.machine import python_facts
+from encore.machine import python_probe
 from encore.run import planning
 from tests.machine import machines
 
@@ -194,7 +194,7 @@ def answer(build: str, **changes: object) -> tuple[str, str, int]:
     table = (paths.ROOT / "tests" / "samples" / "horovod" / f"{build}.txt").read_text(encoding="utf-8")
     facts = {"python": "3.10.12", "problems": {}, "packages": {"horovod": "0.28.1"}, "cuda": "12.4", "gpus": 8}
     content = {**facts, "mpirun": True, "horovod": 1, "check_build": table, **changes}
-    return f"== NVIDIA MXNet ==\n{python_facts.MARK}{json.dumps(content)}", "", 0
+    return f"== NVIDIA MXNet ==\n{python_probe.MARK}{json.dumps(content)}", "", 0
 
 
 def test_versions_in_an_image_are_cached_and_select_the_launcher(fake_engine: FakeEngine, tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_packages_of_an_image_are_those_of_python_and_of_the_distribution(
 ) -> None:
     manifest = tmp_path / "system-packages.txt"
     manifest.write_text("libnccl2=2.21.5-1+cuda12.4\nutil=1:2.3\npytest=0.1-2\n", encoding="utf-8")
-    monkeypatch.setattr(python_facts, "SYSTEM_PACKAGES", manifest)
-    packages = python_facts.packages()
+    monkeypatch.setattr(python_probe, "SYSTEM_PACKAGES", manifest)
+    packages = python_probe.packages()
     assert [packages[name] for name in ("libnccl2", "util", "pytest")] == ["2.21.5", "2.3", pytest.__version__]
     assert environment.software("mxnet", packages)["nccl_version"] == "2.21.5"

@@ -15,9 +15,9 @@ from encore.containers import building, checks, compatibility, engines, images
 from encore.containers.engines import Engine, Image
 from encore.containers.runtimes import ON_HOST, Target
 from encore.errors import EncoreError
-from encore.machine import node, pythons
+from encore.machine import interpreters, node
 from encore.run import image_test
-from encore.run.passport import SECRET
+from encore.run.run_metadata import SECRET
 from tests.machine.machines import gpus_of
 
 NAMES = sorted(catalogue.choices())
@@ -257,7 +257,7 @@ def test_minimum_versions_are_those_of_recorded_runs(name: str) -> None:
 def test_run_in_a_too_old_image_is_refused() -> None:
     resolved = resolve("ncf", "cpu")
     # Without a label of NVIDIA's base, the versions come from the Python in the image.
-    facts = pythons.Facts(
+    facts = interpreters.Facts(
         python="3.8.10", problems={}, packages={"torch": "1.11.0a0+b6df043"}, cuda="11.5", gpus=1, mpirun=False,
         horovod=0, check_build="",
     )  # fmt: skip
@@ -275,10 +275,10 @@ def test_python_3_6_reports_its_version(monkeypatch: pytest.MonkeyPatch) -> None
     # It rejects `from __future__ import annotations` before it runs anything
     lines: list[str] = []
     monkeypatch.setattr(sys, "version_info", (3, 6, 9, "final", 0))
-    exec(pythons.program(), {"print": lines.append})
-    answer = pythons.parse("\n".join(lines))
+    exec(interpreters.program(), {"print": lines.append})
+    answer = interpreters.parse("\n".join(lines))
     assert answer is not None and answer.python == "3.6.9"
-    assert "annotations" not in pythons.GUARD
+    assert "annotations" not in interpreters.GUARD
 
 
 def test_image_of_the_run_is_compared_with_the_submission() -> None:

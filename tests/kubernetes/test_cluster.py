@@ -77,7 +77,7 @@ def test_pending_run_is_shown_cancelled_and_resumed(serve: Serve, tmp_path: Path
     assert '"state": "queued"' in (output := status()) and reason in output
     dry_run = encore("submit", "--resume", run, "--dry-run", "--json")
     assert json.loads(dry_run)["items"][0]["metadata"]["name"] == name
-    assert folder.passport()["kubernetes"]["settings"]["context"] == "test"
+    assert folder.metadata()["kubernetes"]["settings"]["context"] == "test"
     link = tmp_path / "linked"
     link.symlink_to(folder.path.parent)
     for path in (folder.path, link / folder.path.name, folder.path / ".." / folder.path.name):
@@ -146,7 +146,7 @@ def test_run_on_two_nodes_reaches_its_target(serve: Serve, tmp_path: Path, pytor
     # The first evaluation of any seed has a higher hit rate.
     folder, _ = submit(tmp_path / "results", "2", "--nodes", "2", "--kind", "job", "--set", "quality_target=0.001")
     output = encore("follow", str(folder.path))
-    (experiment,), passport = folder.experiments(), folder.passport()
+    (experiment,), passport = folder.experiments(), folder.metadata()
     assert experiment.state().status == "reached" and experiment.result.exists()
     assert "epoch" in output and "never a reproduction" in output
     # Facts of the cluster that only the pod knows

@@ -8,8 +8,8 @@ from typing import Any
 from encore import paths
 from encore.containers.runtimes import Target
 from encore.machine import node
+from encore.machine.interpreters import Facts
 from encore.machine.node import Gpu, Node
-from encore.machine.pythons import Facts
 
 
 def gpus_of(sample: str) -> tuple[Gpu, ...]:

@@ -12,7 +12,7 @@ import pytest
 
 from encore import paths
 from encore.machine import openmetrics, telemetry
-from encore.run import notice
+from encore.run import notification
 from tests.trainings import held_port, wait_until
 
 READING: dict[str, Any] = {
@@ -96,16 +96,16 @@ def hook() -> Iterator[tuple[str, list[Any]]]:
 
 def test_notice_is_posted_to_a_url(hook: tuple[str, list[Any]]) -> None:
     address, received = hook
-    assert notice.send(f"{address}/ok", {"exit_code": 0}) == "" and received == [{"exit_code": 0}]
-    assert "500" in notice.send(f"{address}/error", {})
-    assert notice.send("http://exa mple.org/x", {}) == "not a valid URL"
+    assert notification.send(f"{address}/ok", {"exit_code": 0}) == "" and received == [{"exit_code": 0}]
+    assert "500" in notification.send(f"{address}/error", {})
+    assert notification.send("http://exa mple.org/x", {}) == "not a valid URL"
     with held_port() as unused:  # bound, but without a server
-        assert "refused" in notice.send(f"http://127.0.0.1:{unused.getsockname()[1]}/ok", {})
+        assert "refused" in notification.send(f"http://127.0.0.1:{unused.getsockname()[1]}/ok", {})
 
 
 def test_notice_is_passed_to_a_command(tmp_path: Path) -> None:
-    assert notice.send(f"tee '{tmp_path}/the end.json'", {"run": "x"}) == ""
+    assert notification.send(f"tee '{tmp_path}/the end.json'", {"run": "x"}) == ""
     assert json.loads((tmp_path / "the end.json").read_text(encoding="utf-8")) == {"run": "x"}
-    assert notice.send(f"touch {tmp_path}/a;b", {}) == "" and (tmp_path / "a;b").exists(), "no shell runs it"
-    assert "none/x" in notice.send(f"cat {tmp_path}/none/x", {})
-    assert all(notice.send(command, {}) for command in (f"{tmp_path}/none", "echo 'no end", " "))
+    assert notification.send(f"touch {tmp_path}/a;b", {}) == "" and (tmp_path / "a;b").exists(), "no shell runs it"
+    assert "none/x" in notification.send(f"cat {tmp_path}/none/x", {})
+    assert all(notification.send(command, {}) for command in (f"{tmp_path}/none", "echo 'no end", " "))

@@ -21,11 +21,11 @@ from encore.cli.app import app
 from encore.configuration import Configuration, config_class, resolve
 from encore.containers import engines
 from encore.errors import EncoreError
-from encore.machine import fitness, health, links, on_node, preflight, verdict
-from encore.machine.fitness import Need
+from encore.machine import health, host_actions, host_requirements, links, node_checks, preflight
+from encore.machine.host_requirements import Need
 from encore.machine.node import Node
+from encore.machine.node_checks import check_nodes
 from encore.machine.preflight import Check
-from encore.machine.verdict import judge
 from encore.run import gate as gates
 from encore.run import planning
 from encore.slurm import queue
@@ -254,35 +254,35 @@ MISSING = {
 
 def checks_of_node(*needs: Need) -> list[Check]:
     # In a process of its own, as srun and ssh start it
-    command = [sys.executable, "-m", "encore.machine.on_node", "check", fitness.question(needs)]
+    command = [sys.executable, "-m", "encore.machine.host_actions", "check", host_requirements.question(needs)]
     process = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=True)
-    return fitness.judge("node", "n2", json.loads(process.stdout)["problems"], needs)
+    return host_requirements.failed_checks("node", "n2", json.loads(process.stdout)["problems"], needs)
 
 
 def test_this_host_fulfils_all_kinds_of_needs(tmp_path: Path) -> None:
-    with fitness.marked(tmp_path / "new" / "results") as mark:
+    with host_requirements.marked(tmp_path / "new" / "results") as mark:
         needs = [
-            fitness.same(paths.BENCHMARKS, ""), fitness.same(paths.ROOT / "LICENSE", ""),
+            host_requirements.same(paths.BENCHMARKS, ""), host_requirements.same(paths.ROOT / "LICENSE", ""),
             Need("shared", str(mark), ""), Need("executable", sys.executable, ""),
             Need("readable", str(paths.ROOT), ""), Need("program", "sh", ""), Need("interface", "lo", ""),
             Need("gpus", "0", ""), Need("image", "true", "", "an image"),
         ]  # fmt: skip
-        assert {need.kind for need in needs} == set(on_node.PROBES) and checks_of_node(*needs) == []
+        assert {need.kind for need in needs} == set(host_actions.PROBES) and checks_of_node(*needs) == []
     assert list(mark.parent.iterdir()) == []
 
 
 def test_unfulfilled_needs_of_a_host_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(on_node, "GPU_FILES", ((str(tmp_path), "*"),))
-    problems = on_node.check([("gpus", "0", ""), *MISSING])["problems"]
+    monkeypatch.setattr(host_actions, "GPU_FILES", ((str(tmp_path), "*"),))
+    problems = host_actions.check([("gpus", "0", ""), *MISSING])["problems"]
     assert problems == [*enumerate(MISSING.values(), 1)]
     file = tmp_path / "dataset.json"
     file.write_text("{}", encoding="utf-8")
-    need = fitness.same(file, "copy it")
+    need = host_requirements.same(file, "copy it")
     file.write_text("{ }", encoding="utf-8")
     assert checks_of_node(Need("gpus", "0", ""), need, Need("executable", "LICENSE", "")) == [
         Check("FAIL", "node n2", f"{file} is missing or differs; no LICENSE", "copy it")
     ]
-    with pytest.raises(EncoreError, match="cannot be written"), fitness.marked(file):
+    with pytest.raises(EncoreError, match="cannot be written"), host_requirements.marked(file):
         pass
 
 
@@ -342,9 +342,9 @@ def node_with(*changes: tuple[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def judged(*nodes: dict[str, Any] | None, **options: Any) -> dict[str, verdict.Verdict]:
+def judged(*nodes: dict[str, Any] | None, **options: Any) -> dict[str, node_checks.Verdict]:
     facts = {f"n{number}": node for number, node in enumerate(nodes, 1)}
-    return {result.node: result for result in judge(facts, **options)}
+    return {result.node: result for result in check_nodes(facts, **options)}
 
 
 def levels(*nodes: dict[str, Any] | None, **options: Any) -> list[str]:
@@ -499,7 +499,7 @@ def test_two_nodes_with_different_names_get_a_warning() -> None:
 @pytest.mark.parametrize("count", range(1, 12))
 def test_rounds_pair_each_node_with_two_others(count: int) -> None:
     names = [f"n{number}" for number in range(count)]
-    rounds = verdict.rounds_of(names)
+    rounds = node_checks.rounds_of(names)
     assert len(rounds) <= 3
     assert all(len({node for pair in pairs for node in pair}) == 2 * len(pairs) for pairs in rounds)
     nodes = [node for pairs in rounds for pair in pairs for node in pair]
@@ -583,7 +583,7 @@ def test_facts_of_this_machine_are_complete(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(health, "COPIED", 1 << 20)
     facts = json.loads(json.dumps(health.facts({"disks": [str(tmp_path)]})))
     assert {*FACTS} <= {*facts} and facts["cpu_rate"] > 0 < facts["memory_rate"]
-    assert judge({"here": facts})[0].node == "here"
+    assert check_nodes({"here": facts})[0].node == "here"
 
 
 @pytest.mark.long
@@ -611,7 +611,7 @@ def test_failed_node_is_left_out_if_the_job_has_spare_nodes(monkeypatch: pytest.
     allocation = queue.this_allocation(os.environ)
     assert allocation is not None and allocation.nodes == ("n1", "n3")
     assert "--exclude=n2" in gates.step.once_a_node(2)
-    assert [verdict.kept(name).partition(" at ")[0] for name in ("n2", "n3", "n9")] == ["FAIL", "OK", ""]
+    assert [node_checks.kept(name).partition(" at ")[0] for name in ("n2", "n3", "n9")] == ["FAIL", "OK", ""]
     monkeypatch.setenv(queue.LEFT_OUT, "")
     with pytest.raises(EncoreError, match="1 of 3 nodes failed the gate: n2") as error:
         gates.leave_out_failed(None, Cluster(), tmp_path, messages.append)

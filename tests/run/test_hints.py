@@ -17,7 +17,7 @@ from encore.containers import renderers
 from encore.errors import EncoreError, ExitCode
 from encore.job import Job, training_job
 from encore.machine import node
-from encore.run import follow, hints, judge, passport, run_folder, runner
+from encore.run import evaluate, follow, hints, run_folder, run_metadata, runner
 from encore.slurm import cluster
 from tests.trainings import make_run
 
@@ -72,10 +72,10 @@ def test_output_at_the_end_of_a_run(
 )
 def test_result_of_a_trial(minutes: list[float | None], line: str, tmp_path: Path) -> None:
     run = make_run(tmp_path, ranks_per_node=2)
-    judgements: list[Any] = [
+    summaries: list[Any] = [
         SimpleNamespace(minutes=value, qualities={"accuracy": 0.96}, targets={"accuracy": 0.95}) for value in minutes
     ]
-    assert judge.trial_result(run, judgements) == f"{line}; toy data, not a reproduction"
+    assert evaluate.trial_result(run, summaries) == f"{line}; toy data, not a reproduction"
 
 
 @pytest.mark.parametrize(
@@ -117,23 +117,23 @@ def test_damaged_checkpoint_is_reported_once(tmp_path: Path) -> None:
 
 
 def test_secret_is_not_stored_and_needed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = passport.parse_environment(("MY_TOKEN=hush", "NOTE=a=b", "OWN"), {"OWN": "x"})
-    stored = passport.redact(variables)
-    assert stored == {"MY_TOKEN": passport.REDACTED, "NOTE": "a=b", "OWN": "x"}
-    words = passport.redact_arguments(["run", "--env=MY_TOKEN=hush", "MY_TOKEN=hush", "NOTE=a=b"])
-    assert words == ["run", f"--env=MY_TOKEN={passport.REDACTED}", f"MY_TOKEN={passport.REDACTED}", "NOTE=a=b"]
+    variables = run_metadata.parse_environment(("MY_TOKEN=hush", "NOTE=a=b", "OWN"), {"OWN": "x"})
+    stored = run_metadata.redact(variables)
+    assert stored == {"MY_TOKEN": run_metadata.REDACTED, "NOTE": "a=b", "OWN": "x"}
+    words = run_metadata.redact_arguments(["run", "--env=MY_TOKEN=hush", "MY_TOKEN=hush", "NOTE=a=b"])
+    assert words == ["run", f"--env=MY_TOKEN={run_metadata.REDACTED}", f"MY_TOKEN={run_metadata.REDACTED}", "NOTE=a=b"]
     monkeypatch.delenv("MY_TOKEN", raising=False)
     with pytest.raises(EncoreError, match="the run was given MY_TOKEN, whose value is not kept") as error:
-        passport.restore(stored, "encore run --resume RUN")
+        run_metadata.restore(stored, "encore run --resume RUN")
     assert error.value.hint == "set it again: MY_TOKEN=VALUE encore run --resume RUN"
     monkeypatch.setenv("MY_TOKEN", "hush")
-    assert passport.restore(stored, "") == variables
+    assert run_metadata.restore(stored, "") == variables
 
 
 @pytest.mark.parametrize(("setting", "problem"), [("1x=2", "names no variable"), ("NONE", "the variable is not set")])
 def test_invalid_variable_is_rejected(setting: str, problem: str) -> None:
     with pytest.raises(EncoreError, match=problem):
-        passport.parse_environment((setting,), {})
+        run_metadata.parse_environment((setting,), {})
 
 
 RESNET = catalogue.choose("resnet")

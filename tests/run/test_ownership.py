@@ -245,7 +245,7 @@ def test_folder_of_another_user_is_rejected(
 def foreign_python(run: Path) -> None:
     (run / "python").touch()
     os.chown(run / "python", 65534, -1)
-    run_folder.write_passport(run, {**files.read_json(run / "run.json"), "python": {"file": str(run / "python")}})
+    run_folder.write_metadata(run, {**files.read_json(run / "run.json"), "python": {"file": str(run / "python")}})
 
 
 @pytest.mark.parametrize(

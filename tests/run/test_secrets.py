@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from encore import paths
 from encore.cli.app import app
 from encore.lab.submissions import bundle
-from encore.run import passport, submission
+from encore.run import run_metadata, submission
 from tests.trainings import Started
 
 CANARY = "canary7d1f"
@@ -33,7 +33,7 @@ PLAIN = {"NCCL_DEBUG": "INFO", "NO_PROXY": "localhost", "PASSIVE": "1", "PATTERN
 
 
 def test_names_and_values_of_secrets() -> None:
-    assert passport.redact({**SECRETS, **PLAIN}) == {**dict.fromkeys(SECRETS, passport.REDACTED), **PLAIN}
+    assert run_metadata.redact({**SECRETS, **PLAIN}) == {**dict.fromkeys(SECRETS, run_metadata.REDACTED), **PLAIN}
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
@@ -69,7 +69,7 @@ def test_secrets_reach_a_job_through_the_environment(tmp_path: Path, monkeypatch
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     (call,) = calls
-    assert CANARY not in call["input"] and {**SECRETS, passport.NOTIFY: NOTIFY[1]}.items() <= call["env"].items()
+    assert CANARY not in call["input"] and {**SECRETS, run_metadata.NOTIFY: NOTIFY[1]}.items() <= call["env"].items()
     *checks, last = call["input"].splitlines()[-len(SECRETS) - 2 :]
     words = shlex.split(last)
     assert [words[n + 1] for n, word in enumerate(words) if word == "--env"] == [*SECRETS, "NCCL_DEBUG=INFO"]

@@ -29,7 +29,7 @@ from encore.cli.live import facts
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node, openmetrics, processes
 from encore.results.words import against_targets, with_names
-from encore.run import control, follow, hints, judge, ownership, run_folder, status
+from encore.run import control, evaluate, follow, hints, ownership, run_folder, status
 from encore.run.run_folder import ExperimentState, RunFolder
 from encore.run.status import Queue, State
 from encore.slurm import commands, queue, step
@@ -748,7 +748,7 @@ def test_finished_run_shows_its_log_and_another_its_metrics(
     # The last evaluation is in the log only
     records = (start({"accuracy": 0.759}), evaluation(4, accuracy=0.3))
     experiment = make_experiment(tmp_path, state, resnet_v07(40.0, quality=(0.3, 0.7605)), *records)
-    (result,) = judge.judge(run_folder.RunFolder(experiment.folder.parent))
+    (result,) = evaluate.evaluate_run(run_folder.RunFolder(experiment.folder.parent))
     assert (result.minutes, result.epochs, result.planned_epochs) == (minutes, epochs, 12)
     assert (result.qualities, result.targets) == ({"accuracy": accuracy}, {"accuracy": 0.759})
     (row,) = status.overview(tmp_path, status.Queue(), None)
@@ -764,7 +764,7 @@ def test_qualities_are_read_from_a_log_by_their_log_names(tmp_path: Path) -> Non
     )
     experiment = make_experiment(tmp_path, "reached", log, start(BOX_AND_MASK))
     files.write_json(experiment.config, {"box_target": 0.377, "mask_target": 0.339})
-    result = judge.judge_experiment(experiment, two_qualities())
+    result = evaluate.evaluate_experiment(experiment, two_qualities())
     expected = ({"box": 0.381, "mask": 0.3435}, BOX_AND_MASK, pytest.approx(40.0))
     assert (result.qualities, result.targets, result.minutes) == expected
 

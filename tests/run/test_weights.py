@@ -14,7 +14,7 @@ from encore.configuration import Configuration
 from encore.containers import runtimes
 from encore.errors import EncoreError
 from encore.machine import node, preflight
-from encore.run import compiled, passport, planning
+from encore.run import compile_cache, planning, run_metadata
 from tests.conftest import Encore
 from tests.machine.machines import PACKAGES, answered, gpus_of
 
@@ -148,7 +148,7 @@ def test_dry_run_reports_missing_weights(encore: Encore, tmp_path: Path) -> None
     ],
 )
 def test_submission_needs_its_data(data: dict[str, Any], is_submitted: bool) -> None:
-    submission = passport.submission_of(submitted("bert"), data)
+    submission = run_metadata.submission_of(submitted("bert"), data)
     assert submission["submitted"] == is_submitted
     assert submission["text"].endswith("on other data than wikipedia") != is_submitted
 
@@ -170,28 +170,28 @@ def test_compiled_kernels_are_given_to_the_next_run(tmp_path: Path, monkeypatch:
     first, second = (tmp_path / name for name in ("first", "second"))
     first.mkdir()
     second.mkdir()
-    key = compiled.key_of(*KEY)
-    compiled.keep(key, first)  # nothing was compiled
-    assert not compiled.give(key, first)
-    (first / compiled.FILE).write_bytes(b"kernels")
-    compiled.keep(key, first)
-    assert compiled.give(key, second) and (second / compiled.FILE).read_bytes() == b"kernels"
-    assert not (first / compiled.FILE).exists() and not compiled.give("", second)
+    key = compile_cache.key_of(*KEY)
+    compile_cache.keep(key, first)  # nothing was compiled
+    assert not compile_cache.give(key, first)
+    (first / compile_cache.FILE).write_bytes(b"kernels")
+    compile_cache.keep(key, first)
+    assert compile_cache.give(key, second) and (second / compile_cache.FILE).read_bytes() == b"kernels"
+    assert not (first / compile_cache.FILE).exists() and not compile_cache.give("", second)
 
 
 def test_key_depends_on_all_that_changes_the_kernels() -> None:
     config, image, python, gpus = KEY
-    key = compiled.key_of(*KEY)
-    assert compiled.key_of(config, image, python, gpus * 8) == key
+    key = compile_cache.key_of(*KEY)
+    assert compile_cache.key_of(config, image, python, gpus * 8) == key
     assert "seed" in config.plain()  # differs between the experiments of a run
     keys = {
         key,
-        compiled.key_of(on_gpus("compile=default", "batch_size=7"), image, python, gpus),
-        compiled.key_of(config, {**IMAGE, "id": "sha256:2"}, python, gpus),
-        compiled.key_of(config, None, Path("/opt/python"), gpus),
-        compiled.key_of(config, image, python, ["NVIDIA H100, 580"]),
+        compile_cache.key_of(on_gpus("compile=default", "batch_size=7"), image, python, gpus),
+        compile_cache.key_of(config, {**IMAGE, "id": "sha256:2"}, python, gpus),
+        compile_cache.key_of(config, None, Path("/opt/python"), gpus),
+        compile_cache.key_of(config, image, python, ["NVIDIA H100, 580"]),
     }
-    assert len(keys) == 5 and compiled.key_of(on_gpus("compile=none"), image, python, gpus) == ""
+    assert len(keys) == 5 and compile_cache.key_of(on_gpus("compile=none"), image, python, gpus) == ""
 
 
 CHOICE = catalogue.choose("resnet-pytorch")
@@ -250,7 +250,7 @@ def test_gpus_train_the_toy_data_set_in_a_python_with_cuda(
     assert toy.toy_data_set == f"{WITHOUT} on the GPUs (/apps/bin/python)"
     levels = {check.name: check.level for check in planning.checks(toy)}
     assert "FAIL" not in levels.values() and levels["toy data set"] == "WARN"
-    assert "never a reproduction" in passport.submission_of(config, {"name": "digits"})["text"]
+    assert "never a reproduction" in run_metadata.submission_of(config, {"name": "digits"})["text"]
 
 
 @pytest.mark.parametrize(

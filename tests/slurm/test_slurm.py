@@ -21,7 +21,7 @@ from encore.cli.submit import _run_context
 from encore.containers import engines
 from encore.errors import EncoreError
 from encore.machine import node, processes
-from encore.machine.fitness import Need
+from encore.machine.host_requirements import Need
 from encore.machine.preflight import Check
 from encore.run import ownership, planning, run_folder, runner, submission, supervise
 from encore.run.run_folder import ExperimentState, RunFolder

@@ -17,8 +17,8 @@ from encore.containers import renderers, runtimes
 from encore.containers.runtimes import Target
 from encore.errors import EncoreError
 from encore.job import training_job
-from encore.machine import fitness, node, processes
-from encore.machine.fitness import Need
+from encore.machine import host_requirements, node, processes
+from encore.machine.host_requirements import Need
 from encore.machine.preflight import Check
 from encore.run import planning
 from encore.ssh import each_host, hosts, multi_host
@@ -162,7 +162,7 @@ UNREACHABLE = "n1 cannot be reached by ssh: "
         (
             [],
             {"root": Path("/no/root")},
-            [Check("FAIL", "hosts", f"{UNREACHABLE}no checkout in /no/root", fitness.SHARE)],
+            [Check("FAIL", "hosts", f"{UNREACHABLE}no checkout in /no/root", host_requirements.SHARE)],
         ),
         (
             [],

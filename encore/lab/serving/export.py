@@ -159,7 +159,7 @@ class Evaluation:
 def plan(source: Path, run_path: Path, data: Path | None) -> Evaluation:
     """Return the evaluation of an export by its run; EncoreError if it is another one's, or its data are missing."""
     run = run_folder.open_run(run_path)
-    passport = run.passport()
+    passport = run.metadata()
     whole = read_whole(source)
     if whole.run.id != passport["sha256"]:
         raise EncoreError(

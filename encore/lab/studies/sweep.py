@@ -23,7 +23,7 @@ from encore.lab.studies import folder as folders
 from encore.lab.studies.folder import Definition, Folder
 from encore.machine import node, preflight
 from encore.machine.preflight import Check
-from encore.run import hints, passport, planning, runner, submission
+from encore.run import hints, planning, run_metadata, runner, submission
 from encore.run.planning import Request
 from encore.run.run_folder import RunFolder
 from encore.run.submission import Prepared
@@ -79,7 +79,7 @@ class Sweep(Definition):
     @field_serializer("request")
     def _without_secrets(self, request: Request) -> dict[str, Any]:
         # Leave out the values of secrets: whoever resumes the study has them in the environment.
-        return asdict(replace(request, environment=tuple(map(passport.without_value, request.environment))))
+        return asdict(replace(request, environment=tuple(map(run_metadata.without_value, request.environment))))
 
     def points(self) -> list[GridPoint]:
         for name, counts in (("--gpus-per-node", self.gpus), ("--nodes", self.nodes)):

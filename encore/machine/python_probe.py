@@ -73,7 +73,7 @@ def check_build() -> str:
 
 
 def facts(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer to a question of :mod:`encore.machine.pythons`."""
+    """Return the answer to a question of :mod:`encore.machine.interpreters`."""
     failed = problems(wanted["modules"])
     horovod = installed("horovod")
     return {

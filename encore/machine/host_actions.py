@@ -1,6 +1,6 @@
 """Runs once on every host of a run, started there by srun or ssh: check it, drop its page cache, remove containers.
 
-    $ srun --ntasks-per-node=1 python -m encore.machine.on_node check '[["same", "/data/resnet/dataset.json", "9f..."]]'
+    $ srun --ntasks-per-node=1 python -m encore.machine.host_actions check '[["same", "/data/dataset.json", "9f..."]]'
 
 Prints one line of JSON. Standard library only: it starts in a moment, on the Python of any framework.
 """

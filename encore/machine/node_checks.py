@@ -1,7 +1,7 @@
 """Whether each node is fit for a job: by what it says of itself, by data sheets, and by the other nodes.
 
-    from encore.machine.verdict import judge
-    for verdict in judge({"n1": facts_of_n1, "n2": None}):
+    from encore.machine.node_checks import check_nodes
+    for verdict in check_nodes({"n1": facts_of_n1, "n2": None}):
         print(verdict.node, verdict.level, verdict.reasons)
 
 Facts are what :mod:`encore.machine.health` returns of a node, None of one that did not answer.
@@ -122,7 +122,7 @@ class Verdict:
         return {"node": self.node, "level": self.level, "checks": self.checks}
 
 
-def judge(
+def check_nodes(
     answers: Mapping[str, Facts | None], pairs: Pairs | None = None, why: Mapping[str, str] = MappingProxyType({})
 ) -> list[Verdict]:
     """Return the verdict of each node; ``why`` is what is said of those that did not answer."""

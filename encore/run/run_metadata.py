@@ -156,7 +156,7 @@ class InPods(TypedDict):
     group: int
 
 
-class Passport(Begun):
+class RunMetadata(Begun):
     """What was run, with what, where."""
 
     sha256: str  # Of all the other fields: a file that was changed or damaged is refused
@@ -372,10 +372,10 @@ def write_log_header(path: Path, configuration: Configuration, machine: node.Nod
         for key, value in events.items():
             # Events of the first rounds as the ranks write theirs: benchmarks/common/run/mllog.py.
             if round_name == "v0.5":
-                place = f":::MLPv0.5.0 {benchmark} {time.time():.9f} (passport.py:0)"
+                place = f":::MLPv0.5.0 {benchmark} {time.time():.9f} (run_metadata.py:0)"
                 logger.info("%s %s: %s", place, key, json.dumps(value))
             elif round_name == "v0.6":
-                content = {"value": value, "metadata": {"file": "passport.py", "lineno": 0}}
+                content = {"value": value, "metadata": {"file": "run_metadata.py", "lineno": 0}}
                 logger.info(":::MLL %.3f %s: %s", time.time(), key, json.dumps(content))
             else:
                 log.event(key, value)

@@ -1,6 +1,6 @@
 """What a run needs of each of its hosts, and what the answers mean; srun or ssh ask the hosts.
 
-The hosts are asked by :mod:`encore.machine.on_node`, which runs on each of them.
+The hosts are asked by :mod:`encore.machine.host_actions`, which runs on each of them.
 """
 
 import json
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from encore.errors import EncoreError
-from encore.machine import on_node
+from encore.machine import host_actions
 from encore.machine.preflight import Check
 
 SHARE = "share the folder over the network, at the same path on all hosts"
@@ -19,7 +19,7 @@ SHARE = "share the folder over the network, at the same path on all hosts"
 
 @dataclass(frozen=True)
 class Need:
-    kind: str  # A key of on_node.PROBES
+    kind: str  # A key of host_actions.PROBES
     what: str
     hint: str
     expected: str = ""
@@ -27,14 +27,14 @@ class Need:
 
 def same(path: Path, hint: str) -> Need:
     """Return the need of a file, or of the Python files of a folder, as they are on this host."""
-    return Need("same", str(path), hint, on_node.digest(path))
+    return Need("same", str(path), hint, host_actions.digest(path))
 
 
 def question(needs: Sequence[Need]) -> str:
     return json.dumps([(need.kind, need.what, need.expected) for need in needs])
 
 
-def judge(kind: str, name: str, problems: Sequence[tuple[int, str]], needs: Sequence[Need]) -> list[Check]:
+def failed_checks(kind: str, name: str, problems: Sequence[tuple[int, str]], needs: Sequence[Need]) -> list[Check]:
     """Return no check for a host that answered without problems, else one with all of them."""
     if not problems:
         return []

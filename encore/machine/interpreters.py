@@ -11,10 +11,10 @@ from typing import Any
 
 from encore import catalogue, environment
 from encore.errors import EncoreError
-from encore.machine import python_facts
+from encore.machine import python_probe
 
 COMMON = ("numpy", "mlperf_logging")  # Modules that the training code of every benchmark imports
-OLDEST = ".".join(map(str, python_facts.OLDEST))
+OLDEST = ".".join(map(str, python_probe.OLDEST))
 SECONDS = 300.0
 EXPECTED = f"Python {OLDEST} or later with the framework, such as the one of a conda environment"
 HINT = 'activate the environment and give --python "$(command -v python)"'
@@ -42,7 +42,7 @@ def named_or_made(python: Path | None, framework: str, on_step: Callable[[str], 
 
 
 def question(framework: str, more: Sequence[str], known: int) -> str:
-    """Return the argument of :mod:`encore.machine.python_facts`; ``more`` modules are imported first.
+    """Return the argument of :mod:`encore.machine.python_probe`; ``more`` modules are imported first.
 
     ``known`` is the Horovod whose build is known already.
     """
@@ -61,13 +61,13 @@ else:
 
 
 def program() -> str:
-    text = Path(python_facts.__file__).read_text(encoding="utf-8")
-    return GUARD.format(oldest=python_facts.OLDEST, mark=python_facts.MARK, program=text)
+    text = Path(python_probe.__file__).read_text(encoding="utf-8")
+    return GUARD.format(oldest=python_probe.OLDEST, mark=python_probe.MARK, program=text)
 
 
 def parse(output: str) -> Facts | None:
     """Return the answer in a program's output; None if there is none."""
-    answers = re.findall(rf"^{python_facts.MARK}(.*)$", output, re.MULTILINE)
+    answers = re.findall(rf"^{python_probe.MARK}(.*)$", output, re.MULTILINE)
     if not answers:
         return None
     found: dict[str, Any] = json.loads(answers[-1])
@@ -93,6 +93,6 @@ def ask(python: Path, question: str, environment: Mapping[str, str]) -> Facts:
     if facts is None:
         last = (done.stderr or done.stdout).strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise EncoreError(f"{python} is not a Python that runs: {last[0]}", expected=EXPECTED, hint=HINT)
-    if tuple(map(int, facts.python.split(".")[:2])) < python_facts.OLDEST:
+    if tuple(map(int, facts.python.split(".")[:2])) < python_probe.OLDEST:
         raise EncoreError(f"{python} is Python {facts.python}", expected=EXPECTED, hint=HINT)
     return facts

@@ -15,7 +15,7 @@ from encore.run.run_folder import FINISHED, Experiment, ExperimentState, RunFold
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
+class ExperimentSummary:
     """How far an experiment came: by its log once it has finished, by its metrics stream before."""
 
     number: int
@@ -37,14 +37,16 @@ class Judgement:
         return self.log.minutes if self.log else None
 
 
-def judge_experiment(experiment: Experiment, benchmark: catalogue.Benchmark, ruleset: str | None = None) -> Judgement:
+def evaluate_experiment(
+    experiment: Experiment, benchmark: catalogue.Benchmark, ruleset: str | None = None
+) -> ExperimentSummary:
     # Minutes, epochs and qualities of a finished one are its log's, which is checked where there is a ruleset.
     progress, state = read_progress(experiment.metrics), experiment.state()
     finished = state.status in FINISHED and experiment.result.exists()
     log = read_run(experiment.result) if finished else None
     length = length_of(log) if log else None
     epochs = length.value if length and length.unit == "epochs" else float(progress.epoch)
-    return Judgement(
+    return ExperimentSummary(
         number=experiment.number,
         state=state,
         log=log,
@@ -57,45 +59,45 @@ def judge_experiment(experiment: Experiment, benchmark: catalogue.Benchmark, rul
     )
 
 
-def judge(run: RunFolder) -> list[Judgement]:
+def evaluate_run(run: RunFolder) -> list[ExperimentSummary]:
     """Judge every experiment of a run by the rules of its round; a benchmark that MLPerf has not has none."""
-    passport = run.passport()
+    passport = run.metadata()
     benchmark = catalogue.choose(passport["name"]).benchmark
     round_name = passport["round"]
     ruleset = f"{round_name.removeprefix('v')}.0" if round_name in ROUNDS else None
-    return [judge_experiment(experiment, benchmark, ruleset) for experiment in run.experiments()]
+    return [evaluate_experiment(experiment, benchmark, ruleset) for experiment in run.experiments()]
 
 
 def standing(run: RunFolder) -> str:
-    passport = run.passport()
+    passport = run.metadata()
     return f"{passport['submission']['text']}; trained on {passport['data']['name']}"
 
 
 def is_trial(run: RunFolder) -> bool:
     """Whether a run only tests the setup: on CPUs, or on a toy data set."""
-    passport = run.passport()
+    passport = run.metadata()
     return bool(passport["configuration"]["device"]["value"] == "cpu" or passport["submission"]["kind"] == "small")
 
 
-def trial_result(run: RunFolder, judgements: Sequence[Judgement]) -> str:
+def trial_result(run: RunFolder, summaries: Sequence[ExperimentSummary]) -> str:
     """Return the result of a trial in one line.
 
     ``OK: trained on 2 CPU ranks to 0.9798 (target 0.95) in 47 s; toy data, not a reproduction``; of several runs:
     ``OK: 5 of 5 runs on 2 CPU ranks reached the target (0.95) in 44 to 61 s; toy data, not a reproduction``.
     """
-    passport = run.passport()
+    passport = run.metadata()
     small, name = catalogue.choose(passport["name"]).benchmark.small_data.name, passport["data"]["name"]
     data = "toy data" if name == small else f"data set {name}"
     kind = "CPU rank" if passport["configuration"]["device"]["value"] == "cpu" else "GPU"
     ranks = count_of(passport["nodes"] * passport["ranks_per_node"], kind)
-    reached = [60 * experiment.minutes for experiment in judgements if experiment.minutes is not None]
-    target = with_names(judgements[0].targets, "g")
-    if len(judgements) == 1 and reached:
-        quality = with_names(judgements[0].qualities)
+    reached = [60 * experiment.minutes for experiment in summaries if experiment.minutes is not None]
+    target = with_names(summaries[0].targets, "g")
+    if len(summaries) == 1 and reached:
+        quality = with_names(summaries[0].qualities)
         result = f"OK: trained on {ranks} to {quality} (target {target}) in {reached[0]:.0f} s"
     else:
-        is_ok = "OK" if len(reached) == len(judgements) else "NOT OK"
+        is_ok = "OK" if len(reached) == len(summaries) else "NOT OK"
         times = " in " + " to ".join(f"{t:.0f}" for t in sorted({min(reached), max(reached)})) + " s" if reached else ""
-        runs = count_of(len(judgements), "run")
+        runs = count_of(len(summaries), "run")
         result = f"{is_ok}: {len(reached)} of {runs} on {ranks} reached the target ({target}){times}"
     return f"{result}; {data}, not a reproduction"

@@ -14,7 +14,7 @@ from encore.containers import checks, renderers, runtimes
 from encore.containers.runtimes import Target
 from encore.errors import EncoreError
 from encore.job import training_job
-from encore.machine import pythons
+from encore.machine import interpreters
 from encore.machine.preflight import Check
 from encore.run import planning
 from encore.slurm.cluster import Cluster
@@ -169,7 +169,7 @@ def test_python_option_requires_the_host_runtime() -> None:
 
 
 def test_facts_are_found_in_other_output() -> None:
-    text = f'NVIDIA Release 24.06\n{pythons.python_facts.MARK}{{"python": "3.10.12", "gpus": 2}}\nbye\n'
-    facts = pythons.parse(text)
+    text = f'NVIDIA Release 24.06\n{interpreters.python_probe.MARK}{{"python": "3.10.12", "gpus": 2}}\nbye\n'
+    facts = interpreters.parse(text)
     assert facts is not None and (facts.python, facts.gpus, facts.problems) == ("3.10.12", 2, {})
-    assert pythons.parse("NVIDIA Release 24.06\n") is None
+    assert interpreters.parse("NVIDIA Release 24.06\n") is None
