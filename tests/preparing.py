@@ -64,7 +64,7 @@ def notes(lines: Lines) -> str:
     return "\n".join(line.get("note", "") for line in lines)
 
 
-def passport(folder: Path) -> dict[str, Any]:
+def manifest(folder: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((folder / "dataset.json").read_text())
     validate("dataset", content)
     return content

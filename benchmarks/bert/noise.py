@@ -5,7 +5,7 @@ from typing import Dict
 
 import numpy as np
 
-from benchmarks.common.checks.selftest import write_passport
+from benchmarks.common.checks.selftest import write_manifest
 from benchmarks.language import ARRAYS, VOCABULARY, vocabulary
 from benchmarks.language.vocabulary import SPECIAL
 
@@ -38,4 +38,4 @@ def write(folder: Path, entries: int = 30522, length: int = 512, predictions: in
             np.save(str(folder / f"{part}_{name}.npy"), array.astype(ARRAYS[name]))
     vocabulary.write(folder / VOCABULARY, (*SPECIAL, *(f"w{number}" for number in range(entries - len(SPECIAL)))))
     facts = {"vocabulary": entries, "sequence_length": length, "max_predictions": predictions}
-    write_passport(folder, "bert", SAMPLES, facts)
+    write_manifest(folder, "bert", SAMPLES, facts)

@@ -1,4 +1,4 @@
-"""Prepare BERT's pretraining data: samples with a passport, or check a prepared data set.
+"""Prepare BERT's pretraining data: samples with a manifest, or check a prepared data set.
 
     $ python -m benchmarks.bert.prepare -o data/bert                       # the toy data set
     $ python -m benchmarks.bert.prepare /raw/wiki -o /data/bert     # a dump, or clean text, with vocab.txt

@@ -1,7 +1,7 @@
 """The toy data set: the English that comes with every Python, a document per module and per chapter of its reference.
 
 It is the prose of the docstrings of the standard library, and the language reference that help() shows
-(pydoc_data.topics). The text differs with Python's version, which the passport has; for one version and distribution
+(pydoc_data.topics). The text differs with Python's version, which the manifest has; for one version and distribution
 it is the same on every machine. No text that all versions have in common is long enough.
 """
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from benchmarks.bert_squad import ARRAYS, OF_TOKENS, OF_WINDOWS, PARAGRAPHS, PARTS, VOCABULARY
 from benchmarks.bert_squad.answers import Places
-from benchmarks.common.data import passport
+from benchmarks.common.data import manifest
 from benchmarks.common.data.arrays import Sequences, check_sizes, mapped, opening
 from benchmarks.language import vocabulary
 from benchmarks.language.vocabulary import Vocabulary
@@ -66,12 +66,12 @@ class DataSet:
     train: Windows
     test: Windows
     vocabulary: Vocabulary
-    passport: Mapping[str, Any]
+    manifest: Mapping[str, Any]
     folder: Path
 
     @property
     def sequence_length(self) -> int:
-        return int(self.passport["facts"]["sequence_length"])
+        return int(self.manifest["facts"]["sequence_length"])
 
     @cached_property
     def questions(self) -> List[Asked]:
@@ -88,9 +88,9 @@ def open_data(folder: Path) -> DataSet:
     """Open a prepared data set; reads its vocabulary and no window, so that it may be open before the clock starts.
 
     Raises:
-        Problem: there is none, it is half-written, or its files are not those of its passport.
+        Problem: there is none, it is half-written, or its files are not those of its manifest.
     """
-    found = passport.read(folder)
+    found = manifest.read(folder)
     with opening(folder, "bert-squad"):
         parts = [{name: mapped(folder / f"{part}_{name}.npy", kind) for name, kind in ARRAYS.items()} for part in PARTS]
         train, test = (Windows(**part) for part in parts)
@@ -100,8 +100,8 @@ def open_data(folder: Path) -> DataSet:
 
 
 def check(data: DataSet) -> None:
-    """Compare the sizes of arrays and files with the passport and with each other, and read none of them."""
-    folder, splits, facts = data.folder, data.passport["splits"], data.passport["facts"]
+    """Compare the sizes of arrays and files with the manifest and with each other, and read none of them."""
+    folder, splits, facts = data.folder, data.manifest["splits"], data.manifest["facts"]
     expected = [("entries of the vocabulary", data.vocabulary.size, facts["vocabulary"])]
     for part, windows in (("train", data.train), ("test", data.test)):
         count = splits[part]["count"]
@@ -109,4 +109,4 @@ def check(data: DataSet) -> None:
         expected += [(f"values in {part}_{name}", len(getattr(windows, name)), count) for name in OF_WINDOWS]
         tokens = len(windows.tokens)
         expected += [(f"values in {part}_{name}", len(getattr(windows, name)), tokens) for name in OF_TOKENS]
-    check_sizes(folder, data.passport, expected)
+    check_sizes(folder, data.manifest, expected)

@@ -7,7 +7,7 @@ from typing import Dict
 import numpy as np
 
 from benchmarks.bert_squad import ARRAYS, PARAGRAPHS, VOCABULARY
-from benchmarks.common.checks.selftest import write_passport
+from benchmarks.common.checks.selftest import write_manifest
 from benchmarks.language import vocabulary
 from benchmarks.language.vocabulary import SPECIAL
 
@@ -48,4 +48,4 @@ def write(folder: Path, entries: int = 30522, length: int = 384) -> None:
     asked = [{"id": str(number), "question": "w", "answers": ["w w w"]} for number in range(WINDOWS["test"])]
     (folder / PARAGRAPHS).write_text(json.dumps({"context": context, "questions": asked}) + "\n")
     facts = {"vocabulary": entries, "sequence_length": length, "questions": WINDOWS}
-    write_passport(folder, "bert-squad", WINDOWS, facts)
+    write_manifest(folder, "bert-squad", WINDOWS, facts)

@@ -1,4 +1,4 @@
-"""Prepare the data set of questions: windows of paragraphs with a passport, or check a prepared one.
+"""Prepare the data set of questions: windows of paragraphs with a manifest, or check a prepared one.
 
     $ python -m benchmarks.bert_squad.prepare -o data/bert-squad                      # the toy data set
     $ python -m benchmarks.bert_squad.prepare /raw/squad -o /data/squad        # SQuAD v1.1 and vocab.txt

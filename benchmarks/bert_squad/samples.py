@@ -1,4 +1,4 @@
-"""Windows of paragraphs as samples, for benchmarks/common/data/mistakes.py: questions, answers and their vocabulary."""
+"""Windows of paragraphs for benchmarks/common/data/sample_checks.py: questions, answers and their vocabulary."""
 
 import unicodedata
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Tuple
 import numpy as np
 
 from benchmarks.bert_squad.arrays import DataSet, Windows, open_data
-from benchmarks.common.data import mistakes
+from benchmarks.common.data import sample_checks
 from benchmarks.language.samples import words
 
 LEAST_SAME = 0.8  # share of the words that stand in the paragraph where they are said to; accents are stripped
@@ -34,7 +34,7 @@ def _placed(data: DataSet, window: int) -> bool:
 
 def _own(data: DataSet) -> Iterator[Tuple[str, str]]:
     for name, windows in (("train", data.train), ("test", data.test)):
-        chosen = mistakes.spread(len(windows), 2000).tolist()
+        chosen = sample_checks.spread(len(windows), 2000).tolist()
         yield from words(name, [windows[index] for index in chosen], data.vocabulary)
         if (np.diff(windows.question) < 0).any():
             yield f"{name}: windows are not in the order of their questions", "ascending questions"
@@ -43,25 +43,25 @@ def _own(data: DataSet) -> Iterator[Tuple[str, str]]:
             begin, end, length = int(windows.start[index]), int(windows.end[index]), len(windows[index])
             right[index] = begin <= end < length and (begin == 0 or begin >= int(windows.second[index]))
         what = f"windows of {name} have an answer outside of the paragraph"
-        yield from mistakes.agreement(right, what, "answers in it: they may be those of other windows", 0.99)
+        yield from sample_checks.agreement(right, what, "answers in it: they may be those of other windows", 0.99)
     if float((np.asarray(data.train.start) > 0).mean()) < LEAST_ANSWERED:
         yield "train: most windows have no answer", f"an answer in {LEAST_ANSWERED:.0%}"
     top = int(data.test.question.max(initial=-1)) + 1
     if top > len(data.questions):
         yield f"test: questions up to {top - 1:,}", f"{len(data.questions):,} in the paragraphs"
         return
-    placed = {index: _placed(data, index) for index in mistakes.spread(len(data.test), 200).tolist()}
+    placed = {index: _placed(data, index) for index in sample_checks.spread(len(data.test), 200).tolist()}
     expected = "the same order and the vocabulary that made the tokens"
-    yield from mistakes.agreement(placed, "windows of test are not the text of their paragraph", expected, 0.8)
+    yield from sample_checks.agreement(placed, "windows of test are not the text of their paragraph", expected, 0.8)
 
 
-def _part(windows: Windows) -> mistakes.Part:
+def _part(windows: Windows) -> sample_checks.Part:
     def keys(indices: np.ndarray) -> List[bytes]:
-        return [mistakes.key(windows[index], windows.start[index : index + 1]) for index in indices.tolist()]
+        return [sample_checks.key(windows[index], windows.start[index : index + 1]) for index in indices.tolist()]
 
-    return mistakes.Part(len(windows), keys)
+    return sample_checks.Part(len(windows), keys)
 
 
-def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
+def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
     data = open_data(directory)
-    return mistakes.View({"train": _part(data.train), "test": _part(data.test)}, own=lambda: _own(data))
+    return sample_checks.View({"train": _part(data.train), "test": _part(data.test)}, own=lambda: _own(data))

@@ -15,9 +15,9 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from benchmarks.common.data import passport
+from benchmarks.common.data import manifest
 from benchmarks.common.data.arrays import check_sizes, opening
-from benchmarks.common.data.passport import prepare_again
+from benchmarks.common.data.manifest import prepare_again
 from benchmarks.common.data.problem import Problem
 from benchmarks.detection.preparation import ARRAYS
 
@@ -107,7 +107,7 @@ class DataSet:
     train: Part
     val: Part
     categories: Sequence[Category]  # in the order of their ids: label = position + 1
-    passport: Mapping[str, Any]
+    manifest: Mapping[str, Any]
     folder: Path
 
 
@@ -115,9 +115,9 @@ def open_data(folder: Path) -> DataSet:
     """Open a prepared data set; reads no array and no image, so that it may be open before the clock starts.
 
     Raises:
-        Problem: there is none, it is half-written, or its files are not those of its passport.
+        Problem: there is none, it is half-written, or its files are not those of its manifest.
     """
-    found = passport.read(folder)
+    found = manifest.read(folder)
     with opening(folder, "detection"):
         parts = {part: _open_part(folder, part) for part in PARTS}
         expected = []

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping
 
 from benchmarks.common.data import prepare
-from benchmarks.common.data.passport import Add, compare, prepare_again
+from benchmarks.common.data.manifest import Add, compare, prepare_again
 from benchmarks.common.data.problem import Problem
 
-BENCHMARKS = ("ssd", "maskrcnn")  # they read the same data set; its passport has the first one's name
+BENCHMARKS = ("ssd", "maskrcnn")  # they read the same data set; its manifest has the first one's name
 COCO = "coco2017"
 # What makes a set COCO 2017. Images with annotations are what SSD's submitted logs train and evaluate on
 PUBLISHED = {
@@ -58,13 +58,13 @@ def check_counts(name: str, counts: Mapping[str, int]) -> List[Problem]:
     ]
 
 
-def check(directory: Path, passport: Dict[str, Any]) -> List[Problem]:
+def check(directory: Path, manifest: Dict[str, Any]) -> List[Problem]:
     """Compare the counts with the name, and the lengths of the arrays with each other."""
-    problems = list(prepare.opens("benchmarks.detection.annotations")(directory, passport))
-    return problems or check_counts(passport["name"], passport["facts"]["counts"])
+    problems = list(prepare.opens("benchmarks.detection.annotations")(directory, manifest))
+    return problems or check_counts(manifest["name"], manifest["facts"]["counts"])
 
 
-def check_images(directory: Path, passport: Dict[str, Any], quick: bool, add: Add) -> List[Problem]:
+def check_images(directory: Path, manifest: Dict[str, Any], quick: bool, add: Add) -> List[Problem]:
     """Compare the images with the arrays of their sizes and checksums: all of them, each problem by its file."""
     from benchmarks.detection.annotations import PARTS, Names, images_folder, load
 

@@ -7,7 +7,7 @@ from typing import Any, Dict
 import numpy as np
 
 from benchmarks.common.data import prepare
-from benchmarks.common.data.photographs import photographs
+from benchmarks.common.data.synthetic_images import jpegs
 from benchmarks.detection.preparation import data_set
 from benchmarks.detection.scenes import Picture, write_part
 
@@ -23,10 +23,10 @@ def real_images(folder: Path, count: int) -> None:
         random = np.random.RandomState(0)
         for part, images in (("train", count), ("val", EVALUATED)):
             # Another seed for other images to evaluate on
-            jpegs = enumerate(photographs(images, WIDTH, HEIGHT, seed=int(part == "val")), 1)
+            photos = enumerate(jpegs(images, WIDTH, HEIGHT, seed=int(part == "val")), 1)
             pictures = (
                 Picture(number, WIDTH, HEIGHT, jpeg, [_rectangle(random) for _ in range(OBJECTS)])
-                for number, jpeg in jpegs
+                for number, jpeg in photos
             )
             write_part(Path(raw), part, pictures, {number: f"c{number}" for number in range(1, CATEGORIES + 1)}, {})
         code = prepare.main(data_set("ssd"), [raw, "-o", str(folder), "--progress", "json"])

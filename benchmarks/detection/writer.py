@@ -1,4 +1,4 @@
-"""Writes a data set of COCO's form: checks annotations and images, places the files, and writes arrays and passport."""
+"""Writes a data set of COCO's form: checks annotations and images, places the files, and writes arrays and manifest."""
 
 import argparse
 import hashlib
@@ -17,7 +17,7 @@ from benchmarks.common.data import source_checks
 from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.files import read_facts, write_facts
 from benchmarks.common.data.images import CorruptImage, check_pixels, opened
-from benchmarks.common.data.passport import describe_file
+from benchmarks.common.data.manifest import describe_file
 from benchmarks.common.data.prepare import Content, Listing, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
@@ -178,7 +178,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _count(task: Task, kept: Mapping[str, Table]) -> Dict[str, int]:
-    # The counts that the passport states, by the names of PUBLISHED, which COCO itself must have
+    # The counts that the manifest states, by the names of PUBLISHED, which COCO itself must have
     counts = {"categories": len(kept["train"].categories)}
     for part, table in kept.items():
         counts[f"images in {part}"] = len(table.entries)
@@ -322,7 +322,7 @@ def _write_boxes(scratch: Path, part: str, kept: Table) -> None:
     (scratch / boxes_file(part)).write_text(json.dumps(content, separators=(",", ":")), encoding="ascii")
 
 
-# -- passport -------------------------------------------------------------------------------------------
+# -- manifest -------------------------------------------------------------------------------------------
 
 
 def _content(

@@ -54,7 +54,7 @@ class Source(NamedTuple):
     name: str
     train: Tuple[Range, ...]
     val: Tuple[Range, ...]
-    made: str  # how the splits were cut, for the passport
+    made: str  # how the splits were cut, for the manifest
 
 
 def list_source(

@@ -1,4 +1,4 @@
-"""Prepare DLRM's data set: Criteo's click logs as blocks of columns with a passport, or check a prepared one.
+"""Prepare DLRM's data set: Criteo's click logs as blocks of columns with a manifest, or check a prepared one.
 
     $ python -m benchmarks.dlrm.prepare -o data/dlrm                          # the toy data set
     $ python -m benchmarks.dlrm.prepare /raw/criteo -o /data/criteo    # day_0 ..., or train.txt

@@ -1,11 +1,11 @@
-"""DLRM's data set as samples, for benchmarks/common/data/mistakes.py: rows of clicks."""
+"""DLRM's data set as samples, for benchmarks/common/data/sample_checks.py: rows of clicks."""
 
 from pathlib import Path
 from typing import Any, Iterator, List, Mapping, Tuple
 
 import numpy as np
 
-from benchmarks.common.data import mistakes
+from benchmarks.common.data import sample_checks
 from benchmarks.dlrm.blocks import BLOCK_ROWS, FIRST_TABLE, TABLES, open_blocks
 
 LEAST_ROWS = 5000  # from which a column's relation with the labels shows
@@ -24,7 +24,7 @@ class Rows:
         return np.asarray(self._blocks[indices // BLOCK_ROWS, :, indices % BLOCK_ROWS])
 
     def keys(self, indices: np.ndarray) -> List[bytes]:
-        return [mistakes.key(row) for row in self.read(indices)]
+        return [sample_checks.key(row) for row in self.read(indices)]
 
     def labels(self, indices: np.ndarray) -> np.ndarray:
         return np.asarray(self._blocks[indices // BLOCK_ROWS, 0, indices % BLOCK_ROWS])
@@ -42,13 +42,13 @@ def relation(labels: np.ndarray, column: np.ndarray) -> float:
     return float((guess * own).mean() / spread * np.sqrt(len(own))) if spread else 0.0
 
 
-def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
-    parts = {name: Rows(directory / f"{name}.bin", passport["splits"][name]["count"]) for name in ("train", "val")}
-    sizes = np.array(passport["facts"]["table_sizes"])
+def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
+    parts = {name: Rows(directory / f"{name}.bin", manifest["splits"][name]["count"]) for name in ("train", "val")}
+    sizes = np.array(manifest["facts"]["table_sizes"])
 
     def own() -> Iterator[Tuple[str, str]]:
         for name, rows in parts.items():
-            found = rows.read(mistakes.spread(rows.count))
+            found = rows.read(sample_checks.spread(rows.count))
             indices = found[:, FIRST_TABLE:]
             outside = np.flatnonzero(((indices < 0) | (indices >= sizes)).any(0))
             if len(outside):
@@ -62,5 +62,5 @@ def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
                     text = f"{name}: no category says anything of the labels ({largest:.1f} standard errors)"
                     yield f"{text}: they may be those of other rows", f"at least {LEAST_RELATION}"
 
-    shown = {name: mistakes.Part(rows.count, rows.keys, labels=rows.labels) for name, rows in parts.items()}
-    return mistakes.View(shown, classes=2, is_shuffled=True, own=own)
+    shown = {name: sample_checks.Part(rows.count, rows.keys, labels=rows.labels) for name, rows in parts.items()}
+    return sample_checks.View(shown, classes=2, is_shuffled=True, own=own)

@@ -1,4 +1,4 @@
-"""Prepare GNMT's data set: indexed sentences with a passport, or check a prepared one.
+"""Prepare GNMT's data set: indexed sentences with a manifest, or check a prepared one.
 
     $ python -m benchmarks.gnmt.prepare -o data/gnmt                          # the toy data set
     $ python -m benchmarks.gnmt.prepare /raw/wmt -o /data/wmt        # WMT's archives

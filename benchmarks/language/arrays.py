@@ -24,7 +24,7 @@ from typing import Any, Mapping, Tuple
 
 import numpy as np
 
-from benchmarks.common.data import passport
+from benchmarks.common.data import manifest
 from benchmarks.common.data.arrays import Sequences, check_sizes, mapped, opening
 from benchmarks.language import ARRAYS, PARTS, VOCABULARY, vocabulary
 from benchmarks.language.vocabulary import Vocabulary
@@ -85,25 +85,25 @@ class DataSet:
     train: Samples
     test: Samples
     vocabulary: Vocabulary
-    passport: Mapping[str, Any]
+    manifest: Mapping[str, Any]
     folder: Path
 
     @property
     def sequence_length(self) -> int:
-        return int(self.passport["facts"]["sequence_length"])
+        return int(self.manifest["facts"]["sequence_length"])
 
     @property
     def max_predictions(self) -> int:
-        return int(self.passport["facts"]["max_predictions"])
+        return int(self.manifest["facts"]["max_predictions"])
 
 
 def open_data(folder: Path) -> DataSet:
     """Open a prepared data set; reads its vocabulary and no sample, so that it may be open before the clock starts.
 
     Raises:
-        Problem: there is none, it is half-written, or its files are not those of its passport.
+        Problem: there is none, it is half-written, or its files are not those of its manifest.
     """
-    found = passport.read(folder)
+    found = manifest.read(folder)
     with opening(folder, "BERT"):
         train, test = (
             Samples(*(mapped(folder / f"{part}_{name}.npy", kind) for name, kind in ARRAYS.items())) for part in PARTS
@@ -114,12 +114,12 @@ def open_data(folder: Path) -> DataSet:
 
 
 def check(data: DataSet) -> None:
-    """Compare the sizes of arrays and files with the passport, and read none of them: the clock does not run yet."""
-    folder, splits = data.folder, data.passport["splits"]
-    expected = [("entries of the vocabulary", data.vocabulary.size, data.passport["facts"]["vocabulary"])]
+    """Compare the sizes of arrays and files with the manifest, and read none of them: the clock does not run yet."""
+    folder, splits = data.folder, data.manifest["splits"]
+    expected = [("entries of the vocabulary", data.vocabulary.size, data.manifest["facts"]["vocabulary"])]
     for part, samples in (("train", data.train), ("test", data.test)):
         count = splits[part]["count"]
         sizes = [("offsets", samples.offsets, count + 1), ("second", samples.second, count)]
         sizes += [("next", samples.next, count), ("masked_offsets", samples.masked_offsets, count + 1)]
         expected += [(f"values in {part}_{name}", len(array), want) for name, array, want in sizes]
-    check_sizes(folder, data.passport, expected)
+    check_sizes(folder, data.manifest, expected)

@@ -1,11 +1,11 @@
-"""Pretraining data as samples, for benchmarks/common/data/mistakes.py: masked sequences, and their vocabulary."""
+"""Pretraining data as samples, for benchmarks/common/data/sample_checks.py: masked sequences, and their vocabulary."""
 
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
 
 import numpy as np
 
-from benchmarks.common.data import mistakes
+from benchmarks.common.data import sample_checks
 from benchmarks.language.arrays import Samples, open_data
 from benchmarks.language.vocabulary import Vocabulary
 from benchmarks.language.wordpiece import Tokenizer
@@ -18,11 +18,11 @@ LEAST_SAME = 0.8  # of them give the same tokens
 
 def _keys(samples: Samples) -> Callable[[np.ndarray], List[bytes]]:
     # With the masks: the passes over a text make the same sequences, with other ones.
-    return lambda indices: [mistakes.key(samples[index], *samples.masked(index)) for index in indices.tolist()]
+    return lambda indices: [sample_checks.key(samples[index], *samples.masked(index)) for index in indices.tolist()]
 
 
 def _originals(samples: Samples) -> Callable[[np.ndarray], List[bytes]]:
-    return lambda indices: [mistakes.key(_original(samples, index)) for index in indices.tolist()]
+    return lambda indices: [sample_checks.key(_original(samples, index)) for index in indices.tolist()]
 
 
 def _original(samples: Samples, index: int) -> np.ndarray:
@@ -50,20 +50,20 @@ def words(name: str, tokens: List[np.ndarray], vocabulary: Vocabulary) -> Iterat
                 again = tokenizer.encode(vocabulary.text(ids[begin:])).ids == ids[begin:].tolist()
                 right[place] = right.get(place, True) and again
     what = f"sequences of {name} are other tokens when their text is tokenized again"
-    yield from mistakes.agreement(right, what, "tokens by the vocabulary of the data set", LEAST_SAME)
+    yield from sample_checks.agreement(right, what, "tokens by the vocabulary of the data set", LEAST_SAME)
 
 
 def _continues(vocabulary: Vocabulary, token: int) -> bool:
     return vocabulary.entries[token].startswith("##")
 
 
-def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
+def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
     data = open_data(directory)
     parts = {"train": data.train, "test": data.test}
 
     def own() -> Iterator[Tuple[str, str]]:
         for name, samples in parts.items():
-            chosen = mistakes.spread(len(samples), 2000).tolist()
+            chosen = sample_checks.spread(len(samples), 2000).tolist()
             originals = [_original(samples, index) for index in chosen if len(samples[index])]
             if not originals:
                 continue
@@ -76,12 +76,14 @@ def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
                 found = f"{name}: [MASK] is at {share:.0%} of the places to predict: they may be those of other samples"
                 yield found, f"at least {LEAST_MASKED:.0%}"
 
-    def part(samples: Samples) -> mistakes.Part:
-        return mistakes.Part(
+    def part(samples: Samples) -> sample_checks.Part:
+        return sample_checks.Part(
             len(samples),
             _keys(samples),
             _originals(samples),
             labels=lambda indices: np.asarray(samples.next[indices]).astype(np.int64),
         )
 
-    return mistakes.View({name: part(samples) for name, samples in parts.items()}, classes=2, is_shuffled=True, own=own)
+    return sample_checks.View(
+        {name: part(samples) for name, samples in parts.items()}, classes=2, is_shuffled=True, own=own
+    )

@@ -58,10 +58,10 @@ def generate(
 
 def served(url: str, exported: Path, seconds: float) -> Tuple[Step, List[int]]:
     """Return a server's step, and the shape of its cache without a batch."""
-    passport = client.read_passport(exported)
-    server = client.Server(url, "http", passport)
+    manifest = client.read_manifest(exported)
+    server = client.Server(url, "http", manifest)
     server.wait(seconds)
-    (cache,) = (each["shape"][1:] for each in passport["inputs"] if each["name"] == "cache")
+    (cache,) = (each["shape"][1:] for each in manifest["inputs"] if each["name"] == "cache")
 
     def step(tokens: np.ndarray, cache: np.ndarray) -> Tuple[np.ndarray, ...]:
         found = client.predict(server, {"tokens": tokens, "cache": cache})

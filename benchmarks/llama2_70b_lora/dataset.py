@@ -12,7 +12,7 @@ from typing import Any, Mapping
 
 import numpy as np
 
-from benchmarks.common.data import passport
+from benchmarks.common.data import manifest
 from benchmarks.common.data.arrays import check_sizes, opening
 from benchmarks.common.data.problem import Problem
 
@@ -38,11 +38,11 @@ class DataSet:
     folder: Path
     train: Samples
     test: Samples
-    passport: Mapping[str, Any]
+    manifest: Mapping[str, Any]
 
     @property
     def vocabulary(self) -> int:
-        return int(self.passport["facts"]["vocabulary"])
+        return int(self.manifest["facts"]["vocabulary"])
 
     def padded_vocabulary(self, multiple: int) -> int:
         return -(-self.vocabulary // multiple) * multiple
@@ -64,9 +64,9 @@ def open_data(folder: Path) -> DataSet:
     """Open a prepared data set; reads no token, so that it may be open before the clock starts.
 
     Raises:
-        Problem: there is none, it is half-written, or its files are not those of its passport.
+        Problem: there is none, it is half-written, or its files are not those of its manifest.
     """
-    found = passport.read(folder)
+    found = manifest.read(folder)
     with opening(folder, "GovReport"):
         arrays = {
             part: Samples(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common.checks.selftest import write_passport
+from benchmarks.common.checks.selftest import write_manifest
 from benchmarks.llama2_70b_lora.dataset import PARTS
 
 SAMPLES = {"train": 64, "test": 8}
@@ -17,4 +17,4 @@ def write(folder: Path, length: int = 8192, entries: int = 32000) -> None:
         shape = (SAMPLES[part], length)
         np.save(str(folder / f"{part}_tokens.npy"), random.randint(entries, size=shape).astype(np.int32))
         np.save(str(folder / f"{part}_counts.npy"), np.ones(shape, bool))
-    write_passport(folder, "llama2-70b-lora", SAMPLES, {"vocabulary": entries, "sequence_length": length})
+    write_manifest(folder, "llama2-70b-lora", SAMPLES, {"vocabulary": entries, "sequence_length": length})

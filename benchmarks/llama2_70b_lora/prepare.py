@@ -1,4 +1,4 @@
-"""Prepare the fine-tuning data of Llama 2 70B: packed samples with a passport, or check a prepared data set.
+"""Prepare the fine-tuning data of Llama 2 70B: packed samples with a manifest, or check a prepared data set.
 
     $ python -m benchmarks.llama2_70b_lora.prepare -o data/llama2-70b-lora              # the toy data set, with a base
     $ python -m benchmarks.llama2_70b_lora.prepare /raw/gov_report -o /data/gov_report  # MLPerf's packed samples

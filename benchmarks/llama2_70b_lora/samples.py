@@ -1,34 +1,34 @@
-"""Packed samples, for benchmarks/common/data/mistakes.py: their tokens, of which the loss counts some."""
+"""Packed samples, for benchmarks/common/data/sample_checks.py: their tokens, of which the loss counts some."""
 
 from pathlib import Path
 from typing import Any, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 
-from benchmarks.common.data import mistakes
+from benchmarks.common.data import sample_checks
 from benchmarks.llama2_70b_lora.dataset import Samples, open_data
 
 
-def _part(samples: Samples) -> mistakes.Part:
+def _part(samples: Samples) -> sample_checks.Part:
     def keys(indices: np.ndarray) -> List[Optional[bytes]]:
-        return [mistakes.key(samples.tokens[index]) for index in indices]
+        return [sample_checks.key(samples.tokens[index]) for index in indices]
 
-    return mistakes.Part(len(samples), keys)
+    return sample_checks.Part(len(samples), keys)
 
 
-def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
+def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
     data = open_data(directory)
     parts = {"train": data.train, "test": data.test}
 
     def own() -> Iterator[Tuple[str, str]]:
         for name, samples in parts.items():
-            chosen = mistakes.spread(len(samples)).tolist()
+            chosen = sample_checks.spread(len(samples)).tolist()
             top = max((int(samples.tokens[each].max()) for each in chosen), default=0)
             if top >= data.vocabulary:
                 yield f"{name}: tokens up to {top:,}", f"{data.vocabulary:,} entries of the vocabulary"
             counted = {each: bool(samples.counts[each].any()) for each in chosen}
-            yield from mistakes.agreement(
+            yield from sample_checks.agreement(
                 counted, f"samples of {name} in which no token counts", "a summary in each", 1.0
             )
 
-    return mistakes.View({name: _part(samples) for name, samples in parts.items()}, own=own)
+    return sample_checks.View({name: _part(samples) for name, samples in parts.items()}, own=own)

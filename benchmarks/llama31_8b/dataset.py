@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Mapping
 
-from benchmarks.common.data import passport
+from benchmarks.common.data import manifest
 from benchmarks.common.data.arrays import check_sizes, opening
 from benchmarks.llama.megatron import Documents, open_documents
 
@@ -19,11 +19,11 @@ PARTS = ("train", "test")
 class DataSet:
     train: Documents
     test: Documents
-    passport: Mapping[str, Any]
+    manifest: Mapping[str, Any]
 
     @property
     def vocabulary(self) -> int:
-        return int(self.passport["facts"]["vocabulary"])
+        return int(self.manifest["facts"]["vocabulary"])
 
     def padded_vocabulary(self, multiple: int) -> int:
         return -(-self.vocabulary // multiple) * multiple
@@ -33,9 +33,9 @@ def open_data(folder: Path) -> DataSet:
     """Open a prepared data set; reads no token, so that it may be open before the clock starts.
 
     Raises:
-        Problem: there is none, it is half-written, or its files are not those of its passport.
+        Problem: there is none, it is half-written, or its files are not those of its manifest.
     """
-    found = passport.read(folder)
+    found = manifest.read(folder)
     with opening(folder, "Llama"):
         documents = {part: open_documents(folder / part) for part in PARTS}
         counted = ((f"documents in {part}", documents[part], found["splits"][part]["count"]) for part in PARTS)

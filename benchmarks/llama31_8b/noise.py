@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common.checks.selftest import write_passport
+from benchmarks.common.checks.selftest import write_manifest
 from benchmarks.llama.megatron import type_for, write_index
 from benchmarks.llama31_8b.dataset import PARTS
 
@@ -22,4 +22,4 @@ def write(folder: Path, entries: int = 128256) -> None:
         random.randint(entries, size=tokens[part]).astype(kind).tofile(str(folder / f"{part}.bin"))
         with (folder / f"{part}.idx").open("wb") as file:
             write_index(file, lengths.tolist(), kind)
-    write_passport(folder, "llama31-8b", DOCUMENTS, {"vocabulary": entries, "tokens": tokens, "documents": DOCUMENTS})
+    write_manifest(folder, "llama31-8b", DOCUMENTS, {"vocabulary": entries, "tokens": tokens, "documents": DOCUMENTS})

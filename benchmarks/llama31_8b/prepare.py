@@ -1,4 +1,4 @@
-"""Prepare Llama's pretraining data: token ids with a passport, or check a prepared data set.
+"""Prepare Llama's pretraining data: token ids with a manifest, or check a prepared data set.
 
     $ python -m benchmarks.llama31_8b.prepare -o data/llama31-8b                        # the toy data set
     $ python -m benchmarks.llama31_8b.prepare /raw/c4 -o /data/c4 --tokenizer tokenizer.json  # MLPerf's .bin and .idx
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Sequence
 
 from benchmarks.common.data import prepare
-from benchmarks.common.data.passport import Add, Passport
+from benchmarks.common.data.manifest import Add, Manifest
 from benchmarks.common.data.problem import Problem
 
 BENCHMARKS = ("llama31-8b", "gpt-oss-20b")
@@ -30,7 +30,7 @@ def _add_options(options: argparse._ArgumentGroup) -> None:
     add("--append-eod", action="store_true", help=eod)
 
 
-def _check_documents(directory: Path, passport: Passport, quick: bool, add: Add) -> Sequence[Problem]:
+def _check_documents(directory: Path, manifest: Manifest, quick: bool, add: Add) -> Sequence[Problem]:
     # The complete index, and unless quick, all tokens
     from benchmarks.llama import megatron
 
@@ -38,7 +38,7 @@ def _check_documents(directory: Path, passport: Passport, quick: bool, add: Add)
         for part in ("train", "test"):
             megatron.check_index(directory / part)
             if not quick:
-                megatron.check_tokens(directory / part, int(passport["facts"]["vocabulary"]))
+                megatron.check_tokens(directory / part, int(manifest["facts"]["vocabulary"]))
     except Problem as problem:
         return [problem]
     return []

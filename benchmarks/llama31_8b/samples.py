@@ -1,11 +1,11 @@
-"""Documents as samples, for benchmarks/common/data/mistakes.py: token ids, and the tokenizer that made them."""
+"""Documents as samples, for benchmarks/common/data/sample_checks.py: token ids, and the tokenizer that made them."""
 
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 
-from benchmarks.common.data import mistakes
+from benchmarks.common.data import sample_checks
 from benchmarks.llama import tokenization
 from benchmarks.llama.megatron import Documents
 from benchmarks.llama31_8b.dataset import open_data
@@ -21,13 +21,13 @@ def _keys(documents: Documents) -> Callable[[np.ndarray], List[Optional[bytes]]]
         found: List[Optional[bytes]] = []
         for index in indices.tolist():
             tokens, length = documents.read(index, 0, READ), documents.lengths[index : index + 1]
-            found.append(None if 0 < len(tokens) <= SHORT else mistakes.key(tokens, length))
+            found.append(None if 0 < len(tokens) <= SHORT else sample_checks.key(tokens, length))
         return found
 
     return keys
 
 
-def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
+def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
     data = open_data(directory)
     parts = {"train": data.train, "test": data.test}
 
@@ -35,7 +35,8 @@ def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
         tokenizer = tokenization.read(directory / tokenization.FILE)
         for name, documents in parts.items():
             texts = [
-                documents.read(index, 0, READ) for index in mistakes.spread(len(documents.lengths), DECODED).tolist()
+                documents.read(index, 0, READ)
+                for index in sample_checks.spread(len(documents.lengths), DECODED).tolist()
             ]
             marks = tokenizer.get_added_tokens_decoder()  # of a document's begin or end, which are no text
             plain = [[token for token in each.tolist() if token not in marks] for each in texts]
@@ -44,7 +45,7 @@ def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
             cut = [max(1, min(len(each), READ - SHORT)) for each in plain]
             same = {place: one[:last] == two[:last] for place, (one, two, last) in enumerate(zip(plain, again, cut))}
             what = f"documents of {name} are other tokens when they are decoded and encoded again"
-            yield from mistakes.agreement(same, what, "tokens by the tokenizer of the data set", LEAST_SAME)
+            yield from sample_checks.agreement(same, what, "tokens by the tokenizer of the data set", LEAST_SAME)
 
-    shown = {name: mistakes.Part(len(each.lengths), _keys(each)) for name, each in parts.items()}
-    return mistakes.View(shown, own=own)
+    shown = {name: sample_checks.Part(len(each.lengths), _keys(each)) for name, each in parts.items()}
+    return sample_checks.View(shown, own=own)

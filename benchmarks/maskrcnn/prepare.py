@@ -1,4 +1,4 @@
-"""Prepare Mask R-CNN's data set: COCO's images and annotations with a passport, or check a prepared one.
+"""Prepare Mask R-CNN's data set: COCO's images and annotations with a manifest, or check a prepared one.
 
     $ python -m benchmarks.maskrcnn.prepare -o data/maskrcnn                          # the toy data set
     $ python -m benchmarks.maskrcnn.prepare /raw/coco -o /data/coco      # COCO 2017, folders or zips

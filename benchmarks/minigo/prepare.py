@@ -1,4 +1,4 @@
-"""Prepare Minigo's data set: games and a target model with a passport, or check a prepared one.
+"""Prepare Minigo's data set: games and a target model with a manifest, or check a prepared one.
 
     $ python -m benchmarks.minigo.prepare -o data/minigo                          # the toy data set, 5 x 5
     $ python -m benchmarks.minigo.prepare games/ --board-size 9 --target model.npz -o /data/go-9x9

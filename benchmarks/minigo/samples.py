@@ -1,11 +1,11 @@
-"""Games as samples, for benchmarks/common/data/mistakes.py: their moves, which the rules allow, and who won."""
+"""Games as samples, for benchmarks/common/data/sample_checks.py: their moves, which the rules allow, and who won."""
 
 from pathlib import Path
 from typing import Any, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 
-from benchmarks.common.data import mistakes
+from benchmarks.common.data import sample_checks
 from benchmarks.minigo.engine import IllegalMove, Position, Rules
 from benchmarks.minigo.examples import GoGames
 
@@ -23,26 +23,28 @@ def _is_legal(moves: np.ndarray, size: int) -> bool:
     return True
 
 
-def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
-    size = int(passport["facts"]["board_size"])
+def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
+    size = int(manifest["facts"]["board_size"])
     games = GoGames(directory, size)
     trained = len(games) - games.held_out
 
-    def part(begin: int, count: int) -> mistakes.Part:
+    def part(begin: int, count: int) -> sample_checks.Part:
         def keys(indices: np.ndarray) -> List[Optional[bytes]]:
             found = (games[index + begin].moves for index in indices.tolist())
-            return [None if 0 < len(moves) <= SHORT else mistakes.key(moves) for moves in found]
+            return [None if 0 < len(moves) <= SHORT else sample_checks.key(moves) for moves in found]
 
         def labels(indices: np.ndarray) -> np.ndarray:
             return np.array([(int(games[index + begin].outcome) + 1) // 2 for index in indices.tolist()])
 
-        return mistakes.Part(count, keys, labels=labels)
+        return sample_checks.Part(count, keys, labels=labels)
 
     parts = {"train": part(0, trained), "test": part(trained, games.held_out)}
 
     def own() -> Iterator[Tuple[str, str]]:
-        right = {index: _is_legal(games[index].moves, size) for index in mistakes.spread(len(games), REPLAYED).tolist()}
+        right = {
+            index: _is_legal(games[index].moves, size) for index in sample_checks.spread(len(games), REPLAYED).tolist()
+        }
         expected = "games by the rules: moves may be another one's, or shuffled"
-        yield from mistakes.agreement(right, "games have moves that are illegal", expected, 1.0)
+        yield from sample_checks.agreement(right, "games have moves that are illegal", expected, 1.0)
 
-    return mistakes.View(parts, classes=2, is_shuffled=True, own=own)
+    return sample_checks.View(parts, classes=2, is_shuffled=True, own=own)

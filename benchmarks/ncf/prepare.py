@@ -1,4 +1,4 @@
-"""Prepare NCF's data set: arrays with a passport, or check a prepared one.
+"""Prepare NCF's data set: arrays with a manifest, or check a prepared one.
 
     $ python -m benchmarks.ncf.prepare -o data/ncf                              # the toy data set
     $ python -m benchmarks.ncf.prepare ml-20m.zip -o /data/ml-20m
@@ -16,11 +16,11 @@ from benchmarks.common.data import prepare
 from benchmarks.common.data.problem import Problem
 
 
-def check(directory: Path, passport: Dict[str, Any]) -> List[Problem]:
+def check(directory: Path, manifest: Dict[str, Any]) -> List[Problem]:
     """Look at the shape of the largest array."""
     import numpy as np
 
-    facts = passport["facts"]
+    facts = manifest["facts"]
     shape = np.load(str(directory / "test_negatives.npy"), mmap_mode="r").shape
     if shape == (facts["users"], facts["negatives"]):
         return []

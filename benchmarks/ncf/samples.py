@@ -1,19 +1,19 @@
-"""NCF's data set as samples, for benchmarks/common/data/mistakes.py: pairs of a user and an item."""
+"""NCF's data set as samples, for benchmarks/common/data/sample_checks.py: pairs of a user and an item."""
 
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Mapping, Tuple
 
 import numpy as np
 
-from benchmarks.common.data import mistakes
+from benchmarks.common.data import sample_checks
 
 USERS = 200  # whose negatives are compared with what they rated
 
 
-def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
+def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
     names = ("train_users", "train_items", "test_items", "test_negatives")
     users, items, held, negatives = (np.load(str(directory / f"{name}.npy"), mmap_mode="r") for name in names)
-    counted = passport["facts"]
+    counted = manifest["facts"]
 
     def keys(of: Callable[[np.ndarray], np.ndarray], item: np.ndarray) -> Callable[[np.ndarray], List[bytes]]:
         return lambda chosen: [b"%d %d" % pair for pair in zip(of(chosen).tolist(), item[chosen].tolist())]
@@ -24,22 +24,22 @@ def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
             ("items", items, "items"),
             ("held-out items", held, "items"),
         ):
-            top = int(array[mistakes.spread(len(array))].max()) + 1
+            top = int(array[sample_checks.spread(len(array))].max()) + 1
             if top > counted[most]:
                 yield f"{name}: up to {top - 1:,}", f"{counted[most]:,} {most}"
-        order = np.asarray(users[mistakes.spread(len(users))])
+        order = np.asarray(users[sample_checks.spread(len(users))])
         if (np.diff(order) < 0).any():
             yield "train_users.npy is not sorted", "pairs sorted by user, then item"
             return
         right = {}
-        for user in mistakes.spread(len(held), USERS).tolist():
+        for user in sample_checks.spread(len(held), USERS).tolist():
             begin, end = np.searchsorted(users, [user, user + 1])
             right[user] = not np.isin(negatives[user], np.append(items[begin:end], held[user])).any()
         expected = "negatives that the user never rated: they may be another one's"
-        yield from mistakes.agreement(right, "users have negatives that they rated", expected, least=0.95)
+        yield from sample_checks.agreement(right, "users have negatives that they rated", expected, least=0.95)
 
     parts = {
-        "train": mistakes.Part(len(users), keys(lambda chosen: users[chosen], items)),
-        "test": mistakes.Part(len(held), keys(lambda chosen: chosen, held)),
+        "train": sample_checks.Part(len(users), keys(lambda chosen: users[chosen], items)),
+        "test": sample_checks.Part(len(held), keys(lambda chosen: chosen, held)),
     }
-    return mistakes.View(parts, own=own)
+    return sample_checks.View(parts, own=own)

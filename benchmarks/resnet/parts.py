@@ -18,7 +18,7 @@ from PIL import Image
 from benchmarks.common.data import images, source_checks
 from benchmarks.common.data.files import in_one_step, read_facts, write_facts
 from benchmarks.common.data.images import CorruptImage
-from benchmarks.common.data.passport import CHUNK, File, describe_file
+from benchmarks.common.data.manifest import CHUNK, File, describe_file
 from benchmarks.common.data.recordio import frame, index_line, pack
 from benchmarks.common.data.workers import Report
 from benchmarks.resnet.sources import Item, Source, read_item

@@ -1,4 +1,4 @@
-"""Prepare ResNet's data set: RecordIO files with their index and a passport, or check a prepared one.
+"""Prepare ResNet's data set: RecordIO files with their index and a manifest, or check a prepared one.
 
     $ python -m benchmarks.resnet.prepare -o data/resnet                      # the toy data set
     $ python -m benchmarks.resnet.prepare /raw/imagenet -o /data/imagenet
@@ -44,11 +44,11 @@ def check_counts(name: str, classes: int, images: Mapping[str, int]) -> List[Pro
     ]
 
 
-def check(directory: Path, passport: Dict[str, Any]) -> List[Problem]:
+def check(directory: Path, manifest: Dict[str, Any]) -> List[Problem]:
     """Look at the counts, and at the first and the last record of each split."""
-    splits = passport["splits"]
+    splits = manifest["splits"]
     images = {name: split["count"] + split["skipped"] for name, split in splits.items()}
-    problems = check_counts(passport["name"], len(passport["classes"]), images)
+    problems = check_counts(manifest["name"], len(manifest["classes"]), images)
     return problems + [each for split in splits.values() for each in recordio.check(directory, split)]
 
 

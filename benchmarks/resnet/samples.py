@@ -1,4 +1,4 @@
-"""ResNet's data set as samples, for benchmarks/common/data/mistakes.py: labels, and the begins of the images."""
+"""ResNet's data set as samples, for benchmarks/common/data/sample_checks.py: labels, and the begins of the images."""
 
 import struct
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any, List, Mapping
 
 import numpy as np
 
-from benchmarks.common.data import mistakes, recordio
+from benchmarks.common.data import recordio, sample_checks
 
 HEADER = struct.Struct("<IIIf")  # magic number, length with its flag, number of labels, label (recordio.py)
 BEGIN = 4096  # bytes of a record that tell it from others, next to its length
@@ -20,7 +20,9 @@ class Records:
         self.offsets = np.array([offset for _, offset in recordio.read_index(index)], np.int64)
 
     def keys(self, indices: np.ndarray) -> List[bytes]:
-        return [mistakes.key(np.frombuffer(record[HEADER.size + 16 :], np.uint8)) for record in self._read(indices)]
+        return [
+            sample_checks.key(np.frombuffer(record[HEADER.size + 16 :], np.uint8)) for record in self._read(indices)
+        ]
 
     def labels(self, indices: np.ndarray) -> np.ndarray:
         return np.array([HEADER.unpack_from(record)[3] for record in self._read(indices)]).astype(np.int64)
@@ -35,9 +37,9 @@ class Records:
         return found
 
 
-def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
+def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
     parts = {}
-    for name, split in passport["splits"].items():
+    for name, split in manifest["splits"].items():
         records = Records(directory, split)
-        parts[name] = mistakes.Part(len(records.offsets), records.keys, labels=records.labels)
-    return mistakes.View(parts, classes=len(passport["classes"]), is_shuffled=True)
+        parts[name] = sample_checks.Part(len(records.offsets), records.keys, labels=records.labels)
+    return sample_checks.View(parts, classes=len(manifest["classes"]), is_shuffled=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.common.checks.agreement import Tolerance
 from benchmarks.common.data import prepare
-from benchmarks.common.data.photographs import photographs
+from benchmarks.common.data.synthetic_images import jpegs
 from benchmarks.resnet.prepare import DATA_SET
 
 ROUNDED = Tolerance(0.01, 0.08)  # the same weights and images in another precision, layout or order of additions
@@ -27,7 +27,7 @@ def real_images(folder: Path, count: int) -> None:
     """Prepare ``count`` images to train on, of classes that they do not show."""
     with tempfile.TemporaryDirectory(dir=str(folder.parent)) as raw:
         for seed, (part, images) in enumerate((("train", count), ("val", EVALUATED))):
-            for number, data in enumerate(photographs(images, WIDTH, HEIGHT, seed)):
+            for number, data in enumerate(jpegs(images, WIDTH, HEIGHT, seed)):
                 place = Path(raw) / part / f"c{number % CLASSES}"
                 place.mkdir(parents=True, exist_ok=True)
                 (place / f"{number}.jpg").write_bytes(data)

@@ -5,7 +5,7 @@ from typing import Any, Callable, Dict
 
 import numpy as np
 
-from benchmarks.common.data import passport
+from benchmarks.common.data import manifest
 from benchmarks.common.export.export import Infer, Subject, Value
 from benchmarks.resnet.config import Hyperparameters
 from benchmarks.resnet.inputs import MEAN, STD, EvaluationInput
@@ -41,7 +41,7 @@ def subject(
             "mean": list(MEAN),
             "std": list(STD),
             "layout": config.layout,
-            "classes": passport.read(folder)["classes"],
+            "classes": manifest.read(folder)["classes"],
         },
     )
 

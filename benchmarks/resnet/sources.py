@@ -34,7 +34,7 @@ class Source(NamedTuple):
     name: str
     classes: Tuple[str, ...]
     images: Dict[str, List[Item]]  # those of train and of val
-    made: str  # description of it and of its split, for the passport
+    made: str  # description of it and of its split, for the manifest
     left_out: int = 0  # files that are no images by their suffix
 
     @property

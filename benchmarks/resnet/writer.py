@@ -10,7 +10,7 @@ import PIL
 
 from benchmarks.common.data import recordio, source_checks
 from benchmarks.common.data.images import CorruptImage
-from benchmarks.common.data.passport import File
+from benchmarks.common.data.manifest import File
 from benchmarks.common.data.prepare import Content, Listing, Split, check_room
 from benchmarks.common.data.progress import Progress
 from benchmarks.common.data.workers import Workers

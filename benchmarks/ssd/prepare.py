@@ -1,4 +1,4 @@
-"""Prepare SSD's data set: COCO's images and annotations with a passport, or check a prepared one.
+"""Prepare SSD's data set: COCO's images and annotations with a manifest, or check a prepared one.
 
     $ python -m benchmarks.ssd.prepare -o data/ssd                          # the toy data set
     $ python -m benchmarks.ssd.prepare /raw/coco -o /data/coco      # COCO 2017, folders or zips

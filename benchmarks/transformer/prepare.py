@@ -1,4 +1,4 @@
-"""Prepare the Transformer's data set: indexed sentences with a passport, or check a prepared one.
+"""Prepare the Transformer's data set: indexed sentences with a manifest, or check a prepared one.
 
     $ python -m benchmarks.transformer.prepare -o data/transformer                          # the toy data set
     $ python -m benchmarks.transformer.prepare /raw/wmt -o /data/wmt        # WMT's archives

@@ -20,7 +20,7 @@ from typing import Any, List, Mapping
 
 import numpy as np
 
-from benchmarks.common.data import passport
+from benchmarks.common.data import manifest
 from benchmarks.common.data.arrays import Sequences, check_sizes, opening
 from benchmarks.translation import PARTS, REFERENCES, SIDES, SOURCES, VOCABULARY, vocabulary
 from benchmarks.translation.vocabulary import Vocabulary
@@ -44,7 +44,7 @@ class DataSet:
     vocabulary: Vocabulary  # of both languages
     source_language: str
     target_language: str
-    passport: Mapping[str, Any]
+    manifest: Mapping[str, Any]
     folder: Path
 
     @cached_property
@@ -62,9 +62,9 @@ def open_data(folder: Path) -> DataSet:
     """Open a prepared data set; reads its vocabulary and no sentence, so that it may be open before the clock starts.
 
     Raises:
-        Problem: there is none, it is half-written, or its files are not those of its passport.
+        Problem: there is none, it is half-written, or its files are not those of its manifest.
     """
-    found = passport.read(folder)
+    found = manifest.read(folder)
     with opening(folder, "translation"):
         facts = found["facts"]
         pairs = {part: Pairs(*(_sentences(folder, part, side) for side in SIDES)) for part in PARTS}
@@ -86,10 +86,10 @@ def _sentences(folder: Path, part: str, side: str) -> Sequences:
 
 
 def check(data: DataSet) -> None:
-    # Compare the sizes of arrays and files with the passport, and read none of them.
-    folder, facts, splits = data.folder, data.passport["facts"], data.passport["splits"]
+    # Compare the sizes of arrays and files with the manifest, and read none of them.
+    folder, facts, splits = data.folder, data.manifest["facts"], data.manifest["splits"]
     expected = [("entries of the vocabulary", data.vocabulary.size, facts["vocabulary"])]
     for part, pairs in (("train", data.train), ("test", data.test)):
         for side, sentences in (("source", pairs.source), ("target", pairs.target)):
             expected.append((f"sentences in {part}_{side}", len(sentences), splits[part]["count"]))
-    check_sizes(folder, data.passport, expected)
+    check_sizes(folder, data.manifest, expected)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common.checks.selftest import write_passport
+from benchmarks.common.checks.selftest import write_manifest
 from benchmarks.translation import CODES, REFERENCES, SIDES, SOURCES, VOCABULARY, vocabulary
 
 PAIRS = 1 << 16
@@ -27,4 +27,4 @@ def write(folder: Path, benchmark: str, entries: int, pairs: int = PAIRS) -> Non
     for name in (SOURCES, REFERENCES):
         (folder / name).write_text("w1 w2\n" * counts["test"])
     facts = {"vocabulary": entries, "kind": vocabulary.BPE, "detokenized": False}
-    write_passport(folder, benchmark, counts, {**facts, "source_language": "qaa", "target_language": "qab"})
+    write_manifest(folder, benchmark, counts, {**facts, "source_language": "qaa", "target_language": "qab"})

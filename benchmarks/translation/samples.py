@@ -1,4 +1,4 @@
-"""Parallel text as samples, for benchmarks/common/data/mistakes.py: pairs of sentences, and their vocabulary."""
+"""Parallel text as samples, for benchmarks/common/data/sample_checks.py: pairs of sentences, and their vocabulary."""
 
 import html
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 import numpy as np
 
-from benchmarks.common.data import mistakes
+from benchmarks.common.data import sample_checks
 from benchmarks.common.data.arrays import Sequences
 from benchmarks.translation.arrays import DataSet, Pairs, open_data
 from benchmarks.translation.vocabulary import UNK
@@ -23,7 +23,7 @@ def _keys(pairs: Pairs) -> Callable[[np.ndarray], List[Optional[bytes]]]:
         for index in indices.tolist():
             source, target = pairs.source[index], pairs.target[index]
             is_short = 0 < len(source) + len(target) <= SHORT
-            found.append(None if is_short else mistakes.key(source, target) if len(target) else b"")
+            found.append(None if is_short else sample_checks.key(source, target) if len(target) else b"")
         return found
 
     return keys
@@ -37,19 +37,19 @@ def letters(text: str) -> str:
 def _same(data: DataSet, sentences: Sequences, lines: Sequence[str]) -> Dict[int, bool]:
     # Whether the tokens of a sentence have the letters of its line, by index; unknown tokens have others.
     right = {}
-    for index in mistakes.spread(len(sentences), 500).tolist():
+    for index in sample_checks.spread(len(sentences), 500).tolist():
         ids = sentences[index].tolist()
         if UNK not in ids:
             right[index] = letters(data.vocabulary.joined(ids)) == letters(lines[index])
     return right
 
 
-def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
+def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
     data = open_data(directory)
 
     def own() -> Iterator[Tuple[str, str]]:
         for name, pairs in (("train", data.train), ("test", data.test)):
-            chosen = mistakes.spread(len(pairs))
+            chosen = sample_checks.spread(len(pairs))
             lengths = [np.diff(side.offsets)[chosen] for side in (pairs.source, pairs.target)]
             if len(chosen) >= LEAST_PAIRS and all(each.std() for each in lengths):
                 related = float(np.corrcoef(*lengths)[0, 1])
@@ -57,7 +57,7 @@ def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
                     found = f"{name}: the lengths of both sides have a correlation of {related:.2f}"
                     yield f"{found}: the sides may not be aligned", f"at least {LEAST_RELATION}"
             for side, sentences in (("source", pairs.source), ("target", pairs.target)):
-                ids = sentences.tokens[mistakes.spread(len(sentences.tokens))]
+                ids = sentences.tokens[sample_checks.spread(len(sentences.tokens))]
                 if len(ids) and int(ids.max()) >= data.vocabulary.size:
                     yield f"{name}_{side}: tokens up to {int(ids.max()):,}", f"{data.vocabulary.size:,} entries"
                 elif float((ids == UNK).mean()) > MOST_UNKNOWN:
@@ -68,7 +68,9 @@ def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
         ):
             what = f"lines of {name} are not what its tokens say"
             expected = "the same order and the vocabulary that made the tokens"
-            yield from mistakes.agreement(_same(data, sentences, lines), what, expected, least=0.5)
+            yield from sample_checks.agreement(_same(data, sentences, lines), what, expected, least=0.5)
 
     parts = {"train": data.train, "test": data.test}
-    return mistakes.View({name: mistakes.Part(len(pairs), _keys(pairs)) for name, pairs in parts.items()}, own=own)
+    return sample_checks.View(
+        {name: sample_checks.Part(len(pairs), _keys(pairs)) for name, pairs in parts.items()}, own=own
+    )

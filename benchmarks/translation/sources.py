@@ -39,7 +39,7 @@ class Source(NamedTuple):
     languages: Tuple[str, str]
     form: str  # RAW, TOKENIZED, SPLIT or WHOLE
     codes: Optional[Path]  # merges that are given; None to learn them, or none
-    made: str  # how the parts came about, for the passport
+    made: str  # how the parts came about, for the manifest
     dictionary: Optional[Path] = None  # entries of subtokens; None for byte pair encoding
     corpus: str = ""  # which of WMT's lists; empty for other text
     latin: bool = False  # whether pairs outside of Latin-1 are left out of training

@@ -172,7 +172,7 @@ def _aligned(corpus: sources.Corpus, add: Any) -> List[Tuple[int, int, Tuple[int
 
 
 def _split(task: Task, args: argparse.Namespace) -> Dict[str, Any]:
-    # Write merges and vocabulary; return what the passport keeps of how.
+    # Write merges and vocabulary; return what the manifest keeps of how.
     scratch, source = task.scratch, task.source
     if source.dictionary:
         (scratch / CODES).write_text("")

@@ -117,7 +117,7 @@ def test_windows_and_the_one_with_most_context(length: int, parts: list[tuple[in
 def test_every_answer_of_the_toy_data_set_is_in_a_window(toy: Callable[[str], Path], tmp_path: Path) -> None:
     folder = toy("bert-squad")
     content = open_data(folder)
-    assert content.passport["facts"]["questions"]["test"] == len(content.questions)
+    assert content.manifest["facts"]["questions"]["test"] == len(content.questions)
     assert data.check_data(folder, "bert-squad").name == made.NAME
     answered: Counter[int] = Counter()
     for index in range(len(content.test)):

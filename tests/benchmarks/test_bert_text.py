@@ -373,7 +373,7 @@ def test_toy_set_is_the_documentation_of_python(tmp_path: Path) -> None:
     assert run("-o", tmp_path / "bert", workers=2)[0] == 0
     toy = open_data(tmp_path / "bert")
     sizes = toy.vocabulary.size, toy.sequence_length, toy.max_predictions, len(toy.test), len(toy.train) > 10000
-    assert (toy.passport["name"], *sizes) == ("python-text", 2048, 128, 20, 1000, True)
+    assert (toy.manifest["name"], *sizes) == ("python-text", 2048, 128, 20, 1000, True)
     words = toy.vocabulary.text(np.concatenate([toy.train.original(number) for number in range(200)])).split()
     assert words.count("the") / len(words) > 0.02 and "[UNK]" not in words
 
@@ -388,13 +388,13 @@ def test_excerpt_of_wikipedia_is_prepared(tmp_path: Path) -> None:
     assert run(raw, "-o", tmp_path / "to", "--duplication", 2, workers=2)[0] == 0
     data = open_data(tmp_path / "to")
     # Documents, sentences, redirects and bytes were counted from the XML by ElementTree as well
-    assert data.passport["facts"] == {
+    assert data.manifest["facts"] == {
         "vocabulary": 30522, "sequence_length": 512, "max_predictions": 76, "kind": "text", "duplication": 2,
         "tokens": {"train": 1359966, "test": 45703}, "masked": {"train": 202250, "test": 6793},
         "documents": {"train": 100, "test": 5},
     }  # fmt: skip
-    assert data.passport["how"]["text"] == {"documents": 105, "sentences": 18295, "bytes": 2541225, "unknown": 63}
-    assert data.passport["how"]["left_out"] == {
+    assert data.manifest["how"]["text"] == {"documents": 105, "sentences": 18295, "bytes": 2541225, "unknown": 63}
+    assert data.manifest["how"]["left_out"] == {
         "redirects": 99, "pages of other namespaces": 1, "pages without text": 1, "bytes of XML": 6086200,
         "copies of evaluation documents": 0,
     }  # fmt: skip
@@ -452,7 +452,7 @@ def test_prepared_arrays(source: Path, prepared: Path, tmp_path: Path) -> None:
     open_data(with_other_offsets(prepared, tmp_path / "copy"))  # Reads no values of arrays
     data = open_data(prepared)
     assert max(data.train.tokens.max(), data.train.masked_labels.max()) < data.vocabulary.size
-    facts, how = data.passport["facts"], data.passport["how"]
+    facts, how = data.manifest["facts"], data.manifest["how"]
     assert (facts["sequence_length"], facts["max_predictions"], facts["duplication"]) == (40, 6, 3)
     copies = how["left_out"]["copies of evaluation documents"]
     assert copies and facts["documents"] == {"train": 172 - copies, "test": 9}
@@ -464,8 +464,8 @@ def test_prepared_arrays(source: Path, prepared: Path, tmp_path: Path) -> None:
     assert not test & train
     assert len({bytes(data.train[number]) for number in range(len(data.train))}) > 0.99 * len(data.train)
     assert run(source, "-o", tmp_path / "other", *SHORT, "--seed", 1)[0] == 0
-    other = open_data(tmp_path / "other").passport
-    assert (other["how"]["text"], other["id"] != data.passport["id"]) == (how["text"], True)
+    other = open_data(tmp_path / "other").manifest
+    assert (other["how"]["text"], other["id"] != data.manifest["id"]) == (how["text"], True)
 
 
 @in_small_shards
@@ -505,7 +505,7 @@ def test_listed_articles_are_the_evaluation_set(raw: Path, tmp_path: Path) -> No
     assert run(raw, "-o", tmp_path / "to", *SHORT, "--evaluation-list", listed)[0] == 0
     data = open_data(tmp_path / "to")
     # The copy of the first file is left out too
-    assert data.passport["facts"]["documents"] == {"train": 177, "test": 2}
+    assert data.manifest["facts"]["documents"] == {"train": 177, "test": 2}
     text = " ".join(documents[3].split() + documents[17].split())
     for number, second in enumerate(data.test.second):
         assert data.vocabulary.text(data.test.original(number)[1 : second - 1]) in text
@@ -610,7 +610,7 @@ def by_content(samples: Samples) -> list[tuple[Any, ...]]:
 def test_records_of_tensorflow_are_converted(packed: Path, drawn: Samples, tmp_path: Path) -> None:
     assert convert(packed, tmp_path / "to")[0] == 0
     data = open_data(tmp_path / "to")
-    assert (data.sequence_length, data.max_predictions, data.passport["facts"]["kind"]) == (64, 9, "records")
+    assert (data.sequence_length, data.max_predictions, data.manifest["facts"]["kind"]) == (64, 9, "records")
     assert by_content(data.train) == by_content(take(drawn, 0, 90))
     # Evaluation reads the samples in the order of the files
     held = take(drawn, 90, 120)

@@ -20,7 +20,7 @@ import pytest
 from benchmarks.common.data.problem import Problem
 from encore import data, paths
 from encore.cli.data import describe
-from tests.preparing import Lines, notes, passport, refused, run
+from tests.preparing import Lines, manifest, notes, refused, run
 
 
 def save_noise(path: Path, sigma: int) -> None:
@@ -144,12 +144,12 @@ def failed(outcome: tuple[int, Lines], problem: str, code: int = 2) -> Any:
 
 @pytest.fixture
 def interrupted(benchmark: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    # A preparation that was interrupted when all files but its passport were complete
+    # A preparation that was interrupted when all files but its manifest were complete
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("benchmarks.common.data.passport.write", interrupt)
+        patch.setattr("benchmarks.common.data.manifest.write", interrupt)
         failed(prepare(benchmark, source, tmp_path / "to"), "interrupted", code=130)
     assert (tmp_path / "to" / SOURCES[benchmark][1]).exists()
     return tmp_path / "to"
@@ -187,10 +187,10 @@ def test_finished_set_is_not_replaced(benchmark: str, source: Path, tmp_path: Pa
     assert prepare(benchmark, source, to, "--seed", 7, "--overwrite")[0] == 0
     file.write_bytes(b"")
     failed(prepare(benchmark, source, to, "--seed", 7), "have changed since")
-    for passport_text in ("{", ""):  # Files of another program
+    for manifest_text in ("{", ""):  # Files of another program
         file.write_bytes(b"precious")
-        (to / "dataset.json").write_text(passport_text)
-        failed(prepare(benchmark, source, to), "without a passport")
+        (to / "dataset.json").write_text(manifest_text)
+        failed(prepare(benchmark, source, to), "without a manifest")
         assert file.read_bytes() == b"precious"
 
 
@@ -203,8 +203,8 @@ def test_interrupted_preparation_resumes_to_the_same_set(
     assert (code, benchmark in ONE_PASS or "resuming:" in notes(lines)) == (0, True)
     assert any(line.get("phase") == "index" for line in lines) == (benchmark == "resnet")
     assert prepare(benchmark, source, tmp_path / "reference")[0] == 0
-    facts = passport(interrupted)
-    assert facts["id"] == passport(tmp_path / "reference")["id"]
+    facts = manifest(interrupted)
+    assert facts["id"] == manifest(tmp_path / "reference")["id"]
     assert not (interrupted / "parts").exists()
     assert ("classes" in describe(data.read_passport(interrupted))) == (benchmark in ("resnet", "ssd"))
     for words in ((), ("--quick",)):
@@ -223,7 +223,7 @@ def test_other_source_or_options_start_over(benchmark: str, name: str, source: P
         (file,) = source.iterdir()
         file.write_text("".join(reversed(file.read_text().splitlines(keepends=True))))
     noted(prepare(benchmark, source, interrupted, "--name", name), "starting over")
-    assert passport(interrupted)["name"] == name
+    assert manifest(interrupted)["name"] == name
 
 
 @pytest.mark.slow
@@ -274,7 +274,7 @@ def test_evaluation_data_in_the_training_data_are_refused(benchmark: str, source
     error = failed(prepare(benchmark, source, tmp_path / "to", *words), problem)
     assert error["found"].startswith(problem) and first in error["found"] and "--allow-overlap" in error["hint"]
     noted(prepare(benchmark, source, tmp_path / "to", *words, "--allow-overlap"), f"warning: {problem}")
-    assert passport(tmp_path / "to")["how"]["in_both"] == int(count.split()[0])
+    assert manifest(tmp_path / "to")["how"]["in_both"] == int(count.split()[0])
 
 
 @pytest.mark.parametrize("benchmark", ["gnmt"])
@@ -320,7 +320,7 @@ def test_byte_order_mark_is_ignored(benchmark: str, source: Path, tmp_path: Path
         if (source / name).exists():
             (source / name).write_text((source / name).read_text(), encoding="utf-8-sig")
     assert run(benchmark, source, "-o", tmp_path / "marked")[0] == 0
-    assert passport(tmp_path / "marked")["id"] == passport(tmp_path / "plain")["id"]
+    assert manifest(tmp_path / "marked")["id"] == manifest(tmp_path / "plain")["id"]
 
 
 JSON_LINES: dict[str, Callable[[Any], dict[str, Any]]] = {

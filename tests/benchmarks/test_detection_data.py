@@ -21,7 +21,7 @@ from benchmarks.detection.annotations import DataSet, open_data
 from encore import data
 from encore.errors import EncoreError
 from tests import preparing
-from tests.preparing import notes, passport
+from tests.preparing import manifest, notes
 from tests.trainings import with_other_offsets
 
 Image = pytest.importorskip("PIL.Image")
@@ -120,13 +120,13 @@ def test_arrays_have_the_content_of_the_json_file(opened: DataSet) -> None:
         assert all(part.path(n).name == part.files[n] == f"{10 * (n + 1):012}.jpg" for n in range(count))
         polygons = [[polygon.ravel().tolist() for polygon in part.polygons(number)] for number in range(4)]
         assert polygons == [TWO_SQUARES, CORNER, [], TWO_SQUARES]
-    assert opened.passport["facts"]["counts"] == {
+    assert opened.manifest["facts"]["counts"] == {
         "categories": 3,
         "images in train": 7, "images with annotations in train": 6, "objects in train": 8, "crowds in train": 1,
         "images in val": 3, "images with annotations in val": 2, "objects in val": 4, "crowds in val": 1,
     }  # fmt: skip
     size = sum(path.stat().st_size for path in (opened.folder / "val2017").iterdir())
-    assert opened.passport["splits"]["val"]["unlisted_bytes"] == size
+    assert opened.manifest["splits"]["val"]["unlisted_bytes"] == size
     for path in (opened.folder / "annotations" / "instances_val2017.json", opened.train.path(0)):
         assert path.stat().st_nlink > 1, "files are linked, not copied"
 
@@ -139,8 +139,8 @@ def test_data_set_is_that_of_both_benchmarks(published: Path, opened: DataSet, t
         data.check_data(opened.folder, "gnmt")
     # Without errors in the source, --skip-flawed changes nothing
     assert preparing.run("maskrcnn", published, "-o", tmp_path / "to", "--skip-flawed")[0] == 0
-    skipping = passport(tmp_path / "to")
-    assert skipping == passport(opened.folder) | {name: skipping[name] for name in ("how", "sha256")}
+    skipping = manifest(tmp_path / "to")
+    assert skipping == manifest(opened.folder) | {name: skipping[name] for name in ("how", "sha256")}
     code, lines = preparing.run("maskrcnn", published, "-o", opened.folder)
     assert (code, "nothing to do" in notes(lines)) == (0, True)
 
@@ -162,7 +162,7 @@ def test_other_layouts_give_the_same_data(source: Path, opened: DataSet, tmp_pat
             (source / name).rename(source / "images" / name)
     if layout == "zips":
         zip_folder(source, "annotations", "annotations_trainval2017.zip", zipfile.ZIP_DEFLATED)
-    assert prepare(source, tmp_path / "to")[0].passport["id"] == opened.passport["id"]
+    assert prepare(source, tmp_path / "to")[0].manifest["id"] == opened.manifest["id"]
     assert run("--verify", tmp_path / "to")[0] == 0
 
 
@@ -403,10 +403,10 @@ def test_only_the_published_counts_are_coco(source: Path, tmp_path: Path, monkey
     error = error_of(source, "-o", tmp_path / "to", "--name", "coco2017")
     assert (error["found"], error["expected"]) == ("coco2017 with 7 images in train", "118,287")
     source = source.rename(tmp_path / "coco2017")
-    assert prepare(source, tmp_path / "own")[0].passport["name"] == "coco2017-own"
+    assert prepare(source, tmp_path / "own")[0].manifest["name"] == "coco2017-own"
     with monkeypatch.context() as patch:
         publish_toy_counts(patch)
-        assert prepare(source, tmp_path / "full")[0].passport["name"] == "coco2017"
+        assert prepare(source, tmp_path / "full")[0].manifest["name"] == "coco2017"
     assert error_of("--verify", tmp_path / "full")["expected"] == "118,287"
 
 
@@ -451,7 +451,7 @@ def test_resumed_preparation_reads_only_the_missing_images(
     resumed, noted = prepare(source, tmp_path / "to")
     # A worker may have finished the task of val before it was stopped
     assert re.search("resuming: [23] of 4 parts of images were finished before", noted)
-    assert resumed.passport["id"] == opened.passport["id"]
+    assert resumed.manifest["id"] == opened.manifest["id"]
 
 
 @pytest.mark.parametrize(("words", "first"), [((), 10), (("--quick",), 20)], ids=["every byte", "quick"])

@@ -124,12 +124,12 @@ def test_placement_keeps_within_memory() -> None:
 def test_days_are_split_shuffled_and_encoded(tmp_path: Path) -> None:
     raw = write_days(tmp_path / "raw", 3, 1501)
     prepare(raw, "-o", tmp_path / "one")
-    passport = preparing.passport(tmp_path / "one")
-    assert {split: content["count"] for split, content in passport["splits"].items()} == {"train": 3002, "val": 751}
-    assert (passport["name"], passport["facts"]["table_sizes"]) == ("criteo-3-days", [*range(40, 66)])
+    manifest = preparing.manifest(tmp_path / "one")
+    assert {split: content["count"] for split, content in manifest["splits"].items()} == {"train": 3002, "val": 751}
+    assert (manifest["name"], manifest["facts"]["table_sizes"]) == ("criteo-3-days", [*range(40, 66)])
     assert preparing.called("dlrm", raw, "-o", tmp_path / "two", "--workers", 2)[0] == 0
     prepare(raw, "-o", tmp_path / "three", "--seed", 1)
-    ids = [preparing.passport(tmp_path / name)["id"] for name in ("one", "two", "three")]
+    ids = [preparing.manifest(tmp_path / name)["id"] for name in ("one", "two", "three")]
     assert ids[0] == ids[1] != ids[2], "the number of workers does not change the data, the seed does"
     prepare("--verify", tmp_path / "one")
     # The label, the 26 indices, log(1 + x) of the 13 integers
@@ -155,7 +155,7 @@ def test_disk_space_is_allocated_before_the_first_row(tmp_path: Path) -> None:
 def test_rare_values_share_a_row(tmp_path: Path) -> None:
     prepare(write_days(tmp_path / "raw", 2, 300), "-o", tmp_path / "to", "--frequency-threshold", 8)
     # 300 training rows: every value occurs 7 or 8 times in the table with 40 values, 4 or 5 times in that with 65
-    assert preparing.passport(tmp_path / "to")["facts"]["table_sizes"] == [21, 14, 7] + [1] * 23
+    assert preparing.manifest(tmp_path / "to")["facts"]["table_sizes"] == [21, 14, 7] + [1] * 23
     frequent = np.array([3, 5, 9])
     plan = writer.Plan(tmp_path, 100, 8, 0)
     for repeats in (1, 10):  # fewer values than the limit, and more
@@ -174,7 +174,7 @@ def test_interrupted_preparation_continues(tmp_path: Path) -> None:
     assert list((tmp_path / "to").glob("parts/train-*.json"))
     assert not (tmp_path / "to" / "dataset.json").exists()
     prepare(raw, "-o", tmp_path / "to")
-    first, second = (preparing.passport(tmp_path / name)["id"] for name in ("uninterrupted", "to"))
+    first, second = (preparing.manifest(tmp_path / name)["id"] for name in ("uninterrupted", "to"))
     assert first == second
     assert "nothing to do" in prepare(raw, "-o", tmp_path / "to")
 
@@ -192,7 +192,7 @@ def test_bad_sources_are_rejected(tmp_path: Path) -> None:
     cut.write_text(text.replace("\t000000", "\t-00000"), encoding="ascii")
     assert "are malformed; the first is line 1 of" in prepare(raw, *to, code=2)
     prepare(raw, *to, "--skip-corrupt")
-    assert preparing.passport(tmp_path / "to")["facts"]["malformed"] == 200
+    assert preparing.manifest(tmp_path / "to")["facts"]["malformed"] == 200
     assert "holds the data set criteo-3-days, made from another source" in prepare(raw, *to, "--seed", 5, code=2)
     (tmp_path / "empty").mkdir()
     assert "no day_0 and no train.txt" in prepare(tmp_path / "empty", *to, code=2)

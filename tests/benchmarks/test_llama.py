@@ -143,7 +143,7 @@ def test_text_is_tokenized(tmp_path: Path, raw: Path, tokenizer: Path, suffix: s
         ids = [documents.read(number, 0, 99).tolist() for number in range(len(documents.lengths))]
         assert [tokens[-1] for tokens in ids] == [read.token_to_id(tokenization.END)] * len(source)
         assert [read.decode(tokens[:-1]) for tokens in ids] == source
-    assert content.passport["facts"]["documents"] == {"train": 2, "test": 1}
+    assert content.manifest["facts"]["documents"] == {"train": 2, "test": 1}
     assert prepare("--verify", tmp_path / "to")[0] == 0
 
 
@@ -156,7 +156,7 @@ def test_indexed_files_are_linked_and_checked(tmp_path: Path, raw: Path, tokeniz
     assert code == 0, lines[-1]
     assert "facts.documents.test 20 for 91,205" in preparing.notes(lines)
     assert (tmp_path / "to" / "train.bin").samefile(f"{train}.bin")
-    assert open_data(tmp_path / "to").passport["name"] == "own data"
+    assert open_data(tmp_path / "to").manifest["name"] == "own data"
     write_documents(valid, [[3, entries]] * 20)
     message = preparing.refused(prepare(raw, "-o", tmp_path / "other", "--tokenizer", tokenizer))
     assert f"document 0 (from 0) has the token {entries}" in message
@@ -401,8 +401,8 @@ def test_texts_are_packed_and_only_summaries_count_in_evaluation(tmp_path: Path)
     code, lines = lora_prepare(raw, "-o", tmp_path / "to", "--sequence-length", 200)
     assert code == 0, lines[-1]
     content, end = open_lora_data(tmp_path / "to"), tokenizer.token_to_id(tokenization.END)
-    passport = content.passport
-    assert (passport["how"]["left_out"], passport["name"]) == ({"train": 1, "test": 0}, "raw")
+    manifest = content.manifest
+    assert (manifest["how"]["left_out"], manifest["name"]) == ({"train": 1, "test": 0}, "raw")
     for word, samples in (("town", content.train), ("sea", content.test)):
         stream = samples.tokens.flatten().tolist()
         assert samples.length == 200 and len(samples) >= 2

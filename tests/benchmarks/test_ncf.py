@@ -63,10 +63,10 @@ def test_form_of_the_ratings_does_not_matter(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "ml-mine.zip", "w") as archive:
         archive.writestr("ml-mine/ratings.csv", EQUIVALENT["plain"][1])
     prepare(tmp_path / "ml-mine.zip", "-o", tmp_path / "zip set", "--name", "mine")
-    passport = data.read_passport(tmp_path / "zip set")
-    assert set(ids.values()) == {passport.id}, ids
-    assert passport.counts == {"train": 24, "test": 6}
-    assert data.check_data(tmp_path / "zip set", "ncf") == passport
+    manifest = data.read_passport(tmp_path / "zip set")
+    assert set(ids.values()) == {manifest.id}, ids
+    assert manifest.counts == {"train": 24, "test": 6}
+    assert data.check_data(tmp_path / "zip set", "ncf") == manifest
     # A user rates 5 successive items, the last one last in time; the negatives are the other items, repeated.
     arrays = arrays_of(tmp_path / "zip set")
     negatives = arrays.pop("test_negatives")
@@ -138,8 +138,8 @@ def write_paper(folder: Path, **changes: str) -> Path:
 def test_files_of_the_paper(tmp_path: Path) -> None:
     output = prepare(write_paper(tmp_path / "raw"), "-o", tmp_path / "to")
     assert "1 of 6 items are held out and never trained on (the first is 4)" in output
-    passport = data.read_passport(tmp_path / "to")
-    assert (passport.name, passport.counts) == ("x", {"train": 4, "test": 2})
+    manifest = data.read_passport(tmp_path / "to")
+    assert (manifest.name, manifest.counts) == ("x", {"train": 4, "test": 2})
     assert "error" not in prepare("--verify", tmp_path / "to")
     assert arrays_of(tmp_path / "to") == {
         "train_users": [0, 0, 1, 1], "train_items": [1, 2, 0, 3], "test_items": [3, 4],

@@ -23,7 +23,7 @@ import pytest
 import scipy.io
 from PIL import Image
 
-from benchmarks.common.data import passport as passports
+from benchmarks.common.data import manifest as manifests
 from benchmarks.common.data.recordio import read_index, read_record, unpack
 from benchmarks.resnet import parts
 from benchmarks.resnet.prepare import check
@@ -90,7 +90,7 @@ def records(folder: Path, split: str) -> list[tuple[float, bytes]]:
 
 
 def id_of(folder: Path) -> str:
-    return str(preparing.passport(folder)["id"])
+    return str(preparing.manifest(folder)["id"])
 
 
 # -- sources ------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_class_folders_give_labels_and_unchanged_images(tmp_path: Path, pets: Pa
     assert preparing.run("resnet", pets, "-o", tmp_path / "workers")[0] == 0
     prepare(pets, "-o", tmp_path / "other", "--seed", 1)
     assert id_of(tmp_path / "workers") == id_of(tmp_path / "out") != id_of(tmp_path / "other")
-    assert preparing.passport(tmp_path / "out")["name"] == "pets"
+    assert preparing.manifest(tmp_path / "out")["name"] == "pets"
 
 
 def test_one_tree_is_split_by_class(tmp_path: Path, images: Path, prepare: Prepare) -> None:
@@ -155,7 +155,7 @@ def test_tars_of_imagenet_are_read(tmp_path: Path, images: Path, imagenet: Path,
     out = tmp_path / "out"
     assert "imagenet with 3 classes" in prepare(imagenet, "-o", out, code=2)[-1]["error"]["found"]
     prepare(imagenet, "-o", out, "--name", "tiny-imagenet")
-    assert preparing.passport(out)["classes"] == list(WORDNET_IDS)
+    assert preparing.manifest(out)["classes"] == list(WORDNET_IDS)
     contents = [(images / f"{number:02}.jpg").read_bytes() for number in range(30)]
     assert sorted(records(out, "train")) == sorted((number // 8, contents[number]) for number in range(24))
     # Classes 1 2 3 3 2 1 of the devkit, which numbers n02084071, n01440764, n01443537
@@ -207,9 +207,9 @@ def test_corrupt_images_are_named_then_skipped(tmp_path: Path, pets: Path, prepa
     assert not (tmp_path / "out" / "dataset.json").exists()
     code, lines = preparing.run("resnet", pets, "-o", tmp_path / "out", "--skip-corrupt")
     assert (code, "resuming: 8 of 8 parts" in preparing.notes(lines)) == (0, True)
-    split = preparing.passport(tmp_path / "out")["splits"]["train"]
+    split = preparing.manifest(tmp_path / "out")["splits"]["train"]
     assert (split["count"], split["skipped"], split["skipped_names"]) == (22, 2, ["ant/00.jpg", "bee/10.jpg"])
-    assert passports.verify(tmp_path / "out", check=check) == []
+    assert manifests.verify(tmp_path / "out", check=check) == []
 
 
 SCALE = np.linspace(0, 1, 48 * 64).reshape(48, 64) ** 2  # Mean 1/3, so that an inverted image differs
@@ -298,7 +298,7 @@ def test_interrupted_preparation_ends_its_workers_and_resumes(
     assert number == signal.SIGKILL or "it resumes" in json.loads(printed.splitlines()[-1])["error"]["hint"]
     assert "Traceback" not in errors
     assert psutil.wait_procs(workers, timeout=PATIENCE)[1] == []
-    assert "half-written" in passports.verify(tmp_path / "out")[0].found
+    assert "half-written" in manifests.verify(tmp_path / "out")[0].found
     prepare(*words, tmp_path / "out")
     prepare(*words, tmp_path / "reference")
     assert id_of(tmp_path / "out") == id_of(tmp_path / "reference")

@@ -18,7 +18,7 @@ from benchmarks.common.checks import selftest, trainings
 from benchmarks.common.checks.agreement import Losses, Result, Tolerance, compared, read_losses
 from benchmarks.common.checks.selftest import Bench
 from benchmarks.common.checks.trainings import Failed, Skipped
-from benchmarks.common.data import passport
+from benchmarks.common.data import manifest
 from benchmarks.dlrm import blocks
 from encore import catalogue, configuration
 
@@ -246,12 +246,12 @@ def test_data_sets_of_published_sizes(tmp_path: Path) -> None:
     ncf.real_sizes(tmp_path, 50, 40, 300)
     users, items = (np.load(tmp_path / f"train_{name}.npy") for name in ("users", "items"))
     assert (np.diff(users.astype(int) * 40 + items) > 0).all(), "unique pairs, sorted by user, then by item"
-    assert (users.max() < 50, items.max() < 40, passport.read(tmp_path)["facts"]["users"]) == (True, True, 50)
+    assert (users.max() < 50, items.max() < 40, manifest.read(tmp_path)["facts"]["users"]) == (True, True, 50)
     dlrm.real_sizes(tmp_path, 3000, 70)
     rows = blocks.open_blocks(tmp_path / "train.bin", 3000)
     indices = rows[:, blocks.FIRST_TABLE :]
     assert (indices.min() >= 0, indices.max() < 70, set(np.unique(rows[:, 0]))) == (True, True, {0, 1})
-    assert passport.read(tmp_path)["splits"]["train"]["count"] == 3000
+    assert manifest.read(tmp_path)["splits"]["train"]["count"] == 3000
 
 
 def test_random_data_set_for_squad(tmp_path: Path) -> None:

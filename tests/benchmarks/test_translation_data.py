@@ -117,7 +117,7 @@ def test_pairs_are_cleaned_and_files_may_be_compressed(split: Path, tmp_path: Pa
     assert token_lists(first, "target")[4] == ["eins"]
     assert first.vocabulary.text(first.train.source[3]) == "it is raining 3,000 times"
     assert first.vocabulary.entries[:9] == (*words.SPECIAL, ".", ",", "the", "3,000", "3.000")
-    assert (first.references, first.passport["facts"]) == (REVERSED["de"], {
+    assert (first.references, first.manifest["facts"]) == (REVERSED["de"], {
         "source_language": "en", "target_language": "de", "vocabulary": first.vocabulary.size, "kind": "bpe",
         "detokenized": False, "tokens": {"train": [24, 21], "test": [23, 20]},
     })  # fmt: skip
@@ -280,7 +280,7 @@ def test_archives_are_joined_in_the_submitted_order(wmt17: Path, tmp_path: Path)
     dataset = open_data(tmp_path / "to")
     targets = [dataset.vocabulary.text(dataset.train.target[number]) for number in range(3)]
     assert targets == ["haus 0", "haus 1", "haus 2"]
-    kind = dataset.passport["name"], dataset.passport["facts"]["kind"], dataset.vocabulary.size, dataset.references
+    kind = dataset.manifest["name"], dataset.manifest["facts"]["kind"], dataset.vocabulary.size, dataset.references
     assert kind == ("own data", SUBTOKENS, 44, ["house"])
     assert not list(tmp_path.rglob("evil*"))
 
@@ -489,7 +489,7 @@ def test_raw_text_is_tokenized_and_split(tmp_path: Path, pytorch_python: Path) -
     code, lines = run(raw, "-o", tmp_path / "to", "--merges", 60)
     assert code == 0, lines
     dataset, codes = open_data(tmp_path / "to"), (tmp_path / "to" / CODES).read_text().splitlines()
-    assert (dataset.passport["facts"]["detokenized"], dataset.references) == (True, REVERSED["de"])
+    assert (dataset.manifest["facts"]["detokenized"], dataset.references) == (True, REVERSED["de"])
     assert (codes[:4], len(codes)) == (["#version: 0.2", "m a", "i n", "e s</w>"], 61)
     assert words.join_bpe(token_lists(dataset, "source")[3]) == "it is raining 3,000 times"
     # The text that these codes split is accepted with them, and refused with other codes

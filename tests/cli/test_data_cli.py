@@ -20,7 +20,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from benchmarks.common.data import passport, published
+from benchmarks.common.data import manifest, published
 from benchmarks.translation import wmt
 from encore import catalogue, data, download, paths
 from encore.cli.app import app
@@ -43,7 +43,7 @@ def scenes(tmp_path: Path) -> Path:
         file = {"name": f"{name}.rec", "bytes": size, "sha256": "0" * 64}
         splits[name] = {"count": size // 3, "files": [file], "unlisted_bytes": 1000}
     content = {"benchmark": "ssd", "name": "scenes", "classes": ["a", "b"], "splits": splits, "facts": {}, "how": {}}
-    passport.write({**content, "shared_with": ["ssd", "maskrcnn"]}, folder)
+    manifest.write({**content, "shared_with": ["ssd", "maskrcnn"]}, folder)
     return folder
 
 
@@ -239,7 +239,7 @@ def edit(folder: Path, **changes: Any) -> None:
 DAMAGES = {
     "missing": (shutil.rmtree, "no such folder"),
     "half-written": (lambda folder: (folder / "dataset.json").rename(folder / "parts"), "is half-written"),
-    "no passport": (lambda folder: (folder / "dataset.json").unlink(), "holds no prepared data set"),
+    "no manifest": (lambda folder: (folder / "dataset.json").unlink(), "holds no prepared data set"),
     "damaged": (lambda folder: (folder / "dataset.json").write_text("{"), "is damaged"),
     "fields": (lambda folder: edit(folder, splits=[1]), "is damaged"),
     "schema": (lambda folder: edit(folder, schema=7), "has schema 7"),

@@ -44,7 +44,7 @@ def test_every_command_with_json_has_a_schema() -> None:
 
 
 def test_versions_equal_those_of_the_files() -> None:
-    text = (paths.BENCHMARKS / "common" / "data" / "passport.py").read_text(encoding="utf-8")
+    text = (paths.BENCHMARKS / "common" / "data" / "manifest.py").read_text(encoding="utf-8")
     versions = [schemas.published()[name].version for name in ("run", "bundle", "dataset")]
     assert versions == [run_folder.SCHEMA, bundle.SCHEMA, int(re.findall(r"^SCHEMA = (\d+)$", text, re.MULTILINE)[0])]
 

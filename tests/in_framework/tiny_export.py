@@ -50,7 +50,7 @@ def main() -> None:
     }
     found = onnxruntime.InferenceSession(folder / "model.onnx").run([QUOTED, "sum"], inputs)
     np.savez(folder / "example.npz", **inputs, **dict(zip((QUOTED, "sum"), found)))
-    passport = {
+    manifest = {
         "name": "tiny",
         "benchmark": "tiny",
         "framework": "pytorch",
@@ -69,7 +69,7 @@ def main() -> None:
         "reached": True,
         "checked": {"samples": SAMPLES, "largest_difference": 0.0, "tolerance": 1e-5},
     }
-    (folder / "export.json").write_text(json.dumps(passport), encoding="utf-8")
+    (folder / "export.json").write_text(json.dumps(manifest), encoding="utf-8")
 
 
 if __name__ == "__main__":

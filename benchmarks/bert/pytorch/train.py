@@ -23,7 +23,7 @@ from benchmarks.common.run import mllog, stopping
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
-from benchmarks.common.torch import abilities, lamb, low_precision
+from benchmarks.common.torch import capabilities, lamb, low_precision
 from benchmarks.common.torch.flat_optimizer import FlatOptimizer, Rate, Rates, ScaleRule
 from benchmarks.common.torch.generators import drawn_from, seed_dropout, without_trace
 from benchmarks.language.arrays import DataSet, Samples, open_data
@@ -193,7 +193,7 @@ def warm_up(training: Training) -> None:
     with without_trace(training.optimizer, training.ranks):
         if config.compile and (config.cuda_graph or config.warm_up_steps):
             example = synthetic_batch(config, training.vocabulary, training.ranks)[0]
-            abilities.compile_in_turns(lambda: training.micro_step(example, False), training.ranks)
+            capabilities.compile_in_turns(lambda: training.micro_step(example, False), training.ranks)
             training.optimizer.gradients.zero_()
         if config.cuda_graph:
             # Rows of one step may have a graph on one rank and none on another: sums are in no graph, but follow it.

@@ -193,7 +193,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     # No window is read before run_start.
     with run.timed(timeline, partial(of_window, config, data.train)):
         batches = training_input(config, data, steps, ranks, run.position)
-        questions = data.passport["facts"]["questions"]
+        questions = data.manifest["facts"]["questions"]
         run.log(samples(questions["train"], questions["test"]))
         run.register_state(training.state_dict, training.optimizer.rank_state_dict)
         with closing(batches):

@@ -29,7 +29,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from benchmarks.common.checks import bench as bench_loops
 from benchmarks.common.checks.agreement import Losses, Result, Tolerance, as_far_as, compared, read_losses
 from benchmarks.common.checks.trainings import EXIT_SECONDS, Failed, Skipped, interrupt, launcher, run
-from benchmarks.common.data import passport
+from benchmarks.common.data import manifest
 
 EPOCHS = 2
 IMAGES = {"gpu": 512, "cpu": 64}  # JPEGs of real size that are generated
@@ -142,10 +142,10 @@ def base_of(suite: Suite, small: Mapping[str, Any], device: str) -> Dict[str, An
     return {**base, **{name: value for name, value in suite.settings.items() if name in base}}
 
 
-def write_passport(folder: Path, benchmark: str, counts: Mapping[str, int], facts: Mapping[str, Any]) -> None:
+def write_manifest(folder: Path, benchmark: str, counts: Mapping[str, int], facts: Mapping[str, Any]) -> None:
     splits = {name: {"count": count, "files": []} for name, count in counts.items()}
     content = {"name": "noise", "benchmark": benchmark, "classes": [], "splits": splits, "facts": facts, "how": {}}
-    passport.write(content, folder)
+    manifest.write(content, folder)
 
 
 Check = Callable[[Bench], Result]

@@ -1,4 +1,4 @@
-"""NumPy files of a data set: written so that a full disk shows, read as memory maps, compared with the passport."""
+"""NumPy files of a data set: written so that a full disk shows, read as memory maps, compared with the manifest."""
 
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Iterator, Mapping, Sequence, Tuple
 import numpy as np
 
 from benchmarks.common.data.files import in_one_step
-from benchmarks.common.data.passport import prepare_again
+from benchmarks.common.data.manifest import prepare_again
 from benchmarks.common.data.problem import Problem
 
 Expected = Tuple[str, int, int]  # a thing that is counted, how many there are, and how many there should be
@@ -78,9 +78,9 @@ def opening(folder: Path, kind: str) -> Iterator[None]:
         raise Problem(f"{folder}: {found}", f"a data set for {kind}", prepare_again(folder)) from None
 
 
-def check_sizes(folder: Path, passport: Mapping[str, Any], expected: Sequence[Expected]) -> None:
-    """Refuse what is not as ``expected``, and a file whose size is not the passport's; reads no file."""
-    files = [file for split in passport["splits"].values() for file in split["files"]]
+def check_sizes(folder: Path, manifest: Mapping[str, Any], expected: Sequence[Expected]) -> None:
+    """Refuse what is not as ``expected``, and a file whose size is not the manifest's; reads no file."""
+    files = [file for split in manifest["splits"].values() for file in split["files"]]
     sizes = [(f"bytes in {each['name']}", (folder / each["name"]).stat().st_size, each["bytes"]) for each in files]
     for what, got, want in (*expected, *sizes):
         if got != want:

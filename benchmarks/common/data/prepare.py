@@ -1,4 +1,4 @@
-"""The command line and the life of every preparation: claim the folder, resume or start over, write, passport last.
+"""The command line and the life of every preparation: claim the folder, resume or start over, write, manifest last.
 
 A benchmark's ``prepare.py`` declares a DataSet; its writer module, imported only when there is something to
 write, has the two functions that are its own:
@@ -27,16 +27,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
-from benchmarks.common.data import passport, published
-from benchmarks.common.data.passport import FILE_NAME, PARTS
+from benchmarks.common.data import manifest, published
+from benchmarks.common.data.manifest import FILE_NAME, PARTS
 from benchmarks.common.data.problem import INTERRUPTED, Problem, disk_problem
 from benchmarks.common.data.progress import Progress, human_bytes
 
 
-def opens(module: str) -> passport.Check:
+def opens(module: str) -> manifest.Check:
     """Return a check that opens the data set by ``open_data`` of a module, which needs numpy."""
 
-    def check(directory: Path, found: passport.Passport) -> Sequence[Problem]:
+    def check(directory: Path, found: manifest.Manifest) -> Sequence[Problem]:
         try:
             importlib.import_module(module).open_data(directory)
         except Problem as problem:
@@ -52,19 +52,19 @@ class DataSet:
 
     benchmark: str
     source: str  # the raw data that it takes
-    files: Tuple[str, ...]  # names of what is written in addition to the passport
+    files: Tuple[str, ...]  # names of what is written in addition to the manifest
     add_options: Callable[[argparse._ArgumentGroup], None]  # add the options that this benchmark alone has
     writer: str  # name of the writer module: only this one may need more than the standard library
-    check: passport.Check = lambda directory, passport: ()  # check that --verify makes in addition to sizes and hashes
+    check: manifest.Check = lambda directory, manifest: ()  # check that --verify makes in addition to sizes and hashes
     optional: Tuple[str, ...] = ()  # of the files, those that not every source has
-    folders: Tuple[str, ...] = ()  # names of folders that are written, with files that the passport need not list
+    folders: Tuple[str, ...] = ()  # names of folders that are written, with files that the manifest need not list
     # Compares such files with what an array of the data set has of them.
-    check_unlisted: passport.CheckUnlisted = lambda directory, passport, quick, add: ()
+    check_unlisted: manifest.CheckUnlisted = lambda directory, manifest, quick, add: ()
     # Whether the writer looks for evaluation samples that are trained on, by ``source_checks.overlap``.
     compares: bool = True
     # Name of the module whose ``view`` shows the prepared set as samples to mistakes.find; it may need numpy.
     samples: str = ""
-    # Benchmarks that read the same data set, this one among them; its passport has the first one's name.
+    # Benchmarks that read the same data set, this one among them; its manifest has the first one's name.
     shared_with: Tuple[str, ...] = ()
 
     @property
@@ -86,11 +86,11 @@ class Listing(NamedTuple):
 class Split(NamedTuple):
     samples: int
     files: Sequence[str]
-    facts: Mapping[str, Any] = {}  # kept with the split in the passport
+    facts: Mapping[str, Any] = {}  # kept with the split in the manifest
 
 
 class Content(NamedTuple):
-    """The result of a writer; the fields are those of the passport."""
+    """The result of a writer; the fields are those of the manifest."""
 
     name: str
     splits: Mapping[str, Split]
@@ -99,7 +99,7 @@ class Content(NamedTuple):
     tool: Mapping[str, str]  # versions that the bytes depend on
     classes: Sequence[str] = ()
     facts: Mapping[str, Any] = {}
-    described: Sequence[passport.File] = ()  # files whose sha256 is known from the writing
+    described: Sequence[manifest.File] = ()  # files whose sha256 is known from the writing
 
 
 # -- command line --------------------------------------------------------------------------------------
@@ -193,15 +193,15 @@ def _interrupt(number: int, frame: Optional[FrameType]) -> None:
 # -- preparation ----------------------------------------------------------------------------------------
 
 
-def problems_of(data_set: DataSet, directory: Path, quick: bool, add: passport.Add) -> Sequence[Problem]:
-    """Return how a data folder differs from its passport; quick: as far as no byte of the files is read."""
-    found = passport.verify(directory, quick, data_set.benchmark, add, data_set.check)
-    return found or data_set.check_unlisted(directory, passport.read(directory), quick, add)
+def problems_of(data_set: DataSet, directory: Path, quick: bool, add: manifest.Add) -> Sequence[Problem]:
+    """Return how a data folder differs from its manifest; quick: as far as no byte of the files is read."""
+    found = manifest.verify(directory, quick, data_set.benchmark, add, data_set.check)
+    return found or data_set.check_unlisted(directory, manifest.read(directory), quick, add)
 
 
 def verify(data_set: DataSet, directory: Path, quick: bool, progress: Progress) -> int:
-    found = passport.read(directory)
-    total = passport.total_bytes(found)
+    found = manifest.read(directory)
+    total = manifest.total_bytes(found)
     problems = problems_of(data_set, directory, quick, progress.counter("verify", total))
     problems = problems or mistaken(data_set, directory, progress)
     if problems:
@@ -216,19 +216,19 @@ def verify(data_set: DataSet, directory: Path, quick: bool, progress: Progress) 
 def mistaken(data_set: DataSet, directory: Path, progress: Progress) -> Sequence[Problem]:
     """Return the mistakes that samples of a whole data set show; reads a bounded part of it."""
     try:
-        from benchmarks.common.data import mistakes
+        from benchmarks.common.data import sample_checks
     except ModuleNotFoundError as error:
         progress.note(f"{error.name} is not installed in this Python: samples were not looked at for mistakes")
         return []
     module: Any = importlib.import_module(data_set.samples)
-    found = passport.read(directory)
+    found = manifest.read(directory)
     try:
-        return mistakes.find(module.view(directory, found), directory, bool(found["how"].get("in_both")))
+        return sample_checks.find(module.view(directory, found), directory, bool(found["how"].get("in_both")))
     except Problem as problem:
         return [problem]
     except (IndexError, ValueError, OverflowError) as error:
         text = f"{directory}: samples point to what is not there: {error}"
-        return [Problem(text, "arrays that belong together", passport.prepare_again(directory))]
+        return [Problem(text, "arrays that belong together", manifest.prepare_again(directory))]
 
 
 def prepare(data_set: DataSet, args: argparse.Namespace, progress: Progress) -> int:
@@ -262,7 +262,7 @@ def prepare(data_set: DataSet, args: argparse.Namespace, progress: Progress) -> 
         for folder in made:
             with suppress(OSError):  # something is in it
                 folder.rmdir()
-    progress.end(path, f"{path}: {passport.read(args.to)['name']}, {content.summary}")
+    progress.end(path, f"{path}: {manifest.read(args.to)['name']}, {content.summary}")
     return 0
 
 
@@ -303,7 +303,7 @@ def check_room(directory: Path, needed: int) -> None:
 def is_complete(data_set: DataSet, to: Path, fingerprint: str, overwrite: bool) -> bool:
     """Return whether ``to`` already holds this data set; refuse to touch another one unless asked to."""
     try:
-        present = passport.read(to)
+        present = manifest.read(to)
     except Problem:
         present = None
     same = present is not None and present["how"].get("source") == fingerprint
@@ -314,7 +314,7 @@ def is_complete(data_set: DataSet, to: Path, fingerprint: str, overwrite: bool) 
     if overwrite or not foreign or (is_ours and present is None):
         return False
     if present is None:
-        found = f"{to} holds {', '.join(foreign)} without a passport that can be read"
+        found = f"{to} holds {', '.join(foreign)} without a manifest that can be read"
     elif same:
         found = f"{to} holds this data set, but its files have changed since"
     else:
@@ -387,7 +387,7 @@ def publish(data_set: DataSet, content: Content, fingerprint: str, scratch: Path
     left_out = {name for name in data_set.optional if not (scratch / name).exists()}
     names = [name for name in data_set.files if name not in {*described, *left_out}]
     add = progress.counter("checksum", sum((scratch / name).stat().st_size for name in names))
-    described.update((name, passport.describe_file(scratch / name, add)) for name in names)
+    described.update((name, manifest.describe_file(scratch / name, add)) for name in names)
     splits: Dict[str, Any] = {}
     for key, split in content.splits.items():
         files = [described[name] for name in split.files]
@@ -408,6 +408,6 @@ def publish(data_set: DataSet, content: Content, fingerprint: str, scratch: Path
         facts["name"] = published.OWN
     for name in (each for each in data_set.places if each not in left_out):
         (scratch / name).replace(scratch.parent / name)
-    path = passport.write(facts, scratch.parent)
+    path = manifest.write(facts, scratch.parent)
     shutil.rmtree(scratch)
     return path

@@ -76,9 +76,9 @@ class Progress:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def end(self, passport: Path, text: str) -> None:
+    def end(self, manifest: Path, text: str) -> None:
         if self.as_json:
-            self._emit({"passport": str(passport)})
+            self._emit({"passport": str(manifest)})
         else:
             self.note(text)
 

@@ -16,7 +16,7 @@ import struct
 from pathlib import Path
 from typing import Any, BinaryIO, Dict, Iterator, List, Mapping, Tuple, Union
 
-from benchmarks.common.data.passport import prepare_again
+from benchmarks.common.data.manifest import prepare_again
 from benchmarks.common.data.problem import Problem
 
 MAGIC = 0xCED7230A
@@ -136,7 +136,7 @@ def read_index(path: Path) -> Iterator[Tuple[int, int]]:
 
 
 def inspect(records: Path, index: Path) -> Tuple[int, Dict[str, Any], Dict[str, Any], int]:
-    """Return the count, what a passport keeps of the first and last record, and the byte at which the last one ends.
+    """Return the count, what a manifest keeps of the first and last record, and the byte at which the last one ends.
 
     Raises:
         RecordIOError: the index is empty or broken, or does not point at records.
@@ -157,7 +157,7 @@ def inspect(records: Path, index: Path) -> Tuple[int, Dict[str, Any], Dict[str, 
 
 
 def check(directory: Path, split: Mapping[str, Any]) -> List[Problem]:
-    """Compare the index and the end records of a split, whose files are records and index, with its passport."""
+    """Compare the index and the end records of a split, whose files are records and index, with its manifest."""
     records, index = (directory / file["name"] for file in split["files"])
     again = prepare_again(directory)
     try:

@@ -6,7 +6,7 @@ from typing import Any, Iterable, Sequence, Tuple
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
 
-LISTED = 20  # damaged samples named in a message and in the passport
+LISTED = 20  # damaged samples named in a message and in the manifest
 # Share of the evaluation samples: short sentences and articles repeat each other here and there, whole sets do not.
 MOST_SHARE = 0.1
 KEPT = "what is done already is kept"

@@ -2,8 +2,8 @@
 
 An implementation's ``export.py`` says what is exported as a :class:`Subject`, or as :class:`Parts`; how a format is
 written is in the framework's module here, how it is opened in benchmarks/common/serving/model.py. The folder gets the
-model, ``example.npz`` (inputs and outputs of some samples, by name) and ``export.json``, the passport; of parts, each
-has such a folder, and the passport lists them.
+model, ``example.npz`` (inputs and outputs of some samples, by name) and ``export.json``, the manifest; of parts, each
+has such a folder, and the manifest lists them.
 Everything runs on the CPU and in fp32, the type in which weights are kept. With ``--through`` the same check is made of
 the model in a server: `encore serve --evaluate`.
 """
@@ -21,7 +21,7 @@ from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Seque
 
 import numpy as np
 
-from benchmarks.common.data import passport
+from benchmarks.common.data import manifest
 from benchmarks.common.data.problem import FAILED, Problem
 from benchmarks.common.run import configuration
 from benchmarks.common.run.checkpoints import read_for_inference
@@ -206,7 +206,7 @@ def evaluated(experiment: Path, state: Mapping[str, Any]) -> Dict[str, float]:
 
 
 def describe(values: Sequence[Value], arrays: Arrays, subject: Subject) -> List[Dict[str, Any]]:
-    """Return inputs or outputs as the passport has them; -1 is an axis of any size."""
+    """Return inputs or outputs as the manifest has them; -1 is an axis of any size."""
     described = []
     for value, array in zip(values, arrays):
         free = {*subject.any_size.get(value.name, ()), *([0] if subject.batched else [])}
@@ -252,7 +252,7 @@ def of_arrays(subject: Subject, run: Callable[[Dict[str, np.ndarray]], Mapping[s
 
 
 def export(parts: Parts, tools: Tools, format_name: str, folder: Path) -> Dict[str, Any]:
-    """Write and check; return the passport's fields, with those of each part in ``parts`` if there are several.
+    """Write and check; return the manifest's fields, with those of each part in ``parts`` if there are several.
 
     Raises:
         Problem: the outputs differ by more than the tolerance.
@@ -291,7 +291,7 @@ def check_served(parts: Parts, tools: Tools, url: str, exported: Path) -> Dict[s
     try:
         served = {}
         for name, subject in parts.subjects.items():
-            server = client.Server(url, "http", client.read_passport(exported / name))
+            server = client.Server(url, "http", client.read_manifest(exported / name))
             server.wait(READY_SECONDS)
             served[name] = of_arrays(subject, partial(client.predict, server))
         checked, together = check(parts, served, tools)
@@ -305,7 +305,7 @@ def check_served(parts: Parts, tools: Tools, url: str, exported: Path) -> Dict[s
 def main(
     description: Optional[str], config_class: Any, tools: Tools, prepare: Prepare, read: Read = newest
 ) -> NoReturn:
-    """Run the command line that every export.py has: the last line of its output is the passport or a problem.
+    """Run the command line that every export.py has: the last line of its output is the manifest or a problem.
 
     ``read`` is given where the model that counts is not the one that the run ended with.
     """
@@ -318,7 +318,7 @@ def _arguments(description: Optional[str], formats: Sequence[str]) -> argparse.N
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
     parser.add_argument("-o", "--output", type=Path, help="an empty folder")
     parser.add_argument("--format", choices=formats, default=formats[0])
-    parser.add_argument("--facts", type=json.loads, default={}, help="fields for the passport (JSON)")
+    parser.add_argument("--facts", type=json.loads, default={}, help="fields for the manifest (JSON)")
     parser.add_argument("--below-target", action="store_true", help="export a model that did not reach its target")
     parser.add_argument("--through", metavar="URL", help="HOST:PORT of a server: check the model there, write nothing")
     parser.add_argument("--exported", type=Path, metavar="DIR", help="with --through: what the server's model is of")
@@ -347,7 +347,7 @@ def _main(description: Optional[str], config_class: Any, tools: Tools, prepare: 
                 wanted,
                 "train until it does, or export it as it is: --below-target",
             )
-        data = passport.read(arguments.data)
+        data = manifest.read(arguments.data)
         parts = as_parts(prepare(on_cpu(config), saved, arguments.data))
         if arguments.through is not None:
             content = check_served(parts, tools, arguments.through, arguments.exported)
@@ -362,7 +362,7 @@ def _main(description: Optional[str], config_class: Any, tools: Tools, prepare: 
                 "quality": quality,
                 "reached": reached,
             }
-            write_passports(content, arguments.output)
+            write_manifests(content, arguments.output)
     except Problem as problem:
         print(problem, file=sys.stderr)
         print(json.dumps({"problem": problem.as_dict()}))
@@ -371,7 +371,7 @@ def _main(description: Optional[str], config_class: Any, tools: Tools, prepare: 
     return 0
 
 
-def write_passports(content: Mapping[str, Any], folder: Path) -> None:
+def write_manifests(content: Mapping[str, Any], folder: Path) -> None:
     """Write export.json: of the model, or of each part, called NAME-PART, and of all."""
     shared = {name: value for name, value in content.items() if name != "parts"}
     for part, own in content.get("parts", {}).items():

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Type, TypeVar
 
-from benchmarks.common.data import passport
+from benchmarks.common.data import manifest
 from benchmarks.common.data.problem import Problem
 
 T = TypeVar("T")
@@ -44,6 +44,6 @@ def refuse_misfits(config: Any, data: Path, ranks: int, memory: float = math.inf
         Problem: the first misfit, or there is no data set.
     """
     if hasattr(config, "misfits"):
-        for misfit in config.misfits(passport.read(data), ranks, memory):
+        for misfit in config.misfits(manifest.read(data), ranks, memory):
             found, *rest = misfit
             raise Problem(f"{data}: {found}", *rest)

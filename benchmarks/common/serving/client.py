@@ -45,18 +45,18 @@ def refusals() -> Iterator[None]:
 class Server:
     """A model of a server over HTTP or gRPC."""
 
-    def __init__(self, url: str, protocol: str, passport: Dict[str, Any]) -> None:
+    def __init__(self, url: str, protocol: str, manifest: Dict[str, Any]) -> None:
         if protocol == "grpc":
             import tritonclient.grpc as triton
         else:
             import tritonclient.http as triton
-        self.triton, self.url, self.passport = triton, url, passport
+        self.triton, self.url, self.manifest = triton, url, manifest
         self.client = triton.InferenceServerClient(url)
         self.known: Dict[str, Any] = {}
 
     def wait(self, seconds: float) -> None:
         """Return once the model is ready; RefusedError after ``seconds``."""
-        name, end = self.passport["name"], time.monotonic() + seconds
+        name, end = self.manifest["name"], time.monotonic() + seconds
         while True:
             # A refused connection has another class in each protocol.
             with contextlib.suppress(Exception):
@@ -71,21 +71,21 @@ class Server:
         if not self.known:
             with refusals():
                 options = {"as_json": True} if hasattr(self.triton, "service_pb2") else {}
-                answer = self.client.get_model_config(self.passport["name"], **options)
+                answer = self.client.get_model_config(self.manifest["name"], **options)
             self.known = answer["config"] if options else answer
         return self.known
 
     def ask(self, inputs: Arrays) -> Arrays:
         """Return the outputs for one request; RefusedError with the server's words."""
-        names = [each["name"] for each in self.passport["outputs"]]
-        given = [(each["name"], each["type"], inputs[each["name"]]) for each in self.passport["inputs"]]
+        names = [each["name"] for each in self.manifest["outputs"]]
+        given = [(each["name"], each["type"], inputs[each["name"]]) for each in self.manifest["inputs"]]
         sent = []
         with refusals():
             for name, kind, values in given:
                 sent.append(self.triton.InferInput(name, list(values.shape), kind))
                 sent[-1].set_data_from_numpy(values)
             wanted = [self.triton.InferRequestedOutput(name) for name in names]
-            answer = self.client.infer(self.passport["name"], sent, outputs=wanted)
+            answer = self.client.infer(self.manifest["name"], sent, outputs=wanted)
         return {name: answer.as_numpy(name) for name in names}
 
 
@@ -95,10 +95,10 @@ def as_sent(settings: Dict[str, Any], inputs: Arrays) -> Arrays:
     return {name: each[..., np.newaxis] if each.ndim == single else each for name, each in inputs.items()}
 
 
-def as_exported(passport: Dict[str, Any], settings: Dict[str, Any], outputs: Arrays) -> Arrays:
+def as_exported(manifest: Dict[str, Any], settings: Dict[str, Any], outputs: Arrays) -> Arrays:
     """Return the server's outputs as the exported model has them."""
     single = 1 if largest_batch(settings) else 0
-    ranks = {each["name"]: len(each["shape"]) for each in passport["outputs"]}
+    ranks = {each["name"]: len(each["shape"]) for each in manifest["outputs"]}
     return {name: each[..., 0] if ranks[name] == single < each.ndim else each for name, each in outputs.items()}
 
 
@@ -109,16 +109,16 @@ def largest_batch(settings: Dict[str, Any]) -> int:
 
 def predict(server: Server, given: Arrays) -> Arrays:
     """Return the outputs for the inputs in ``given``, in as many requests as the server's largest batch needs."""
-    passport, settings = server.passport, server.settings()
-    inputs = as_sent(settings, {each["name"]: given[each["name"]] for each in passport["inputs"]})
+    manifest, settings = server.manifest, server.settings()
+    inputs = as_sent(settings, {each["name"]: given[each["name"]] for each in manifest["inputs"]})
     largest = largest_batch(settings)
     if not largest:
-        return as_exported(passport, settings, server.ask(inputs))
+        return as_exported(manifest, settings, server.ask(inputs))
     answers: List[Arrays] = []
     for start in range(0, max(len(next(iter(inputs.values()))), 1), largest):
         answers.append(server.ask({name: each[start : start + largest] for name, each in inputs.items()}))
     joined = {name: np.concatenate([each[name] for each in answers]) for name in answers[0]}
-    return as_exported(passport, settings, joined)
+    return as_exported(manifest, settings, joined)
 
 
 def difference(found: np.ndarray, expected: np.ndarray) -> float:
@@ -140,10 +140,10 @@ def difference(found: np.ndarray, expected: np.ndarray) -> float:
 def compare(server: Server, example: Arrays) -> Dict[str, Any]:
     """Return the largest difference of each output from the example's, and whether all are within the tolerance."""
     found = predict(server, example)
-    tolerance = float(server.passport.get("checked", {}).get("tolerance", 0.0))
+    tolerance = float(server.manifest.get("checked", {}).get("tolerance", 0.0))
     differences = {name: difference(each, example[name]) for name, each in found.items()}
     return {
-        "model": server.passport["name"],
+        "model": server.manifest["name"],
         "samples": len(next(iter(example.values()))),
         "differences": differences,
         "tolerance": tolerance,
@@ -152,23 +152,23 @@ def compare(server: Server, example: Arrays) -> Dict[str, Any]:
     }
 
 
-def read_passport(folder: Path) -> Dict[str, Any]:
+def read_manifest(folder: Path) -> Dict[str, Any]:
     return json.loads((folder / "export.json").read_text(encoding="utf-8"))
 
 
 def models(folder: Path) -> List[Path]:
-    return [folder / part for part in read_passport(folder).get("parts", [])] or [folder]
+    return [folder / part for part in read_manifest(folder).get("parts", [])] or [folder]
 
 
 def load(folder: Path) -> "tuple[Dict[str, Any], Arrays]":
     """Return export.json and the arrays of example.npz."""
     with np.load(folder / "example.npz", allow_pickle=False) as stored:
-        return read_passport(folder), {name: stored[name] for name in stored.files}
+        return read_manifest(folder), {name: stored[name] for name in stored.files}
 
 
 def send(server: Server, path: Path, target: Optional[Path]) -> None:
     """Ask about the user's own inputs; write the outputs, or print their beginning."""
-    wanted = [each["name"] for each in server.passport["inputs"]]
+    wanted = [each["name"] for each in server.manifest["inputs"]]
     try:
         with np.load(path, allow_pickle=False) as stored:
             given = {name: stored[name] for name in wanted if name in stored.files}
@@ -227,7 +227,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def connected(folder: Path, args: argparse.Namespace) -> Server:
-    server = Server(args.url, args.protocol, read_passport(folder))
+    server = Server(args.url, args.protocol, read_manifest(folder))
     server.wait(args.wait)
     return server
 

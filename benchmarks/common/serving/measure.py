@@ -72,14 +72,14 @@ def timed(make: Callable[[], Call], clients: int, requests: int) -> Dict[str, fl
 
 def cells(args: argparse.Namespace) -> List[Dict[str, Any]]:
     """Return the measurements of the grid: batches times numbers of clients."""
-    passport, example = client.load(args.folder)
-    server = Server(args.url, args.protocol, passport)
+    manifest, example = client.load(args.folder)
+    server = Server(args.url, args.protocol, manifest)
     server.wait(args.wait)
     settings = server.settings()
     largest = client.largest_batch(settings)
-    names = [each["name"] for each in passport["inputs"]]
-    outputs = [each["name"] for each in passport["outputs"]]
-    direct = model.OPENERS[passport["format"]](args.model, outputs, args.device) if args.model else None
+    names = [each["name"] for each in manifest["inputs"]]
+    outputs = [each["name"] for each in manifest["outputs"]]
+    direct = model.OPENERS[manifest["format"]](args.model, outputs, args.device) if args.model else None
     found = []
     for batch in [each for each in args.batches if each <= largest] if largest else [0]:
         inputs = samples(example, names, batch) if batch else {name: example[name] for name in names}
@@ -87,7 +87,7 @@ def cells(args: argparse.Namespace) -> List[Dict[str, Any]]:
 
         def through_server(sent: Arrays = sent) -> Call:
             # A connection of its own for each client.
-            own = Server(args.url, args.protocol, passport)
+            own = Server(args.url, args.protocol, manifest)
             return lambda: own.ask(sent)
 
         def directly(inputs: Arrays = inputs) -> Call:
@@ -95,7 +95,7 @@ def cells(args: argparse.Namespace) -> List[Dict[str, Any]]:
 
         for clients in args.clients:
             cell: Dict[str, Any] = {
-                "model": passport["name"],
+                "model": manifest["name"],
                 "batch": batch or len(example[names[0]]),
                 "clients": clients,
             }

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.common.data import passport
+from benchmarks.common.data import manifest
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.read_ahead import read_ahead
 from benchmarks.common.run.ranks import Ranks
@@ -58,10 +58,10 @@ def open_data(directory: Path, config: Config, ranks: int, memory: int) -> DataS
     """Open a data set without reading a row; ``memory`` is what is free on every rank, in bytes.
 
     Raises:
-        Problem: files that do not fit the passport, tables larger than memory.
+        Problem: files that do not fit the manifest, tables larger than memory.
     """
     try:
-        content = passport.read(directory)
+        content = manifest.read(directory)
         facts = content["facts"]
         rows = {split: content["splits"][split]["count"] for split in ("train", "val")}
         sizes = tuple(int(size) for size in facts["table_sizes"])

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common.checks.agreement import Tolerance
-from benchmarks.common.checks.selftest import Suite, write_passport
+from benchmarks.common.checks.selftest import Suite, write_manifest
 from benchmarks.dlrm import blocks
 from benchmarks.dlrm.blocks import BLOCK_ROWS, COLUMNS, FIRST_TABLE, NUMBERS, TABLES
 
@@ -25,7 +25,7 @@ def real_sizes(folder: Path, rows: int = ROWS, table_rows: int = TABLE_ROWS) -> 
         opened[:, FIRST_TABLE:] = random.randint(table_rows, size=(len(opened), COLUMNS - FIRST_TABLE, BLOCK_ROWS))
         opened.flush()
     facts = {"block_rows": BLOCK_ROWS, "table_sizes": [table_rows] * TABLES}
-    write_passport(folder, "dlrm", {"train": rows, "val": BLOCK_ROWS}, facts)
+    write_manifest(folder, "dlrm", {"train": rows, "val": BLOCK_ROWS}, facts)
 
 
 ROUNDED = Tolerance(0.005, 0.02)

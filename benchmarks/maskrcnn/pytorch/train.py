@@ -22,7 +22,7 @@ from benchmarks.common.run.mllog import samples
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
-from benchmarks.common.torch import abilities
+from benchmarks.common.torch import capabilities
 from benchmarks.common.torch.cuda_graphs import Captured, repeated
 from benchmarks.common.torch.flat_optimizer import ALIGNMENT, FlatOptimizer, ScaleRule, unchanged
 from benchmarks.common.torch.optimizers import Build
@@ -105,7 +105,7 @@ def build(
     requested_graph = config.cuda_graph
     if config.optimizer_kernel == "plain" or not config.warm_up_steps:
         config = dataclasses.replace(config, cuda_graph=False)
-    config = abilities.resolve(config, ranks)
+    config = capabilities.resolve(config, ranks)
     operators = choose(config, ranks, saved.get("operators", {}))
     if config.cuda_graph:
         config = dataclasses.replace(config, cuda_graph=is_captured(operators, requested_graph, ranks))
@@ -175,7 +175,7 @@ def warm_up(training: Training, shapes: Sequence[Shape]) -> None:
                 print(f"warm-up for images of {shape[0]} x {shape[1]} ({number}/{len(shapes)})", file=sys.stderr)
             batch = synthetic_batch(config, training.classes, shape, training.ranks.context, edges=MAX_EDGES)
             if config.compile != "none":
-                abilities.compile_in_turns(partial(local_forward_backward, batch), training.ranks)
+                capabilities.compile_in_turns(partial(local_forward_backward, batch), training.ranks)
             if config.cuda_graph:
                 training.graphs[shape] = Captured(step, batch, warm_up_steps, first_graph)
                 first_graph = first_graph or training.graphs[shape]

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks.common.checks import bench
-from benchmarks.common.data import passport
+from benchmarks.common.data import manifest
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.ncf.flops import training_flops
@@ -114,7 +114,7 @@ def evaluation_step(training: Training, data_set: DataSet, ranks: Ranks, users: 
 
 
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
-    data_set = data.load(folder, data.synthetic(passport.read(folder), ranks.context))
+    data_set = data.load(folder, data.synthetic(manifest.read(folder), ranks.context))
     sampler = Sampler(data_set, config.batch_size, config.negatives, ranks)
     training = build(config, data_set.users, data_set.items, sampler, ranks, {})
     users = max(1, config.eval_batch_size // CANDIDATES)

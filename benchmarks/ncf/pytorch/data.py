@@ -29,7 +29,7 @@ class Batch(NamedTuple):
 
 
 def synthetic(content: Mapping[str, Any], device: torch.device) -> DataSet:
-    """Generate pairs in the shapes of a prepared data set, of which only the passport's ``content`` is known.
+    """Generate pairs in the shapes of a prepared data set, of which only the manifest's ``content`` is known.
 
     The submission's clock starts with loading the preprocessed data (training_results_v0.5,
     v0.5.0/nvidia/submission/code/recommendation/pytorch/ncf.py): what comes before it works on these.
@@ -50,7 +50,7 @@ def synthetic(content: Mapping[str, Any], device: torch.device) -> DataSet:
 
 
 def load(folder: Path, into: DataSet) -> DataSet:
-    """Read a prepared folder into the tensors of ``synthetic``; its files were compared with the passport before."""
+    """Read a prepared folder into the tensors of ``synthetic``; its files were compared with the manifest before."""
     for name in ("train_users", "train_items", "test_items"):
         # PyTorch knows few operations on 16-bit unsigned numbers.
         getattr(into, name).copy_(torch.from_numpy(np.load(str(folder / f"{name}.npy")).astype(np.int32)))

@@ -10,7 +10,7 @@ from typing import Any, Dict, Mapping
 import numpy as np
 import torch
 
-from benchmarks.common.data import passport
+from benchmarks.common.data import manifest
 from benchmarks.common.export import export
 from benchmarks.common.export.export import Infer, Subject, Value
 from benchmarks.common.export.torch import TOOLS
@@ -31,7 +31,7 @@ def evaluate(candidates: Candidates, infer: Infer) -> Dict[str, float]:
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
-    data_set = data.load(folder, data.synthetic(passport.read(folder), alone.context))
+    data_set = data.load(folder, data.synthetic(manifest.read(folder), alone.context))
     network = model.build(config, data_set.users, data_set.items)
     network.load_state_dict(saved["network"])
     # A server has few pairs at a time: it looks the rows up.

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common.checks.agreement import Tolerance
-from benchmarks.common.checks.selftest import Suite, write_passport
+from benchmarks.common.checks.selftest import Suite, write_manifest
 
 ML_20M = (138493, 26744, 19861770)  # users, items and training pairs
 
@@ -22,7 +22,7 @@ def real_sizes(folder: Path, users: int = ML_20M[0], items: int = ML_20M[1], pai
     for name, array in arrays.items():
         np.save(str(folder / f"{name}.npy"), array.astype(np.int32))
     counts = {"train": len(keys), "test": users}
-    write_passport(folder, "ncf", counts, {"users": users, "items": items, "negatives": 1})
+    write_manifest(folder, "ncf", counts, {"users": users, "items": items, "negatives": 1})
 
 
 # Other negatives in another order. Seeds on a CPU differ by 8 % in the first steps and 0.3 % in epochs.

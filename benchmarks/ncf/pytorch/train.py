@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 import torch
 import torch.distributed as dist
 
-from benchmarks.common.data import passport
+from benchmarks.common.data import manifest
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
@@ -173,7 +173,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, pytorch, __doc__, argv, mlperf.WORDING)
     config, ranks = run.config, run.ranks
     with run.initialization():
-        data_set = data.synthetic(passport.read(run.data), ranks.context)
+        data_set = data.synthetic(manifest.read(run.data), ranks.context)
         sampler = data.Sampler(data_set, config.batch_size, config.negatives, ranks)
         training = build(config, data_set.users, data_set.items, sampler, ranks, run.saved)
     run.log(mlperf.data(data_set.facts, len(data_set.train_users), sampler.global_batch_size))

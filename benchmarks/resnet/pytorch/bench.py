@@ -16,7 +16,7 @@ from torch.nn import functional
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.common.torch import abilities
+from benchmarks.common.torch import capabilities
 from benchmarks.resnet.architecture import bench_title
 from benchmarks.resnet.inputs import bench_subject
 from benchmarks.resnet.pytorch import data as tensors
@@ -52,7 +52,7 @@ def evaluation_step(training: Training, images: torch.Tensor, labels: torch.Tens
 
 
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
-    config = abilities.resolve(config, ranks)
+    config = capabilities.resolve(config, ranks)
     batch, evaluated = (synthetic_batch(config, ranks.context, size) for size in (0, config.eval_batch_size))
     training = build(config, ranks, {})
     compiled = "eager" if config.compile == "none" else f"compiled ({config.compile})"

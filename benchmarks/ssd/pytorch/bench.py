@@ -15,7 +15,7 @@ import torch
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.common.torch import abilities
+from benchmarks.common.torch import capabilities
 from benchmarks.detection.annotations import open_data
 from benchmarks.ssd.flops import training_flops
 from benchmarks.ssd.pytorch import model, norms
@@ -43,7 +43,7 @@ def plain_step(config: Config, classes: int, device: torch.device) -> Callable[[
 
 
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
-    config = abilities.resolve(config, ranks)
+    config = capabilities.resolve(config, ranks)
     data = open_data(folder)
     classes = len(data.categories) + 1
     training = build(config, classes, ranks, {})

@@ -18,7 +18,7 @@ from benchmarks.common.run.mllog import samples
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
-from benchmarks.common.torch import abilities, networks, optimizers
+from benchmarks.common.torch import capabilities, networks, optimizers
 from benchmarks.common.torch.cuda_graphs import Captured, repeated
 from benchmarks.common.torch.flat_optimizer import FlatOptimizer, unchanged
 from benchmarks.detection.annotations import open_data
@@ -72,7 +72,7 @@ def build(
     config: Config, classes: int, ranks: Ranks, saved: Mapping[str, Any], backbone: Optional[Path] = None
 ) -> Training:
     """Build with what ``state_dict`` and ``rank_state_dict`` saved, or with rank 0's first weights, and warm up."""
-    config = abilities.resolve(config, ranks)
+    config = capabilities.resolve(config, ranks)
     # A checkpoint's states of the generators are set when it is read.
     with torch.random.fork_rng([ranks.context] if ranks.context.type == "cuda" else []):
         training = Training(config, classes, ranks, saved, None if saved else backbone)
@@ -130,7 +130,7 @@ def warm_up(training: Training) -> None:
     with unchanged(training.network, training.optimizer):
         # Batch-norm over several ranks has collectives in the forward pass.
         if config.compile != "none" and config.bn_group == 1:
-            abilities.compile_in_turns(lambda: local_loss(training, *batch).backward(), training.ranks)
+            capabilities.compile_in_turns(lambda: local_loss(training, *batch).backward(), training.ranks)
             training.optimizer.gradients.zero_()
         once = partial(whole_step, training)
         repeat = repeated(once, config.warm_up_steps)

@@ -20,7 +20,7 @@ from benchmarks.common.run.mllog import samples
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
-from benchmarks.common.torch import abilities
+from benchmarks.common.torch import capabilities
 from benchmarks.common.torch.flat_optimizer import Rate, Rates, ScaleRule
 from benchmarks.common.torch.generators import drawn_from, seed_dropout, without_trace
 from benchmarks.transformer import events
@@ -75,7 +75,7 @@ def warm_up(training: Training) -> None:
     batch = synthetic_batch(training.words, max(1, config.batch_size // length), length, training.ranks)
     with without_trace(training.optimizer, training.ranks):
         if config.compile:
-            abilities.compile_in_turns(lambda: training.network.loss_sum(batch).backward(), training.ranks)
+            capabilities.compile_in_turns(lambda: training.network.loss_sum(batch).backward(), training.ranks)
             training.optimizer.gradients.zero_()
         for _ in range(config.warm_up_steps):
             train_step(training, batch, 0.0)

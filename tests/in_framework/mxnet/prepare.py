@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.common.data import passport as passports
+from benchmarks.common.data import manifest as manifests
 from benchmarks.common.data.recordio import read_index, read_record, unpack
 from benchmarks.resnet.prepare import check, main
 
@@ -26,9 +26,9 @@ def picture(random):
 
 def test_the_toy_data_set(tmp_path):
     assert main(["-o", str(tmp_path)]) == 0
-    passport = passports.read(tmp_path)
-    assert (passport["name"], passport["benchmark"], "".join(passport["classes"])) == ("digits", "resnet", "0123456789")
-    assert passports.verify(tmp_path, check=check) == []
+    manifest = manifests.read(tmp_path)
+    assert (manifest["name"], manifest["benchmark"], "".join(manifest["classes"])) == ("digits", "resnet", "0123456789")
+    assert manifests.verify(tmp_path, check=check) == []
     train, held = records(tmp_path, "train"), records(tmp_path, "val")
     assert (len(train), len(held), len({image for _, image in (*train, *held)})) == (1500, 297, 1797)
     assert set(Counter(label for label, _ in held).values()) <= {29, 30}

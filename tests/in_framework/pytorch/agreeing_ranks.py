@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.torch import abilities, kernels, optimizers
+from benchmarks.common.torch import capabilities, kernels, optimizers
 from benchmarks.language.pytorch import attention
 from benchmarks.maskrcnn.pytorch import operators as maskrcnn
 from benchmarks.maskrcnn.pytorch.config import Config
@@ -67,10 +67,10 @@ def test_attention_and_compiler_must_be_available_on_every_rank(monkeypatch):
     with pytest.raises(ValueError, match="attention=flash: n") as error:
         attention.choose("flash", *gpu)
     assert ("not on every rank" in str(error.value)) != is_limited
-    monkeypatch.setitem(abilities.LACKS, "compile", lambda _: "no Triton" if is_limited else None)
-    assert abilities._choose("compile", "auto", "default", "none", ranks) == "none"
+    monkeypatch.setitem(capabilities.LACKS, "compile", lambda _: "no Triton" if is_limited else None)
+    assert capabilities._choose("compile", "auto", "default", "none", ranks) == "none"
     with pytest.raises(ValueError, match="compile=default"):
-        abilities._choose("compile", "default", "default", "none", ranks)
+        capabilities._choose("compile", "default", "default", "none", ranks)
 
 
 def test_apex_and_torchvision_must_be_available_on_every_rank(monkeypatch):

@@ -19,7 +19,7 @@ from benchmarks.common.checks import compare_optimizers
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.checkpoints import Checkpoints
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.common.torch import abilities, cuda_graphs, optimizers
+from benchmarks.common.torch import capabilities, cuda_graphs, optimizers
 from tests.in_framework.held import record_collectives
 
 RANKS = (1, 2)
@@ -153,7 +153,7 @@ def test_first_rank_of_a_node_compiles_first(monkeypatch, tmp_path, killed):
             print(f"{rank} ends", file=file, flush=True)
 
     def run(rank):
-        abilities.compile_in_turns(lambda: compile_on(rank), Ranks(rank, 3, rank, 3, torch.device("cpu")))
+        capabilities.compile_in_turns(lambda: compile_on(rank), Ranks(rank, 3, rank, 3, torch.device("cpu")))
 
     processes = [context.Process(target=run, args=(rank,)) for rank in range(3)]
     for process in processes:

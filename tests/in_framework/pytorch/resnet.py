@@ -11,7 +11,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.frameworks.pytorch import autocast
 from benchmarks.common.run import choices
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.common.torch import abilities, networks
+from benchmarks.common.torch import capabilities, networks
 from benchmarks.resnet import memory
 from benchmarks.resnet.architecture import input_shape
 from benchmarks.resnet.pytorch import model, optimizer, train
@@ -158,22 +158,22 @@ def test_an_overflow_ends_the_run(precision, scale, dtype):
 def test_auto_uses_what_the_installed_pytorch_has(monkeypatch, capsys):
     config = dataclasses.replace(resnet.config_of(Config), device="gpu")
     full = dataclasses.replace(config, compile="default", cuda_graph=True)
-    monkeypatch.setattr(abilities, "LACKS", dict.fromkeys(("compile", "cuda_graph"), lambda device: None))
-    assert abilities.resolve(config, GPU) == abilities.resolve(full, GPU) == full
+    monkeypatch.setattr(capabilities, "LACKS", dict.fromkeys(("compile", "cuda_graph"), lambda device: None))
+    assert capabilities.resolve(config, GPU) == capabilities.resolve(full, GPU) == full
     assert capsys.readouterr().err == ""
     lacks = {"compile": lambda device: "no compiler", "cuda_graph": lambda device: "no graphs"}
-    monkeypatch.setattr(abilities, "LACKS", lacks)
+    monkeypatch.setattr(capabilities, "LACKS", lacks)
     without = dataclasses.replace(config, compile="none", cuda_graph=False)
-    assert abilities.resolve(config, GPU) == without
+    assert capabilities.resolve(config, GPU) == without
     words = "compile=none, which is slower: no compiler\ncuda_graph=false, which is slower: no graphs\n"
     assert capsys.readouterr().err == words
     with pytest.raises(choices.UnavailableError, match=r"compile=default: no compiler\s.*set compile=none"):
-        abilities.resolve(full, GPU)
-    assert abilities.resolve(resnet.config_of(Config), ALONE) == dataclasses.replace(without, device="cpu")
+        capabilities.resolve(full, GPU)
+    assert capabilities.resolve(resnet.config_of(Config), ALONE) == dataclasses.replace(without, device="cpu")
 
 
 def test_this_pytorch_lacks_nothing():
-    assert [abilities.lack_of_graphs(CPU), abilities.lack_of_compiler(CPU)] == [None, None]
+    assert [capabilities.lack_of_graphs(CPU), capabilities.lack_of_compiler(CPU)] == [None, None]
     assert [pytorch.group_options(ranks.context) for ranks in (ALONE, GPU)] == [{}, {"device_id": GPU.context}]
 
 

@@ -128,8 +128,8 @@ def test_frozen_graphs_of_both_rounds_play_and_others_are_rejected(tmp_path):
         load_evaluator(converted, dataclasses.replace(CONFIG, features="mlperf07"))
     assert prepare.main(["-o", str(tmp_path / "data"), "--target", str(path)]) == 0
     assert (tmp_path / "data" / "target.npz").read_bytes() == converted.read_bytes()
-    passport = json.loads((tmp_path / "data" / "dataset.json").read_text())
-    assert passport["how"]["target"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    manifest = json.loads((tmp_path / "data" / "dataset.json").read_text())
+    assert manifest["how"]["target"] == hashlib.sha256(path.read_bytes()).hexdigest()
     for content, size, words in (
         (v07[:-9], 5, "bytes; version 1 is known"),
         (b"no graph at all", 5, "neither a NumPy archive nor a graph"),

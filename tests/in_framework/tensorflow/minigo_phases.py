@@ -101,8 +101,8 @@ def test_every_phase_can_be_killed_and_no_game_is_lost_or_there_twice(tmp_path):
             return run() or 99
 
     assert in_child(preparation) == 0
-    passport = json.loads((data / "dataset.json").read_text())
-    assert passport["how"]["target"] == hashlib.sha256(target.read_bytes()).hexdigest()
+    manifest = json.loads((data / "dataset.json").read_text())
+    assert manifest["how"]["target"] == hashlib.sha256(target.read_bytes()).hexdigest()
     for phase, place in PHASES.items():
         assert in_child(partial(killed, place)) == -signal.SIGKILL, phase
     assert in_child(run) == 0

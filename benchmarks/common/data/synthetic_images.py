@@ -1,6 +1,6 @@
 """JPEGs of the sizes of photographs, which cost a decoder what real ones do; nothing can be learnt of them.
 
-for number, data in enumerate(photographs(256, 500, 375)):
+for number, data in enumerate(jpegs(256, 500, 375)):
     (folder / f"{number}.jpg").write_bytes(data)
 """
 
@@ -16,7 +16,7 @@ GRAIN = 12  # greatest change of brightness of a pixel
 QUALITY = 95
 
 
-def photographs(count: int, width: int, height: int, seed: int = 0) -> Iterator[bytes]:
+def jpegs(count: int, width: int, height: int, seed: int = 0) -> Iterator[bytes]:
     """Yield generated images as JPEG; the same ones each time, and others for another seed."""
     from PIL import Image
 

@@ -1,4 +1,4 @@
-"""The passport of a data set: written last, equal for equal data, and verified against the files."""
+"""The manifest of a data set: written last, equal for equal data, and verified against the files."""
 
 import copy
 import hashlib
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.bert_squad.prepare import DATA_SET
-from benchmarks.common.data import passport as passports
+from benchmarks.common.data import manifest as manifests
 from benchmarks.common.data import prepare, published, recordio
 from benchmarks.common.data.progress import Progress
 from benchmarks.common.data.recordio import frame, index_line, pack
@@ -31,7 +31,7 @@ def make(folder: Path, **changes: object) -> dict[str, Any]:
                 index.write(index_line(key, file.tell()))
                 file.write(frame(pack(key % 2, key, b"image" * (key + 1))))
         count, first, last, _ = recordio.inspect(rec, idx)
-        files = [passports.describe_file(rec), passports.describe_file(idx)]
+        files = [manifests.describe_file(rec), manifests.describe_file(idx)]
         splits[name] = {"count": count, "files": files, "first": first, "last": last, "skipped": 0, "skipped_names": []}
     facts = {
         "benchmark": "resnet",
@@ -42,21 +42,21 @@ def make(folder: Path, **changes: object) -> dict[str, Any]:
         "how": {"source": "0" * 64, "options": {"resize": None}, "tool": {"name": "test"}},
         **changes,
     }
-    passports.write(facts, folder)
-    return {**facts, "id": passports.data_id(facts)}
+    manifests.write(facts, folder)
+    return {**facts, "id": manifests.data_id(facts)}
 
 
 def verify(folder: Path, quick: bool = False) -> list[str]:
-    problems = passports.verify(folder, quick, check=check)
+    problems = manifests.verify(folder, quick, check=check)
     assert all(problem.expected and problem.hint for problem in problems)
     return [problem.found for problem in problems]
 
 
 @pytest.mark.slow
-def test_passport_is_read_and_any_changed_byte_is_found(tmp_path: Path) -> None:
-    assert make(tmp_path) == passports.read(tmp_path)
+def test_manifest_is_read_and_any_changed_byte_is_found(tmp_path: Path) -> None:
+    assert make(tmp_path) == manifests.read(tmp_path)
     assert verify(tmp_path) == verify(tmp_path, quick=True) == []
-    path = tmp_path / passports.FILE_NAME
+    path = tmp_path / manifests.FILE_NAME
     content, accepted = path.read_bytes(), []
     for offset in range(len(content)):
         path.write_bytes(content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :])
@@ -69,7 +69,7 @@ def test_id_depends_on_the_data_only(tmp_path: Path) -> None:
     first, second = make(tmp_path / "first"), make(tmp_path / "second", name="other", how={"source": "1" * 64})
     assert first["id"] == second["id"]
     others = ({"classes": ["cat", "cow"]}, {"facts": {"side": 32}}, {"facts": {"side": 32}, "classes": []})
-    assert len({first["id"], *(passports.data_id({**first, **change}) for change in others)}) == 4
+    assert len({first["id"], *(manifests.data_id({**first, **change}) for change in others)}) == 4
 
 
 def replace_bytes(path: Path, old: bytes, new: bytes) -> None:
@@ -82,7 +82,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, bool]] = {
     "first": (lambda folder: replace_bytes(folder / "train.rec", b"image", b"imAge"), "the first record is", True),
     "index": (lambda folder: replace_bytes(folder / "val.idx", b"0\t0", b"0\t4"), "where the magic", True),
     "middle": (lambda folder: replace_bytes(folder / "val.rec", b"eima", b"eImA"), "val.rec has changed", False),
-    "no passport": (lambda folder: (folder / "dataset.json").unlink(), "no dataset.json", True),
+    "no manifest": (lambda folder: (folder / "dataset.json").unlink(), "no dataset.json", True),
     "half-written": (
         lambda folder: (folder / "dataset.json").unlink() or (folder / "parts").mkdir(), "half-written", True
     ),
@@ -101,7 +101,7 @@ def test_damage_is_found(tmp_path: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 99}', '{"schema": 1}', '{"schema": 1, "spli'])
-def test_unreadable_passport_is_a_problem(tmp_path: Path, text: str) -> None:
+def test_unreadable_manifest_is_a_problem(tmp_path: Path, text: str) -> None:
     make(tmp_path)
     (tmp_path / "dataset.json").write_text(text)
     assert len(verify(tmp_path)) == 1
@@ -113,11 +113,11 @@ def test_counts_of_imagenet(tmp_path: Path) -> None:
     assert len(check_counts("imagenet", 999, {"train": 1_281_166})) == 3
     assert check_counts("pets", 2, {"train": 3}) == []
     facts = make(tmp_path, name="imagenet")
-    assert "data set of resnet" in passports.verify(tmp_path, benchmark="ssd")[0].found
+    assert "data set of resnet" in manifests.verify(tmp_path, benchmark="ssd")[0].found
     assert "imagenet with 2 classes" in verify(tmp_path)
     # Skipped images are counted
     facts["splits"]["val"]["skipped"] = 49_997
-    passports.write(facts, tmp_path)
+    manifests.write(facts, tmp_path)
     assert "imagenet with 3 images in train" in verify(tmp_path)
     assert not [problem for problem in verify(tmp_path) if "in val" in problem]
 
@@ -127,8 +127,8 @@ QUESTION = {"id": "1", "question": "where ?", "answers": [{"text": "here", "answ
 XQUAD = {"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": "here", "qas": [QUESTION]}]}]}
 
 
-def write_metadata(folder: Path, name: str, change: int = 0, **sha256: str) -> dict[str, Any]:
-    # The passport of a data set with the counts of a published one plus ``change``
+def write_manifest(folder: Path, name: str, change: int = 0, **sha256: str) -> dict[str, Any]:
+    # The manifest of a data set with the counts of a published one plus ``change``
     facts: dict[str, Any] = {"benchmark": "any", "name": name, "classes": [], "splits": {}, "facts": {}, "how": {}}
     for path, number in {**SETS[name]["exactly"], **SETS[name].get("at_least", {})}.items():
         *keys, last = path.split(".")
@@ -142,20 +142,20 @@ def write_metadata(folder: Path, name: str, change: int = 0, **sha256: str) -> d
     facts["splits"].setdefault("train", {"count": 1})
     for split in facts["splits"].values():
         split["files"] = []
-    passports.write(copy.deepcopy(facts), folder)
+    manifests.write(copy.deepcopy(facts), folder)
     return facts
 
 
 @pytest.mark.parametrize("name", sorted(SETS))
 def test_name_needs_the_published_counts(name: str, tmp_path: Path) -> None:
     for change in (-1, 0):
-        facts = write_metadata(tmp_path, name, change)
+        facts = write_manifest(tmp_path, name, change)
         is_short = change < 0 or not SETS[name]["exactly"]
         assert bool(published.shortfall(facts)) == bool(data.read_passport(tmp_path).unearned) == is_short
 
 
 def test_name_needs_the_published_checksums(tmp_path: Path) -> None:
-    facts = write_metadata(tmp_path, "squad-v1.1", test="0" * 64)
+    facts = write_manifest(tmp_path, "squad-v1.1", test="0" * 64)
     shortfall = f"how.sha256.test {'0' * 64} for {SETS['squad-v1.1']['checksums']['how.sha256.test']}"
     assert published.shortfall(facts) == data.read_passport(tmp_path).unearned == shortfall
 
@@ -172,6 +172,6 @@ def test_other_data_in_the_format_of_squad_are_own_data(tmp_path: Path) -> None:
     vocabulary.write(raw / "vocab.txt", [*SPECIAL, "here", "where", "?"])
     args = prepare.parse(DATA_SET, [str(raw), "-o", str(to), "--allow-overlap"])
     assert prepare.prepare(DATA_SET, args, Progress(as_json=True)) == 0
-    manifest = passports.read(to)
+    manifest = manifests.read(to)
     assert manifest["name"] == "own data"
     assert manifest["how"]["sha256"]["train"] == hashlib.sha256((raw / "train-v1.1.json").read_bytes()).hexdigest()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.common.data import mistakes, passport, prepare, recordio
+from benchmarks.common.data import manifest, prepare, recordio, sample_checks
 from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.progress import Progress
 from benchmarks.dlrm import blocks
@@ -106,7 +106,7 @@ def images(
 
 def clicks(folder: Path, change: Callable[[np.ndarray], np.ndarray], split: str = "train", source: str = "") -> None:
     # Changes the rows of a split, read from the file of ``source``
-    count = passport.read(folder)["splits"][split]["count"]
+    count = manifest.read(folder)["splits"][split]["count"]
     stored = np.fromfile(folder / f"{source or split}.bin", np.int32).reshape(-1, blocks.COLUMNS, blocks.BLOCK_ROWS)
     padded = np.zeros((-(-count // blocks.BLOCK_ROWS) * blocks.BLOCK_ROWS, blocks.COLUMNS), np.int32)
     padded[:count] = change(stored.transpose(0, 2, 1).reshape(-1, blocks.COLUMNS)[:count].copy())
@@ -332,8 +332,8 @@ def test_mistakes_are_reported_and_toy_sets_have_none(
 ) -> None:
     correct, reports = toy(benchmark), [report(benchmark, toy(benchmark))]
     # Fewer samples of large sets, for speed, and repetitions in small sets too
-    monkeypatch.setattr(mistakes, "LOOKED_AT", 8000)
-    monkeypatch.setattr(mistakes, "LEAST", 100)
+    monkeypatch.setattr(sample_checks, "LOOKED_AT", 8000)
+    monkeypatch.setattr(sample_checks, "LEAST", 100)
     assert [*reports, report(benchmark, correct)] == ["", ""]
     unreported = {}
     for (name, mistake), (edit, message) in MISTAKES.items():
@@ -353,8 +353,8 @@ def test_verify_reports_mistakes_of_consistent_files(toy: Toy, tmp_path: Path) -
     put_training_items_into_test(folder)
     facts = json.loads((folder / "dataset.json").read_text())
     for split in facts["splits"].values():
-        split["files"] = [passport.describe_file(folder / file["name"]) for file in split["files"]]
-    passport.write(facts, folder)
+        split["files"] = [manifest.describe_file(folder / file["name"]) for file in split["files"]]
+    manifest.write(facts, folder)
     for words in ((), ("--quick",)):
         problem = preparing.refused(preparing.run("ncf", "--verify", folder, *words))
         assert "test: about 100% of the evaluation samples" in problem
@@ -363,9 +363,9 @@ def test_verify_reports_mistakes_of_consistent_files(toy: Toy, tmp_path: Path) -
 # -- large sets --------------------------------------------------------------------------------------------------
 
 
-def numbers(count: int, content: Callable[[np.ndarray], np.ndarray]) -> mistakes.Part:
+def numbers(count: int, content: Callable[[np.ndarray], np.ndarray]) -> sample_checks.Part:
     # Samples that are computed from their indices when they are read
-    return mistakes.Part(count, lambda indices: [b"%d" % number for number in content(indices).tolist()])
+    return sample_checks.Part(count, lambda indices: [b"%d" % number for number in content(indices).tolist()])
 
 
 def scattered(number: np.ndarray, limit: int) -> np.ndarray:
@@ -391,10 +391,10 @@ def test_mistakes_in_large_sets_are_found_in_a_sample(
 ) -> None:
     sizes = []
     train = numbers(count, lambda indices: sizes.append(len(indices)) or content(indices))  # type: ignore[func-returns-value]
-    view = mistakes.View({"train": train, "test": numbers(9, lambda n: -1 - n)})
-    problems: list[Any] = mistakes.find(view, Path("set"))
+    view = sample_checks.View({"train": train, "test": numbers(9, lambda n: -1 - n)})
+    problems: list[Any] = sample_checks.find(view, Path("set"))
     assert message in " ".join(problem.found for problem in problems) and bool(problems) == bool(message)
-    assert sum(sizes) <= 3 * mistakes.LOOKED_AT
+    assert sum(sizes) <= 3 * sample_checks.LOOKED_AT
 
 
 def resolve(name: str, settings: str) -> configuration.Configuration:

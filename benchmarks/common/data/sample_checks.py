@@ -6,7 +6,7 @@ that were whole and useless: shards that all hold the same samples, so that BERT
 (mlcommons/training_policies#354), vocabularies of other sizes (mlcommons/training#233), days that are missing or cut
 short (facebookresearch/dlrm#413).
 
-A benchmark's ``samples.py`` has ``view(directory, passport)``, which shows its splits as samples with keys and labels
+A benchmark's ``samples.py`` has ``view(directory, manifest)``, which shows its splits as samples with keys and labels
 and adds what it alone can tell, such as whether tokens are of the vocabulary. Of a split at most ``LOOKED_AT`` samples
 are read: runs of neighbours, and single ones spread evenly over all of it. What that finds among N samples:
 
@@ -25,7 +25,7 @@ from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, 
 
 import numpy as np
 
-from benchmarks.common.data.passport import prepare_again
+from benchmarks.common.data.manifest import prepare_again
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.source_checks import MOST_SHARE
 

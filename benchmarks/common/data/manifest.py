@@ -1,4 +1,4 @@
-"""The passport of a data set: written last, so that a folder without it is half-written.
+"""The manifest of a data set: written last, so that a folder without it is half-written.
 
 The fields of ``dataset.json`` are those of ``DataSet`` in benchmarks/common/records.py.
 """
@@ -19,44 +19,44 @@ FIELDS = ("benchmark", "name", "classes", "splits", "facts", "how")
 CHUNK = 1 << 20  # bytes read at once
 
 File = Dict[str, Any]
-Passport = Dict[str, Any]
+Manifest = Dict[str, Any]
 Add = Callable[[int], None]  # called with the bytes read since its last call
 # A benchmark's own look at a folder whose files have the right size: what it finds wrong with their content.
-Check = Callable[[Path, Passport], Sequence[Problem]]
-# The same for files that the passport does not list: quick, or every byte, of which it reports how many it read.
-CheckUnlisted = Callable[[Path, Passport, bool, Add], Sequence[Problem]]
+Check = Callable[[Path, Manifest], Sequence[Problem]]
+# The same for files that the manifest does not list: quick, or every byte, of which it reports how many it read.
+CheckUnlisted = Callable[[Path, Manifest, bool, Add], Sequence[Problem]]
 
 
 def prepare_again(directory: Path) -> str:
     return f"prepare it again: the same command with --overwrite ({directory})"
 
 
-def data_id(passport: Passport) -> str:
+def data_id(manifest: Manifest) -> str:
     """Identify a data set by its content, not by its place, name or history."""
-    facts, splits = passport["facts"], passport["splits"]
+    facts, splits = manifest["facts"], manifest["splits"]
     hashes = {name: [file["sha256"] for file in split["files"]] for name, split in splits.items()}
-    content: Dict[str, Any] = {"benchmark": passport["benchmark"]}
-    if passport["classes"]:
-        content["classes"] = list(passport["classes"])
+    content: Dict[str, Any] = {"benchmark": manifest["benchmark"]}
+    if manifest["classes"]:
+        content["classes"] = list(manifest["classes"])
     if facts:
         content["facts"] = facts
         content["splits"] = {name: [split["count"], hashes[name]] for name, split in splits.items()}
     else:
-        # Image sets had a passport of their own once; flat lists keep the ids that they were given then.
+        # Image sets had a manifest of their own once; flat lists keep the ids that they were given then.
         content["splits"] = {name: [split["count"], *hashes[name]] for name, split in splits.items()}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _checksum(content: Passport) -> str:
+def _checksum(content: Manifest) -> str:
     rest = {key: value for key, value in content.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def write(passport: Passport, directory: Path) -> Path:
-    """Write the passport with its schema and id in one step: it is there whole or not at all."""
-    fields = {field: passport[field] for field in FIELDS}
-    shared = list(passport.get("shared_with", ()))
-    content = plain(DataSet(schema=SCHEMA, id=data_id(passport), sha256="", shared_with=shared, **fields))
+def write(manifest: Manifest, directory: Path) -> Path:
+    """Write the manifest with its schema and id in one step: it is there whole or not at all."""
+    fields = {field: manifest[field] for field in FIELDS}
+    shared = list(manifest.get("shared_with", ()))
+    content = plain(DataSet(schema=SCHEMA, id=data_id(manifest), sha256="", shared_with=shared, **fields))
     content["sha256"] = _checksum(content)
     for partial in directory.glob(f"{FILE_NAME}.*"):  # of a process that was killed while it wrote
         partial.unlink()
@@ -65,17 +65,17 @@ def write(passport: Passport, directory: Path) -> Path:
     return directory / FILE_NAME
 
 
-def read(directory: Path) -> Passport:
-    """Read the passport of a data folder.
+def read(directory: Path) -> Manifest:
+    """Read the manifest of a data folder.
 
     Raises:
-        Problem: the folder or its passport is missing, half-written, damaged, or of another schema.
+        Problem: the folder or its manifest is missing, half-written, damaged, or of another schema.
     """
     return _read(directory)[0]
 
 
-# Return the fields of a passport, and whether they are as they were written.
-def _read(directory: Path) -> Tuple[Passport, bool]:
+# Return the fields of a manifest, and whether they are as they were written.
+def _read(directory: Path) -> Tuple[Manifest, bool]:
     path, again = directory / FILE_NAME, prepare_again(directory)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -83,14 +83,14 @@ def _read(directory: Path) -> Tuple[Passport, bool]:
         if schema != SCHEMA:
             raise Problem(f"{path} has schema {schema}", f"schema {SCHEMA}", again)
         is_genuine = content.get("sha256") == _checksum(content)
-        passport = {field: content[field] for field in ("id", *FIELDS)}
-        for split in passport["splits"].values():
+        manifest = {field: content[field] for field in ("id", *FIELDS)}
+        for split in manifest["splits"].values():
             split["count"] = int(split["count"])
             for file in split["files"]:
                 _ = file["name"], file["sha256"], int(file["bytes"])
         if "shared_with" in content:
-            passport["shared_with"] = list(content["shared_with"])
-        return passport, is_genuine and data_id(passport) == passport["id"]
+            manifest["shared_with"] = list(content["shared_with"])
+        return manifest, is_genuine and data_id(manifest) == manifest["id"]
     except (FileNotFoundError, NotADirectoryError):
         if (directory / PARTS).exists():
             found = f"{directory} is half-written: an unfinished preparation, no {FILE_NAME}"
@@ -99,19 +99,19 @@ def _read(directory: Path) -> Tuple[Passport, bool]:
         found = f"{directory} has no {FILE_NAME}" if directory.is_dir() else f"no folder {directory}"
         raise Problem(found, "a prepared data set", f"prepare one in {directory}") from None
     except (OSError, ValueError) as error:
-        raise Problem(f"{path}: {error}", "a readable passport", again) from None
+        raise Problem(f"{path}: {error}", "a readable manifest", again) from None
     except (KeyError, TypeError, AttributeError) as error:
-        raise Problem(f"{path}: {error!r}", "all fields of a passport", again) from None
+        raise Problem(f"{path}: {error!r}", "all fields of a manifest", again) from None
 
 
-def files_of(passport: Passport) -> List[File]:
-    every = {file["name"]: file for split in passport["splits"].values() for file in split["files"]}
+def files_of(manifest: Manifest) -> List[File]:
+    every = {file["name"]: file for split in manifest["splits"].values() for file in split["files"]}
     return list(every.values())
 
 
-def total_bytes(passport: Passport) -> int:
-    unlisted = sum(int(split.get("unlisted_bytes", 0)) for split in passport["splits"].values())
-    return unlisted + sum(int(file["bytes"]) for file in files_of(passport))
+def total_bytes(manifest: Manifest) -> int:
+    unlisted = sum(int(split.get("unlisted_bytes", 0)) for split in manifest["splits"].values())
+    return unlisted + sum(int(file["bytes"]) for file in files_of(manifest))
 
 
 def describe_file(path: Path, add: Add = lambda size: None) -> File:
@@ -130,31 +130,31 @@ def verify(
     quick: bool = False,
     benchmark: Optional[str] = None,
     add: Add = lambda size: None,
-    check: Check = lambda directory, passport: (),
+    check: Check = lambda directory, manifest: (),
 ) -> List[Problem]:
-    """Compare a data folder with its passport; an empty list means that it is whole.
+    """Compare a data folder with its manifest; an empty list means that it is whole.
 
     Quick looks at sizes and at what ``check`` looks at. Otherwise the sha256 of every file counts too, which
     reads all of it.
     """
     try:
-        passport, is_genuine = _read(directory)
+        manifest, is_genuine = _read(directory)
     except Problem as problem:
         return [problem]
     again = prepare_again(directory)
     problems = []
-    if benchmark is not None and benchmark not in (passport["benchmark"], *passport.get("shared_with", ())):
-        found = f"{directory} is a data set of {passport['benchmark']}"
+    if benchmark is not None and benchmark not in (manifest["benchmark"], *manifest.get("shared_with", ())):
+        found = f"{directory} is a data set of {manifest['benchmark']}"
         problems.append(Problem(found, f"a data set of {benchmark}", f"name the folder of {benchmark}'s data set"))
     if not is_genuine:
         found = f"{directory / FILE_NAME} was edited: its id or checksum is not that of its content"
-        problems.append(Problem(found, "the passport as it was written", again))
-    differences = (compare(directory / file["name"], file, quick, add) for file in files_of(passport))
+        problems.append(Problem(found, "the manifest as it was written", again))
+    differences = (compare(directory / file["name"], file, quick, add) for file in files_of(manifest))
     problems += [Problem(*difference, again) for difference in differences if difference is not None]
     try:
-        return problems or list(check(directory, passport))
+        return problems or list(check(directory, manifest))
     except (KeyError, TypeError) as error:
-        return [Problem(f"{directory / FILE_NAME}: {error!r}", "all fields of a passport", again)]
+        return [Problem(f"{directory / FILE_NAME}: {error!r}", "all fields of a manifest", again)]
 
 
 def compare(path: Path, file: Mapping[str, Any], quick: bool, add: Add) -> Optional[Tuple[str, str]]:
