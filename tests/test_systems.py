@@ -13,10 +13,10 @@ import pytest
 from pydantic import ValidationError
 
 from encore import catalogue, configuration, job, launchers, paths
-from encore.lab.submissions import mapping, reproduction, shell_values
+from encore.lab.submissions import option_mapping, reproduction, shell_expansion
 
 SAMPLES = paths.ROOT / "tests" / "samples"
-IGNORED = mapping.common().left_out
+IGNORED = option_mapping.common().left_out
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class Submitted:
     round: str
     system: catalogue.System
     config: str
-    implementation: mapping.Implementation
-    options: dict[str, mapping.Option]
+    implementation: option_mapping.Implementation
+    options: dict[str, option_mapping.Option]
     environment: dict[str, dict[str, str]]  # Effective variables by file
 
-    def mapped(self) -> list[mapping.Mapped]:
+    def mapped(self) -> list[option_mapping.Mapped]:
         # Keys and values of the executed command
         nodes, gpus = self.system.nodes, self.system.gpus_per_node
         facts = {"round": self.round, "configuration": self.config, "nodes": nodes, "gpus": gpus, "ranks": nodes * gpus}
-        variables = {name: shell_values.Value(v) for table in self.environment.values() for name, v in table.items()}
+        variables = {name: shell_expansion.Value(v) for table in self.environment.values() for name, v in table.items()}
         name = self.choice.implementation_name
-        keys, missing = mapping.map_options(self.implementation, name, self.options, facts, variables)
+        keys, missing = option_mapping.map_options(self.implementation, name, self.options, facts, variables)
         assert not missing
         return keys
 
@@ -58,16 +58,16 @@ def submitted() -> list[Submitted]:
     for submission in catalogue.read_toml(SAMPLES / "submitted_configurations.toml")["submission"]:
         folder, round_name = submission["folder"], submission["repository"].rpartition("_")[2]
         for entry in submission["configuration"]:
-            command = tuple(shell_values.Value(word) for word in shlex.split(entry["command"]))
+            command = tuple(shell_expansion.Value(word) for word in shlex.split(entry["command"]))
             programs = {word.text.rpartition("/")[2] for word in command}
-            implementations = mapping.of_folder(folder)
+            implementations = option_mapping.of_folder(folder)
             name, implementation = next(item for item in implementations if programs & set(item[1].program))
             choice = catalogue.choose(name)
             systems = [system for system in catalogue.systems(choice) if system.system == entry["system"]]
             system = next(s for s in systems if folder in s.source and round_name in s.source)
             scripts = {"Dockerfile": submission["dockerfile"], **entry.get("environment", {})}
             tables = {file: dict(word.split("=", 1) for word in text.split()) for file, text in scripts.items()}
-            options = mapping.options_of(command, implementation.pairs_after)
+            options = option_mapping.options_of(command, implementation.pairs_after)
             configurations.append(
                 Submitted(choice, round_name, system, entry["config"], implementation, options, effective(tables))
             )
@@ -87,7 +87,9 @@ def test_systems_have_the_submitted_values_and_no_others() -> None:
         assert set(entry.system.config) <= {key.key for key in mapped}, label
         assert entry.system.keep_global_batch == entry.implementation.keep_global_batch, label
         # An option without a key has a documented meaning.
-        options = reproduction.left_options(entry.options, mapped, entry.implementation.without, mapping.common())
+        options = reproduction.left_options(
+            entry.options, mapped, entry.implementation.without, option_mapping.common()
+        )
         assert entry.round > "v1" or not [option.name for option in options if not option.meaning], label
         tables = {
             file: {name: value for name, value in table.items() if name not in IGNORED}

@@ -170,8 +170,8 @@ def test_there_are_no_import_cycles() -> None:
         ("encore.run.evaluate", "from encore.results.logs.run_log import read_run", []),
         (
             "encore.run.evaluate",
-            "from encore.lab.studies import answers",
-            ["encore.lab.studies", "encore.lab.studies.answers"],
+            "from encore.lab.studies import report",
+            ["encore.lab.studies", "encore.lab.studies.report"],
         ),
     ],
 )

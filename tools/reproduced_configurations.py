@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from encore.errors import EncoreError
-from encore.lab.submissions.expressions import NoValueError
 from encore.lab.submissions.reproduction import Reproduction, reproduce
+from encore.lab.submissions.safe_eval import NoValueError
 from encore.lab.submissions.source import open_source
 from tools import Folders, run
 

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from encore.lab.submissions import mapping, scripts
+from encore.lab.submissions import option_mapping, scripts
 from tools import Folder, run
 
 V05 = "v0.5.0/nvidia/submission/code"
@@ -111,7 +111,7 @@ SOURCES = (
     ("v4.0", f"{LATER}/resnet/implementations/h200_ngc24.04_mxnet", "DGXH100:h200"),
 )
 # What the frameworks, NCCL and MPI read. The rest of what the scripts export only makes up the command.
-READ = re.compile("|".join(mapping.common().read))
+READ = re.compile("|".join(option_mapping.common().read))
 # Of the command: nothing that says where the data are, is drawn anew for each run, or chooses a kernel.
 LEFT_OUT = re.compile(
     r"--(data-|gpus|seed|disp-|profile|model_config|dataset|conv-|force-|fuse-|batchnorm-layout|pooling-|network|use-(?!fp16|nvjpeg)"

@@ -172,13 +172,13 @@ def _measure_roofline(request: planning.Request, steps: int, folder: Path, as_js
     # Measure a step and the machine's ceilings into a folder, and show everything that is in it.
     # The lab's plots take half a second to load.
     from encore.cli.study import keep, show_report
-    from encore.lab.studies import roofline, servers
+    from encore.lab.studies import roofline, server_comparison
 
     words = ("--steps", str(steps), "--peaks", "gpu" if node.this_node().gpus else "cpu")
     result = _counted(request, words, as_json)
     keep(folder, roofline.PEAKS, {"peaks": roofline.fastest(result.pop("peaks"), folder / roofline.PEAKS)})
     keep(folder, f"{request.name}.json", result)
-    show_report(servers.roofline_report(roofline.load(folder)), folder, as_json)
+    show_report(server_comparison.roofline_report(roofline.load(folder)), folder, as_json)
 
 
 def _profile(request: planning.Request, path: Path, as_json: bool) -> None:

@@ -10,8 +10,8 @@ from encore.cli import options
 from encore.cli.layout import console, put, say, text, write_json
 from encore.errors import EncoreError
 from encore.lab.scaling import curves as scaling_curves
-from encore.lab.scaling import sharing
-from encore.lab.scaling.sharing import Job
+from encore.lab.scaling import scheduling
+from encore.lab.scaling.scheduling import Job
 from encore.names import unknown
 from encore.results.report.report import Report, write_files
 from encore.results.rules import canonical
@@ -25,7 +25,7 @@ class Shortest(TypedDict):
     lower_bound: float  # No schedule takes fewer minutes
     is_shortest: bool  # Whether that is proven
     one_after_the_other: float  # Minutes of one run at a time, each on all GPUs
-    runs: Sequence[sharing.Placement]
+    runs: Sequence[scheduling.Placement]
 
 
 class Shared(TypedDict):
@@ -67,28 +67,28 @@ def plan(
     check_gpus(gpus)
     sources = curves or [scaling_curves.DEFAULT]
     jobs = _jobs(benchmarks, gpus, sources, extrapolate)
-    schedule, steady = sharing.shortest(jobs, gpus), sharing.most_runs(jobs, gpus)
-    tables = (sharing.schedule_table(schedule), sharing.steady_table(steady))
+    schedule, steady = scheduling.shortest(jobs, gpus), scheduling.most_runs(jobs, gpus)
+    tables = (scheduling.schedule_table(schedule), scheduling.steady_table(steady))
     if as_json:
         shortest: Shortest = {
             "minutes": schedule.makespan,
             "lower_bound": schedule.bound,
             "is_shortest": schedule.is_shortest,
-            "one_after_the_other": sharing.one_by_one(jobs),
+            "one_after_the_other": scheduling.one_by_one(jobs),
             "runs": schedule.placements,
         }
-        most = {**vars(steady), "rounds_one_after_the_other": sharing.rounds_one_by_one(jobs)}
+        most = {**vars(steady), "rounds_one_after_the_other": scheduling.rounds_one_by_one(jobs)}
         content: Shared = {
             "gpus": schedule.gpus, "curves": sources, "benchmarks": jobs, "shortest": shortest, "most_runs": most
         }  # fmt: skip
         write_json("sharing", content)
     else:
         put(tables, as_json=False)
-        for line in sharing.sentences(jobs, schedule, steady):
+        for line in scheduling.sentences(jobs, schedule, steady):
             say(console(), text(line))
         say(console(), text(f"curves: {', '.join(sources)}", "dim"))
     if output is not None:
-        files = write_files(Report(tables=tables, figures=(sharing.gantt(schedule, tables[0]),)), output)
+        files = write_files(Report(tables=tables, figures=(scheduling.gantt(schedule, tables[0]),)), output)
         say(console(), text(f"{files[0]} and {len(files) - 1} files next to it"))
 
 

@@ -16,11 +16,11 @@ from encore.cli import options
 from encore.cli.layout import console, limited_lines, say, show, text, write_json
 from encore.containers import images
 from encore.errors import EncoreError, ExitCode
-from encore.lab.submissions.expressions import NoValueError
 from encore.lab.submissions.reproduction import Difference, Left, Reproduction, command, write_system
 from encore.lab.submissions.reproduction import reproduce as read_configuration
 from encore.lab.submissions.reproduction import start as start_command
-from encore.lab.submissions.shell_values import Note
+from encore.lab.submissions.safe_eval import NoValueError
+from encore.lab.submissions.shell_expansion import Note
 from encore.lab.submissions.source import Source, name_of, open_source
 from encore.results.words import count_of
 from encore.run import hints

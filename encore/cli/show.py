@@ -85,14 +85,14 @@ def _list_benchmarks(as_json: bool) -> None:
 
 
 def _list_studies(as_json: bool) -> None:
-    from encore.lab.studies import definition, nodes
+    from encore.lab.studies import definition, multi_node
 
     rows: list[tuple[Cell, ...]] = []
     for name in definition.known():
         study = definition.load(name)
         small = len(definition.load(name, True).points()) if study.small.grid else None
         rows.append((name, study.title, len(study.points()), small))
-    rows.append(("multi-node", nodes.load("multi-node").title, None, None))
+    rows.append(("multi-node", multi_node.load("multi-node").title, None, None))
     table = Table(title="studies", columns=("study", "title", "points", "points of --small"), rows=tuple(rows))
     put([table], as_json)
 

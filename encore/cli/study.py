@@ -24,12 +24,20 @@ from encore.cli.layout import (
 from encore.cli.sweep import hooks_of
 from encore.errors import EncoreError, ExitCode
 from encore.files import read_json
-from encore.lab.studies import definition, measuring, nodes, roofline, servers, sweep, throughput
+from encore.lab.studies import (
+    definition,
+    measurement,
+    multi_node,
+    roofline,
+    server_comparison,
+    sweep,
+    throughput,
+    topology,
+)
 from encore.lab.studies import folder as folders
-from encore.lab.studies import machine as machines
-from encore.lab.studies.answers import build
 from encore.lab.studies.definition import Study
 from encore.lab.studies.folder import Folder, StudyJson
+from encore.lab.studies.report import build
 from encore.lab.studies.sweep import Sweep
 from encore.machine import node
 from encore.results.report.report import Report, write_files
@@ -148,7 +156,7 @@ def run(
     screen = console(stderr=as_json, soft_wrap=True)
     screen.print(f"study folder: {folder.path}")
     if submit:
-        screen.print(measuring.submit(folder, {"partition": partition} if partition else {}))
+        screen.print(measurement.submit(folder, {"partition": partition} if partition else {}))
         return
     code = _measure_points(folder, only)
     if point is None:
@@ -173,17 +181,17 @@ def _measure_points(folder: Folder[Study], only: str | None) -> ExitCode:
     def on_point(point: definition.Point, what: str) -> None:
         say(screen, text(f"{total - len(folder.left())} of {total}: {point.key}: {what}"))
 
-    code = measuring.measure(folder, on_point, only)
+    code = measurement.measure(folder, on_point, only)
     if code == ExitCode.INTERRUPTED:
-        say(screen, text(f"interrupted; resume with: {measuring.resume_command(folder)}"))
+        say(screen, text(f"interrupted; resume with: {measurement.resume_command(folder)}"))
         raise typer.Exit(code)
     return code
 
 
 def _print_points(folder: Folder[Study], as_json: bool) -> None:
     # Every point with its command and the time that all will take.
-    study, left, seconds = folder.study, folder.left(), measuring.seconds_left(folder)
-    commands = {each.key: " ".join(measuring.command(folder, each, None).argv) for each in study.points()}
+    study, left, seconds = folder.study, folder.left(), measurement.seconds_left(folder)
+    commands = {each.key: " ".join(measurement.command(folder, each, None).argv) for each in study.points()}
     if as_json:
         content: StudyPlan = {**folder.as_json(), "minutes": seconds / 60, "commands": commands}
         write_json("study-plan", content)
@@ -204,8 +212,8 @@ def _measure_nodes(
     request: Request, images: list[str], small: bool, resume: Path | None, root: Path, dry_run: bool, as_json: bool
 ) -> None:
     # Two frameworks on one to sixteen GPUs, by one sweep.
-    study = nodes.load(NODES)
-    grid = nodes.sweep_of(study, small, request, dict(each.partition("=")[::2] for each in images))
+    study = multi_node.load(NODES)
+    grid = multi_node.sweep_of(study, small, request, dict(each.partition("=")[::2] for each in images))
     if dry_run:
         _print_nodes(study, grid, small, as_json)
         return
@@ -219,14 +227,14 @@ def _measure_nodes(
     say(screen, text(f"study folder: {folder.path}"))
     code = sweep.run(folder, hooks_of(screen), Limits())
     found = throughput.measured(folder)
-    tables, what = nodes.tables(study, found), throughput.devices(found)
+    tables, what = multi_node.tables(study, found), throughput.devices(found)
     lines = {
         f"{name}, {line}": points
-        for name, each in nodes.by_framework(study, found).items()
+        for name, each in multi_node.by_framework(study, found).items()
         for line, points in throughput.speed_ups(each).items()
     }
     figure = throughput.speed_up_figure(lines, tables[1], what)
-    page = servers.page(study.title, tables, (figure,) if figure else (), on_cpus=what == "ranks")
+    page = server_comparison.page(study.title, tables, (figure,) if figure else (), on_cpus=what == "ranks")
     write_files(page, folder.path / "report")
     put((table for table in tables if table.rows or as_json), as_json)
     if code != ExitCode.REACHED and folder.may_resume():
@@ -234,7 +242,7 @@ def _measure_nodes(
     raise typer.Exit(code)
 
 
-def _print_nodes(study: nodes.NodeStudy, grid: Sweep, small: bool, as_json: bool) -> None:
+def _print_nodes(study: multi_node.NodeStudy, grid: Sweep, small: bool, as_json: bool) -> None:
     # A point that Slurm would run has no command here, nor one whose system depends on GPUs that are not here.
     found: list[NodesPoint] = []
     names = {each.benchmark: each.name for each in study.frameworks}
@@ -292,16 +300,16 @@ def report(
         _report_study(paths_of[0], as_json)
     elif len(inputs) == 2 and all(path.is_file() for path in paths_of):
         tables = [roofline.in_common(*map(roofline.read_kernels, paths_of))]
-        tables += [table for table in servers.published_tables() if "kernels" in table.title]
+        tables += [table for table in server_comparison.published_tables() if "kernels" in table.title]
         put(tables, as_json)
     else:
-        described = [path for path in paths_of if (path / machines.FILE).is_file()]
+        described = [path for path in paths_of if (path / topology.FILE).is_file()]
         rooflines = [path for path in paths_of if (path / roofline.PEAKS).is_file()]
         runs = [each for each, path in zip(inputs, paths_of, strict=True) if path not in (*described, *rooflines)]
         if rooflines and inputs == [str(rooflines[0])]:
-            made = servers.roofline_report(roofline.load(rooflines[0]))
+            made = server_comparison.roofline_report(roofline.load(rooflines[0]))
         else:
-            made = servers.servers_report(runs, base=baseline, machines=described, rooflines=rooflines)
+            made = server_comparison.servers_report(runs, base=baseline, machines=described, rooflines=rooflines)
         show_report(made, output, as_json)
 
 
@@ -320,10 +328,10 @@ def machine(
       encore study machine 8 -o machine                      and how fast they are
     """
     screen = console(stderr=as_json)
-    found = machines.describe(node.this_node(), gpus, screen.print, python)
-    made = servers.machine_report(found)
+    found = topology.describe(node.this_node(), gpus, screen.print, python)
+    made = server_comparison.machine_report(found)
     if output is not None:
-        keep(output, machines.FILE, found.as_json())
+        keep(output, topology.FILE, found.as_json())
     if as_json:
         write_json("study-machine", found.as_json())
     else:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from encore.lab.submissions.shell import Reader
-from encore.lab.submissions.shell_tokens import ShellError
-from encore.lab.submissions.shell_values import LONGEST_CUT, LONGEST_PATTERN, LONGEST_VALUE, State
+from encore.lab.submissions.shell_expansion import LONGEST_CUT, LONGEST_PATTERN, LONGEST_VALUE, State
+from encore.lab.submissions.shell_interpreter import Reader
+from encore.lab.submissions.shell_lexer import ShellError
 
 SCRIPTS = {
     "quotes": """A=one B='two  words' C="$A and ${B}" D=a\\ b E="a\\"b\\$A" F='' G=$A"$B"'$A'""",

@@ -15,7 +15,15 @@ from encore.lab.scaling import cost_model, validation
 from encore.lab.scaling.cost_model import Algorithm, Point, PositiveSum, Prediction, Prior, fit_epochs, fit_steps
 from encore.lab.scaling.curves import Option, load_curves, options
 from encore.lab.scaling.overlap import DGX_H100, Links, lost, overlap_table, sum_seconds, sums_table
-from encore.lab.scaling.sharing import Job, Schedule, most_runs, one_by_one, rounds_one_by_one, schedule_table, shortest
+from encore.lab.scaling.scheduling import (
+    Job,
+    Schedule,
+    most_runs,
+    one_by_one,
+    rounds_one_by_one,
+    schedule_table,
+    shortest,
+)
 from encore.results.published.published import load_published
 from encore.run import run_folder
 from encore.run.published_speed import Step

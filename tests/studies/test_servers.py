@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 from encore import paths
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.lab.studies import machine as machines
-from encore.lab.studies import roofline, servers
-from encore.lab.studies.servers import PLACES, ServerRun, published_tables
+from encore.lab.studies import roofline, server_comparison, topology
+from encore.lab.studies.server_comparison import PLACES, ServerRun, published_tables
 from encore.machine.links import parse_topology
 from encore.results.table import Table
 from tests.results.result_logs import START_MS, resnet_v07
@@ -47,13 +46,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return runs
 
 
-def dgx1() -> machines.Server:
+def dgx1() -> topology.Server:
     return parse_topology((TOPOLOGY / "dgx1-v100.txt").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
 def runs(folders: dict[str, Path]) -> list[ServerRun]:
-    return servers.load_runs([f"{name}={path}" for name, path in folders.items()])
+    return server_comparison.load_runs([f"{name}={path}" for name, path in folders.items()])
 
 
 def variant(run: ServerRun, server: str, links: str = "", **changed: Any) -> ServerRun:
@@ -82,7 +81,7 @@ def test_tables_of_servers(runs: list[ServerRun], recorded: Callable[[str, objec
         variant(runs[0], "a", "PCIe", minutes=90.0, precision="fp16", batch=3328.0),
         variant(runs[0], "a", "PCIe", minutes=160.0, precision="fp16", gpus=2),
     ]
-    box = servers._distinct([
+    box = server_comparison._distinct([
         variant(runs[0], "box", minutes=60.0, precision="fp32", batch=64.0, gpus=1),
         variant(runs[0], "box", minutes=50.0, precision="fp32", batch=32.0, gpus=1),
         variant(runs[0], "box", minutes=30.0, precision="fp16", batch=64.0, gpus=1),
@@ -90,21 +89,22 @@ def test_tables_of_servers(runs: list[ServerRun], recorded: Callable[[str, objec
     ])  # fmt: skip
     two_epochs = replace(runs[0], side=replace(runs[0].side, phases={"first_epoch_s": 90.0, "epoch_s": 60.0}))
     recorded("servers.json", {
-        "two": plain(servers.tables(runs, "new")), "base of two": servers.base_of(runs, None),
-        "links that the runs found": [run.links for run in runs], "several": plain(servers.tables(several, "a")),
-        "labels": [run.measured.label for run in box], "box": plain(servers.tables(box)),
-        "epochs": plain([servers.first_epochs([two_epochs])]),
-        "use": {run.server: servers.utilisation_of(run.side.logs) for run in runs},
+        "two": plain(server_comparison.tables(runs, "new")), "base of two": server_comparison.base_of(runs, None),
+        "links that the runs found": [run.links for run in runs],
+        "several": plain(server_comparison.tables(several, "a")),
+        "labels": [run.measured.label for run in box], "box": plain(server_comparison.tables(box)),
+        "epochs": plain([server_comparison.first_epochs([two_epochs])]),
+        "use": {run.server: server_comparison.utilisation_of(run.side.logs) for run in runs},
     })  # fmt: skip
     with pytest.raises(EncoreError, match="base"):
-        servers.tables(runs, "newer")
+        server_comparison.tables(runs, "newer")
 
 
 def test_gpus_needed_within_a_day(runs: list[ServerRun]) -> None:
     """2,000 minutes on one GPU, and 2 % lost per doubling: two GPUs for a day, about sixteen for two hours."""
     several = [variant(runs[0], "a", gpus=gpus, minutes=2000 / gpus * 1.02**gpus) for gpus in (1, 2, 4)]
     several.append(variant(runs[0], "b", gpus=8, minutes=130.0))
-    table = {(row["server"], row["within"]): row for row in rows(servers.gpus_needed(several))}
+    table = {(row["server"], row["within"]): row for row in rows(server_comparison.gpus_needed(several))}
     day, hours = table["a", "a day"], table["a", "two hours"]
     assert day["GPUs"] == 2 and day["95 % from"] < 2000 / 2 < day["95 % to"]
     assert 16 <= hours["GPUs"] <= 64 and (hours["GPUs to be sure"] is None or hours["GPUs to be sure"] >= 16)
@@ -114,15 +114,15 @@ def test_gpus_needed_within_a_day(runs: list[ServerRun]) -> None:
 @pytest.mark.parametrize("name", ["dgx1-v100", "dgx-a100", "no GPU"])
 def test_picture_of_a_server(name: str, recorded: Callable[[str, object], None]) -> None:
     path = TOPOLOGY / f"{name}.txt"
-    without = machines.Server(name=name, sockets=2)
+    without = topology.Server(name=name, sockets=2)
     server = parse_topology(path.read_text(encoding="utf-8")) if path.exists() else without
-    recorded(f"machines/{name}.svg", machines.picture(server).svg)
+    recorded(f"machines/{name}.svg", topology.picture(server).svg)
 
 
 def test_output_of_nccl_tests_is_parsed() -> None:
     text = "#  size  count type redop root time algbw busbw\n"
     text += "   65536  16384  float  sum  -1  25.67  2.55  4.47  0\n"
-    assert machines.parse_nccl_tests(text) == [[65536.0, 4.47e9]]
+    assert topology.parse_nccl_tests(text) == [[65536.0, 4.47e9]]
 
 
 def write_step(path: Path) -> None:
@@ -183,8 +183,8 @@ def test_kernels_of_two_profiles_are_compared(tmp_path: Path) -> None:
 
 
 def test_page_of_servers(folders: dict[str, Path], tmp_path: Path) -> None:
-    machine = machines.Machine(replace(dgx1(), name="new"))
-    (tmp_path / machines.FILE).write_text(json.dumps(machine.as_json()), encoding="utf-8")
+    machine = topology.Machine(replace(dgx1(), name="new"))
+    (tmp_path / topology.FILE).write_text(json.dumps(machine.as_json()), encoding="utf-8")
     words = [*(f"{name}={path}" for name, path in folders.items()), str(tmp_path), "-o", str(tmp_path / "page")]
     result = CliRunner().invoke(app, ["study", "report", *words, "--json"])
     assert result.exit_code == 0, result.output

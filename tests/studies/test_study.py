@@ -9,10 +9,9 @@ import pytest
 
 from encore import files, paths
 from encore.errors import EncoreError
-from encore.lab.studies import answers as page
 from encore.lab.studies import folder as folders
-from encore.lab.studies import machine as traffic
-from encore.lab.studies import measuring
+from encore.lab.studies import measurement, topology
+from encore.lab.studies import report as page
 from encore.lab.studies.definition import Point, Study, changed, load
 from encore.lab.studies.folder import MEASUREMENT, Folder
 from encore.machine.links import parse_topology
@@ -24,7 +23,7 @@ OWN = Path(__file__).with_name("own.toml")
 WEIGHTS = {"lenet": 70_753_070, "alexnet": 50_844_008, "googlenet": 6_998_552, "inception-v3": 23_817_352}
 
 
-def measurement(point: Point, seconds: float) -> dict[str, Any]:
+def measurement_json(point: Point, seconds: float) -> dict[str, Any]:
     ranks, batch = int(point.axes["ranks"]), int(point.axes["batch_size"])
     weights = WEIGHTS.get(str(point.axes["network"]), 1_795_131)
     blocks = [0.99 * seconds, seconds, 1.01 * seconds]
@@ -59,7 +58,7 @@ def create(
         if (value := seconds(point)) is not None:
             for number in range(1, study.passes + 1):
                 folder.at(point, number).mkdir(parents=True)
-                content = measurement(point, value * passes[(number - 1) % len(passes)])
+                content = measurement_json(point, value * passes[(number - 1) % len(passes)])
                 files.write_json(folder.at(point, number) / MEASUREMENT, content)
     return folder
 
@@ -185,22 +184,22 @@ def test_report_of_busy_cpus_has_wide_intervals(tmp_path: Path, recorded: Record
 @pytest.mark.slow
 def test_job_array_has_the_missing_points(folder: Folder[Study]) -> None:
     missing = [str(number) for number, point in enumerate(folder.study.points()) if not is_measured(point)]
-    lines = measuring.script(folder, {"partition": "gpu"}).splitlines()
+    lines = measurement.script(folder, {"partition": "gpu"}).splitlines()
     options = (f"array={','.join(missing)}", "partition=gpu", "gpus-per-node=8")
     assert {f"#SBATCH --{option}" for option in options} <= {*lines}
     assert folders.open_folder(folder.path, Study) == folder
-    assert measuring.seconds_left(folder) == pytest.approx(5.0 * len(missing) * folder.study.passes)
+    assert measurement.seconds_left(folder) == pytest.approx(5.0 * len(missing) * folder.study.passes)
 
 
 @pytest.mark.parametrize(("network", "seconds"), [("b", 20.0), ("c", 12.0)])
 def test_expected_seconds_are_those_of_the_network_or_the_mean(network: str, seconds: float) -> None:
     measured = [(Point({"network": "a", "ranks": 1}, {}), 4.0), (Point({"network": "b", "ranks": 1}, {}), 20.0)]
-    assert measuring._seconds_like(Point({"network": network, "ranks": 2}, {}), measured) == seconds
+    assert measurement._seconds_like(Point({"network": network, "ranks": 2}, {}), measured) == seconds
 
 
 def test_every_rank_on_a_cpu_has_the_same_threads(tmp_path: Path) -> None:
     folder = Folder(tmp_path, load("multi-gpu", small=True))
-    commands = {int(point.axes["ranks"]): measuring.command(folder, point, None) for point in folder.study.points()}
+    commands = {int(point.axes["ranks"]): measurement.command(folder, point, None) for point in folder.study.points()}
     assert sorted(commands) == [1, 2]
     assert len({command.environment["OMP_NUM_THREADS"] for command in commands.values()}) == 1
 
@@ -209,23 +208,23 @@ def test_every_rank_on_a_cpu_has_the_same_threads(tmp_path: Path) -> None:
 
 
 def test_links_of_a_dgx_1() -> None:
-    links = traffic.links_of("dgx1-v100")
+    links = topology.links_of("dgx1-v100")
     listing = (paths.ROOT / "tests" / "samples" / "topology" / "dgx1-v100.txt").read_text("utf-8")
     nvlinks = parse_topology(listing).nvlinks.items()
     assert {tuple(sorted(int(gpu[3:]) for gpu in pair)): width for pair, width in nvlinks} == links.widths
     # A V100 has six links
     assert [sum(width for pair, width in links.widths.items() if gpu in pair) for gpu in range(8)] == [6] * 8
-    assert all(traffic._pair(*pair) in links.widths for pair in zip(links.ring, (*links.ring[1:], 0), strict=True))
-    hops = traffic.two_hops(links, 8)
-    assert (len(hops), traffic.two_hops(links, 4), links.path(0, 1)) == (28 - 16, [], (0, 1))
+    assert all(topology._pair(*pair) in links.widths for pair in zip(links.ring, (*links.ring[1:], 0), strict=True))
+    hops = topology.two_hops(links, 8)
+    assert (len(hops), topology.two_hops(links, 4), links.path(0, 1)) == (28 - 16, [], (0, 1))
     assert links.path(0, 5) in hops
 
 
 def test_bytes_of_a_step_on_a_dgx_1() -> None:
-    links = traffic.links_of("dgx1-v100")
+    links = topology.links_of("dgx1-v100")
     # Two arrays with one of two GPUs as owner each: to the owner and back
-    assert traffic.tree(links, [100, 60], 2) == {(0, 1): 2 * 100 + 2 * 60}
-    assert traffic.ring(links, [100, 60], 1) == {}
-    assert list(traffic.ring(links, [100, 60], 8).values()) == [2 * 7 / 8 * 160] * 8
+    assert topology.tree(links, [100, 60], 2) == {(0, 1): 2 * 100 + 2 * 60}
+    assert topology.ring(links, [100, 60], 1) == {}
+    assert list(topology.ring(links, [100, 60], 8).values()) == [2 * 7 / 8 * 160] * 8
     # One array on eight GPUs: three GPUs are reached by two hops, each of which moves it again
-    assert sum(traffic.tree(links, [100], 8).values()) == 2 * 100 * (7 + 3)
+    assert sum(topology.tree(links, [100], 8).values()) == 2 * 100 * (7 + 3)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from encore import catalogue
 from encore.cli.app import app
 from encore.errors import EncoreError, ExitCode
-from encore.lab.studies import definition, nodes, sweep, throughput
+from encore.lab.studies import definition, multi_node, sweep, throughput
 from encore.lab.studies import folder as folders
 from encore.lab.studies.folder import Folder
 from encore.lab.studies.sweep import GridPoint, Sweep, batch_settings, hosts_of, request_of
@@ -353,12 +353,12 @@ def test_speed_of_a_single_epoch_is_that_of_its_steps() -> None:
 HOSTS = tuple(Host(f"n{number}", 4) for number in (1, 2, 3, 4))
 
 
-def node_sweep(study: nodes.NodeStudy, **request: Any) -> Sweep:
-    return nodes.sweep_of(study, False, Request(name="", gpus=None, **request))
+def node_sweep(study: multi_node.NodeStudy, **request: Any) -> Sweep:
+    return multi_node.sweep_of(study, False, Request(name="", gpus=None, **request))
 
 
 def test_points_of_the_node_study() -> None:
-    grid = node_sweep(nodes.load("multi-node"), hosts=HOSTS)
+    grid = node_sweep(multi_node.load("multi-node"), hosts=HOSTS)
     points = [point for point in grid.points() if point.benchmark == "resnet"]
     assert [point.gpus for point in points if point.precision == "fp16"] == [1, 2, 4, 8, 12, 16]
     assert {(point.precision, point.batch) for point in points} == {("fp32", 64), ("fp16", 128)}
@@ -372,11 +372,11 @@ def test_tables_of_the_node_study(recorded: Callable[[str, object], None]) -> No
         speed = 300.0 * (1 + (point.gpus - 1) * 13 / 15) * (1.7 if point.precision == "fp16" else 1.0)
         return Result(point=point, state="done", samples_per_second=Sample.of([speed * f for f in (0.99, 1.0, 1.01)]))
 
-    study = nodes.load("multi-node")
+    study = multi_node.load("multi-node")
     results = [result(point) for point in node_sweep(study).points()]
-    tables = nodes.tables(study, results)
+    tables = multi_node.tables(study, results)
     recorded("nodes.json", {table.title: [table.columns, *table.rows, table.note] for table in tables})
-    tables = nodes.tables(study, [replace(result, on_cpu=True) for result in results])
+    tables = multi_node.tables(study, [replace(result, on_cpu=True) for result in results])
     assert "GPU" not in "".join("".join((*table.columns, table.note)) for table in tables)
 
 

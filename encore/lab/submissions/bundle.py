@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 
 from encore import files, release
 from encore.errors import EncoreError
-from encore.lab.submissions import coherence
+from encore.lab.submissions import consistency
 from encore.results.audit.judge import audit_scores
 from encore.results.findings import Finding, FindingJson, no_error
 from encore.results.rules import ROUNDS
@@ -274,7 +274,7 @@ def _unsupported_signers(problem: str) -> EncoreError:
 # A value of the wrong kind in a file of the bundle is what is wrong with it, not with this program.
 def _contradictions(folder: Path) -> Iterator[Finding]:
     try:
-        for each in coherence.contradictions(folder):
+        for each in consistency.contradictions(folder):
             yield _finding(*each)
     except (EncoreError, OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         yield _finding("its files are not those of a run", "files as encore run writes them", repr(error))

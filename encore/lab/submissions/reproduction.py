@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from encore import catalogue, configuration
 from encore.catalogue import Choice, System
 from encore.errors import EncoreError
-from encore.lab.submissions import mapping, scripts
-from encore.lab.submissions.mapping import Common, Implementation, Mapped
+from encore.lab.submissions import option_mapping, scripts
+from encore.lab.submissions.option_mapping import Common, Implementation, Mapped
 from encore.lab.submissions.scripts import Scripts
-from encore.lab.submissions.shell_values import Note, Value, Variable
+from encore.lab.submissions.shell_expansion import Note, Value, Variable
 from encore.lab.submissions.source import Source, name_of
 from encore.results.words import count_of
 
@@ -110,7 +110,7 @@ def _unmapped(folder: str) -> str:
     """Return the benchmark without submitted.toml that a path names, else an empty string."""
     parts = [re.sub(r"[^a-z0-9]", "", part.lower()) for part in folder.split("/")]
     unmapped = {choice.folder.parent.name for choice in catalogue.choices().values()}
-    unmapped -= {name for name, _ in mapping.implementations()}
+    unmapped -= {name for name, _ in option_mapping.implementations()}
     for name in sorted(unmapped):
         if any(len(part) >= _MIN_LETTERS and name.replace("_", "").startswith(part) for part in parts):
             return name
@@ -135,8 +135,8 @@ def _alternative(made: Reproduction) -> tuple[Choice, System] | None:
     return (choices[0], max(systems, key=similarity)) if systems else None
 
 
-def _machine(configuration_name: str) -> mapping.Machine | None:
-    machines = reversed(mapping.common().machine.items())
+def _machine(configuration_name: str) -> option_mapping.Machine | None:
+    machines = reversed(option_mapping.common().machine.items())
     return next((machine for prefix, machine in machines if configuration_name.startswith(prefix)), None)
 
 
@@ -145,8 +145,8 @@ def reproduce(source: Source, file: str, nodes: int | None = None, gpus: int | N
 
     ``nodes`` and ``gpus`` of each are for a configuration that does not set them.
     """
-    common = mapping.common()
-    known = mapping.of_folder(source.shown) or mapping.of_folder(source.folder)
+    common = option_mapping.common()
+    known = option_mapping.of_folder(source.shown) or option_mapping.of_folder(source.folder)
     benchmark = known[0][0] if known else _unmapped(source.shown) or _unmapped(source.folder)
     read = scripts.read(source, file, [each for _, each in known], common, nodes, gpus)
     text = source.read("Dockerfile") or ""
@@ -186,7 +186,9 @@ def _as_system(made: Reproduction, read: Scripts, common: Common, implementation
     given, unread = _with_settings(made.source, implementation, read)
     made = replace(made, notes=(*made.notes, *unread))
     options = {**_flags(made.source, implementation, made.name), **given}
-    mapped, missing = mapping.map_options(implementation, choice.implementation_name, options, facts, read.values())
+    mapped, missing = option_mapping.map_options(
+        implementation, choice.implementation_name, options, facts, read.values()
+    )
     if not read.gpus_are_known:
         missing["gpus_per_node"] = "neither a variable nor the name has the number of GPUs: give --gpus-per-node"
     made = replace(made, mapped=tuple(mapped), missing=missing, left=_left(read, mapped, common, implementation, given))
@@ -239,21 +241,21 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _flags(source: Source, implementation: Implementation, name: str) -> dict[str, mapping.Option]:
+def _flags(source: Source, implementation: Implementation, name: str) -> dict[str, option_mapping.Option]:
     # The options of the files that the command names, for this configuration
-    found: dict[str, mapping.Option] = {}
+    found: dict[str, option_mapping.Option] = {}
     for pattern, files in implementation.flag_files.items():
         if re.fullmatch(pattern.replace("*", ".*"), name):
             for file in files:
                 lines = (source.read(file) or "").splitlines()[:_MOST_LINES_OF_FLAGS]
                 words = tuple(Value(line.strip()) for line in lines if line.lstrip().startswith("--"))
-                found |= mapping.options_of(words)
+                found |= option_mapping.options_of(words)
     return found
 
 
 def _with_settings(
     source: Source, implementation: Implementation, read: Scripts
-) -> tuple[dict[str, mapping.Option], list[Note]]:
+) -> tuple[dict[str, option_mapping.Option], list[Note]]:
     # The options of the command with the entries of the JSON file that one of them names
     options = read.options()
     named = options.get(implementation.settings) if implementation.settings else None
@@ -261,7 +263,7 @@ def _with_settings(
         return options, []
     file = named.value.text
     try:
-        found = mapping.options_of_json(source.read(file) or "", named.value.sources)
+        found = option_mapping.options_of_json(source.read(file) or "", named.value.sources)
     except (ValueError, RecursionError):
         return options, [Note(file or named.shown, 0, "is no JSON file of the folder: its settings are not known")]
     return {**found, **options}, []
@@ -285,7 +287,7 @@ def _is_read(name: str, common: Common) -> bool:
 
 
 def left_options(
-    options: dict[str, mapping.Option], mapped: list[Mapped], without: dict[str, str], common: Common
+    options: dict[str, option_mapping.Option], mapped: list[Mapped], without: dict[str, str], common: Common
 ) -> list[Left]:
     """Return the options that no key was made from."""
     used = {option for each in mapped for option in each.options}
@@ -309,7 +311,7 @@ def _left(
     mapped: list[Mapped],
     common: Common,
     implementation: Implementation | None,
-    given: dict[str, mapping.Option] | None = None,
+    given: dict[str, option_mapping.Option] | None = None,
 ) -> tuple[Left, ...]:
     # The options and the configuration's variables that become no key
     without = implementation.without if implementation else {}

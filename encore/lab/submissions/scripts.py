@@ -5,11 +5,11 @@ import shlex
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from encore.lab.submissions.expressions import NoValueError
-from encore.lab.submissions.mapping import Common, Implementation, Option, options_of
-from encore.lab.submissions.shell import Reader
-from encore.lab.submissions.shell_tokens import ShellError
-from encore.lab.submissions.shell_values import Note, NotUnderstoodError, Value, Variable, calculate
+from encore.lab.submissions.option_mapping import Common, Implementation, Option, options_of
+from encore.lab.submissions.safe_eval import NoValueError
+from encore.lab.submissions.shell_expansion import Note, NotUnderstoodError, Value, Variable, calculate
+from encore.lab.submissions.shell_interpreter import Reader
+from encore.lab.submissions.shell_lexer import ShellError
 from encore.lab.submissions.source import Source, layout_of, name_of
 
 MOST_RANKS = 1_000_000

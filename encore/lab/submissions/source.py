@@ -15,7 +15,7 @@ from encore import names
 from encore.containers import images
 from encore.errors import EncoreError
 from encore.files import is_archive, plain_path, unpacked
-from encore.lab.submissions import mapping
+from encore.lab.submissions import option_mapping
 from encore.results.published.systems import framework_of, release_of
 from encore.run import hints
 
@@ -277,7 +277,7 @@ def _implementations(tree: Tree, base: str, benchmark: str) -> list[str]:
     above = [f"{top}/implementations" for top in tops]
     named += [f"{top}/{each}/{benchmark}" for top in above for each in tree.folders(top)]
     early = [folder for task in tree.folders(f"{base}code") for folder in _below(tree, f"{base}code/{task}", 1)]
-    return named + [each for each in early if any(ours == benchmark for ours, _ in mapping.of_folder(each))]
+    return named + [each for each in early if any(ours == benchmark for ours, _ in option_mapping.of_folder(each))]
 
 
 def _below(tree: Tree, folder: str, levels: int) -> list[str]:

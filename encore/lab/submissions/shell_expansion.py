@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
 
-from encore.lab.submissions.expressions import OPERATORS, NoValueError, evaluate
-from encore.lab.submissions.shell_tokens import MOST_NESTED, ShellError, behind, split
+from encore.lab.submissions.safe_eval import OPERATORS, NoValueError, evaluate
+from encore.lab.submissions.shell_lexer import MOST_NESTED, ShellError, behind, split
 
 LONGEST_VALUE = 64 * 1024
 MOST_PARTS = 10_000  # Of one value

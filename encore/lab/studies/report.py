@@ -1,6 +1,6 @@
 """The report of a study: its questions, answered by a sentence made from the data, tables and a plot; and why.
 
-from encore.lab.studies.answers import build
+from encore.lab.studies.report import build
 from encore.results.report.report import write_files
 write_files(build(open_folder(path, Study)), path / "report")
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from encore.errors import EncoreError
 from encore.lab.scaling.printed_tables import checks
-from encore.lab.studies import machine
+from encore.lab.studies import topology
 from encore.lab.studies.definition import Question, Study, Value
 from encore.lab.studies.folder import Folder
 from encore.lab.studies.results import (
@@ -513,9 +513,9 @@ def _why(study: Study, results: Sequence[Result]) -> Iterator[Table]:
         ),
     )  # fmt: skip
     if study.links:
-        links = machine.links_of(study.links)
+        links = topology.links_of(study.links)
         sizes = {name: [4 * int(size) for size in network["sizes"].values()] for name, (_, network) in networks.items()}
-        yield machine.traffic_table(links, sizes, links.gpus)
+        yield topology.traffic_table(links, sizes, links.gpus)
 
 
 def _inconsistent(study: Study) -> list[Chapter]:

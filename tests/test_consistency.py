@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from encore.lab.submissions.coherence import contradictions
+from encore.lab.submissions.consistency import contradictions
 from encore.run.run_folder import checksum
 from tests.results.result_logs import mllog
 

@@ -1,6 +1,6 @@
 """A study of frameworks on several nodes: a sweep of one benchmark for each, and the printed figures next to it.
 
-from encore.lab.studies.nodes import load, sweep_of, tables
+from encore.lab.studies.multi_node import load, sweep_of, tables
 for point in sweep_of(load("multi-node"), small=True, request=Request(name="", gpus=None)).points():
     print(point.key)
 """

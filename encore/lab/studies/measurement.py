@@ -1,6 +1,6 @@
 """Measure the points of a study by its program: config.json in, measurement.json and output.txt out.
 
-from encore.lab.studies.measuring import measure
+from encore.lab.studies.measurement import measure
 measure(folder.create(load("multi-gpu", small=True), "study-multi-gpu", Path("results")), print)
 """
 

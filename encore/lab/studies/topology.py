@@ -1,6 +1,6 @@
 """What a machine is, and how fast its links are: measured, tabulated, and drawn as an SVG.
 
-    from encore.lab.studies.machine import describe, picture
+    from encore.lab.studies.topology import describe, picture
     machine = describe(node.this_node(), ranks=2, on_step=print)
     print(picture(machine.server).alone())
 

@@ -1,7 +1,7 @@
 """How to share a machine among benchmarks, from their minutes over GPUs: all done soonest, and the most runs a day.
 
     from encore.lab.scaling.curves import load_curves, options
-    from encore.lab.scaling.sharing import Job, most_runs, shortest
+    from encore.lab.scaling.scheduling import Job, most_runs, shortest
     jobs = [Job("ssd", options("ssd", load_curves(["microway-dgx1-scaling"])["ssd"], gpus=8))]
     print(shortest(jobs, gpus=8).makespan, most_runs(jobs, gpus=8).rounds_per_day)
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from encore.lab.submissions.shell_tokens import IGNORED, ShellError, Token, split
-from encore.lab.submissions.shell_values import (
+from encore.lab.submissions.shell_expansion import (
     UNKNOWN,
     Expander,
     Invocation,
@@ -24,6 +23,7 @@ from encore.lab.submissions.shell_values import (
     calculate,
     joined,
 )  # fmt: skip
+from encore.lab.submissions.shell_lexer import IGNORED, ShellError, Token, split
 
 MOST_SOURCED = 8  # Depth to which files source each other
 LONGEST_SCRIPT = 128 * 1024  # Characters: the longest of any submission has 40,000

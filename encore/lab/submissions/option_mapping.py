@@ -16,8 +16,8 @@ from pydantic import Field
 
 from encore import paths
 from encore.catalogue import Strict, parse
-from encore.lab.submissions.expressions import NoValueError, evaluate
-from encore.lab.submissions.shell_values import LONGEST_VALUE, Value, joined
+from encore.lab.submissions.safe_eval import NoValueError, evaluate
+from encore.lab.submissions.shell_expansion import LONGEST_VALUE, Value, joined
 
 _MOST_SETTINGS = 5000
 

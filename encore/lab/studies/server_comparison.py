@@ -1,6 +1,6 @@
 """Servers, or settings of one, compared with each other by runs of the suite: tables, figures and the page.
 
-from encore.lab.studies.servers import load_runs, servers_report, tables
+from encore.lab.studies.server_comparison import load_runs, servers_report, tables
 for table in tables(load_runs(["a=results/a", "b=results/b"]), base=None):
     print(table.as_markdown())
 report = servers_report(["a=results/a", "b=results/b"], base="a")
@@ -19,7 +19,7 @@ from encore.lab.scaling.cost_model import share_of, strong
 from encore.lab.scaling.overlap import sums_table
 from encore.lab.scaling.printed_tables import DELL
 from encore.lab.studies import roofline
-from encore.lab.studies.machine import (
+from encore.lab.studies.topology import (
     Machine,
     collectives_table,
     load_machine,
