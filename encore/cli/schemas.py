@@ -121,7 +121,7 @@ def _images() -> Any:
 
 
 def _sharing() -> Any:
-    most = _grown(_named("lab.scaling.sharing:SteadyState"), rounds_one_after_the_other=float)
+    most = _grown(_named("lab.scaling.scheduling:SteadyState"), rounds_one_after_the_other=float)
     return _grown(_named("cli.plan:Shared"), most_runs=most)
 
 
@@ -188,7 +188,7 @@ def published() -> dict[str, Published]:
         "study-plan": Published("encore study run --dry-run", "cli.study:StudyPlan"),
         "nodes-plan": Published("encore study run multi-node --dry-run", _list_of("cli.study:NodesPoint")),
         "study-report": Published("encore study run, encore study report STUDY", "cli.study:StudyReport"),
-        "study-machine": Published("encore study machine", "lab.studies.machine:MachineJson"),
+        "study-machine": Published("encore study machine", "lab.studies.topology:MachineJson"),
         "page": Published("encore study report of servers, encore bench --roofline", "cli.study:Page"),
         "reproduction": Published("encore reproduce", _reproduction),
         "export": Published("encore export", _exported),
