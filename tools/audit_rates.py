@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from encore.results.audit.judge import RULES, audit_path, audit_score
+from encore.results.audit.audit import RULES, audit_path, audit_score
 from encore.results.findings import file_of
 from encore.results.logs.run_log import Phase, Quality, RunLog, Stated
 from encore.results.scores.score import Score, score_runs

@@ -19,7 +19,7 @@ from typing import Annotated
 import typer
 
 from encore.results.compare.compare import WITHIN, Verdict, decide, factor_of, length_factor
-from encore.results.compare.sides import Trained, samples_of
+from encore.results.compare.run_set import Trained, samples_of
 from encore.results.logs.timing import length_of
 from encore.results.published.tables import COLUMNS, DATA_FILE, load_calibration
 from encore.results.scores.score import score_folder

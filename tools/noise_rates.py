@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from encore.results.compare.noise import LEVEL, Series, losses_of, qualities_of, run_in_band
-from encore.results.compare.sides import digests, load_sides
+from encore.results.compare.run_set import digests, load_run_sets
 from encore.results.published.published import DATA
 from encore.results.rules import ROUNDS
 from encore.results.table import Table
@@ -76,7 +76,7 @@ def main(
 ) -> None:
     rows: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     if runs:
-        sides = [side for root in runs for side in load_sides(root)]
+        sides = [side for root in runs for side in load_run_sets(root)]
         for benchmark in sorted({side.benchmark or "?" for side in sides}):
             every = [each for side in sides if side.benchmark == benchmark for each in losses_of(side)]
             for count in (2, 3, 4, 6):

@@ -12,7 +12,7 @@ import functools
 import re
 from pathlib import Path
 
-from encore.results.compare.sides import digests
+from encore.results.compare.run_set import digests
 from encore.results.published.published import DATA
 from encore.results.rules import canonical
 from encore.results.scores.score import official, read_scaling

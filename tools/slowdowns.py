@@ -28,7 +28,7 @@ import typer
 from encore import paths
 from encore.machine import processes
 from encore.results.compare.causes import Cause, causes_of
-from encore.results.compare.sides import Side, load_sides
+from encore.results.compare.run_set import RunSet, load_run_sets
 from tools import recorded_gpus, run
 
 BENCHMARK = ("resnet", "2", "--seed", "1", "--set", "quality_target=1.0", "--set", "epochs=2")
@@ -243,8 +243,8 @@ def harmed(fault: Fault, results: Path, command: Sequence[str]) -> int:
     return child.returncode
 
 
-def side_of(results: Sequence[Path]) -> Side:
-    found = [side for each in results for side in load_sides(each)]
+def side_of(results: Sequence[Path]) -> RunSet:
+    found = [side for each in results for side in load_run_sets(each)]
     return replace(found[0], logs=tuple(log for side in found for log in side.logs))
 
 

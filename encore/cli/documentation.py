@@ -27,7 +27,7 @@ from encore.containers import building, compatibility, images
 from encore.errors import EncoreError, ExitCode
 from encore.lab.scaling.overlap import overlap_table
 from encore.results import findings
-from encore.results.audit.judge import RULES
+from encore.results.audit.audit import RULES
 from encore.results.published import published, tables
 from encore.results.rules import canonical
 from encore.results.table import Table

@@ -18,7 +18,7 @@ from encore.cli.layout import console, show, text, write_json
 from encore.cli.run import finish
 from encore.errors import EncoreError, ExitCode
 from encore.kubernetes.api import Connection
-from encore.results.words import against_targets
+from encore.results.format import against_targets
 from encore.run import control, hints, run_folder, runner, status, workloads
 from encore.run.follow import Progress, SlowRankWatch, Tail
 from encore.run.status import Row, State

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from encore.results import words
+from encore.results.format import against_targets
 from encore.run import follow
 
 PLAIN_SECONDS = 10.0  # Seconds between two lines where there is no terminal
@@ -22,7 +22,7 @@ def facts(progress: follow.Progress) -> str:
     # terminal cuts the end.
     parts = [f"epoch {max(progress.epoch, 1)}" + (f"/{progress.epochs}" if progress.epochs else "")]
     if progress.qualities:
-        quality = words.against_targets(progress.qualities, progress.targets)
+        quality = against_targets(progress.qualities, progress.targets)
         parts.append(f"{quality} (epoch {progress.evaluated_epoch})")
     if progress.seconds_to_go is not None:
         parts.append(f"at most {clock(progress.seconds_to_go)} to go")

@@ -16,13 +16,13 @@ from encore.lab.submissions.archive import check_package, check_trees, write_arc
 from encore.lab.submissions.bundle import verify as verify_bundle
 from encore.lab.submissions.bundle import write_bundle
 from encore.lab.submissions.merge import merge_trees
-from encore.results.compare.sides import load_sides
+from encore.results.compare.run_set import load_run_sets
+from encore.results.format import count_of
 from encore.results.report.measurements import all_tables
 from encore.results.report.report import build_report, measurements, write, write_files
 from encore.results.report.shown import DETECTIONS, KEY, Detected, Shape, drawing, images_of
 from encore.results.scores.score import existing
 from encore.results.table import Table
-from encore.results.words import count_of
 
 
 def show_detections(run: Path, output: Path | None, as_json: bool) -> None:
@@ -195,7 +195,7 @@ def report(
 
 
 def _tables(runs: list[Path], baseline: str | None, study: str | None, published: str | None) -> list[Table]:
-    sides = [side for path in runs for side in load_sides(path)]
+    sides = [side for path in runs for side in load_run_sets(path)]
     found = all_tables(measurements(sides, study, published), baseline)
     if study == MICROWAY and not runs:
         found = [*study_tables(), *(table for table in found if "Synopsis" not in table.title), findings()]

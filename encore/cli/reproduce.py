@@ -22,7 +22,7 @@ from encore.lab.submissions.reproduction import start as start_command
 from encore.lab.submissions.safe_eval import NoValueError
 from encore.lab.submissions.shell_expansion import Note
 from encore.lab.submissions.source import Source, name_of, open_source
-from encore.results.words import count_of
+from encore.results.format import count_of
 from encore.run import hints
 
 MAX_LINES = 40  # Printed lines without --all

@@ -18,20 +18,20 @@ from encore.cli.layout import console, minutes_text, reading, say, show, text, w
 from encore.errors import EncoreError, ExitCode
 from encore.files import is_archive, unpacked
 from encore.lab.submissions.archive import check_trees
-from encore.results.audit.judge import Audit, audit_path, audit_score
+from encore.results.audit.audit import Audit, audit_path, audit_score
 from encore.results.compare.compare import Comparison, ComparisonJson, Factor, Verdict, certainty, compare_with
 from encore.results.compare.compare import compare as compare_named
 from encore.results.compare.explain import Difference, Explanation, explain
 from encore.results.compare.nearest import AS_GIVEN
-from encore.results.compare.sides import load_side
+from encore.results.compare.run_set import load_run_set
 from encore.results.compliance.compliance import check as check_alone
 from encore.results.compliance.compliance import known_ruleset, score_and_check
 from encore.results.compliance.convergence import FIRST_RULESET, Convergence, Outcome, convergence_of, report_of
 from encore.results.findings import FORMATS, ComplianceReport, Finding, ReportJson
+from encore.results.format import count_of, figure, round_of
 from encore.results.scores.power import Energy, EnergyJson, energy_of
 from encore.results.scores.score import Score, ScoreJson, find_sets, judge_folder, official_score_text
 from encore.results.table import Table, grouped
-from encore.results.words import count_of, figure, round_of
 
 _PLACES = 3
 _COLOURS = {"error": "red", "warning": "yellow", "note": "dim"}
@@ -446,9 +446,9 @@ def compare(
 
     if logs is not None and not logs.is_dir():
         raise EncoreError(f"there is no folder {logs}", expected="a folder of submitted logs")
-    ours = load_side(run)
+    ours = load_run_set(run)
     if other is not None and Path(other).exists():
-        found = compare_with(ours, load_side(Path(other)), AS_GIVEN, tolerance / 100)
+        found = compare_with(ours, load_run_set(Path(other)), AS_GIVEN, tolerance / 100)
     else:
         found = compare_named(ours, other, logs, tolerance / 100)
     screen = console()
@@ -458,8 +458,8 @@ def compare(
             say(screen, text("--all prints the figures and the differences", "dim"))
             return
         _print_factors(screen, found)
-    why = explain(found.ours, found.theirs) if found.theirs is not None else None
-    noise = noise_of(found.ours, found.theirs) if found.theirs is not None else []
+    why = explain(found.current, found.baseline) if found.baseline is not None else None
+    noise = noise_of(found.current, found.baseline) if found.baseline is not None else []
     if as_json:
         content: Compared = {**found.as_json(), "noise": [each.as_json() for each in noise]}
         if why is not None:
@@ -473,8 +473,8 @@ def compare(
 
 
 def _print_comparison(screen: Console, found: Comparison) -> None:
-    against = f"{found.theirs.label} ({found.match.text})" if found.theirs else "no submission"
-    say(screen, text(f"{found.ours.label}: {found.ours.benchmark or '?'} against {against}"))
+    against = f"{found.baseline.label} ({found.match.text})" if found.baseline else "no submission"
+    say(screen, text(f"{found.current.label}: {found.current.benchmark or '?'} against {against}"))
     say(screen, text(found.verdict.value, _VERDICT_STYLES[found.verdict.value]))
     for reason in found.reasons:
         say(screen, text(f"  {reason}"))
@@ -490,7 +490,7 @@ def _print_factors(screen: Console, found: Comparison) -> None:
         say(screen, text(line))
     for caveat in found.caveats:
         say(screen, text(f"note: {caveat}", "yellow"))
-    for line, style in summary(found.ours.findings):
+    for line, style in summary(found.current.findings):
         say(screen, text(line, style))
 
 

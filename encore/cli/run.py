@@ -22,7 +22,7 @@ from encore.configuration import Deviation
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node_checks, preflight
 from encore.results.findings import ReportJson
-from encore.results.words import with_names
+from encore.results.format import with_names
 from encore.run import evaluate, hints, notification, planning, run_folder, run_metadata, runner, supervise
 from encore.run import gate as gates
 from encore.slurm import cluster as clusters

@@ -169,7 +169,7 @@ def published() -> dict[str, Published]:
         "images": Published("encore images list", _images),
         "score": Published("encore score", _one_or_more("cli.results:ScoredSet")),
         "check": Published("encore check", _one_or_more("results.findings:ReportJson", "cli.results:CheckedSet")),
-        "audit": Published("encore audit", _one_or_more("results.audit.judge:AuditJson")),
+        "audit": Published("encore audit", _one_or_more("results.audit.audit:AuditJson")),
         "published": Published("encore published", _list_of("results.published.published:PublishedResult", name=str)),
         "comparison": Published("encore compare", _comparison),
         "tables": Published(

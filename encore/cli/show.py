@@ -16,8 +16,8 @@ from encore.cli.layout import console, put, text, write_json
 from encore.configuration import Deviation, Value
 from encore.containers import images
 from encore.machine import node
+from encore.results.format import with_names
 from encore.results.table import Cell, Table
-from encore.results.words import with_names
 from encore.run import planning
 
 WIDE = 120

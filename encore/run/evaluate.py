@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from encore import catalogue, files
 from encore.results.compliance.compliance import check
 from encore.results.findings import ComplianceReport
+from encore.results.format import count_of, with_names
 from encore.results.logs.run_log import RunLog, read_run
 from encore.results.logs.timing import length_of
 from encore.results.rules import ROUNDS
-from encore.results.words import count_of, with_names
 from encore.run.follow import read_progress
 from encore.run.run_folder import FINISHED, Experiment, ExperimentState, RunFolder
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from encore.results.audit.judge import audit_score
+from encore.results.audit.audit import audit_score
 from encore.results.logs.run_log import read_run
 from encore.results.scores.score import score_runs
 

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from encore.cli.app import app
 from encore.errors import ExitCode
 from encore.results import findings as rates
-from encore.results.audit.judge import RULES, Audit, audit_path
+from encore.results.audit.audit import RULES, Audit, audit_path
 from encore.results.audit.logs import clock_backwards, faster_than_stated, implausible_time
-from encore.results.compare.sides import digests
+from encore.results.compare.run_set import digests
 from encore.results.logs.run_log import Phase, RunLog, Stated, read_run
 from tests.results.result_logs import START_MS, log_of, mll, mllog, resnet_v07, write_set
 

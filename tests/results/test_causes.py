@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from encore.results.compare import causes, explain
-from encore.results.compare.sides import Side, load_sides
+from encore.results.compare.run_set import RunSet, load_run_sets
 from encore.results.logs import goodput, steps, telemetry
 from encore.results.logs.run_log import read_run
 from encore.results.logs.steps import FOLDER, Window
@@ -52,7 +52,7 @@ def write_lines(path: Path, records: list[dict[str, Any]], tail: str = "") -> No
     path.write_text("".join(json.dumps(record) + "\n" for record in records) + tail, encoding="utf-8")
 
 
-def write(folder: Path, records: Records) -> Side:
+def write(folder: Path, records: Records) -> RunSet:
     experiment = folder / "experiment_0"
     experiment.mkdir(parents=True)
     (experiment / "result.txt").write_text(resnet_v07(records.seconds / 60), encoding="utf-8")
@@ -74,7 +74,7 @@ def write(folder: Path, records: Records) -> Side:
         write_lines(experiment / FOLDER / f"rank_{rank}.jsonl", windows)
     write_lines(experiment / "metrics.jsonl", records.metrics)
     (experiment / "state.json").write_text(json.dumps({"started": records.started}), encoding="utf-8")
-    (side,) = load_sides(experiment / "result.txt")
+    (side,) = load_run_sets(experiment / "result.txt")
     return side
 
 
@@ -162,12 +162,12 @@ FAULTS: dict[str, tuple[Records, str]] = {
 
 
 @pytest.fixture
-def healthy(tmp_path: Path) -> Side:
+def healthy(tmp_path: Path) -> RunSet:
     return write(tmp_path / "theirs", Records())
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_cause_is_named_first(healthy: Side, tmp_path: Path, name: str) -> None:
+def test_cause_is_named_first(healthy: RunSet, tmp_path: Path, name: str) -> None:
     records, expected = FAULTS[name]
     first = causes.causes_of(write(tmp_path / "ours", records), healthy)[0]
     assert first.name == expected
@@ -175,7 +175,7 @@ def test_cause_is_named_first(healthy: Side, tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("seconds", [SECONDS * 0.5, SECONDS, SECONDS * 1.04])
-def test_run_that_is_not_slower_has_no_cause(seconds: float, healthy: Side, tmp_path: Path) -> None:
+def test_run_that_is_not_slower_has_no_cause(seconds: float, healthy: RunSet, tmp_path: Path) -> None:
     records = replace(Records(), seconds=seconds, rank=ranks({"waiting": 0.0}, {"waiting": 0.3}))
     assert causes.causes_of(write(tmp_path / "ours", records), healthy) == []
     assert causes.causes_of(healthy, replace(healthy, logs=())) == []
@@ -192,7 +192,7 @@ def test_run_that_is_not_slower_has_no_cause(seconds: float, healthy: Side, tmp_
     ],
 )
 def test_setting_is_a_cause_if_no_record_is(
-    healthy: Side, tmp_path: Path, name: str, value: object, expected: str | None
+    healthy: RunSet, tmp_path: Path, name: str, value: object, expected: str | None
 ) -> None:
     names = []
     for number, records in enumerate((slower(), slower(rank=ranks({"waiting": 0.0}, {"waiting": 0.45})))):
@@ -203,14 +203,14 @@ def test_setting_is_a_cause_if_no_record_is(
     assert ([*names[0], None][0], names[1][0]) == (expected, "slow rank")
 
 
-def test_idle_gpus_are_no_evidence(healthy: Side, tmp_path: Path) -> None:
+def test_idle_gpus_are_no_evidence(healthy: RunSet, tmp_path: Path) -> None:
     idle, busy = {"sm_mhz": 345, "use_percent": 0}, {"use_percent": 99}
     assert causes.causes_of(write(tmp_path / "ours", slower(gpus=gpus(idle, busy))), healthy) == []
     throttled = slower(gpus=gpus(idle, {**busy, "throttle": 4, "sm_mhz": 1300}))
     assert causes.causes_of(write(tmp_path / "throttled", throttled), healthy)[0].name == "power cap"
 
 
-def test_cause_is_the_first_difference_and_means_of_runs_are_compared(healthy: Side, tmp_path: Path) -> None:
+def test_cause_is_the_first_difference_and_means_of_runs_are_compared(healthy: RunSet, tmp_path: Path) -> None:
     ours = write(tmp_path / "ours", FAULTS["power cap everywhere"][0])
     first = explain.explain(ours, healthy).differences[0]
     assert (first.area, first.sentence) == (

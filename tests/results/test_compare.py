@@ -19,7 +19,7 @@ from encore.results.compare.compare import Verdict, compare, compare_with, decid
 from encore.results.compare.explain import explain
 from encore.results.compare.nearest import AS_GIVEN, How, Match, find_submission
 from encore.results.compare.noise import LEVEL, Noise, Series, half_width, judged, losses_of, noise_of, run_in_band
-from encore.results.compare.sides import Side, load_side
+from encore.results.compare.run_set import RunSet, load_run_set
 from encore.results.findings import Finding
 from encore.results.published.published import System, load_published
 from encore.results.published.tables import load_calibration
@@ -31,8 +31,8 @@ A100 = "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"
 MARGIN = 0.05
 
 
-def load_texts(folder: Path, *texts: str) -> Side:
-    return load_side(write_set(folder, list(texts)))
+def load_texts(folder: Path, *texts: str) -> RunSet:
+    return load_run_set(write_set(folder, list(texts)))
 
 
 # --- statistics -------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_phase_fractions_add_up_to_the_printed_ratio(tmp_path: Path) -> None:
     scaled = compare_with(replace(ours, scaling_factor=1.02), replace(theirs, scaling_factor=1.0), AS_GIVEN)
     first, *parts = scaled.factors
     assert len(parts) == 3 and math.prod(factor.ratio for factor in parts) == pytest.approx(first.ratio)
-    (sentence,) = (item.sentence for item in explain(scaled.ours, theirs).differences if item.area == "score")
+    (sentence,) = (item.sentence for item in explain(scaled.current, theirs).differences if item.area == "score")
     assert sentence.startswith("factor of the reference convergence: 1.02, theirs 1: the official score is the time")
 
 
@@ -237,10 +237,10 @@ def test_environment_of_rank_0_is_compared_with_that_of_the_system(tmp_path: Pat
     write_set(tmp_path, [timed_log(60, 3)])
     passport = {"round": "v0.7", "nodes": 1, "ranks_per_node": 2, "name": "resnet", "environment": environment}
     (tmp_path / "run.json").write_text(json.dumps({**passport, "rank_environment": {"HOROVOD_CYCLE_TIME": "5"}}))
-    theirs = compare(load_side(tmp_path), "v0.7/NVIDIA/dgx1_ngc20.06_mxnet").theirs
+    theirs = compare(load_run_set(tmp_path), "v0.7/NVIDIA/dgx1_ngc20.06_mxnet").baseline
     assert [
         (difference.name, difference.ours, difference.theirs)
-        for difference in explain(load_side(tmp_path), theirs).differences
+        for difference in explain(load_run_set(tmp_path), theirs).differences
         if difference.area == "environment"
     ] == [("environment.HOROVOD_CYCLE_TIME", "5", "0.1")]
 
@@ -262,11 +262,11 @@ def test_damaged_descriptions_are_compared_or_rejected(value: str, tmp_path: Pat
     damaged = ", ".join(f'"{key}": {value}' for key in PASSPORT_KEYS)
     (tmp_path / "run.json").write_text(f'{{"round": "v0.7", {damaged}}}')
     (tmp_path / "system.json").write_text(f'{{"accelerators_per_node": {value}, "number_of_nodes": {value}}}')
-    side = load_side(tmp_path)
+    side = load_run_set(tmp_path)
     assert set(side.choices) <= {"kernels"}
     result = compare(side, A100)
     assert json.loads(json.dumps(result.as_json()))["submission"] == A100
-    assert explain(side, result.theirs).differences
+    assert explain(side, result.baseline).differences
 
 
 # --- choice of the submission -----------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def test_the_time_does_not_choose_the_submission(tmp_path: Path) -> None:
         for minutes in (105.5, 23.7, 0.77)
     ]
     assert {result.verdict for result in results} == {Verdict.NOT_COMPARABLE}
-    assert len({(result.theirs.label, result.match.text, result.reasons[0]) for result in results}) == 1
+    assert len({(result.baseline.label, result.match.text, result.reasons[0]) for result in results}) == 1
 
 
 def test_hardware_of_the_nearest_submission_is_not_known(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_hardware_of_the_nearest_submission_is_not_known(tmp_path: Path) -> None
 def test_published_names_are_found_and_unknown_names_get_suggestions(tmp_path: Path) -> None:
     side = load_texts(tmp_path, *a100_texts())
     names = [cell.name for cell in load_published() if cell.benchmark == "resnet" and cell.score_minutes]
-    assert [compare(side, name).theirs.label for name in names[::7]] == names[::7]
+    assert [compare(side, name).baseline.label for name in names[::7]] == names[::7]
     with pytest.raises(EncoreError) as error:
         find_submission(side, "nonsense")
     suggestions = error.value.expected.partition(", such as ")[2].split(", ")
@@ -311,7 +311,7 @@ def series(values: Sequence[float], number: int = 1) -> Series:
     return Series(number=number, at=tuple(range(1, len(values) + 1)), values=tuple(map(float, values)))
 
 
-def write_side(folder: Path, runs: list[list[float]], **configuration: object) -> Side:
+def write_side(folder: Path, runs: list[list[float]], **configuration: object) -> RunSet:
     # Run folder with one experiment per list
     for number, losses in enumerate(runs):
         lines = [{"kind": "start", "resumed_step": 0}]
@@ -319,7 +319,7 @@ def write_side(folder: Path, runs: list[list[float]], **configuration: object) -
         experiment = folder / f"experiment_{number}"
         experiment.mkdir(parents=True)
         (experiment / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return Side(
+    return RunSet(
         label=folder.name,
         round="v0.5",
         benchmark="ncf",

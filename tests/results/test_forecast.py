@@ -18,7 +18,7 @@ from encore.results.compare.forecast import (
     pace_of,
     weighted_quantiles,
 )
-from encore.results.compare.sides import load_side
+from encore.results.compare.run_set import load_run_set
 from encore.results.logs.run_log import RunLog, read_run
 from encore.results.logs.timing import Mark, length_of, marks_of
 from tests.results.result_logs import START_MS, a100_texts, flux1_v61, log_of, mllog, resnet_v07, write_set
@@ -158,7 +158,7 @@ def test_run_that_cannot_be_compared_has_no_expectation(tmp_path: Path) -> None:
     text = resnet_v07(4.0, **SMALL)
     read_text(tmp_path, text, seconds=170).path.rename(tmp_path / "result_1.txt")
     result = compare(
-        load_side(write_set(tmp_path, [text.replace("1592", "1593")])), "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"
+        load_run_set(write_set(tmp_path, [text.replace("1592", "1593")])), "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"
     )
     assert (result.verdict, len(result.forecasts)) == (Verdict.NOT_COMPARABLE, 1)
     assert not any("published" in line for line in certainty(result))

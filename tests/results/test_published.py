@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from encore.cli.app import app
 from encore.results.compare.compare import SAME_RUNS, Verdict, compare
 from encore.results.compare.digest import main
-from encore.results.compare.sides import Side, digests, load_side, load_sides
+from encore.results.compare.run_set import RunSet, digests, load_run_set, load_run_sets
 from encore.results.published import published
 from encore.results.published.published import load_figures, load_published, load_studies, select, system_of
 from encore.results.published.systems import cells_at, described, family, from_description, model_of, rounds_system
@@ -199,7 +199,7 @@ def test_published_scores_follow_from_the_digests_of_the_logs() -> None:
 NAMES = ("round", "benchmark", "length_unit", "runs", "converged", "required", "missing", "division", "targets")
 
 
-def identity(side: Side) -> list[Any]:
+def identity(side: RunSet) -> list[Any]:
     samples = [sample and (sample.count, sample.trimmed) for sample in (side.score, side.lengths, side.per_length)]
     curves = [[len(curve.minutes), *curve.values] for curve in side.curves]
     return [getattr(side, name) for name in NAMES] + [
@@ -210,7 +210,7 @@ def identity(side: Side) -> list[Any]:
     ]
 
 
-def numbers(side: Side) -> list[float]:
+def numbers(side: RunSet) -> list[float]:
     samples = [sample for sample in (side.score, side.lengths, side.per_length) if sample]
     points = [value for curve in side.curves for values in (curve.minutes, *curve.values.values()) for value in values]
     return [
@@ -246,7 +246,7 @@ def test_digest_of_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
     published.lines_of.cache_clear()
     assert [*sides] == ["box", "other_box"]
     for name, side in sides.items():
-        logs = load_side(root / "Ours" / "results" / name / "resnet")
+        logs = load_run_set(root / "Ours" / "results" / name / "resnet")
         assert identity(side) == identity(logs)
         assert numbers(side) == pytest.approx(numbers(logs), rel=1e-5, abs=4e-4)
 
@@ -293,10 +293,10 @@ def test_public_sets_have_their_published_score_and_digest(tmp_path: Path) -> No
     published = {(cell.name, cell.benchmark): cell for cell in load_published()}
     kept = {(side.label, side.benchmark): side for round_ in ROUNDS[:3] for side in digests(round_)}
     complete = 0
-    for side in load_sides(tmp_path):
+    for side in load_run_sets(tmp_path):
         name = (cells_at(side.folder, side.round, side.benchmark)[0].name, side.benchmark)
         result = compare(side)
-        assert result.theirs.label == name[0]
+        assert result.baseline.label == name[0]
         # Of five sets the archive has one log
         if side.runs == kept[name].runs:
             complete += 1

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from encore.results.audit.judge import audit_score
+from encore.results.audit.audit import audit_score
 from encore.results.compliance.compliance import read_and_check, score_and_check
 from encore.results.logs import parallel, reader
 from encore.results.logs.reader import MAX_LINE, parse_line, read_events

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.files import plain as plain_json
-from encore.results.audit.judge import audit_score
+from encore.results.audit.audit import audit_score
 from encore.results.compare.compare import certainty, compare
 from encore.results.compare.digest import main as make_digests
 from encore.results.compare.explain import explain
-from encore.results.compare.sides import load_side
+from encore.results.compare.run_set import load_run_set
 from encore.results.compliance.compliance import check, score_and_check
 from encore.results.compliance.convergence import convergence_of, report_of
 from encore.results.logs.reader import read_events
@@ -756,10 +756,10 @@ def test_comparisons(tmp_path: Path, recorded: Record) -> None:
     # Verdict, factors and confidence of each comparison, and the differences of the sides
     results: dict[str, Any] = {}
     for name, (content, submission) in COMPARISONS.items():
-        side = load_side(write(tmp_path / file_of(name), content))
+        side = load_run_set(write(tmp_path / file_of(name), content))
         result = compare(side, submission)
         assert result.confidence is None or result.confidence >= 0.95
-        explanation = explain(result.ours, result.theirs) if result.theirs else None
+        explanation = explain(result.current, result.baseline) if result.baseline else None
         differences = explanation.differences[:20] if explanation else ()
         results[name] = {
             **result.as_json(),

@@ -21,7 +21,7 @@ from encore.errors import EncoreError, ExitCode
 from encore.lab.scaling.printed_tables import MICROWAY, findings
 from encore.lab.scaling.printed_tables import tables as study_tables
 from encore.results.compare.compare import Factor, compare
-from encore.results.compare.sides import load_side
+from encore.results.compare.run_set import load_run_set
 from encore.results.report.figures import STYLE, quality_curves
 from encore.results.report.measurements import Curve, Measurement
 from encore.results.report.report import Report, build_report, render, section, tone, write_files
@@ -287,7 +287,7 @@ def test_content_of_a_report(tmp_path: Path, recorded: Callable[[str, object], N
     assert set(re.findall(r'(?:src|href)="([^"#][^"]*)"', html)) <= {"data:,"}
     assert re.findall(r"@import|url\(|https?://", html) == []
     assert build_report([small], name=A100).sections[0].against == A100
-    assert "no log was checked" in str(section(compare(load_side(small), A100), named=True))
+    assert "no log was checked" in str(section(compare(load_run_set(small), A100), named=True))
 
 
 def test_continued_texts_have_no_markup_or_control_characters(tmp_path: Path) -> None:

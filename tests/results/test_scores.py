@@ -28,8 +28,8 @@ from encore import files
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.results import findings as rates
-from encore.results.audit import declarations, judge, kernels
-from encore.results.audit.judge import audit_path, audit_score
+from encore.results.audit import audit, declarations, kernels
+from encore.results.audit.audit import audit_path, audit_score
 from encore.results.compliance import official
 from encore.results.compliance.compliance import check
 from encore.results.compliance.convergence import Outcome, convergence_of
@@ -353,7 +353,7 @@ TRACE = [
     ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "kernel"),
     ("aten::mm", "cpu_op"),
 ]
-DECLARATION_RULES = {rule.name for rule in judge.RULES if rule.name.startswith("declared_")} | {
+DECLARATION_RULES = {rule.name for rule in audit.RULES if rule.name.startswith("declared_")} | {
     "missing_config",
     "unreadable_profile",
 }

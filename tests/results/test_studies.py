@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.lab.scaling.printed_tables import MICROWAY, Span, checks, span_of, tables
-from encore.results.compare.sides import load_sides
+from encore.results.compare.run_set import load_run_sets
 from encore.results.published.published import load_figures, load_published, select
 from encore.results.report.figures import all_figures
 from encore.results.report.measurements import (
     Measurement,
     all_tables,
+    measurement_of,
     of_published,
-    of_side,
     of_study,
     relative_to,
 )
@@ -91,7 +91,7 @@ def test_figure_of_one_quality_over_one_unit(tmp_path: Path, recorded: Record) -
     }  # fmt: skip
     for name, texts in sets.items():
         write_set(tmp_path / name, texts)
-    rows = [of_side(side) for side in load_sides(tmp_path)]
+    rows = [measurement_of(side) for side in load_run_sets(tmp_path)]
     recorded("qualities.json", {
         "measured": [{**vars(row), "curves": [vars(curve) for curve in row.curves]} for row in rows],
         "figures": plain(plot.table for plot in all_figures(rows)), "tables": plain(all_tables(rows)),

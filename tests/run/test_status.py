@@ -28,7 +28,7 @@ from encore.cli.layout import console
 from encore.cli.live import facts
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node, openmetrics, processes
-from encore.results.words import against_targets, with_names
+from encore.results.format import against_targets, with_names
 from encore.run import control, evaluate, follow, hints, ownership, run_folder, status
 from encore.run.run_folder import ExperimentState, RunFolder
 from encore.run.status import Queue, State

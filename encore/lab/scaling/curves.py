@@ -17,9 +17,9 @@ import numpy as np
 from encore.errors import EncoreError
 from encore.lab.scaling.cost_model import share_of, strong
 from encore.lab.scaling.printed_tables import MICROWAY
-from encore.results.compare.sides import load_sides
+from encore.results.compare.run_set import load_run_sets
 from encore.results.published.published import load_studies
-from encore.results.report.measurements import Measurement, of_side
+from encore.results.report.measurements import Measurement, measurement_of
 from encore.results.report.report import measurements_of_published, measurements_of_study
 from encore.results.rules import canonical
 
@@ -68,7 +68,7 @@ def _read(source: str) -> Iterator[tuple[str, int, float, str]]:
         return
     measured: list[Measurement]
     if path.is_dir():
-        measured = [of_side(side) for side in load_sides(path)]
+        measured = [measurement_of(side) for side in load_run_sets(path)]
     elif source in {study.key for study in load_studies()}:
         measured = measurements_of_study(source)
     elif source == "published":

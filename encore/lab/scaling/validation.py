@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from encore.errors import EncoreError
 from encore.lab.scaling.cost_model import Point, Prediction, fit_epochs, fit_steps, product
 from encore.names import unknown
-from encore.results.compare.sides import submission
+from encore.results.compare.run_set import submission
 from encore.results.published.published import PublishedResult, load_published
 from encore.results.published.systems import family
 from encore.results.rules import data_size

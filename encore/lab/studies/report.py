@@ -25,12 +25,12 @@ from encore.lab.studies.results import (
     ratio,
     read,
 )
+from encore.results.format import percent
 from encore.results.report.figures import Figure, bars, over_gpus
 from encore.results.report.panel import SERIES
 from encore.results.report.report import Chapter, Report
 from encore.results.statistics import LEVEL
 from encore.results.table import Cell, Table, grouped, shown, whole
-from encore.results.words import percent
 
 _PUBLISHED = ("model", "GPUs", "batch", "way", "printed", "our point", "ours", "from", "to", "difference")
 _OWN = 5  # columns of a printed figure by itself

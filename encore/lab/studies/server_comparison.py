@@ -31,17 +31,17 @@ from encore.lab.studies.topology import (
 )
 from encore.machine.links import from_json
 from encore.names import unknown
-from encore.results.compare.sides import Side, load_sides
+from encore.results.compare.run_set import RunSet, load_run_sets
+from encore.results.format import percent
 from encore.results.logs.run_log import RunLog
 from encore.results.logs.telemetry import by_node
 from encore.results.published.published import load_figures
 from encore.results.published.systems import family
 from encore.results.report.figures import Figure, bars, efficiency, quality_curves, time_over_gpus
-from encore.results.report.measurements import Measurement, of_side, relative_to, scaling_efficiency
+from encore.results.report.measurements import Measurement, measurement_of, relative_to, scaling_efficiency
 from encore.results.report.report import Report
 from encore.results.statistics import LEVEL, interval
 from encore.results.table import Cell, Table, grouped, whole
-from encore.results.words import percent
 
 BASE_FAMILY = "P100"  # the accelerator that the study takes as the base, as the first round of MLPerf did
 PCIE, NVLINK = "PCIe", "NVLink"
@@ -53,7 +53,7 @@ MOST_GPUS = 4096
 @dataclass(frozen=True, kw_only=True)
 class ServerRun:
     server: str
-    side: Side
+    side: RunSet
     # Its system is the server's name; its label also has what sets this one apart from others on this server.
     measured: Measurement
     links: str = ""  # PCIe or NVLink between its GPUs; empty where that is not known, or there are fewer than two
@@ -72,8 +72,8 @@ def load_runs(named: Sequence[str], links: Mapping[str, str] = {}) -> list[Serve
         name, _, path = text.partition("=") if "=" in text and not Path(text).exists() else ("", "", text)
         if not Path(path).exists():
             raise EncoreError(f"there is no {path}", expected="RUN or NAME=RUN", hint="name a run folder")
-        for side in load_sides(path):
-            measured, host = of_side(side), side.settings.get("node.hostname")
+        for side in load_run_sets(path):
+            measured, host = measurement_of(side), side.settings.get("node.hostname")
             server = name or (f"{host}, {measured.system}" if host else measured.system)
             # Logs of the first rounds have no batch: that of all ranks by the run's configuration.
             own, ranks = side.settings.get("configuration.batch_size"), side.ranks
@@ -104,7 +104,7 @@ def _setting(run: ServerRun) -> tuple[str, str, str]:
     return each.framework or "", each.precision, batch
 
 
-def _links_of(side: Side) -> str:
+def _links_of(side: RunSet) -> str:
     # The links that the run found, a system description names, or the form of the accelerator shows.
     hardware = side.hardware
     if (side.ranks or 0) < 2 or side.is_cpu:

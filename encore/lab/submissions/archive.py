@@ -29,15 +29,15 @@ from typing_extensions import TypedDict
 from encore import files, paths
 from encore.errors import EncoreError
 from encore.machine.node import cores
-from encore.results.compare.sides import Side, load_sides
+from encore.results.compare.run_set import RunSet, load_run_sets
 from encore.results.compliance import official
 from encore.results.findings import ComplianceReport, Finding, Severity
+from encore.results.format import count_of
 from encore.results.logs.run_log import read_run, submitter_of
 from encore.results.published.published import System
 from encore.results.published.systems import DESCRIPTION_FIELDS
 from encore.results.rules import canonical, is_before
 from encore.results.scores.score import SCALING_FILE, read_scaling
-from encore.results.words import count_of
 
 _PLAIN_NAME = re.compile(r"[^A-Za-z0-9._+-]+")
 _CHECKED_SINCE = "v0.6"
@@ -112,7 +112,7 @@ class PackageVerdict:
 
 def write_archive(runs: Sequence[Path], output: Path, submitter: str | None = None) -> list[Package]:
     """Pack every set of runs at or below ``runs`` into ``output``; one package per round and submitter."""
-    sets = _sets([side for path in runs for side in load_sides(path)], submitter)
+    sets = _sets([side for path in runs for side in load_run_sets(path)], submitter)
     rounds = {round_ for round_, *_ in sets}
     packages: dict[Path, Package] = {}
     for (round_, org, system, benchmark), sides in sets.items():
@@ -173,9 +173,9 @@ def run_checker(name: str, folder: Path, ruleset: str) -> tuple[bool, tuple[str,
     return accepted, tuple(dict.fromkeys(errors))[:_MOST_ERRORS]
 
 
-def _sets(sides: Sequence[Side], submitter: str | None) -> dict[tuple[str, str, str, str], list[Side]]:
+def _sets(sides: Sequence[RunSet], submitter: str | None) -> dict[tuple[str, str, str, str], list[RunSet]]:
     # By round, submitter, system and benchmark: a set's runs may be in several run folders
-    found: dict[tuple[str, str, str, str], list[Side]] = {}
+    found: dict[tuple[str, str, str, str], list[RunSet]] = {}
     for side in sides:
         if side.round is None or side.benchmark is None:
             lacking = "round" if side.benchmark else "benchmark"
@@ -195,7 +195,7 @@ def _plain(name: str) -> str:
     return _PLAIN_NAME.sub("_", name.strip()).lstrip(".") or "unknown"
 
 
-def _system_name(side: Side) -> str:
+def _system_name(side: RunSet) -> str:
     # The host, ranks and framework of a run of Encore; the folder above the benchmark's of a submission
     if side.passport:
         node = side.passport.get("node")
@@ -217,7 +217,7 @@ def _copy_log(source: Path, target: Path) -> None:
         shutil.copyfileobj(files.Bounded(packed, files.max_unpacked(source)), plain)
 
 
-def _copy_runs(sides: Sequence[Side], benchmark: str, target: Path) -> None:
+def _copy_runs(sides: Sequence[RunSet], benchmark: str, target: Path) -> None:
     # The records of the runs, and the benchmark's code as it is in this checkout: run.json says what has changed since
     of_runs = [side for side in sides if side.passport]
     if not of_runs:
@@ -235,7 +235,7 @@ def _copy_runs(sides: Sequence[Side], benchmark: str, target: Path) -> None:
             shutil.copytree(source, target / "code" / source.name, ignore=ignored)
 
 
-def _system_of(side: Side, round_: str) -> dict[str, Any]:
+def _system_of(side: RunSet, round_: str) -> dict[str, Any]:
     # MLPerf's system description: the run's own, else what is known of the system, in its form
     own = (side.folder or Path()) / "system.json"
     known = json.loads(own.read_text("utf-8")) if own.is_file() else {}

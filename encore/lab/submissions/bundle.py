@@ -23,7 +23,7 @@ from typing_extensions import TypedDict
 from encore import files, release
 from encore.errors import EncoreError
 from encore.lab.submissions import consistency
-from encore.results.audit.judge import audit_scores
+from encore.results.audit.audit import audit_scores
 from encore.results.findings import Finding, FindingJson, no_error
 from encore.results.rules import ROUNDS
 from encore.results.scores.score import ClaimJson, Score, score_folder

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from encore.files import json_objects, read_json, unix_time
-from encore.results.audit.oddities import OFF_THE_CLOCK
+from encore.results.audit.anomalies import OFF_THE_CLOCK
 from encore.results.logs.metrics import lines_of
 from encore.results.logs.run_log import RunLog, read_run
 from encore.run.run_folder import FINISHED, checksum

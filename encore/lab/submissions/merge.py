@@ -19,8 +19,8 @@ from pathlib import Path, PurePosixPath
 
 from encore.errors import EncoreError
 from encore.lab.submissions.archive import submission_trees
+from encore.results.format import count_of
 from encore.results.table import grouped
-from encore.results.words import count_of
 
 _NOT_OF_THE_TREE = frozenset({".git"})
 _Files = dict[PurePosixPath, Path]  # Files by their place in the merged tree

@@ -17,7 +17,7 @@ from encore.lab.submissions.option_mapping import Common, Implementation, Mapped
 from encore.lab.submissions.scripts import Scripts
 from encore.lab.submissions.shell_expansion import Note, Value, Variable
 from encore.lab.submissions.source import Source, name_of
-from encore.results.words import count_of
+from encore.results.format import count_of
 
 COMPARED = ("submitted", "later")
 _MOST_LINES_OF_FLAGS = 2000

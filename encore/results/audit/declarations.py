@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from encore.results.audit.anomalies import Anomaly, Check
 from encore.results.audit.kernels import BITS, PROFILES, Seen, read_profile, table
-from encore.results.audit.oddities import Check, Oddity
 from encore.results.logs.reader import number_of
 from encore.results.logs.run_log import RunLog
 from encore.results.published.published import System
@@ -40,10 +40,10 @@ def declared(run: RunLog) -> dict[str, object]:
 
 
 def _per_declaring(check: Callable[[Score, RunLog, dict[str, object]], Iterator[str]]) -> Check:
-    def each(score: Score) -> Iterator[Oddity]:
+    def each(score: Score) -> Iterator[Anomaly]:
         for run in score.runs:
             if found := declared(run):
-                yield from (Oddity(text, run.path) for text in check(score, run, found))
+                yield from (Anomaly(text, run.path) for text in check(score, run, found))
 
     return each
 
@@ -205,9 +205,9 @@ def _read_once(path: Path, modified: int, size: int) -> dict[str, Seen] | str:
         return str(error)
 
 
-def unreadable_profile(score: Score) -> Iterator[Oddity]:
+def unreadable_profile(score: Score) -> Iterator[Anomaly]:
     if any(map(declared, score.runs)):
-        yield from (Oddity(why, path) for path, why in _profiles(score.folder) if isinstance(why, str))
+        yield from (Anomaly(why, path) for path, why in _profiles(score.folder) if isinstance(why, str))
 
 
 declared_parallelism, declared_batch, declared_hardware = map(_per_declaring, (_parallelism, _batch, _hardware))

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from encore.results.audit.oddities import OFF_THE_CLOCK, Oddity, duration, milliseconds, starting_line
+from encore.results.audit.anomalies import OFF_THE_CLOCK, Anomaly, duration, milliseconds, starting_line
 from encore.results.compliance.own_rules import small_data_findings
+from encore.results.format import count_of
 from encore.results.logs.run_log import Reason, RunLog, Stated
 from encore.results.logs.timing import intervals_of, length_of
 from encore.results.rules import BLEU_BENCHMARKS
-from encore.results.words import count_of
 
 Span = tuple[float, float, float]  # From one evaluation to the next: begin, end, and the epochs or samples in between
 _FIRST_ROUND_S = calendar.timegm((2017, 1, 1, 0, 0, 0))
@@ -33,15 +33,15 @@ _TRAINING = frozenset(
 )
 
 
-def late_start(run: RunLog) -> Iterator[Oddity]:
+def late_start(run: RunLog) -> Iterator[Anomaly]:
     events = [(phase.time_s, phase.line, phase.name) for phase in run.phases if phase.name in _TRAINING]
     events += [(point.time_s, point.line, "eval_accuracy") for point in run.quality if point.time_s is not None]
     if run.start_s is not None and events and min(events)[0] < run.start_s - _SLACK_S:
         at, line, name = min(events)
-        yield Oddity(f"{duration(run.start_s - at)} after {name} in line {line}", run.path, starting_line(run))
+        yield Anomaly(f"{duration(run.start_s - at)} after {name} in line {line}", run.path, starting_line(run))
 
 
-def missing_epochs(run: RunLog) -> Iterator[Oddity]:
+def missing_epochs(run: RunLog) -> Iterator[Anomaly]:
     """Yield a log whose first epoch is a later one than 1; blocks alone may be numbered by their last epoch."""
     if run.benchmark in OFF_THE_CLOCK:
         # Minigo's epochs start from a checkpoint of its round.
@@ -52,11 +52,11 @@ def missing_epochs(run: RunLog) -> Iterator[Oddity]:
             blocks.add(phase.epoch)
         elif phase.name in ("epoch_start", "train_epoch") and phase.epoch is not None:
             if phase.epoch > 1 and not blocks & {0, 1}:
-                yield Oddity(f"the first epoch is number {phase.epoch:g}", run.path, phase.line)
+                yield Anomaly(f"the first epoch is number {phase.epoch:g}", run.path, phase.line)
             return
 
 
-def fast_beginning(run: RunLog) -> Iterator[Oddity]:
+def fast_beginning(run: RunLog) -> Iterator[Anomaly]:
     """Yield a log that trained faster up to its first evaluation than between any two of the others.
 
     With and without the evaluations' own seconds: some train while they evaluate, others wait. Where the log does
@@ -73,7 +73,7 @@ def fast_beginning(run: RunLog) -> Iterator[Oddity]:
         length = length_of(run)
         unit = "samples" if run.quality[0].samples is not None or length is None else length.unit
         first = count_of(spans[0][2], unit.removesuffix("s"))
-        yield Oddity(
+        yield Anomaly(
             f"{first} in the first {duration(spans[0][1] - spans[0][0])}, at least {ratio:.2f} times as fast as "
             "between any two later evaluations",
             run.path,
@@ -81,7 +81,7 @@ def fast_beginning(run: RunLog) -> Iterator[Oddity]:
         )
 
 
-def fast_middle(run: RunLog) -> Iterator[Oddity]:
+def fast_middle(run: RunLog) -> Iterator[Anomaly]:
     spans = spans_of(run)
     if run.benchmark in OFF_THE_CLOCK or len(spans) <= _LEAST_EVALUATIONS:
         return
@@ -91,7 +91,7 @@ def fast_middle(run: RunLog) -> Iterator[Oddity]:
     ratio = _above_others(run, later, number)
     if ratio > _MUCH_FASTER:
         begin, end, _ = later[number]
-        yield Oddity(
+        yield Anomaly(
             f"{duration(end - begin)} before this evaluation, {ratio:.2f} times as fast as between any other two",
             run.path,
             run.quality[number + 1].line,
@@ -144,26 +144,28 @@ def seconds_without(intervals: Sequence[tuple[float, float]], spans: Sequence[Sp
         yield end - begin - math.fsum(max(min(end, stop) - max(begin, start), 0.0) for start, stop in inside)
 
 
-def idle_before_start(run: RunLog) -> Iterator[Oddity]:
+def idle_before_start(run: RunLog) -> Iterator[Anomaly]:
     ends = [phase.time_s for phase in run.phases if phase.name == "init_stop"]
     if run.start_s is not None and ends and run.start_s - max(ends) > _IDLE_S:
-        yield Oddity(f"{duration(run.start_s - max(ends))} after init_stop", run.path, starting_line(run))
+        yield Anomaly(f"{duration(run.start_s - max(ends))} after init_stop", run.path, starting_line(run))
 
 
-def implausible_time(run: RunLog) -> Iterator[Oddity]:
+def implausible_time(run: RunLog) -> Iterator[Anomaly]:
     line = starting_line(run)
     if run.reason is Reason.CLOCK:
-        yield Oddity(run.explanation, run.path, run.untimely_line or line)
+        yield Anomaly(run.explanation, run.path, run.untimely_line or line)
         return
     if run.start_s is None:
         return
     if run.start_s < _FIRST_ROUND_S:
         unit = ": seconds where milliseconds belong" if run.start_s >= _FIRST_ROUND_S / 1000 else ""
-        yield Oddity(f"{_date(run.start_s)}{unit}", run.path, line)
+        yield Anomaly(f"{_date(run.start_s)}{unit}", run.path, line)
     elif run.start_s > time.time() + _DAY_S:
-        yield Oddity(f"{_date(run.start_s)}, in the future", run.path, line)
+        yield Anomaly(f"{_date(run.start_s)}, in the future", run.path, line)
     if run.stop_s is not None and run.stop_s - run.start_s > _LONGEST_S:
-        yield Oddity(f"a run of {duration(run.stop_s - run.start_s)}", run.path, run.stops[0][0] if run.stops else line)
+        yield Anomaly(
+            f"a run of {duration(run.stop_s - run.start_s)}", run.path, run.stops[0][0] if run.stops else line
+        )
 
 
 def _date(seconds: float) -> str:
@@ -173,7 +175,7 @@ def _date(seconds: float) -> str:
         return f"{seconds:.4g} s"
 
 
-def clock_backwards(run: RunLog) -> Iterator[Oddity]:
+def clock_backwards(run: RunLog) -> Iterator[Anomaly]:
     if run.benchmark in OFF_THE_CLOCK:
         return
     events = [(phase.line, phase.time_s, phase.name) for phase in run.phases]
@@ -187,34 +189,36 @@ def clock_backwards(run: RunLog) -> Iterator[Oddity]:
             continue
         if latest is not None and at < latest[1] - _SLACK_S:
             back = duration(latest[1] - at)
-            yield Oddity(f"{name} {back} before {latest[2]} in line {latest[0]}", run.path, line)
+            yield Anomaly(f"{name} {back} before {latest[2]} in line {latest[0]}", run.path, line)
             return
         # What comes before run_start is for late_start to find.
         if name != "run_start" and (latest is None or at > latest[1]):
             latest = line, at, name
 
 
-def round_start(run: RunLog) -> Iterator[Oddity]:
+def round_start(run: RunLog) -> Iterator[Anomaly]:
     if run.start_s is not None and run.start_s > 0 and milliseconds(run.start_s) % _ROUND_MS == 0:
-        yield Oddity(f"the round number {milliseconds(run.start_s)} ms: written by hand?", run.path, starting_line(run))
+        yield Anomaly(
+            f"the round number {milliseconds(run.start_s)} ms: written by hand?", run.path, starting_line(run)
+        )
 
 
-def round_times(run: RunLog) -> Iterator[Oddity]:
+def round_times(run: RunLog) -> Iterator[Anomaly]:
     times = [phase.time_s for phase in run.phases]
     whole = all(milliseconds(each) % 1000 == 0 for each in times)
     if "mlperf" not in run.dialects and len(times) >= _LEAST_TIMES and whole:
-        yield Oddity(f"{len(times)} times, each a whole second", run.path, starting_line(run))
+        yield Anomaly(f"{len(times)} times, each a whole second", run.path, starting_line(run))
 
 
-def several(name: str) -> Callable[[RunLog], Iterator[Oddity]]:
+def several(name: str) -> Callable[[RunLog], Iterator[Anomaly]]:
     """Return a check for ``run_start`` or ``run_stop`` events with different times."""
 
-    def check(run: RunLog) -> Iterator[Oddity]:
+    def check(run: RunLog) -> Iterator[Anomaly]:
         events = run.starts if name == "run_start" else run.stops
         line = next((line for line, seconds in events if seconds != events[0][1]), None)
         if line is not None:
             times = len({seconds for _, seconds in events})
-            yield Oddity(f"{len(events)} {name} events with {times} times: the first one counts", run.path, line)
+            yield Anomaly(f"{len(events)} {name} events with {times} times: the first one counts", run.path, line)
 
     return check
 
@@ -223,19 +227,19 @@ _UNBOUNDED = ("perplexity", "entropy", "loss", "FID")  # Parts of the units of t
 _PERCENT = 100.0
 
 
-def target_after_stop(run: RunLog) -> Iterator[Oddity]:
+def target_after_stop(run: RunLog) -> Iterator[Anomaly]:
     if run.stop_s is None or not run.targets or not run.converged or run.benchmark in OFF_THE_CLOCK:
         return
     times = [(point.time_s, point.line) for point in run.met if point.time_s is not None]
     if times and len(times) == len(run.met) and min(times)[0] > run.stop_s + _SLACK_S:
         seconds, line = min(times)
-        yield Oddity(f"{duration(seconds - run.stop_s)} after run_stop", run.path, line)
+        yield Anomaly(f"{duration(seconds - run.stop_s)} after run_stop", run.path, line)
 
 
-def quality_units(run: RunLog) -> Iterator[Oddity]:
+def quality_units(run: RunLog) -> Iterator[Anomaly]:
     if run.nonnumeric:
         line, value = run.nonnumeric[0]
-        yield Oddity(f"{value} is not a number", run.path, line)
+        yield Anomaly(f"{value} is not a number", run.path, line)
     most = _PERCENT if run.benchmark in BLEU_BENCHMARKS else 1.0
     for target in run.targets:
         values = [(point.values[target.name], point.line) for point in run.quality if target.name in point.values]
@@ -248,7 +252,7 @@ def quality_units(run: RunLog) -> Iterator[Oddity]:
             wrong = [each for each in values if each[0] < 0] or (values[-1:] if values and min(values)[0] > 1 else [])
         if wrong:
             percent = ": per cent?" if 1 < wrong[0][0] <= _PERCENT else ""
-            yield Oddity(f"{wrong[0][0]:g} for {target.unit}{percent}", run.path, wrong[0][1])
+            yield Anomaly(f"{wrong[0][0]:g} for {target.unit}{percent}", run.path, wrong[0][1])
 
 
 # Chosen by the public logs of v1.0, v1.1, v3.0, v3.1 and v5.0, of which 99 in 100 are at most 1.02.
@@ -273,7 +277,7 @@ class _Pace(NamedTuple):
     seconds: float
 
 
-def faster_than_stated(run: RunLog) -> Iterator[Oddity]:
+def faster_than_stated(run: RunLog) -> Iterator[Anomaly]:
     if run.benchmark in OFF_THE_CLOCK:
         return
     largest = _LARGEST_PER_GPU if run.benchmark in _PER_GPU else _LARGEST
@@ -286,7 +290,7 @@ def faster_than_stated(run: RunLog) -> Iterator[Oddity]:
             and (pace.ratio - 1) * pace.seconds > _LEAST_S
         ):
             found = f"{name} {pace.stated:.6g} by the log itself, {pace.ratio:.3f} times as fast by its clock"
-            yield Oddity(found, run.path, figures[0].line)
+            yield Anomaly(found, run.path, figures[0].line)
             return
     yield from _validation(run)
 
@@ -335,7 +339,7 @@ def _units(run: RunLog) -> list[float]:
 
 
 # Yield a log whose validations took less time by the clock, from their eval_start on, than they state.
-def _validation(run: RunLog) -> Iterator[Oddity]:
+def _validation(run: RunLog) -> Iterator[Anomaly]:
     begins = [phase.time_s for phase in run.phases if phase.name == "eval_start"]
     first = min(begins, default=math.inf)
     figures = [each for each in run.stated if each.name == "validation_time" and each.time_s >= first]
@@ -343,4 +347,4 @@ def _validation(run: RunLog) -> Iterator[Oddity]:
     stated = math.fsum(each.value for each in figures)
     if stated > clock * _FASTER_THAN_STATED and stated - clock > _LEAST_S:
         found = f"{duration(stated)} of validation by the log itself, {duration(clock)} by its clock"
-        yield Oddity(found, run.path, figures[0].line)
+        yield Anomaly(found, run.path, figures[0].line)

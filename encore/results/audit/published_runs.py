@@ -7,13 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from encore.results.audit.oddities import Oddity
+from encore.results.audit.anomalies import Anomaly
+from encore.results.format import count_of
 from encore.results.logs.run_log import RunLog
 from encore.results.logs.timing import curve_of
 from encore.results.published.published import lines_of
 from encore.results.rules import ROUNDS
 from encore.results.scores.score import Score
-from encore.results.words import count_of
 
 _LEAST_VALUES = 4  # Different qualities of a curve: fewer may agree by chance
 _LEAST_RUNS = 3  # Runs of a set whose times have to be those of a public set, but for one factor
@@ -75,36 +75,36 @@ def _key(benchmark: str | None, values: _Values) -> _Key | None:
     return (benchmark, first) if enough else None
 
 
-def published_run(score: Score) -> Iterator[Oddity]:
+def published_run(score: Score) -> Iterator[Anomaly]:
     for public, ratio, runs in _sets_of(score):
         # Not in the public set's own place, in a checkout of a results repository.
         if abs(ratio - 1) < _SAME_FACTOR and not set(public.name.split("/")[1:]) <= set(score.folder.absolute().parts):
-            yield Oddity(f"{count_of(runs, 'run')} of {public.name}")
+            yield Anomaly(f"{count_of(runs, 'run')} of {public.name}")
 
 
-def altered_published_run(score: Score) -> Iterator[Oddity]:
+def altered_published_run(score: Score) -> Iterator[Anomaly]:
     found = _sets_of(score)
     yield from _on_another_platform(score, [public for public, ratio, _ in found if abs(ratio - 1) < _SAME_FACTOR])
     scaled = [each for each in found if abs(each[1] - 1) >= _SAME_FACTOR]
     for whole, ratio, runs in scaled:
-        yield Oddity(f"{count_of(runs, 'run')} of {whole.name}, all times multiplied by {ratio:.4f}")
+        yield Anomaly(f"{count_of(runs, 'run')} of {whole.name}, all times multiplied by {ratio:.4f}")
     if scaled:
         return
     for run in score.runs:
         for public, ratios in _curves_like(score, run):
             if ratios and _apart(ratios) <= _SAME_FACTOR <= abs(ratios[-1] - 1):
-                yield Oddity(f"a run of {public.name}, all times multiplied by {ratios[-1]:.4f}", run.path)
+                yield Anomaly(f"a run of {public.name}, all times multiplied by {ratios[-1]:.4f}", run.path)
                 break
 
 
 # Yield the platform of the logs, where no public set with these runs names it.
-def _on_another_platform(score: Score, same: Sequence[_PublicSet]) -> Iterator[Oddity]:
+def _on_another_platform(score: Score, same: Sequence[_PublicSet]) -> Iterator[Anomaly]:
     platform = Counter(run.platform for run in score.runs if run.platform).most_common(1)
     if platform and same and platform[0][0] not in {public.platform for public in same}:
-        yield Oddity(f"the runs of {same[0].name} on {same[0].platform}, here on {platform[0][0]}")
+        yield Anomaly(f"the runs of {same[0].name} on {same[0].platform}, here on {platform[0][0]}")
 
 
-def published_curve(score: Score) -> Iterator[Oddity]:
+def published_curve(score: Score) -> Iterator[Anomaly]:
     for run in score.runs:
         found = [(public, ratios) for public, ratios in _curves_like(score, run) if ratios]
         alike = [public for public, ratios in found if _apart(ratios) <= _SAME_FACTOR]
@@ -113,7 +113,7 @@ def published_curve(score: Score) -> Iterator[Oddity]:
         if found and not whole:
             line = run.quality[0].line
             name = (alike or [public for public, _ in found])[0].name
-            yield Oddity(f"the evaluations of a run of {name}, but for their times or the end", run.path, line)
+            yield Anomaly(f"the evaluations of a run of {name}, but for their times or the end", run.path, line)
 
 
 # How far the largest ratio is from the smallest.

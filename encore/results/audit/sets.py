@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from encore.results.audit.oddities import OFF_THE_CLOCK, Check, Oddity, milliseconds, starting_line
+from encore.results.audit.anomalies import OFF_THE_CLOCK, Anomaly, Check, milliseconds, starting_line
+from encore.results.format import count_of
 from encore.results.logs.run_log import RunLog
 from encore.results.logs.timing import length_of
 from encore.results.scores.score import Score
 from encore.results.table import grouped
-from encore.results.words import count_of
 
 _LEAST_EVALUATIONS, _LEAST_FIGURES, _LEAST_EQUAL_TIMES = 4, 3, 3
 _NEARLY = 0.0022
@@ -95,10 +95,10 @@ def _how(copy: Shape, original: Shape) -> str:
     return ", ".join(words)
 
 
-def shifted_copy(score: Score) -> Iterator[Oddity]:
+def shifted_copy(score: Score) -> Iterator[Anomaly]:
     for copy, original, how in copies(score.runs):
         if how:
-            yield Oddity(f"the events of {original.path.name}, {how}", copy.path)
+            yield Anomaly(f"the events of {original.path.name}, {how}", copy.path)
 
 
 # Each log with something that an earlier one has too, and the name of that one; None is nothing.
@@ -111,35 +111,35 @@ def _again(score: Score, of: Callable[[RunLog], Hashable | None]) -> Iterator[tu
             yield run, first
 
 
-def same_run(score: Score) -> Iterator[Oddity]:
+def same_run(score: Score) -> Iterator[Anomaly]:
     for run, first in _again(score, lambda run: (run.start_s, run.stop_s) if run.start_s and run.stop_s else None):
-        yield Oddity(f"the same run as {first}, to the millisecond", run.path)
+        yield Anomaly(f"the same run as {first}, to the millisecond", run.path)
 
 
-def equal_curves(score: Score) -> Iterator[Oddity]:
+def equal_curves(score: Score) -> Iterator[Anomaly]:
     def curve(run: RunLog) -> Hashable | None:
         found = tuple((point.epoch, tuple(point.values.items())) for point in run.quality)
         return found if len({values for _, values in found}) >= _LEAST_EVALUATIONS else None
 
     for run, first in _again(score, curve):
-        yield Oddity(f"all {len(run.quality)} evaluations as in {first}", run.path, run.quality[0].line)
+        yield Anomaly(f"all {len(run.quality)} evaluations as in {first}", run.path, run.quality[0].line)
 
 
-def equal_statements(score: Score) -> Iterator[Oddity]:
+def equal_statements(score: Score) -> Iterator[Anomaly]:
     def figures(run: RunLog) -> Hashable | None:
         found = tuple(each.value for each in run.stated)
         return found if len(set(found)) >= _LEAST_FIGURES else None
 
     for run, first in _again(score, figures):
-        yield Oddity(f"all {len(run.stated)} figures of its speed as in {first}", run.path, run.stated[0].line)
+        yield Anomaly(f"all {len(run.stated)} figures of its speed as in {first}", run.path, run.stated[0].line)
 
 
-def equal_seeds(score: Score) -> Iterator[Oddity]:
+def equal_seeds(score: Score) -> Iterator[Anomaly]:
     for run, first in _again(score, lambda run: run.seeds[0] if run.seeds else None):
-        yield Oddity(f"seed {run.seeds[0]} as in {first}", run.path)
+        yield Anomaly(f"seed {run.seeds[0]} as in {first}", run.path)
 
 
-def similar_curves(score: Score) -> Iterator[Oddity]:
+def similar_curves(score: Score) -> Iterator[Anomaly]:
     if score.benchmark in _LITTLE_NOISE:
         return
     curves = [(run, [each for point in run.quality for each in point.values.values()]) for run in score.runs]
@@ -151,17 +151,17 @@ def similar_curves(score: Score) -> Iterator[Oddity]:
             near = len(theirs) == len(curve) and theirs != curve
             if near and all(abs(mine / each - 1) < most for mine, each in zip(curve, theirs, strict=True)):
                 found = f"all {len(run.quality)} evaluations within {100 * most:.2g} % of {other.path.name}"
-                yield Oddity(found, run.path, run.quality[0].line)
+                yield Anomaly(found, run.path, run.quality[0].line)
                 break
 
 
-def equal_times(score: Score) -> Iterator[Oddity]:
+def equal_times(score: Score) -> Iterator[Anomaly]:
     timed = [(run, milliseconds(run.stop_s - run.start_s)) for run in score.runs if run.start_s and run.stop_s]
     for taken, runs in grouped(timed, lambda each: each[1]).items():
         if len(runs) >= _LEAST_EQUAL_TIMES and taken > 0 and taken % 1000:
             names = ", ".join(run.path.name for run, _ in runs[:_LEAST_EQUAL_TIMES])
             more = f" and {len(runs) - _LEAST_EQUAL_TIMES} more" if len(runs) > _LEAST_EQUAL_TIMES else ""
-            yield Oddity(f"{len(runs)} runs of {taken / 1000:.3f} s: {names}{more}", runs[-1][0].path)
+            yield Anomaly(f"{len(runs)} runs of {taken / 1000:.3f} s: {names}{more}", runs[-1][0].path)
 
 
 # -- settings and times unlike those of the others -------------------------------------------------------------------
@@ -175,19 +175,19 @@ def _commonest(texts: Iterable[str]) -> str | None:
 def unlike(values: Mapping[str, Callable[[RunLog], str | None]], *, with_line: bool = False) -> Check:
     """Return a check for the runs of which one of the values differs from that of most of the set; None is none."""
 
-    def check(score: Score) -> Iterator[Oddity]:
+    def check(score: Score) -> Iterator[Anomaly]:
         for what, value in values.items():
             known = [(run, text) for run in score.runs if run.events and (text := value(run))]
             usual = _commonest(text for _, text in known)
             for run, text in known:
                 if text != usual:
                     line = starting_line(run) if with_line else None
-                    yield Oddity(f"{what} {text}, in most runs of the set {usual}", run.path, line)
+                    yield Anomaly(f"{what} {text}, in most runs of the set {usual}", run.path, line)
 
     return check
 
 
-def different_hyperparameters(score: Score) -> Iterator[Oddity]:
+def different_hyperparameters(score: Score) -> Iterator[Anomaly]:
     def value_of(key: str, run: RunLog) -> str | None:
         text = json.dumps(run.hyperparameters.get(key), sort_keys=True)
         return None if key not in run.hyperparameters or _DEFERRED in text else text
@@ -196,16 +196,16 @@ def different_hyperparameters(score: Score) -> Iterator[Oddity]:
     yield from unlike({key: partial(value_of, key) for key in keys})(score)
 
 
-def outlier(score: Score) -> Iterator[Oddity]:
+def outlier(score: Score) -> Iterator[Anomaly]:
     minutes = [(run, run.minutes) for run in score.runs if run.minutes]
     for run, taken in minutes:
         others = sorted(value for other, value in minutes if other is not run)
         ratio = taken / others[len(others) // 2] if others else 1.0
         if not 1 / _OUTLIER < ratio < _OUTLIER:
-            yield Oddity(f"took {ratio:.4g} times as long as the other runs", run.path)
+            yield Anomaly(f"took {ratio:.4g} times as long as the other runs", run.path)
 
 
-def different_pace(score: Score) -> Iterator[Oddity]:
+def different_pace(score: Score) -> Iterator[Anomaly]:
     lengths = [(run, length_of(run)) for run in score.converged]
     known = [(run, length) for run, length in lengths if length is not None and length.value > 0]
     if len(known) <= _LEAST_RUNS or score.benchmark in OFF_THE_CLOCK:
@@ -217,10 +217,10 @@ def different_pace(score: Score) -> Iterator[Oddity]:
         ratio = pace / usual if usual > 0 else 1.0
         if not 1 / _PACE < ratio < _PACE:
             one = unit.split(" ")[0].rstrip("s")
-            yield Oddity(f"{ratio:.4g} times the minutes per {one} of the other runs", run.path)
+            yield Anomaly(f"{ratio:.4g} times the minutes per {one} of the other runs", run.path)
 
 
-def edited_outlier(score: Score) -> Iterator[Oddity]:
+def edited_outlier(score: Score) -> Iterator[Anomaly]:
     for run in score.dropped:
         if not score.score_minutes or not run.minutes or run.start_s is None or run.stop_s is None:
             continue
@@ -228,25 +228,25 @@ def edited_outlier(score: Score) -> Iterator[Oddity]:
         is_round = 0 in (milliseconds(each) % _ROUND_MS for each in (run.start_s, run.stop_s))
         if is_round and not 1 / _APART < ratio < _APART and "mlperf" not in run.dialects:
             found = f"{ratio:.4g} times the score, and run_start or run_stop is a round number"
-            yield Oddity(found, run.path, starting_line(run))
+            yield Anomaly(found, run.path, starting_line(run))
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
 # The best ones can be chosen from more runs than the round scores.
-def surplus_files(score: Score) -> Iterator[Oddity]:
+def surplus_files(score: Score) -> Iterator[Anomaly]:
     if score.required is not None and len(score.runs) > score.required:
-        yield Oddity(count_of(len(score.runs), "result file"))
+        yield Anomaly(count_of(len(score.runs), "result file"))
 
 
-def missing_files(score: Score) -> Iterator[Oddity]:
+def missing_files(score: Score) -> Iterator[Anomaly]:
     if score.required is not None and len(score.runs) < score.required:
-        yield Oddity(count_of(len(score.runs), "result file"))
+        yield Anomaly(count_of(len(score.runs), "result file"))
 
 
 # Gaps in the numbers, as if some had been taken out.
-def skipped_numbers(score: Score) -> Iterator[Oddity]:
+def skipped_numbers(score: Score) -> Iterator[Anomaly]:
     matches = [re.fullmatch(r"result_(\d{1,6})\.txt(\.gz)?", run.path.name, re.ASCII) for run in score.runs]
     numbers = [int(match[1]) for match in matches if match is not None]
     if not numbers or None in matches:
@@ -254,27 +254,27 @@ def skipped_numbers(score: Score) -> Iterator[Oddity]:
     gaps = sorted(set(range(min(*numbers, 1), max(numbers))) - set(numbers))
     if gaps:
         more = f" and {len(gaps) - _SHOWN} more" if len(gaps) > _SHOWN else ""
-        yield Oddity(f"no result_ file with the number {', '.join(map(str, gaps[:_SHOWN]))}{more}")
+        yield Anomaly(f"no result_ file with the number {', '.join(map(str, gaps[:_SHOWN]))}{more}")
 
 
-def odd_name(score: Score) -> Iterator[Oddity]:
+def odd_name(score: Score) -> Iterator[Anomaly]:
     forms = [(run, re.sub(r"\d+", "0", run.path.name)) for run in score.runs]
     usual = _commonest(form for _, form in forms)
-    yield from (Oddity(f"most files are named like {usual}", run.path) for run, form in forms if form != usual)
+    yield from (Anomaly(f"most files are named like {usual}", run.path) for run, form in forms if form != usual)
 
 
-def empty_file(run: RunLog) -> Iterator[Oddity]:
+def empty_file(run: RunLog) -> Iterator[Anomaly]:
     if run.events == 0:
-        yield Oddity(run.explanation or "no MLPerf event", run.path)
+        yield Anomaly(run.explanation or "no MLPerf event", run.path)
 
 
-def damaged_events(run: RunLog) -> Iterator[Oddity]:
+def damaged_events(run: RunLog) -> Iterator[Anomaly]:
     if run.damaged_events:
         harmless = "; the time is not touched" if run.minutes is not None else ""
-        yield Oddity(f"{count_of(run.damaged_events, 'damaged event')}{harmless}", run.path)
+        yield Anomaly(f"{count_of(run.damaged_events, 'damaged event')}{harmless}", run.path)
 
 
 # Success was inferred where run_stop does not state it.
-def no_status(run: RunLog) -> Iterator[Oddity]:
+def no_status(run: RunLog) -> Iterator[Anomaly]:
     if run.stops and run.status is None:
-        yield Oddity("success was inferred from the evaluations", run.path, run.stops[0][0])
+        yield Anomaly("success was inferred from the evaluations", run.path, run.stops[0][0])

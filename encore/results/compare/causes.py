@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from encore.machine.node import THROTTLE
 from encore.machine.outliers import lowest
-from encore.results.compare.sides import Side
+from encore.results.compare.run_set import RunSet
 from encore.results.logs import steps, telemetry
 from encore.results.logs.goodput import goodput_of
 from encore.results.logs.metrics import experiment_of
@@ -63,9 +63,9 @@ class Evidence:
     throttled: Mapping[str, float] = field(default_factory=dict)  # Share of the readings, by reason
 
 
-def causes_of(ours: Side, theirs: Side) -> list[Cause]:
-    """Return what made ``ours`` slower, the cause that explains most first; none where they are not slower."""
-    mine, other = evidence_of(ours.logs), evidence_of(theirs.logs)
+def causes_of(current: RunSet, baseline: RunSet) -> list[Cause]:
+    """Return what made ``current`` slower, the cause that explains most first; none where they are not slower."""
+    mine, other = evidence_of(current.logs), evidence_of(baseline.logs)
     whole = sum(other.parts.values())
     least = LEAST_SLOWER if mine.clock or other.clock else LEAST_SLOWER_ON_CPUS
     if not mine.parts or not whole or sum(mine.parts.values()) < whole * (1 + least):
@@ -80,7 +80,7 @@ def causes_of(ours: Side, theirs: Side) -> list[Cause]:
         left = 1 - min(1.0, cores.share * whole / (ours_s - theirs_s))
         usual = {part: mine.parts[part] - left * max(0.0, mine.parts[part] - value) for part, value in usual.items()}
     found = [*([cores] if cores else []), *_measured(mine, other, usual)]
-    found += _of_steps(ours, theirs, mine, other, usual)
+    found += _of_steps(current, baseline, mine, other, usual)
     return sorted((each for each in found if each.share >= LEAST_SHARE), key=lambda each: -each.share)
 
 
@@ -120,7 +120,9 @@ def _of_cores(mine: Evidence, other: Evidence, more: float, slower: float) -> Ca
 
 
 # What slowed the steps: each cause by the growth of its evidence, as a share of how much slower they are.
-def _of_steps(ours: Side, theirs: Side, mine: Evidence, other: Evidence, usual: Mapping[str, float]) -> Iterator[Cause]:
+def _of_steps(
+    current: RunSet, baseline: RunSet, mine: Evidence, other: Evidence, usual: Mapping[str, float]
+) -> Iterator[Cause]:
     whole = sum(other.parts.values())
     along = sum(min(mine.parts[part], usual[part]) - other.parts[part] for part in ("evaluation", "start"))
     more = (mine.parts["training"] - other.parts["training"] + max(along, 0.0)) / whole
@@ -147,7 +149,7 @@ def _of_steps(ours: Side, theirs: Side, mine: Evidence, other: Evidence, usual: 
     text = f"slow rank: the others waited {late:.0%} of their time longer than rank {rank} on {node}"
     yield Cause("slow rank", explained(late - other.late[0]), text)
     yield from _of_links(mine, other, more, slower)
-    yield from _by_settings(ours, theirs, more)
+    yield from _by_settings(current, baseline, more)
 
 
 def _of_links(mine: Evidence, other: Evidence, more: float, slower: float) -> Iterator[Cause]:
@@ -178,16 +180,16 @@ _OF_SOFTWARE = re.compile(
 )
 
 
-def _by_settings(ours: Side, theirs: Side, more: float) -> Iterator[Cause]:
-    names = sorted({*ours.settings, *theirs.settings})
-    differ = [name for name in names if ours.settings.get(name) != theirs.settings.get(name)]
+def _by_settings(current: RunSet, baseline: RunSet, more: float) -> Iterator[Cause]:
+    names = sorted({*current.settings, *baseline.settings})
+    differ = [name for name in names if current.settings.get(name) != baseline.settings.get(name)]
     for pattern, name, share in (
         (_OF_STEPS, "other hyperparameters", _BY_SETTING),
         (_OF_SOFTWARE, "another image or library", _BY_SOFTWARE),
     ):
         found = [each for each in differ if pattern.match(each)]
         if found:
-            first, mine, other = found[0], ours.settings.get(found[0]), theirs.settings.get(found[0])
+            first, mine, other = found[0], current.settings.get(found[0]), baseline.settings.get(found[0])
             others = f" and {len(found) - 1} more" if len(found) > 1 else ""
             shown = first.removeprefix("configuration.")
             yield Cause(name, more * share, f"{name}: {shown} is {mine}, theirs {other}{others}")

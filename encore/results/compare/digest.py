@@ -1,4 +1,4 @@
-"""Make ``data/digests/`` from checkouts of the public result repositories; ``sides`` reads what is kept there.
+"""Make ``data/digests/`` from checkouts of the public result repositories; ``run_sets`` reads what is kept there.
 
     python -m encore.results.compare.digest FOLDER...
 
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import track
 
 from encore.errors import EncoreError
-from encore.results.compare.sides import Side, load_sides
+from encore.results.compare.run_set import RunSet, load_run_sets
 from encore.results.logs.run_log import RunLog
 from encore.results.logs.timing import PHASES, length_of, phases_of
 from encore.results.published.published import DATA, load_published
@@ -89,61 +89,63 @@ def _with_round(found: Sequence[_Made]) -> list[_Made]:
 def _made(root: Path, folder: Path) -> _Made:
     where = folder.relative_to(root).as_posix()
     try:
-        sides = [side for side in load_sides(folder) if side.folder == folder]
+        run_sets = [run_set for run_set in load_run_sets(folder) if run_set.folder == folder]
     except EncoreError:
-        sides = []
+        run_sets = []
     nothing = _Made(root=root, folder=where, left_out="no MLPerf log")
-    if not sides:
+    if not run_sets:
         return nothing
-    side = max(sides, key=lambda side: side.runs)
-    name = _name(side, folder, where)
-    if side.round is None or name is None:
+    run_set = max(run_sets, key=lambda run_set: run_set.runs)
+    name = _name(run_set, folder, where)
+    if run_set.round is None or name is None:
         unnamed = "not the logs of a submission: no results/SYSTEM in the path"
-        return replace(nothing, left_out=side.missing if side.round is None else unnamed)
-    others = [f"{other.runs} logs of {other.round} {other.benchmark}" for other in sides if other is not side]
-    entry, row = entry_of(side, name, where), _row(side, name)
-    return replace(nothing, round=side.round, entry=entry, row=row, left_out=", ".join(others))
+        return replace(nothing, left_out=run_set.missing if run_set.round is None else unnamed)
+    others = [f"{other.runs} logs of {other.round} {other.benchmark}" for other in run_sets if other is not run_set]
+    entry, row = entry_of(run_set, name, where), _row(run_set, name)
+    return replace(nothing, round=run_set.round, entry=entry, row=row, left_out=", ".join(others))
 
 
 # Round, submitter and system by the folder ``SUBMITTER/results/SYSTEM``, else of the published cell.
-def _name(side: Side, folder: Path, where: str) -> str | None:
+def _name(run_set: RunSet, folder: Path, where: str) -> str | None:
     parts = folder.absolute().parts
     if _CODE.intersection(where.split("/")):
         return None
-    if side.round != "v0.5" and "results" in parts[1:-1]:
+    if run_set.round != "v0.5" and "results" in parts[1:-1]:
         at = len(parts) - 2 - parts[-2::-1].index("results")
-        return f"{side.round}/{parts[at - 1]}/{parts[at + 1]}"
+        return f"{run_set.round}/{parts[at - 1]}/{parts[at + 1]}"
     # v0.5 has no such order, and nor have logs that somebody else keeps.
     path = "/".join(part for part in parts if part != "results")
-    of_round = (cell for cell in load_published() if cell.round == side.round)
+    of_round = (cell for cell in load_published() if cell.round == run_set.round)
     below = [cell for cell in of_round if f"/{cell.name.split('/', 1)[1]}/" in path]
-    return next((cell.name for cell in below or cells_at(folder, side.round, side.benchmark)), None)
+    return next((cell.name for cell in below or cells_at(folder, run_set.round, run_set.benchmark)), None)
 
 
-def entry_of(side: Side, name: str, where: str) -> dict[str, Any]:
+def entry_of(run_set: RunSet, name: str, where: str) -> dict[str, Any]:
     """Return the digest of a set of runs. Lists have one value per run, in the order of the files."""
-    runs = side.logs
+    runs = run_set.logs
     ended = [run for run in runs if (run.elapsed_minutes or 0.0) > 0]
     phases = {id(run): phases_of(run) for run in ended}
     each_phase = {name: [phases.get(id(run), {}).get(name) for run in runs] for name in PHASES}
     seeds, platforms = [run.seeds for run in runs], [run.platform for run in runs if run.platform]
     return {
         "name": name,
-        "benchmark": side.benchmark,
+        "benchmark": run_set.benchmark,
         "folder": where,
-        "division": side.division,
+        "division": run_set.division,
         # The platform that most of the logs name, the first of several.
         "platform": next((name for name, _ in Counter(platforms).most_common(1)), None),
-        "required": side.required,
-        "missing": side.missing,
-        "score_minutes": _short(side.score.estimate, _TIMES) if side.score and side.score_is_official else None,
+        "required": run_set.required,
+        "missing": run_set.missing,
+        "score_minutes": _short(run_set.score.estimate, _TIMES)
+        if run_set.score and run_set.score_is_official
+        else None,
         # How many of the runs with a result the score is of, from the first on, and how many it drops on each side.
-        "scored": side.score.count if side.score else 0,
-        "trimmed": side.score.trimmed if side.score else 0,
+        "scored": run_set.score.count if run_set.score else 0,
+        "trimmed": run_set.score.trimmed if run_set.score else 0,
         "minutes": [_short(run.elapsed_minutes, _TIMES) if id(run) in phases else None for run in runs],
         "reasons": [run.reason.value if run.reason else None for run in runs],
-        "unit": side.length_unit,
-        "lengths": [_length(run, side.length_unit) if id(run) in phases else None for run in runs],
+        "unit": run_set.length_unit,
+        "lengths": [_length(run, run_set.length_unit) if id(run) in phases else None for run in runs],
         # The first run with the same seeds: 0, 1, 2 ... where every run has its own.
         "seeds": [seeds.index(each) if each else None for each in seeds],
         "phases": {
@@ -156,11 +158,11 @@ def entry_of(side: Side, name: str, where: str) -> dict[str, Any]:
                 [_short(each) for each in curve.minutes],
                 {name: [_short(each) for each in values] for name, values in curve.values.items()},
             ]
-            for curve in side.curves
+            for curve in run_set.curves
         ],
-        "global_batch": side.global_batch,
-        "train_samples": side.train_samples,
-        "hyperparameters": dict(sorted(side.hyperparameters.items())),
+        "global_batch": run_set.global_batch,
+        "train_samples": run_set.train_samples,
+        "hyperparameters": dict(sorted(run_set.hyperparameters.items())),
     }
 
 
@@ -224,26 +226,26 @@ def _add_rows(output: Path, made: Sequence[_Made]) -> int:
 
 
 # What published.csv says of the set.
-def _row(side: Side, name: str) -> dict[str, str]:
+def _row(run_set: RunSet, name: str) -> dict[str, str]:
     round_, submitter, system = name.split("/", 2)
-    minutes = [run.minutes for run in side.logs if run.minutes is not None]
-    score = side.score if side.score_is_official else None
+    minutes = [run.minutes for run in run_set.logs if run.minutes is not None]
+    score = run_set.score if run_set.score_is_official else None
     repository = repository_of(round_)
     figures = {
         "score_minutes": score and f"{score.estimate:.4f}",
         "fastest_minutes": minutes and f"{min(minutes):.4f}",
         "slowest_minutes": minutes and f"{max(minutes):.4f}",
         "cv": score and score.cv is not None and f"{score.cv:.4f}",
-        "global_batch": side.global_batch and f"{side.global_batch:.0f}",
-        "init_seconds": "init_s" in side.phases and f"{side.phases['init_s']:.1f}",
+        "global_batch": run_set.global_batch and f"{run_set.global_batch:.0f}",
+        "init_seconds": "init_s" in run_set.phases and f"{run_set.phases['init_s']:.1f}",
     }
     return {
         "round": round_,
         "submitter": submitter,
         "system": system,
-        "benchmark": side.benchmark or "?",
-        "runs": str(side.runs),
-        "converged": str(side.converged),
+        "benchmark": run_set.benchmark or "?",
+        "runs": str(run_set.runs),
+        "converged": str(run_set.converged),
         "note": "" if _is_official(repository) else f"logs of the fork {repository}",
         **{name: text for name, text in figures.items() if isinstance(text, str)},
     }

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from encore.results.words import count_of
+from encore.results.format import count_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Literal
 
 from encore import catalogue
 from encore.results.compare.causes import causes_of
-from encore.results.compare.sides import Side, first_step_seconds, scaling_factors
+from encore.results.compare.run_set import RunSet, first_step_seconds, scaling_factors
 from encore.results.published.published import PublishedResult, System
 from encore.results.published.systems import family, framework_of
 
@@ -113,29 +113,29 @@ class Explanation:
     unknown: tuple[str, ...]
 
 
-def explain(ours: Side, theirs: Side) -> Explanation:
+def explain(current: RunSet, baseline: RunSet) -> Explanation:
     found = [
-        *_causes(ours, theirs),
-        *_scaling(ours, theirs),
-        *_phases(ours, theirs),
-        *_hyperparameters(ours, theirs),
-        *_software(ours.hardware, theirs.hardware),
-        *_topology(ours.hardware, theirs.hardware),
-        *_environment(ours, theirs),
+        *_causes(current, baseline),
+        *_scaling(current, baseline),
+        *_phases(current, baseline),
+        *_hyperparameters(current, baseline),
+        *_software(current.hardware, baseline.hardware),
+        *_topology(current.hardware, baseline.hardware),
+        *_environment(current, baseline),
     ]
     ranked = sorted(found, key=lambda each: (-each.weight, each.area, each.name))
-    return Explanation(tuple(ranked), tuple(_unknown(ours, theirs)))
+    return Explanation(tuple(ranked), tuple(_unknown(current, baseline)))
 
 
-def _unknown(ours: Side, theirs: Side) -> Iterator[str]:
-    for side, whose in ((ours, "your run"), (theirs, theirs.label)):
+def _unknown(current: RunSet, baseline: RunSet) -> Iterator[str]:
+    for run_set, whose in ((current, "your run"), (baseline, baseline.label)):
         lacking = [
             what
             for what, there in (
-                ("hyperparameters", side.hyperparameters),
-                ("phases", side.phases),
-                ("system description", side.hardware.described),
-                ("software versions", side.hardware.software),
+                ("hyperparameters", run_set.hyperparameters),
+                ("phases", run_set.phases),
+                ("system description", run_set.hardware.described),
+                ("software versions", run_set.hardware.software),
             )
             if not there
         ]
@@ -144,8 +144,8 @@ def _unknown(ours: Side, theirs: Side) -> Iterator[str]:
 
 
 # What the records of both machines say of slower runs, before all that merely differs.
-def _causes(ours: Side, theirs: Side) -> Iterator[Difference]:
-    for cause in causes_of(ours, theirs):
+def _causes(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
+    for cause in causes_of(current, baseline):
         yield Difference(
             area="cause",
             name=cause.name,
@@ -157,8 +157,8 @@ def _causes(ours: Side, theirs: Side) -> Iterator[Difference]:
 
 
 # Yield the factors of the official scores, which the times that were measured do not have.
-def _scaling(ours: Side, theirs: Side) -> Iterator[Difference]:
-    mine, other = scaling_factors(ours, theirs)
+def _scaling(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
+    mine, other = scaling_factors(current, baseline)
     if mine and other and abs(mine / other - 1) >= _SAME_SHARE:
         for found in _setting("score", "factor of the reference convergence", mine, other, 1.0):
             text = f"{found.sentence}: the official score is the time multiplied by it"
@@ -166,8 +166,8 @@ def _scaling(ours: Side, theirs: Side) -> Iterator[Difference]:
 
 
 # Where the time went, ours against theirs; the phases on the clock add up to the difference.
-def _phases(ours: Side, theirs: Side) -> Iterator[Difference]:
-    mine, other = ({**side.phases, **first_step_seconds(side)} for side in (ours, theirs))
+def _phases(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
+    mine, other = ({**run_set.phases, **first_step_seconds(run_set)} for run_set in (current, baseline))
     total = sum(other.get(name, 0.0) for name in _ON_THE_CLOCK) or None
     for name, label in {**_ON_THE_CLOCK, **_PARTS}.items():
         left, right = mine.get(name, 0.0), other.get(name, 0.0)
@@ -202,47 +202,49 @@ def _seconds(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds >= 600 else f"{seconds:.3g} s"
 
 
-def _hyperparameters(ours: Side, theirs: Side) -> Iterator[Difference]:
-    mine, other = ours.hyperparameters, theirs.hyperparameters
+def _hyperparameters(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
+    mine, other = current.hyperparameters, baseline.hyperparameters
     for name in sorted({*mine, *other} if mine and other else ()):
-        if not _NOT_COMPARED.search(name) and (ours.benchmark, name) not in _OUTCOMES:
+        if not _NOT_COMPARED.search(name) and (current.benchmark, name) not in _OUTCOMES:
             weight = _weight(name, _HYPERPARAMETERS, _OTHER_HYPERPARAMETER)
             yield from _setting("hyperparameters", name, mine.get(name), other.get(name), weight)
 
 
-def _software(ours: System, theirs: System) -> Iterator[Difference]:
-    mine, other = dict(ours.software), dict(theirs.software)
-    if framework_of(ours.framework) != framework_of(theirs.framework) or (ours.described and theirs.described):
-        for software, system in ((mine, ours), (other, theirs)):
+def _software(current: System, baseline: System) -> Iterator[Difference]:
+    mine, other = dict(current.software), dict(baseline.software)
+    if framework_of(current.framework) != framework_of(baseline.framework) or (
+        current.described and baseline.described
+    ):
+        for software, system in ((mine, current), (other, baseline)):
             software |= {"framework": system.framework or "", "operating_system": system.operating_system or ""}
     for name in sorted(name for name in {*mine} & {*other} if mine[name] and other[name]):
         yield from _setting("software", name, mine[name], other[name], _weight(name, _SOFTWARE, 0.03))
 
 
-def _topology(ours: System, theirs: System) -> Iterator[Difference]:
+def _topology(current: System, baseline: System) -> Iterator[Difference]:
     for name, weight in _TOPOLOGY:
-        mine, other = getattr(ours, name), getattr(theirs, name)
+        mine, other = getattr(current, name), getattr(baseline, name)
         same_family = name == "accelerator" and family(mine) == family(other) is not None
         if mine is not None and other is not None:
             yield from _setting("topology", name, mine, other, weight * (_ONE_SIDED if same_family else 1.0))
 
 
 # Yield what the passports of two runs of Encore say; of a submission, the environment in its system file.
-def _environment(ours: Side, theirs: Side) -> Iterator[Difference]:
-    other = theirs.settings or (_submitted_environment(ours, theirs.published) if ours.settings else {})
-    names = {*ours.settings, *other} if theirs.settings else {*other}
-    for name in sorted(names if ours.settings else ()):
+def _environment(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
+    other = baseline.settings or (_submitted_environment(current, baseline.published) if current.settings else {})
+    names = {*current.settings, *other} if baseline.settings else {*other}
+    for name in sorted(names if current.settings else ()):
         plain = name.removeprefix("configuration.")
         area: Area = "configuration" if plain != name else "environment"
         weight = _weight(plain, _HYPERPARAMETERS if plain != name else _ENVIRONMENT, 0.1)
         if plain != "seed":
-            yield from _setting(area, plain, ours.settings.get(name), other.get(name), weight)
+            yield from _setting(area, plain, current.settings.get(name), other.get(name), weight)
 
 
 # Variables that were submitted with ``cell``, where ours are of the same framework and on GPUs.
-def _submitted_environment(ours: Side, cell: PublishedResult | None) -> dict[str, object]:
-    choice = catalogue.choices().get(str(ours.passport.get("name", ""))) if cell is not None else None
-    if cell is None or choice is None or ours.is_cpu:
+def _submitted_environment(current: RunSet, cell: PublishedResult | None) -> dict[str, object]:
+    choice = catalogue.choices().get(str(current.passport.get("name", ""))) if cell is not None else None
+    if cell is None or choice is None or current.is_cpu:
         return {}
     named = (each for each in catalogue.systems(choice) if each.submission == cell.system)
     submitted = next((each for each in named if f"training_results_{cell.round}," in each.source), None)
@@ -257,19 +259,19 @@ def _weight(name: str, table: tuple[tuple[str, float], ...], default: float) -> 
 
 
 # Yield the difference of two values, unless they are the same, as far as numbers can be.
-def _setting(area: Area, name: str, ours: object, theirs: object, weight: float) -> Iterator[Difference]:
-    if _same(ours, theirs):
+def _setting(area: Area, name: str, current: object, baseline: object, weight: float) -> Iterator[Difference]:
+    if _same(current, baseline):
         return
     found = Difference(
         area=area,
         name=name,
-        ours=_shown(ours),
-        theirs=_shown(theirs),
+        ours=_shown(current),
+        theirs=_shown(baseline),
         weight=weight,
-        sentence=f"{name}: {_shown(ours)}, theirs {_shown(theirs)}",
+        sentence=f"{name}: {_shown(current)}, theirs {_shown(baseline)}",
     )
-    left, right = _finite(ours), _finite(theirs)
-    if ours is None or theirs is None:
+    left, right = _finite(current), _finite(baseline)
+    if current is None or baseline is None:
         found = replace(found, weight=weight * _ONE_SIDED)
     elif left is not None and right:
         ratio = left / right
@@ -278,13 +280,13 @@ def _setting(area: Area, name: str, ours: object, theirs: object, weight: float)
     yield found
 
 
-def _same(ours: object, theirs: object) -> bool:
-    left, right = _finite(ours), _finite(theirs)
+def _same(current: object, baseline: object) -> bool:
+    left, right = _finite(current), _finite(baseline)
     if left is not None and right is not None:
         return math.isclose(left, right, rel_tol=_SAME_NUMBER, abs_tol=1e-12)
-    if isinstance(ours, str) and isinstance(theirs, str):
-        return " ".join(ours.lower().split()) == " ".join(theirs.lower().split())
-    return ours == theirs
+    if isinstance(current, str) and isinstance(baseline, str):
+        return " ".join(current.lower().split()) == " ".join(baseline.lower().split())
+    return current == baseline
 
 
 # Finite number; None for a text, even one of digits: ``number_of`` would take versions for numbers.

@@ -28,13 +28,13 @@ from numpy.typing import NDArray
 from encore.results.compare.expected import Forecast
 from encore.results.compliance.convergence import points_folder
 from encore.results.compliance.own_rules import small_data_findings
+from encore.results.format import count_of
 from encore.results.logs.metrics import lines_of, record_of
 from encore.results.logs.run_log import Reason, RunLog, read_run
 from encore.results.logs.timing import Length, Mark, in_unit, length_of, marks_of
 from encore.results.published.published import DATA, DIGESTS
 from encore.results.published.published import lines_of as digests_of
 from encore.results.rules import benchmark_of, canonical, later_name
-from encore.results.words import count_of
 
 Numbers = NDArray[np.float64]
 
@@ -246,11 +246,11 @@ def _slope(apart: Numbers, values: Numbers, each_one: Numbers) -> float:
     return float((weights * apart * values).sum() / ((weights * apart**2).sum() + 0.05 * total))
 
 
-def _alike(ours: Mapping[str, object], theirs: Mapping[str, object] | None) -> float:
+def _alike(current: Mapping[str, object], baseline: Mapping[str, object] | None) -> float:
     share = _OF_A_POINT
-    if theirs is not None:
-        both = [key for key in ours.keys() & theirs.keys() if _CONVERGENCE.search(key)]
-        share = sum(ours[key] == theirs[key] for key in both) / len(both) if len(both) >= _FEWEST else 0.3
+    if baseline is not None:
+        both = [key for key in current.keys() & baseline.keys() if _CONVERGENCE.search(key)]
+        share = sum(current[key] == baseline[key] for key in both) / len(both) if len(both) >= _FEWEST else 0.3
     return math.exp(-_UNEQUAL * (1 - share))
 
 

@@ -10,7 +10,7 @@ from enum import Enum
 
 from encore.errors import EncoreError
 from encore.names import unknown
-from encore.results.compare.sides import Side, known_targets
+from encore.results.compare.run_set import RunSet, known_targets
 from encore.results.logs.run_log import submitter_of
 from encore.results.published.published import PublishedResult, load_published
 from encore.results.published.systems import cells_at, family, framework_of
@@ -44,68 +44,68 @@ class Match:
 AS_GIVEN = Match(How.GIVEN, "as given")
 
 
-def find_submission(side: Side, name: str | None = None) -> tuple[PublishedResult | None, Match]:
+def find_submission(run_set: RunSet, name: str | None = None) -> tuple[PublishedResult | None, Match]:
     """Return the published cell to compare with, and how it was found; None and why where there is none."""
     if name is not None:
-        return _named(side, name), Match(How.GIVEN, "as named")
-    if side.benchmark is None:
+        return _named(run_set, name), Match(How.GIVEN, "as named")
+    if run_set.benchmark is None:
         return None, Match(How.NONE, "the logs do not say which benchmark they are of")
-    ranked = rank(side)
-    if not side.passport:
-        named = cells_at(side.folder, side.round, side.benchmark) if side.folder is not None else []
+    ranked = rank(run_set)
+    if not run_set.passport:
+        named = cells_at(run_set.folder, run_set.round, run_set.benchmark) if run_set.folder is not None else []
         if named and named[0].score_minutes is not None:
             return named[0], Match(How.OWN_SYSTEM, "the system that the folder is named after")
-        own = next((cell for cell in ranked if _is_platform(side, cell)), None)
+        own = next((cell for cell in ranked if _is_platform(run_set, cell)), None)
         if own is not None:
             return own, Match(How.OWN_PLATFORM, "the submitter and the platform that the logs name")
-    if side.submission.get("submitted") is True:
+    if run_set.submission.get("submitted") is True:
         # The submission that a run.json names, where the run is of its configuration.
-        stated = (str(side.submission.get("of")).split("/")[-1], side.passport.get("round"), side.benchmark)
+        stated = (str(run_set.submission.get("of")).split("/")[-1], run_set.passport.get("round"), run_set.benchmark)
         for cell in load_published():
             if (cell.system, cell.round, cell.benchmark) == stated:
                 return cell, Match(How.STATED, "the submission that the configuration was read from")
     if not ranked:
-        return None, Match(How.NONE, f"no published result of {side.benchmark}")
-    return ranked[0], Match(How.NEAREST, why(side, ranked[0]))
+        return None, Match(How.NONE, f"no published result of {run_set.benchmark}")
+    return ranked[0], Match(How.NEAREST, why(run_set, ranked[0]))
 
 
-def rank(side: Side) -> list[PublishedResult]:
+def rank(run_set: RunSet) -> list[PublishedResult]:
     """Return the published cells of the benchmark with a score, the nearest first.
 
     Never by the score: the submission with the nearest time would always be reproduced.
     """
-    wanted = canonical(side.benchmark)
+    wanted = canonical(run_set.benchmark)
     cells = [cell for cell in load_published() if cell.benchmark == wanted and cell.score_minutes is not None]
-    return sorted(cells, key=lambda cell: _distance(side, cell))
+    return sorted(cells, key=lambda cell: _distance(run_set, cell))
 
 
 # Distance: round, division, submitter, hardware, framework and batch; the unknown in between.
-def _distance(side: Side, cell: PublishedResult) -> tuple[float, ...]:
-    ours, theirs = side.hardware, cell.hardware
+def _distance(run_set: RunSet, cell: PublishedResult) -> tuple[float, ...]:
+    current, baseline = run_set.hardware, cell.hardware
     return (
-        _differs(side.round, cell.round),
-        float(bool(side.division and cell.division and side.division != cell.division)),
-        _org_differs(side, cell),
-        _differs(family(ours.accelerator), family(theirs.accelerator)),
-        abs(math.log2(side.ranks / theirs.accelerators))
-        if side.ranks and theirs.accelerators
-        else _FAR / (2 if side.ranks else 1),
+        _differs(run_set.round, cell.round),
+        float(bool(run_set.division and cell.division and run_set.division != cell.division)),
+        _org_differs(run_set, cell),
+        _differs(family(current.accelerator), family(baseline.accelerator)),
+        abs(math.log2(run_set.ranks / baseline.accelerators))
+        if run_set.ranks and baseline.accelerators
+        else _FAR / (2 if run_set.ranks else 1),
         _differs(
-            framework_of(ours.framework, str(side.passport.get("implementation", ""))),
-            framework_of(theirs.framework, cell.system),
+            framework_of(current.framework, str(run_set.passport.get("implementation", ""))),
+            framework_of(baseline.framework, cell.system),
         ),
-        _differs(side.global_batch, cell.global_batch),
+        _differs(run_set.global_batch, cell.global_batch),
     )
 
 
-def equally_near(side: Side, label: str) -> list[str]:
+def equally_near(run_set: RunSet, label: str) -> list[str]:
     """Return the names of the other submissions that are as near to the run as the one called ``label``."""
-    ranked = rank(side)
+    ranked = rank(run_set)
     nearest = next((cell for cell in ranked if cell.name == label), None)
     if nearest is None:
         return []
-    distance = _distance(side, nearest)
-    return [cell.name for cell in ranked if cell.name != label and _distance(side, cell) == distance]
+    distance = _distance(run_set, nearest)
+    return [cell.name for cell in ranked if cell.name != label and _distance(run_set, cell) == distance]
 
 
 def listed(names: list[str]) -> str:
@@ -114,34 +114,34 @@ def listed(names: list[str]) -> str:
 
 
 # Log that names its submitter belongs to that submitter's systems first.
-def _org_differs(side: Side, cell: PublishedResult) -> float:
-    org = submitter_of(side.logs)
+def _org_differs(run_set: RunSet, cell: PublishedResult) -> float:
+    org = submitter_of(run_set.logs)
     return 0.0 if org is None or org.lower() == cell.submitter.lower() else 1.0
 
 
 # Whether the logs name the cell's submitter, round and system: ``tpu-v4-16`` for ``tpu-v4-16-TF``.
-def _is_platform(side: Side, cell: PublishedResult) -> bool:
-    first = next((run for run in side.logs if run.org and run.platform), None)
-    if first is None or cell.round != side.round or _org_differs(side, cell):
+def _is_platform(run_set: RunSet, cell: PublishedResult) -> bool:
+    first = next((run for run in run_set.logs if run.org and run.platform), None)
+    if first is None or cell.round != run_set.round or _org_differs(run_set, cell):
         return False
     system, platform = cell.system.lower(), (first.platform or "").lower()
     return system.startswith(platform) and not system[len(platform) : len(platform) + 1].isalnum()
 
 
-def _differs(ours: object, theirs: object) -> float:
-    if ours is None or theirs is None:
+def _differs(current: object, baseline: object) -> float:
+    if current is None or baseline is None:
         return 0.5
-    return 0.0 if ours == theirs else 1.0
+    return 0.0 if current == baseline else 1.0
 
 
-def why(side: Side, cell: PublishedResult) -> str:
+def why(run_set: RunSet, cell: PublishedResult) -> str:
     """Say what run and submission have in common, and what is not known of the run."""
-    ours, theirs = side.hardware, cell.hardware
+    current, baseline = run_set.hardware, cell.hardware
     pairs = {
-        "round": (side.round, cell.round),
-        "accelerator": (family(ours.accelerator), family(theirs.accelerator)),
-        "count": (side.ranks, theirs.accelerators),
-        "batch": (side.global_batch, cell.global_batch),
+        "round": (run_set.round, cell.round),
+        "accelerator": (family(current.accelerator), family(baseline.accelerator)),
+        "count": (run_set.ranks, baseline.accelerators),
+        "batch": (run_set.global_batch, cell.global_batch),
     }
     same = [name for name, (mine, other) in pairs.items() if mine is not None and mine == other]
     unknown_here = [name for name, (mine, _) in pairs.items() if mine is None]
@@ -150,13 +150,13 @@ def why(side: Side, cell: PublishedResult) -> str:
 
 
 # Cell called ``name`` of the run's benchmark; EncoreError offers the nearest name.
-def _named(side: Side, name: str) -> PublishedResult:
-    every = [cell for cell in load_published() if side.benchmark is None or cell.benchmark == side.benchmark]
+def _named(run_set: RunSet, name: str) -> PublishedResult:
+    every = [cell for cell in load_published() if run_set.benchmark is None or cell.benchmark == run_set.benchmark]
     wanted = name.strip("/").lower()
     found = [cell for cell in every if cell.name.lower() == wanted]
     if not found and "/" not in wanted:
         found = [cell for cell in every if cell.system.lower() == wanted]
-        found = [cell for cell in found if cell.round == side.round] or found
+        found = [cell for cell in found if cell.round == run_set.round] or found
     if len({cell.name for cell in found}) == 1:
         return found[0]
     if found:
@@ -165,17 +165,17 @@ def _named(side: Side, name: str) -> PublishedResult:
     elsewhere = [cell.benchmark or "?" for cell in load_published() if cell.name.lower() == wanted]
     if elsewhere:
         raise EncoreError(
-            f"{name} has no result of {side.benchmark}",
+            f"{name} has no result of {run_set.benchmark}",
             expected=f"a run of {', '.join(elsewhere)}",
-            hint=f"see `encore published --benchmark {side.benchmark}`",
+            hint=f"see `encore published --benchmark {run_set.benchmark}`",
         )
     error = unknown("submission", name, {cell.name for cell in every})
     if not error.hint:
-        error.hint = f"see `encore published{f' --benchmark {side.benchmark}' if side.benchmark else ''}`"
+        error.hint = f"see `encore published{f' --benchmark {run_set.benchmark}' if run_set.benchmark else ''}`"
     raise error
 
 
-def same_target(side: Side, other: Side) -> bool:
-    if side.round is None or side.benchmark is None or not side.targets:
-        return side.round == other.round
-    return known_targets(other.round, side.benchmark, other.global_batch) == side.targets
+def same_target(run_set: RunSet, other: RunSet) -> bool:
+    if run_set.round is None or run_set.benchmark is None or not run_set.targets:
+        return run_set.round == other.round
+    return known_targets(other.round, run_set.benchmark, other.global_batch) == run_set.targets

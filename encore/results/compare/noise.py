@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from encore.results.compare.explain import NOT_REPORTED, explain
-from encore.results.compare.sides import Side
+from encore.results.compare.run_set import RunSet
+from encore.results.format import count_of, percent
 from encore.results.logs.metrics import Record, lines_of, record_of
 from encore.results.logs.timing import MOST_POINTS, curve_of
 from encore.results.table import grouped
-from encore.results.words import count_of, percent
 
 Rows = NDArray[np.float64]
 
@@ -155,23 +155,23 @@ class Noise:
         return count_of(self.references, "run")
 
 
-def noise_of(ours: Side, theirs: Side) -> list[Noise]:
+def noise_of(current: RunSet, baseline: RunSet) -> list[Noise]:
     """Return the losses, and each quality, of one side's runs against those of the other.
 
     The band is of their runs; of ours where theirs are too few. Other configurations are tested as well where both
     sides are runs of Encore: there the first step outside shows what a setting does.
     """
-    if ours.benchmark is None or ours.benchmark != theirs.benchmark:
+    if current.benchmark is None or current.benchmark != baseline.benchmark:
         return []
-    known = bool(ours.hyperparameters) and bool(theirs.hyperparameters)
-    found = explain(ours, theirs).differences if known else ()
+    known = bool(current.hyperparameters) and bool(baseline.hyperparameters)
+    found = explain(current, baseline).differences if known else ()
     settings = [
         each.name
         for each in found
         if (each.area in ("configuration", "hyperparameters") and NOT_REPORTED not in (each.ours, each.theirs))
         or each.name.startswith(_TRAINED)
     ]
-    mine, other = ({"loss": losses_of(side), **qualities_of(side)} for side in (ours, theirs))
+    mine, other = ({"loss": losses_of(run_set), **qualities_of(run_set)} for run_set in (current, baseline))
     if (settings or not known) and not (mine["loss"] and other["loss"]):
         return []
     every = []
@@ -182,7 +182,7 @@ def noise_of(ours: Side, theirs: Side) -> list[Noise]:
             quantity="quality" if quantity == "value" else quantity,
             unit="step" if quantity == "loss" else "evaluation",
             tested="theirs" if swapped else "yours",
-            reference="yours" if swapped else theirs.label,
+            reference="yours" if swapped else baseline.label,
             runs=(),
             references=0,
             settings=tuple(dict.fromkeys(settings)) if known else None,
@@ -295,7 +295,7 @@ def aligned(runs: Sequence[Series]) -> tuple[tuple[int, ...], Rows]:
     rows = np.zeros((len(runs), len(common)))
     for row, run in zip(rows, runs if common else (), strict=False):
         at = [each for each in run.at if each <= common[-1]]
-        starts = np.searchsorted(at, [0, *common[:-1]], side="right")
+        starts = np.searchsorted(at, [0, *common[:-1]], run_set="right")
         widths = np.diff(at, prepend=0).astype(float)
         row[:] = np.add.reduceat(widths * run.values[: len(at)], starts) / np.add.reduceat(widths, starts)
     return tuple(common), rows
@@ -326,13 +326,15 @@ def _twin(run: Series, references: Sequence[Series], is_loss: bool) -> Tested:
 # -- what is read -----------------------------------------------------------------------------------------------------
 
 
-def losses_of(side: Side) -> list[Series]:
+def losses_of(run_set: RunSet) -> list[Series]:
     """Return the losses of each experiment of a run folder of Encore, as far as its metrics have some."""
     files = (
-        {path.parent.name[11:]: path for path in side.folder.glob("experiment_*/metrics.jsonl")} if side.folder else {}
+        {path.parent.name[11:]: path for path in run_set.folder.glob("experiment_*/metrics.jsonl")}
+        if run_set.folder
+        else {}
     )
     numbers = sorted(int(name) for name in files if name.isdecimal())
-    listed = side.passport.get("seeds")
+    listed = run_set.passport.get("seeds")
     seeds = dict(enumerate(listed if isinstance(listed, list) else ()))
     found = [replace(_losses(files[f"{n}"]), number=n + 1, seed=seeds.get(n)) for n in numbers if f"{n}" in files]
     return [each for each in found if each.at]
@@ -355,10 +357,10 @@ def _losses(path: Path) -> Series:
     )
 
 
-def qualities_of(side: Side) -> dict[str, list[Series]]:
+def qualities_of(run_set: RunSet) -> dict[str, list[Series]]:
     """Return each quality by the number of the evaluation; nothing of a digest that does not keep all evaluations."""
-    curves = [curve_of(run, most=_MOST_STEPS**2) for run in side.logs] or list(side.curves)
-    if not side.logs and any(len(curve.minutes) >= MOST_POINTS for curve in curves):
+    curves = [curve_of(run, most=_MOST_STEPS**2) for run in run_set.logs] or list(run_set.curves)
+    if not run_set.logs and any(len(curve.minutes) >= MOST_POINTS for curve in curves):
         return {}
     found: dict[str, list[Series]] = {}
     for number, curve in enumerate(curves, 1):

@@ -21,12 +21,12 @@ from encore.errors import EncoreError
 from encore.results.compliance import official
 from encore.results.compliance.own_rules import check_v05, extra_findings, small_data_findings
 from encore.results.findings import ComplianceReport, Finding, rate_of, severity_at
+from encore.results.format import apart, count_of
 from encore.results.logs.parallel import OnRead, map_files
 from encore.results.logs.reader import Event, OnDamage, read_events
 from encore.results.logs.run_log import Reason, RunLog, is_nonnumeric, read_run
 from encore.results.rules import ROUNDS, targets_of
 from encore.results.scores.score import Score, find_sets, score_logs
-from encore.results.words import apart, count_of
 
 __all__ = [
     "ComplianceReport", "Finding", "by_one_ruleset", "check", "known_ruleset", "read_and_check",

@@ -17,9 +17,9 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
+from encore.results.format import apart
 from encore.results.logs.reader import Dialect, Event, ReadEvents, number_of, read_events
 from encore.results.rules import BLEU_BENCHMARKS, ROUND_KEYS, Target, canonical, find_round, targets_of
-from encore.results.words import apart
 
 _MOST_EVALUATIONS = 100_000  # Public logs have up to some hundred; what comes after this many is no training
 _RECENT = 8  # Evaluations before one that it may repeat, as several ranks' logs do

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from encore.results.compare.compare import Factor
-from encore.results.compare.sides import Side
+from encore.results.compare.run_set import RunSet
+from encore.results.format import percent
 from encore.results.logs.steps import Window, late_shares
 from encore.results.logs.timing import Curve
 from encore.results.report.measurements import (
@@ -27,7 +28,6 @@ from encore.results.report.measurements import (
 from encore.results.report.panel import CROSS, DOT, SQUARE, Panel, Point, Range, Scale, Span, padded
 from encore.results.statistics import LEVEL, interval
 from encore.results.table import Table
-from encore.results.words import percent
 
 _SET_WIDTH = 400
 _SET_HEIGHT = 296
@@ -51,7 +51,7 @@ class Plot:
     note: str = ""
 
 
-def run_dots(ours: Side, theirs: Side | None, within: float) -> Plot | None:
+def run_dots(ours: RunSet, theirs: RunSet | None, within: float) -> Plot | None:
     """Return every run as a dot, with the interval of the mean: ours above the submission."""
     lanes = [("yours", "ours", ours), *([("theirs", "theirs", theirs)] if theirs else [])]
     lanes = [lane for lane in lanes if lane[2].score is not None or missed(lane[2])]
@@ -76,7 +76,7 @@ def run_dots(ours: Side, theirs: Side | None, within: float) -> Plot | None:
     return Plot("Time of each run", panel.svg(f"Minutes of each run: {words}"), " ".join(notes))
 
 
-def _lane(panel: Panel, top: float, name: str, style: str, side: Side) -> None:
+def _lane(panel: Panel, top: float, name: str, style: str, side: RunSet) -> None:
     middle = top + 38
     span = _span(side)
     if span is not None:
@@ -94,12 +94,12 @@ def _lane(panel: Panel, top: float, name: str, style: str, side: Side) -> None:
 
 
 # Each run's minutes, scaled as the score next to them is.
-def _minutes(side: Side) -> list[float]:
+def _minutes(side: RunSet) -> list[float]:
     scaled = side.score_kind == "official" and side.score_is_official
     return [minutes * (side.scaling_factor or 1.0 if scaled else 1.0) for minutes in side.minutes]
 
 
-def _described(side: Side) -> str:
+def _described(side: RunSet) -> str:
     if side.score is None:
         return f"none of {side.runs} runs reached the target"
     kind = "score" if side.score_is_official else "mean"
@@ -109,7 +109,7 @@ def _described(side: Side) -> str:
 
 # How many of the fastest and of the slowest runs the score leaves out: the ones without which it is the mean. A run
 # that missed its target is dropped first, in place of the slowest.
-def _cut(side: Side) -> tuple[int, int]:
+def _cut(side: RunSet) -> tuple[int, int]:
     ordered = sorted(_minutes(side))
     if side.score is None or not side.score_is_official:
         return 0, 0
@@ -121,11 +121,11 @@ def _cut(side: Side) -> tuple[int, int]:
     return 0, 0
 
 
-def _span(side: Side) -> Range | None:
+def _span(side: RunSet) -> Range | None:
     return interval(side.score) if side.score is not None else None
 
 
-def missed(side: Side) -> list[float]:
+def missed(side: RunSet) -> list[float]:
     """Return the minutes of the runs that ended without reaching the target."""
     limit = _LONGEST * max(side.minutes, default=float("inf"))
     ended = [run.elapsed_minutes for run in side.logs if not run.converged]
@@ -141,7 +141,7 @@ def _offsets(pixels: Sequence[float]) -> list[float]:
     return [_DOT * y for _, y in placed]
 
 
-def quality_plots(ours: Side, theirs: Side | None) -> list[Plot]:
+def quality_plots(ours: RunSet, theirs: RunSet | None) -> list[Plot]:
     """Return quality over minutes for each metric, the submission behind, and once more enlarged at the target."""
     mine, others = ours.curves, theirs.curves if theirs is not None else ()
     known = ours.targets or (theirs.targets if theirs else ())
@@ -236,7 +236,7 @@ def ratio_line(factor: Factor, within: float, *, named: bool = True) -> str:
     return panel.svg(f"{factor.name}: ratio {factor.ratio:.3f}{span}" if named else "")
 
 
-def phase_bars(ours: Side, theirs: Side | None) -> Plot | None:
+def phase_bars(ours: RunSet, theirs: RunSet | None) -> Plot | None:
     """Return where the time on the clock went, ours above the submission."""
     sides = [("yours", ours), *([("theirs", theirs)] if theirs else [])]
     lanes = [(name, side.phases) for name, side in sides if side.phases.get("train_s", 0.0) > 0]

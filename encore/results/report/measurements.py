@@ -1,8 +1,8 @@
 """Measured trainings in one form, whether they come from logs, from a study or from a round.
 
 from encore.results.logs.run_log import submitter_of
-from encore.results.report.measurements import of_side, of_study
-rows = [of_side(side) for side in load_sides("results")] + of_study("microway-dgx1-scaling")
+from encore.results.report.measurements import measurement_of, of_study
+rows = [measurement_of(run_set) for run_set in load_run_sets("results")] + of_study("microway-dgx1-scaling")
 """
 
 import shlex
@@ -12,13 +12,13 @@ from os.path import commonpath
 
 from encore.errors import EncoreError
 from encore.names import unknown
-from encore.results.compare.sides import Side, submission
+from encore.results.compare.run_set import RunSet, submission
+from encore.results.format import count_of
 from encore.results.logs.run_log import RunLog, submitter_of
 from encore.results.logs.timing import deciding, length_of
 from encore.results.published.published import PublishedResult, load_figures, load_published
 from encore.results.published.systems import cells_at, framework_of, model_of, release_of
 from encore.results.table import Table, grouped, whole
-from encore.results.words import count_of
 
 _NUMBERED_FROM = 2  # Epochs by which a log's numbers may differ from those that were trained
 
@@ -52,7 +52,7 @@ class Measurement:
     curves: tuple[Curve, ...] = ()
 
 
-def title_of(side: Side) -> str:
+def title_of(side: RunSet) -> str:
     """Return the whole name of a set: round, submitter and system of a public one, else what its folder is called."""
     if side.published is not None:
         return side.published.name
@@ -67,7 +67,7 @@ def title_of(side: Side) -> str:
     return "/".join([*([org] if org and org not in named else []), *named])
 
 
-def of_side(side: Side) -> Measurement:
+def measurement_of(side: RunSet) -> Measurement:
     hardware = side.hardware
     in_epochs = side.length_unit == "epochs"
     accelerator = model_of(hardware.accelerator) or hardware.accelerator or hardware.cpu or "?"
@@ -91,7 +91,7 @@ def of_side(side: Side) -> Measurement:
 
 
 def of_published(cell: PublishedResult) -> Measurement:
-    return of_side(submission(cell))
+    return measurement_of(submission(cell))
 
 
 def of_study(key: str) -> list[Measurement]:

@@ -16,13 +16,14 @@ from typing_extensions import TypedDict
 from encore import __version__, peaks
 from encore.errors import EncoreError, ExitCode
 from encore.names import unknown
-from encore.results.audit.judge import audit_scores
+from encore.results.audit.audit import audit_scores
 from encore.results.compare.compare import WITHIN, Comparison, ComparisonJson, Factor, Verdict, certainty, compare
 from encore.results.compare.explain import Explanation, explain
-from encore.results.compare.sides import Side, side_of
+from encore.results.compare.run_set import RunSet, build_run_set
 from encore.results.compliance.compliance import score_and_check
 from encore.results.compliance.convergence import Convergence, convergence_of, report_of
 from encore.results.findings import ComplianceReport, Finding, ReportJson
+from encore.results.format import count_of, percent, with_names
 from encore.results.logs import goodput
 from encore.results.logs import steps as rank_steps
 from encore.results.logs.metrics import experiment_of
@@ -39,7 +40,7 @@ from encore.results.report.figures import (
     run_dots,
     steps_map,
 )
-from encore.results.report.measurements import Measurement, all_tables, of_published, of_side, of_study, title_of
+from encore.results.report.measurements import Measurement, all_tables, measurement_of, of_published, of_study, title_of
 from encore.results.report.shown import (
     KEY,
     Detected,
@@ -58,7 +59,6 @@ from encore.results.rules import data_size
 from encore.results.scores.score import Score, existing, no_log
 from encore.results.statistics import LEVEL, interval
 from encore.results.table import Table, grouped
-from encore.results.words import count_of, percent, with_names
 
 SMALL = "small run"
 _DIFFERENCES = 25
@@ -113,8 +113,8 @@ class Section:
     game: Game | None  # One of its last generation
 
     @property
-    def side(self) -> Side:
-        return self.comparison.ours
+    def side(self) -> RunSet:
+        return self.comparison.current
 
     @property
     def official(self) -> float | None:
@@ -123,7 +123,7 @@ class Section:
 
     @property
     def against(self) -> str:
-        return title_of(self.comparison.theirs) if self.comparison.theirs else ""
+        return title_of(self.comparison.baseline) if self.comparison.baseline else ""
 
     @property
     def ratio(self) -> str:
@@ -168,10 +168,10 @@ def section(
     small = not named and is_small(compared)
     if small:
         compared = replace(
-            compared, theirs=None, score=None, per_length=None, lengths=None, scaling=None, confidence=None,
+            compared, baseline=None, score=None, per_length=None, lengths=None, scaling=None, confidence=None,
             score_interval=None, further_runs=None, caveats=(),
         )  # fmt: skip
-    ours, theirs = compared.ours, compared.theirs
+    ours, theirs = compared.current, compared.baseline
     explanation = explain(ours, theirs) if theirs is not None else None
     steps = {log.path.name: rank_steps.windows_of(place) for log in ours.logs if (place := experiment_of(log.path))}
     heat = (steps_map(windows, file) for file, windows in steps.items())
@@ -231,13 +231,13 @@ def section(
 
 
 # What each run made of its devices, as run.json has it.
-def _utilization(ours: Side) -> Iterable[str]:
+def _utilization(ours: RunSet) -> Iterable[str]:
     found = ours.passport.get("utilization")
     for number, each in (found if isinstance(found, dict) else {}).items():
         yield f"Run {int(number) + 1}: {peaks.sentence(each)}."
 
 
-def _machine(ours: Side, steps: Mapping[str, Mapping[int, Sequence[rank_steps.Window]]]) -> Iterable[Table]:
+def _machine(ours: RunSet, steps: Mapping[str, Mapping[int, Sequence[rank_steps.Window]]]) -> Iterable[Table]:
     if (table := goodput.table_of(ours.logs)) is not None:
         yield table
     for file, windows in steps.items():
@@ -246,7 +246,7 @@ def _machine(ours: Side, steps: Mapping[str, Mapping[int, Sequence[rank_steps.Wi
 
 
 def is_small(compared: Comparison) -> bool:
-    ours = compared.ours
+    ours = compared.current
     if compared.verdict is not Verdict.NOT_COMPARABLE:
         return False
     size = data_size(ours.benchmark)
@@ -263,7 +263,7 @@ def tone(ruling: str, lengths: Factor | None = None) -> str:
 
 
 def _stats(compared: Comparison) -> Iterable[_Stat]:
-    ours, theirs = compared.ours, compared.theirs
+    ours, theirs = compared.current, compared.baseline
     yield from _scores("Your", ours, compared.score_interval)
     if theirs is not None:
         yield from _scores("Published", theirs, interval(theirs.score) if theirs.score else None)
@@ -276,7 +276,7 @@ def _stats(compared: Comparison) -> Iterable[_Stat]:
 
 
 # Yield the score; where MLCommons multiplies it by a factor, the raw one and the official one.
-def _scores(whose: str, side: Side, span: tuple[float, float] | None) -> Iterable[_Stat]:
+def _scores(whose: str, side: RunSet, span: tuple[float, float] | None) -> Iterable[_Stat]:
     if side.score is None or side.raw_minutes is None:
         return
     detail = f"{percent(LEVEL)}: {span[0]:.2f} to {span[1]:.2f}" if span else ""
@@ -291,7 +291,7 @@ def _scores(whose: str, side: Side, span: tuple[float, float] | None) -> Iterabl
     yield f"{whose} official score", f"{official:.3f} min", f"{factor}; {detail}" if of_official and detail else factor
 
 
-def official_minutes(side: Side) -> float | None:
+def official_minutes(side: RunSet) -> float | None:
     """Return the official score where it is another number than the raw one."""
     return None if side.scaling_factor == 1.0 else side.official_minutes
 
@@ -307,7 +307,7 @@ def _compliance(reports: Sequence[ComplianceReport]) -> str:
 
 
 # Yield what the audit and the rules found, each thing once, errors first.
-def _found(side: Side, reports: Sequence[ComplianceReport]) -> Iterable[tuple[Finding, str]]:
+def _found(side: RunSet, reports: Sequence[ComplianceReport]) -> Iterable[tuple[Finding, str]]:
     every = [(each, each.path.name if each.path else "") for each in side.findings if each.severity != "note"]
     every += [(each, report.path.name) for report in reports for each in report.findings]
     alike = grouped(every, lambda each: (each[0].severity, each[0].rule, each[0].expected, each[0].found)).values()
@@ -483,7 +483,7 @@ def build_report(
     read = [_read_sets(path, on_read) for path in paths]
     reports = {report.path: report for _, checked in read for report in checked}
     audits = audit_scores([score for scores, _ in read for score in scores])
-    sides = [side_of(audit.score, audit.findings) for audit in audits]
+    sides = [build_run_set(audit.score, audit.findings) for audit in audits]
     sections = tuple(
         section(
             compare(side, name, logs, within),
@@ -511,9 +511,9 @@ def _read_sets(path: Path, on_read: OnRead | None) -> tuple[list[Score], list[Co
     return scores, reports
 
 
-def measurements(sides: Sequence[Side], study: str | None, published: str | None) -> list[Measurement]:
+def measurements(sides: Sequence[RunSet], study: str | None, published: str | None) -> list[Measurement]:
     """Return those of our own sets, of a study, and of the published results with this part in their name."""
-    found = [of_side(side) for side in sides] + measurements_of_study(study)
+    found = [measurement_of(side) for side in sides] + measurements_of_study(study)
     return found + measurements_of_published(published, {each.benchmark for each in found} or None)
 
 

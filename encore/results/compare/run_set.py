@@ -1,8 +1,8 @@
 """A set of runs as one side of a comparison: our own, or a submission as it was published.
 
-    from encore.results.compare.sides import load_sides, submission
-    for side in load_sides("results/20260101T120000Z-resnet-mxnet-dgxa100"):
-        print(side.label, side.score.estimate, side.hardware.accelerator)
+    from encore.results.compare.run_set import load_run_sets, submission
+    for run_set in load_run_sets("results/20260101T120000Z-resnet-mxnet-dgxa100"):
+        print(run_set.label, run_set.score.estimate, run_set.hardware.accelerator)
     print(submission(cell).score.spread, submission(cell).curves)
 
 Of every public set ``data/digests/`` keeps what a comparison needs; only the round that is asked for is read.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from encore.errors import EncoreError
-from encore.results.audit.judge import audit_score
+from encore.results.audit.audit import audit_score
 from encore.results.findings import Finding
 from encore.results.logs.run_log import RunLog
 from encore.results.logs.timing import Curve, curve_of, length_of, mean_phases, phases_of
@@ -39,7 +39,7 @@ from encore.results.statistics import Sample
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class RunSet:
     """What is known about a set of runs. Times are in minutes, phases in seconds."""
 
     label: str
@@ -127,12 +127,12 @@ class Side:
         return self.hardware.accelerators == 0
 
 
-def load_sides(path: str | Path) -> list[Side]:
+def load_run_sets(path: str | Path) -> list[RunSet]:
     """Return every set of runs at or below ``path``: a run folder, a folder of logs, or a tree of them."""
-    return [side_of(score) for score in score_folder(path)]
+    return [build_run_set(score) for score in score_folder(path)]
 
 
-def load_side(path: str | Path) -> Side:
+def load_run_set(path: str | Path) -> RunSet:
     """Return the one set of runs at ``path``, looked up among the public ones; EncoreError where there are several."""
     scores = score_folder(path)
     if len(scores) > 1:
@@ -142,10 +142,10 @@ def load_side(path: str | Path) -> Side:
             expected="the runs of one benchmark on one system",
             hint="name one of these folders",
         )
-    return side_of(scores[0], audit_score(scores[0], in_digests=True))
+    return build_run_set(scores[0], audit_score(scores[0], in_digests=True))
 
 
-def side_of(score: Score, findings: tuple[Finding, ...] | None = None) -> Side:
+def build_run_set(score: Score, findings: tuple[Finding, ...] | None = None) -> RunSet:
     """Return the side that a scored set is, with what an audit found in it; by default that of the set alone."""
     passport = passport_of(score.folder)
     scored = score.converged if score.score_minutes is None else (*score.counted, *score.dropped)
@@ -164,7 +164,7 @@ def side_of(score: Score, findings: tuple[Finding, ...] | None = None) -> Side:
     lengths, per_length = samples_of(trained, minutes.trimmed if minutes else 0)
     with_events = [run for run in score.runs if run.events]
     first = with_events[0] if with_events else None
-    return Side(
+    return RunSet(
         label=score.folder.name if passport else "/".join(score.folder.absolute().parts[-3:]),
         round=score.round,
         benchmark=score.benchmark,
@@ -301,10 +301,10 @@ def _choices(passport: Mapping[str, Any]) -> dict[str, str]:
     return {name: " / ".join(values) for name, values in sorted(found.items())}
 
 
-def first_step_seconds(side: Side) -> dict[str, float]:
+def first_step_seconds(run_set: RunSet) -> dict[str, float]:
     """Return the mean ``first_step_s`` from run_start to the first training step, where Encore's metrics have it."""
     found = []
-    for run in side.logs:
+    for run in run_set.logs:
         stream = run.path.parent / f"experiment_{run.path.stem.rpartition('_')[2]}" / "metrics.jsonl"
         if run.start_s is None or not stream.is_file():
             continue
@@ -317,18 +317,18 @@ def first_step_seconds(side: Side) -> dict[str, float]:
 # --- sets of which a digest is kept -----------------------------------------------------------------------------------
 
 
-def submission(cell: PublishedResult, logs: Path | None = None) -> Side:
+def submission(cell: PublishedResult, logs: Path | None = None) -> RunSet:
     """Return the published cell as a side: from its logs below ``logs``, else from its digest."""
-    side = _from_logs(cell, logs) if logs is not None else None
-    return side or _as_published(side_of_digest(json.loads(_digest_of(cell))), cell)
+    run_set = _from_logs(cell, logs) if logs is not None else None
+    return run_set or _as_published(parse_digest(json.loads(_digest_of(cell))), cell)
 
 
-def digests(round_: str) -> Iterator[Side]:
+def digests(round_: str) -> Iterator[RunSet]:
     for line in lines_of(round_)[1:]:
-        yield side_of_digest(json.loads(line))
+        yield parse_digest(json.loads(line))
 
 
-def side_of_digest(entry: dict[str, Any]) -> Side:
+def parse_digest(entry: dict[str, Any]) -> RunSet:
     round_, submitter, system = entry["name"].split("/", 2)
     counted = _counted(entry, rule_for(round_, entry["benchmark"], entry["global_batch"]))
     converged = [reason is None for reason in entry["reasons"]]
@@ -336,7 +336,7 @@ def side_of_digest(entry: dict[str, Any]) -> Side:
     runs = zip(entry["minutes"], entry["lengths"], converged, strict=True)
     trained = [Trained(*run, number in counted) for number, run in enumerate(runs) if run[1]]
     lengths, per_length = samples_of(trained, entry["trimmed"])
-    return Side(
+    return RunSet(
         label=entry["name"],
         round=round_,
         benchmark=entry["benchmark"],
@@ -378,23 +378,23 @@ def _counted(entry: dict[str, Any], rule: Rule | None) -> list[int]:
 
 
 # Cell's logs, where the folder holds a set of as many runs as were submitted.
-def _from_logs(cell: PublishedResult, logs: Path) -> Side | None:
+def _from_logs(cell: PublishedResult, logs: Path) -> RunSet | None:
     folders = sorted(folder for folder in logs.rglob(cell.system) if folder.is_dir())
     for below in (below for folder in folders for below, _ in find_sets(folder)):
         if [each.name for each in cells_at(below, cell.round, cell.benchmark)[:1]] == [cell.name]:
             for score in score_folder(below, cell.round):
                 if score.benchmark == cell.benchmark and len(score.runs) == cell.runs:
-                    return _as_published(side_of(score), cell)
+                    return _as_published(build_run_set(score), cell)
     return None
 
 
 # Set with the score that was published of it, where there is one.
-def _as_published(side: Side, cell: PublishedResult) -> Side:
+def _as_published(run_set: RunSet, cell: PublishedResult) -> RunSet:
     if cell.score_minutes is not None:
-        score = side.score and replace(side.score, estimate=cell.score_minutes)
-        side = replace(side, score=score, score_is_official=True)
+        score = run_set.score and replace(run_set.score, estimate=cell.score_minutes)
+        run_set = replace(run_set, score=score, score_is_official=True)
     factor = cell.scaling_factor or 1.0
-    return replace(side, label=cell.name, hardware=cell.hardware, published=cell, scaling_factor=factor)
+    return replace(run_set, label=cell.name, hardware=cell.hardware, published=cell, scaling_factor=factor)
 
 
 # Line of the cell in the digests of its round, found without reading the others as JSON.
@@ -407,47 +407,47 @@ def _digest_of(cell: PublishedResult) -> str:
 # --- raw and official scores --------------------------------------------------------------------------------
 
 
-def with_official_scores(ours: Side, theirs: Side | None) -> tuple[Side, Side | None]:
+def with_official_scores(current: RunSet, baseline: RunSet | None) -> tuple[RunSet, RunSet | None]:
     """Return both with their official scores where both factors are known, else as they are, with raw scores."""
-    mine, other = scaling_factors(ours, theirs) if theirs is not None else (None, None)
-    if theirs is None or mine is None or other is None:
-        return ours, theirs
-    return _official(ours, mine), _official(theirs, other)
+    mine, other = scaling_factors(current, baseline) if baseline is not None else (None, None)
+    if baseline is None or mine is None or other is None:
+        return current, baseline
+    return _official(current, mine), _official(baseline, other)
 
 
-def scaling_factors(ours: Side, theirs: Side) -> list[float | None]:
+def scaling_factors(current: RunSet, baseline: RunSet) -> list[float | None]:
     """Return by what the raw scores are multiplied to the official ones.
 
     It is 1 in rounds that had no factor, and in sets of later ones without a scaling.json; None where it is not known.
     """
     return [
-        1.0 if side.scaling_factor is None and is_before(side.round, SCALED_SINCE) else side.scaling_factor
-        for side in (ours, theirs)
+        1.0 if run_set.scaling_factor is None and is_before(run_set.round, SCALED_SINCE) else run_set.scaling_factor
+        for run_set in (current, baseline)
     ]
 
 
-def _official(side: Side, factor: float) -> Side:
-    score = side.score
-    if score is not None and side.score_is_official:
+def _official(run_set: RunSet, factor: float) -> RunSet:
+    score = run_set.score
+    if score is not None and run_set.score_is_official:
         spread = None if score.spread is None else score.spread * factor
         score = replace(score, estimate=score.estimate * factor, spread=spread)
-    return replace(side, score=score, scaling_factor=factor, score_kind="official")
+    return replace(run_set, score=score, scaling_factor=factor, score_kind="official")
 
 
-def scores_compared(ours: Side, theirs: Side) -> Iterator[str]:
+def scores_compared(current: RunSet, baseline: RunSet) -> Iterator[str]:
     """Say which scores are compared, where the two kinds differ."""
-    factors = [side.scaling_factor or 1.0 for side in (ours, theirs)]
+    factors = [run_set.scaling_factor or 1.0 for run_set in (current, baseline)]
     if factors == [1.0, 1.0]:
         return
-    if ours.score_kind == "official":
+    if current.score_kind == "official":
         mine, published = (f"x {factor:.4f}" for factor in factors)
         yield f"official score against official score: raw scores {mine} (yours) and {published}, reference convergence"
         return
-    named = {"yours": ours, theirs.label: theirs}
-    lacking = " and ".join(name for name, side in named.items() if side.scaling_factor is None)
+    named = {"yours": current, baseline.label: baseline}
+    lacking = " and ".join(name for name, run_set in named.items() if run_set.scaling_factor is None)
     known = [
-        f"; {name}: {official_score_text(side.score.estimate * side.scaling_factor, side.scaling_factor)}"
-        for name, side in named.items()
-        if side.scaling_factor is not None and side.score is not None
+        f"; {name}: {official_score_text(run_set.score.estimate * run_set.scaling_factor, run_set.scaling_factor)}"
+        for name, run_set in named.items()
+        if run_set.scaling_factor is not None and run_set.score is not None
     ]
     yield f"raw score against raw score, as {lacking} has no scaling.json{''.join(known)}"

@@ -16,7 +16,7 @@ _MINUTES_FROM_S = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Oddity:
+class Anomaly:
     """One place where a rule found something; without a file it is about the whole set."""
 
     found: str
@@ -24,7 +24,7 @@ class Oddity:
     line: int | None = None
 
 
-Check = Callable[[Score], Iterator[Oddity]]
+Check = Callable[[Score], Iterator[Anomaly]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +34,14 @@ class Rule:
     severity: Severity  # The most that a finding is; the rate on public sets may lower it
     expected: str
     hint: str
-    check: Check | None = None  # None: it needs other sets, and is in ``judge.audit_scores``
+    check: Check | None = None  # None: it needs other sets, and is in ``audit.audit_scores``
     in_digests: bool = False  # Whether the check looks into the digests of the public sets, which take a second to read
 
 
-def per_log(check: Callable[[RunLog], Iterator[Oddity]]) -> Check:
+def per_log(check: Callable[[RunLog], Iterator[Anomaly]]) -> Check:
     """Return a check of a set that looks at each log by itself."""
 
-    def each(score: Score) -> Iterator[Oddity]:
+    def each(score: Score) -> Iterator[Anomaly]:
         for run in score.runs:
             yield from check(run)
 

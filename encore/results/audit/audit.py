@@ -1,6 +1,6 @@
 """Audit scored sets of runs.
 
-from encore.results.audit.judge import audit_path
+from encore.results.audit.audit import audit_path
 for audit in audit_path("results/20260101T120000Z-resnet-mxnet-dgxa100"):
     for finding in audit.findings:
         print(finding.severity, finding.rule, finding.place, finding.found)
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing_extensions import TypedDict
 
 from encore.results.audit import declarations, logs, published_runs, sets
-from encore.results.audit.oddities import Oddity, Rule, per_log
+from encore.results.audit.anomalies import Anomaly, Rule, per_log
 from encore.results.audit.sets import copies
 from encore.results.findings import Finding, FindingJson, Severity, no_error, rate_of, severity_at
 from encore.results.scores.score import Score, score_folder
@@ -501,7 +501,7 @@ def audit_score(score: Score, *, in_digests: bool = False) -> tuple[Finding, ...
     return tuple(sorted(found, key=lambda finding: _ORDER.index(finding.severity)))
 
 
-def _finding(rule: Rule, oddity: Oddity) -> Finding:
+def _finding(rule: Rule, oddity: Anomaly) -> Finding:
     rate = rate_of("audit", rule.name)
     return Finding(
         line=oddity.line,
@@ -522,5 +522,5 @@ def _copied(scores: Sequence[Score], others: Sequence[Score]) -> Iterator[tuple[
     apart = [score for score in others if score.folder.resolve() not in mine]
     for copy, original, how in copies(run for score in (*apart, *scores) for run in score.runs):
         if copy.path.parent != original.path.parent:
-            oddity = Oddity(f"the events of {original.path}{f', {how}' if how else ''}", copy.path)
+            oddity = Anomaly(f"the events of {original.path}{f', {how}' if how else ''}", copy.path)
             yield copy.path.parent, _finding(_ALTERED_COPY if how else _COPY, oddity)
