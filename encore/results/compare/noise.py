@@ -295,7 +295,7 @@ def aligned(runs: Sequence[Series]) -> tuple[tuple[int, ...], Rows]:
     rows = np.zeros((len(runs), len(common)))
     for row, run in zip(rows, runs if common else (), strict=False):
         at = [each for each in run.at if each <= common[-1]]
-        starts = np.searchsorted(at, [0, *common[:-1]], run_set="right")
+        starts = np.searchsorted(at, [0, *common[:-1]], side="right")
         widths = np.diff(at, prepend=0).astype(float)
         row[:] = np.add.reduceat(widths * run.values[: len(at)], starts) / np.add.reduceat(widths, starts)
     return tuple(common), rows
