@@ -20,7 +20,7 @@ from encore.results.compare.run_set import load_run_sets
 from encore.results.format import count_of
 from encore.results.report.measurements import all_tables
 from encore.results.report.report import build_report, measurements, write, write_files
-from encore.results.report.shown import DETECTIONS, KEY, Detected, Shape, drawing, images_of
+from encore.results.report.samples_view import DETECTIONS, KEY, Detected, Shape, drawing, images_of
 from encore.results.scores.score import existing
 from encore.results.table import Table
 

@@ -25,7 +25,7 @@ from encore.results.compare.run_set import load_run_set
 from encore.results.report.figures import STYLE, quality_curves
 from encore.results.report.measurements import Curve, Measurement
 from encore.results.report.report import Report, build_report, render, section, tone, write_files
-from encore.results.report.shown import (
+from encore.results.report.samples_view import (
     DETECTIONS,
     LONGEST,
     TEXTS,

@@ -20,7 +20,7 @@ from typing import Any
 
 from encore.lab.scaling.curves import Option
 from encore.results.report.figures import WIDTH, Figure
-from encore.results.report.panel import SERIES, Panel
+from encore.results.report.svg_plot import SERIES, Panel
 from encore.results.table import Table
 
 STATES = 400_000  # states of single GPUs that the search looks at before it stops and reports that it did

@@ -27,8 +27,8 @@ from encore.lab.studies.results import (
 )
 from encore.results.format import percent
 from encore.results.report.figures import Figure, bars, over_gpus
-from encore.results.report.panel import SERIES
 from encore.results.report.report import Chapter, Report
+from encore.results.report.svg_plot import SERIES
 from encore.results.statistics import LEVEL
 from encore.results.table import Cell, Table, grouped, shown, whole
 

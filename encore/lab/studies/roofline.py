@@ -21,7 +21,7 @@ from typing import Any
 
 from encore.errors import EncoreError
 from encore.results.report.figures import WIDTH, Figure
-from encore.results.report.panel import Panel, Scale
+from encore.results.report.svg_plot import Panel, Scale
 from encore.results.table import Cell, Table
 
 PEAKS = "peaks.json"

@@ -32,7 +32,7 @@ from encore.machine import links
 from encore.machine.links import Server
 from encore.machine.node import Node
 from encore.results.report.figures import Figure, over_gpus
-from encore.results.report.panel import escaped
+from encore.results.report.svg_plot import escaped
 from encore.results.table import Cell, Table, grouped
 
 FILE = "machine.json"

@@ -25,7 +25,7 @@ from encore.results.report.measurements import (
     relative_to,
     scaling_efficiency,
 )
-from encore.results.report.panel import CROSS, DOT, SQUARE, Panel, Point, Range, Scale, Span, padded
+from encore.results.report.svg_plot import CROSS, DOT, SQUARE, Panel, Point, Range, Scale, Span, padded
 from encore.results.statistics import LEVEL, interval
 from encore.results.table import Table
 

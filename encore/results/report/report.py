@@ -41,7 +41,7 @@ from encore.results.report.figures import (
     steps_map,
 )
 from encore.results.report.measurements import Measurement, all_tables, measurement_of, of_published, of_study, title_of
-from encore.results.report.shown import (
+from encore.results.report.samples_view import (
     KEY,
     Detected,
     Game,

@@ -14,7 +14,7 @@ from typing import Annotated, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from encore.results.report.figures import Plot
-from encore.results.report.panel import Panel, padded
+from encore.results.report.svg_plot import Panel, padded
 from encore.results.table import Cell, Table
 
 Line = TypeVar("Line", bound=BaseModel)

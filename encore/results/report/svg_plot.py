@@ -1,6 +1,6 @@
 """One plot as a small SVG: axes, lines, markers and bars in the classes of figure.css.
 
-from encore.results.report.panel import Panel
+from encore.results.report.svg_plot import Panel
 panel = Panel(400, 260)
 panel.axes((0, 40), (0.3, 0.8), "minutes", "quality")
 panel.line([(4, 0.35), (38, 0.76)], 1)
