@@ -64,4 +64,4 @@ def _part(windows: Windows) -> sample_checks.Part:
 
 def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
     data = open_data(directory)
-    return sample_checks.View({"train": _part(data.train), "test": _part(data.test)}, own=lambda: _own(data))
+    return sample_checks.View({"train": _part(data.train), "test": _part(data.test)}, extra_checks=lambda: _own(data))

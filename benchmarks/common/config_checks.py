@@ -30,9 +30,9 @@ def fraction(config: Any, *names: str) -> None:
 
 def precision_on_cpu(config: Any, *possible: str) -> None:
     """Refuse a ``precision`` that the framework does not have on a CPU."""
-    wanted = " or ".join(f"precision={name}" for name in possible)
-    found = f"device=cpu cannot run precision={config.precision}: set {wanted}"
-    refuse((found, config.device == "cpu" and config.precision not in possible))
+    supported = " or ".join(f"precision={name}" for name in possible)
+    problem = f"device=cpu cannot run precision={config.precision}: set {supported}"
+    refuse((problem, config.device == "cpu" and config.precision not in possible))
 
 
 def too_few(manifest: Manifest, unit: str, step: int) -> List[Misfit]:

@@ -15,11 +15,11 @@ def evenly(count: int) -> slice:
     return slice(None, None, max(1, count // _ENOUGH))
 
 
-def product(rows: float, before: float, after: float) -> float:
+def product(rows: float, inputs: float, outputs: float) -> float:
     """FLOPs of a product of (rows, before) and (before, after)."""
-    return 2.0 * rows * before * after
+    return 2.0 * rows * inputs * outputs
 
 
-def convolution(height: int, width: int, kernel: int, before: int, after: int) -> float:
-    """FLOPs of a convolution with ``height`` x ``width`` outputs in each of ``after`` channels."""
-    return product(height * width, kernel * kernel * before, after)
+def convolution(height: int, width: int, kernel: int, in_channels: int, out_channels: int) -> float:
+    """FLOPs of a convolution with ``height`` x ``width`` outputs in each of ``out_channels`` channels."""
+    return product(height * width, kernel * kernel * in_channels, out_channels)

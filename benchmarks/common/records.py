@@ -9,7 +9,11 @@ from typing import Any, Dict, List, Literal, Optional, Union
 
 def plain(record: Any) -> Dict[str, Any]:
     """Return the fields of a record as they are written, in their order."""
-    needed = {each.name for each in fields(record) if each.default is MISSING and each.default_factory is MISSING}
+    needed = {
+        record_field.name
+        for record_field in fields(record)
+        if record_field.default is MISSING and record_field.default_factory is MISSING
+    }
     return {name: value for name, value in vars(record).items() if value or name in needed}
 
 

@@ -47,4 +47,4 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
         for name, part in parts.items():
             yield from _own(name, part, len(data.categories))
 
-    return sample_checks.View({name: _part(directory, name, part) for name, part in parts.items()}, own=own)
+    return sample_checks.View({name: _part(directory, name, part) for name, part in parts.items()}, extra_checks=own)

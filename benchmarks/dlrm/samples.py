@@ -63,4 +63,4 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
                     yield f"{text}: they may be those of other rows", f"at least {LEAST_RELATION}"
 
     shown = {name: sample_checks.Part(rows.count, rows.keys, labels=rows.labels) for name, rows in parts.items()}
-    return sample_checks.View(shown, classes=2, is_shuffled=True, own=own)
+    return sample_checks.View(shown, classes=2, is_shuffled=True, extra_checks=own)

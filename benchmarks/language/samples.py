@@ -85,5 +85,5 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
         )
 
     return sample_checks.View(
-        {name: part(samples) for name, samples in parts.items()}, classes=2, is_shuffled=True, own=own
+        {name: part(samples) for name, samples in parts.items()}, classes=2, is_shuffled=True, extra_checks=own
     )

@@ -31,4 +31,4 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
                 counted, f"samples of {name} in which no token counts", "a summary in each", 1.0
             )
 
-    return sample_checks.View({name: _part(samples) for name, samples in parts.items()}, own=own)
+    return sample_checks.View({name: _part(samples) for name, samples in parts.items()}, extra_checks=own)

@@ -48,4 +48,4 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
             yield from sample_checks.agreement(same, what, "tokens by the tokenizer of the data set", LEAST_SAME)
 
     shown = {name: sample_checks.Part(len(each.lengths), _keys(each)) for name, each in parts.items()}
-    return sample_checks.View(shown, own=own)
+    return sample_checks.View(shown, extra_checks=own)

@@ -47,4 +47,4 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
         expected = "games by the rules: moves may be another one's, or shuffled"
         yield from sample_checks.agreement(right, "games have moves that are illegal", expected, 1.0)
 
-    return sample_checks.View(parts, classes=2, is_shuffled=True, own=own)
+    return sample_checks.View(parts, classes=2, is_shuffled=True, extra_checks=own)

@@ -42,4 +42,4 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
         "train": sample_checks.Part(len(users), keys(lambda chosen: users[chosen], items)),
         "test": sample_checks.Part(len(held), keys(lambda chosen: chosen, held)),
     }
-    return sample_checks.View(parts, own=own)
+    return sample_checks.View(parts, extra_checks=own)

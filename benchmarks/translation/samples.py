@@ -72,5 +72,5 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
 
     parts = {"train": data.train, "test": data.test}
     return sample_checks.View(
-        {name: sample_checks.Part(len(pairs), _keys(pairs)) for name, pairs in parts.items()}, own=own
+        {name: sample_checks.Part(len(pairs), _keys(pairs)) for name, pairs in parts.items()}, extra_checks=own
     )

@@ -83,7 +83,9 @@ def checks() -> dict[str, list[str]]:
     for choice in catalogue.choices().values():
         system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
         small[choice.implementation.module] = configuration.resolve(choice, system, 1, 1, []).plain()
-    program = "from benchmarks.common.checks.selftest import listed; print(json.dumps(listed(json.load(sys.stdin))))"
+    program = (
+        "from benchmarks.common.checks.selftest import check_names as f; print(json.dumps(f(json.load(sys.stdin))))"
+    )
     command = [sys.executable, "-c", f"import json, sys; {program}"]
     listed = json.loads(subprocess.check_output(command, input=json.dumps(small), text=True, cwd=paths.ROOT))
     return {name: listed[choice.implementation.module] for name, choice in catalogue.choices().items()}

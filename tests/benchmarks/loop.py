@@ -53,7 +53,7 @@ FRAMEWORK = SimpleNamespace(
     synchronize=lambda: None,
     total=list,
     save=checkpoints.save_arrays,
-    copied=lambda content, before: dict(content),
+    snapshot=lambda content, before: dict(content),
     write=checkpoints.save_arrays,
     load=checkpoints.load_arrays,
     LaggedSums=Sums,
@@ -150,7 +150,7 @@ class Training:
         with run.timed(self.timeline, lambda: 5e6):
             run.register_state(lambda: self.states()[0], lambda: self.states()[1])
             if self.evaluator:
-                run.use(self.evaluator)
+                run.set_evaluator(self.evaluator)
             for _ in run.blocks():
                 for step in run.steps():
                     assert step == self.weight
@@ -162,7 +162,7 @@ class Training:
                         if on_batch:
                             on_batch(batch)
                     if self.evaluator:
-                        run.evaluated_later(self.weight)
+                        run.submit_evaluation(self.weight)
                     elif run.interrupted:
                         run.evaluated(None)
                     else:

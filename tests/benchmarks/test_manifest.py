@@ -122,7 +122,7 @@ def test_counts_of_imagenet(tmp_path: Path) -> None:
     assert not [problem for problem in verify(tmp_path) if "in val" in problem]
 
 
-SETS = published.known()
+SETS = published.load()
 QUESTION = {"id": "1", "question": "where ?", "answers": [{"text": "here", "answer_start": 0}]}
 XQUAD = {"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": "here", "qas": [QUESTION]}]}]}
 

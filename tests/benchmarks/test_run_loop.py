@@ -125,7 +125,7 @@ def test_skipped_updates_are_not_counted(tmp_path: Path) -> None:
         run.log({"global_batch_size": 4})
     timeline = replace(every_two_steps(1), evaluates_after=lambda step: step in (3, 6), steps_per_epoch=6)
     with run.timed(timeline):
-        run.leave_out(skipped)
+        run.on_skipped_steps(skipped)
         for _ in run.blocks():
             for _ in run.steps():
                 batches += 1
@@ -236,7 +236,7 @@ def test_evidence_of_every_configuration(recorded: Callable[[str, object], None]
         default = importlib.import_module(f"{choice.implementation.module}.config").Config()
         for config in (default, replace(default, precision="fp32")):
             tf32 = {"tf32": config.precision != "fp32"} if choice.implementation.framework != "mxnet" else {}
-            derived = evidence.of(config, tf32)
+            derived = evidence.log_keys(config, tf32)
             parts = [str(derived[f"lowest_numerical_precision_in_{part}"]) for part in ("linear", "attn", "comm")]
             table[f"{name}, {config.precision}"] = [*parts, derived["micro_batch_size"]]
             experts = 8 if name == "gpt-oss-20b" else 1
@@ -245,7 +245,7 @@ def test_evidence_of_every_configuration(recorded: Callable[[str, object], None]
     bert = importlib.import_module("benchmarks.bert.pytorch.config").Config(
         fp8="scaled_mm", precision="bf16", batch_size=32, accumulation=4
     )
-    assert list(evidence.of(bert, {}).values()) == ["fp8", "bfloat16", "fp32", 1, 1, 1, 1, 8, "config.json"]
+    assert list(evidence.log_keys(bert, {}).values()) == ["fp8", "bfloat16", "fp32", 1, 1, 1, 1, 8, "config.json"]
     assert evidence.gemm_precision(bert) == "fp8"
 
 
@@ -254,7 +254,7 @@ def test_start_up_times_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         clock = {"now": 100.0}
         patch.setattr(startup, "_age", lambda: clock["now"])
         patch.setattr(startup.time, "perf_counter", lambda: clock["now"])
-        startup.begin()
+        startup.reset()
         with startup.part("ranks"):
             clock["now"] += 3
         clock["now"] += 0.5
@@ -266,7 +266,7 @@ def test_start_up_times_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
                     clock["now"] += 1
                     raise ValueError("no kernel")
             clock["now"] += 4
-        assert startup.taken() == {
+        assert startup.seconds_by_part() == {
             "imports": 100.0, "ranks": 3.0, "network": 6.0, "kernels": 1.0, "compile": 7.0, "rest": 0.5,
         }  # fmt: skip
     assert sum(startup.BUDGET.values()) == 60
@@ -342,7 +342,7 @@ def test_training_continues_while_a_checkpoint_is_written(tmp_path: Path, monkey
         assert may_write.wait(60)
         checkpoints.save_arrays(path, content)
 
-    def copied(content: Mapping[str, Any], buffer: Any) -> Mapping[str, Any]:
+    def snapshot(content: Mapping[str, Any], buffer: Any) -> Mapping[str, Any]:
         published_before.append(names("step_*"))
         return dict(content)
 
@@ -356,7 +356,7 @@ def test_training_continues_while_a_checkpoint_is_written(tmp_path: Path, monkey
             may_write.set()
 
     monkeypatch.setattr(FRAMEWORK, "write", write)
-    monkeypatch.setattr(FRAMEWORK, "copied", copied)
+    monkeypatch.setattr(FRAMEWORK, "snapshot", snapshot)
     monkeypatch.setattr(checkpoints, "publish", recording_publish)
     timeline = replace(every_two_steps(2), checkpoints_after=lambda step: step % 2 == 0)
     training = Training(tmp_path, timeline, {"auc": 0.5}, async_checkpoints=True, log_interval=5)
@@ -375,13 +375,13 @@ def test_training_continues_while_a_checkpoint_is_written(tmp_path: Path, monkey
 )
 def test_checkpoint_needs_the_files_of_all_ranks(tmp_path: Path, file: str, error: str) -> None:
     saved = checkpoints.Checkpoints(tmp_path, (), FRAMEWORK, Ranks(0, 2, 0, 2, None))
-    saved.begin(1, {}, dict, dict)
-    assert saved.ended(waits=False) is None, "another rank still writes"
+    saved.save_async(1, {}, dict, dict)
+    assert saved.poll_save(waits=False) is None, "another rank still writes"
     (tmp_path / "writing_00000001" / file).touch()
     with pytest.raises(RuntimeError, match=error) if error else nullcontext():
-        assert saved.ended(waits=True) is not None
+        assert saved.poll_save(waits=True) is not None
     assert (tmp_path / "step_00000001").exists() == (not error)
-    assert saved.ended(waits=True) is None
+    assert saved.poll_save(waits=True) is None
 
 
 def test_full_disk_ends_the_run_and_is_visible_to_the_other_ranks(

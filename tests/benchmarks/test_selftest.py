@@ -15,7 +15,7 @@ import pytest
 from benchmarks.bert_squad import arrays as squad_arrays
 from benchmarks.bert_squad import noise as squad_noise
 from benchmarks.common.checks import selftest, trainings
-from benchmarks.common.checks.agreement import Losses, Result, Tolerance, compared, read_losses
+from benchmarks.common.checks.agreement import Losses, Result, Tolerance, compare_losses, read_losses
 from benchmarks.common.checks.selftest import Bench
 from benchmarks.common.checks.trainings import Failed, Skipped
 from benchmarks.common.data import manifest
@@ -67,7 +67,7 @@ SHORTER = losses_of(FIRST[:4], LAST[:4])
 def test_losses_are_compared_within_a_tolerance(
     losses: Losses, reference: Losses, tolerance: tuple[float, float], fewer_steps: int, result: str
 ) -> None:
-    comparison = compared(losses, reference, Tolerance(*tolerance), fewer_steps=fewer_steps)
+    comparison = compare_losses(losses, reference, Tolerance(*tolerance), fewer_steps=fewer_steps)
     assert result in (comparison.result, comparison.found) or (comparison.result == "OK" and result in comparison.found)
 
 

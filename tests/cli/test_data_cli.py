@@ -488,7 +488,7 @@ def test_sources_of_all_benchmarks() -> None:
         files[name] = {file.file or file.place[1].rpartition("/")[2]: file for file in benchmark.download.files}
     for name, corpus in (("gnmt", "wmt16"), ("transformer", "wmt17")):
         assert all(set(files[name]) & set(part.archives) for part in (*wmt.CORPORA[corpus], wmt.DEV))
-    checksums = published.known()["squad-v1.1"]["checksums"]
+    checksums = published.load()["squad-v1.1"]["checksums"]
     assert [files["bert-squad"][f"{part}-v1.1.json"].sha256 for part in ("train", "dev")] == list(checksums.values())
 
 

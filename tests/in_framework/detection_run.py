@@ -64,13 +64,13 @@ def main() -> int:
     with run.timed(by_epochs(config, STEPS, lambda epoch: True, evaluates_concurrently=concurrently)):
         run.log(samples(len(data.train), len(data.val)))
         run.register_state(dict)
-        run.use(Evaluator(data, QUALITIES, run.output, options.get("workers", 1)))
+        run.set_evaluator(Evaluator(data, QUALITIES, run.output, options.get("workers", 1)))
         for _ in run.blocks():
             for _ in run.steps():
                 time.sleep(options["seconds"])
                 run.report(torch.zeros(()), 0.1)
             if run.evaluates():
-                run.evaluated_later(detect(data, run, options["spreads"][run.epoch]))
+                run.submit_evaluation(detect(data, run, options["spreads"][run.epoch]))
     return run.finish()
 
 

@@ -529,4 +529,4 @@ def test_profile_bomb_is_rejected(tmp_path: Path) -> None:
 
 def test_runs_derive_the_keys_that_the_audit_reads() -> None:
     config = SimpleNamespace(precision="bf16", device="gpu", batch_size=8)
-    assert [*evidence.of(config, {})] == [*declarations.KEYS, "config_filename"]
+    assert [*evidence.log_keys(config, {})] == [*declarations.KEYS, "config_filename"]

@@ -57,7 +57,7 @@ def lamb_loops(training: Training) -> Dict[str, bench.Loop]:
     named = list(training.network.named_parameters())
     groups = lamb.parameter_groups(named, lambda name: model.decay_of(name, training.config), model.parts_of)
     candidates = lamb.lamb_candidates(groups, lamb.Options((0.9, 0.999), 1e-6), None)
-    size = max(-(-(piece.begin + piece.size) // ALIGNMENT) for piece in groups) * ALIGNMENT
+    size = max(-(-(piece.start + piece.size) // ALIGNMENT) for piece in groups) * ALIGNMENT
     loops = {}
     for title, name in LAMBS.items():
         flat = nn.Parameter(torch.full((size,), 0.1, device=training.ranks.context))

@@ -25,7 +25,7 @@ from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch import capabilities, lamb, low_precision
 from benchmarks.common.torch.flat_optimizer import FlatOptimizer, Rate, Rates, ScaleRule
-from benchmarks.common.torch.generators import drawn_from, seed_dropout, without_trace
+from benchmarks.common.torch.generators import dry_run, fixed_seed, seed_dropout
 from benchmarks.language.arrays import DataSet, Samples, open_data
 from benchmarks.language.flops import of_sample
 from benchmarks.language.pytorch import attention, checkpoint, fp8
@@ -54,7 +54,7 @@ class Training:
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
         dtype, size = pytorch.DTYPES[config.precision], config.width // config.heads
         chosen = attention.choose(config.attention, ranks.context, dtype, size, ranks.rank)
-        with drawn_from(config.seed):
+        with fixed_seed(config.seed):
             network = Network(shape_of(config, vocabulary), chosen, config.compile)
         if weights is not None:
             checkpoint.fill(checkpoint.places_of(network.state_dict()), checkpoint.read(weights), weights)
@@ -190,7 +190,7 @@ def evaluate(training: Training, samples: Samples, run: Run) -> Optional[Dict[st
 def warm_up(training: Training) -> None:
     # Connect the ranks, compile and capture at rate 0; weights, optimizer and generators are as before.
     config = training.config
-    with without_trace(training.optimizer, training.ranks):
+    with dry_run(training.optimizer, training.ranks):
         if config.compile and (config.cuda_graph or config.warm_up_steps):
             example = synthetic_batch(config, training.vocabulary, training.ranks)[0]
             capabilities.compile_in_turns(lambda: training.micro_step(example, False), training.ranks)
@@ -229,7 +229,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         run.register_state(training.state_dict, training.rank_state_dict)
         # As submitted: neither the rate nor the samples trained on advance with a step that is skipped.
         rates = Rates(optimizer, partial(events.learning_rate, config), timeline.steps)
-        run.leave_out(optimizer.skipped_since)
+        run.on_skipped_steps(optimizer.skipped_since)
         interruptible = run.interruptible if config.accumulation >= MANY_PARTS else iter
         with closing(batches):
             for _ in run.blocks():

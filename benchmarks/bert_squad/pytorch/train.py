@@ -37,7 +37,7 @@ from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch import optimizers
 from benchmarks.common.torch.flat_optimizer import ALIGNMENT, FlatOptimizer, ScaleRule
-from benchmarks.common.torch.generators import drawn_from, seed_dropout, without_trace
+from benchmarks.common.torch.generators import dry_run, fixed_seed, seed_dropout
 from benchmarks.language.flops import of_window
 from benchmarks.language.pytorch import attention
 from benchmarks.language.pytorch.checkpoint import load_weights
@@ -60,7 +60,7 @@ class Training:
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
         dtype = pytorch.DTYPES[config.precision]
         chosen = attention.choose(config.attention, ranks.context, dtype, config.width // config.heads, ranks.rank)
-        with drawn_from(config.seed):
+        with fixed_seed(config.seed):
             self.network = Network(config, vocabulary, chosen)
         if weights is not None:
             load_weights(self.network.encoder, weights)
@@ -144,7 +144,7 @@ def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Dict[str, 
 def warm_up(training: Training) -> None:
     # Connect the ranks, compile and capture at rate 0; weights, optimizer and generators are as before.
     config, vocabulary, ranks = training.config, training.vocabulary, training.ranks
-    with without_trace(training.optimizer, ranks):
+    with dry_run(training.optimizer, ranks):
         if config.cuda_graph:
             training.forward_and_backward = captured(
                 training.forward_and_backward,

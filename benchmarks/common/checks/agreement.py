@@ -25,31 +25,31 @@ class Result:
     lines: Tuple[str, ...] = ()
 
 
-def compared(mine: Losses, other: Losses, tolerance: Tolerance, fewer_steps: int = 0) -> Result:
+def compare_losses(actual: Losses, expected: Losses, tolerance: Tolerance, fewer_steps: int = 0) -> Result:
     """Compare the losses of the first steps, unless they are reported together, and the mean of each epoch."""
-    steps = [[sum(count for count, _ in epoch) for epoch in losses] for losses in (mine, other)]
-    if len(mine) != len(other) or any(not 0 <= b - a <= fewer_steps for a, b in zip(*steps)):
+    steps = [[sum(count for count, _ in epoch) for epoch in losses] for losses in (actual, expected)]
+    if len(actual) != len(expected) or any(not 0 <= b - a <= fewer_steps for a, b in zip(*steps)):
         return Result("FAIL", f"steps per epoch {steps[0]} against {steps[1]}")
-    means = [(_mean(a), _mean(b)) for a, b in zip(mine, other)]
+    means = [(_mean(a), _mean(b)) for a, b in zip(actual, expected)]
     epoch = max(abs(a - b) / abs(b) for a, b in means)
-    found = (
+    summary = (
         f"loss {means[-1][0]:.4f} for {means[-1][1]:.4f}; epochs differ by {epoch:.2%} (limit {tolerance.epoch:.1%})"
     )
-    first = [(a, b) for (n, a), (m, b) in zip(mine[0][:FIRST_STEPS], other[0]) if n == m == 1]
+    first = [(a, b) for (n, a), (m, b) in zip(actual[0][:FIRST_STEPS], expected[0]) if n == m == 1]
     if not first:
-        return Result("OK" if epoch <= tolerance.epoch else "FAIL", f"{found}, one loss for all steps of an epoch")
+        return Result("OK" if epoch <= tolerance.epoch else "FAIL", f"{summary}, one loss for all steps of an epoch")
     step = max(abs(a - b) / abs(b) for a, b in first)
-    found += f", first steps by {step:.2%} ({tolerance.step:.1%})"
-    return Result("OK" if step <= tolerance.step and epoch <= tolerance.epoch else "FAIL", found)
+    summary += f", first steps by {step:.2%} ({tolerance.step:.1%})"
+    return Result("OK" if step <= tolerance.step and epoch <= tolerance.epoch else "FAIL", summary)
 
 
 def _mean(epoch: Sequence[Tuple[int, float]]) -> float:
     return sum(count * loss for count, loss in epoch) / sum(count for count, _ in epoch)
 
 
-def as_far_as(end: Losses, losses: Losses) -> Losses:
+def truncate_losses(end: Losses, losses: Losses) -> Losses:
     """Return the part of ``losses`` that a shorter training has too."""
-    return [mine[: len(its)] for mine, its in zip(losses, end)]
+    return [epoch[: len(prefix)] for epoch, prefix in zip(losses, end)]
 
 
 def read_losses(folder: Path) -> Losses:

@@ -126,8 +126,8 @@ def measure(
             "ratio": statistics.median(ratios) if ratios else None,
         }
         if name in subject.flops:
-            each = subject.flops[name] / subject.samples.get(name, subject.samples_per_step)
-            measured[name].update(flops_per_sample=each, flops_per_second=each * measured[name]["median"])
+            flops = subject.flops[name] / subject.samples.get(name, subject.samples_per_step)
+            measured[name].update(flops_per_sample=flops, flops_per_second=flops * measured[name]["median"])
     if shares:
         return measured, statistics.median(shares)
     both = "real" in measured and "input" in measured
@@ -140,8 +140,8 @@ def _peak(framework: Any, config: Any, ranks: Ranks) -> Optional[float]:
         return None
     from benchmarks.common.checks import measured_peaks
 
-    known = config.precision in measured_peaks.PRECISIONS[ranks.context.type]
-    return measured_peaks.flops_per_second(ranks.context, config.precision) if known else None
+    is_measurable = config.precision in measured_peaks.PRECISIONS[ranks.context.type]
+    return measured_peaks.flops_per_second(ranks.context, config.precision) if is_measurable else None
 
 
 def main(
@@ -150,13 +150,14 @@ def main(
     framework: Any,
     prepare: Callable[[Any, Ranks, Path], Subject],
     epochs: bool = False,
-    alone: Callable[[Any], Any] = lambda config: config,
+    for_one_rank: Callable[[Any], Any] = lambda config: config,
 ) -> NoReturn:
     """Run the command line that every bench.py has; with ``epochs`` a step of the measurement is a whole epoch.
 
-    ``alone`` makes a configuration one that a single rank can compute: of what it changes, the speed is of a part.
+    ``for_one_rank`` makes a configuration that a single rank can compute; if it changes the configuration, the speed
+    is that of a part of the training.
     """
-    end_process(lambda: _main(description, config_class, framework, prepare, epochs, alone))
+    end_process(lambda: _main(description, config_class, framework, prepare, epochs, for_one_rank))
 
 
 def _main(
@@ -165,7 +166,7 @@ def _main(
     framework: Any,
     prepare: Callable[[Any, Ranks, Path], Subject],
     epochs: bool,
-    alone: Callable[[Any], Any],
+    for_one_rank: Callable[[Any], Any],
 ) -> int:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration (JSON)")
@@ -177,8 +178,8 @@ def _main(
         "--any-data", action="store_true", help="also data that could not be trained on: for speeds alone"
     )
     arguments = parser.parse_args()
-    whole = configuration.load(config_class, arguments.config)
-    config = alone(whole)
+    full_config = configuration.load(config_class, arguments.config)
+    config = for_one_rank(full_config)
     ranks = framework.start(config)
     try:
         if not arguments.any_data:
@@ -195,7 +196,7 @@ def _main(
         subject.close()
     result = {
         "title": subject.title,
-        "is_part": config != whole,
+        "is_part": config != full_config,
         "unit": subject.unit,
         "measured": measured,
         "input_share": share,

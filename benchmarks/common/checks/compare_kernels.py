@@ -20,8 +20,8 @@ from benchmarks.common.torch import kernels
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def compared(device: torch.device) -> List[Dict[str, Any]]:
-    found: List[Dict[str, Any]] = []
+def compare_all(device: torch.device) -> List[Dict[str, Any]]:
+    comparisons: List[Dict[str, Any]] = []
     for path in sorted(ROOT.glob("benchmarks/*/pytorch/operators.py")):
         module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
         for name, operator in module.OPERATORS.items():
@@ -29,11 +29,11 @@ def compared(device: torch.device) -> List[Dict[str, Any]]:
                 continue
             for dtype in kernels.TOLERANCES:
                 error = kernels.distance_of(operator, kernels.implementation(operator, "triton"), device, dtype)
-                most = kernels.tolerance(device, dtype)
+                tolerance = kernels.tolerance(device, dtype)
                 type_ = str(dtype).rpartition(".")[2]
                 operation = f"{path.parts[-3]} {name}"
-                found.append({"operator": operation, "type": type_, "error": error, "tolerance": most})
-    return found
+                comparisons.append({"operator": operation, "type": type_, "error": error, "tolerance": tolerance})
+    return comparisons
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -45,13 +45,13 @@ def main(argv: Optional[List[str]] = None) -> int:
     if reason:
         print(f"nothing to compare: {reason}", file=sys.stderr)
         return 1
-    found = compared(device)
+    comparisons = compare_all(device)
     lines = [
-        f"{each['operator']:<28}{each['type']:<10}{each['error']:.2e} of at most {each['tolerance']:.0e}"
-        for each in found
+        f"{row['operator']:<28}{row['type']:<10}{row['error']:.2e} of at most {row['tolerance']:.0e}"
+        for row in comparisons
     ]
-    print(json.dumps(found) if as_json else "\n".join(lines))
-    return int(any(each["error"] > each["tolerance"] for each in found))
+    print(json.dumps(comparisons) if as_json else "\n".join(lines))
+    return int(any(row["error"] > row["tolerance"] for row in comparisons))
 
 
 if __name__ == "__main__":

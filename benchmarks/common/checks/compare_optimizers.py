@@ -29,14 +29,14 @@ def weights_after(build: Build, device: str) -> List[torch.Tensor]:
     return [parameter.detach().cpu() for parameter in parameters]
 
 
-def differing(candidates: Dict[str, Build], device: str) -> List[str]:
+def find_differing(candidates: Dict[str, Build], device: str) -> List[str]:
     plain = weights_after(candidates["plain"], device)
-    found = []
+    names = []
     for name in sorted(set(candidates) - {"plain"}):
         pairs = zip(plain, weights_after(candidates[name], device))
-        if not all(torch.allclose(ours, theirs, rtol=RELATIVE, atol=ABSOLUTE) for ours, theirs in pairs):
-            found.append(name)
-    return found
+        if not all(torch.allclose(actual, expected, rtol=RELATIVE, atol=ABSOLUTE) for actual, expected in pairs):
+            names.append(name)
+    return names
 
 
 def main() -> int:
@@ -44,12 +44,12 @@ def main() -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     apex = optimizers.find_apex()
     candidates = optimizers.adam_candidates(0.01, (0.9, 0.999), 1e-8, apex)
-    wrong = differing(candidates, device)
+    wrong = find_differing(candidates, device)
     if wrong:
         print(f"not the plain update of Adam: {', '.join(wrong)}", file=sys.stderr)
         return 1
-    words = "" if apex is not None else ", apex not compared: no apex or no GPU"
-    print(f"{', '.join(sorted(candidates))} on {device}{words}")
+    suffix = "" if apex is not None else ", apex not compared: no apex or no GPU"
+    print(f"{', '.join(sorted(candidates))} on {device}{suffix}")
     return 0
 
 

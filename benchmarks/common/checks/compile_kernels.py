@@ -35,7 +35,7 @@ class Usage(NamedTuple):
     problem: str = ""
 
 
-def compiled(module: str, specification: Specification, capability: int) -> Usage:
+def compile_usage(module: str, specification: Specification, capability: int) -> Usage:
     kernel = specification.kernel
     name = f"{module.split('.')[1]} {kernel.__name__}"
     usage = Usage(name, specification.variant, f"sm_{capability}", specification.warps)
@@ -44,9 +44,9 @@ def compiled(module: str, specification: Specification, capability: int) -> Usag
     # Triton has exceptions of its own for each stage.
     except Exception as problem:
         return usage._replace(problem=f"{type(problem).__name__}: {problem}".strip())
-    found = _resources(result.asm["cubin"])
+    resources = _resources(result.asm["cubin"])
     # Registers that do not suffice spill to the stack; the machine code knows no shared memory of a launch.
-    return usage._replace(registers=found["REG"], shared=result.metadata.shared, spills=found["STACK"])
+    return usage._replace(registers=resources["REG"], shared=result.metadata.shared, spills=resources["STACK"])
 
 
 def _compile(specification: Specification, capability: int) -> Any:
@@ -83,29 +83,33 @@ def all_usages() -> List[Usage]:
     """Compile all kernels for all targets; a kernel without a specification is a problem."""
     import triton
 
-    found = []
+    usages = []
     for path in sorted(ROOT.glob("benchmarks/*/pytorch/kernels.py")):
         module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
         specifications = module.specifications()
-        found += [compiled(module.__name__, each, target) for each in specifications for target in TARGETS]
-        listed = {each.kernel.__name__ for each in specifications}
+        usages += [
+            compile_usage(module.__name__, specification, target)
+            for specification in specifications
+            for target in TARGETS
+        ]
+        listed = {specification.kernel.__name__ for specification in specifications}
         # What can be launched: a function that kernels call begins with an underscore.
         kernels = {name for name, value in vars(module).items() if isinstance(value, triton.runtime.JITFunction)}
         missing = {name for name in kernels - listed if not name.startswith("_")}
-        found += [Usage(name, "", "", 0, problem="not in specifications()") for name in missing]
-    return found
+        usages += [Usage(name, "", "", 0, problem="not in specifications()") for name in missing]
+    return usages
 
 
 def table(usages: List[Usage]) -> str:
     """Return a line per kernel and variant: registers / shared memory / spills per target."""
     lines: Dict[Any, List[str]] = {}
     for usage in usages:
-        words = usage.problem or f"{usage.registers:3d} / {usage.shared:6,d} / {usage.spills}"
-        lines.setdefault((usage.kernel, usage.variant, usage.warps), []).append(words)
+        cell = usage.problem or f"{usage.registers:3d} / {usage.shared:6,d} / {usage.spills}"
+        lines.setdefault((usage.kernel, usage.variant, usage.warps), []).append(cell)
     heads = "".join(f"{f'sm_{target}':<18}" for target in TARGETS)
     title = f"{'kernel':<36}{'type':<6}{'warps':<7}{heads}\n{'':49}registers / shared memory / spills, bytes\n"
     rows = [
-        f"{key[0]:<36}{key[1]:<6}{key[2]:<7}{''.join(f'{word:<18}' for word in words)}" for key, words in lines.items()
+        f"{key[0]:<36}{key[1]:<6}{key[2]:<7}{''.join(f'{word:<18}' for word in cell)}" for key, cell in lines.items()
     ]
     return title + "\n".join(row.rstrip() for row in rows)
 

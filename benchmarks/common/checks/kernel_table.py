@@ -92,15 +92,15 @@ def table(kernels: Dict[str, Tuple[float, int]], steps: int = 1) -> Dict[str, An
 
 
 def _by_kernel(profiler: Any, device: torch.device) -> Dict[str, Tuple[float, int]]:
-    found: Dict[str, Tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+    totals: Dict[str, Tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     if device.type == "cuda":
         for event in profiler.events():
             if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("ProfilerStep"):
-                seconds, calls = found[event.name]
-                found[event.name] = (seconds + event.time_range.elapsed_us() / 1e6, calls + 1)
-        return dict(found)
+                seconds, calls = totals[event.name]
+                totals[event.name] = (seconds + event.time_range.elapsed_us() / 1e6, calls + 1)
+        return dict(totals)
     for event in profiler.key_averages():
         # The engine's own rows hold the time between operators.
         if event.self_cpu_time_total > 0 and _OPERATOR.match(event.key):
-            found[event.key] = (event.self_cpu_time_total / 1e6, event.count)
-    return dict(found)
+            totals[event.key] = (event.self_cpu_time_total / 1e6, event.count)
+    return dict(totals)

@@ -36,8 +36,8 @@ def measure(ranks: Ranks, sizes: List[int], between_pairs: bool = True) -> Dict[
     """Measure on all ranks; the result is rank 0's."""
     device: torch.device = ranks.context
     rows: List[Dict[str, Any]] = []
-    for wanted in sizes:
-        count = max(ranks.size, wanted // 4 // ranks.size * ranks.size)
+    for target_bytes in sizes:
+        count = max(ranks.size, target_bytes // 4 // ranks.size * ranks.size)
         array, target = (torch.ones(count, device=device) for _ in range(2))
         calls: Dict[str, Callable[[], Any]] = {
             "all-reduce": lambda a=array: dist.all_reduce(a),  # type: ignore[misc]
@@ -60,7 +60,7 @@ def measure(ranks: Ranks, sizes: List[int], between_pairs: bool = True) -> Dict[
         "pair_bytes": sizes[-1],
         "pairs": matrix,
         # Whether a GPU can read another's memory without the host, by CUDA.
-        "peer_access": [[one == other or can_access(one, other) for other in everyone] for one in everyone]
+        "peer_access": [[peer == other or can_access(peer, other) for other in everyone] for peer in everyone]
         if device.type == "cuda"
         else None,
     }
@@ -69,14 +69,14 @@ def measure(ranks: Ranks, sizes: List[int], between_pairs: bool = True) -> Dict[
 def peaks(ranks: Ranks) -> List[Dict[str, float]]:
     """Return what each rank's device computes and copies while all of them do, in operations and bytes per second."""
     device: torch.device = ranks.context
-    precision, side = ("bf16", 0) if device.type == "cuda" else ("fp32", 1024)
+    precision, n = ("bf16", 0) if device.type == "cuda" else ("fp32", 1024)
     pytorch.barrier()
-    flops = measured_peaks.flops_per_second(device, precision, side, PEAK_SECONDS)
+    flops = measured_peaks.flops_per_second(device, precision, n, PEAK_SECONDS)
     copied = measured_peaks.bytes_per_second(device, 0 if device.type == "cuda" else 1 << 23, PEAK_SECONDS)
-    mine = torch.tensor([flops, copied["copy"]], dtype=torch.float64, device=device)
-    found = [torch.empty_like(mine) for _ in range(ranks.size)]
-    dist.all_gather(found, mine)
-    return [{"flops_per_second": float(each[0]), "bytes_per_second": float(each[1])} for each in found]
+    local = torch.tensor([flops, copied["copy"]], dtype=torch.float64, device=device)
+    gathered = [torch.empty_like(local) for _ in range(ranks.size)]
+    dist.all_gather(gathered, local)
+    return [{"flops_per_second": float(peak[0]), "bytes_per_second": float(peak[1])} for peak in gathered]
 
 
 # Return bytes per second from one rank to another, None for a rank and itself; the others wait.
@@ -98,14 +98,14 @@ def slowest(call: Callable[[], Any], device: torch.device, size: int) -> float:
     """Return the seconds of one call on the slowest rank, in the fastest of several measurements."""
     call()
     count = max(1, min(_MOST_CALLS, BYTES_A_MEASUREMENT // max(size, 1)))
-    found = []
+    times = []
     for _ in range(REPEATS):
         pytorch.barrier()
-        mine = seconds_of(call, count, pytorch.synchronize)
-        worst = torch.tensor([mine], dtype=torch.float64, device=device)
+        local = seconds_of(call, count, pytorch.synchronize)
+        worst = torch.tensor([local], dtype=torch.float64, device=device)
         dist.all_reduce(worst, dist.ReduceOp.MAX)
-        found.append(float(worst))
-    return min(found)
+        times.append(float(worst))
+    return min(times)
 
 
 def main(argv: Optional[List[str]] = None) -> int:

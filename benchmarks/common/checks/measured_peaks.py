@@ -34,7 +34,7 @@ def measure(device: torch.device) -> Dict[str, Any]:
         "name": name_of(device),
         "library": f"PyTorch {torch.__version__}",
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
-        "flops_per_second": {each: flops_per_second(device, each) for each in PRECISIONS[device.type]},
+        "flops_per_second": {precision: flops_per_second(device, precision) for precision in PRECISIONS[device.type]},
         "bytes_per_second": bytes_per_second(device),
     }
 
@@ -44,20 +44,20 @@ def name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
-def flops_per_second(device: torch.device, precision: str, side: int = 0, seconds: float = SECONDS) -> float:
-    """Return the most operations per second of a product of two matrices of ``side`` rows and columns."""
+def flops_per_second(device: torch.device, precision: str, n: int = 0, seconds: float = SECONDS) -> float:
+    """Return the most operations per second of a product of two matrices of ``n`` rows and columns."""
 
     def product(size: int) -> Callable[[], Any]:
-        left, right = (torch.rand(size, size, device=device, dtype=DTYPES[precision]) for _ in range(2))
-        result = torch.empty_like(left)
-        return lambda: torch.mm(left, right, out=result)
+        a, b = (torch.rand(size, size, device=device, dtype=DTYPES[precision]) for _ in range(2))
+        result = torch.empty_like(a)
+        return lambda: torch.mm(a, b, out=result)
 
     with _tf32(precision == "tf32"):
-        size = side or SIDE[device.type]
+        size = n or SIDE[device.type]
         probe = product(PROBED)
         probe()
         once = seconds_of(probe, 1, pytorch.synchronize)
-        while not side and size > PROBED and once * (size / PROBED) ** 3 > LONGEST:
+        while not n and size > PROBED and once * (size / PROBED) ** 3 > LONGEST:
             size //= 2
         return 2.0 * size**3 / fastest(product(size), seconds)
 
@@ -80,10 +80,10 @@ def fastest(call: Callable[[], Any], seconds: float = SECONDS) -> float:
 
 
 @contextmanager
-def _tf32(wanted: bool) -> Iterator[None]:
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = wanted
+def _tf32(enabled: bool) -> Iterator[None]:
+    previous = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = enabled
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        torch.backends.cuda.matmul.allow_tf32 = previous

@@ -42,12 +42,12 @@ REPEATS = 5
 
 
 def plain(config: Any) -> Any:
-    chosen: Dict[str, Any] = {}
+    overrides: Dict[str, Any] = {}
     for field in fields(config):
         fitting = [value for value in PLAIN.get(field.name, ()) if value in alternatives(type(config), field.name)]
         if fitting:
-            chosen[field.name] = fitting[0]
-    return replace(config, **chosen)
+            overrides[field.name] = fitting[0]
+    return replace(config, **overrides)
 
 
 def measure(module: str, config_path: Path, data: Path, steps: int, trace: Optional[Path] = None) -> Dict[str, Any]:
@@ -64,12 +64,12 @@ def measure(module: str, config_path: Path, data: Path, steps: int, trace: Optio
     config = configuration.load(config_class, config_path)
     ranks = pytorch.start(config)
     device: torch.device = ranks.context
-    cost = _counted(bench.prepare(plain(config), ranks, data))
+    cost = _count_cost(bench.prepare(plain(config), ranks, data))
     gc.collect()
     with closing(bench.prepare(config, ranks, data)) as subject:
-        one = _step(subject)
-        seconds = timed(subject.loops[LOOP], steps)
-        kernels = kernel_table.measure(one, device, trace=trace)
+        step = _step(subject)
+        seconds = time_steps(subject.loops[LOOP], steps)
+        kernels = kernel_table.measure(step, device, trace=trace)
     return {
         "module": module,
         "title": subject.title,
@@ -86,11 +86,11 @@ def measure(module: str, config_path: Path, data: Path, steps: int, trace: Optio
     }
 
 
-def _counted(subject: Any) -> step_cost.Cost:
+def _count_cost(subject: Any) -> step_cost.Cost:
     with closing(subject):
-        one = _step(subject)
-        one()
-        return step_cost.count(one)
+        step = _step(subject)
+        step()
+        return step_cost.count(step)
 
 
 def _step(subject: Any) -> Callable[[], Any]:
@@ -103,10 +103,10 @@ def _step(subject: Any) -> Callable[[], Any]:
     return lambda: subject.loops[LOOP](1)
 
 
-def timed(loop: Callable[[int], Any], steps: int) -> Dict[str, float]:
+def time_steps(loop: Callable[[int], Any], steps: int) -> Dict[str, float]:
     loop(min(3, steps))
-    found = [seconds_of(lambda: loop(steps), 1, pytorch.synchronize) / steps for _ in range(REPEATS)]
-    return {"median": statistics.median(found), "least": min(found), "most": max(found)}
+    times = [seconds_of(lambda: loop(steps), 1, pytorch.synchronize) / steps for _ in range(REPEATS)]
+    return {"median": statistics.median(times), "least": min(times), "most": max(times)}
 
 
 def main(argv: Optional[List[str]] = None) -> int:

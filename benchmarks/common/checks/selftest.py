@@ -27,7 +27,7 @@ from types import MappingProxyType
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, get_args, get_type_hints
 
 from benchmarks.common.checks import bench as bench_loops
-from benchmarks.common.checks.agreement import Losses, Result, Tolerance, as_far_as, compared, read_losses
+from benchmarks.common.checks.agreement import Losses, Result, Tolerance, compare_losses, read_losses, truncate_losses
 from benchmarks.common.checks.trainings import EXIT_SECONDS, Failed, Skipped, interrupt, launcher, run
 from benchmarks.common.data import manifest
 
@@ -114,12 +114,12 @@ class Bench:
     ) -> Losses:
         """Train, unless an earlier check did; return the loss of every step of each epoch."""
         key = _hash(repr((sorted(settings.items()), list(launch), sorted(environment.items()))))
-        kept = self.work / f"losses-{key[:16]}.json"
-        if not kept.exists():
+        cache = self.work / f"losses-{key[:16]}.json"
+        if not cache.exists():
             command, folder = self.command(settings, name, launch)
             run(command, folder, environment)
-            kept.write_text(json.dumps(read_losses(folder)), encoding="utf-8")
-        return [[(count, loss) for count, loss in epoch] for epoch in json.loads(kept.read_text(encoding="utf-8"))]
+            cache.write_text(json.dumps(read_losses(folder)), encoding="utf-8")
+        return [[(count, loss) for count, loss in epoch] for epoch in json.loads(cache.read_text(encoding="utf-8"))]
 
     def measured(self, name: str, config: Mapping[str, Any], loops: Sequence[str], steps: int) -> Dict[str, float]:
         """Return the samples per second of loops of bench.py on data of real sizes, as far as a CPU can."""
@@ -128,8 +128,8 @@ class Bench:
         options += ["--data", str(self.work / f"{name}-data"), "--steps", str(steps), "--repeats", "1", "--any-data"]
         run([sys.executable, "-m", f"{self.suite.module}.bench", *options, "--only", *loops], folder, {})
         printed = (folder / "output.txt").read_text(encoding="utf-8").splitlines()
-        found = json.loads([line for line in printed if line.startswith("{")][-1])["measured"]
-        return {loop: each["median"] for loop, each in found.items()}
+        loop_results = json.loads([line for line in printed if line.startswith("{")][-1])["measured"]
+        return {loop: measurement["median"] for loop, measurement in loop_results.items()}
 
 
 def _hash(text: str) -> str:
@@ -156,30 +156,30 @@ Check = Callable[[Bench], Result]
 
 def alternatives(config_class: Any, name: str) -> Tuple[Any, ...]:
     """Return all values that a field with a choice can have, but for "auto", which takes one of the others."""
-    wanted = get_type_hints(config_class)[name]
-    return (False, True) if wanted is bool else tuple(value for value in get_args(wanted) if value != "auto")
+    annotation = get_type_hints(config_class)[name]
+    return (False, True) if annotation is bool else tuple(value for value in get_args(annotation) if value != "auto")
 
 
 def variants(suite: Suite, base: Mapping[str, Any]) -> Dict[str, Tuple[Dict[str, Any], Tolerance]]:
     """Return the settings that must train like ``base``, by ``FIELD=VALUE``, with their tolerance."""
-    found: Dict[str, Tuple[Dict[str, Any], Tolerance]] = {}
+    settings: Dict[str, Tuple[Dict[str, Any], Tolerance]] = {}
     for entry, tolerance in suite.varied.items():
         name, _, text = entry.partition("=")
-        for value in [named(suite.config_class, name, text)] if text else alternatives(suite.config_class, name):
+        for value in [parse_value(suite.config_class, name, text)] if text else alternatives(suite.config_class, name):
             label = f"{name}={str(value).lower() if isinstance(value, bool) else value}"
             if value != base[name] and label not in suite.left_out:
-                found[label] = ({name: value, **needed(suite, name, value)}, tolerance)
-    return found
+                settings[label] = ({name: value, **needed(suite, name, value)}, tolerance)
+    return settings
 
 
 # What other values than a field's default mean nothing without.
 NEEDED: Mapping[str, Mapping[str, Any]] = {"fp8": {"precision": "bf16"}, "xla_parts": {"xla": True}}
 
 
-def named(config_class: Any, name: str, text: str) -> Any:
+def parse_value(config_class: Any, name: str, text: str) -> Any:
     """Return the value of a field that ``text`` stands for: a choice, or what its type makes of it."""
-    wanted = get_type_hints(config_class)[name]
-    return text if text in get_args(wanted) else wanted(text)
+    annotation = get_type_hints(config_class)[name]
+    return text if text in get_args(annotation) else annotation(text)
 
 
 def needed(suite: Suite, name: str, value: Any) -> Dict[str, Any]:
@@ -190,7 +190,7 @@ def needed(suite: Suite, name: str, value: Any) -> Dict[str, Any]:
 
 
 def defaults(suite: Suite) -> Dict[str, Any]:
-    return {each.name: each.default for each in dataclasses.fields(suite.config_class)}
+    return {config_field.name: config_field.default for config_field in dataclasses.fields(suite.config_class)}
 
 
 def with_defaults(suite: Suite) -> Dict[str, Any]:
@@ -199,15 +199,15 @@ def with_defaults(suite: Suite) -> Dict[str, Any]:
     return {**settings, **needed(suite, "precision", settings.get("precision"))}
 
 
-def as_on_gpus(bench: Bench) -> Result:
+def gpu_defaults(bench: Bench) -> Result:
     """Check all varied fields at once, each with its default."""
     if bench.device == "cpu":
         raise Skipped("needs a GPU")
     settings = with_defaults(bench.suite)
     tolerance = Tolerance(*map(max, zip(*bench.suite.varied.values())))
-    result = compared(bench.losses(settings), bench.losses({}), tolerance)
-    words = ", ".join(f"{name}={value}" for name, value in settings.items())
-    return dataclasses.replace(result, found=f"{words}: {result.found}")
+    result = compare_losses(bench.losses(settings), bench.losses({}), tolerance)
+    summary = ", ".join(f"{name}={value}" for name, value in settings.items())
+    return dataclasses.replace(result, found=f"{summary}: {result.found}")
 
 
 def device(bench: Bench) -> Result:
@@ -218,11 +218,11 @@ def device(bench: Bench) -> Result:
     # A CPU need not train to the end: what differs shows in the first steps, and grows.
     interrupt(command, folder, CPU_STEPS, environment)
     other = read_losses(folder)
-    return compared(as_far_as(other, bench.losses({})), other, bench.suite.device)
+    return compare_losses(truncate_losses(other, bench.losses({})), other, bench.suite.device)
 
 
 def variant(settings: Mapping[str, Any], tolerance: Tolerance, bench: Bench) -> Result:
-    return compared(bench.losses(settings), bench.losses({}), tolerance)
+    return compare_losses(bench.losses(settings), bench.losses({}), tolerance)
 
 
 def overflow(bench: Bench) -> Result:
@@ -237,8 +237,8 @@ def overflow(bench: Bench) -> Result:
     try:
         losses = bench.losses(settings, "overflow")
     except Failed as end:
-        said = next((line for line in end.lines if "not finite" in line), None)
-        return Result("OK", said.strip()) if said else Result("FAIL", str(end), end.lines)
+        message = next((line for line in end.lines if "not finite" in line), None)
+        return Result("OK", message.strip()) if message else Result("FAIL", str(end), end.lines)
     return Result("FAIL", f"the training came to its end, its last loss {losses[-1][-1]}")
 
 
@@ -250,7 +250,7 @@ def resume(bench: Bench) -> Result:
     if json.loads(lines[-1]).get("outcome") != "interrupted":
         raise Skipped("the training ended before it could be interrupted")
     run(command, folder, {})
-    return compared(read_losses(folder), bench.losses({}), bench.suite.resume)
+    return compare_losses(read_losses(folder), bench.losses({}), bench.suite.resume)
 
 
 def two_ranks(bench: Bench) -> Result:
@@ -263,8 +263,8 @@ def two_ranks(bench: Bench) -> Result:
             raise Skipped(f"one GPU: {bench.suite.shares_gpu}")
         environment["ENCORE_BACKEND"] = "gloo"
     settings = {"batch_size": bench.base["batch_size"] // 2}
-    mine = bench.losses(settings, "two-ranks", bench.launch, environment)
-    return compared(mine, bench.losses({}), bench.suite.two_ranks, bench.suite.fewer_steps)
+    losses = bench.losses(settings, "two-ranks", bench.launch, environment)
+    return compare_losses(losses, bench.losses({}), bench.suite.two_ranks, bench.suite.fewer_steps)
 
 
 def on_all_gpus(bench: Bench) -> Result:
@@ -280,13 +280,13 @@ def on_all_gpus(bench: Bench) -> Result:
         settings["epochs"] = bench.base["epochs"] * -(-ranks // 2)
     losses = bench.losses(settings, "all-ranks", bench.launch_all)
     steps = sum(count for epoch in losses for count, _ in epoch)
-    what = f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {steps} steps"
+    summary = f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {steps} steps"
     if steps < bench.suite.steps:
-        return Result("FAIL", f"{what}: at least {bench.suite.steps} are needed")
+        return Result("FAIL", f"{summary}: at least {bench.suite.steps} are needed")
     if not all(math.isfinite(loss) for epoch in losses for _, loss in epoch):
-        return Result("FAIL", f"{what}: a loss is not finite")
-    words = "".join(f", {name}={value}" for name, value in settings.items())
-    return Result("OK", f"{what}, ended within {EXIT_SECONDS:.0f} s of the training's end{words}")
+        return Result("FAIL", f"{summary}: a loss is not finite")
+    overrides = "".join(f", {name}={value}" for name, value in settings.items())
+    return Result("OK", f"{summary}, ended within {EXIT_SECONDS:.0f} s of the training's end{overrides}")
 
 
 def evaluation(bench: Bench) -> Result:
@@ -305,8 +305,8 @@ def evaluation(bench: Bench) -> Result:
 def real_input(bench: Bench) -> Result:
     """Read JPEGs of real size; the step is the small network's, which no rate of the input is compared with."""
     config = {**bench.base, "epochs": ENOUGH_EPOCHS}
-    found = bench.measured("input", config, ["synthetic", "input"], bench_loops.READ_AHEAD)
-    read, step = found["input"], found["synthetic"]
+    speeds = bench.measured("input", config, ["synthetic", "input"], bench_loops.READ_AHEAD)
+    read, step = speeds["input"], speeds["synthetic"]
     return Result("OK", f"{read:,.0f} images/s of real size; the small network's step takes {step:,.0f}")
 
 
@@ -321,7 +321,7 @@ def program(module: str, bench: Bench) -> Result:
 # The checks of every implementation, the most telling first.
 FIXED: Mapping[str, Check] = {
     "device": device,
-    "defaults": as_on_gpus,
+    "defaults": gpu_defaults,
     "defaults on all GPUs": on_all_gpus,
     "overflow": overflow,
     "resume": resume,
@@ -335,7 +335,7 @@ def checks(suite: Suite, base: Mapping[str, Any]) -> Dict[str, Check]:
         **FIXED,
         **({"input": real_input} if suite.real_images is not None else {}),
         **{name: partial(program, module) for name, module in suite.programs.items()},
-        **{name: partial(variant, *each) for name, each in variants(suite, base).items()},
+        **{name: partial(variant, *arguments) for name, arguments in variants(suite, base).items()},
     }
 
 
@@ -366,28 +366,28 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--gpus", type=int, default=1, help="GPUs that there are")
     parser.add_argument("--launch", default="", help="command before the training's that starts two ranks")
     parser.add_argument("--launch-all", default="", help="the same for a rank on each GPU; on a CPU for two")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--list", action="store_true", help="print the names of the checks as JSON")
-    what.add_argument("--real-sizes", type=Path, metavar="DIR", help="write the data set that bench.py wants, if any")
-    what.add_argument("--check", metavar="NAME", help="the check to make")
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--list", action="store_true", help="print the names of the checks as JSON")
+    action.add_argument("--real-sizes", type=Path, metavar="DIR", help="write the data set that bench.py wants, if any")
+    action.add_argument("--check", metavar="NAME", help="the check to make")
     arguments = parser.parse_args(argv)
     suite = suite_of(arguments.module)
     bench = Bench(suite, arguments)
-    known = list(checks(suite, bench.base))
+    names = list(checks(suite, bench.base))
     if arguments.list:
-        print(json.dumps(known))
+        print(json.dumps(names))
         return 0
     if arguments.real_sizes is not None:
         print(json.dumps(suite.write_real(arguments.real_sizes, IMAGES["gpu"])))
         return 0
-    if arguments.check not in known:
-        parser.error(f"no check {arguments.check!r}: one of {', '.join(known)}")
+    if arguments.check not in names:
+        parser.error(f"no check {arguments.check!r}: one of {', '.join(names)}")
     arguments.work.mkdir(parents=True, exist_ok=True)
     print(json.dumps(dataclasses.asdict(check(bench, arguments.check))))
     return 0
 
 
-def listed(small: Mapping[str, Mapping[str, Any]]) -> Dict[str, List[str]]:
+def check_names(small: Mapping[str, Mapping[str, Any]]) -> Dict[str, List[str]]:
     """Return the names of the checks on a GPU by implementation's module, each with its small configuration."""
     suites = {module: suite_of(module) for module in small}
     return {module: list(checks(suite, base_of(suite, small[module], "gpu"))) for module, suite in suites.items()}

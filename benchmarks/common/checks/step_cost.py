@@ -64,19 +64,23 @@ def count(call: Callable[[], Any]) -> Cost:
     for operator, number in counter.get_flop_counts().get("Global", {}).items():
         flops[class_of(str(operator).replace(".", "::", 1))] += int(number)
     names = {**dict.fromkeys(flops, 0), **dict.fromkeys(traffic.moved, 0)}
-    known = {str(each).rpartition(".")[2] for each in (*flop_registry, *_more_counts())}
+    counted = {str(function).rpartition(".")[2] for function in (*flop_registry, *_more_counts())}
     return Cost(
         flops=int(counter.get_total_flops()),
         moved=sum(traffic.moved.values()),
         by_class={name: (flops.get(name, 0), traffic.moved.get(name, 0)) for name in names},
-        uncounted=tuple(sorted(each for each in traffic.heavy if each not in known)),
+        uncounted=tuple(sorted(name for name in traffic.heavy if name not in counted)),
     )
 
 
 def _more_counts() -> Dict[Any, Callable[..., int]]:
     name = "_scaled_dot_product_flash_attention_for_cpu"
     counts: Dict[str, Callable[..., int]] = {name: _attention_forward, f"{name}_backward": _attention_backward}
-    return {getattr(torch.ops.aten, each): count for each, count in counts.items() if hasattr(torch.ops.aten, each)}
+    return {
+        getattr(torch.ops.aten, operator): count
+        for operator, count in counts.items()
+        if hasattr(torch.ops.aten, operator)
+    }
 
 
 # Count two products of shapes (batch, heads, length, width).
@@ -112,19 +116,21 @@ class _Traffic(TorchDispatchMode):
 
 def _is_view(func: Any) -> bool:
     returned = func._schema.returns
-    return bool(returned) and all(each.alias_info is not None and not each.alias_info.is_write for each in returned)
+    return bool(returned) and all(
+        tensor.alias_info is not None and not tensor.alias_info.is_write for tensor in returned
+    )
 
 
 def _moved(bare: str, args: Any, kwargs: Dict[str, Any], result: Any) -> int:
-    written = sum(map(_bytes, _tensors(result)))
+    output_bytes = sum(map(_bytes, _tensors(result)))
     if not _tensors(result):
         # An operator on several tensors at once, in place, returns nothing.
-        written = sum(map(_bytes, _tensors(args[0]))) if bare.endswith("_") and args else 0
+        output_bytes = sum(map(_bytes, _tensors(args[0]))) if bare.endswith("_") and args else 0
     read: List[torch.Tensor] = _tensors((args, {key: value for key, value in kwargs.items() if key != "out"}))
     if bare in _WRITES or bare in _ROWS:
-        rows = written if bare in _ROWS else 0
-        return written + rows + sum(map(_bytes, read[1:]))
-    return written + sum(map(_bytes, read))
+        rows = output_bytes if bare in _ROWS else 0
+        return output_bytes + rows + sum(map(_bytes, read[1:]))
+    return output_bytes + sum(map(_bytes, read))
 
 
 def _tensors(tree: Any) -> List[torch.Tensor]:

@@ -35,20 +35,20 @@ class Skipped(Exception):
 class Failed(Exception):
     """A training that did not end as it should."""
 
-    def __init__(self, found: str, output: Path) -> None:
-        super().__init__(found)
+    def __init__(self, message: str, output: Path) -> None:
+        super().__init__(message)
         lines = [line.rstrip() for line in output.read_text(encoding="utf-8", errors="replace").splitlines()]
         self.lines = tuple([line for line in lines if line][-LAST_LINES:])
 
 
 def launcher(text: str) -> List[str]:
-    words = shlex.split(text)
-    module = LAUNCHERS.get(words[0]) if words else None
-    return [sys.executable, "-m", module, *words[1:]] if module else words
+    arguments = shlex.split(text)
+    module = LAUNCHERS.get(arguments[0]) if arguments else None
+    return [sys.executable, "-m", module, *arguments[1:]] if module else arguments
 
 
 @contextmanager
-def started(command: List[str], folder: Path, environment: Mapping[str, str]) -> Iterator[Any]:
+def run_process(command: List[str], folder: Path, environment: Mapping[str, str]) -> Iterator[Any]:
     """Start a process whose output is appended to output.txt; wait for its end."""
     with open(folder / "output.txt", "ab") as output:
         variables = {**os.environ, **environment}
@@ -60,7 +60,7 @@ def started(command: List[str], folder: Path, environment: Mapping[str, str]) ->
 def run(command: List[str], folder: Path, environment: Mapping[str, str]) -> None:
     """Run a training to its end; Failed if it ends otherwise, or if a process of it does not end."""
     latest = math.inf
-    with started(command, folder, environment) as child:
+    with run_process(command, folder, environment) as child:
         while child.poll() is None and time.monotonic() < latest:
             if latest == math.inf and has_ended(folder):
                 latest = time.monotonic() + EXIT_SECONDS
@@ -77,7 +77,7 @@ def run(command: List[str], folder: Path, environment: Mapping[str, str]) -> Non
         last = max(outputs, key=lambda path: path.stat().st_mtime)
         raise Failed(f"a hang: still running {EXIT_SECONDS:.0f} s after the end of the training", last)
     if child.returncode != 0:
-        raise Failed(f"the training ended with {ending(child.returncode)}", folder / "output.txt")
+        raise Failed(f"the training ended with {describe_exit(child.returncode)}", folder / "output.txt")
 
 
 def signal_ranks(folder: Path, number: int) -> None:
@@ -93,7 +93,7 @@ def has_ended(folder: Path) -> bool:
     return False
 
 
-def ending(code: int) -> str:
+def describe_exit(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
@@ -101,12 +101,12 @@ def interrupt(
     command: List[str], folder: Path, steps: int = 1, environment: Mapping[str, str] = MappingProxyType({})
 ) -> None:
     """Run a training and send it SIGTERM after ``steps`` steps."""
-    with started(command, folder, environment) as child:
+    with run_process(command, folder, environment) as child:
         while child.poll() is None and not has_stepped(folder / "heartbeat" / "rank_0", steps):
             time.sleep(POLL_SECONDS)
         child.terminate()
     if child.returncode != 0:
-        raise Failed(f"the interrupted training ended with {ending(child.returncode)}", folder / "output.txt")
+        raise Failed(f"the interrupted training ended with {describe_exit(child.returncode)}", folder / "output.txt")
 
 
 def has_stepped(heartbeat: Path, steps: int = 1) -> bool:

@@ -39,8 +39,8 @@ def mapped(path: Path, kind: str) -> np.ndarray:
     """
     array: np.ndarray = np.load(str(path), mmap_mode="r")
     if array.dtype.str != kind or array.ndim != 1:
-        found = f"{path} has {array.dtype.str} {list(array.shape)}"
-        raise Problem(found, f"{kind} in one dimension", prepare_again(path.parent))
+        problem = f"{path} has {array.dtype.str} {list(array.shape)}"
+        raise Problem(problem, f"{kind} in one dimension", prepare_again(path.parent))
     return array
 
 
@@ -74,14 +74,14 @@ def opening(folder: Path, kind: str) -> Iterator[None]:
         yield
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         # The text of an OSError names the file, its representation does not.
-        found = str(error) if isinstance(error, OSError) else repr(error)
-        raise Problem(f"{folder}: {found}", f"a data set for {kind}", prepare_again(folder)) from None
+        problem = str(error) if isinstance(error, OSError) else repr(error)
+        raise Problem(f"{folder}: {problem}", f"a data set for {kind}", prepare_again(folder)) from None
 
 
 def check_sizes(folder: Path, manifest: Mapping[str, Any], expected: Sequence[Expected]) -> None:
     """Refuse what is not as ``expected``, and a file whose size is not the manifest's; reads no file."""
     files = [file for split in manifest["splits"].values() for file in split["files"]]
-    sizes = [(f"bytes in {each['name']}", (folder / each["name"]).stat().st_size, each["bytes"]) for each in files]
-    for what, got, want in (*expected, *sizes):
+    sizes = [(f"bytes in {file['name']}", (folder / file["name"]).stat().st_size, file["bytes"]) for file in files]
+    for unit, got, want in (*expected, *sizes):
         if got != want:
-            raise Problem(f"{folder}: {got:,} {what}", f"{want:,}", prepare_again(folder))
+            raise Problem(f"{folder}: {got:,} {unit}", f"{want:,}", prepare_again(folder))

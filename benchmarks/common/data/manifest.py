@@ -93,11 +93,11 @@ def _read(directory: Path) -> Tuple[Manifest, bool]:
         return manifest, is_genuine and data_id(manifest) == manifest["id"]
     except (FileNotFoundError, NotADirectoryError):
         if (directory / PARTS).exists():
-            found = f"{directory} is half-written: an unfinished preparation, no {FILE_NAME}"
+            problem = f"{directory} is half-written: an unfinished preparation, no {FILE_NAME}"
             hint = "give the same prepare command again: it resumes where it stopped"
-            raise Problem(found, "a finished preparation", hint) from None
-        found = f"{directory} has no {FILE_NAME}" if directory.is_dir() else f"no folder {directory}"
-        raise Problem(found, "a prepared data set", f"prepare one in {directory}") from None
+            raise Problem(problem, "a finished preparation", hint) from None
+        problem = f"{directory} has no {FILE_NAME}" if directory.is_dir() else f"no folder {directory}"
+        raise Problem(problem, "a prepared data set", f"prepare one in {directory}") from None
     except (OSError, ValueError) as error:
         raise Problem(f"{path}: {error}", "a readable manifest", again) from None
     except (KeyError, TypeError, AttributeError) as error:
@@ -105,8 +105,8 @@ def _read(directory: Path) -> Tuple[Manifest, bool]:
 
 
 def files_of(manifest: Manifest) -> List[File]:
-    every = {file["name"]: file for split in manifest["splits"].values() for file in split["files"]}
-    return list(every.values())
+    by_name = {file["name"]: file for split in manifest["splits"].values() for file in split["files"]}
+    return list(by_name.values())
 
 
 def total_bytes(manifest: Manifest) -> int:
@@ -144,11 +144,11 @@ def verify(
     again = prepare_again(directory)
     problems = []
     if benchmark is not None and benchmark not in (manifest["benchmark"], *manifest.get("shared_with", ())):
-        found = f"{directory} is a data set of {manifest['benchmark']}"
-        problems.append(Problem(found, f"a data set of {benchmark}", f"name the folder of {benchmark}'s data set"))
+        message = f"{directory} is a data set of {manifest['benchmark']}"
+        problems.append(Problem(message, f"a data set of {benchmark}", f"name the folder of {benchmark}'s data set"))
     if not is_genuine:
-        found = f"{directory / FILE_NAME} was edited: its id or checksum is not that of its content"
-        problems.append(Problem(found, "the manifest as it was written", again))
+        message = f"{directory / FILE_NAME} was edited: its id or checksum is not that of its content"
+        problems.append(Problem(message, "the manifest as it was written", again))
     differences = (compare(directory / file["name"], file, quick, add) for file in files_of(manifest))
     problems += [Problem(*difference, again) for difference in differences if difference is not None]
     try:

@@ -36,7 +36,7 @@ from benchmarks.common.data.progress import Progress, human_bytes
 def opens(module: str) -> manifest.Check:
     """Return a check that opens the data set by ``open_data`` of a module, which needs numpy."""
 
-    def check(directory: Path, found: manifest.Manifest) -> Sequence[Problem]:
+    def check(directory: Path, _: manifest.Manifest) -> Sequence[Problem]:
         try:
             importlib.import_module(module).open_data(directory)
         except Problem as problem:
@@ -72,7 +72,7 @@ class DataSet:
         return f"benchmarks.{self.benchmark.replace('-', '_')}.prepare"
 
     @property
-    def places(self) -> Tuple[str, ...]:
+    def outputs(self) -> Tuple[str, ...]:
         return (*self.files, *self.folders)
 
 
@@ -110,11 +110,11 @@ class _Parser(argparse.ArgumentParser):
         raise Problem(message, "", f"{self.prog} --help")
 
 
-def number(least: int, most: int) -> Callable[[str], int]:
+def number(minimum: int, maximum: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         value = int(text)
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{value} is not from {least} to {most}")
+        if not minimum <= value <= maximum:
+            raise argparse.ArgumentTypeError(f"{value} is not from {minimum} to {maximum}")
         return value
 
     return number
@@ -131,9 +131,9 @@ def parse(data_set: DataSet, argv: Sequence[str]) -> argparse.Namespace:
     """Return the options, or raise a Problem that names what this benchmark takes."""
     description = f"Prepare or verify {data_set.benchmark}'s data set."
     parser = _Parser(prog=f"python -m {data_set.module}", description=description)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--output", "-o", dest="to", type=Path, metavar="DIR", help="folder to prepare the data set in")
-    what.add_argument("--verify", type=Path, metavar="DIR", help="check a prepared data set")
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--output", "-o", dest="to", type=Path, metavar="DIR", help="folder to prepare the data set in")
+    action.add_argument("--verify", type=Path, metavar="DIR", help="check a prepared data set")
     add = parser.add_argument
     add("origin", nargs="?", type=Path, metavar="SOURCE", help=f"{data_set.source}; without it, the toy data set")
     add("--name", help="name of the data set; default: its source's")
@@ -144,10 +144,10 @@ def parse(data_set: DataSet, argv: Sequence[str]) -> argparse.Namespace:
     add("--progress", choices=("plain", "json"), default="plain")
     # The host side asks so before it makes an environment or starts a container.
     add("--check-options", action="store_true", help=argparse.SUPPRESS)
-    own = parser.add_argument_group(f"options of {data_set.benchmark}")
-    data_set.add_options(own)
+    group = parser.add_argument_group(f"options of {data_set.benchmark}")
+    data_set.add_options(group)
     if data_set.compares:
-        own.add_argument("--allow-overlap", action="store_true", help="accept evaluation data that are trained on")
+        group.add_argument("--allow-overlap", action="store_true", help="accept evaluation data that are trained on")
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         takes = " ".join(re.findall(r"--[a-z-]+", parser.format_usage()))
@@ -158,8 +158,8 @@ def parse(data_set: DataSet, argv: Sequence[str]) -> argparse.Namespace:
 
 def main(data_set: DataSet, argv: Optional[Sequence[str]] = None) -> int:
     """Run the command line of a benchmark's ``prepare.py`` and return its exit code."""
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, _interrupt)
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, _interrupt)
     argv = sys.argv[1:] if argv is None else argv
     progress = Progress(as_json=re.search("--progress[ =]json", " ".join(argv)) is not None)
     try:
@@ -185,8 +185,8 @@ def main(data_set: DataSet, argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _interrupt(number: int, frame: Optional[FrameType]) -> None:
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)  # a second one must not disturb the stopping
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, signal.SIG_IGN)  # a second one must not disturb the stopping
     raise KeyboardInterrupt
 
 
@@ -195,25 +195,25 @@ def _interrupt(number: int, frame: Optional[FrameType]) -> None:
 
 def problems_of(data_set: DataSet, directory: Path, quick: bool, add: manifest.Add) -> Sequence[Problem]:
     """Return how a data folder differs from its manifest; quick: as far as no byte of the files is read."""
-    found = manifest.verify(directory, quick, data_set.benchmark, add, data_set.check)
-    return found or data_set.check_unlisted(directory, manifest.read(directory), quick, add)
+    problems = manifest.verify(directory, quick, data_set.benchmark, add, data_set.check)
+    return problems or data_set.check_unlisted(directory, manifest.read(directory), quick, add)
 
 
 def verify(data_set: DataSet, directory: Path, quick: bool, progress: Progress) -> int:
-    found = manifest.read(directory)
-    total = manifest.total_bytes(found)
+    content = manifest.read(directory)
+    total = manifest.total_bytes(content)
     problems = problems_of(data_set, directory, quick, progress.counter("verify", total))
-    problems = problems or mistaken(data_set, directory, progress)
+    problems = problems or sample_problems(data_set, directory, progress)
     if problems:
         return progress.fail(*problems)
-    counts = ", ".join(f"{split['count']:,} {name}" for name, split in found["splits"].items())
+    counts = ", ".join(f"{split['count']:,} {name}" for name, split in content["splits"].items())
     how = "quick look" if quick else "every byte"
-    text = f"{directory} is whole ({how}): {found['name']}, {counts}, {human_bytes(total)}"
+    text = f"{directory} is whole ({how}): {content['name']}, {counts}, {human_bytes(total)}"
     progress.end(directory / FILE_NAME, text)
     return 0
 
 
-def mistaken(data_set: DataSet, directory: Path, progress: Progress) -> Sequence[Problem]:
+def sample_problems(data_set: DataSet, directory: Path, progress: Progress) -> Sequence[Problem]:
     """Return the mistakes that samples of a whole data set show; reads a bounded part of it."""
     try:
         from benchmarks.common.data import sample_checks
@@ -221,9 +221,9 @@ def mistaken(data_set: DataSet, directory: Path, progress: Progress) -> Sequence
         progress.note(f"{error.name} is not installed in this Python: samples were not looked at for mistakes")
         return []
     module: Any = importlib.import_module(data_set.samples)
-    found = manifest.read(directory)
+    content = manifest.read(directory)
     try:
-        return sample_checks.find(module.view(directory, found), directory, bool(found["how"].get("in_both")))
+        return sample_checks.find(module.view(directory, content), directory, bool(content["how"].get("in_both")))
     except Problem as problem:
         return [problem]
     except (IndexError, ValueError, OverflowError) as error:
@@ -238,7 +238,7 @@ def prepare(data_set: DataSet, args: argparse.Namespace, progress: Progress) -> 
     except ModuleNotFoundError as error:
         hint = "use the Python of the framework's environment, or install it into this one"
         raise Problem(f"{error.name} is not installed in this Python", str(error.name), hint) from None
-    made = [folder for folder in (args.to, *args.to.parents) if not folder.exists()]
+    created = [folder for folder in (args.to, *args.to.parents) if not folder.exists()]
     try:
         check_places(data_set, args.to, args.origin)
         listing = writer.list_source(args, progress)
@@ -252,14 +252,14 @@ def prepare(data_set: DataSet, args: argparse.Namespace, progress: Progress) -> 
                 content = writer.write(listing, args, scratch, progress)
                 path = publish(data_set, content, listing.fingerprint, scratch, progress)
             except Problem as problem:
-                finished = [each for each in scratch.iterdir() if each.name not in ("lock", "plan.json")]
+                finished = [entry for entry in scratch.iterdir() if entry.name not in ("lock", "plan.json")]
                 if not (problem.keeps and finished):
                     shutil.rmtree(scratch, ignore_errors=True)  # a preparation that waits may write a new lock
                 raise
             finally:
                 _remove_unfinished(scratch)  # it may be what fills the disk
     finally:
-        for folder in made:
+        for folder in created:
             with suppress(OSError):  # something is in it
                 folder.rmdir()
     progress.end(path, f"{path}: {manifest.read(args.to)['name']}, {content.summary}")
@@ -284,8 +284,8 @@ def check_places(data_set: DataSet, to: Path, origin: Optional[Path]) -> None:
         if not os.access(to, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        found = f"cannot write in {to}: {error.strerror}"
-        raise Problem(found, "a folder that can be written in", elsewhere) from None
+        problem = f"cannot write in {to}: {error.strerror}"
+        raise Problem(problem, "a folder that can be written in", elsewhere) from None
 
 
 def check_room(directory: Path, needed: int) -> None:
@@ -309,17 +309,17 @@ def is_complete(data_set: DataSet, to: Path, fingerprint: str, overwrite: bool) 
     same = present is not None and present["how"].get("source") == fingerprint
     if same and not problems_of(data_set, to, True, lambda size: None):
         return not overwrite
-    foreign = [name for name in (*data_set.places, FILE_NAME) if (to / name).exists()]
+    foreign = [name for name in (*data_set.outputs, FILE_NAME) if (to / name).exists()]
     is_ours = (to / PARTS / "plan.json").exists()
     if overwrite or not foreign or (is_ours and present is None):
         return False
     if present is None:
-        found = f"{to} holds {', '.join(foreign)} without a manifest that can be read"
+        message = f"{to} holds {', '.join(foreign)} without a manifest that can be read"
     elif same:
-        found = f"{to} holds this data set, but its files have changed since"
+        message = f"{to} holds this data set, but its files have changed since"
     else:
-        found = f"{to} holds the data set {present['name']}, made from another source or with other options"
-    raise Problem(found, "an empty folder, or this data set", "choose another one: -o DIR, or add --overwrite")
+        message = f"{to} holds the data set {present['name']}, made from another source or with other options"
+    raise Problem(message, "an empty folder, or this data set", "choose another one: -o DIR, or add --overwrite")
 
 
 @contextmanager
@@ -355,15 +355,15 @@ def claim(to: Path, progress: Progress) -> Iterator[Tuple[Path, bool]]:
 def resume_or_start_over(data_set: DataSet, to: Path, fingerprint: str, progress: Progress) -> None:
     """Keep the parts of an unfinished preparation from the same source with the same options; remove all others."""
     scratch = to / PARTS
-    plan, wanted = scratch / "plan.json", json.dumps({"source": fingerprint}).encode()
-    before = plan.read_bytes() if plan.exists() else None
-    finished = [to / name for name in data_set.places if (to / name).exists()]
-    if before == wanted:
+    plan, new_plan = scratch / "plan.json", json.dumps({"source": fingerprint}).encode()
+    saved_plan = plan.read_bytes() if plan.exists() else None
+    finished = [to / name for name in data_set.outputs if (to / name).exists()]
+    if saved_plan == new_plan:
         _remove_unfinished(scratch)
         for path in finished:  # moved already when the preparation was interrupted
             path.replace(scratch / path.name)
         return
-    if before is not None:
+    if saved_plan is not None:
         progress.note("starting over: the source or the options have changed since the unfinished preparation")
     leftovers = [path for path in scratch.iterdir() if path.name != "lock"]
     for path in ((to / FILE_NAME), *leftovers, *finished):
@@ -371,7 +371,7 @@ def resume_or_start_over(data_set: DataSet, to: Path, fingerprint: str, progress
             shutil.rmtree(path)
         elif path.exists():
             path.unlink()
-    plan.write_bytes(wanted)
+    plan.write_bytes(new_plan)
 
 
 def _remove_unfinished(scratch: Path) -> None:
@@ -393,7 +393,7 @@ def publish(data_set: DataSet, content: Content, fingerprint: str, scratch: Path
         files = [described[name] for name in split.files]
         splits[key] = {"count": split.samples, "files": files, **split.facts}
     tool = {"name": data_set.module, "python": platform.python_version(), **content.tool}
-    facts = {
+    fields = {
         "benchmark": (*data_set.shared_with, data_set.benchmark)[0],
         "shared_with": list(data_set.shared_with),
         "name": content.name,
@@ -402,12 +402,12 @@ def publish(data_set: DataSet, content: Content, fingerprint: str, scratch: Path
         "facts": dict(content.facts),
         "how": {"source": fingerprint, **content.how, "tool": tool},
     }
-    why = published.shortfall(facts)
-    if why:
-        progress.note(f"named {published.OWN!r}, not {content.name}: {why}")
-        facts["name"] = published.OWN
-    for name in (each for each in data_set.places if each not in left_out):
+    shortfall = published.shortfall(fields)
+    if shortfall:
+        progress.note(f"named {published.OWN!r}, not {content.name}: {shortfall}")
+        fields["name"] = published.OWN
+    for name in (entry for entry in data_set.outputs if entry not in left_out):
         (scratch / name).replace(scratch.parent / name)
-    path = manifest.write(facts, scratch.parent)
+    path = manifest.write(fields, scratch.parent)
     shutil.rmtree(scratch)
     return path

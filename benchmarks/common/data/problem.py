@@ -43,5 +43,5 @@ def disk_problem(error: OSError, directory: Path) -> Problem:
             "free some space and give the same command again: finished parts are kept",
             FAILED,
         )
-    place = error.filename or directory
-    return Problem(f"{place}: {error.strerror or error}", "", "give the same command again", FAILED)
+    path = error.filename or directory
+    return Problem(f"{path}: {error.strerror or error}", "", "give the same command again", FAILED)

@@ -62,12 +62,12 @@ class Progress:
         return add
 
     def _line(self, phase: str, done: int, total: Optional[int], unit: str, seconds: float) -> str:
-        shown = human_bytes if unit == "bytes" else "{:,}".format
+        to_text = human_bytes if unit == "bytes" else "{:,}".format
         suffix = "" if unit == "bytes" else " " + unit
-        line = f"{phase:>8}  {shown(done)}" + ("" if total is None else f" of {shown(total)}") + suffix
+        line = f"{phase:>8}  {to_text(done)}" + ("" if total is None else f" of {to_text(total)}") + suffix
         rate = (done - self._first_done) / seconds if seconds > 1 else 0
         if rate and total is not None and done < total:
-            line += f", {shown(int(rate))}{suffix}/s, {(total - done) / rate / 60:.0f} min left"
+            line += f", {to_text(int(rate))}{suffix}/s, {(total - done) / rate / 60:.0f} min left"
         return line
 
     def note(self, text: str) -> None:
@@ -82,17 +82,17 @@ class Progress:
         else:
             self.note(text)
 
-    def fail(self, problem: Problem, *more: Problem) -> int:
+    def fail(self, problem: Problem, *others: Problem) -> int:
         """Report the last line otherwise and return the exit code."""
         if self.as_json:
-            facts: Dict[str, Any] = problem.as_dict()
-            if more:
-                facts["more"] = [other.as_dict() for other in more]
-            self._emit({"error": facts})
+            error: Dict[str, Any] = problem.as_dict()
+            if others:
+                error["more"] = [other.as_dict() for other in others]
+            self._emit({"error": error})
         else:
-            for each in (problem, *more):
-                self.note(str(each))
+            for reported in (problem, *others):
+                self.note(str(reported))
         return problem.code
 
-    def _emit(self, facts: Dict[str, Any]) -> None:
-        print(json.dumps(facts), flush=True)
+    def _emit(self, record: Dict[str, Any]) -> None:
+        print(json.dumps(record), flush=True)

@@ -48,9 +48,9 @@ def pack(label: float, key: int, image: bytes) -> bytes:
 
 def frame(payload: bytes) -> bytes:
     """Frame one record as dmlc-core writes it: split where the magic number is on a 4-byte boundary."""
-    aligned = [found.start() for found in re.finditer(re.escape(MAGIC_BYTES), payload) if found.start() % 4 == 0]
-    begins, ends = [0, *(place + len(MAGIC_BYTES) for place in aligned)], [*aligned, len(payload)]
-    parts = [payload[begin:end] for begin, end in zip(begins, ends)]
+    aligned = [match.start() for match in re.finditer(re.escape(MAGIC_BYTES), payload) if match.start() % 4 == 0]
+    begins, ends = [0, *(offset + len(MAGIC_BYTES) for offset in aligned)], [*aligned, len(payload)]
+    parts = [payload[start:end] for start, end in zip(begins, ends)]
     if max(map(len, parts)) > MAX_PART_BYTES:
         raise ValueError(f"a record of {len(payload)} bytes: RecordIO takes {MAX_PART_BYTES}")
     flags = [_FIRST, *[_MIDDLE] * (len(parts) - 2), _LAST] if aligned else [_WHOLE]
@@ -91,28 +91,28 @@ def read_record(file: BinaryIO, offset: int) -> bytes:
         raise RecordIOError(file.name, offset, "the middle of a split record, not its beginning")
     parts = [payload]
     while flag not in (_WHOLE, _LAST):
-        begin = file.tell()
+        start = file.tell()
         flag, payload = _read_part(file)
         if flag not in (_MIDDLE, _LAST):
-            raise RecordIOError(file.name, begin, "a new record begins before the split one has ended")
+            raise RecordIOError(file.name, start, "a new record begins before the split one has ended")
         parts.append(payload)
     return MAGIC_BYTES.join(parts)
 
 
 # Return flag and payload of the part that begins here.
 def _read_part(file: BinaryIO) -> Tuple[int, bytes]:
-    begin = file.tell()
+    start = file.tell()
     header = file.read(_FRAME.size)
     if len(header) < _FRAME.size:
-        raise RecordIOError(file.name, begin, "the file ends where the frame of a record was expected")
+        raise RecordIOError(file.name, start, "the file ends where the frame of a record was expected")
     magic, word = _FRAME.unpack(header)
     if magic != MAGIC:
-        raise RecordIOError(file.name, begin, f"found {magic:#010x} where the magic {MAGIC:#010x} belongs")
+        raise RecordIOError(file.name, start, f"found {magic:#010x} where the magic {MAGIC:#010x} belongs")
     length = word & MAX_PART_BYTES
     padded = length + -length % 4
     payload = file.read(padded)
     if len(payload) < padded:
-        raise RecordIOError(file.name, begin, f"{len(payload)} bytes of {padded} are there")
+        raise RecordIOError(file.name, start, f"{len(payload)} bytes of {padded} are there")
     return word >> 29, payload[:length]
 
 
@@ -142,15 +142,15 @@ def inspect(records: Path, index: Path) -> Tuple[int, Dict[str, Any], Dict[str, 
         RecordIOError: the index is empty or broken, or does not point at records.
     """
     count = 0
-    begin = end = (0, 0)
-    for count, end in enumerate(read_index(index), 1):
+    first = last = (0, 0)
+    for count, last in enumerate(read_index(index), 1):
         if count == 1:
-            begin = end
+            first = last
     if count == 0:
         raise RecordIOError(index, 0, "no records")
     described = []
     with records.open("rb") as file:
-        for key, offset in (begin, end):
+        for key, offset in (first, last):
             label, image = unpack(read_record(file, offset))
             described.append({"key": key, "label": label, "sha256": hashlib.sha256(image).hexdigest()})
         return count, described[0], described[1], file.tell()
@@ -171,4 +171,4 @@ def check(directory: Path, split: Mapping[str, Any]) -> List[Problem]:
         (f"{records}: the last record is {last}", str(split["last"]), last == split["last"]),
         (f"{records}: the last record ends at byte {end:,}", f"{size:,}", end == size),
     ]
-    return [Problem(found, expected, again) for found, expected, is_same in pairs if not is_same]
+    return [Problem(problem, expected, again) for problem, expected, is_same in pairs if not is_same]

@@ -61,49 +61,49 @@ class View:
     classes: int = 0  # of the labels; 0: they are not known in number
     is_shuffled: bool = False  # whether neighbours in training have to be of mixed labels
     # What the benchmark alone can tell, each found and expected.
-    own: Callable[[], Iterator[Tuple[str, str]]] = lambda: iter(())
+    extra_checks: Callable[[], Iterator[Tuple[str, str]]] = lambda: iter(())
 
 
-def key(content: np.ndarray, *more: np.ndarray) -> bytes:
+def key(content: np.ndarray, *extras: np.ndarray) -> bytes:
     """Return the key of a sample by its content, empty if that has nothing or one value alone."""
     if not len(content) or (len(content) > 1 and (content == content[0]).all()):
         return b""
-    made = hashlib.blake2b(np.ascontiguousarray(content).tobytes(), digest_size=8)
-    for each in more:
-        made.update(np.ascontiguousarray(each).tobytes())
-    return made.digest()
+    digest = hashlib.blake2b(np.ascontiguousarray(content).tobytes(), digest_size=8)
+    for array in extras:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.digest()
 
 
-def spread(count: int, most: int = 0) -> np.ndarray:
-    """Return at most ``most`` of 0 to ``count`` - 1, or LOOKED_AT, evenly and with the last."""
-    return np.unique(np.linspace(0, max(0, count - 1), min(count, most or LOOKED_AT)).astype(np.int64))
+def spread(count: int, limit: int = 0) -> np.ndarray:
+    """Return at most ``limit`` of 0 to ``count`` - 1, or LOOKED_AT, evenly and with the last."""
+    return np.unique(np.linspace(0, max(0, count - 1), min(count, limit or LOOKED_AT)).astype(np.int64))
 
 
-def chosen(count: int) -> Tuple[np.ndarray, List[np.ndarray]]:
+def sample_indices(count: int) -> Tuple[np.ndarray, List[np.ndarray]]:
     """Return the indices that are looked at, ascending, and the runs of neighbours among them."""
     if count <= LOOKED_AT:
         return np.arange(count), [np.arange(count)]
     length = min(math.isqrt(count) + 1, LOOKED_AT // (2 * RUNS))
     begins = np.linspace(0, count - length, RUNS).astype(np.int64)
-    runs = [np.arange(begin, begin + length) for begin in begins]
+    runs = [np.arange(start, start + length) for start in begins]
     single = np.arange(0, count, max(length, -(-count // (LOOKED_AT // 2))))
     return np.unique(np.concatenate([single, *runs])), runs
 
 
 def find(view: View, directory: Path, may_overlap: bool = False) -> List[Problem]:
     """Return the mistakes of a data set; ``may_overlap`` if evaluation data that are trained on were accepted."""
-    found: List[Tuple[str, str]] = []
+    findings: List[Tuple[str, str]] = []
     for name, part in view.parts.items():
-        found += _repeated(name, part)
-        found += _labels(name, part, view)
+        findings += _repeated(name, part)
+        findings += _labels(name, part, view)
     if not may_overlap:
-        found += _evaluated(view)
-    found += view.own()
-    return [Problem(*each, f"look at the source; {prepare_again(directory)}") for each in found]
+        findings += _evaluated(view)
+    findings += view.extra_checks()
+    return [Problem(*finding, f"look at the source; {prepare_again(directory)}") for finding in findings]
 
 
 def _repeated(name: str, part: Part) -> Iterator[Tuple[str, str]]:
-    indices, _ = chosen(part.count)
+    indices, _ = sample_indices(part.count)
     keys = part.keys(indices)
     empty = [int(index) for index, key in zip(indices, keys) if key == b""]
     if len(empty) > MOST_EMPTY * len(keys):
@@ -127,10 +127,10 @@ def _repeated(name: str, part: Part) -> Iterator[Tuple[str, str]]:
     share = 2 * len(pairs) * part.count / len(keys) ** 2
     if len(pairs) >= LEAST_PAIRS and share > MOST_SHARE:
         first, second = pairs[0]
-        found = (
+        message = (
             f"{name}: {len(pairs):,} of {len(keys):,} samples repeat another one of them: {second:,} is {first:,} again"
         )
-        yield f"{found}; of all {part.count:,} that is {share:.2f} for each", f"less than {MOST_SHARE}"
+        yield f"{message}; of all {part.count:,} that is {share:.2f} for each", f"less than {MOST_SHARE}"
 
 
 def _labels(name: str, part: Part, view: View) -> Iterator[Tuple[str, str]]:
@@ -141,15 +141,15 @@ def _labels(name: str, part: Part, view: View) -> Iterator[Tuple[str, str]]:
     if least < 0 or (view.classes and top >= view.classes):
         yield f"{name}: labels from {int(labels.min())} to {top}", f"{view.classes:,} classes, from 0 on"
         return
-    seen = np.bincount(labels, minlength=view.classes)
-    missing = np.flatnonzero(seen == 0)
+    counts = np.bincount(labels, minlength=view.classes)
+    missing = np.flatnonzero(counts == 0)
     if len(missing) and len(labels) >= EXPECTED_OF_CLASS * view.classes:
-        found = f"{name}: {len(missing):,} of {view.classes:,} classes have no sample, the first is {missing[0]}"
-        yield found, "samples of every class"
+        message = f"{name}: {len(missing):,} of {view.classes:,} classes have no sample, the first is {missing[0]}"
+        yield message, "samples of every class"
     if name != next(iter(view.parts)) or not view.is_shuffled:
         return
-    mixed = 1 - float(np.sum((seen / max(1, seen.sum())) ** 2))  # share of neighbours with different labels
-    runs = [part.labels(run) for run in chosen(part.count)[1]]
+    mixed = 1 - float(np.sum((counts / max(1, counts.sum())) ** 2))  # share of neighbours with different labels
+    runs = [part.labels(run) for run in sample_indices(part.count)[1]]
     neighbours = sum(len(run) - 1 for run in runs)
     changes = sum(int(np.count_nonzero(np.diff(run))) for run in runs)
     if mixed * neighbours >= EXPECTED_OF_CLASS and changes < FEW_CHANGES * mixed * neighbours:
@@ -163,18 +163,18 @@ def _evaluated(view: View) -> Iterator[Tuple[str, str]]:
     (_, train), (name, test) = view.parts.items()
     if train.count < LEAST:
         return
-    places, held = chosen(train.count)[0], chosen(test.count)[0]
-    trained = set((train.compared or train.keys)(places))
-    keys = [(int(index), key) for index, key in zip(held, (test.compared or test.keys)(held)) if key]
+    train_indices, test_indices = sample_indices(train.count)[0], sample_indices(test.count)[0]
+    trained = set((train.compared or train.keys)(train_indices))
+    keys = [(int(index), key) for index, key in zip(test_indices, (test.compared or test.keys)(test_indices)) if key]
     common = [index for index, key in keys if key in trained]
-    share = len(common) * train.count / max(1, len(places)) / max(1, len(keys))
+    share = len(common) * train.count / max(1, len(train_indices)) / max(1, len(keys))
     if len(common) >= LEAST_PAIRS and share > MOST_SHARE:
-        found = f"{name}: about {min(share, 1):.0%} of the evaluation samples are in the training data as well"
-        yield f"{found}, the first is {common[0]:,}", "samples that are not trained on"
+        message = f"{name}: about {min(share, 1):.0%} of the evaluation samples are in the training data as well"
+        yield f"{message}, the first is {common[0]:,}", "samples that are not trained on"
 
 
-def agreement(right: Mapping[int, bool], what: str, expected: str, least: float) -> Iterator[Tuple[str, str]]:
+def agreement(right: Mapping[int, bool], subject: str, expected: str, least: float) -> Iterator[Tuple[str, str]]:
     """Yield what is wrong if less than the share ``least`` of samples, by index, are right."""
     wrong = [index for index, is_right in right.items() if not is_right]
     if right and len(wrong) > (1 - least) * len(right):
-        yield f"{len(wrong):,} of {len(right):,} {what}, the first is {wrong[0]:,}", expected
+        yield f"{len(wrong):,} of {len(right):,} {subject}, the first is {wrong[0]:,}", expected

@@ -12,7 +12,7 @@ MOST_SHARE = 0.1
 KEPT = "what is done already is kept"
 
 
-def damaged(lines: Sequence[str], what: str, expected: str, skips: bool, progress: Progress, keeps: bool) -> None:
+def damaged(lines: Sequence[str], subject: str, expected: str, skips: bool, progress: Progress, keeps: bool) -> None:
     """Report damaged samples, a line of each, which are left out.
 
     Raises:
@@ -20,8 +20,8 @@ def damaged(lines: Sequence[str], what: str, expected: str, skips: bool, progres
     """
     if not lines:
         return
-    more = [f"and {len(lines) - LISTED:,} more"] if len(lines) > LISTED else []
-    listing = "\n    ".join([f"{len(lines):,} {what}", *lines[:LISTED], *more])
+    rest = [f"and {len(lines) - LISTED:,} more"] if len(lines) > LISTED else []
+    listing = "\n    ".join([f"{len(lines):,} {subject}", *lines[:LISTED], *rest])
     if not skips:
         hint = "fix or delete them, or add --skip-corrupt to leave them out" + (f": {KEPT}" if keeps else "")
         raise Problem(listing, expected, hint, keeps=keeps)
@@ -34,18 +34,18 @@ def key(content: bytes) -> str:
 
 
 def overlap(
-    held: Iterable[Tuple[str, Any]], trained: Iterable[Any], what: str, allowed: bool, progress: Progress
+    evaluation: Iterable[Tuple[str, Any]], trained: Iterable[Any], unit: str, allowed: bool, progress: Progress
 ) -> int:
     """Compare evaluation samples, each its name and its key, with the keys of training samples.
 
     Only the evaluation samples are kept in memory. Returns and raises as ``overlapping``.
     """
-    named = list(held)
-    common = {content for _, content in named}.intersection(trained)
-    return overlapping([name for name, content in named if content in common], len(named), what, allowed, progress)
+    samples = list(evaluation)
+    common = {content for _, content in samples}.intersection(trained)
+    return overlapping([name for name, content in samples if content in common], len(samples), unit, allowed, progress)
 
 
-def overlapping(names: Sequence[str], total: int, what: str, allowed: bool, progress: Progress) -> int:
+def overlapping(names: Sequence[str], total: int, unit: str, allowed: bool, progress: Progress) -> int:
     """Warn of evaluation samples that are trained on as well, and return their number.
 
     Raises:
@@ -53,9 +53,9 @@ def overlapping(names: Sequence[str], total: int, what: str, allowed: bool, prog
     """
     if not names:
         return 0
-    found = f"{len(names):,} of {total:,} evaluation {what} are in the training data as well, the first is {names[0]}"
+    message = f"{len(names):,} of {total:,} evaluation {unit} are in the training data as well, the first is {names[0]}"
     if len(names) > MOST_SHARE * total and not allowed:
-        hint = f"evaluate on other {what}, or remove these from training; to see whether training works, add "
-        raise Problem(found, f"{what} that are not trained on", f"{hint}--allow-overlap: {KEPT}", keeps=True)
-    progress.note(f"warning: {found}")
+        hint = f"evaluate on other {unit}, or remove these from training; to see whether training works, add "
+        raise Problem(message, f"{unit} that are not trained on", f"{hint}--allow-overlap: {KEPT}", keeps=True)
+    progress.note(f"warning: {message}")
     return len(names)

@@ -52,15 +52,15 @@ def open_binary(path: Path) -> BinaryIO:
 
 
 @contextmanager
-def undamaged(path: Path, expected: str = "a complete file", place: Callable[[], str] = str) -> Iterator[None]:
-    """Raise a Problem that names the file if an archive or a compressed file is damaged; ``place`` is appended."""
+def undamaged(path: Path, expected: str = "a complete file", position: Callable[[], str] = str) -> Iterator[None]:
+    """Raise a Problem that names the file if an archive or a compressed file is damaged; ``position`` is appended."""
     try:
         yield
     except (OSError, *DAMAGED) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        found = f"{path} is damaged{place()}: {error or type(error).__name__}"
-        raise Problem(found, expected, "copy or download it again") from None
+        problem = f"{path} is damaged{position()}: {error or type(error).__name__}"
+        raise Problem(problem, expected, "copy or download it again") from None
 
 
 def refuse_compressed(path: Path, expected: str, unpacks: Collection[str] = ()) -> None:
@@ -69,16 +69,16 @@ def refuse_compressed(path: Path, expected: str, unpacks: Collection[str] = ()) 
         head = file.read(max(map(len, MAGIC)))
     for magic, (kind, suffix, command) in MAGIC.items():
         if head.startswith(magic) and not (suffix in unpacks and path.suffix == suffix):
-            named = path if path.suffix == suffix else path.with_name(f"{path.name}{suffix}")
-            renaming = "" if named == path else f"mv {quote(str(path))} {quote(str(named))} && "
-            raise Problem(f"{path} is compressed by {kind}", expected, f"{renaming}{command} {quote(str(named))}")
+            target = path if path.suffix == suffix else path.with_name(f"{path.name}{suffix}")
+            renaming = "" if target == path else f"mv {quote(str(path))} {quote(str(target))} && "
+            raise Problem(f"{path} is compressed by {kind}", expected, f"{renaming}{command} {quote(str(target))}")
 
 
 def refuse_utf16(head: bytes, name: str) -> None:
     """Reject a byte order mark of UTF-16, and NUL, which is in each ASCII letter of UTF-16."""
     if head.startswith(UTF16_MARKS) or b"\0" in head:
-        found = f"{name} is UTF-16 or binary: it begins with {head[:8]!r}"
-        raise Problem(found, "UTF-8 text", f"convert it: iconv -f utf-16 -t utf-8 {quote(name)} > NEW")
+        problem = f"{name} is UTF-16 or binary: it begins with {head[:8]!r}"
+        raise Problem(problem, "UTF-8 text", f"convert it: iconv -f utf-16 -t utf-8 {quote(name)} > NEW")
 
 
 def check(path: Path, expected: str = "UTF-8 text", unpacks: Collection[str] = ()) -> None:
@@ -138,7 +138,7 @@ def load_json(data: bytes, name: str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def text_of(row: Mapping[str, Any], key: str, where: str) -> str:
+def text_of(row: Mapping[str, Any], key: str, location: str) -> str:
     """Return a string of a JSON object.
 
     Raises:
@@ -147,12 +147,14 @@ def text_of(row: Mapping[str, Any], key: str, where: str) -> str:
     value = row.get(key)
     if not isinstance(value, str):
         kind = f"is {type(value).__name__}" if key in row else "is missing"
-        raise Problem(f"{where}: {key} {kind}", f'a string: {{"{key}": "..."}}', "fix it")
+        raise Problem(f"{location}: {key} {kind}", f'a string: {{"{key}": "..."}}', "fix it")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        found = f"{where}: {key} has an unpaired surrogate, U+{ord(value[error.start]):X}, at character {error.start:,}"
-        raise Problem(found, "valid Unicode", "write the pair, or replace it by U+FFFD") from None
+        problem = (
+            f"{location}: {key} has an unpaired surrogate, U+{ord(value[error.start]):X}, at character {error.start:,}"
+        )
+        raise Problem(problem, "valid Unicode", "write the pair, or replace it by U+FFFD") from None
     return value
 
 
@@ -166,14 +168,14 @@ def check_shards(paths: Sequence[Path]) -> None:
     for (prefix, total, suffix), numbers in shards.items():
         missing = [number for number in range(int(total)) if number not in numbers]
         if missing and max(numbers) < int(total):
-            found = f"{paths[0].parent} has {len(numbers):,} of {int(total):,} files {prefix}*-of-{total}{suffix}"
+            problem = f"{paths[0].parent} has {len(numbers):,} of {int(total):,} files {prefix}*-of-{total}{suffix}"
             hint = "copy the missing files, or rename those of a subset"
-            raise Problem(f"{found}, number {missing[0]:,} is missing", "all of them", hint)
+            raise Problem(f"{problem}, number {missing[0]:,} is missing", "all of them", hint)
 
 
 def not_utf8(*files: Tuple[Path, str]) -> Problem:
     """Return the problem of text that is not UTF-8: the lines of all files, each with the name that it is shown by."""
-    found: List[str] = []
+    problems: List[str] = []
     mixed, last = False, ""
     for path, name in files:
         listed: List[str] = []
@@ -187,10 +189,10 @@ def not_utf8(*files: Tuple[Path, str]) -> Problem:
                     if wrong <= LISTED:
                         listed.append(f"line {number:,}: byte {line[error.start]:#04x} at {error.start + 1}")
         if wrong:
-            more = [f"and {wrong - LISTED:,} more"] if wrong > LISTED else []
-            found.append("\n    ".join([f"{name}: lines that are not UTF-8: {wrong:,}", *listed, *more]))
+            rest = [f"and {wrong - LISTED:,} more"] if wrong > LISTED else []
+            problems.append("\n    ".join([f"{name}: lines that are not UTF-8: {wrong:,}", *listed, *rest]))
             mixed, last = mixed or good > 0, name
     hint = f"convert the file from its encoding, such as iconv -f latin1 -t utf-8 {quote(last)} > NEW"
     if mixed:
         hint = "fix or remove these lines, in both files if aligned; do not convert the others, which are UTF-8"
-    return Problem("\n  ".join(found), "UTF-8 text", hint)
+    return Problem("\n  ".join(problems), "UTF-8 text", hint)

@@ -27,7 +27,7 @@ Function = Callable[[Any, Report], Tuple[int, int]]
 class Workers(NamedTuple):
     """The worker processes of a preparation."""
 
-    most: int  # processes, at most
+    max_workers: int  # processes, at most
     folder: Path  # what they write in, whose disk may be full
     progress: Progress
 
@@ -55,17 +55,17 @@ class Workers(NamedTuple):
         """
         waiting = [task for task in tasks if not is_done(task)]
         total = sum(size(task) for task in tasks)
-        before = total - sum(size(task) for task in waiting)
-        if before:
+        finished_units = total - sum(size(task) for task in waiting)
+        if finished_units:
             finished = len(tasks) - len(waiting)
             self.progress.note(f"resuming: {finished:,} of {len(tasks):,} parts of {phase} were finished before")
         counts, sizes = [0] * len(waiting), [0] * len(waiting)
-        self.progress.update(phase, before, total, unit=unit)
-        with closing(_reports(function, waiting, self.most, self.folder)) as reports:
-            for place, count, written in reports:
+        self.progress.update(phase, finished_units, total, unit=unit)
+        with closing(_reports(function, waiting, self.max_workers, self.folder)) as reports:
+            for number, count, size_written in reports:
                 # A report may come after the end of its task.
-                counts[place], sizes[place] = max(counts[place], count), max(sizes[place], written)
-                self.progress.update(phase, min(total, before + sum(counts)), total, sum(sizes), unit)
+                counts[number], sizes[number] = max(counts[number], count), max(sizes[number], size_written)
+                self.progress.update(phase, min(total, finished_units + sum(counts)), total, sum(sizes), unit)
 
 
 # Yield the number of a task with its units and bytes so far, whenever a worker reports them.
@@ -75,20 +75,20 @@ def _reports(
     if not tasks:
         return
     reports = _CONTEXT.Queue()
-    with ProcessPoolExecutor(min(workers, len(tasks)), _CONTEXT, _begin, (reports,)) as pool:
+    with ProcessPoolExecutor(min(workers, len(tasks)), _CONTEXT, _initialize_worker, (reports,)) as pool:
         # Ctrl-C reaches the whole process group; blocked from its birth on, a worker leaves it to the parent.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
-            left = {pool.submit(_do, function, place, task, folder) for place, task in enumerate(tasks)}
+            pending = {pool.submit(_run_task, function, number, task, folder) for number, task in enumerate(tasks)}
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         try:
-            while left:
-                done, left = wait(left, _REPORT_PERIOD, FIRST_COMPLETED)
+            while pending:
+                done, pending = wait(pending, _REPORT_PERIOD, FIRST_COMPLETED)
                 while not reports.empty():
                     yield reports.get()
-                for each in done:
-                    yield each.result()
+                for future in done:
+                    yield future.result()
         except BrokenProcessPool:
             raise Problem(
                 "a worker process was killed",
@@ -97,20 +97,20 @@ def _reports(
                 FAILED,
             ) from None
         finally:
-            for process in multiprocessing.active_children() if left else ():
+            for process in multiprocessing.active_children() if pending else ():
                 process.terminate()
 
 
 # Prepare a worker: it ends with its parent, whose pipes it would wait for otherwise.
-def _begin(reports: Any) -> None:
+def _initialize_worker(reports: Any) -> None:
     global _queue
     _queue = reports
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+        threading.Thread(target=_exit_with_parent, args=(parent.sentinel,), daemon=True).start()
 
 
-def _end_with(sentinel: int) -> None:
+def _exit_with_parent(sentinel: int) -> None:
     connection.wait([sentinel])
     os._exit(1)
 
@@ -118,16 +118,16 @@ def _end_with(sentinel: int) -> None:
 _queue: Any = None  # where a worker puts its reports
 
 
-def _do(function: Function, place: int, task: Any, folder: Path) -> Tuple[int, int, int]:
+def _run_task(function: Function, number: int, task: Any, folder: Path) -> Tuple[int, int, int]:
     last = time.monotonic()
 
     def report(count: int, size: int) -> None:
         nonlocal last
         if time.monotonic() - last >= _REPORT_PERIOD:
             last = time.monotonic()
-            _queue.put((place, count, size))
+            _queue.put((number, count, size))
 
     try:
-        return (place, *function(task, report))
+        return (number, *function(task, report))
     except OSError as error:
         raise disk_problem(error, folder) from None

@@ -109,13 +109,13 @@ class Tools:
     writers: Mapping[str, Writer]  # by the name of the format; the first one is the default
 
 
-def on_cpu(config: C, **others: Any) -> C:
-    """Return a configuration of a model that nothing trains, with ``others`` changed too."""
-    names = {each.name for each in dataclasses.fields(config)}  # type: ignore[arg-type]
+def on_cpu(config: C, **overrides: Any) -> C:
+    """Return a configuration of a model that nothing trains, with ``overrides`` in addition."""
+    names = {field_.name for field_ in dataclasses.fields(config)}  # type: ignore[arg-type]
     changes: Dict[str, Any] = {name: value for name, value in ON_CPU.items() if name in names}
     if "compile" in names:
         changes["compile"] = False if isinstance(getattr(config, "compile"), bool) else "none"  # noqa: B009
-    return dataclasses.replace(config, **{**changes, **others})  # type: ignore[type-var]
+    return dataclasses.replace(config, **{**changes, **overrides})  # type: ignore[type-var]
 
 
 def require_for_onnx(*modules: str) -> None:
@@ -145,14 +145,14 @@ class Checked:
 
     def __call__(self, *inputs: np.ndarray) -> Arrays:
         subject, outputs, expected = self.subject, self._exported(*inputs), self._original(*inputs)
-        for value, found, wanted in zip(subject.outputs, outputs, expected):
-            if found.shape != wanted.shape or found.dtype != wanted.dtype:
-                kinds = [f"{each.dtype} {list(each.shape)}" for each in (found, wanted)]
+        for value, actual, reference in zip(subject.outputs, outputs, expected):
+            if actual.shape != reference.shape or actual.dtype != reference.dtype:
+                kinds = [f"{array.dtype} {list(array.shape)}" for array in (actual, reference)]
                 raise Problem(f"the exported model's {value.name} is {kinds[0]}", kinds[1], code=FAILED)
         # Where some may differ, sample by sample.
         parts = zip(zip(*outputs), zip(*expected)) if subject.turned else [(outputs, expected)]
-        for ours, theirs in parts:
-            difference = max(map(difference_of, ours, theirs))
+        for output, original in parts:
+            difference = max(map(difference_of, output, original))
             if subject.turned and not difference <= subject.tolerance:
                 self.turned += 1
             else:
@@ -182,12 +182,12 @@ class Checked:
             )
 
     def figures(self) -> Dict[str, Any]:
-        found = {
+        figures = {
             "samples": self.samples,
             "largest_difference": self.difference,
             "tolerance": self.subject.tolerance,
         }
-        return {**found, "turned": self.turned} if self.subject.turned else found
+        return {**figures, "turned": self.turned} if self.subject.turned else figures
 
 
 def newest(experiment: Path, framework: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
@@ -201,8 +201,8 @@ def evaluated(experiment: Path, state: Mapping[str, Any]) -> Dict[str, float]:
     with open(experiment / "metrics.jsonl", "rb") as file:
         # An evaluator may have ended after the logs were last measured: a run that has ended has its whole log.
         lines = file.read(-1 if state["trained"] else state["log_lengths"][METRICS]).splitlines()
-    found = [record for record in map(json.loads, lines) if record["kind"] == "eval"]
-    return dict(found[-1]["qualities"]) if found else {}
+    evaluations = [record for record in map(json.loads, lines) if record["kind"] == "eval"]
+    return dict(evaluations[-1]["qualities"]) if evaluations else {}
 
 
 def describe(values: Sequence[Value], arrays: Arrays, subject: Subject) -> List[Dict[str, Any]]:
@@ -235,18 +235,18 @@ def check(parts: Parts, exported: Mapping[str, Infer], tools: Tools) -> Tuple[Di
         for name, subject in parts.subjects.items()
     }
     quality = dict(parts.evaluate(checked))
-    for name, each in checked.items():
-        each.refuse_difference(name)
-    nearest = max(checked.values(), key=lambda each: each.difference / (each.subject.tolerance or 1.0)).figures()
+    for name, model in checked.items():
+        model.refuse_difference(name)
+    nearest = max(checked.values(), key=lambda model: model.difference / (model.subject.tolerance or 1.0)).figures()
     return checked, {**nearest, "quality": quality} if quality else nearest
 
 
-def of_arrays(subject: Subject, run: Callable[[Dict[str, np.ndarray]], Mapping[str, np.ndarray]]) -> Infer:
+def by_position(subject: Subject, run: Callable[[Dict[str, np.ndarray]], Mapping[str, np.ndarray]]) -> Infer:
     """Return a model that takes and gives arrays by their names as one that does in their order."""
 
     def infer(*inputs: np.ndarray) -> Arrays:
-        found = run({value.name: np.ascontiguousarray(array) for value, array in zip(subject.inputs, inputs)})
-        return tuple(found[each.name] for each in subject.outputs)
+        results = run({value.name: np.ascontiguousarray(array) for value, array in zip(subject.inputs, inputs)})
+        return tuple(results[output.name] for output in subject.outputs)
 
     return infer
 
@@ -261,17 +261,19 @@ def export(parts: Parts, tools: Tools, format_name: str, folder: Path) -> Dict[s
     for name, subject in parts.subjects.items():
         (folder / name).mkdir(exist_ok=True)
         files[name] = tools.writers[format_name](subject, folder / name)
-        opened = OPENERS[format_name](folder / name / files[name], [each.name for each in subject.outputs], "cpu")
-        exported[name] = of_arrays(subject, opened)
+        opened = OPENERS[format_name](folder / name / files[name], [value.name for value in subject.outputs], "cpu")
+        exported[name] = by_position(subject, opened)
     checked, together = check(parts, exported, tools)
-    found = {}
+    described = {}
     for name, subject in parts.subjects.items():
         inputs, outputs = checked[name].shown
         values = zip((*subject.inputs, *subject.outputs), (*inputs, *outputs))
         # The first samples that were checked; of a model without a batch, the first.
-        kept: Dict[str, Any] = {each.name: array[:EXAMPLES] if subject.batched else array for each, array in values}
-        np.savez(folder / name / EXAMPLE, **kept)
-        found[name] = {
+        examples: Dict[str, Any] = {
+            value.name: array[:EXAMPLES] if subject.batched else array for value, array in values
+        }
+        np.savez(folder / name / EXAMPLE, **examples)
+        described[name] = {
             "model": files[name],
             "inputs": describe(subject.inputs, inputs, subject),
             "outputs": describe(subject.outputs, outputs, subject),
@@ -279,7 +281,7 @@ def export(parts: Parts, tools: Tools, format_name: str, folder: Path) -> Dict[s
             "preprocessing": dict(subject.preprocessing),
             "checked": checked[name].figures(),
         }
-    return {**found.get(WHOLE, {"parts": found}), "checked": together}
+    return {**described.get(WHOLE, {"parts": described}), "checked": together}
 
 
 def check_served(parts: Parts, tools: Tools, url: str, exported: Path) -> Dict[str, Any]:
@@ -293,13 +295,13 @@ def check_served(parts: Parts, tools: Tools, url: str, exported: Path) -> Dict[s
         for name, subject in parts.subjects.items():
             server = client.Server(url, "http", client.read_manifest(exported / name))
             server.wait(READY_SECONDS)
-            served[name] = of_arrays(subject, partial(client.predict, server))
+            served[name] = by_position(subject, partial(client.predict, server))
         checked, together = check(parts, served, tools)
     except client.RefusedError as error:
         raise Problem(str(error), "a server with this model", "see the server's log", FAILED) from None
     if list(checked) == [WHOLE]:
         return together
-    return {"parts": {name: each.figures() for name, each in checked.items()}, **together}
+    return {"parts": {name: model.figures() for name, model in checked.items()}, **together}
 
 
 def main(
@@ -338,13 +340,13 @@ def _main(description: Optional[str], config_class: Any, tools: Tools, prepare: 
         meets = operator.le if getattr(config, "lower_is_better", False) else operator.ge
         reached = all(name in quality and meets(quality[name], goal) for name, goal in config.targets.items())
         if arguments.through is None and not (arguments.below_target or reached):
-            measured, wanted = (
+            measured, target = (
                 ", ".join(f"{name} {values[name]:.5g}" for name in config.targets if name in values)
                 for values in (quality, config.targets)
             )
             raise Problem(
                 f"the model did not reach its target: {measured or 'it was not evaluated'}",
-                wanted,
+                target,
                 "train until it does, or export it as it is: --below-target",
             )
         data = manifest.read(arguments.data)
@@ -374,8 +376,8 @@ def _main(description: Optional[str], config_class: Any, tools: Tools, prepare: 
 def write_manifests(content: Mapping[str, Any], folder: Path) -> None:
     """Write export.json: of the model, or of each part, called NAME-PART, and of all."""
     shared = {name: value for name, value in content.items() if name != "parts"}
-    for part, own in content.get("parts", {}).items():
-        _write({**shared, **own, "name": f"{content['name']}-{part}"}, folder / part)
+    for part, fields in content.get("parts", {}).items():
+        _write({**shared, **fields, "name": f"{content['name']}-{part}"}, folder / part)
     _write({**content, "parts": list(content["parts"])} if "parts" in content else content, folder)
 
 

@@ -26,14 +26,14 @@ def _add_mapping() -> None:
 
 
 # Make weights constants: mx2onnx lists them as inputs too, and a server would ask its clients for them.
-def _without_weights_as_inputs(path: Path) -> None:
+def _remove_weight_inputs(path: Path) -> None:
     import onnx
 
     model = onnx.load(str(path))
-    weights = {each.name for each in model.graph.initializer}
-    kept = [each for each in model.graph.input if each.name not in weights]
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [tensor for tensor in model.graph.input if tensor.name not in weights]
     del model.graph.input[:]
-    model.graph.input.extend(kept)
+    model.graph.input.extend(inputs)
     onnx.checker.check_model(model)
     onnx.save(model, str(path))
 
@@ -43,28 +43,28 @@ def write_onnx(subject: Subject, folder: Path) -> str:
     require_for_onnx("onnx")
     _add_mapping()
     path = folder / ONNX_FILE
-    found = subject.model(*(mx.sym.var(each.name) for each in subject.inputs))
-    listed = found if isinstance(found, (tuple, list)) else (found,)
-    outputs = [mx.sym.identity(each, name=value.name) for each, value in zip(listed, subject.outputs)]
+    symbols = subject.model(*(mx.sym.var(item.name) for item in subject.inputs))
+    listed = symbols if isinstance(symbols, (tuple, list)) else (symbols,)
+    outputs = [mx.sym.identity(item, name=value.name) for item, value in zip(listed, subject.outputs)]
     shapes = [array.shape for array in subject.example]
     with contextlib.redirect_stdout(sys.stderr):  # the last line of standard output is ours
         mx.onnx.export_model(
             mx.sym.Group(outputs),
-            {name: each.data() for name, each in subject.model.collect_params().items()},
+            {name: item.data() for name, item in subject.model.collect_params().items()},
             in_shapes=shapes,
             in_types=[array.dtype for array in subject.example],
             onnx_file_path=str(path),
             dynamic=subject.batched,
             dynamic_input_shapes=[("batch", *shape[1:]) for shape in shapes],
         )
-    _without_weights_as_inputs(path)
+    _remove_weight_inputs(path)
     return path.name
 
 
 def _original(subject: Subject) -> Infer:
     def infer(*inputs: np.ndarray) -> Arrays:
-        found = subject.model(*(mx.nd.array(each, dtype=each.dtype) for each in inputs))
-        return tuple(each.asnumpy() for each in (found if isinstance(found, (tuple, list)) else (found,)))
+        outputs = subject.model(*(mx.nd.array(array, dtype=array.dtype) for array in inputs))
+        return tuple(array.asnumpy() for array in (outputs if isinstance(outputs, (tuple, list)) else (outputs,)))
 
     return infer
 

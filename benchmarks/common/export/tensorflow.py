@@ -19,14 +19,14 @@ class Evaluating:
     """A network as it evaluates, for `Subject.model`."""
 
     network: Any  # called with tensors and ``training=False``
-    behind: Callable[[Any], Any] = lambda found: found  # the function that follows it in the exported model
+    postprocess: Callable[[Any], Any] = lambda found: found  # the function that follows it in the exported model
 
     @property
     def variables(self) -> Dict[str, tf.Variable]:
         return self.network.variables
 
     def __call__(self, *inputs: tf.Tensor) -> Any:
-        return self.behind(self.network(*inputs, training=False))
+        return self.postprocess(self.network(*inputs, training=False))
 
 
 def write_saved_model(subject: Subject, folder: Path) -> str:
@@ -36,7 +36,7 @@ def write_saved_model(subject: Subject, folder: Path) -> str:
     for value, array in zip(subject.inputs, subject.example):
         shape = [None, *array.shape[1:]] if subject.batched else list(array.shape)
         specs.append(tf.TensorSpec(shape, array.dtype, value.name))
-    names = [each.name for each in subject.outputs]
+    names = [output.name for output in subject.outputs]
 
     @tf.function(input_signature=specs)
     def serve(*inputs: tf.Tensor) -> Any:
@@ -49,13 +49,13 @@ def write_saved_model(subject: Subject, folder: Path) -> str:
     return path.name
 
 
-def _listed(found: Any) -> Tuple[Any, ...]:
-    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+def _listed(outputs: Any) -> Tuple[Any, ...]:
+    return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
 
 
 def _original(subject: Subject) -> Infer:
     def infer(*inputs: np.ndarray) -> Arrays:
-        return tuple(each.numpy() for each in _listed(subject.model(*map(tf.constant, inputs))))
+        return tuple(tensor.numpy() for tensor in _listed(subject.model(*map(tf.constant, inputs))))
 
     return infer
 

@@ -27,8 +27,8 @@ def as_tensors(arrays: Arrays) -> Tuple[torch.Tensor, ...]:
 def inferring(call: Callable[..., Any]) -> Infer:
     def infer(*inputs: np.ndarray) -> Arrays:
         with torch.no_grad():
-            found = call(*as_tensors(inputs))
-        tensors = found if isinstance(found, (tuple, list)) else (found,)
+            outputs = call(*as_tensors(inputs))
+        tensors = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
         return tuple(tensor.numpy() for tensor in tensors)
 
     return infer
@@ -37,11 +37,11 @@ def inferring(call: Callable[..., Any]) -> Infer:
 # Axes of any size of each input, as torch.export takes them; the batch is the same in all.
 def _axes(subject: Subject) -> List[Dict[int, Any]]:
     batch = torch.export.Dim("batch", min=1, max=1 << 16)
-    found = []
+    all_axes = []
     for value in subject.inputs:
         axes: Dict[int, Any] = dict.fromkeys(subject.any_size.get(value.name, ()), torch.export.Dim.DYNAMIC)
-        found.append({0: batch, **axes} if subject.batched else axes)
-    return found
+        all_axes.append({0: batch, **axes} if subject.batched else axes)
+    return all_axes
 
 
 def _program(subject: Subject) -> Any:
@@ -56,7 +56,7 @@ def _program(subject: Subject) -> Any:
 # turns off while it exports (torch/export/_trace.py and torch/_decomp/decompositions.py of 2.13).
 @contextlib.contextmanager
 def _lengths(subject: Subject) -> Iterator[None]:
-    if any(isinstance(each, torch.nn.LSTM) for each in subject.model.modules()):
+    if any(isinstance(module, torch.nn.LSTM) for module in subject.model.modules()):
         with mock.patch.object(torch.backends.mkldnn, "set_flags", lambda *_: ()):
             yield
     else:
@@ -88,8 +88,8 @@ def write_onnx(subject: Subject, folder: Path) -> str:
         torch.onnx.export(
             _program(subject),
             f=str(path),
-            input_names=[each.name for each in subject.inputs],
-            output_names=[each.name for each in subject.outputs],
+            input_names=[value.name for value in subject.inputs],
+            output_names=[value.name for value in subject.outputs],
             opset_version=OPSET,
             external_data=weights > LARGEST_FILE,
             dynamo=True,

@@ -110,8 +110,8 @@ def broadcast(parameters: ParameterDict) -> None:
     if hvd.size() == 1:
         return
     for name, parameter in sorted(parameters.items()):
-        mine = parameter.data()
-        sent = mine if hvd.rank() == 0 else mx.nd.zeros_like(mine)
+        local = parameter.data()
+        sent = local if hvd.rank() == 0 else mx.nd.zeros_like(local)
         parameter.set_data(_sum(sent, f"parameter.{name}"))
 
 

@@ -145,27 +145,27 @@ def save_compiled(path: Path, ranks: Ranks) -> None:
     if save is None or ranks.rank != 0 or "torch._inductor.compile_fx" not in sys.modules:
         return
     with _only_saves_time("what was compiled cannot be kept"):
-        found = save()
-        if found is not None:
+        artifacts = save()
+        if artifacts is not None:
             with in_one_step(path) as file:
-                file.write(found[0])
+                file.write(artifacts[0])
 
 
 @contextmanager
-def _only_saves_time(what: str) -> Iterator[None]:
+def _only_saves_time(problem: str) -> Iterator[None]:
     # A full disk, a damaged file or another release of PyTorch: each raises an error of its own, and fails no run.
     try:
         yield
     except Exception as error:
-        print(f"warning: {what}: {error!r}", file=sys.stderr, flush=True)
+        print(f"warning: {problem}: {error!r}", file=sys.stderr, flush=True)
 
 
 def new_group(ranks: Sequence[int]) -> Any:
     """Return the group of some ranks, which ``connect`` opens; all ranks call this together."""
-    made = dist.new_group(list(ranks), timeout=TIMEOUT)
+    group = dist.new_group(list(ranks), timeout=TIMEOUT)
     if dist.get_rank() in ranks:
-        _groups.append(made)
-    return made
+        _groups.append(group)
+    return group
 
 
 def eager() -> Any:
@@ -186,8 +186,8 @@ def connect(ranks: Ranks) -> None:
     device = ranks.context if by_nccl else torch.device("cpu")
     for group in _groups:
         size = dist.get_world_size(group)
-        for each in CONNECTING if by_nccl else CONNECTING[:1]:
-            count = -(-each // size)
+        for elements in CONNECTING if by_nccl else CONNECTING[:1]:
+            count = -(-elements // size)
             values = torch.zeros(count * size, device=device)
             dist.all_reduce(values, group=group)
             dist.all_gather(list(torch.empty_like(values).chunk(size)), values[:count].clone(), group=group)
@@ -200,8 +200,8 @@ def connect(ranks: Ranks) -> None:
 
 def group_options(context: torch.device) -> Dict[str, torch.device]:
     """Bind NCCL to the rank's GPU, so that it connects at once and never guesses the GPU; since PyTorch 2.3."""
-    known = inspect.signature(dist.init_process_group).parameters
-    return {"device_id": context} if context.type == "cuda" and "device_id" in known else {}
+    parameters = inspect.signature(dist.init_process_group).parameters
+    return {"device_id": context} if context.type == "cuda" and "device_id" in parameters else {}
 
 
 def memory(context: torch.device) -> float:
@@ -218,7 +218,7 @@ def arithmetic(ranks: Ranks) -> Dict[str, Any]:
         return {}
     off = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0" or torch.cuda.get_device_capability(ranks.context) < (8, 0)
     kinds = {"matmul": torch.backends.cuda.matmul, "cudnn": torch.backends.cudnn}
-    return {"tf32": {name: bool(each.allow_tf32) and not off for name, each in kinds.items()}}
+    return {"tf32": {name: bool(backend.allow_tf32) and not off for name, backend in kinds.items()}}
 
 
 def finish() -> None:
@@ -258,11 +258,11 @@ class StreamWait:
         self.total = 0.0  # seconds of all fetches whose events have come
 
     def fetch(self, call: Callable[[], T]) -> T:
-        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        before.record()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
         fetched = call()
-        after.record()
-        self._fetches.append((before, after))
+        end.record()
+        self._fetches.append((start, end))
         while self._fetches and self._fetches[0][1].query():
             self._count()
         return fetched
@@ -275,8 +275,8 @@ class StreamWait:
         return seconds
 
     def _count(self) -> None:
-        before, after = self._fetches.popleft()
-        milliseconds = before.elapsed_time(after)
+        start, end = self._fetches.popleft()
+        milliseconds = start.elapsed_time(end)
         self._milliseconds += milliseconds
         self.total += milliseconds / 1000
 
@@ -329,14 +329,14 @@ def summing(ranks: Ranks, count: int) -> Callable[[], Any]:
 
 def agreed(reason: str) -> str:
     """Return ``reason``, or that another rank has one; empty where no rank has one, which all ranks then know."""
-    others = total([float(bool(reason))])[0]
-    return reason or ("not on every rank" if others else "")
+    failing = total([float(bool(reason))])[0]
+    return reason or ("not on every rank" if failing else "")
 
 
-def everywhere(here: Iterable[str], known: Iterable[str]) -> List[str]:
-    """Return those of the ``known`` names that every rank has ``here``; all ranks call this with the same ``known``."""
-    mine, names = set(here), sorted(known)
-    missing = total([float(name not in mine) for name in names])
+def everywhere(here: Iterable[str], candidates: Iterable[str]) -> List[str]:
+    """Return the ``candidates`` that every rank has ``here``; all ranks call this with the same ``candidates``."""
+    available, names = set(here), sorted(candidates)
+    missing = total([float(name not in available) for name in names])
     return [name for name, ranks in zip(names, missing) if not ranks]
 
 
@@ -373,13 +373,13 @@ class LaggedSums:
         self._votes = torch.tensor([[0.0], [1.0]], device=ranks.context)
         self.drain = self._lagged.drain
 
-    def send(self, loss: Optional[torch.Tensor], stop: bool, *more: torch.Tensor) -> Optional[List[float]]:
+    def send(self, loss: Optional[torch.Tensor], stop: bool, *scalars: torch.Tensor) -> Optional[List[float]]:
         """Send without waiting; return the sums of some steps ago, None at first.
 
-        The loss, and ``more`` scalars on the device, are copied, so that their memory may be used again.
+        The loss, and ``scalars`` on the device, are copied, so that their memory may be used again.
         """
         mean = self._votes[0] if loss is None else loss.detach().float().reshape(1)
-        values = torch.cat((mean, self._votes[int(stop)], *(each.float().reshape(1) for each in more)))
+        values = torch.cat((mean, self._votes[int(stop)], *(scalar.float().reshape(1) for scalar in scalars)))
         work = dist.all_reduce(values, group=eager(), async_op=True) if size() > 1 else None
         if not values.is_cuda:
             return self._lagged.send(lambda: _read(values, work))
@@ -405,28 +405,28 @@ def save(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write(path: Path, packed: Mapping[str, Any]) -> None:
-    """Write what ``copied`` returned."""
+    """Write what ``snapshot`` returned."""
     torch.save(packed, str(path))
 
 
-def copied(content: Mapping[str, Any], before: Any = None) -> Mapping[str, Any]:
-    """Return a copy of what ``save`` would write, in main memory; ``before`` is an earlier one, whose memory it takes.
+def snapshot(content: Mapping[str, Any], previous: Any = None) -> Mapping[str, Any]:
+    """Copy to host memory what ``save`` would write; reuse the memory of the ``previous`` snapshot.
 
     Copies from a GPU go to pinned memory, all at once.
     """
-    found: Mapping[str, Any] = _copy(_packed(content), before)
+    snapshot: Mapping[str, Any] = _copy(_packed(content), previous)
     synchronize()
-    return found
+    return snapshot
 
 
-def _copy(value: Any, before: Any) -> Any:
+def _copy(value: Any, previous: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        fits = isinstance(before, torch.Tensor) and (before.shape, before.dtype) == (value.shape, value.dtype)
-        to = before if fits else torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+        fits = isinstance(previous, torch.Tensor) and (previous.shape, previous.dtype) == (value.shape, value.dtype)
+        to = previous if fits else torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
         return to.copy_(value.detach(), non_blocking=True)
     if isinstance(value, Mapping):
-        known = before if isinstance(before, Mapping) else {}
-        return {key: _copy(each, known.get(key)) for key, each in value.items()}
+        previous_items = previous if isinstance(previous, Mapping) else {}
+        return {key: _copy(item, previous_items.get(key)) for key, item in value.items()}
     return copy.deepcopy(value)
 
 
@@ -446,8 +446,8 @@ def _packed(content: Mapping[str, Any]) -> Dict[str, Any]:
 
 def load(path: Path, in_parts: bool = False) -> Dict[str, Any]:
     """Return the content that ``save`` wrote; ``in_parts`` maps the file (PyTorch 2.1) and reads only used parts."""
-    known = inspect.signature(torch.load).parameters  # Older NGC images lack both options
-    options = {name: True for name in ("weights_only", *(["mmap"] if in_parts else [])) if name in known}
+    parameters = inspect.signature(torch.load).parameters  # Older NGC images lack both options
+    options = {name: True for name in ("weights_only", *(["mmap"] if in_parts else [])) if name in parameters}
     saved = torch.load(str(path), map_location="cpu", **options)
     generators = saved["generators"]
     random.setstate(generators["python"])

@@ -51,20 +51,20 @@ def start(config: Any) -> Ranks:
 # Hide the other GPUs from CUDA itself: DLPack takes DALI's and TensorFlow's device numbers for the same.
 def _show_one_gpu(local_rank: int) -> None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    every = visible.split(",") if visible else []
-    if len(every) == 1:
+    devices = visible.split(",") if visible else []
+    if len(devices) == 1:
         return  # what Slurm's --gpus-per-task leaves to each rank
-    if every and local_rank >= len(every):
+    if devices and local_rank >= len(devices):
         raise SystemExit(f"local rank {local_rank}, but CUDA_VISIBLE_DEVICES={visible}: start fewer ranks")
-    os.environ["CUDA_VISIBLE_DEVICES"] = every[local_rank] if every else str(local_rank)
+    os.environ["CUDA_VISIBLE_DEVICES"] = devices[local_rank] if devices else str(local_rank)
 
 
 def process_set(ranks: Sequence[int]) -> Any:
     """Return the process set of some ranks, which ``connect`` opens; all ranks call this together."""
-    made = hvd.add_process_set(list(ranks))
+    group = hvd.add_process_set(list(ranks))
     if hvd.rank() in ranks:
-        _process_sets.append(made)
-    return made
+        _process_sets.append(group)
+    return group
 
 
 def connect(ranks: Ranks) -> None:
@@ -72,8 +72,8 @@ def connect(ranks: Ranks) -> None:
     with tf.device(ranks.context):
         for count in CONNECTING if "GPU" in ranks.context else CONNECTING[:1]:
             _summed(tf.zeros(count), f"connect.{count}").result()
-            for number, each in enumerate(_process_sets):
-                hvd.allreduce(tf.zeros(count), op=hvd.Sum, name=f"connect.{number}.{count}", process_set=each)
+            for number, group in enumerate(_process_sets):
+                hvd.allreduce(tf.zeros(count), op=hvd.Sum, name=f"connect.{number}.{count}", process_set=group)
 
 
 def memory(context: Any) -> float:

@@ -5,8 +5,8 @@ a file ``NAME.sha256`` next to it (``sha256sum --check`` reads it). A folder is 
 renamed when it is complete, so that a crash never leaves half of one. The last two are kept: where the newest is
 damaged, the one before it is used and the damaged one is set aside as ``damaged_00000123``.
 
-A save may go on while training does: ``begin`` copies the content, and a thread of each rank writes it. That of rank 0
-waits for the checksums of all ranks' files, which ends the save; no collective is in between. A rank that cannot write
+``save_async`` overlaps with training: it copies the content, and a thread of each rank writes it. The save ends when
+the thread of rank 0 has seen the checksums of all ranks' files; no collective is needed. A rank that cannot write
 leaves a file ``rank_0.failed``.
 """
 
@@ -40,7 +40,7 @@ Content = Callable[[], Mapping[str, Any]]
 class Checkpoints:
     """The checkpoints of a run: what rank 0 gives for all, what each rank gives for itself, and the logs' lengths.
 
-    ``framework`` is a module of benchmarks/common/frameworks. All ranks call ``find``, ``save`` and ``begin`` together.
+    ``framework``: a module of benchmarks/common/frameworks. ``find``, ``save`` and ``save_async`` are collective calls.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Checkpoints:
         self._folder, self._logs, self._framework, self._ranks = folder, logs, framework, ranks
         self._reshards = reshards
         self._lengths: List[int] = []
-        self._copies: Dict[str, Any] = {}  # what the last ``begin`` copied, whose memory the next one takes again
+        self._copies: Dict[str, Any] = {}  # what the last ``save_async`` copied, whose memory the next one takes again
         self._writing: Optional["Future[float]"] = None  # the save in flight
         self.found: Optional[Path] = None
         self.damaged: Dict[str, str] = {}  # damage of the newer ones that ``find`` passed over, by their names
@@ -66,29 +66,29 @@ class Checkpoints:
         self._framework.barrier()
         for path in candidates:
             damage = self._damage(path)
-            own = [float(bool(damage) and rank == self._ranks.rank) for rank in range(self._ranks.size)]
-            ranks = [rank for rank, found in enumerate(self._framework.total(own)) if found]
+            flags = [float(bool(damage) and rank == self._ranks.rank) for rank in range(self._ranks.size)]
+            ranks = [rank for rank, is_damaged in enumerate(self._framework.total(flags)) if is_damaged]
             if not ranks:
-                return self._take(path)
+                return self._select(path)
             self.damaged[path.name] = damage or f"rank {ranks[0]} found its own part damaged"
         if candidates:
             # All stay: what is refused once is refused again, and not begun anew.
-            named = "; ".join(f"{name}: {damage}" for name, damage in self.damaged.items())
+            damages = "; ".join(f"{name}: {damage}" for name, damage in self.damaged.items())
             raise SystemExit(
                 f"no checkpoint in {self._folder} is whole: this experiment cannot be resumed\n"
-                f"  found: {named}\n  hint: start a new run; or restore the folder from a copy of your own"
+                f"  found: {damages}\n  hint: start a new run; or restore the folder from a copy of your own"
             )
         return {}
 
     # Say what is wrong with the files that this rank reads; empty: nothing.
     def _damage(self, path: Path) -> str:
         # A checkpoint of another number of ranks may have no file of this one: that is refused, and no damage.
-        problem = _damage_of(path / STATE_FILE)
+        problem = _file_damage(path / STATE_FILE)
         wrote = 0 if problem else _read_state(path)["ranks"]
         if problem or not (self._reshards or wrote == self._ranks.size):
             return problem
-        mine = range(self._ranks.rank, wrote, self._ranks.size)
-        problems = [_damage_of(path / name) for name in (SHARED_FILE, *(f"rank_{rank}" for rank in mine))]
+        local_ranks = range(self._ranks.rank, wrote, self._ranks.size)
+        problems = [_file_damage(path / name) for name in (SHARED_FILE, *(f"rank_{rank}" for rank in local_ranks))]
         if self._ranks.rank == 0:
             state = _read_state(path)
             for log, length, digest in zip(self._logs, state["log_lengths"], state["log_digests"]):
@@ -99,7 +99,7 @@ class Checkpoints:
         return "; ".join(filter(None, problems))
 
     # Set newer checkpoints aside, which are damaged, and cut the logs back; return the state.
-    def _take(self, path: Path) -> Dict[str, Any]:
+    def _select(self, path: Path) -> Dict[str, Any]:
         state = _read_state(path)
         if self._ranks.rank == 0:
             self._set_damaged_aside()
@@ -149,12 +149,12 @@ class Checkpoints:
         if self._ranks.rank == 0:
             self._lengths = [path.stat().st_size for path in self._logs]
 
-    def save(self, step: int, state: Mapping[str, Any], shared: Content, own: Content, kind: str = "step") -> None:
-        """Write a checkpoint; return when it is whole. ``own`` is called on all ranks, then ``shared`` on rank 0.
+    def save(self, step: int, state: Mapping[str, Any], shared: Content, local: Content, kind: str = "step") -> None:
+        """Write a checkpoint; return when it is whole. ``local`` is called on all ranks, then ``shared`` on rank 0.
 
         One of kind ``trained`` is what a run ended with: nothing resumes from it.
         """
-        contents = self._contents(shared, own)
+        contents = self._contents(shared, local)
         temporary = self._open(step)
         for name, content in contents.items():
             self._framework.save(temporary / name, content)
@@ -164,40 +164,40 @@ class Checkpoints:
             self._publish(temporary, f"{kind}_{step:08d}", state, self._lengths)
         self._framework.barrier()
 
-    def begin(self, step: int, state: Mapping[str, Any], shared: Content, own: Content) -> None:
-        """Begin to write a checkpoint, of which ``ended`` reports the end; returns when its content is copied.
+    def save_async(self, step: int, state: Mapping[str, Any], shared: Content, local: Content) -> None:
+        """Begin to write a checkpoint, of which ``poll_save`` reports the end; returns when its content is copied.
 
         The one before must have ended.
         """
-        contents = self._contents(shared, own)
+        contents = self._contents(shared, local)
         self._copies = {
-            name: self._framework.copied(content, self._copies.get(name)) for name, content in contents.items()
+            name: self._framework.snapshot(content, self._copies.get(name)) for name, content in contents.items()
         }
         arguments = self._open(step), f"step_{step:08d}", state, list(self._lengths)
         threads = ThreadPoolExecutor(1, "checkpoint")
         self._writing = threads.submit(self._write, *arguments)
         threads.shutdown(wait=False)
 
-    def ended(self, waits: bool) -> Optional[float]:
+    def poll_save(self, waits: bool) -> Optional[float]:
         """Return the seconds of writing of the save in flight if it has ended, once; None if not, or without one.
 
         Where it ``waits``, it has ended. Raises what kept this rank, or on rank 0 any rank, from writing.
         """
         if self._writing is None or not (waits or self._writing.done()):
             return None
-        ended, self._writing = self._writing, None
-        return ended.result()
+        future, self._writing = self._writing, None
+        return future.result()
 
     # Contents by the names of the files that this rank writes; ``own`` is called first.
-    def _contents(self, shared: Content, own: Content) -> Dict[str, Mapping[str, Any]]:
-        mine = {f"rank_{self._ranks.rank}": own()}
-        return {SHARED_FILE: shared(), **mine} if self._ranks.rank == 0 else mine
+    def _contents(self, shared: Content, local: Content) -> Dict[str, Mapping[str, Any]]:
+        contents = {f"rank_{self._ranks.rank}": local()}
+        return {SHARED_FILE: shared(), **contents} if self._ranks.rank == 0 else contents
 
     def _open(self, step: int) -> Path:
         temporary = self._folder / f"writing_{step:08d}"
         if self._ranks.rank == 0:
-            for left in self._folder.glob("writing_*"):  # by a run that was killed meanwhile
-                shutil.rmtree(left)
+            for leftover in self._folder.glob("writing_*"):  # by a run that was killed meanwhile
+                shutil.rmtree(leftover)
             temporary.mkdir(parents=True)
         self._framework.barrier()
         return temporary
@@ -206,9 +206,9 @@ class Checkpoints:
     def _write(self, temporary: Path, name: str, state: Mapping[str, Any], lengths: Sequence[int]) -> float:
         began = time.time()
         try:
-            for each, copy in self._copies.items():
-                self._framework.write(temporary / each, copy)
-                _write_digest(temporary / each)
+            for file_name, copy in self._copies.items():
+                self._framework.write(temporary / file_name, copy)
+                _write_digest(temporary / file_name)
         except BaseException as error:
             with suppress(OSError):  # a full disk has room for its name, if not for the text
                 (temporary / f"rank_{self._ranks.rank}{FAILURE}").write_text(str(error), encoding="utf-8")
@@ -253,11 +253,11 @@ def _read_state(path: Path) -> Dict[str, Any]:
 
 # Return the SHA-256 of a file, or of its beginning.
 def _digest(path: Path, length: int = sys.maxsize) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
         for chunk in iter(lambda: file.read(min(CHUNK, length - file.tell())), b""):
-            found.update(chunk)
-    return found.hexdigest()
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _write_digest(path: Path) -> None:
@@ -266,10 +266,10 @@ def _write_digest(path: Path) -> None:
 
 
 # Say how a file differs from what was written; empty: not at all.
-def _damage_of(path: Path) -> str:
+def _file_damage(path: Path) -> str:
     try:
-        written = Path(f"{path}{DIGEST}").read_text(encoding="ascii").split()
-        if written == [_digest(path), path.name]:
+        expected = Path(f"{path}{DIGEST}").read_text(encoding="ascii").split()
+        if expected == [_digest(path), path.name]:
             return ""
     except OSError as error:
         return f"{Path(error.filename).name}: {error.strerror}"
@@ -302,21 +302,21 @@ def read_for_inference(folder: Path, framework: Any) -> Tuple[Dict[str, Any], Di
     Raises:
         Problem: there is none, or the newest one is damaged.
     """
-    found = sorted(folder.glob("trained_*")) or sorted(folder.glob("step_*"))
-    if not found:
+    paths = sorted(folder.glob("trained_*")) or sorted(folder.glob("step_*"))
+    if not paths:
         raise Problem(
             f"no checkpoint in {folder}",
             "a run that kept one",
             "train with --set checkpoint_interval=1: the model that a run ends with is kept too",
         )
-    path = found[-1]
+    path = paths[-1]
     trained, state = path.name.startswith("trained"), _read_state(path)
     last = folder / f"step_{state['evaluated']:08d}"
     if trained and state["evaluated"] != state["step"] and last.exists():
         path, state = last, _read_state(last)
     state["trained"] = trained
     names = [SHARED_FILE, *(f"rank_{rank}" for rank in range(state["ranks"]))]
-    problems = list(filter(None, (_damage_of(path / name) for name in (STATE_FILE, *names))))
+    problems = list(filter(None, (_file_damage(path / name) for name in (STATE_FILE, *names))))
     if problems:
         raise Problem(f"{path} is damaged: {problems[0]}", "the checkpoint as it was written", "export another run")
     content = {name: framework.load(path / name) for name in names[1:]}

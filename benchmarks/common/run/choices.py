@@ -29,21 +29,21 @@ def forget() -> None:
     _recorded.clear()
 
 
-def taken(config: Any, saved: Mapping[str, Any]) -> Dict[str, Any]:
+def resolved(config: Any, saved: Mapping[str, Any]) -> Dict[str, Any]:
     """Return each choice of a run with ``config``; ``saved`` are those of the checkpoint that it resumed from."""
-    found = {key: getattr(config, key) for key in KEYS if hasattr(config, key)}
+    resolved = {key: getattr(config, key) for key in KEYS if hasattr(config, key)}
     if hasattr(config, "compiles"):
-        found["xla"] = config.compiles
+        resolved["xla"] = config.compiles
     # A resumed run may be on another device: its arithmetic is not that of the checkpoint.
-    found.update({**{key: value for key, value in saved.items() if key != "tf32"}, **_recorded})
-    if "cuda_graph" in found and config.device == "cpu":
-        found["cuda_graph"] = False
-    return found
+    resolved.update({**{key: value for key, value in saved.items() if key != "tf32"}, **_recorded})
+    if "cuda_graph" in resolved and config.device == "cpu":
+        resolved["cuda_graph"] = False
+    return resolved
 
 
-def again(config: T, saved: Mapping[str, Any]) -> T:
+def restore(config: T, saved: Mapping[str, Any]) -> T:
     """Return ``config`` with the choices of a checkpoint in place of "auto"; operators have their own place in it."""
-    given: Any = config
+    untyped: Any = config
     names = {key: value for key, value in saved.items() if key in KEYS and not isinstance(value, Mapping)}
-    changed = {key: value for key, value in names.items() if getattr(given, key, None) == "auto"}
-    return dataclasses.replace(given, **changed) if changed else config
+    changed = {key: value for key, value in names.items() if getattr(untyped, key, None) == "auto"}
+    return dataclasses.replace(untyped, **changed) if changed else config

@@ -45,5 +45,5 @@ def refuse_misfits(config: Any, data: Path, ranks: int, memory: float = math.inf
     """
     if hasattr(config, "misfits"):
         for misfit in config.misfits(manifest.read(data), ranks, memory):
-            found, *rest = misfit
-            raise Problem(f"{data}: {found}", *rest)
+            problem, *rest = misfit
+            raise Problem(f"{data}: {problem}", *rest)

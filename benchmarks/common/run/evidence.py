@@ -12,21 +12,21 @@ PARALLELISM = ("tensor_parallelism", "pipeline_parallelism", "context_parallelis
 _FIRST_ROUND = (6, 1)
 
 
-def of(config: Any, choices: Mapping[str, Any]) -> Dict[str, Any]:
+def log_keys(config: Any, choices: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the keys of a run; ``choices`` are Run's, with the arithmetic of the device; None is not known.
 
     A network without attention has the precision of its linear layers there, as NVIDIA's logs of dlrm_dcnv2 in v6.0
     have it. They log 1 for each parallelism, too, though their tables are split over the GPUs as DLRM's are here: none
     of the four is that. What a configuration has no key of is data-parallel.
     """
-    kind = _computed(config, choices.get("tf32"))
+    kind = _compute_precision(config, choices.get("tf32"))
     return {
         "lowest_numerical_precision_in_linear": "fp8" if gemm_precision(config) == "fp8" else kind,
         "lowest_numerical_precision_in_attn": kind,
-        "lowest_numerical_precision_in_comm": _sent(config),
+        "lowest_numerical_precision_in_comm": _communication_precision(config),
         **{name: getattr(config, name, 1) for name in PARALLELISM},
         # In the unit of the log's global_batch_size: samples, or tokens.
-        "micro_batch_size": getattr(config, "micro_batch_size", config.batch_size // _passes(config)),
+        "micro_batch_size": getattr(config, "micro_batch_size", config.batch_size // _accumulation_steps(config)),
         "config_filename": "config.json",
     }
 
@@ -38,12 +38,12 @@ def gemm_precision(config: Any) -> str:
 
 def required_by(round_name: str) -> bool:
     """Return whether the round's rules ask for the keys in the log; "published" is no round."""
-    found = re.fullmatch(r"v(\d+)\.(\d+)", round_name)
-    return found is not None and (int(found.group(1)), int(found.group(2))) >= _FIRST_ROUND
+    match = re.fullmatch(r"v(\d+)\.(\d+)", round_name)
+    return match is not None and (int(match.group(1)), int(match.group(2))) >= _FIRST_ROUND
 
 
 # Word of the linear layers: where fp32 is TF32, the device says; MXNet does not say it of a GPU.
-def _computed(config: Any, tf32: Any) -> Optional[str]:
+def _compute_precision(config: Any, tf32: Any) -> Optional[str]:
     if config.precision not in ("fp32", "tf32"):
         return WORDS[config.precision]
     if tf32 is None and config.device == "gpu":
@@ -52,10 +52,10 @@ def _computed(config: Any, tf32: Any) -> Optional[str]:
 
 
 # Word of the gradients on the wire, which have the weights' type, fp32, unless the configuration says otherwise.
-def _sent(config: Any) -> str:
+def _communication_precision(config: Any) -> str:
     kind = getattr(config, "communicates", getattr(config, "gradient_compression", "none"))
     return "fp32" if kind in ("none", "tf32") else WORDS[kind]
 
 
-def _passes(config: Any) -> int:
+def _accumulation_steps(config: Any) -> int:
     return int(getattr(config, "accumulation_steps", getattr(config, "accumulation", 1)))

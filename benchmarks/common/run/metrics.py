@@ -96,10 +96,10 @@ class StepReports:
         ``loss`` is the mean over this rank's samples, still on the device; ``samples`` are those of all ranks,
         by default one global batch. ``learning_rate`` is a number, or a tensor on the device.
         """
-        more = () if isinstance(learning_rate, (int, float)) else (learning_rate,)
-        self._pending.append((steps, 0.0 if more else learning_rate))
+        scalars = () if isinstance(learning_rate, (int, float)) else (learning_rate,)
+        self._pending.append((steps, 0.0 if scalars else learning_rate))
         self._samples += self._global_batch_size if samples is None else samples
-        sums = self._sums.send(loss, stop, *more)
+        sums = self._sums.send(loss, stop, *scalars)
         return sums is not None and self._receive(sums)
 
     def end(self, epoch: int) -> bool:
@@ -110,8 +110,8 @@ class StepReports:
         stops = [self._receive(sums) for sums in self._sums.drain()]
         seconds = max(time.time() - self._since, 1e-9)
         speed = round(self._samples / seconds, 2)
-        spent = {name: round(each, 4) for name, each in self._stages.items()}
-        self._metrics.write(Epoch(epoch + 1, speed, round(self.input_share(), 4), spent))
+        stages = {name: round(seconds_spent, 4) for name, seconds_spent in self._stages.items()}
+        self._metrics.write(Epoch(epoch + 1, speed, round(self.input_share(), 4), stages))
         return any(stops)
 
     def _receive(self, sums: List[float]) -> bool:

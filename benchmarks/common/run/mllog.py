@@ -152,8 +152,8 @@ class MLLog:
         elif last:
             self._log.event("eval_result", evaluated, metadata={"epoch_num": number, "timestamp": timestamp})
         if not self._is_v06:
-            at = round((started + timestamp) * 1000) if counts else None
-            self._log.end(constants.RUN_STOP, metadata=dict(status), time_ms=at)
+            time_ms = round((started + timestamp) * 1000) if counts else None
+            self._log.end(constants.RUN_STOP, metadata=dict(status), time_ms=time_ms)
 
 
 # A line of v0.6 or of a later round.
@@ -162,9 +162,9 @@ LINE = re.compile(r":::MLL(?:OG)? (?:(\S+) (\w+): )?(\{.*\})$")
 
 # Yield key, Unix time, value and metadata of each event in a log.
 def _events(path: Path) -> Iterator[Tuple[str, float, Any, Mapping[str, Any]]]:
-    for found in filter(None, map(LINE.search, path.read_text(encoding="utf-8").splitlines())):
-        content = json.loads(found.group(3))
-        key, seconds = found.group(2), found.group(1)
+    for match in filter(None, map(LINE.search, path.read_text(encoding="utf-8").splitlines())):
+        content = json.loads(match.group(3))
+        key, seconds = match.group(2), match.group(1)
         if key is None:
             key, seconds = content["key"], content["time_ms"] / 1000
         yield key, float(seconds), content["value"], content["metadata"]
@@ -252,8 +252,8 @@ class V05Log:
 
     def run_start(self) -> None:
         self._write(constants.RUN_START)
-        held, self._held = self._held or [], None
-        for key, value in held:
+        deferred, self._held = self._held or [], None
+        for key, value in deferred:
             self.event(key, value)
         self._write("train_loop")
 
@@ -264,9 +264,11 @@ class V05Log:
         self._write("eval_start", epoch_num - 1)
 
     def eval_stop(self, epoch_num: float, qualities: Mapping[str, float], targets: Mapping[str, float]) -> None:
-        found, wanted = ({self._names.get(name, name): each[name] for name in each} for each in (qualities, targets))
-        self._write("eval_accuracy", {"epoch": epoch_num - 1, "value": value_of(found)})
-        self._write("eval_target", value_of(wanted))
+        reached, goals = (
+            {self._names.get(name, name): values[name] for name in values} for values in (qualities, targets)
+        )
+        self._write("eval_accuracy", {"epoch": epoch_num - 1, "value": value_of(reached)})
+        self._write("eval_target", value_of(goals))
         self._write("eval_stop", epoch_num - 1)
 
     def run_stop(self, reached: bool) -> None:

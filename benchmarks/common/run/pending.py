@@ -41,10 +41,10 @@ class PendingEvaluations:
 
     def __init__(self, log: Callable[[Begun, Result], bool], state: List[Dict[str, Any]]) -> None:
         """Continue with what ``saved`` returned; those evaluations begin anew once there is an evaluator."""
-        self._log, self._begun = log, [Begun(**each) for each in state]
+        self._log, self._begun = log, [Begun(**fields) for fields in state]
         self._evaluator: Any = None
         # Epochs whose files the last checkpoints need.
-        self._saved = deque([[each.epoch for each in self._begun]], CHECKPOINTS)
+        self._saved = deque([[fields.epoch for fields in self._begun]], CHECKPOINTS)
         self.ends = False
         self.problem: Optional[Problem] = None  # why no result will come
 
@@ -52,13 +52,13 @@ class PendingEvaluations:
         """Let ``evaluator`` work for this run, which may have ended but for saying so."""
         self._evaluator, self.ends = evaluator, ends
         self._ask(evaluator.open)
-        for each in self._begun:
-            self._ask(evaluator.again, each.epoch)
+        for evaluation in self._begun:
+            self._ask(evaluator.again, evaluation.epoch)
 
     def saved(self) -> List[Dict[str, Any]]:
         """Return what a checkpoint holds of this, and keep the files that a run needs which resumes from it."""
-        self._saved.append([each.epoch for each in self._begun])
-        return [asdict(each) for each in self._begun]
+        self._saved.append([evaluation.epoch for evaluation in self._begun])
+        return [asdict(evaluation) for evaluation in self._begun]
 
     @property
     def votes(self) -> Tuple[bool, bool, bool]:
@@ -68,9 +68,9 @@ class PendingEvaluations:
     def _is_waiting(self) -> bool:
         return self._evaluator is not None and bool(self._begun) and not self.ends
 
-    def start(self, evaluation: Begun, found: Any) -> None:
+    def start(self, evaluation: Begun, predictions: Any) -> None:
         if self._evaluator is not None:
-            self._ask(self._evaluator.start, evaluation.epoch, found)
+            self._ask(self._evaluator.start, evaluation.epoch, predictions)
             self._begun.append(evaluation)
 
     def forget(self) -> None:
@@ -83,9 +83,11 @@ class PendingEvaluations:
             result = self._ask(self._evaluator.poll)
             if result is None:
                 break
-            ended = self._begun.pop(0)
-            self.ends = self._log(ended, result)
-            self._evaluator.keep({ended.epoch, *(each.epoch for each in self._begun), *chain(*self._saved)})
+            finished = self._begun.pop(0)
+            self.ends = self._log(finished, result)
+            self._evaluator.keep(
+                {finished.epoch, *(evaluation.epoch for evaluation in self._begun), *chain(*self._saved)}
+            )
         return len(self._begun) < count
 
     def finish(self) -> None:

@@ -50,7 +50,7 @@ def prepare(files: Path, output: Path, data: Optional[Path]) -> None:
                 (output / name).replace(output / (name + ".discarded"))
     if not (output / "result.txt").exists():
         shutil.copyfile(str(files / "result.txt"), str(output / "result.txt"))
-    (output / "node.json").write_text(json.dumps(facts()) + "\n", encoding="utf-8")
+    (output / "node.json").write_text(json.dumps(node_facts()) + "\n", encoding="utf-8")
     if data is not None and data.exists():
         shutil.copyfile(str(data), str(output / data.name))
 
@@ -59,14 +59,14 @@ def _same(path: Path, other: Path) -> bool:
     return other.exists() and path.read_bytes() == other.read_bytes()
 
 
-def facts() -> Dict[str, object]:
+def node_facts() -> Dict[str, object]:
     """Return what this node has, as encore/machine/node.py names it; what cannot be read is missing or empty."""
     cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     models = re.findall(r"^model name\s*: (.*)$", cpu, re.MULTILINE)
-    asked = "index,name,memory.total,driver_version"
+    query = "index,name,memory.total,driver_version"
     lines: List[str] = []
     with suppress(OSError, subprocess.SubprocessError):
-        command = ["nvidia-smi", "--query-gpu=" + asked, "--format=csv,noheader,nounits"]
+        command = ["nvidia-smi", "--query-gpu=" + query, "--format=csv,noheader,nounits"]
         lines = subprocess.run(
             command, stdout=subprocess.PIPE, universal_newlines=True, timeout=60, check=True
         ).stdout.splitlines()
@@ -99,10 +99,10 @@ class Relay:
             if os.fstat(file.fileno()).st_size < self._offset:
                 self._offset = 0
             file.seek(self._offset)
-            found = file.read()
-            whole = found[: found.rfind(b"\n") + 1]
-            self._offset += len(whole)
-            sys.stdout.buffer.write(whole)
+            data = file.read()
+            lines = data[: data.rfind(b"\n") + 1]
+            self._offset += len(lines)
+            sys.stdout.buffer.write(lines)
             sys.stdout.buffer.flush()
 
 
@@ -119,74 +119,77 @@ class Beat(NamedTuple):
 
 def beats_since(heartbeats: Path, began: float) -> List[Beat]:
     """Return the heartbeats of all pods' ranks that were written after the Unix time ``began``."""
-    found = []
+    beats = []
     for path in heartbeats.glob("rank_*"):
         with suppress(OSError, ValueError):
             pid, host, step, when, alive, *_ = path.read_text(encoding="ascii").split()
-            found.append(Beat(int(path.name[5:]), int(pid), host, int(step), float(when), float(alive)))
-    return [each for each in found if each.alive >= began]
+            beats.append(Beat(int(path.name[5:]), int(pid), host, int(step), float(when), float(alive)))
+    return [beat for beat in beats if beat.alive >= began]
 
 
-def hung(beats: Sequence[Beat], seconds: float) -> str:
+def find_hang(beats: Sequence[Beat], seconds: float) -> str:
     """Return which rank all wait for if none of this pod's made a step for so long; empty: they go on.
 
     This pod's alone are asked for the time, which its own clock measures: one rank that hangs stops all of them.
     """
-    own = [each for each in beats if each.host == socket.gethostname()]
-    if not own:
+    local_beats = [beat for beat in beats if beat.host == socket.gethostname()]
+    if not local_beats:
         return ""
-    silent = time.time() - max(each.time for each in own)
-    limit = seconds * (WARM_UP_FACTOR if max(each.step for each in own) < 0 else 1)
+    silent = time.time() - max(beat.time for beat in local_beats)
+    limit = seconds * (WARM_UP_FACTOR if max(beat.step for beat in local_beats) < 0 else 1)
     if silent < limit:
         return ""
-    seen = max(each.alive for each in beats)
-    slowest = min(beats, key=lambda each: (seen - each.alive <= limit / 2, each.step, each.time))
-    why = "gives no heartbeat" if seen - slowest.alive > limit / 2 else "came least far"
+    newest = max(beat.alive for beat in beats)
+    slowest = min(beats, key=lambda beat: (newest - beat.alive <= limit / 2, beat.step, beat.time))
+    reason = "gives no heartbeat" if newest - slowest.alive > limit / 2 else "came least far"
     return "rank %d on %s hangs: no step for %.0f s, and it %s (step %d)" % (
-        slowest.rank, slowest.host, silent, why, slowest.step,
+        slowest.rank, slowest.host, silent, reason, slowest.step,
     )  # fmt: skip
 
 
 def kill(ranks: Sequence[Beat]) -> None:
     """End this pod's ranks, which print the stacks of their threads before."""
     for number in (signal.SIGUSR1, signal.SIGKILL):
-        for each in ranks:
-            if each.host == socket.gethostname():
+        for beat in ranks:
+            if beat.host == socket.gethostname():
                 with suppress(OSError):
-                    os.kill(each.pid, number)
+                    os.kill(beat.pid, number)
         time.sleep(STACKS_SECONDS)
 
 
 def raise_limits(stack: int, pinned: bool) -> None:
     """Raise the soft limits that Kubernetes cannot set: of a thread's stack in bytes, and of pinned memory."""
-    _, most = resource.getrlimit(resource.RLIMIT_STACK)
-    resource.setrlimit(resource.RLIMIT_STACK, (stack if most == -1 else min(stack, most), most))
-    _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (most, most))
-    if pinned and most != resource.RLIM_INFINITY:
-        print("warning: no more than %d bytes can be pinned; raise the container runtime's memlock" % most, flush=True)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (stack if hard_limit == -1 else min(stack, hard_limit), hard_limit))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard_limit, hard_limit))
+    if pinned and hard_limit != resource.RLIM_INFINITY:
+        print(
+            "warning: no more than %d bytes can be pinned; raise the container runtime's memlock" % hard_limit,
+            flush=True,
+        )
 
 
 def run(output: Path, command: Sequence[str], hang_seconds: float) -> int:
     """Run the ranks to their end; return 0, their exit code, or INTERRUPTED where they stopped with a checkpoint."""
     heartbeats, is_first = output / "heartbeat", os.environ.get(NUMBER, "0") == "0"
-    for each in beats_since(heartbeats, 0.0):
+    for beat in beats_since(heartbeats, 0.0):
         # Those of an earlier pod, whose numbers are used again.
-        if each.host == socket.gethostname():
+        if beat.host == socket.gethostname():
             with suppress(OSError):
-                (heartbeats / ("rank_%d" % each.rank)).unlink()
+                (heartbeats / ("rank_%d" % beat.rank)).unlink()
     relay, began = Relay(output / "metrics.jsonl"), time.time()
     next_look = began if hang_seconds > 0 else math.inf
     child = subprocess.Popen(command)
 
-    def hand_on(number: int, frame: object) -> None:
-        ranks = [each.pid for each in beats_since(heartbeats, began) if each.host == socket.gethostname()]
+    def forward_signal(number: int, frame: object) -> None:
+        ranks = [beat.pid for beat in beats_since(heartbeats, began) if beat.host == socket.gethostname()]
         for pid in ranks or [child.pid]:  # a launcher would end ranks that write a checkpoint
             with suppress(OSError):
                 os.kill(pid, number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, hand_on)
+        signal.signal(number, forward_signal)
     while child.poll() is None:
         if is_first:
             relay.copy()
@@ -194,9 +197,9 @@ def run(output: Path, command: Sequence[str], hang_seconds: float) -> int:
         if time.time() >= next_look:
             next_look = time.time() + min(LOOK_SECONDS, hang_seconds / 4)
             beats = beats_since(heartbeats, began)
-        what = hung(beats, hang_seconds)
-        if what:
-            print("error: " + what, flush=True)
+        hang = find_hang(beats, hang_seconds)
+        if hang:
+            print("error: " + hang, flush=True)
             kill(beats)
             break
         time.sleep(POLL_SECONDS)
@@ -220,8 +223,8 @@ def outcome_of(metrics: Path, since: float) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    words = list(arguments)
-    place = words.index("--") if "--" in words else len(words)
+    argv = list(arguments)
+    separator = argv.index("--") if "--" in argv else len(argv)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.common.run.pod", description=__doc__)
     parser.add_argument("action", choices=("prepare", "run"))
     parser.add_argument("--output", type=Path, required=True, help="folder of the experiment")
@@ -230,12 +233,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--stack", type=int, default=64 * 2**20, help="run: bytes of a thread's stack")
     parser.add_argument("--hang-seconds", type=float, default=0.0, help="run: limit of a step; 0: none")
     parser.add_argument("--pinned", action="store_true", help="run: warn where pinned memory is limited")
-    options = parser.parse_args(words[:place])
+    options = parser.parse_args(argv[:separator])
     if options.action == "prepare":
         prepare(options.files, options.output, options.data)
         return 0
     raise_limits(options.stack, options.pinned)
-    return run(options.output, words[place + 1 :], options.hang_seconds)
+    return run(options.output, argv[separator + 1 :], options.hang_seconds)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ A ``train.py`` trains; everything else is asked of a :class:`Run`, which calls n
     return run.finish()
 
 Where training continues while others evaluate (``Timeline.evaluates_concurrently``), an evaluator is given before the
-loop by ``run.use(evaluator)``, and what a network found by ``run.evaluated_later(found)``.
+loop by ``run.set_evaluator(evaluator)``, and what a network found by ``run.submit_evaluation(found)``.
 """
 
 import operator
@@ -53,13 +53,13 @@ class Run:
         """Join the other ranks and find out where the run is; the signals come first."""
         self._stop = StopRequest()
         choices.forget()
-        startup.begin()
+        startup.reset()
         self._framework, self.data, self.output = framework, data, output
-        before = threads()
+        threads_before = threads()
         with startup.part("ranks"):
             caches.set_cuda_cache(os.environ)
             self.ranks: Ranks = framework.start(config)
-            self._communicating = threads() - before if config.device == "cpu" else None
+            self._communicating = threads() - threads_before if config.device == "cpu" else None
             framework.load_compiled(output / COMPILED, self.ranks)
         memory = framework.memory(self.ranks.context)
         self.open(lambda: configuration.refuse_misfits(config, data, self.ranks.size, memory))
@@ -69,7 +69,7 @@ class Run:
         with leaving_together(self._framework):
             state = self._checkpoints.find()
         self._choices: Dict[str, Any] = state.get("choices", {})  # of the run that is resumed
-        self.config = choices.again(config, self._choices)
+        self.config = choices.restore(config, self._choices)
         self.position: int = state.get("step", 0)  # steps that are done
         self._evaluated: int = state.get("evaluated", 0)  # position of the last evaluation
         self._reached: bool = state.get("reached", False)
@@ -77,7 +77,7 @@ class Run:
         self._losses: List[float] = state.get("losses", [])  # of steps since the last record of the metrics stream
         self._pending = PendingEvaluations(self._log_later, state.get("pending", []))
         self.register_state(dict)
-        self.leave_out(int)
+        self.on_skipped_steps(int)
         self._ended = self.interrupted = self._failed = self._part_is_open = self._evaluates_later = False
         self._logs_events = not self.resumed
 
@@ -116,14 +116,14 @@ class Run:
         """A checkpoint's state, that of all ranks and this rank's own together; empty at the beginning of a run."""
         return self._checkpoints.load()
 
-    def register_state(self, shared: Content, own: Content = dict) -> None:
-        """Name what a checkpoint holds: ``shared`` is called on rank 0, ``own`` before it on every rank."""
-        self._shared, self._own = shared, own
+    def register_state(self, shared: Content, local: Content = dict) -> None:
+        """Name what a checkpoint holds: ``shared`` is called on rank 0, ``local`` before it on every rank."""
+        self._shared, self._own = shared, local
 
     @property
     def choices(self) -> Dict[str, Any]:
         """Choices of this run where its configuration leaves them open, and the arithmetic of its device."""
-        return {**choices.taken(self.config, self._choices), **self._framework.arithmetic(self.ranks)}
+        return {**choices.resolved(self.config, self._choices), **self._framework.arithmetic(self.ranks)}
 
     def _save(self, kind: str = "step", concurrently: bool = False) -> None:
         state: Dict[str, Any] = {"step": self.position, "evaluated": self._evaluated, "reached": self._reached}
@@ -133,7 +133,7 @@ class Run:
         began = time.time()
         self._note_writing(waits=True)
         if concurrently:
-            self._checkpoints.begin(self.position, state, self._shared, self._own)
+            self._checkpoints.save_async(self.position, state, self._shared, self._own)
             self._written = self.position
         else:
             self._checkpoints.save(self.position, state, self._shared, self._own, kind)
@@ -141,7 +141,7 @@ class Run:
 
     # Note the end of the save in flight; raises what went wrong with it.
     def _note_writing(self, waits: bool = False) -> None:
-        seconds = self._checkpoints.ended(waits)
+        seconds = self._checkpoints.poll_save(waits)
         if seconds is not None:
             self._metrics.write(CheckpointWritten(self._written, round(seconds, 3)))
 
@@ -164,7 +164,7 @@ class Run:
             with leaving_together(self._framework):
                 raise SystemExit(REFUSED) from None
         if evidence.required_by(self.config.round):
-            self.log(evidence.of(self.config, self.choices))
+            self.log(evidence.log_keys(self.config, self.choices))
         if self._logs_events:
             self._log.init_stop(self.choices)
 
@@ -183,7 +183,7 @@ class Run:
             self._framework.connect(self.ranks)
             self._framework.synchronize()
             self._framework.barrier()
-        self._startup = {"seconds": startup.taken(), "budget": startup.BUDGET}
+        self._startup = {"seconds": startup.seconds_by_part(), "budget": startup.BUDGET}
         if self._logs_events:
             self._log.run_start()
         self._framework.barrier()
@@ -257,7 +257,7 @@ class Run:
                 damaged=self._checkpoints.damaged,
                 environment=library_environment(),
                 choices=self.choices,
-                evidence=evidence.of(self.config, self.choices),
+                evidence=evidence.log_keys(self.config, self.choices),
                 flops_per_sample=self._flops,
                 gemm_precision=evidence.gemm_precision(self.config),
                 startup=self._startup,
@@ -282,13 +282,13 @@ class Run:
         for steps in self.step_ranges(1):
             yield steps.start
 
-    def step_ranges(self, most: int) -> Iterator[range]:
-        """Yield the same as ranges of up to ``most`` steps of one epoch; report each range once."""
+    def step_ranges(self, limit: int) -> Iterator[range]:
+        """Yield the same as ranges of up to ``limit`` steps of one epoch; report each range once."""
         timeline = self._timeline
         while not self._ended and self.position < timeline.steps and not self._evaluation_is_due():
             self._open_part()
             end_of_epoch = (self.position // timeline.steps_per_epoch + 1) * timeline.steps_per_epoch
-            last = min(self.position + most, end_of_epoch)
+            last = min(self.position + limit, end_of_epoch)
             last = next((s for s in range(self.position + 1, last) if timeline.evaluates_after(s)), last)
             self._current = range(self.position, last)
             yield self._current
@@ -325,7 +325,7 @@ class Run:
         if stop:
             self._agree()
 
-    def leave_out(self, skipped: Callable[[], int]) -> None:
+    def on_skipped_steps(self, skipped: Callable[[], int]) -> None:
         """Count no step that changed no weight; ``skipped`` returns how many there were since it was asked.
 
         It is asked where an evaluation is due, which waits for the device anyway; the run then goes back by
@@ -415,26 +415,26 @@ class Run:
     def total(self, values: Any, expected: int) -> List[float]:
         """Sum ``values`` over all ranks; the last one counts samples, of which ``expected`` must have come."""
         sums: List[float] = self._framework.total(values)
-        counted = sums.pop()
-        if counted != expected:
-            raise RuntimeError(f"evaluated {counted:.0f} samples, the data set has {expected}")
+        count = sums.pop()
+        if count != expected:
+            raise RuntimeError(f"evaluated {count:.0f} samples, the data set has {expected}")
         return sums
 
-    def evaluated(self, found: Optional[Mapping[str, float]]) -> None:
+    def evaluated(self, results: Optional[Mapping[str, float]]) -> None:
         """Log what the evaluation found, None if it was interrupted; decides whether the run continues.
 
-        ``found`` has a value for each of the configuration's targets, and may have other figures.
+        ``results`` has a value for each of the configuration's targets, and may have other figures.
         """
-        if found is None:
+        if results is None:
             return
-        self._reached |= self._stop_evaluation(self._evaluation, found)
+        self._reached |= self._stop_evaluation(self._evaluation, results)
         self._evaluated = self.position
         self._end_position()
 
-    def evaluated_after_clock(self, epoch: int, found: Mapping[str, float]) -> bool:
+    def evaluated_after_clock(self, epoch: int, results: Mapping[str, float]) -> bool:
         """Log what the model saved at the end of ``epoch``, from 1, reached; return whether that is all targets."""
-        begun = self._start_evaluation(epoch * self._timeline.steps_per_epoch, epoch - 1)
-        self._reached = self._stop_evaluation(begun, found)
+        evaluation = self._start_evaluation(epoch * self._timeline.steps_per_epoch, epoch - 1)
+        self._reached = self._stop_evaluation(evaluation, results)
         return self._reached
 
     # Log the start of an evaluation after ``epoch``, from 0; a block whose result comes later ends before it.
@@ -446,40 +446,40 @@ class Run:
         return Begun(position, epoch + 1, time.time())
 
     # Log the end of an evaluation and what it ``found``; return whether it reached all targets.
-    def _stop_evaluation(self, begun: Begun, found: Mapping[str, float]) -> bool:
+    def _stop_evaluation(self, evaluation: Begun, results: Mapping[str, float]) -> bool:
         timeline, targets = self._timeline, self.config.targets
-        qualities = {name: found[name] for name in targets}
-        figures = {name: value for name, value in found.items() if name not in targets}
-        self._log.eval_stop(timeline.epoch_num(begun.position), qualities, targets)
+        qualities = {name: results[name] for name in targets}
+        figures = {name: value for name, value in results.items() if name not in targets}
+        self._log.eval_stop(timeline.epoch_num(evaluation.position), qualities, targets)
         if not (timeline.evaluates_inside_epochs or timeline.evaluates_concurrently):
-            self._log.block_stop(timeline.first_of_block(begun.epoch - 1))
-        seconds = round(time.time() - begun.started, 3)
-        self._metrics.write(Evaluation(begun.epoch, qualities, seconds), **figures)
+            self._log.block_stop(timeline.first_of_block(evaluation.epoch - 1))
+        seconds = round(time.time() - evaluation.started, 3)
+        self._metrics.write(Evaluation(evaluation.epoch, qualities, seconds), **figures)
         reached = operator.gt if timeline.target_is_exceeded else operator.ge
         reached = operator.le if timeline.lower_is_better else reached
         return all(reached(qualities[name], target) for name, target in targets.items())
 
     # -- evaluations by an evaluator: see benchmarks/common/run/pending.py ------------------------------------
 
-    def use(self, evaluator: Any) -> None:
-        """Let ``evaluator`` work on what ``evaluated_later`` is given; what a resumed run had begun begins anew."""
+    def set_evaluator(self, evaluator: Any) -> None:
+        """Let ``evaluator`` work on what ``submit_evaluation`` is given; what a resumed run had begun begins anew."""
         self._evaluates_later = True
         if self.ranks.rank == 0:
             self._pending.open(evaluator, self._reached and self._timeline.stops_at_target)
 
-    def evaluated_later(self, found: Any) -> None:
-        """Let the evaluator evaluate what was ``found``, on rank 0; waits for it unless it is to work concurrently."""
+    def submit_evaluation(self, predictions: Any) -> None:
+        """Pass ``predictions`` to the evaluator on rank 0; wait for its result unless it works concurrently."""
         if self.interrupted:
             return
-        self._pending.start(self._evaluation, found)
+        self._pending.start(self._evaluation, predictions)
         if not self._timeline.evaluates_concurrently and self._wait_for_results():
             self._pending.forget()  # interrupted: the resumed run evaluates again
             return
         self._evaluated = self.position
         self._end_position()
 
-    def _log_later(self, begun: Begun, found: Result) -> bool:
-        self._reached |= self._stop_evaluation(begun, found)
+    def _log_later(self, evaluation: Begun, results: Result) -> bool:
+        self._reached |= self._stop_evaluation(evaluation, results)
         return self._reached and self._timeline.stops_at_target
 
     # Log the results that are there; return whether this rank was asked to stop, or a result asks for it.

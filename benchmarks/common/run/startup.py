@@ -28,7 +28,7 @@ _open: List[str] = []
 _since = [0.0]
 
 
-def begin() -> None:
+def reset() -> None:
     """Forget all parts; what the process has taken so far was its imports."""
     _parts.clear()
     _open.clear()
@@ -37,7 +37,7 @@ def begin() -> None:
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """Count the time of what is inside as the part ``name`` of BUDGET, up to ``taken``."""
+    """Count the time of what is inside as the part ``name`` of BUDGET, up to ``seconds_by_part``."""
     _count()
     _open.append(name)
     try:
@@ -47,10 +47,10 @@ def part(name: str) -> Iterator[None]:
         _open.pop()
 
 
-def taken() -> Dict[str, float]:
+def seconds_by_part() -> Dict[str, float]:
     """Return the seconds of each part so far; they add up to the age of the process."""
-    found = {**_parts, "rest": _age() - sum(_parts.values())}
-    return {name: round(found[name], 3) for name in BUDGET if name in found}
+    seconds = {**_parts, "rest": _age() - sum(_parts.values())}
+    return {name: round(seconds[name], 3) for name in BUDGET if name in seconds}
 
 
 def _count() -> None:

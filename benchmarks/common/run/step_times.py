@@ -43,15 +43,15 @@ def read(thread: str, name: str) -> bytes:
         os.close(file)
 
 
-def is_working(others: Collection[str]) -> bool:
-    """Return whether a thread of this process but for ``others`` runs, is ready to, or waits for a disk."""
-    return any(read(name, "stat").rpartition(b") ")[2][:1] in (b"R", b"D") for name in threads() if name not in others)
+def is_working(ignored: Collection[str]) -> bool:
+    """Return whether a thread of this process but for ``ignored`` runs, is ready to, or waits for a disk."""
+    return any(read(name, "stat").rpartition(b") ")[2][:1] in (b"R", b"D") for name in threads() if name not in ignored)
 
 
 def delays() -> Dict[str, float]:
     """Return the seconds that each thread has been ready without a core (the kernel's schedstat)."""
     fields = {name: read(name, "schedstat").split() for name in threads()}
-    return {name: int(each[1]) / 1e9 for name, each in fields.items() if len(each) == 3}
+    return {name: int(values[1]) / 1e9 for name, values in fields.items() if len(values) == 3}
 
 
 class StepTimes:
@@ -119,13 +119,13 @@ class StepTimes:
             self._others.add(str(threading.get_native_id()))
         last = time.time()
         while not self._ended.wait(SAMPLE_SECONDS):
-            now, before = time.time(), last
+            now, previous = time.time(), last
             last = now
             if self._since is not None:
-                self._sampled += now - before
+                self._sampled += now - previous
                 # Of a rank that was stopped, or had no core, the time between two samples is longer: it did not wait.
                 if self._others is not None and not self._fetching and not is_working(self._others):
-                    self._waited += min(now - before, 1.5 * SAMPLE_SECONDS)
+                    self._waited += min(now - previous, 1.5 * SAMPLE_SECONDS)
             if now - self._opened >= min(WINDOW_SECONDS, max(FIRST_SECONDS, (self._opened - self._began) / 2)):
                 self._write()
 
@@ -147,7 +147,7 @@ class StepTimes:
                 waiting=round(self._waited / self._sampled, 4) if is_known else None,
                 input=round((self._input_wait.total - self._stalled) / max(sum(steps), 1e-9), 4),
                 cpu=round(time.process_time() - self._cpu, 3),
-                delayed=round(sum(max(0.0, ready[each] - self._delays.get(each, 0.0)) for each in ready), 3),
+                delayed=round(sum(max(0.0, ready[name] - self._delays.get(name, 0.0)) for name in ready), 3),
             )
             self._open_window()
         # A full disk is reported by what writes records and checkpoints.

@@ -107,15 +107,15 @@ class Heartbeat:
         self.beat(self._last[0])
 
     def _follow(self) -> None:
-        written, alive = self._last, time.time()
+        last_written, alive = self._last, time.time()
         looked = time.monotonic()
         while True:
             time.sleep(HEARTBEAT_SECONDS)
             if self._supervisor and time.monotonic() - looked >= LAUNCHER_SECONDS:
                 looked = time.monotonic()
                 self._stop_without_supervisor()
-            if self._last != written or time.time() - alive >= ALIVE_SECONDS:
-                written, alive = self._last, time.time()
+            if self._last != last_written or time.time() - alive >= ALIVE_SECONDS:
+                last_written, alive = self._last, time.time()
                 # A full disk is reported by what writes records and checkpoints.
                 with suppress(OSError):
                     self._write()

@@ -77,29 +77,29 @@ class Server:
 
     def ask(self, inputs: Arrays) -> Arrays:
         """Return the outputs for one request; RefusedError with the server's words."""
-        names = [each["name"] for each in self.manifest["outputs"]]
-        given = [(each["name"], each["type"], inputs[each["name"]]) for each in self.manifest["inputs"]]
+        names = [tensor["name"] for tensor in self.manifest["outputs"]]
+        arrays = [(tensor["name"], tensor["type"], inputs[tensor["name"]]) for tensor in self.manifest["inputs"]]
         sent = []
         with refusals():
-            for name, kind, values in given:
+            for name, kind, values in arrays:
                 sent.append(self.triton.InferInput(name, list(values.shape), kind))
                 sent[-1].set_data_from_numpy(values)
-            wanted = [self.triton.InferRequestedOutput(name) for name in names]
-            answer = self.client.infer(self.manifest["name"], sent, outputs=wanted)
+            requested = [self.triton.InferRequestedOutput(name) for name in names]
+            answer = self.client.infer(self.manifest["name"], sent, outputs=requested)
         return {name: answer.as_numpy(name) for name in names}
 
 
-def as_sent(settings: Dict[str, Any], inputs: Arrays) -> Arrays:
+def to_request(settings: Dict[str, Any], inputs: Arrays) -> Arrays:
     """Return the inputs as the server takes them: a single value, of a sample or of all, is one of size 1."""
     single = 1 if largest_batch(settings) else 0
-    return {name: each[..., np.newaxis] if each.ndim == single else each for name, each in inputs.items()}
+    return {name: array[..., np.newaxis] if array.ndim == single else array for name, array in inputs.items()}
 
 
-def as_exported(manifest: Dict[str, Any], settings: Dict[str, Any], outputs: Arrays) -> Arrays:
+def from_response(manifest: Dict[str, Any], settings: Dict[str, Any], outputs: Arrays) -> Arrays:
     """Return the server's outputs as the exported model has them."""
     single = 1 if largest_batch(settings) else 0
-    ranks = {each["name"]: len(each["shape"]) for each in manifest["outputs"]}
-    return {name: each[..., 0] if ranks[name] == single < each.ndim else each for name, each in outputs.items()}
+    ranks = {array["name"]: len(array["shape"]) for array in manifest["outputs"]}
+    return {name: array[..., 0] if ranks[name] == single < array.ndim else array for name, array in outputs.items()}
 
 
 def largest_batch(settings: Dict[str, Any]) -> int:
@@ -107,48 +107,48 @@ def largest_batch(settings: Dict[str, Any]) -> int:
     return int(settings.get("max_batch_size", 0))
 
 
-def predict(server: Server, given: Arrays) -> Arrays:
-    """Return the outputs for the inputs in ``given``, in as many requests as the server's largest batch needs."""
+def predict(server: Server, example: Arrays) -> Arrays:
+    """Return the outputs for the inputs in ``example``, in as many requests as the server's largest batch needs."""
     manifest, settings = server.manifest, server.settings()
-    inputs = as_sent(settings, {each["name"]: given[each["name"]] for each in manifest["inputs"]})
+    inputs = to_request(settings, {array["name"]: example[array["name"]] for array in manifest["inputs"]})
     largest = largest_batch(settings)
     if not largest:
-        return as_exported(manifest, settings, server.ask(inputs))
+        return from_response(manifest, settings, server.ask(inputs))
     answers: List[Arrays] = []
     for start in range(0, max(len(next(iter(inputs.values()))), 1), largest):
-        answers.append(server.ask({name: each[start : start + largest] for name, each in inputs.items()}))
-    joined = {name: np.concatenate([each[name] for each in answers]) for name in answers[0]}
-    return as_exported(manifest, settings, joined)
+        answers.append(server.ask({name: array[start : start + largest] for name, array in inputs.items()}))
+    joined = {name: np.concatenate([array[name] for array in answers]) for name in answers[0]}
+    return from_response(manifest, settings, joined)
 
 
-def difference(found: np.ndarray, expected: np.ndarray) -> float:
+def difference(actual: np.ndarray, expected: np.ndarray) -> float:
     """Return the largest difference, divided by the largest magnitude of ``expected`` if that is above 1.
 
     `encore export` compares in the same way. Numbers that are not finite differ by infinity where they differ at all.
     """
-    if found.size == 0:
+    if actual.size == 0:
         return 0.0
-    one, other = found.astype(np.float64), expected.astype(np.float64)
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    a, b = actual.astype(np.float64), expected.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
     with np.errstate(invalid="ignore"):
-        apart = np.abs(one - other)
+        apart = np.abs(a - b)
     apart = np.where(same, 0.0, np.where(np.isfinite(apart), apart, np.inf))
-    magnitudes = np.abs(other[np.isfinite(other)])
+    magnitudes = np.abs(b[np.isfinite(b)])
     return float(apart.max() / max(1.0, magnitudes.max() if magnitudes.size else 0.0))
 
 
 def compare(server: Server, example: Arrays) -> Dict[str, Any]:
     """Return the largest difference of each output from the example's, and whether all are within the tolerance."""
-    found = predict(server, example)
+    outputs = predict(server, example)
     tolerance = float(server.manifest.get("checked", {}).get("tolerance", 0.0))
-    differences = {name: difference(each, example[name]) for name, each in found.items()}
+    differences = {name: difference(output, example[name]) for name, output in outputs.items()}
     return {
         "model": server.manifest["name"],
         "samples": len(next(iter(example.values()))),
         "differences": differences,
         "tolerance": tolerance,
-        "same": all(each <= tolerance for each in differences.values()),
-        "first": {name: [float(each) for each in values.ravel()[:SHOWN]] for name, values in found.items()},
+        "same": all(output <= tolerance for output in differences.values()),
+        "first": {name: [float(output) for output in values.ravel()[:SHOWN]] for name, values in outputs.items()},
     }
 
 
@@ -168,25 +168,25 @@ def load(folder: Path) -> "tuple[Dict[str, Any], Arrays]":
 
 def send(server: Server, path: Path, target: Optional[Path]) -> None:
     """Ask about the user's own inputs; write the outputs, or print their beginning."""
-    wanted = [each["name"] for each in server.manifest["inputs"]]
+    names = [number["name"] for number in server.manifest["inputs"]]
     try:
         with np.load(path, allow_pickle=False) as stored:
-            given = {name: stored[name] for name in wanted if name in stored.files}
+            arrays = {name: stored[name] for name in names if name in stored.files}
     # A single array, as np.save writes it, is no context.
     except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
         raise RefusedError(f"{path} is no file of arrays: {error}") from None
-    missing = [name for name in wanted if name not in given]
+    missing = [name for name in names if name not in arrays]
     if missing:
-        raise RefusedError(f"{path} has no {', '.join(missing)}: expected {', '.join(wanted)}")
-    found = predict(server, given)
+        raise RefusedError(f"{path} has no {', '.join(missing)}: expected {', '.join(names)}")
+    outputs = predict(server, arrays)
     if target is not None:
         try:
-            np.savez(target, **found)  # type: ignore[arg-type]
+            np.savez(target, **outputs)  # type: ignore[arg-type]
         except OSError as error:
             raise RefusedError(f"{target} cannot be written: {error.strerror}") from None
-    for name, values in found.items():
-        shown = " ".join(f"{each:g}" for each in values.ravel()[:SHOWN])
-        print(f"{name} {list(values.shape)}: {shown} ...")
+    for name, values in outputs.items():
+        preview = " ".join(f"{number:g}" for number in values.ravel()[:SHOWN])
+        print(f"{name} {list(values.shape)}: {preview} ...")
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -212,21 +212,21 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         if args.inputs is not None:
             if len(folders) > 1:
                 raise RefusedError(f"{args.folder} is of several models: --folder {folders[0]} names one")
-            send(connected(folders[0], args), args.inputs, args.outputs)
+            send(connect(folders[0], args), args.inputs, args.outputs)
             return 0
-        compared = [compare(connected(folder, args), load(folder)[1]) for folder in folders]
+        compared = [compare(connect(folder, args), load(folder)[1]) for folder in folders]
     except (RefusedError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if args.json:
         print(json.dumps(compared))
     else:
-        for each in compared:
-            show(each)
-    return 0 if all(each["same"] for each in compared) else 1
+        for comparison in compared:
+            show(comparison)
+    return 0 if all(comparison["same"] for comparison in compared) else 1
 
 
-def connected(folder: Path, args: argparse.Namespace) -> Server:
+def connect(folder: Path, args: argparse.Namespace) -> Server:
     server = Server(args.url, args.protocol, read_manifest(folder))
     server.wait(args.wait)
     return server
@@ -234,7 +234,7 @@ def connected(folder: Path, args: argparse.Namespace) -> Server:
 
 def show(compared: Dict[str, Any]) -> None:
     for name, largest in compared["differences"].items():
-        values = " ".join(f"{each:g}" for each in compared["first"][name])
+        values = " ".join(f"{number:g}" for number in compared["first"][name])
         print(f"{name}: {values} ...  largest difference {largest:g}")
     print(f"{compared['model']}: {compared['samples']} samples, tolerance {compared['tolerance']:g}: ", end="")
     print("the same outputs" if compared["same"] else "OTHER OUTPUTS")

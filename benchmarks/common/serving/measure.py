@@ -29,7 +29,7 @@ def samples(example: Arrays, names: Sequence[str], batch: int) -> Arrays:
     return {name: np.ascontiguousarray(example[name][np.arange(batch) % count]) for name in names}
 
 
-def timed(make: Callable[[], Call], clients: int, requests: int) -> Dict[str, float]:
+def time_clients(make: Callable[[], Call], clients: int, requests: int) -> Dict[str, float]:
     """Return requests a second and percentiles of the latency in milliseconds, of ``clients`` threads."""
     latencies: List[float] = []
     failures: List[Exception] = []
@@ -42,12 +42,12 @@ def timed(make: Callable[[], Call], clients: int, requests: int) -> Dict[str, fl
             for _ in range(WARM_UP):
                 call()
             barrier.wait()
-            own = []
+            times = []
             for _ in range(share):
                 start = time.perf_counter()
                 call()
-                own.append(time.perf_counter() - start)
-            latencies.extend(own)
+                times.append(time.perf_counter() - start)
+            latencies.extend(times)
         except Exception as error:
             failures.append(error)
             barrier.abort()
@@ -63,7 +63,7 @@ def timed(make: Callable[[], Call], clients: int, requests: int) -> Dict[str, fl
     for thread in threads:
         thread.join()
     wall = time.perf_counter() - start
-    causes = [each for each in failures if not isinstance(each, threading.BrokenBarrierError)]
+    causes = [failure for failure in failures if not isinstance(failure, threading.BrokenBarrierError)]
     if causes:
         raise causes[0]
     percentiles = np.percentile(np.array(latencies) * 1000, PERCENTILES)
@@ -77,18 +77,18 @@ def cells(args: argparse.Namespace) -> List[Dict[str, Any]]:
     server.wait(args.wait)
     settings = server.settings()
     largest = client.largest_batch(settings)
-    names = [each["name"] for each in manifest["inputs"]]
-    outputs = [each["name"] for each in manifest["outputs"]]
+    names = [size["name"] for size in manifest["inputs"]]
+    outputs = [size["name"] for size in manifest["outputs"]]
     direct = model.OPENERS[manifest["format"]](args.model, outputs, args.device) if args.model else None
-    found = []
-    for batch in [each for each in args.batches if each <= largest] if largest else [0]:
+    results = []
+    for batch in [size for size in args.batches if size <= largest] if largest else [0]:
         inputs = samples(example, names, batch) if batch else {name: example[name] for name in names}
-        sent = client.as_sent(settings, inputs)
+        sent = client.to_request(settings, inputs)
 
         def through_server(sent: Arrays = sent) -> Call:
             # A connection of its own for each client.
-            own = Server(args.url, args.protocol, manifest)
-            return lambda: own.ask(sent)
+            connection = Server(args.url, args.protocol, manifest)
+            return lambda: connection.ask(sent)
 
         def directly(inputs: Arrays = inputs) -> Call:
             return lambda: direct(inputs) if direct else None
@@ -99,12 +99,12 @@ def cells(args: argparse.Namespace) -> List[Dict[str, Any]]:
                 "batch": batch or len(example[names[0]]),
                 "clients": clients,
             }
-            cell["server"] = timed(through_server, clients, args.requests)
+            cell["server"] = time_clients(through_server, clients, args.requests)
             if direct is not None:
-                cell["direct"] = timed(directly, clients, args.requests)
+                cell["direct"] = time_clients(directly, clients, args.requests)
                 cell["ratio"] = cell["server"]["requests_per_second"] / cell["direct"]["requests_per_second"]
-            found.append(cell)
-    return found
+            results.append(cell)
+    return results
 
 
 def numbers(text: str) -> List[int]:

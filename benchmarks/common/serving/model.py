@@ -24,11 +24,11 @@ def open_onnx(path: Path, outputs: Sequence[str], device: str) -> Run:
         raise RuntimeError(f"this ONNX Runtime has no {provider}: install onnxruntime-gpu, or serve with --device cpu")
     session = onnxruntime.InferenceSession(str(path), providers=[provider])
     # The exporter leaves out an input that no output depends on.
-    taken = {each.name for each in session.get_inputs()}
+    input_names = {array.name for array in session.get_inputs()}
 
     def run(inputs: Arrays) -> Arrays:
-        known = {name: each for name, each in inputs.items() if name in taken}
-        return dict(zip(outputs, session.run(list(outputs), known)))
+        used = {name: array for name, array in inputs.items() if name in input_names}
+        return dict(zip(outputs, session.run(list(outputs), used)))
 
     return run
 
@@ -37,16 +37,16 @@ def open_torch_export(path: Path, outputs: Sequence[str], device: str) -> Run:
     """Return a program of torch.export; it takes its inputs in the order of config.pbtxt."""
     import torch
 
-    place = torch.device("cuda" if device == "gpu" else "cpu")
-    program = torch.export.load(str(path)).module().to(place)
+    target = torch.device("cuda" if device == "gpu" else "cpu")
+    program = torch.export.load(str(path)).module().to(target)
 
     def run(inputs: Arrays) -> Arrays:
         with torch.inference_mode():
-            found = program(*(torch.from_numpy(np.ascontiguousarray(each)).to(place) for each in inputs.values()))
-        if isinstance(found, dict):
-            return {name: found[name].cpu().numpy() for name in outputs}
-        found = found if isinstance(found, (tuple, list)) else [found]
-        return {name: each.cpu().numpy() for name, each in zip(outputs, found)}
+            results = program(*(torch.from_numpy(np.ascontiguousarray(array)).to(target) for array in inputs.values()))
+        if isinstance(results, dict):
+            return {name: results[name].cpu().numpy() for name in outputs}
+        results = results if isinstance(results, (tuple, list)) else [results]
+        return {name: array.cpu().numpy() for name, array in zip(outputs, results)}
 
     return run
 
@@ -60,8 +60,8 @@ def open_saved_model(path: Path, outputs: Sequence[str], device: str) -> Run:
     signature = loaded.signatures["serving_default"]
 
     def run(inputs: Arrays, model: Any = loaded) -> Arrays:
-        found = signature(**{name: tf.constant(each) for name, each in inputs.items()})
-        return {name: found[name].numpy() for name in outputs}
+        results = signature(**{name: tf.constant(array) for name, array in inputs.items()})
+        return {name: results[name].numpy() for name in outputs}
 
     return run
 
@@ -75,26 +75,26 @@ class TritonPythonModel:
 
     def initialize(self, args: Dict[str, str]) -> None:
         config = json.loads(args["model_config"])
-        self.inputs = [each["name"] for each in config["input"]]
-        self.outputs = [each["name"] for each in config["output"]]
+        self.inputs = [entry["name"] for entry in config["input"]]
+        self.outputs = [entry["name"] for entry in config["output"]]
         self.batched = config["max_batch_size"] > 0
-        parameters = {name: each["string_value"] for name, each in config["parameters"].items()}
+        parameters = {name: entry["string_value"] for name, entry in config["parameters"].items()}
         path = Path(args["model_repository"]) / args["model_version"] / parameters["model"]
         device = "gpu" if args["model_instance_kind"] == "GPU" else "cpu"
         self.run = OPENERS[parameters["format"]](path, self.outputs, device)
 
     def execute(self, requests: List[Any]) -> List[Any]:
         """Answer requests, all as one batch; one that cannot be run does not take the others with it."""
-        given = [self._arrays(request) for request in requests]
-        if not self.batched or len(given) == 1:
-            return [self._answer(inputs) for inputs in given]
+        batches = [self._arrays(request) for request in requests]
+        if not self.batched or len(batches) == 1:
+            return [self._answer(inputs) for inputs in batches]
         try:
-            together = self.run({name: np.concatenate([each[name] for each in given]) for name in self.inputs})
+            together = self.run({name: np.concatenate([arrays[name] for arrays in batches]) for name in self.inputs})
         except Exception:
-            return [self._answer(inputs) for inputs in given]
-        ends = np.cumsum([len(inputs[self.inputs[0]]) for inputs in given])[:-1]
+            return [self._answer(inputs) for inputs in batches]
+        ends = np.cumsum([len(inputs[self.inputs[0]]) for inputs in batches])[:-1]
         parts = {name: np.split(values, ends) for name, values in together.items()}
-        return [self._response({name: parts[name][number] for name in self.outputs}) for number in range(len(given))]
+        return [self._response({name: parts[name][number] for name in self.outputs}) for number in range(len(batches))]
 
     def _arrays(self, request: Any) -> Arrays:
         import triton_python_backend_utils as triton

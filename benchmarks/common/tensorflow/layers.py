@@ -23,7 +23,7 @@ def batch_norm(
     In training by those of the batch, which move the running ones; the variance is that of a sample (divided by n - 1),
     as cuDNN's.
     """
-    normalized, *found = tf.raw_ops.FusedBatchNormV3(
+    normalized, *batch_statistics = tf.raw_ops.FusedBatchNormV3(
         x=x,
         scale=scale,
         offset=offset,
@@ -33,8 +33,8 @@ def batch_norm(
         is_training=training,
     )
     if training:
-        for kept, new in zip(statistics, found):
-            kept.assign_sub((1.0 - momentum) * (kept - new))
+        for running, new in zip(statistics, batch_statistics):
+            running.assign_sub((1.0 - momentum) * (running - new))
     return normalized
 
 

@@ -19,21 +19,21 @@ from benchmarks.common.run.ranks import Ranks
 T = TypeVar("T")
 
 
-def resolve(given: T, ranks: Ranks) -> T:
-    """Return ``given`` with a choice for each "auto"; UnavailableError on all ranks if it asks for what is not there.
+def resolve(settings: T, ranks: Ranks) -> T:
+    """Replace each "auto" in ``settings``; raise UnavailableError on all ranks if a requested feature is missing.
 
-    ``given`` is a dataclass with device, compile (a mode of torch.compile, none or auto) and cuda_graph (a truth value
-    or auto).
+    ``settings`` is a dataclass with device, compile (a mode of torch.compile, none or auto) and cuda_graph (bool or
+    auto).
     """
-    config: Any = given
+    config: Any = settings
     on_gpu = config.device == "gpu"
-    chosen = {
+    resolved = {
         "compile": _choose("compile", config.compile, "default" if on_gpu else "none", "none", ranks),
         "cuda_graph": _choose("cuda_graph", config.cuda_graph, on_gpu, False, ranks),
     }
-    for key, choice in chosen.items():
+    for key, choice in resolved.items():
         choices.record(key, choice)
-    return dataclasses.replace(config, **chosen)
+    return dataclasses.replace(config, **resolved)
 
 
 def compile_in_turns(compiles: Callable[[], Any], ranks: Ranks) -> None:
@@ -72,14 +72,14 @@ def _compile_in_turns(compiles: Callable[[], Any], ranks: Ranks) -> None:
                 fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _choose(key: str, asked: Any, best: Any, off: Any, ranks: Ranks) -> Any:
-    wanted = best if asked == "auto" else asked
-    lack = "" if wanted == off else pytorch.agreed(LACKS[key](ranks.context) or "")
+def _choose(key: str, setting: Any, best: Any, off: Any, ranks: Ranks) -> Any:
+    choice = best if setting == "auto" else setting
+    lack = "" if choice == off else pytorch.agreed(LACKS[key](ranks.context) or "")
     if not lack:
-        return wanted
-    if asked != "auto":
+        return choice
+    if setting != "auto":
         raise choices.UnavailableError(
-            f"{key}={asked}: {lack}\n  hint: set {key}={str(off).lower()}, or use a newer image"
+            f"{key}={setting}: {lack}\n  hint: set {key}={str(off).lower()}, or use a newer image"
         )
     if ranks.rank == 0:
         print(f"{key}={str(off).lower()}, which is slower: {lack}", file=sys.stderr)

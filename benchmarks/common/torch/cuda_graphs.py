@@ -23,11 +23,11 @@ def side_stream() -> torch.cuda.Stream:
 @contextmanager
 def on_side_stream() -> Iterator[None]:
     """Run what is inside on the side stream, after what was queued before and before what is queued next."""
-    side = side_stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    stream = side_stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         yield
-    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.current_stream().wait_stream(stream)
 
 
 class Captured:
@@ -68,9 +68,9 @@ class Captured:
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         """Copy the tensors in and replay; one that is shorter than its example fills the beginning."""
-        for held, new in zip(self._held, tensors):
-            place = held if held.shape == new.shape else held[: len(new)]
-            place.copy_(new, non_blocking=True)
+        for buffer, new in zip(self._held, tensors):
+            target = buffer if buffer.shape == new.shape else buffer[: len(new)]
+            target.copy_(new, non_blocking=True)
         self._graph.replay()
         return self._result
 

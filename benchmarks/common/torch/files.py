@@ -51,9 +51,9 @@ class _Arrays(pickle.Unpickler):
 # Stand-in for torch.nn.Parameter in old state_dicts: its tensor is the first argument, or the first of a state.
 class _Parameter:
     def __new__(cls, data: Any = None, *_: Any) -> "_Parameter":
-        made = super().__new__(cls)
-        made.data = data
-        return made
+        parameter = super().__new__(cls)
+        parameter.data = data
+        return parameter
 
     data: Any
 
@@ -81,16 +81,16 @@ class _Parts(pickle.Unpickler):
 
 
 # Return the object in a file of torch.save from before 2017 (legacy_load of torch/serialization.py).
-def _of_tar(path: Path) -> Any:
+def _read_legacy_tar(path: Path) -> Any:
     storages: Dict[int, np.ndarray] = {}
     tensors: Dict[int, torch.Tensor] = {}
     with tarfile.open(str(path), "r:") as tar:
 
         def member(name: str) -> IO[bytes]:
-            found = tar.extractfile(name)
-            if found is None:
+            member_file = tar.extractfile(name)
+            if member_file is None:
                 raise ValueError(f"{name} is no file")
-            return found
+            return member_file
 
         with member("storages") as file:
             for _ in range(_Parts(file, {}).load()):
@@ -98,8 +98,8 @@ def _of_tar(path: Path) -> Any:
                 (count,) = struct.unpack("<q", file.read(8))
                 values = file.read(count * KINDS[kind].itemsize)
                 storages[number] = np.frombuffer(bytearray(values), KINDS[kind])
-            for number, whole, offset, count in _Parts(file, {}).load():
-                storages[number] = storages[whole][offset : offset + count]
+            for number, parent, offset, count in _Parts(file, {}).load():
+                storages[number] = storages[parent][offset : offset + count]
         with member("tensors") as file:
             for _ in range(_Parts(file, {}).load()):
                 number, storage, _ = _Parts(file, {}).load()
@@ -115,7 +115,7 @@ def _content(path: Path) -> Any:
         if path.suffix in (".pkl", ".pickle"):
             return _Arrays(file).load()
     if tarfile.is_tarfile(str(path)):
-        return _of_tar(path)
+        return _read_legacy_tar(path)
     try:
         return torch.load(str(path), "cpu", weights_only=True)
     except Exception as error:
@@ -126,16 +126,18 @@ def _content(path: Path) -> Any:
 def load(path: Path, expected: str, hint: str) -> Dict[str, Any]:
     """Return what a file of weights holds by name; raises Problem, with the words given, where that cannot be read."""
     try:
-        found = _content(path)
-        if not isinstance(found, dict):
-            raise ValueError(f"it holds {type(found).__name__}, no names")
-        return found
+        content = _content(path)
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds {type(content).__name__}, no names")
+        return content
     # A damaged file may raise anything.
     except Exception as error:
-        why = getattr(error, "strerror", None) or str(error) or repr(error)
-        raise Problem(f"{path} cannot be read as weights: {why.splitlines()[0]}", expected, hint) from None
+        reason = getattr(error, "strerror", None) or str(error) or repr(error)
+        raise Problem(f"{path} cannot be read as weights: {reason.splitlines()[0]}", expected, hint) from None
 
 
-def tensors_of(found: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
-    plain = {name: each.data if isinstance(each, _Parameter) else each for name, each in found.items()}
-    return {name: torch.as_tensor(each) for name, each in plain.items() if isinstance(each, (np.ndarray, torch.Tensor))}
+def tensors_of(content: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
+    plain = {name: value.data if isinstance(value, _Parameter) else value for name, value in content.items()}
+    return {
+        name: torch.as_tensor(value) for name, value in plain.items() if isinstance(value, (np.ndarray, torch.Tensor))
+    }

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import optimizers
-from benchmarks.common.torch.gradient_sums import GradientSums, Place
+from benchmarks.common.torch.gradient_sums import GradientSlice, GradientSums
 from benchmarks.common.torch.optimizers import Build
 
 Rate = Union[float, torch.Tensor]  # learning rate of a step; a tensor where the device alone knows it
@@ -29,7 +29,7 @@ class ScaleRule(NamedTuple):
 
     initial: float
     window: int
-    most: float = math.inf
+    maximum: float = math.inf
 
 
 class LossScale:
@@ -46,7 +46,7 @@ class LossScale:
         """Take into account whether the gradients of a step were ``finite``."""
         good = torch.where(finite, self._good + 1, 0)
         grows = good >= self._rule.window
-        larger = (self.value * 2).clamp_max(max(self._rule.most, self._rule.initial))
+        larger = (self.value * 2).clamp_max(max(self._rule.maximum, self._rule.initial))
         self.value.copy_(torch.where(finite, torch.where(grows, larger, self.value), self.value / 2))
         self._good.copy_(good.masked_fill(grows, 0))
         self.skipped += ~finite
@@ -73,7 +73,7 @@ class FlatOptimizer:
         self,
         parameters: Sequence[torch.nn.Parameter],
         candidates: Dict[str, Build],
-        wanted: str,
+        kernel: str,
         ranks: Ranks,
         *,
         clip: Optional[float] = None,
@@ -89,18 +89,18 @@ class FlatOptimizer:
         self._ranks, self._clip, self.split = ranks, clip, split and ranks.size > 1
         listed = [parameter for parameter in dict.fromkeys(parameters) if parameter.requires_grad]
         shares = ranks.size if self.split else 1
-        self._flat, self.gradients, places = _flatten(listed, shares)
+        self._flat, self.gradients, slices = _flatten(listed, shares)
         self._sums: Optional[GradientSums] = None
         if ranks.size > 1:
             options: Dict[str, Any] = {"bucket_bytes": bucket_mb << 20, "compression": compression, "shares": shares}
-            self._sums = GradientSums(listed, places, self.gradients, ranks, **options)
+            self._sums = GradientSums(listed, slices, self.gradients, ranks, **options)
         share = slice(None)
         if self.split:
             size = len(self._flat) // shares
             share = slice(ranks.rank * size, (ranks.rank + 1) * size)
         self._mine = torch.nn.Parameter(self._flat[share])
         self._mine.grad = self.gradients[share]
-        self.kernel, self.inner = optimizers.choose(candidates, [self._mine], wanted)
+        self.kernel, self.inner = optimizers.choose(candidates, [self._mine], kernel)
         self.scale = None if scale is None else LossScale(scale, self._flat.device)
         self.uncounted = 0  # skipped steps that the caller does not count as steps
 
@@ -116,7 +116,7 @@ class FlatOptimizer:
         Another backward pass than this one adds to the gradients as well; they are then summed by ``step``.
         """
         if last and self._sums is not None:
-            self._sums.begin()
+            self._sums.start()
         (loss if self.scale is None else loss * self.scale.value).backward()
 
     def step(self, learning_rate: Union[Rate, Sequence[Rate]], divisor: float) -> None:
@@ -128,8 +128,8 @@ class FlatOptimizer:
             divisor: of the sum of the gradients over all ranks, such as the tokens of all ranks.
         """
         groups = self.inner.param_groups
-        each = learning_rate if isinstance(learning_rate, (list, tuple)) else [learning_rate] * len(groups)
-        for group, rate in zip(groups, each):
+        rates = learning_rate if isinstance(learning_rate, (list, tuple)) else [learning_rate] * len(groups)
+        for group, rate in zip(groups, rates):
             group["lr"] = rate
         if self._sums is not None:
             self._sums.end()
@@ -176,10 +176,10 @@ class FlatOptimizer:
 
     def state_dict(self) -> Dict[str, Any]:
         """Return what all ranks have in common; the weights are the network's."""
-        found: Dict[str, Any] = {"kernel": self.kernel}
+        state: Dict[str, Any] = {"kernel": self.kernel}
         if self.scale is not None:
-            found.update(loss_scale=self.scale.state_dict(), uncounted=self.uncounted)
-        return found if self.split else {**found, "optimizer": self.inner.state_dict()}
+            state.update(loss_scale=self.scale.state_dict(), uncounted=self.uncounted)
+        return state if self.split else {**state, "optimizer": self.inner.state_dict()}
 
     def rank_state_dict(self) -> Dict[str, Any]:
         """Return what this rank alone has."""
@@ -221,32 +221,34 @@ class Rates:
 @contextmanager
 def unchanged(network: torch.nn.Module, optimizer: FlatOptimizer) -> Iterator[None]:
     """Put back what steps inside change, in place, since a graph holds these very tensors."""
-    with kept_scale(optimizer), optimizers.unchanged(network, optimizer.inner):
+    with preserve_scale(optimizer), optimizers.unchanged(network, optimizer.inner):
         yield
 
 
 @contextmanager
-def kept_scale(optimizer: FlatOptimizer) -> Iterator[None]:
+def preserve_scale(optimizer: FlatOptimizer) -> Iterator[None]:
     scale = optimizer.scale
-    kept = {name: each.clone() for name, each in scale.state_dict().items()} if scale else {}
+    state = {name: tensor.clone() for name, tensor in scale.state_dict().items()} if scale else {}
     yield
     if scale:
-        scale.restore(kept)
+        scale.restore(state)
 
 
 # Return flat weights and gradients, of which those of ``parameters`` become views at the places; shares are equal.
-def _flatten(parameters: Sequence[torch.nn.Parameter], shares: int) -> Tuple[torch.Tensor, torch.Tensor, List[Place]]:
+def _flatten(
+    parameters: Sequence[torch.nn.Parameter], shares: int
+) -> Tuple[torch.Tensor, torch.Tensor, List[GradientSlice]]:
     sizes = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in parameters]
     block = ALIGNMENT * shares
     flat = parameters[0].new_zeros(-(-sum(sizes) // block) * block).detach()
     gradients = torch.zeros_like(flat)
-    places, begin = [], 0
+    slices, start = [], 0
     for parameter, size in zip(parameters, sizes):
         # Each in its own memory order: channels_last weights stay so, and need no copy before a convolution.
-        place = (parameter.shape, parameter.stride(), begin)
-        weights = flat.as_strided(*place)
+        view = (parameter.shape, parameter.stride(), start)
+        weights = flat.as_strided(*view)
         weights.copy_(parameter.detach())
-        parameter.data, parameter.grad = weights, gradients.as_strided(*place)
-        places.append(Place(begin, begin + size))
-        begin += size
-    return flat, gradients, places
+        parameter.data, parameter.grad = weights, gradients.as_strided(*view)
+        slices.append(GradientSlice(start, start + size))
+        start += size
+    return flat, gradients, slices

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import optimizers
-from benchmarks.common.torch.flat_optimizer import FlatOptimizer, kept_scale
+from benchmarks.common.torch.flat_optimizer import FlatOptimizer, preserve_scale
 
 SEED_STRIDE = 1_000_003  # between the seeds of the ranks' dropout
 
@@ -18,7 +18,7 @@ def seed_dropout(seed: int, ranks: Ranks) -> None:
 
 
 @contextmanager
-def drawn_from(seed: int) -> Iterator[None]:
+def fixed_seed(seed: int) -> Iterator[None]:
     """Draw on the CPU from ``seed``, and leave the generator as it was: a checkpoint has brought its state."""
     with torch.random.fork_rng([]):
         torch.default_generator.manual_seed(seed)
@@ -26,8 +26,8 @@ def drawn_from(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def without_trace(optimizer: FlatOptimizer, ranks: Ranks) -> Iterator[None]:
+def dry_run(optimizer: FlatOptimizer, ranks: Ranks) -> Iterator[None]:
     """Let steps at rate 0 be taken inside, and reset the optimizer, the loss scale and the generators behind them."""
-    with kept_scale(optimizer), torch.random.fork_rng([ranks.context] if ranks.context.type == "cuda" else []):
+    with preserve_scale(optimizer), torch.random.fork_rng([ranks.context] if ranks.context.type == "cuda" else []):
         yield
         optimizers.reset(optimizer.inner)

@@ -94,19 +94,21 @@ def tolerance(device: torch.device, dtype: torch.dtype) -> float:
 
 def distance_of(operator: Operator, other: Any, device: torch.device, dtype: torch.dtype) -> float:
     """Return the largest error of ``other``, an implementation of the operator, next to the plain one."""
-    found = 0.0
+    largest = 0.0
     for sizes in operator.small:
-        plain, results = (operator.example(each, device, dtype, **sizes)() for each in (operator.plain, other))
-        found = max([found, *(_distance(ours, theirs) for ours, theirs in zip(results, plain))])
-    return found
+        plain, results = (
+            operator.example(candidate, device, dtype, **sizes)() for candidate in (operator.plain, other)
+        )
+        largest = max([largest, *(_distance(actual, expected) for actual, expected in zip(results, plain))])
+    return largest
 
 
-def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-        raise TypeError(f"{ours.shape} of {ours.dtype} instead of {theirs.shape} of {theirs.dtype}")
-    if not ours.numel():
+def _distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        raise TypeError(f"{actual.shape} of {actual.dtype} instead of {expected.shape} of {expected.dtype}")
+    if not actual.numel():
         return 0.0
-    distance = (ours.double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp_min(1e-30)
+    distance = (actual.double() - expected.double()).abs().max() / expected.double().abs().max().clamp_min(1e-30)
     # NaN compares false with everything: it must not look like no error.
     return float(distance) if bool(torch.isfinite(distance)) else float("inf")
 
@@ -126,17 +128,17 @@ def seconds_on_device(call: Callable[[], object]) -> float:
     """
     if not torch.cuda.is_available():
         return seconds(call)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(WARMUP):
         call()
     pytorch.synchronize()
     torch.cuda._sleep(HELD_CYCLES)
-    begin.record()
+    start.record()
     for _ in range(MEASURED):
         call()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) / 1000 / MEASURED
+    return start.elapsed_time(end) / 1000 / MEASURED
 
 
 def clock(captured: bool) -> Time:
@@ -152,31 +154,33 @@ def fastest(measures: Mapping[str, Callable[[], float]], device: torch.device) -
     others would wait for it. Raises ValueError on all ranks where none is left.
     """
     names = sorted(measures)
-    times, words = [], {}
+    times, outcomes = [], {}
     for name in names:
         try:
             times.append(measures[name]())
-            words[name] = f"{times[-1] * 1e3:.3f} ms"
+            outcomes[name] = f"{times[-1] * 1e3:.3f} ms"
         # Triton has exceptions of its own for what does not compile, which only it can name.
         except Exception as problem:
             times.append(float("inf"))
-            words[name] = f"{type(problem).__name__}: {str(problem).strip().splitlines()[-1] if str(problem) else ''}"
+            outcomes[name] = (
+                f"{type(problem).__name__}: {str(problem).strip().splitlines()[-1] if str(problem) else ''}"
+            )
         stopping.progress()
     failed = pytorch.total([float(time == float("inf")) for time in times])
     for name, time, ranks in zip(names, times, failed):
         if ranks and time < float("inf"):
-            words[name] += f", fails on {ranks:.0f} other ranks"
-    left = [number for number, ranks in enumerate(failed) if not ranks]
-    if not left:
-        raise ValueError(f"no implementation runs on all ranks: {words}")
-    best = torch.tensor([min(left, key=times.__getitem__)], device=device)
+            outcomes[name] += f", fails on {ranks:.0f} other ranks"
+    runnable = [number for number, ranks in enumerate(failed) if not ranks]
+    if not runnable:
+        raise ValueError(f"no implementation runs on all ranks: {outcomes}")
+    best = torch.tensor([min(runnable, key=times.__getitem__)], device=device)
     pytorch.broadcast([best])
-    return names[int(best.item())], words
+    return names[int(best.item())], outcomes
 
 
 def choose(
     operators: Mapping[str, Operator],
-    wanted: str,
+    setting: str,
     ranks: Ranks,
     dtype: torch.dtype,
     sizes: Mapping[str, Mapping[str, Any]],
@@ -185,32 +189,32 @@ def choose(
 ) -> Dict[str, str]:
     """Return ``plain`` or ``triton`` for each operator; rank 0 prints the choice where the device is a GPU.
 
-    ``wanted`` names one for all, or "auto" measures each on ``sizes`` by ``time`` (default: seconds); ``saved`` is the
+    ``setting`` names one for all, or "auto" measures each on ``sizes`` by ``time`` (default: seconds); ``saved`` is the
     choice of a checkpoint.
     Raises ValueError where the kernels are wanted and cannot run.
     """
     device = ranks.context
     reason = pytorch.agreed(why_plain(device))
-    names = dict(saved or {name: wanted if each.triton else "plain" for name, each in operators.items()})
+    names = dict(saved or {name: setting if operator.triton else "plain" for name, operator in operators.items()})
     if reason and "triton" in names.values():
         raise choices.UnavailableError(f"kernels=triton: {reason}; use kernels=auto, or resume where the run began")
-    if reason or wanted == "plain":
+    if reason or setting == "plain":
         if device.type == "cuda":
             _report(ranks, [f"plain: {reason or 'kernels=plain'}"])
         names = dict.fromkeys(operators, "plain")
         choices.record("kernels", names)
         return names
-    words = []
+    report = []
     for name in names:
         if names[name] == "auto":
             candidates = {kind: partial(implementation, operators[name], kind) for kind in ("plain", "triton")}
-            names[name], found = _fastest_right(
+            names[name], timings = _fastest_correct(
                 operators[name], candidates, device, dtype, sizes[name], time or seconds
             )
-            words.append(f"{name} {names[name]} ({found})")
+            report.append(f"{name} {names[name]} ({timings})")
         else:
-            words.append(f"{name} {names[name]}")
-    _report(ranks, words)
+            report.append(f"{name} {names[name]}")
+    _report(ranks, report)
     choices.record("kernels", names)
     return names
 
@@ -218,7 +222,7 @@ def choose(
 def choose_with(
     library: Library,
     operators: Mapping[str, Operator],
-    wanted: str,
+    setting: str,
     ranks: Ranks,
     dtype: torch.dtype,
     sizes: Mapping[str, Mapping[str, Any]],
@@ -226,39 +230,39 @@ def choose_with(
 ) -> Tuple[Dict[str, str], Dict[str, Any]]:
     """Return name and implementation of each operator: what ``choose`` finds, or the library's.
 
-    ``wanted`` may be the library's name, for all that it has; "auto" takes it where it is right and faster, and rank 0
+    ``setting`` may be the library's name, for all that it has; "auto" takes it where it is right and faster, and rank 0
     prints what was measured. ``saved`` is the choice of a checkpoint.
     Raises ValueError where the library is wanted or was used and is not here.
     """
-    theirs = {name: library.operators[name] for name in pytorch.everywhere(library.operators, operators)}
-    if wanted == library.name and not theirs:
+    available = {name: library.operators[name] for name in pytorch.everywhere(library.operators, operators)}
+    if setting == library.name and not available:
         raise choices.UnavailableError(f"kernels={library.name}: {library.missing}; use kernels=auto")
-    names = dict(saved) or choose(operators, "plain" if wanted == library.name else wanted, ranks, dtype, sizes)
-    if not saved and wanted == library.name:
-        names.update(dict.fromkeys(theirs, library.name))
-    elif not saved and wanted == "auto":
-        for name in theirs:
+    names = dict(saved) or choose(operators, "plain" if setting == library.name else setting, ranks, dtype, sizes)
+    if not saved and setting == library.name:
+        names.update(dict.fromkeys(available, library.name))
+    elif not saved and setting == "auto":
+        for name in available:
             best, operator = names[name], operators[name]
             candidates: Dict[str, Callable[[], Any]] = {
                 best: partial(implementation, operator, best),
-                library.name: partial(theirs.get, name),
+                library.name: partial(available.get, name),
             }
-            names[name], words = _fastest_right(operator, candidates, ranks.context, dtype, sizes[name], seconds)
-            _report(ranks, [f"{name} {names[name]} ({words})"])
-    lost = sorted(name for name in names if names[name] == library.name and name not in theirs)
+            names[name], timings = _fastest_correct(operator, candidates, ranks.context, dtype, sizes[name], seconds)
+            _report(ranks, [f"{name} {names[name]} ({timings})"])
+    lost = sorted(name for name in names if names[name] == library.name and name not in available)
     if lost:
         raise choices.UnavailableError(
             f"the checkpoint was written with {library.name}'s {', '.join(lost)}, which is not here: resume there"
         )
     choices.record("kernels", names)
     return names, {
-        name: theirs[name] if kind == library.name else implementation(operators[name], kind)
+        name: available[name] if kind == library.name else implementation(operators[name], kind)
         for name, kind in names.items()
     }
 
 
 # Return the fastest that gives what the plain path gives, and what was measured; a candidate loads itself.
-def _fastest_right(
+def _fastest_correct(
     operator: Operator,
     candidates: Mapping[str, Callable[[], Any]],
     device: torch.device,
@@ -268,15 +272,15 @@ def _fastest_right(
 ) -> Tuple[str, str]:
     def measure(load: Callable[[], Any]) -> float:
         candidate = load()
-        found = 0.0 if candidate is operator.plain else distance_of(operator, candidate, device, dtype)
-        if found > tolerance(device, dtype):
-            raise ArithmeticError(f"wrong by {found:.3g} of the largest value")
+        error = 0.0 if candidate is operator.plain else distance_of(operator, candidate, device, dtype)
+        if error > tolerance(device, dtype):
+            raise ArithmeticError(f"wrong by {error:.3g} of the largest value")
         return time(operator.example(candidate, device, dtype, **sizes))
 
-    chosen, words = fastest({name: partial(measure, load) for name, load in candidates.items()}, device)
-    return chosen, ", ".join(f"{name} {text}" for name, text in words.items())
+    best, outcomes = fastest({name: partial(measure, load) for name, load in candidates.items()}, device)
+    return best, ", ".join(f"{name} {text}" for name, text in outcomes.items())
 
 
-def _report(ranks: Ranks, words: Sequence[str]) -> None:
+def _report(ranks: Ranks, choices: Sequence[str]) -> None:
     if ranks.rank == 0:
-        print(f"kernels: {'; '.join(words)}", file=sys.stderr, flush=True)
+        print(f"kernels: {'; '.join(choices)}", file=sys.stderr, flush=True)

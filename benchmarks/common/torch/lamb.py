@@ -31,7 +31,7 @@ CHUNK = 1 << 18  # elements: five arrays of that size are 5 MB, about what a cor
 class ParameterGroup(NamedTuple):
     """A tensor of the model in the flat one."""
 
-    begin: int  # first element; a multiple of ALIGNMENT
+    start: int  # first element; a multiple of ALIGNMENT
     size: int
     decay: float
 
@@ -42,7 +42,7 @@ class Options(NamedTuple):
 
 
 def parameter_groups(
-    named: Sequence[Tuple[str, torch.nn.Parameter]],
+    parameters: Sequence[Tuple[str, torch.nn.Parameter]],
     decay_of: Callable[[str], float],
     parts_of: Callable[[str], int] = lambda name: 1,
 ) -> List[ParameterGroup]:
@@ -50,15 +50,15 @@ def parameter_groups(
 
     Raises ValueError where a part would not begin at a multiple of ALIGNMENT.
     """
-    found, begin = [], 0
-    for name, parameter in named:
+    groups, start = [], 0
+    for name, parameter in parameters:
         parts, size = parts_of(name), parameter.numel()
         share = size // parts
         if parts > 1 and (size % parts or share % ALIGNMENT):
             raise ValueError(f"{name} of {size} elements has no {parts} parts of a multiple of {ALIGNMENT}")
-        found += [ParameterGroup(begin + part * share, share, decay_of(name)) for part in range(parts)]
-        begin += -(-size // ALIGNMENT) * ALIGNMENT
-    return found
+        groups += [ParameterGroup(start + part * share, share, decay_of(name)) for part in range(parts)]
+        start += -(-size // ALIGNMENT) * ALIGNMENT
+    return groups
 
 
 Step = Callable[["Lamb", float], None]
@@ -95,17 +95,19 @@ class Lamb:
         offset = ranks.rank * len(flat) if ranks is not None else 0
         self._parts = {}  # what this rank has of the groups, by their numbers
         for number, group in enumerate(groups):
-            begin, end = (min(max(at - offset, 0), len(flat)) for at in (group.begin, group.begin + group.size))
-            if end > begin:
-                self._parts[number] = slice(begin, end)
-                part = slice(begin // ALIGNMENT, -(-end // ALIGNMENT))
+            start, end = (
+                min(max(position - offset, 0), len(flat)) for position in (group.start, group.start + group.size)
+            )
+            if end > start:
+                self._parts[number] = slice(start, end)
+                part = slice(start // ALIGNMENT, -(-end // ALIGNMENT))
                 group_of[part], decay[part] = number, group.decay
         self.group_of, self.decay = group_of.to(flat.device), decay.to(flat.device)  # by rows
         self.scaled = torch.tensor([group.decay != 0 for group in groups], device=flat.device)
         self._present = torch.tensor(list(self._parts), dtype=torch.int64, device=flat.device)
         # What a step reads again is still in a CPU's cache; a GPU takes all at once.
         size = CHUNK if flat.device.type == "cpu" else max(len(flat), 1)
-        self.chunks = [slice(begin, min(begin + size, len(flat))) for begin in range(0, len(flat), size)]
+        self.chunks = [slice(start, min(start + size, len(flat))) for start in range(0, len(flat), size)]
 
     @torch.no_grad()
     def step(self) -> None:
@@ -121,18 +123,18 @@ class Lamb:
             tensor.copy_(saved["state"][0][name])
 
     def tensors(self) -> List[Tuple[ParameterGroup, List[torch.Tensor]]]:
-        whole = (self.flat.grad, self.flat.detach(), self.first, self.second)
-        return [(group, [each[group.begin : group.begin + group.size] for each in whole]) for group in self.groups]
+        flats = (self.flat.grad, self.flat.detach(), self.first, self.second)
+        return [(group, [flat[group.start : group.start + group.size] for flat in flats]) for group in self.groups]
 
     def norms(self, *tensors: torch.Tensor) -> torch.Tensor:
         """Return the norm of each group of flat tensors, (tensors, groups), over all ranks that have a share of it."""
         parts = [tensor[part] for tensor in tensors for part in self._parts.values()]
         # _foreach_norm: since PyTorch 1.12.
-        each = torch._foreach_norm(parts) if hasattr(torch, "_foreach_norm") else [part.norm() for part in parts]
-        found = torch.stack(each).view(len(tensors), -1) if parts else tensors[0].new_zeros(len(tensors), 0)
+        part_norms = torch._foreach_norm(parts) if hasattr(torch, "_foreach_norm") else [part.norm() for part in parts]
+        norms = torch.stack(part_norms).view(len(tensors), -1) if parts else tensors[0].new_zeros(len(tensors), 0)
         if not self._shared:
-            return found
-        squares = found.new_zeros(len(tensors), len(self.groups)).index_copy_(1, self._present, found.square())
+            return norms
+        squares = norms.new_zeros(len(tensors), len(self.groups)).index_copy_(1, self._present, norms.square())
         dist.all_reduce(squares)
         return squares.sqrt()
 
@@ -146,9 +148,9 @@ def fused_step(lamb: Lamb, rate: Any) -> None:
     steps = lamb.steps.clamp_min(1)  # the very first may be skipped
     root, corrected = (1 - beta2**steps).sqrt(), 1 - beta1**steps
     weights, update = lamb.flat.detach(), lamb.update
-    whole = (lamb.flat.grad, weights, lamb.first, lamb.second, update)
+    flats = (lamb.flat.grad, weights, lamb.first, lamb.second, update)
     for part in lamb.chunks:
-        g, w, m, v, u = (each[part] for each in whole)
+        g, w, m, v, u = (flat[part] for flat in flats)
         # Weights of 0 where the step is skipped, and no product with what is not finite.
         torch.mul(g, factor, out=u)
         if lamb.found_inf is not None:

@@ -19,12 +19,12 @@ SMALLEST = 1e-12  # largest value below which a tensor counts as zero
 def cast(tensor: torch.Tensor, kind: torch.dtype) -> Tuple[torch.Tensor, torch.Tensor]:
     """Return the tensor in ``kind``, times what makes its largest value the largest of the type; and the inverse."""
     largest = torch.linalg.vector_norm(tensor, float("inf"), dtype=torch.float32).clamp_min(SMALLEST)
-    most = torch.finfo(kind).max
-    return (tensor.float() * (most / largest)).to(kind), largest / most
+    limit = torch.finfo(kind).max
+    return (tensor.float() * (limit / largest)).to(kind), largest / limit
 
 
 def multiply(
-    left: torch.Tensor, left_scale: torch.Tensor, right: torch.Tensor, right_scale: torch.Tensor, kind: torch.dtype,
+    a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, kind: torch.dtype,
     fast: bool,
 ) -> torch.Tensor:  # fmt: skip
     """(M, K) times the transposed of (N, K), both in FP8 and row after row, as (M, N) in ``kind``.
@@ -32,7 +32,7 @@ def multiply(
     ``fast``: sums inside of the tensor cores, which TransformerEngine takes for forward passes alone.
     """
     operator: Any = torch._scaled_mm
-    return operator(left, right.t(), scale_a=left_scale, scale_b=right_scale, out_dtype=kind, use_fast_accum=fast)
+    return operator(a, b.t(), scale_a=a_scale, scale_b=b_scale, out_dtype=kind, use_fast_accum=fast)
 
 
 def _gradients(
@@ -133,8 +133,8 @@ class KeptLinear(nn.Module):
         """(T, in) to (T, out) in the type of the copy, in bf16 where that is FP8; without the bias."""
         if not self.in_fp8:
             return functional.linear(hidden, _Kept.apply(self.weight, self.rows))
-        given = hidden.to(torch.bfloat16)
-        product: torch.Tensor = _Float8Product.apply(given, self.weight, self.rows, self.columns, self.scale)
+        x = hidden.to(torch.bfloat16)
+        product: torch.Tensor = _Float8Product.apply(x, self.weight, self.rows, self.columns, self.scale)
         return product
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -146,16 +146,16 @@ class KeptLinear(nn.Module):
 
 
 @torch.no_grad()
-def refresh(kept: Sequence[KeptLinear]) -> None:
+def refresh(layers: Sequence[KeptLinear]) -> None:
     """Copy the weights again, in place, since a graph may hold these very tensors."""
-    for each in kept:
-        if not each.in_fp8:
-            each.rows.copy_(each.weight)
+    for layer in layers:
+        if not layer.in_fp8:
+            layer.rows.copy_(layer.weight)
             continue
-        rounded, scale = cast(each.weight, each.rows.dtype)
-        each.rows.copy_(rounded)
-        each.columns.copy_(rounded.t())
-        each.scale.copy_(scale)
+        rounded, scale = cast(layer.weight, layer.rows.dtype)
+        layer.rows.copy_(rounded)
+        layer.columns.copy_(rounded.t())
+        layer.scale.copy_(scale)
 
 
 def why_no_fp8(device: torch.device) -> str:
@@ -173,32 +173,34 @@ def why_no_fp8(device: torch.device) -> str:
 # The largest error of a product and its gradients next to the plain one, as a share of the largest value.
 def _error(device: torch.device) -> float:
     generator = torch.Generator().manual_seed(0)
-    given = torch.randn(3 * ROWS, 4 * ROWS, generator=generator)
+    x = torch.randn(3 * ROWS, 4 * ROWS, generator=generator)
     linear = nn.Linear(4 * ROWS, 2 * ROWS)
     with torch.no_grad():
         linear.weight.copy_(torch.randn(linear.weight.shape, generator=generator))
     linear = linear.to(device)
-    kept = KeptLinear(linear, getattr(torch, INPUTS))
-    refresh([kept])
+    layer = KeptLinear(linear, getattr(torch, INPUTS))
+    refresh([layer])
 
     def results(multiplied: Callable[[torch.Tensor], torch.Tensor]) -> List[torch.Tensor]:
-        hidden = given.to(device, torch.bfloat16).requires_grad_()
+        hidden = x.to(device, torch.bfloat16).requires_grad_()
         value = multiplied(hidden)
         value.float().square().sum().backward()
-        found: List[Any] = [value.detach(), hidden.grad, linear.weight.grad]
+        tensors: List[Any] = [value.detach(), hidden.grad, linear.weight.grad]
         linear.weight.grad = None
-        return [each.float() for each in found]
+        return [tensor.float() for tensor in tensors]
 
     plain = results(lambda hidden: functional.linear(hidden, linear.weight.bfloat16(), linear.bias.bfloat16()))
-    return max(float((ours - its).abs().max() / its.abs().max()) for ours, its in zip(results(kept), plain))
+    return max(
+        float((actual - expected).abs().max() / expected.abs().max()) for actual, expected in zip(results(layer), plain)
+    )
 
 
 def keep(modules: Sequence[nn.Module], names: Sequence[str], kind: torch.dtype) -> List[KeptLinear]:
     """Let the Linears called ``names`` of all ``modules`` keep copies of their weights, and return them."""
-    found = []
+    layers = []
     for module in modules:
         for name in names:
-            found.append(KeptLinear(getattr(module, name), kind))
-            setattr(module, name, found[-1])
-    refresh(found)
-    return found
+            layers.append(KeptLinear(getattr(module, name), kind))
+            setattr(module, name, layers[-1])
+    refresh(layers)
+    return layers

@@ -42,13 +42,13 @@ def adam_candidates(
     options: Dict[str, Any] = {"lr": learning_rate, "betas": tuple(betas), "eps": epsilon}
     if capturable:
         options["capturable"] = True
-    found: Dict[str, Build] = {
+    builders: Dict[str, Build] = {
         "plain": lambda parameters: torch.optim.Adam(parameters, foreach=True, **options),
         "fused": lambda parameters: torch.optim.Adam(parameters, fused=True, **options),
     }
     if apex is not None:
-        found["apex"] = lambda parameters: apex.FusedAdam(parameters, adam_w_mode=False, weight_decay=0.0, **options)
-    return found
+        builders["apex"] = lambda parameters: apex.FusedAdam(parameters, adam_w_mode=False, weight_decay=0.0, **options)
+    return builders
 
 
 def sgd_candidates(learning_rate: float, momentum: float, weight_decay: float, apex: Any) -> Dict[str, Build]:
@@ -57,37 +57,37 @@ def sgd_candidates(learning_rate: float, momentum: float, weight_decay: float, a
     A rate that is a tensor, as a CUDA graph reads it, is for the fused one alone.
     """
     options: Dict[str, Any] = {"lr": learning_rate, "momentum": momentum, "weight_decay": weight_decay}
-    found: Dict[str, Build] = {"plain": lambda parameters: torch.optim.SGD(parameters, foreach=True, **options)}
+    builders: Dict[str, Build] = {"plain": lambda parameters: torch.optim.SGD(parameters, foreach=True, **options)}
     if "fused" in inspect.signature(torch.optim.SGD.__init__).parameters:  # since PyTorch 2.3
-        found["fused"] = lambda parameters: torch.optim.SGD(parameters, fused=True, **options)
+        builders["fused"] = lambda parameters: torch.optim.SGD(parameters, fused=True, **options)
     if apex is not None:
-        found["apex"] = lambda parameters: apex.FusedSGD(parameters, **options)
-    return found
+        builders["apex"] = lambda parameters: apex.FusedSGD(parameters, **options)
+    return builders
 
 
 def choose(
     candidates: Dict[str, Build],
     parameters: Sequence[torch.nn.Parameter],
-    wanted: str = "auto",
+    setting: str = "auto",
     measure: Optional[Measure] = None,
 ) -> Tuple[str, torch.optim.Optimizer]:
     """Return the name of the implementation that is used for ``parameters``, and the optimizer.
 
-    ``wanted`` names one, or "auto" takes the fastest by ``measure`` (seconds of a step; default: on copies of
+    ``setting`` names one, or "auto" takes the fastest by ``measure`` (seconds of a step; default: on copies of
     the parameters, so that these need twice their memory and four times for Adam for a moment). Rank 0's
     measurement decides for all ranks, among what all of them have.
     """
     candidates = {name: candidates[name] for name in pytorch.everywhere(candidates, IMPLEMENTATIONS)}
-    if wanted == "auto":
+    if setting == "auto":
         timed = measure or seconds_of_step
         measures = {name: partial(timed, build, parameters) for name, build in candidates.items()}
-        wanted, _ = kernels.fastest(measures, parameters[0].device)
-    if wanted not in candidates:
+        setting, _ = kernels.fastest(measures, parameters[0].device)
+    if setting not in candidates:
         raise choices.UnavailableError(
-            f"optimizer_kernel={wanted} is not here: use auto or one of {sorted(candidates)}"
+            f"optimizer_kernel={setting} is not here: use auto or one of {sorted(candidates)}"
         )
-    choices.record("optimizer_kernel", wanted)
-    return wanted, candidates[wanted](parameters)
+    choices.record("optimizer_kernel", setting)
+    return setting, candidates[setting](parameters)
 
 
 def seconds_of_step(build: Build, parameters: Sequence[torch.nn.Parameter]) -> float:
@@ -104,13 +104,13 @@ def seconds_of_step(build: Build, parameters: Sequence[torch.nn.Parameter]) -> f
 def unchanged(network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Put back what steps inside change but gradients, in place; where there was no state, it is a fresh one's."""
     present = (*network.state_dict().values(), *_tensors(optimizer.state_dict()).values())
-    kept = [(tensor, tensor.clone()) for tensor in present]
-    device = kept[0][0].device
+    copies = [(tensor, tensor.clone()) for tensor in present]
+    device = copies[0][0].device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
     reset(optimizer)
     with torch.no_grad():
-        for tensor, value in kept:
+        for tensor, value in copies:
             tensor.copy_(value)
 
 
@@ -127,23 +127,23 @@ def restore(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
 
     ``load_state_dict`` puts new tensors in their place, which a graph captured before would never see.
     """
-    held = _tensors(optimizer.state_dict())
-    if not held:
+    current = _tensors(optimizer.state_dict())
+    if not current:
         optimizer.load_state_dict(dict(saved))
         return
     new = _tensors(saved)
-    if set(new) != set(held):
-        raise ValueError(f"the checkpoint's optimizer has {sorted(new)[:4]} ..., this one {sorted(held)[:4]} ...")
-    for key, tensor in held.items():
+    if set(new) != set(current):
+        raise ValueError(f"the checkpoint's optimizer has {sorted(new)[:4]} ..., this one {sorted(current)[:4]} ...")
+    for key, tensor in current.items():
         tensor.copy_(new[key])
 
 
 # Return the tensors that change from step to step in a ``state_dict``, which holds the tensors themselves.
 def _tensors(content: Mapping[str, Any]) -> Dict[Tuple[str, int, str], torch.Tensor]:
-    state = [(at, name, value) for at, each in content["state"].items() for name, value in each.items()]
-    found = {("state", at, name): value for at, name, value in state if torch.is_tensor(value)}
+    state = [(index, name, value) for index, values in content["state"].items() for name, value in values.items()]
+    tensors = {("state", index, name): value for index, name, value in state if torch.is_tensor(value)}
     # apex counts the steps of a group, not of a parameter.
-    for at, group in enumerate(content["param_groups"]):
+    for index, group in enumerate(content["param_groups"]):
         if torch.is_tensor(group.get("step")):
-            found["group", at, "step"] = group["step"]
-    return found
+            tensors["group", index, "step"] = group["step"]
+    return tensors

@@ -17,7 +17,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch.cuda_graphs import Captured
-from benchmarks.common.torch.gradient_sums import GradientSums, Place
+from benchmarks.common.torch.gradient_sums import GradientSlice, GradientSums
 from benchmarks.dlrm.blocks import NUMBERS
 from benchmarks.dlrm.placement import Placement, place
 from benchmarks.dlrm.pytorch import operators
@@ -171,7 +171,7 @@ def early_sums(network: Network, gradients: torch.Tensor, ranks: Ranks) -> Gradi
     """Return the sums of the flat ``gradients``: those of the top MLP begin when all of them are there."""
     listed = list(network.parameters())
     ends = list(accumulate(parameter.numel() for parameter in listed))
-    places = [Place(end - parameter.numel(), end) for parameter, end in zip(listed, ends)]
+    places = [GradientSlice(end - parameter.numel(), end) for parameter, end in zip(listed, ends)]
     first = len(gradients) - sum(parameter.numel() for parameter in network.bottom.parameters())
     return GradientSums(listed, places, gradients, ranks, bucket_bytes=first * gradients.element_size())
 
@@ -219,7 +219,7 @@ class Training:
             hidden = network.bottom(batch.numbers)
             self._vectors = received().requires_grad_()
             if self._sums is not None:
-                self._sums.begin()
+                self._sums.start()
                 self._vectors.register_hook(self._send_back)
             logits = network.score(hidden, self._vectors)
         return functional.binary_cross_entropy_with_logits(logits.float(), batch.labels)

@@ -21,7 +21,7 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch.flat_optimizer import Rate, Rates, ScaleRule
-from benchmarks.common.torch.generators import drawn_from, seed_dropout, without_trace
+from benchmarks.common.torch.generators import dry_run, fixed_seed, seed_dropout
 from benchmarks.gnmt import events
 from benchmarks.gnmt.flops import training_flops
 from benchmarks.gnmt.pytorch.config import Config
@@ -43,7 +43,7 @@ def build(config: Config, words: int, ranks: Ranks, saved: Mapping[str, Any]) ->
     if not saved:
         seed_dropout(config.seed, ranks)
     padded = -(-words // config.vocabulary_multiple) * config.vocabulary_multiple
-    with drawn_from(config.seed):
+    with fixed_seed(config.seed):
         network = GNMT(config, padded).to(ranks.context)
     length = config.max_length_train // 2
     sizes = {
@@ -67,7 +67,7 @@ def warm_up(training: Training) -> None:
     # Take the memory of the largest batch, as the submissions do, and open connections; changes nothing.
     config = training.config
     batch = synthetic_batch(training.words, config.batch_size, config.max_length_train, training.ranks)
-    with without_trace(training.optimizer, training.ranks):
+    with dry_run(training.optimizer, training.ranks):
         for _ in range(config.warm_up_steps):
             train_step(training, batch, 0.0)
             stopping.progress()

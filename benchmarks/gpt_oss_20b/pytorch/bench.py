@@ -46,4 +46,4 @@ def plain(network: Network) -> None:
 prepare = partial(pretraining, Benched("gpt-oss", build, train_step, plain))
 
 if __name__ == "__main__":
-    bench.main(__doc__, Config, pytorch, prepare, alone=partial(for_one_rank, most_layers=2))
+    bench.main(__doc__, Config, pytorch, prepare, for_one_rank=partial(for_one_rank, most_layers=2))

@@ -93,4 +93,4 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
 
 
 if __name__ == "__main__":
-    bench.main(__doc__, Config, pytorch, prepare, alone=alone)
+    bench.main(__doc__, Config, pytorch, prepare, for_one_rank=alone)

@@ -101,4 +101,4 @@ def pretraining(benched: Benched, config: Any, ranks: Ranks, folder: Path) -> be
 prepare = partial(pretraining, Benched("Llama", build, train_step, plain))
 
 if __name__ == "__main__":
-    bench.main(__doc__, Config, pytorch, prepare, alone=for_one_rank)
+    bench.main(__doc__, Config, pytorch, prepare, for_one_rank=for_one_rank)

@@ -223,13 +223,13 @@ def main(argv: Optional[List[str]] = None) -> int:
         batches = stack.enter_context(closing(training_input(orders, ranks, run.position)))
         run.log(samples(len(data.train.with_objects), len(data.val)))
         run.register_state(partial(state_dict, training))
-        run.use(Evaluator(data, QUALITIES, run.output, config.eval_workers))
+        run.set_evaluator(Evaluator(data, QUALITIES, run.output, config.eval_workers))
         for _ in run.blocks():
             for step in run.steps():
                 rates = schedule.rates(config, step)
                 run.report(train_step(training, run.wait_for(partial(next, batches)), rates), rates.weights)
             if run.evaluates():
-                run.evaluated_later(evaluate(training, data, run))
+                run.submit_evaluation(evaluate(training, data, run))
     return run.finish()
 
 

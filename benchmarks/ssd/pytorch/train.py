@@ -167,13 +167,13 @@ def main(argv: Optional[List[str]] = None) -> int:
         steps = steps_per_epoch(data.train, config, ranks)
         run.log({**mlperf.decays(config, ranks.size, steps), **samples(len(data.train.with_objects), evaluation.total)})
         run.register_state(partial(state_dict, training), partial(rank_state_dict, training, batches))
-        run.use(Evaluator(data, {"bbox": "map"}, run.output))
+        run.set_evaluator(Evaluator(data, {"bbox": "map"}, run.output))
         for _ in run.blocks():
             for number in run.steps():
                 rate = schedule.learning_rate(config, number, ranks.size, steps)
                 run.report(train_step(training, run.wait_for(batches.next), rate), rate)
             if run.evaluates():
-                run.evaluated_later(evaluate(training, evaluation, run))
+                run.submit_evaluation(evaluate(training, evaluation, run))
     return run.finish()
 
 

@@ -54,11 +54,11 @@ def used_mib(contexts: List[Any]) -> List[float]:
     mx.nd.waitall()
     if contexts[0].device_type != "gpu":
         return [resident_mib()]
-    found = []
+    used = []
     for context in contexts:
         free, total = mx.context.gpu_memory_info(context.device_id)
-        found.append((total - free) / _MIB)
-    return found
+        used.append((total - free) / _MIB)
+    return used
 
 
 def resident_mib() -> float:
@@ -84,10 +84,10 @@ def _fits(training: Training, batch: int, step: Callable[[Training, Batch], None
     resized = replace(config, batch_size=batch)
     try:
         for _ in range(2):
-            step(training._replace(config=resized), synthetic(resized, training.place))
+            step(training._replace(config=resized), synthetic(resized, training.process))
         mx.nd.waitall()
     except mx.base.MXNetError as error:
-        if any(each in str(error).lower() for each in _FULL):
+        if any(marker in str(error).lower() for marker in _FULL):
             return False
         raise
     return config.device == "gpu" or resident_mib() <= config.memory_limit_mib
@@ -117,10 +117,10 @@ def seconds_by_stage(training: Training, step: Callable[[], Any]) -> Dict[str, f
         operators = json.loads(mx.profiler.dumps(reset=True, format="json"))["Time"].get("operator", {})
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    found = {"fp": 0.0, "bp": 0.0, "wu": 0.0}
-    for name, each in operators.items():
-        found[stage_of(name)] += each["Total"] / 1000 / _PROFILED / len(training.place.contexts)
-    return found
+    stages = {"fp": 0.0, "bp": 0.0, "wu": 0.0}
+    for name, totals in operators.items():
+        stages[stage_of(name)] += totals["Total"] / 1000 / _PROFILED / len(training.process.contexts)
+    return stages
 
 
 def train_step(training: Training, batch: Batch) -> None:
@@ -144,59 +144,59 @@ def staged_step(training: Training, batch: Batch) -> Dict[str, float]:
     return {"fp_bp": fp_bp, "wu": wu, "step": step, "metric": after}
 
 
-def timed(training: Training, next_batch: Callable[[], Batch]) -> Dict[str, Any]:
+def time_steps(training: Training, next_batch: Callable[[], Batch]) -> Dict[str, Any]:
     """Return the times of steps: first step, blocks without waits, and steps with a wait after each stage."""
-    config, place = training.config, training.place
+    config, process = training.config, training.process
 
     def block_of_steps(steps: int) -> float:
         return seconds_of(lambda: train_step(training, next_batch()), steps, mx.nd.waitall)
 
     first, warm = block_of_steps(1), block_of_steps(1)
     # Rank 0 decides: a rank with more steps than the others would wait for them for ever.
-    steps = int(place.first_from_all(float(min(_MOST_STEPS, max(1, math.ceil(config.block_seconds / warm))))))
+    steps = int(process.first_from_all(float(min(_MOST_STEPS, max(1, math.ceil(config.block_seconds / warm))))))
     blocks, staged = [], []
     for _ in range(config.blocks):
         blocks.append(block_of_steps(steps))
         staged.append([staged_step(training, next_batch()) for _ in range(min(steps, 3))])
     # One value a block, as for the steps: those within a block are alike, those of two blocks see the machine drift.
-    stages = {name: [sum(each[name] for each in block) / len(block) for block in staged] for name in staged[0][0]}
+    stages = {name: [sum(times[name] for times in block) / len(block) for block in staged] for name in staged[0][0]}
     return {"first_step_seconds": first, "steps_per_block": steps, "step_seconds": blocks, "stages": stages}
 
 
-def gathered(values: List[float], training: Training) -> List[float]:
+def gather_values(values: List[float], training: Training) -> List[float]:
     """Return a value of each device, on every rank: of one process its own, of several one of each by rank."""
-    place = training.place
-    if place.processes == 1:
+    process = training.process
+    if process.processes == 1:
         return values
     from benchmarks.common.frameworks import mxnet
 
-    row = [0.0] * place.processes
-    row[place.rank] = values[0]
+    row = [0.0] * process.processes
+    row[process.rank] = values[0]
     return mxnet.total(row)
 
 
-def measured(config: Config) -> Tuple[int, Dict[str, Any]]:
+def measure(config: Config) -> Tuple[int, Dict[str, Any]]:
     """The rank, and what goes into the file."""
-    place = start(config)
-    before = used_mib(place.contexts)
-    training = build(config, place)
-    next_batch = batches(config, place)
-    built = used_mib(place.contexts)
-    found: Dict[str, Any] = {"schema": 1, "config": vars(config), "network": training.facts}
+    process = start(config)
+    empty = used_mib(process.contexts)
+    training = build(config, process)
+    next_batch = batches(config, process)
+    built = used_mib(process.contexts)
+    result: Dict[str, Any] = {"schema": 1, "config": vars(config), "network": training.facts}
     if config.largest_batch:
-        found["largest_batch"] = largest_batch(training, train_step)
+        result["largest_batch"] = largest_batch(training, train_step)
     else:
-        found.update(timed(training, next_batch))
-        found["operators"] = seconds_by_stage(training, lambda: train_step(training, next_batch()))
-        found["memory_read_by"] = "cudaMemGetInfo" if config.device == "gpu" else "VmRSS"
-        found["memory_mib"] = {
-            "empty": gathered(before, training),
-            "before_training": gathered(built, training),
-            "training": gathered(used_mib(place.contexts), training),
+        result.update(time_steps(training, next_batch))
+        result["operators"] = seconds_by_stage(training, lambda: train_step(training, next_batch()))
+        result["memory_read_by"] = "cudaMemGetInfo" if config.device == "gpu" else "VmRSS"
+        result["memory_mib"] = {
+            "empty": gather_values(empty, training),
+            "before_training": gather_values(built, training),
+            "training": gather_values(used_mib(process.contexts), training),
         }
-    found["software"] = {"mxnet": mx.__version__, "python": sys.version.split()[0]}
+    result["software"] = {"mxnet": mx.__version__, "python": sys.version.split()[0]}
     finish(config)
-    return place.rank, found
+    return process.rank, result
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -205,13 +205,13 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--output", type=Path, required=True, help="folder for measurement.json")
     arguments = parser.parse_args(argv)
     try:
-        rank, found = measured(configuration.load(Config, arguments.config))
+        rank, result = measure(configuration.load(Config, arguments.config))
     except (Problem, ValueError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2
     if rank == 0:
         temporary = arguments.output / ".measurement.json.writing"
-        temporary.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         temporary.replace(arguments.output / "measurement.json")
     return 0
 

@@ -39,8 +39,8 @@ def describe(network: mx.sym.Symbol, shape: Tuple[int, int, int, int]) -> Dict[s
         if node["op"] == "BatchNorm" and node["attrs"].get("fix_gamma", "True") == "True"
     ]
     sizes = {
-        name: math.prod(each)
-        for name, each in zip(network.list_arguments(), arguments)
+        name: math.prod(array_shape)
+        for name, array_shape in zip(network.list_arguments(), arguments)
         if name != "data" and name not in fixed
     }
     return {
@@ -53,9 +53,9 @@ def describe(network: mx.sym.Symbol, shape: Tuple[int, int, int, int]) -> Dict[s
 
 
 def _conv(
-    data: mx.sym.Symbol, filters: int, kernel: Pair, stride: Pair = (1, 1), pad: Pair = (0, 0), **more: Any
+    data: mx.sym.Symbol, filters: int, kernel: Pair, stride: Pair = (1, 1), pad: Pair = (0, 0), **options: Any
 ) -> mx.sym.Symbol:
-    return mx.sym.Convolution(data, num_filter=filters, kernel=kernel, stride=stride, pad=pad, **more)
+    return mx.sym.Convolution(data, num_filter=filters, kernel=kernel, stride=stride, pad=pad, **options)
 
 
 def _pool(data: mx.sym.Symbol, kind: str, kernel: int, stride: int, pad: int = 0) -> mx.sym.Symbol:
@@ -107,8 +107,8 @@ _INCEPTION: Tuple[Optional[Tuple[int, ...]], ...] = (
 
 # Three convolutions and nine modules of six, without the two other outputs of the paper.
 def _googlenet(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> mx.sym.Symbol:
-    def conv(before: mx.sym.Symbol, filters: int, size: int, stride: int = 1) -> mx.sym.Symbol:
-        return _activation(_conv(before, filters, (size, size), (stride, stride), (size // 2, size // 2)))
+    def conv(x: mx.sym.Symbol, filters: int, size: int, stride: int = 1) -> mx.sym.Symbol:
+        return _activation(_conv(x, filters, (size, size), (stride, stride), (size // 2, size // 2)))
 
     data = _pool(conv(data, 64, 7, 2), "max", 3, 2)
     data = _pool(conv(conv(data, 64, 1), 192, 3), "max", 3, 2)
@@ -116,12 +116,12 @@ def _googlenet(data: mx.sym.Symbol, classes: int, image: int, dropout: float) ->
         if widths is None:
             data = _pool(data, "max", 3, 2)
             continue
-        one, before_three, three, before_five, five, behind = widths
+        w1, w3_in, w3, w5_in, w5, w_pool = widths
         data = mx.sym.Concat(
-            conv(data, one, 1),
-            conv(conv(data, before_three, 1), three, 3),
-            conv(conv(data, before_five, 1), five, 5),
-            conv(_pool(data, "max", 3, 1, 1), behind, 1),
+            conv(data, w1, 1),
+            conv(conv(data, w3_in, 1), w3, 3),
+            conv(conv(data, w5_in, 1), w5, 5),
+            conv(_pool(data, "max", 3, 1, 1), w_pool, 1),
         )
     return _dense(_whole_plane(data), classes)
 
@@ -141,12 +141,12 @@ def _chain(data: mx.sym.Symbol, *steps: Tuple[int, Pair]) -> mx.sym.Symbol:
     return data
 
 
-def _module_a(data: mx.sym.Symbol, behind: int) -> mx.sym.Symbol:
+def _module_a(data: mx.sym.Symbol, pool_width: int) -> mx.sym.Symbol:
     return mx.sym.Concat(
         _normed(data, 64),
         _chain(data, (48, (1, 1)), (64, (5, 5))),
         _chain(data, (64, (1, 1)), (96, (3, 3)), (96, (3, 3))),
-        _normed(_pool(data, "avg", 3, 1, 1), behind),
+        _normed(_pool(data, "avg", 3, 1, 1), pool_width),
     )
 
 
@@ -163,7 +163,7 @@ def _module_c(data: mx.sym.Symbol, width: int) -> mx.sym.Symbol:
 def _module_e(data: mx.sym.Symbol, pooling: str) -> mx.sym.Symbol:
     three = _normed(data, 384)
     double = _chain(data, (448, (1, 1)), (384, (3, 3)))
-    ends = [_normed(each, 384, kernel) for each in (three, double) for kernel in ((1, 3), (3, 1))]
+    ends = [_normed(branch, 384, kernel) for branch in (three, double) for kernel in ((1, 3), (3, 1))]
     return mx.sym.Concat(_normed(data, 320), *ends, _normed(_pool(data, pooling, 3, 1, 1), 192))
 
 
@@ -173,8 +173,8 @@ def _inception_v3(data: mx.sym.Symbol, classes: int, image: int, dropout: float)
     data = _normed(_normed(data, 32, three, 2, same=False), 32, three, same=False)
     data = _pool(_normed(data, 64, three), "max", 3, 2)
     data = _pool(_normed(_normed(data, 80), 192, three, same=False), "max", 3, 2)
-    for behind in (32, 64, 64):
-        data = _module_a(data, behind)
+    for pool_width in (32, 64, 64):
+        data = _module_a(data, pool_width)
     data = mx.sym.Concat(
         _normed(data, 384, three, 2, same=False),
         _normed(_chain(data, (64, (1, 1)), (96, three)), 96, three, 2, same=False),
@@ -195,11 +195,11 @@ _UNITS = 18  # of each of the three stages: (110 layers - 2) / 6
 
 # 54 units of two convolutions that are normed before them: 1.7 million weights.
 def _resnet_110(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> mx.sym.Symbol:
-    def norm(before: mx.sym.Symbol, **more: Any) -> mx.sym.Symbol:
-        return mx.sym.BatchNorm(before, eps=2e-5, momentum=0.9, **more)
+    def norm(x: mx.sym.Symbol, **options: Any) -> mx.sym.Symbol:
+        return mx.sym.BatchNorm(x, eps=2e-5, momentum=0.9, **options)
 
-    def conv(before: mx.sym.Symbol, filters: int, stride: int, size: int = 3) -> mx.sym.Symbol:
-        return _conv(before, filters, (size, size), (stride, stride), (size // 2, size // 2), no_bias=True)
+    def conv(x: mx.sym.Symbol, filters: int, stride: int, size: int = 3) -> mx.sym.Symbol:
+        return _conv(x, filters, (size, size), (stride, stride), (size // 2, size // 2), no_bias=True)
 
     data = conv(norm(data, fix_gamma=True), 16, 1)
     for stage, filters in enumerate((16, 32, 64)):

@@ -15,7 +15,7 @@ Batch = List[Tuple[mx.nd.NDArray, mx.nd.NDArray]]
 _KINDS = {"fp16": "float16", "fp32": "float32"}
 
 
-class Place(NamedTuple):
+class ProcessInfo(NamedTuple):
     """This process among those of the measurement."""
 
     rank: int
@@ -30,15 +30,15 @@ class Training(NamedTuple):
     loss: mx.gluon.HybridBlock
     trainer: mx.gluon.Trainer
     facts: Dict[str, Any]  # of the network; see model.describe
-    place: Place
+    process: ProcessInfo
     config: Config
 
 
-def start(config: Config) -> Place:
+def start(config: Config) -> ProcessInfo:
     """Join the other processes; raises RuntimeError where their number is not the configuration's."""
     device = mx.gpu if config.device == "gpu" else mx.cpu
     if config.way != "horovod":
-        return Place(0, 1, [device(number) for number in range(config.ranks)], lambda value: value)
+        return ProcessInfo(0, 1, [device(number) for number in range(config.ranks)], lambda value: value)
     # Imported where it is used alone: with one process there need not be a Horovod.
     from benchmarks.common.frameworks import mxnet
 
@@ -49,7 +49,7 @@ def start(config: Config) -> Place:
     def first(value: float) -> float:
         return mxnet.total([value if ranks.rank == 0 else 0.0])[0]
 
-    return Place(ranks.rank, ranks.size, [ranks.context], first)
+    return ProcessInfo(ranks.rank, ranks.size, [ranks.context], first)
 
 
 def finish(config: Config) -> None:
@@ -60,7 +60,7 @@ def finish(config: Config) -> None:
         mxnet.finish()
 
 
-def build(config: Config, place: Place) -> Training:
+def build(config: Config, process: ProcessInfo) -> Training:
     """Build network and trainer with parameters that depend on the seed alone, equal on all devices."""
     mx.random.seed(config.seed)
     symbol = model.build(config.network, config.classes, config.image, config.dropout)
@@ -69,15 +69,15 @@ def build(config: Config, place: Place) -> Training:
     if config.precision == "fp16":
         symbol = mx.sym.Cast(symbol, dtype="float32")
     network = mx.gluon.SymbolBlock(symbol, data)
-    _initialize(network, symbol, config, place)
+    _initialize(network, symbol, config, process)
     network.hybridize(static_alloc=True, static_shape=True)
     loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
     loss.hybridize(static_alloc=True, static_shape=True)
-    return Training(network, loss, _trainer(network, config), facts, place, config)
+    return Training(network, loss, _trainer(network, config), facts, process, config)
 
 
 # Draw the parameters on the host, so that every way and number of devices begins with the same.
-def _initialize(network: mx.gluon.SymbolBlock, symbol: mx.sym.Symbol, config: Config, place: Place) -> None:
+def _initialize(network: mx.gluon.SymbolBlock, symbol: mx.sym.Symbol, config: Config, process: ProcessInfo) -> None:
     shape = (config.batch_size, 3, config.image, config.image)
     names = symbol.list_arguments() + symbol.list_auxiliary_states()
     arguments, _, auxiliary = symbol.infer_shape(data=shape)
@@ -93,7 +93,7 @@ def _initialize(network: mx.gluon.SymbolBlock, symbol: mx.sym.Symbol, config: Co
         elif not name.endswith("_moving_mean"):
             draw(mx.init.InitDesc(name), values)
         parameters[name].shape, parameters[name].dtype = shape, kind
-        parameters[name].initialize(mx.init.Zero(), ctx=place.contexts)
+        parameters[name].initialize(mx.init.Zero(), ctx=process.contexts)
         parameters[name].set_data(values.astype(kind))
     mx.nd.waitall()
 
@@ -110,25 +110,25 @@ def _trainer(network: mx.gluon.SymbolBlock, config: Config) -> mx.gluon.Trainer:
     return mx.gluon.Trainer(parameters, "sgd", options, kvstore=config.way)
 
 
-def synthetic(config: Config, place: Place) -> Batch:
+def synthetic(config: Config, process: ProcessInfo) -> Batch:
     """Return the one synthetic batch: the joint batch of all devices is the same however it is shared out."""
     mx.random.seed(config.seed + 1)
     joint = config.batch_size * config.ranks
     images = mx.nd.random.uniform(-1.0, 1.0, shape=(joint, 3, config.image, config.image), ctx=mx.cpu())
     labels = mx.nd.random.randint(0, config.classes, shape=(joint,), ctx=mx.cpu()).astype("float32")
-    return dealt(config, place, images, labels)
+    return split_batch(config, process, images, labels)
 
 
-def dealt(config: Config, place: Place, images: mx.nd.NDArray, labels: mx.nd.NDArray) -> Batch:
+def split_batch(config: Config, process: ProcessInfo, images: mx.nd.NDArray, labels: mx.nd.NDArray) -> Batch:
     """Return the parts of a joint batch that belong to the devices of this process."""
-    found = []
-    for number, context in enumerate(place.contexts, place.rank):
+    parts = []
+    for number, context in enumerate(process.contexts, process.rank):
         part = slice(number * config.batch_size, (number + 1) * config.batch_size)
-        found.append(
+        parts.append(
             (images[part].astype(_KINDS[config.precision]).as_in_context(context), labels[part].as_in_context(context))
         )
     mx.nd.waitall()
-    return found
+    return parts
 
 
 def forward_backward(training: Training, batch: Batch) -> List[mx.nd.NDArray]:
@@ -143,7 +143,7 @@ def weight_update(training: Training) -> None:
     """Let the gradients of all devices meet, and update the weights; not waited for."""
     config = training.config
     # Horovod's trainer divides by the number of processes itself.
-    training.trainer.step(config.batch_size * len(training.place.contexts))
+    training.trainer.step(config.batch_size * len(training.process.contexts))
 
 
 def metric(training: Training, batch: Batch) -> float:
@@ -155,23 +155,23 @@ def metric(training: Training, batch: Batch) -> float:
     return float(sum(right)) / len(right)
 
 
-def batches(config: Config, place: Place) -> Callable[[], Batch]:
+def batches(config: Config, process: ProcessInfo) -> Callable[[], Batch]:
     """Return what gives the next batch of the devices of this process."""
     if not config.records:
-        batch = synthetic(config, place)
+        batch = synthetic(config, process)
         return lambda: batch
     if not Path(config.records).is_file():
         raise Problem(f"no file {config.records}", "a RecordIO file with images", "encore data prepare resnet")
     shape = (3, config.image, config.image)
-    parts = {"num_parts": place.processes, "part_index": place.rank}
-    count = config.batch_size * len(place.contexts)
+    parts = {"num_parts": process.processes, "part_index": process.rank}
+    count = config.batch_size * len(process.contexts)
     # 58.4: the mean spread of ImageNet's channels; the study needs no more than plausible numbers.
     scaling = {"mean_r": 123.7, "mean_g": 116.8, "mean_b": 103.9, "scale": 1 / 58.4}
     source = mx.io.ImageRecordIter(
         path_imgrec=config.records, data_shape=shape, batch_size=count, shuffle=True, resize=config.image,
         rand_crop=True, rand_mirror=True, seed=config.seed, **scaling, **parts,
     )  # fmt: skip
-    alone = place._replace(rank=0)
+    first_rank = process._replace(rank=0)
 
     def following() -> Batch:
         try:
@@ -179,6 +179,6 @@ def batches(config: Config, place: Place) -> Callable[[], Batch]:
         except StopIteration:
             source.reset()
             batch = source.next()
-        return dealt(config, alone, batch.data[0], batch.label[0] % config.classes)
+        return split_batch(config, first_rank, batch.data[0], batch.label[0] % config.classes)
 
     return following

@@ -22,7 +22,7 @@ from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch import capabilities
 from benchmarks.common.torch.flat_optimizer import Rate, Rates, ScaleRule
-from benchmarks.common.torch.generators import drawn_from, seed_dropout, without_trace
+from benchmarks.common.torch.generators import dry_run, fixed_seed, seed_dropout
 from benchmarks.transformer import events
 from benchmarks.transformer.flops import training_flops
 from benchmarks.transformer.pytorch.config import Config
@@ -41,7 +41,7 @@ def build(config: Config, words: int, ranks: Ranks, saved: Mapping[str, Any]) ->
     if not saved:
         seed_dropout(config.seed, ranks)
     padded = -(-words // config.vocabulary_multiple) * config.vocabulary_multiple
-    with drawn_from(config.seed):
+    with fixed_seed(config.seed):
         network = Network(config, padded).to(ranks.context)
     sizes: Dict[str, Mapping[str, Any]] = {"loss": {"rows": operators.LOSS_ROWS, "vocabulary": padded}}
     if not config.compile:  # the compiler joins a norm with its neighbours
@@ -73,7 +73,7 @@ def warm_up(training: Training) -> None:
         return
     length = max(2, config.max_length // 2)
     batch = synthetic_batch(training.words, max(1, config.batch_size // length), length, training.ranks)
-    with without_trace(training.optimizer, training.ranks):
+    with dry_run(training.optimizer, training.ranks):
         if config.compile:
             capabilities.compile_in_turns(lambda: training.network.loss_sum(batch).backward(), training.ranks)
             training.optimizer.gradients.zero_()

@@ -10,7 +10,7 @@ from torch.nn.utils import parameters_to_vector
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.torch import flat_optimizer, gradient_sums, optimizers
 from benchmarks.common.torch.flat_optimizer import FlatOptimizer, LossScale, Rates, ScaleRule
-from benchmarks.common.torch.gradient_sums import Place, buckets_of
+from benchmarks.common.torch.gradient_sums import GradientSlice, buckets_of
 from tests.in_framework.held import record_collectives
 
 RANKS = (2,)
@@ -221,7 +221,7 @@ def test_older_pytorch_sums_after_the_backward_pass(small_buckets, collectives, 
     ],
 )
 def test_buckets(ends, total, elements, shares, expected):
-    places = [Place(*bounds) for bounds in zip((0, *ends), ends)]
+    places = [GradientSlice(*bounds) for bounds in zip((0, *ends), ends)]
     assert [tuple(bucket) for bucket in buckets_of(places, total, elements, shares)] == expected
 
 

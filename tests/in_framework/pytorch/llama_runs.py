@@ -160,7 +160,7 @@ def is_step_4(run, *arguments):
 KILLS = {
     "in a step after a save": (replace(Run, "report", die_after_a_save, is_step_4), 3),
     "before a save": (replace(Checkpoints, "begin", die), 3),
-    "while the weights are copied": (replace(pytorch, "copied", die, rank=1), 3),
+    "while the weights are copied": (replace(pytorch, "snapshot", die, rank=1), 3),
     "before a file": (replace(pytorch, "write", die), 3),
     "within a file": (replace(pytorch, "write", die_within_the_file, is_rank_file), 3),
     "before the checksum of another rank": (replace(checkpoints, "_write_digest", die, is_rank_file, rank=1), 3),

@@ -61,7 +61,7 @@ def test_bytes_are_what_operators_read_and_write():
 def test_peaks_are_measured():
     peaks = measured_peaks.bytes_per_second(CPU, elements=1 << 16, seconds=0.01)
     assert sorted(peaks) == ["copy", "triad"]
-    assert min(*peaks.values(), measured_peaks.flops_per_second(CPU, "fp32", side=256, seconds=0.01)) > 1e8
+    assert min(*peaks.values(), measured_peaks.flops_per_second(CPU, "fp32", n=256, seconds=0.01)) > 1e8
 
 
 def test_shares_of_the_classes_add_up():
