@@ -80,6 +80,7 @@ def find(args: argparse.Namespace) -> Source:
     for place, files in ((origin, train), (args.evaluation, test)):
         if place and not files:
             raise Problem(f"{place} holds none of these", EXPECTED, "name the folder that has them")
+        text_files.check_shards([file.path for file in files])
     inside = {each.path.resolve() for each in test}
     train = tuple(each for each in train if each.path.resolve() not in inside)
     packed = {each.form in PACKED for each in (*train, *test)}

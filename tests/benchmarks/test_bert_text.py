@@ -525,8 +525,9 @@ def test_listed_articles_are_the_evaluation_set(raw: Path, tmp_path: Path) -> No
         ("t.txt", b"One.\nTwo.\n", "1 documents with text"),
         ("t.txt", "One.\n".encode("utf-16"), "t.txt is UTF-16"),
         ("t.txt.gz", gzip.compress(b"One.\n"), "t.txt.gz is compressed by gzip"),
+        ("part-00000-of-00002", b"One.\nTwo.\n", "has 1 of 2 files part*-of-00002, number 1 is missing"),
     ],
-    ids=["cut", "no article", "latin1", "no text", "one document", "utf-16", "compressed"],
+    ids=["cut", "no article", "latin1", "no text", "one document", "utf-16", "compressed", "missing shard"],
 )
 def test_bad_source_is_refused(name: str, content: bytes, problem: str, source: Path, tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
