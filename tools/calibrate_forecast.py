@@ -115,7 +115,7 @@ def rows_of(sets: Iterable[Read], *held: str) -> list[Row]:
     """Forecast every cut log without the runs of its own round and of those ``held``."""
     rows = []
     for each in sets:
-        lengths = known_lengths(each.first, without={each.round, *held})
+        lengths = known_lengths(each.first, excluded_rounds={each.round, *held})
         rows += [row_of(each.round, cut, lengths) for cut in each.cuts]
     return rows
 

@@ -27,7 +27,7 @@ import typer
 
 from encore import paths
 from encore.machine import processes
-from encore.results.compare.causes import Cause, causes_of
+from encore.results.compare.causes import Cause, find_causes
 from encore.results.compare.run_set import RunSet, load_run_sets
 from tools import recorded_gpus, run
 
@@ -256,11 +256,11 @@ def rows(work: Path) -> Iterator[tuple[str, str, list[Cause]]]:
     theirs = side_of(unharmed(work))
     for results in sorted(work.glob("fault-*")):
         name = results.name.removeprefix("fault-")
-        yield name, FAULTS[name].cause, causes_of(side_of([results]), theirs)
+        yield name, FAULTS[name].cause, find_causes(side_of([results]), theirs)
     with tempfile.TemporaryDirectory() as folder:
         recorded = side_of(list(recorded_gpus.unharmed(unharmed(work), Path(folder))))
         for name, cause, results in recorded_gpus.faults(unharmed(work), Path(folder)):
-            yield name, cause, causes_of(side_of([results]), recorded)
+            yield name, cause, find_causes(side_of([results]), recorded)
 
 
 def main(
@@ -287,10 +287,10 @@ def main(
     right = sum(bool(causes) and causes[0].name == expected for _, expected, causes in found)
     pairs = list(itertools.permutations(unharmed(work), 2))
     sides = {each: side_of([each]) for each in unharmed(work)}
-    alarms = [(a.name, b.name, causes) for a, b in pairs if (causes := causes_of(sides[a], sides[b]))]
+    alarms = [(a.name, b.name, causes) for a, b in pairs if (causes := find_causes(sides[a], sides[b]))]
     print(f"named first: {right} of {len(found)}; false alarms: {len(alarms)} of {len(pairs)} pairs")
     for mine, other, causes in alarms[:10]:
-        print(f"  {mine} against {other}: {causes[0].sentence} {causes[0].share:+.0%}")
+        print(f"  {mine} against {other}: {causes[0].message} {causes[0].share:+.0%}")
 
 
 if __name__ == "__main__":

@@ -66,13 +66,13 @@ class Finding:
         return f"{self.path.name if self.path else ''} {line}".strip()
 
     def as_json(self) -> FindingJson:
-        found: FindingJson = {
+        entry: FindingJson = {
             "line": self.line, "rule": self.rule, "code": self.code, "expected": self.expected, "found": self.found,
             "hint": self.hint, "severity": self.severity, "kind": self.kind,
         }  # fmt: skip
         if self.kind == "audit":
-            found |= {"file": self.path.name if self.path else None, "rate": self.rate}
-        return found
+            entry |= {"file": self.path.name if self.path else None, "rate": self.rate}
+        return entry
 
 
 def no_error(findings: Iterable[Finding]) -> bool:
@@ -110,7 +110,7 @@ class ComplianceReport:
     @property
     def passed_but_for_data(self) -> bool:
         """No error but those that a small data set cannot avoid."""
-        return not any(each.severity == "error" and each.kind != "small_data" for each in self.findings)
+        return not any(finding.severity == "error" and finding.kind != "small_data" for finding in self.findings)
 
     def as_json(self) -> ReportJson:
         return {
@@ -146,9 +146,9 @@ def rate_of(rules: Rules, name: str) -> float | None:
     return entry["sets"] / measured(rules)["sets"] if entry else None
 
 
-def severity_at(rate: float | None, wanted: Severity) -> Severity:
+def severity_at(rate: float | None, max_severity: Severity) -> Severity:
     """Return what a finding is: an error only where its rule is known to fire rarely."""
-    return "warning" if wanted == "error" and (rate is None or rate > MOST_OF_AN_ERROR) else wanted
+    return "warning" if max_severity == "error" and (rate is None or rate > MOST_OF_AN_ERROR) else max_severity
 
 
 Found = Sequence[tuple[Path, Sequence[Finding]]]  # Logs, or folders of a set, with what was found in each
@@ -157,14 +157,14 @@ _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS = {"error": "error", "warning": "warning", "note": "note"}
 
 
-def sarif(found: Found) -> str:
+def sarif(results_by_path: Found) -> str:
     """Return findings as SARIF 2.1.0 (OASIS standard of 27 March 2020); paths are relative to the working directory.
 
     What a small data set alone is to blame for is a note: it is no error of the run.
     """
     rules: dict[str, Finding] = {}
     results = []
-    for path, findings in found:
+    for path, findings in results_by_path:
         for finding in findings:
             rules.setdefault(_rule_of(finding), finding)
             results.append(_result(path, finding))
@@ -177,20 +177,20 @@ def sarif(found: Found) -> str:
     return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
 
 
-def junit(found: Found) -> str:
+def junit(results_by_path: Found) -> str:
     """Return findings as JUnit's XML: a test case per log, or per set, which an error fails."""
     suites = ElementTree.Element("testsuites", name="encore")
-    suite = ElementTree.SubElement(suites, "testsuite", name="encore", tests=str(len(found)))
-    suite.set("failures", str(sum(not no_error(findings) for _, findings in found)))
-    for path, findings in found:
+    suite = ElementTree.SubElement(suites, "testsuite", name="encore", tests=str(len(results_by_path)))
+    suite.set("failures", str(sum(not no_error(findings) for _, findings in results_by_path)))
+    for path, findings in results_by_path:
         case = ElementTree.SubElement(suite, "testcase", classname=path.parent.as_posix(), name=path.name)
-        errors = [each for each in findings if each.severity == "error"]
+        errors = [finding for finding in findings if finding.severity == "error"]
         if errors:
             failure = ElementTree.SubElement(case, "failure", message=_printable(_text(errors[0])), type="error")
             failure.text = "\n".join(_lines(errors))
-        others = [each for each in findings if each.severity != "error"]
-        if others:
-            ElementTree.SubElement(case, "system-out").text = "\n".join(_lines(others))
+        warnings = [finding for finding in findings if finding.severity != "error"]
+        if warnings:
+            ElementTree.SubElement(case, "system-out").text = "\n".join(_lines(warnings))
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True)
 
@@ -230,8 +230,8 @@ def _text(finding: Finding) -> str:
 
 def _lines(findings: Sequence[Finding]) -> Iterator[str]:
     for finding in findings:
-        place = f"{finding.place}: " if finding.place else ""
-        yield _printable(f"{finding.severity}: {place}{_text(finding)}")
+        location = f"{finding.place}: " if finding.place else ""
+        yield _printable(f"{finding.severity}: {location}{_text(finding)}")
 
 
 # Text without the control characters that XML cannot hold, which a log may have.

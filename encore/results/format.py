@@ -17,9 +17,9 @@ def apart(values: Mapping[str, float], targets: Mapping[str, float]) -> str:
 
 
 def _apart(value: float, target: float | None) -> str:
-    wanted = "" if target is None or value == target else f"{target:g}"
+    target_text = "" if target is None or value == target else f"{target:g}"
     texts = (f"{value:.{digits}g}" for digits in range(5, 17))
-    return next((text for text in texts if text != wanted), repr(value))
+    return next((text for text in texts if text != target_text), repr(value))
 
 
 def against_targets(qualities: Mapping[str, float], targets: Mapping[str, float]) -> str:
@@ -42,9 +42,9 @@ def percent(share: float) -> str:
     return f"{share * 100:g} %"
 
 
-def count_of(number: float, what: str) -> str:
+def count_of(number: float, noun: str) -> str:
     """Return ``1 run`` or ``3 runs``; a broken number to three decimals."""
-    return f"{round(number, 3):.12g} {what}{'' if number == 1 else 's'}"
+    return f"{round(number, 3):.12g} {noun}{'' if number == 1 else 's'}"
 
 
 def round_of(round_: str | None, is_guess: bool) -> str:

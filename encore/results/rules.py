@@ -46,13 +46,13 @@ class Target:
         return self.unit.partition(",")[0]
 
     def met_by(self, quality: Mapping[str, float]) -> bool:
-        found = quality.get(self.name)
-        if found is None or self.out_of_range(found) or (self.strict and found == self.value):
+        value = quality.get(self.name)
+        if value is None or self.out_of_range(value) or (self.strict and value == self.value):
             return False
-        return found >= self.value - self.slack if self.higher_is_better else found <= self.value + self.slack
+        return value >= self.value - self.slack if self.higher_is_better else value <= self.value + self.slack
 
-    def out_of_range(self, found: float) -> bool:
-        return found >= self.limit if self.higher_is_better else found <= self.limit
+    def out_of_range(self, value: float) -> bool:
+        return value >= self.limit if self.higher_is_better else value <= self.limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,8 +205,8 @@ def canonical(name: str | None) -> str | None:
 
 def later_name(benchmark: str | None, round_: str | None) -> str | None:
     """Return the name that a round's benchmark has in later rounds: ``ssd`` of v2.0 on is RetinaNet on OpenImages."""
-    for name, each in _BENCHMARKS.items():
-        if each.earlier == benchmark and round_ in ROUNDS and not is_before(round_, each.earlier_since):
+    for name, info in _BENCHMARKS.items():
+        if info.earlier == benchmark and round_ in ROUNDS and not is_before(round_, info.earlier_since):
             return name
     return benchmark
 
@@ -231,31 +231,37 @@ def targets_of(round_: str, benchmark: str, global_batch: float | None = None) -
     """
     if round_ not in _ROUNDS:
         return ()
-    least, large = _ROUNDS[round_].large_batch.get(benchmark, (math.inf, ()))
-    return large if (global_batch or 0.0) >= least else _ROUNDS[round_].targets.get(benchmark, ())
+    min_batch, large = _ROUNDS[round_].large_batch.get(benchmark, (math.inf, ()))
+    return large if (global_batch or 0.0) >= min_batch else _ROUNDS[round_].targets.get(benchmark, ())
 
 
 def rule_for(round_: str | None, benchmark: str | None, global_batch: float | None = None) -> Rule | None:
     """Return what the round asks of the benchmark, or None where the round did not have it."""
-    found, kept = _ROUNDS.get(round_ or ""), benchmark_of(benchmark)
-    if found is None or round_ is None or kept is None or benchmark is None or benchmark not in found.targets:
+    round_rules, info = _ROUNDS.get(round_ or ""), benchmark_of(benchmark)
+    if (
+        round_rules is None
+        or round_ is None
+        or info is None
+        or benchmark is None
+        or benchmark not in round_rules.targets
+    ):
         return None
-    may_miss = kept.dropped if found.may_miss is None else found.may_miss
+    may_miss = info.dropped if round_rules.may_miss is None else round_rules.may_miss
     return Rule(
         round=round_,
         benchmark=benchmark,
-        runs=kept.runs,
+        runs=info.runs,
         targets=targets_of(round_, benchmark, global_batch),
-        dropped_each_side=kept.dropped,
-        may_miss=kept.runs - kept.first_converging if kept.first_converging else may_miss,
-        first_converging=kept.first_converging,
+        dropped_each_side=info.dropped,
+        may_miss=info.runs - info.first_converging if info.first_converging else may_miss,
+        first_converging=info.first_converging,
     )
 
 
 def data_size(benchmark: str | None, round_: str | None = None) -> DataSize | None:
     """Return sample counts of the benchmark's real data set, where the submitted logs agree on them."""
-    found = benchmark_of(later_name(benchmark, round_))
-    return found.data if found else None
+    info = benchmark_of(later_name(benchmark, round_))
+    return info.data if info else None
 
 
 ROUND_KEYS = frozenset({"run_stop", "gradient_accumulation_steps"})  # Keys that distinguish rounds
@@ -282,17 +288,17 @@ def find_round(
     if not dialects:
         return None, "no MLPerf event in the file", False
     # The log of an experiment of Encore's that still runs is in a folder of its own.
-    own = passport_of(path.parent.parent if path.name == "result.txt" else path.parent).get("round")
-    own = own if isinstance(own, str) else ""
-    if own and own not in ROUNDS:
-        return None, f"its run.json has {own!r}, which is no round of MLPerf", False
+    recorded = passport_of(path.parent.parent if path.name == "result.txt" else path.parent).get("round")
+    recorded = recorded if isinstance(recorded, str) else ""
+    if recorded and recorded not in ROUNDS:
+        return None, f"its run.json has {recorded!r}, which is no round of MLPerf", False
     folder = _folders_round(path)
-    if not own and _is_newer(folder):
+    if not recorded and _is_newer(folder):
         return None, f"its folder is of {folder}, which is newer than the rounds that are known, to {ROUNDS[-1]}", False
     clues = {
         "dialect of the lines": frozenset().union(*map(rounds_with, dialects)),
         "benchmark": rounds_of(benchmark) if benchmark else frozenset(),
-        "run folder's run.json": frozenset({own}),
+        "run folder's run.json": frozenset({recorded}),
         "folder's name": frozenset({folder}),
         "date": rounds_at(1970 + start_s / _SECONDS_PER_YEAR) if start_s else frozenset(),
     }
@@ -301,18 +307,18 @@ def find_round(
     if division == "closed" and "run_stop" in keys:
         later = "gradient_accumulation_steps" in keys
         clues["keys"] = LATER_ROUNDS - {"v0.7"} if later else frozenset({"v0.7"})
-    left = frozenset(ROUNDS)
+    candidates = frozenset(ROUNDS)
     used: list[str] = []
     for name, rounds in clues.items():
-        narrowed = left & rounds
-        if narrowed and narrowed != left:
-            left = narrowed
+        narrowed = candidates & rounds
+        if narrowed and narrowed != candidates:
+            candidates = narrowed
             used.append(name)
-        if len(left) == 1:
+        if len(candidates) == 1:
             guess = not _GUESSES.isdisjoint(used)
-            return next(iter(left)), f"{'a guess ' if guess else ''}from the {', '.join(used)}", guess
-    candidates = ", ".join(round_ for round_ in ROUNDS if round_ in left)
-    return None, f"may be any of {candidates}: nothing in the log distinguishes them", False
+            return next(iter(candidates)), f"{'a guess ' if guess else ''}from the {', '.join(used)}", guess
+    names = ", ".join(round_ for round_ in ROUNDS if round_ in candidates)
+    return None, f"may be any of {names}: nothing in the log distinguishes them", False
 
 
 # Round that the log's folder, or one above it, is named after, known or newer; "" without one.

@@ -53,10 +53,10 @@ class Sample:
         ordered = sorted(value / unit for value in values)
         if len(ordered) <= 2 * trimmed:
             trimmed = 0
-        kept = ordered[trimmed : len(ordered) - trimmed]
+        remaining = ordered[trimmed : len(ordered) - trimmed]
         spread = _deviation(ordered)
         return cls(
-            estimate=unit * (math.fsum(kept) / len(kept)),
+            estimate=unit * (math.fsum(remaining) / len(remaining)),
             spread=None if spread is None else unit * spread,
             count=len(values),
             trimmed=trimmed,
@@ -121,28 +121,28 @@ class Ratio:
         """Return the confidence in the outcome: one minus the larger p-value; None where there is no outcome."""
         from scipy.special import stdtr
 
-        found = self.outcome(within)
-        if found is Outcome.UNDECIDED or self.error is None:
+        outcome = self.outcome(within)
+        if outcome is Outcome.UNDECIDED or self.error is None:
             return None
         room = abs(math.log1p(within) - abs(self.log))
         return float(stdtr(self.freedom, room / self.error)) if self.error else 1.0
 
 
-def ratio_of(ours: Sample, theirs: Sample) -> Ratio | None:
+def ratio_of(current: Sample, baseline: Sample) -> Ratio | None:
     """Return ours over theirs; a spread that is not known is the other's. None where a mean is not above zero."""
-    if not (0 < ours.estimate < math.inf and 0 < theirs.estimate < math.inf):
+    if not (0 < current.estimate < math.inf and 0 < baseline.estimate < math.inf):
         return None
-    log = math.log(ours.estimate) - math.log(theirs.estimate)
-    borrowed = (ours.spread is None) != (theirs.spread is None)
-    ours, theirs = ours.with_spread_of(theirs), theirs.with_spread_of(ours)
-    mine, others = ours.relative_error, theirs.relative_error
-    if mine is None or others is None:
+    log = math.log(current.estimate) - math.log(baseline.estimate)
+    borrowed = (current.spread is None) != (baseline.spread is None)
+    current, baseline = current.with_spread_of(baseline), baseline.with_spread_of(current)
+    error_a, error_b = current.relative_error, baseline.relative_error
+    if error_a is None or error_b is None:
         return Ratio(log, None, 1.0)
-    error = math.hypot(mine, others)
+    error = math.hypot(error_a, error_b)
     if borrowed:
         # One estimate of the spread serves both sides.
-        return Ratio(log, error, min(ours.freedom, theirs.freedom))
-    return Ratio(log, error, _welch(mine, ours.freedom, others, theirs.freedom))
+        return Ratio(log, error, min(current.freedom, baseline.freedom))
+    return Ratio(log, error, _welch(error_a, current.freedom, error_b, baseline.freedom))
 
 
 def interval(sample: Sample) -> tuple[float, float] | None:
@@ -156,32 +156,32 @@ def interval(sample: Sample) -> tuple[float, float] | None:
     return max(low, 0.0) if sample.estimate > 0 else low, sample.estimate + half
 
 
-def z_score(ours: Sample, theirs: Sample) -> float | None:
+def z_score(current: Sample, baseline: Sample) -> float | None:
     """Return our mean's distance from theirs in standard errors, by the spread of their runs alone."""
-    if not theirs.spread:
+    if not baseline.spread:
         return None
-    error = theirs.spread * math.sqrt(1 / ours.count + 1 / theirs.count)
-    return (ours.estimate - theirs.estimate) / error
+    error = baseline.spread * math.sqrt(1 / current.count + 1 / baseline.count)
+    return (current.estimate - baseline.estimate) / error
 
 
-def further_runs(ours: Sample, theirs: Sample, within: float) -> int | None:
+def further_runs(current: Sample, baseline: Sample, within: float) -> int | None:
     """Return about how many more runs of ours would decide, if mean and spread stay as they are; 0 where they do.
 
     None where the spread is not known, or where MOST_FURTHER_RUNS would not do.
     """
-    now = ratio_of(ours, theirs)
+    now = ratio_of(current, baseline)
     if now is None or now.error is None:
         return None
     if now.outcome(within) is not Outcome.UNDECIDED:
         return 0
-    ours, theirs = ours.with_spread_of(theirs), theirs.with_spread_of(ours)
-    root = (ours.error_per_spread or 1 / math.sqrt(ours.count)) * math.sqrt(ours.count)
-    for more in range(1, MOST_FURTHER_RUNS + 1):
-        count = ours.count + more
-        grown = replace(ours, count=count, spread_count=None, error_per_spread=root / math.sqrt(count))
-        found = ratio_of(grown, theirs)
-        if found is not None and found.outcome(within) is not Outcome.UNDECIDED:
-            return more
+    current, baseline = current.with_spread_of(baseline), baseline.with_spread_of(current)
+    root = (current.error_per_spread or 1 / math.sqrt(current.count)) * math.sqrt(current.count)
+    for extra in range(1, MOST_FURTHER_RUNS + 1):
+        count = current.count + extra
+        grown = replace(current, count=count, spread_count=None, error_per_spread=root / math.sqrt(count))
+        ratio = ratio_of(grown, baseline)
+        if ratio is not None and ratio.outcome(within) is not Outcome.UNDECIDED:
+            return extra
     return None
 
 
@@ -197,20 +197,20 @@ def _deviation(values: Sequence[float]) -> float | None:
 # The larger of two: of a plain mean, which an unseen slow run cannot make too small, and of a trimmed one by the
 # winsorized spread (Tukey and McLaughlin, Sankhya A 25, 1963), as runs that take 4 epochs or 5 need it.
 def _error(ordered: Sequence[float], trimmed: int) -> float:
-    count, kept = len(ordered), len(ordered) - 2 * trimmed
+    count, remaining = len(ordered), len(ordered) - 2 * trimmed
     low, high = ordered[trimmed], ordered[-1 - trimmed]
     winsorized = _deviation([min(max(value, low), high) for value in ordered]) or 0.0
-    robust = winsorized * math.sqrt((count - 1) / (kept * (kept - 1))) if kept > 1 else 0.0
+    robust = winsorized * math.sqrt((count - 1) / (remaining * (remaining - 1))) if remaining > 1 else 0.0
     return max((_deviation(ordered) or 0.0) / math.sqrt(count), robust)
 
 
 # Degrees of freedom of a difference (Welch and Satterthwaite).
-def _welch(mine: float, my_freedom: float, others: float, their_freedom: float) -> float:
-    largest = max(mine, others)
+def _welch(error_a: float, freedom_a: float, error_b: float, freedom_b: float) -> float:
+    largest = max(error_a, error_b)
     if largest == 0 or not math.isfinite(largest):
-        return min(my_freedom, their_freedom)
-    one, two = (mine / largest) ** 2, (others / largest) ** 2
-    return (one + two) ** 2 / (one**2 / my_freedom + two**2 / their_freedom)
+        return min(freedom_a, freedom_b)
+    a, b = (error_a / largest) ** 2, (error_b / largest) ** 2
+    return (a + b) ** 2 / (a**2 / freedom_a + b**2 / freedom_b)
 
 
 def _quantile(freedom: float) -> float:

@@ -39,9 +39,11 @@ class Table:
 
     def filled(self) -> Table:
         """Return the table without columns that are empty in every row."""
-        kept = [at for at in range(len(self.columns)) if any(row[at] not in (None, "") for row in self.rows)]
-        rows = tuple(tuple(row[at] for at in kept) for row in self.rows)
-        return replace(self, columns=tuple(self.columns[at] for at in kept), rows=rows)
+        indices = [
+            index for index in range(len(self.columns)) if any(row[index] not in (None, "") for row in self.rows)
+        ]
+        rows = tuple(tuple(row[index] for index in indices) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[index] for index in indices), rows=rows)
 
     def as_csv(self) -> str:
         file = io.StringIO()
@@ -88,7 +90,7 @@ def whole(number: float | None) -> Cell:
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    found: dict[Key, list[Item]] = {}
+    groups: dict[Key, list[Item]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        groups.setdefault(key(item), []).append(item)
+    return groups

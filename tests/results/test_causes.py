@@ -169,16 +169,16 @@ def healthy(tmp_path: Path) -> RunSet:
 @pytest.mark.parametrize("name", FAULTS)
 def test_cause_is_named_first(healthy: RunSet, tmp_path: Path, name: str) -> None:
     records, expected = FAULTS[name]
-    first = causes.causes_of(write(tmp_path / "ours", records), healthy)[0]
+    first = causes.find_causes(write(tmp_path / "ours", records), healthy)[0]
     assert first.name == expected
-    assert 0.3 < first.share < 0.6 and first.sentence
+    assert 0.3 < first.share < 0.6 and first.message
 
 
 @pytest.mark.parametrize("seconds", [SECONDS * 0.5, SECONDS, SECONDS * 1.04])
 def test_run_that_is_not_slower_has_no_cause(seconds: float, healthy: RunSet, tmp_path: Path) -> None:
     records = replace(Records(), seconds=seconds, rank=ranks({"waiting": 0.0}, {"waiting": 0.3}))
-    assert causes.causes_of(write(tmp_path / "ours", records), healthy) == []
-    assert causes.causes_of(healthy, replace(healthy, logs=())) == []
+    assert causes.find_causes(write(tmp_path / "ours", records), healthy) == []
+    assert causes.find_causes(healthy, replace(healthy, logs=())) == []
 
 
 @pytest.mark.parametrize(
@@ -198,26 +198,26 @@ def test_setting_is_a_cause_if_no_record_is(
     for number, records in enumerate((slower(), slower(rank=ranks({"waiting": 0.0}, {"waiting": 0.45})))):
         side = write(tmp_path / str(number), records)
         names.append(
-            [c.name for c in causes.causes_of(replace(side, settings={**side.settings, name: value}), healthy)]
+            [c.name for c in causes.find_causes(replace(side, settings={**side.settings, name: value}), healthy)]
         )
     assert ([*names[0], None][0], names[1][0]) == (expected, "slow rank")
 
 
 def test_idle_gpus_are_no_evidence(healthy: RunSet, tmp_path: Path) -> None:
     idle, busy = {"sm_mhz": 345, "use_percent": 0}, {"use_percent": 99}
-    assert causes.causes_of(write(tmp_path / "ours", slower(gpus=gpus(idle, busy))), healthy) == []
+    assert causes.find_causes(write(tmp_path / "ours", slower(gpus=gpus(idle, busy))), healthy) == []
     throttled = slower(gpus=gpus(idle, {**busy, "throttle": 4, "sm_mhz": 1300}))
-    assert causes.causes_of(write(tmp_path / "throttled", throttled), healthy)[0].name == "power cap"
+    assert causes.find_causes(write(tmp_path / "throttled", throttled), healthy)[0].name == "power cap"
 
 
 def test_cause_is_the_first_difference_and_means_of_runs_are_compared(healthy: RunSet, tmp_path: Path) -> None:
     ours = write(tmp_path / "ours", FAULTS["power cap everywhere"][0])
     first = explain.explain(ours, healthy).differences[0]
     assert (first.area, first.sentence) == (
-        "cause", "power cap: GPUs were slowed by it in 100% of the readings, theirs in 0%: +47.1% of their time"
+        "cause", "power cap: active in 100% of the GPU readings (baseline 0%): +47.1% of the baseline time"
     )  # fmt: skip
     both = replace(healthy, logs=(*healthy.logs, *write(tmp_path / "second", Records()).logs))
-    assert causes.causes_of(ours, both)[0] == causes.causes_of(ours, healthy)[0]
+    assert causes.find_causes(ours, both)[0] == causes.find_causes(ours, healthy)[0]
 
 
 # --- records of one run -------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_text_and_expectation_of_a_forecast() -> None:
 
 def test_known_lengths_of_public_runs(tmp_path: Path) -> None:
     run = read_text(tmp_path, a100_texts(runs=1)[0])
-    every, other_rounds = known_lengths(run), known_lengths(run, without={"v0.7"})
+    every, other_rounds = known_lengths(run), known_lengths(run, excluded_rounds={"v0.7"})
     assert (every.runs, every.points, other_rounds.runs) == (1706, 13, 1549)
     assert np.exp(every.quantiles([0.5]))[0] == pytest.approx(41, abs=1)
 

@@ -41,11 +41,11 @@ class Rule:
 def per_log(check: Callable[[RunLog], Iterator[Anomaly]]) -> Check:
     """Return a check of a set that looks at each log by itself."""
 
-    def each(score: Score) -> Iterator[Anomaly]:
+    def check_set(score: Score) -> Iterator[Anomaly]:
         for run in score.runs:
             yield from check(run)
 
-    return each
+    return check_set
 
 
 def milliseconds(seconds: float) -> int:

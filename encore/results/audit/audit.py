@@ -463,8 +463,8 @@ class Audit:
         return no_error(self.findings)
 
     def counts(self) -> dict[Severity, int]:
-        found = Counter(finding.severity for finding in self.findings)
-        return {severity: found[severity] for severity in _ORDER}
+        counter = Counter(finding.severity for finding in self.findings)
+        return {severity: counter[severity] for severity in _ORDER}
 
     def as_json(self) -> AuditJson:
         return {
@@ -480,47 +480,47 @@ class Audit:
 
 def audit_path(path: str | Path, against: Iterable[Path] = ()) -> list[Audit]:
     """Audit every set of logs at or below ``path``, and look for its logs in the sets below ``against``."""
-    others = [score for folder in against for score in score_folder(folder)]
-    return audit_scores(score_folder(path), others)
+    other_scores = [score for folder in against for score in score_folder(folder)]
+    return audit_scores(score_folder(path), other_scores)
 
 
-def audit_scores(scores: Sequence[Score], others: Sequence[Score] = ()) -> list[Audit]:
-    """Audit sets that were scored, among them copies from one set to another, or from ``others``."""
-    foreign = grouped(_copied(scores, others), lambda pair: pair[0])
-    found = []
+def audit_scores(scores: Sequence[Score], other_scores: Sequence[Score] = ()) -> list[Audit]:
+    """Audit sets that were scored, among them copies from one set to another, or from ``other_scores``."""
+    foreign = grouped(_copied(scores, other_scores), lambda pair: pair[0])
+    audits = []
     for score in scores:
-        own = [*audit_score(score, in_digests=True), *(finding for _, finding in foreign.get(score.folder, []))]
-        found.append(Audit(score, tuple(sorted(own, key=lambda finding: _ORDER.index(finding.severity)))))
-    return found
+        findings = [*audit_score(score, in_digests=True), *(finding for _, finding in foreign.get(score.folder, []))]
+        audits.append(Audit(score, tuple(sorted(findings, key=lambda finding: _ORDER.index(finding.severity)))))
+    return audits
 
 
 def audit_score(score: Score, *, in_digests: bool = False) -> tuple[Finding, ...]:
     """Return what the rules find in one set, errors first; ``in_digests``: among the public sets too."""
     checks = [(rule, rule.check) for rule in RULES if rule.check is not None and (in_digests or not rule.in_digests)]
-    found = [_finding(rule, oddity) for rule, check in checks for oddity in check(score)]
-    return tuple(sorted(found, key=lambda finding: _ORDER.index(finding.severity)))
+    findings = [_finding(rule, anomaly) for rule, check in checks for anomaly in check(score)]
+    return tuple(sorted(findings, key=lambda finding: _ORDER.index(finding.severity)))
 
 
-def _finding(rule: Rule, oddity: Anomaly) -> Finding:
+def _finding(rule: Rule, anomaly: Anomaly) -> Finding:
     rate = rate_of("audit", rule.name)
     return Finding(
-        line=oddity.line,
+        line=anomaly.line,
         rule=rule.name,
         expected=rule.expected,
-        found=oddity.found,
+        found=anomaly.found,
         hint=rule.hint,
         severity=severity_at(rate, rule.severity),
         kind="audit",
-        path=oddity.path,
+        path=anomaly.path,
         rate=rate,
     )
 
 
 # Yield each log that is in another set too, with the folder of its own one.
-def _copied(scores: Sequence[Score], others: Sequence[Score]) -> Iterator[tuple[Path, Finding]]:
-    mine = {score.folder.resolve() for score in scores}
-    apart = [score for score in others if score.folder.resolve() not in mine]
-    for copy, original, how in copies(run for score in (*apart, *scores) for run in score.runs):
+def _copied(scores: Sequence[Score], other_scores: Sequence[Score]) -> Iterator[tuple[Path, Finding]]:
+    folders = {score.folder.resolve() for score in scores}
+    separate = [score for score in other_scores if score.folder.resolve() not in folders]
+    for copy, original, change in copies(run for score in (*separate, *scores) for run in score.runs):
         if copy.path.parent != original.path.parent:
-            oddity = Anomaly(f"the events of {original.path}{f', {how}' if how else ''}", copy.path)
-            yield copy.path.parent, _finding(_ALTERED_COPY if how else _COPY, oddity)
+            anomaly = Anomaly(f"the events of {original.path}{f', {change}' if change else ''}", copy.path)
+            yield copy.path.parent, _finding(_ALTERED_COPY if change else _COPY, anomaly)

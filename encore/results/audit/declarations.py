@@ -35,39 +35,39 @@ _YES, _NO = frozenset({"true", "1"}), frozenset({"false", "0"})
 def declared(run: RunLog) -> dict[str, object]:
     """Return the keys that a log declares, by the names of the rules."""
     logged = run.hyperparameters
-    found = {key: logged.get(key, logged.get(_ALIASES.get(key, ""))) for key in (*KEYS, _FILE)}
-    return {key: value for key, value in found.items() if value is not None}
+    values = {key: logged.get(key, logged.get(_ALIASES.get(key, ""))) for key in (*KEYS, _FILE)}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _per_declaring(check: Callable[[Score, RunLog, dict[str, object]], Iterator[str]]) -> Check:
-    def each(score: Score) -> Iterator[Anomaly]:
+    def check_set(score: Score) -> Iterator[Anomaly]:
         for run in score.runs:
-            if found := declared(run):
-                yield from (Anomaly(text, run.path) for text in check(score, run, found))
+            if values := declared(run):
+                yield from (Anomaly(text, run.path) for text in check(score, run, values))
 
-    return each
+    return check_set
 
 
 # Positive whole number that a key declares; None where it is not declared, or no such number.
-def _whole(found: Mapping[str, object], key: str) -> int | None:
-    number = number_of(found.get(key))
+def _whole(values: Mapping[str, object], key: str) -> int | None:
+    number = number_of(values.get(key))
     return int(number) if number is not None and number >= 1 and number == int(number) else None
 
 
 def _accelerators(score: Score) -> tuple[System | None, int | None]:
-    own = score.folder / "system.json"
-    system = described(own) if own.is_file() else nearest_description(score.folder)
+    system_file = score.folder / "system.json"
+    system = described(system_file) if system_file.is_file() else nearest_description(score.folder)
     if system is None or not system.nodes or not system.accelerators_per_node:
         return system, None
     return system, system.nodes * system.accelerators_per_node
 
 
-def _parallelism(score: Score, run: RunLog, found: dict[str, object]) -> Iterator[str]:
+def _parallelism(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
     for key in (*PARALLELISM, "micro_batch_size"):
-        if key in found and _whole(found, key) is None:
-            yield f"{key} {found[key]}"
+        if key in values and _whole(values, key) is None:
+            yield f"{key} {values[key]}"
     _, count = _accelerators(score)
-    tensor, pipeline, context, expert = (_whole(found, key) or 1 for key in PARALLELISM)
+    tensor, pipeline, context, expert = (_whole(values, key) or 1 for key in PARALLELISM)
     # Experts are spread over ranks that are data-parallel elsewhere.
     for text, ranks in (
         (f"tensor {tensor} x pipeline {pipeline} x context {context}", tensor * pipeline * context),
@@ -77,10 +77,10 @@ def _parallelism(score: Score, run: RunLog, found: dict[str, object]) -> Iterato
             yield f"{text} of {count} accelerators in the system description"
 
 
-def _batch(score: Score, run: RunLog, found: dict[str, object]) -> Iterator[str]:
-    micro, total = _whole(found, "micro_batch_size"), run.global_batch
+def _batch(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
+    micro, total = _whole(values, "micro_batch_size"), run.global_batch
     _, count = _accelerators(score)
-    ranks = math.prod(_whole(found, key) or 1 for key in PARALLELISM[:3])
+    ranks = math.prod(_whole(values, key) or 1 for key in PARALLELISM[:3])
     if not micro or not total or not count or count % ranks:
         return
     steps = _whole(run.hyperparameters, "gradient_accumulation_steps")
@@ -90,42 +90,42 @@ def _batch(score: Score, run: RunLog, found: dict[str, object]) -> Iterator[str]
         yield f"micro-batch {micro} x {count // ranks} data-parallel{times} is no global batch of {total:g}"
 
 
-def _hardware(score: Score, run: RunLog, found: dict[str, object]) -> Iterator[str]:
+def _hardware(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
     system, _ = _accelerators(score)
     name = family(system.accelerator if system is not None else None)
-    lacks = {word for row in table()["accelerator"] if name in row["families"] for word in row["lacks"]}
+    lacks = {precision for row in table()["accelerator"] if name in row["families"] for precision in row["lacks"]}
     # Anything can be sent in any type.
     for key in (f"{PRECISION}linear", f"{PRECISION}attn"):
-        if isinstance(word := found.get(key), str) and word in lacks:
-            yield f"{key} {word}, which {name} lacks"
+        if isinstance(precision := values.get(key), str) and precision in lacks:
+            yield f"{key} {precision}, which {name} lacks"
 
 
 # -- scripts and run folders -----------------------------------------------------------------------------------------
 
 
-def _missing_file(score: Score, run: RunLog, found: dict[str, object]) -> Iterator[str]:
-    root, scripts = _scripts(score, found)
+def _missing_file(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
+    root, scripts = _scripts(score, values)
     if root is not None and not scripts:
-        yield f"{_FILE} {found[_FILE]}, which is not below {root.name}"
+        yield f"{_FILE} {values[_FILE]}, which is not below {root.name}"
 
 
-def _script(score: Score, run: RunLog, found: dict[str, object]) -> Iterator[str]:
-    _, scripts = _scripts(score, found)
-    texts = [(each, list(_contradicted(found, _variables(each)))) for each in scripts]
+def _script(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
+    _, scripts = _scripts(score, values)
+    texts = [(script, list(_contradicted(values, _variables(script)))) for script in scripts]
     # Of several scripts of that name one may be the one that ran.
     if texts and all(lines for _, lines in texts):
         yield from (f"{line} in {texts[0][0].name}" for line in texts[0][1])
 
 
 # Where the file that the log names should be, and the files of that name: of its own benchmark and system, if any.
-def _scripts(score: Score, found: dict[str, object]) -> tuple[Path | None, list[Path]]:
-    name = Path(str(found.get(_FILE, ""))).name
+def _scripts(score: Score, values: dict[str, object]) -> tuple[Path | None, list[Path]]:
+    name = Path(str(values.get(_FILE, ""))).name
     if not name:
         return None, []
     if (score.folder / "run.json").is_file():
         return score.folder, [path for path in score.folder.iterdir() if path.name == name and path.is_file()]
-    above = (each / "benchmarks" for each in list(score.folder.absolute().parents)[:_ABOVE])
-    root = next((each for each in above if any(each.glob("*/implementations"))), None)
+    candidates = (parent / "benchmarks" for parent in list(score.folder.absolute().parents)[:_ABOVE])
+    root = next((parent for parent in candidates if any(parent.glob("*/implementations"))), None)
     paths = [path for path in _files(root) if path.name == name] if root is not None else []
     for part in (score.benchmark, score.folder.parent.name):
         paths = [path for path in paths if part in path.parts] or paths
@@ -145,48 +145,48 @@ def _variables(path: Path) -> dict[str, str]:
         return {}
 
 
-def _contradicted(found: Mapping[str, object], variables: Mapping[str, str]) -> Iterator[str]:
+def _contradicted(values: Mapping[str, object], variables: Mapping[str, str]) -> Iterator[str]:
     for key, names in table()["variables"].items():
         for name in names:
-            if key in found and name in variables and not _same(found[key], variables[name]):
-                yield f"{key} {found[key]}, {name}={variables[name]}"
-    linear = str(found.get(f"{PRECISION}linear"))
-    eight, four = (variables.get(name, "").lower() for name in ("FP8", "FP4"))
+            if key in values and name in variables and not _same(values[key], variables[name]):
+                yield f"{key} {values[key]}, {name}={variables[name]}"
+    linear = str(values.get(f"{PRECISION}linear"))
+    fp8, fp4 = (variables.get(name, "").lower() for name in ("FP8", "FP4"))
     bits = BITS.get(linear, 0)
-    if four in _YES and bits > BITS["mxfp4"]:
+    if fp4 in _YES and bits > BITS["mxfp4"]:
         yield f"{PRECISION}linear {linear}, FP4={variables['FP4']}"
-    elif (eight in _YES and bits > BITS["fp8"]) or (eight in _NO and four not in _YES and 0 < bits <= BITS["fp8"]):
+    elif (fp8 in _YES and bits > BITS["fp8"]) or (fp8 in _NO and fp4 not in _YES and 0 < bits <= BITS["fp8"]):
         yield f"{PRECISION}linear {linear}, FP8={variables['FP8']}"
 
 
 # Whether a value of a script is the declared one; what is neither a number nor a precision is not compared.
 def _same(logged: object, text: str) -> bool:
-    wanted, given = number_of(logged), number_of(text)
-    if wanted is None or given is None:
+    declared_number, script_number = number_of(logged), number_of(text)
+    if declared_number is None or script_number is None:
         return not (str(logged) in BITS and text in BITS) or text == logged
-    return wanted == given
+    return declared_number == script_number
 
 
-def _own_run(score: Score, run: RunLog, found: dict[str, object]) -> Iterator[str]:
+def _own_run(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
     number = re.search(r"\d+", run.path.name)
     evidence = passport_of(score.folder).get("evidence")
-    mine = evidence.get(number[0] if number else "") if isinstance(evidence, dict) else None
-    for key, value in mine.items() if isinstance(mine, dict) else ():
-        if value is not None and key in found and found[key] != value:
-            yield f"{key} {found[key]}, {value} by the configuration in run.json"
+    configured = evidence.get(number[0] if number else "") if isinstance(evidence, dict) else None
+    for key, value in configured.items() if isinstance(configured, dict) else ():
+        if value is not None and key in values and values[key] != value:
+            yield f"{key} {values[key]}, {value} by the configuration in run.json"
 
 
-def _kernels(score: Score, run: RunLog, found: dict[str, object]) -> Iterator[str]:
+def _kernels(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
     for path, profile in _profiles(score.folder):
-        for part, seen in profile.items() if not isinstance(profile, str) else ():
-            logged = found.get(f"{PRECISION}{part}")
-            if isinstance(logged, str) and seen.contradicts(logged):
-                yield _unlike(part, logged, seen, path)
+        for part, precision in profile.items() if not isinstance(profile, str) else ():
+            logged = values.get(f"{PRECISION}{part}")
+            if isinstance(logged, str) and precision.contradicts(logged):
+                yield _unlike(part, logged, precision, path)
 
 
-def _unlike(part: str, logged: str, seen: Seen, path: Path) -> str:
-    words = " or ".join(sorted(seen.lowest))
-    return f"{PRECISION}{part} {logged}, {words} in {path.name}: {seen.example[:80]}"
+def _unlike(part: str, logged: str, precision: Seen, path: Path) -> str:
+    names = " or ".join(sorted(precision.lowest))
+    return f"{PRECISION}{part} {logged}, {names} in {path.name}: {precision.example[:80]}"
 
 
 # Profiles in a folder, by the suffixes that a profile may have, or why one cannot be read.
@@ -207,7 +207,7 @@ def _read_once(path: Path, modified: int, size: int) -> dict[str, Seen] | str:
 
 def unreadable_profile(score: Score) -> Iterator[Anomaly]:
     if any(map(declared, score.runs)):
-        yield from (Anomaly(why, path) for path, why in _profiles(score.folder) if isinstance(why, str))
+        yield from (Anomaly(profile, path) for path, profile in _profiles(score.folder) if isinstance(profile, str))
 
 
 declared_parallelism, declared_batch, declared_hardware = map(_per_declaring, (_parallelism, _batch, _hardware))

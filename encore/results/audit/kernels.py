@@ -73,19 +73,19 @@ def read_profile(path: Path) -> dict[str, Seen]:
 
 def seen_in(names: Iterable[tuple[str, tuple[str, ...]]]) -> dict[str, Seen]:
     """Return the lowest precision of each part among kernels, and operators with the types of their inputs."""
-    found: dict[str, Seen] = {}
+    precisions: dict[str, Seen] = {}
     for name, types in dict.fromkeys(names):
-        part, words = _of_operator(name, types) if types else of_kernel(name)
+        part, labels = _of_operator(name, types) if types else of_kernel(name)
         if part is None:
             continue
-        seen = found.get(part, Seen(frozenset()))
-        if not words:
-            found[part] = Seen(seen.lowest, seen.example, name)
-        elif not seen.lowest or _bits(words) < _bits(seen.lowest):
-            found[part] = Seen(words, name, seen.unknown)
-        elif _bits(words) == _bits(seen.lowest):
-            found[part] = Seen(seen.lowest | words, seen.example, seen.unknown)
-    return found
+        precision = precisions.get(part, Seen(frozenset()))
+        if not labels:
+            precisions[part] = Seen(precision.lowest, precision.example, name)
+        elif not precision.lowest or _bits(labels) < _bits(precision.lowest):
+            precisions[part] = Seen(labels, name, precision.unknown)
+        elif _bits(labels) == _bits(precision.lowest):
+            precisions[part] = Seen(precision.lowest | labels, precision.example, precision.unknown)
+    return precisions
 
 
 def of_kernel(name: str) -> tuple[str | None, frozenset[str]]:
@@ -100,23 +100,23 @@ def of_kernel(name: str) -> tuple[str | None, frozenset[str]]:
 # The lowest of the types that an operator reads; indices and lengths are no precision.
 def _of_operator(name: str, types: Iterable[str]) -> tuple[str | None, frozenset[str]]:
     part = next((part for part, pattern in table()["operators"].items() if re.fullmatch(pattern, name)), None)
-    words = {table()["types"].get(each.lower().rpartition("::")[2]) for each in types} - {None}
-    least = min((BITS[word] for word in words), default=0)
-    return (part if words else None), frozenset(word for word in words if BITS[word] == least)
+    labels = {table()["types"].get(type_name.lower().rpartition("::")[2]) for type_name in types} - {None}
+    lowest = min((BITS[word] for word in labels), default=0)
+    return (part if labels else None), frozenset(word for word in labels if BITS[word] == lowest)
 
 
-def _bits(words: Iterable[str]) -> int:
-    return min(BITS[word] for word in words)
+def _bits(labels: Iterable[str]) -> int:
+    return min(BITS[word] for word in labels)
 
 
 # Kernels of a Chrome trace where there are some: an operator on a GPU does not show TF32.
 def _of_trace(trace: Any) -> Names:
-    events = [each for each in trace["traceEvents"] if each.get("ph") == "X"]
-    kernels = [each for each in events if str(each.get("cat")).lower() == "kernel"]
-    yield from ((str(each["name"]), ()) for each in kernels)
+    events = [entry for entry in trace["traceEvents"] if entry.get("ph") == "X"]
+    kernels = [entry for entry in events if str(entry.get("cat")).lower() == "kernel"]
+    yield from ((str(entry["name"]), ()) for entry in kernels)
     for event in () if kernels else events:
-        given = event.get("args") or {}
-        yield str(event["name"]), tuple(map(str, given.get("Input type") or [given.get("dtype", "")]))
+        arguments = event.get("args") or {}
+        yield str(event["name"]), tuple(map(str, arguments.get("Input type") or [arguments.get("dtype", "")]))
 
 
 def _of_nsys(text: str) -> Names:

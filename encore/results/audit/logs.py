@@ -37,8 +37,8 @@ def late_start(run: RunLog) -> Iterator[Anomaly]:
     events = [(phase.time_s, phase.line, phase.name) for phase in run.phases if phase.name in _TRAINING]
     events += [(point.time_s, point.line, "eval_accuracy") for point in run.quality if point.time_s is not None]
     if run.start_s is not None and events and min(events)[0] < run.start_s - _SLACK_S:
-        at, line, name = min(events)
-        yield Anomaly(f"{duration(run.start_s - at)} after {name} in line {line}", run.path, starting_line(run))
+        time_s, line, name = min(events)
+        yield Anomaly(f"{duration(run.start_s - time_s)} after {name} in line {line}", run.path, starting_line(run))
 
 
 def missing_epochs(run: RunLog) -> Iterator[Anomaly]:
@@ -87,18 +87,18 @@ def fast_middle(run: RunLog) -> Iterator[Anomaly]:
         return
     # Only the fastest of all can be faster than every other.
     later = spans[1:]
-    number = max(range(len(later)), key=lambda each: later[each][2] / (later[each][1] - later[each][0]))
+    number = max(range(len(later)), key=lambda index: later[index][2] / (later[index][1] - later[index][0]))
     ratio = _above_others(run, later, number)
     if ratio > _MUCH_FASTER:
-        begin, end, _ = later[number]
+        start, end, _ = later[number]
         yield Anomaly(
-            f"{duration(end - begin)} before this evaluation, {ratio:.2f} times as fast as between any other two",
+            f"{duration(end - start)} before this evaluation, {ratio:.2f} times as fast as between any other two",
             run.path,
             run.quality[number + 1].line,
         )
 
 
-def spans_of(run: RunLog, least: int = _LEAST_EVALUATIONS) -> list[Span]:
+def spans_of(run: RunLog, min_evaluations: int = _LEAST_EVALUATIONS) -> list[Span]:
     """Return run_start to the first evaluation, and from each to the next; none where times or lengths are missing.
 
     Nor are there any of a run on a small data set: its parts are shorter than what a busy machine adds to one of them.
@@ -106,22 +106,22 @@ def spans_of(run: RunLog, least: int = _LEAST_EVALUATIONS) -> list[Span]:
     if small_data_findings(run):
         return []
     points = [(point.time_s, point.samples if point.samples is not None else point.epoch) for point in run.quality]
-    known = [(at, length) for at, length in points if at is not None and length is not None]
-    if run.start_s is None or run.stop_s is None or len(known) != len(points) or len(known) < least:
+    timed = [(time_s, length) for time_s, length in points if time_s is not None and length is not None]
+    if run.start_s is None or run.stop_s is None or len(timed) != len(points) or len(timed) < min_evaluations:
         return []
-    edges = [(run.start_s, 0.0), *known]
-    spans = [(one, two, after - before) for (one, before), (two, after) in itertools.pairwise(edges)]
-    if any(two <= one or length <= 0 for one, two, length in spans[1:]) or known[0][0] <= run.start_s:
+    edges = [(run.start_s, 0.0), *timed]
+    spans = [(start, end, current - previous) for (start, previous), (end, current) in itertools.pairwise(edges)]
+    if any(end <= start or length <= 0 for start, end, length in spans[1:]) or timed[0][0] <= run.start_s:
         return []
-    if known[0][1] >= 1 and max((length for _, _, length in spans[1:]), default=1) < 1:
+    if timed[0][1] >= 1 and max((length for _, _, length in spans[1:]), default=1) < 1:
         # DLRM's logs count the epoch that is under way.
-        spans[0] = (*spans[0][:2], known[0][1] - 1)
+        spans[0] = (*spans[0][:2], timed[0][1] - 1)
     return spans
 
 
 # How many times as fast one span is as the fastest other one, with or without evaluations: the less.
 def _above_others(run: RunLog, spans: Sequence[Span], number: int) -> float:
-    ratio = _to_fastest(spans, [end - begin for begin, end, _ in spans], number)
+    ratio = _to_fastest(spans, [end - start for start, end, _ in spans], number)
     if ratio <= _FASTER:
         return ratio
     evaluations = list(intervals_of(run.phases, "eval", run.stop_s or math.inf))
@@ -138,10 +138,16 @@ def _to_fastest(spans: Sequence[Span], times: Sequence[float], number: int) -> f
 
 def seconds_without(intervals: Sequence[tuple[float, float]], spans: Sequence[Span]) -> Iterator[float]:
     """Yield the seconds of each span without those of the intervals in it; both are in order and do not overlap."""
-    begins = [begin for begin, _ in intervals]
-    for begin, end, _ in spans:
-        inside = intervals[max(bisect.bisect_right(begins, begin) - 1, 0) : bisect.bisect_left(begins, end)]
-        yield end - begin - math.fsum(max(min(end, stop) - max(begin, start), 0.0) for start, stop in inside)
+    starts = [span_start for span_start, _ in intervals]
+    for span_start, span_end, _ in spans:
+        overlapping = intervals[
+            max(bisect.bisect_right(starts, span_start) - 1, 0) : bisect.bisect_left(starts, span_end)
+        ]
+        yield (
+            span_end
+            - span_start
+            - math.fsum(max(min(span_end, stop) - max(span_start, start), 0.0) for start, stop in overlapping)
+        )
 
 
 def idle_before_start(run: RunLog) -> Iterator[Anomaly]:
@@ -181,19 +187,19 @@ def clock_backwards(run: RunLog) -> Iterator[Anomaly]:
     events = [(phase.line, phase.time_s, phase.name) for phase in run.phases]
     if run.benchmark != "dlrm":
         # HugeCTR's converter writes the throughput of DLRM's epochs behind their end.
-        events += [(each.line, each.time_s, each.name) for each in run.stated]
+        events += [(stated.line, stated.time_s, stated.name) for stated in run.stated]
     latest: tuple[int, float, str] | None = None
-    for line, at, name in sorted(events):
+    for line, time_s, name in sorted(events):
         if name == "run_stop":
             # Rank 0 may write it first, and what others buffered comes after it.
             continue
-        if latest is not None and at < latest[1] - _SLACK_S:
-            back = duration(latest[1] - at)
-            yield Anomaly(f"{name} {back} before {latest[2]} in line {latest[0]}", run.path, line)
+        if latest is not None and time_s < latest[1] - _SLACK_S:
+            step = duration(latest[1] - time_s)
+            yield Anomaly(f"{name} {step} before {latest[2]} in line {latest[0]}", run.path, line)
             return
         # What comes before run_start is for late_start to find.
-        if name != "run_start" and (latest is None or at > latest[1]):
-            latest = line, at, name
+        if name != "run_start" and (latest is None or time_s > latest[1]):
+            latest = line, time_s, name
 
 
 def round_start(run: RunLog) -> Iterator[Anomaly]:
@@ -205,8 +211,8 @@ def round_start(run: RunLog) -> Iterator[Anomaly]:
 
 def round_times(run: RunLog) -> Iterator[Anomaly]:
     times = [phase.time_s for phase in run.phases]
-    whole = all(milliseconds(each) % 1000 == 0 for each in times)
-    if "mlperf" not in run.dialects and len(times) >= _LEAST_TIMES and whole:
+    are_whole_seconds = all(milliseconds(time_s) % 1000 == 0 for time_s in times)
+    if "mlperf" not in run.dialects and len(times) >= _LEAST_TIMES and are_whole_seconds:
         yield Anomaly(f"{len(times)} times, each a whole second", run.path, starting_line(run))
 
 
@@ -240,16 +246,18 @@ def quality_units(run: RunLog) -> Iterator[Anomaly]:
     if run.nonnumeric:
         line, value = run.nonnumeric[0]
         yield Anomaly(f"{value} is not a number", run.path, line)
-    most = _PERCENT if run.benchmark in BLEU_BENCHMARKS else 1.0
+    max_quality = _PERCENT if run.benchmark in BLEU_BENCHMARKS else 1.0
     for target in run.targets:
         values = [(point.values[target.name], point.line) for point in run.quality if target.name in point.values]
         if any(unit in target.unit for unit in _UNBOUNDED):
-            wrong = [each for each in values if each[0] < 0]
+            wrong = [entry for entry in values if entry[0] < 0]
         elif target.higher_is_better:
-            wrong = [each for each in values if not 0 <= each[0] <= most]
+            wrong = [entry for entry in values if not 0 <= entry[0] <= max_quality]
         else:
             # A word error rate may begin above 1, and ends below it.
-            wrong = [each for each in values if each[0] < 0] or (values[-1:] if values and min(values)[0] > 1 else [])
+            wrong = [entry for entry in values if entry[0] < 0] or (
+                values[-1:] if values and min(values)[0] > 1 else []
+            )
         if wrong:
             percent = ": per cent?" if 1 < wrong[0][0] <= _PERCENT else ""
             yield Anomaly(f"{wrong[0][0]:g} for {target.unit}{percent}", run.path, wrong[0][1])
@@ -282,41 +290,41 @@ def faster_than_stated(run: RunLog) -> Iterator[Anomaly]:
         return
     largest = _LARGEST_PER_GPU if run.benchmark in _PER_GPU else _LARGEST
     for name in ("throughput", "imgs_sec", "train_step_time"):
-        figures = [each for each in run.stated if each.name == name and each.time_s >= (run.start_s or 0.0)]
+        figures = [figure for figure in run.stated if figure.name == name and figure.time_s >= (run.start_s or 0.0)]
         pace = _pace(run, figures) if figures else None
         if (
             pace is not None
             and _FASTER_THAN_STATED < pace.ratio < largest
             and (pace.ratio - 1) * pace.seconds > _LEAST_S
         ):
-            found = f"{name} {pace.stated:.6g} by the log itself, {pace.ratio:.3f} times as fast by its clock"
-            yield Anomaly(found, run.path, figures[0].line)
+            message = f"{name} {pace.stated:.6g} by the log itself, {pace.ratio:.3f} times as fast by its clock"
+            yield Anomaly(message, run.path, figures[0].line)
             return
     yield from _validation(run)
 
 
 # Compare the figures of one name with the epochs or samples of the evaluations and the seconds between them.
 def _pace(run: RunLog, figures: list[Stated]) -> _Pace | None:
-    spans = spans_of(run, least=1)
+    spans = spans_of(run, min_evaluations=1)
     lengths = [length for _, _, length in spans]
     if not spans or lengths[0] <= 0:
         return None
-    stated = statistics.median(each.value for each in figures)
+    stated = statistics.median(figure.value for figure in figures)
     # One figure after the end, as AMD's Llama of v6.0 has it, is of the whole run as well.
-    of_all = len(figures) == 1 and figures[0].time_s >= (run.stop_s or math.inf)
-    if run.benchmark in _WHOLE_RUN or of_all:
+    is_total = len(figures) == 1 and figures[0].time_s >= (run.stop_s or math.inf)
+    if run.benchmark in _WHOLE_RUN or is_total:
         stated = max(stated, figures[-1].value)
         lengths, seconds = [math.fsum(lengths)], [spans[-1][1] - spans[0][0]]
     elif run.benchmark in _WITH_EVALUATION and figures[0].name == "throughput":
-        seconds = [end - begin for begin, end, _ in spans]
+        seconds = [end - start for start, end, _ in spans]
     else:
         seconds = list(_training(run, spans))
-    paces = [length / taken for length, taken in zip(lengths, seconds, strict=True) if taken > 0]
+    paces = [length / span_seconds for length, span_seconds in zip(lengths, seconds, strict=True) if span_seconds > 0]
     speed = (run.global_batch or 0.0) / stated if figures[0].name == "train_step_time" else stated
     if not paces or speed <= 0:
         return None
     ratio = statistics.median(paces[1:] or paces) / speed
-    nearest = min((ratio * unit for unit in _units(run)), key=lambda each: abs(math.log(each)))
+    nearest = min((ratio * unit for unit in _units(run)), key=lambda figure: abs(math.log(figure)))
     return _Pace(stated, nearest, math.fsum(seconds))
 
 
@@ -324,10 +332,10 @@ def _pace(run: RunLog, figures: list[Stated]) -> _Pace | None:
 def _training(run: RunLog, spans: Sequence[Span]) -> Iterator[float]:
     stop = run.stop_s or math.inf
     name = "block" if any(phase.name == "block_start" for phase in run.phases) else "epoch"
-    alone = seconds_without(list(intervals_of(run.phases, "eval", stop)), spans)
+    without_evaluations = seconds_without(list(intervals_of(run.phases, "eval", stop)), spans)
     outside = seconds_without(list(intervals_of(run.phases, name, stop)), spans)
-    for (begin, end, _), without, other in zip(spans, alone, outside, strict=True):
-        yield max(without, end - begin - other)
+    for (start, end, _), without, other in zip(spans, without_evaluations, outside, strict=True):
+        yield max(without, end - start - other)
 
 
 # How many samples one unit of the evaluations' lengths may be: a sample, a batch or the training set.
@@ -340,11 +348,11 @@ def _units(run: RunLog) -> list[float]:
 
 # Yield a log whose validations took less time by the clock, from their eval_start on, than they state.
 def _validation(run: RunLog) -> Iterator[Anomaly]:
-    begins = [phase.time_s for phase in run.phases if phase.name == "eval_start"]
-    first = min(begins, default=math.inf)
-    figures = [each for each in run.stated if each.name == "validation_time" and each.time_s >= first]
-    clock = math.fsum(each.time_s - max(begin for begin in begins if begin <= each.time_s) for each in figures)
-    stated = math.fsum(each.value for each in figures)
+    starts = [phase.time_s for phase in run.phases if phase.name == "eval_start"]
+    first = min(starts, default=math.inf)
+    figures = [figure for figure in run.stated if figure.name == "validation_time" and figure.time_s >= first]
+    clock = math.fsum(figure.time_s - max(start for start in starts if start <= figure.time_s) for figure in figures)
+    stated = math.fsum(figure.value for figure in figures)
     if stated > clock * _FASTER_THAN_STATED and stated - clock > _LEAST_S:
-        found = f"{duration(stated)} of validation by the log itself, {duration(clock)} by its clock"
-        yield Anomaly(found, run.path, figures[0].line)
+        message = f"{duration(stated)} of validation by the log itself, {duration(clock)} by its clock"
+        yield Anomaly(message, run.path, figures[0].line)

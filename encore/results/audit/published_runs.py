@@ -64,7 +64,8 @@ def _public() -> tuple[dict[_Key, list[_PublicRun]], dict[str | None, list[_Publ
 
 def _rounded(values: Mapping[str, Sequence[float]]) -> _Values:
     return tuple(
-        (name, tuple(float(f"{each:.{_DIGITS}g}") for each in of_name)) for name, of_name in sorted(values.items())
+        (name, tuple(float(f"{value:.{_DIGITS}g}") for value in qualities))
+        for name, qualities in sorted(values.items())
     )
 
 
@@ -83,11 +84,11 @@ def published_run(score: Score) -> Iterator[Anomaly]:
 
 
 def altered_published_run(score: Score) -> Iterator[Anomaly]:
-    found = _sets_of(score)
-    yield from _on_another_platform(score, [public for public, ratio, _ in found if abs(ratio - 1) < _SAME_FACTOR])
-    scaled = [each for each in found if abs(each[1] - 1) >= _SAME_FACTOR]
-    for whole, ratio, runs in scaled:
-        yield Anomaly(f"{count_of(runs, 'run')} of {whole.name}, all times multiplied by {ratio:.4f}")
+    matches = _sets_of(score)
+    yield from _on_another_platform(score, [public for public, ratio, _ in matches if abs(ratio - 1) < _SAME_FACTOR])
+    scaled = [match for match in matches if abs(match[1] - 1) >= _SAME_FACTOR]
+    for public_set, ratio, runs in scaled:
+        yield Anomaly(f"{count_of(runs, 'run')} of {public_set.name}, all times multiplied by {ratio:.4f}")
     if scaled:
         return
     for run in score.runs:
@@ -106,13 +107,13 @@ def _on_another_platform(score: Score, same: Sequence[_PublicSet]) -> Iterator[A
 
 def published_curve(score: Score) -> Iterator[Anomaly]:
     for run in score.runs:
-        found = [(public, ratios) for public, ratios in _curves_like(score, run) if ratios]
-        alike = [public for public, ratios in found if _apart(ratios) <= _SAME_FACTOR]
-        evaluations = len(curve_of(run).minutes) if alike else 0
-        whole = [public for public in alike if len(public.minutes) == evaluations]
-        if found and not whole:
+        matches = [(public, ratios) for public, ratios in _curves_like(score, run) if ratios]
+        scaled = [public for public, ratios in matches if _apart(ratios) <= _SAME_FACTOR]
+        evaluations = len(curve_of(run).minutes) if scaled else 0
+        complete = [public for public in scaled if len(public.minutes) == evaluations]
+        if matches and not complete:
             line = run.quality[0].line
-            name = (alike or [public for public, _ in found])[0].name
+            name = (scaled or [public for public, _ in matches])[0].name
             yield Anomaly(f"the evaluations of a run of {name}, but for their times or the end", run.path, line)
 
 
@@ -128,29 +129,34 @@ def _curves_like(score: Score, run: RunLog) -> Iterator[tuple[_PublicRun, list[f
     key = _key(score.benchmark, values)
     for public in _public()[0].get(key, []) if key is not None else []:
         pairs = zip(values, public.values, strict=True)
-        if all(mine[:-1] == theirs[: len(mine) - 1] for (_, mine), (_, theirs) in pairs):
+        if all(
+            log_values[:-1] == public_values[: len(log_values) - 1] for (_, log_values), (_, public_values) in pairs
+        ):
             times = zip(curve.minutes, public.minutes, strict=False)
-            yield public, [own / theirs for own, theirs in times if theirs > 0]
+            yield public, [own / public_values for own, public_values in times if public_values > 0]
 
 
 # Public sets whose run times these are but for one factor, with it and the number of such runs.
 def _sets_of(score: Score) -> list[tuple[_PublicSet, float, int]]:
-    mine = [run.elapsed_minutes for run in score.runs if run.elapsed_minutes]
-    if len(mine) < _LEAST_RUNS:
+    minutes = [run.elapsed_minutes for run in score.runs if run.elapsed_minutes]
+    if len(minutes) < _LEAST_RUNS:
         return []
-    found = []
+    matches = []
     for public in _public()[1].get(score.benchmark, []):
         ratios: Counter[float] = Counter()
-        for theirs in public.minutes:
-            ratio = mine[0] / theirs
+        for public_minutes in public.minutes:
+            ratio = minutes[0] / public_minutes
             if 1 / _LARGEST_FACTOR < ratio < _LARGEST_FACTOR:
-                matched = _matched(mine, public.minutes, ratio)
-                if matched >= max(_LEAST_RUNS, len(mine) - 1) and _by_chance(public.minutes, ratio, matched) < _CHANCE:
-                    ratios[ratio] = matched
+                match_count = _matched(minutes, public.minutes, ratio)
+                if (
+                    match_count >= max(_LEAST_RUNS, len(minutes) - 1)
+                    and _by_chance(public.minutes, ratio, match_count) < _CHANCE
+                ):
+                    ratios[ratio] = match_count
         if ratios:
-            (ratio, matched), *_ = ratios.most_common(1)
-            found.append((public, ratio, matched))
-    return found
+            (ratio, match_count), *_ = ratios.most_common(1)
+            matches.append((public, ratio, match_count))
+    return matches
 
 
 # Minutes by which two roundings move a time that is multiplied.
@@ -159,22 +165,22 @@ def _near(ratio: float) -> float:
 
 
 # Probability that ``matched`` times, spread as these are, agree by chance once the first one does.
-def _by_chance(theirs: Sequence[float], ratio: float, matched: int) -> float:
-    span = (max(theirs) - min(theirs)) * ratio
-    one = min(1.0, 2 * _near(ratio) * len(theirs) / span) if span > 0 else 1.0
-    return one ** (matched - 1)
+def _by_chance(public_minutes: Sequence[float], ratio: float, match_count: int) -> float:
+    span = (max(public_minutes) - min(public_minutes)) * ratio
+    probability = min(1.0, 2 * _near(ratio) * len(public_minutes) / span) if span > 0 else 1.0
+    return probability ** (match_count - 1)
 
 
 # How many of our times are one of theirs, which are sorted, multiplied by ``ratio``; 0 where two miss.
-def _matched(mine: Sequence[float], theirs: Sequence[float], ratio: float) -> int:
-    near = _near(ratio)
-    taken: set[int] = set()
-    for number, each in enumerate(mine):
-        place = bisect.bisect_left(theirs, (each - near) / ratio)
-        while place in taken:
-            place += 1
-        if place < len(theirs) and theirs[place] * ratio <= each + near:
-            taken.add(place)
-        elif number - len(taken):
+def _matched(minutes: Sequence[float], public_minutes: Sequence[float], ratio: float) -> int:
+    tolerance = _near(ratio)
+    used: set[int] = set()
+    for number, run_minutes in enumerate(minutes):
+        index = bisect.bisect_left(public_minutes, (run_minutes - tolerance) / ratio)
+        while index in used:
+            index += 1
+        if index < len(public_minutes) and public_minutes[index] * ratio <= run_minutes + tolerance:
+            used.add(index)
+        elif number - len(used):
             return 0
-    return len(taken)
+    return len(used)

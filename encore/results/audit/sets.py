@@ -56,15 +56,15 @@ def copies(runs: Iterable[RunLog]) -> Iterator[tuple[Shape, Shape, str]]:
         clusters: list[list[Shape]] = []
         # In the order of their middle boundary, so that equals are near.
         for shape in sorted(shapes, key=lambda shape: shape.middle):
-            near = (cluster for cluster in reversed(clusters[-_NEIGHBOURS:]) if _equal(shape, cluster[0]))
-            cluster = next(near, None)
+            matches = (cluster for cluster in reversed(clusters[-_NEIGHBOURS:]) if _equal(shape, cluster[0]))
+            cluster = next(matches, None)
             if cluster is None:
                 clusters.append([shape])
             else:
                 cluster.append(shape)
         for cluster in clusters:
-            first, *others = sorted(cluster, key=lambda shape: order[id(shape)])
-            yield from ((copy, first, _how(copy, first)) for copy in others)
+            first, *duplicates = sorted(cluster, key=lambda shape: order[id(shape)])
+            yield from ((copy, first, _how(copy, first)) for copy in duplicates)
 
 
 def _shape(run: RunLog) -> Shape | None:
@@ -72,41 +72,45 @@ def _shape(run: RunLog) -> Shape | None:
         return None
     events = [(phase.name, phase.epoch, phase.time_s) for phase in run.phases]
     events += [("", point.epoch, point.time_s) for point in run.quality if point.time_s is not None]
-    inside = [event for event in events if event[2] > run.start_s and event[2] != run.stop_s]
-    if len({at for _, _, at in inside}) < _LEAST_BOUNDARIES or all(milliseconds(at) % 1000 == 0 for _, _, at in inside):
+    timed = [event for event in events if event[2] > run.start_s and event[2] != run.stop_s]
+    if len({time_s for _, _, time_s in timed}) < _LEAST_BOUNDARIES or all(
+        milliseconds(time_s) % 1000 == 0 for _, _, time_s in timed
+    ):
         return None
     seconds = run.stop_s - run.start_s
-    fractions = tuple((at - run.start_s) / seconds for _, _, at in inside)
-    return Shape(run.path, run.start_s, seconds, tuple(event[:2] for event in inside), fractions)
+    fractions = tuple((time_s - run.start_s) / seconds for _, _, time_s in timed)
+    return Shape(run.path, run.start_s, seconds, tuple(event[:2] for event in timed), fractions)
 
 
 def _equal(shape: Shape, other: Shape) -> bool:
-    near = _TOLERANCE_S / min(shape.seconds, other.seconds)
+    tolerance = _TOLERANCE_S / min(shape.seconds, other.seconds)
     pairs = zip(shape.fractions, other.fractions, strict=True)
-    return abs(shape.middle - other.middle) <= near and all(abs(one - two) <= near for one, two in pairs)
+    return abs(shape.middle - other.middle) <= tolerance and all(
+        abs(fraction - other_fraction) <= tolerance for fraction, other_fraction in pairs
+    )
 
 
 # How the copy's clock differs, or nothing where it does not.
 def _how(copy: Shape, original: Shape) -> str:
     shift, stretch = copy.start_s - original.start_s, copy.seconds / original.seconds
-    words = [f"{abs(shift):.3f} s {'later' if shift > 0 else 'earlier'}"] if abs(shift) > _TOLERANCE_S else []
+    changes = [f"{abs(shift):.3f} s {'later' if shift > 0 else 'earlier'}"] if abs(shift) > _TOLERANCE_S else []
     if abs(copy.seconds - original.seconds) > 2 * _TOLERANCE_S:
-        words.append(f"all times multiplied by {stretch:.4f}")
-    return ", ".join(words)
+        changes.append(f"all times multiplied by {stretch:.4f}")
+    return ", ".join(changes)
 
 
 def shifted_copy(score: Score) -> Iterator[Anomaly]:
-    for copy, original, how in copies(score.runs):
-        if how:
-            yield Anomaly(f"the events of {original.path.name}, {how}", copy.path)
+    for copy, original, change in copies(score.runs):
+        if change:
+            yield Anomaly(f"the events of {original.path.name}, {change}", copy.path)
 
 
 # Each log with something that an earlier one has too, and the name of that one; None is nothing.
-def _again(score: Score, of: Callable[[RunLog], Hashable | None]) -> Iterator[tuple[RunLog, str]]:
-    seen: dict[Hashable, str] = {}
+def _again(score: Score, get_value: Callable[[RunLog], Hashable | None]) -> Iterator[tuple[RunLog, str]]:
+    first_names: dict[Hashable, str] = {}
     for run in score.runs:
-        found = of(run)
-        first = run.path.name if found is None else seen.setdefault(found, run.path.name)
+        value = get_value(run)
+        first = run.path.name if value is None else first_names.setdefault(value, run.path.name)
         if first != run.path.name:
             yield run, first
 
@@ -118,8 +122,8 @@ def same_run(score: Score) -> Iterator[Anomaly]:
 
 def equal_curves(score: Score) -> Iterator[Anomaly]:
     def curve(run: RunLog) -> Hashable | None:
-        found = tuple((point.epoch, tuple(point.values.items())) for point in run.quality)
-        return found if len({values for _, values in found}) >= _LEAST_EVALUATIONS else None
+        points = tuple((point.epoch, tuple(point.values.items())) for point in run.quality)
+        return points if len({values for _, values in points}) >= _LEAST_EVALUATIONS else None
 
     for run, first in _again(score, curve):
         yield Anomaly(f"all {len(run.quality)} evaluations as in {first}", run.path, run.quality[0].line)
@@ -127,8 +131,8 @@ def equal_curves(score: Score) -> Iterator[Anomaly]:
 
 def equal_statements(score: Score) -> Iterator[Anomaly]:
     def figures(run: RunLog) -> Hashable | None:
-        found = tuple(each.value for each in run.stated)
-        return found if len(set(found)) >= _LEAST_FIGURES else None
+        values = tuple(figure.value for figure in run.stated)
+        return values if len(set(values)) >= _LEAST_FIGURES else None
 
     for run, first in _again(score, figures):
         yield Anomaly(f"all {len(run.stated)} figures of its speed as in {first}", run.path, run.stated[0].line)
@@ -146,22 +150,24 @@ def similar_curves(score: Score) -> Iterator[Anomaly]:
     long = [(run, curve) for run, curve in curves if len(set(curve)) >= _LEAST_EVALUATIONS and min(curve) > 0]
     for number, (run, curve) in enumerate(long):
         # Much less than the qualities themselves change by.
-        most = min(_NEARLY, _NEARLY_OF_CHANGE * (max(curve) / min(curve) - 1))
-        for other, theirs in long[:number]:
-            near = len(theirs) == len(curve) and theirs != curve
-            if near and all(abs(mine / each - 1) < most for mine, each in zip(curve, theirs, strict=True)):
-                found = f"all {len(run.quality)} evaluations within {100 * most:.2g} % of {other.path.name}"
-                yield Anomaly(found, run.path, run.quality[0].line)
+        tolerance = min(_NEARLY, _NEARLY_OF_CHANGE * (max(curve) / min(curve) - 1))
+        for other, other_curve in long[:number]:
+            is_candidate = len(other_curve) == len(curve) and other_curve != curve
+            if is_candidate and all(
+                abs(value / each - 1) < tolerance for value, each in zip(curve, other_curve, strict=True)
+            ):
+                message = f"all {len(run.quality)} evaluations within {100 * tolerance:.2g} % of {other.path.name}"
+                yield Anomaly(message, run.path, run.quality[0].line)
                 break
 
 
 def equal_times(score: Score) -> Iterator[Anomaly]:
     timed = [(run, milliseconds(run.stop_s - run.start_s)) for run in score.runs if run.start_s and run.stop_s]
-    for taken, runs in grouped(timed, lambda each: each[1]).items():
-        if len(runs) >= _LEAST_EQUAL_TIMES and taken > 0 and taken % 1000:
+    for duration_ms, runs in grouped(timed, lambda timed_run: timed_run[1]).items():
+        if len(runs) >= _LEAST_EQUAL_TIMES and duration_ms > 0 and duration_ms % 1000:
             names = ", ".join(run.path.name for run, _ in runs[:_LEAST_EQUAL_TIMES])
-            more = f" and {len(runs) - _LEAST_EQUAL_TIMES} more" if len(runs) > _LEAST_EQUAL_TIMES else ""
-            yield Anomaly(f"{len(runs)} runs of {taken / 1000:.3f} s: {names}{more}", runs[-1][0].path)
+            remaining = f" and {len(runs) - _LEAST_EQUAL_TIMES} more" if len(runs) > _LEAST_EQUAL_TIMES else ""
+            yield Anomaly(f"{len(runs)} runs of {duration_ms / 1000:.3f} s: {names}{remaining}", runs[-1][0].path)
 
 
 # -- settings and times unlike those of the others -------------------------------------------------------------------
@@ -176,13 +182,13 @@ def unlike(values: Mapping[str, Callable[[RunLog], str | None]], *, with_line: b
     """Return a check for the runs of which one of the values differs from that of most of the set; None is none."""
 
     def check(score: Score) -> Iterator[Anomaly]:
-        for what, value in values.items():
-            known = [(run, text) for run in score.runs if run.events and (text := value(run))]
-            usual = _commonest(text for _, text in known)
-            for run, text in known:
+        for name, value in values.items():
+            texts = [(run, text) for run in score.runs if run.events and (text := value(run))]
+            usual = _commonest(text for _, text in texts)
+            for run, text in texts:
                 if text != usual:
                     line = starting_line(run) if with_line else None
-                    yield Anomaly(f"{what} {text}, in most runs of the set {usual}", run.path, line)
+                    yield Anomaly(f"{name} {text}, in most runs of the set {usual}", run.path, line)
 
     return check
 
@@ -198,26 +204,26 @@ def different_hyperparameters(score: Score) -> Iterator[Anomaly]:
 
 def outlier(score: Score) -> Iterator[Anomaly]:
     minutes = [(run, run.minutes) for run in score.runs if run.minutes]
-    for run, taken in minutes:
-        others = sorted(value for other, value in minutes if other is not run)
-        ratio = taken / others[len(others) // 2] if others else 1.0
+    for run, run_minutes in minutes:
+        other_minutes = sorted(value for other, value in minutes if other is not run)
+        ratio = run_minutes / other_minutes[len(other_minutes) // 2] if other_minutes else 1.0
         if not 1 / _OUTLIER < ratio < _OUTLIER:
             yield Anomaly(f"took {ratio:.4g} times as long as the other runs", run.path)
 
 
 def different_pace(score: Score) -> Iterator[Anomaly]:
     lengths = [(run, length_of(run)) for run in score.converged]
-    known = [(run, length) for run, length in lengths if length is not None and length.value > 0]
-    if len(known) <= _LEAST_RUNS or score.benchmark in OFF_THE_CLOCK:
+    converged = [(run, length) for run, length in lengths if length is not None and length.value > 0]
+    if len(converged) <= _LEAST_RUNS or score.benchmark in OFF_THE_CLOCK:
         return
-    unit = _commonest(length.unit for _, length in known) or ""
-    paces = [(run, (run.minutes or 0.0) / length.value) for run, length in known if length.unit == unit]
+    unit = _commonest(length.unit for _, length in converged) or ""
+    paces = [(run, (run.minutes or 0.0) / length.value) for run, length in converged if length.unit == unit]
     usual = statistics.median(pace for _, pace in paces)
     for run, pace in paces:
         ratio = pace / usual if usual > 0 else 1.0
         if not 1 / _PACE < ratio < _PACE:
-            one = unit.split(" ")[0].rstrip("s")
-            yield Anomaly(f"{ratio:.4g} times the minutes per {one} of the other runs", run.path)
+            singular = unit.split(" ")[0].rstrip("s")
+            yield Anomaly(f"{ratio:.4g} times the minutes per {singular} of the other runs", run.path)
 
 
 def edited_outlier(score: Score) -> Iterator[Anomaly]:
@@ -225,10 +231,10 @@ def edited_outlier(score: Score) -> Iterator[Anomaly]:
         if not score.score_minutes or not run.minutes or run.start_s is None or run.stop_s is None:
             continue
         ratio = run.minutes / score.score_minutes
-        is_round = 0 in (milliseconds(each) % _ROUND_MS for each in (run.start_s, run.stop_s))
+        is_round = 0 in (milliseconds(time_s) % _ROUND_MS for time_s in (run.start_s, run.stop_s))
         if is_round and not 1 / _APART < ratio < _APART and "mlperf" not in run.dialects:
-            found = f"{ratio:.4g} times the score, and run_start or run_stop is a round number"
-            yield Anomaly(found, run.path, starting_line(run))
+            message = f"{ratio:.4g} times the score, and run_start or run_stop is a round number"
+            yield Anomaly(message, run.path, starting_line(run))
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
@@ -253,8 +259,8 @@ def skipped_numbers(score: Score) -> Iterator[Anomaly]:
         return
     gaps = sorted(set(range(min(*numbers, 1), max(numbers))) - set(numbers))
     if gaps:
-        more = f" and {len(gaps) - _SHOWN} more" if len(gaps) > _SHOWN else ""
-        yield Anomaly(f"no result_ file with the number {', '.join(map(str, gaps[:_SHOWN]))}{more}")
+        remaining = f" and {len(gaps) - _SHOWN} more" if len(gaps) > _SHOWN else ""
+        yield Anomaly(f"no result_ file with the number {', '.join(map(str, gaps[:_SHOWN]))}{remaining}")
 
 
 def odd_name(score: Score) -> Iterator[Anomaly]:

@@ -1,12 +1,12 @@
-"""What made runs slower: causes that the machine's own records show, ranked by the time that each explains.
+"""Explain why a run is slower: ranked causes, from the telemetry of both runs.
 
-    from encore.results.compare.causes import causes_of
-    for cause in causes_of(ours, theirs):
-        print(cause.sentence)
+    from encore.results.compare.causes import find_causes
+    for cause in find_causes(current, baseline):
+        print(cause.message)
 
-Only of runs that Encore made: the evidence is in the telemetry of all nodes, the step times of all ranks and the
-metrics. The time of evaluations, checkpoints, the start, pauses and data stalls is measured. What slowed the steps
-themselves is inferred: a cause explains as much of it as its evidence grew.
+Requires run folders written by Encore: node telemetry, per-rank step times and metrics. Time in evaluation,
+checkpoints, startup, pauses and data stalls is measured. Causes of slower training steps are inferred: a cause explains
+as much of the slowdown as the evidence for it increased.
 """
 
 import re
@@ -23,304 +23,353 @@ from encore.results.logs.metrics import experiment_of
 from encore.results.logs.run_log import RunLog
 from encore.results.logs.telemetry import Reading
 
-LEAST_SLOWER = 0.05  # Share of their time
-LEAST_SLOWER_ON_CPUS = 0.15  # Two of six pairs of unharmed runs of 43 s on 2 shared cores differed by 5 to 10 %
-LEAST_SHARE = 0.02  # Of a cause
-_BUSY_CORES = 0.2  # Cores of other programs: fewer are a monitor's
-_IDLE = 0.05  # Share of the cores: fewer are idle where programs compete for them
-_STALLED = 0.02  # Share of the time in which processes waited for a disk
-_READ_RATE = 2e6  # Bytes per second from disks, where data came from the page cache before
-# What a setting explains of slower steps: nothing that is measured says more than that it differs.
-_BY_SETTING, _BY_SOFTWARE = 0.9, 0.8
-# What other links explain where no waiting is known, as on GPUs: that their traffic moved.
-_BY_LINKS = 0.85
-_TCP_RATE = 1e7  # Bytes per second, of all nodes: less are logs and checkpoints
+MIN_SLOWDOWN = 0.05  # Fraction of the baseline's time
+# Two of six pairs of unmodified 43 s runs on 2 shared cores differed by 5 to 10 %.
+MIN_SLOWDOWN_CPU = 0.15
+MIN_SHARE = 0.02  # Smallest cause that is reported, fraction of the baseline's time
+_BUSY_CORES = 0.2  # CPU use of other programs, in cores; monitoring uses less
+_IDLE_FRACTION = 0.05  # Below this, no cores are free and programs compete
+_IO_STALL_FRACTION = 0.02  # Fraction of the time with processes blocked on disk I/O
+_DISK_READ_RATE = 2e6  # Bytes/s; in the baseline the data came from the page cache
+# Fraction of the slowdown attributed to a changed setting. Not measured: the setting differs, the effect is unknown.
+_HYPERPARAMETER_SHARE, _SOFTWARE_SHARE = 0.9, 0.8
+# Same for a changed network path, used without wait times (GPU ranks do not record any).
+_NETWORK_PATH_SHARE = 0.85
+_TCP_RATE = 1e7  # Bytes/s over all nodes; logs and checkpoints cause less
 
 
 @dataclass(frozen=True)
 class Cause:
     name: str
-    share: float  # Of their time: what it adds to ours
-    sentence: str
+    share: float  # Time added by this cause, as a fraction of the baseline's time
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Means over the runs of a side; None where nothing was recorded."""
+    """Means over the runs of one set; None if not recorded."""
 
-    parts: Mapping[str, float] = field(default_factory=dict)  # Seconds, by goodput's names
-    late: tuple[float, int, str] = (0.0, 0, "")  # Share by which the others waited longer for a rank; rank, node
-    waiting: float | None = None  # Share in which even the rank that waits least waited
-    delayed: float | None = None  # Seconds in which a rank's threads had no core, per second
-    others: float | None = None  # Cores that other programs took
-    idle: float | None = None  # Share of the machines' cores that nothing used
-    io_stalled: float | None = None  # Share of the time in which processes waited for a disk
-    read_rate: float | None = None  # Bytes per second from disks
-    sent_rate: float | None = None  # Bytes per second over networks
-    nvlink_rate: float | None = None  # Bytes per second over NVLink, of all GPUs
-    clock: float | None = None  # SM clock of the GPUs, MHz
-    low_clock: tuple[float, str] = (1.0, "")  # The slowest GPU's over the others' median, and which it is
-    throttled: Mapping[str, float] = field(default_factory=dict)  # Share of the readings, by reason
+    phase_seconds: Mapping[str, float] = field(default_factory=dict)  # Wall-clock time by goodput category
+    straggler: tuple[float, int, str] = (0.0, 0, "")  # Extra wait fraction of the other ranks, rank, node
+    min_wait: float | None = None  # Minimum over the ranks, fraction of the time
+    cpu_delay: float | None = None  # Time that runnable threads spent off-core, seconds per second per rank
+    other_cores: float | None = None  # Cores used by other programs
+    idle_fraction: float | None = None  # Unused fraction of all cores
+    io_stall_fraction: float | None = None  # Fraction of the time with processes blocked on disk I/O
+    disk_read_rate: float | None = None  # Bytes/s
+    network_send_rate: float | None = None  # Bytes/s
+    nvlink_send_rate: float | None = None  # Bytes/s, all GPUs
+    sm_clock_mhz: float | None = None  # Mean over the GPUs
+    slowest_gpu: tuple[float, str] = (1.0, "")  # SM clock relative to the median of the other GPUs, GPU name
+    throttle_fractions: Mapping[str, float] = field(default_factory=dict)  # Fraction of the readings by reason
 
 
-def causes_of(current: RunSet, baseline: RunSet) -> list[Cause]:
-    """Return what made ``current`` slower, the cause that explains most first; none where they are not slower."""
-    mine, other = evidence_of(current.logs), evidence_of(baseline.logs)
-    whole = sum(other.parts.values())
-    least = LEAST_SLOWER if mine.clock or other.clock else LEAST_SLOWER_ON_CPUS
-    if not mine.parts or not whole or sum(mine.parts.values()) < whole * (1 + least):
+def find_causes(current_set: RunSet, baseline_set: RunSet) -> list[Cause]:
+    """Return the causes of the slowdown of the current runs, largest first; empty if it is not slower."""
+    current, baseline = collect_evidence(current_set.logs), collect_evidence(baseline_set.logs)
+    total = sum(baseline.phase_seconds.values())
+    min_slowdown = MIN_SLOWDOWN if current.sm_clock_mhz or baseline.sm_clock_mhz else MIN_SLOWDOWN_CPU
+    if not current.phase_seconds or not total or sum(current.phase_seconds.values()) < total * (1 + min_slowdown):
         return []
-    # What slows the steps slows as much what is computed before and between them; cores that lack, all of it.
-    computed = ("training", "evaluation", "start")
-    pace = max(1.0, mine.parts["training"] / other.parts["training"]) if other.parts["training"] else 1.0
-    usual = {part: other.parts[part] * (pace if part in computed else 1.0) for part in other.parts}
-    ours_s, theirs_s = (sum(each.parts[part] for part in computed) for each in (mine, other))
-    cores = _of_cores(mine, other, (ours_s - theirs_s) / whole, 1 - theirs_s / ours_s if ours_s else 0.0)
-    if cores is not None:
-        left = 1 - min(1.0, cores.share * whole / (ours_s - theirs_s))
-        usual = {part: mine.parts[part] - left * max(0.0, mine.parts[part] - value) for part, value in usual.items()}
-    found = [*([cores] if cores else []), *_measured(mine, other, usual)]
-    found += _of_steps(current, baseline, mine, other, usual)
-    return sorted((each for each in found if each.share >= LEAST_SHARE), key=lambda each: -each.share)
+    # Whatever slows the training steps slows startup and evaluation as well; missing cores slow all computation.
+    compute_phases = ("training", "evaluation", "start")
+    training, baseline_training = current.phase_seconds["training"], baseline.phase_seconds["training"]
+    slowdown = max(1.0, training / baseline_training) if baseline_training else 1.0
+    expected = {
+        phase: seconds * (slowdown if phase in compute_phases else 1.0)
+        for phase, seconds in baseline.phase_seconds.items()
+    }
+    compute_s, baseline_compute_s = (
+        sum(evidence.phase_seconds[phase] for phase in compute_phases) for evidence in (current, baseline)
+    )
+    cpu_cause = _cpu_contention(
+        current,
+        baseline,
+        (compute_s - baseline_compute_s) / total,
+        1 - baseline_compute_s / compute_s if compute_s else 0.0,
+    )
+    if cpu_cause is not None:
+        unexplained = 1 - min(1.0, cpu_cause.share * total / (compute_s - baseline_compute_s))
+        expected = {
+            phase: current.phase_seconds[phase] - unexplained * max(0.0, current.phase_seconds[phase] - seconds)
+            for phase, seconds in expected.items()
+        }
+    causes = [*([cpu_cause] if cpu_cause else []), *_slower_phases(current, baseline, expected)]
+    causes += _slower_steps(current_set, baseline_set, current, baseline, expected)
+    return sorted((cause for cause in causes if cause.share >= MIN_SHARE), key=lambda cause: -cause.share)
 
 
-# Parts of the wall clock, whose time is measured, next to the usual time of each.
-def _measured(mine: Evidence, other: Evidence, usual: Mapping[str, float]) -> Iterator[Cause]:
-    whole = sum(other.parts.values())
-    names = {
-        "evaluation": "evaluations", "checkpoints": "checkpoints", "start": "the start", "end": "the end of the run",
+def _slower_phases(current: Evidence, baseline: Evidence, expected: Mapping[str, float]) -> Iterator[Cause]:
+    # Phases with measured wall-clock time, compared with their expected time.
+    total = sum(baseline.phase_seconds.values())
+    labels = {
+        "evaluation": "evaluation", "checkpoints": "checkpoints", "start": "startup", "end": "shutdown",
         "stopped or repeated": "pauses and repeated steps",
     }  # fmt: skip
-    for part, words in names.items():
-        more = mine.parts[part] - usual[part]
-        yield Cause(part, more / whole, f"{words}: {_longer(mine.parts[part], other.parts[part])}")
-    stall = mine.parts["data stall"] - other.parts["data stall"]
+    for phase, label in labels.items():
+        extra = current.phase_seconds[phase] - expected[phase]
+        times = _compare_seconds(current.phase_seconds[phase], baseline.phase_seconds[phase])
+        yield Cause(phase, extra / total, f"{label}: {times}")
+    stall = current.phase_seconds["data stall"] - baseline.phase_seconds["data stall"]
     from_disk = (
-        _grew(mine.read_rate, other.read_rate) > _READ_RATE or _grew(mine.io_stalled, other.io_stalled) > _STALLED
+        _increase(current.disk_read_rate, baseline.disk_read_rate) > _DISK_READ_RATE
+        or _increase(current.io_stall_fraction, baseline.io_stall_fraction) > _IO_STALL_FRACTION
     )
-    what = "cold or slow disk" if from_disk else "data stall"
-    detail = f"; {_rate(mine.read_rate)} from disks, theirs {_rate(other.read_rate)}" if from_disk else ""
-    longer = _longer(mine.parts["data stall"], other.parts["data stall"])
-    yield Cause(what, stall / whole, f"{what}: the ranks waited {longer}{detail}")
+    name = "cold or slow disk" if from_disk else "data stall"
+    read_rates = (
+        f"; disk reads {_format_rate(current.disk_read_rate)} (baseline {_format_rate(baseline.disk_read_rate)})"
+    )
+    times = _compare_seconds(current.phase_seconds["data stall"], baseline.phase_seconds["data stall"])
+    yield Cause(name, stall / total, f"{name}: waiting for data {times}{read_rates if from_disk else ''}")
 
 
-# Cores that the ranks did not have, which makes longer all that is computed.
-def _of_cores(mine: Evidence, other: Evidence, more: float, slower: float) -> Cause | None:
-    delayed, loaded = _grew(mine.delayed, other.delayed), _grew(mine.others, other.others)
-    if more <= 0 or slower <= 0:
+def _cpu_contention(current: Evidence, baseline: Evidence, extra: float, slowdown: float) -> Cause | None:
+    # Missing CPU cores, which slow all phases that compute.
+    delay_increase = _increase(current.cpu_delay, baseline.cpu_delay)
+    load_increase = _increase(current.other_cores, baseline.other_cores)
+    if extra <= 0 or slowdown <= 0:
         return None
-    # With idle cores, programs are the cause only if they took about as many as the ranks' threads lack.
-    if loaded > _BUSY_CORES and ((mine.idle or 0.0) < _IDLE or loaded > delayed / 2):
-        text = f"other load: other programs took {mine.others or 0:.1f} cores, theirs {other.others or 0:.1f}"
-        return Cause("other load", more * min(1.0, max(delayed, loaded) / slower), text)
-    if delayed > 0 and mine.late[0] - other.late[0] < slower / 2:
-        text = f"few cores: the threads of a rank waited {mine.delayed or 0:.2f} s a second for one"
-        return Cause("few cores", more * min(1.0, delayed / slower), text)
+    # If cores are idle, other programs are the cause only if their load is comparable to the delay.
+    no_idle_cores = (current.idle_fraction or 0.0) < _IDLE_FRACTION
+    if load_increase > _BUSY_CORES and (no_idle_cores or load_increase > delay_increase / 2):
+        used, baseline_used = current.other_cores or 0, baseline.other_cores or 0
+        message = f"other load: other programs used {used:.1f} cores (baseline {baseline_used:.1f})"
+        return Cause("other load", extra * min(1.0, max(delay_increase, load_increase) / slowdown), message)
+    if delay_increase > 0 and current.straggler[0] - baseline.straggler[0] < slowdown / 2:
+        message = f"few cores: rank threads waited {current.cpu_delay or 0:.2f} s per second for a core"
+        return Cause("few cores", extra * min(1.0, delay_increase / slowdown), message)
     return None
 
 
-# What slowed the steps: each cause by the growth of its evidence, as a share of how much slower they are.
-def _of_steps(
-    current: RunSet, baseline: RunSet, mine: Evidence, other: Evidence, usual: Mapping[str, float]
+def _slower_steps(
+    current_set: RunSet, baseline_set: RunSet, current: Evidence, baseline: Evidence, expected: Mapping[str, float]
 ) -> Iterator[Cause]:
-    whole = sum(other.parts.values())
-    along = sum(min(mine.parts[part], usual[part]) - other.parts[part] for part in ("evaluation", "start"))
-    more = (mine.parts["training"] - other.parts["training"] + max(along, 0.0)) / whole
-    slower = 1 - other.parts["training"] / mine.parts["training"] if mine.parts["training"] else 0.0
-    if more < LEAST_SHARE or slower <= 0:
+    # Causes of slower training steps.
+    total = sum(baseline.phase_seconds.values())
+    training, baseline_training = current.phase_seconds["training"], baseline.phase_seconds["training"]
+    # Evaluation and startup slow down along with the steps.
+    side_effects = sum(
+        min(current.phase_seconds[phase], expected[phase]) - baseline.phase_seconds[phase]
+        for phase in ("evaluation", "start")
+    )
+    extra = (training - baseline_training + max(side_effects, 0.0)) / total
+    slowdown = 1 - baseline_training / training if training else 0.0
+    if extra < MIN_SHARE or slowdown <= 0:
         return
 
-    def explained(growth: float) -> float:
-        return more * min(1.0, max(0.0, growth) / slower)
+    def explained(increase: float) -> float:
+        return extra * min(1.0, max(0.0, increase) / slowdown)
 
+    throttled, baseline_throttled = current.throttle_fractions, baseline.throttle_fractions
     for reason in THROTTLE.values():
-        share, before = mine.throttled.get(reason, 0.0), other.throttled.get(reason, 0.0)
-        text = f"{reason}: GPUs were slowed by it in {share:.0%} of the readings, theirs in {before:.0%}"
-        yield Cause(reason, more * max(0.0, share - before), text)
-    if mine.clock and other.clock:
-        reasons = {*mine.throttled, *other.throttled}
-        grown = max((mine.throttled.get(each, 0.0) - other.throttled.get(each, 0.0) for each in reasons), default=0.0)
-        text = f"lower clocks: {mine.clock:.0f} MHz, theirs {other.clock:.0f}"
-        yield Cause("lower clocks", explained(1 - mine.clock / other.clock) * (1 - max(0.0, grown)), text)
-    late, rank, node = mine.late
-    low, gpu = mine.low_clock
-    if low < other.low_clock[0] - LEAST_SLOWER:
-        yield Cause("slow rank", explained(1 - low), f"slow rank: the clock of {gpu} is {low:.0%} of the others'")
-    text = f"slow rank: the others waited {late:.0%} of their time longer than rank {rank} on {node}"
-    yield Cause("slow rank", explained(late - other.late[0]), text)
-    yield from _of_links(mine, other, more, slower)
-    yield from _by_settings(current, baseline, more)
+        fraction, baseline_fraction = throttled.get(reason, 0.0), baseline_throttled.get(reason, 0.0)
+        message = f"{reason}: active in {fraction:.0%} of the GPU readings (baseline {baseline_fraction:.0%})"
+        yield Cause(reason, extra * max(0.0, fraction - baseline_fraction), message)
+    if current.sm_clock_mhz and baseline.sm_clock_mhz:
+        reasons = {*throttled, *baseline_throttled}
+        by_throttling = max((throttled.get(r, 0.0) - baseline_throttled.get(r, 0.0) for r in reasons), default=0.0)
+        message = f"lower clocks: {current.sm_clock_mhz:.0f} MHz (baseline {baseline.sm_clock_mhz:.0f})"
+        share = explained(1 - current.sm_clock_mhz / baseline.sm_clock_mhz) * (1 - max(0.0, by_throttling))
+        yield Cause("lower clocks", share, message)
+    relative_clock, gpu = current.slowest_gpu
+    if relative_clock < baseline.slowest_gpu[0] - MIN_SLOWDOWN:
+        message = f"slow rank: {gpu} runs at {relative_clock:.0%} of the median clock"
+        yield Cause("slow rank", explained(1 - relative_clock), message)
+    extra_wait, rank, node = current.straggler
+    message = f"slow rank: rank {rank} on {node} waits {extra_wait:.0%} of the time less than the other ranks"
+    yield Cause("slow rank", explained(extra_wait - baseline.straggler[0]), message)
+    yield from _slow_links(current, baseline, extra, slowdown)
+    yield from _changed_settings(current_set, baseline_set, extra)
 
 
-def _of_links(mine: Evidence, other: Evidence, more: float, slower: float) -> Iterator[Cause]:
-    moved = _moved_traffic(mine, other, slower)
-    if mine.waiting is not None and other.waiting is not None:
-        text = f"every rank waited for others, {mine.waiting:.0%} of its time, theirs {other.waiting:.0%}"
-        share = min(1.0, max(0.0, mine.waiting - other.waiting) / slower)
-        yield Cause("slow link", more * share, "; ".join(("slow link: " + text, *moved)))
-    elif moved:
-        yield Cause("slow link", more * _BY_LINKS, "; ".join((f"slow link: {moved[0]}", *moved[1:])))
+def _slow_links(current: Evidence, baseline: Evidence, extra: float, slowdown: float) -> Iterator[Cause]:
+    changes = _changed_network_paths(current, baseline, slowdown)
+    if current.min_wait is not None and baseline.min_wait is not None:
+        message = f"all ranks wait at least {current.min_wait:.0%} of the time (baseline {baseline.min_wait:.0%})"
+        share = min(1.0, max(0.0, current.min_wait - baseline.min_wait) / slowdown)
+        yield Cause("slow link", extra * share, "; ".join(("slow link: " + message, *changes)))
+    elif changes:
+        yield Cause("slow link", extra * _NETWORK_PATH_SHARE, "; ".join((f"slow link: {changes[0]}", *changes[1:])))
 
 
-# The same steps move the same bytes, in a longer time.
-def _moved_traffic(mine: Evidence, other: Evidence, slower: float) -> list[str]:
-    moved = []
-    if (mine.sent_rate or 0.0) > max(_TCP_RATE, 2 * (other.sent_rate or 0.0)):
-        moved.append(f"{_rate(mine.sent_rate)} over TCP, theirs {_rate(other.sent_rate)}: a fallback")
-    if mine.nvlink_rate is not None and mine.nvlink_rate < (other.nvlink_rate or 0.0) * (1 - slower) / 2:
-        moved.append(f"{_rate(mine.nvlink_rate)} over NVLink, theirs {_rate(other.nvlink_rate)}")
-    return moved
+def _changed_network_paths(current: Evidence, baseline: Evidence, slowdown: float) -> list[str]:
+    # Bytes per step are equal in both runs, so a slower run should send at a proportionally lower rate.
+    changes = []
+    sent, baseline_sent = current.network_send_rate, baseline.network_send_rate
+    if (sent or 0.0) > max(_TCP_RATE, 2 * (baseline_sent or 0.0)):
+        changes.append(f"{_format_rate(sent)} over TCP (baseline {_format_rate(baseline_sent)}), probably a fallback")
+    nvlink, baseline_nvlink = current.nvlink_send_rate, baseline.nvlink_send_rate
+    if nvlink is not None and nvlink < (baseline_nvlink or 0.0) * (1 - slowdown) / 2:
+        changes.append(f"{_format_rate(nvlink)} over NVLink (baseline {_format_rate(baseline_nvlink)})")
+    return changes
 
 
-# Settings that change how long a step takes: not the seed, and not what ends a run or comes between steps.
-_OF_STEPS = re.compile(r"configuration\.(?!seed|epochs|quality_target|targets|checkpoint|log_interval|eval)")
-_OF_SOFTWARE = re.compile(
+# Settings that affect step time. Excluded: the seed, stopping criteria, and work between steps.
+_HYPERPARAMETERS = re.compile(r"configuration\.(?!seed|epochs|quality_target|targets|checkpoint|log_interval|eval)")
+_SOFTWARE = re.compile(
     r"image|implementation|runtime|code\.|environment\.(ATEN|CUBLAS|CUDA|CUDNN|DALI|DNNL|HOROVOD|KMP|LD_|MALLOC|MKL|MXNET"
     r"|NCCL|OMP|ONEDNN|PYTORCH|TF_|TORCH|XLA)"
 )
 
 
-def _by_settings(current: RunSet, baseline: RunSet, more: float) -> Iterator[Cause]:
-    names = sorted({*current.settings, *baseline.settings})
-    differ = [name for name in names if current.settings.get(name) != baseline.settings.get(name)]
-    for pattern, name, share in (
-        (_OF_STEPS, "other hyperparameters", _BY_SETTING),
-        (_OF_SOFTWARE, "another image or library", _BY_SOFTWARE),
+def _changed_settings(current_set: RunSet, baseline_set: RunSet, extra: float) -> Iterator[Cause]:
+    settings, baseline_settings = current_set.settings, baseline_set.settings
+    changed = [
+        name for name in sorted({*settings, *baseline_settings}) if settings.get(name) != baseline_settings.get(name)
+    ]
+    for pattern, cause, share in (
+        (_HYPERPARAMETERS, "other hyperparameters", _HYPERPARAMETER_SHARE),
+        (_SOFTWARE, "another image or library", _SOFTWARE_SHARE),
     ):
-        found = [each for each in differ if pattern.match(each)]
-        if found:
-            first, mine, other = found[0], current.settings.get(found[0]), baseline.settings.get(found[0])
-            others = f" and {len(found) - 1} more" if len(found) > 1 else ""
-            shown = first.removeprefix("configuration.")
-            yield Cause(name, more * share, f"{name}: {shown} is {mine}, theirs {other}{others}")
+        matches = [name for name in changed if pattern.match(name)]
+        if matches:
+            key, value, baseline_value = matches[0], settings.get(matches[0]), baseline_settings.get(matches[0])
+            remaining = f" and {len(matches) - 1} more" if len(matches) > 1 else ""
+            label = key.removeprefix("configuration.")
+            message = f"{cause}: {label} is {value} (baseline {baseline_value}){remaining}"
+            yield Cause(cause, extra * share, message)
 
 
-def _grew(mine: float | None, other: float | None) -> float:
-    return mine - other if mine is not None and other is not None else 0.0
+def _increase(current: float | None, baseline: float | None) -> float:
+    return current - baseline if current is not None and baseline is not None else 0.0
 
 
-def _longer(mine: float, other: float) -> str:
-    return f"{mine:.3g} s, theirs {other:.3g} s"
+def _compare_seconds(current: float, baseline: float) -> str:
+    return f"{current:.3g} s (baseline {baseline:.3g} s)"
 
 
-def _rate(rate: float | None) -> str:
+def _format_rate(rate: float | None) -> str:
     return f"{(rate or 0.0) / 1e6:.1f} MB/s"
 
 
 # -- evidence -------------------------------------------------------------------------------------------------------
 
 
-def evidence_of(logs: Sequence[RunLog]) -> Evidence:
-    of_runs = [found for log in logs if (found := _of_run(log)) is not None]
-    if not of_runs:
+def collect_evidence(logs: Sequence[RunLog]) -> Evidence:
+    runs = [evidence for log in logs if (evidence := _run_evidence(log)) is not None]
+    if not runs:
         return Evidence()
-    first = of_runs[0]
-    reasons = {reason for each in of_runs for reason in each.throttled}
+    phases = runs[0].phase_seconds
+    reasons = {reason for run in runs for reason in run.throttle_fractions}
 
     def mean(name: str) -> float | None:
-        return _mean(getattr(each, name) for each in of_runs)
+        return _mean(getattr(run, name) for run in runs)
 
     return Evidence(
-        parts={name: statistics.fmean(each.parts[name] for each in of_runs) for name in first.parts},
-        # Unharmed runs are late by chance, each at another rank.
-        late=(statistics.fmean(each.late[0] for each in of_runs), *max(each.late for each in of_runs)[1:]),
-        low_clock=min((each.low_clock for each in of_runs), key=lambda low: low[0]),
-        throttled={reason: statistics.fmean(each.throttled.get(reason, 0.0) for each in of_runs) for reason in reasons},
+        phase_seconds={phase: statistics.fmean(run.phase_seconds[phase] for run in runs) for phase in phases},
+        # The mean over the runs: in healthy runs a random rank is the straggler.
+        straggler=(statistics.fmean(run.straggler[0] for run in runs), *max(run.straggler for run in runs)[1:]),
+        slowest_gpu=min((run.slowest_gpu for run in runs), key=lambda gpu: gpu[0]),
+        throttle_fractions={
+            reason: statistics.fmean(run.throttle_fractions.get(reason, 0.0) for run in runs) for reason in reasons
+        },
         **{
             name: mean(name)
             for name in (
-                "waiting",
-                "delayed",
-                "others",
-                "idle",
-                "io_stalled",
-                "read_rate",
-                "sent_rate",
-                "nvlink_rate",
-                "clock",
+                "min_wait",
+                "cpu_delay",
+                "other_cores",
+                "idle_fraction",
+                "io_stall_fraction",
+                "disk_read_rate",
+                "network_send_rate",
+                "nvlink_send_rate",
+                "sm_clock_mhz",
             )
         },
     )
 
 
-def _of_run(log: RunLog) -> Evidence | None:
+def _run_evidence(log: RunLog) -> Evidence | None:
     goodput, experiment = goodput_of(log), experiment_of(log.path)
     if goodput is None or experiment is None:
         return None
-    windows = {rank: each for rank, each in steps.windows_of(experiment).items() if each}
-    every = [window for each in windows.values() for window in each]
+    windows_by_rank = {rank: windows for rank, windows in steps.windows_of(experiment).items() if windows}
+    windows = [window for rank_windows in windows_by_rank.values() for window in rank_windows]
     nodes = telemetry.by_node(log)
-    shares = {rank: share for rank, each in windows.items() if (share := steps.waiting_of(each)) is not None}
-    used = sum(w.cpu for w in every) / (sum(w.window for w in every) / len(windows)) if every else None
-    busy = _mean(
-        r["cpu_percent"] / 100 * r["cores"] for each in nodes.values() for r in each if r.get("cores") is not None
-    )
-    gpus = _gpus_in_use(nodes)
-    cards = [reading for each in gpus.values() for reading in each]
+    readings = [reading for node_readings in nodes.values() for reading in node_readings]
+    wait_fractions = {
+        rank: fraction
+        for rank, rank_windows in windows_by_rank.items()
+        if (fraction := steps.waiting_of(rank_windows)) is not None
+    }
+    seconds = sum(window.window for window in windows)
+    rank_cores = sum(window.cpu for window in windows) / (seconds / len(windows_by_rank)) if windows else None
+    busy_cores = _mean(r["cpu_percent"] / 100 * r["cores"] for r in readings if r.get("cores") is not None)
+    gpus = _active_gpus(nodes)
+    gpu_readings = [reading for gpu in gpus.values() for reading in gpu]
+    other_cores = None if busy_cores is None or rank_cores is None else max(0.0, busy_cores * len(nodes) - rank_cores)
     return Evidence(
-        parts=goodput.parts,
-        late=_late(windows, shares),
-        waiting=min(shares.values(), default=None),
-        delayed=sum(w.delayed for w in every) / sum(w.window for w in every) if every else None,
-        others=max(0.0, busy * len(nodes) - used) if busy is not None and used is not None else None,
-        idle=_mean(1 - r["cpu_percent"] / 100 for each in nodes.values() for r in each if "cpu_percent" in r),
-        io_stalled=_rate_of(nodes, "io_stall_us", 1e-6),
-        read_rate=_rate_of(nodes, "disk_read_bytes", 1.0),
-        sent_rate=_rate_of(nodes, "network_sent_bytes", 1.0),
-        nvlink_rate=_rate_of(_with_nvlink(nodes), "nvlink_sent_kib", 1024.0),
-        clock=_mean(gpu.get("sm_mhz") for gpu in cards),
-        low_clock=_low_clock(gpus),
-        throttled=_throttled(cards),
+        phase_seconds=goodput.parts,
+        straggler=_straggler(windows_by_rank, wait_fractions),
+        min_wait=min(wait_fractions.values(), default=None),
+        cpu_delay=sum(window.delayed for window in windows) / seconds if windows else None,
+        other_cores=other_cores,
+        idle_fraction=_mean(1 - r["cpu_percent"] / 100 for r in readings if "cpu_percent" in r),
+        io_stall_fraction=_counter_rate(nodes, "io_stall_us", 1e-6),
+        disk_read_rate=_counter_rate(nodes, "disk_read_bytes", 1.0),
+        network_send_rate=_counter_rate(nodes, "network_sent_bytes", 1.0),
+        nvlink_send_rate=_counter_rate(_nvlink_counters(nodes), "nvlink_sent_kib", 1024.0),
+        sm_clock_mhz=_mean(gpu.get("sm_mhz") for gpu in gpu_readings),
+        slowest_gpu=_slowest_gpu(gpus),
+        throttle_fractions=_throttle_fractions(gpu_readings),
     )
 
 
-def _late(windows: Mapping[int, Sequence[steps.Window]], shares: Mapping[int, float]) -> tuple[float, int, str]:
-    slow = lowest(shares)
-    return (slow.others - slow.value, slow.name, windows[slow.name][-1].node) if slow else (0.0, 0, "")
+def _straggler(
+    windows_by_rank: Mapping[int, Sequence[steps.Window]], wait_fractions: Mapping[int, float]
+) -> tuple[float, int, str]:
+    # The straggler is the rank with the lowest wait fraction: it blocks the other ranks.
+    outlier = lowest(wait_fractions)
+    if not outlier:
+        return (0.0, 0, "")
+    return outlier.others - outlier.value, outlier.name, windows_by_rank[outlier.name][-1].node
 
 
-def _gpus_in_use(nodes: Mapping[str, Sequence[Reading]]) -> dict[str, list[Reading]]:
-    # Telemetry has all GPUs of a node: one that computed nothing has a low clock and no part in the run.
-    found: dict[str, list[Reading]] = {}
+def _active_gpus(nodes: Mapping[str, Sequence[Reading]]) -> dict[str, list[Reading]]:
+    # Telemetry covers all GPUs in the node. Idle GPUs have low clocks and must not count as slow.
+    gpus: dict[str, list[Reading]] = {}
     for node, readings in nodes.items():
         for reading in readings:
-            for number, gpu in enumerate(reading.get("gpus", ())):
-                found.setdefault(f"GPU {number} of {node}", []).append(gpu)
-    return {name: each for name, each in found.items() if any(telemetry.in_use(gpu) for gpu in each)}
+            for index, gpu in enumerate(reading.get("gpus", ())):
+                gpus.setdefault(f"GPU {index} of {node}", []).append(gpu)
+    return {name: readings for name, readings in gpus.items() if any(telemetry.in_use(reading) for reading in readings)}
 
 
-def _low_clock(gpus: Mapping[str, Sequence[Reading]]) -> tuple[float, str]:
-    clocks = {name: _mean(gpu.get("sm_mhz") for gpu in each) for name, each in gpus.items()}
-    slow = lowest({name: each for name, each in clocks.items() if each is not None})
-    return (slow.value / slow.others, slow.name) if slow and slow.others else (1.0, "")
+def _slowest_gpu(gpus: Mapping[str, Sequence[Reading]]) -> tuple[float, str]:
+    clocks = {name: _mean(reading.get("sm_mhz") for reading in readings) for name, readings in gpus.items()}
+    outlier = lowest({name: clock for name, clock in clocks.items() if clock is not None})
+    return (outlier.value / outlier.others, outlier.name) if outlier and outlier.others else (1.0, "")
 
 
-def _throttled(cards: Sequence[Mapping[str, int | None]]) -> dict[str, float]:
-    known = [int(gpu["throttle"] or 0) for gpu in cards if gpu.get("throttle") is not None]
-    shares = {reason: sum(bool(each & bit) for each in known) / len(known) for bit, reason in THROTTLE.items() if known}
-    return {reason: share for reason, share in shares.items() if share}
+def _throttle_fractions(gpu_readings: Sequence[Mapping[str, int | None]]) -> dict[str, float]:
+    masks = [int(reading["throttle"] or 0) for reading in gpu_readings if reading.get("throttle") is not None]
+    if not masks:
+        return {}
+    fractions = {reason: sum(bool(mask & bit) for mask in masks) / len(masks) for bit, reason in THROTTLE.items()}
+    return {reason: fraction for reason, fraction in fractions.items() if fraction}
 
 
-def _with_nvlink(nodes: Mapping[str, Sequence[Reading]]) -> dict[str, list[Reading]]:
-    found: dict[str, list[Reading]] = {}
+def _nvlink_counters(nodes: Mapping[str, Sequence[Reading]]) -> dict[str, list[Reading]]:
+    counters: dict[str, list[Reading]] = {}
     for node, readings in nodes.items():
         for reading in readings:
             sent = [gpu.get("nvlink_sent_kib") for gpu in reading.get("gpus", ())]
             if sent and None not in sent:
-                found.setdefault(node, []).append({"time": reading["time"], "nvlink_sent_kib": sum(sent)})
-    return found
+                counters.setdefault(node, []).append({"time": reading["time"], "nvlink_sent_kib": sum(sent)})
+    return counters
 
 
-def _rate_of(nodes: Mapping[str, Sequence[Reading]], name: str, unit: float) -> float | None:
-    # Per second, of all nodes together, by the first and the last value of a counter.
+def _counter_rate(nodes: Mapping[str, Sequence[Reading]], name: str, unit: float) -> float | None:
+    # Sum over the nodes; per node from the first and last value of the counter.
     rates = []
     for readings in nodes.values():
-        known = [(float(r["time"]), float(r[name])) for r in readings if r.get(name) is not None]
-        if len(known) > 1 and known[-1][0] > known[0][0]:
-            rates.append((known[-1][1] - known[0][1]) * unit / (known[-1][0] - known[0][0]))
+        samples = [(float(r["time"]), float(r[name])) for r in readings if r.get(name) is not None]
+        if len(samples) > 1 and samples[-1][0] > samples[0][0]:
+            rates.append((samples[-1][1] - samples[0][1]) * unit / (samples[-1][0] - samples[0][0]))
     return sum(rates) if rates else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+    present = [value for value in values if value is not None]
+    return statistics.fmean(present) if present else None

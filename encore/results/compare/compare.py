@@ -87,16 +87,16 @@ def factor_of(name: str, unit: str, current: Sample | None, baseline: Sample | N
         (True, False): "one run: its spread is taken from the submission",
         (False, True): "the spread of the submitted runs is not known and taken to be yours",
     }
-    found = ratio_of(current, baseline)
+    ratio = ratio_of(current, baseline)
     return Factor(
         name=name,
         unit=unit,
         ours=current.estimate,
         theirs=baseline.estimate,
-        ratio=found.value if found else None,
-        interval=found.interval() if found else None,
+        ratio=ratio.value if ratio else None,
+        interval=ratio.interval() if ratio else None,
         z=z_score(current, baseline),
-        found=found,
+        found=ratio,
         note=notes.get((current.spread is None, baseline.spread is None), ""),
     )
 
@@ -106,8 +106,8 @@ def length_factor(unit: str, current: Sample | None, baseline: Sample | None) ->
     factor = factor_of(f"{unit} to the target", unit, current, baseline)
     if factor is None or current is None or current.count > 1:
         return factor
-    known = factor.found is not None and factor.found.error
-    return replace(factor, found=None, interval=factor.interval if known else None)
+    has_error = factor.found is not None and factor.found.error
+    return replace(factor, found=None, interval=factor.interval if has_error else None)
 
 
 def decide(
@@ -131,35 +131,35 @@ def decide(
 
 def reasons_for(verdict: Verdict, decisive: Factor, per_length: Factor | None, within: float) -> list[str]:
     percent = f"{within * 100:g} %"
-    shown = {
+    conclusions = {
         Verdict.REPRODUCED: f"shown to be within {percent}",
         Verdict.UNDECIDED: f"shown neither within {percent} nor beyond",
     }
-    reasons = [f"{_factor_text(decisive)}: {shown.get(verdict, f'shown to be more than {percent} apart')}"]
+    reasons = [f"{_factor_text(decisive)}: {conclusions.get(verdict, f'shown to be more than {percent} apart')}"]
     if verdict is not Verdict.REPRODUCED and per_length is not None and per_length.is_beyond(within):
         reasons.append(_factor_text(per_length))
     return reasons
 
 
-def what_would_decide(current: Sample, baseline: Sample, more: int | None, within: float) -> Iterator[str]:
-    found = ratio_of(current, baseline)
-    if found is None:
+def what_would_decide(current: Sample, baseline: Sample, more_runs: int | None, within: float) -> Iterator[str]:
+    ratio = ratio_of(current, baseline)
+    if ratio is None:
         return
-    if more is not None:
-        runs = "1 more run" if more == 1 else f"{more} more runs"
+    if more_runs is not None:
+        runs = "1 more run" if more_runs == 1 else f"{more_runs} more runs"
         yield f"about {runs} would decide, if mean and spread stay as they are"
-    elif found.error is None:
+    elif ratio.error is None:
         yield "one run, and no spread of the submission is known: run at least twice more"
     else:
-        alone = ratio_of(replace(current, spread=0.0), baseline)
-        half = alone.half_width if alone is not None else None
-        why = f"the ratio is too near {1 + within:g} or its inverse"
-        if half is not None and half <= math.log1p(within) < (found.half_width or 0.0):
-            why = f"your own runs vary by {(current.cv or 0.0) * 100:.1f} %"
+        fixed_ratio = ratio_of(replace(current, spread=0.0), baseline)
+        half = fixed_ratio.half_width if fixed_ratio is not None else None
+        reason = f"the ratio is too near {1 + within:g} or its inverse"
+        if half is not None and half <= math.log1p(within) < (ratio.half_width or 0.0):
+            reason = f"your own runs vary by {(current.cv or 0.0) * 100:.1f} %"
         if half is not None and half > math.log1p(within):
             percent = min(math.expm1(half), 1.0) * 100
-            why = f"the spread of the submitted runs alone leaves {percent:.1f} % or more either way"
-        yield f"even {MOST_FURTHER_RUNS} more runs would not decide, if mean and spread stay as they are: {why}"
+            reason = f"the spread of the submitted runs alone leaves {percent:.1f} % or more either way"
+        yield f"even {MOST_FURTHER_RUNS} more runs would not decide, if mean and spread stay as they are: {reason}"
 
 
 def _factor_text(factor: Factor) -> str:
@@ -240,8 +240,8 @@ class Comparison:
     @property
     def factors(self) -> tuple[Factor, ...]:
         """The factors there are: the score, and the two or three that it is the product of."""
-        every = (self.score, self.per_length, self.lengths, self.scaling)
-        return tuple(each for each in every if each is not None)
+        factors = (self.score, self.per_length, self.lengths, self.scaling)
+        return tuple(factor for factor in factors if factor is not None)
 
     @property
     def published_minutes(self) -> float | None:
@@ -277,10 +277,10 @@ class Comparison:
             "further_runs": self.further_runs,
             "ratio": self.score.ratio if self.score else None,
             "forecasts": [
-                replace(each, expected=each.expects(self.published_minutes, self.within))
+                replace(forecast, expected=forecast.expects(self.published_minutes, self.within))
                 if self.published_minutes
-                else each
-                for each in self.forecasts
+                else forecast
+                for forecast in self.forecasts
             ],
             "findings": [finding.as_json() for finding in self.current.findings],
             "factors": [
@@ -353,19 +353,19 @@ def _forecasts(current: RunSet) -> tuple[Forecast, ...]:
     return tuple(forecasts_of(current.logs, current.folder))
 
 
-def certainty(found: Comparison) -> Iterator[str]:
-    current, span = found.current, found.score_interval
-    for each in found.forecasts:
-        yield each.text(found.published_minutes, found.within)
-        if each.minutes is not None:
-            yield f"  {each.basis()}"
+def certainty(comparison: Comparison) -> Iterator[str]:
+    current, span = comparison.current, comparison.score_interval
+    for forecast in comparison.forecasts:
+        yield forecast.text(comparison.published_minutes, comparison.within)
+        if forecast.minutes is not None:
+            yield f"  {forecast.basis()}"
     if current.score is not None:
         mean = f"mean of {count_of(current.score.count, 'run')}, not a score"
         interval = f", 90 % interval {span[0]:.3f} to {span[1]:.3f}" if span else ""
         name = current.score_name if current.score_is_official else mean
         yield f"{name}: {current.score.estimate:.3f} minutes{interval}"
-    if found.confidence is not None:
-        yield f"confidence in the verdict: {100 * min(found.confidence, 0.999):.1f} %"
+    if comparison.confidence is not None:
+        yield f"confidence in the verdict: {100 * min(comparison.confidence, 0.999):.1f} %"
 
 
 # Time to the target and the two factors that it is the product of.
@@ -377,17 +377,23 @@ def _factors(current: RunSet, baseline: RunSet | None) -> tuple[Factor | None, F
     unit = current.length_unit or "epochs"
     if unit != baseline.length_unit:
         return score, None, None
-    one = " or ".join(each.rstrip("s") for each in unit.split(" or "))
-    per_length = factor_of(f"minutes per {one}", "min", current.per_length, baseline.per_length)
+    singular = " or ".join(word.rstrip("s") for word in unit.split(" or "))
+    per_length = factor_of(f"minutes per {singular}", "min", current.per_length, baseline.per_length)
     return score, per_length, length_factor(unit, current.lengths, baseline.lengths)
 
 
 # Factors that the official scores have and minutes per epoch and epochs do not.
 def _scaling(current: RunSet, baseline: RunSet | None) -> Factor | None:
-    mine, other = current.scaling_factor, baseline.scaling_factor if baseline is not None else None
-    if current.score_kind == "raw" or not mine or not other or mine == other:
+    current_factor, baseline_factor = current.scaling_factor, baseline.scaling_factor if baseline is not None else None
+    if current.score_kind == "raw" or not current_factor or not baseline_factor or current_factor == baseline_factor:
         return None
-    return Factor(name="reference convergence", unit="", ours=mine, theirs=other, ratio=mine / other)
+    return Factor(
+        name="reference convergence",
+        unit="",
+        ours=current_factor,
+        theirs=baseline_factor,
+        ratio=current_factor / baseline_factor,
+    )
 
 
 # Verdict, what it rests on and the factor that shows it, in the order in which a reader would ask.
@@ -400,8 +406,8 @@ def _judge(
 ) -> tuple[Verdict, list[str], Factor | None]:
     if baseline is None:
         return Verdict.NOT_COMPARABLE, [match.text], None
-    doubtful = ", ".join(sorted({each.rule for each in current.findings if each.severity == "error"}))
-    doubts = [f"the audit doubts these logs: {doubtful}"] if doubtful else []
+    failed_rules = ", ".join(sorted({finding.rule for finding in current.findings if finding.severity == "error"}))
+    doubts = [f"the audit doubts these logs: {failed_rules}"] if failed_rules else []
     if same_runs(current, baseline):
         return Verdict.SAME_RUNS, [SAME_RUNS if baseline.published else SAME_LOGS, *doubts], None
     obstacles = list(_obstacles(current, baseline, match.how))
@@ -409,12 +415,12 @@ def _judge(
         return Verdict.NOT_COMPARABLE, obstacles, None
     # The round's rule decides where the set is whole; a single run that missed is no score either.
     if current.score is None or current.lack is Lack.NOT_CONVERGED:
-        why = current.missing or f"none of {current.runs} runs has a time"
+        reason = current.missing or f"none of {current.runs} runs has a time"
         unusable = any(not run.converged and run.reason not in NOT_CONVERGED for run in current.logs)
         verdict = Verdict.NOT_COMPARABLE if unusable else Verdict.NOT_CONVERGED
         return (
             verdict,
-            [why, *list(dict.fromkeys(run.explanation for run in current.logs if run.explanation))[:3]],
+            [reason, *list(dict.fromkeys(run.explanation for run in current.logs if run.explanation))[:3]],
             None,
         )
     score, per_length, lengths = factors
@@ -470,12 +476,12 @@ def _on_small_data(current: RunSet, baseline: RunSet) -> int | None:
 
 
 def _hardware_obstacles(current: RunSet, baseline: RunSet) -> Iterator[str]:
-    mine, submitted = family(current.hardware.accelerator), family(baseline.hardware.accelerator)
-    if mine and submitted and mine != submitted:
-        yield f"run on {mine}, submitted on {submitted}"
-    count, wanted = current.hardware.accelerators, baseline.hardware.accelerators
-    if count and wanted and count != wanted:
-        yield f"run on {count} accelerators, submitted on {wanted}"
+    accelerator, baseline_accelerator = family(current.hardware.accelerator), family(baseline.hardware.accelerator)
+    if accelerator and baseline_accelerator and accelerator != baseline_accelerator:
+        yield f"run on {accelerator}, submitted on {baseline_accelerator}"
+    count, baseline_count = current.hardware.accelerators, baseline.hardware.accelerators
+    if count and baseline_count and count != baseline_count:
+        yield f"run on {count} accelerators, submitted on {baseline_count}"
 
 
 # Yield that nobody knows whether run and submission are of the same hardware, where nothing but that chose it.
@@ -484,29 +490,29 @@ def _unknown_hardware(current: RunSet, baseline: RunSet) -> Iterator[str]:
         "accelerator": (family(current.hardware.accelerator), family(baseline.hardware.accelerator)),
         "number of accelerators": (current.ranks, baseline.hardware.accelerators),
     }
-    mine = [name for name, (here, _) in pairs.items() if not here]
-    others = [name for name, (here, there) in pairs.items() if here and not there]
-    fitting = listed([baseline.label, *equally_near(current, baseline.label)])
-    if mine:
-        yield f"{' and '.join(mine)} of this run not known; these fit: {fitting}; name one of them"
-    if others:
-        yield f"{' and '.join(others)} of {baseline.label} not known; name a submission"
+    unknown_current = [name for name, (value, _) in pairs.items() if not value]
+    unknown_baseline = [name for name, (value, baseline_value) in pairs.items() if value and not baseline_value]
+    candidates = listed([baseline.label, *equally_near(current, baseline.label)])
+    if unknown_current:
+        yield f"{' and '.join(unknown_current)} of this run not known; these fit: {candidates}; name one of them"
+    if unknown_baseline:
+        yield f"{' and '.join(unknown_baseline)} of {baseline.label} not known; name a submission"
 
 
 # Yield what a reader should know though it does not stop the comparison.
 def _caveats(current: RunSet, baseline: RunSet | None, how: How) -> Iterator[str]:
     if current.score is not None and not current.score_is_official:
         count = current.score.count
-        what = "one run" if count == 1 else f"the mean of {count} runs"
-        yield f"no official score ({current.missing}): compared by {what}"
+        measure = "one run" if count == 1 else f"the mean of {count} runs"
+        yield f"no official score ({current.missing}): compared by {measure}"
     if current.hardware.caveat:
         yield f"the system description {current.hardware.caveat}"
     if current.round_is_guess:
         yield f"that the round is {current.round} is a guess from the date or the keys of the logs"
     yield from (flag.text for flag in current.flags)
     flagged = {flag.log for flag in current.flags}
-    without = [run for run in current.logs if run.explanation and run.path not in flagged and current.score is not None]
-    yield from (f"{run.path.name} has no time: {run.explanation}" for run in without)
+    untimed = [run for run in current.logs if run.explanation and run.path not in flagged and current.score is not None]
+    yield from (f"{run.path.name} has no time: {run.explanation}" for run in untimed)
     if baseline is None:
         return
     if current.division and baseline.division and current.division != baseline.division:
@@ -516,32 +522,32 @@ def _caveats(current: RunSet, baseline: RunSet | None, how: How) -> Iterator[str
         yield from _hardware_caveats(current, baseline, how)
     if current.global_batch and baseline.global_batch and current.global_batch != baseline.global_batch:
         yield f"global batch {current.global_batch:g}, submitted with {baseline.global_batch:g}"
-    mine, other = current.choices, baseline.choices
-    different = [name for name in sorted({*mine} & {*other}) if mine[name] != other[name]]
-    yield from (f"{name}: {mine[name]}, theirs {other[name]}" for name in different)
+    choices, baseline_choices = current.choices, baseline.choices
+    different = [name for name in sorted({*choices} & {*baseline_choices}) if choices[name] != baseline_choices[name]]
+    yield from (f"{name}: {choices[name]}, theirs {baseline_choices[name]}" for name in different)
     yield from (f"not as submitted: {deviation}" for deviation in current.deviations)
     if baseline.published is not None and baseline.published.note:
         yield f"of the published result: {baseline.published.note}"
 
 
 def _hardware_caveats(current: RunSet, baseline: RunSet, how: How) -> Iterator[str]:
-    known = family(current.hardware.accelerator) is not None
-    chosen = how is How.NEAREST
-    if not known and not chosen and not current.is_cpu:
-        taken = ": taken to be what was submitted" if baseline.published is not None else ""
-        yield f"the logs do not say what they ran on{taken}"
+    has_accelerator = family(current.hardware.accelerator) is not None
+    is_nearest = how is How.NEAREST
+    if not has_accelerator and not is_nearest and not current.is_cpu:
+        assumption = ": taken to be what was submitted" if baseline.published is not None else ""
+        yield f"the logs do not say what they ran on{assumption}"
     elif family(baseline.hardware.accelerator) is None and baseline.hardware.accelerators != 0:
         yield f"what {baseline.label} ran on is not known here"
-    if chosen and known and current.ranks and (others := equally_near(current, baseline.label)):
-        yield f"equally near: {listed(others)}; name one of them"
+    if is_nearest and has_accelerator and current.ranks and (candidates := equally_near(current, baseline.label)):
+        yield f"equally near: {listed(candidates)}; name one of them"
 
 
 def same_runs(current: RunSet, baseline: RunSet) -> bool:
     """Return whether both are the same runs: the times of all that converged are, and every quality of every run."""
     times = list(zip(sorted(current.minutes), sorted(baseline.minutes), strict=False))
-    mine, others = (
+    curves, baseline_curves = (
         sorted(
-            [(name, [f"{each:.{_DIGITS}g}" for each in values]) for name, values in sorted(curve.values.items())]
+            [(name, [f"{value:.{_DIGITS}g}" for value in values]) for name, values in sorted(curve.values.items())]
             for curve in run_set.curves
         )
         for run_set in (current, baseline)
@@ -550,5 +556,5 @@ def same_runs(current: RunSet, baseline: RunSet) -> bool:
         bool(times)
         and (current.runs, len(current.minutes)) == (baseline.runs, len(baseline.minutes))
         and all(math.isclose(*pair, rel_tol=1e-8, abs_tol=_ROUNDED_MINUTES) for pair in times)
-        and mine == others
+        and curves == baseline_curves
     )

@@ -54,83 +54,83 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="checkout of a result repository")
     parser.add_argument("-o", "--output", type=Path, default=DATA, help="default: the data that Encore uses")
-    given = parser.parse_args(arguments)
-    missing = [str(folder) for folder in given.folders if not folder.is_dir()]
+    options = parser.parse_args(arguments)
+    missing = [str(folder) for folder in options.folders if not folder.is_dir()]
     if missing:
         parser.error(f"there is no folder {', '.join(missing)}")
     screen = Console(stderr=True)
-    every = [(root, folder) for root in given.folders for folder, _ in find_sets(root)]
+    folders = [(root, folder) for root in options.folders for folder, _ in find_sets(root)]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        made = pool.map(_made, *zip(*every, strict=True), chunksize=_ON_EACH_CORE) if every else iter(())
-        found = _with_round(list(track(made, "sets", total=len(every), console=screen)))
-    kept: list[_Made] = []
+        results = pool.map(_made, *zip(*folders, strict=True), chunksize=_ON_EACH_CORE) if folders else iter(())
+        digests = _with_round(list(track(results, "sets", total=len(folders), console=screen)))
+    written_digests: list[_Made] = []
     for round_ in ROUNDS:
-        of_round = [each for each in found if each.round == round_]
-        if any(each.entry for each in of_round):
-            kept += _write(given.output, round_, of_round, screen)
-    screen.print(f"{_add_rows(given.output, kept)} rows added to published.csv", highlight=False)
-    for each in found:
-        if not each.round:
-            screen.print(f"left out: {each.folder}: {each.left_out}", highlight=False, soft_wrap=True)
+        round_digests = [digest for digest in digests if digest.round == round_]
+        if any(digest.entry for digest in round_digests):
+            written_digests += _write(options.output, round_, round_digests, screen)
+    screen.print(f"{_add_rows(options.output, written_digests)} rows added to published.csv", highlight=False)
+    for digest in digests:
+        if not digest.round:
+            screen.print(f"left out: {digest.folder}: {digest.left_out}", highlight=False, soft_wrap=True)
     return 0
 
 
 # Folders, those without a submission with the round of the checkout that they are in.
-def _with_round(found: Sequence[_Made]) -> list[_Made]:
+def _with_round(digests: Sequence[_Made]) -> list[_Made]:
     rounds = {
-        root: {each.round for each in of_root} - {""}
-        for root, of_root in grouped(found, lambda each: each.root).items()
+        root: {digest.round for digest in root_digests} - {""}
+        for root, root_digests in grouped(digests, lambda digest: digest.root).items()
     }
     only = {root: next(iter(names)) for root, names in rounds.items() if len(names) == 1}
-    return [each if each.round else replace(each, round=only.get(each.root, "")) for each in found]
+    return [digest if digest.round else replace(digest, round=only.get(digest.root, "")) for digest in digests]
 
 
 # Digest of the logs in one folder.
 def _made(root: Path, folder: Path) -> _Made:
-    where = folder.relative_to(root).as_posix()
+    name_in_root = folder.relative_to(root).as_posix()
     try:
         run_sets = [run_set for run_set in load_run_sets(folder) if run_set.folder == folder]
     except EncoreError:
         run_sets = []
-    nothing = _Made(root=root, folder=where, left_out="no MLPerf log")
+    empty = _Made(root=root, folder=name_in_root, left_out="no MLPerf log")
     if not run_sets:
-        return nothing
+        return empty
     run_set = max(run_sets, key=lambda run_set: run_set.runs)
-    name = _name(run_set, folder, where)
+    name = _name(run_set, folder, name_in_root)
     if run_set.round is None or name is None:
-        unnamed = "not the logs of a submission: no results/SYSTEM in the path"
-        return replace(nothing, left_out=run_set.missing if run_set.round is None else unnamed)
-    others = [f"{other.runs} logs of {other.round} {other.benchmark}" for other in run_sets if other is not run_set]
-    entry, row = entry_of(run_set, name, where), _row(run_set, name)
-    return replace(nothing, round=run_set.round, entry=entry, row=row, left_out=", ".join(others))
+        no_name = "not the logs of a submission: no results/SYSTEM in the path"
+        return replace(empty, left_out=run_set.missing if run_set.round is None else no_name)
+    other_sets = [f"{other.runs} logs of {other.round} {other.benchmark}" for other in run_sets if other is not run_set]
+    entry, row = entry_of(run_set, name, name_in_root), _row(run_set, name)
+    return replace(empty, round=run_set.round, entry=entry, row=row, left_out=", ".join(other_sets))
 
 
 # Round, submitter and system by the folder ``SUBMITTER/results/SYSTEM``, else of the published cell.
-def _name(run_set: RunSet, folder: Path, where: str) -> str | None:
+def _name(run_set: RunSet, folder: Path, name_in_root: str) -> str | None:
     parts = folder.absolute().parts
-    if _CODE.intersection(where.split("/")):
+    if _CODE.intersection(name_in_root.split("/")):
         return None
     if run_set.round != "v0.5" and "results" in parts[1:-1]:
-        at = len(parts) - 2 - parts[-2::-1].index("results")
-        return f"{run_set.round}/{parts[at - 1]}/{parts[at + 1]}"
+        index = len(parts) - 2 - parts[-2::-1].index("results")
+        return f"{run_set.round}/{parts[index - 1]}/{parts[index + 1]}"
     # v0.5 has no such order, and nor have logs that somebody else keeps.
     path = "/".join(part for part in parts if part != "results")
-    of_round = (cell for cell in load_published() if cell.round == run_set.round)
-    below = [cell for cell in of_round if f"/{cell.name.split('/', 1)[1]}/" in path]
-    return next((cell.name for cell in below or cells_at(folder, run_set.round, run_set.benchmark)), None)
+    cells = (cell for cell in load_published() if cell.round == run_set.round)
+    matches = [cell for cell in cells if f"/{cell.name.split('/', 1)[1]}/" in path]
+    return next((cell.name for cell in matches or cells_at(folder, run_set.round, run_set.benchmark)), None)
 
 
-def entry_of(run_set: RunSet, name: str, where: str) -> dict[str, Any]:
+def entry_of(run_set: RunSet, name: str, folder: str) -> dict[str, Any]:
     """Return the digest of a set of runs. Lists have one value per run, in the order of the files."""
     runs = run_set.logs
-    ended = [run for run in runs if (run.elapsed_minutes or 0.0) > 0]
-    phases = {id(run): phases_of(run) for run in ended}
-    each_phase = {name: [phases.get(id(run), {}).get(name) for run in runs] for name in PHASES}
+    finished = [run for run in runs if (run.elapsed_minutes or 0.0) > 0]
+    phases = {id(run): phases_of(run) for run in finished}
+    phase_seconds = {name: [phases.get(id(run), {}).get(name) for run in runs] for name in PHASES}
     seeds, platforms = [run.seeds for run in runs], [run.platform for run in runs if run.platform]
     return {
         "name": name,
         "benchmark": run_set.benchmark,
-        "folder": where,
+        "folder": folder,
         "division": run_set.division,
         # The platform that most of the logs name, the first of several.
         "platform": next((name for name, _ in Counter(platforms).most_common(1)), None),
@@ -147,16 +147,16 @@ def entry_of(run_set: RunSet, name: str, where: str) -> dict[str, Any]:
         "unit": run_set.length_unit,
         "lengths": [_length(run, run_set.length_unit) if id(run) in phases else None for run in runs],
         # The first run with the same seeds: 0, 1, 2 ... where every run has its own.
-        "seeds": [seeds.index(each) if each else None for each in seeds],
+        "seeds": [seeds.index(value) if value else None for value in seeds],
         "phases": {
-            name: [_short(each) for each in values]
-            for name, values in each_phase.items()
+            name: [_short(value) for value in values]
+            for name, values in phase_seconds.items()
             if values.count(None) < len(values)
         },
         "curves": [
             [
-                [_short(each) for each in curve.minutes],
-                {name: [_short(each) for each in values] for name, values in curve.values.items()},
+                [_short(value) for value in curve.minutes],
+                {name: [_short(value) for value in values] for name, values in curve.values.items()},
             ]
             for curve in run_set.curves
         ],
@@ -180,43 +180,47 @@ def _short(value: float | None, digits: int = _OTHERS) -> float | None:
 
 
 # Write the round's digests and return them; of two sets of one name, the one with more runs.
-def _write(output: Path, round_: str, made: Sequence[_Made], screen: Console) -> list[_Made]:
+def _write(output: Path, round_: str, digests: Sequence[_Made], screen: Console) -> list[_Made]:
     sets: dict[tuple[str, str], _Made] = {}
-    left_out = {each.folder: each.left_out for each in made if each.left_out}
-    found = [each for each in made if each.entry]
-    for each in sorted(found, key=lambda each: (-len(each.entry["minutes"]), len(each.folder), each.folder)):
-        key = (each.entry["name"], each.entry["benchmark"] or "")
-        if sets.setdefault(key, each) is not each:
-            left_out[each.folder] = f"{sets[key].folder} has the name {' '.join(key)} as well"
-    kept = [sets[key] for key in sorted(sets)]
-    runs = sum(len(each.entry["minutes"]) for each in kept)
+    left_out = {digest.folder: digest.left_out for digest in digests if digest.left_out}
+    with_entry = [digest for digest in digests if digest.entry]
+    for digest in sorted(
+        with_entry, key=lambda digest: (-len(digest.entry["minutes"]), len(digest.folder), digest.folder)
+    ):
+        key = (digest.entry["name"], digest.entry["benchmark"] or "")
+        if sets.setdefault(key, digest) is not digest:
+            left_out[digest.folder] = f"{sets[key].folder} has the name {' '.join(key)} as well"
+    unique = [sets[key] for key in sorted(sets)]
+    runs = sum(len(digest.entry["minutes"]) for digest in unique)
     repository = repository_of(round_)
-    first: dict[str, Any] = {
+    header: dict[str, Any] = {
         "round": round_,
         "repository": repository,
         "license": "Apache-2.0" if _is_official(repository) else None,  # That of a fork is not known
-        "sets": len(kept),
+        "sets": len(unique),
         "runs": runs,
         "left_out": dict(sorted(left_out.items())),
     }
-    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in (first, *(each.entry for each in kept)))
+    text = "".join(
+        json.dumps(line, separators=(",", ":")) + "\n" for line in (header, *(digest.entry for digest in unique))
+    )
     path = output / "digests" / f"{round_}.jsonl.xz"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
-    screen.print(f"{path}: {len(kept)} sets, {runs} runs, {path.stat().st_size:,} bytes", highlight=False)
-    for folder, why in first["left_out"].items():
-        screen.print(f"left out: {folder}: {why}", highlight=False, soft_wrap=True)
-    return kept
+    screen.print(f"{path}: {len(unique)} sets, {runs} runs, {path.stat().st_size:,} bytes", highlight=False)
+    for folder, reason in header["left_out"].items():
+        screen.print(f"left out: {folder}: {reason}", highlight=False, soft_wrap=True)
+    return unique
 
 
 # Add a row to published.csv for each set that has none; return how many.
-def _add_rows(output: Path, made: Sequence[_Made]) -> int:
+def _add_rows(output: Path, digests: Sequence[_Made]) -> int:
     with (DATA / "published.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    known = {(f"{row['round']}/{row['submitter']}/{row['system']}", canonical(row["benchmark"])) for row in rows}
-    found = {(each.entry["name"], each.entry["benchmark"]): each.row for each in made}
-    lacking = [key for key in sorted(found.keys() - known, key=str) if (key[0], None) not in known]
-    new = [found[key] for key in lacking]
+    existing = {(f"{row['round']}/{row['submitter']}/{row['system']}", canonical(row["benchmark"])) for row in rows}
+    new_rows = {(digest.entry["name"], digest.entry["benchmark"]): digest.row for digest in digests}
+    missing = [key for key in sorted(new_rows.keys() - existing, key=str) if (key[0], None) not in existing]
+    new = [new_rows[key] for key in missing]
     order = ("round", "benchmark", "submitter", "system")
     with (output / "published.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), restval="", lineterminator="\n")

@@ -40,16 +40,18 @@ class Forecast:
 
     def text(self, published: float | None = None, within: float = 0.0) -> str:
         """Return the forecast as a sentence, with whether ``published`` minutes are to be expected."""
-        one = self.unit.removesuffix("s")
+        singular = self.unit.removesuffix("s")
         if self.minutes is None or self.low is None or self.high is None:
-            return f"{self.minutes_per_length:.4g} minutes per {one} so far; {self.why}"
-        said = f"on pace for {self.minutes:.1f} minutes ({self.low:.1f} to {self.high:.1f})"
+            return f"{self.minutes_per_length:.4g} minutes per {singular} so far; {self.why}"
+        message = f"on pace for {self.minutes:.1f} minutes ({self.low:.1f} to {self.high:.1f})"
         if published is None:
-            return said
-        return f"{said}; published {published:.1f}; reproduced is to be expected: {self.expects(published, within)}"
+            return message
+        return f"{message}; published {published:.1f}; reproduced is to be expected: {self.expects(published, within)}"
 
     def basis(self) -> str:
         """Return what the forecast rests on."""
-        known = [count_of(self.runs, "run"), *([count_of(self.points, "reference point")] if self.points else [])]
-        seen = f"{self.length:.6g} of about {self.length_to_target:.6g} {self.unit} after {self.elapsed_minutes:.1f}"
-        return f"{self.run}: {seen} minutes; how far {' and '.join(known)} had to train"
+        sources = [count_of(self.runs, "run"), *([count_of(self.points, "reference point")] if self.points else [])]
+        progress = (
+            f"{self.length:.6g} of about {self.length_to_target:.6g} {self.unit} after {self.elapsed_minutes:.1f}"
+        )
+        return f"{self.run}: {progress} minutes; how far {' and '.join(sources)} had to train"

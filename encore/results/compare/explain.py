@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from encore import catalogue
-from encore.results.compare.causes import causes_of
+from encore.results.compare.causes import find_causes
 from encore.results.compare.run_set import RunSet, first_step_seconds, scaling_factors
 from encore.results.published.published import PublishedResult, System
 from encore.results.published.systems import family, framework_of
@@ -114,7 +114,7 @@ class Explanation:
 
 
 def explain(current: RunSet, baseline: RunSet) -> Explanation:
-    found = [
+    differences = [
         *_causes(current, baseline),
         *_scaling(current, baseline),
         *_phases(current, baseline),
@@ -123,69 +123,76 @@ def explain(current: RunSet, baseline: RunSet) -> Explanation:
         *_topology(current.hardware, baseline.hardware),
         *_environment(current, baseline),
     ]
-    ranked = sorted(found, key=lambda each: (-each.weight, each.area, each.name))
+    ranked = sorted(differences, key=lambda difference: (-difference.weight, difference.area, difference.name))
     return Explanation(tuple(ranked), tuple(_unknown(current, baseline)))
 
 
 def _unknown(current: RunSet, baseline: RunSet) -> Iterator[str]:
-    for run_set, whose in ((current, "your run"), (baseline, baseline.label)):
-        lacking = [
-            what
-            for what, there in (
+    for run_set, label in ((current, "your run"), (baseline, baseline.label)):
+        missing = [
+            name
+            for name, value in (
                 ("hyperparameters", run_set.hyperparameters),
                 ("phases", run_set.phases),
                 ("system description", run_set.hardware.described),
                 ("software versions", run_set.hardware.software),
             )
-            if not there
+            if not value
         ]
-        if lacking:
-            yield f"not known of {whose}: {', '.join(lacking)}"
+        if missing:
+            yield f"not known of {label}: {', '.join(missing)}"
 
 
 # What the records of both machines say of slower runs, before all that merely differs.
 def _causes(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
-    for cause in causes_of(current, baseline):
+    for cause in find_causes(current, baseline):
         yield Difference(
             area="cause",
             name=cause.name,
             ours="",
             theirs="",
             weight=_CAUSE_WEIGHT + cause.share,
-            sentence=f"{cause.sentence}: {cause.share:+.1%} of their time",
+            sentence=f"{cause.message}: {cause.share:+.1%} of the baseline time",
         )
 
 
 # Yield the factors of the official scores, which the times that were measured do not have.
 def _scaling(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
-    mine, other = scaling_factors(current, baseline)
-    if mine and other and abs(mine / other - 1) >= _SAME_SHARE:
-        for found in _setting("score", "factor of the reference convergence", mine, other, 1.0):
-            text = f"{found.sentence}: the official score is the time multiplied by it"
-            yield replace(found, weight=1.0 + abs(mine / other - 1), sentence=text)
+    factor, baseline_factor = scaling_factors(current, baseline)
+    if factor and baseline_factor and abs(factor / baseline_factor - 1) >= _SAME_SHARE:
+        for difference in _setting("score", "factor of the reference convergence", factor, baseline_factor, 1.0):
+            text = f"{difference.sentence}: the official score is the time multiplied by it"
+            yield replace(difference, weight=1.0 + abs(factor / baseline_factor - 1), sentence=text)
 
 
 # Where the time went, ours against theirs; the phases on the clock add up to the difference.
 def _phases(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
-    mine, other = ({**run_set.phases, **first_step_seconds(run_set)} for run_set in (current, baseline))
-    total = sum(other.get(name, 0.0) for name in _ON_THE_CLOCK) or None
+    phases, baseline_phases = ({**run_set.phases, **first_step_seconds(run_set)} for run_set in (current, baseline))
+    total = sum(baseline_phases.get(name, 0.0) for name in _ON_THE_CLOCK) or None
     for name, label in {**_ON_THE_CLOCK, **_PARTS}.items():
-        left, right = mine.get(name, 0.0), other.get(name, 0.0)
-        share = abs(left - right) / total if total else _OFF_THE_CLOCK_WEIGHT
-        of_total = bool(total) and name in _ON_THE_CLOCK
-        same = share < _SAME_SHARE if of_total else abs(left - right) <= _SAME_TIME * max(left, right)
-        if not (name in mine and name in other) or same or max(left, right) < _SHORTEST_S:
+        seconds, baseline_seconds = phases.get(name, 0.0), baseline_phases.get(name, 0.0)
+        share = abs(seconds - baseline_seconds) / total if total else _OFF_THE_CLOCK_WEIGHT
+        is_clocked = bool(total) and name in _ON_THE_CLOCK
+        same = (
+            share < _SAME_SHARE
+            if is_clocked
+            else abs(seconds - baseline_seconds) <= _SAME_TIME * max(seconds, baseline_seconds)
+        )
+        if not (name in phases and name in baseline_phases) or same or max(seconds, baseline_seconds) < _SHORTEST_S:
             continue
-        part = min(share, 1.0) * _PART_WEIGHT if name != "init_s" else _OFF_THE_CLOCK_WEIGHT
-        ratio = left / right if right > 0 else None
-        whole = f", {(left - right) / total:+.1%} of their {_seconds(total)}" if of_total and total else ""
+        weight = min(share, 1.0) * _PART_WEIGHT if name != "init_s" else _OFF_THE_CLOCK_WEIGHT
+        ratio = seconds / baseline_seconds if baseline_seconds > 0 else None
+        change = (
+            f", {(seconds - baseline_seconds) / total:+.1%} of their {_seconds(total)}" if is_clocked and total else ""
+        )
+        current_text, baseline_text = _seconds(seconds), _seconds(baseline_seconds)
         yield Difference(
             area="phases",
             name=label,
-            ours=_seconds(left),
-            theirs=_seconds(right),
-            weight=1.0 + share if name in _ON_THE_CLOCK else part,
-            sentence=f"your {label} takes {_times(ratio)}: {_seconds(left)} against {_seconds(right)}{whole}",
+            ours=current_text,
+            theirs=baseline_text,
+            weight=1.0 + share if name in _ON_THE_CLOCK else weight,
+            sentence=f"your {label} takes {_times(ratio)}: {current_text} against {baseline_text}{change}",
             ratio=ratio,
         )
 
@@ -203,42 +210,46 @@ def _seconds(seconds: float) -> str:
 
 
 def _hyperparameters(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
-    mine, other = current.hyperparameters, baseline.hyperparameters
-    for name in sorted({*mine, *other} if mine and other else ()):
+    values, baseline_values = current.hyperparameters, baseline.hyperparameters
+    for name in sorted({*values, *baseline_values} if values and baseline_values else ()):
         if not _NOT_COMPARED.search(name) and (current.benchmark, name) not in _OUTCOMES:
             weight = _weight(name, _HYPERPARAMETERS, _OTHER_HYPERPARAMETER)
-            yield from _setting("hyperparameters", name, mine.get(name), other.get(name), weight)
+            yield from _setting("hyperparameters", name, values.get(name), baseline_values.get(name), weight)
 
 
 def _software(current: System, baseline: System) -> Iterator[Difference]:
-    mine, other = dict(current.software), dict(baseline.software)
+    versions, baseline_versions = dict(current.software), dict(baseline.software)
     if framework_of(current.framework) != framework_of(baseline.framework) or (
         current.described and baseline.described
     ):
-        for software, system in ((mine, current), (other, baseline)):
+        for software, system in ((versions, current), (baseline_versions, baseline)):
             software |= {"framework": system.framework or "", "operating_system": system.operating_system or ""}
-    for name in sorted(name for name in {*mine} & {*other} if mine[name] and other[name]):
-        yield from _setting("software", name, mine[name], other[name], _weight(name, _SOFTWARE, 0.03))
+    for name in sorted(
+        name for name in {*versions} & {*baseline_versions} if versions[name] and baseline_versions[name]
+    ):
+        yield from _setting("software", name, versions[name], baseline_versions[name], _weight(name, _SOFTWARE, 0.03))
 
 
 def _topology(current: System, baseline: System) -> Iterator[Difference]:
     for name, weight in _TOPOLOGY:
-        mine, other = getattr(current, name), getattr(baseline, name)
-        same_family = name == "accelerator" and family(mine) == family(other) is not None
-        if mine is not None and other is not None:
-            yield from _setting("topology", name, mine, other, weight * (_ONE_SIDED if same_family else 1.0))
+        value, baseline_value = getattr(current, name), getattr(baseline, name)
+        same_family = name == "accelerator" and family(value) == family(baseline_value) is not None
+        if value is not None and baseline_value is not None:
+            yield from _setting("topology", name, value, baseline_value, weight * (_ONE_SIDED if same_family else 1.0))
 
 
 # Yield what the passports of two runs of Encore say; of a submission, the environment in its system file.
 def _environment(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
-    other = baseline.settings or (_submitted_environment(current, baseline.published) if current.settings else {})
-    names = {*current.settings, *other} if baseline.settings else {*other}
+    baseline_settings = baseline.settings or (
+        _submitted_environment(current, baseline.published) if current.settings else {}
+    )
+    names = {*current.settings, *baseline_settings} if baseline.settings else {*baseline_settings}
     for name in sorted(names if current.settings else ()):
         plain = name.removeprefix("configuration.")
         area: Area = "configuration" if plain != name else "environment"
         weight = _weight(plain, _HYPERPARAMETERS if plain != name else _ENVIRONMENT, 0.1)
         if plain != "seed":
-            yield from _setting(area, plain, current.settings.get(name), other.get(name), weight)
+            yield from _setting(area, plain, current.settings.get(name), baseline_settings.get(name), weight)
 
 
 # Variables that were submitted with ``cell``, where ours are of the same framework and on GPUs.
@@ -246,8 +257,8 @@ def _submitted_environment(current: RunSet, cell: PublishedResult | None) -> dic
     choice = catalogue.choices().get(str(current.passport.get("name", ""))) if cell is not None else None
     if cell is None or choice is None or current.is_cpu:
         return {}
-    named = (each for each in catalogue.systems(choice) if each.submission == cell.system)
-    submitted = next((each for each in named if f"training_results_{cell.round}," in each.source), None)
+    matches = (system for system in catalogue.systems(choice) if system.submission == cell.system)
+    submitted = next((system for system in matches if f"training_results_{cell.round}," in system.source), None)
     if submitted is None or submitted.framework not in ("", choice.implementation.framework):
         return {}
     tables = submitted.environment.values()
@@ -262,7 +273,7 @@ def _weight(name: str, table: tuple[tuple[str, float], ...], default: float) -> 
 def _setting(area: Area, name: str, current: object, baseline: object, weight: float) -> Iterator[Difference]:
     if _same(current, baseline):
         return
-    found = Difference(
+    difference = Difference(
         area=area,
         name=name,
         ours=_shown(current),
@@ -270,20 +281,20 @@ def _setting(area: Area, name: str, current: object, baseline: object, weight: f
         weight=weight,
         sentence=f"{name}: {_shown(current)}, theirs {_shown(baseline)}",
     )
-    left, right = _finite(current), _finite(baseline)
+    number, baseline_number = _finite(current), _finite(baseline)
     if current is None or baseline is None:
-        found = replace(found, weight=weight * _ONE_SIDED)
-    elif left is not None and right:
-        ratio = left / right
-        far = min(abs(math.log(ratio)) / math.log(2), 1.0) if ratio > 0 else 1.0
-        found = replace(found, ratio=ratio, weight=weight * (0.2 + 0.8 * far))
-    yield found
+        difference = replace(difference, weight=weight * _ONE_SIDED)
+    elif number is not None and baseline_number:
+        ratio = number / baseline_number
+        distance = min(abs(math.log(ratio)) / math.log(2), 1.0) if ratio > 0 else 1.0
+        difference = replace(difference, ratio=ratio, weight=weight * (0.2 + 0.8 * distance))
+    yield difference
 
 
 def _same(current: object, baseline: object) -> bool:
-    left, right = _finite(current), _finite(baseline)
-    if left is not None and right is not None:
-        return math.isclose(left, right, rel_tol=_SAME_NUMBER, abs_tol=1e-12)
+    number, baseline_number = _finite(current), _finite(baseline)
+    if number is not None and baseline_number is not None:
+        return math.isclose(number, baseline_number, rel_tol=_SAME_NUMBER, abs_tol=1e-12)
     if isinstance(current, str) and isinstance(baseline, str):
         return " ".join(current.lower().split()) == " ".join(baseline.lower().split())
     return current == baseline

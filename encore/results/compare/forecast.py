@@ -72,8 +72,8 @@ class Lengths(NamedTuple):
     runs: int
     points: int
 
-    def quantiles(self, at: Sequence[float] = QUANTILES) -> Numbers:
-        return weighted_quantiles(self.values, self.weights, at)
+    def quantiles(self, levels: Sequence[float] = QUANTILES) -> Numbers:
+        return weighted_quantiles(self.values, self.weights, levels)
 
 
 class Pace(NamedTuple):
@@ -85,13 +85,13 @@ class Pace(NamedTuple):
     stage: str
 
 
-def forecast(run: RunLog, marks: Sequence[Mark] = (), own: Sequence[float] = ()) -> Forecast | None:
+def forecast(run: RunLog, marks: Sequence[Mark] = (), own_lengths: Sequence[float] = ()) -> Forecast | None:
     """Return when the run will have reached its target; None where its log does not say yet how far it has trained.
 
-    ``marks`` are of Encore's metrics, ``own`` lengths to the target of runs of the same configuration.
+    ``marks`` are of Encore's metrics, ``own_lengths`` lengths to the target of runs of the same configuration.
     """
-    found = marks_of(run, marks)
-    pace = pace_of(found)
+    marks_seen = marks_of(run, marks)
+    pace = pace_of(marks_seen)
     benchmark = benchmark_of(run.benchmark)
     if pace is None or benchmark is None or run.start_s is None:
         return None
@@ -104,7 +104,7 @@ def forecast(run: RunLog, marks: Sequence[Mark] = (), own: Sequence[float] = ())
         minutes_per_length=pace.each / 60,
         why="how far a run has to train is not known",
     )
-    lengths = known_lengths(run, own)
+    lengths = known_lengths(run, own_lengths)
     if lengths is None:
         return result
     times = minutes_to_target(pace, lengths, elapsed)
@@ -134,17 +134,21 @@ def forecasts_of(runs: Sequence[RunLog], folder: Path | None = None) -> list[For
     else:
         unfinished = [run for run in runs if run.reason is Reason.NO_STOP]
     waiting = [run for run in unfinished if not (run.targets and run.met)]
-    found = [forecast(run, own_marks(run), _lengths_of(runs, run.benchmark)) for run in waiting]
-    return [each for each in found if each is not None]
+    forecasts = [forecast(run, own_marks(run), _lengths_of(runs, run.benchmark)) for run in waiting]
+    return [result for result in forecasts if result is not None]
 
 
 # Lengths to the target of the runs of a benchmark that reached it, in its unit.
 def _lengths_of(runs: Sequence[RunLog], benchmark: str | None) -> list[float]:
-    known = benchmark_of(benchmark)
-    reached = [run for run in runs if run.converged and run.benchmark == benchmark and known]
+    benchmark_info = benchmark_of(benchmark)
+    reached = [run for run in runs if run.converged and run.benchmark == benchmark and benchmark_info]
     lengths = [(run, length) for run in reached if (length := length_of(run))]
-    unit = known.points_in if known else ""
-    return [each for run, length in lengths if (each := in_unit(length, unit, run.train_samples, run.global_batch))]
+    unit = benchmark_info.points_in if benchmark_info else ""
+    return [
+        converted
+        for run, length in lengths
+        if (converted := in_unit(length, unit, run.train_samples, run.global_batch))
+    ]
 
 
 def _running(folder: Path) -> list[Path]:
@@ -154,19 +158,21 @@ def _running(folder: Path) -> list[Path]:
 
 def own_marks(run: RunLog) -> list[Mark]:
     """Return the first and the latest step of Encore's ``metrics.jsonl`` next to the log, since its last start."""
-    known, start_s = benchmark_of(run.benchmark), run.start_s
+    benchmark, start_s = benchmark_of(run.benchmark), run.start_s
     start, steps = "", list[str]()
     for line in lines_of(run.path.parent / "metrics.jsonl") if run.path.name == "result.txt" else ():
         if '"kind": "start"' in line:
             start, steps = line, []
         elif '"kind": "step"' in line and line.endswith("\n"):
             steps[1:] = [line]
-    begun = record_of(start)
-    if known is None or begun is None or start_s is None or not begun.steps_per_epoch:
+    start_record = record_of(start)
+    if benchmark is None or start_record is None or start_s is None or not start_record.steps_per_epoch:
         return []
-    each = begun.global_batch_size if known.points_in == "samples" else 1 / begun.steps_per_epoch
+    step_length = (
+        start_record.global_batch_size if benchmark.points_in == "samples" else 1 / start_record.steps_per_epoch
+    )
     records = [record for line in steps if (record := record_of(line)) and record.time > start_s and record.step]
-    return [Mark(record.time - start_s, record.step * each) for record in records if each]
+    return [Mark(record.time - start_s, record.step * step_length) for record in records if step_length]
 
 
 def pace_of(marks: Sequence[Mark]) -> Pace | None:
@@ -186,12 +192,12 @@ def pace_of(marks: Sequence[Mark]) -> Pace | None:
 
 def minutes_to_target(pace: Pace, lengths: Lengths, elapsed: float) -> Numbers | None:
     """Return the quantiles of the logarithm of the minutes, from ``elapsed`` seconds on."""
-    left = lengths.values > math.log(pace.length * (1 + 1e-4))
-    if not left.any() or not lengths.weights[left].sum() > 0:
+    remaining = lengths.values > math.log(pace.length * (1 + 1e-4))
+    if not remaining.any() or not lengths.weights[remaining].sum() > 0:
         return None
-    seconds = pace.seconds + (np.exp(lengths.values[left]) - pace.length) * pace.each
+    seconds = pace.seconds + (np.exp(lengths.values[remaining]) - pace.length) * pace.each
     minutes = np.log(np.maximum(seconds, elapsed) / 60)
-    return weighted_quantiles(minutes, lengths.weights[left], QUANTILES)
+    return weighted_quantiles(minutes, lengths.weights[remaining], QUANTILES)
 
 
 def widened(times: Numbers, benchmark: str | None, stage: str) -> tuple[float, float, float]:
@@ -212,58 +218,68 @@ def _calibration() -> dict[str, Any]:
     return loaded
 
 
-def known_lengths(run: RunLog, own: Sequence[float] = (), without: Collection[str] = ()) -> Lengths | None:
-    """Return how far runs like this one had to train, but for the public sets of the rounds ``without``.
+def known_lengths(
+    run: RunLog, own_lengths: Sequence[float] = (), excluded_rounds: Collection[str] = ()
+) -> Lengths | None:
+    """Return how far runs like this one had to train, but for the public sets of the rounds ``excluded_rounds``.
 
-    On a small data set nothing public holds: there ``own`` runs count alone.
+    On a small data set nothing public holds: there ``own_lengths`` runs count alone.
     """
     name = later_name(run.benchmark, run.round)
     batch = run.global_batch if (run.global_batch or 0) > 0 else None
     public = public_lengths(name) if name and batch and not small_data_findings(run) else ()
-    sets = [each for each in public if each.round not in without]
-    if own:
-        sets.append(Known("", batch or 1.0, np.log(np.array(own)), run.hyperparameters))
+    sets = [known for known in public if known.round not in excluded_rounds]
+    if own_lengths:
+        sets.append(Known("", batch or 1.0, np.log(np.array(own_lengths)), run.hyperparameters))
     if not sets:
         return None
-    values = np.concatenate([each.lengths for each in sets])
-    counts = [len(each.lengths) for each in sets]
-    apart = np.repeat([math.log(each.batch / (batch or each.batch)) for each in sets], counts)
-    each_one = np.repeat([1 / count for count in counts], counts)
-    alike = np.repeat([_alike(run.hyperparameters, each.hyperparameters) for each in sets], counts)
-    near = np.exp(-0.5 * (apart / _NEAR) ** 2) + 0.02 * np.exp(-0.5 * (apart / _FAR) ** 2) + 1e-5 * np.exp(-abs(apart))
-    moved = values - _slope(apart, values, each_one) * apart
-    runs = sum(len(each.lengths) for each in sets if each.hyperparameters is not None)
-    points = sum(each.hyperparameters is None for each in sets)
-    return Lengths(moved, each_one * near * alike, runs, points)
+    values = np.concatenate([known.lengths for known in sets])
+    counts = [len(known.lengths) for known in sets]
+    log_ratios = np.repeat([math.log(known.batch / (batch or known.batch)) for known in sets], counts)
+    set_weights = np.repeat([1 / count for count in counts], counts)
+    similarities = np.repeat([_alike(run.hyperparameters, known.hyperparameters) for known in sets], counts)
+    batch_weights = (
+        np.exp(-0.5 * (log_ratios / _NEAR) ** 2)
+        + 0.02 * np.exp(-0.5 * (log_ratios / _FAR) ** 2)
+        + 1e-5 * np.exp(-abs(log_ratios))
+    )
+    moved = values - _slope(log_ratios, values, set_weights) * log_ratios
+    runs = sum(len(known.lengths) for known in sets if known.hyperparameters is not None)
+    points = sum(known.hyperparameters is None for known in sets)
+    return Lengths(moved, set_weights * batch_weights * similarities, runs, points)
 
 
 # By how much the logarithm of the length grows with that of the batch; shrunk to 0 where the batches hardly differ.
-def _slope(apart: Numbers, values: Numbers, each_one: Numbers) -> float:
-    weights = each_one * (np.exp(-0.5 * (apart / _FAR) ** 2) + 1e-3 * np.exp(-abs(apart)))
+def _slope(log_ratios: Numbers, values: Numbers, set_weights: Numbers) -> float:
+    weights = set_weights * (np.exp(-0.5 * (log_ratios / _FAR) ** 2) + 1e-3 * np.exp(-abs(log_ratios)))
     total = weights.sum()
-    apart = apart - (weights * apart).sum() / total
+    log_ratios = log_ratios - (weights * log_ratios).sum() / total
     values = values - (weights * values).sum() / total
-    return float((weights * apart * values).sum() / ((weights * apart**2).sum() + 0.05 * total))
+    return float((weights * log_ratios * values).sum() / ((weights * log_ratios**2).sum() + 0.05 * total))
 
 
 def _alike(current: Mapping[str, object], baseline: Mapping[str, object] | None) -> float:
     share = _OF_A_POINT
     if baseline is not None:
-        both = [key for key in current.keys() & baseline.keys() if _CONVERGENCE.search(key)]
-        share = sum(current[key] == baseline[key] for key in both) / len(both) if len(both) >= _FEWEST else 0.3
+        shared_keys = [key for key in current.keys() & baseline.keys() if _CONVERGENCE.search(key)]
+        share = (
+            sum(current[key] == baseline[key] for key in shared_keys) / len(shared_keys)
+            if len(shared_keys) >= _FEWEST
+            else 0.3
+        )
     return math.exp(-_UNEQUAL * (1 - share))
 
 
 @functools.cache
 def public_lengths(benchmark: str) -> tuple[Known, ...]:
     """Return every public set and reference point of a benchmark, by its name of today, that counts in its unit."""
-    found = benchmark_of(benchmark)
-    unit = found.points_in if found else "epochs"
-    sets = [each for name in _rounds() for each in _of_round(benchmark, name, unit)]
+    info = benchmark_of(benchmark)
+    unit = info.points_in if info else "epochs"
+    sets = [known for name in _rounds() for known in _of_round(benchmark, name, unit)]
     points = _points(benchmark)
     if sets:
-        middle = float(np.median(np.concatenate([each.lengths for each in sets])))
-        points = [each for each in points if abs(float(np.median(each.lengths)) - middle) < _OTHER_UNIT]
+        middle = float(np.median(np.concatenate([known.lengths for known in sets])))
+        points = [known for known in points if abs(float(np.median(known.lengths)) - middle) < _OTHER_UNIT]
     return (*sets, *points)
 
 
@@ -272,10 +288,10 @@ def _rounds() -> list[str]:
 
 
 def _of_round(benchmark: str, round_: str, unit: str) -> list[Known]:
-    before = benchmark_of(benchmark)
-    names = {benchmark, before.earlier if before and before.earlier else benchmark}
+    info = benchmark_of(benchmark)
+    names = {benchmark, info.earlier if info and info.earlier else benchmark}
     starts = tuple(f'"benchmark":{json.dumps(name)},' for name in names if later_name(name, round_) == benchmark)
-    found = []
+    sets = []
     for line in digests_of(round_)[1:]:
         if not any(start in line for start in starts):
             continue
@@ -283,15 +299,15 @@ def _of_round(benchmark: str, round_: str, unit: str) -> list[Known]:
         runs = zip(entry["lengths"], entry["reasons"], strict=True)
         reached = [Length(length, entry["unit"]) for length, reason in runs if length and reason is None]
         size, batch = entry["train_samples"], entry["global_batch"]
-        lengths = [each for length in reached if (each := in_unit(length, unit, size, batch))]
+        lengths = [converted for length in reached if (converted := in_unit(length, unit, size, batch))]
         if lengths and entry["global_batch"]:
-            found.append(Known(round_, entry["global_batch"], np.log(np.array(lengths)), entry["hyperparameters"]))
-    return found
+            sets.append(Known(round_, entry["global_batch"], np.log(np.array(lengths)), entry["hyperparameters"]))
+    return sets
 
 
 # Reference convergence points of every round, each once.
 def _points(benchmark: str) -> list[Known]:
-    found: dict[tuple[float, ...], Known] = {}
+    points: dict[tuple[float, ...], Known] = {}
     for file in sorted(points_folder().glob("training_*/rcps_*.json")):
         round_ = "v" + file.parent.name.removeprefix("training_").removesuffix(".0")
         if later_name(canonical(file.stem.removeprefix("rcps_")), round_) != benchmark:
@@ -300,15 +316,15 @@ def _points(benchmark: str) -> list[Known]:
             needed: Sequence[float] = next(
                 (value for key, value in point.items() if key.lower().endswith("to converge")), ()
             )
-            lengths = sorted(float(each) for each in needed if 0 < each < _LARGEST)
+            lengths = sorted(float(length) for length in needed if 0 < length < _LARGEST)
             if len(lengths) > 1:
-                known = Known("", float(point["BS"]), np.log(np.array(lengths)), None)
-                found.setdefault((known.batch, *lengths), known)
-    return list(found.values())
+                reference = Known("", float(point["BS"]), np.log(np.array(lengths)), None)
+                points.setdefault((reference.batch, *lengths), reference)
+    return list(points.values())
 
 
-def weighted_quantiles(values: Numbers, weights: Numbers, at: Sequence[float]) -> Numbers:
+def weighted_quantiles(values: Numbers, weights: Numbers, levels: Sequence[float]) -> Numbers:
     order = np.argsort(values)
     ordered = weights[order]
-    places = (np.cumsum(ordered) - 0.5 * ordered) / ordered.sum()
-    return np.interp(at, places, values[order])
+    positions = (np.cumsum(ordered) - 0.5 * ordered) / ordered.sum()
+    return np.interp(levels, positions, values[order])

@@ -52,12 +52,12 @@ def find_submission(run_set: RunSet, name: str | None = None) -> tuple[Published
         return None, Match(How.NONE, "the logs do not say which benchmark they are of")
     ranked = rank(run_set)
     if not run_set.passport:
-        named = cells_at(run_set.folder, run_set.round, run_set.benchmark) if run_set.folder is not None else []
-        if named and named[0].score_minutes is not None:
-            return named[0], Match(How.OWN_SYSTEM, "the system that the folder is named after")
-        own = next((cell for cell in ranked if _is_platform(run_set, cell)), None)
-        if own is not None:
-            return own, Match(How.OWN_PLATFORM, "the submitter and the platform that the logs name")
+        cells = cells_at(run_set.folder, run_set.round, run_set.benchmark) if run_set.folder is not None else []
+        if cells and cells[0].score_minutes is not None:
+            return cells[0], Match(How.OWN_SYSTEM, "the system that the folder is named after")
+        platform_cell = next((cell for cell in ranked if _is_platform(run_set, cell)), None)
+        if platform_cell is not None:
+            return platform_cell, Match(How.OWN_PLATFORM, "the submitter and the platform that the logs name")
     if run_set.submission.get("submitted") is True:
         # The submission that a run.json names, where the run is of its configuration.
         stated = (str(run_set.submission.get("of")).split("/")[-1], run_set.passport.get("round"), run_set.benchmark)
@@ -74,8 +74,8 @@ def rank(run_set: RunSet) -> list[PublishedResult]:
 
     Never by the score: the submission with the nearest time would always be reproduced.
     """
-    wanted = canonical(run_set.benchmark)
-    cells = [cell for cell in load_published() if cell.benchmark == wanted and cell.score_minutes is not None]
+    benchmark = canonical(run_set.benchmark)
+    cells = [cell for cell in load_published() if cell.benchmark == benchmark and cell.score_minutes is not None]
     return sorted(cells, key=lambda cell: _distance(run_set, cell))
 
 
@@ -109,8 +109,8 @@ def equally_near(run_set: RunSet, label: str) -> list[str]:
 
 
 def listed(names: list[str]) -> str:
-    left = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {left} more" if left > 0 else "")
+    remaining = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {remaining} more" if remaining > 0 else "")
 
 
 # Log that names its submitter belongs to that submitter's systems first.
@@ -143,33 +143,33 @@ def why(run_set: RunSet, cell: PublishedResult) -> str:
         "count": (run_set.ranks, baseline.accelerators),
         "batch": (run_set.global_batch, cell.global_batch),
     }
-    same = [name for name, (mine, other) in pairs.items() if mine is not None and mine == other]
-    unknown_here = [name for name, (mine, _) in pairs.items() if mine is None]
+    same = [name for name, (value, baseline_value) in pairs.items() if value is not None and value == baseline_value]
+    unknown_here = [name for name, (value, _) in pairs.items() if value is None]
     text = f"the nearest: same {', '.join(['benchmark', *same])}"
     return f"{text}; not known: {', '.join(unknown_here)}" if unknown_here else text
 
 
 # Cell called ``name`` of the run's benchmark; EncoreError offers the nearest name.
 def _named(run_set: RunSet, name: str) -> PublishedResult:
-    every = [cell for cell in load_published() if run_set.benchmark is None or cell.benchmark == run_set.benchmark]
-    wanted = name.strip("/").lower()
-    found = [cell for cell in every if cell.name.lower() == wanted]
-    if not found and "/" not in wanted:
-        found = [cell for cell in every if cell.system.lower() == wanted]
-        found = [cell for cell in found if cell.round == run_set.round] or found
-    if len({cell.name for cell in found}) == 1:
-        return found[0]
-    if found:
-        expected = f"one of {listed([cell.name for cell in found])}"
+    cells = [cell for cell in load_published() if run_set.benchmark is None or cell.benchmark == run_set.benchmark]
+    query = name.strip("/").lower()
+    matches = [cell for cell in cells if cell.name.lower() == query]
+    if not matches and "/" not in query:
+        matches = [cell for cell in cells if cell.system.lower() == query]
+        matches = [cell for cell in matches if cell.round == run_set.round] or matches
+    if len({cell.name for cell in matches}) == 1:
+        return matches[0]
+    if matches:
+        expected = f"one of {listed([cell.name for cell in matches])}"
         raise EncoreError(f"{name!r} is the name of several systems", expected=expected)
-    elsewhere = [cell.benchmark or "?" for cell in load_published() if cell.name.lower() == wanted]
+    elsewhere = [cell.benchmark or "?" for cell in load_published() if cell.name.lower() == query]
     if elsewhere:
         raise EncoreError(
             f"{name} has no result of {run_set.benchmark}",
             expected=f"a run of {', '.join(elsewhere)}",
             hint=f"see `encore published --benchmark {run_set.benchmark}`",
         )
-    error = unknown("submission", name, {cell.name for cell in every})
+    error = unknown("submission", name, {cell.name for cell in cells})
     if not error.hint:
         error.hint = f"see `encore published{f' --benchmark {run_set.benchmark}' if run_set.benchmark else ''}`"
     raise error

@@ -111,17 +111,17 @@ class Noise:
         return {
             **asdict(self),
             "level": LEVEL,
-            "runs": [{**asdict(each), "verdict": each.verdict} for each in self.runs],
+            "runs": [{**asdict(run), "verdict": run.verdict} for run in self.runs],
         }
 
     def lines(self) -> Iterator[str]:
         same = "configuration not known" if self.settings is None else "no difference of configuration is known"
-        more = f" and {len(self.settings) - _SHOWN} more" if self.settings and len(self.settings) > _SHOWN else ""
-        differing = f"configurations differ: {', '.join(self.settings[:_SHOWN])}{more}" if self.settings else same
+        remaining = f" and {len(self.settings) - _SHOWN} more" if self.settings and len(self.settings) > _SHOWN else ""
+        differing = f"configurations differ: {', '.join(self.settings[:_SHOWN])}{remaining}" if self.settings else same
         yield f"{self.quantity} by {self.unit}, {self.tested} against {self.reference} ({differing})"
         yield from [f"  {self.note}"] if self.note else []
-        for found, runs in grouped(self.runs, lambda each: "; ".join(self._found(each))).items():
-            yield f"  run{'s' * (len(runs) > 1)} {', '.join(str(each.number) for each in runs)}: {found}"
+        for outcome, runs in grouped(self.runs, lambda run: "; ".join(self._found(run))).items():
+            yield f"  run{'s' * (len(runs) > 1)} {', '.join(str(run.number) for run in runs)}: {outcome}"
 
     def _found(self, run: Tested) -> Iterator[str]:
         steps = count_of(len(run.at), self.unit)
@@ -130,23 +130,23 @@ class Noise:
             if run.is_identical:
                 yield f"identical to a run of {self.reference} at all of {steps}"
             elif run.twin_until:
-                then = "the last that both have" if run.twin_differs is None else "then different"
-                yield f"identical to {twin} up to {self.unit} {run.twin_until}, {then}"
+                ending = "the last that both have" if run.twin_differs is None else "then different"
+                yield f"identical to {twin} up to {self.unit} {run.twin_until}, {ending}"
             else:
                 yield f"different from {twin}, which has the same seed, from the first {self.unit} on"
         if run.first is not None:
             epoch = f" (epoch {run.first.epoch})" if run.first.epoch is not None else ""
-            where = f"first outside at {self.unit} {run.first.at}{epoch}"
+            position = f"first outside at {self.unit} {run.first.at}{epoch}"
             if run.first.value is None:
-                yield f"{where}: not finite"
+                yield f"{position}: not finite"
             else:
                 band = f"{percent(LEVEL)} band {run.first.low:.5g} to {run.first.high:.5g} from {self._of()}"
-                yield f"{where}: {run.first.value:.5g}, {band}; outside at {run.outside} of {steps}"
+                yield f"{position}: {run.first.value:.5g}, {band}; outside at {run.outside} of {steps}"
         elif run.half_width:
             yield f"inside the {percent(LEVEL)} band of {self._of()} at all of {steps}"
         elif run.at and not run.is_identical:
-            apart = [abs(value - mean) for value, mean in zip(run.values, run.mean, strict=True)]
-            n = apart.index(max(apart))
+            distances = [abs(value - mean) for value, mean in zip(run.values, run.mean, strict=True)]
+            n = distances.index(max(distances))
             yield f"furthest at {self.unit} {run.at[n]}: {run.values[n]:.5g} against {run.mean[n]:.5g}"
         elif not run.at:
             yield f"no {self.unit} in common"
@@ -163,21 +163,24 @@ def noise_of(current: RunSet, baseline: RunSet) -> list[Noise]:
     """
     if current.benchmark is None or current.benchmark != baseline.benchmark:
         return []
-    known = bool(current.hyperparameters) and bool(baseline.hyperparameters)
-    found = explain(current, baseline).differences if known else ()
+    has_settings = bool(current.hyperparameters) and bool(baseline.hyperparameters)
+    differences = explain(current, baseline).differences if has_settings else ()
     settings = [
-        each.name
-        for each in found
-        if (each.area in ("configuration", "hyperparameters") and NOT_REPORTED not in (each.ours, each.theirs))
-        or each.name.startswith(_TRAINED)
+        difference.name
+        for difference in differences
+        if (
+            difference.area in ("configuration", "hyperparameters")
+            and NOT_REPORTED not in (difference.ours, difference.theirs)
+        )
+        or difference.name.startswith(_TRAINED)
     ]
-    mine, other = ({"loss": losses_of(run_set), **qualities_of(run_set)} for run_set in (current, baseline))
-    if (settings or not known) and not (mine["loss"] and other["loss"]):
+    series, baseline_series = ({"loss": losses_of(run_set), **qualities_of(run_set)} for run_set in (current, baseline))
+    if (settings or not has_settings) and not (series["loss"] and baseline_series["loss"]):
         return []
-    every = []
-    for quantity in (name for name in mine if mine[name] and other.get(name)):
-        swapped = len(other[quantity]) < LEAST_RUNS <= len(mine[quantity])
-        runs, references = (other, mine) if swapped else (mine, other)
+    results = []
+    for quantity in (name for name in series if series[name] and baseline_series.get(name)):
+        swapped = len(baseline_series[quantity]) < LEAST_RUNS <= len(series[quantity])
+        runs, references = (baseline_series, series) if swapped else (series, baseline_series)
         blank = Noise(
             quantity="quality" if quantity == "value" else quantity,
             unit="step" if quantity == "loss" else "evaluation",
@@ -185,28 +188,32 @@ def noise_of(current: RunSet, baseline: RunSet) -> list[Noise]:
             reference="yours" if swapped else baseline.label,
             runs=(),
             references=0,
-            settings=tuple(dict.fromkeys(settings)) if known else None,
+            settings=tuple(dict.fromkeys(settings)) if has_settings else None,
         )
-        every.append(judged(blank, runs[quantity], references[quantity]))
-    return every
+        results.append(judged(blank, runs[quantity], references[quantity]))
+    return results
 
 
 def judged(blank: Noise, runs: Sequence[Series], references: Sequence[Series]) -> Noise:
     """Return ``blank`` with each run tested against the band of the reference runs that can be used."""
-    lengths = sorted(len(each.at) for each in references)
-    whole = [each for each in references if each.finite() == each and 2 * len(each.at) >= lengths[len(lengths) // 2]]
-    usable = list({(each.at, each.values): each for each in whole}.values())
-    left_out = len(references) - len(usable)
-    why = "much shorter, not finite, or equal to another"
-    note = f"{count_of(left_out, 'run')} of {blank.reference} left out: {why}" if left_out else ""
+    lengths = sorted(len(reference.at) for reference in references)
+    complete = [
+        reference
+        for reference in references
+        if reference.finite() == reference and 2 * len(reference.at) >= lengths[len(lengths) // 2]
+    ]
+    usable = list({(reference.at, reference.values): reference for reference in complete}.values())
+    excluded = len(references) - len(usable)
+    reason = "much shorter, not finite, or equal to another"
+    note = f"{count_of(excluded, 'run')} of {blank.reference} left out: {reason}" if excluded else ""
     if len(usable) < LEAST_RUNS:
         hint = "encore run --runs 6 makes them"
         note = f"no band: it takes {LEAST_RUNS} runs of one side that differ, better 6: {hint}"
     level = 1 - (1 - LEVEL) / max(len(runs), 1)
-    against = usable if len(usable) >= LEAST_RUNS else [*usable, *references][:1]
+    band_runs = usable if len(usable) >= LEAST_RUNS else [*usable, *references][:1]
     bands: dict[tuple[int, ...], Rows] = {}
-    found = (run_in_band(run, against, blank.unit == "step", level, references, bands) for run in runs)
-    return replace(blank, runs=tuple(found), references=len(usable), note=note)
+    tested_runs = (run_in_band(run, band_runs, blank.unit == "step", level, references, bands) for run in runs)
+    return replace(blank, runs=tuple(tested_runs), references=len(usable), note=note)
 
 
 def run_in_band(
@@ -224,22 +231,22 @@ def run_in_band(
     """
     finite = run.finite()
     result = replace(_twin(run, twins or references, is_loss), number=run.number)
-    at, rows = aligned([finite, *(each.finite() for each in references)])
-    if at and is_loss:
-        rows = _smoothed(rows, max(1, len(at) // _SPAN_SHARE))
-    mean, half = rows[1:].mean(0), np.zeros(0)
-    if at and len(references) > 1 and not result.is_identical:
+    steps, rows = aligned([finite, *(reference.finite() for reference in references)])
+    if steps and is_loss:
+        rows = _smoothed(rows, max(1, len(steps) // _SPAN_SHARE))
+    mean, half_widths = rows[1:].mean(0), np.zeros(0)
+    if steps and len(references) > 1 and not result.is_identical:
         bands = {} if bands is None else bands
-        if at not in bands:
-            bands[at] = half_width(rows[1:], len(at) // _POOLED_SHARE if is_loss else 0, level)
-        half = bands[at]
-    result = replace(result, at=at, values=_plain(rows[0]), mean=_plain(mean), half_width=_plain(half))
-    beyond = np.flatnonzero(np.abs(rows[0] - mean) > half * (1 + 1e-9)) if len(half) else half
+        if steps not in bands:
+            bands[steps] = half_width(rows[1:], len(steps) // _POOLED_SHARE if is_loss else 0, level)
+        half_widths = bands[steps]
+    result = replace(result, at=steps, values=_plain(rows[0]), mean=_plain(mean), half_width=_plain(half_widths))
+    beyond = np.flatnonzero(np.abs(rows[0] - mean) > half_widths * (1 + 1e-9)) if len(half_widths) else half_widths
     epochs = dict(zip(run.at, run.epochs, strict=False))
     if len(beyond):
         n = int(beyond[0])
-        low, high = float(mean[n] - half[n]), float(mean[n] + half[n])
-        first = Point(at=at[n], epoch=epochs.get(at[n]), value=float(rows[0, n]), low=low, high=high)
+        low, high = float(mean[n] - half_widths[n]), float(mean[n] + half_widths[n])
+        first = Point(at=steps[n], epoch=epochs.get(steps[n]), value=float(rows[0, n]), low=low, high=high)
         return replace(result, outside=len(beyond), first=first)
     if len(finite.at) < len(run.at):
         step = run.at[len(finite.at)]
@@ -264,9 +271,9 @@ def half_width(reference: Rows, reach: int, level: float) -> Rows:
 
 
 # Largest distance of a run (... x steps) from the mean of others (... x runs x steps), in standard errors.
-def _furthest(run: Rows, others: Rows, reach: int) -> Rows:
-    error = _spread(others, reach) * math.sqrt(1 + 1 / others.shape[-2])
-    return np.asarray((np.abs(run - others.mean(-2)) / np.where(error > 0, error, np.inf)).max(-1))
+def _furthest(run: Rows, references: Rows, reach: int) -> Rows:
+    error = _spread(references, reach) * math.sqrt(1 + 1 / references.shape[-2])
+    return np.asarray((np.abs(run - references.mean(-2)) / np.where(error > 0, error, np.inf)).max(-1))
 
 
 # Standard deviation over the runs at each step. Within ``reach`` steps the mean variance counts as one more degree of
@@ -276,8 +283,8 @@ def _spread(rows: Rows, reach: int) -> Rows:
     variance = rows.var(-2, ddof=1)
     if reach:
         total = np.cumsum(np.insert(variance, 0, 0.0, -1), -1)
-        place = np.arange(variance.shape[-1])
-        low, high = np.maximum(place - reach, 0), np.minimum(place + reach, place[-1]) + 1
+        index = np.arange(variance.shape[-1])
+        low, high = np.maximum(index - reach, 0), np.minimum(index + reach, index[-1]) + 1
         near = np.maximum(total[..., high] - total[..., low], 0.0) / (high - low)
         variance = (variance * (rows.shape[-2] - 1) + near) / rows.shape[-2]
     least = 1e-3 * np.median(variance, -1, keepdims=True) + 1e-6 * variance.mean(-1, keepdims=True)
@@ -294,32 +301,36 @@ def aligned(runs: Sequence[Series]) -> tuple[tuple[int, ...], Rows]:
         common = [common[(n + 1) * len(common) // _MOST_STEPS - 1] for n in range(_MOST_STEPS)]
     rows = np.zeros((len(runs), len(common)))
     for row, run in zip(rows, runs if common else (), strict=False):
-        at = [each for each in run.at if each <= common[-1]]
-        starts = np.searchsorted(at, [0, *common[:-1]], side="right")
-        widths = np.diff(at, prepend=0).astype(float)
-        row[:] = np.add.reduceat(widths * run.values[: len(at)], starts) / np.add.reduceat(widths, starts)
+        steps = [step for step in run.at if step <= common[-1]]
+        starts = np.searchsorted(steps, [0, *common[:-1]], side="right")
+        widths = np.diff(steps, prepend=0).astype(float)
+        row[:] = np.add.reduceat(widths * run.values[: len(steps)], starts) / np.add.reduceat(widths, starts)
     return tuple(common), rows
 
 
 # Exponentially weighted mean over the steps so far, as a control chart takes it (Roberts, Technometrics 1, 1959).
 def _smoothed(rows: Rows, span: int) -> Rows:
-    weight, total, weights, found = 2 / (span + 1), np.zeros(len(rows)), 0.0, []
+    weight, total, weights, columns = 2 / (span + 1), np.zeros(len(rows)), 0.0, []
     for column in rows.T:
         total, weights = (1 - weight) * total + weight * column, (1 - weight) * weights + weight
-        found.append(total / weights)
-    return np.stack(found, -1)
+        columns.append(total / weights)
+    return np.stack(columns, -1)
 
 
 # Which of the references a run repeats, and how far. Qualities of few values may be equal by chance: only all of them.
 def _twin(run: Series, references: Sequence[Series], is_loss: bool) -> Tested:
     best = Tested(number=run.number)
-    for each in references:
-        pairs = list(zip(zip(run.at, run.values, strict=True), zip(each.at, each.values, strict=True), strict=False))
-        equal = next((n for n, (mine, other) in enumerate(pairs) if mine != other), len(pairs))
-        whole, same_seed = equal == len(run.at) > 1, run.seed is not None and run.seed == each.seed
+    for reference in references:
+        pairs = list(
+            zip(zip(run.at, run.values, strict=True), zip(reference.at, reference.values, strict=True), strict=False)
+        )
+        equal = next((n for n, (value, reference_value) in enumerate(pairs) if value != reference_value), len(pairs))
+        is_identical, same_seed = equal == len(run.at) > 1, run.seed is not None and run.seed == reference.seed
         until, differs = run.at[equal - 1] if equal else 0, run.at[equal] if equal < len(pairs) else None
-        if (whole or (is_loss and (equal > 1 or same_seed))) and (best.twin is None or until > best.twin_until):
-            best = replace(best, twin=each.number, twin_until=until, twin_differs=differs, is_identical=whole)
+        if (is_identical or (is_loss and (equal > 1 or same_seed))) and (best.twin is None or until > best.twin_until):
+            best = replace(
+                best, twin=reference.number, twin_until=until, twin_differs=differs, is_identical=is_identical
+            )
     return best
 
 
@@ -336,19 +347,19 @@ def losses_of(run_set: RunSet) -> list[Series]:
     numbers = sorted(int(name) for name in files if name.isdecimal())
     listed = run_set.passport.get("seeds")
     seeds = dict(enumerate(listed if isinstance(listed, list) else ()))
-    found = [replace(_losses(files[f"{n}"]), number=n + 1, seed=seeds.get(n)) for n in numbers if f"{n}" in files]
-    return [each for each in found if each.at]
+    series = [replace(_losses(files[f"{n}"]), number=n + 1, seed=seeds.get(n)) for n in numbers if f"{n}" in files]
+    return [losses for losses in series if losses.at]
 
 
 # Loss by step of one stream. A resumed run writes steps again, and the last record of one counts.
 def _losses(path: Path) -> Series:
-    found: dict[int, Record] = {}
+    records: dict[int, Record] = {}
     for record in filter(None, map(record_of, lines_of(path))):
         if record.kind == "start":
-            found = {step: each for step, each in found.items() if step <= record.resumed_step}
+            records = {step: each for step, each in records.items() if step <= record.resumed_step}
         elif record.loss is not None and record.step:
-            found[record.step] = record
-    steps = [found[step] for step in sorted(found)]
+            records[record.step] = record
+    steps = [records[step] for step in sorted(records)]
     return Series(
         number=1,
         at=tuple(each.step for each in steps),
@@ -362,13 +373,15 @@ def qualities_of(run_set: RunSet) -> dict[str, list[Series]]:
     curves = [curve_of(run, most=_MOST_STEPS**2) for run in run_set.logs] or list(run_set.curves)
     if not run_set.logs and any(len(curve.minutes) >= MOST_POINTS for curve in curves):
         return {}
-    found: dict[str, list[Series]] = {}
+    qualities: dict[str, list[Series]] = {}
     for number, curve in enumerate(curves, 1):
         for name, values in curve.values.items():
-            places = tuple(range(1, len(values) + 1))
+            evaluations = tuple(range(1, len(values) + 1))
             rounded = tuple(float(f"{value:.{_DIGITS}g}") for value in values)
-            found.setdefault(name, []).extend([Series(number=number, at=places, values=rounded)] if values else [])
-    return found
+            qualities.setdefault(name, []).extend(
+                [Series(number=number, at=evaluations, values=rounded)] if values else []
+            )
+    return qualities
 
 
 def _plain(values: Rows) -> tuple[float, ...]:

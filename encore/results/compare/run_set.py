@@ -85,8 +85,8 @@ class RunSet:
     def ranks(self) -> int | None:
         if self.hardware.accelerators:
             return self.hardware.accelerators
-        nodes, each = self.passport.get("nodes"), self.passport.get("ranks_per_node")
-        return nodes * each if isinstance(nodes, int) and isinstance(each, int) else None
+        nodes, ranks_per_node = self.passport.get("nodes"), self.passport.get("ranks_per_node")
+        return nodes * ranks_per_node if isinstance(nodes, int) and isinstance(ranks_per_node, int) else None
 
     @property
     def raw_minutes(self) -> float | None:
@@ -108,14 +108,14 @@ class RunSet:
     @property
     def submission(self) -> Mapping[str, Any]:
         """What a run.json of Encore says that the result may be called: ``kind``, ``submitted``, ``of``, ``text``."""
-        found = self.passport.get("submission")
-        return found if isinstance(found, dict) else {}
+        submission = self.passport.get("submission")
+        return submission if isinstance(submission, dict) else {}
 
     @property
     def deviations(self) -> tuple[str, ...]:
-        found = self.passport.get("deviations")
-        entries = found if isinstance(found, list) else []
-        return tuple(str(each.get("text", "")) for each in entries if isinstance(each, dict))
+        deviations = self.passport.get("deviations")
+        entries = deviations if isinstance(deviations, list) else []
+        return tuple(str(entry.get("text", "")) for entry in entries if isinstance(entry, dict))
 
     @property
     def choices(self) -> Mapping[str, str]:
@@ -152,13 +152,18 @@ def build_run_set(score: Score, findings: tuple[Finding, ...] | None = None) -> 
     times = [run.minutes for run in scored if run.minutes is not None]
     trimmed = (len(times) - len(score.counted)) // 2 if score.score_minutes is not None else 0
     minutes = score_sample(times, trimmed, score.score_minutes)
-    ended = [run for run in score.runs if (run.elapsed_minutes or 0.0) > 0]
-    counted = score.counted or score.converged or ended
-    known = [(run, length) for run in ended if (length := length_of(run)) is not None and length.value > 0]
-    unit = next((unit for unit, _ in Counter(length.unit for _, length in known).most_common(1)), "")
+    finished = [run for run in score.runs if (run.elapsed_minutes or 0.0) > 0]
+    scored_runs = score.counted or score.converged or finished
+    lengths_by_run = [(run, length) for run in finished if (length := length_of(run)) is not None and length.value > 0]
+    unit = next((unit for unit, _ in Counter(length.unit for _, length in lengths_by_run).most_common(1)), "")
     trained = [
-        Trained(run.elapsed_minutes or 0.0, length.value, run.converged, any(run is each for each in counted))
-        for run, length in known
+        Trained(
+            run.elapsed_minutes or 0.0,
+            length.value,
+            run.converged,
+            any(run is scored_run for scored_run in scored_runs),
+        )
+        for run, length in lengths_by_run
         if length.unit == unit
     ]
     lengths, per_length = samples_of(trained, minutes.trimmed if minutes else 0)
@@ -184,7 +189,7 @@ def build_run_set(score: Score, findings: tuple[Finding, ...] | None = None) -> 
         train_samples=first.train_samples if first else None,
         division=first.division if first else None,
         targets=known_targets(score.round, score.benchmark, first.global_batch if first else None),
-        phases=mean_phases([phases_of(run) for run in counted]),
+        phases=mean_phases([phases_of(run) for run in scored_runs]),
         curves=tuple(curve_of(run) for run in score.runs),
         hyperparameters=_common(with_events),
         settings=_settings(passport),
@@ -231,87 +236,89 @@ def samples_of(runs: Sequence[Trained], trimmed: int) -> tuple[Sample | None, Sa
     if not reached:
         return None, Sample.of(speeds) if speeds else None
     lengths, per_length = Sample.of([run.length for run in reached], trimmed), Sample.of(speeds, trimmed)
-    kept = [run for run in reached if run.counted] or reached
-    total = sum(run.length for run in kept)
+    counted = [run for run in reached if run.counted] or reached
+    total = sum(run.length for run in counted)
     return (
-        replace(lengths, estimate=total / len(kept)),
-        replace(per_length, estimate=sum(run.minutes for run in kept) / total),
+        replace(lengths, estimate=total / len(counted)),
+        replace(per_length, estimate=sum(run.minutes for run in counted) / total),
     )
 
 
 # Hyperparameters on which the runs agree; the most frequent value where they do not.
 def _common(runs: Sequence[RunLog]) -> dict[str, object]:
-    found: dict[str, object] = {}
+    common: dict[str, object] = {}
     for key in dict.fromkeys(key for run in runs for key in run.hyperparameters):
         values = [run.hyperparameters[key] for run in runs if key in run.hyperparameters]
-        commonest = Counter(json.dumps(value, sort_keys=True) for value in values).most_common(1)[0][0]
-        found[key] = json.loads(commonest)
-    return found
+        most_common = Counter(json.dumps(value, sort_keys=True) for value in values).most_common(1)[0][0]
+        common[key] = json.loads(most_common)
+    return common
 
 
 def _hardware(score: Score, first: RunLog | None) -> System:
-    own = score.folder / "system.json"
-    found = described(own) if own.is_file() else nearest_description(score.folder)
-    if found is not None and found.described:
-        return found
+    system_file = score.folder / "system.json"
+    description = described(system_file) if system_file.is_file() else nearest_description(score.folder)
+    if description is not None and description.described:
+        return description
     by_name = rounds_system(score.folder, score.round, first.platform if first else None)
-    return replace(by_name, caveat=found.caveat) if found is not None else by_name
+    return replace(by_name, caveat=description.caveat) if description is not None else by_name
 
 
 # What a run.json says of how the run was made, flat, by dotted names.
 def _settings(passport: Mapping[str, Any]) -> dict[str, object]:
     def part(name: str) -> dict[str, Any]:
-        return found if isinstance(found := passport.get(name), dict) else {}
+        return section if isinstance(section := passport.get(name), dict) else {}
 
     parts = {
         "code": ("commit", "uncommitted_sha256"),
         "data": ("name", "id"),
         "node": ("hostname", "kernel", "operating_system", "cpu", "cores", "memory_gib"),
     }
-    whole = ("runtime", "image", "implementation", "system", "nodes", "ranks_per_node")
+    top_level = ("runtime", "image", "implementation", "system", "nodes", "ranks_per_node")
     configuration = {
         name: entry.get("value") if isinstance(entry, dict) else entry for name, entry in part("configuration").items()
     }
-    chosen = _choices(passport)
-    kept = configuration.keys() - {name.partition(".")[0] for name in chosen}
+    choices = _choices(passport)
+    remaining = configuration.keys() - {name.partition(".")[0] for name in choices}
     return {
-        **{name: passport[name] for name in whole if passport.get(name) is not None},
+        **{name: passport[name] for name in top_level if passport.get(name) is not None},
         **{
-            f"{of}.{name}": value
-            for of, names in parts.items()
-            for name, value in part(of).items()
+            f"{section_name}.{name}": value
+            for section_name, names in parts.items()
+            for name, value in part(section_name).items()
             if name in names and value is not None
         },
         # What rank 0 saw counts: an image adds its own variables, and some runtimes let it replace the given ones.
         **{f"environment.{name}": value for name, value in (part("environment") | part("rank_environment")).items()},
-        **{f"configuration.{name}": value for name, value in configuration.items() if name in kept},
-        **{f"configuration.{name}": value for name, value in chosen.items()},
+        **{f"configuration.{name}": value for name, value in configuration.items() if name in remaining},
+        **{f"configuration.{name}": value for name, value in choices.items()},
     }
 
 
 # Choices that a run.json has of each experiment, flat, as one.
 def _choices(passport: Mapping[str, Any]) -> dict[str, str]:
-    noted = passport.get("choices")
-    found: dict[str, dict[str, None]] = {}
-    for choices in noted.values() if isinstance(noted, dict) else ():
+    recorded = passport.get("choices")
+    values_by_name: dict[str, dict[str, None]] = {}
+    for choices in recorded.values() if isinstance(recorded, dict) else ():
         for key, value in choices.items() if isinstance(choices, dict) else ():
-            each = {f"{key}.{name}": part for name, part in value.items()} if isinstance(value, dict) else {key: value}
-            for name, choice in each.items():
-                found.setdefault(name, {})[str(choice).lower() if isinstance(choice, bool) else str(choice)] = None
-    return {name: " / ".join(values) for name, values in sorted(found.items())}
+            flat = {f"{key}.{name}": part for name, part in value.items()} if isinstance(value, dict) else {key: value}
+            for name, choice in flat.items():
+                values_by_name.setdefault(name, {})[
+                    str(choice).lower() if isinstance(choice, bool) else str(choice)
+                ] = None
+    return {name: " / ".join(values) for name, values in sorted(values_by_name.items())}
 
 
 def first_step_seconds(run_set: RunSet) -> dict[str, float]:
     """Return the mean ``first_step_s`` from run_start to the first training step, where Encore's metrics have it."""
-    found = []
+    seconds = []
     for run in run_set.logs:
         stream = run.path.parent / f"experiment_{run.path.stem.rpartition('_')[2]}" / "metrics.jsonl"
         if run.start_s is None or not stream.is_file():
             continue
         with suppress(OSError, ValueError, KeyError, TypeError), stream.open("rb") as lines:
             step = next((line for line in lines if b'"kind": "step"' in line), b"")
-            found.append(json.loads(step)["time"] - run.start_s)
-    return {"first_step_s": statistics.fmean(found)} if found else {}
+            seconds.append(json.loads(step)["time"] - run.start_s)
+    return {"first_step_s": statistics.fmean(seconds)} if seconds else {}
 
 
 # --- sets of which a digest is kept -----------------------------------------------------------------------------------
@@ -330,11 +337,11 @@ def digests(round_: str) -> Iterator[RunSet]:
 
 def parse_digest(entry: dict[str, Any]) -> RunSet:
     round_, submitter, system = entry["name"].split("/", 2)
-    counted = _counted(entry, rule_for(round_, entry["benchmark"], entry["global_batch"]))
+    scored = _counted(entry, rule_for(round_, entry["benchmark"], entry["global_batch"]))
     converged = [reason is None for reason in entry["reasons"]]
     minutes = [minutes for minutes, reached in zip(entry["minutes"], converged, strict=True) if reached]
     runs = zip(entry["minutes"], entry["lengths"], converged, strict=True)
-    trained = [Trained(*run, number in counted) for number, run in enumerate(runs) if run[1]]
+    trained = [Trained(*run, number in scored) for number, run in enumerate(runs) if run[1]]
     lengths, per_length = samples_of(trained, entry["trimmed"])
     return RunSet(
         label=entry["name"],
@@ -354,12 +361,10 @@ def parse_digest(entry: dict[str, Any]) -> RunSet:
         train_samples=entry["train_samples"],
         division=entry["division"],
         targets=known_targets(round_, entry["benchmark"], entry["global_batch"]),
-        phases=mean_phases(
-            [{name: of_runs[number] for name, of_runs in entry["phases"].items()} for number in counted]
-        ),
+        phases=mean_phases([{name: seconds[number] for name, seconds in entry["phases"].items()} for number in scored]),
         minutes=tuple(minutes),
         curves=tuple(
-            Curve(minutes=tuple(minutes), values={name: tuple(each) for name, each in values.items()})
+            Curve(minutes=tuple(minutes), values={name: tuple(qualities) for name, qualities in values.items()})
             for minutes, values in entry["curves"]
         ),
         hyperparameters=entry["hyperparameters"],
@@ -368,21 +373,21 @@ def parse_digest(entry: dict[str, Any]) -> RunSet:
 
 # Places of the runs that the score is the mean of; else of those that converged, else that ended.
 def _counted(entry: dict[str, Any], rule: Rule | None) -> list[int]:
-    ended = [number for number, minutes in enumerate(entry["minutes"]) if minutes]
-    converged = [number for number in ended if entry["reasons"][number] is None]
+    finished = [number for number, minutes in enumerate(entry["minutes"]) if minutes]
+    converged = [number for number in finished if entry["reasons"][number] is None]
     if entry["score_minutes"] is None or rule is None:
-        return converged or ended
+        return converged or finished
     missed = len(entry["minutes"]) - len(converged)
-    ordered = sorted(converged[: entry["scored"]], key=lambda number: entry["minutes"][number])
-    return list(rule.counted(ordered, missed))
+    fastest_first = sorted(converged[: entry["scored"]], key=lambda number: entry["minutes"][number])
+    return list(rule.counted(fastest_first, missed))
 
 
 # Cell's logs, where the folder holds a set of as many runs as were submitted.
 def _from_logs(cell: PublishedResult, logs: Path) -> RunSet | None:
     folders = sorted(folder for folder in logs.rglob(cell.system) if folder.is_dir())
-    for below in (below for folder in folders for below, _ in find_sets(folder)):
-        if [each.name for each in cells_at(below, cell.round, cell.benchmark)[:1]] == [cell.name]:
-            for score in score_folder(below, cell.round):
+    for set_folder in (set_folder for folder in folders for set_folder, _ in find_sets(folder)):
+        if [published.name for published in cells_at(set_folder, cell.round, cell.benchmark)[:1]] == [cell.name]:
+            for score in score_folder(set_folder, cell.round):
                 if score.benchmark == cell.benchmark and len(score.runs) == cell.runs:
                     return _as_published(build_run_set(score), cell)
     return None
@@ -409,10 +414,10 @@ def _digest_of(cell: PublishedResult) -> str:
 
 def with_official_scores(current: RunSet, baseline: RunSet | None) -> tuple[RunSet, RunSet | None]:
     """Return both with their official scores where both factors are known, else as they are, with raw scores."""
-    mine, other = scaling_factors(current, baseline) if baseline is not None else (None, None)
-    if baseline is None or mine is None or other is None:
+    factor, baseline_factor = scaling_factors(current, baseline) if baseline is not None else (None, None)
+    if baseline is None or factor is None or baseline_factor is None:
         return current, baseline
-    return _official(current, mine), _official(baseline, other)
+    return _official(current, factor), _official(baseline, baseline_factor)
 
 
 def scaling_factors(current: RunSet, baseline: RunSet) -> list[float | None]:
@@ -440,14 +445,15 @@ def scores_compared(current: RunSet, baseline: RunSet) -> Iterator[str]:
     if factors == [1.0, 1.0]:
         return
     if current.score_kind == "official":
-        mine, published = (f"x {factor:.4f}" for factor in factors)
-        yield f"official score against official score: raw scores {mine} (yours) and {published}, reference convergence"
+        raw, baseline_raw = (f"x {factor:.4f}" for factor in factors)
+        scores = f"raw scores {raw} (yours) and {baseline_raw}"
+        yield f"official score against official score: {scores}, reference convergence"
         return
-    named = {"yours": current, baseline.label: baseline}
-    lacking = " and ".join(name for name, run_set in named.items() if run_set.scaling_factor is None)
-    known = [
+    run_sets = {"yours": current, baseline.label: baseline}
+    missing = " and ".join(name for name, run_set in run_sets.items() if run_set.scaling_factor is None)
+    official_scores = [
         f"; {name}: {official_score_text(run_set.score.estimate * run_set.scaling_factor, run_set.scaling_factor)}"
-        for name, run_set in named.items()
+        for name, run_set in run_sets.items()
         if run_set.scaling_factor is not None and run_set.score is not None
     ]
-    yield f"raw score against raw score, as {lacking} has no scaling.json{''.join(known)}"
+    yield f"raw score against raw score, as {missing} has no scaling.json{''.join(official_scores)}"

@@ -78,12 +78,12 @@ def score_and_check(
 ) -> tuple[list[Score], list[ComplianceReport]]:
     """Score the sets at or below ``path`` and check each of their logs, for one reading of all."""
     sets = list(find_sets(Path(path)))
-    files = [file for _, found in sets for file in found]
-    both = map_files(partial(read_and_check, ruleset=ruleset), files, on_read)
+    files = [file for _, set_files in sets for file in set_files]
+    checked = map_files(partial(read_and_check, ruleset=ruleset), files, on_read)
     scores: list[Score] = []
     reports: list[ComplianceReport] = []
-    for folder, found in sets:
-        results = [*itertools.islice(both, len(found))]
+    for folder, set_files in sets:
+        results = [*itertools.islice(checked, len(set_files))]
         scores += score_logs(folder, [run for run, _ in results])
         reports += by_one_ruleset([report for _, report in results])
     return scores, reports
@@ -129,15 +129,15 @@ def _nothing_to_check(run: RunLog) -> EncoreError | None:
 
 
 def _report(log: _Log) -> ComplianceReport:
-    chosen = log.asked_for or ruleset_of(log.run.round)
-    findings, checker = _findings(log, chosen)
+    ruleset = log.asked_for or ruleset_of(log.run.round)
+    findings, checker = _findings(log, ruleset)
     return ComplianceReport(
         path=log.run.path,
-        ruleset=chosen,
+        ruleset=ruleset,
         ruleset_found="as asked for" if log.asked_for else log.run.round_found,
         ruleset_is_guess=log.run.round_is_guess,
         checker=checker,
-        findings=tuple(sorted(findings, key=lambda each: (each.line is None, each.line or 0))),
+        findings=tuple(sorted(findings, key=lambda finding: (finding.line is None, finding.line or 0))),
     )
 
 
@@ -146,11 +146,11 @@ def by_one_ruleset(reports: Sequence[ComplianceReport]) -> Sequence[ComplianceRe
     guessed = Counter(report.ruleset for report in reports if report.ruleset_is_guess)
     if len(guessed) < 2:
         return reports
-    chosen = guessed.most_common(1)[0][0]
-    how = "a guess from the other logs of the folder"
+    ruleset = guessed.most_common(1)[0][0]
+    source = "a guess from the other logs of the folder"
     return [
-        replace(read_and_check(report.path, chosen)[1], ruleset_found=how, ruleset_is_guess=True)
-        if report.ruleset_is_guess and report.ruleset != chosen
+        replace(read_and_check(report.path, ruleset)[1], ruleset_found=source, ruleset_is_guess=True)
+        if report.ruleset_is_guess and report.ruleset != ruleset
         else report
         for report in reports
     ]
@@ -163,11 +163,11 @@ def known_ruleset(ruleset: str | None) -> str | None:
     text = ruleset.removeprefix("v")
     text = text if text.count(".") == 2 else f"{text}.0"
     rulesets = [ruleset_of(round_) for round_ in ROUNDS]
-    known = [name for name in rulesets if name and (name == "0.5.0" or name in official.rulesets())]
-    if text not in known:
+    available = [name for name in rulesets if name and (name == "0.5.0" or name in official.rulesets())]
+    if text not in available:
         raise EncoreError(
             f"there is no ruleset {ruleset!r}",
-            expected=", ".join(known),
+            expected=", ".join(available),
             hint="leave --ruleset out to find it",
         )
     return text
@@ -194,18 +194,22 @@ def _findings(log: _Log, ruleset: str | None) -> tuple[list[Finding], str]:
         numbers = [event._replace(value=math.nan) if is_nonnumeric(event) else event for event in events]
         checked = official.check_events(numbers, ruleset, run.benchmark)
         findings += [
-            _with_best(each, run) for each in checked if not (run.nonnumeric and each.code == official.TARGET_NOT_MET)
+            _with_best(finding, run)
+            for finding in checked
+            if not (run.nonnumeric and finding.code == official.TARGET_NOT_MET)
         ]
         findings += [*extra_findings(events, run), *small]
         checker = f"{official.version()} and Encore's own rules"
     if small and run.status == "success":
         # The small data made it miss the round's target, and have shorter samples: the run reached the target that it
         # was given. A run that missed its own, that was stopped or that was killed has nothing to excuse.
-        findings = [replace(each, kind="small_data") if each.code in _SMALLER else each for each in findings]
-    rates = [(each, rate_of("check", each.code)) for each in findings]
+        findings = [
+            replace(finding, kind="small_data") if finding.code in _SMALLER else finding for finding in findings
+        ]
+    rates = [(finding, rate_of("check", finding.code)) for finding in findings]
     return [
-        each if rate is None else replace(each, rate=rate, severity=severity_at(rate, each.severity))
-        for each, rate in rates
+        finding if rate is None else replace(finding, rate=rate, severity=severity_at(rate, finding.severity))
+        for finding, rate in rates
     ], checker
 
 
@@ -258,14 +262,14 @@ def _nonnumeric_quality(run: RunLog) -> list[Finding]:
     if not run.nonnumeric:
         return []
     line, value = run.nonnumeric[0]
-    more = f", and {len(run.nonnumeric) - 1} more" if len(run.nonnumeric) > 1 else ""
+    remaining = f", and {len(run.nonnumeric) - 1} more" if len(run.nonnumeric) > 1 else ""
     return [
         Finding(
             line=line,
             code="nonnumeric_quality",
             rule="the log format of the round",
             expected="eval_accuracy with a number",
-            found=f"{value}{more}",
+            found=f"{value}{remaining}",
             hint="log the value as a JSON number, not as text, null or NaN",
         )
     ]
@@ -280,11 +284,11 @@ def _with_best(finding: Finding, run: RunLog) -> Finding:
     values = [point.values for point in run.quality if targets and targets[0].name in point.values]
     if not values:
         return finding
-    best = (max if targets[0].higher_is_better else min)(values, key=lambda each: each[targets[0].name])
+    best = (max if targets[0].higher_is_better else min)(values, key=lambda qualities: qualities[targets[0].name])
     reached = apart(best, {target.name: target.value for target in targets})
-    wanted = " and ".join(f"{target.name} {target.value:g} ({target.unit})" for target in targets)
+    goal = " and ".join(f"{target.name} {target.value:g} ({target.unit})" for target in targets)
     return replace(
         finding,
-        expected=f"an evaluation that reaches {wanted}",
+        expected=f"an evaluation that reaches {goal}",
         found=f"the best of {count_of(len(values), 'evaluation')} has {reached}",
     )

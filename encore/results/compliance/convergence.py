@@ -85,50 +85,50 @@ def convergence_of(score: Score) -> Convergence | None:
         return _not_checked(score, f"mlperf-logging's checker broke on these logs: {type(error).__name__}: {error}")
 
 
-def report_of(found: Convergence) -> ComplianceReport:
+def report_of(convergence: Convergence) -> ComplianceReport:
     """Return the comparison as a report on the set's folder, next to those on its logs."""
-    findings = [*_point_finding(found), *_factor_finding(found)]
+    findings = [*_point_finding(convergence), *_factor_finding(convergence)]
     return ComplianceReport(
-        path=found.folder,
-        ruleset=f"{(found.round or '').removeprefix('v')}.0",
+        path=convergence.folder,
+        ruleset=f"{(convergence.round or '').removeprefix('v')}.0",
         ruleset_found="that of the set's logs",
         checker=f"the reference convergence points of {version()}",
         findings=tuple(findings),
     )
 
 
-def _point_finding(found: Convergence) -> Iterator[Finding]:
-    if found.outcome in (Outcome.TOO_FEW, Outcome.NO_POINT):
+def _point_finding(convergence: Convergence) -> Iterator[Finding]:
+    if convergence.outcome in (Outcome.TOO_FEW, Outcome.NO_POINT):
         yield Finding(
             line=None,
             rule=f"{version()}, rcp_checker: a reference convergence point for the set's global batch",
-            expected=f"no fewer {found.unit} to the target than the reference, but for chance",
-            found="; ".join(found.explanation),
+            expected=f"no fewer {convergence.unit} to the target than the reference, but for chance",
+            found="; ".join(convergence.explanation),
             hint="run at a batch of the reference, with its hyperparameters; a review may accept the set as it is",
             # Each round has accepted such sets: the review bypasses the checker.
             severity="warning",
         )
 
 
-def _factor_finding(found: Convergence) -> Iterator[Finding]:
-    given, computed = read_scaling(found.folder).factor, found.factor
-    if found.round is None or is_before(found.round, _SCALED_SINCE) or computed is None:
+def _factor_finding(convergence: Convergence) -> Iterator[Finding]:
+    submitted, computed = read_scaling(convergence.folder).factor, convergence.factor
+    if convergence.round is None or is_before(convergence.round, _SCALED_SINCE) or computed is None:
         return
-    if given is None and found.outcome is not Outcome.PASSED:
+    if submitted is None and convergence.outcome is not Outcome.PASSED:
         return
-    if abs((given or 1.0) - computed) > _SAME_FACTOR:
+    if abs((submitted or 1.0) - computed) > _SAME_FACTOR:
         yield Finding(
             line=None,
             rule=f"{version()}, rcp_checker: scaling.json",
             expected=f"scaling.json with a factor of {computed:.6f}" if computed > 1 else "no scaling.json",
-            found=f"a factor of {given:.6f}" if given is not None else "no scaling.json",
+            found=f"a factor of {submitted:.6f}" if submitted is not None else "no scaling.json",
             hint="let mlperf-logging's package checker write it: encore archive; the points of a round do change",
             severity="warning",
         )
 
 
-def _not_checked(score: Score, why: str) -> Convergence:
-    return _outcome(score, Outcome.NOT_CHECKED, [why[:300]])
+def _not_checked(score: Score, reason: str) -> Convergence:
+    return _outcome(score, Outcome.NOT_CHECKED, [reason[:300]])
 
 
 def _outcome(score: Score, outcome: Outcome, explanation: Iterable[str], **figures: Any) -> Convergence:
@@ -175,9 +175,9 @@ def points_known(ruleset: str) -> tuple[str, ...]:
 def _compared(score: Score, ruleset: str) -> Convergence:
     benchmark = score.benchmark or ""
     if benchmark not in points_known(ruleset):
-        known = ", ".join(points_known(ruleset)) or "none"
+        available = ", ".join(points_known(ruleset)) or "none"
         return _not_checked(
-            score, f"{version()} has no points for {benchmark or 'its benchmark'} in {score.round}: {known}"
+            score, f"{version()} has no points for {benchmark or 'its benchmark'} in {score.round}: {available}"
         )
     batch: Any
     batch, lengths = _lengths_of(score.runs, benchmark)
@@ -200,11 +200,11 @@ def _compared(score: Score, ruleset: str) -> Convergence:
 def _lengths_of(runs: Sequence[RunLog], benchmark: str) -> tuple[float | None, list[float] | None]:
     batches = {run.global_batch for run in runs}
     lengths = [_length(run, benchmark) for run in runs]
-    found = [length for length in lengths if length is not None]
-    epoch_says_nothing = benchmark == "bert" and all(length in (0, 1, _INFINITE) for length in found)
-    if len(batches) > 1 or len(found) < len(lengths) or epoch_says_nothing:
+    logged_lengths = [length for length in lengths if length is not None]
+    epoch_says_nothing = benchmark == "bert" and all(length in (0, 1, _INFINITE) for length in logged_lengths)
+    if len(batches) > 1 or len(logged_lengths) < len(lengths) or epoch_says_nothing:
         return None, None
-    return batches.pop(), found
+    return batches.pop(), logged_lengths
 
 
 # Epochs, or samples, of the last evaluation before the stop; not what was evaluated after it.
@@ -214,9 +214,9 @@ def _length(run: RunLog, benchmark: str) -> float | None:
     if run.status != "success":
         return _INFINITE
     stop = run.stops[-1][0] if run.stops else math.inf
-    last = next((each for each in reversed(run.quality) if each.line < stop), run.quality[-1])
-    known = benchmark_of(benchmark)
-    if known and known.samples_count:
+    last = next((evaluation for evaluation in reversed(run.quality) if evaluation.line < stop), run.quality[-1])
+    info = benchmark_of(benchmark)
+    if info and info.samples_count:
         return last.samples
     return None if last.epoch is None else round(last.epoch, 3)
 
@@ -247,34 +247,36 @@ def _checker(ruleset: str, benchmark: str) -> Any:
 
 # Choose the point as mlperf-logging's ``check_directory`` does: the batch's own, between two, the smallest.
 def _at_point(checker: Any, score: Score, batch: float, lengths: list[float]) -> Convergence:
-    chosen = "pruned_rcps"
-    record = checker._find_rcp(batch, chosen)
+    table = "pruned_rcps"
+    record = checker._find_rcp(batch, table)
     between: tuple[Point, ...] = ()
-    how = f"the reference was run at a global batch of {batch:g}"
+    source = f"the reference was run at a global batch of {batch:g}"
     if record is None:
-        below, above = checker._find_top_min_rcp(batch, chosen), checker._find_bottom_max_rcp(batch, chosen)
+        below, above = checker._find_top_min_rcp(batch, table), checker._find_bottom_max_rcp(batch, table)
         if above is None:
             largest = (
                 f"the largest batch of the reference is {below['BS']:g}" if below else "the reference has no batch"
             )
-            why = f"{largest}: the round asks for a reference run at {batch:g}"
-            return _outcome(score, Outcome.NO_POINT, [why], global_batch=batch)
+            reason = f"{largest}: the round asks for a reference run at {batch:g}"
+            return _outcome(score, Outcome.NO_POINT, [reason], global_batch=batch)
         if below is None:
-            record = checker._find_min_rcp(chosen)
-            how = f"the smallest batch of the reference is {record['BS']:g}: compared with it, the set's is {batch:g}"
+            record = checker._find_min_rcp(table)
+            source = (
+                f"the smallest batch of the reference is {record['BS']:g}: compared with it, the set's is {batch:g}"
+            )
         else:
             record = checker._create_interp_rcp(batch, below, above)[1]
             between = (_point(below), _point(above))
-            how = f"between the reference's batches {below['BS']:g} and {above['BS']:g}, interpolated for {batch:g}"
+            source = f"between the reference's batches {below['BS']:g} and {above['BS']:g}, interpolated for {batch:g}"
     passed, factor = checker._eval_submission_record(record, list(lengths), "")
     point, mean = _point(record), _trimmed(score.benchmark, lengths)
     if factor > _LARGEST_FACTOR:
         counts = f"the logs count {shown(mean)} to the target where the reference counts {shown(point.mean)}"
         return _not_checked(score, f"{counts}: another unit")
-    known = benchmark_of(score.benchmark)
-    unit = known.points_in if known else "epochs"
+    info = benchmark_of(score.benchmark)
+    unit = info.points_in if info else "epochs"
     outcome = Outcome.PASSED if passed else Outcome.TOO_FEW
-    explanation = (how, *_conclusions(mean, point, unit, float(factor), bool(passed)))
+    explanation = (source, *_conclusions(mean, point, unit, float(factor), bool(passed)))
     return _outcome(
         score,
         outcome,
@@ -297,13 +299,13 @@ def _point(record: Mapping[str, Any]) -> Point:
 
 def _trimmed(benchmark: str | None, lengths: Sequence[float]) -> float:
     rejected = _dropped(benchmark)
-    counted = sorted(lengths)[rejected : len(lengths) - rejected]
-    return math.fsum(counted) / len(counted) if counted else math.nan
+    remaining = sorted(lengths)[rejected : len(lengths) - rejected]
+    return math.fsum(remaining) / len(remaining) if remaining else math.nan
 
 
 def _dropped(benchmark: str | None) -> int:
-    known = benchmark_of(benchmark)
-    return known.dropped if known else 1
+    info = benchmark_of(benchmark)
+    return info.dropped if info else 1
 
 
 def _conclusions(mean: float, point: Point, unit: str, factor: float, passed: bool) -> Iterator[str]:

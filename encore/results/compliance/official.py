@@ -126,8 +126,8 @@ def version() -> str:
 
 def rulesets() -> tuple[str, ...]:
     """Return the training rulesets the installed mlperf-logging has, such as ``0.7.0``."""
-    found = (folder.name.removeprefix("training_") for folder in _checker_folder().glob("training_*"))
-    return tuple(sorted(name for name in found if re.fullmatch(r"\d+\.\d+\.\d+", name)))
+    names = (folder.name.removeprefix("training_") for folder in _checker_folder().glob("training_*"))
+    return tuple(sorted(name for name in names if re.fullmatch(r"\d+\.\d+\.\d+", name)))
 
 
 def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -> list[Finding]:
@@ -136,17 +136,17 @@ def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -
 
     collector = _collector_class()("training", ruleset, False, False)
     # Minigo has rules of its own in 0.6.0, which no other rule file leads to.
-    own = ruleset == "0.6.0" and benchmark == "minigo"
-    config = f"training_{ruleset}/{'minigo' if own else 'common'}.yaml"
+    uses_minigo_rules = ruleset == "0.6.0" and benchmark == "minigo"
+    config = f"training_{ruleset}/{'minigo' if uses_minigo_rules else 'common'}.yaml"
     original = mlp_compliance.enqueue_config
-    refused: list[str] = []
+    rejected: list[str] = []
 
     def enqueue(name: object) -> None:
         # The rule files build this name from values in the log, and what it names is executed.
         if isinstance(name, str) and _CONFIG.fullmatch(name) and (_checker_folder() / name).is_file():
             original(name)
         else:
-            refused.append(str(name))
+            rejected.append(str(name))
 
     crash = None
     mlp_compliance.enqueued_configs.clear()
@@ -179,7 +179,7 @@ def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -
             found=f"the log leads to rules that do not exist: {name[:200]}",
             hint="log submission_benchmark, submission_division and opt_name as the round spells them",
         )
-        for name in refused
+        for name in rejected
     ]
     return [*findings, crash] if crash else findings
 
@@ -187,14 +187,14 @@ def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -
 # Give a module other functions for a while, under the names by which it calls them.
 @contextlib.contextmanager
 def _names_in(module: Any, names: dict[str, object]) -> Iterator[None]:
-    before = {name: vars(module)[name] for name in names if name in vars(module)}
+    previous = {name: vars(module)[name] for name in names if name in vars(module)}
     vars(module).update(names)
     try:
         yield
     finally:
         for name in names:
             del vars(module)[name]
-        vars(module).update(before)
+        vars(module).update(previous)
 
 
 @functools.cache
@@ -268,8 +268,8 @@ def _collector_class() -> Any:
 
         # The rules' code and the original call these three by name.
         def put_message(self, msg: str, key: str | None = None) -> None:
-            msg = _ALTERNATIVES.sub(lambda found: " or ".join(sorted(found[0].split(" or "))), msg)
-            if sum(1 for known, _, _ in self.messages if known == key) < _PER_KEY:
+            msg = _ALTERNATIVES.sub(lambda match: " or ".join(sorted(match[0].split(" or "))), msg)
+            if sum(1 for message_key, _, _ in self.messages if message_key == key) < _PER_KEY:
                 self.messages.append((key, msg, "error"))
 
         def put_warning(self, msg: str, key: str) -> None:
@@ -286,10 +286,10 @@ def _collector_class() -> Any:
 
 def _log_lines(events: Sequence[Event], ruleset: str) -> list[Any]:
     parser = importlib.import_module(f"mlperf_logging.compliance_checker.mlp_parser.ruleset_{ruleset.replace('.', '')}")
-    words = _words_of(ruleset)
+    known_keys = _words_of(ruleset)
     lines = []
     for event in events:
-        if event.key not in words:
+        if event.key not in known_keys:
             continue
         seconds = event.time_s or 0.0
         time = seconds if event.dialect == "mll" else seconds * 1000
@@ -301,30 +301,30 @@ def _log_lines(events: Sequence[Event], ruleset: str) -> list[Any]:
 
 # One message of the checker in plain words; an unknown one is passed on as it is.
 def _finding(key: str | None, message: str, severity: Severity, ruleset: str) -> Finding:
-    where = f"mlperf-logging training_{ruleset}"
+    rule_file = f"mlperf-logging training_{ruleset}"
     lines = _LINE.search(message)
     line = int(lines[1] or lines[2]) if lines else None
     required = _REQUIRED.search(message)
     if required:
-        return _count_finding(required, where, severity)
-    whole = _FAILED_ALL.search(message)
+        return _count_finding(required, rule_file, severity)
+    failed_all = _FAILED_ALL.search(message)
     test = _TEST.search(message) or _EXECUTING.search(message)
-    if whole or test:
-        name = whole[1] if whole else key or "end of log"
-        text = whole[2] if whole else test[1] if test else ""
-        found = "no such event in the log" if whole else _value_in(message)
+    if failed_all or test:
+        name = failed_all[1] if failed_all else key or "end of log"
+        text = failed_all[2] if failed_all else test[1] if test else ""
+        value = "no such event in the log" if failed_all else _value_in(message)
         return Finding(
             line=line,
-            code=_code(name, bool(whole)),
-            rule=f"{where}, {name}: {' '.join(text.split())}",
-            expected=expectation(name, text, any_event=bool(whole)),
-            found=found,
+            code=_code(name, bool(failed_all)),
+            rule=f"{rule_file}, {name}: {' '.join(text.split())}",
+            expected=expectation(name, text, any_event=bool(failed_all)),
+            found=value,
             hint=hint_for(name),
             severity=severity,
         )
     return Finding(
         line=line,
-        rule=f"{where}, {key or 'log'}",
+        rule=f"{rule_file}, {key or 'log'}",
         expected="a log that the rule can be applied to",
         found=" ".join(message.split())[:300],
         hint=hint_for(key or ""),
@@ -332,15 +332,15 @@ def _finding(key: str | None, message: str, severity: Severity, ruleset: str) ->
     )
 
 
-def _count_finding(required: re.Match[str], where: str, severity: Severity) -> Finding:
-    wanted = {"EXACTLY_ONE": "exactly one", "AT_LEAST_ONE": "at least one"}.get(required[1], required[1].lower())
+def _count_finding(required: re.Match[str], rule_file: str, severity: Severity) -> Finding:
+    phrase = {"EXACTLY_ONE": "exactly one", "AT_LEAST_ONE": "at least one"}.get(required[1], required[1].lower())
     often = "once" if required[1] == "EXACTLY_ONE" else "at least once"
     name, count = required[2].replace("'", ""), required[3] or "0"
     values = f"{required[4] or ''}".strip()
     return Finding(
         line=None,
-        rule=f"{where}, {name}: {required[1]}",
-        expected=f"{wanted} {name} event",
+        rule=f"{rule_file}, {name}: {required[1]}",
+        expected=f"{phrase} {name} event",
         found=f"{count} of them {values}".strip() if count != "0" else f"no {name} event",
         hint=hint_for(name, often=often if count == "0" else None),
         severity=severity,
@@ -355,6 +355,6 @@ def _value_in(message: str) -> str:
         value, metadata = json.dumps(event["value"]), event["metadata"]
     except (ValueError, KeyError, TypeError):
         return " ".join(after.split())[:300] if after else "an event on which the rule cannot be evaluated"
-    kept = {name: each for name, each in metadata.items() if name not in _PLACE}
-    more = f", metadata {json.dumps(kept)}" if kept else ""
-    return f"value {value}{more}"[:300]
+    other_metadata = {name: item for name, item in metadata.items() if name not in _PLACE}
+    suffix = f", metadata {json.dumps(other_metadata)}" if other_metadata else ""
+    return f"value {value}{suffix}"[:300]

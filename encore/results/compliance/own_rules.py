@@ -39,13 +39,13 @@ def small_data_findings(run: RunLog) -> list[Finding]:
             code="small_data",
             line=None,
             rule=f"{_RULES}, data set: the benchmark's own, complete ({size.source})",
-            expected=f"{name} of at least {wanted}",
+            expected=f"{name} of at least {minimum}",
             found=f"{logged:.0f}",
             hint="a run on a small data set tries the code out; for a result, prepare the real data set",
             kind="small_data",
         )
-        for name, logged, wanted, each in counts
-        if logged is not None and wanted is not None and logged * each < wanted and logged not in size.also
+        for name, logged, minimum, unit in counts
+        if logged is not None and minimum is not None and logged * unit < minimum and logged not in size.also
     ]
 
 
@@ -150,15 +150,15 @@ def _seed_and_schedule(run: RunLog) -> Iterator[Finding]:
 
 # Check that run_start is not older than init_stop, nor run_stop than run_start, by their own times.
 def _order(first: dict[str, Event]) -> Iterator[Finding]:
-    for before, after in itertools.pairwise(("init_start", "init_stop", "run_start", "run_stop")):
-        one, two = first.get(before), first.get(after)
-        if one and two and one.time_s and two.time_s and two.time_s < one.time_s:
+    for earlier_key, later_key in itertools.pairwise(("init_start", "init_stop", "run_start", "run_stop")):
+        earlier, later = first.get(earlier_key), first.get(later_key)
+        if earlier and later and earlier.time_s and later.time_s and later.time_s < earlier.time_s:
             yield _finding(
                 "clock_order",
-                two.line,
-                f"timing: {before} comes before {after}",
-                f"a time not before that of {before} in line {one.line}",
-                f"{one.time_s - two.time_s:.3f} s earlier",
+                later.line,
+                f"timing: {earlier_key} comes before {later_key}",
+                f"a time not before that of {earlier_key} in line {earlier.line}",
+                f"{earlier.time_s - later.time_s:.3f} s earlier",
                 "take both times on the same node, from the same clock",
                 "warning",
             )
@@ -194,20 +194,20 @@ def check_v05(events: Sequence[Event], run: RunLog) -> list[Finding]:
     """Return findings about a v0.5 log; events that a logger wrote twice count once."""
     distinct = list({(event.time_s, event.key, repr(event.value)): event for event in reversed(events)}.values())[::-1]
     by_key = grouped(distinct, lambda event: event.key)
-    first = {key: found[0] for key, found in by_key.items()}
+    first = {key: key_events[0] for key, key_events in by_key.items()}
     return [*_counts(by_key), *_clock(distinct, first), *_evaluations(by_key, run), *_outcome_v05(run)]
 
 
 def _counts(by_key: dict[str, list[Event]]) -> Iterator[Finding]:
     for key in _ONCE:
-        found = by_key.get(key, [])
-        if len(found) != 1:
+        key_events = by_key.get(key, [])
+        if len(key_events) != 1:
             yield _finding(
                 "v05_clock_once",
-                found[1].line if found else None,
+                key_events[1].line if key_events else None,
                 "timing: one clock, started and stopped once",
                 f"exactly one {key} event",
-                f"{len(found)} of them" if found else "none",
+                f"{len(key_events)} of them" if key_events else "none",
                 f"log {key} once, from rank 0",
             )
     for key in _AT_LEAST_ONCE:
@@ -286,16 +286,16 @@ def _evaluations(by_key: dict[str, list[Event]], run: RunLog) -> Iterator[Findin
                 "log the epoch and the value",
             )
             return
-    wanted = {target.value for target in run.targets}
-    if len(wanted) != 1:
+    target_values = {target.value for target in run.targets}
+    if len(target_values) != 1:
         return
     for event in by_key.get("eval_target", []):
-        if isinstance(event.value, int | float) and event.value not in wanted:
+        if isinstance(event.value, int | float) and event.value not in target_values:
             yield _finding(
                 "v05_eval_target",
                 event.line,
                 "quality target",
-                f"eval_target {next(iter(wanted)):g}",
+                f"eval_target {next(iter(target_values)):g}",
                 f"{event.value:g}",
                 "train to the target of the round",
             )
