@@ -18,8 +18,8 @@ from typing import Annotated
 
 import typer
 
-from encore.results.compare.compare import WITHIN, Verdict, decide, factor_of, length_factor
-from encore.results.compare.run_set import Trained, samples_of
+from encore.results.compare.compare import WITHIN, Verdict, decide, length_factor, make_factor
+from encore.results.compare.run_set import TrainedRun, length_samples
 from encore.results.logs.timing import length_of
 from encore.results.published.tables import COLUMNS, DATA_FILE, load_calibration
 from encore.results.scores.score import score_folder
@@ -75,13 +75,13 @@ def verdict_of(ours: Runs, theirs: Runs) -> Verdict:
     for runs in (ours, theirs):
         trimmed = 1 if len(runs) >= 5 else 0
         counted = range(trimmed, len(runs) - trimmed)
-        trained = [Trained(*run, reached=True, counted=number in counted) for number, run in enumerate(sorted(runs))]
-        sides.append((Sample.of([minutes for minutes, _ in runs], trimmed), *samples_of(trained, trimmed)))
+        trained = [TrainedRun(*run, reached=True, counted=number in counted) for number, run in enumerate(sorted(runs))]
+        sides.append((Sample.of([minutes for minutes, _ in runs], trimmed), *length_samples(trained, trimmed)))
     (score, lengths, per_length), (their_score, their_lengths, their_per_length) = sides
-    time = factor_of("time", "min", score, their_score)
+    time = make_factor("time", "min", score, their_score)
     if time is None:
         raise ValueError("a set without runs")
-    per_epoch = factor_of("minutes per epoch", "min", per_length, their_per_length)
+    per_epoch = make_factor("minutes per epoch", "min", per_length, their_per_length)
     epochs = length_factor("epochs", lengths, their_lengths)
     return decide(time, per_epoch, epochs, WITHIN, single=len(ours) == 1)[0]
 

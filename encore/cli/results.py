@@ -19,13 +19,13 @@ from encore.errors import EncoreError, ExitCode
 from encore.files import is_archive, unpacked
 from encore.lab.submissions.archive import check_trees
 from encore.results.audit.audit import Audit, audit_path, audit_score
-from encore.results.compare.compare import Comparison, ComparisonJson, Factor, Verdict, certainty, compare_with
+from encore.results.compare.compare import Comparison, ComparisonJson, Factor, Verdict, compare_with, format_certainty
 from encore.results.compare.compare import compare as compare_named
 from encore.results.compare.explain import Difference, Explanation, explain
 from encore.results.compare.nearest import AS_GIVEN
 from encore.results.compare.run_set import load_run_set
 from encore.results.compliance.compliance import check as check_alone
-from encore.results.compliance.compliance import known_ruleset, score_and_check
+from encore.results.compliance.compliance import parse_ruleset, score_and_check
 from encore.results.compliance.convergence import FIRST_RULESET, Convergence, Outcome, convergence_of, report_of
 from encore.results.findings import FORMATS, ComplianceReport, Finding, ReportJson
 from encore.results.format import count_of, figure, round_of
@@ -134,7 +134,7 @@ def check(
 
       encore check training_results_v5.1/NVIDIA --format sarif > check.sarif
     """
-    form, ruleset = options.one_form(format_, as_json), known_ruleset(ruleset)
+    form, ruleset = options.one_form(format_, as_json), parse_ruleset(ruleset)
     if not path.exists():
         raise EncoreError(f"there is no {path}", expected="a result log or a folder of them", hint="check the path")
     if package:
@@ -486,7 +486,7 @@ def _print_factors(screen: Console, found: Comparison) -> None:
         show(screen, "", columns, map(_factor_cells, found.factors), numbers=columns[1:], least=("z",))
         for note in dict.fromkeys(factor.note for factor in found.factors if factor.note):
             say(screen, text(note, "dim"))
-    for line in certainty(found):
+    for line in format_certainty(found):
         say(screen, text(line))
     for caveat in found.caveats:
         say(screen, text(f"note: {caveat}", "yellow"))

@@ -125,7 +125,7 @@ class ComplianceReport:
         }
 
 
-MOST_OF_AN_ERROR = 0.005  # A rule that fires on more of the public sets than this is at most a warning
+MAX_ERROR_RATE = 0.005  # A rule that fires on more of the public sets than this is at most a warning
 Rules = Literal["audit", "check"]
 
 
@@ -148,7 +148,7 @@ def rate_of(rules: Rules, name: str) -> float | None:
 
 def severity_at(rate: float | None, max_severity: Severity) -> Severity:
     """Return what a finding is: an error only where its rule is known to fire rarely."""
-    return "warning" if max_severity == "error" and (rate is None or rate > MOST_OF_AN_ERROR) else max_severity
+    return "warning" if max_severity == "error" and (rate is None or rate > MAX_ERROR_RATE) else max_severity
 
 
 Found = Sequence[tuple[Path, Sequence[Finding]]]  # Logs, or folders of a set, with what was found in each
@@ -166,7 +166,7 @@ def sarif(results_by_path: Found) -> str:
     results = []
     for path, findings in results_by_path:
         for finding in findings:
-            rules.setdefault(_rule_of(finding), finding)
+            rules.setdefault(_rule_id(finding), finding)
             results.append(_result(path, finding))
     described = [
         {"id": name, "shortDescription": {"text": first.rule}, "help": {"text": first.hint}}
@@ -186,11 +186,11 @@ def junit(results_by_path: Found) -> str:
         case = ElementTree.SubElement(suite, "testcase", classname=path.parent.as_posix(), name=path.name)
         errors = [finding for finding in findings if finding.severity == "error"]
         if errors:
-            failure = ElementTree.SubElement(case, "failure", message=_printable(_text(errors[0])), type="error")
-            failure.text = "\n".join(_lines(errors))
+            failure = ElementTree.SubElement(case, "failure", message=_printable(_format_text(errors[0])), type="error")
+            failure.text = "\n".join(_format_lines(errors))
         warnings = [finding for finding in findings if finding.severity != "error"]
         if warnings:
-            ElementTree.SubElement(case, "system-out").text = "\n".join(_lines(warnings))
+            ElementTree.SubElement(case, "system-out").text = "\n".join(_format_lines(warnings))
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True)
 
@@ -199,7 +199,7 @@ FORMATS = {"sarif": sarif, "junit": junit}
 
 
 # Short name that is the same for all findings of a rule: that of our own, or mlperf-logging's key.
-def _rule_of(finding: Finding) -> str:
+def _rule_id(finding: Finding) -> str:
     return finding.code or finding.rule.partition(":")[0].rpartition(", ")[2]
 
 
@@ -210,9 +210,9 @@ def _result(path: Path, finding: Finding) -> dict[str, Any]:
         location["region"] = {"startLine": max(finding.line, 1)}
     level = "note" if finding.kind == "small_data" else _LEVELS[finding.severity]
     return {
-        "ruleId": _rule_of(finding),
+        "ruleId": _rule_id(finding),
         "level": level,
-        "message": {"text": _text(finding)},
+        "message": {"text": _format_text(finding)},
         "locations": [{"physicalLocation": location}],
     }
 
@@ -224,14 +224,14 @@ def _relative(path: Path) -> str:
         return path.as_posix()
 
 
-def _text(finding: Finding) -> str:
+def _format_text(finding: Finding) -> str:
     return f"{finding.found}; expected: {finding.expected}; hint: {finding.hint}"
 
 
-def _lines(findings: Sequence[Finding]) -> Iterator[str]:
+def _format_lines(findings: Sequence[Finding]) -> Iterator[str]:
     for finding in findings:
         location = f"{finding.place}: " if finding.place else ""
-        yield _printable(f"{finding.severity}: {location}{_text(finding)}")
+        yield _printable(f"{finding.severity}: {location}{_format_text(finding)}")
 
 
 # Text without the control characters that XML cannot hold, which a log may have.

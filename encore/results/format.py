@@ -11,12 +11,12 @@ def with_names(values: Mapping[str, float], style: str = ".4f") -> str:
     return ", ".join(f"{name} {value:{style}}" for name, value in values.items())
 
 
-def apart(values: Mapping[str, float], targets: Mapping[str, float]) -> str:
+def format_distinct(values: Mapping[str, float], targets: Mapping[str, float]) -> str:
     """Return ``value 0.759``; with as many digits as tell each from its target: ``value 0.7589999``."""
-    return ", ".join(f"{name} {_apart(value, targets.get(name))}" for name, value in values.items())
+    return ", ".join(f"{name} {_distinct_text(value, targets.get(name))}" for name, value in values.items())
 
 
-def _apart(value: float, target: float | None) -> str:
+def _distinct_text(value: float, target: float | None) -> str:
     target_text = "" if target is None or value == target else f"{target:g}"
     texts = (f"{value:.{digits}g}" for digits in range(5, 17))
     return next((text for text in texts if text != target_text), repr(value))

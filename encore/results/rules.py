@@ -65,7 +65,7 @@ class Rule:
     may_miss: int = 1  # Runs that may miss the target and then count as the slowest
     first_converging: int | None = None  # NCF of v0.5: the score takes this many runs, the first that converge
 
-    def counted(self, ordered: Sequence[Run], missed: int) -> Sequence[Run]:
+    def scored_runs(self, ordered: Sequence[Run], missed: int) -> Sequence[Run]:
         """Return the runs that the score is the mean of, from those that converged, the fastest first.
 
         Runs that missed the target are the slowest, and dropped before others.

@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 LEVEL = 0.90  # Probability of every interval: 5 % on either side, as the two one-sided tests need it
-MOST_FURTHER_RUNS = 100
-_WIDEST = math.log(1000)
-_LARGEST = 700.0  # exp of more is no float
+MAX_FURTHER_RUNS = 100
+_MAX_HALF_WIDTH = math.log(1000)
+_MAX_EXPONENT = 700.0  # exp of more is no float
 
 
 class Outcome(str, Enum):
@@ -60,7 +60,7 @@ class Sample:
             spread=None if spread is None else unit * spread,
             count=len(values),
             trimmed=trimmed,
-            error_per_spread=_error(ordered, trimmed) / spread if spread and trimmed else None,
+            error_per_spread=_standard_error(ordered, trimmed) / spread if spread and trimmed else None,
         )
 
     @property
@@ -99,7 +99,7 @@ class Ratio:
 
     @property
     def half_width(self) -> float | None:
-        return None if self.error is None else min(_quantile(self.freedom) * self.error, _WIDEST)
+        return None if self.error is None else min(_quantile(self.freedom) * self.error, _MAX_HALF_WIDTH)
 
     def interval(self) -> tuple[float, float] | None:
         """Return where the true ratio is, with probability LEVEL; None where no spread is known."""
@@ -142,7 +142,7 @@ def ratio_of(current: Sample, baseline: Sample) -> Ratio | None:
     if borrowed:
         # One estimate of the spread serves both sides.
         return Ratio(log, error, min(current.freedom, baseline.freedom))
-    return Ratio(log, error, _welch(error_a, current.freedom, error_b, baseline.freedom))
+    return Ratio(log, error, _welch_freedom(error_a, current.freedom, error_b, baseline.freedom))
 
 
 def interval(sample: Sample) -> tuple[float, float] | None:
@@ -167,7 +167,7 @@ def z_score(current: Sample, baseline: Sample) -> float | None:
 def further_runs(current: Sample, baseline: Sample, within: float) -> int | None:
     """Return about how many more runs of ours would decide, if mean and spread stay as they are; 0 where they do.
 
-    None where the spread is not known, or where MOST_FURTHER_RUNS would not do.
+    None where the spread is not known, or where MAX_FURTHER_RUNS would not do.
     """
     now = ratio_of(current, baseline)
     if now is None or now.error is None:
@@ -176,7 +176,7 @@ def further_runs(current: Sample, baseline: Sample, within: float) -> int | None
         return 0
     current, baseline = current.with_spread_of(baseline), baseline.with_spread_of(current)
     root = (current.error_per_spread or 1 / math.sqrt(current.count)) * math.sqrt(current.count)
-    for extra in range(1, MOST_FURTHER_RUNS + 1):
+    for extra in range(1, MAX_FURTHER_RUNS + 1):
         count = current.count + extra
         grown = replace(current, count=count, spread_count=None, error_per_spread=root / math.sqrt(count))
         ratio = ratio_of(grown, baseline)
@@ -196,7 +196,7 @@ def _deviation(values: Sequence[float]) -> float | None:
 # Standard error of the mean of sorted values without ``trimmed`` on each side.
 # The larger of two: of a plain mean, which an unseen slow run cannot make too small, and of a trimmed one by the
 # winsorized spread (Tukey and McLaughlin, Sankhya A 25, 1963), as runs that take 4 epochs or 5 need it.
-def _error(ordered: Sequence[float], trimmed: int) -> float:
+def _standard_error(ordered: Sequence[float], trimmed: int) -> float:
     count, remaining = len(ordered), len(ordered) - 2 * trimmed
     low, high = ordered[trimmed], ordered[-1 - trimmed]
     winsorized = _deviation([min(max(value, low), high) for value in ordered]) or 0.0
@@ -205,7 +205,7 @@ def _error(ordered: Sequence[float], trimmed: int) -> float:
 
 
 # Degrees of freedom of a difference (Welch and Satterthwaite).
-def _welch(error_a: float, freedom_a: float, error_b: float, freedom_b: float) -> float:
+def _welch_freedom(error_a: float, freedom_a: float, error_b: float, freedom_b: float) -> float:
     largest = max(error_a, error_b)
     if largest == 0 or not math.isfinite(largest):
         return min(freedom_a, freedom_b)
@@ -221,4 +221,4 @@ def _quantile(freedom: float) -> float:
 
 
 def _exp(log: float) -> float:
-    return math.exp(min(max(log, -_LARGEST), _LARGEST))
+    return math.exp(min(max(log, -_MAX_EXPONENT), _MAX_EXPONENT))

@@ -49,7 +49,7 @@ class Table:
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(self.columns)
-        writer.writerows([_csv_cell(cell) for cell in row] for row in self.rows)
+        writer.writerows([_escape_csv(cell) for cell in row] for row in self.rows)
         return file.getvalue()
 
     # The text of a cell can neither end the cell nor be taken for HTML, a link or an image.
@@ -61,7 +61,7 @@ class Table:
         return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def _csv_cell(cell: Cell) -> Cell:
+def _escape_csv(cell: Cell) -> Cell:
     # Spreadsheets evaluate text that starts like a formula; logs and system names come from anybody
     if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")):
         try:

@@ -228,12 +228,12 @@ def _progress(row: Row) -> Row:
 def forecast_of(experiment: Experiment) -> Forecast | None:
     """Return when a running experiment reaches its target; None where its log does not say yet how far it is."""
     # Here, since NumPy takes a tenth of a second to load, and most runs have ended.
-    from encore.results.compare.forecast import forecasts_of
+    from encore.results.compare.forecast import forecast_runs
 
     run = experiment.folder.parent
     ended = [read_run(path) for path in sorted(run.glob("result_*.txt"))]
     name = f"{experiment.folder.name}/"
-    return next((each for each in forecasts_of(ended, run) if each.run.startswith(name)), None)
+    return next((each for each in forecast_runs(ended, run) if each.run.startswith(name)), None)
 
 
 # -- one run --------------------------------------------------------------------------------------------

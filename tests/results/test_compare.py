@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from encore import catalogue
 from encore.errors import EncoreError
 from encore.results.compare import noise
-from encore.results.compare.compare import Verdict, compare, compare_with, decide, factor_of, length_factor
+from encore.results.compare.compare import Verdict, compare, compare_with, decide, length_factor, make_factor
 from encore.results.compare.explain import explain
 from encore.results.compare.nearest import AS_GIVEN, How, Match, find_submission
 from encore.results.compare.noise import LEVEL, Noise, Series, half_width, judged, losses_of, noise_of, run_in_band
@@ -106,7 +106,7 @@ def test_extreme_times_have_a_finite_interval_or_none(ours: list[float], theirs:
         samples = Sample.of(ours, trimmed), Sample.of(theirs, trimmed)
         further_runs(*samples, MARGIN)
         interval(samples[0])
-        if (factor := factor_of("time", "min", *samples)) is not None and factor.interval is not None:
+        if (factor := make_factor("time", "min", *samples)) is not None and factor.interval is not None:
             assert 0 <= factor.interval[0] <= factor.interval[1] < math.inf
 
 
@@ -144,8 +144,8 @@ def test_a_single_run_shows_no_difference_in_epochs(runs: Runs, verdict: Verdict
     ("minutes", "verdict"), [([40.0, 40.1, 39.9], Verdict.REPRODUCED), ([40.0, 46.0, 49.0], Verdict.UNDECIDED)]
 )
 def test_the_pace_of_an_epoch_does_not_decide_the_verdict(minutes: list[float], verdict: Verdict) -> None:
-    score = factor_of("time", "min", Sample.of(minutes), Sample.of([40.0, 40.1, 39.9]))
-    pace = factor_of("minutes per epoch", "min", Sample.of([1.10, 1.101, 1.099]), Sample.of([1.0, 1.001, 0.999]))
+    score = make_factor("time", "min", Sample.of(minutes), Sample.of([40.0, 40.1, 39.9]))
+    pace = make_factor("minutes per epoch", "min", Sample.of([1.10, 1.101, 1.099]), Sample.of([1.0, 1.001, 0.999]))
     assert pace.is_beyond(MARGIN)
     assert decide(score, pace, None, MARGIN, single=False)[0] is verdict
 
@@ -162,7 +162,7 @@ def test_verdicts_are_symmetric_and_independent_of_the_unit_of_time(
     verdict = verdict_of(ours, theirs)
     assert verdict_of(theirs, ours) is MIRROR.get(verdict, verdict)
     assert verdict_of(*([(unit * minutes, epochs) for minutes, epochs in runs] for runs in (ours, theirs))) is verdict
-    score = factor_of("time", "min", *(Sample.of([minutes for minutes, _ in runs]) for runs in (ours, theirs)))
+    score = make_factor("time", "min", *(Sample.of([minutes for minutes, _ in runs]) for runs in (ours, theirs)))
     narrow, wide = (decide(score, None, None, margin, single=False)[0] for margin in sorted(margins))
     assert wide is Verdict.REPRODUCED or narrow is not Verdict.REPRODUCED
     assert narrow is wide or wide not in MIRROR

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from encore.results.compare.compare import Verdict, certainty, compare
+from encore.results.compare.compare import Verdict, compare, format_certainty
 from encore.results.compare.forecast import (
     Forecast,
     Lengths,
     Pace,
     forecast,
-    forecasts_of,
+    forecast_runs,
     known_lengths,
     pace_of,
     weighted_quantiles,
@@ -120,7 +120,7 @@ SMALL = {"quality": (0.3, 0.5, 0.7605), "train_samples": 640}
 def test_forecast_on_small_data_uses_only_runs_of_the_same_set(tmp_path: Path) -> None:
     first = read_text(tmp_path / "first", resnet_v07(4.0, **SMALL))
     unfinished = read_text(tmp_path / "second", resnet_v07(4.0, start_ms=START_MS + 1, **SMALL), seconds=170)
-    (alone,), (result,) = forecasts_of([unfinished]), forecasts_of([first, unfinished])
+    (alone,), (result,) = forecast_runs([unfinished]), forecast_runs([first, unfinished])
     assert alone.minutes is None and "not known" in alone.why
     assert alone.minutes_per_length == pytest.approx(1 / 3, rel=0.01)
     assert (result.length_to_target, result.runs) == (pytest.approx(12.0), 1)
@@ -145,13 +145,13 @@ def test_invalid_sample_counts(tmp_path: Path, batch: float, counts: list[float]
         for n, count in enumerate(counts)
     ]
     text = log_of("flux1", mllog("global_batch_size", batch, start), *lines, start_ms=start)
-    for result in forecasts_of([read_text(tmp_path, text.rpartition(":::MLLOG")[0], "v6.1")]):
+    for result in forecast_runs([read_text(tmp_path, text.rpartition(":::MLLOG")[0], "v6.1")]):
         assert result.minutes is None or result.minutes >= result.elapsed_minutes > 0
 
 
 def test_run_that_has_reached_its_target_has_no_forecast(tmp_path: Path) -> None:
     run = read_text(tmp_path, resnet_v07(40.0).rpartition(":::MLLOG")[0])
-    assert (run.stop_s, len(run.met), forecasts_of([run])) == (None, 1, [])
+    assert (run.stop_s, len(run.met), forecast_runs([run])) == (None, 1, [])
 
 
 def test_run_that_cannot_be_compared_has_no_expectation(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_run_that_cannot_be_compared_has_no_expectation(tmp_path: Path) -> None:
         load_run_set(write_set(tmp_path, [text.replace("1592", "1593")])), "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"
     )
     assert (result.verdict, len(result.forecasts)) == (Verdict.NOT_COMPARABLE, 1)
-    assert not any("published" in line for line in certainty(result))
+    assert not any("published" in line for line in format_certainty(result))
     assert result.as_json()["forecasts"][0].expected is None
 
 
@@ -171,15 +171,15 @@ def test_forecast_of_an_experiment_of_a_run_folder(tmp_path: Path) -> None:
     experiment = tmp_path / "experiment_0"
     read_text(experiment, text, seconds=10.0).path.rename(experiment / "result.txt")
     (tmp_path / "run.json").write_text(json.dumps({"round": "v0.7"}))
-    assert forecasts_of([], tmp_path) == []
+    assert forecast_runs([], tmp_path) == []
     records = [{"kind": "start", "steps_per_epoch": 385, "global_batch_size": 1664}]
     records += [{"kind": "step", "step": step, "time": START_MS / 1000 + step * 0.2} for step in (20, 40, 385)]
     lines = [json.dumps(record) + "\n" for record in records]
     (experiment / "metrics.jsonl").write_text("".join([*lines[:2], lines[2][:30] + "\n", lines[3], lines[3][:30]]))
-    (result,) = forecasts_of([], tmp_path)
+    (result,) = forecast_runs([], tmp_path)
     assert (result.run, result.length, result.minutes is None) == ("experiment_0/result.txt", 1.0, False)
     assert result.minutes_per_length == pytest.approx(385 * 0.2 / 60)
-    assert forecasts_of([read_text(tmp_path, text)], tmp_path) == []
+    assert forecast_runs([read_text(tmp_path, text)], tmp_path) == []
 
 
 # --- calibration ------------------------------------------------------------------------------------------

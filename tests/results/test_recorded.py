@@ -18,7 +18,7 @@ from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.files import plain as plain_json
 from encore.results.audit.audit import audit_score
-from encore.results.compare.compare import certainty, compare
+from encore.results.compare.compare import compare, format_certainty
 from encore.results.compare.digest import main as make_digests
 from encore.results.compare.explain import explain
 from encore.results.compare.run_set import load_run_set
@@ -764,7 +764,7 @@ def test_comparisons(tmp_path: Path, recorded: Record) -> None:
         results[name] = {
             **result.as_json(),
             "findings": sorted({item.rule for item in side.findings}),
-            "sure": [*certainty(result)],
+            "sure": [*format_certainty(result)],
             "differences": [[item.area, item.sentence, item.weight, item.ratio] for item in differences],
             "unknown": explanation.unknown if explanation else (),
         }

@@ -219,7 +219,7 @@ def test_severity_follows_the_measured_rate(log: Path) -> None:
     log.write_text(resnet_v07().replace(mllog("run_start"), early + mllog("run_start")))
     (finding,) = check(log).findings
     rate = measured["rules"]["data_before_clock"]["sets"] / measured["sets"]
-    assert (finding.rate, finding.severity) == (rate, "error" if rate <= rates.MOST_OF_AN_ERROR else "warning")
+    assert (finding.rate, finding.severity) == (rate, "error" if rate <= rates.MAX_ERROR_RATE else "warning")
 
 
 # The checker executes code in the rule file that a value in the log leads to.
@@ -250,7 +250,7 @@ def test_alternative_events_have_one_order() -> None:
     collector = official._collector_class()("training", "6.0.0", False, False)
     for names in ("'block_stop' or 'epoch_stop'", "'epoch_stop' or 'block_stop'"):
         collector.put_message(f"Required AT_LEAST_ONE occurrence of {names}")
-    ((_, message, _),) = collector.collected()
+    ((_, message, _),) = collector.unique_messages()
     assert message == "Required AT_LEAST_ONE occurrence of 'block_stop' or 'epoch_stop'"
 
 
@@ -472,7 +472,7 @@ def test_genuine_logs_of_v60_have_no_finding(tmp_path: Path) -> None:
     with tarfile.open(Path(__file__).parents[1] / "golden" / "results" / "v6.0.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     audits = audit_path(tmp_path)
-    assert len([run for audit in audits for run in audit.score.runs if declarations.declared(run)]) == 10
+    assert len([run for audit in audits for run in audit.score.runs if declarations.declared_values(run)]) == 10
     assert {finding.rule for audit in audits for finding in audit.findings} & DECLARATION_RULES == set()
     assert {rule for rule, _ in CASES} == DECLARATION_RULES
 
@@ -480,7 +480,7 @@ def test_genuine_logs_of_v60_have_no_finding(tmp_path: Path) -> None:
 def test_precision_of_recorded_kernel_names(recorded: Any) -> None:
     rows = kernels.table()["kernel"]
     assert all(row["source"] and row["names"] for row in rows)
-    parts = {name: kernels.of_kernel(name) for row in rows for name in row["names"]}
+    parts = {name: kernels.classify_kernel(name) for row in rows for name in row["names"]}
     recorded("kernel_precisions.json", {name: [part, *sorted(words)] for name, (part, words) in parts.items()})
 
 

@@ -116,7 +116,7 @@ RULES = (
         severity="warning",
         expected="one run_start",
         hint="let only rank 0 log run_start",
-        check=per_log(logs.several("run_start")),
+        check=per_log(logs.repeated_event("run_start")),
     ),
     Rule(
         name="several_stops",
@@ -124,7 +124,7 @@ RULES = (
         severity="warning",
         expected="one run_stop",
         hint="let only rank 0 log run_stop",
-        check=per_log(logs.several("run_stop")),
+        check=per_log(logs.repeated_event("run_stop")),
     ),
     Rule(
         name="target_after_stop",
@@ -270,7 +270,7 @@ RULES = (
         severity="error",
         expected="one system, submitter and division",
         hint=_ALIKE,
-        check=sets.unlike(
+        check=sets.differing_values(
             {
                 "submission_platform": attrgetter("platform"),
                 "submission_org": attrgetter("org"),
@@ -284,7 +284,7 @@ RULES = (
         severity="error",
         expected="one global batch",
         hint=_ALIKE,
-        check=sets.unlike(
+        check=sets.differing_values(
             {"global batch": lambda run: f"{run.global_batch:g}" if run.global_batch is not None else None}
         ),
     ),
@@ -302,7 +302,7 @@ RULES = (
         severity="warning",
         expected="one version of the program",
         hint=_ALIKE,
-        check=sets.unlike({"run_start was logged from": attrgetter("source")}, with_line=True),
+        check=sets.differing_values({"run_start was logged from": attrgetter("source")}, with_line=True),
     ),
     Rule(
         name="different_format",
@@ -310,7 +310,7 @@ RULES = (
         severity="error",
         expected="one dialect",
         hint=_ALIKE,
-        check=sets.unlike({"lines in the dialect": lambda run: " and ".join(sorted(run.dialects))}),
+        check=sets.differing_values({"lines in the dialect": lambda run: " and ".join(sorted(run.dialects))}),
     ),
     Rule(
         name="surplus_files",
@@ -437,7 +437,7 @@ RULES = (
 )
 
 
-_COPY, _ALTERED_COPY = (rule for rule in RULES if rule.check is None)
+_COPY_RULE, _ALTERED_COPY_RULE = (rule for rule in RULES if rule.check is None)
 _ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 
 
@@ -486,7 +486,7 @@ def audit_path(path: str | Path, against: Iterable[Path] = ()) -> list[Audit]:
 
 def audit_scores(scores: Sequence[Score], other_scores: Sequence[Score] = ()) -> list[Audit]:
     """Audit sets that were scored, among them copies from one set to another, or from ``other_scores``."""
-    foreign = grouped(_copied(scores, other_scores), lambda pair: pair[0])
+    foreign = grouped(_find_copies(scores, other_scores), lambda pair: pair[0])
     audits = []
     for score in scores:
         findings = [*audit_score(score, in_digests=True), *(finding for _, finding in foreign.get(score.folder, []))]
@@ -517,10 +517,10 @@ def _finding(rule: Rule, anomaly: Anomaly) -> Finding:
 
 
 # Yield each log that is in another set too, with the folder of its own one.
-def _copied(scores: Sequence[Score], other_scores: Sequence[Score]) -> Iterator[tuple[Path, Finding]]:
+def _find_copies(scores: Sequence[Score], other_scores: Sequence[Score]) -> Iterator[tuple[Path, Finding]]:
     folders = {score.folder.resolve() for score in scores}
     separate = [score for score in other_scores if score.folder.resolve() not in folders]
     for copy, original, change in copies(run for score in (*separate, *scores) for run in score.runs):
         if copy.path.parent != original.path.parent:
             anomaly = Anomaly(f"the events of {original.path}{f', {change}' if change else ''}", copy.path)
-            yield copy.path.parent, _finding(_ALTERED_COPY if change else _COPY, anomaly)
+            yield copy.path.parent, _finding(_ALTERED_COPY_RULE if change else _COPY_RULE, anomaly)

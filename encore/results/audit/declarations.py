@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from encore.results.audit.anomalies import Anomaly, Check
-from encore.results.audit.kernels import BITS, PROFILES, Seen, read_profile, table
+from encore.results.audit.kernels import BITS, PROFILES, Precision, read_profile, table
 from encore.results.logs.reader import number_of
 from encore.results.logs.run_log import RunLog
 from encore.results.published.published import System
@@ -25,31 +25,31 @@ PARALLELISM = ("tensor_parallelism", "pipeline_parallelism", "context_parallelis
 KEYS = (*(f"{PRECISION}{part}" for part in ("linear", "attn", "comm")), *PARALLELISM, "micro_batch_size")
 _FILE = "config_filename"
 _ALIASES = {f"{PRECISION}linear": "lowest_numerical_precision_linear"}  # AMD's logs of v6.0
-_ABOVE = 5
+_MAX_PARENTS = 5
 _EXPORT = re.compile(
     r"^[ \t]*(?:export[ \t]+)?([A-Z][A-Z0-9_]*)=(?:\$\{\1:-)?[\"']?([\w.-]+)[\"']?\}?[ \t]*(?:#.*)?$", re.MULTILINE
 )
 _YES, _NO = frozenset({"true", "1"}), frozenset({"false", "0"})
 
 
-def declared(run: RunLog) -> dict[str, object]:
+def declared_values(run: RunLog) -> dict[str, object]:
     """Return the keys that a log declares, by the names of the rules."""
     logged = run.hyperparameters
     values = {key: logged.get(key, logged.get(_ALIASES.get(key, ""))) for key in (*KEYS, _FILE)}
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _per_declaring(check: Callable[[Score, RunLog, dict[str, object]], Iterator[str]]) -> Check:
+def _for_declaring_logs(check: Callable[[Score, RunLog, dict[str, object]], Iterator[str]]) -> Check:
     def check_set(score: Score) -> Iterator[Anomaly]:
         for run in score.runs:
-            if values := declared(run):
+            if values := declared_values(run):
                 yield from (Anomaly(text, run.path) for text in check(score, run, values))
 
     return check_set
 
 
 # Positive whole number that a key declares; None where it is not declared, or no such number.
-def _whole(values: Mapping[str, object], key: str) -> int | None:
+def _positive_int(values: Mapping[str, object], key: str) -> int | None:
     number = number_of(values.get(key))
     return int(number) if number is not None and number >= 1 and number == int(number) else None
 
@@ -64,10 +64,10 @@ def _accelerators(score: Score) -> tuple[System | None, int | None]:
 
 def _parallelism(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
     for key in (*PARALLELISM, "micro_batch_size"):
-        if key in values and _whole(values, key) is None:
+        if key in values and _positive_int(values, key) is None:
             yield f"{key} {values[key]}"
     _, count = _accelerators(score)
-    tensor, pipeline, context, expert = (_whole(values, key) or 1 for key in PARALLELISM)
+    tensor, pipeline, context, expert = (_positive_int(values, key) or 1 for key in PARALLELISM)
     # Experts are spread over ranks that are data-parallel elsewhere.
     for text, ranks in (
         (f"tensor {tensor} x pipeline {pipeline} x context {context}", tensor * pipeline * context),
@@ -78,12 +78,12 @@ def _parallelism(score: Score, run: RunLog, values: dict[str, object]) -> Iterat
 
 
 def _batch(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
-    micro, total = _whole(values, "micro_batch_size"), run.global_batch
+    micro, total = _positive_int(values, "micro_batch_size"), run.global_batch
     _, count = _accelerators(score)
-    ranks = math.prod(_whole(values, key) or 1 for key in PARALLELISM[:3])
+    ranks = math.prod(_positive_int(values, key) or 1 for key in PARALLELISM[:3])
     if not micro or not total or not count or count % ranks:
         return
-    steps = _whole(run.hyperparameters, "gradient_accumulation_steps")
+    steps = _positive_int(run.hyperparameters, "gradient_accumulation_steps")
     step = micro * (count // ranks)
     if total % step or (steps and total != step * steps):
         times = f" x {steps} accumulation steps" if steps else ""
@@ -111,7 +111,7 @@ def _missing_file(score: Score, run: RunLog, values: dict[str, object]) -> Itera
 
 def _script(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
     _, scripts = _scripts(score, values)
-    texts = [(script, list(_contradicted(values, _variables(script)))) for script in scripts]
+    texts = [(script, list(_contradictions(values, _variables(script)))) for script in scripts]
     # Of several scripts of that name one may be the one that ran.
     if texts and all(lines for _, lines in texts):
         yield from (f"{line} in {texts[0][0].name}" for line in texts[0][1])
@@ -124,7 +124,7 @@ def _scripts(score: Score, values: dict[str, object]) -> tuple[Path | None, list
         return None, []
     if (score.folder / "run.json").is_file():
         return score.folder, [path for path in score.folder.iterdir() if path.name == name and path.is_file()]
-    candidates = (parent / "benchmarks" for parent in list(score.folder.absolute().parents)[:_ABOVE])
+    candidates = (parent / "benchmarks" for parent in list(score.folder.absolute().parents)[:_MAX_PARENTS])
     root = next((parent for parent in candidates if any(parent.glob("*/implementations"))), None)
     paths = [path for path in _files(root) if path.name == name] if root is not None else []
     for part in (score.benchmark, score.folder.parent.name):
@@ -145,10 +145,10 @@ def _variables(path: Path) -> dict[str, str]:
         return {}
 
 
-def _contradicted(values: Mapping[str, object], variables: Mapping[str, str]) -> Iterator[str]:
+def _contradictions(values: Mapping[str, object], variables: Mapping[str, str]) -> Iterator[str]:
     for key, names in table()["variables"].items():
         for name in names:
-            if key in values and name in variables and not _same(values[key], variables[name]):
+            if key in values and name in variables and not _is_same(values[key], variables[name]):
                 yield f"{key} {values[key]}, {name}={variables[name]}"
     linear = str(values.get(f"{PRECISION}linear"))
     fp8, fp4 = (variables.get(name, "").lower() for name in ("FP8", "FP4"))
@@ -160,14 +160,14 @@ def _contradicted(values: Mapping[str, object], variables: Mapping[str, str]) ->
 
 
 # Whether a value of a script is the declared one; what is neither a number nor a precision is not compared.
-def _same(logged: object, text: str) -> bool:
+def _is_same(logged: object, text: str) -> bool:
     declared_number, script_number = number_of(logged), number_of(text)
     if declared_number is None or script_number is None:
         return not (str(logged) in BITS and text in BITS) or text == logged
     return declared_number == script_number
 
 
-def _own_run(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
+def _run_json(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
     number = re.search(r"\d+", run.path.name)
     evidence = passport_of(score.folder).get("evidence")
     configured = evidence.get(number[0] if number else "") if isinstance(evidence, dict) else None
@@ -181,24 +181,24 @@ def _kernels(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[s
         for part, precision in profile.items() if not isinstance(profile, str) else ():
             logged = values.get(f"{PRECISION}{part}")
             if isinstance(logged, str) and precision.contradicts(logged):
-                yield _unlike(part, logged, precision, path)
+                yield _mismatch(part, logged, precision, path)
 
 
-def _unlike(part: str, logged: str, precision: Seen, path: Path) -> str:
+def _mismatch(part: str, logged: str, precision: Precision, path: Path) -> str:
     names = " or ".join(sorted(precision.lowest))
     return f"{PRECISION}{part} {logged}, {names} in {path.name}: {precision.example[:80]}"
 
 
 # Profiles in a folder, by the suffixes that a profile may have, or why one cannot be read.
-def _profiles(folder: Path) -> Iterator[tuple[Path, dict[str, Seen] | str]]:
+def _profiles(folder: Path) -> Iterator[tuple[Path, dict[str, Precision] | str]]:
     for path in sorted(folder.glob("profile*")):
         if path.name.endswith(PROFILES) and path.is_file():
-            yield path, _read_once(path, path.stat().st_mtime_ns, path.stat().st_size)
+            yield path, _cached_profile(path, path.stat().st_mtime_ns, path.stat().st_size)
 
 
 # A profile has up to millions of events, and each log of a set is compared with it.
 @functools.lru_cache(maxsize=64)
-def _read_once(path: Path, modified: int, size: int) -> dict[str, Seen] | str:
+def _cached_profile(path: Path, modified: int, size: int) -> dict[str, Precision] | str:
     try:
         return read_profile(path)
     except ValueError as error:
@@ -206,10 +206,10 @@ def _read_once(path: Path, modified: int, size: int) -> dict[str, Seen] | str:
 
 
 def unreadable_profile(score: Score) -> Iterator[Anomaly]:
-    if any(map(declared, score.runs)):
+    if any(map(declared_values, score.runs)):
         yield from (Anomaly(profile, path) for path, profile in _profiles(score.folder) if isinstance(profile, str))
 
 
-declared_parallelism, declared_batch, declared_hardware = map(_per_declaring, (_parallelism, _batch, _hardware))
-missing_config, declared_script = map(_per_declaring, (_missing_file, _script))
-declared_run, declared_kernels = map(_per_declaring, (_own_run, _kernels))
+declared_parallelism, declared_batch, declared_hardware = map(_for_declaring_logs, (_parallelism, _batch, _hardware))
+missing_config, declared_script = map(_for_declaring_logs, (_missing_file, _script))
+declared_run, declared_kernels = map(_for_declaring_logs, (_run_json, _kernels))

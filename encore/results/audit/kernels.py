@@ -35,7 +35,7 @@ Names = Iterator[tuple[str, tuple[str, ...]]]  # Names of kernels or operators, 
 
 
 @dataclass(frozen=True)
-class Seen:
+class Precision:
     """What a profile shows of a part of a step: linear layers, attention or communication."""
 
     lowest: frozenset[str]  # The words that the lowest precision may be called
@@ -46,7 +46,7 @@ class Seen:
         """Return whether ``declared`` is not what was seen; lower than that only where every name is known."""
         if not self.lowest or declared not in BITS or declared in self.lowest:
             return False
-        return not self.unknown or BITS[declared] >= _bits(self.lowest)
+        return not self.unknown or BITS[declared] >= _min_bits(self.lowest)
 
 
 @functools.cache
@@ -55,7 +55,7 @@ def table() -> dict[str, Any]:
     return tomllib.loads((Path(__file__).parents[1] / "data" / "precisions.toml").read_text("utf-8"))
 
 
-def read_profile(path: Path) -> dict[str, Seen]:
+def read_profile(path: Path) -> dict[str, Precision]:
     """Return what a trace of torch.profiler (JSON, also .gz) or a cuda_gpu_kern_sum of nsys (CSV) shows, by part.
 
     Raises:
@@ -64,31 +64,31 @@ def read_profile(path: Path) -> dict[str, Seen]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             text = Bounded(file, max_unpacked(path)).read().decode("utf-8")
-        names = _of_nsys(text) if path.suffix == ".csv" else _of_trace(json.loads(text))
-        return seen_in(names)
+        names = _parse_nsys(text) if path.suffix == ".csv" else _parse_trace(json.loads(text))
+        return lowest_precisions(names)
     # A damaged file can be wrong in any of these ways.
     except (OSError, EOFError, LookupError, TypeError, AttributeError, RecursionError, ValueError, *_DAMAGED) as error:
         raise ValueError(f"{path.name} is no profile: {error}") from None
 
 
-def seen_in(names: Iterable[tuple[str, tuple[str, ...]]]) -> dict[str, Seen]:
+def lowest_precisions(names: Iterable[tuple[str, tuple[str, ...]]]) -> dict[str, Precision]:
     """Return the lowest precision of each part among kernels, and operators with the types of their inputs."""
-    precisions: dict[str, Seen] = {}
+    precisions: dict[str, Precision] = {}
     for name, types in dict.fromkeys(names):
-        part, labels = _of_operator(name, types) if types else of_kernel(name)
+        part, labels = _classify_operator(name, types) if types else classify_kernel(name)
         if part is None:
             continue
-        precision = precisions.get(part, Seen(frozenset()))
+        precision = precisions.get(part, Precision(frozenset()))
         if not labels:
-            precisions[part] = Seen(precision.lowest, precision.example, name)
-        elif not precision.lowest or _bits(labels) < _bits(precision.lowest):
-            precisions[part] = Seen(labels, name, precision.unknown)
-        elif _bits(labels) == _bits(precision.lowest):
-            precisions[part] = Seen(precision.lowest | labels, precision.example, precision.unknown)
+            precisions[part] = Precision(precision.lowest, precision.example, name)
+        elif not precision.lowest or _min_bits(labels) < _min_bits(precision.lowest):
+            precisions[part] = Precision(labels, name, precision.unknown)
+        elif _min_bits(labels) == _min_bits(precision.lowest):
+            precisions[part] = Precision(precision.lowest | labels, precision.example, precision.unknown)
     return precisions
 
 
-def of_kernel(name: str) -> tuple[str | None, frozenset[str]]:
+def classify_kernel(name: str) -> tuple[str | None, frozenset[str]]:
     """Return the part that a kernel is of, None for none of them, and the words that its precision may be called."""
     for row in table()["kernel"]:
         if match := re.search(row["pattern"], name):
@@ -98,19 +98,19 @@ def of_kernel(name: str) -> tuple[str | None, frozenset[str]]:
 
 
 # The lowest of the types that an operator reads; indices and lengths are no precision.
-def _of_operator(name: str, types: Iterable[str]) -> tuple[str | None, frozenset[str]]:
+def _classify_operator(name: str, types: Iterable[str]) -> tuple[str | None, frozenset[str]]:
     part = next((part for part, pattern in table()["operators"].items() if re.fullmatch(pattern, name)), None)
     labels = {table()["types"].get(type_name.lower().rpartition("::")[2]) for type_name in types} - {None}
     lowest = min((BITS[word] for word in labels), default=0)
     return (part if labels else None), frozenset(word for word in labels if BITS[word] == lowest)
 
 
-def _bits(labels: Iterable[str]) -> int:
+def _min_bits(labels: Iterable[str]) -> int:
     return min(BITS[word] for word in labels)
 
 
 # Kernels of a Chrome trace where there are some: an operator on a GPU does not show TF32.
-def _of_trace(trace: Any) -> Names:
+def _parse_trace(trace: Any) -> Names:
     events = [entry for entry in trace["traceEvents"] if entry.get("ph") == "X"]
     kernels = [entry for entry in events if str(entry.get("cat")).lower() == "kernel"]
     yield from ((str(entry["name"]), ()) for entry in kernels)
@@ -119,7 +119,7 @@ def _of_trace(trace: Any) -> Names:
         yield str(event["name"]), tuple(map(str, arguments.get("Input type") or [arguments.get("dtype", "")]))
 
 
-def _of_nsys(text: str) -> Names:
+def _parse_nsys(text: str) -> Names:
     lines = text.splitlines()
     first = next((number for number, line in enumerate(lines) if line.lstrip('"').startswith("Time (%)")), None)
     if first is None:

@@ -69,7 +69,7 @@ def fast_beginning(run: RunLog) -> Iterator[Anomaly]:
         and not any(phase.name == "eval_start" for phase in run.phases)
     ):
         return
-    if spans and (ratio := _above_others(run, spans, 0)) > _FASTER:
+    if spans and (ratio := _ratio_to_others(run, spans, 0)) > _FASTER:
         length = length_of(run)
         unit = "samples" if run.quality[0].samples is not None or length is None else length.unit
         first = count_of(spans[0][2], unit.removesuffix("s"))
@@ -88,7 +88,7 @@ def fast_middle(run: RunLog) -> Iterator[Anomaly]:
     # Only the fastest of all can be faster than every other.
     later = spans[1:]
     number = max(range(len(later)), key=lambda index: later[index][2] / (later[index][1] - later[index][0]))
-    ratio = _above_others(run, later, number)
+    ratio = _ratio_to_others(run, later, number)
     if ratio > _MUCH_FASTER:
         start, end, _ = later[number]
         yield Anomaly(
@@ -120,15 +120,15 @@ def spans_of(run: RunLog, min_evaluations: int = _LEAST_EVALUATIONS) -> list[Spa
 
 
 # How many times as fast one span is as the fastest other one, with or without evaluations: the less.
-def _above_others(run: RunLog, spans: Sequence[Span], number: int) -> float:
-    ratio = _to_fastest(spans, [end - start for start, end, _ in spans], number)
+def _ratio_to_others(run: RunLog, spans: Sequence[Span], number: int) -> float:
+    ratio = _ratio_to_fastest(spans, [end - start for start, end, _ in spans], number)
     if ratio <= _FASTER:
         return ratio
     evaluations = list(intervals_of(run.phases, "eval", run.stop_s or math.inf))
-    return min(ratio, _to_fastest(spans, list(seconds_without(evaluations, spans)), number))
+    return min(ratio, _ratio_to_fastest(spans, list(seconds_without(evaluations, spans)), number))
 
 
-def _to_fastest(spans: Sequence[Span], times: Sequence[float], number: int) -> float:
+def _ratio_to_fastest(spans: Sequence[Span], times: Sequence[float], number: int) -> float:
     rates = [
         length / seconds if seconds > 0 else math.inf for (_, _, length), seconds in zip(spans, times, strict=True)
     ]
@@ -216,7 +216,7 @@ def round_times(run: RunLog) -> Iterator[Anomaly]:
         yield Anomaly(f"{len(times)} times, each a whole second", run.path, starting_line(run))
 
 
-def several(name: str) -> Callable[[RunLog], Iterator[Anomaly]]:
+def repeated_event(name: str) -> Callable[[RunLog], Iterator[Anomaly]]:
     """Return a check for ``run_start`` or ``run_stop`` events with different times."""
 
     def check(run: RunLog) -> Iterator[Anomaly]:
@@ -318,18 +318,18 @@ def _pace(run: RunLog, figures: list[Stated]) -> _Pace | None:
     elif run.benchmark in _WITH_EVALUATION and figures[0].name == "throughput":
         seconds = [end - start for start, end, _ in spans]
     else:
-        seconds = list(_training(run, spans))
+        seconds = list(_training_seconds(run, spans))
     paces = [length / span_seconds for length, span_seconds in zip(lengths, seconds, strict=True) if span_seconds > 0]
     speed = (run.global_batch or 0.0) / stated if figures[0].name == "train_step_time" else stated
     if not paces or speed <= 0:
         return None
     ratio = statistics.median(paces[1:] or paces) / speed
-    nearest = min((ratio * unit for unit in _units(run)), key=lambda figure: abs(math.log(figure)))
+    nearest = min((ratio * unit for unit in _unit_sizes(run)), key=lambda figure: abs(math.log(figure)))
     return _Pace(stated, nearest, math.fsum(seconds))
 
 
 # Yield the seconds of training in each span: without evaluations, and with those that run during the training.
-def _training(run: RunLog, spans: Sequence[Span]) -> Iterator[float]:
+def _training_seconds(run: RunLog, spans: Sequence[Span]) -> Iterator[float]:
     stop = run.stop_s or math.inf
     name = "block" if any(phase.name == "block_start" for phase in run.phases) else "epoch"
     without_evaluations = seconds_without(list(intervals_of(run.phases, "eval", stop)), spans)
@@ -339,7 +339,7 @@ def _training(run: RunLog, spans: Sequence[Span]) -> Iterator[float]:
 
 
 # How many samples one unit of the evaluations' lengths may be: a sample, a batch or the training set.
-def _units(run: RunLog) -> list[float]:
+def _unit_sizes(run: RunLog) -> list[float]:
     size, batch = max(run.train_samples or 0.0, 1.0), max(run.global_batch or 0.0, 1.0)
     if run.benchmark not in _PER_GPU:
         return [1.0, size, batch, size * batch, _COCO]

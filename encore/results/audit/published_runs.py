@@ -46,7 +46,7 @@ class _PublicRun:
 
 # Curves and the sets of every digest, by what is looked up.
 @functools.cache
-def _public() -> tuple[dict[_Key, list[_PublicRun]], dict[str | None, list[_PublicSet]]]:
+def _load_public() -> tuple[dict[_Key, list[_PublicRun]], dict[str | None, list[_PublicSet]]]:
     curves: dict[_Key, list[_PublicRun]] = defaultdict(list)
     sets: dict[str | None, list[_PublicSet]] = defaultdict(list)
     for round_ in ROUNDS:
@@ -55,14 +55,14 @@ def _public() -> tuple[dict[_Key, list[_PublicRun]], dict[str | None, list[_Publ
             name, benchmark = entry["name"], entry["benchmark"]
             sets[benchmark].append(_PublicSet(name, entry["platform"], tuple(sorted(filter(None, entry["minutes"])))))
             for minutes, values in entry["curves"]:
-                rounded = _rounded(values)
+                rounded = _round_values(values)
                 key = _key(benchmark, rounded)
                 if key is not None:
                     curves[key].append(_PublicRun(name, tuple(minutes), rounded))
     return curves, sets
 
 
-def _rounded(values: Mapping[str, Sequence[float]]) -> _Values:
+def _round_values(values: Mapping[str, Sequence[float]]) -> _Values:
     return tuple(
         (name, tuple(float(f"{value:.{_DIGITS}g}") for value in qualities))
         for name, qualities in sorted(values.items())
@@ -77,14 +77,14 @@ def _key(benchmark: str | None, values: _Values) -> _Key | None:
 
 
 def published_run(score: Score) -> Iterator[Anomaly]:
-    for public, ratio, runs in _sets_of(score):
+    for public, ratio, runs in _matching_sets(score):
         # Not in the public set's own place, in a checkout of a results repository.
         if abs(ratio - 1) < _SAME_FACTOR and not set(public.name.split("/")[1:]) <= set(score.folder.absolute().parts):
             yield Anomaly(f"{count_of(runs, 'run')} of {public.name}")
 
 
 def altered_published_run(score: Score) -> Iterator[Anomaly]:
-    matches = _sets_of(score)
+    matches = _matching_sets(score)
     yield from _on_another_platform(score, [public for public, ratio, _ in matches if abs(ratio - 1) < _SAME_FACTOR])
     scaled = [match for match in matches if abs(match[1] - 1) >= _SAME_FACTOR]
     for public_set, ratio, runs in scaled:
@@ -92,8 +92,8 @@ def altered_published_run(score: Score) -> Iterator[Anomaly]:
     if scaled:
         return
     for run in score.runs:
-        for public, ratios in _curves_like(score, run):
-            if ratios and _apart(ratios) <= _SAME_FACTOR <= abs(ratios[-1] - 1):
+        for public, ratios in _matching_curves(score, run):
+            if ratios and _ratio_spread(ratios) <= _SAME_FACTOR <= abs(ratios[-1] - 1):
                 yield Anomaly(f"a run of {public.name}, all times multiplied by {ratios[-1]:.4f}", run.path)
                 break
 
@@ -107,8 +107,8 @@ def _on_another_platform(score: Score, same: Sequence[_PublicSet]) -> Iterator[A
 
 def published_curve(score: Score) -> Iterator[Anomaly]:
     for run in score.runs:
-        matches = [(public, ratios) for public, ratios in _curves_like(score, run) if ratios]
-        scaled = [public for public, ratios in matches if _apart(ratios) <= _SAME_FACTOR]
+        matches = [(public, ratios) for public, ratios in _matching_curves(score, run) if ratios]
+        scaled = [public for public, ratios in matches if _ratio_spread(ratios) <= _SAME_FACTOR]
         evaluations = len(curve_of(run).minutes) if scaled else 0
         complete = [public for public in scaled if len(public.minutes) == evaluations]
         if matches and not complete:
@@ -118,16 +118,16 @@ def published_curve(score: Score) -> Iterator[Anomaly]:
 
 
 # How far the largest ratio is from the smallest.
-def _apart(ratios: Sequence[float]) -> float:
+def _ratio_spread(ratios: Sequence[float]) -> float:
     return max(ratios) / min(ratios) - 1 if ratios and min(ratios) > 0 else 0.0
 
 
 # Yield each public run with the qualities of this one, the last one aside, and the ratios of the times.
-def _curves_like(score: Score, run: RunLog) -> Iterator[tuple[_PublicRun, list[float]]]:
+def _matching_curves(score: Score, run: RunLog) -> Iterator[tuple[_PublicRun, list[float]]]:
     curve = curve_of(run)
-    values = _rounded(curve.values)
+    values = _round_values(curve.values)
     key = _key(score.benchmark, values)
-    for public in _public()[0].get(key, []) if key is not None else []:
+    for public in _load_public()[0].get(key, []) if key is not None else []:
         pairs = zip(values, public.values, strict=True)
         if all(
             log_values[:-1] == public_values[: len(log_values) - 1] for (_, log_values), (_, public_values) in pairs
@@ -137,20 +137,20 @@ def _curves_like(score: Score, run: RunLog) -> Iterator[tuple[_PublicRun, list[f
 
 
 # Public sets whose run times these are but for one factor, with it and the number of such runs.
-def _sets_of(score: Score) -> list[tuple[_PublicSet, float, int]]:
+def _matching_sets(score: Score) -> list[tuple[_PublicSet, float, int]]:
     minutes = [run.elapsed_minutes for run in score.runs if run.elapsed_minutes]
     if len(minutes) < _LEAST_RUNS:
         return []
     matches = []
-    for public in _public()[1].get(score.benchmark, []):
+    for public in _load_public()[1].get(score.benchmark, []):
         ratios: Counter[float] = Counter()
         for public_minutes in public.minutes:
             ratio = minutes[0] / public_minutes
             if 1 / _LARGEST_FACTOR < ratio < _LARGEST_FACTOR:
-                match_count = _matched(minutes, public.minutes, ratio)
+                match_count = _count_matches(minutes, public.minutes, ratio)
                 if (
                     match_count >= max(_LEAST_RUNS, len(minutes) - 1)
-                    and _by_chance(public.minutes, ratio, match_count) < _CHANCE
+                    and _chance_probability(public.minutes, ratio, match_count) < _CHANCE
                 ):
                     ratios[ratio] = match_count
         if ratios:
@@ -160,20 +160,20 @@ def _sets_of(score: Score) -> list[tuple[_PublicSet, float, int]]:
 
 
 # Minutes by which two roundings move a time that is multiplied.
-def _near(ratio: float) -> float:
+def _tolerance_minutes(ratio: float) -> float:
     return _ROUNDED_S / 60 * (1 + ratio)
 
 
 # Probability that ``matched`` times, spread as these are, agree by chance once the first one does.
-def _by_chance(public_minutes: Sequence[float], ratio: float, match_count: int) -> float:
+def _chance_probability(public_minutes: Sequence[float], ratio: float, match_count: int) -> float:
     span = (max(public_minutes) - min(public_minutes)) * ratio
-    probability = min(1.0, 2 * _near(ratio) * len(public_minutes) / span) if span > 0 else 1.0
+    probability = min(1.0, 2 * _tolerance_minutes(ratio) * len(public_minutes) / span) if span > 0 else 1.0
     return probability ** (match_count - 1)
 
 
 # How many of our times are one of theirs, which are sorted, multiplied by ``ratio``; 0 where two miss.
-def _matched(minutes: Sequence[float], public_minutes: Sequence[float], ratio: float) -> int:
-    tolerance = _near(ratio)
+def _count_matches(minutes: Sequence[float], public_minutes: Sequence[float], ratio: float) -> int:
+    tolerance = _tolerance_minutes(ratio)
     used: set[int] = set()
     for number, run_minutes in enumerate(minutes):
         index = bisect.bisect_left(public_minutes, (run_minutes - tolerance) / ratio)

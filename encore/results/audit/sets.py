@@ -56,7 +56,7 @@ def copies(runs: Iterable[RunLog]) -> Iterator[tuple[Shape, Shape, str]]:
         clusters: list[list[Shape]] = []
         # In the order of their middle boundary, so that equals are near.
         for shape in sorted(shapes, key=lambda shape: shape.middle):
-            matches = (cluster for cluster in reversed(clusters[-_NEIGHBOURS:]) if _equal(shape, cluster[0]))
+            matches = (cluster for cluster in reversed(clusters[-_NEIGHBOURS:]) if _is_same_shape(shape, cluster[0]))
             cluster = next(matches, None)
             if cluster is None:
                 clusters.append([shape])
@@ -64,7 +64,7 @@ def copies(runs: Iterable[RunLog]) -> Iterator[tuple[Shape, Shape, str]]:
                 cluster.append(shape)
         for cluster in clusters:
             first, *duplicates = sorted(cluster, key=lambda shape: order[id(shape)])
-            yield from ((copy, first, _how(copy, first)) for copy in duplicates)
+            yield from ((copy, first, _describe_change(copy, first)) for copy in duplicates)
 
 
 def _shape(run: RunLog) -> Shape | None:
@@ -82,7 +82,7 @@ def _shape(run: RunLog) -> Shape | None:
     return Shape(run.path, run.start_s, seconds, tuple(event[:2] for event in timed), fractions)
 
 
-def _equal(shape: Shape, other: Shape) -> bool:
+def _is_same_shape(shape: Shape, other: Shape) -> bool:
     tolerance = _TOLERANCE_S / min(shape.seconds, other.seconds)
     pairs = zip(shape.fractions, other.fractions, strict=True)
     return abs(shape.middle - other.middle) <= tolerance and all(
@@ -91,7 +91,7 @@ def _equal(shape: Shape, other: Shape) -> bool:
 
 
 # How the copy's clock differs, or nothing where it does not.
-def _how(copy: Shape, original: Shape) -> str:
+def _describe_change(copy: Shape, original: Shape) -> str:
     shift, stretch = copy.start_s - original.start_s, copy.seconds / original.seconds
     changes = [f"{abs(shift):.3f} s {'later' if shift > 0 else 'earlier'}"] if abs(shift) > _TOLERANCE_S else []
     if abs(copy.seconds - original.seconds) > 2 * _TOLERANCE_S:
@@ -106,7 +106,7 @@ def shifted_copy(score: Score) -> Iterator[Anomaly]:
 
 
 # Each log with something that an earlier one has too, and the name of that one; None is nothing.
-def _again(score: Score, get_value: Callable[[RunLog], Hashable | None]) -> Iterator[tuple[RunLog, str]]:
+def _find_repeats(score: Score, get_value: Callable[[RunLog], Hashable | None]) -> Iterator[tuple[RunLog, str]]:
     first_names: dict[Hashable, str] = {}
     for run in score.runs:
         value = get_value(run)
@@ -116,7 +116,9 @@ def _again(score: Score, get_value: Callable[[RunLog], Hashable | None]) -> Iter
 
 
 def same_run(score: Score) -> Iterator[Anomaly]:
-    for run, first in _again(score, lambda run: (run.start_s, run.stop_s) if run.start_s and run.stop_s else None):
+    for run, first in _find_repeats(
+        score, lambda run: (run.start_s, run.stop_s) if run.start_s and run.stop_s else None
+    ):
         yield Anomaly(f"the same run as {first}, to the millisecond", run.path)
 
 
@@ -125,7 +127,7 @@ def equal_curves(score: Score) -> Iterator[Anomaly]:
         points = tuple((point.epoch, tuple(point.values.items())) for point in run.quality)
         return points if len({values for _, values in points}) >= _LEAST_EVALUATIONS else None
 
-    for run, first in _again(score, curve):
+    for run, first in _find_repeats(score, curve):
         yield Anomaly(f"all {len(run.quality)} evaluations as in {first}", run.path, run.quality[0].line)
 
 
@@ -134,12 +136,12 @@ def equal_statements(score: Score) -> Iterator[Anomaly]:
         values = tuple(figure.value for figure in run.stated)
         return values if len(set(values)) >= _LEAST_FIGURES else None
 
-    for run, first in _again(score, figures):
+    for run, first in _find_repeats(score, figures):
         yield Anomaly(f"all {len(run.stated)} figures of its speed as in {first}", run.path, run.stated[0].line)
 
 
 def equal_seeds(score: Score) -> Iterator[Anomaly]:
-    for run, first in _again(score, lambda run: run.seeds[0] if run.seeds else None):
+    for run, first in _find_repeats(score, lambda run: run.seeds[0] if run.seeds else None):
         yield Anomaly(f"seed {run.seeds[0]} as in {first}", run.path)
 
 
@@ -174,17 +176,17 @@ def equal_times(score: Score) -> Iterator[Anomaly]:
 
 
 # What most of the texts are, the first of several; None of none.
-def _commonest(texts: Iterable[str]) -> str | None:
+def _most_common(texts: Iterable[str]) -> str | None:
     return next((text for text, _ in Counter(texts).most_common(1)), None)
 
 
-def unlike(values: Mapping[str, Callable[[RunLog], str | None]], *, with_line: bool = False) -> Check:
+def differing_values(values: Mapping[str, Callable[[RunLog], str | None]], *, with_line: bool = False) -> Check:
     """Return a check for the runs of which one of the values differs from that of most of the set; None is none."""
 
     def check(score: Score) -> Iterator[Anomaly]:
         for name, value in values.items():
             texts = [(run, text) for run in score.runs if run.events and (text := value(run))]
-            usual = _commonest(text for _, text in texts)
+            usual = _most_common(text for _, text in texts)
             for run, text in texts:
                 if text != usual:
                     line = starting_line(run) if with_line else None
@@ -199,7 +201,7 @@ def different_hyperparameters(score: Score) -> Iterator[Anomaly]:
         return None if key not in run.hyperparameters or _DEFERRED in text else text
 
     keys = dict.fromkeys(key for run in score.runs for key in run.hyperparameters if _TUNED.match(key))
-    yield from unlike({key: partial(value_of, key) for key in keys})(score)
+    yield from differing_values({key: partial(value_of, key) for key in keys})(score)
 
 
 def outlier(score: Score) -> Iterator[Anomaly]:
@@ -216,7 +218,7 @@ def different_pace(score: Score) -> Iterator[Anomaly]:
     converged = [(run, length) for run, length in lengths if length is not None and length.value > 0]
     if len(converged) <= _LEAST_RUNS or score.benchmark in OFF_THE_CLOCK:
         return
-    unit = _commonest(length.unit for _, length in converged) or ""
+    unit = _most_common(length.unit for _, length in converged) or ""
     paces = [(run, (run.minutes or 0.0) / length.value) for run, length in converged if length.unit == unit]
     usual = statistics.median(pace for _, pace in paces)
     for run, pace in paces:
@@ -265,7 +267,7 @@ def skipped_numbers(score: Score) -> Iterator[Anomaly]:
 
 def odd_name(score: Score) -> Iterator[Anomaly]:
     forms = [(run, re.sub(r"\d+", "0", run.path.name)) for run in score.runs]
-    usual = _commonest(form for _, form in forms)
+    usual = _most_common(form for _, form in forms)
     yield from (Anomaly(f"most files are named like {usual}", run.path) for run, form in forms if form != usual)
 
 

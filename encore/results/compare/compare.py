@@ -19,8 +19,8 @@ from typing import Literal
 from typing_extensions import TypedDict
 
 from encore.results.compare.expected import Forecast
-from encore.results.compare.nearest import How, Match, equally_near, find_submission, listed, same_target
-from encore.results.compare.run_set import RunSet, scores_compared, submission, with_official_scores
+from encore.results.compare.nearest import How, Match, equally_near, find_submission, join_names, same_target
+from encore.results.compare.run_set import RunSet, score_caveats, submission, use_official_scores
 from encore.results.findings import FindingJson
 from encore.results.format import count_of, figure
 from encore.results.published.systems import family
@@ -28,7 +28,7 @@ from encore.results.rules import data_size
 from encore.results.scores.score import NOT_CONVERGED, Lack
 from encore.results.statistics import (
     LEVEL,
-    MOST_FURTHER_RUNS,
+    MAX_FURTHER_RUNS,
     Outcome,
     Ratio,
     Sample,
@@ -80,7 +80,7 @@ class Factor:
         return self.outcome(within) in (Outcome.BELOW, Outcome.ABOVE)
 
 
-def factor_of(name: str, unit: str, current: Sample | None, baseline: Sample | None) -> Factor | None:
+def make_factor(name: str, unit: str, current: Sample | None, baseline: Sample | None) -> Factor | None:
     if current is None or baseline is None:
         return None
     notes = {
@@ -103,7 +103,7 @@ def factor_of(name: str, unit: str, current: Sample | None, baseline: Sample | N
 
 def length_factor(unit: str, current: Sample | None, baseline: Sample | None) -> Factor | None:
     """Return epochs to the target: of one run they show no difference, however alike the submitted ones are."""
-    factor = factor_of(f"{unit} to the target", unit, current, baseline)
+    factor = make_factor(f"{unit} to the target", unit, current, baseline)
     if factor is None or current is None or current.count > 1:
         return factor
     has_error = factor.found is not None and factor.found.error
@@ -141,7 +141,7 @@ def reasons_for(verdict: Verdict, decisive: Factor, per_length: Factor | None, w
     return reasons
 
 
-def what_would_decide(current: Sample, baseline: Sample, more_runs: int | None, within: float) -> Iterator[str]:
+def explain_undecided(current: Sample, baseline: Sample, more_runs: int | None, within: float) -> Iterator[str]:
     ratio = ratio_of(current, baseline)
     if ratio is None:
         return
@@ -159,7 +159,7 @@ def what_would_decide(current: Sample, baseline: Sample, more_runs: int | None, 
         if half is not None and half > math.log1p(within):
             percent = min(math.expm1(half), 1.0) * 100
             reason = f"the spread of the submitted runs alone leaves {percent:.1f} % or more either way"
-        yield f"even {MOST_FURTHER_RUNS} more runs would not decide, if mean and spread stay as they are: {reason}"
+        yield f"even {MAX_FURTHER_RUNS} more runs would not decide, if mean and spread stay as they are: {reason}"
 
 
 def _factor_text(factor: Factor) -> str:
@@ -233,7 +233,7 @@ class Comparison:
     confidence: float | None
     score_interval: tuple[float, float] | None  # Where our true score is, minutes, with a probability of 90 %
     # About how many more runs decide between the same and not the same, if mean and spread stay as they are; None where
-    # nothing shows how the runs vary, or more than MOST_FURTHER_RUNS are needed.
+    # nothing shows how the runs vary, or more than MAX_FURTHER_RUNS are needed.
     further_runs: int | None
     forecasts: tuple[Forecast, ...] = ()  # Of the runs that have not ended
 
@@ -311,10 +311,10 @@ def compare(current: RunSet, name: str | None = None, logs: Path | None = None, 
 
 def compare_with(current: RunSet, baseline: RunSet | None, match: Match, within: float = WITHIN) -> Comparison:
     """Compare two sets of runs; ``match`` is how the second was found, or why there is none."""
-    current, baseline = with_official_scores(current, baseline)
+    current, baseline = use_official_scores(current, baseline)
     factors = _factors(current, baseline)
     score, per_length, lengths = factors
-    verdict, reasons, decisive = _judge(current, baseline, factors, within, match)
+    verdict, reasons, decisive = _reach_verdict(current, baseline, factors, within, match)
     further = None
     borrowed = current.score
     if current.score is not None and baseline is not None and baseline.score is not None and score is not None:
@@ -323,7 +323,7 @@ def compare_with(current: RunSet, baseline: RunSet | None, match: Match, within:
         # A single run whose time alone is different: a spread of its own takes two more.
         further = 2 if further == 0 and verdict is Verdict.UNDECIDED else further
         if verdict is Verdict.UNDECIDED:
-            reasons += what_would_decide(current.score, baseline.score, further, within)
+            reasons += explain_undecided(current.score, baseline.score, further, within)
     return Comparison(
         current=current,
         baseline=baseline,
@@ -348,12 +348,12 @@ def _forecasts(current: RunSet) -> tuple[Forecast, ...]:
     if current.score_is_official:
         return ()
     # Here, since NumPy takes a tenth of a second to load, and every command imports this module.
-    from encore.results.compare.forecast import forecasts_of
+    from encore.results.compare.forecast import forecast_runs
 
-    return tuple(forecasts_of(current.logs, current.folder))
+    return tuple(forecast_runs(current.logs, current.folder))
 
 
-def certainty(comparison: Comparison) -> Iterator[str]:
+def format_certainty(comparison: Comparison) -> Iterator[str]:
     current, span = comparison.current, comparison.score_interval
     for forecast in comparison.forecasts:
         yield forecast.text(comparison.published_minutes, comparison.within)
@@ -370,15 +370,15 @@ def certainty(comparison: Comparison) -> Iterator[str]:
 
 # Time to the target and the two factors that it is the product of.
 def _factors(current: RunSet, baseline: RunSet | None) -> tuple[Factor | None, Factor | None, Factor | None]:
-    if baseline is None or _on_cpu(current, baseline) or _on_small_data(current, baseline):
+    if baseline is None or _is_cpu_run(current, baseline) or _full_data_size(current, baseline):
         # A ratio of times that nothing makes comparable would be read as one.
         return None, None, None
-    score = factor_of("time to the target", "min", current.score, baseline.score)
+    score = make_factor("time to the target", "min", current.score, baseline.score)
     unit = current.length_unit or "epochs"
     if unit != baseline.length_unit:
         return score, None, None
     singular = " or ".join(word.rstrip("s") for word in unit.split(" or "))
-    per_length = factor_of(f"minutes per {singular}", "min", current.per_length, baseline.per_length)
+    per_length = make_factor(f"minutes per {singular}", "min", current.per_length, baseline.per_length)
     return score, per_length, length_factor(unit, current.lengths, baseline.lengths)
 
 
@@ -397,7 +397,7 @@ def _scaling(current: RunSet, baseline: RunSet | None) -> Factor | None:
 
 
 # Verdict, what it rests on and the factor that shows it, in the order in which a reader would ask.
-def _judge(
+def _reach_verdict(
     current: RunSet,
     baseline: RunSet | None,
     factors: tuple[Factor | None, Factor | None, Factor | None],
@@ -447,10 +447,10 @@ def _obstacles(current: RunSet, baseline: RunSet, how: How) -> Iterator[str]:
     if not same_target(current, baseline):
         unknown = "a round that is not known"
         yield f"{current.round or unknown} and {baseline.round or unknown} have different quality targets"
-    on_cpu = _on_cpu(current, baseline) and not same_system
+    on_cpu = _is_cpu_run(current, baseline) and not same_system
     if on_cpu:
         yield "a run on a CPU is no reproduction of a result on accelerators"
-    full = _on_small_data(current, baseline)
+    full = _full_data_size(current, baseline)
     if full:
         yield f"trained on {current.train_samples:,.0f} samples; the benchmark's data set has {full:,}"
     if not on_cpu and not same_system:
@@ -461,12 +461,12 @@ def _obstacles(current: RunSet, baseline: RunSet, how: How) -> Iterator[str]:
         yield "a run of a study's system, which is no submission"
 
 
-def _on_cpu(current: RunSet, baseline: RunSet) -> bool:
+def _is_cpu_run(current: RunSet, baseline: RunSet) -> bool:
     return current.is_cpu and baseline.hardware.accelerators != 0
 
 
 # Training samples of the benchmark's data set where ours has fewer; None where it is that set.
-def _on_small_data(current: RunSet, baseline: RunSet) -> int | None:
+def _full_data_size(current: RunSet, baseline: RunSet) -> int | None:
     # RetinaNet, which is "ssd" from v2.0 on, has no size: train_samples holds iterations in most of its logs.
     size = data_size(current.benchmark, current.round)
     if size is None or size.train is None or not current.train_samples:
@@ -492,7 +492,7 @@ def _unknown_hardware(current: RunSet, baseline: RunSet) -> Iterator[str]:
     }
     unknown_current = [name for name, (value, _) in pairs.items() if not value]
     unknown_baseline = [name for name, (value, baseline_value) in pairs.items() if value and not baseline_value]
-    candidates = listed([baseline.label, *equally_near(current, baseline.label)])
+    candidates = join_names([baseline.label, *equally_near(current, baseline.label)])
     if unknown_current:
         yield f"{' and '.join(unknown_current)} of this run not known; these fit: {candidates}; name one of them"
     if unknown_baseline:
@@ -517,7 +517,7 @@ def _caveats(current: RunSet, baseline: RunSet | None, how: How) -> Iterator[str
         return
     if current.division and baseline.division and current.division != baseline.division:
         yield f"{current.division} division against {baseline.division}, which has other rules"
-    yield from scores_compared(current, baseline)
+    yield from score_caveats(current, baseline)
     if not same_runs(current, baseline):
         yield from _hardware_caveats(current, baseline, how)
     if current.global_batch and baseline.global_batch and current.global_batch != baseline.global_batch:
@@ -539,7 +539,7 @@ def _hardware_caveats(current: RunSet, baseline: RunSet, how: How) -> Iterator[s
     elif family(baseline.hardware.accelerator) is None and baseline.hardware.accelerators != 0:
         yield f"what {baseline.label} ran on is not known here"
     if is_nearest and has_accelerator and current.ranks and (candidates := equally_near(current, baseline.label)):
-        yield f"equally near: {listed(candidates)}; name one of them"
+        yield f"equally near: {join_names(candidates)}; name one of them"
 
 
 def same_runs(current: RunSet, baseline: RunSet) -> bool:

@@ -32,14 +32,14 @@ from encore.results.scores.score import find_sets
 from encore.results.table import grouped
 
 # Significant digits: of times and lengths, which are compared; of phases and curves, which are shown.
-_TIMES, _OTHERS = 9, 6
-_ON_EACH_CORE = 4
+_TIME_DIGITS, _OTHER_DIGITS = 9, 6
+_CHUNK_SIZE = 4
 _CODE = frozenset({"benchmarks", "benchmark"})  # Folders of code; logs below them are of tests
 
 
 # What one folder of logs came to.
 @dataclass(frozen=True, kw_only=True)
-class _Made:
+class _Digest:
     root: Path
     folder: str
     round: str = ""
@@ -61,9 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     screen = Console(stderr=True)
     folders = [(root, folder) for root in options.folders for folder, _ in find_sets(root)]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        results = pool.map(_made, *zip(*folders, strict=True), chunksize=_ON_EACH_CORE) if folders else iter(())
-        digests = _with_round(list(track(results, "sets", total=len(folders), console=screen)))
-    written_digests: list[_Made] = []
+        results = pool.map(_digest_folder, *zip(*folders, strict=True), chunksize=_CHUNK_SIZE) if folders else iter(())
+        digests = _fill_rounds(list(track(results, "sets", total=len(folders), console=screen)))
+    written_digests: list[_Digest] = []
     for round_ in ROUNDS:
         round_digests = [digest for digest in digests if digest.round == round_]
         if any(digest.entry for digest in round_digests):
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 # Folders, those without a submission with the round of the checkout that they are in.
-def _with_round(digests: Sequence[_Made]) -> list[_Made]:
+def _fill_rounds(digests: Sequence[_Digest]) -> list[_Digest]:
     rounds = {
         root: {digest.round for digest in root_digests} - {""}
         for root, root_digests in grouped(digests, lambda digest: digest.root).items()
@@ -86,27 +86,27 @@ def _with_round(digests: Sequence[_Made]) -> list[_Made]:
 
 
 # Digest of the logs in one folder.
-def _made(root: Path, folder: Path) -> _Made:
+def _digest_folder(root: Path, folder: Path) -> _Digest:
     name_in_root = folder.relative_to(root).as_posix()
     try:
         run_sets = [run_set for run_set in load_run_sets(folder) if run_set.folder == folder]
     except EncoreError:
         run_sets = []
-    empty = _Made(root=root, folder=name_in_root, left_out="no MLPerf log")
+    empty = _Digest(root=root, folder=name_in_root, left_out="no MLPerf log")
     if not run_sets:
         return empty
     run_set = max(run_sets, key=lambda run_set: run_set.runs)
-    name = _name(run_set, folder, name_in_root)
+    name = _submission_name(run_set, folder, name_in_root)
     if run_set.round is None or name is None:
         no_name = "not the logs of a submission: no results/SYSTEM in the path"
         return replace(empty, left_out=run_set.missing if run_set.round is None else no_name)
     other_sets = [f"{other.runs} logs of {other.round} {other.benchmark}" for other in run_sets if other is not run_set]
-    entry, row = entry_of(run_set, name, name_in_root), _row(run_set, name)
+    entry, row = make_entry(run_set, name, name_in_root), _row(run_set, name)
     return replace(empty, round=run_set.round, entry=entry, row=row, left_out=", ".join(other_sets))
 
 
 # Round, submitter and system by the folder ``SUBMITTER/results/SYSTEM``, else of the published cell.
-def _name(run_set: RunSet, folder: Path, name_in_root: str) -> str | None:
+def _submission_name(run_set: RunSet, folder: Path, name_in_root: str) -> str | None:
     parts = folder.absolute().parts
     if _CODE.intersection(name_in_root.split("/")):
         return None
@@ -120,7 +120,7 @@ def _name(run_set: RunSet, folder: Path, name_in_root: str) -> str | None:
     return next((cell.name for cell in matches or cells_at(folder, run_set.round, run_set.benchmark)), None)
 
 
-def entry_of(run_set: RunSet, name: str, folder: str) -> dict[str, Any]:
+def make_entry(run_set: RunSet, name: str, folder: str) -> dict[str, Any]:
     """Return the digest of a set of runs. Lists have one value per run, in the order of the files."""
     runs = run_set.logs
     finished = [run for run in runs if (run.elapsed_minutes or 0.0) > 0]
@@ -136,27 +136,27 @@ def entry_of(run_set: RunSet, name: str, folder: str) -> dict[str, Any]:
         "platform": next((name for name, _ in Counter(platforms).most_common(1)), None),
         "required": run_set.required,
         "missing": run_set.missing,
-        "score_minutes": _short(run_set.score.estimate, _TIMES)
+        "score_minutes": _round_digits(run_set.score.estimate, _TIME_DIGITS)
         if run_set.score and run_set.score_is_official
         else None,
         # How many of the runs with a result the score is of, from the first on, and how many it drops on each side.
         "scored": run_set.score.count if run_set.score else 0,
         "trimmed": run_set.score.trimmed if run_set.score else 0,
-        "minutes": [_short(run.elapsed_minutes, _TIMES) if id(run) in phases else None for run in runs],
+        "minutes": [_round_digits(run.elapsed_minutes, _TIME_DIGITS) if id(run) in phases else None for run in runs],
         "reasons": [run.reason.value if run.reason else None for run in runs],
         "unit": run_set.length_unit,
         "lengths": [_length(run, run_set.length_unit) if id(run) in phases else None for run in runs],
         # The first run with the same seeds: 0, 1, 2 ... where every run has its own.
         "seeds": [seeds.index(value) if value else None for value in seeds],
         "phases": {
-            name: [_short(value) for value in values]
+            name: [_round_digits(value) for value in values]
             for name, values in phase_seconds.items()
             if values.count(None) < len(values)
         },
         "curves": [
             [
-                [_short(value) for value in curve.minutes],
-                {name: [_short(value) for value in values] for name, values in curve.values.items()},
+                [_round_digits(value) for value in curve.minutes],
+                {name: [_round_digits(value) for value in values] for name, values in curve.values.items()},
             ]
             for curve in run_set.curves
         ],
@@ -172,16 +172,20 @@ def _is_official(repository: str) -> bool:
 
 def _length(run: RunLog, unit: str) -> float | None:
     length = length_of(run)
-    return _short(length.value, _TIMES) if length is not None and length.unit == unit and length.value > 0 else None
+    return (
+        _round_digits(length.value, _TIME_DIGITS)
+        if length is not None and length.unit == unit and length.value > 0
+        else None
+    )
 
 
-def _short(value: float | None, digits: int = _OTHERS) -> float | None:
+def _round_digits(value: float | None, digits: int = _OTHER_DIGITS) -> float | None:
     return None if value is None else float(f"{value:.{digits}g}")
 
 
 # Write the round's digests and return them; of two sets of one name, the one with more runs.
-def _write(output: Path, round_: str, digests: Sequence[_Made], screen: Console) -> list[_Made]:
-    sets: dict[tuple[str, str], _Made] = {}
+def _write(output: Path, round_: str, digests: Sequence[_Digest], screen: Console) -> list[_Digest]:
+    sets: dict[tuple[str, str], _Digest] = {}
     left_out = {digest.folder: digest.left_out for digest in digests if digest.left_out}
     with_entry = [digest for digest in digests if digest.entry]
     for digest in sorted(
@@ -214,7 +218,7 @@ def _write(output: Path, round_: str, digests: Sequence[_Made], screen: Console)
 
 
 # Add a row to published.csv for each set that has none; return how many.
-def _add_rows(output: Path, digests: Sequence[_Made]) -> int:
+def _add_rows(output: Path, digests: Sequence[_Digest]) -> int:
     with (DATA / "published.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     existing = {(f"{row['round']}/{row['submitter']}/{row['system']}", canonical(row["benchmark"])) for row in rows}

@@ -33,7 +33,7 @@ _NEARLY = 1.1  # A ratio below this is given as per cent
 # Benchmarks and keys by which logs give how far a run came: BERT's train_samples are those until the target.
 _OUTCOMES = frozenset({("bert", "train_samples")})
 
-_ON_THE_CLOCK = {"start_s": "start of training", "train_s": "training", "evaluate_s": "evaluation"}
+_TIMED_PHASES = {"start_s": "start of training", "train_s": "training", "evaluate_s": "evaluation"}
 _PARTS = {
     "init_s": "initialization (off the clock)",
     "first_step_s": "way to the first step",
@@ -42,7 +42,7 @@ _PARTS = {
     "evaluation_s": "single evaluation",
 }
 _PART_WEIGHT = 0.5  # A part of a phase that is listed itself: shown below it, not next to it
-_OFF_THE_CLOCK_WEIGHT = 0.01
+_UNTIMED_WEIGHT = 0.01
 _CAUSE_WEIGHT = 10.0
 
 # What settings of a kind do to a run at their most. Two settings of one weight: in the order of their names.
@@ -124,10 +124,10 @@ def explain(current: RunSet, baseline: RunSet) -> Explanation:
         *_environment(current, baseline),
     ]
     ranked = sorted(differences, key=lambda difference: (-difference.weight, difference.area, difference.name))
-    return Explanation(tuple(ranked), tuple(_unknown(current, baseline)))
+    return Explanation(tuple(ranked), tuple(_missing_data(current, baseline)))
 
 
-def _unknown(current: RunSet, baseline: RunSet) -> Iterator[str]:
+def _missing_data(current: RunSet, baseline: RunSet) -> Iterator[str]:
     for run_set, label in ((current, "your run"), (baseline, baseline.label)):
         missing = [
             name
@@ -168,11 +168,11 @@ def _scaling(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
 # Where the time went, ours against theirs; the phases on the clock add up to the difference.
 def _phases(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
     phases, baseline_phases = ({**run_set.phases, **first_step_seconds(run_set)} for run_set in (current, baseline))
-    total = sum(baseline_phases.get(name, 0.0) for name in _ON_THE_CLOCK) or None
-    for name, label in {**_ON_THE_CLOCK, **_PARTS}.items():
+    total = sum(baseline_phases.get(name, 0.0) for name in _TIMED_PHASES) or None
+    for name, label in {**_TIMED_PHASES, **_PARTS}.items():
         seconds, baseline_seconds = phases.get(name, 0.0), baseline_phases.get(name, 0.0)
-        share = abs(seconds - baseline_seconds) / total if total else _OFF_THE_CLOCK_WEIGHT
-        is_clocked = bool(total) and name in _ON_THE_CLOCK
+        share = abs(seconds - baseline_seconds) / total if total else _UNTIMED_WEIGHT
+        is_clocked = bool(total) and name in _TIMED_PHASES
         same = (
             share < _SAME_SHARE
             if is_clocked
@@ -180,24 +180,26 @@ def _phases(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
         )
         if not (name in phases and name in baseline_phases) or same or max(seconds, baseline_seconds) < _SHORTEST_S:
             continue
-        weight = min(share, 1.0) * _PART_WEIGHT if name != "init_s" else _OFF_THE_CLOCK_WEIGHT
+        weight = min(share, 1.0) * _PART_WEIGHT if name != "init_s" else _UNTIMED_WEIGHT
         ratio = seconds / baseline_seconds if baseline_seconds > 0 else None
         change = (
-            f", {(seconds - baseline_seconds) / total:+.1%} of their {_seconds(total)}" if is_clocked and total else ""
+            f", {(seconds - baseline_seconds) / total:+.1%} of their {_format_seconds(total)}"
+            if is_clocked and total
+            else ""
         )
-        current_text, baseline_text = _seconds(seconds), _seconds(baseline_seconds)
+        current_text, baseline_text = _format_seconds(seconds), _format_seconds(baseline_seconds)
         yield Difference(
             area="phases",
             name=label,
             ours=current_text,
             theirs=baseline_text,
-            weight=1.0 + share if name in _ON_THE_CLOCK else weight,
-            sentence=f"your {label} takes {_times(ratio)}: {current_text} against {baseline_text}{change}",
+            weight=1.0 + share if name in _TIMED_PHASES else weight,
+            sentence=f"your {label} takes {_format_ratio(ratio)}: {current_text} against {baseline_text}{change}",
             ratio=ratio,
         )
 
 
-def _times(ratio: float | None) -> str:
+def _format_ratio(ratio: float | None) -> str:
     if ratio is None:
         return "time where theirs takes none"
     if 1 / _NEARLY < ratio < _NEARLY:
@@ -205,7 +207,7 @@ def _times(ratio: float | None) -> str:
     return f"{ratio:.1f} times theirs" if ratio > 1 else f"{ratio:.2g} of theirs"
 
 
-def _seconds(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds >= 600 else f"{seconds:.3g} s"
 
 
@@ -271,17 +273,17 @@ def _weight(name: str, table: tuple[tuple[str, float], ...], default: float) -> 
 
 # Yield the difference of two values, unless they are the same, as far as numbers can be.
 def _setting(area: Area, name: str, current: object, baseline: object, weight: float) -> Iterator[Difference]:
-    if _same(current, baseline):
+    if _is_same(current, baseline):
         return
     difference = Difference(
         area=area,
         name=name,
-        ours=_shown(current),
-        theirs=_shown(baseline),
+        ours=_format_value(current),
+        theirs=_format_value(baseline),
         weight=weight,
-        sentence=f"{name}: {_shown(current)}, theirs {_shown(baseline)}",
+        sentence=f"{name}: {_format_value(current)}, theirs {_format_value(baseline)}",
     )
-    number, baseline_number = _finite(current), _finite(baseline)
+    number, baseline_number = _finite_number(current), _finite_number(baseline)
     if current is None or baseline is None:
         difference = replace(difference, weight=weight * _ONE_SIDED)
     elif number is not None and baseline_number:
@@ -291,8 +293,8 @@ def _setting(area: Area, name: str, current: object, baseline: object, weight: f
     yield difference
 
 
-def _same(current: object, baseline: object) -> bool:
-    number, baseline_number = _finite(current), _finite(baseline)
+def _is_same(current: object, baseline: object) -> bool:
+    number, baseline_number = _finite_number(current), _finite_number(baseline)
     if number is not None and baseline_number is not None:
         return math.isclose(number, baseline_number, rel_tol=_SAME_NUMBER, abs_tol=1e-12)
     if isinstance(current, str) and isinstance(baseline, str):
@@ -301,13 +303,13 @@ def _same(current: object, baseline: object) -> bool:
 
 
 # Finite number; None for a text, even one of digits: ``number_of`` would take versions for numbers.
-def _finite(value: object) -> float | None:
+def _finite_number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     if value is None:
         return NOT_REPORTED
     text = f"{value:g}" if isinstance(value, float) else str(value)

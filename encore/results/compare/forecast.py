@@ -41,10 +41,12 @@ Numbers = NDArray[np.float64]
 QUANTILES = (0.05, 0.5, 0.95)
 # Distance of two global batches, in powers of e, at which one weighs exp(-1/2) of an equal one, and that at which a
 # batch still counts for how the length depends on it.
-_NEAR, _FAR = 0.25, 1.0
-_UNEQUAL = 30.0  # A set of which half of the hyperparameters are equal weighs exp(-15) of one of which all are
-_OF_A_POINT = 0.5  # Share of equal hyperparameters that is taken for a reference point: the rules fix half of them
-_FEWEST = 3  # Hyperparameters that two runs both log, below which their share says nothing
+_NEAR_BATCH, _FAR_BATCH = 0.25, 1.0
+_MISMATCH_PENALTY = 30.0  # A set of which half of the hyperparameters are equal weighs exp(-15) of one of which all are
+_POINT_SIMILARITY = (
+    0.5  # Share of equal hyperparameters that is taken for a reference point: the rules fix half of them
+)
+_MIN_SHARED_KEYS = 3  # Hyperparameters that two runs both log, below which their share says nothing
 _OTHER_UNIT = math.log(4)  # Further than this from the submitted runs a reference point counts in another unit
 _CONVERGENCE = re.compile(
     r"opt_|lars|lamb|sgd|adam|learning|warmup|decay|momentum|seq|accum|epoch|label|weight|step|lora|max_"
@@ -52,10 +54,10 @@ _CONVERGENCE = re.compile(
 _LARGEST = 1e11  # Reference points of runs that did not converge have an infinite number
 # Stages of what is known of the pace, by the evaluations so far.
 STAGES = ("first mark", "marks", "evaluations", "many evaluations")
-_MANY = 4
+_MANY_EVALUATIONS = 4
 
 
-class Known(NamedTuple):
+class KnownLengths(NamedTuple):
     """One set of public runs, or one reference point: the logarithms of its lengths to the target."""
 
     round: str
@@ -110,7 +112,7 @@ def forecast(run: RunLog, marks: Sequence[Mark] = (), own_lengths: Sequence[floa
     times = minutes_to_target(pace, lengths, elapsed)
     if times is None:
         return replace(result, why=f"it has trained further than each of {count_of(lengths.runs, 'known run')}")
-    low, middle, high = widened(times, later_name(run.benchmark, run.round), pace.stage)
+    low, middle, high = widen(times, later_name(run.benchmark, run.round), pace.stage)
     return replace(
         result,
         minutes=float(max(middle, elapsed / 60)),
@@ -123,23 +125,23 @@ def forecast(run: RunLog, marks: Sequence[Mark] = (), own_lengths: Sequence[floa
     )
 
 
-def forecasts_of(runs: Sequence[RunLog], folder: Path | None = None) -> list[Forecast]:
+def forecast_runs(runs: Sequence[RunLog], folder: Path | None = None) -> list[Forecast]:
     """Return the forecast of each run of a set that neither ended nor reached its target yet.
 
     Runs of the set that reached it show how far. Of a run folder of Encore, ``folder``, the experiments that have no
     result file yet are taken: a result without an end is of one that crashed.
     """
     if folder is not None and (folder / "run.json").is_file():
-        unfinished = [read_run(log) for log in _running(folder)]
+        unfinished = [read_run(log) for log in _unfinished_logs(folder)]
     else:
         unfinished = [run for run in runs if run.reason is Reason.NO_STOP]
     waiting = [run for run in unfinished if not (run.targets and run.met)]
-    forecasts = [forecast(run, own_marks(run), _lengths_of(runs, run.benchmark)) for run in waiting]
+    forecasts = [forecast(run, read_marks(run), _own_lengths(runs, run.benchmark)) for run in waiting]
     return [result for result in forecasts if result is not None]
 
 
 # Lengths to the target of the runs of a benchmark that reached it, in its unit.
-def _lengths_of(runs: Sequence[RunLog], benchmark: str | None) -> list[float]:
+def _own_lengths(runs: Sequence[RunLog], benchmark: str | None) -> list[float]:
     benchmark_info = benchmark_of(benchmark)
     reached = [run for run in runs if run.converged and run.benchmark == benchmark and benchmark_info]
     lengths = [(run, length) for run in reached if (length := length_of(run))]
@@ -151,12 +153,12 @@ def _lengths_of(runs: Sequence[RunLog], benchmark: str | None) -> list[float]:
     ]
 
 
-def _running(folder: Path) -> list[Path]:
+def _unfinished_logs(folder: Path) -> list[Path]:
     logs = sorted(log for log in folder.glob("experiment_*/result.txt") if log.is_file())
     return [log for log in logs if not (folder / f"{log.parent.name.replace('experiment', 'result')}.txt").exists()]
 
 
-def own_marks(run: RunLog) -> list[Mark]:
+def read_marks(run: RunLog) -> list[Mark]:
     """Return the first and the latest step of Encore's ``metrics.jsonl`` next to the log, since its last start."""
     benchmark, start_s = benchmark_of(run.benchmark), run.start_s
     start, steps = "", list[str]()
@@ -180,7 +182,7 @@ def pace_of(marks: Sequence[Mark]) -> Pace | None:
     evaluated = [mark for mark in marks if mark.evaluated]
     if len(evaluated) > 1:
         first, last = evaluated[0], evaluated[-1]
-        stage = STAGES[3] if len(evaluated) >= _MANY else STAGES[2]
+        stage = STAGES[3] if len(evaluated) >= _MANY_EVALUATIONS else STAGES[2]
     elif marks:
         first, last = marks[0], marks[-1]
         stage = STAGES[1] if len(marks) > 1 else STAGES[0]
@@ -200,7 +202,7 @@ def minutes_to_target(pace: Pace, lengths: Lengths, elapsed: float) -> Numbers |
     return weighted_quantiles(minutes, lengths.weights[remaining], QUANTILES)
 
 
-def widened(times: Numbers, benchmark: str | None, stage: str) -> tuple[float, float, float]:
+def widen(times: Numbers, benchmark: str | None, stage: str) -> tuple[float, float, float]:
     """Return the interval and the middle in minutes, moved as the public logs show that they have to be."""
     moves = _calibration()["moves"]
     below, middle, above = moves.get(benchmark, {}).get(stage) or moves["any"][stage]
@@ -230,17 +232,17 @@ def known_lengths(
     public = public_lengths(name) if name and batch and not small_data_findings(run) else ()
     sets = [known for known in public if known.round not in excluded_rounds]
     if own_lengths:
-        sets.append(Known("", batch or 1.0, np.log(np.array(own_lengths)), run.hyperparameters))
+        sets.append(KnownLengths("", batch or 1.0, np.log(np.array(own_lengths)), run.hyperparameters))
     if not sets:
         return None
     values = np.concatenate([known.lengths for known in sets])
     counts = [len(known.lengths) for known in sets]
     log_ratios = np.repeat([math.log(known.batch / (batch or known.batch)) for known in sets], counts)
     set_weights = np.repeat([1 / count for count in counts], counts)
-    similarities = np.repeat([_alike(run.hyperparameters, known.hyperparameters) for known in sets], counts)
+    similarities = np.repeat([_similarity(run.hyperparameters, known.hyperparameters) for known in sets], counts)
     batch_weights = (
-        np.exp(-0.5 * (log_ratios / _NEAR) ** 2)
-        + 0.02 * np.exp(-0.5 * (log_ratios / _FAR) ** 2)
+        np.exp(-0.5 * (log_ratios / _NEAR_BATCH) ** 2)
+        + 0.02 * np.exp(-0.5 * (log_ratios / _FAR_BATCH) ** 2)
         + 1e-5 * np.exp(-abs(log_ratios))
     )
     moved = values - _slope(log_ratios, values, set_weights) * log_ratios
@@ -251,32 +253,32 @@ def known_lengths(
 
 # By how much the logarithm of the length grows with that of the batch; shrunk to 0 where the batches hardly differ.
 def _slope(log_ratios: Numbers, values: Numbers, set_weights: Numbers) -> float:
-    weights = set_weights * (np.exp(-0.5 * (log_ratios / _FAR) ** 2) + 1e-3 * np.exp(-abs(log_ratios)))
+    weights = set_weights * (np.exp(-0.5 * (log_ratios / _FAR_BATCH) ** 2) + 1e-3 * np.exp(-abs(log_ratios)))
     total = weights.sum()
     log_ratios = log_ratios - (weights * log_ratios).sum() / total
     values = values - (weights * values).sum() / total
     return float((weights * log_ratios * values).sum() / ((weights * log_ratios**2).sum() + 0.05 * total))
 
 
-def _alike(current: Mapping[str, object], baseline: Mapping[str, object] | None) -> float:
-    share = _OF_A_POINT
+def _similarity(current: Mapping[str, object], baseline: Mapping[str, object] | None) -> float:
+    share = _POINT_SIMILARITY
     if baseline is not None:
         shared_keys = [key for key in current.keys() & baseline.keys() if _CONVERGENCE.search(key)]
         share = (
             sum(current[key] == baseline[key] for key in shared_keys) / len(shared_keys)
-            if len(shared_keys) >= _FEWEST
+            if len(shared_keys) >= _MIN_SHARED_KEYS
             else 0.3
         )
-    return math.exp(-_UNEQUAL * (1 - share))
+    return math.exp(-_MISMATCH_PENALTY * (1 - share))
 
 
 @functools.cache
-def public_lengths(benchmark: str) -> tuple[Known, ...]:
+def public_lengths(benchmark: str) -> tuple[KnownLengths, ...]:
     """Return every public set and reference point of a benchmark, by its name of today, that counts in its unit."""
     info = benchmark_of(benchmark)
     unit = info.points_in if info else "epochs"
-    sets = [known for name in _rounds() for known in _of_round(benchmark, name, unit)]
-    points = _points(benchmark)
+    sets = [known for name in _rounds() for known in _read_round(benchmark, name, unit)]
+    points = _reference_points(benchmark)
     if sets:
         middle = float(np.median(np.concatenate([known.lengths for known in sets])))
         points = [known for known in points if abs(float(np.median(known.lengths)) - middle) < _OTHER_UNIT]
@@ -287,7 +289,7 @@ def _rounds() -> list[str]:
     return sorted(file.name.removesuffix(".jsonl.xz") for file in DIGESTS.glob("*.jsonl.xz"))
 
 
-def _of_round(benchmark: str, round_: str, unit: str) -> list[Known]:
+def _read_round(benchmark: str, round_: str, unit: str) -> list[KnownLengths]:
     info = benchmark_of(benchmark)
     names = {benchmark, info.earlier if info and info.earlier else benchmark}
     starts = tuple(f'"benchmark":{json.dumps(name)},' for name in names if later_name(name, round_) == benchmark)
@@ -301,13 +303,15 @@ def _of_round(benchmark: str, round_: str, unit: str) -> list[Known]:
         size, batch = entry["train_samples"], entry["global_batch"]
         lengths = [converted for length in reached if (converted := in_unit(length, unit, size, batch))]
         if lengths and entry["global_batch"]:
-            sets.append(Known(round_, entry["global_batch"], np.log(np.array(lengths)), entry["hyperparameters"]))
+            sets.append(
+                KnownLengths(round_, entry["global_batch"], np.log(np.array(lengths)), entry["hyperparameters"])
+            )
     return sets
 
 
 # Reference convergence points of every round, each once.
-def _points(benchmark: str) -> list[Known]:
-    points: dict[tuple[float, ...], Known] = {}
+def _reference_points(benchmark: str) -> list[KnownLengths]:
+    points: dict[tuple[float, ...], KnownLengths] = {}
     for file in sorted(points_folder().glob("training_*/rcps_*.json")):
         round_ = "v" + file.parent.name.removeprefix("training_").removesuffix(".0")
         if later_name(canonical(file.stem.removeprefix("rcps_")), round_) != benchmark:
@@ -318,7 +322,7 @@ def _points(benchmark: str) -> list[Known]:
             )
             lengths = sorted(float(length) for length in needed if 0 < length < _LARGEST)
             if len(lengths) > 1:
-                reference = Known("", float(point["BS"]), np.log(np.array(lengths)), None)
+                reference = KnownLengths("", float(point["BS"]), np.log(np.array(lengths)), None)
                 points.setdefault((reference.batch, *lengths), reference)
     return list(points.values())
 

@@ -10,14 +10,14 @@ from enum import Enum
 
 from encore.errors import EncoreError
 from encore.names import unknown
-from encore.results.compare.run_set import RunSet, known_targets
+from encore.results.compare.run_set import RunSet, targets_for
 from encore.results.logs.run_log import submitter_of
 from encore.results.published.published import PublishedResult, load_published
 from encore.results.published.systems import cells_at, family, framework_of
 from encore.results.rules import canonical
 
-_FAR = 10.0
-_LISTED = 6
+_UNKNOWN_DISTANCE = 10.0
+_MAX_NAMES = 6
 
 
 class How(str, Enum):
@@ -47,7 +47,7 @@ AS_GIVEN = Match(How.GIVEN, "as given")
 def find_submission(run_set: RunSet, name: str | None = None) -> tuple[PublishedResult | None, Match]:
     """Return the published cell to compare with, and how it was found; None and why where there is none."""
     if name is not None:
-        return _named(run_set, name), Match(How.GIVEN, "as named")
+        return _find_by_name(run_set, name), Match(How.GIVEN, "as named")
     if run_set.benchmark is None:
         return None, Match(How.NONE, "the logs do not say which benchmark they are of")
     ranked = rank(run_set)
@@ -66,7 +66,7 @@ def find_submission(run_set: RunSet, name: str | None = None) -> tuple[Published
                 return cell, Match(How.STATED, "the submission that the configuration was read from")
     if not ranked:
         return None, Match(How.NONE, f"no published result of {run_set.benchmark}")
-    return ranked[0], Match(How.NEAREST, why(run_set, ranked[0]))
+    return ranked[0], Match(How.NEAREST, explain_match(run_set, ranked[0]))
 
 
 def rank(run_set: RunSet) -> list[PublishedResult]:
@@ -89,7 +89,7 @@ def _distance(run_set: RunSet, cell: PublishedResult) -> tuple[float, ...]:
         _differs(family(current.accelerator), family(baseline.accelerator)),
         abs(math.log2(run_set.ranks / baseline.accelerators))
         if run_set.ranks and baseline.accelerators
-        else _FAR / (2 if run_set.ranks else 1),
+        else _UNKNOWN_DISTANCE / (2 if run_set.ranks else 1),
         _differs(
             framework_of(current.framework, str(run_set.passport.get("implementation", ""))),
             framework_of(baseline.framework, cell.system),
@@ -108,9 +108,9 @@ def equally_near(run_set: RunSet, label: str) -> list[str]:
     return [cell.name for cell in ranked if cell.name != label and _distance(run_set, cell) == distance]
 
 
-def listed(names: list[str]) -> str:
-    remaining = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {remaining} more" if remaining > 0 else "")
+def join_names(names: list[str]) -> str:
+    remaining = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {remaining} more" if remaining > 0 else "")
 
 
 # Log that names its submitter belongs to that submitter's systems first.
@@ -134,7 +134,7 @@ def _differs(current: object, baseline: object) -> float:
     return 0.0 if current == baseline else 1.0
 
 
-def why(run_set: RunSet, cell: PublishedResult) -> str:
+def explain_match(run_set: RunSet, cell: PublishedResult) -> str:
     """Say what run and submission have in common, and what is not known of the run."""
     current, baseline = run_set.hardware, cell.hardware
     pairs = {
@@ -150,7 +150,7 @@ def why(run_set: RunSet, cell: PublishedResult) -> str:
 
 
 # Cell called ``name`` of the run's benchmark; EncoreError offers the nearest name.
-def _named(run_set: RunSet, name: str) -> PublishedResult:
+def _find_by_name(run_set: RunSet, name: str) -> PublishedResult:
     cells = [cell for cell in load_published() if run_set.benchmark is None or cell.benchmark == run_set.benchmark]
     query = name.strip("/").lower()
     matches = [cell for cell in cells if cell.name.lower() == query]
@@ -160,7 +160,7 @@ def _named(run_set: RunSet, name: str) -> PublishedResult:
     if len({cell.name for cell in matches}) == 1:
         return matches[0]
     if matches:
-        expected = f"one of {listed([cell.name for cell in matches])}"
+        expected = f"one of {join_names([cell.name for cell in matches])}"
         raise EncoreError(f"{name!r} is the name of several systems", expected=expected)
     elsewhere = [cell.benchmark or "?" for cell in load_published() if cell.name.lower() == query]
     if elsewhere:
@@ -178,4 +178,4 @@ def _named(run_set: RunSet, name: str) -> PublishedResult:
 def same_target(run_set: RunSet, other: RunSet) -> bool:
     if run_set.round is None or run_set.benchmark is None or not run_set.targets:
         return run_set.round == other.round
-    return known_targets(other.round, run_set.benchmark, other.global_batch) == run_set.targets
+    return targets_for(other.round, run_set.benchmark, other.global_batch) == run_set.targets

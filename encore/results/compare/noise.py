@@ -32,14 +32,14 @@ from encore.results.table import grouped
 Rows = NDArray[np.float64]
 
 LEVEL = 0.95
-LEAST_RUNS = 3  # The band of two runs had 20 % of further runs outside, in place of 5 %: docs/compare.md
-_WITH_OUTLIERS = 3  # Of two runs, leaving one out leaves no spread
+MIN_RUNS = 3  # The band of two runs had 20 % of further runs outside, in place of 5 %: docs/compare.md
+_MIN_RUNS_LEAVE_ONE_OUT = 3  # Of two runs, leaving one out leaves no spread
 _SAMPLES = 1000
-_MOST_STEPS = 128  # Longer curves are averaged over as many parts
+_MAX_STEPS = 128  # Longer curves are averaged over as many parts
 _SPAN_SHARE, _POOLED_SHARE = 32, 16  # Of the losses' steps: span of the moving mean, and reach of a pooled spread
 _LARGEST = 1e100  # What is larger has diverged, and its square may be no float
 _DIGITS = 6  # Significant ones that a digest keeps of a quality
-_SHOWN = 5  # Settings that are named
+_MAX_NAMES = 5  # Settings that are named
 # Settings that are no part of what explain calls configuration, but of what is trained.
 _TRAINED = ("data.", "implementation", "nodes", "ranks")
 
@@ -116,14 +116,18 @@ class Noise:
 
     def lines(self) -> Iterator[str]:
         same = "configuration not known" if self.settings is None else "no difference of configuration is known"
-        remaining = f" and {len(self.settings) - _SHOWN} more" if self.settings and len(self.settings) > _SHOWN else ""
-        differing = f"configurations differ: {', '.join(self.settings[:_SHOWN])}{remaining}" if self.settings else same
+        remaining = (
+            f" and {len(self.settings) - _MAX_NAMES} more" if self.settings and len(self.settings) > _MAX_NAMES else ""
+        )
+        differing = (
+            f"configurations differ: {', '.join(self.settings[:_MAX_NAMES])}{remaining}" if self.settings else same
+        )
         yield f"{self.quantity} by {self.unit}, {self.tested} against {self.reference} ({differing})"
         yield from [f"  {self.note}"] if self.note else []
-        for outcome, runs in grouped(self.runs, lambda run: "; ".join(self._found(run))).items():
+        for outcome, runs in grouped(self.runs, lambda run: "; ".join(self._outcomes(run))).items():
             yield f"  run{'s' * (len(runs) > 1)} {', '.join(str(run.number) for run in runs)}: {outcome}"
 
-    def _found(self, run: Tested) -> Iterator[str]:
+    def _outcomes(self, run: Tested) -> Iterator[str]:
         steps = count_of(len(run.at), self.unit)
         if run.twin is not None:
             twin = f"run {run.twin} of {self.reference}"
@@ -140,10 +144,12 @@ class Noise:
             if run.first.value is None:
                 yield f"{position}: not finite"
             else:
-                band = f"{percent(LEVEL)} band {run.first.low:.5g} to {run.first.high:.5g} from {self._of()}"
+                band = (
+                    f"{percent(LEVEL)} band {run.first.low:.5g} to {run.first.high:.5g} from {self._reference_count()}"
+                )
                 yield f"{position}: {run.first.value:.5g}, {band}; outside at {run.outside} of {steps}"
         elif run.half_width:
-            yield f"inside the {percent(LEVEL)} band of {self._of()} at all of {steps}"
+            yield f"inside the {percent(LEVEL)} band of {self._reference_count()} at all of {steps}"
         elif run.at and not run.is_identical:
             distances = [abs(value - mean) for value, mean in zip(run.values, run.mean, strict=True)]
             n = distances.index(max(distances))
@@ -151,7 +157,7 @@ class Noise:
         elif not run.at:
             yield f"no {self.unit} in common"
 
-    def _of(self) -> str:
+    def _reference_count(self) -> str:
         return count_of(self.references, "run")
 
 
@@ -179,7 +185,7 @@ def noise_of(current: RunSet, baseline: RunSet) -> list[Noise]:
         return []
     results = []
     for quantity in (name for name in series if series[name] and baseline_series.get(name)):
-        swapped = len(baseline_series[quantity]) < LEAST_RUNS <= len(series[quantity])
+        swapped = len(baseline_series[quantity]) < MIN_RUNS <= len(series[quantity])
         runs, references = (baseline_series, series) if swapped else (series, baseline_series)
         blank = Noise(
             quantity="quality" if quantity == "value" else quantity,
@@ -190,11 +196,11 @@ def noise_of(current: RunSet, baseline: RunSet) -> list[Noise]:
             references=0,
             settings=tuple(dict.fromkeys(settings)) if has_settings else None,
         )
-        results.append(judged(blank, runs[quantity], references[quantity]))
+        results.append(test_against_band(blank, runs[quantity], references[quantity]))
     return results
 
 
-def judged(blank: Noise, runs: Sequence[Series], references: Sequence[Series]) -> Noise:
+def test_against_band(blank: Noise, runs: Sequence[Series], references: Sequence[Series]) -> Noise:
     """Return ``blank`` with each run tested against the band of the reference runs that can be used."""
     lengths = sorted(len(reference.at) for reference in references)
     complete = [
@@ -206,11 +212,11 @@ def judged(blank: Noise, runs: Sequence[Series], references: Sequence[Series]) -
     excluded = len(references) - len(usable)
     reason = "much shorter, not finite, or equal to another"
     note = f"{count_of(excluded, 'run')} of {blank.reference} left out: {reason}" if excluded else ""
-    if len(usable) < LEAST_RUNS:
+    if len(usable) < MIN_RUNS:
         hint = "encore run --runs 6 makes them"
-        note = f"no band: it takes {LEAST_RUNS} runs of one side that differ, better 6: {hint}"
+        note = f"no band: it takes {MIN_RUNS} runs of one side that differ, better 6: {hint}"
     level = 1 - (1 - LEVEL) / max(len(runs), 1)
-    band_runs = usable if len(usable) >= LEAST_RUNS else [*usable, *references][:1]
+    band_runs = usable if len(usable) >= MIN_RUNS else [*usable, *references][:1]
     bands: dict[tuple[int, ...], Rows] = {}
     tested_runs = (run_in_band(run, band_runs, blank.unit == "step", level, references, bands) for run in runs)
     return replace(blank, runs=tuple(tested_runs), references=len(usable), note=note)
@@ -230,17 +236,19 @@ def run_in_band(
     the steps in common, for further runs against the same references at the same level.
     """
     finite = run.finite()
-    result = replace(_twin(run, twins or references, is_loss), number=run.number)
-    steps, rows = aligned([finite, *(reference.finite() for reference in references)])
+    result = replace(_find_twin(run, twins or references, is_loss), number=run.number)
+    steps, rows = align([finite, *(reference.finite() for reference in references)])
     if steps and is_loss:
-        rows = _smoothed(rows, max(1, len(steps) // _SPAN_SHARE))
+        rows = _smooth(rows, max(1, len(steps) // _SPAN_SHARE))
     mean, half_widths = rows[1:].mean(0), np.zeros(0)
     if steps and len(references) > 1 and not result.is_identical:
         bands = {} if bands is None else bands
         if steps not in bands:
             bands[steps] = half_width(rows[1:], len(steps) // _POOLED_SHARE if is_loss else 0, level)
         half_widths = bands[steps]
-    result = replace(result, at=steps, values=_plain(rows[0]), mean=_plain(mean), half_width=_plain(half_widths))
+    result = replace(
+        result, at=steps, values=_to_tuple(rows[0]), mean=_to_tuple(mean), half_width=_to_tuple(half_widths)
+    )
     beyond = np.flatnonzero(np.abs(rows[0] - mean) > half_widths * (1 + 1e-9)) if len(half_widths) else half_widths
     epochs = dict(zip(run.at, run.epochs, strict=False))
     if len(beyond):
@@ -263,15 +271,15 @@ def half_width(reference: Rows, reach: int, level: float) -> Rows:
     power = np.abs(np.fft.rfft((reference - reference.mean(0)) / spread, 2 * steps)) ** 2
     real, imaginary = np.random.default_rng(0).standard_normal((2, _SAMPLES, count + 1, steps + 1))
     samples = np.fft.irfft(np.sqrt(power.mean(0)) * (real + 1j * imaginary), 2 * steps)[..., :steps]
-    widest = float(np.quantile(_furthest(samples[:, 0], samples[:, 1:], reach), level))
-    if count >= _WITH_OUTLIERS:
-        without = (_furthest(reference[n], np.delete(reference, n, 0), reach) for n in range(count))
+    widest = float(np.quantile(_max_distance(samples[:, 0], samples[:, 1:], reach), level))
+    if count >= _MIN_RUNS_LEAVE_ONE_OUT:
+        without = (_max_distance(reference[n], np.delete(reference, n, 0), reach) for n in range(count))
         widest = max(widest, *map(float, without))
     return np.asarray(widest * spread * math.sqrt(1 + 1 / count))
 
 
 # Largest distance of a run (... x steps) from the mean of others (... x runs x steps), in standard errors.
-def _furthest(run: Rows, references: Rows, reach: int) -> Rows:
+def _max_distance(run: Rows, references: Rows, reach: int) -> Rows:
     error = _spread(references, reach) * math.sqrt(1 + 1 / references.shape[-2])
     return np.asarray((np.abs(run - references.mean(-2)) / np.where(error > 0, error, np.inf)).max(-1))
 
@@ -291,14 +299,14 @@ def _spread(rows: Rows, reach: int) -> Rows:
     return np.asarray(np.sqrt(variance + least))
 
 
-def aligned(runs: Sequence[Series]) -> tuple[tuple[int, ...], Rows]:
+def align(runs: Sequence[Series]) -> tuple[tuple[int, ...], Rows]:
     """Return the steps that all runs have, and for each run the mean of its values since the step before.
 
     A record is itself the mean since the one before, so that runs with other logging intervals can be compared.
     """
     common = sorted(set.intersection(*(set(run.at) for run in runs)))
-    if len(common) > _MOST_STEPS:
-        common = [common[(n + 1) * len(common) // _MOST_STEPS - 1] for n in range(_MOST_STEPS)]
+    if len(common) > _MAX_STEPS:
+        common = [common[(n + 1) * len(common) // _MAX_STEPS - 1] for n in range(_MAX_STEPS)]
     rows = np.zeros((len(runs), len(common)))
     for row, run in zip(rows, runs if common else (), strict=False):
         steps = [step for step in run.at if step <= common[-1]]
@@ -309,7 +317,7 @@ def aligned(runs: Sequence[Series]) -> tuple[tuple[int, ...], Rows]:
 
 
 # Exponentially weighted mean over the steps so far, as a control chart takes it (Roberts, Technometrics 1, 1959).
-def _smoothed(rows: Rows, span: int) -> Rows:
+def _smooth(rows: Rows, span: int) -> Rows:
     weight, total, weights, columns = 2 / (span + 1), np.zeros(len(rows)), 0.0, []
     for column in rows.T:
         total, weights = (1 - weight) * total + weight * column, (1 - weight) * weights + weight
@@ -318,7 +326,7 @@ def _smoothed(rows: Rows, span: int) -> Rows:
 
 
 # Which of the references a run repeats, and how far. Qualities of few values may be equal by chance: only all of them.
-def _twin(run: Series, references: Sequence[Series], is_loss: bool) -> Tested:
+def _find_twin(run: Series, references: Sequence[Series], is_loss: bool) -> Tested:
     best = Tested(number=run.number)
     for reference in references:
         pairs = list(
@@ -370,7 +378,7 @@ def _losses(path: Path) -> Series:
 
 def qualities_of(run_set: RunSet) -> dict[str, list[Series]]:
     """Return each quality by the number of the evaluation; nothing of a digest that does not keep all evaluations."""
-    curves = [curve_of(run, most=_MOST_STEPS**2) for run in run_set.logs] or list(run_set.curves)
+    curves = [curve_of(run, most=_MAX_STEPS**2) for run in run_set.logs] or list(run_set.curves)
     if not run_set.logs and any(len(curve.minutes) >= MOST_POINTS for curve in curves):
         return {}
     qualities: dict[str, list[Series]] = {}
@@ -384,5 +392,5 @@ def qualities_of(run_set: RunSet) -> dict[str, list[Series]]:
     return qualities
 
 
-def _plain(values: Rows) -> tuple[float, ...]:
+def _to_tuple(values: Rows) -> tuple[float, ...]:
     return tuple(map(float, values))

@@ -157,7 +157,7 @@ def build_run_set(score: Score, findings: tuple[Finding, ...] | None = None) -> 
     lengths_by_run = [(run, length) for run in finished if (length := length_of(run)) is not None and length.value > 0]
     unit = next((unit for unit, _ in Counter(length.unit for _, length in lengths_by_run).most_common(1)), "")
     trained = [
-        Trained(
+        TrainedRun(
             run.elapsed_minutes or 0.0,
             length.value,
             run.converged,
@@ -166,7 +166,7 @@ def build_run_set(score: Score, findings: tuple[Finding, ...] | None = None) -> 
         for run, length in lengths_by_run
         if length.unit == unit
     ]
-    lengths, per_length = samples_of(trained, minutes.trimmed if minutes else 0)
+    lengths, per_length = length_samples(trained, minutes.trimmed if minutes else 0)
     with_events = [run for run in score.runs if run.events]
     first = with_events[0] if with_events else None
     return RunSet(
@@ -188,10 +188,10 @@ def build_run_set(score: Score, findings: tuple[Finding, ...] | None = None) -> 
         global_batch=first.global_batch if first else None,
         train_samples=first.train_samples if first else None,
         division=first.division if first else None,
-        targets=known_targets(score.round, score.benchmark, first.global_batch if first else None),
+        targets=targets_for(score.round, score.benchmark, first.global_batch if first else None),
         phases=mean_phases([phases_of(run) for run in scored_runs]),
         curves=tuple(curve_of(run) for run in score.runs),
-        hyperparameters=_common(with_events),
+        hyperparameters=_common_hyperparameters(with_events),
         settings=_settings(passport),
         passport=passport,
         logs=score.runs,
@@ -203,7 +203,7 @@ def build_run_set(score: Score, findings: tuple[Finding, ...] | None = None) -> 
     )
 
 
-def known_targets(round_: str | None, benchmark: str | None, batch: float | None) -> tuple[Target, ...]:
+def targets_for(round_: str | None, benchmark: str | None, batch: float | None) -> tuple[Target, ...]:
     if rule_for(round_, benchmark, batch) is None or round_ is None or benchmark is None:
         return ()
     return targets_of(round_, benchmark, batch)
@@ -216,7 +216,7 @@ def score_sample(minutes: Sequence[float], trimmed: int, score: float | None) ->
     return Sample.of(minutes, trimmed) if score is None else replace(Sample.of(minutes, trimmed), estimate=score)
 
 
-class Trained(NamedTuple):
+class TrainedRun(NamedTuple):
     """A run that ended: its minutes, how far it trained, and whether it reached its target and counts for the score."""
 
     minutes: float
@@ -225,7 +225,7 @@ class Trained(NamedTuple):
     counted: bool
 
 
-def samples_of(runs: Sequence[Trained], trimmed: int) -> tuple[Sample | None, Sample | None]:
+def length_samples(runs: Sequence[TrainedRun], trimmed: int) -> tuple[Sample | None, Sample | None]:
     """Return epochs to the target and minutes per epoch; the latter of all that ended, where none converged.
 
     Their means are of the runs that the score counts, so that their product is the score. How they vary is seen in all
@@ -245,7 +245,7 @@ def samples_of(runs: Sequence[Trained], trimmed: int) -> tuple[Sample | None, Sa
 
 
 # Hyperparameters on which the runs agree; the most frequent value where they do not.
-def _common(runs: Sequence[RunLog]) -> dict[str, object]:
+def _common_hyperparameters(runs: Sequence[RunLog]) -> dict[str, object]:
     common: dict[str, object] = {}
     for key in dict.fromkeys(key for run in runs for key in run.hyperparameters):
         values = [run.hyperparameters[key] for run in runs if key in run.hyperparameters]
@@ -326,8 +326,8 @@ def first_step_seconds(run_set: RunSet) -> dict[str, float]:
 
 def submission(cell: PublishedResult, logs: Path | None = None) -> RunSet:
     """Return the published cell as a side: from its logs below ``logs``, else from its digest."""
-    run_set = _from_logs(cell, logs) if logs is not None else None
-    return run_set or _as_published(parse_digest(json.loads(_digest_of(cell))), cell)
+    run_set = _load_from_logs(cell, logs) if logs is not None else None
+    return run_set or _with_published_score(parse_digest(json.loads(_read_digest_line(cell))), cell)
 
 
 def digests(round_: str) -> Iterator[RunSet]:
@@ -337,12 +337,12 @@ def digests(round_: str) -> Iterator[RunSet]:
 
 def parse_digest(entry: dict[str, Any]) -> RunSet:
     round_, submitter, system = entry["name"].split("/", 2)
-    scored = _counted(entry, rule_for(round_, entry["benchmark"], entry["global_batch"]))
+    scored = _scored_indices(entry, rule_for(round_, entry["benchmark"], entry["global_batch"]))
     converged = [reason is None for reason in entry["reasons"]]
     minutes = [minutes for minutes, reached in zip(entry["minutes"], converged, strict=True) if reached]
     runs = zip(entry["minutes"], entry["lengths"], converged, strict=True)
-    trained = [Trained(*run, number in scored) for number, run in enumerate(runs) if run[1]]
-    lengths, per_length = samples_of(trained, entry["trimmed"])
+    trained = [TrainedRun(*run, number in scored) for number, run in enumerate(runs) if run[1]]
+    lengths, per_length = length_samples(trained, entry["trimmed"])
     return RunSet(
         label=entry["name"],
         round=round_,
@@ -360,7 +360,7 @@ def parse_digest(entry: dict[str, Any]) -> RunSet:
         global_batch=entry["global_batch"],
         train_samples=entry["train_samples"],
         division=entry["division"],
-        targets=known_targets(round_, entry["benchmark"], entry["global_batch"]),
+        targets=targets_for(round_, entry["benchmark"], entry["global_batch"]),
         phases=mean_phases([{name: seconds[number] for name, seconds in entry["phases"].items()} for number in scored]),
         minutes=tuple(minutes),
         curves=tuple(
@@ -372,29 +372,29 @@ def parse_digest(entry: dict[str, Any]) -> RunSet:
 
 
 # Places of the runs that the score is the mean of; else of those that converged, else that ended.
-def _counted(entry: dict[str, Any], rule: Rule | None) -> list[int]:
+def _scored_indices(entry: dict[str, Any], rule: Rule | None) -> list[int]:
     finished = [number for number, minutes in enumerate(entry["minutes"]) if minutes]
     converged = [number for number in finished if entry["reasons"][number] is None]
     if entry["score_minutes"] is None or rule is None:
         return converged or finished
     missed = len(entry["minutes"]) - len(converged)
     fastest_first = sorted(converged[: entry["scored"]], key=lambda number: entry["minutes"][number])
-    return list(rule.counted(fastest_first, missed))
+    return list(rule.scored_runs(fastest_first, missed))
 
 
 # Cell's logs, where the folder holds a set of as many runs as were submitted.
-def _from_logs(cell: PublishedResult, logs: Path) -> RunSet | None:
+def _load_from_logs(cell: PublishedResult, logs: Path) -> RunSet | None:
     folders = sorted(folder for folder in logs.rglob(cell.system) if folder.is_dir())
     for set_folder in (set_folder for folder in folders for set_folder, _ in find_sets(folder)):
         if [published.name for published in cells_at(set_folder, cell.round, cell.benchmark)[:1]] == [cell.name]:
             for score in score_folder(set_folder, cell.round):
                 if score.benchmark == cell.benchmark and len(score.runs) == cell.runs:
-                    return _as_published(build_run_set(score), cell)
+                    return _with_published_score(build_run_set(score), cell)
     return None
 
 
 # Set with the score that was published of it, where there is one.
-def _as_published(run_set: RunSet, cell: PublishedResult) -> RunSet:
+def _with_published_score(run_set: RunSet, cell: PublishedResult) -> RunSet:
     if cell.score_minutes is not None:
         score = run_set.score and replace(run_set.score, estimate=cell.score_minutes)
         run_set = replace(run_set, score=score, score_is_official=True)
@@ -403,7 +403,7 @@ def _as_published(run_set: RunSet, cell: PublishedResult) -> RunSet:
 
 
 # Line of the cell in the digests of its round, found without reading the others as JSON.
-def _digest_of(cell: PublishedResult) -> str:
+def _read_digest_line(cell: PublishedResult) -> str:
     start = f'{{"name":{json.dumps(cell.name)},"benchmark":'
     start += f"{json.dumps(cell.benchmark)}," if cell.benchmark else ""
     return next(line for line in lines_of(cell.round)[1:] if line.startswith(start))
@@ -412,12 +412,12 @@ def _digest_of(cell: PublishedResult) -> str:
 # --- raw and official scores --------------------------------------------------------------------------------
 
 
-def with_official_scores(current: RunSet, baseline: RunSet | None) -> tuple[RunSet, RunSet | None]:
+def use_official_scores(current: RunSet, baseline: RunSet | None) -> tuple[RunSet, RunSet | None]:
     """Return both with their official scores where both factors are known, else as they are, with raw scores."""
     factor, baseline_factor = scaling_factors(current, baseline) if baseline is not None else (None, None)
     if baseline is None or factor is None or baseline_factor is None:
         return current, baseline
-    return _official(current, factor), _official(baseline, baseline_factor)
+    return _scale_score(current, factor), _scale_score(baseline, baseline_factor)
 
 
 def scaling_factors(current: RunSet, baseline: RunSet) -> list[float | None]:
@@ -431,7 +431,7 @@ def scaling_factors(current: RunSet, baseline: RunSet) -> list[float | None]:
     ]
 
 
-def _official(run_set: RunSet, factor: float) -> RunSet:
+def _scale_score(run_set: RunSet, factor: float) -> RunSet:
     score = run_set.score
     if score is not None and run_set.score_is_official:
         spread = None if score.spread is None else score.spread * factor
@@ -439,7 +439,7 @@ def _official(run_set: RunSet, factor: float) -> RunSet:
     return replace(run_set, score=score, scaling_factor=factor, score_kind="official")
 
 
-def scores_compared(current: RunSet, baseline: RunSet) -> Iterator[str]:
+def score_caveats(current: RunSet, baseline: RunSet) -> Iterator[str]:
     """Say which scores are compared, where the two kinds differ."""
     factors = [run_set.scaling_factor or 1.0 for run_set in (current, baseline)]
     if factors == [1.0, 1.0]:

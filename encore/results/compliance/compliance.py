@@ -21,7 +21,7 @@ from encore.errors import EncoreError
 from encore.results.compliance import official
 from encore.results.compliance.own_rules import check_v05, extra_findings, small_data_findings
 from encore.results.findings import ComplianceReport, Finding, rate_of, severity_at
-from encore.results.format import apart, count_of
+from encore.results.format import count_of, format_distinct
 from encore.results.logs.parallel import OnRead, map_files
 from encore.results.logs.reader import Event, OnDamage, read_events
 from encore.results.logs.run_log import Reason, RunLog, is_nonnumeric, read_run
@@ -29,8 +29,8 @@ from encore.results.rules import ROUNDS, targets_of
 from encore.results.scores.score import Score, find_sets, score_logs
 
 __all__ = [
-    "ComplianceReport", "Finding", "by_one_ruleset", "check", "known_ruleset", "read_and_check",
-    "ruleset_of", "score_and_check",
+    "ComplianceReport", "Finding", "check", "parse_ruleset", "read_and_check",
+    "ruleset_of", "score_and_check", "unify_rulesets",
 ]  # fmt: skip
 
 _MAX_EVENTS = 500_000
@@ -48,7 +48,7 @@ def ruleset_of(round_: str | None) -> str | None:
 def check(path: str | PathLike[str], ruleset: str | None = None) -> ComplianceReport:
     """Check the log at ``path`` against ``ruleset``, such as ``0.7.0``, or the one found from the log."""
     log = _Log(Path(path), ruleset)
-    problem = _nothing_to_check(log.run)
+    problem = _unusable_log(log.run)
     if problem:
         raise problem
     return _report(log)
@@ -57,7 +57,7 @@ def check(path: str | PathLike[str], ruleset: str | None = None) -> ComplianceRe
 def read_and_check(path: Path, ruleset: str | None = None) -> tuple[RunLog, ComplianceReport]:
     """Return what ``read_run`` and ``check`` do, for one reading; one finding says that a file cannot be checked."""
     log = _Log(path, ruleset)
-    problem = _nothing_to_check(log.run)
+    problem = _unusable_log(log.run)
     if problem is None:
         return log.run, _report(log)
     finding = Finding(
@@ -85,7 +85,7 @@ def score_and_check(
     for folder, set_files in sets:
         results = [*itertools.islice(checked, len(set_files))]
         scores += score_logs(folder, [run for run, _ in results])
-        reports += by_one_ruleset([report for _, report in results])
+        reports += unify_rulesets([report for _, report in results])
     return scores, reports
 
 
@@ -94,8 +94,8 @@ class _Log:
     def __init__(self, path: Path, ruleset: str | None) -> None:
         self.events: list[Event] = []
         self.damaged: list[Finding] = []
-        self.asked_for = known_ruleset(ruleset)
-        self.run = read_run(path, f"v{self.asked_for.removesuffix('.0')}" if self.asked_for else None, self._read)
+        self.requested = parse_ruleset(ruleset)
+        self.run = read_run(path, f"v{self.requested.removesuffix('.0')}" if self.requested else None, self._read)
 
     def _read(self, path: Path, on_damage: OnDamage) -> Iterator[Event]:
         events, damaged = self.events, self.damaged
@@ -115,7 +115,7 @@ class _Log:
             yield event
 
 
-def _nothing_to_check(run: RunLog) -> EncoreError | None:
+def _unusable_log(run: RunLog) -> EncoreError | None:
     if run.reason is Reason.UNREADABLE:
         return EncoreError(f"cannot read {run.path}: {run.explanation}", hint="check the path and its permissions")
     if not run.events:
@@ -129,19 +129,19 @@ def _nothing_to_check(run: RunLog) -> EncoreError | None:
 
 
 def _report(log: _Log) -> ComplianceReport:
-    ruleset = log.asked_for or ruleset_of(log.run.round)
+    ruleset = log.requested or ruleset_of(log.run.round)
     findings, checker = _findings(log, ruleset)
     return ComplianceReport(
         path=log.run.path,
         ruleset=ruleset,
-        ruleset_found="as asked for" if log.asked_for else log.run.round_found,
+        ruleset_found="as asked for" if log.requested else log.run.round_found,
         ruleset_is_guess=log.run.round_is_guess,
         checker=checker,
         findings=tuple(sorted(findings, key=lambda finding: (finding.line is None, finding.line or 0))),
     )
 
 
-def by_one_ruleset(reports: Sequence[ComplianceReport]) -> Sequence[ComplianceReport]:
+def unify_rulesets(reports: Sequence[ComplianceReport]) -> Sequence[ComplianceReport]:
     """Return the reports on a folder, all by one ruleset: where it is a guess, by that of most of them."""
     guessed = Counter(report.ruleset for report in reports if report.ruleset_is_guess)
     if len(guessed) < 2:
@@ -156,7 +156,7 @@ def by_one_ruleset(reports: Sequence[ComplianceReport]) -> Sequence[ComplianceRe
     ]
 
 
-def known_ruleset(ruleset: str | None) -> str | None:
+def parse_ruleset(ruleset: str | None) -> str | None:
     """Return ``0.7`` or ``v0.7`` as ``0.7.0``; EncoreError for a ruleset that there is not."""
     if ruleset is None:
         return None
@@ -185,7 +185,7 @@ def _findings(log: _Log, ruleset: str | None) -> tuple[list[Finding], str]:
         )
         return [unknown_round], "none"
     small = small_data_findings(run)
-    findings = [*log.damaged, *(_timeless(events) or _impossible_clock(run)), *_nonnumeric_quality(run)]
+    findings = [*log.damaged, *(_missing_times(events) or _impossible_clock(run)), *_nonnumeric_quality(run)]
     if ruleset == "0.5.0":
         findings += [*check_v05(events, run), *small]
         checker = "Encore's own rules of v0.5"
@@ -194,7 +194,7 @@ def _findings(log: _Log, ruleset: str | None) -> tuple[list[Finding], str]:
         numbers = [event._replace(value=math.nan) if is_nonnumeric(event) else event for event in events]
         checked = official.check_events(numbers, ruleset, run.benchmark)
         findings += [
-            _with_best(finding, run)
+            _with_best_quality(finding, run)
             for finding in checked
             if not (run.nonnumeric and finding.code == official.TARGET_NOT_MET)
         ]
@@ -225,7 +225,7 @@ def _damaged_event(line: int, text: str) -> Finding:
     )
 
 
-def _timeless(events: list[Event]) -> list[Finding]:
+def _missing_times(events: list[Event]) -> list[Finding]:
     first = next((event for event in events if event.time_s is None), None)
     if first is None:
         return []
@@ -276,7 +276,7 @@ def _nonnumeric_quality(run: RunLog) -> list[Finding]:
 
 
 # Say how good the best evaluation was, where the checker says that none is good enough.
-def _with_best(finding: Finding, run: RunLog) -> Finding:
+def _with_best_quality(finding: Finding, run: RunLog) -> Finding:
     if finding.code != official.TARGET_NOT_MET or run.round is None or run.benchmark is None:
         return finding
     # The open division has targets of its own; the checker asks its logs for the closed division's.
@@ -285,7 +285,7 @@ def _with_best(finding: Finding, run: RunLog) -> Finding:
     if not values:
         return finding
     best = (max if targets[0].higher_is_better else min)(values, key=lambda qualities: qualities[targets[0].name])
-    reached = apart(best, {target.name: target.value for target in targets})
+    reached = format_distinct(best, {target.name: target.value for target in targets})
     goal = " and ".join(f"{target.name} {target.value:g} ({target.unit})" for target in targets)
     return replace(
         finding,

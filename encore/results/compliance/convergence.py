@@ -79,8 +79,8 @@ def convergence_of(score: Score) -> Convergence | None:
         return None
     ruleset = f"{score.round.removeprefix('v')}.0"
     try:
-        with _quiet():
-            return _compared(score, ruleset)
+        with _quiet_logging():
+            return _compare(score, ruleset)
     except Exception as error:  # the library's own, on a log that it cannot read
         return _not_checked(score, f"mlperf-logging's checker broke on these logs: {type(error).__name__}: {error}")
 
@@ -144,7 +144,7 @@ def _outcome(score: Score, outcome: Outcome, explanation: Iterable[str], **figur
 
 # Keep mlperf-logging from writing to the terminal: it logs without a handler, and so installs one.
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet_logging() -> Iterator[None]:
     root, silent = logging.getLogger(), logging.NullHandler()
     root.addHandler(silent)
     try:
@@ -166,38 +166,38 @@ def points_folder() -> Path:
 
 
 @functools.cache
-def points_known(ruleset: str) -> tuple[str, ...]:
+def benchmarks_with_points(ruleset: str) -> tuple[str, ...]:
     """Return the benchmarks for which the installed mlperf-logging has points of the round."""
     files = (points_folder() / f"training_{ruleset}").glob("rcps_*.json")
     return tuple(sorted(file.stem.removeprefix("rcps_") for file in files))
 
 
-def _compared(score: Score, ruleset: str) -> Convergence:
+def _compare(score: Score, ruleset: str) -> Convergence:
     benchmark = score.benchmark or ""
-    if benchmark not in points_known(ruleset):
-        available = ", ".join(points_known(ruleset)) or "none"
+    if benchmark not in benchmarks_with_points(ruleset):
+        available = ", ".join(benchmarks_with_points(ruleset)) or "none"
         return _not_checked(
             score, f"{version()} has no points for {benchmark or 'its benchmark'} in {score.round}: {available}"
         )
     batch: Any
-    batch, lengths = _lengths_of(score.runs, benchmark)
+    batch, lengths = _logged_lengths(score.runs, benchmark)
     if lengths is None:
         files = [run.path for run in score.runs]
         if any(file.suffix == ".gz" or file.stat().st_size > _LARGEST_LOG for file in files):
             return _not_checked(score, "a log is compressed or larger than 256 MiB: mlperf-logging reads plain files")
-        batch, lengths = _lengths_in([str(file) for file in files], ruleset, benchmark)
+        batch, lengths = _read_lengths([str(file) for file in files], ruleset, benchmark)
     if not _is_number(batch) or batch <= 0:
         return _not_checked(score, "the logs do not agree on a global_batch_size")
-    if lengths is None or sum(length == _INFINITE for length in lengths) > _dropped(benchmark):
+    if lengths is None or sum(length == _INFINITE for length in lengths) > _dropped_runs(benchmark):
         return _not_checked(score, "too many runs did not converge")
     if not all(_is_number(length) and length > 0 for length in lengths):
         return _not_checked(score, "an evaluation has no number of epochs or samples")
-    return _at_point(_checker(ruleset, benchmark), score, float(batch), lengths)
+    return _compare_with_point(_checker(ruleset, benchmark), score, float(batch), lengths)
 
 
 # Global batch and each run's epochs or samples to the target, as mlperf-logging takes them from a log.
 # None where the summary of a log does not hold them: mlperf-logging then reads the logs itself, four times slower.
-def _lengths_of(runs: Sequence[RunLog], benchmark: str) -> tuple[float | None, list[float] | None]:
+def _logged_lengths(runs: Sequence[RunLog], benchmark: str) -> tuple[float | None, list[float] | None]:
     batches = {run.global_batch for run in runs}
     lengths = [_length(run, benchmark) for run in runs]
     logged_lengths = [length for length in lengths if length is not None]
@@ -222,7 +222,7 @@ def _length(run: RunLog, benchmark: str) -> float | None:
 
 
 # Global batch and the epochs, or samples, to the target of each run, as mlperf-logging reads them.
-def _lengths_in(files: Sequence[str], ruleset: str, benchmark: str) -> tuple[Any, list[Any] | None]:
+def _read_lengths(files: Sequence[str], ruleset: str, benchmark: str) -> tuple[Any, list[Any] | None]:
     read = _checker_module().get_submission_epochs
     batch, lengths, _ = read(files, ruleset, False)
     if benchmark == "bert" and lengths and all(length in (0, 1, _INFINITE) for length in lengths):
@@ -246,7 +246,7 @@ def _checker(ruleset: str, benchmark: str) -> Any:
 
 
 # Choose the point as mlperf-logging's ``check_directory`` does: the batch's own, between two, the smallest.
-def _at_point(checker: Any, score: Score, batch: float, lengths: list[float]) -> Convergence:
+def _compare_with_point(checker: Any, score: Score, batch: float, lengths: list[float]) -> Convergence:
     table = "pruned_rcps"
     record = checker._find_rcp(batch, table)
     between: tuple[Point, ...] = ()
@@ -269,7 +269,7 @@ def _at_point(checker: Any, score: Score, batch: float, lengths: list[float]) ->
             between = (_point(below), _point(above))
             source = f"between the reference's batches {below['BS']:g} and {above['BS']:g}, interpolated for {batch:g}"
     passed, factor = checker._eval_submission_record(record, list(lengths), "")
-    point, mean = _point(record), _trimmed(score.benchmark, lengths)
+    point, mean = _point(record), _trimmed_mean(score.benchmark, lengths)
     if factor > _LARGEST_FACTOR:
         counts = f"the logs count {shown(mean)} to the target where the reference counts {shown(point.mean)}"
         return _not_checked(score, f"{counts}: another unit")
@@ -297,13 +297,13 @@ def _point(record: Mapping[str, Any]) -> Point:
     return Point(batch=float(record["BS"]), mean=mean, least=least)
 
 
-def _trimmed(benchmark: str | None, lengths: Sequence[float]) -> float:
-    rejected = _dropped(benchmark)
+def _trimmed_mean(benchmark: str | None, lengths: Sequence[float]) -> float:
+    rejected = _dropped_runs(benchmark)
     remaining = sorted(lengths)[rejected : len(lengths) - rejected]
     return math.fsum(remaining) / len(remaining) if remaining else math.nan
 
 
-def _dropped(benchmark: str | None) -> int:
+def _dropped_runs(benchmark: str | None) -> int:
     info = benchmark_of(benchmark)
     return info.dropped if info else 1
 

@@ -153,9 +153,9 @@ def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -
     try:
         mlp_compliance.enqueued_configs.append(config)
         lines = _log_lines(events, ruleset)
-        names = {"enqueue_config": enqueue, "yaml": _Rules, "eval": _evaluate, "exec": _execute}
+        names = {"enqueue_config": enqueue, "yaml": _CachedYaml, "eval": _evaluate, "exec": _execute}
         silent = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-        with _names_in(mlp_compliance, names), silent[0], silent[1]:
+        with _patched_names(mlp_compliance, names), silent[0], silent[1]:
             while mlp_compliance.enqueued_configs:
                 rules = _checker_folder() / mlp_compliance.enqueued_configs.pop(0)
                 collector.configured_checks(lines, str(rules))
@@ -170,7 +170,7 @@ def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -
         )
     finally:
         mlp_compliance.enqueued_configs.clear()
-    findings = [_finding(key, message, severity, ruleset) for key, message, severity in collector.collected()]
+    findings = [_finding(key, message, severity, ruleset) for key, message, severity in collector.unique_messages()]
     findings += [
         Finding(
             line=None,
@@ -186,7 +186,7 @@ def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -
 
 # Give a module other functions for a while, under the names by which it calls them.
 @contextlib.contextmanager
-def _names_in(module: Any, names: dict[str, object]) -> Iterator[None]:
+def _patched_names(module: Any, names: dict[str, object]) -> Iterator[None]:
     previous = {name: vars(module)[name] for name in names if name in vars(module)}
     vars(module).update(names)
     try:
@@ -198,24 +198,24 @@ def _names_in(module: Any, names: dict[str, object]) -> Iterator[None]:
 
 
 @functools.cache
-def _rules_in(path: str) -> Any:
+def _load_rules(path: str) -> Any:
     yaml = importlib.import_module("yaml")
     return yaml.load(Path(path).read_text("utf-8"), Loader=yaml.BaseLoader)
 
 
 # What the checker uses of the module yaml: a rule file is parsed once, and not for each log.
-class _Rules:
+class _CachedYaml:
     BaseLoader = None
 
     @staticmethod
     def load(file: TextIO, Loader: object) -> Any:
-        return _rules_in(file.name)
+        return _load_rules(file.name)
 
 
 # Keys of the events that a rule file looks at; None where its own code goes through all of them.
 @functools.cache
-def _keys_in(path: str) -> frozenset[str] | None:
-    blocks = _rules_in(path) or []
+def _rule_keys(path: str) -> frozenset[str] | None:
+    blocks = _load_rules(path) or []
     if any("loglines" in str(block.get("BEGIN")) for block in blocks):
         return None
     return frozenset(block["KEY"]["NAME"] for block in blocks if "KEY" in block)
@@ -223,23 +223,23 @@ def _keys_in(path: str) -> frozenset[str] | None:
 
 # All words in the rule files: no rule looks at an event whose key is not among them.
 @functools.cache
-def _words_of(ruleset: str) -> frozenset[str]:
+def _rule_words(ruleset: str) -> frozenset[str]:
     files = (_checker_folder() / f"training_{ruleset}").glob("*.yaml")
     return frozenset(word for file in files for word in re.findall(r"\w+", file.read_text("utf-8")))
 
 
 @functools.cache
-def _compiled(source: str, mode: str) -> CodeType:
+def _compile(source: str, mode: str) -> CodeType:
     return compile(source, "<string>", mode, dont_inherit=True)
 
 
 # Do what ``eval`` does; a rule is compiled once, and not for each event.
 def _evaluate(source: str, scope: dict[str, Any], names: dict[str, Any] | None = None) -> Any:
-    return eval(_compiled(source, "eval"), scope, names)
+    return eval(_compile(source, "eval"), scope, names)
 
 
 def _execute(source: str, scope: dict[str, Any], names: dict[str, Any] | None = None) -> None:
-    exec(_compiled(source, "exec"), scope, names)
+    exec(_compile(source, "exec"), scope, names)
 
 
 @functools.cache
@@ -263,7 +263,7 @@ def _collector_class() -> Any:
 
         def configured_checks(self, lines: list[Any], config: str) -> None:
             """Run one rule file; the original passes over an event whose key is not in it, and slowly."""
-            keys = _keys_in(config)
+            keys = _rule_keys(config)
             super().configured_checks(lines if keys is None else [line for line in lines if line.key in keys], config)
 
         # The rules' code and the original call these three by name.
@@ -278,7 +278,7 @@ def _collector_class() -> Any:
         def overwrite_messages(self, keys: Sequence[str]) -> None:
             self.messages = [entry for entry in self.messages if entry[0] not in keys or entry[2] == "warning"]
 
-        def collected(self) -> Iterator[tuple[str | None, str, Severity]]:
+        def unique_messages(self) -> Iterator[tuple[str | None, str, Severity]]:
             yield from dict.fromkeys(self.messages)
 
     return Collector
@@ -286,7 +286,7 @@ def _collector_class() -> Any:
 
 def _log_lines(events: Sequence[Event], ruleset: str) -> list[Any]:
     parser = importlib.import_module(f"mlperf_logging.compliance_checker.mlp_parser.ruleset_{ruleset.replace('.', '')}")
-    known_keys = _words_of(ruleset)
+    known_keys = _rule_words(ruleset)
     lines = []
     for event in events:
         if event.key not in known_keys:
@@ -312,7 +312,7 @@ def _finding(key: str | None, message: str, severity: Severity, ruleset: str) ->
     if failed_all or test:
         name = failed_all[1] if failed_all else key or "end of log"
         text = failed_all[2] if failed_all else test[1] if test else ""
-        value = "no such event in the log" if failed_all else _value_in(message)
+        value = "no such event in the log" if failed_all else _quoted_value(message)
         return Finding(
             line=line,
             code=_code(name, bool(failed_all)),
@@ -348,7 +348,7 @@ def _count_finding(required: re.Match[str], rule_file: str, severity: Severity) 
 
 
 # Value of the event that a message quotes, and its metadata but for the place in the program.
-def _value_in(message: str) -> str:
+def _quoted_value(message: str) -> str:
     _, _, after = message.partition("current line[v]=")
     try:
         event, _ = json.JSONDecoder().raw_decode(after.strip())

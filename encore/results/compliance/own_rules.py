@@ -64,7 +64,7 @@ def extra_findings(events: Sequence[Event], run: RunLog) -> list[Finding]:
         *_outcome(run, first),
         *_cache(events, first),
         *_seed_and_schedule(run),
-        *_order(first),
+        *_clock_order(first),
         *_data_before_clock(events, first.get("run_start")),
     ]
 
@@ -149,7 +149,7 @@ def _seed_and_schedule(run: RunLog) -> Iterator[Finding]:
 
 
 # Check that run_start is not older than init_stop, nor run_stop than run_start, by their own times.
-def _order(first: dict[str, Event]) -> Iterator[Finding]:
+def _clock_order(first: dict[str, Event]) -> Iterator[Finding]:
     for earlier_key, later_key in itertools.pairwise(("init_start", "init_stop", "run_start", "run_stop")):
         earlier, later = first.get(earlier_key), first.get(later_key)
         if earlier and later and earlier.time_s and later.time_s and later.time_s < earlier.time_s:
@@ -195,10 +195,10 @@ def check_v05(events: Sequence[Event], run: RunLog) -> list[Finding]:
     distinct = list({(event.time_s, event.key, repr(event.value)): event for event in reversed(events)}.values())[::-1]
     by_key = grouped(distinct, lambda event: event.key)
     first = {key: key_events[0] for key, key_events in by_key.items()}
-    return [*_counts(by_key), *_clock(distinct, first), *_evaluations(by_key, run), *_outcome_v05(run)]
+    return [*_counts_v05(by_key), *_clock_v05(distinct, first), *_evaluations_v05(by_key, run), *_outcome_v05(run)]
 
 
-def _counts(by_key: dict[str, list[Event]]) -> Iterator[Finding]:
+def _counts_v05(by_key: dict[str, list[Event]]) -> Iterator[Finding]:
     for key in _ONCE:
         key_events = by_key.get(key, [])
         if len(key_events) != 1:
@@ -238,7 +238,7 @@ def _counts(by_key: dict[str, list[Event]]) -> Iterator[Finding]:
 
 
 # Check that the model is built in the run: v0.5 has no untimed initialisation.
-def _clock(events: Sequence[Event], first: dict[str, Event]) -> Iterator[Finding]:
+def _clock_v05(events: Sequence[Event], first: dict[str, Event]) -> Iterator[Finding]:
     start, clear, stop = (first.get(key) for key in ("run_start", "run_clear_caches", "run_stop"))
     if start is None:
         return
@@ -274,7 +274,7 @@ def _clock(events: Sequence[Event], first: dict[str, Event]) -> Iterator[Finding
         )
 
 
-def _evaluations(by_key: dict[str, list[Event]], run: RunLog) -> Iterator[Finding]:
+def _evaluations_v05(by_key: dict[str, list[Event]], run: RunLog) -> Iterator[Finding]:
     for event in by_key.get("eval_accuracy", []):
         if not (isinstance(event.value, dict) and {"epoch", "value"} <= set(event.value)):
             yield _finding(

@@ -17,7 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from encore.results.format import apart
+from encore.results.format import format_distinct
 from encore.results.logs.reader import Dialect, Event, ReadEvents, number_of, read_events
 from encore.results.rules import BLEU_BENCHMARKS, ROUND_KEYS, Target, canonical, find_round, targets_of
 
@@ -498,7 +498,7 @@ class _Reading:
             return Reason.NO_QUALITY, "no eval_accuracy event, so nothing shows that the target was reached"
         if targets and not self.run.met:
             wanted = ", ".join(f"{target.name} {target.value:g} ({target.unit})" for target in targets)
-            last = apart(quality[-1].values, {target.name: target.value for target in targets})
+            last = format_distinct(quality[-1].values, {target.name: target.value for target in targets})
             explanation = f"target {wanted}; the last evaluation has {last or 'no number'}"
             return Reason.TARGET_MISSED, "; ".join([explanation, *_other_units(quality, targets)])
         if self.run.status is None and not targets and self.eval_result_s is None:

@@ -17,7 +17,15 @@ from encore import __version__, peaks
 from encore.errors import EncoreError, ExitCode
 from encore.names import unknown
 from encore.results.audit.audit import audit_scores
-from encore.results.compare.compare import WITHIN, Comparison, ComparisonJson, Factor, Verdict, certainty, compare
+from encore.results.compare.compare import (
+    WITHIN,
+    Comparison,
+    ComparisonJson,
+    Factor,
+    Verdict,
+    compare,
+    format_certainty,
+)
 from encore.results.compare.explain import Explanation, explain
 from encore.results.compare.run_set import RunSet, build_run_set
 from encore.results.compliance.compliance import score_and_check
@@ -217,7 +225,7 @@ def section(
         else None,
         plots=(*quality_plots(ours, theirs), *generation_plots(ours.folder)),
         bars=tuple(plot for plot in bars if plot is not None),
-        sentences=(*certainty(compared), *_utilization(ours)),
+        sentences=(*format_certainty(compared), *_utilization(ours)),
         machine=tuple(_machine(ours, steps)),
         choices=Table(title="What the runs took", columns=("key", "choice"), rows=tuple(ours.choices.items()))
         if ours.choices

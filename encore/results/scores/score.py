@@ -324,7 +324,7 @@ def _crashes(runs: Sequence[RunLog]) -> Iterator[Flag]:
 # Mean without the fastest and the slowest; runs that missed the target are the slowest.
 def _olympic(rule: Rule, score: Score, runs: Sequence[RunLog], missed: int) -> Score:
     ordered = sorted(runs, key=lambda run: run.minutes or 0.0)
-    counted = rule.counted(ordered, missed)
+    counted = rule.scored_runs(ordered, missed)
     if not counted:
         missing = "no run is left after dropping the fastest and the slowest"
         return replace(score, lack=Lack.NONE_COUNTED, missing=missing)
