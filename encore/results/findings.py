@@ -1,4 +1,4 @@
-"""What a compliance check and an audit hand back: findings, how often their rules fire, and forms for other tools."""
+"""Findings of compliance checks and audits, rates of the rules, and export formats."""
 
 import functools
 import json
@@ -20,48 +20,49 @@ Kind = Literal["rule", "small_data", "reading", "crash", "audit"]
 class FindingJson(TypedDict):
     """One thing that a log has and the rules do not want, or the other way round."""
 
-    line: int | None  # From 1; null where the finding is about the whole log
-    rule: str  # Where the rule is defined; of an audit its name, as in docs/audit.md
-    code: str  # Name of one of Encore's own rules; empty of one of mlperf-logging's
+    line: int | None  # From 1; null if the finding is about the complete log
+    rule: str  # Definition of the rule; for an audit its name, as in docs/audit.md
+    code: str  # Name of a rule in Encore; empty for rules of mlperf-logging
     expected: str
     found: str
     hint: str
     severity: Severity
-    # `small_data`: no run on this data set can satisfy the rule. `reading`: the text itself is damaged. `crash`:
-    # mlperf-logging broke on this log.
+    # `small_data`: no run on this data set can satisfy the rule. `reading`: damaged text. `crash`: mlperf-logging
+    # crashed on this log.
     kind: Kind
-    file: NotRequired[str | None]  # Of an audit; null where the finding is about the whole set
-    rate: NotRequired[float | None]  # Of an audit: part of the public sets on which the rule fires; null: not measured
+    file: NotRequired[str | None]  # Audit only; null if the finding is about the set
+    # Audit only: fraction of the public sets on which the rule fires; null if not measured
+    rate: NotRequired[float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """One thing that a log has and the rules do not want, or the other way round."""
 
-    line: int | None  # Line of the file, from 1; None where the finding is about the whole log
-    rule: str  # Where the rule is defined; of an audit its name, as in docs/audit.md
-    # Name of one of Encore's own rules of `encore check`, as in docs/results.md; one of mlperf-logging's has none but
-    # ``target_not_met`` and ``sequence_length``.
+    line: int | None  # Line in the file, from 1; None if the finding is about the complete log
+    rule: str  # Definition of the rule; for an audit its name, as in docs/audit.md
+    # Name of a rule in Encore, as in docs/results.md. mlperf-logging's rules only have ``target_not_met`` and
+    # ``sequence_length``.
     code: str = ""
     expected: str
     found: str
     hint: str
     severity: Severity = "error"
-    # ``small_data``: no run on this data set can satisfy the rule. ``reading``: the text itself is damaged. ``crash``:
-    # mlperf-logging broke on this log, so its verdict is not known. ``audit``: what `encore audit` finds.
+    # ``small_data``: no run on this data set can satisfy the rule. ``reading``: damaged text. ``crash``: mlperf-logging
+    # crashed on this log, so its verdict is unknown. ``audit``: finding of `encore audit`.
     kind: Kind = "rule"
-    path: Path | None = None  # The file, in an audit; None where the finding is about the whole set
-    # Part of the public sets on which this rule of our own fires; None where it was not measured.
+    path: Path | None = None  # File in an audit; None if the finding is about the set
+    # Fraction of the public sets on which this rule fires; None if not measured
     rate: float | None = None
 
     @property
     def label(self) -> str:
-        """Return what people read: the severity, but of what no run on a small data set can satisfy."""
+        """Severity for display, or "small data" for rules that no run on a toy data set can satisfy"""
         return "small data" if self.kind == "small_data" else self.severity
 
     @property
     def place(self) -> str:
-        """Return ``result_0.txt line 7``, as far as there is one."""
+        """Location such as ``result_0.txt line 7``, as far as known"""
         line = f"line {self.line}" if self.line is not None else ""
         return f"{self.path.name if self.path else ''} {line}".strip()
 
@@ -86,9 +87,9 @@ class ReportJson(TypedDict):
     ruleset: str | None  # Such as `0.7.0`; null where it could not be found
     ruleset_found: str  # How it was found
     ruleset_is_guess: bool
-    checker: str  # mlperf-logging with its version, or Encore's own rules
+    checker: str  # mlperf-logging with version, or the rules in Encore
     passed: bool
-    passed_but_for_data: bool  # No error but those that a small data set cannot avoid
+    passed_but_for_data: bool  # All errors are unavoidable with a toy data set
     findings: list[FindingJson]
 
 
@@ -100,7 +101,7 @@ class ComplianceReport:
     ruleset: str | None  # Such as ``0.7.0``; None where it could not be found
     ruleset_found: str  # How the ruleset was found
     ruleset_is_guess: bool = False
-    checker: str  # What checked: mlperf-logging with its version, or Encore's own rules
+    checker: str  # mlperf-logging with version, or the rules in Encore
     findings: tuple[Finding, ...]
 
     @property
@@ -109,7 +110,7 @@ class ComplianceReport:
 
     @property
     def passed_but_for_data(self) -> bool:
-        """No error but those that a small data set cannot avoid."""
+        """All errors are unavoidable with a toy data set."""
         return not any(finding.severity == "error" and finding.kind != "small_data" for finding in self.findings)
 
     def as_json(self) -> ReportJson:
@@ -125,7 +126,7 @@ class ComplianceReport:
         }
 
 
-MAX_ERROR_RATE = 0.005  # A rule that fires on more of the public sets than this is at most a warning
+MAX_ERROR_RATE = 0.005  # Rules that fire on a larger fraction of the public sets are warnings
 Rules = Literal["audit", "check"]
 
 
@@ -135,7 +136,7 @@ def file_of(rules: Rules) -> Path:
 
 @functools.cache
 def measured(rules: Rules) -> dict[str, Any]:
-    """Return what was measured of the rules of `encore audit`, or of our own ones of `encore check`."""
+    """Load the measured rates of the rules of `encore audit` or `encore check`."""
     loaded: dict[str, Any] = json.loads(file_of(rules).read_text("utf-8"))
     return loaded
 
@@ -147,20 +148,20 @@ def rate_of(rules: Rules, name: str) -> float | None:
 
 
 def severity_at(rate: float | None, max_severity: Severity) -> Severity:
-    """Return what a finding is: an error only where its rule is known to fire rarely."""
+    """Limit the severity of a rule: errors only if the rule is known to fire rarely."""
     return "warning" if max_severity == "error" and (rate is None or rate > MAX_ERROR_RATE) else max_severity
 
 
-Found = Sequence[tuple[Path, Sequence[Finding]]]  # Logs, or folders of a set, with what was found in each
+Found = Sequence[tuple[Path, Sequence[Finding]]]  # Findings per log or set folder
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS = {"error": "error", "warning": "warning", "note": "note"}
 
 
 def sarif(results_by_path: Found) -> str:
-    """Return findings as SARIF 2.1.0 (OASIS standard of 27 March 2020); paths are relative to the working directory.
+    """Convert findings to SARIF 2.1.0 (OASIS standard of 27 March 2020); paths are relative to the working directory.
 
-    What a small data set alone is to blame for is a note: it is no error of the run.
+    Findings caused only by a toy data set are notes, not errors.
     """
     rules: dict[str, Finding] = {}
     results = []
@@ -198,7 +199,7 @@ def junit(results_by_path: Found) -> str:
 FORMATS = {"sarif": sarif, "junit": junit}
 
 
-# Short name that is the same for all findings of a rule: that of our own, or mlperf-logging's key.
+# Short rule name, the same for all findings of a rule: the code, or mlperf-logging's key
 def _rule_id(finding: Finding) -> str:
     return finding.code or finding.rule.partition(":")[0].rpartition(", ")[2]
 
@@ -234,6 +235,6 @@ def _format_lines(findings: Sequence[Finding]) -> Iterator[str]:
         yield _printable(f"{finding.severity}: {location}{_format_text(finding)}")
 
 
-# Text without the control characters that XML cannot hold, which a log may have.
+# Replace control characters, which logs may contain and XML does not allow.
 def _printable(text: str) -> str:
     return "".join(character if character.isprintable() else "�" for character in text)

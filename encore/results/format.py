@@ -1,10 +1,10 @@
-"""What figures mean, the same in the terminal and in the report."""
+"""Format figures for the terminal and the report."""
 
 from collections.abc import Mapping
 
 
 def with_names(values: Mapping[str, float], style: str = ".4f") -> str:
-    """Return ``0.9259``; of several qualities each with its name: ``box 0.3100, mask 0.2800``."""
+    """Format ``0.9259``, or several qualities with names: ``box 0.3100, mask 0.2800``."""
     if len(values) == 1:
         (value,) = values.values()
         return f"{value:{style}}"
@@ -12,7 +12,7 @@ def with_names(values: Mapping[str, float], style: str = ".4f") -> str:
 
 
 def format_distinct(values: Mapping[str, float], targets: Mapping[str, float]) -> str:
-    """Return ``value 0.759``; with as many digits as tell each from its target: ``value 0.7589999``."""
+    """Format ``value 0.759`` with enough digits to distinguish it from the target: ``value 0.7589999``."""
     return ", ".join(f"{name} {_distinct_text(value, targets.get(name))}" for name, value in values.items())
 
 
@@ -23,7 +23,7 @@ def _distinct_text(value: float, target: float | None) -> str:
 
 
 def against_targets(qualities: Mapping[str, float], targets: Mapping[str, float]) -> str:
-    """Return ``quality 0.9259 of 0.95``; of several: ``box 0.3100 of 0.377, mask 0.2800 of 0.339``."""
+    """Format ``quality 0.9259 of 0.95``, or several: ``box 0.3100 of 0.377, mask 0.2800 of 0.339``."""
     several = len(qualities) > 1
     return ", ".join(
         f"{name if several else 'quality'} {value:.4f} of {targets[name]:g}" for name, value in qualities.items()
@@ -48,5 +48,5 @@ def count_of(number: float, noun: str) -> str:
 
 
 def round_of(round_: str | None, is_guess: bool) -> str:
-    """Return ``v0.7``, ``v0.7?`` where it is a guess, and ``?`` where it is not known."""
+    """Format ``v0.7``, ``v0.7?`` if guessed, ``?`` if unknown."""
     return f"{round_ or ''}{'?' if is_guess or not round_ else ''}"

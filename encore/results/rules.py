@@ -1,8 +1,8 @@
-"""The rules of each round, from data: runs per benchmark, quality targets, what is dropped, sizes of the data.
+"""Rules of each round, from data: number of runs, quality targets, dropped runs, data set sizes.
 
-``data/rounds/`` holds one TOML file per round, ``v0.7.toml``, and ``benchmarks.toml`` with what a benchmark keeps from
-round to round. A new round is a new file there, and rule files in mlperf-logging; no code names it. Sources are at the
-top of each file.
+``data/rounds/`` contains a TOML file per round, such as ``v0.7.toml``, and ``benchmarks.toml`` with the properties
+of benchmarks that do not change between rounds. New rounds only need a new file there, and rule files in
+mlperf-logging. Sources are listed at the top of each file.
 """
 
 import json
@@ -23,23 +23,23 @@ else:
 Run = TypeVar("Run")
 
 _FOLDER = Path(__file__).parent / "data" / "rounds"
-# Benchmarks of MLPerf HPC, whose rounds have the same numbers and rules of their own.
+# Benchmarks of MLPerf HPC, whose rounds have the same numbers, but different rules
 _HPC = frozenset({"cosmoflow", "deepcam", "oc20", "openfold"})
 
 
 @dataclass(frozen=True)
 class Target:
-    """A quality to reach; ``name`` is the part of the logged value it is about, else "value"."""
+    """A quality target. ``name`` is the part of the logged value, by default "value"."""
 
     name: str
     value: float
     unit: str
     higher_is_better: bool = True
-    # The end of the unit's range on the better side, as ATLEAST_ONE_CHECK has it: what is there or beyond is no such
-    # quality, but per cent in place of a fraction, for example.
+    # End of the unit's range on the better side, as in ATLEAST_ONE_CHECK. Values at or beyond it are in another unit,
+    # such as per cent instead of a fraction.
     limit: float = 1.0
     slack: float = 0.0
-    strict: bool = False  # Whether the value itself does not reach the target
+    strict: bool = False  # Whether the target must be exceeded
 
     @property
     def quality(self) -> str:
@@ -63,12 +63,12 @@ class Rule:
     targets: tuple[Target, ...]
     dropped_each_side: int = 1
     may_miss: int = 1  # Runs that may miss the target and then count as the slowest
-    first_converging: int | None = None  # NCF of v0.5: the score takes this many runs, the first that converge
+    first_converging: int | None = None  # NCF of v0.5: the first N converged runs are scored
 
     def scored_runs(self, ordered: Sequence[Run], missed: int) -> Sequence[Run]:
-        """Return the runs that the score is the mean of, from those that converged, the fastest first.
+        """Return the runs whose mean is the score, from the converged runs, fastest first.
 
-        Runs that missed the target are the slowest, and dropped before others.
+        Runs that missed the target are the slowest and are dropped first.
         """
         slowest = 0 if self.first_converging else missed
         return ordered[self.dropped_each_side : len(ordered) - max(self.dropped_each_side - slowest, 0)]
@@ -76,40 +76,40 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSize:
-    """Numbers of training and evaluation samples of a benchmark's real data set."""
+    """Number of training and evaluation samples in the real data set of a benchmark."""
 
     source: str
     train: int | None = None
     evaluate: int | None = None
-    least_train: int | None = None  # Least ``train_samples`` of a submitted log, where it is not ``train``
+    least_train: int | None = None  # Smallest ``train_samples`` in submitted logs, if it differs from ``train``
     least_evaluate: int | None = None
     in_batches: bool = False  # Whether ``train_samples`` may be the number of batches
-    also: Sequence[float] = ()  # Other counts in submitted logs: batches of an evaluation, samples of one rank
+    also: Sequence[float] = ()  # Other counts in submitted logs: evaluation batches, samples per rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    runs: int  # Runs of a set
+    runs: int  # Runs per set
     names: Sequence[str] = ()  # Other names in logs and folders
-    dropped: int = 1  # Runs dropped on each side, and runs that may miss the target
+    dropped: int = 1  # Runs dropped at both ends, and runs that may miss the target
     first_converging: int | None = None
     data: DataSize | None = None
-    points_in: str = "epochs"  # Unit of its reference convergence points: epochs or samples
-    samples_count: bool = False  # Whether its evaluations have samples_count, and no epoch_num
-    earlier: str = ""  # Name that the same benchmark had before, ``earlier_since`` a round on
+    points_in: str = "epochs"  # Unit of the reference convergence points: epochs or samples
+    samples_count: bool = False  # Whether evaluations have samples_count instead of epoch_num
+    earlier: str = ""  # Name of the same benchmark before round ``earlier_since``
     earlier_since: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    dialects: Sequence[str]  # Forms of its logs' lines, as ``encore.results.logs.reader.Dialect`` names them
+    dialects: Sequence[str]  # Line formats of the logs, as in ``encore.results.logs.reader.Dialect``
     targets: Mapping[str, tuple[Target, ...]]  # By benchmark
-    # Years in which its logs were written: up to its deadline in May or October.
+    # Years of the logs, up to the deadline in May or October
     written: Sequence[float] | None = None
-    may_miss: int | None = None  # Runs that may miss the target; by default as many as are dropped
-    # By benchmark: the global batch from which other targets hold, and those targets.
+    may_miss: int | None = None  # Runs that may miss the target; default: the number of dropped runs
+    # Targets for large global batches, by benchmark, with the smallest such batch
     large_batch: Mapping[str, tuple[float, tuple[Target, ...]]] = field(default_factory=dict)
-    results: str | None = None  # Repository of its results, where it is not MLCommons' own
+    results: str | None = None  # Repository of the results, if not MLCommons'
 
 
 def _number(round_: str) -> list[int]:
@@ -117,13 +117,13 @@ def _number(round_: str) -> list[int]:
 
 
 def read_rounds(folder: Path = _FOLDER) -> dict[str, Round]:
-    """Return every round of a folder by name, the oldest first."""
+    """Read all rounds in a folder, by name, oldest first."""
     files = sorted(folder.glob("v*.toml"), key=lambda file: _number(file.stem))
     return {file.stem: _round(tomllib.loads(file.read_text("utf-8"))) for file in files}
 
 
 def read_benchmarks(folder: Path = _FOLDER) -> dict[str, Benchmark]:
-    """Return every benchmark of a folder by the name that Encore writes."""
+    """Read all benchmarks in a folder, by Encore's name."""
     tables = tomllib.loads((folder / "benchmarks.toml").read_text("utf-8"))
     sizes = {name: DataSize(**table.pop("data")) if "data" in table else None for name, table in tables.items()}
     return {name: Benchmark(**table, data=sizes[name]) for name, table in tables.items()}
@@ -144,7 +144,7 @@ def _round(table: dict[str, Any]) -> Round:
     )
 
 
-# Target. Its range ends before ``below`` or ``above``; ``up_to`` and ``down_to`` belong to it.
+# The range of a target excludes ``below`` and ``above``, and includes ``up_to`` and ``down_to``.
 def _target(entry: Mapping[str, Any], slack: float) -> Target:
     higher = "at_most" not in entry
     value = entry.get("at_least", entry.get("more_than")) if higher else entry["at_most"]
@@ -167,8 +167,8 @@ _ROUNDS = read_rounds()
 _BENCHMARKS = read_benchmarks()
 _ALIASES = {alias: name for name, benchmark in _BENCHMARKS.items() for alias in benchmark.names}
 
-ROUNDS = tuple(_ROUNDS)  # Every round that is known, the oldest first
-# Their quality is BLEU, kept here as 0 to 100; v0.7 logs write 0 to 1.
+ROUNDS = tuple(_ROUNDS)  # All known rounds, oldest first
+# Quality is BLEU from 0 to 100; v0.7 logs use 0 to 1.
 BLEU_BENCHMARKS = frozenset(
     name
     for round_ in _ROUNDS.values()
@@ -178,7 +178,7 @@ BLEU_BENCHMARKS = frozenset(
 
 
 def repository_of(round_: str) -> str:
-    """Return the repository that the round's results are taken from, as ``owner/name``."""
+    """Return the repository of the round's results, as ``owner/name``."""
     return _ROUNDS[round_].results or f"mlcommons/training_results_{round_}"
 
 
@@ -191,20 +191,20 @@ def rounds_with(dialect: str) -> frozenset[str]:
 
 
 def rounds_at(year: float) -> frozenset[str]:
-    """Return the rounds whose logs were written at a time, in years such as 2026.5."""
+    """Return the rounds with logs from this time, in years such as 2026.5."""
     spans = {name: round_.written for name, round_ in _ROUNDS.items()}
     return frozenset(name for name, span in spans.items() if span and span[0] <= year < span[1])
 
 
 def canonical(name: str | None) -> str | None:
-    """Return the benchmark's name as Encore writes it, or None where the name is no benchmark of any round."""
+    """Return Encore's name of the benchmark, or None if unknown."""
     lowered = (name or "").strip().lower()
     lowered = _ALIASES.get(lowered, lowered)
     return lowered if lowered in _BENCHMARKS or is_hpc(lowered) else None
 
 
 def later_name(benchmark: str | None, round_: str | None) -> str | None:
-    """Return the name that a round's benchmark has in later rounds: ``ssd`` of v2.0 on is RetinaNet on OpenImages."""
+    """Return the benchmark's name in later rounds: since v2.0, ``ssd`` is RetinaNet on OpenImages."""
     for name, info in _BENCHMARKS.items():
         if info.earlier == benchmark and round_ in ROUNDS and not is_before(round_, info.earlier_since):
             return name
@@ -216,7 +216,7 @@ def is_hpc(benchmark: str | None) -> bool:
 
 
 def benchmark_of(name: str | None) -> Benchmark | None:
-    """Return what the benchmark keeps from round to round; None for a name that is not known."""
+    """Return the properties of a benchmark that do not depend on the round; None if unknown."""
     return _BENCHMARKS.get(name or "")
 
 
@@ -225,9 +225,9 @@ def rounds_of(benchmark: str) -> frozenset[str]:
 
 
 def targets_of(round_: str, benchmark: str, global_batch: float | None = None) -> tuple[Target, ...]:
-    """Return the targets of a benchmark in a round, none where it had no such benchmark or is not known.
+    """Return the targets of a benchmark in a round, empty if unknown.
 
-    BERT's of v0.7 depends on the global batch.
+    In v0.7, BERT's target depends on the global batch.
     """
     if round_ not in _ROUNDS:
         return ()
@@ -236,7 +236,7 @@ def targets_of(round_: str, benchmark: str, global_batch: float | None = None) -
 
 
 def rule_for(round_: str | None, benchmark: str | None, global_batch: float | None = None) -> Rule | None:
-    """Return what the round asks of the benchmark, or None where the round did not have it."""
+    """Return the round's requirements for the benchmark, or None if the round did not include it."""
     round_rules, info = _ROUNDS.get(round_ or ""), benchmark_of(benchmark)
     if (
         round_rules is None
@@ -259,15 +259,15 @@ def rule_for(round_: str | None, benchmark: str | None, global_batch: float | No
 
 
 def data_size(benchmark: str | None, round_: str | None = None) -> DataSize | None:
-    """Return sample counts of the benchmark's real data set, where the submitted logs agree on them."""
+    """Return the size of the benchmark's real data set, if the submitted logs agree on it."""
     info = benchmark_of(later_name(benchmark, round_))
     return info.data if info else None
 
 
 ROUND_KEYS = frozenset({"run_stop", "gradient_accumulation_steps"})  # Keys that distinguish rounds
-LATER_ROUNDS = rounds_with("mllog")  # Those with ``:::MLLOG`` lines
+LATER_ROUNDS = rounds_with("mllog")  # Rounds with ``:::MLLOG`` lines
 _ROUND_FOLDER = re.compile(r"(?:training_results_)?v(\d+\.\d)(?:\.\d)?")
-# Clues that fit most logs of a round but not all: logs of one round are submitted again in the next.
+# Clues that do not fit all logs of a round: logs may be submitted again in the next round.
 _GUESSES = frozenset({"date", "keys"})
 _PASSPORT_LIMIT = 1 << 22
 _SECONDS_PER_YEAR = 365.2425 * 86400
@@ -281,13 +281,13 @@ def find_round(
     keys: Collection[str],
     start_s: float | None,
 ) -> tuple[str | None, str, bool]:
-    """Return the round of the log at ``path``, how it was found and whether it is a guess; or None and why not.
+    """Return the round of the log at ``path``, the clues used and whether it is a guess; or None and the reason.
 
-    ``keys`` are those of ``ROUND_KEYS`` that the log has.
+    ``keys``: keys of ``ROUND_KEYS`` in the log.
     """
     if not dialects:
         return None, "no MLPerf event in the file", False
-    # The log of an experiment of Encore's that still runs is in a folder of its own.
+    # The log of a running experiment is in the experiment's folder.
     recorded = passport_of(path.parent.parent if path.name == "result.txt" else path.parent).get("round")
     recorded = recorded if isinstance(recorded, str) else ""
     if recorded and recorded not in ROUNDS:
@@ -302,8 +302,8 @@ def find_round(
         "folder's name": frozenset({folder}),
         "date": rounds_at(1970 + start_s / _SECONDS_PER_YEAR) if start_s else frozenset(),
     }
-    # training_1.0.0/closed_common.yaml asks every closed log for gradient_accumulation_steps; 0.7.0 does
-    # not, and neither do the open division's rules.
+    # training_1.0.0/closed_common.yaml requires gradient_accumulation_steps in closed logs; 0.7.0 and the open
+    # division's rules do not.
     if division == "closed" and "run_stop" in keys:
         later = "gradient_accumulation_steps" in keys
         clues["keys"] = LATER_ROUNDS - {"v0.7"} if later else frozenset({"v0.7"})
@@ -321,7 +321,7 @@ def find_round(
     return None, f"may be any of {names}: nothing in the log distinguishes them", False
 
 
-# Round that the log's folder, or one above it, is named after, known or newer; "" without one.
+# Round in the name of the log's folder or a parent folder, known or newer; "" if none
 def _folders_round(path: Path) -> str:
     matches = (_ROUND_FOLDER.fullmatch(part) for part in reversed(path.absolute().parts[:-1]))
     rounds = (f"v{match[1]}" for match in matches if match)
@@ -333,7 +333,7 @@ def _is_newer(round_: str) -> bool:
 
 
 def passport_of(folder: Path) -> dict[str, Any]:
-    """Return the ``run.json`` of Encore's own run folder; nothing where there is none, or a damaged one."""
+    """Read the ``run.json`` of an Encore run folder; empty if missing or damaged."""
     path = folder / "run.json"
     try:
         loaded = json.loads(path.read_text("utf-8")) if path.stat().st_size <= _PASSPORT_LIMIT else None

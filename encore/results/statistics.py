@@ -1,14 +1,13 @@
-"""Means of few runs, and what can be said of their ratio.
+"""Means of few runs and confidence intervals of their ratio.
 
     from encore.results.statistics import Sample, ratio_of
-    ours, theirs = Sample.of([39.8, 40.1, 39.7]), Sample.of([39.3, 39.6, 39.9, 40.1, 40.6], trimmed=1)
-    found = ratio_of(ours, theirs)
-    print(found.value, found.interval(), found.outcome(within=0.05))
+    current, baseline = Sample.of([39.8, 40.1, 39.7]), Sample.of([39.3, 39.6, 39.9, 40.1, 40.6], trimmed=1)
+    ratio = ratio_of(current, baseline)
+    print(ratio.value, ratio.interval(), ratio.outcome(within=0.05))
 
-Two times are equal within a margin where two one-sided tests say so (Schuirmann, J. Pharmacokinet. Biopharm. 15,
-1987), which is to say: where the 90 % interval of their ratio is inside the margin. The interval is Welch's, of the
-logarithm of the ratio, so that swapping the sides mirrors it. docs/compare.md says how often it errs;
-tools/calibrate_verdicts.py measures that.
+Two times are equal within a margin if two one-sided tests pass (Schuirmann, J. Pharmacokinet. Biopharm. 15, 1987),
+that is, if the 90 % interval of their ratio is inside the margin. The interval is Welch's for the logarithm of the
+ratio: swapping the samples mirrors it. Error rates: docs/compare.md, measured with tools/calibrate_verdicts.py.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-LEVEL = 0.90  # Probability of every interval: 5 % on either side, as the two one-sided tests need it
+LEVEL = 0.90  # Level of all intervals: 5 % at both ends, for the two one-sided tests
 MAX_FURTHER_RUNS = 100
 _MAX_HALF_WIDTH = math.log(1000)
-_MAX_EXPONENT = 700.0  # exp of more is no float
+_MAX_EXPONENT = 700.0  # Larger exponents overflow
 
 
 class Outcome(str, Enum):
@@ -33,20 +32,20 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Some runs by their mean; ``estimate`` and ``spread`` (standard deviation) are in the unit of the runs."""
+    """Runs summarized by their mean. ``estimate`` and ``spread`` (standard deviation) are in the unit of the runs."""
 
     estimate: float
-    spread: float | None  # None where it is not known: one run, or a published score without its runs
+    spread: float | None  # None if unknown: one run, or a published score without runs
     count: int
-    trimmed: int = 0  # Runs dropped on each side before the mean was taken
-    spread_count: int | None = None  # Runs that the spread was taken from, where it was borrowed from another set
-    error_per_spread: float | None = None  # Standard error of the estimate over the spread; None: that of a plain mean
+    trimmed: int = 0  # Runs dropped at both ends before taking the mean
+    spread_count: int | None = None  # Number of runs for the spread, if borrowed from another set
+    error_per_spread: float | None = None  # Standard error of the estimate over the spread; None: plain mean
 
     @classmethod
     def of(cls, values: Sequence[float], trimmed: int = 0) -> Sample:
         if not values:
             raise ValueError("a sample needs a value")
-        # In units of the largest, so that no square is too large for a float.
+        # Scaled by the largest value, so that squares cannot overflow.
         unit = max(map(abs, values)) or 1.0
         if not all(map(math.isfinite, values)):
             return cls(estimate=math.inf, spread=None, count=len(values))
@@ -71,7 +70,7 @@ class Sample:
 
     @property
     def relative_error(self) -> float | None:
-        """Standard error of the estimate as a share of it."""
+        """Standard error relative to the estimate"""
         return None if self.cv is None else self.cv * (self.error_per_spread or 1 / math.sqrt(max(self.count, 1)))
 
     @property
@@ -79,7 +78,7 @@ class Sample:
         return max((self.spread_count or self.count) - 1, 1)
 
     def with_spread_of(self, other: Sample) -> Sample:
-        """Return this sample with the other's relative spread, where it has none of its own."""
+        """Return this sample with the other sample's relative spread if its spread is unknown."""
         if self.spread is not None or other.cv is None:
             return self
         return replace(self, spread=other.cv * abs(self.estimate), spread_count=other.spread_count or other.count)
@@ -87,7 +86,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of two means by its natural logarithm; ``error`` is None where no spread is known."""
+    """Ratio of two means as its natural logarithm; ``error`` is None if no spread is known."""
 
     log: float
     error: float | None
@@ -102,12 +101,12 @@ class Ratio:
         return None if self.error is None else min(_quantile(self.freedom) * self.error, _MAX_HALF_WIDTH)
 
     def interval(self) -> tuple[float, float] | None:
-        """Return where the true ratio is, with probability LEVEL; None where no spread is known."""
+        """Return the confidence interval of the true ratio at LEVEL; None if no spread is known."""
         half = self.half_width
         return None if half is None else (_exp(self.log - half), _exp(self.log + half))
 
     def outcome(self, within: float) -> Outcome:
-        """Return where the whole interval is: inside the margin from 1 / (1 + within) to 1 + within, or beyond it."""
+        """Compare the interval with the margin from 1 / (1 + within) to 1 + within."""
         half, margin = self.half_width, math.log1p(within)
         if half is None:
             return Outcome.UNDECIDED
@@ -118,7 +117,7 @@ class Ratio:
         return Outcome.UNDECIDED
 
     def confidence(self, within: float) -> float | None:
-        """Return the confidence in the outcome: one minus the larger p-value; None where there is no outcome."""
+        """Return one minus the larger p-value of the outcome; None if undecided."""
         from scipy.special import stdtr
 
         outcome = self.outcome(within)
@@ -129,7 +128,7 @@ class Ratio:
 
 
 def ratio_of(current: Sample, baseline: Sample) -> Ratio | None:
-    """Return ours over theirs; a spread that is not known is the other's. None where a mean is not above zero."""
+    """Return current over baseline; None unless both means are positive. An unknown spread is borrowed."""
     if not (0 < current.estimate < math.inf and 0 < baseline.estimate < math.inf):
         return None
     log = math.log(current.estimate) - math.log(baseline.estimate)
@@ -146,7 +145,7 @@ def ratio_of(current: Sample, baseline: Sample) -> Ratio | None:
 
 
 def interval(sample: Sample) -> tuple[float, float] | None:
-    """Return where the true mean is, with probability LEVEL; None where the spread is not known."""
+    """Return the confidence interval of the true mean at LEVEL; None if the spread is unknown."""
     error = sample.relative_error
     if error is None:
         return None
@@ -157,7 +156,7 @@ def interval(sample: Sample) -> tuple[float, float] | None:
 
 
 def z_score(current: Sample, baseline: Sample) -> float | None:
-    """Return our mean's distance from theirs in standard errors, by the spread of their runs alone."""
+    """Return the distance between the means in standard errors, from the spread of the baseline only."""
     if not baseline.spread:
         return None
     error = baseline.spread * math.sqrt(1 / current.count + 1 / baseline.count)
@@ -165,9 +164,9 @@ def z_score(current: Sample, baseline: Sample) -> float | None:
 
 
 def further_runs(current: Sample, baseline: Sample, within: float) -> int | None:
-    """Return about how many more runs of ours would decide, if mean and spread stay as they are; 0 where they do.
+    """Return the number of further current runs for a decision, if mean and spread do not change; 0 if decided.
 
-    None where the spread is not known, or where MAX_FURTHER_RUNS would not do.
+    None if the spread is unknown, or more than MAX_FURTHER_RUNS are needed.
     """
     now = ratio_of(current, baseline)
     if now is None or now.error is None:
@@ -185,7 +184,7 @@ def further_runs(current: Sample, baseline: Sample, within: float) -> int | None
     return None
 
 
-# Standard deviation of a sample.
+# Sample standard deviation
 def _deviation(values: Sequence[float]) -> float | None:
     if len(values) < 2:
         return None
@@ -193,9 +192,9 @@ def _deviation(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-# Standard error of the mean of sorted values without ``trimmed`` on each side.
-# The larger of two: of a plain mean, which an unseen slow run cannot make too small, and of a trimmed one by the
-# winsorized spread (Tukey and McLaughlin, Sankhya A 25, 1963), as runs that take 4 epochs or 5 need it.
+# Standard error of the mean of sorted values without ``trimmed`` values at both ends: the larger of two estimates. The
+# plain mean's error, which an unseen slow run cannot make too small, and the trimmed mean's from the winsorized spread
+# (Tukey and McLaughlin, Sankhya A 25, 1963), for runs that take 4 or 5 epochs.
 def _standard_error(ordered: Sequence[float], trimmed: int) -> float:
     count, remaining = len(ordered), len(ordered) - 2 * trimmed
     low, high = ordered[trimmed], ordered[-1 - trimmed]
@@ -204,7 +203,7 @@ def _standard_error(ordered: Sequence[float], trimmed: int) -> float:
     return max((_deviation(ordered) or 0.0) / math.sqrt(count), robust)
 
 
-# Degrees of freedom of a difference (Welch and Satterthwaite).
+# Degrees of freedom of a difference (Welch and Satterthwaite)
 def _welch_freedom(error_a: float, freedom_a: float, error_b: float, freedom_b: float) -> float:
     largest = max(error_a, error_b)
     if largest == 0 or not math.isfinite(largest):
@@ -214,7 +213,7 @@ def _welch_freedom(error_a: float, freedom_a: float, error_b: float, freedom_b: 
 
 
 def _quantile(freedom: float) -> float:
-    # scipy.special takes a tenth of a second to load, scipy.stats ten times as long.
+    # scipy.special takes 0.1 s to load, scipy.stats ten times longer.
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, (1 + LEVEL) / 2))

@@ -21,7 +21,7 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
-    # How a column's numbers are written, such as ".3f"; else as ``shown`` writes them.
+    # Number formats by column, such as ".3f"; default as in ``shown``
     formats: Mapping[str, str] = field(default_factory=dict)
 
     def texts(self, row: tuple[Cell, ...]) -> list[str]:
@@ -33,7 +33,7 @@ class Table:
         ]
 
     def is_number(self, column: int) -> bool:
-        """Return whether a column holds numbers alone, so that it is aligned to the right."""
+        """Return whether a column only contains numbers and is right-aligned."""
         cells = [row[column] for row in self.rows if row[column] is not None]
         return bool(cells) and not any(isinstance(cell, str) for cell in cells)
 
@@ -52,7 +52,7 @@ class Table:
         writer.writerows([_escape_csv(cell) for cell in row] for row in self.rows)
         return file.getvalue()
 
-    # The text of a cell can neither end the cell nor be taken for HTML, a link or an image.
+    # Cells are escaped: they cannot contain separators, HTML, links or images.
     def as_markdown(self) -> str:
         right = [self.is_number(column) for column in range(len(self.columns))]
         lines = [f"| {' | '.join(self.columns)} |", f"|{'|'.join('---:' if r else '---' for r in right)}|"]
@@ -85,7 +85,7 @@ def shown(cell: Cell) -> str:
 
 
 def whole(number: float | None) -> Cell:
-    """Return a number without its fraction where that is zero."""
+    """Convert to int if the fraction is zero."""
     return int(number) if number is not None and number == int(number) else number
 
 

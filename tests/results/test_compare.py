@@ -18,7 +18,16 @@ from encore.results.compare import noise
 from encore.results.compare.compare import Verdict, compare, compare_with, decide, length_factor, make_factor
 from encore.results.compare.explain import explain
 from encore.results.compare.nearest import AS_GIVEN, How, Match, find_submission
-from encore.results.compare.noise import LEVEL, Noise, Series, half_width, judged, losses_of, noise_of, run_in_band
+from encore.results.compare.noise import (
+    LEVEL,
+    Noise,
+    Series,
+    compare_with_band,
+    half_width,
+    losses_of,
+    noise_of,
+    run_in_band,
+)
 from encore.results.compare.run_set import RunSet, load_run_set
 from encore.results.findings import Finding
 from encore.results.published.published import System, load_published
@@ -405,4 +414,4 @@ def test_band_is_simulated_once_for_common_steps(monkeypatch: pytest.MonkeyPatch
     expected = [run_in_band(run, references, True, 1 - (1 - LEVEL) / len(runs)) for run in runs]
     calls: list[int] = []
     monkeypatch.setattr(noise, "half_width", lambda *arguments: calls.append(1) or half_width(*arguments))
-    assert ([*judged(BLANK, runs, references).runs], len(calls)) == (expected, 2)
+    assert ([*compare_with_band(BLANK, runs, references).runs], len(calls)) == (expected, 2)

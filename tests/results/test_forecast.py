@@ -192,8 +192,8 @@ def test_calibration_holds_out_each_round(monkeypatch: pytest.MonkeyPatch) -> No
     # A round's forecasts are made without its runs, and its moves without its times
     excluded: list[set[str]] = []
 
-    def lengths(run: RunLog, without: set[str]) -> Lengths:
-        excluded.append(without)
+    def lengths(run: RunLog, excluded_rounds: set[str]) -> Lengths:
+        excluded.append(excluded_rounds)
         return Lengths(np.log(np.array([38.0, 40.0, 42.0])), np.ones(3), 3, 0)
 
     monkeypatch.setattr(calibrate_forecast, "known_lengths", lengths)

@@ -1,4 +1,4 @@
-"""What a rule of the audit is and what it hands out, and how times become texts and whole numbers."""
+"""Rules and anomalies of the audit, and conversion of times."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from encore.results.findings import Severity
 from encore.results.logs.run_log import RunLog
 from encore.results.scores.score import Score
 
-# Their checkpoints may be evaluated after the run, which the rules of their rounds allow.
+# Their checkpoints may be evaluated after the run, as their rules allow.
 OFF_THE_CLOCK = frozenset({"minigo", "stable_diffusion"})
 _LARGEST_S = 1e12
 _DAY_S = 86400.0
@@ -17,7 +17,7 @@ _MINUTES_FROM_S = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """One place where a rule found something; without a file it is about the whole set."""
+    """One violation of a rule; without a file it is about the set."""
 
     found: str
     path: Path | None = None
@@ -30,8 +30,8 @@ Check = Callable[[Score], Iterator[Anomaly]]
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     name: str
-    meaning: str  # What it finds, for the page
-    severity: Severity  # The most that a finding is; the rate on public sets may lower it
+    meaning: str  # Description for the documentation
+    severity: Severity  # Highest severity; lowered if the rule fires too often on public sets
     expected: str
     hint: str
     check: Check | None = None  # None: it needs other sets, and is in ``audit.audit_scores``
@@ -39,7 +39,7 @@ class Rule:
 
 
 def per_log(check: Callable[[RunLog], Iterator[Anomaly]]) -> Check:
-    """Return a check of a set that looks at each log by itself."""
+    """Convert a check of a log to a check of a set."""
 
     def check_set(score: Score) -> Iterator[Anomaly]:
         for run in score.runs:
@@ -49,7 +49,7 @@ def per_log(check: Callable[[RunLog], Iterator[Anomaly]]) -> Check:
 
 
 def milliseconds(seconds: float) -> int:
-    """Return whole milliseconds of any finite number: what is beyond 30,000 years is all the same."""
+    """Convert to integer milliseconds; values beyond 30,000 years are clipped."""
     return round(max(-_LARGEST_S, min(seconds, _LARGEST_S)) * 1000)
 
 

@@ -27,7 +27,7 @@ _OWN_RUN = "run each experiment by itself, with a seed of its own, and keep its 
 _DECLARE = "declare what was run: the values of the configuration that ran, and the precision of its kernels"
 _ALIKE = "run all experiments of a set with one program, configuration and system"
 
-# The names are those in data/audit_rates.json and in the findings.
+# Names as in data/audit_rates.json and in the findings
 RULES = (
     Rule(
         name="late_start",
@@ -479,13 +479,13 @@ class Audit:
 
 
 def audit_path(path: str | Path, against: Iterable[Path] = ()) -> list[Audit]:
-    """Audit every set of logs at or below ``path``, and look for its logs in the sets below ``against``."""
+    """Audit every set of logs at or below ``path``, and search for copies of its logs below ``against``."""
     other_scores = [score for folder in against for score in score_folder(folder)]
     return audit_scores(score_folder(path), other_scores)
 
 
 def audit_scores(scores: Sequence[Score], other_scores: Sequence[Score] = ()) -> list[Audit]:
-    """Audit sets that were scored, among them copies from one set to another, or from ``other_scores``."""
+    """Audit scored sets, including copies between sets and from ``other_scores``."""
     foreign = grouped(_find_copies(scores, other_scores), lambda pair: pair[0])
     audits = []
     for score in scores:
@@ -495,7 +495,7 @@ def audit_scores(scores: Sequence[Score], other_scores: Sequence[Score] = ()) ->
 
 
 def audit_score(score: Score, *, in_digests: bool = False) -> tuple[Finding, ...]:
-    """Return what the rules find in one set, errors first; ``in_digests``: among the public sets too."""
+    """Return the findings for one set, errors first. ``in_digests``: also search the public sets."""
     checks = [(rule, rule.check) for rule in RULES if rule.check is not None and (in_digests or not rule.in_digests)]
     findings = [_finding(rule, anomaly) for rule, check in checks for anomaly in check(score)]
     return tuple(sorted(findings, key=lambda finding: _ORDER.index(finding.severity)))
@@ -516,7 +516,7 @@ def _finding(rule: Rule, anomaly: Anomaly) -> Finding:
     )
 
 
-# Yield each log that is in another set too, with the folder of its own one.
+# Logs that are in another set as well, with the folder of the copy
 def _find_copies(scores: Sequence[Score], other_scores: Sequence[Score]) -> Iterator[tuple[Path, Finding]]:
     folders = {score.folder.resolve() for score in scores}
     separate = [score for score in other_scores if score.folder.resolve() not in folders]

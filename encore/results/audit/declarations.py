@@ -1,7 +1,7 @@
-"""Rules on what logs of v6.0 and later declare of precision, parallelism and micro-batch: is it what was run?
+"""Rules on the declarations in logs of v6.0 and later: precision, parallelism and micro-batch.
 
-Nothing here is known of a log that declares nothing. What a declaration is compared with: the other declarations, the
-system description, the script that it names, and of a run of Encore's own its run.json and its profile.
+Logs without declarations are not checked. Declarations are compared with each other, with the system description,
+with the declared script, and for runs of Encore with run.json and a profile.
 """
 
 import functools
@@ -48,7 +48,7 @@ def _for_declaring_logs(check: Callable[[Score, RunLog, dict[str, object]], Iter
     return check_set
 
 
-# Positive whole number that a key declares; None where it is not declared, or no such number.
+# Declared positive integer; None if missing or invalid
 def _positive_int(values: Mapping[str, object], key: str) -> int | None:
     number = number_of(values.get(key))
     return int(number) if number is not None and number >= 1 and number == int(number) else None
@@ -112,12 +112,12 @@ def _missing_file(score: Score, run: RunLog, values: dict[str, object]) -> Itera
 def _script(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
     _, scripts = _scripts(score, values)
     texts = [(script, list(_contradictions(values, _variables(script)))) for script in scripts]
-    # Of several scripts of that name one may be the one that ran.
+    # If several scripts have that name, any of them may be the one that ran.
     if texts and all(lines for _, lines in texts):
         yield from (f"{line} in {texts[0][0].name}" for line in texts[0][1])
 
 
-# Where the file that the log names should be, and the files of that name: of its own benchmark and system, if any.
+# Root folder of the declared script and files of that name, restricted to its benchmark and system if possible
 def _scripts(score: Score, values: dict[str, object]) -> tuple[Path | None, list[Path]]:
     name = Path(str(values.get(_FILE, ""))).name
     if not name:
@@ -137,7 +137,7 @@ def _files(root: Path) -> tuple[Path, ...]:
     return tuple(Path(folder) / name for folder, _, names in os.walk(root) for name in names)
 
 
-# Variables of a shell script with a plain value; the last one counts.
+# Variables with constant values in a shell script; the last assignment counts
 def _variables(path: Path) -> dict[str, str]:
     try:
         return dict(_EXPORT.findall(path.read_text("utf-8", "replace")))
@@ -159,7 +159,7 @@ def _contradictions(values: Mapping[str, object], variables: Mapping[str, str]) 
         yield f"{PRECISION}linear {linear}, FP8={variables['FP8']}"
 
 
-# Whether a value of a script is the declared one; what is neither a number nor a precision is not compared.
+# Whether a value in a script equals the declared value; only numbers and precisions are compared
 def _is_same(logged: object, text: str) -> bool:
     declared_number, script_number = number_of(logged), number_of(text)
     if declared_number is None or script_number is None:
@@ -196,7 +196,7 @@ def _profiles(folder: Path) -> Iterator[tuple[Path, dict[str, Precision] | str]]
             yield path, _cached_profile(path, path.stat().st_mtime_ns, path.stat().st_size)
 
 
-# A profile has up to millions of events, and each log of a set is compared with it.
+# Profiles have up to millions of events and are compared with each log of a set.
 @functools.lru_cache(maxsize=64)
 def _cached_profile(path: Path, modified: int, size: int) -> dict[str, Precision] | str:
     try:

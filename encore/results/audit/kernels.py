@@ -1,8 +1,8 @@
-"""Precisions of a profiled step, by the names of its kernels or the input types of its operators.
+"""Precisions in a profiled step, from kernel names or operator input types.
 
 from encore.results.audit.kernels import read_profile
-for part, seen in read_profile(Path("profile.json")).items():
-    print(part, seen.lowest, seen.example)
+for part, precision in read_profile(Path("profile.json")).items():
+    print(part, precision.lowest, precision.example)
 """
 
 import csv
@@ -24,26 +24,26 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# Bits of each word of mlperf-logging's, by which one is lower than another; TF32 has 19 of its 32.
+# Bits of mlperf-logging's precision names, for comparison; TF32 has 19 bits of 32
 BITS: Mapping[str, int] = {
     "fp64": 64, "fp32": 32, "tf32": 19, "fp16": 16, "bfloat16": 16, "Graphcore FLOAT 16.16": 16, "fp8": 8, "int8": 8,
     "uint8": 8, "mxfp6": 6, "nvfp4": 4, "mxfp4": 4, "int4": 4, "uint4": 4,
 }  # fmt: skip
 PROFILES = (".json", ".json.gz", ".csv")  # Suffixes of the files that can be read
 _DAMAGED = (zlib.error, csv.Error)
-Names = Iterator[tuple[str, tuple[str, ...]]]  # Names of kernels or operators, and the types of an operator's inputs
+Names = Iterator[tuple[str, tuple[str, ...]]]  # Kernel or operator names with input types of the operators
 
 
 @dataclass(frozen=True)
 class Precision:
-    """What a profile shows of a part of a step: linear layers, attention or communication."""
+    """Precision in one part of a step: linear layers, attention or communication."""
 
-    lowest: frozenset[str]  # The words that the lowest precision may be called
-    example: str = ""  # A kernel or operator of it
-    unknown: str = ""  # One that the table does not know, behind which a lower one may be
+    lowest: frozenset[str]  # Names of the lowest precision
+    example: str = ""  # Kernel or operator with this precision
+    unknown: str = ""  # Kernel that is not in the table and may have a lower precision
 
     def contradicts(self, declared: str) -> bool:
-        """Return whether ``declared`` is not what was seen; lower than that only where every name is known."""
+        """Return whether ``declared`` differs; a lower precision only counts if all names are known."""
         if not self.lowest or declared not in BITS or declared in self.lowest:
             return False
         return not self.unknown or BITS[declared] >= _min_bits(self.lowest)
@@ -56,10 +56,10 @@ def table() -> dict[str, Any]:
 
 
 def read_profile(path: Path) -> dict[str, Precision]:
-    """Return what a trace of torch.profiler (JSON, also .gz) or a cuda_gpu_kern_sum of nsys (CSV) shows, by part.
+    """Return the precisions in a torch.profiler trace (JSON or .gz) or an nsys cuda_gpu_kern_sum (CSV), by part.
 
     Raises:
-        ValueError: the file is neither, or cannot be read.
+        ValueError: the file has another format or cannot be read.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -72,7 +72,7 @@ def read_profile(path: Path) -> dict[str, Precision]:
 
 
 def lowest_precisions(names: Iterable[tuple[str, tuple[str, ...]]]) -> dict[str, Precision]:
-    """Return the lowest precision of each part among kernels, and operators with the types of their inputs."""
+    """Return the lowest precision per part of kernels, and of operators with input types."""
     precisions: dict[str, Precision] = {}
     for name, types in dict.fromkeys(names):
         part, labels = _classify_operator(name, types) if types else classify_kernel(name)
@@ -89,7 +89,7 @@ def lowest_precisions(names: Iterable[tuple[str, tuple[str, ...]]]) -> dict[str,
 
 
 def classify_kernel(name: str) -> tuple[str | None, frozenset[str]]:
-    """Return the part that a kernel is of, None for none of them, and the words that its precision may be called."""
+    """Return the part of a kernel, None if unknown, and the names of its precision."""
     for row in table()["kernel"]:
         if match := re.search(row["pattern"], name):
             return row["part"], frozenset(row.get("precision") or [table()["types"][match["type"].lower()]])
@@ -109,7 +109,7 @@ def _min_bits(labels: Iterable[str]) -> int:
     return min(BITS[word] for word in labels)
 
 
-# Kernels of a Chrome trace where there are some: an operator on a GPU does not show TF32.
+# Kernels of a Chrome trace, if any: operators on a GPU do not show TF32.
 def _parse_trace(trace: Any) -> Names:
     events = [entry for entry in trace["traceEvents"] if entry.get("ph") == "X"]
     kernels = [entry for entry in events if str(entry.get("cat")).lower() == "kernel"]

@@ -1,4 +1,4 @@
-"""Rules on one log: where its clock starts, whether it runs as clocks do, its qualities and the speed it states."""
+"""Rules on one log: start of the clock, order of the times, qualities, and consistency with its logged speed."""
 
 import bisect
 import calendar
@@ -16,7 +16,7 @@ from encore.results.logs.run_log import Reason, RunLog, Stated
 from encore.results.logs.timing import intervals_of, length_of
 from encore.results.rules import BLEU_BENCHMARKS
 
-Span = tuple[float, float, float]  # From one evaluation to the next: begin, end, and the epochs or samples in between
+Span = tuple[float, float, float]  # Start and end between two evaluations, and the epochs or samples in between
 _FIRST_ROUND_S = calendar.timegm((2017, 1, 1, 0, 0, 0))
 _DAY_S = 86400.0
 _LONGEST_S = 60 * _DAY_S
@@ -42,9 +42,9 @@ def late_start(run: RunLog) -> Iterator[Anomaly]:
 
 
 def missing_epochs(run: RunLog) -> Iterator[Anomaly]:
-    """Yield a log whose first epoch is a later one than 1; blocks alone may be numbered by their last epoch."""
+    """Yield a log whose first epoch is later than 1; logs with only blocks may number them by their last epoch."""
     if run.benchmark in OFF_THE_CLOCK:
-        # Minigo's epochs start from a checkpoint of its round.
+        # Minigo's epochs start from a checkpoint of the round.
         return
     blocks = set()
     for phase in run.phases:
@@ -57,10 +57,10 @@ def missing_epochs(run: RunLog) -> Iterator[Anomaly]:
 
 
 def fast_beginning(run: RunLog) -> Iterator[Anomaly]:
-    """Yield a log that trained faster up to its first evaluation than between any two of the others.
+    """Yield a log that trained faster before its first evaluation than between any later two.
 
-    With and without the evaluations' own seconds: some train while they evaluate, others wait. Where the log does
-    not say when they are, a long first part with one evaluation compares with no short ones of one each.
+    Checked with and without evaluation time: some programs evaluate during training, others wait. Without evaluation
+    times in the log, a long first span with one evaluation is not comparable to short spans.
     """
     spans = spans_of(run)
     if (
@@ -99,9 +99,9 @@ def fast_middle(run: RunLog) -> Iterator[Anomaly]:
 
 
 def spans_of(run: RunLog, min_evaluations: int = _LEAST_EVALUATIONS) -> list[Span]:
-    """Return run_start to the first evaluation, and from each to the next; none where times or lengths are missing.
+    """Return the spans from run_start to the first evaluation and between evaluations; empty if times are missing.
 
-    Nor are there any of a run on a small data set: its parts are shorter than what a busy machine adds to one of them.
+    Also empty for toy data sets: the spans are shorter than the noise of a busy machine.
     """
     if small_data_findings(run):
         return []
@@ -119,7 +119,7 @@ def spans_of(run: RunLog, min_evaluations: int = _LEAST_EVALUATIONS) -> list[Spa
     return spans
 
 
-# How many times as fast one span is as the fastest other one, with or without evaluations: the less.
+# Speed of a span relative to the fastest other span, with or without evaluations, whichever is lower
 def _ratio_to_others(run: RunLog, spans: Sequence[Span], number: int) -> float:
     ratio = _ratio_to_fastest(spans, [end - start for start, end, _ in spans], number)
     if ratio <= _FASTER:
@@ -137,7 +137,7 @@ def _ratio_to_fastest(spans: Sequence[Span], times: Sequence[float], number: int
 
 
 def seconds_without(intervals: Sequence[tuple[float, float]], spans: Sequence[Span]) -> Iterator[float]:
-    """Yield the seconds of each span without those of the intervals in it; both are in order and do not overlap."""
+    """Yield the seconds per span outside the intervals. Both are sorted and do not overlap."""
     starts = [span_start for span_start, _ in intervals]
     for span_start, span_end, _ in spans:
         overlapping = intervals[
@@ -186,18 +186,18 @@ def clock_backwards(run: RunLog) -> Iterator[Anomaly]:
         return
     events = [(phase.line, phase.time_s, phase.name) for phase in run.phases]
     if run.benchmark != "dlrm":
-        # HugeCTR's converter writes the throughput of DLRM's epochs behind their end.
+        # HugeCTR's converter writes the throughput of DLRM's epochs after their end.
         events += [(stated.line, stated.time_s, stated.name) for stated in run.stated]
     latest: tuple[int, float, str] | None = None
     for line, time_s, name in sorted(events):
         if name == "run_stop":
-            # Rank 0 may write it first, and what others buffered comes after it.
+            # Rank 0 may write it first, before buffered lines of other ranks.
             continue
         if latest is not None and time_s < latest[1] - _SLACK_S:
             step = duration(latest[1] - time_s)
             yield Anomaly(f"{name} {step} before {latest[2]} in line {latest[0]}", run.path, line)
             return
-        # What comes before run_start is for late_start to find.
+        # Events before run_start are checked by late_start.
         if name != "run_start" and (latest is None or time_s > latest[1]):
             latest = line, time_s, name
 
@@ -254,7 +254,7 @@ def quality_units(run: RunLog) -> Iterator[Anomaly]:
         elif target.higher_is_better:
             wrong = [entry for entry in values if not 0 <= entry[0] <= max_quality]
         else:
-            # A word error rate may begin above 1, and ends below it.
+            # A word error rate may start above 1, but must end below.
             wrong = [entry for entry in values if entry[0] < 0] or (
                 values[-1:] if values and min(values)[0] > 1 else []
             )
@@ -263,22 +263,22 @@ def quality_units(run: RunLog) -> Iterator[Anomaly]:
             yield Anomaly(f"{wrong[0][0]:g} for {target.unit}{percent}", run.path, wrong[0][1])
 
 
-# Chosen by the public logs of v1.0, v1.1, v3.0, v3.1 and v5.0, of which 99 in 100 are at most 1.02.
+# From public logs of v1.0, v1.1, v3.0, v3.1 and v5.0: 99 of 100 are at most 1.02.
 _FASTER_THAN_STATED = 1.04
 _LEAST_S = 3.0
-# A ratio above it says that the figure is in another unit, such as that of 1 of 6 GPUs, which is 1.2 times 1 of 5.
+# A larger ratio means another unit, such as the throughput of 1 of 6 GPUs, which is 1.2x that of 1 of 5.
 _LARGEST, _LARGEST_PER_GPU = 3.0, 1.18
-# Their last throughput is of the whole run; that of the others is of the training since the last evaluation.
+# Benchmarks whose last throughput is for the complete run, not since the last evaluation
 _WHOLE_RUN = frozenset({"bert", "dlrm", "dlrm_dcnv2", "gpt3", "maskrcnn"})
-# Their throughput is since the last one, with the evaluation: 40 reference logs of mlcommons/training.
+# Throughput since the last value, evaluation included: 40 reference logs of mlcommons/training
 _WITH_EVALUATION = frozenset({"gpt_oss_20b"})
-# Many of their logs state the throughput of one GPU, and count the training set in batches.
+# Many logs contain the throughput of one GPU and count the training set in batches.
 _PER_GPU = frozenset({"ssd", "retinanet"})
 _MOST_GPUS_LOG2 = 12
-_COCO = 117_266.0  # Images of COCO 2017 with labels: some logs of SSD count them in epochs, and give another number
+_COCO = 117_266.0  # Images of COCO 2017 with labels: some SSD logs count in epochs and log another size
 
 
-# The figure that the log states, how many times as fast the run trained by the clock, and the seconds of that.
+# Logged figure, speed by timestamps relative to it, and seconds
 class _Pace(NamedTuple):
     stated: float
     ratio: float
@@ -303,14 +303,14 @@ def faster_than_stated(run: RunLog) -> Iterator[Anomaly]:
     yield from _validation(run)
 
 
-# Compare the figures of one name with the epochs or samples of the evaluations and the seconds between them.
+# Compare the figures with the epochs or samples between evaluations and their timestamps.
 def _pace(run: RunLog, figures: list[Stated]) -> _Pace | None:
     spans = spans_of(run, min_evaluations=1)
     lengths = [length for _, _, length in spans]
     if not spans or lengths[0] <= 0:
         return None
     stated = statistics.median(figure.value for figure in figures)
-    # One figure after the end, as AMD's Llama of v6.0 has it, is of the whole run as well.
+    # A single figure after the end, as in AMD's Llama logs of v6.0, is for the complete run.
     is_total = len(figures) == 1 and figures[0].time_s >= (run.stop_s or math.inf)
     if run.benchmark in _WHOLE_RUN or is_total:
         stated = max(stated, figures[-1].value)
@@ -328,7 +328,7 @@ def _pace(run: RunLog, figures: list[Stated]) -> _Pace | None:
     return _Pace(stated, nearest, math.fsum(seconds))
 
 
-# Yield the seconds of training in each span: without evaluations, and with those that run during the training.
+# Seconds of training per span: without evaluations, except those that overlap with training
 def _training_seconds(run: RunLog, spans: Sequence[Span]) -> Iterator[float]:
     stop = run.stop_s or math.inf
     name = "block" if any(phase.name == "block_start" for phase in run.phases) else "epoch"
@@ -338,7 +338,7 @@ def _training_seconds(run: RunLog, spans: Sequence[Span]) -> Iterator[float]:
         yield max(without, end - start - other)
 
 
-# How many samples one unit of the evaluations' lengths may be: a sample, a batch or the training set.
+# Samples per unit of the evaluations' lengths: a sample, a batch or the training set
 def _unit_sizes(run: RunLog) -> list[float]:
     size, batch = max(run.train_samples or 0.0, 1.0), max(run.global_batch or 0.0, 1.0)
     if run.benchmark not in _PER_GPU:
@@ -346,7 +346,7 @@ def _unit_sizes(run: RunLog) -> list[float]:
     return [of / 2.0**power for of in (size, size * batch) for power in range(_MOST_GPUS_LOG2)]
 
 
-# Yield a log whose validations took less time by the clock, from their eval_start on, than they state.
+# Validations that took less time by the timestamps, from eval_start on, than logged
 def _validation(run: RunLog) -> Iterator[Anomaly]:
     starts = [phase.time_s for phase in run.phases if phase.name == "eval_start"]
     first = min(starts, default=math.inf)

@@ -1,4 +1,4 @@
-"""Rules on runs that are public ones: every log looked up in the digests of the public sets."""
+"""Rules on copies of public runs: logs are looked up in the digests of the public sets."""
 
 import bisect
 import functools
@@ -15,20 +15,20 @@ from encore.results.published.published import lines_of
 from encore.results.rules import ROUNDS
 from encore.results.scores.score import Score
 
-_LEAST_VALUES = 4  # Different qualities of a curve: fewer may agree by chance
-_LEAST_RUNS = 3  # Runs of a set whose times have to be those of a public set, but for one factor
+_LEAST_VALUES = 4  # Minimum of distinct qualities in a curve: fewer may agree by chance
+_LEAST_RUNS = 3  # Minimum of runs whose times match a public set, up to a factor
 _DIGITS = 6
-_ROUNDED_S = 0.0016  # Two times, each rounded to a millisecond
+_ROUNDED_S = 0.0016  # Two times, both rounded to a millisecond
 _LARGEST_FACTOR = 5.0
-# Ratios of times that differ by less are one factor: digests keep six digits of an evaluation's time.
+# Ratios with smaller differences are equal: digests store evaluation times with six digits.
 _SAME_FACTOR = 2e-4
-_CHANCE = 1e-6  # Probability that the times of another set agree, above which nothing is said
+_CHANCE = 1e-6  # Maximum probability of a match by chance
 
-_Values = tuple[tuple[str, tuple[float, ...]], ...]  # Qualities of each evaluation by the target's name, in six digits
-_Key = tuple[str | None, _Values]  # Benchmark and the first qualities of a curve
+_Values = tuple[tuple[str, tuple[float, ...]], ...]  # Qualities per evaluation by target name, six digits
+_Key = tuple[str | None, _Values]  # Benchmark and first qualities of a curve
 
 
-# One public set: its name, as ``v0.7/NVIDIA/dgxa100_ngc20.06_mxnet``, platform and sorted minutes of its runs.
+# A public set: name, such as ``v0.7/NVIDIA/dgxa100_ngc20.06_mxnet``, platform and sorted minutes of its runs
 @dataclass(frozen=True)
 class _PublicSet:
     name: str
@@ -36,7 +36,7 @@ class _PublicSet:
     minutes: tuple[float, ...]
 
 
-# The curve of one run of a public set: minutes of its evaluations since run_start.
+# Curve of a public run: minutes of the evaluations since run_start
 @dataclass(frozen=True)
 class _PublicRun:
     name: str
@@ -44,7 +44,7 @@ class _PublicRun:
     values: _Values
 
 
-# Curves and the sets of every digest, by what is looked up.
+# Indices of the curves and sets in all digests
 @functools.cache
 def _load_public() -> tuple[dict[_Key, list[_PublicRun]], dict[str | None, list[_PublicSet]]]:
     curves: dict[_Key, list[_PublicRun]] = defaultdict(list)
@@ -69,7 +69,7 @@ def _round_values(values: Mapping[str, Sequence[float]]) -> _Values:
     )
 
 
-# What two curves of the same run share; None where too few qualities could agree by chance.
+# Lookup key for curves; None if the qualities could agree by chance
 def _key(benchmark: str | None, values: _Values) -> _Key | None:
     first = tuple((name, of_name[:_LEAST_VALUES]) for name, of_name in values)
     enough = any(len(set(of_name)) == _LEAST_VALUES for _, of_name in first)
@@ -78,7 +78,7 @@ def _key(benchmark: str | None, values: _Values) -> _Key | None:
 
 def published_run(score: Score) -> Iterator[Anomaly]:
     for public, ratio, runs in _matching_sets(score):
-        # Not in the public set's own place, in a checkout of a results repository.
+        # Not in the public set's folder in a checkout of a results repository.
         if abs(ratio - 1) < _SAME_FACTOR and not set(public.name.split("/")[1:]) <= set(score.folder.absolute().parts):
             yield Anomaly(f"{count_of(runs, 'run')} of {public.name}")
 
@@ -122,7 +122,7 @@ def _ratio_spread(ratios: Sequence[float]) -> float:
     return max(ratios) / min(ratios) - 1 if ratios and min(ratios) > 0 else 0.0
 
 
-# Yield each public run with the qualities of this one, the last one aside, and the ratios of the times.
+# Public runs with equal qualities, except for the last one, with the ratios of the times
 def _matching_curves(score: Score, run: RunLog) -> Iterator[tuple[_PublicRun, list[float]]]:
     curve = curve_of(run)
     values = _round_values(curve.values)
@@ -136,7 +136,7 @@ def _matching_curves(score: Score, run: RunLog) -> Iterator[tuple[_PublicRun, li
             yield public, [own / public_values for own, public_values in times if public_values > 0]
 
 
-# Public sets whose run times these are but for one factor, with it and the number of such runs.
+# Public sets whose times equal these up to a factor, with the factor and the number of matching runs
 def _matching_sets(score: Score) -> list[tuple[_PublicSet, float, int]]:
     minutes = [run.elapsed_minutes for run in score.runs if run.elapsed_minutes]
     if len(minutes) < _LEAST_RUNS:
@@ -159,19 +159,19 @@ def _matching_sets(score: Score) -> list[tuple[_PublicSet, float, int]]:
     return matches
 
 
-# Minutes by which two roundings move a time that is multiplied.
+# Tolerance in minutes for two roundings and a factor
 def _tolerance_minutes(ratio: float) -> float:
     return _ROUNDED_S / 60 * (1 + ratio)
 
 
-# Probability that ``matched`` times, spread as these are, agree by chance once the first one does.
+# Probability that ``match_count`` times with this spread agree by chance once the first one does
 def _chance_probability(public_minutes: Sequence[float], ratio: float, match_count: int) -> float:
     span = (max(public_minutes) - min(public_minutes)) * ratio
     probability = min(1.0, 2 * _tolerance_minutes(ratio) * len(public_minutes) / span) if span > 0 else 1.0
     return probability ** (match_count - 1)
 
 
-# How many of our times are one of theirs, which are sorted, multiplied by ``ratio``; 0 where two miss.
+# Number of times that equal a public time multiplied by ``ratio``; 0 after two misses. Public times are sorted.
 def _count_matches(minutes: Sequence[float], public_minutes: Sequence[float], ratio: float) -> int:
     tolerance = _tolerance_minutes(ratio)
     used: set[int] = set()

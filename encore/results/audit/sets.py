@@ -1,4 +1,4 @@
-"""Rules on the runs of a set: copies of one another, what differs between them, and which are missing."""
+"""Rules on the runs of a set: copies, differences and missing files."""
 
 import json
 import re
@@ -19,12 +19,12 @@ from encore.results.table import grouped
 _LEAST_EVALUATIONS, _LEAST_FIGURES, _LEAST_EQUAL_TIMES = 4, 3, 3
 _NEARLY = 0.0022
 _NEARLY_OF_CHANGE = 0.003
-_LITTLE_NOISE = frozenset({"llama31_405b"})  # its honest runs differ by a thousandth
+_LITTLE_NOISE = frozenset({"llama31_405b"})  # Valid runs differ by a thousandth
 _LEAST_BOUNDARIES = 6
 _NEIGHBOURS = 50
-_TOLERANCE_S = 0.0016  # two times of a copy are each rounded to a millisecond after the shift
+_TOLERANCE_S = 0.0016  # Both times of a copy are rounded to a millisecond after the shift
 _TUNED = re.compile(r"(?:opt|sgd|lars|adam|lamb)_|s_optimizer$|gradient_accumulation_steps$")
-_DEFERRED = "DEFERRED"  # Google's logs of v0.5 give some values later, under a name of their own
+_DEFERRED = "DEFERRED"  # Google's logs of v0.5 log some values later under different names
 _OUTLIER, _PACE, _APART = 5.0, 1.5, 1.2
 _ROUND_MS = 100_000
 _LEAST_RUNS = 3
@@ -36,12 +36,12 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The boundaries of a run, in fractions of its time: a shift or a stretch of the clock leaves them as they are."""
+    """Event times of a run as fractions of its duration, which are invariant to shifting and scaling the clock."""
 
     path: Path
     start_s: float
     seconds: float
-    events: Hashable  # name and epoch of each boundary
+    events: Hashable  # Name and epoch of each event
     fractions: tuple[float, ...]
 
     @property
@@ -50,11 +50,11 @@ class Shape:
 
 
 def copies(runs: Iterable[RunLog]) -> Iterator[tuple[Shape, Shape, str]]:
-    """Yield each log whose events are those of an earlier one, with it and how its clock differs, if it does."""
+    """Yield each log with the same events as an earlier log, with that log and the change of its clock."""
     for shapes in grouped(filter(None, map(_shape, runs)), lambda shape: shape.events).values():
         order = {id(shape): number for number, shape in enumerate(shapes)}
         clusters: list[list[Shape]] = []
-        # In the order of their middle boundary, so that equals are near.
+        # Sorted by the middle event, so that equal shapes are close.
         for shape in sorted(shapes, key=lambda shape: shape.middle):
             matches = (cluster for cluster in reversed(clusters[-_NEIGHBOURS:]) if _is_same_shape(shape, cluster[0]))
             cluster = next(matches, None)
@@ -90,7 +90,7 @@ def _is_same_shape(shape: Shape, other: Shape) -> bool:
     )
 
 
-# How the copy's clock differs, or nothing where it does not.
+# Change of the copy's clock; empty if equal
 def _describe_change(copy: Shape, original: Shape) -> str:
     shift, stretch = copy.start_s - original.start_s, copy.seconds / original.seconds
     changes = [f"{abs(shift):.3f} s {'later' if shift > 0 else 'earlier'}"] if abs(shift) > _TOLERANCE_S else []
@@ -105,7 +105,7 @@ def shifted_copy(score: Score) -> Iterator[Anomaly]:
             yield Anomaly(f"the events of {original.path.name}, {change}", copy.path)
 
 
-# Each log with something that an earlier one has too, and the name of that one; None is nothing.
+# Logs whose value repeats an earlier log, with the name of that log; None is never a repeat
 def _find_repeats(score: Score, get_value: Callable[[RunLog], Hashable | None]) -> Iterator[tuple[RunLog, str]]:
     first_names: dict[Hashable, str] = {}
     for run in score.runs:
@@ -172,16 +172,16 @@ def equal_times(score: Score) -> Iterator[Anomaly]:
             yield Anomaly(f"{len(runs)} runs of {duration_ms / 1000:.3f} s: {names}{remaining}", runs[-1][0].path)
 
 
-# -- settings and times unlike those of the others -------------------------------------------------------------------
+# -- outliers in settings and times ------------------------------------------------------------------------------------
 
 
-# What most of the texts are, the first of several; None of none.
+# Most frequent text, the first of several; None if empty
 def _most_common(texts: Iterable[str]) -> str | None:
     return next((text for text, _ in Counter(texts).most_common(1)), None)
 
 
 def differing_values(values: Mapping[str, Callable[[RunLog], str | None]], *, with_line: bool = False) -> Check:
-    """Return a check for the runs of which one of the values differs from that of most of the set; None is none."""
+    """Return a check for runs with a value that differs from the most frequent value in the set; None is ignored."""
 
     def check(score: Score) -> Iterator[Anomaly]:
         for name, value in values.items():
@@ -242,7 +242,7 @@ def edited_outlier(score: Score) -> Iterator[Anomaly]:
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
-# The best ones can be chosen from more runs than the round scores.
+# More runs than required would allow selecting the best ones.
 def surplus_files(score: Score) -> Iterator[Anomaly]:
     if score.required is not None and len(score.runs) > score.required:
         yield Anomaly(count_of(len(score.runs), "result file"))

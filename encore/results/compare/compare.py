@@ -1,12 +1,13 @@
-"""Was the published result reproduced? Time per epoch and epochs to the target, each against the submitted runs.
+"""Compare a set of runs with a published result: time to target, minutes per epoch and epochs to target.
 
-from encore.results.compare.compare import compare
-found = compare(side, "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet")
-print(found.verdict, found.score.ratio, found.reasons)
+    from encore.results.compare.compare import compare
+    comparison = compare(run_set, "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet")
+    print(comparison.verdict, comparison.score.ratio, comparison.reasons)
 
-Each verdict is shown at 5 %: "reproduced" needs the whole interval of the ratio inside the margin, a difference needs
-it beyond the margin, and what is left is undecided. A difference that is significant but small is no difference to a
-reader who allows 5 %, so significance alone decides nothing; and one interval for all three can never say two of them.
+Verdicts are tested at a level of 5 %. "reproduced": the confidence interval of the ratio is inside the margin. A
+difference: the interval is outside the margin. Otherwise the comparison is undecided. Significance without a margin
+is not enough, since a significant difference may be smaller than the tolerated 5 %. All three outcomes use the same
+interval, so two of them cannot be true at once.
 """
 
 import math
@@ -38,19 +39,19 @@ from encore.results.statistics import (
     z_score,
 )
 
-WITHIN = 0.05  # Margin of a ratio that counts as the same result, from 1 / 1.05 to 1.05, as users ask for it
-# Else 0.99. Submitted DLRM logs give the samples trained, which differ, and not those of the data set.
+WITHIN = 0.05  # Margin of the ratio that counts as the same result: 1 / 1.05 to 1.05
+# Default 0.99. In submitted DLRM logs, train_samples is the number of trained samples, which varies between runs.
 _LEAST_SHARE_OF_DATA = {"dlrm": 0.4}
-# Two times of the same run, each rounded to a millisecond; digests keep nine digits of a run's minutes.
+# Two times of the same run, both rounded to a millisecond. Digests store minutes with nine digits.
 _ROUNDED_MINUTES = 0.0016 / 60
-_DIGITS = 6  # Significant ones that a digest keeps of a quality
+_DIGITS = 6  # Significant digits of qualities in the digests
 SAME_RUNS = "these are the submitted runs themselves: nothing was run again, so nothing was tested"
 SAME_LOGS = "both are the same runs: nothing was run again, so nothing was tested"
 
 
 class Verdict(str, Enum):
     REPRODUCED = "reproduced"
-    SAME_RUNS = "same runs"  # Nothing was run again
+    SAME_RUNS = "same runs"  # No new runs
     UNDECIDED = "undecided"
     FASTER = "faster"
     SLOWER = "slower"
@@ -61,16 +62,16 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Factor:
-    """One quantity of both sides; ``ratio`` is ours over theirs, below 1 is better."""
+    """One quantity in both run sets. ``ratio`` is ``ours`` over ``theirs``; below 1 is better."""
 
     name: str
     unit: str
     ours: float | None
     theirs: float | None
     ratio: float | None = None
-    interval: tuple[float, float] | None = None  # Where the true ratio is, with a probability of 90 %
-    z: float | None = None  # Our mean's distance from theirs in standard errors, by the spread of the submitted runs
-    found: Ratio | None = None  # The ratio as it is tested; None where it decides nothing
+    interval: tuple[float, float] | None = None  # Confidence interval (90 %) of the true ratio
+    z: float | None = None  # Distance between the means in standard errors, from the spread of the submitted runs
+    found: Ratio | None = None  # Tested ratio; None if it does not decide the verdict
     note: str = ""
 
     def outcome(self, within: float) -> Outcome:
@@ -102,7 +103,7 @@ def make_factor(name: str, unit: str, current: Sample | None, baseline: Sample |
 
 
 def length_factor(unit: str, current: Sample | None, baseline: Sample | None) -> Factor | None:
-    """Return epochs to the target: of one run they show no difference, however alike the submitted ones are."""
+    """Return the factor for epochs to the target. A single run is never a difference, even if the others agree."""
     factor = make_factor(f"{unit} to the target", unit, current, baseline)
     if factor is None or current is None or current.count > 1:
         return factor
@@ -113,10 +114,10 @@ def length_factor(unit: str, current: Sample | None, baseline: Sample | None) ->
 def decide(
     score: Factor, per_length: Factor | None, lengths: Factor | None, within: float, *, single: bool
 ) -> tuple[Verdict, Factor]:
-    """Return the verdict and the factor it rests on; ``single``: ours is one run.
+    """Return the verdict and the deciding factor. ``single``: the current set is one run.
 
-    One run that took an epoch more may be chance, even where the submitted runs all took the same: its time is
-    different only where its time per epoch is.
+    A single run may need an epoch more by chance, even if all submitted runs took the same number. Its time only
+    differs if its time per epoch differs.
     """
     if lengths is not None and lengths.is_beyond(within):
         return Verdict.CONVERGES_DIFFERENTLY, lengths
@@ -170,48 +171,48 @@ def _factor_text(factor: Factor) -> str:
 
 
 class FactorJson(TypedDict):
-    """One quantity of both sides."""
+    """One quantity in both run sets."""
 
     name: str
     unit: str
     ours: float | None
     theirs: float | None
-    ratio: float | None  # Ours over theirs, below 1 is better
-    interval: tuple[float, float] | None  # Where the true ratio is, with a probability of 90 %
-    z: float | None  # Our mean's distance from theirs in standard errors, by the spread of the submitted runs
+    ratio: float | None  # ``ours`` over ``theirs``, below 1 is better
+    interval: tuple[float, float] | None  # Confidence interval (90 %) of the true ratio
+    z: float | None  # Distance between the means in standard errors, from the spread of the submitted runs
     note: str
 
 
 class ComparisonJson(TypedDict):
-    """A set of runs next to a submission or another set."""
+    """Comparison of a run set with a submission or another run set."""
 
     run: str
     round: str | None
     round_is_guess: bool
     benchmark: str | None
     submission: str | None
-    found: str  # How the submission was found, or that there is none
-    found_how: How  # The same as one word
+    found: str  # How the submission was selected, or the reason why it is missing
+    found_how: How  # Same as one word
     verdict: Verdict
     reasons: list[str]
     caveats: list[str]
-    within: float  # Part of the time that still counts as the same result
-    margin: tuple[float, float]  # Ratios that count as the same
-    level: float  # Of the tests and intervals
-    confidence: float | None  # One minus the p-value of the test that the verdict rests on; null without a test
+    within: float  # Tolerated difference as a fraction of the time
+    margin: tuple[float, float]  # Ratios that count as the same result
+    level: float  # Level of the tests and intervals
+    confidence: float | None  # One minus the p-value of the deciding test; null without a test
     score_minutes: float | None
     official_minutes: float | None
     score_is_official: bool
     score_kind: Literal["raw", "official"]
-    score_interval: tuple[float, float] | None  # Where our true score is, minutes, with a probability of 90 %
+    score_interval: tuple[float, float] | None  # Confidence interval (90 %) of the true score in minutes
     runs: int
     converged: int
     required: int | None
-    # About how many more runs decide, if mean and spread stay as they are; null where nothing shows how runs vary.
+    # Further runs that would decide, if mean and spread do not change; null if the spread is unknown
     further_runs: int | None
     ratio: float | None
-    forecasts: list[Forecast]  # Of the runs that have not ended
-    findings: list[FindingJson]  # Of the audit
+    forecasts: list[Forecast]  # Forecasts for unfinished runs
+    findings: list[FindingJson]  # Findings of the audit
     factors: list[FactorJson]
 
 
@@ -219,33 +220,33 @@ class ComparisonJson(TypedDict):
 class Comparison:
     current: RunSet
     baseline: RunSet | None
-    match: Match  # How the submission was found, or why there is none
+    match: Match  # How the submission was selected, or the reason why it is missing
     within: float
     score: Factor | None
     per_length: Factor | None
     lengths: Factor | None
-    # The factors of the reference convergence, where official scores with different ones are compared.
+    # Factors of the reference convergence, if official scores with different factors are compared
     scaling: Factor | None
     verdict: Verdict
     reasons: tuple[str, ...]
     caveats: tuple[str, ...]
-    # In the test that the verdict rests on: one minus its p-value, at least 0.95; None without a test.
+    # One minus the p-value of the deciding test, at least 0.95; None without a test
     confidence: float | None
-    score_interval: tuple[float, float] | None  # Where our true score is, minutes, with a probability of 90 %
-    # About how many more runs decide between the same and not the same, if mean and spread stay as they are; None where
-    # nothing shows how the runs vary, or more than MAX_FURTHER_RUNS are needed.
+    score_interval: tuple[float, float] | None  # Confidence interval (90 %) of the true score in minutes
+    # Number of further runs that would decide between same and different, if mean and spread do not change. None if the
+    # spread is unknown or more than MAX_FURTHER_RUNS are needed.
     further_runs: int | None
-    forecasts: tuple[Forecast, ...] = ()  # Of the runs that have not ended
+    forecasts: tuple[Forecast, ...] = ()  # Forecasts for unfinished runs
 
     @property
     def factors(self) -> tuple[Factor, ...]:
-        """The factors there are: the score, and the two or three that it is the product of."""
+        """Factors that are not None: the score and the two or three factors whose product it is"""
         factors = (self.score, self.per_length, self.lengths, self.scaling)
         return tuple(factor for factor in factors if factor is not None)
 
     @property
     def published_minutes(self) -> float | None:
-        """Their raw score, where ours can be compared with it."""
+        """Raw score of the baseline, if the sets are comparable"""
         if self.baseline is None or self.verdict is Verdict.NOT_COMPARABLE:
             return None
         return self.baseline.raw_minutes
@@ -300,17 +301,16 @@ class Comparison:
 
 
 def compare(current: RunSet, name: str | None = None, logs: Path | None = None, within: float = WITHIN) -> Comparison:
-    """Compare a set of runs with the submission called ``name``, or with the nearest one.
+    """Compare a set of runs with the submission ``name``, or with the nearest one.
 
-    ``logs`` is a folder of submitted logs: where it holds those of the submission, they are used rather than
-    what Encore keeps of them.
+    Logs of the submission in the folder ``logs`` are used instead of its digest.
     """
     cell, match = find_submission(current, name)
     return compare_with(current, submission(cell, logs) if cell is not None else None, match, within)
 
 
 def compare_with(current: RunSet, baseline: RunSet | None, match: Match, within: float = WITHIN) -> Comparison:
-    """Compare two sets of runs; ``match`` is how the second was found, or why there is none."""
+    """Compare two sets of runs. ``match``: how the baseline was selected, or the reason why it is None."""
     current, baseline = use_official_scores(current, baseline)
     factors = _factors(current, baseline)
     score, per_length, lengths = factors
@@ -320,7 +320,7 @@ def compare_with(current: RunSet, baseline: RunSet | None, match: Match, within:
     if current.score is not None and baseline is not None and baseline.score is not None and score is not None:
         borrowed = current.score.with_spread_of(baseline.score)
         further = further_runs(current.score, baseline.score, within)
-        # A single run whose time alone is different: a spread of its own takes two more.
+        # Only the time of this single run differs: a spread needs two more runs.
         further = 2 if further == 0 and verdict is Verdict.UNDECIDED else further
         if verdict is Verdict.UNDECIDED:
             reasons += explain_undecided(current.score, baseline.score, further, within)
@@ -344,10 +344,10 @@ def compare_with(current: RunSet, baseline: RunSet | None, match: Match, within:
 
 
 def _forecasts(current: RunSet) -> tuple[Forecast, ...]:
-    # A set with a score has ended: a run of it without an end is one that crashed.
+    # A set with a score is finished: runs without run_stop crashed.
     if current.score_is_official:
         return ()
-    # Here, since NumPy takes a tenth of a second to load, and every command imports this module.
+    # Imported here: NumPy takes 0.1 s to load, and all commands import this module.
     from encore.results.compare.forecast import forecast_runs
 
     return tuple(forecast_runs(current.logs, current.folder))
@@ -368,10 +368,10 @@ def format_certainty(comparison: Comparison) -> Iterator[str]:
         yield f"confidence in the verdict: {100 * min(comparison.confidence, 0.999):.1f} %"
 
 
-# Time to the target and the two factors that it is the product of.
+# Time to the target and its two factors
 def _factors(current: RunSet, baseline: RunSet | None) -> tuple[Factor | None, Factor | None, Factor | None]:
     if baseline is None or _is_cpu_run(current, baseline) or _full_data_size(current, baseline):
-        # A ratio of times that nothing makes comparable would be read as one.
+        # The ratio of incomparable times would be misleading.
         return None, None, None
     score = make_factor("time to the target", "min", current.score, baseline.score)
     unit = current.length_unit or "epochs"
@@ -382,7 +382,7 @@ def _factors(current: RunSet, baseline: RunSet | None) -> tuple[Factor | None, F
     return score, per_length, length_factor(unit, current.lengths, baseline.lengths)
 
 
-# Factors that the official scores have and minutes per epoch and epochs do not.
+# Reference convergence factors, which are part of official scores, but not of times and epochs
 def _scaling(current: RunSet, baseline: RunSet | None) -> Factor | None:
     current_factor, baseline_factor = current.scaling_factor, baseline.scaling_factor if baseline is not None else None
     if current.score_kind == "raw" or not current_factor or not baseline_factor or current_factor == baseline_factor:
@@ -396,7 +396,7 @@ def _scaling(current: RunSet, baseline: RunSet | None) -> Factor | None:
     )
 
 
-# Verdict, what it rests on and the factor that shows it, in the order in which a reader would ask.
+# Verdict, reasons and deciding factor. Checks run in the order in which a reader would ask.
 def _reach_verdict(
     current: RunSet,
     baseline: RunSet | None,
@@ -413,7 +413,7 @@ def _reach_verdict(
     obstacles = list(_obstacles(current, baseline, match.how))
     if obstacles:
         return Verdict.NOT_COMPARABLE, obstacles, None
-    # The round's rule decides where the set is whole; a single run that missed is no score either.
+    # The round's rules apply to complete sets. A single run that missed its target does not have a score either.
     if current.score is None or current.lack is Lack.NOT_CONVERGED:
         reason = current.missing or f"none of {current.runs} runs has a time"
         unusable = any(not run.converged and run.reason not in NOT_CONVERGED for run in current.logs)
@@ -436,9 +436,9 @@ def _reach_verdict(
     return verdict, reasons_for(verdict, decisive, per_length, within), decisive
 
 
-# Yield what keeps the two from being the same kind of run.
+# Reasons why the sets are not the same kind of run
 def _obstacles(current: RunSet, baseline: RunSet, how: How) -> Iterator[str]:
-    # Where both bear the system's name, what the name seems to say of it does not matter.
+    # If both have the same system name, hardware derived from the name is ignored.
     same_system = how.is_same_system
     if current.benchmark != baseline.benchmark:
         yield f"a run of {current.benchmark}, a result of {baseline.benchmark}"
@@ -465,9 +465,9 @@ def _is_cpu_run(current: RunSet, baseline: RunSet) -> bool:
     return current.is_cpu and baseline.hardware.accelerators != 0
 
 
-# Training samples of the benchmark's data set where ours has fewer; None where it is that set.
+# Size of the real data set if the current run used fewer training samples, else None
 def _full_data_size(current: RunSet, baseline: RunSet) -> int | None:
-    # RetinaNet, which is "ssd" from v2.0 on, has no size: train_samples holds iterations in most of its logs.
+    # RetinaNet ("ssd" since v2.0) has no data set size: train_samples is the number of iterations in most logs.
     size = data_size(current.benchmark, current.round)
     if size is None or size.train is None or not current.train_samples:
         return None
@@ -484,7 +484,7 @@ def _hardware_obstacles(current: RunSet, baseline: RunSet) -> Iterator[str]:
         yield f"run on {count} accelerators, submitted on {baseline_count}"
 
 
-# Yield that nobody knows whether run and submission are of the same hardware, where nothing but that chose it.
+# Unknown hardware of a run whose submission was selected by hardware only
 def _unknown_hardware(current: RunSet, baseline: RunSet) -> Iterator[str]:
     pairs = {
         "accelerator": (family(current.hardware.accelerator), family(baseline.hardware.accelerator)),
@@ -499,7 +499,7 @@ def _unknown_hardware(current: RunSet, baseline: RunSet) -> Iterator[str]:
         yield f"{' and '.join(unknown_baseline)} of {baseline.label} not known; name a submission"
 
 
-# Yield what a reader should know though it does not stop the comparison.
+# Notes that do not prevent the comparison
 def _caveats(current: RunSet, baseline: RunSet | None, how: How) -> Iterator[str]:
     if current.score is not None and not current.score_is_official:
         count = current.score.count
@@ -543,7 +543,7 @@ def _hardware_caveats(current: RunSet, baseline: RunSet, how: How) -> Iterator[s
 
 
 def same_runs(current: RunSet, baseline: RunSet) -> bool:
-    """Return whether both are the same runs: the times of all that converged are, and every quality of every run."""
+    """Return whether both sets are the same runs: equal times of all converged runs and equal qualities of all runs."""
     times = list(zip(sorted(current.minutes), sorted(baseline.minutes), strict=False))
     curves, baseline_curves = (
         sorted(

@@ -1,4 +1,4 @@
-"""Make ``data/digests/`` from checkouts of the public result repositories; ``run_sets`` reads what is kept there.
+"""Write ``data/digests/`` from checkouts of the public result repositories. ``run_set`` reads them.
 
     python -m encore.results.compare.digest FOLDER...
 
@@ -34,10 +34,10 @@ from encore.results.table import grouped
 # Significant digits: of times and lengths, which are compared; of phases and curves, which are shown.
 _TIME_DIGITS, _OTHER_DIGITS = 9, 6
 _CHUNK_SIZE = 4
-_CODE = frozenset({"benchmarks", "benchmark"})  # Folders of code; logs below them are of tests
+_CODE = frozenset({"benchmarks", "benchmark"})  # Code folders; logs below them come from tests
 
 
-# What one folder of logs came to.
+# Digest of one folder of logs
 @dataclass(frozen=True, kw_only=True)
 class _Digest:
     root: Path
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-# Folders, those without a submission with the round of the checkout that they are in.
+# Fill in missing rounds: folders outside submissions have the round of their checkout.
 def _fill_rounds(digests: Sequence[_Digest]) -> list[_Digest]:
     rounds = {
         root: {digest.round for digest in root_digests} - {""}
@@ -105,7 +105,7 @@ def _digest_folder(root: Path, folder: Path) -> _Digest:
     return replace(empty, round=run_set.round, entry=entry, row=row, left_out=", ".join(other_sets))
 
 
-# Round, submitter and system by the folder ``SUBMITTER/results/SYSTEM``, else of the published cell.
+# ROUND/SUBMITTER/SYSTEM from the folder ``SUBMITTER/results/SYSTEM``, else from the published cell
 def _submission_name(run_set: RunSet, folder: Path, name_in_root: str) -> str | None:
     parts = folder.absolute().parts
     if _CODE.intersection(name_in_root.split("/")):
@@ -113,7 +113,7 @@ def _submission_name(run_set: RunSet, folder: Path, name_in_root: str) -> str | 
     if run_set.round != "v0.5" and "results" in parts[1:-1]:
         index = len(parts) - 2 - parts[-2::-1].index("results")
         return f"{run_set.round}/{parts[index - 1]}/{parts[index + 1]}"
-    # v0.5 has no such order, and nor have logs that somebody else keeps.
+    # v0.5 and copies of logs in other repositories are organized differently.
     path = "/".join(part for part in parts if part != "results")
     cells = (cell for cell in load_published() if cell.round == run_set.round)
     matches = [cell for cell in cells if f"/{cell.name.split('/', 1)[1]}/" in path]
@@ -121,7 +121,7 @@ def _submission_name(run_set: RunSet, folder: Path, name_in_root: str) -> str | 
 
 
 def make_entry(run_set: RunSet, name: str, folder: str) -> dict[str, Any]:
-    """Return the digest of a set of runs. Lists have one value per run, in the order of the files."""
+    """Return the digest of a run set. Lists have one value per run, in file order."""
     runs = run_set.logs
     finished = [run for run in runs if (run.elapsed_minutes or 0.0) > 0]
     phases = {id(run): phases_of(run) for run in finished}
@@ -132,21 +132,21 @@ def make_entry(run_set: RunSet, name: str, folder: str) -> dict[str, Any]:
         "benchmark": run_set.benchmark,
         "folder": folder,
         "division": run_set.division,
-        # The platform that most of the logs name, the first of several.
+        # Most frequent platform in the logs
         "platform": next((name for name, _ in Counter(platforms).most_common(1)), None),
         "required": run_set.required,
         "missing": run_set.missing,
         "score_minutes": _round_digits(run_set.score.estimate, _TIME_DIGITS)
         if run_set.score and run_set.score_is_official
         else None,
-        # How many of the runs with a result the score is of, from the first on, and how many it drops on each side.
+        # Number of finished runs that are scored, in file order, and number dropped at each end
         "scored": run_set.score.count if run_set.score else 0,
         "trimmed": run_set.score.trimmed if run_set.score else 0,
         "minutes": [_round_digits(run.elapsed_minutes, _TIME_DIGITS) if id(run) in phases else None for run in runs],
         "reasons": [run.reason.value if run.reason else None for run in runs],
         "unit": run_set.length_unit,
         "lengths": [_length(run, run_set.length_unit) if id(run) in phases else None for run in runs],
-        # The first run with the same seeds: 0, 1, 2 ... where every run has its own.
+        # Index of the first run with the same seeds: 0, 1, 2 ... if all seeds differ
         "seeds": [seeds.index(value) if value else None for value in seeds],
         "phases": {
             name: [_round_digits(value) for value in values]
@@ -183,7 +183,7 @@ def _round_digits(value: float | None, digits: int = _OTHER_DIGITS) -> float | N
     return None if value is None else float(f"{value:.{digits}g}")
 
 
-# Write the round's digests and return them; of two sets of one name, the one with more runs.
+# Write and return the round's digests. Of two sets with the same name, keep the one with more runs.
 def _write(output: Path, round_: str, digests: Sequence[_Digest], screen: Console) -> list[_Digest]:
     sets: dict[tuple[str, str], _Digest] = {}
     left_out = {digest.folder: digest.left_out for digest in digests if digest.left_out}
@@ -200,7 +200,7 @@ def _write(output: Path, round_: str, digests: Sequence[_Digest], screen: Consol
     header: dict[str, Any] = {
         "round": round_,
         "repository": repository,
-        "license": "Apache-2.0" if _is_official(repository) else None,  # That of a fork is not known
+        "license": "Apache-2.0" if _is_official(repository) else None,  # Forks: license unknown
         "sets": len(unique),
         "runs": runs,
         "left_out": dict(sorted(left_out.items())),
@@ -217,7 +217,7 @@ def _write(output: Path, round_: str, digests: Sequence[_Digest], screen: Consol
     return unique
 
 
-# Add a row to published.csv for each set that has none; return how many.
+# Add a row to published.csv for each new set; return the number of rows.
 def _add_rows(output: Path, digests: Sequence[_Digest]) -> int:
     with (DATA / "published.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -233,7 +233,7 @@ def _add_rows(output: Path, digests: Sequence[_Digest]) -> int:
     return len(new)
 
 
-# What published.csv says of the set.
+# Row of published.csv for the set
 def _row(run_set: RunSet, name: str) -> dict[str, str]:
     round_, submitter, system = name.split("/", 2)
     minutes = [run.minutes for run in run_set.logs if run.minutes is not None]

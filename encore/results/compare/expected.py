@@ -1,4 +1,4 @@
-"""A forecast of a run that still trains, apart from what makes it, which takes NumPy."""
+"""Forecast of an unfinished run. Separate from its computation, which needs NumPy."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,10 +8,10 @@ from encore.results.format import count_of
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Minutes from run_start to the target that are to be expected, with an interval for 90 % of the true ones.
+    """Expected minutes from run_start to the target, with a 90 % interval.
 
-    docs/compare.md has how often it holds them, by benchmark. All three are None where nothing is known of how far a
-    run has to train; ``why`` says so.
+    docs/compare.md lists the measured coverage by benchmark. All three are None if no lengths to the target are
+    known; ``why`` contains the reason.
     """
 
     run: str
@@ -26,7 +26,7 @@ class Forecast:
     runs: int = 0
     points: int = 0
     why: str = ""
-    # Whether the published minutes are to be expected; null where there are none.
+    # Whether the published time is expected; null without a published time
     expected: Literal["yes", "no", "open"] | None = None
 
     def expects(self, published: float, within: float) -> Literal["yes", "no", "open"]:
@@ -49,7 +49,7 @@ class Forecast:
         return f"{message}; published {published:.1f}; reproduced is to be expected: {self.expects(published, within)}"
 
     def basis(self) -> str:
-        """Return what the forecast rests on."""
+        """Describe the data that the forecast is based on."""
         sources = [count_of(self.runs, "run"), *([count_of(self.points, "reference point")] if self.points else [])]
         progress = (
             f"{self.length:.6g} of about {self.length_to_target:.6g} {self.unit} after {self.elapsed_minutes:.1f}"

@@ -1,11 +1,11 @@
-"""Why two sets of runs differ: phases, hyperparameters, software, topology and environment, ranked.
+"""Rank the differences between two run sets: phases, hyperparameters, software, topology and environment.
 
     from encore.results.compare.explain import explain
-    for difference in explain(ours, theirs).differences:
+    for difference in explain(current, baseline).differences:
         print(difference.sentence)
 
-What was measured on the clock comes first, by what it adds to the run as a share of their time. A setting weighs what
-settings of its kind do to speed or convergence at their most, which is judgement and not measurement.
+Measured differences come first, ranked by the time that they add relative to the baseline. The weight of a setting
+is the largest effect of such settings on speed or convergence, an estimate and not a measurement.
 """
 
 import math
@@ -23,14 +23,14 @@ from encore.results.published.systems import family, framework_of
 Area = Literal["cause", "score", "phases", "hyperparameters", "software", "topology", "environment", "configuration"]
 
 _SAME_TIME = 0.02
-_SAME_SHARE = 0.0005  # Share of their time; what is below is printed as 0.0 %
+_SAME_SHARE = 0.0005  # Fraction of the baseline time; smaller changes would be printed as 0.0 %
 _SAME_NUMBER = 1e-6
 _SHORTEST_S = 0.05
 _ONE_SIDED = 0.25
 _LONGEST_VALUE = 60
 NOT_REPORTED = "(not reported)"
-_NEARLY = 1.1  # A ratio below this is given as per cent
-# Benchmarks and keys by which logs give how far a run came: BERT's train_samples are those until the target.
+_NEARLY = 1.1  # Ratios below this are printed as per cent
+# Benchmarks and keys that describe progress, not configuration: BERT's train_samples counts samples until the target.
 _OUTCOMES = frozenset({("bert", "train_samples")})
 
 _TIMED_PHASES = {"start_s": "start of training", "train_s": "training", "evaluate_s": "evaluation"}
@@ -41,11 +41,11 @@ _PARTS = {
     "epoch_s": "epoch",
     "evaluation_s": "single evaluation",
 }
-_PART_WEIGHT = 0.5  # A part of a phase that is listed itself: shown below it, not next to it
+_PART_WEIGHT = 0.5  # Part of a phase that is listed as well: sorted below the phase
 _UNTIMED_WEIGHT = 0.01
 _CAUSE_WEIGHT = 10.0
 
-# What settings of a kind do to a run at their most. Two settings of one weight: in the order of their names.
+# Largest effect of each kind of setting. Settings of equal weight are sorted by name.
 _HYPERPARAMETERS: tuple[tuple[str, float], ...] = (
     (r"global_batch|^batch_size$|input_batch|train_samples|data\.id", 0.9),
     (r"opt_name|optimizer$|precision|depth|layout|num_layers|hidden_size|lora_rank", 0.8),
@@ -59,7 +59,7 @@ _HYPERPARAMETERS: tuple[tuple[str, float], ...] = (
 _OTHER_HYPERPARAMETER = 0.1
 _NOT_COMPARED = re.compile(
     r"seed|cache_clear|_file$|start_warmup|tracked|samples_count|submission|clear_caches|^duplicate_|^benchmark$"
-    # What some logs of v1.0 and later report of the run as it goes, in the form of settings.
+    # Progress that some logs of v1.0 and later report in the form of settings
     r"|^status$|loss ?$|current_lr|^lr_abs$|trained_samples|epoch_num$|tflops|^checkpoint$|^Total$|^$"
 )
 _SOFTWARE = (
@@ -94,7 +94,7 @@ _ENVIRONMENT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One thing that is not the same; ``weight`` ranks it, 0 to about 1 and above for what costs more."""
+    """One difference. ``weight`` ranks it: 0 to about 1, above 1 for differences that cost more."""
 
     area: Area
     name: str
@@ -102,12 +102,12 @@ class Difference:
     theirs: str
     weight: float
     sentence: str
-    ratio: float | None = None  # Ours over theirs, where both are numbers
+    ratio: float | None = None  # ``ours`` over ``theirs``, if both are numbers
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The differences of two sides, the heaviest first, and what could not be looked at."""
+    """Differences between two run sets, largest weight first, and data that were not available for comparison."""
 
     differences: tuple[Difference, ...]
     unknown: tuple[str, ...]
@@ -143,7 +143,7 @@ def _missing_data(current: RunSet, baseline: RunSet) -> Iterator[str]:
             yield f"not known of {label}: {', '.join(missing)}"
 
 
-# What the records of both machines say of slower runs, before all that merely differs.
+# Causes from the telemetry of both machines come before all other differences.
 def _causes(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
     for cause in find_causes(current, baseline):
         yield Difference(
@@ -156,7 +156,7 @@ def _causes(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
         )
 
 
-# Yield the factors of the official scores, which the times that were measured do not have.
+# Factors of the official scores, which are not part of the measured times
 def _scaling(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
     factor, baseline_factor = scaling_factors(current, baseline)
     if factor and baseline_factor and abs(factor / baseline_factor - 1) >= _SAME_SHARE:
@@ -165,7 +165,7 @@ def _scaling(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
             yield replace(difference, weight=1.0 + abs(factor / baseline_factor - 1), sentence=text)
 
 
-# Where the time went, ours against theirs; the phases on the clock add up to the difference.
+# Time per phase in both sets; the differences of the clocked phases add up to the total difference
 def _phases(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
     phases, baseline_phases = ({**run_set.phases, **first_step_seconds(run_set)} for run_set in (current, baseline))
     total = sum(baseline_phases.get(name, 0.0) for name in _TIMED_PHASES) or None
@@ -240,7 +240,7 @@ def _topology(current: System, baseline: System) -> Iterator[Difference]:
             yield from _setting("topology", name, value, baseline_value, weight * (_ONE_SIDED if same_family else 1.0))
 
 
-# Yield what the passports of two runs of Encore say; of a submission, the environment in its system file.
+# Settings in run.json for two runs of Encore; environment in the system file for a submission
 def _environment(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
     baseline_settings = baseline.settings or (
         _submitted_environment(current, baseline.published) if current.settings else {}
@@ -254,7 +254,7 @@ def _environment(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
             yield from _setting(area, plain, current.settings.get(name), baseline_settings.get(name), weight)
 
 
-# Variables that were submitted with ``cell``, where ours are of the same framework and on GPUs.
+# Environment variables that were submitted with ``cell``, if the current run uses the same framework and GPUs
 def _submitted_environment(current: RunSet, cell: PublishedResult | None) -> dict[str, object]:
     choice = catalogue.choices().get(str(current.passport.get("name", ""))) if cell is not None else None
     if cell is None or choice is None or current.is_cpu:
@@ -271,7 +271,7 @@ def _weight(name: str, table: tuple[tuple[str, float], ...], default: float) -> 
     return next((weight for pattern, weight in table if re.search(pattern, name)), default)
 
 
-# Yield the difference of two values, unless they are the same, as far as numbers can be.
+# Difference of two values; equal numbers are compared with a tolerance
 def _setting(area: Area, name: str, current: object, baseline: object, weight: float) -> Iterator[Difference]:
     if _is_same(current, baseline):
         return
@@ -302,7 +302,7 @@ def _is_same(current: object, baseline: object) -> bool:
     return current == baseline
 
 
-# Finite number; None for a text, even one of digits: ``number_of`` would take versions for numbers.
+# Finite number; None for text, even digits: ``number_of`` would parse versions as numbers
 def _finite_number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

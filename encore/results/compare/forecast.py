@@ -1,16 +1,16 @@
-"""When a run that still trains reaches its target: from its pace, and from how far others had to train.
+"""Forecast the time to target of an unfinished run, from its pace and the lengths of other runs.
 
     from encore.results.compare.forecast import forecast
-    found = forecast(read_run("result_0.txt"))
-    print(found.minutes, found.low, found.high)
+    result = forecast(read_run("result_0.txt"))
+    print(result.minutes, result.low, result.high)
 
-The time left is the pace so far (evaluations and start included) times what is left to train. How long that is, is not
-known: the epochs or samples to the target of every public run and reference convergence point of the benchmark are
-taken, moved to this global batch along their regression on it, each weighted by how near its batch and how equal its
-hyperparameters are, each set and each point as one. Their 5 % and 95 % quantiles, multiplied by the pace, are widened
-to what the public logs show: ``data/forecast.json`` has, by benchmark and by how much is known of the pace, by how much
-90 % of the true times were outside (conformalized quantile regression: Romano et al., NeurIPS 2019).
-``tools/calibrate_forecast.py`` measures it, each round by the others.
+Remaining time: current pace (including evaluations and startup) times remaining length. The length to the target is
+estimated from the epochs or samples of all public runs and reference convergence points of the benchmark. They are
+scaled to this global batch with a regression, and weighted by similarity of batch and hyperparameters; each set and
+each point has the same total weight. The interval is the 5 % and 95 % quantile times the pace, widened by the
+calibration in ``data/forecast.json``: per benchmark and amount of pace data, the margin that covers 90 % of the true
+times in public logs (conformalized quantile regression: Romano et al., NeurIPS 2019).
+``tools/calibrate_forecast.py`` measures the calibration, for each round from the other rounds.
 """
 
 import functools
@@ -39,26 +39,25 @@ from encore.results.rules import benchmark_of, canonical, later_name
 Numbers = NDArray[np.float64]
 
 QUANTILES = (0.05, 0.5, 0.95)
-# Distance of two global batches, in powers of e, at which one weighs exp(-1/2) of an equal one, and that at which a
-# batch still counts for how the length depends on it.
+# Distances between global batches, as natural logarithms: weight exp(-1/2) relative to an equal batch, and limit for
+# the regression of the length on the batch
 _NEAR_BATCH, _FAR_BATCH = 0.25, 1.0
-_MISMATCH_PENALTY = 30.0  # A set of which half of the hyperparameters are equal weighs exp(-15) of one of which all are
-_POINT_SIMILARITY = (
-    0.5  # Share of equal hyperparameters that is taken for a reference point: the rules fix half of them
-)
-_MIN_SHARED_KEYS = 3  # Hyperparameters that two runs both log, below which their share says nothing
-_OTHER_UNIT = math.log(4)  # Further than this from the submitted runs a reference point counts in another unit
+# A set with half of its hyperparameters equal has weight exp(-15) relative to a set with all equal
+_MISMATCH_PENALTY = 30.0
+_POINT_SIMILARITY = 0.5  # Assumed fraction of equal hyperparameters for reference points: the rules fix half of them
+_MIN_SHARED_KEYS = 3  # Minimum of hyperparameters in both logs for a meaningful fraction
+_OTHER_UNIT = math.log(4)  # Reference points further from the submitted runs are in another unit
 _CONVERGENCE = re.compile(
     r"opt_|lars|lamb|sgd|adam|learning|warmup|decay|momentum|seq|accum|epoch|label|weight|step|lora|max_"
 )
 _LARGEST = 1e11  # Reference points of runs that did not converge have an infinite number
-# Stages of what is known of the pace, by the evaluations so far.
+# Amount of pace data, by number of evaluations
 STAGES = ("first mark", "marks", "evaluations", "many evaluations")
 _MANY_EVALUATIONS = 4
 
 
 class KnownLengths(NamedTuple):
-    """One set of public runs, or one reference point: the logarithms of its lengths to the target."""
+    """Logarithms of the lengths to the target, for one set of public runs or one reference point."""
 
     round: str
     batch: float
@@ -67,7 +66,7 @@ class KnownLengths(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """Logarithms of the lengths that are to be expected, with their weights; ``runs`` of public sets, and points."""
+    """Logarithms of the expected lengths and their weights, with the number of public runs and reference points."""
 
     values: Numbers
     weights: Numbers
@@ -88,9 +87,10 @@ class Pace(NamedTuple):
 
 
 def forecast(run: RunLog, marks: Sequence[Mark] = (), own_lengths: Sequence[float] = ()) -> Forecast | None:
-    """Return when the run will have reached its target; None where its log does not say yet how far it has trained.
+    """Forecast when the run reaches its target; None if its log does not contain any progress yet.
 
-    ``marks`` are of Encore's metrics, ``own_lengths`` lengths to the target of runs of the same configuration.
+    ``marks``: progress from Encore's metrics. ``own_lengths``: lengths to the target of runs with the same
+    configuration.
     """
     marks_seen = marks_of(run, marks)
     pace = pace_of(marks_seen)
@@ -126,10 +126,10 @@ def forecast(run: RunLog, marks: Sequence[Mark] = (), own_lengths: Sequence[floa
 
 
 def forecast_runs(runs: Sequence[RunLog], folder: Path | None = None) -> list[Forecast]:
-    """Return the forecast of each run of a set that neither ended nor reached its target yet.
+    """Forecast all runs of a set that did not finish or reach their target yet.
 
-    Runs of the set that reached it show how far. Of a run folder of Encore, ``folder``, the experiments that have no
-    result file yet are taken: a result without an end is of one that crashed.
+    Runs of the set that reached the target provide lengths. For an Encore run folder, ``folder``, only experiments
+    without a result file are forecast: a result file without run_stop belongs to a crashed run.
     """
     if folder is not None and (folder / "run.json").is_file():
         unfinished = [read_run(log) for log in _unfinished_logs(folder)]
@@ -140,7 +140,7 @@ def forecast_runs(runs: Sequence[RunLog], folder: Path | None = None) -> list[Fo
     return [result for result in forecasts if result is not None]
 
 
-# Lengths to the target of the runs of a benchmark that reached it, in its unit.
+# Lengths to the target of the benchmark's converged runs, in the benchmark's unit
 def _own_lengths(runs: Sequence[RunLog], benchmark: str | None) -> list[float]:
     benchmark_info = benchmark_of(benchmark)
     reached = [run for run in runs if run.converged and run.benchmark == benchmark and benchmark_info]
@@ -159,7 +159,7 @@ def _unfinished_logs(folder: Path) -> list[Path]:
 
 
 def read_marks(run: RunLog) -> list[Mark]:
-    """Return the first and the latest step of Encore's ``metrics.jsonl`` next to the log, since its last start."""
+    """Return the first and latest step since the last start, from ``metrics.jsonl`` in the log's folder."""
     benchmark, start_s = benchmark_of(run.benchmark), run.start_s
     start, steps = "", list[str]()
     for line in lines_of(run.path.parent / "metrics.jsonl") if run.path.name == "result.txt" else ():
@@ -178,7 +178,7 @@ def read_marks(run: RunLog) -> list[Mark]:
 
 
 def pace_of(marks: Sequence[Mark]) -> Pace | None:
-    """Return the pace between the first and the last evaluation, else between the first and the last mark."""
+    """Return the pace between the first and last evaluation, or between the first and last mark."""
     evaluated = [mark for mark in marks if mark.evaluated]
     if len(evaluated) > 1:
         first, last = evaluated[0], evaluated[-1]
@@ -223,9 +223,9 @@ def _calibration() -> dict[str, Any]:
 def known_lengths(
     run: RunLog, own_lengths: Sequence[float] = (), excluded_rounds: Collection[str] = ()
 ) -> Lengths | None:
-    """Return how far runs like this one had to train, but for the public sets of the rounds ``excluded_rounds``.
+    """Return lengths to the target of similar runs, without the public sets of ``excluded_rounds``.
 
-    On a small data set nothing public holds: there ``own_lengths`` runs count alone.
+    Public runs do not apply to toy data sets: only ``own_lengths`` count.
     """
     name = later_name(run.benchmark, run.round)
     batch = run.global_batch if (run.global_batch or 0) > 0 else None
@@ -251,7 +251,7 @@ def known_lengths(
     return Lengths(moved, set_weights * batch_weights * similarities, runs, points)
 
 
-# By how much the logarithm of the length grows with that of the batch; shrunk to 0 where the batches hardly differ.
+# Slope of the log length over the log batch, shrunk to 0 if the batches hardly differ
 def _slope(log_ratios: Numbers, values: Numbers, set_weights: Numbers) -> float:
     weights = set_weights * (np.exp(-0.5 * (log_ratios / _FAR_BATCH) ** 2) + 1e-3 * np.exp(-abs(log_ratios)))
     total = weights.sum()
@@ -274,7 +274,7 @@ def _similarity(current: Mapping[str, object], baseline: Mapping[str, object] | 
 
 @functools.cache
 def public_lengths(benchmark: str) -> tuple[KnownLengths, ...]:
-    """Return every public set and reference point of a benchmark, by its name of today, that counts in its unit."""
+    """Return all public sets and reference points of a benchmark (current name) that count in its unit."""
     info = benchmark_of(benchmark)
     unit = info.points_in if info else "epochs"
     sets = [known for name in _rounds() for known in _read_round(benchmark, name, unit)]
@@ -309,7 +309,7 @@ def _read_round(benchmark: str, round_: str, unit: str) -> list[KnownLengths]:
     return sets
 
 
-# Reference convergence points of every round, each once.
+# Distinct reference convergence points of all rounds
 def _reference_points(benchmark: str) -> list[KnownLengths]:
     points: dict[tuple[float, ...], KnownLengths] = {}
     for file in sorted(points_folder().glob("training_*/rcps_*.json")):

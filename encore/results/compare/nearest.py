@@ -1,7 +1,7 @@
-"""Find the submission that a run is to be compared with: the one named, its own, or the nearest.
+"""Select the submission to compare a run with: by name, by system, or the nearest one.
 
 from encore.results.compare.nearest import find_submission
-cell, match = find_submission(side, "v0.7/NVIDIA/dgx1_ngc20.06_mxnet")
+cell, match = find_submission(run_set, "v0.7/NVIDIA/dgx1_ngc20.06_mxnet")
 """
 
 import math
@@ -25,7 +25,7 @@ class How(str, Enum):
     OWN_SYSTEM = "own_system"
     OWN_PLATFORM = "own_platform"
     STATED = "stated"
-    NEAREST = "nearest"  # Nothing names it
+    NEAREST = "nearest"  # Selected by similarity only
     NONE = "none"
 
     @property
@@ -35,7 +35,7 @@ class How(str, Enum):
 
 @dataclass(frozen=True)
 class Match:
-    """How a submission was found, or that there is none, and the same as a sentence."""
+    """How a submission was selected, as a keyword and as a sentence."""
 
     how: How
     text: str
@@ -45,7 +45,7 @@ AS_GIVEN = Match(How.GIVEN, "as given")
 
 
 def find_submission(run_set: RunSet, name: str | None = None) -> tuple[PublishedResult | None, Match]:
-    """Return the published cell to compare with, and how it was found; None and why where there is none."""
+    """Return the published cell to compare with, and how it was selected; None and the reason if there is none."""
     if name is not None:
         return _find_by_name(run_set, name), Match(How.GIVEN, "as named")
     if run_set.benchmark is None:
@@ -59,7 +59,7 @@ def find_submission(run_set: RunSet, name: str | None = None) -> tuple[Published
         if platform_cell is not None:
             return platform_cell, Match(How.OWN_PLATFORM, "the submitter and the platform that the logs name")
     if run_set.submission.get("submitted") is True:
-        # The submission that a run.json names, where the run is of its configuration.
+        # Submission named in run.json, if the run uses its configuration
         stated = (str(run_set.submission.get("of")).split("/")[-1], run_set.passport.get("round"), run_set.benchmark)
         for cell in load_published():
             if (cell.system, cell.round, cell.benchmark) == stated:
@@ -70,9 +70,9 @@ def find_submission(run_set: RunSet, name: str | None = None) -> tuple[Published
 
 
 def rank(run_set: RunSet) -> list[PublishedResult]:
-    """Return the published cells of the benchmark with a score, the nearest first.
+    """Return the benchmark's published cells that have a score, nearest first.
 
-    Never by the score: the submission with the nearest time would always be reproduced.
+    The score must not affect the order: the submission with the nearest time would always be reproduced.
     """
     benchmark = canonical(run_set.benchmark)
     cells = [cell for cell in load_published() if cell.benchmark == benchmark and cell.score_minutes is not None]
@@ -99,7 +99,7 @@ def _distance(run_set: RunSet, cell: PublishedResult) -> tuple[float, ...]:
 
 
 def equally_near(run_set: RunSet, label: str) -> list[str]:
-    """Return the names of the other submissions that are as near to the run as the one called ``label``."""
+    """Return the names of the other submissions at the same distance from the run as ``label``."""
     ranked = rank(run_set)
     nearest = next((cell for cell in ranked if cell.name == label), None)
     if nearest is None:
@@ -113,7 +113,7 @@ def join_names(names: list[str]) -> str:
     return ", ".join(names[:_MAX_NAMES]) + (f" and {remaining} more" if remaining > 0 else "")
 
 
-# Log that names its submitter belongs to that submitter's systems first.
+# If a log names its submitter, systems of that submitter come first.
 def _org_differs(run_set: RunSet, cell: PublishedResult) -> float:
     org = submitter_of(run_set.logs)
     return 0.0 if org is None or org.lower() == cell.submitter.lower() else 1.0
@@ -135,7 +135,7 @@ def _differs(current: object, baseline: object) -> float:
 
 
 def explain_match(run_set: RunSet, cell: PublishedResult) -> str:
-    """Say what run and submission have in common, and what is not known of the run."""
+    """Describe the common properties of run and submission, and the unknown properties of the run."""
     current, baseline = run_set.hardware, cell.hardware
     pairs = {
         "round": (run_set.round, cell.round),

@@ -1,16 +1,16 @@
-"""Whether a run's losses are those that other seeds give, and the first step at which they are not.
+"""Compare a run's losses with those of other seeds, and find the first step outside their band.
 
     from encore.results.compare.noise import noise_of
-    for found in noise_of(ours, theirs):
-        print(*found.lines(), sep="\n")
+    for noise in noise_of(current, baseline):
+        print(*noise.lines(), sep="\\n")
 
-The band is a prediction interval for one more run: mean of the reference runs, plus and minus a multiple of their
-standard deviation at that step, times sqrt(1 + 1/N). The multiple makes 95 % of further runs stay inside at ALL steps.
-It is simulated: N + 1 Gaussian curves with the spectrum of the reference runs' deviations (surrogate data: Theiler et
-al., Physica D 58, 1992), of which one is tested against the others in the same way, 1,000 times, so that few runs, many
-steps and how much neighbouring steps have in common all count. Real runs have outliers that no Gaussian has: with three
-reference runs or more the multiple is at least what keeps each of them inside the band of the others.
-docs/compare.md has how often it errs; tools/noise_rates.py measures that.
+The band is a prediction interval for one further run: mean of the reference runs, plus and minus a multiple of their
+standard deviation at that step, times sqrt(1 + 1/N). With this multiple, 95 % of further runs stay inside at ALL
+steps. The multiple is simulated with 1,000 sets of N + 1 Gaussian curves that have the spectrum of the reference
+runs' deviations (surrogate data: Theiler et al., Physica D 58, 1992). In each set, one curve is tested against the
+other curves, so the result accounts for few runs, many steps and correlated steps. Unlike Gaussians, real runs have
+outliers: with three or more reference runs, the multiple is large enough to keep every reference run inside the band
+of the remaining runs. Error rates: docs/compare.md, measured with tools/noise_rates.py.
 """
 
 import math
@@ -32,37 +32,37 @@ from encore.results.table import grouped
 Rows = NDArray[np.float64]
 
 LEVEL = 0.95
-MIN_RUNS = 3  # The band of two runs had 20 % of further runs outside, in place of 5 %: docs/compare.md
-_MIN_RUNS_LEAVE_ONE_OUT = 3  # Of two runs, leaving one out leaves no spread
+MIN_RUNS = 3  # Minimum for a band. With two runs, 20 % of further runs were outside instead of 5 %: docs/compare.md
+_MIN_RUNS_LEAVE_ONE_OUT = 3  # Leaving one out of two runs leaves no spread
 _SAMPLES = 1000
-_MAX_STEPS = 128  # Longer curves are averaged over as many parts
-_SPAN_SHARE, _POOLED_SHARE = 32, 16  # Of the losses' steps: span of the moving mean, and reach of a pooled spread
-_LARGEST = 1e100  # What is larger has diverged, and its square may be no float
-_DIGITS = 6  # Significant ones that a digest keeps of a quality
-_MAX_NAMES = 5  # Settings that are named
-# Settings that are no part of what explain calls configuration, but of what is trained.
+_MAX_STEPS = 128  # Longer curves are averaged to this number of parts
+_SPAN_SHARE, _POOLED_SHARE = 32, 16  # Fractions of the loss steps: span of the moving mean, reach of the pooled spread
+_LARGEST = 1e100  # Larger values have diverged; their squares may overflow
+_DIGITS = 6  # Significant digits of qualities in the digests
+_MAX_NAMES = 5  # Settings that are listed by name
+# Settings that explain lists elsewhere, but that change the training
 _TRAINED = ("data.", "implementation", "nodes", "ranks")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Losses or qualities of one run; ``number`` is the run's, from 1, as printed output has it."""
+    """Losses or qualities of one run. ``number`` counts from 1, as in printed output."""
 
     number: int
-    at: tuple[int, ...]  # Steps, or numbers of the evaluations, from 1 and increasing
+    at: tuple[int, ...]  # Steps, or evaluation numbers from 1, increasing
     values: tuple[float, ...]
     epochs: tuple[int, ...] = ()
     seed: object = None
 
     def finite(self) -> "Series":
-        """Return what comes before the first value that is no number."""
+        """Return the part before the first value that is not finite."""
         good = next((n for n, value in enumerate(self.values) if not abs(value) < _LARGEST), len(self.at))
         return replace(self, at=self.at[:good], values=self.values[:good])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Where a run is first outside; only where it is where its value is not finite."""
+    """First step outside the band. Without ``value``: the value is not finite."""
 
     at: int
     epoch: int | None
@@ -73,19 +73,19 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Tested:
-    """One run against the reference runs, at the steps that all of them have."""
+    """One run compared with the reference runs, at the steps that all of them have."""
 
     number: int
     at: tuple[int, ...] = ()
     values: tuple[float, ...] = ()
-    mean: tuple[float, ...] = ()  # The reference runs'
-    half_width: tuple[float, ...] = ()  # The band's; empty where there is none
-    outside: int = 0  # Number of steps
+    mean: tuple[float, ...] = ()  # Mean of the reference runs
+    half_width: tuple[float, ...] = ()  # Half width of the band; empty without a band
+    outside: int = 0  # Number of steps outside the band
     first: Point | None = None
-    twin: int | None = None  # Number of a reference run with the same seed, or else with the same first losses
-    twin_until: int = 0  # Last step up to which the two are equal bit for bit
-    twin_differs: int | None = None  # First step at which they are not; None where one of them ends before
-    is_identical: bool = False  # At all steps of the run
+    twin: int | None = None  # Number of a reference run with the same seed, else of one with the same first losses
+    twin_until: int = 0  # Last step up to which both are equal bit for bit
+    twin_differs: int | None = None  # First step at which they differ; None if one of the runs ends before
+    is_identical: bool = False  # Equal at all steps of the run
 
     @property
     def verdict(self) -> str:
@@ -96,16 +96,16 @@ class Tested:
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """One quantity, such as the loss by step, of the runs of one set against those of another."""
+    """One quantity, such as the loss by step, of a run set compared with another run set."""
 
     quantity: str
     unit: Literal["step", "evaluation"]
-    tested: str  # Name of the set whose runs are tested
+    tested: str  # Name of the tested run set
     reference: str
     runs: tuple[Tested, ...]
     references: int
-    settings: tuple[str, ...] | None  # Those that differ; None where the configuration of a side is not known
-    note: str = ""  # Why there is no band, or what of the reference was left out
+    settings: tuple[str, ...] | None  # Settings that differ; null if the configuration of one set is unknown
+    note: str = ""  # Reason for a missing band, or excluded reference runs
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -162,10 +162,11 @@ class Noise:
 
 
 def noise_of(current: RunSet, baseline: RunSet) -> list[Noise]:
-    """Return the losses, and each quality, of one side's runs against those of the other.
+    """Compare the losses and qualities of the runs of one set with those of the other set.
 
-    The band is of their runs; of ours where theirs are too few. Other configurations are tested as well where both
-    sides are runs of Encore: there the first step outside shows what a setting does.
+    The band is computed from the baseline's runs, or from the current runs if the baseline has too few. For two
+    Encore runs, different configurations are compared as well: the first step outside the band shows the effect of a
+    setting.
     """
     if current.benchmark is None or current.benchmark != baseline.benchmark:
         return []
@@ -196,12 +197,12 @@ def noise_of(current: RunSet, baseline: RunSet) -> list[Noise]:
             references=0,
             settings=tuple(dict.fromkeys(settings)) if has_settings else None,
         )
-        results.append(test_against_band(blank, runs[quantity], references[quantity]))
+        results.append(compare_with_band(blank, runs[quantity], references[quantity]))
     return results
 
 
-def test_against_band(blank: Noise, runs: Sequence[Series], references: Sequence[Series]) -> Noise:
-    """Return ``blank`` with each run tested against the band of the reference runs that can be used."""
+def compare_with_band(blank: Noise, runs: Sequence[Series], references: Sequence[Series]) -> Noise:
+    """Return ``blank`` with all runs tested against the band of the usable reference runs."""
     lengths = sorted(len(reference.at) for reference in references)
     complete = [
         reference
@@ -230,10 +231,10 @@ def run_in_band(
     twins: Sequence[Series] = (),
     bands: dict[tuple[int, ...], Rows] | None = None,
 ) -> Tested:
-    """Return a run against the band of ``references``; a loss is smoothed, and its spread pooled over neighbours.
+    """Test a run against the band of ``references``. Losses are smoothed, and their spread is pooled over nearby steps.
 
-    ``twins`` are the runs that it may repeat, by default the references. ``bands`` keeps half the width of the band by
-    the steps in common, for further runs against the same references at the same level.
+    ``twins``: runs that it may repeat, by default the references. ``bands`` caches the half widths by common steps,
+    for further runs against the same references at the same level.
     """
     finite = run.finite()
     result = replace(_find_twin(run, twins or references, is_loss), number=run.number)
@@ -263,7 +264,7 @@ def run_in_band(
 
 
 def half_width(reference: Rows, reach: int, level: float) -> Rows:
-    """Return half the width of the band by step, of runs x steps; nothing where the runs do not differ at all."""
+    """Return the half width of the band per step, from runs x steps; empty if the runs do not differ."""
     count, steps = reference.shape
     spread = _spread(reference, reach)
     if not spread.all():
@@ -278,15 +279,15 @@ def half_width(reference: Rows, reach: int, level: float) -> Rows:
     return np.asarray(widest * spread * math.sqrt(1 + 1 / count))
 
 
-# Largest distance of a run (... x steps) from the mean of others (... x runs x steps), in standard errors.
+# Largest distance between a run (... x steps) and the mean of the references (... x runs x steps), in standard errors
 def _max_distance(run: Rows, references: Rows, reach: int) -> Rows:
     error = _spread(references, reach) * math.sqrt(1 + 1 / references.shape[-2])
     return np.asarray((np.abs(run - references.mean(-2)) / np.where(error > 0, error, np.inf)).max(-1))
 
 
-# Standard deviation over the runs at each step. Within ``reach`` steps the mean variance counts as one more degree of
-# freedom (a moderated variance: Smyth, Stat. Appl. Genet. Mol. Biol. 3, 2004). Qualities come in so few values that
-# runs may agree by chance: 3 % of the median spread and 0.1 % of the mean one say that they vary.
+# Standard deviation over the runs per step. The mean variance within ``reach`` steps counts as one more degree of
+# freedom (moderated variance: Smyth, Stat. Appl. Genet. Mol. Biol. 3, 2004). Qualities have few distinct values, so
+# runs may agree by chance: the lower bound is 3 % of the median spread and 0.1 % of the mean spread.
 def _spread(rows: Rows, reach: int) -> Rows:
     variance = rows.var(-2, ddof=1)
     if reach:
@@ -300,9 +301,9 @@ def _spread(rows: Rows, reach: int) -> Rows:
 
 
 def align(runs: Sequence[Series]) -> tuple[tuple[int, ...], Rows]:
-    """Return the steps that all runs have, and for each run the mean of its values since the step before.
+    """Return the common steps, and each run's mean value since the previous common step.
 
-    A record is itself the mean since the one before, so that runs with other logging intervals can be compared.
+    A record is a mean since the previous record, so runs with different logging intervals are comparable.
     """
     common = sorted(set.intersection(*(set(run.at) for run in runs)))
     if len(common) > _MAX_STEPS:
@@ -316,7 +317,7 @@ def align(runs: Sequence[Series]) -> tuple[tuple[int, ...], Rows]:
     return tuple(common), rows
 
 
-# Exponentially weighted mean over the steps so far, as a control chart takes it (Roberts, Technometrics 1, 1959).
+# Exponentially weighted moving mean over the previous steps, as in control charts (Roberts, Technometrics 1, 1959)
 def _smooth(rows: Rows, span: int) -> Rows:
     weight, total, weights, columns = 2 / (span + 1), np.zeros(len(rows)), 0.0, []
     for column in rows.T:
@@ -325,7 +326,8 @@ def _smooth(rows: Rows, span: int) -> Rows:
     return np.stack(columns, -1)
 
 
-# Which of the references a run repeats, and how far. Qualities of few values may be equal by chance: only all of them.
+# Reference run that this run repeats, and the last equal step. Qualities with few distinct values may be equal by
+# chance: only complete matches count.
 def _find_twin(run: Series, references: Sequence[Series], is_loss: bool) -> Tested:
     best = Tested(number=run.number)
     for reference in references:
@@ -342,11 +344,11 @@ def _find_twin(run: Series, references: Sequence[Series], is_loss: bool) -> Test
     return best
 
 
-# -- what is read -----------------------------------------------------------------------------------------------------
+# -- input files ------------------------------------------------------------------------------------------------------
 
 
 def losses_of(run_set: RunSet) -> list[Series]:
-    """Return the losses of each experiment of a run folder of Encore, as far as its metrics have some."""
+    """Return the losses of each experiment in an Encore run folder, if recorded in its metrics."""
     files = (
         {path.parent.name[11:]: path for path in run_set.folder.glob("experiment_*/metrics.jsonl")}
         if run_set.folder
@@ -359,7 +361,7 @@ def losses_of(run_set: RunSet) -> list[Series]:
     return [losses for losses in series if losses.at]
 
 
-# Loss by step of one stream. A resumed run writes steps again, and the last record of one counts.
+# Loss by step in one metrics file. A resumed run repeats steps; the last record of a step counts.
 def _losses(path: Path) -> Series:
     records: dict[int, Record] = {}
     for record in filter(None, map(record_of, lines_of(path))):
@@ -377,7 +379,7 @@ def _losses(path: Path) -> Series:
 
 
 def qualities_of(run_set: RunSet) -> dict[str, list[Series]]:
-    """Return each quality by the number of the evaluation; nothing of a digest that does not keep all evaluations."""
+    """Return each quality by evaluation number; empty for a digest that does not contain all evaluations."""
     curves = [curve_of(run, most=_MAX_STEPS**2) for run in run_set.logs] or list(run_set.curves)
     if not run_set.logs and any(len(curve.minutes) >= MOST_POINTS for curve in curves):
         return {}

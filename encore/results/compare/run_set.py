@@ -1,11 +1,11 @@
-"""A set of runs as one side of a comparison: our own, or a submission as it was published.
+"""Run sets, as compared with each other: runs of Encore or a published submission.
 
     from encore.results.compare.run_set import load_run_sets, submission
     for run_set in load_run_sets("results/20260101T120000Z-resnet-mxnet-dgxa100"):
         print(run_set.label, run_set.score.estimate, run_set.hardware.accelerator)
     print(submission(cell).score.spread, submission(cell).curves)
 
-Of every public set ``data/digests/`` keeps what a comparison needs; only the round that is asked for is read.
+``data/digests/`` contains the data for a comparison with any public set. Only the requested round is read.
 """
 
 import json
@@ -40,20 +40,20 @@ from encore.results.statistics import Sample
 
 @dataclass(frozen=True, kw_only=True)
 class RunSet:
-    """What is known about a set of runs. Times are in minutes, phases in seconds."""
+    """A set of runs. Times are in minutes, phases in seconds."""
 
     label: str
     round: str | None
     benchmark: str | None
     hardware: System
     score: Sample | None = None  # Minutes to the target; None where no run converged
-    # Whether the round's rules give this score; else it is the mean of the runs there are.
+    # Whether this is a score by the round's rules; otherwise it is the mean of the available runs
     score_is_official: bool = False
-    # By which the raw score is multiplied to the official one; None where that is not known.
+    # Factor from raw to official score; None if unknown
     scaling_factor: float | None = None
     score_kind: Literal["raw", "official"] = "raw"
-    lack: Lack | None = None  # Why there is no official score
-    missing: str = ""  # The same as a sentence
+    lack: Lack | None = None  # Reason for a missing official score
+    missing: str = ""  # Human-readable form of lack
     runs: int = 0
     converged: int = 0
     required: int | None = None
@@ -66,18 +66,18 @@ class RunSet:
     division: str | None = None
     targets: tuple[Target, ...] = ()
     phases: Mapping[str, float] = field(default_factory=dict)
-    # Quality over time of each run, thinned; empty where neither the logs nor a digest of them is here.
+    # Quality over time of each run, thinned; empty without logs and digest
     curves: tuple[Curve, ...] = ()
     hyperparameters: Mapping[str, object] = field(default_factory=dict)
-    # Environment, versions and data, which the system description does not hold: from Encore's run.json.
+    # Environment, versions and data set, which are not in the system description; from Encore's run.json
     settings: Mapping[str, object] = field(default_factory=dict)
     passport: Mapping[str, Any] = field(default_factory=dict)
-    # The published cell that this side is, or that its logs were found to be of.
+    # Published result of this run set or of its logs
     published: PublishedResult | None = None
     logs: tuple[RunLog, ...] = ()
-    minutes: tuple[float, ...] = ()  # Raw minutes of each run that converged, as far as they are known
-    findings: tuple[Finding, ...] = ()  # What the audit found in the logs, errors first
-    flags: tuple[Flag, ...] = ()  # What the scoring did that a reader should know
+    minutes: tuple[float, ...] = ()  # Raw minutes of each converged run, if known
+    findings: tuple[Finding, ...] = ()  # Findings of the audit, errors first
+    flags: tuple[Flag, ...] = ()  # Remarks on the scoring
     folder: Path | None = None
     round_is_guess: bool = False
 
@@ -90,7 +90,7 @@ class RunSet:
 
     @property
     def raw_minutes(self) -> float | None:
-        """The raw score, or the mean of the runs where there is none."""
+        """Raw score, or the mean of the runs if there is no score"""
         if self.score is None:
             return None
         scaled = self.score_kind == "official" and self.score_is_official
@@ -98,7 +98,7 @@ class RunSet:
 
     @property
     def official_minutes(self) -> float | None:
-        """The raw score times the factor; None where there is no score or the factor is not known."""
+        """Raw score times the scaling factor; None if one of them is unknown"""
         return official(self.raw_minutes, self.scaling_factor) if self.score_is_official else None
 
     @property
@@ -107,7 +107,7 @@ class RunSet:
 
     @property
     def submission(self) -> Mapping[str, Any]:
-        """What a run.json of Encore says that the result may be called: ``kind``, ``submitted``, ``of``, ``text``."""
+        """Submission status in Encore's run.json: ``kind``, ``submitted``, ``of``, ``text``"""
         submission = self.passport.get("submission")
         return submission if isinstance(submission, dict) else {}
 
@@ -119,7 +119,7 @@ class RunSet:
 
     @property
     def choices(self) -> Mapping[str, str]:
-        """What the runs took where their configuration leaves it open, by key and operator; " / " between the runs'."""
+        """Choices of the runs for unspecified settings, by key and operator; " / " separates different choices"""
         return _choices(self.passport)
 
     @property
@@ -128,12 +128,12 @@ class RunSet:
 
 
 def load_run_sets(path: str | Path) -> list[RunSet]:
-    """Return every set of runs at or below ``path``: a run folder, a folder of logs, or a tree of them."""
+    """Load all run sets at or below ``path``: a run folder, a log folder, or a tree of folders."""
     return [build_run_set(score) for score in score_folder(path)]
 
 
 def load_run_set(path: str | Path) -> RunSet:
-    """Return the one set of runs at ``path``, looked up among the public ones; EncoreError where there are several."""
+    """Load the run set at ``path`` and look it up in the public sets; EncoreError if there are several."""
     scores = score_folder(path)
     if len(scores) > 1:
         names = ", ".join(str(score.folder) for score in scores[:4])
@@ -146,7 +146,7 @@ def load_run_set(path: str | Path) -> RunSet:
 
 
 def build_run_set(score: Score, findings: tuple[Finding, ...] | None = None) -> RunSet:
-    """Return the side that a scored set is, with what an audit found in it; by default that of the set alone."""
+    """Convert a scored set. ``findings``: audit findings, by default from an audit of this set only."""
     passport = passport_of(score.folder)
     scored = score.converged if score.score_minutes is None else (*score.counted, *score.dropped)
     times = [run.minutes for run in scored if run.minutes is not None]
@@ -210,14 +210,14 @@ def targets_for(round_: str | None, benchmark: str | None, batch: float | None) 
 
 
 def score_sample(minutes: Sequence[float], trimmed: int, score: float | None) -> Sample | None:
-    """Return the official score with the spread of its runs; without one the mean of the runs that converged."""
+    """Return the official score with the spread of its runs, or the mean of the converged runs."""
     if not minutes:
         return None
     return Sample.of(minutes, trimmed) if score is None else replace(Sample.of(minutes, trimmed), estimate=score)
 
 
 class TrainedRun(NamedTuple):
-    """A run that ended: its minutes, how far it trained, and whether it reached its target and counts for the score."""
+    """A finished run: minutes, trained length, and whether it converged and counts for the score."""
 
     minutes: float
     length: float
@@ -226,10 +226,10 @@ class TrainedRun(NamedTuple):
 
 
 def length_samples(runs: Sequence[TrainedRun], trimmed: int) -> tuple[Sample | None, Sample | None]:
-    """Return epochs to the target and minutes per epoch; the latter of all that ended, where none converged.
+    """Return epochs to the target and minutes per epoch. The latter includes all finished runs if none converged.
 
-    Their means are of the runs that the score counts, so that their product is the score. How they vary is seen in all
-    runs: those that are dropped are the ones with an epoch more.
+    The means are taken over the scored runs, so that their product is the score. The spread is taken over all runs:
+    dropped runs are usually those that needed another epoch.
     """
     reached = [run for run in runs if run.reached]
     speeds = [run.minutes / run.length for run in reached or runs]
@@ -244,7 +244,7 @@ def length_samples(runs: Sequence[TrainedRun], trimmed: int) -> tuple[Sample | N
     )
 
 
-# Hyperparameters on which the runs agree; the most frequent value where they do not.
+# Common hyperparameters; the most frequent value if the runs differ
 def _common_hyperparameters(runs: Sequence[RunLog]) -> dict[str, object]:
     common: dict[str, object] = {}
     for key in dict.fromkeys(key for run in runs for key in run.hyperparameters):
@@ -263,7 +263,7 @@ def _hardware(score: Score, first: RunLog | None) -> System:
     return replace(by_name, caveat=description.caveat) if description is not None else by_name
 
 
-# What a run.json says of how the run was made, flat, by dotted names.
+# Settings in run.json, flattened to dotted names
 def _settings(passport: Mapping[str, Any]) -> dict[str, object]:
     def part(name: str) -> dict[str, Any]:
         return section if isinstance(section := passport.get(name), dict) else {}
@@ -287,14 +287,14 @@ def _settings(passport: Mapping[str, Any]) -> dict[str, object]:
             for name, value in part(section_name).items()
             if name in names and value is not None
         },
-        # What rank 0 saw counts: an image adds its own variables, and some runtimes let it replace the given ones.
+        # Rank 0's environment takes precedence: images add variables, and some runtimes override variables.
         **{f"environment.{name}": value for name, value in (part("environment") | part("rank_environment")).items()},
         **{f"configuration.{name}": value for name, value in configuration.items() if name in remaining},
         **{f"configuration.{name}": value for name, value in choices.items()},
     }
 
 
-# Choices that a run.json has of each experiment, flat, as one.
+# Choices of all experiments in run.json, merged
 def _choices(passport: Mapping[str, Any]) -> dict[str, str]:
     recorded = passport.get("choices")
     values_by_name: dict[str, dict[str, None]] = {}
@@ -321,11 +321,11 @@ def first_step_seconds(run_set: RunSet) -> dict[str, float]:
     return {"first_step_s": statistics.fmean(seconds)} if seconds else {}
 
 
-# --- sets of which a digest is kept -----------------------------------------------------------------------------------
+# --- digests ----------------------------------------------------------------------------------------------------------
 
 
 def submission(cell: PublishedResult, logs: Path | None = None) -> RunSet:
-    """Return the published cell as a side: from its logs below ``logs``, else from its digest."""
+    """Return the published cell as a run set: from its logs below ``logs``, or from its digest."""
     run_set = _load_from_logs(cell, logs) if logs is not None else None
     return run_set or _with_published_score(parse_digest(json.loads(_read_digest_line(cell))), cell)
 
@@ -371,7 +371,7 @@ def parse_digest(entry: dict[str, Any]) -> RunSet:
     )
 
 
-# Places of the runs that the score is the mean of; else of those that converged, else that ended.
+# Indices of the scored runs, else of the converged runs, else of the finished runs
 def _scored_indices(entry: dict[str, Any], rule: Rule | None) -> list[int]:
     finished = [number for number, minutes in enumerate(entry["minutes"]) if minutes]
     converged = [number for number in finished if entry["reasons"][number] is None]
@@ -382,7 +382,7 @@ def _scored_indices(entry: dict[str, Any], rule: Rule | None) -> list[int]:
     return list(rule.scored_runs(fastest_first, missed))
 
 
-# Cell's logs, where the folder holds a set of as many runs as were submitted.
+# The cell's logs, if the folder contains a set with the submitted number of runs
 def _load_from_logs(cell: PublishedResult, logs: Path) -> RunSet | None:
     folders = sorted(folder for folder in logs.rglob(cell.system) if folder.is_dir())
     for set_folder in (set_folder for folder in folders for set_folder, _ in find_sets(folder)):
@@ -393,7 +393,7 @@ def _load_from_logs(cell: PublishedResult, logs: Path) -> RunSet | None:
     return None
 
 
-# Set with the score that was published of it, where there is one.
+# Replace the score by the published score, if any
 def _with_published_score(run_set: RunSet, cell: PublishedResult) -> RunSet:
     if cell.score_minutes is not None:
         score = run_set.score and replace(run_set.score, estimate=cell.score_minutes)
@@ -402,7 +402,7 @@ def _with_published_score(run_set: RunSet, cell: PublishedResult) -> RunSet:
     return replace(run_set, label=cell.name, hardware=cell.hardware, published=cell, scaling_factor=factor)
 
 
-# Line of the cell in the digests of its round, found without reading the others as JSON.
+# The cell's line in the digests of its round; other lines are not parsed
 def _read_digest_line(cell: PublishedResult) -> str:
     start = f'{{"name":{json.dumps(cell.name)},"benchmark":'
     start += f"{json.dumps(cell.benchmark)}," if cell.benchmark else ""
@@ -413,7 +413,7 @@ def _read_digest_line(cell: PublishedResult) -> str:
 
 
 def use_official_scores(current: RunSet, baseline: RunSet | None) -> tuple[RunSet, RunSet | None]:
-    """Return both with their official scores where both factors are known, else as they are, with raw scores."""
+    """Convert both to official scores if both factors are known; otherwise keep raw scores."""
     factor, baseline_factor = scaling_factors(current, baseline) if baseline is not None else (None, None)
     if baseline is None or factor is None or baseline_factor is None:
         return current, baseline
@@ -421,9 +421,9 @@ def use_official_scores(current: RunSet, baseline: RunSet | None) -> tuple[RunSe
 
 
 def scaling_factors(current: RunSet, baseline: RunSet) -> list[float | None]:
-    """Return by what the raw scores are multiplied to the official ones.
+    """Return the factors from raw to official scores.
 
-    It is 1 in rounds that had no factor, and in sets of later ones without a scaling.json; None where it is not known.
+    1 in rounds without scaling, and in later rounds without a scaling.json. None if unknown.
     """
     return [
         1.0 if run_set.scaling_factor is None and is_before(run_set.round, SCALED_SINCE) else run_set.scaling_factor
@@ -440,7 +440,7 @@ def _scale_score(run_set: RunSet, factor: float) -> RunSet:
 
 
 def score_caveats(current: RunSet, baseline: RunSet) -> Iterator[str]:
-    """Say which scores are compared, where the two kinds differ."""
+    """Describe the compared scores, if raw and official scores differ."""
     factors = [run_set.scaling_factor or 1.0 for run_set in (current, baseline)]
     if factors == [1.0, 1.0]:
         return

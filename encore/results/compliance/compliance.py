@@ -5,7 +5,7 @@
     for finding in report.findings:
         print(finding.line, finding.expected, finding.found, finding.hint)
 
-From v0.6 on mlperf-logging's checker decides, with a few rules of our own in addition; v0.5 has only our own.
+v0.6 and later are checked with mlperf-logging's checker and a few additional rules; v0.5 only with rules in Encore.
 """
 
 import itertools
@@ -34,7 +34,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MAX_EVENTS = 500_000
-# Findings that the round's quality target was missed, or was another, and that samples are shorter.
+# Findings about missed or different quality targets and shorter samples
 _SMALLER = frozenset(
     {official.TARGET_NOT_MET, official.SEQUENCE_LENGTH, "target_missed", "v05_target_missed", "v05_eval_target"}
 )
@@ -46,7 +46,7 @@ def ruleset_of(round_: str | None) -> str | None:
 
 
 def check(path: str | PathLike[str], ruleset: str | None = None) -> ComplianceReport:
-    """Check the log at ``path`` against ``ruleset``, such as ``0.7.0``, or the one found from the log."""
+    """Check the log at ``path`` against ``ruleset``, such as ``0.7.0``; by default the round detected from the log."""
     log = _Log(Path(path), ruleset)
     problem = _unusable_log(log.run)
     if problem:
@@ -55,7 +55,7 @@ def check(path: str | PathLike[str], ruleset: str | None = None) -> ComplianceRe
 
 
 def read_and_check(path: Path, ruleset: str | None = None) -> tuple[RunLog, ComplianceReport]:
-    """Return what ``read_run`` and ``check`` do, for one reading; one finding says that a file cannot be checked."""
+    """Combine ``read_run`` and ``check`` in one pass. A log that cannot be checked yields one finding."""
     log = _Log(path, ruleset)
     problem = _unusable_log(log.run)
     if problem is None:
@@ -76,7 +76,7 @@ def read_and_check(path: Path, ruleset: str | None = None) -> tuple[RunLog, Comp
 def score_and_check(
     path: str | PathLike[str], ruleset: str | None = None, on_read: OnRead | None = None
 ) -> tuple[list[Score], list[ComplianceReport]]:
-    """Score the sets at or below ``path`` and check each of their logs, for one reading of all."""
+    """Score the sets at or below ``path`` and check their logs in one pass."""
     sets = list(find_sets(Path(path)))
     files = [file for _, set_files in sets for file in set_files]
     checked = map_files(partial(read_and_check, ruleset=ruleset), files, on_read)
@@ -89,7 +89,7 @@ def score_and_check(
     return scores, reports
 
 
-# A log that is read once, for its summary and for the rules: these need all events at a time.
+# A log that is read once, for its summary and for the rules, which need all events at once
 class _Log:
     def __init__(self, path: Path, ruleset: str | None) -> None:
         self.events: list[Event] = []
@@ -142,7 +142,7 @@ def _report(log: _Log) -> ComplianceReport:
 
 
 def unify_rulesets(reports: Sequence[ComplianceReport]) -> Sequence[ComplianceReport]:
-    """Return the reports on a folder, all by one ruleset: where it is a guess, by that of most of them."""
+    """Return reports with a common ruleset: guessed rulesets are replaced by the most frequent guess."""
     guessed = Counter(report.ruleset for report in reports if report.ruleset_is_guess)
     if len(guessed) < 2:
         return reports
@@ -157,7 +157,7 @@ def unify_rulesets(reports: Sequence[ComplianceReport]) -> Sequence[ComplianceRe
 
 
 def parse_ruleset(ruleset: str | None) -> str | None:
-    """Return ``0.7`` or ``v0.7`` as ``0.7.0``; EncoreError for a ruleset that there is not."""
+    """Convert ``0.7`` or ``v0.7`` to ``0.7.0``; EncoreError if the ruleset does not exist."""
     if ruleset is None:
         return None
     text = ruleset.removeprefix("v")
@@ -190,7 +190,7 @@ def _findings(log: _Log, ruleset: str | None) -> tuple[list[Finding], str]:
         findings += [*check_v05(events, run), *small]
         checker = "Encore's own rules of v0.5"
     else:
-        # The checker fails on text; whether the target was met is not known then.
+        # The checker fails on text; then it is unknown whether the target was met.
         numbers = [event._replace(value=math.nan) if is_nonnumeric(event) else event for event in events]
         checked = official.check_events(numbers, ruleset, run.benchmark)
         findings += [
@@ -201,8 +201,8 @@ def _findings(log: _Log, ruleset: str | None) -> tuple[list[Finding], str]:
         findings += [*extra_findings(events, run), *small]
         checker = f"{official.version()} and Encore's own rules"
     if small and run.status == "success":
-        # The small data made it miss the round's target, and have shorter samples: the run reached the target that it
-        # was given. A run that missed its own, that was stopped or that was killed has nothing to excuse.
+        # With toy data, the run reached its configured target, but missed the round's target and has shorter samples.
+        # Runs that missed their configured target, or were stopped or killed, are not excused.
         findings = [
             replace(finding, kind="small_data") if finding.code in _SMALLER else finding for finding in findings
         ]
@@ -243,7 +243,7 @@ def _missing_times(events: list[Event]) -> list[Finding]:
 
 
 def _impossible_clock(run: RunLog) -> list[Finding]:
-    # The rule of encore.results.logs.run_log, by which `score` gives no time and `audit` reports an error
+    # Same rule as in encore.results.logs.run_log: `score` does not return a time and `audit` reports an error
     if run.reason is not Reason.CLOCK:
         return []
     return [
@@ -275,11 +275,11 @@ def _nonnumeric_quality(run: RunLog) -> list[Finding]:
     ]
 
 
-# Say how good the best evaluation was, where the checker says that none is good enough.
+# Add the best quality to the checker's finding about a missed target.
 def _with_best_quality(finding: Finding, run: RunLog) -> Finding:
     if finding.code != official.TARGET_NOT_MET or run.round is None or run.benchmark is None:
         return finding
-    # The open division has targets of its own; the checker asks its logs for the closed division's.
+    # The open division has different targets, but the checker requires the closed division's targets.
     targets = run.targets or targets_of(run.round, run.benchmark, run.global_batch)
     values = [point.values for point in run.quality if targets and targets[0].name in point.values]
     if not values:

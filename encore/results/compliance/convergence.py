@@ -1,11 +1,11 @@
-"""Epochs to the target against the reference convergence points (RCP) of a round, by mlperf-logging's data and code.
+"""Compare epochs to the target with the reference convergence points (RCP) of a round, using mlperf-logging.
 
     from encore.results.compliance.convergence import convergence_of
-    found = convergence_of(score)
-    print(found.outcome, found.factor, found.explanation)
+    convergence = convergence_of(score)
+    print(convergence.outcome, convergence.factor, convergence.explanation)
 
-The reference implementation was run at some global batches; each gives a point. A submission must not need fewer epochs
-than chance explains at its batch; where it needs fewer than the mean, its score is multiplied by the ratio.
+Points are runs of the reference implementation at some global batches. A submission must not need significantly
+fewer epochs than the reference at its batch. If it needs fewer than the mean, its score is multiplied by the ratio.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from encore.results.table import shown
 _SCALED_SINCE = "v2.1"
 _FIRST_ROUND = "v1.0"
 FIRST_RULESET = "1.0.0"
-_INFINITE = 1e9  # Epochs of a run that did not converge, as mlperf-logging counts it
+_INFINITE = 1e9  # Epochs of a run that did not converge, as in mlperf-logging
 _LARGEST_LOG = 1 << 28
 _SAME_FACTOR = 1e-6
 _LARGEST_FACTOR = 10  # Above it the logs count epochs where the reference counts samples, as two of v3.1 do
@@ -46,7 +46,7 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One reference convergence point: what the reference needs at a global batch."""
+    """One reference convergence point: epochs of the reference at a global batch."""
 
     batch: float
     mean: float
@@ -55,7 +55,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Convergence:
-    """A set's epochs to the target against the points of its round."""
+    """Comparison of a set's epochs to the target with the points of its round."""
 
     folder: Path
     round: str | None
@@ -65,14 +65,14 @@ class Convergence:
     unit: str = "epochs"
     global_batch: float | None = None
     mean: float | None = None  # Mean of the set's runs without the fastest and the slowest
-    point: Point | None = None  # What it is compared with
-    between: tuple[Point, ...] = ()  # The two points that it was interpolated from
-    # By which the raw score is to be multiplied, at least 1; with too few epochs, if a review accepts the set.
+    point: Point | None = None  # Reference point for the comparison
+    between: tuple[Point, ...] = ()  # The two points used for interpolation
+    # Factor for the raw score, at least 1. With too few epochs: factor if a review accepts the set.
     factor: float | None = None
 
 
 def convergence_of(score: Score) -> Convergence | None:
-    """Compare a set with the points of its round; None for a round before v1.0, the open division, or too few runs."""
+    """Compare a set with the points of its round; None before v1.0, in the open division, or with too few runs."""
     if score.round not in ROUNDS or is_before(score.round, _FIRST_ROUND):
         return None
     if len(score.runs) < 3 or any(run.division == "open" for run in score.runs):
@@ -81,12 +81,12 @@ def convergence_of(score: Score) -> Convergence | None:
     try:
         with _quiet_logging():
             return _compare(score, ruleset)
-    except Exception as error:  # the library's own, on a log that it cannot read
+    except Exception as error:  # Any exception of the library on a log that it cannot read
         return _not_checked(score, f"mlperf-logging's checker broke on these logs: {type(error).__name__}: {error}")
 
 
 def report_of(convergence: Convergence) -> ComplianceReport:
-    """Return the comparison as a report on the set's folder, next to those on its logs."""
+    """Convert the comparison to a report on the set's folder."""
     findings = [*_point_finding(convergence), *_factor_finding(convergence)]
     return ComplianceReport(
         path=convergence.folder,
@@ -105,7 +105,7 @@ def _point_finding(convergence: Convergence) -> Iterator[Finding]:
             expected=f"no fewer {convergence.unit} to the target than the reference, but for chance",
             found="; ".join(convergence.explanation),
             hint="run at a batch of the reference, with its hyperparameters; a review may accept the set as it is",
-            # Each round has accepted such sets: the review bypasses the checker.
+            # Every round accepted such sets: the review bypasses the checker.
             severity="warning",
         )
 
@@ -158,7 +158,7 @@ def _checker_module() -> Any:
 
 
 def points_folder() -> Path:
-    """Return where the installed mlperf-logging has its points, a folder for each round."""
+    """Return the folder of the points in the installed mlperf-logging, with one folder per round."""
     spec = importlib.util.find_spec("mlperf_logging.rcp_checker")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("mlperf_logging.rcp_checker")
@@ -195,8 +195,8 @@ def _compare(score: Score, ruleset: str) -> Convergence:
     return _compare_with_point(_checker(ruleset, benchmark), score, float(batch), lengths)
 
 
-# Global batch and each run's epochs or samples to the target, as mlperf-logging takes them from a log.
-# None where the summary of a log does not hold them: mlperf-logging then reads the logs itself, four times slower.
+# Global batch, and epochs or samples to the target per run, as mlperf-logging reads them. None if missing in the
+# summary of a log: mlperf-logging then reads the logs, which is four times slower.
 def _logged_lengths(runs: Sequence[RunLog], benchmark: str) -> tuple[float | None, list[float] | None]:
     batches = {run.global_batch for run in runs}
     lengths = [_length(run, benchmark) for run in runs]
@@ -207,7 +207,7 @@ def _logged_lengths(runs: Sequence[RunLog], benchmark: str) -> tuple[float | Non
     return batches.pop(), logged_lengths
 
 
-# Epochs, or samples, of the last evaluation before the stop; not what was evaluated after it.
+# Epochs or samples of the last evaluation before run_stop; later evaluations are ignored.
 def _length(run: RunLog, benchmark: str) -> float | None:
     if benchmark == "stable_diffusion" or not run.quality:
         return None
@@ -221,12 +221,12 @@ def _length(run: RunLog, benchmark: str) -> float | None:
     return None if last.epoch is None else round(last.epoch, 3)
 
 
-# Global batch and the epochs, or samples, to the target of each run, as mlperf-logging reads them.
+# Global batch, and epochs or samples to the target per run, read by mlperf-logging
 def _read_lengths(files: Sequence[str], ruleset: str, benchmark: str) -> tuple[Any, list[Any] | None]:
     read = _checker_module().get_submission_epochs
     batch, lengths, _ = read(files, ruleset, False)
     if benchmark == "bert" and lengths and all(length in (0, 1, _INFINITE) for length in lengths):
-        # Such logs have epoch 1 in each evaluation, and the samples in train_samples (--rcp-bert-train-samples).
+        # Such logs have epoch 1 in all evaluations, and the samples in train_samples (--rcp-bert-train-samples).
         batch, lengths, _ = read(files, ruleset, True)
     return batch, lengths
 
@@ -240,12 +240,12 @@ def _checker(ruleset: str, benchmark: str) -> Any:
     module = _checker_module()
     from mlperf_logging.benchmark_meta import get_result_file_counts
 
-    # dlrm has points from v1.0 to v2.1, and its number of runs is no longer in the checker's own table.
+    # dlrm has points from v1.0 to v2.1, but was removed from the checker's table of run counts.
     module.submission_runs["training"].setdefault(benchmark, get_result_file_counts("training")[benchmark])
     return module.RCP_Checker("training", ruleset, benchmark, False)
 
 
-# Choose the point as mlperf-logging's ``check_directory`` does: the batch's own, between two, the smallest.
+# Choose the point as mlperf-logging's ``check_directory`` does: same batch, interpolated, or smallest batch.
 def _compare_with_point(checker: Any, score: Score, batch: float, lengths: list[float]) -> Convergence:
     table = "pruned_rcps"
     record = checker._find_rcp(batch, table)

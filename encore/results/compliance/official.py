@@ -1,7 +1,7 @@
-"""Runs mlperf-logging's compliance checker inside this process and puts its messages into plain words.
+"""Run mlperf-logging's compliance checker in this process and translate its messages.
 
-Three things differ from ``python -m mlperf_logging.compliance_checker``: line numbers are those of the file,
-each of several events on one line is checked, and every message is kept where the original keeps one per key.
+Differences from ``python -m mlperf_logging.compliance_checker``: line numbers refer to the file, all events on a
+line are checked, and all messages are kept instead of one per key.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ _HINTS = {
 
 
 def expectation(key: str, test: str, *, any_event: bool = False) -> str:
-    """Return the test of a rule as a sentence part, such as "lars_epsilon: value equal to 0.0"."""
+    """Return the test of a rule as a phrase, such as "lars_epsilon: value equal to 0.0"."""
     text = " ".join(test.split())
     phrase = _PHRASES.get(text)
     if phrase is None:
@@ -89,7 +89,7 @@ def expectation(key: str, test: str, *, any_event: bool = False) -> str:
 
 
 def hint_for(key: str, *, often: str | None = None) -> str:
-    """Return what to do about a finding on ``key``; ``often``: how often the rule wants it, where it is missing."""
+    """Return the fix for a finding on ``key``. ``often``: required number of events, if the event is missing."""
     for name in key.split(" or "):
         if name in _HINTS:
             return _HINTS[name]
@@ -105,13 +105,13 @@ _REQUIRED = re.compile(
     r"Required (EXACTLY_ONE|AT_LEAST_ONE|AT_LEAST\(\d+\)) occurrence of (.+?)(?: but found (\d+)(.*))?$"
 )
 _FAILED_ALL = re.compile(r"Failed checks for (\w+) : (.*)", re.DOTALL)
-# The checker takes them from a set, whose order differs from process to process: one rule then fails twice.
+# The checker takes them from a set in random order: the same rule can fail twice.
 _ALTERNATIVES = re.compile(r"(?<= occurrence of )'\w+'(?: or '\w+')+$")
 _CONFIG = re.compile(r"training_\d+\.\d+\.\d+/[a-z0-9_]+\.yaml")
 _PER_KEY = 20
 _PLACE = frozenset({"file", "lineno"})
 TARGET_NOT_MET = "target_not_met"  # Code of the finding that no evaluation reaches the quality target
-SEQUENCE_LENGTH = "sequence_length"  # Code of the finding that samples have another length than the rules say
+SEQUENCE_LENGTH = "sequence_length"  # Code of the finding about a different sequence length
 
 
 def _code(key: str, any_event: bool) -> str:
@@ -131,18 +131,18 @@ def rulesets() -> tuple[str, ...]:
 
 
 def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -> list[Finding]:
-    """Return the official findings about ``events``; a crash of the checker is a finding too."""
+    """Return the official findings about ``events``; a crash of the checker is a finding as well."""
     from mlperf_logging.compliance_checker import mlp_compliance
 
     collector = _collector_class()("training", ruleset, False, False)
-    # Minigo has rules of its own in 0.6.0, which no other rule file leads to.
+    # 0.6.0 has separate rules for Minigo, which are not included by other rule files.
     uses_minigo_rules = ruleset == "0.6.0" and benchmark == "minigo"
     config = f"training_{ruleset}/{'minigo' if uses_minigo_rules else 'common'}.yaml"
     original = mlp_compliance.enqueue_config
     rejected: list[str] = []
 
     def enqueue(name: object) -> None:
-        # The rule files build this name from values in the log, and what it names is executed.
+        # Rule files build this name from values in the log, and the named file is executed.
         if isinstance(name, str) and _CONFIG.fullmatch(name) and (_checker_folder() / name).is_file():
             original(name)
         else:
@@ -184,7 +184,7 @@ def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -
     return [*findings, crash] if crash else findings
 
 
-# Give a module other functions for a while, under the names by which it calls them.
+# Replace functions of a module temporarily.
 @contextlib.contextmanager
 def _patched_names(module: Any, names: dict[str, object]) -> Iterator[None]:
     previous = {name: vars(module)[name] for name in names if name in vars(module)}
@@ -203,7 +203,7 @@ def _load_rules(path: str) -> Any:
     return yaml.load(Path(path).read_text("utf-8"), Loader=yaml.BaseLoader)
 
 
-# What the checker uses of the module yaml: a rule file is parsed once, and not for each log.
+# Replacement for the yaml module in the checker: parses rule files only once
 class _CachedYaml:
     BaseLoader = None
 
@@ -212,7 +212,7 @@ class _CachedYaml:
         return _load_rules(file.name)
 
 
-# Keys of the events that a rule file looks at; None where its own code goes through all of them.
+# Event keys used in a rule file; None if its code loops over all events
 @functools.cache
 def _rule_keys(path: str) -> frozenset[str] | None:
     blocks = _load_rules(path) or []
@@ -221,7 +221,7 @@ def _rule_keys(path: str) -> frozenset[str] | None:
     return frozenset(block["KEY"]["NAME"] for block in blocks if "KEY" in block)
 
 
-# All words in the rule files: no rule looks at an event whose key is not among them.
+# All words in the rule files: events with other keys are not used by any rule.
 @functools.cache
 def _rule_words(ruleset: str) -> frozenset[str]:
     files = (_checker_folder() / f"training_{ruleset}").glob("*.yaml")
@@ -233,7 +233,7 @@ def _compile(source: str, mode: str) -> CodeType:
     return compile(source, "<string>", mode, dont_inherit=True)
 
 
-# Do what ``eval`` does; a rule is compiled once, and not for each event.
+# Replacement for ``eval`` that compiles a rule only once
 def _evaluate(source: str, scope: dict[str, Any], names: dict[str, Any] | None = None) -> Any:
     return eval(_compile(source, "eval"), scope, names)
 
@@ -255,14 +255,14 @@ def _collector_class() -> Any:
     from mlperf_logging.compliance_checker.mlp_compliance import ComplianceChecker
 
     class Collector(ComplianceChecker):  # type: ignore[misc]
-        """Keeps every message; the original keeps the last one of each key."""
+        """Keeps all messages; the original keeps the last one per key."""
 
         def __init__(self, *args: object) -> None:
             super().__init__(*args)
             self.messages: list[tuple[str | None, str, Severity]] = []
 
         def configured_checks(self, lines: list[Any], config: str) -> None:
-            """Run one rule file; the original passes over an event whose key is not in it, and slowly."""
+            """Run one rule file; the original is slow at skipping events whose keys are not in it."""
             keys = _rule_keys(config)
             super().configured_checks(lines if keys is None else [line for line in lines if line.key in keys], config)
 
@@ -299,7 +299,7 @@ def _log_lines(events: Sequence[Event], ruleset: str) -> list[Any]:
     return lines
 
 
-# One message of the checker in plain words; an unknown one is passed on as it is.
+# Translate a message of the checker; unknown messages are passed through.
 def _finding(key: str | None, message: str, severity: Severity, ruleset: str) -> Finding:
     rule_file = f"mlperf-logging training_{ruleset}"
     lines = _LINE.search(message)
@@ -347,7 +347,7 @@ def _count_finding(required: re.Match[str], rule_file: str, severity: Severity) 
     )
 
 
-# Value of the event that a message quotes, and its metadata but for the place in the program.
+# Value of the event in a message, and its metadata except for the source location
 def _quoted_value(message: str) -> str:
     _, _, after = message.partition("current line[v]=")
     try:

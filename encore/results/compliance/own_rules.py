@@ -1,4 +1,4 @@
-"""Rules of our own: those of v0.5, for which mlperf-logging has no checker, and what its checker does not look at."""
+"""Rules for v0.5, which mlperf-logging cannot check, and additional rules for later rounds."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,9 @@ from encore.results.table import grouped
 
 _RULES = "training_rules.adoc"
 _RESNET_EVAL_EPOCHS = 4
-# Events that no run has before it reads its data set. ``block_start`` is checked by the official rules; sample counts
-# are no evidence: they are constants of the data set, which most submitted logs have before run_start; nor are
-# ``tracked_stats``, by which half of the logs of v5.1 give the times of warm-up and start.
+# Events that cannot occur before a run reads its data set. ``block_start`` is checked by the official rules. Sample
+# counts are constants, which most submitted logs contain before run_start. ``tracked_stats`` are excluded, too: half of
+# the v5.1 logs use them for the times of warm-up and start.
 _DATA_WORK = frozenset({"epoch_start", "epoch_stop", "block_stop", "eval_start", "eval_stop", "eval_accuracy"})
 _ONCE = ("run_start", "run_stop")
 _AT_LEAST_ONCE = ("train_loop", "train_epoch", "eval_start", "eval_accuracy", "eval_target")
@@ -25,7 +25,7 @@ _NO_TIME = f"{_TRAIN_ON}; a run that stops before it has no time"
 
 
 def small_data_findings(run: RunLog) -> list[Finding]:
-    """Find sample counts below the real data set's; the official checker asks only that there is one."""
+    """Find sample counts below the real data set's size; the official checker only requires the event."""
     size = data_size(run.benchmark, run.round)
     if size is None:
         return []
@@ -69,7 +69,7 @@ def extra_findings(events: Sequence[Event], run: RunLog) -> list[Finding]:
     ]
 
 
-# The quality target, which 0.6.0 lacks, and that run_stop says success, which no later ruleset asks.
+# Quality target, which is missing in 0.6.0, and run_stop with status success, which later rulesets do not require
 def _outcome(run: RunLog, first: dict[str, Event]) -> Iterator[Finding]:
     if run.reason is Reason.ABORTED:
         yield _finding(
@@ -95,7 +95,7 @@ def _targets(run: RunLog) -> str:
     return ", ".join(f"{target.name} {target.value:g} ({target.unit})" for target in run.targets)
 
 
-# Check that caches were cleared before the run: the checker takes any cache_clear, anywhere.
+# Check that caches were cleared before the run: the checker accepts any cache_clear event.
 def _cache(events: Sequence[Event], first: dict[str, Event]) -> Iterator[Finding]:
     clears, start = [event for event in events if event.key == "cache_clear"], first.get("run_start")
     if clears and not any(event.value is True or event.value in ("true", "True", 1) for event in clears):
@@ -148,7 +148,7 @@ def _seed_and_schedule(run: RunLog) -> Iterator[Finding]:
             )
 
 
-# Check that run_start is not older than init_stop, nor run_stop than run_start, by their own times.
+# Check the order of init_stop, run_start and run_stop by their timestamps.
 def _clock_order(first: dict[str, Event]) -> Iterator[Finding]:
     for earlier_key, later_key in itertools.pairwise(("init_start", "init_stop", "run_start", "run_stop")):
         earlier, later = first.get(earlier_key), first.get(later_key)
@@ -164,7 +164,7 @@ def _clock_order(first: dict[str, Event]) -> Iterator[Finding]:
             )
 
 
-# Check that nothing read the data set before the clock started: every event counts, as several ranks log them.
+# Check that the data set was not read before the clock started. All events count, since several ranks log them.
 def _data_before_clock(events: Sequence[Event], start: Event | None) -> Iterator[Finding]:
     if start is None:
         return
@@ -180,7 +180,7 @@ def _data_before_clock(events: Sequence[Event], start: Event | None) -> Iterator
         )
 
 
-# By the events' own times, or by their lines where one has none.
+# By timestamps, or by lines if one has no timestamp
 def _is_before(event: Event, start: Event) -> bool:
     if event.time_s is None or start.time_s is None:
         return event.line < start.line
@@ -191,7 +191,7 @@ def _is_before(event: Event, start: Event) -> bool:
 
 
 def check_v05(events: Sequence[Event], run: RunLog) -> list[Finding]:
-    """Return findings about a v0.5 log; events that a logger wrote twice count once."""
+    """Return findings about a v0.5 log; duplicate events count once."""
     distinct = list({(event.time_s, event.key, repr(event.value)): event for event in reversed(events)}.values())[::-1]
     by_key = grouped(distinct, lambda event: event.key)
     first = {key: key_events[0] for key, key_events in by_key.items()}
@@ -237,7 +237,7 @@ def _counts_v05(by_key: dict[str, list[Event]]) -> Iterator[Finding]:
             yield _finding("v05_event_wanted", None, "logging", f"a {key} event", "none", hint, "warning")
 
 
-# Check that the model is built in the run: v0.5 has no untimed initialisation.
+# Check that the model is built during the run: v0.5 does not have an untimed initialization.
 def _clock_v05(events: Sequence[Event], first: dict[str, Event]) -> Iterator[Finding]:
     start, clear, stop = (first.get(key) for key in ("run_start", "run_clear_caches", "run_stop"))
     if start is None:
