@@ -107,9 +107,9 @@ KEPT_SETTINGS = ("cert", "extra-index-url", "index-url", "proxy", "timeout", "tr
 def pip_settings() -> dict[str, str]:
     """Return this machine's settings of pip that hold inside a build too: folders of this machine do not."""
     listed = installer.settings(engines.ask([sys.executable, "-m", "pip", "config", "list"]).stdout)
-    kept = {name: [word for word in listed.get(name, ()) if not word.startswith("file:")] for name in KEPT_SETTINGS}
-    kept["cert"] = kept["cert"] or os.environ.get("SSL_CERT_FILE", "").split()
-    return {name: " ".join(words) for name, words in kept.items() if words}
+    settings = {name: [word for word in listed.get(name, ()) if not word.startswith("file:")] for name in KEPT_SETTINGS}
+    settings["cert"] = settings["cert"] or os.environ.get("SSL_CERT_FILE", "").split()
+    return {name: " ".join(values) for name, values in settings.items() if values}
 
 
 def stream(command: Sequence[str], on_line: OnLine, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
@@ -199,12 +199,12 @@ def ensure_base(choice: Choice, engine: Engine, name: str | None, force: bool, o
 def pull(engine: Engine, release: images.Release, on_line: OnLine, accept: bool = False) -> str:
     """Pull a release unless it is there; return its digest, which images.lock agrees to or ``accept``s."""
     reference = release.reference
-    found = engines.inspect(engine, reference)
-    if found is None:
+    image = engines.inspect(engine, reference)
+    if image is None:
         check_space(engine, PULL_GIB)
         must([engine.program, "pull", reference], on_line, f"{reference} is not pulled")
-        found = engines.inspect(engine, reference)
-    digests = [entry.rsplit("@", 1)[1] for entry in (found.digests if found else ()) if "@" in entry]
+        image = engines.inspect(engine, reference)
+    digests = [entry.rsplit("@", 1)[1] for entry in (image.digests if image else ()) if "@" in entry]
     if not digests:
         raise EncoreError(
             f"{reference} has no digest: it did not come from a registry",
@@ -253,26 +253,26 @@ def dockerfile(name: str) -> Path:
 
 def dockerfiles() -> dict[Path, str]:
     """Return what each Dockerfile should hold, by its path."""
-    known, choices = images.catalogue(), catalogue.choices()
+    image_catalogue, choices = images.catalogue(), catalogue.choices()
     texts = {}
-    for name, row in known.image.items():
+    for name, row in image_catalogue.image.items():
         framework = choices[name].implementation.framework
         release = images.find_release(framework)
         texts[dockerfile(name)] = _render("Dockerfile.j2", framework, name=name, row=row, release=release)
-    for framework, standin in known.standin.items():
+    for framework, standin in image_catalogue.standin.items():
         horovod = catalogue.framework(framework).horovod
         texts[dockerfile(f"standin/{framework}")] = _render(
             "standin/Dockerfile.j2",
             framework,
             name=framework,
             row=standin,
-            benchmark=next(n for n, each in choices.items() if each.implementation.framework == framework),
+            benchmark=next(n for n, choice in choices.items() if choice.implementation.framework == framework),
             switches=build_switches(horovod, mpi=True) if horovod else {},
         )
     return texts
 
 
-def _render(template: str, framework: str, **facts: object) -> str:
+def _render(template: str, framework: str, **variables: object) -> str:
     # Here, since most commands that start something import this module, and only the documentation renders.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -283,7 +283,7 @@ def _render(template: str, framework: str, **facts: object) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return jinja.get_template(template).render(framework=catalogue.framework(framework), **facts)
+    return jinja.get_template(template).render(framework=catalogue.framework(framework), **variables)
 
 
 ROOT_IMAGE = f"{PREFIX}/debian:bookworm"  # The bare Debian that the stand-ins are built on
@@ -299,10 +299,10 @@ PLATFORM = {
 
 def build_standin(engine: Engine, framework: str | None, on_line: OnLine) -> str:
     """Build the CPU stand-in of a framework's NGC image, by default the first; return its name."""
-    known = images.catalogue().standin
-    framework = framework or next(iter(known))
-    if framework not in known:
-        raise names.unknown("stand-in", framework, known)
+    standins = images.catalogue().standin
+    framework = framework or next(iter(standins))
+    if framework not in standins:
+        raise names.unknown("stand-in", framework, standins)
     if engines.inspect(engine, ROOT_IMAGE) is None:
         import_debian(engine, ROOT_IMAGE, on_line)
     download(framework, on_line)

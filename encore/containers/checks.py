@@ -51,29 +51,35 @@ def check_as_submitted(target: Target, configuration: Configuration) -> list[Che
     used = target.as_json()
     base = (used and used["base"]) or ""
     here = str(target.python or "the host's Python") if target.runtime == "host" else base
-    found = images.differences(configuration.choice, configuration.system, here)
-    return [Check("WARN", each.what, f"not as submitted, {each.submitted}, but {each.here}") for each in found]
+    differences = images.differences(configuration.choice, configuration.system, here)
+    return [
+        Check("WARN", difference.what, f"not as submitted, {difference.submitted}, but {difference.here}")
+        for difference in differences
+    ]
 
 
 def _check_software(target: Target, choice: Choice) -> list[Check]:
     # Check the versions that a Python answered, else those of the release that its image was built on
     release = _release_of(target.found.labels if target.found else {}, choice)
     stated = [compatibility.check_software(release, choice)] if release is not None else []
-    known = {}
+    versions = {}
     if target.facts:
         stack = environment.software(choice.implementation.framework, target.facts.packages)
-        known = {"python": target.facts.python, **{name.removesuffix("_version"): each for name, each in stack.items()}}
-    too_old = compatibility.lacks(known, choice.implementation)
-    if any(each.level == "FAIL" for each in stated) or not too_old:
+        versions = {
+            "python": target.facts.python,
+            **{name.removesuffix("_version"): check for name, check in stack.items()},
+        }
+    too_old = compatibility.lacks(versions, choice.implementation)
+    if any(check.level == "FAIL" for check in stated) or not too_old:
         return stated
-    where = target.python or target.image
-    found = f"{where} is too old for {choice.name}: {compatibility.describe(too_old, choice.implementation)}"
-    return [Check("FAIL", "software", found, "use a newer release (docs/support.md) or another Python")]
+    location = target.python or target.image
+    message = f"{location} is too old for {choice.name}: {compatibility.describe(too_old, choice.implementation)}"
+    return [Check("FAIL", "software", message, "use a newer release (docs/support.md) or another Python")]
 
 
-def _cannot_import(where: object, facts: Facts, choice: Choice) -> str:
-    found = "; ".join(f"{name} ({why})" for name, why in facts.problems.items())
-    return f"{where} cannot import {found} (expected: all that {choice.name} imports)"
+def _cannot_import(location: object, info: Facts, choice: Choice) -> str:
+    message = "; ".join(f"{name} ({error})" for name, error in info.problems.items())
+    return f"{location} cannot import {message} (expected: all that {choice.name} imports)"
 
 
 def check_horovod(target: Target, configuration: Configuration, needed: str = "") -> list[Check]:
@@ -81,26 +87,26 @@ def check_horovod(target: Target, configuration: Configuration, needed: str = ""
 
     Nothing to check where Encore compiled Horovod itself, with Gloo.
     """
-    framework, facts = configuration.choice.implementation.framework, target.facts
-    if not launchers.by_horovod(framework) or (target.runtime == "host" and facts is None):
+    framework, info = configuration.choice.implementation.framework, target.facts
+    if not launchers.by_horovod(framework) or (target.runtime == "host" and info is None):
         return []
-    build = launchers.parse_check_build(facts.check_build) if facts else None
-    where = target.python or target.image
-    if facts is None or build is None:
-        found = f"{where} has not said what its Horovod was built with; Gloo is assumed"
-        unknown = Check("WARN", "Horovod", found, "ask it: horovodrun --check-build")
-        return [] if facts and facts.problems else [unknown]
-    chosen = launchers.controller(build, facts.mpirun, configuration.ranks)
-    if needed not in ("", *build.controllers) or chosen is None:
-        mpirun = "" if facts.mpirun else ", and no mpirun on PATH"
-        found = f"Horovod {facts.packages.get('horovod', '')} in {where} was built with {build}{mpirun}"
+    build = launchers.parse_check_build(info.check_build) if info else None
+    location = target.python or target.image
+    if info is None or build is None:
+        message = f"{location} has not said what its Horovod was built with; Gloo is assumed"
+        unknown = Check("WARN", "Horovod", message, "ask it: horovodrun --check-build")
+        return [] if info and info.problems else [unknown]
+    controller = launchers.controller(build, info.mpirun, configuration.ranks)
+    if needed not in ("", *build.controllers) or controller is None:
+        mpirun = "" if info.mpirun else ", and no mpirun on PATH"
+        message = f"Horovod {info.packages.get('horovod', '')} in {location} was built with {build}{mpirun}"
         expected = needed or "Gloo, or MPI with mpirun"
         hint = "use another image or Python, or build Horovod there with HOROVOD_WITH_GLOO=1"
-        return [Check("FAIL", "Horovod", f"{found} (expected: {expected})", hint)]
+        return [Check("FAIL", "Horovod", f"{message} (expected: {expected})", hint)]
     if configuration.get("device") == "gpu" and configuration.ranks > 1 and "NCCL" not in build.operations:
         hint = "use one that was built with HOROVOD_GPU_OPERATIONS=NCCL"
         return [Check("WARN", "Horovod", f"{build}: no NCCL, gradients travel through the host's memory", hint)]
-    return [Check("OK", "Horovod", f"{needed or chosen}: {build}")]
+    return [Check("OK", "Horovod", f"{needed or controller}: {build}")]
 
 
 def check_preparation(target: Target, choice: Choice) -> list[Check]:
@@ -108,16 +114,16 @@ def check_preparation(target: Target, choice: Choice) -> list[Check]:
     if target.facts is None or target.python is None:
         return []
     requirements = paths.REQUIREMENTS / images.find_row(choice).requirements
-    wanted = re.findall(r"^([\w.-]+)==", requirements.read_text(encoding="utf-8"), re.MULTILINE)
+    packages = re.findall(r"^([\w.-]+)==", requirements.read_text(encoding="utf-8"), re.MULTILINE)
     has = {re.sub(r"[-_.]+", "-", name).lower() for name in target.facts.packages}
-    missing = [name for name in dict.fromkeys(wanted) if name not in has]
+    missing = [name for name in dict.fromkeys(packages) if name not in has]
     if not missing:
         return []
     # By this Python's pip: an environment of uv's has none.
     install = f"{sys.executable} -m pip --python {target.python} install --no-deps -r {requirements}"
     hint = f"{install}, or make it first: encore data prepare"
-    found = f"{target.python} has no {', '.join(missing)}, by which the toy data set is made"
-    return [Check("FAIL", "data set", found, f"{hint} {choice.benchmark.name}")]
+    message = f"{target.python} has no {', '.join(missing)}, by which the toy data set is made"
+    return [Check("FAIL", "data set", message, f"{hint} {choice.benchmark.name}")]
 
 
 def check_host(target: Target, configuration: Configuration) -> Check:
@@ -127,34 +133,34 @@ def check_host(target: Target, configuration: Configuration) -> Check:
     if configuration.get("device") != "gpu":
         return Check("OK", "runtime", f"host: {target.why}")
     choice = configuration.choice
-    found = f"the host runtime's {choice.implementation.framework} is built for CPUs ({target.why})"
+    message = f"the host runtime's {choice.implementation.framework} is built for CPUs ({target.why})"
     hint = f"make build-{choice.name}, then run with --runtime docker; or name a Python with CUDA: --python FILE"
-    return Check("FAIL", "runtime", found, hint)
+    return Check("FAIL", "runtime", message, hint)
 
 
 def check_python(target: Target, configuration: Configuration) -> Check:
-    choice, facts = configuration.choice, target.facts
+    choice, info = configuration.choice, target.facts
     title = catalogue.framework(choice.implementation.framework).title
-    if target.problem is not None or facts is None:
+    if target.problem is not None or info is None:
         return Check.of(target.problem or EncoreError(f"{target.python} was not asked"), "runtime")
-    if facts.problems:
+    if info.problems:
         install = f"{sys.executable} -m pip --python {target.python} install"
         hint = f"install it there, such as with {install}, or name another Python"
-        return Check("FAIL", "runtime", _cannot_import(target.python, facts, choice), hint)
-    too_old = [each for each in _check_software(target, choice) if each.level == "FAIL"]
+        return Check("FAIL", "runtime", _cannot_import(target.python, info, choice), hint)
+    too_old = [check for check in _check_software(target, choice) if check.level == "FAIL"]
     if too_old:
         return too_old[0]
-    wanted = configuration.ranks_per_node if configuration.get("device") == "gpu" else 0
-    if wanted and not facts.cuda:
-        found = f"{title} in {target.python} is built for CPUs (expected: with CUDA)"
-        return Check("FAIL", "runtime", found, "name a Python whose framework has CUDA, or use --system cpu")
-    if facts.gpus < wanted:
-        found = f"{title} in {target.python} sees {facts.gpus} GPUs, {wanted} wanted"
+    gpus = configuration.ranks_per_node if configuration.get("device") == "gpu" else 0
+    if gpus and not info.cuda:
+        message = f"{title} in {target.python} is built for CPUs (expected: with CUDA)"
+        return Check("FAIL", "runtime", message, "name a Python whose framework has CUDA, or use --system cpu")
+    if info.gpus < gpus:
+        message = f"{title} in {target.python} sees {info.gpus} GPUs, {gpus} wanted"
         return Check(
-            "FAIL", "runtime", found, "compare its CUDA with the driver (nvidia-smi), see CUDA_VISIBLE_DEVICES"
+            "FAIL", "runtime", message, "compare its CUDA with the driver (nvidia-smi), see CUDA_VISIBLE_DEVICES"
         )
-    cuda = f"CUDA {facts.cuda}" if facts.cuda else "no CUDA"
-    return Check("OK", "runtime", f"host: {target.python}, Python {facts.python}, {title} with {cuda}")
+    cuda = f"CUDA {info.cuda}" if info.cuda else "no CUDA"
+    return Check("OK", "runtime", f"host: {target.python}, Python {info.python}, {title} with {cuda}")
 
 
 def named_python(file: Path, configuration: Configuration) -> Path:
@@ -168,8 +174,8 @@ def named_python(file: Path, configuration: Configuration) -> Path:
 def check_folders(folders: Iterable[Path]) -> list[Check]:
     """Check for folders whose names an engine would take apart."""
     wrong = (folder for folder in folders if UNMOUNTABLE.search(str(folder)))
-    found, hint = "has a comma, a colon or a quote in its name", "give a folder without, or a link to it"
-    return [Check("FAIL", "mount", f"{folder} {found}", hint) for folder in wrong]
+    message, hint = "has a comma, a colon or a quote in its name", "give a folder without, or a link to it"
+    return [Check("FAIL", "mount", f"{folder} {message}", hint) for folder in wrong]
 
 
 def check_code(image: Image, choice: Choice) -> Check:
@@ -187,8 +193,8 @@ def check_locked_memory(engine: Engine) -> Check:
     may_raise = not engine.rootless and (bounds is None or bool(int(bounds[1], 16) >> CAP_SYS_RESOURCE & 1))
     if hard == resource.RLIM_INFINITY or may_raise:
         return Check("OK", "locked memory", "unlimited in the container")
-    found = f"{engine.name} may not lift the limit of {hard // 1024} KiB"
-    return Check("WARN", "locked memory", found, "start the engine with CAP_SYS_RESOURCE and LimitMEMLOCK=infinity")
+    message = f"{engine.name} may not lift the limit of {hard // 1024} KiB"
+    return Check("WARN", "locked memory", message, "start the engine with CAP_SYS_RESOURCE and LimitMEMLOCK=infinity")
 
 
 def _check_gpu_run(target: Target, configuration: Configuration, machine: Node) -> list[Check]:

@@ -38,17 +38,17 @@ def version(text: str) -> tuple[int, ...]:
 
 def architecture(gpu: Gpu) -> str:
     """Return the family of a GPU; empty where the driver is too old to report it."""
-    known = version(gpu.compute_capability or "")
-    names = [name for name, least in ARCHITECTURES if known and least <= known]
+    capability = version(gpu.compute_capability or "")
+    names = [name for name, least in ARCHITECTURES if capability and least <= capability]
     return names[-1] if names else ""
 
 
 def check_architecture(release: Release, gpu: Gpu) -> Check:
     """Check the GPU's family against those that the image is known to run on."""
     family = architecture(gpu)
-    found = f"{gpu.name} is {family or 'of unknown family'} ({gpu.compute_capability or 'unknown'})"
+    message = f"{gpu.name} is {family or 'of unknown family'} ({gpu.compute_capability or 'unknown'})"
     if not family or not release.architectures:
-        unknown = f"{found}; no source says whether {release.reference} runs on it"
+        unknown = f"{message}; no source says whether {release.reference} runs on it"
         return Check("WARN", "compute capability", unknown, "try it, or choose a release that states it")
     least = version(release.compute_capability)
     too_old = bool(least) and version(gpu.compute_capability or "") < least
@@ -56,12 +56,12 @@ def check_architecture(release: Release, gpu: Gpu) -> Check:
     # "Binary Compatibility").
     majors = {first for name, (first, _) in ARCHITECTURES if name in release.architectures}
     if version(gpu.compute_capability or "")[0] in majors and not too_old:
-        return Check("OK", "compute capability", found)
-    known = ", ".join(release.architectures)
+        return Check("OK", "compute capability", message)
+    supported = ", ".join(release.architectures)
     return Check(
         "FAIL",
         "compute capability",
-        f"{found}; {release.reference} runs on {known}",
+        f"{message}; {release.reference} runs on {supported}",
         "choose a newer release: encore images list",
     )
 
@@ -95,11 +95,11 @@ def check_memory(configuration: Configuration, gpu: Gpu) -> Check:
     if model is None:
         return _check_submitted_memory(configuration, gpu)
     need = _needed(model, configuration, {})
-    found = f"about {sum(need) / 2**30:.1f} GiB needed by the model, {gpu.name} has {gpu.memory_gib:g} GiB"
+    message = f"about {sum(need) / 2**30:.1f} GiB needed by the model, {gpu.name} has {gpu.memory_gib:g} GiB"
     if sum(need) <= NEARLY * gpu.memory_gib * 2**30:
-        return Check("OK", "GPU memory", found)
+        return Check("OK", "GPU memory", message)
     level: Level = "FAIL" if need.tensors > CLEARLY * gpu.memory_gib * 2**30 else "WARN"
-    return Check(level, "GPU memory", found, smaller_batch(model, configuration, gpu))
+    return Check(level, "GPU memory", message, smaller_batch(model, configuration, gpu))
 
 
 def _needed(model: Any, configuration: Configuration, changes: dict[str, int]) -> Any:
@@ -134,23 +134,23 @@ def _check_submitted_memory(configuration: Configuration, gpu: Gpu) -> Check:
     if gpu.memory_gib >= 0.9 * submitted:
         return Check("OK", "GPU memory", f"{gpu.memory_gib:g} GiB, submitted with {submitted:g} GB")
     smaller = max(1, int(configuration.get("batch_size") * gpu.memory_gib / submitted))
-    found = f"{gpu.memory_gib:g} GiB, the configuration was submitted with {submitted:g} GB"
-    return Check("WARN", "GPU memory", found, f"if it does not fit: --set batch_size={smaller}")
+    message = f"{gpu.memory_gib:g} GiB, the configuration was submitted with {submitted:g} GB"
+    return Check("WARN", "GPU memory", message, f"if it does not fit: --set batch_size={smaller}")
 
 
-def alternatives(benchmark: Benchmark, known: Images, gpu: Gpu) -> str:
+def alternatives(benchmark: Benchmark, images: Images, gpu: Gpu) -> str:
     """Return what can run on a GPU that an image cannot: implementations of the benchmark, else images at all."""
-    able = [r for r in known.release if check_architecture(r, gpu).level == "OK"]
+    able = [r for r in images.release if check_architecture(r, gpu).level == "OK"]
     frameworks = {release.framework for release in able}
     for choice in catalogue.choices().values():
         same = choice.benchmark.name == benchmark.name
         if same and choice.implementation.framework in frameworks:
             release = [r.release for r in able if r.framework == choice.implementation.framework][-1]
             return f"use {choice.name} on release {release}, which runs on {architecture(gpu)}"
-    others = ", ".join(release.reference for release in able) or "none"
+    references = ", ".join(release.reference for release in able) or "none"
     return (
         f"no implementation of {benchmark.name} runs on {architecture(gpu)} yet "
-        f"(images stated to run on it: {others}); use an older GPU, or --system cpu"
+        f"(images stated to run on it: {references}); use an older GPU, or --system cpu"
     )
 
 
@@ -162,10 +162,10 @@ def check_gpus(release: Release, gpus: tuple[Gpu, ...], benchmark: Benchmark) ->
         fits = check_architecture(release, gpu)
         if fits.level == "FAIL":
             last = release.architectures[-1]
-            found = f"{fits.found}: {release.framework} images end at {last}"
+            message = f"{fits.found}: {release.framework} images end at {last}"
             if version(gpu.compute_capability or "") < version(release.compute_capability):
-                found = fits.found
-            fits = Check("FAIL", fits.name, found, alternatives(benchmark, images.catalogue(), gpu))
+                message = fits.found
+            fits = Check("FAIL", fits.name, message, alternatives(benchmark, images.catalogue(), gpu))
         checks += [fits, check_driver(release, gpu)]
     return checks
 
@@ -186,26 +186,30 @@ class Tried(Strict):
 
 
 def tried(file: Path = TRIED) -> list[Tried]:
-    return [Tried.model_validate(each) for each in json.loads(file.read_text(encoding="utf-8"))]
+    return [Tried.model_validate(entry) for entry in json.loads(file.read_text(encoding="utf-8"))]
 
 
-def add(found: Tried, file: Path = TRIED) -> None:
+def add(trial: Tried, file: Path = TRIED) -> None:
     """Write down what was tried, in place of an earlier trial of the same."""
-    same = (found.implementation, found.where, found.versions)
-    others = [each for each in tried(file) if (each.implementation, each.where, each.versions) != same]
-    ordered = sorted([*others, found], key=lambda each: (each.implementation, each.where, str(each.versions)))
-    files.write_json(file, [each.model_dump(exclude_defaults=True) for each in ordered])
+    same = (trial.implementation, trial.where, trial.versions)
+    rest = [entry for entry in tried(file) if (entry.implementation, entry.where, entry.versions) != same]
+    ordered = sorted([*rest, trial], key=lambda entry: (entry.implementation, entry.where, str(entry.versions)))
+    files.write_json(file, [entry.model_dump(exclude_defaults=True) for entry in ordered])
 
 
-def lacks(known: Mapping[str, str], implementation: Implementation) -> dict[str, str]:
-    """Return what of ``known`` versions, by name, is too old; a version that is not known is not."""
+def lacks(versions: Mapping[str, str], implementation: Implementation) -> dict[str, str]:
+    """Return what of ``versions`` versions, by name, is too old; a version that is not known is not."""
     lowest = needs(implementation)
-    return {name: known[name] for name in lowest if known.get(name) and version(known[name]) < version(lowest[name])}
+    return {
+        name: versions[name]
+        for name in lowest
+        if versions.get(name) and version(versions[name]) < version(lowest[name])
+    }
 
 
 def describe(old: Mapping[str, str], implementation: Implementation) -> str:
     lowest = needs(implementation)
-    return "; ".join(f"{title(name)} {each}, {lowest[name]} needed" for name, each in old.items())
+    return "; ".join(f"{title(name)} {version}, {lowest[name]} needed" for name, version in old.items())
 
 
 def needs(implementation: Implementation) -> dict[str, str]:
@@ -226,11 +230,11 @@ def software(release: Release) -> dict[str, str]:
 
 def too_old(release: Release, choice: Choice) -> tuple[Release, dict[str, str]] | None:
     """Return what of a release, or of a later one, is too old for an implementation; None if nothing is."""
-    for each in images.catalogue().release:
-        if each.framework == release.framework and each.release >= release.release:
-            found = lacks(software(each), choice.implementation)
-            if found and _series(each) in (_series(release), ""):
-                return each, found
+    for candidate in images.catalogue().release:
+        if candidate.framework == release.framework and candidate.release >= release.release:
+            outdated = lacks(software(candidate), choice.implementation)
+            if outdated and _series(candidate) in (_series(release), ""):
+                return candidate, outdated
     return None
 
 
@@ -240,16 +244,18 @@ def _series(release: Release) -> str:
 
 
 def check_software(release: Release, choice: Choice) -> Check:
-    found = too_old(release, choice)
-    if found is None:
+    outdated = too_old(release, choice)
+    if outdated is None:
         return Check("OK", "software", f"nothing that {choice.name} needs is known to be too old")
-    where = "" if found[0] == release else f"{found[0].release} is later and has "
-    same = [each for each in images.catalogue().release if each.framework == release.framework]
-    later = [each for each in same if each.release > release.release and too_old(each, choice) is None]
+    prefix = "" if outdated[0] == release else f"{outdated[0].release} is later and has "
+    same = [candidate for candidate in images.catalogue().release if candidate.framework == release.framework]
+    later = [
+        candidate for candidate in same if candidate.release > release.release and too_old(candidate, choice) is None
+    ]
     # Whether a release will do whose versions its sources do not state, nobody can say.
-    names = [each.release for each in sorted(later, key=lambda each: not each.framework_version)]
+    names = [candidate.release for candidate in sorted(later, key=lambda candidate: not candidate.framework_version)]
     hint = (
         f"use release {names[0]}: make build-{choice.name} BASE={names[0]}" if names else "use another implementation"
     )
-    why = f"{where}{describe(found[1], choice.implementation)}"
-    return Check("FAIL", "software", f"{release.reference} is too old for {choice.name}: {why}", hint)
+    message = f"{prefix}{describe(outdated[1], choice.implementation)}"
+    return Check("FAIL", "software", f"{release.reference} is too old for {choice.name}: {message}", hint)

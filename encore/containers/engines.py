@@ -103,15 +103,15 @@ def explain(output: str, doing: str) -> EncoreError:
 def programs(name: str, path: str | None = None) -> list[str]:
     """Return every client of this name on PATH, the first first."""
     folders = (path if path is not None else os.environ.get("PATH", os.defpath)).split(os.pathsep)
-    found = [shutil.which(name, path=folder) for folder in folders if folder]
-    return list(dict.fromkeys(program for program in found if program))
+    paths = [shutil.which(name, path=folder) for folder in folders if folder]
+    return list(dict.fromkeys(program for program in paths if program))
 
 
 def find(name: str) -> str:
-    found = programs(name)
-    if not found:
+    paths = programs(name)
+    if not paths:
         raise EncoreError(f"no {name} on PATH", hint=INSTALL[name])
-    return found[0]
+    return paths[0]
 
 
 def ask(argv: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess[str]:
@@ -126,11 +126,11 @@ def ask(argv: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess
 
 def _srun_with_pyxis() -> str:
     # Srun, if Slurm has the plugin: srun's help then lists its options
-    found = programs("srun")
-    if found and "--container-image" in ask([found[0], "--help"]).stdout:
-        return found[0]
+    paths = programs("srun")
+    if paths and "--container-image" in ask([paths[0], "--help"]).stdout:
+        return paths[0]
     raise EncoreError(
-        "srun has no --container-image: Pyxis is not installed here" if found else "no srun on PATH",
+        "srun has no --container-image: Pyxis is not installed here" if paths else "no srun on PATH",
         hint="use another runtime: --runtime apptainer, docker or host",
     )
 
@@ -148,22 +148,22 @@ def connect(name: str) -> Engine:
         return Engine(name=name, program=program, rootless=True, gpu_access="gpus")
     program = find(name)
     done = _info(program)
-    facts: dict[str, Any] = {}
+    properties: dict[str, Any] = {}
     with contextlib.suppress(ValueError):
-        facts = json.loads(done.stdout)
+        properties = json.loads(done.stdout)
     # Docker's client prints what it knows of itself even where the engine does not answer.
-    problems = facts.get("ServerErrors") or []
+    problems = properties.get("ServerErrors") or []
     if done.returncode != 0 or problems:
         raise explain("\n".join([*problems, done.stderr]), name)
     if name == "podman":
-        rootless = bool(facts.get("host", {}).get("security", {}).get("rootless"))
+        rootless = bool(properties.get("host", {}).get("security", {}).get("rootless"))
         access: GpuAccess | None = "cdi" if _has_cdi() else None
-        data = facts.get("store", {}).get("graphRoot")
+        data = properties.get("store", {}).get("graphRoot")
     else:
-        rootless = any("rootless" in option for option in facts.get("SecurityOptions") or ())
-        access = "cdi" if _has_cdi() and facts.get("CDISpecDirs") else None
-        access = "gpus" if "nvidia" in facts.get("Runtimes", {}) else access
-        data = facts.get("DockerRootDir")
+        rootless = any("rootless" in option for option in properties.get("SecurityOptions") or ())
+        access = "cdi" if _has_cdi() and properties.get("CDISpecDirs") else None
+        access = "gpus" if "nvidia" in properties.get("Runtimes", {}) else access
+        data = properties.get("DockerRootDir")
     return Engine(name=name, program=program, rootless=rootless, gpu_access=access, data=Path(data) if data else None)
 
 
@@ -180,14 +180,14 @@ def inspect(engine: Engine, reference: str) -> Image | None:
         if "no such image" in error.found:
             return None
         raise error
-    facts = json.loads(done.stdout)[0]
-    config = facts.get("Config") or {}
+    properties = json.loads(done.stdout)[0]
+    config = properties.get("Config") or {}
     return Image(
-        id=facts["Id"],
-        digests=tuple(facts.get("RepoDigests") or ()),
+        id=properties["Id"],
+        digests=tuple(properties.get("RepoDigests") or ()),
         labels=config.get("Labels") or {},
         user=config.get("User") or "",
-        bytes=int(facts.get("Size") or 0),
+        bytes=int(properties.get("Size") or 0),
     )
 
 

@@ -112,12 +112,12 @@ def find_row(choice: Choice) -> Row:
 def find_release(framework: str, name: str | None = None) -> Release:
     """Return a release by its name (``24.06``) or tag (``24.06-py3``), or the framework's default."""
     images = catalogue()
-    wanted = name or images.default.get(framework, "")
+    reference = name or images.default.get(framework, "")
     of_framework = [release for release in images.release if release.framework == framework]
     for release in of_framework:
-        if wanted in (release.release, release.tag):
+        if reference in (release.release, release.tag):
             return release
-    raise names.unknown(f"{framework} release", wanted, [*(r.release for r in of_framework), STANDIN])
+    raise names.unknown(f"{framework} release", reference, [*(r.release for r in of_framework), STANDIN])
 
 
 REFERENCE = "MLCommons"  # Submitter of systems that are the reference's
@@ -130,17 +130,17 @@ def differences(choice: Choice, system: System, here: str = "") -> list[Differen
     """
     if system.kind != "submitted" and system.submitter != REFERENCE:
         return []
-    found = [each for each in choice.benchmark.differences if not each.rounds or system.round in each.rounds]
+    stated = [entry for entry in choice.benchmark.differences if not entry.rounds or system.round in entry.rounds]
     framework = choice.implementation.framework
     if system.framework not in ("", framework):
-        return found
-    wanted = (system.round, choice.benchmark.name, framework)
-    for each in catalogue().submitted:
-        submitted = find_release(each.framework, each.release).reference
+        return stated
+    key = (system.round, choice.benchmark.name, framework)
+    for entry in catalogue().submitted:
+        submitted = find_release(entry.framework, entry.release).reference
         base = here or find_release(framework).reference
-        if (each.round, each.benchmark, each.framework) == wanted and submitted != base:
-            found.append(Difference(what="image", rounds=(each.round,), submitted=submitted, here=base))
-    return found
+        if (entry.round, entry.benchmark, entry.framework) == key and submitted != base:
+            stated.append(Difference(what="image", rounds=(entry.round,), submitted=submitted, here=base))
+    return stated
 
 
 class LockedDigest(TypedDict):
@@ -160,8 +160,8 @@ def read_lock(lock: Path = LOCK) -> dict[str, LockedDigest]:
         return {}
     try:
         content: Any = json.loads(lock.read_text(encoding="utf-8"))
-        known = content["images"].items()
-        return {name: LockedDigest(digest=entry["digest"], recorded=entry["recorded"]) for name, entry in known}
+        entries = content["images"].items()
+        return {name: LockedDigest(digest=entry["digest"], recorded=entry["recorded"]) for name, entry in entries}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EncoreError(
             f"{lock} is damaged",

@@ -91,13 +91,13 @@ CLIENT_PREFIXES = ("APPTAINER_", "CONTAINERS_", "DBUS_", "DOCKER_", "ENROOT_", "
 def _client(job: Job, container: Container) -> dict[str, str]:
     # The environment of the engine's client: its own settings, and the values of what the job passes on
     caller = container.caller.items()
-    kept = {name: value for name, value in caller if name in CLIENT_VARIABLES or name.startswith(CLIENT_PREFIXES)}
-    return {**kept, **job.environment}
+    variables = {name: value for name, value in caller if name in CLIENT_VARIABLES or name.startswith(CLIENT_PREFIXES)}
+    return {**variables, **job.environment}
 
 
 def inside_of(job: Job, container: Container) -> dict[str, str]:
     """Return what a container gets in addition to the job's environment; no value is a secret."""
-    ours = {
+    variables = {
         **caller_name(container.caller),
         # By number, and not below HOME: Apptainer and Enroot share /tmp with the host, and so with other users.
         "TORCHINDUCTOR_CACHE_DIR": f"/tmp/torchinductor_{container.user}",
@@ -106,13 +106,13 @@ def inside_of(job: Job, container: Container) -> dict[str, str]:
     # All GPUs are handed to the container, as on the host, and CUDA chooses.
     chosen = container.caller.get("CUDA_VISIBLE_DEVICES") if job.gpus else None
     visible = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
-    return {**INSIDE, **{name: value for name, value in ours.items() if name not in job.environment}, **visible}
+    return {**INSIDE, **{name: value for name, value in variables.items() if name not in job.environment}, **visible}
 
 
-def _named(job: Job, given: Mapping[str, str]) -> list[str]:
-    # ``--env`` options: by name alone what the client's environment has, with their values those ``given``
+def _named(job: Job, values: Mapping[str, str]) -> list[str]:
+    # ``--env`` options: by name alone what the client's environment has, with their values those ``values``
     by_name = sorted({*job.environment, *job.launch.passed})
-    return [word for each in (*by_name, *(f"{n}={v}" for n, v in given.items())) for word in ("--env", each)]
+    return [word for setting in (*by_name, *(f"{n}={v}" for n, v in values.items())) for word in ("--env", setting)]
 
 
 def _visible_to_enroot(job: Job) -> dict[str, str]:
@@ -133,14 +133,14 @@ def _oci(engine: str, job: Job, container: Container, options: list[str], gpu_ac
     cleanup: tuple[str, ...] = (program, "rm", "--force", "--volumes", container.name)
     if job.launch.outer:
         name = ["--label", f"{LABEL}={container.name}"]
-        wanted = json.dumps({"engine": program, "label": f"{LABEL}={container.name}"})
+        cleanup_arguments = json.dumps({"engine": program, "label": f"{LABEL}={container.name}"})
         cleanup = (
             *job.launch.everywhere,
             sys.executable,
             "-m",
             "encore.machine.host_actions",
             "remove-containers",
-            wanted,
+            cleanup_arguments,
         )
     pins_memory = bool(job.gpus or container.infiniband)
     mounts = (
@@ -181,7 +181,7 @@ def podman(job: Job, container: Container) -> Command:
         # The caller keeps his number inside, so that what he writes there is his outside.
         *(("--userns", "keep-id") if container.rootless else ()),
         # Else Podman asks for a million of each, which the kernel refuses to whoever may not raise limits.
-        *(word for name, most in container.limits.items() for word in ("--ulimit", f"{name}={most}:{most}")),
+        *(word for name, limit in container.limits.items() for word in ("--ulimit", f"{name}={limit}:{limit}")),
     ]
     # Podman knows GPUs through the Container Device Interface alone.
     return _oci("podman", job, container, options, "cdi")
@@ -189,14 +189,14 @@ def podman(job: Job, container: Container) -> Command:
 
 def apptainer(job: Job, container: Container) -> Command:
     """Return the job as ``apptainer run``: network, memory and processes are the host's unless asked otherwise."""
-    inside = inside_of(job, container)
+    variables = inside_of(job, container)
     # A task of srun has the job's own environment already, and what Slurm set for this rank alone.
-    options = [*(() if job.launch.outer else ("--cleanenv",)), "--home", inside.pop("HOME"), "--pwd", CODE]
+    options = [*(() if job.launch.outer else ("--cleanenv",)), "--home", variables.pop("HOME"), "--pwd", CODE]
     mounts = (f"{each.source}:{each.target}:{'ro' if each.read_only else 'rw'}" for each in _mounts(job, ",:"))
     options += [*(("--nv",) if job.gpus else ()), *(word for mount in mounts for word in ("--bind", mount))]
     argv = [*job.launch.outer, container.program or "apptainer", "run", *options, container.image, *job.argv]
     # Apptainer hands APPTAINERENV_X on as X; --cleanenv stops everything else.
-    passed = {f"APPTAINERENV_{name}": value for name, value in {**job.environment, **inside}.items()}
+    passed = {f"APPTAINERENV_{name}": value for name, value in {**job.environment, **variables}.items()}
     return _command("apptainer", argv, {**_client(job, container), **passed})
 
 
@@ -214,30 +214,30 @@ def enroot(job: Job, container: Container) -> Command:
 
 def pyxis(job: Job, container: Container) -> Command:
     """Return the job as options of srun, whose plugin starts the container (NVIDIA/pyxis, its README's options)."""
-    inside = inside_of(job, container)
+    variables = inside_of(job, container)
     mounts = ",".join(f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in _mounts(job, ",:"))
     # Without it the image's own value of a variable wins over the job's.
-    named = ",".join(sorted(name for name in {**job.environment, **inside} if not name.startswith("SLURM_")))
+    names = ",".join(sorted(name for name in {**job.environment, **variables} if not name.startswith("SLURM_")))
     options = (
         f"--container-image={container.image}",
         f"--container-mounts={mounts}",
         f"--container-workdir={CODE}",
-        f"--container-env={named}",
+        f"--container-env={names}",
         "--no-container-mount-home",
         "--no-container-remap-root",
     )
-    environment = {**_client(job, container), **inside, **_visible_to_enroot(job)}
+    environment = {**_client(job, container), **variables, **_visible_to_enroot(job)}
     return _command("pyxis", [*job.launch.outer, *options, *job.argv], environment)
 
 
-def host(job: Job, python: Path, caller: Mapping[str, str], given: bool = False) -> Command:
+def host(job: Job, python: Path, caller: Mapping[str, str], is_user_python: bool = False) -> Command:
     """Return the job as a command in the environment of ``python``; mounts are the folders themselves.
 
     ``caller`` is the environment of the user: only PASSED_ON and PATH are taken over from it. A Python that was
-    ``given`` by the user may have its programs and packages anywhere: it is named by its file, starts launchers as
+    ``is_user_python`` by the user may have its programs and packages anywhere: it is named by its file, starts launchers as
     modules, and keeps the caller's PYTHONPATH, by which environment modules work.
     """
-    own_path = caller.get("PYTHONPATH") if given else None
+    own_path = caller.get("PYTHONPATH") if is_user_python else None
     environment = {
         **{name: caller[name] for name in PASSED_ON if name in caller},
         **caller_name(caller),
@@ -245,11 +245,11 @@ def host(job: Job, python: Path, caller: Mapping[str, str], given: bool = False)
         "PYTHONPATH": os.pathsep.join(filter(None, (str(paths.ROOT), own_path))),
         **job.environment,
     }
-    words = job.argv
-    if given:
+    argv = job.argv
+    if is_user_python:
         modules = {name: (str(python), "-m", module) for name, module in MODULES.items()}
         programs = {**modules, "python": (str(python),)}
-        words = tuple(part for word in words for part in programs.get(word, (word,)))
+        argv = tuple(part for word in argv for part in programs.get(word, (word,)))
     export = job.launch.export
     exported = [word for name in sorted(environment) for word in (*export, name)] if export else []
-    return _command("host", [*job.launch.outer, *exported, *words], environment)
+    return _command("host", [*job.launch.outer, *exported, *argv], environment)

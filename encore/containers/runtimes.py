@@ -62,8 +62,8 @@ class Target:
     def python_json(self) -> dict[str, Any] | None:
         if self.python is None:
             return None
-        known = asdict(self.facts) if self.facts else {}
-        return {"file": str(self.python), **known}
+        info = asdict(self.facts) if self.facts else {}
+        return {"file": str(self.python), **info}
 
     def as_json(self) -> UsedImage | None:
         if self.runtime == "host":
@@ -122,15 +122,15 @@ def _is_here(name: str, in_slurm: bool) -> bool:
     return bool(engines.programs(name))
 
 
-def _look(runtime: str, choice: Choice, why: str, image: str | None) -> Target:
+def _look(runtime: str, choice: Choice, reason: str, image: str | None) -> Target:
     # What there is of one runtime; never raises, so that a dry run can show the command anywhere
     built = runtime in engines.BUILDERS
     reference = image or (building.image_name(choice) if built else str(building.image_file(choice, runtime)))
-    engine = found = problem = None
+    engine = image_info = problem = None
     try:
         engine = engines.connect(runtime)
-        found = engines.inspect(engine, reference) if built else None
-        if built and found is None:
+        image_info = engines.inspect(engine, reference) if built else None
+        if built and image_info is None:
             problem = building.not_built(choice, runtime)
         # Pyxis imports an image of a registry itself: ``nvcr.io#nvidia/mxnet:24.06-py3``; a file is an absolute path.
         elif not built and (runtime != "pyxis" or reference.startswith(("/", "."))) and not Path(reference).exists():
@@ -138,7 +138,7 @@ def _look(runtime: str, choice: Choice, why: str, image: str | None) -> Target:
             problem = EncoreError(f"no image file {reference}", hint=hint)
     except EncoreError as error:
         problem = error
-    return Target(runtime=runtime, why=why, engine=engine, image=reference, found=found, problem=problem)
+    return Target(runtime=runtime, why=reason, engine=engine, image=reference, found=image_info, problem=problem)
 
 
 def render(target: Target, job: Job, name: str, caller: Mapping[str, str]) -> Command:
@@ -157,14 +157,14 @@ def render(target: Target, job: Job, name: str, caller: Mapping[str, str]) -> Co
     return RENDERERS[target.runtime](job, container)
 
 
-def preparation(target: Target, benchmark: str, directory: Path, wanted: data.Preparation) -> Command:
+def preparation(target: Target, benchmark: str, directory: Path, settings: data.Preparation) -> Command:
     """Return the command that prepares a data set in a container; it sees the raw data and the folder to write."""
     folder = directory.absolute()
     mounts: tuple[Mount, ...] = (Mount(folder, str(folder), False),)
-    named = data.paths_in(wanted.options).values()
-    read = dict.fromkeys([*([wanted.source.absolute()] if wanted.source else []), *named])
+    paths = data.paths_in(settings.options).values()
+    read = dict.fromkeys([*([settings.source.absolute()] if settings.source else []), *paths])
     mounts = (*mounts, *(Mount(path, str(path), True) for path in read if path != folder))
-    prepare = data.prepare_command("python", benchmark, folder, wanted)
+    prepare = data.prepare_command("python", benchmark, folder, settings)
     job = Job(argv=(*prepare, "--progress", "json"), environment={}, mounts=mounts, ranks=1, gpus=0)
     return render(target, job, container_name(folder), os.environ)
 
@@ -174,8 +174,8 @@ def _limits() -> dict[str, int]:
     open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     processes = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     # Podman itself gives up what it has beyond the kernel's number of processes.
-    most = int(files.text_of("/proc/sys/kernel/pid_max") or processes)
-    processes = most if processes == resource.RLIM_INFINITY else min(processes, most)
+    max_pids = int(files.text_of("/proc/sys/kernel/pid_max") or processes)
+    processes = max_pids if processes == resource.RLIM_INFINITY else min(processes, max_pids)
     return {"nofile": open_files, "nproc": processes}
 
 
@@ -183,8 +183,8 @@ def container_name(folder: Path) -> str:
     """Return a name that no other container has, and that says which run it belongs to."""
     # Run folders of two results folders may have the same name.
     distinction = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:8]
-    words = re.sub(r"[^a-zA-Z0-9_.-]", "-", f"{folder.parent.name}-{folder.name.rsplit('_', 1)[-1]}")
-    return f"encore-{words}-{distinction}"
+    name = re.sub(r"[^a-zA-Z0-9_.-]", "-", f"{folder.parent.name}-{folder.name.rsplit('_', 1)[-1]}")
+    return f"encore-{name}-{distinction}"
 
 
 IMPORT_SECONDS = 600  # Pyxis and Enroot may have to unpack an image of 20 GB first
@@ -219,16 +219,16 @@ def _ask_python(python: Path, choice: Choice, extra: Mapping[str, str]) -> Facts
     # The answer of a Python of the user's, with the environment that ranks have. What its Horovod was built with takes
     # longest to say; it is asked again when another one was installed
     nothing = Job(argv=(), environment=extra, mounts=(), ranks=1, gpus=0)
-    environment = renderers.host(nothing, python, os.environ, given=True).environment
-    kept = _kept_build(python)
-    known: dict[str, Any] = files.read_json(kept) if kept.exists() else {"horovod": 0, "check_build": ""}
-    question = interpreters.question(choice.implementation.framework, _more_imports(choice), known["horovod"])
-    facts = interpreters.ask(python, question, environment)
-    if facts.horovod and facts.horovod == known["horovod"]:
-        return replace(facts, check_build=known["check_build"])
-    if facts.check_build:
-        keep_build(python, facts.horovod, facts.check_build)
-    return facts
+    environment = renderers.host(nothing, python, os.environ, is_user_python=True).environment
+    cached = _kept_build(python)
+    build: dict[str, Any] = files.read_json(cached) if cached.exists() else {"horovod": 0, "check_build": ""}
+    question = interpreters.question(choice.implementation.framework, _more_imports(choice), build["horovod"])
+    info = interpreters.ask(python, question, environment)
+    if info.horovod and info.horovod == build["horovod"]:
+        return replace(info, check_build=build["check_build"])
+    if info.check_build:
+        keep_build(python, info.horovod, info.check_build)
+    return info
 
 
 def _kept_build(python: Path) -> Path:
@@ -237,9 +237,9 @@ def _kept_build(python: Path) -> Path:
 
 def keep_build(python: Path, horovod: int, check_build: str) -> None:
     """Keep what the Horovod of a Python, installed at that time, was built with."""
-    kept = _kept_build(python)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    files.write_json(kept, {"horovod": horovod, "check_build": check_build})
+    cached = _kept_build(python)
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    files.write_json(cached, {"horovod": horovod, "check_build": check_build})
 
 
 def _ask_image(target: Target, choice: Choice, gpus: int, start: bool, outer: tuple[str, ...]) -> Facts | None:
@@ -250,9 +250,9 @@ def _ask_image(target: Target, choice: Choice, gpus: int, start: bool, outer: tu
     identity = _identity(target)
     # Without its GPUs an image may lack the driver's library.
     key = hashlib.sha256(f"{identity} {command} {bool(gpus)}".encode()).hexdigest()[:16]
-    kept = paths.cache_folder() / "images" / f"{key}-facts.json"
-    if identity and kept.exists():
-        return Facts(**files.read_json(kept))
+    cached = paths.cache_folder() / "images" / f"{key}-facts.json"
+    if identity and cached.exists():
+        return Facts(**files.read_json(cached))
     if not start:
         return None
     job = Job(
@@ -265,14 +265,14 @@ def _ask_image(target: Target, choice: Choice, gpus: int, start: bool, outer: tu
     )
     rendered = render(target, job, container_name(Path(f"facts_{os.getpid()}")), os.environ)
     try:
-        facts = interpreters.parse(engines.ask(rendered.argv, IMPORT_SECONDS).stdout)
+        info = interpreters.parse(engines.ask(rendered.argv, IMPORT_SECONDS).stdout)
     except EncoreError:
         return None
     # What cannot be imported may be the machine's fault, and be fixed there.
-    if identity and facts is not None and not facts.problems:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        files.write_json(kept, asdict(facts))
-    return facts
+    if identity and info is not None and not info.problems:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(cached, asdict(info))
+    return info
 
 
 def _identity(target: Target) -> str:
@@ -282,8 +282,8 @@ def _identity(target: Target) -> str:
     file = Path(target.image)
     if not file.is_file():
         return ""
-    facts = file.stat()
-    return f"{file} {facts.st_size} {facts.st_mtime_ns}"
+    status = file.stat()
+    return f"{file} {status.st_size} {status.st_mtime_ns}"
 
 
 def _more_imports(choice: Choice) -> tuple[str, ...]:

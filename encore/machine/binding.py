@@ -39,13 +39,13 @@ class Binding:
 
 def parse_cpus(text: str) -> tuple[int, ...]:
     """Return ``0-2,8`` as 0, 1, 2, 8; empty for anything that is no such list."""
-    found: set[int] = set()
+    cpus: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.strip().partition("-")
         if not first.isdigit() or not (last or first).isdigit():
             return ()
-        found.update(range(int(first), int(last or first) + 1))
-    return tuple(sorted(found))
+        cpus.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(cpus))
 
 
 def format_cpus(cpus: Sequence[int]) -> str:
@@ -70,17 +70,17 @@ def bind(
     ``near`` may be empty or unknown: then the cores that are ``allowed`` are divided evenly.
     """
     pools = [tuple(sorted(set(each.cpus) & set(allowed))) for each in near[:ranks]]
-    known = len(pools) == ranks and all(pools)
-    pools = pools if known else [tuple(sorted(set(allowed)))] * ranks
+    is_known = len(pools) == ranks and all(pools)
+    pools = pools if is_known else [tuple(sorted(set(allowed)))] * ranks
     bindings = []
     for rank, pool in enumerate(pools):
-        place, among = pools[:rank].count(pool), pools.count(pool)
+        position, sharers = pools[:rank].count(pool), pools.count(pool)
         cores = sorted({tuple(each for each in (siblings or {}).get(cpu, (cpu,)) if each in pool) for cpu in pool})
-        mine = cores[place * len(cores) // among : (place + 1) * len(cores) // among]
-        if len(cores) < among:
-            mine = [cores[place % len(cores)]]
-        cpus = tuple(sorted(cpu for core in mine for cpu in core))
-        bindings.append(Binding(cpus, near[rank].numa if known else None, len(mine)))
+        assigned = cores[position * len(cores) // sharers : (position + 1) * len(cores) // sharers]
+        if len(cores) < sharers:
+            assigned = [cores[position % len(cores)]]
+        cpus = tuple(sorted(cpu for core in assigned for cpu in core))
+        bindings.append(Binding(cpus, near[rank].numa if is_known else None, len(assigned)))
     return tuple(bindings)
 
 
@@ -91,20 +91,22 @@ def of_this_machine(ranks: int) -> tuple[Binding, ...]:
 def near_gpus(busses: Sequence[str], root: Path = SYS) -> tuple[Near, ...]:
     """Return ``local_cpulist`` and ``numa_node`` of PCI devices; empty where the firmware does not report them."""
     # The kernel writes a PCI domain with four digits, NVML with eight.
-    folders = [root / "bus" / "pci" / "devices" / each.lower()[-len("0000:07:00.0") :] for each in busses]
+    folders = [root / "bus" / "pci" / "devices" / bus.lower()[-len("0000:07:00.0") :] for bus in busses]
     nodes = [text_of(folder / "numa_node").strip() for folder in folders]
     # -1: the firmware does not say, as in most virtual machines.
     if not all(node.isdigit() for node in nodes):
         return ()
     cpus = [parse_cpus(text_of(folder / "local_cpulist")) for folder in folders]
-    return tuple(Near(each, int(node)) for each, node in zip(cpus, nodes, strict=True))
+    return tuple(Near(bus, int(node)) for bus, node in zip(cpus, nodes, strict=True))
 
 
 def siblings(root: Path = SYS) -> Siblings:
     """Return the hardware threads of each CPU's core."""
     folders = (root / "devices" / "system" / "cpu").glob("cpu[0-9]*")
-    found = {int(each.name[3:]): parse_cpus(text_of(each / "topology/thread_siblings_list")) for each in folders}
-    return {cpu: threads for cpu, threads in found.items() if threads}
+    threads_by_cpu = {
+        int(folder.name[3:]): parse_cpus(text_of(folder / "topology/thread_siblings_list")) for folder in folders
+    }
+    return {cpu: threads for cpu, threads in threads_by_cpu.items() if threads}
 
 
 # -- the launchers' options --------------------------------------------------------------------------------
@@ -129,15 +131,15 @@ def bound(command: Sequence[str], bindings: Sequence[Binding], with_numactl: boo
     the memory as well; without it the kernel gives memory of the node that asks first, which is the same one
     for all that the rank touches itself.
     """
-    places = []
+    wrappers = []
     for binding in bindings:
         memory = "--localalloc" if binding.numa is None else f"--membind={binding.numa}"
         cpus = format_cpus(binding.cpus)
-        places.append(f"'numactl --physcpubind={cpus} {memory}'" if with_numactl else f"'taskset --cpu-list {cpus}'")
+        wrappers.append(f"'numactl --physcpubind={cpus} {memory}'" if with_numactl else f"'taskset --cpu-list {cpus}'")
     rank = "0"
     for name in reversed(LOCAL_RANKS):
         rank = f"${{{name}:-{rank}}}"
-    script = f'places=({" ".join(places)}); exec ${{places[{rank}]}} "$@"'
+    script = f'places=({" ".join(wrappers)}); exec ${{places[{rank}]}} "$@"'
     return ("bash", "-c", script, "bound", *command)
 
 

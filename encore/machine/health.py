@@ -40,7 +40,7 @@ NVIDIA = "0x10de"
 XID_SECONDS = 86400.0  # What is older has been seen, and a reset since leaves it in the log
 
 
-def facts(wanted: dict[str, Any]) -> dict[str, Any]:
+def facts(question: dict[str, Any]) -> dict[str, Any]:
     """Return everything; ``disks``: folders to write to, ``clock``: HOST:PORT, ``python``: of the framework.
 
     ``named``: whether the folders have to be there; else a run would make them.
@@ -63,10 +63,10 @@ def facts(wanted: dict[str, Any]) -> dict[str, Any]:
         **_interfaces(),
         "cpu_rate": on_all_cores(hashing),
         "memory_rate": on_all_cores(copying),
-        "disks": {folder: disk(Path(folder), wanted.get("named", False)) for folder in wanted.get("disks", ())},
+        "disks": {folder: disk(Path(folder), question.get("named", False)) for folder in question.get("disks", ())},
         **(connections() if cards else {"links": [], "floor": None, "nvlink_rate": None}),
-        "clock_offset": clock_offset(wanted.get("clock", "")),
-        "framework": framework(wanted.get("python", ""), len(cards)),
+        "clock_offset": clock_offset(question.get("clock", "")),
+        "framework": framework(question.get("python", ""), len(cards)),
     }
 
 
@@ -78,12 +78,12 @@ def _cpus(name: str) -> Iterator[Path]:
 
 
 def _interfaces() -> dict[str, Any]:
-    found = network.read()
-    best = network.best_interface(found.interfaces)
+    interfaces = network.read()
+    best = network.best_interface(interfaces.interfaces)
     return {
         "interface": best,
-        "megabits": next((each.megabits for each in found.interfaces if each.name == best), 0),
-        "ports": {str(each): each.gigabits for each in network.best_ports(found.ports)},
+        "megabits": next((each.megabits for each in interfaces.interfaces if each.name == best), 0),
+        "ports": {str(each): each.gigabits for each in network.best_ports(interfaces.ports)},
     }
 
 
@@ -92,8 +92,8 @@ def pci_gpus() -> int:
     devices = Path("/sys/bus/pci/devices").glob("*")
     # Class 0x0300 is a VGA controller, 0x0302 a 3D controller.
     return sum(
-        text_of(each / "vendor").strip() == NVIDIA and text_of(each / "class").startswith(("0x0300", "0x0302"))
-        for each in devices
+        text_of(device / "vendor").strip() == NVIDIA and text_of(device / "class").startswith(("0x0300", "0x0302"))
+        for device in devices
     )
 
 
@@ -113,7 +113,7 @@ def _gpu(handle: Any) -> dict[str, Any]:
         "compute_capability": lambda: ".".join(map(str, pynvml.nvmlDeviceGetCudaComputeCapability(handle))),
         **node.condition(handle),
         # Rows by correctable errors, by uncorrectable ones, whether a reset is pending, whether it has failed.
-        "remapped": lambda: [int(each) for each in pynvml.nvmlDeviceGetRemappedRows(handle)],
+        "remapped": lambda: [int(count) for count in pynvml.nvmlDeviceGetRemappedRows(handle)],
         "sm_mhz_max": lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
         "power_limit": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
         "power_limit_default": lambda: pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1000,
@@ -139,8 +139,8 @@ def xids(log: str | None = None, uptime: float | None = None) -> list[int] | Non
             done = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=10, check=False, errors="replace")
             log = done.stdout if done.returncode == 0 else None
     now = uptime if uptime is not None else time.clock_gettime(time.CLOCK_BOOTTIME)
-    found = re.findall(r"^(?:\[ *([\d.]+)\])?.*NVRM: Xid \([^)]*\): (\d+)", log or "", re.MULTILINE)
-    return None if log is None else [int(xid) for when, xid in found if now - float(when or now) < XID_SECONDS]
+    events = re.findall(r"^(?:\[ *([\d.]+)\])?.*NVRM: Xid \([^)]*\): (\d+)", log or "", re.MULTILINE)
+    return None if log is None else [int(xid) for when, xid in events if now - float(when or now) < XID_SECONDS]
 
 
 # -- how fast it is -----------------------------------------------------------------------------------------
@@ -191,35 +191,38 @@ def copying() -> Callable[[], int]:
     return call
 
 
-def disk(folder: Path, named: bool = False) -> dict[str, Any]:
+def disk(folder: Path, must_exist: bool = False) -> dict[str, Any]:
     """Return bytes per second of a file written to a disk and read from it, and what is free; else the problem."""
-    there = existing(folder)
-    found: dict[str, Any] = {"free_gib": round(shutil.disk_usage(there).free / 2**30, 2), "mounted": _mounted(there)}
-    if named and not folder.is_dir():
+    directory = existing(folder)
+    stats: dict[str, Any] = {
+        "free_gib": round(shutil.disk_usage(directory).free / 2**30, 2),
+        "mounted": _mounted(directory),
+    }
+    if must_exist and not folder.is_dir():
         # Where a disk is not mounted, the one above it would take the file.
-        return {**found, "problem": "it is not there"}
+        return {**stats, "problem": "it is not there"}
     try:
-        with tempfile.TemporaryFile(dir=there) as file:
+        with tempfile.TemporaryFile(dir=directory) as file:
             data, began = os.urandom(WRITTEN), time.perf_counter()
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            found["write_rate"] = WRITTEN / (time.perf_counter() - began)
+            stats["write_rate"] = WRITTEN / (time.perf_counter() - began)
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             file.seek(0)
             began = time.perf_counter()
             file.read()
-            found["read_rate"] = WRITTEN / (time.perf_counter() - began)
+            stats["read_rate"] = WRITTEN / (time.perf_counter() - began)
     except OSError as error:
-        found["problem"] = error.strerror or str(error)
-    return found
+        stats["problem"] = error.strerror or str(error)
+    return stats
 
 
 def _mounted(folder: Path) -> str:
     # Kind of the file system that has a folder: that of the deepest place where one is mounted
     real = folder.resolve()
-    found = [each for each in psutil.disk_partitions(all=True) if real.is_relative_to(each.mountpoint)]
-    return max(found, key=lambda each: len(each.mountpoint)).fstype if found else ""
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if real.is_relative_to(mount.mountpoint)]
+    return max(mounts, key=lambda mount: len(mount.mountpoint)).fstype if mounts else ""
 
 
 def framework(python: str, cards: int) -> dict[str, Any]:
@@ -243,8 +246,8 @@ def framework(python: str, cards: int) -> dict[str, Any]:
                 check=False,
             )  # fmt: skip
             if done.returncode != 0:
-                said = [line for line in done.stderr.splitlines() if line.strip()]
-                return {"problem": said[-1] if said else f"exit code {done.returncode}"}
+                messages = [line for line in done.stderr.splitlines() if line.strip()]
+                return {"problem": messages[-1] if messages else f"exit code {done.returncode}"}
             measured: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             return {"problem": str(error)}
@@ -257,9 +260,9 @@ def connections() -> dict[str, Any]:
     server = links.this_server(machine)
     capability = machine.gpus[0].compute_capability if machine.gpus else None
     least = links.all_reduce_floor(server, capability)
-    words = [[server.link(one, other) for other in server.gpus] for one in server.gpus]
+    kinds = [[server.link(gpu, peer) for peer in server.gpus] for gpu in server.gpus]
     rate = links.NVLINK_RATES.get(capability or "")
-    return {"links": words, "floor": least[0] if least else None, "nvlink_rate": rate}
+    return {"links": kinds, "floor": least[0] if least else None, "nvlink_rate": rate}
 
 
 # -- its clock ----------------------------------------------------------------------------------------------
@@ -271,10 +274,10 @@ def clock_served() -> Iterator[int]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as service:
         service.bind(("", 0))
         service.settimeout(0.2)
-        ended = threading.Event()
+        stopped = threading.Event()
 
         def answer() -> None:
-            while not ended.is_set():
+            while not stopped.is_set():
                 with suppress(OSError):
                     data, sender = service.recvfrom(64)
                     service.sendto(data + f" {time.time():.6f}".encode(), sender)
@@ -284,7 +287,7 @@ def clock_served() -> Iterator[int]:
         try:
             yield service.getsockname()[1]
         finally:
-            ended.set()
+            stopped.set()
             thread.join()
 
 
@@ -294,18 +297,18 @@ def clock_offset(server: str) -> float | None:
     None where none came. The error is at most half of the way there and back, as of NTP.
     """
     host, _, port = server.rpartition(":")
-    found = []
+    offsets = []
     with suppress(OSError, ValueError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.settimeout(0.5)
         for number in range(PINGS if host else 0):
-            asked = time.time()
+            sent = time.time()
             client.sendto(str(number).encode(), (host, int(port)))
             answered, _ = client.recvfrom(64)
             came = time.time()
-            mark, _, theirs = answered.decode().partition(" ")
+            mark, _, remote_time = answered.decode().partition(" ")
             if mark == str(number):
-                found.append((came - asked, (asked + came) / 2 - float(theirs)))
-    return round(min(found)[1], 6) if found else None
+                offsets.append((came - sent, (sent + came) / 2 - float(remote_time)))
+    return round(min(offsets)[1], 6) if offsets else None
 
 
 # -- its answer ---------------------------------------------------------------------------------------------
@@ -317,7 +320,7 @@ PIECE = 600
 def lines_of(answer: dict[str, Any]) -> list[str]:
     """Return the lines in which a node answers: its name, the number of the piece, how many there are, the piece."""
     text = json.dumps(answer)
-    pieces = [text[begin : begin + PIECE] for begin in range(0, len(text), PIECE)]
+    pieces = [text[offset : offset + PIECE] for offset in range(0, len(text), PIECE)]
     return [f"{answer['node']} {number} {len(pieces)} {piece}" for number, piece in enumerate(pieces)]
 
 
@@ -326,11 +329,11 @@ def parsed(output: str) -> dict[str, dict[str, Any]]:
     pieces: dict[str, dict[int, str]] = {}
     for match in re.finditer(r"^(\S+) (\d+) (\d+) (.*)$", output, re.MULTILINE):
         pieces.setdefault(match[1], {-1: match[3]})[int(match[2])] = match[4]
-    found = {}
-    for name, each in pieces.items():
+    facts_by_node = {}
+    for name, chunks in pieces.items():
         with suppress(ValueError, KeyError):
-            found[name] = json.loads("".join(each[number] for number in range(int(each[-1]))))
-    return found
+            facts_by_node[name] = json.loads("".join(chunks[number] for number in range(int(chunks[-1]))))
+    return facts_by_node
 
 
 def main() -> int:

@@ -75,10 +75,10 @@ def _interface(name: str, _: str) -> str:
     return "" if Path("/sys/class/net", name).exists() else f"no network interface {name}"
 
 
-def _gpus(wanted: str, _: str) -> str:
+def _gpus(min_count: str, _: str) -> str:
     # The driver lists its GPUs in /proc at once; their devices may be made at their first use.
-    found = max(len(list(Path(where).glob(name))) for where, name in GPU_FILES)
-    return "" if found >= int(wanted) else f"{found} GPUs, {wanted} wanted"
+    count = max(len(list(Path(folder).glob(name))) for folder, name in GPU_FILES)
+    return "" if count >= int(min_count) else f"{count} GPUs, {min_count} wanted"
 
 
 GPU_FILES = (("/proc/driver/nvidia/gpus", "*"), ("/dev", "nvidia[0-9]*"))
@@ -91,7 +91,7 @@ PROBES: dict[str, Callable[[str, str], str]] = {
 
 def check(needs: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
     """Return what is wrong here, each with the position of the need: kind, what, and what is expected of it."""
-    answers = ((number, PROBES[kind](what, expected)) for number, (kind, what, expected) in enumerate(needs))
+    answers = ((number, PROBES[kind](target, expected)) for number, (kind, target, expected) in enumerate(needs))
     return {"problems": [(number, problem) for number, problem in answers if problem]}
 
 
@@ -108,16 +108,16 @@ def drop_caches(_: Any = None) -> dict[str, Any]:
     return {"dropped": True}
 
 
-def remove_containers(wanted: dict[str, str]) -> dict[str, Any]:
+def remove_containers(arguments: dict[str, str]) -> dict[str, Any]:
     """Remove the containers of an experiment that their client, killed by Slurm, has left behind."""
-    engine = wanted["engine"]
-    listing = [engine, "ps", "--all", "--quiet", "--filter", f"label={wanted['label']}"]
+    engine = arguments["engine"]
+    listing = [engine, "ps", "--all", "--quiet", "--filter", f"label={arguments['label']}"]
     done = subprocess.run(listing, capture_output=True, text=True, timeout=SECONDS, check=False)
-    found = done.stdout.split()
-    if found:
-        command = [engine, "rm", "--force", "--volumes", *found]
+    containers = done.stdout.split()
+    if containers:
+        command = [engine, "rm", "--force", "--volumes", *containers]
         subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
-    return {"removed": found}
+    return {"removed": containers}
 
 
 ACTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
@@ -128,9 +128,9 @@ ACTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 
 def main() -> int:
-    action, wanted = sys.argv[1], json.loads(sys.argv[2])
+    action, arguments = sys.argv[1], json.loads(sys.argv[2])
     node = os.environ.get("SLURMD_NODENAME") or platform.node()
-    print(json.dumps({"node": node, **ACTIONS[action](wanted)}))
+    print(json.dumps({"node": node, **ACTIONS[action](arguments)}))
     return 0
 
 

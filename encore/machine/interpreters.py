@@ -41,14 +41,14 @@ def named_or_made(python: Path | None, framework: str, on_step: Callable[[str], 
     return python.expanduser().absolute()
 
 
-def question(framework: str, more: Sequence[str], known: int) -> str:
-    """Return the argument of :mod:`encore.machine.python_probe`; ``more`` modules are imported first.
+def question(framework: str, extra_modules: Sequence[str], known_horovod: int) -> str:
+    """Return the argument of :mod:`encore.machine.python_probe`; ``extra_modules`` modules are imported first.
 
-    ``known`` is the Horovod whose build is known already.
+    ``known_horovod`` is the Horovod whose build is known already.
     """
     entry = catalogue.framework(framework)
-    modules = list(dict.fromkeys((*filter(None, more), *entry.imports, *COMMON)))
-    return json.dumps({"modules": modules, "cuda": entry.cuda, "gpus": entry.gpus, "known": known})
+    modules = list(dict.fromkeys((*filter(None, extra_modules), *entry.imports, *COMMON)))
+    return json.dumps({"modules": modules, "cuda": entry.cuda, "gpus": entry.gpus, "known": known_horovod})
 
 
 # An older Python cannot even read the program, and still reports its version
@@ -70,9 +70,9 @@ def parse(output: str) -> Facts | None:
     answers = re.findall(rf"^{python_probe.MARK}(.*)$", output, re.MULTILINE)
     if not answers:
         return None
-    found: dict[str, Any] = json.loads(answers[-1])
+    answer: dict[str, Any] = json.loads(answers[-1])
     empty = {"problems": {}, "packages": {}, "cuda": "", "gpus": 0, "mpirun": False, "horovod": 0, "check_build": ""}
-    return Facts(**{**empty, **found})
+    return Facts(**{**empty, **answer})
 
 
 def ask(python: Path, question: str, environment: Mapping[str, str]) -> Facts:
@@ -89,10 +89,10 @@ def ask(python: Path, question: str, environment: Mapping[str, str]) -> Facts:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EncoreError(f"{python} does not run: {error}", expected=EXPECTED, hint=HINT) from error
-    facts = parse(done.stdout)
-    if facts is None:
+    info = parse(done.stdout)
+    if info is None:
         last = (done.stderr or done.stdout).strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise EncoreError(f"{python} is not a Python that runs: {last[0]}", expected=EXPECTED, hint=HINT)
-    if tuple(map(int, facts.python.split(".")[:2])) < python_probe.OLDEST:
-        raise EncoreError(f"{python} is Python {facts.python}", expected=EXPECTED, hint=HINT)
-    return facts
+    if tuple(map(int, info.python.split(".")[:2])) < python_probe.OLDEST:
+        raise EncoreError(f"{python} is Python {info.python}", expected=EXPECTED, hint=HINT)
+    return info

@@ -64,8 +64,8 @@ class Server:
     cpus: Mapping[str, str] = field(default_factory=dict)
     numa: Mapping[str, str] = field(default_factory=dict)
 
-    def link(self, one: str, other: str) -> str:
-        return self.links.get((one, other), "")
+    def link(self, device: str, peer: str) -> str:
+        return self.links.get((device, peer), "")
 
     @property
     def near(self) -> tuple[tuple[str, ...], ...]:
@@ -78,17 +78,19 @@ class Server:
     @property
     def switches(self) -> tuple[tuple[str, ...], ...]:
         """GPUs and adapters behind one PCIe switch; where an NVLink hides two GPUs' way, an adapter may show it."""
-        left = [*self.gpus, *self.adapters]
-        found = []
-        while left:
-            group, grown = {left[0]}, True
+        remaining = [*self.gpus, *self.adapters]
+        groups = []
+        while remaining:
+            group, grown = {remaining[0]}, True
             while grown:
-                more = {b for b in left if b not in group and any(self.link(a, b) in BY_SWITCH for a in group)}
-                group, grown = group | more, bool(more)
-            left = [each for each in left if each not in group]
+                reachable = {
+                    b for b in remaining if b not in group and any(self.link(a, b) in BY_SWITCH for a in group)
+                }
+                group, grown = group | reachable, bool(reachable)
+            remaining = [device for device in remaining if device not in group]
             if len(group) > 1:
-                found.append(tuple(each for each in (*self.gpus, *self.adapters) if each in group))
-        return tuple(found)
+                groups.append(tuple(device for device in (*self.gpus, *self.adapters) if device in group))
+        return tuple(groups)
 
     @property
     def nvlinks(self) -> dict[tuple[str, str], int]:
@@ -109,8 +111,10 @@ class Server:
         return "NVLink" if self.nvlinks else "PCIe"
 
     def as_json(self) -> Links:
-        rows = {one: {other: self.link(one, other) for other in (*self.gpus, *self.adapters)} for one in self.gpus}
-        rows |= {one: {other: self.link(one, other) for other in self.gpus} for one in self.adapters}
+        rows = {
+            device: {peer: self.link(device, peer) for peer in (*self.gpus, *self.adapters)} for device in self.gpus
+        }
+        rows |= {device: {peer: self.link(device, peer) for peer in self.gpus} for device in self.adapters}
         return {
             "name": self.name, "cpu": self.cpu, "sockets": self.sockets, "gpus": list(self.gpus),
             "gpu_model": self.gpu_model, "adapters": list(self.adapters), "links": rows, "cpus": dict(self.cpus),
@@ -143,11 +147,11 @@ def all_reduce_floor(server: Server, capability: str | None) -> tuple[float, str
         of_each = [[count for pair, count in counts.items() if gpu in pair] for gpu in server.gpus]
         links = min(map(sum, of_each)) if min(map(len, of_each)) > 1 else 0
     if links:
-        why = f"{links} NVLinks of compute capability {capability}"
-        return (FLOOR_SHARE * links * rate * 1e9, why) if rate else None
+        source = f"{links} NVLinks of compute capability {capability}"
+        return (FLOOR_SHARE * links * rate * 1e9, source) if rate else None
     by_switch = all(server.link(*pair) in BY_SWITCH or pair in counts for pair in pairs)
-    rate, why = (PCIE_RATE, "PCIe behind one switch") if by_switch else (CPU_RATE, "PCIe through the CPUs")
-    return FLOOR_SHARE * rate * 1e9, why
+    rate, source = (PCIE_RATE, "PCIe behind one switch") if by_switch else (CPU_RATE, "PCIe through the CPUs")
+    return FLOOR_SHARE * rate * 1e9, source
 
 
 def pair_floor(word: str, nvlink_rate: float | None) -> float | None:
@@ -168,15 +172,15 @@ def parse_topology(text: str) -> Server:
     devices = [cell for cell in header if cell not in affinities and _DEVICE.fullmatch(cell)]
     links, near = {}, {}
     for name, *cells in (line for line in lines if line[0] in devices and line is not header):
-        words = cells[: len(devices)]
-        if len(words) < len(devices) or not all(map(_LINK.fullmatch, words)):
+        row = cells[: len(devices)]
+        if len(row) < len(devices) or not all(map(_LINK.fullmatch, row)):
             continue
-        links.update({(name, other): word for other, word in zip(devices, words, strict=True)})
+        links.update({(name, other): word for other, word in zip(devices, row, strict=True)})
         near[name] = dict(zip(affinities, cells[len(devices) :], strict=False))
-    gpus = tuple(each for each in devices if re.fullmatch(r"GPU\d+", each))
+    gpus = tuple(device for device in devices if re.fullmatch(r"GPU\d+", device))
     return Server(
         gpus=gpus,
-        adapters=tuple(each for each in devices if each not in gpus),
+        adapters=tuple(device for device in devices if device not in gpus),
         links=links,
         cpus={gpu: near.get(gpu, {}).get("CPU_Affinity", "") for gpu in gpus},
         numa={gpu: near.get(gpu, {}).get("NUMA_Affinity", "") for gpu in gpus},
@@ -185,17 +189,17 @@ def parse_topology(text: str) -> Server:
 
 def this_server(machine: node.Node) -> Server:
     """Return this machine with its links: by nvidia-smi, else by NVML, else without GPUs."""
-    found = parse_topology(processes.output_of("nvidia-smi", "topo", "-m")) if machine.gpus else Server()
-    if machine.gpus and not found.gpus:
-        found = by_nvml()
+    server = parse_topology(processes.output_of("nvidia-smi", "topo", "-m")) if machine.gpus else Server()
+    if machine.gpus and not server.gpus:
+        server = by_nvml()
     else:
         # nvidia-smi lists all GPUs, also those that CUDA_VISIBLE_DEVICES hides.
         visible = [f"GPU{gpu.index}" for gpu in machine.gpus]
-        found = replace(found, gpus=tuple(name for name in visible if name in found.gpus))
+        server = replace(server, gpus=tuple(name for name in visible if name in server.gpus))
     model = machine.gpus[0].name if machine.gpus else ""
     return Server(
-        name=machine.hostname, cpu=machine.cpu, sockets=machine.sockets, gpu_model=model, gpus=found.gpus,
-        adapters=found.adapters, links=found.links, cpus=found.cpus, numa=found.numa,
+        name=machine.hostname, cpu=machine.cpu, sockets=machine.sockets, gpu_model=model, gpus=server.gpus,
+        adapters=server.adapters, links=server.links, cpus=server.cpus, numa=server.numa,
     )  # fmt: skip
 
 
@@ -207,12 +211,12 @@ def by_nvml() -> Server:
 
         def link(i: int, j: int) -> str:
             # What is no GPU at the far end is a switch, which reaches all that have links to it.
-            behind = sum(far not in busses for far in ends[i]) if ends[j] else 0
-            count = ends[i].count(busses[j]) or behind
+            switch_links = sum(far not in busses for far in ends[i]) if ends[j] else 0
+            count = ends[i].count(busses[j]) or switch_links
             return "X" if i == j else f"NV{count}" if count else _ancestor(handles[i], handles[j])
 
         gpus = tuple(f"GPU{number}" for number in range(len(busses)))
-        links = {(one, other): link(i, j) for i, one in enumerate(gpus) for j, other in enumerate(gpus)}
+        links = {(gpu, peer): link(i, j) for i, gpu in enumerate(gpus) for j, peer in enumerate(gpus)}
     return Server(gpus=gpus, links=links)
 
 
@@ -228,10 +232,10 @@ def _nvlinks(handle: Any) -> Sequence[str]:
     return [end for end in ends if end]
 
 
-def _ancestor(one: Any, other: Any) -> str:
+def _ancestor(device: Any, peer: Any) -> str:
     import pynvml
 
-    words = {
+    kinds = {
         pynvml.NVML_TOPOLOGY_INTERNAL: "PIX",
         pynvml.NVML_TOPOLOGY_SINGLE: "PIX",
         pynvml.NVML_TOPOLOGY_MULTIPLE: "PXB",
@@ -239,4 +243,4 @@ def _ancestor(one: Any, other: Any) -> str:
         pynvml.NVML_TOPOLOGY_NODE: "NODE",
         pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
     }
-    return words.get(node.known(lambda: pynvml.nvmlDeviceGetTopologyCommonAncestor(one, other)), "")
+    return kinds.get(node.known(lambda: pynvml.nvmlDeviceGetTopologyCommonAncestor(device, peer)), "")

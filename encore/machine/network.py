@@ -54,10 +54,10 @@ def best_interface(interfaces: Iterable[Interface]) -> str:
     Empty where there is none.
     """
 
-    def rank(each: Interface) -> tuple[bool, bool, int, str]:
-        return (each.type != INFINIBAND, not each.is_default, -each.megabits, each.name)
+    def rank(interface: Interface) -> tuple[bool, bool, int, str]:
+        return (interface.type != INFINIBAND, not interface.is_default, -interface.megabits, interface.name)
 
-    return next((each.name for each in sorted(interfaces, key=rank)), "")
+    return next((interface.name for interface in sorted(interfaces, key=rank)), "")
 
 
 def best_ports(ports: Iterable[Port]) -> tuple[Port, ...]:
@@ -88,10 +88,10 @@ def variables(network: Network, nodes: int) -> dict[str, str]:
 
 def read(root: Path = ROOT, with_address: frozenset[str] | None = None) -> Network:
     """Return the network of this machine; ``with_address`` are the interfaces that have an address."""
-    named = addressed() if with_address is None else with_address
+    usable = addressed() if with_address is None else with_address
     default = default_interface(text_of(root / "proc/net/route"))
     folders = sorted((root / "sys/class/net").glob("*"))
-    interfaces = [_interface(folder, default) for folder in folders if folder.name in named]
+    interfaces = [_interface(folder, default) for folder in folders if folder.name in usable]
     ports = [_port(folder) for folder in sorted((root / "sys/class/infiniband").glob("*/ports/*"))]
     return Network(tuple(filter(None, interfaces)), tuple(filter(None, ports)))
 
@@ -102,7 +102,7 @@ def addressed() -> frozenset[str]:
     return frozenset(
         name
         for name, addresses in psutil.net_if_addrs().items()
-        if any(each.family in families and not each.address.startswith("fe80:") for each in addresses)
+        if any(address.family in families and not address.address.startswith("fe80:") for address in addresses)
     )
 
 

@@ -182,14 +182,14 @@ def cores() -> int:
 
 
 def this_node() -> Node:
-    known = re.findall(r"^(model name|physical id)\s*: (.*?)\s*$", text_of("/proc/cpuinfo"), re.MULTILINE)
-    models = [value for name, value in known if name == "model name"]
+    cpuinfo = re.findall(r"^(model name|physical id)\s*: (.*?)\s*$", text_of("/proc/cpuinfo"), re.MULTILINE)
+    models = [value for name, value in cpuinfo if name == "model name"]
     return Node(
         hostname=platform.node(),
         operating_system=_operating_system(),
         kernel=platform.release(),
         cpu=models[0] if models else platform.processor(),
-        sockets=len({value for name, value in known if name == "physical id"}) or None,
+        sockets=len({value for name, value in cpuinfo if name == "physical id"}) or None,
         cores=cores(),
         memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
         gpus=gpus(),

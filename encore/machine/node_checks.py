@@ -123,23 +123,29 @@ class Verdict:
 
 
 def check_nodes(
-    answers: Mapping[str, Facts | None], pairs: Pairs | None = None, why: Mapping[str, str] = MappingProxyType({})
+    answers: Mapping[str, Facts | None], pairs: Pairs | None = None, reasons: Mapping[str, str] = MappingProxyType({})
 ) -> list[Verdict]:
-    """Return the verdict of each node; ``why`` is what is said of those that did not answer."""
-    known = {node: facts for node, facts in answers.items() if facts is not None}
-    found: dict[str, list[Check]] = {node: [] for node in answers}
+    """Return the verdict of each node; ``reasons`` is what is said of those that did not answer."""
+    facts_by_node = {node: answer for node, answer in answers.items() if answer is not None}
+    checks_by_node: dict[str, list[Check]] = {node: [] for node in answers}
     for node in answers:
-        if node not in known:
-            found[node].append(
-                Check("FAIL", "answer", why.get(node) or "no answer", "see its slurmd or sshd: scontrol show node")
+        if node not in facts_by_node:
+            checks_by_node[node].append(
+                Check("FAIL", "answer", reasons.get(node) or "no answer", "see its slurmd or sshd: scontrol show node")
             )
         else:
-            found[node] += [*_own(known[node]), *_gpus_of(known[node])]
-    compared = (*_equal(known), *_measured(known), *_pairs_of_gpus(known), *_between(known, pairs or {}))
+            checks_by_node[node] += [*_own(facts_by_node[node]), *_gpus_of(facts_by_node[node])]
+    compared = (
+        *_equal(facts_by_node),
+        *_measured(facts_by_node),
+        *_pairs_of_gpus(facts_by_node),
+        *_between(facts_by_node, pairs or {}),
+    )
     for node, check in compared:
-        found[node].append(check)
+        checks_by_node[node].append(check)
     return [
-        Verdict(node, tuple(checks) or (Check("OK", "node", _summary(known[node])),)) for node, checks in found.items()
+        Verdict(node, tuple(checks) or (Check("OK", "node", _summary(facts_by_node[node])),))
+        for node, checks in checks_by_node.items()
     ]
 
 
@@ -164,15 +170,15 @@ def _own(facts: Facts) -> Iterator[Check]:
         elif disk["free_gib"] < FREE_GIB:
             yield Check("FAIL", "disk", f"{folder} has {disk['free_gib']:g} GiB free", "free some space")
     if facts["pci_gpus"] > len(facts["gpus"]):
-        found = f"{facts['pci_gpus']} on the PCI bus, the driver answers for {len(facts['gpus'])}"
-        yield Check("FAIL", "GPUs", found, "see: dmesg | grep -i nvrm")
+        message = f"{facts['pci_gpus']} on the PCI bus, the driver answers for {len(facts['gpus'])}"
+        yield Check("FAIL", "GPUs", message, "see: dmesg | grep -i nvrm")
     hardware = sorted({xid for xid in facts["xids"] or () if xid in HARDWARE_XIDS})
-    others = sorted({xid for xid in facts["xids"] or () if xid not in HARDWARE_XIDS})
+    other_xids = sorted({xid for xid in facts["xids"] or () if xid not in HARDWARE_XIDS})
     if hardware:
         hint = "look it up: docs.nvidia.com/deploy/xid-errors; reset the GPU or the node"
         yield Check("FAIL", "Xid", f"{', '.join(map(str, hardware))} in the kernel's log", hint)
-    if others:
-        yield Check("WARN", "Xid", f"{', '.join(map(str, others))} in the kernel's log", "mostly a program's error")
+    if other_xids:
+        yield Check("WARN", "Xid", f"{', '.join(map(str, other_xids))} in the kernel's log", "mostly a program's error")
     if facts["xids"] is None and facts["gpus"]:
         yield Check("WARN", "Xid", "this user may not read the kernel's log", "kernel.dmesg_restrict=0, or as root")
     problem = facts.get("framework", {}).get("problem")
@@ -184,12 +190,12 @@ def _gpus_of(facts: Facts) -> Iterator[Check]:
     for number, gpu in enumerate(facts["gpus"]):
         name = f"GPU {number}"
         if gpu.get("ecc_uncorrected"):
-            found = f"{gpu['ecc_uncorrected']} uncorrectable memory errors since the driver was loaded"
-            yield Check("FAIL", name, found, "drain the node and reset the GPU")
+            message = f"{gpu['ecc_uncorrected']} uncorrectable memory errors since the driver was loaded"
+            yield Check("FAIL", name, message, "drain the node and reset the GPU")
         _, uncorrectable, pending, failed = gpu.get("remapped") or (0, 0, 0, 0)
         if failed or pending:
-            what = "row remapping has failed" if failed else "rows wait to be remapped"
-            yield Check("FAIL", name, what, "exchange the GPU" if failed else "reset the GPU")
+            message_remap = "row remapping has failed" if failed else "rows wait to be remapped"
+            yield Check("FAIL", name, message_remap, "exchange the GPU" if failed else "reset the GPU")
         elif uncorrectable:
             yield Check("WARN", name, f"{uncorrectable} rows remapped after uncorrectable errors")
         slowed = [reason for bit, reason in SLOWED.items() if (gpu.get("throttle") or 0) & bit]
@@ -197,11 +203,11 @@ def _gpus_of(facts: Facts) -> Iterator[Check]:
             yield Check(
                 "FAIL", name, f"its clocks are lowered: {', '.join(slowed)}", "see: nvidia-smi -q -d PERFORMANCE"
             )
-        width, most = gpu.get("pcie_width"), gpu.get("pcie_width_max")
-        if width and most and width < most:
+        width, max_width = gpu.get("pcie_width"), gpu.get("pcie_width_max")
+        if width and max_width and width < max_width:
             lane = PCIE_LANE_RATES.get(gpu.get("pcie_generation_max") or 0)
-            rate = f", {width * lane:.1f} instead of {most * lane:.1f} GB/s" if lane else ""
-            yield Check("FAIL", name, f"PCIe x{width} instead of x{most}{rate}", "reseat it, or its riser")
+            rate = f", {width * lane:.1f} instead of {max_width * lane:.1f} GB/s" if lane else ""
+            yield Check("FAIL", name, f"PCIe x{width} instead of x{max_width}{rate}", "reseat it, or its riser")
         limit, default = gpu.get("power_limit"), gpu.get("power_limit_default")
         if limit and default and limit < default:
             yield Check("WARN", name, f"power limit {limit:g} W, its default is {default:g} W", "nvidia-smi -pl")
@@ -210,51 +216,56 @@ def _gpus_of(facts: Facts) -> Iterator[Check]:
 # -- by the others ----------------------------------------------------------------------------------------------
 
 
-def _equal(known: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
-    for each in OF_NODES:
-        yield from _odd(each, {node: facts[each.key] for node, facts in known.items()})
-    yield from _odd(Equal("gpus", "number of GPUs"), {node: len(facts["gpus"]) for node, facts in known.items()})
-    for each in OF_GPUS:
+def _equal(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
+    for rule in OF_NODES:
+        yield from _odd(rule, {node: facts[rule.key] for node, facts in facts_by_node.items()})
+    yield from _odd(
+        Equal("gpus", "number of GPUs"), {node: len(facts["gpus"]) for node, facts in facts_by_node.items()}
+    )
+    for rule in OF_GPUS:
         # The lowest of a node's GPUs, or all of their names.
-        values = {node: [gpu.get(each.key) for gpu in facts["gpus"]] for node, facts in known.items()}
-        plain = {node: [value for value in found if value is not None] for node, found in values.items()}
-        for node, found in plain.items():
-            if len(set(found)) > 1:
-                yield node, Check(each.level, each.title, f"its GPUs differ: {', '.join(map(str, sorted(set(found))))}")
-        lowest = {node: min(found) for node, found in plain.items() if found}
-        yield from _odd(each, lowest)
-    for folder in dict.fromkeys(folder for facts in known.values() for folder in facts.get("disks", {})):
-        kinds = {node: facts["disks"].get(folder, {}).get("mounted", "") for node, facts in known.items()}
+        values = {node: [gpu.get(rule.key) for gpu in facts["gpus"]] for node, facts in facts_by_node.items()}
+        plain = {node: [value for value in gpu_values if value is not None] for node, gpu_values in values.items()}
+        for node, gpu_values in plain.items():
+            if len(set(gpu_values)) > 1:
+                yield (
+                    node,
+                    Check(rule.level, rule.title, f"its GPUs differ: {', '.join(map(str, sorted(set(gpu_values))))}"),
+                )
+        lowest = {node: min(gpu_values) for node, gpu_values in plain.items() if gpu_values}
+        yield from _odd(rule, lowest)
+    for folder in dict.fromkeys(folder for facts in facts_by_node.values() for folder in facts.get("disks", {})):
+        kinds = {node: facts["disks"].get(folder, {}).get("mounted", "") for node, facts in facts_by_node.items()}
         yield from _odd(Equal("mounted", f"file system of {folder}", ordered=False), kinds)
-    memory = {node: facts["memory_gib"] for node, facts in known.items()}
-    most = statistics.median_high(memory.values()) if memory else 0.0
+    memory = {node: facts["memory_gib"] for node, facts in facts_by_node.items()}
+    usual = statistics.median_high(memory.values()) if memory else 0.0
     for node, has in memory.items():
-        if has < most * (1 - MEMORY_TOLERANCE):
+        if has < usual * (1 - MEMORY_TOLERANCE):
             yield (
                 node,
-                Check("FAIL", "memory", f"{has:g} GiB, others have {most:g}", "see its modules: dmidecode -t memory"),
+                Check("FAIL", "memory", f"{has:g} GiB, others have {usual:g}", "see its modules: dmidecode -t memory"),
             )
 
 
-def _odd(each: Equal, values: Mapping[str, Any]) -> Iterator[tuple[str, Check]]:
+def _odd(rule: Equal, values: Mapping[str, Any]) -> Iterator[tuple[str, Check]]:
     # Nodes whose value is not that of most; of two, or without a majority, the lower one, else all.
-    counted = Counter(map(repr, values.values())).most_common()
-    if len(counted) < 2:
+    counts = Counter(map(repr, values.values())).most_common()
+    if len(counts) < 2:
         return
-    by_majority = counted[0][1] > sum(count for _, count in counted[1:])
+    by_majority = counts[0][1] > sum(count for _, count in counts[1:])
     if by_majority:
-        usual = next(value for value in values.values() if repr(value) == counted[0][0])
-    elif each.ordered:
+        usual = next(value for value in values.values() if repr(value) == counts[0][0])
+    elif rule.ordered:
         usual = max(value for value in values.values() if value is not None)
     else:
-        shown = ", ".join(f"{node} {_text(value)}" for node, value in list(values.items())[:4])
-        yield from ((node, Check("WARN", each.title, f"the nodes differ: {shown}")) for node in values)
+        examples = ", ".join(f"{node} {_text(value)}" for node, value in list(values.items())[:4])
+        yield from ((node, Check("WARN", rule.title, f"the nodes differ: {examples}")) for node in values)
         return
     for node, value in values.items():
         if repr(value) != repr(usual):
             # More than the others have slows nobody down.
-            level: Level = "WARN" if each.ordered and None not in (value, usual) and value > usual else each.level
-            yield node, Check(level, each.title, f"{_text(value)}, others have {_text(usual)}")
+            level: Level = "WARN" if rule.ordered and None not in (value, usual) and value > usual else rule.level
+            yield node, Check(level, rule.title, f"{_text(value)}, others have {_text(usual)}")
 
 
 def _text(value: Any) -> str:
@@ -269,17 +280,19 @@ def _text(value: Any) -> str:
     )
 
 
-def _measured(known: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
+def _measured(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
     for key, title, unit, word, tolerance in MEASURED:
-        yield from _slow({node: facts[key] for node, facts in known.items()}, title, unit, word, tolerance)
-    for folder in dict.fromkeys(folder for facts in known.values() for folder in facts.get("disks", {})):
+        yield from _slow({node: facts[key] for node, facts in facts_by_node.items()}, title, unit, word, tolerance)
+    for folder in dict.fromkeys(folder for facts in facts_by_node.values() for folder in facts.get("disks", {})):
         for rate in ("write_rate", "read_rate"):
-            disks = {node: facts["disks"].get(folder, {}).get(rate) for node, facts in known.items()}
+            disks = {node: facts["disks"].get(folder, {}).get(rate) for node, facts in facts_by_node.items()}
             speeds = {node: speed for node, speed in disks.items() if speed is not None}
             # Other jobs and caches make disks differ, of two also by far.
             level: Level = "FAIL" if len(speeds) > 2 else "WARN"
             yield from _slow(speeds, f"{rate.split('_')[0]} of {folder}", 1e6, "MB/s", 0.7, level)
-    measured = {node: facts["framework"] for node, facts in known.items() if facts.get("framework", {}).get("peaks")}
+    measured = {
+        node: facts["framework"] for node, facts in facts_by_node.items() if facts.get("framework", {}).get("peaks")
+    }
     for rate, title, unit, word in (
         ("flops_per_second", "GEMMs", 1e12, "TFLOP/s"),
         ("bytes_per_second", "copies", 1e9, "GB/s"),
@@ -291,40 +304,40 @@ def _measured(known: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
         }
         for name, share in slow_ones(devices, 0.15 if _on_gpus(measured) else 0.4).items():
             node, _, number = name.rpartition(" ")
-            shown = f"{devices[name] / unit:.3g} {word}, {share:.0%} of the others' median"
-            yield node, Check("FAIL", f"{title} of device {number}", shown)
+            message = f"{devices[name] / unit:.3g} {word}, {share:.0%} of the others' median"
+            yield node, Check("FAIL", f"{title} of device {number}", message)
     for node, speeds in measured.items():
-        for place, (gpu, found) in enumerate(zip(known[node]["gpus"], speeds["peaks"], strict=False)):
-            yield from ((node, each) for each in _next_to_sheet(place, str(gpu["name"]), found))
+        for index, (gpu, rates_of_gpu) in enumerate(zip(facts_by_node[node]["gpus"], speeds["peaks"], strict=False)):
+            yield from ((node, check) for check in _next_to_sheet(index, str(gpu["name"]), rates_of_gpu))
     for kind in ("all-reduce", "all-to-all"):
         rates = {node: _largest(speeds, kind) for node, speeds in measured.items()}
         yield from _slow(rates, f"{kind} within the node", 1e9, "GB/s", 0.2 if _on_gpus(measured) else 0.5)
-        for node, facts in known.items():
-            least = facts.get("floor")
-            if kind == "all-reduce" and least and node in rates and rates[node] < least:
-                shown = f"{rates[node] / 1e9:.3g} GB/s, its links allow {least / 1e9:.3g} at least"
+        for node, facts in facts_by_node.items():
+            floor = facts.get("floor")
+            if kind == "all-reduce" and floor and node in rates and rates[node] < floor:
+                message = f"{rates[node] / 1e9:.3g} GB/s, its links allow {floor / 1e9:.3g} at least"
                 yield (
                     node,
-                    Check("FAIL", f"{kind} within the node", shown, "see: nvidia-smi topo -m, nvidia-smi nvlink -s"),
+                    Check("FAIL", f"{kind} within the node", message, "see: nvidia-smi topo -m, nvidia-smi nvlink -s"),
                 )
 
 
 # What a GPU computes and copies next to its data sheet, whose figures are those of a GPU that nothing limits.
-def _next_to_sheet(number: int, gpu: str, found: Mapping[str, float]) -> Iterator[Check]:
+def _next_to_sheet(number: int, gpu: str, measured: Mapping[str, float]) -> Iterator[Check]:
     for rate, title, unit, word, sheet in (
         ("flops_per_second", "GEMMs", 1e12, "TFLOP/s", peaks.peak_of(gpu, "bf16")),
         ("bytes_per_second", "copies", 1e9, "GB/s", peaks.bandwidth_of(gpu)),
     ):
-        if sheet and found[rate] < LEAST_OF_SHEET * sheet[0]:
-            shown = f"{found[rate] / unit:,.0f} {word}, {found[rate] / sheet[0]:.0%} of the {sheet[0] / unit:,.0f} of "
-            shown += sheet[1]
-            yield Check("WARN", f"{title} of device {number}", shown, "see: nvidia-smi -q -d PERFORMANCE,CLOCK,POWER")
+        if sheet and measured[rate] < LEAST_OF_SHEET * sheet[0]:
+            message = f"{measured[rate] / unit:,.0f} {word}, {measured[rate] / sheet[0]:.0%} of the {sheet[0] / unit:,.0f} of "
+            message += sheet[1]
+            yield Check("WARN", f"{title} of device {number}", message, "see: nvidia-smi -q -d PERFORMANCE,CLOCK,POWER")
 
 
 # Pairs of GPUs, each among those of all nodes that are linked alike.
-def _pairs_of_gpus(known: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
+def _pairs_of_gpus(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
     alike: dict[str, dict[tuple[str, int, int], float]] = {}
-    for node, facts in known.items():
+    for node, facts in facts_by_node.items():
         rows = facts.get("framework", {}).get("pairs") or []
         for i, row in enumerate(rows if len(rows) == len(facts.get("links", ())) else ()):
             for j, rate in enumerate(row):
@@ -332,13 +345,13 @@ def _pairs_of_gpus(known: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
                     alike.setdefault(facts["links"][i][j], {})[node, i, j] = rate
     for word, rates in alike.items():
         for (node, i, j), share in slow_ones(rates, 0.2).items():
-            shown = f"{rates[node, i, j] / 1e9:.3g} GB/s, {share:.0%} of the median of {word} pairs"
-            yield node, Check("FAIL", f"from GPU {i} to GPU {j}", shown, SLOW_LINK)
+            message = f"{rates[node, i, j] / 1e9:.3g} GB/s, {share:.0%} of the median of {word} pairs"
+            yield node, Check("FAIL", f"from GPU {i} to GPU {j}", message, SLOW_LINK)
         for (node, i, j), rate in rates.items():
-            least = pair_floor(word, known[node].get("nvlink_rate"))
+            least = pair_floor(word, facts_by_node[node].get("nvlink_rate"))
             if least and rate < least:
-                shown = f"{rate / 1e9:.3g} GB/s, {word} allows {least / 1e9:.3g} at least"
-                yield node, Check("WARN", f"from GPU {i} to GPU {j}", shown, SLOW_LINK)
+                message = f"{rate / 1e9:.3g} GB/s, {word} allows {least / 1e9:.3g} at least"
+                yield node, Check("WARN", f"from GPU {i} to GPU {j}", message, SLOW_LINK)
 
 
 def _on_gpus(measured: Mapping[str, Facts]) -> bool:
@@ -369,12 +382,12 @@ def rounds_of(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
     if len(nodes) == 2:
         return [ring[:1]]
     last = [ring.pop()] if len(ring) % 2 else []
-    return [each for each in (ring[::2], ring[1::2], last) if each]
+    return [pairs for pairs in (ring[::2], ring[1::2], last) if pairs]
 
 
-def _between(known: Mapping[str, Facts], pairs: Pairs) -> Iterator[tuple[str, Check]]:
+def _between(facts_by_node: Mapping[str, Facts], pairs: Pairs) -> Iterator[tuple[str, Check]]:
     for kind in ("all-reduce", "all-to-all"):
-        rates = {pair: rate[kind] for pair, rate in pairs.items() if kind in rate and {*pair} <= {*known}}
+        rates = {pair: rate[kind] for pair, rate in pairs.items() if kind in rate and {*pair} <= {*facts_by_node}}
         # A node's faster pair: the slow one may be the other's fault.
         best: dict[str, float] = {}
         for pair, rate in rates.items():
@@ -383,14 +396,14 @@ def _between(known: Mapping[str, Facts], pairs: Pairs) -> Iterator[tuple[str, Ch
         if len(best) > 2:
             yield from _slow(best, f"{kind} between nodes", 1e9, "GB/s", 0.3)
         for pair, rate in rates.items():
-            lines = [line for node in pair if (line := _line(known[node]))]
+            lines = [line for node in pair if (line := _line(facts_by_node[node]))]
             # A pair's all-reduce and all-to-all: what a node sends per second, at most what its line carries.
             if len(lines) == 2 and rate < SHARE_OF_LINE * min(lines):
-                shown = f"{rate / 1e9:.3g} GB/s between {' and '.join(pair)}, the line carries {min(lines) / 1e9:.3g}"
+                message = f"{rate / 1e9:.3g} GB/s between {' and '.join(pair)}, the line carries {min(lines) / 1e9:.3g}"
                 hint = "see NCCL_DEBUG=INFO for NET/Socket (TCP), and NCCL_IB_HCA"
-                yield from ((node, Check("FAIL", f"{kind} between nodes", shown, hint)) for node in pair)
-    for pair, found in pairs.items():
-        if not found:
+                yield from ((node, Check("FAIL", f"{kind} between nodes", message, hint)) for node in pair)
+    for pair, measured in pairs.items():
+        if not measured:
             yield from (
                 (node, Check("FAIL", "between nodes", f"{' and '.join(pair)} exchange nothing")) for node in pair
             )
@@ -412,15 +425,17 @@ def keep(verdicts: Sequence[Verdict]) -> None:
     """Keep the verdict of each node in the cache, for ``encore doctor --slurm``; a cache that is full keeps none."""
     with suppress(OSError):
         folder().mkdir(parents=True, exist_ok=True)
-        for each in verdicts:
-            content: KeptVerdict = {"time": utc_now(), **each.as_json()}
-            write_json(folder() / f"{each.node}.json", content)
+        for verdict in verdicts:
+            content: KeptVerdict = {"time": utc_now(), **verdict.as_json()}
+            write_json(folder() / f"{verdict.node}.json", content)
 
 
 def kept(name: str) -> str:
     """Return what the gate found of a node when it was asked last, and when; empty where it never was."""
     with suppress(EncoreError, KeyError, TypeError):
         content = read_json(folder() / f"{name}.json")
-        worst = [f"{each['name']}: {each['found']}" for each in content["checks"] if each["level"] == content["level"]]
+        worst = [
+            f"{check['name']}: {check['found']}" for check in content["checks"] if check["level"] == content["level"]
+        ]
         return f"{content['level']} at {content['time']}: {'; '.join(worst)}"
     return ""

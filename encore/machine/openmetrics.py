@@ -59,13 +59,17 @@ def render(reading: Mapping[str, Any], experiment: Path) -> str:
     ranks = [({**labels, "rank": rank}, line) for rank, line in _ranks(experiment, str(reading["node"]))]
     run = [(labels, step)] if (step := _last(experiment / "metrics.jsonl", '"kind": "step"')) else []
     lines: list[str] = []
-    for table, places in ((OF_NODE, [(labels, reading)]), (OF_GPU, gpus), (OF_RANK, ranks), (OF_RUN, run)):
-        for key, name, kind, factor, what in table:
-            samples = [(each, place[key] * factor) for each, place in places if place.get(key) is not None]
+    for table, sources in ((OF_NODE, [(labels, reading)]), (OF_GPU, gpus), (OF_RANK, ranks), (OF_RUN, run)):
+        for key, name, kind, factor, description in table:
+            samples = [
+                (labels_of_sample, reading_of_source[key] * factor)
+                for labels_of_sample, reading_of_source in sources
+                if reading_of_source.get(key) is not None
+            ]
             if samples:
-                lines += [f"# TYPE {name} {kind}", f"# HELP {name} {what}."]
+                lines += [f"# TYPE {name} {kind}", f"# HELP {name} {description}."]
                 end = "_total" if kind == "counter" else ""
-                lines += [f"{name}{end}{_labels(each)} {value:.10g}" for each, value in samples]
+                lines += [f"{name}{end}{_labels(labels_of_sample)} {value:.10g}" for labels_of_sample, value in samples]
     return "\n".join([*lines, "# EOF"]) + "\n"
 
 

@@ -30,23 +30,23 @@ class Compared(Generic[Key]):
 
 def compared(values: Mapping[Key, float]) -> list[Compared[Key]]:
     """Compare each value with the others; nothing where there is only one."""
-    found = []
+    comparisons = []
     for name, value in values.items() if len(values) > 1 else ():
-        others = [other for key, other in values.items() if key != name]
-        middle = statistics.median(others)
-        spread = statistics.median(abs(other - middle) for other in others)
-        found.append(Compared(name=name, value=value, others=middle, spread=spread))
-    return found
+        rest = [other for key, other in values.items() if key != name]
+        middle = statistics.median(rest)
+        spread = statistics.median(abs(other - middle) for other in rest)
+        comparisons.append(Compared(name=name, value=value, others=middle, spread=spread))
+    return comparisons
 
 
 def lowest(values: Mapping[Key, float]) -> Compared[Key] | None:
-    return min(compared(values), key=lambda each: each.value, default=None)
+    return min(compared(values), key=lambda comparison: comparison.value, default=None)
 
 
 def slow_ones(values: Mapping[Key, float], tolerance: float) -> dict[Key, float]:
     """Return the share of the others' median that each reaches which is slow by more than ``tolerance``, and far."""
     return {
-        each.name: each.value / each.others
-        for each in compared(values)
-        if each.others > 0 and each.value < each.others * (1 - tolerance) and each.is_far
+        comparison.name: comparison.value / comparison.others
+        for comparison in compared(values)
+        if comparison.others > 0 and comparison.value < comparison.others * (1 - tolerance) and comparison.is_far
     }

@@ -26,8 +26,8 @@ CHUNK = 1 << 24
 
 def weight_files(configuration: Configuration, data: Path) -> dict[str, Path]:
     """Return the file of each key that names one; a name without a folder is one in the data folder."""
-    given = {key: str(configuration.get(key)) for key in configuration.choice.benchmark.weights}
-    return {key: data / name for key, name in given.items() if name}
+    paths = {key: str(configuration.get(key)) for key in configuration.choice.benchmark.weights}
+    return {key: data / name for key, name in paths.items() if name}
 
 
 def _digest(path: Path, algorithm: str) -> str:
@@ -38,26 +38,26 @@ def _digest(path: Path, algorithm: str) -> str:
     return digest.hexdigest()
 
 
-def refuse_wrong(key: str, path: Path, wanted: Weights) -> str:
+def refuse_wrong(key: str, path: Path, expected: Weights) -> str:
     """Return what is known of the file that a submitted system is to begin with.
 
     Raises:
         EncoreError: it is not there, or is another one than was published.
     """
     instead = f"--set {key}=FILE where it is elsewhere; --set {key}= begins with random weights, unlike the submission"
-    get = f"put {' and '.join((wanted.file, *wanted.also))} of {wanted.source} into the data folder; {instead}"
-    same_form = path.suffix == Path(wanted.file).suffix
-    for each in (path, *(path.with_name(name) for name in wanted.also if same_form)):
-        if not each.is_file():
-            raise EncoreError(f"{each} does not exist", expected=wanted.title, hint=get)
-    if not same_form or not wanted.checksums:
+    get = f"put {' and '.join((expected.file, *expected.also))} of {expected.source} into the data folder; {instead}"
+    same_form = path.suffix == Path(expected.file).suffix
+    for file in (path, *(path.with_name(name) for name in expected.also if same_form)):
+        if not file.is_file():
+            raise EncoreError(f"{file} does not exist", expected=expected.title, hint=get)
+    if not same_form or not expected.checksums:
         return f"no checksum of a {path.suffix} file is published; its names and shapes are checked when it is read"
-    for algorithm, published in wanted.checksums.items():
-        found = _digest(path, algorithm)
-        if not found.startswith(published):
+    for algorithm, published in expected.checksums.items():
+        digest = _digest(path, algorithm)
+        if not digest.startswith(published):
             raise EncoreError(
-                f"{path} has the {algorithm.upper()} {found}",
-                expected=f"{wanted.title}: {' or '.join(published)} ({wanted.published})",
+                f"{path} has the {algorithm.upper()} {digest}",
+                expected=f"{expected.title}: {' or '.join(published)} ({expected.published})",
                 hint=get,
             )
     return ""
@@ -89,14 +89,14 @@ def weight_mounts(files: dict[str, Path], data: Path) -> tuple[Mount, ...]:
     return tuple(Mount(path, str(path), True) for path in (*outside, *sorted(parts)))
 
 
-def refuse_other_weights(files: dict[str, Path], known: Mapping[str, Any]) -> None:
+def refuse_other_weights(files: dict[str, Path], recorded: Mapping[str, Any]) -> None:
     """Refuse a file that is not the one of the passport; one that is gone may be in a checkpoint."""
     there = weights_json({key: path for key, path in files.items() if path.is_file()})
-    for key, found in there.items():
-        if key in known and found["sha256"] != known[key]["sha256"]:
+    for key, current in there.items():
+        if key in recorded and current["sha256"] != recorded[key]["sha256"]:
             raise EncoreError(
-                f"{found['file']} is not the file of {key} that the run began with",
-                expected=f"SHA-256 {known[key]['sha256'][:12]}",
+                f"{current['file']} is not the file of {key} that the run began with",
+                expected=f"SHA-256 {recorded[key]['sha256'][:12]}",
                 hint="restore it, or start a new run",
             )
 
@@ -123,24 +123,24 @@ class Check:
 
 def check_devices(configuration: Configuration, machine: Node) -> list[Check]:
     """Check GPUs or cores against what the configuration wants on this machine."""
-    wanted = configuration.ranks_per_node
+    needed = configuration.ranks_per_node
     if configuration.get("device") == "cpu":
-        if wanted > machine.cores:
+        if needed > machine.cores:
             hint = f"ask for at most {machine.cores} to go faster"
-            return [Check("WARN", "cores", f"{wanted} ranks share {machine.cores} cores", hint)]
-        return [Check("OK", "cores", f"{wanted} ranks on {machine.cores} cores")]
+            return [Check("WARN", "cores", f"{needed} ranks share {machine.cores} cores", hint)]
+        return [Check("OK", "cores", f"{needed} ranks on {machine.cores} cores")]
     if not machine.gpus:
         hint = "use --system cpu, which runs the same code on the toy data set"
-        return [Check("FAIL", "GPUs", f"{wanted} GPUs wanted, none found on {machine.hostname}", hint)]
-    if wanted > len(machine.gpus):
+        return [Check("FAIL", "GPUs", f"{needed} GPUs wanted, none found on {machine.hostname}", hint)]
+    if needed > len(machine.gpus):
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        found = f"{len(machine.gpus)} found" + ("" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible!r}")
-        return [Check("FAIL", "GPUs", f"{wanted} GPUs wanted, {found}", f"ask for at most {len(machine.gpus)}")]
-    kinds = {gpu.name for gpu in machine.gpus[:wanted]}
+        message = f"{len(machine.gpus)} found" + ("" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible!r}")
+        return [Check("FAIL", "GPUs", f"{needed} GPUs wanted, {message}", f"ask for at most {len(machine.gpus)}")]
+    kinds = {gpu.name for gpu in machine.gpus[:needed]}
     if len(kinds) > 1:
-        found = f"the GPUs differ: {', '.join(sorted(kinds))}"
-        return [Check("WARN", "GPUs", found, "the slowest sets the pace; choose with CUDA_VISIBLE_DEVICES")]
-    return [Check("OK", "GPUs", f"{wanted} of {len(machine.gpus)} x {machine.gpus[0].name}")]
+        message = f"the GPUs differ: {', '.join(sorted(kinds))}"
+        return [Check("WARN", "GPUs", message, "the slowest sets the pace; choose with CUDA_VISIBLE_DEVICES")]
+    return [Check("OK", "GPUs", f"{needed} of {len(machine.gpus)} x {machine.gpus[0].name}")]
 
 
 def check_data_sets(folders: Mapping[str, Path]) -> list[Check]:
@@ -172,12 +172,12 @@ def check_data_set(
         return Check("FAIL", "data set", error.found + expected, error.hint), None
     except KeyError as error:
         return Check("FAIL", "data set", f"{data / PASSPORT} lacks {error}", "prepare the data set again"), None
-    for found, expected, hint in misfits:
+    for problem, expected, hint in misfits:
         # Of the configuration with the data set, the ranks or their memory: the words say of which.
-        return Check("FAIL", "fit", f"with {passport.name} in {data}: {found}; expected {expected}", hint), passport
+        return Check("FAIL", "fit", f"with {passport.name} in {data}: {problem}; expected {expected}", hint), passport
     if passport.unearned:
-        found = f"{data} is called {passport.name} and is not: {passport.unearned}"
-        return Check("WARN", "data set", found, "give the published data set, or go on with it as own data"), passport
+        problem = f"{data} is called {passport.name} and is not: {passport.unearned}"
+        return Check("WARN", "data set", problem, "give the published data set, or go on with it as own data"), passport
     return Check("OK", "data set", f"{passport.name} in {data}"), passport
 
 
@@ -216,9 +216,9 @@ def check_shared_memory(configuration: Configuration) -> Check:
 
 def check_limits(configuration: Configuration) -> Check:
     """Check the limit on open files, for DALI and the sockets between ranks."""
-    soft, wanted = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 256 + 64 * configuration.ranks
-    short = Check("WARN", "open files", f"limit {soft}, {wanted} may be needed", f"ulimit -n {wanted}")
-    return short if soft < wanted else Check("OK", "open files", f"limit {soft}")
+    soft, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 256 + 64 * configuration.ranks
+    short = Check("WARN", "open files", f"limit {soft}, {needed} may be needed", f"ulimit -n {needed}")
+    return short if soft < needed else Check("OK", "open files", f"limit {soft}")
 
 
 def family(accelerator: str) -> str:
@@ -237,9 +237,9 @@ def check_accelerator(configuration: Configuration, machine: Node) -> list[Check
     submitted = configuration.system.accelerator
     if configuration.get("device") == "cpu" or not machine.gpus or family(submitted) in machine.gpus[0].name:
         return []
-    found = f"the configuration was submitted on {submitted}, this is {machine.gpus[0].name}"
+    message = f"the configuration was submitted on {submitted}, this is {machine.gpus[0].name}"
     hint = "a batch that fits there may not fit here, and the times cannot be compared with each other"
-    return [Check("WARN", "accelerator", found, hint)]
+    return [Check("WARN", "accelerator", message, hint)]
 
 
 def check_submission(configuration: Configuration, passport: DataPassport | None) -> Check:

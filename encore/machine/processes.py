@@ -89,17 +89,21 @@ def kills_for_memory() -> int:
 
 def heartbeats(folder: Path) -> list[Heartbeat]:
     """Return the heartbeats in a job's ``heartbeat`` folder, in order of rank."""
-    found = []
+    beats = []
     for path in folder.glob("rank_*"):
         with contextlib.suppress(OSError, ValueError):
-            pid, host, step, when, *more = path.read_text(encoding="ascii").split()
-            rank, alive, ticks = int(path.name[5:]), float(more[0] if more else when), int(more[1] if more[1:] else 0)
-            found.append(
+            pid, host, step, when, *extra = path.read_text(encoding="ascii").split()
+            rank, alive, ticks = (
+                int(path.name[5:]),
+                float(extra[0] if extra else when),
+                int(extra[1] if extra[1:] else 0),
+            )
+            beats.append(
                 Heartbeat(
                     rank=rank, pid=int(pid), host=host, step=int(step), time=float(when), alive=alive, started=ticks
                 )
             )
-    return sorted(found, key=lambda beat: beat.rank)
+    return sorted(beats, key=lambda beat: beat.rank)
 
 
 def signal_ranks(folder: Path, number: signal.Signals) -> int:
@@ -194,8 +198,8 @@ def left_running(folder: Path) -> list[psutil.Process]:
     with contextlib.suppress(OSError, ValueError):
         pid, host, ticks = (folder / LAUNCHER).read_text(encoding="ascii").split()
         roots += _find(int(pid), int(ticks), folder) if host == platform.node() else []
-    every = dict.fromkeys(process for root in roots for process in family(root.pid))
-    return [process for process in every if is_running(process)]
+    processes = dict.fromkeys(process for root in roots for process in family(root.pid))
+    return [process for process in processes if is_running(process)]
 
 
 def is_running(process: psutil.Process) -> bool:

@@ -24,14 +24,14 @@ SYSTEM_PACKAGES = Path("/opt/encore/system-packages.txt")
 
 def problems(modules: list[str]) -> dict[str, str]:
     """Return why modules cannot be imported, by name; they are imported in the order given."""
-    found = {}
+    errors = {}
     for name in modules:
         try:
             importlib.import_module(name)
         # A library that is missing or built for another machine raises whatever it likes.
         except Exception as error:
-            found[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-    return found
+            errors[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    return errors
 
 
 def packages() -> dict[str, str]:
@@ -42,8 +42,15 @@ def packages() -> dict[str, str]:
     # A version of Debian's: epoch, colon, the software's own version, dash, revision.
     system = re.findall(r"^([\w.+-]+)=(?:\d+:)?(\S+?)(?:-[^-\s]*)?$", manifest, re.MULTILINE)
     # The first of a name on the path is the one that is imported.
-    found = reversed(list(metadata.distributions()))
-    return {**dict(system), **{each.metadata["Name"]: each.version for each in found if each.metadata["Name"]}}
+    distributions = reversed(list(metadata.distributions()))
+    return {
+        **dict(system),
+        **{
+            distribution.metadata["Name"]: distribution.version
+            for distribution in distributions
+            if distribution.metadata["Name"]
+        },
+    }
 
 
 def value(expression: str) -> Any:
@@ -72,19 +79,19 @@ def check_build() -> str:
     return done.stdout
 
 
-def facts(wanted: dict[str, Any]) -> dict[str, Any]:
+def facts(question: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a question of :mod:`encore.machine.interpreters`."""
-    failed = problems(wanted["modules"])
+    failed = problems(question["modules"])
     horovod = installed("horovod")
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "problems": failed,
         "packages": packages(),
-        "cuda": str(value(wanted["cuda"]) or ""),
-        "gpus": int(value(wanted["gpus"]) or 0),
+        "cuda": str(value(question["cuda"]) or ""),
+        "gpus": int(value(question["gpus"]) or 0),
         "mpirun": shutil.which("mpirun") is not None,
         "horovod": horovod,
-        "check_build": check_build() if horovod and horovod != wanted["known"] and not failed else "",
+        "check_build": check_build() if horovod and horovod != question["known"] and not failed else "",
     }
 
 

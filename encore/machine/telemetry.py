@@ -168,12 +168,12 @@ class Telemetry:
     def _run(self) -> None:
         psutil.cpu_percent(None)
         next_time = time.monotonic()
-        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
-            handles = held.enter_context(node.devices())
-            xids = held.enter_context(xid_events(handles))
-            file = held.enter_context(self._path.open("a", encoding="utf-8"))
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            handles = stack.enter_context(node.devices())
+            xids = stack.enter_context(xid_events(handles))
+            file = stack.enter_context(self._path.open("a", encoding="utf-8"))
             textfile = openmetrics.Textfile(self._path.parent)
-            held.callback(textfile.remove)
+            stack.callback(textfile.remove)
             while not self._ended.wait(max(0.0, next_time - time.monotonic())):
                 gpus = [GpuSample(**sample_gpu(handle)) for handle in handles]
                 reading = asdict(Sample(**sample_host(), gpus=gpus, xids=xids()))
@@ -190,10 +190,10 @@ def sampled(path: Path, elsewhere: Sequence[Sequence[str]] = ()) -> Iterator[lis
     What a command prints goes to a file next to ``path``: a node without telemetry is no reason to end a run.
     """
     here = Telemetry(path)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         children = []
         for argv in elsewhere:
-            output = held.enter_context(path.with_name("telemetry.txt").open("ab"))
+            output = stack.enter_context(path.with_name("telemetry.txt").open("ab"))
             with contextlib.suppress(OSError):
                 child = subprocess.Popen(
                     argv, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd=paths.ROOT, start_new_session=True

@@ -33,27 +33,27 @@ def key_of(configuration: Configuration, image: dict[str, Any] | None, python: P
 
 def give(key: str, folder: Path) -> bool:
     """Copy what an earlier run has kept into an experiment's folder; return whether there was any."""
-    kept = _place(key)
+    cached = _place(key)
     if not key:
         return False
     with suppress(OSError):  # It only saves time
         # PyTorch loads code from it
-        if kept.lstat().st_uid != os.geteuid():
+        if cached.lstat().st_uid != os.geteuid():
             return False
-        shutil.copyfile(kept, folder / FILE, follow_symlinks=False)
+        shutil.copyfile(cached, folder / FILE, follow_symlinks=False)
         return True
     return False
 
 
 def keep(key: str, folder: Path) -> None:
     """Move what an experiment has compiled into the cache, over what was there."""
-    made, kept = folder / FILE, _place(key)
+    output, cached = folder / FILE, _place(key)
     with suppress(OSError):
-        if key and made.exists():
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            with files.replaced(kept) as target, made.open("rb") as source:
+        if key and output.exists():
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            with files.replaced(cached) as target, output.open("rb") as source:
                 shutil.copyfileobj(source, target)
-        made.unlink(missing_ok=True)
+        output.unlink(missing_ok=True)
 
 
 def _place(key: str) -> Path:

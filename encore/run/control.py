@@ -33,7 +33,11 @@ class Subject:
 
 def experiments(job: str, folder: RunFolder, jobs: status.Queue) -> list[Experiment]:
     # The experiments of a run folder that are the job's: for a task of an array its own.
-    return [each for each in folder.experiments() if "_" not in job or status.job_of(folder, each, jobs) == job]
+    return [
+        experiment
+        for experiment in folder.experiments()
+        if "_" not in job or status.job_of(folder, experiment, jobs) == job
+    ]
 
 
 def named(text: str, results: Path) -> Subject:
@@ -44,16 +48,16 @@ def named(text: str, results: Path) -> Subject:
             return Subject(resuming[0].array if resuming else _last_job(folder), folder)
     match = JOB.fullmatch(text)
     if match is None:
-        known = [folder.path.name for folder in status.run_folders(results)]
-        if not known:
+        run_names = [folder.path.name for folder in status.run_folders(results)]
+        if not run_names:
             raise EncoreError(f"no run {text!r}: there are none in {results}", hint="--results DIR")
-        raise names.unknown("run", text, known)
-    found = queue.numbered(match["name"]) if queue.is_there() else []
+        raise names.unknown("run", text, run_names)
+    jobs = queue.numbered(match["name"]) if queue.is_there() else []
     # A task of an array has a number of its own, which only Slurm knows.
-    mine = [job for job in found if job.number == match["name"] and job.task is not None]
-    job = mine[0].name if len(mine) == 1 and mine[0].array != match["name"] else match["name"]
-    folder_found = folder_of(job, results, found)
-    if not found and folder_found is None:
+    tasks = [job for job in jobs if job.number == match["name"] and job.task is not None]
+    job = tasks[0].name if len(tasks) == 1 and tasks[0].array != match["name"] else match["name"]
+    folder_found = folder_of(job, results, jobs)
+    if not jobs and folder_found is None:
         commands.require()
         raise EncoreError(
             f"no job {job}, and no run folder of it in {results}",
@@ -66,31 +70,31 @@ def named(text: str, results: Path) -> Subject:
 def _last_job(folder: RunFolder) -> str:
     # The job or array that has the folder; empty outside of Slurm or where it cannot be read.
     with contextlib.suppress(*status.DAMAGE):
-        began = [state for each in folder.experiments() if (state := each.state()).started]
+        began = [state for experiment in folder.experiments() if (state := experiment.state()).started]
         if began:
             return max(began, key=lambda state: state.started).job.partition("_")[0]
     return status.number_of(folder)
 
 
-def folder_of(job: str, results: Path, known: Sequence[queue.Job] = ()) -> RunFolder | None:
-    # The newest run folder in which a job works: in ``results``, or where ``known`` says that it makes it.
+def folder_of(job: str, results: Path, jobs: Sequence[queue.Job] = ()) -> RunFolder | None:
+    # The newest run folder in which a job works: in ``results``, or where ``jobs`` says that it makes it.
     array = job.partition("_")[0]
-    resumed = next((each.resumes for each in known if each.resumes is not None), None)
+    resumed = next((queued.resumes for queued in jobs if queued.resumes is not None), None)
     if resumed is not None and (resumed / "run.json").is_file():
         return RunFolder(resumed)
-    places = {each.results for each in known if each.results is not None} | {results}
-    for folder in (folder for place in places for folder in status.run_folders(place)):
+    results_folders = {queued.results for queued in jobs if queued.results is not None} | {results}
+    for folder in (folder for path in results_folders for folder in status.run_folders(path)):
         if (folder.path / "run.json").is_file() and array in (status.number_of(folder), _last_job(folder)):
             return folder
     return None
 
 
 def newest(results: Path) -> RunFolder:
-    mine = [status.elsewhere(job, results) for job in status.ask().jobs if job.user == queue.this_user()]
-    every = [*status.run_folders(results), *filter(None, mine)]
-    found = [folder for folder in every if (folder.path / "run.json").is_file()]
-    if found:
-        return max(found, key=lambda each: status.made(each.path))
+    elsewhere = [status.elsewhere(job, results) for job in status.ask().jobs if job.user == queue.this_user()]
+    folders = [*status.run_folders(results), *filter(None, elsewhere)]
+    runs = [folder for folder in folders if (folder.path / "run.json").is_file()]
+    if runs:
+        return max(runs, key=lambda run: status.made(run.path))
     raise EncoreError(f"no run in {results}", hint="start one with: encore run; or name the folder: --results DIR")
 
 
@@ -113,10 +117,10 @@ def cancel(subject: Subject, trust_owner: bool = False) -> list[str]:
 def _cancel_job(subject: Subject) -> list[str]:
     commands.require()
     job, folder = subject.job, subject.folder
-    found = queue.numbered(job)
-    alive = [each for each in found if not each.has_ended]
+    tasks = queue.numbered(job)
+    alive = [task for task in tasks if not task.has_ended]
     if not alive:
-        state = f": {found[0].state}" if found else ""
+        state = f": {tasks[0].state}" if tasks else ""
         raise EncoreError(f"job {job} has ended{state}", hint=_look(folder))
     first = alive[0]
     if first.user != queue.this_user():
@@ -128,12 +132,12 @@ def _cancel_job(subject: Subject) -> list[str]:
             hint=f"if you mean it: scancel {first.name}",
         )
     commands.call("scancel", job)
-    what = f"job {job}" + (f", {len(alive)} tasks" if len(alive) > 1 else "")
-    where = "in the queue" if all(each.waits for each in alive) else "running"
-    done = [f"cancelled {what} ({where})"]
+    label = f"job {job}" + (f", {len(alive)} tasks" if len(alive) > 1 else "")
+    state_text = "in the queue" if all(task.waits for task in alive) else "running"
+    done = [f"cancelled {label} ({state_text})"]
     if folder is None:
         return [*done, "it has no run folder yet: nothing is left of it"]
-    if where == "running":
+    if state_text == "running":
         done.append("its ranks write a checkpoint if Slurm leaves them the time (KillWait)")
     return [*done, f"resume with: {hints.resume(folder.path)}"]
 
@@ -149,7 +153,7 @@ def _cancel_run(folder: RunFolder) -> list[str]:
         state = f"{rows[0].state}, {rows[0].reason}" if rows[0].reason else rows[0].state
         raise EncoreError(f"{folder.path.name} does not run: {state}", hint=_look(folder))
     numbers = {row.experiment for row in running}
-    stopped = [_stop(folder, each) for each in folder.experiments() if each.number in numbers]
+    stopped = [_stop(folder, experiment) for experiment in folder.experiments() if experiment.number in numbers]
     return [*stopped, f"resume with: {hints.resume(folder.path)}"]
 
 
@@ -182,12 +186,12 @@ def _stop(folder: RunFolder, experiment: Experiment) -> str:
     if unsupervised:
         _conclude(folder, experiment)
     state = experiment.state()
-    what = f"cancelled experiment {experiment.number + 1}"
+    summary = f"cancelled experiment {experiment.number + 1}"
     if state.status == "running" and not _is_left(experiment):
-        return f"{what}: its ranks, which nobody followed any more, have ended"
+        return f"{summary}: its ranks, which nobody followed any more, have ended"
     if state.status == "running":
-        return f"{what}: {len(ranks)} ranks were sent SIGTERM and have not reported their end"
-    return f"{what}: {state.status.replace('_', ' ')}, {state.reason}".rstrip(", ")
+        return f"{summary}: {len(ranks)} ranks were sent SIGTERM and have not reported their end"
+    return f"{summary}: {state.status.replace('_', ' ')}, {state.reason}".rstrip(", ")
 
 
 def _conclude(folder: RunFolder, experiment: Experiment) -> None:

@@ -61,22 +61,22 @@ def evaluate_experiment(
 
 def evaluate_run(run: RunFolder) -> list[ExperimentSummary]:
     """Judge every experiment of a run by the rules of its round; a benchmark that MLPerf has not has none."""
-    passport = run.metadata()
-    benchmark = catalogue.choose(passport["name"]).benchmark
-    round_name = passport["round"]
+    metadata = run.metadata()
+    benchmark = catalogue.choose(metadata["name"]).benchmark
+    round_name = metadata["round"]
     ruleset = f"{round_name.removeprefix('v')}.0" if round_name in ROUNDS else None
     return [evaluate_experiment(experiment, benchmark, ruleset) for experiment in run.experiments()]
 
 
 def standing(run: RunFolder) -> str:
-    passport = run.metadata()
-    return f"{passport['submission']['text']}; trained on {passport['data']['name']}"
+    metadata = run.metadata()
+    return f"{metadata['submission']['text']}; trained on {metadata['data']['name']}"
 
 
 def is_trial(run: RunFolder) -> bool:
     """Whether a run only tests the setup: on CPUs, or on a toy data set."""
-    passport = run.metadata()
-    return bool(passport["configuration"]["device"]["value"] == "cpu" or passport["submission"]["kind"] == "small")
+    metadata = run.metadata()
+    return bool(metadata["configuration"]["device"]["value"] == "cpu" or metadata["submission"]["kind"] == "small")
 
 
 def trial_result(run: RunFolder, summaries: Sequence[ExperimentSummary]) -> str:
@@ -85,11 +85,11 @@ def trial_result(run: RunFolder, summaries: Sequence[ExperimentSummary]) -> str:
     ``OK: trained on 2 CPU ranks to 0.9798 (target 0.95) in 47 s; toy data, not a reproduction``; of several runs:
     ``OK: 5 of 5 runs on 2 CPU ranks reached the target (0.95) in 44 to 61 s; toy data, not a reproduction``.
     """
-    passport = run.metadata()
-    small, name = catalogue.choose(passport["name"]).benchmark.small_data.name, passport["data"]["name"]
+    metadata = run.metadata()
+    small, name = catalogue.choose(metadata["name"]).benchmark.small_data.name, metadata["data"]["name"]
     data = "toy data" if name == small else f"data set {name}"
-    kind = "CPU rank" if passport["configuration"]["device"]["value"] == "cpu" else "GPU"
-    ranks = count_of(passport["nodes"] * passport["ranks_per_node"], kind)
+    kind = "CPU rank" if metadata["configuration"]["device"]["value"] == "cpu" else "GPU"
+    ranks = count_of(metadata["nodes"] * metadata["ranks_per_node"], kind)
     reached = [60 * experiment.minutes for experiment in summaries if experiment.minutes is not None]
     target = with_names(summaries[0].targets, "g")
     if len(summaries) == 1 and reached:

@@ -33,10 +33,10 @@ class Tail:
                 data = file.read()
         except OSError:
             return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        self._last = (whole or self._last)[-LAST_BYTES:] if self._offset else b""
-        return [record for record in map(_parse, whole.splitlines()) if record is not None]
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        self._last = (complete or self._last)[-LAST_BYTES:] if self._offset else b""
+        return [record for record in map(_parse, complete.splitlines()) if record is not None]
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -151,8 +151,8 @@ class Progress:
         elif kind == "step":
             self.epoch, self.step, self.loss = record["epoch"], record["step"], record["loss"]
             if self._times:
-                (seconds, steps), (before, step) = self.trained, self._times[-1]
-                self.trained = (seconds + record["time"] - before, steps + self.step - step)
+                (seconds, steps), (seconds_before, step) = self.trained, self._times[-1]
+                self.trained = (seconds + record["time"] - seconds_before, steps + self.step - step)
             self._times.append((record["time"], self.step))
         elif kind == "eval":
             self.qualities, self.evaluated_epoch = record["qualities"], record["epoch"]
@@ -160,8 +160,8 @@ class Progress:
         elif kind == "checkpoint":
             self._stopped = record["seconds"]
         elif kind == "checkpoint_written":
-            more = {"count": 1, "seconds": record["seconds"], "stopped": self._stopped}
-            self.written = {name: round(self.written.get(name, 0) + value, 3) for name, value in more.items()}
+            checkpoint = {"count": 1, "seconds": record["seconds"], "stopped": self._stopped}
+            self.written = {name: round(self.written.get(name, 0) + value, 3) for name, value in checkpoint.items()}
         elif kind == "end":
             self.outcome = record["outcome"]
 

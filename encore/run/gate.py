@@ -72,17 +72,17 @@ def of_job(allocation: Allocation, cluster: Cluster) -> Place:
 
 def of_hosts(hosts: Sequence[Host]) -> Place:
     """Return hosts that ssh reaches, of which the first is this machine; nothing is measured between them."""
-    commands = [() if multi_host.is_here(each.name) else multi_host.by_shell(each.name) for each in hosts]
+    commands = [() if multi_host.is_here(host.name) else multi_host.by_shell(host.name) for host in hosts]
     first = multi_host.for_launcher(tuple(hosts))[0].name
-    return Place(nodes=tuple(each.name for each in hosts), everywhere=tuple(commands), clock=first)
+    return Place(nodes=tuple(host.name for host in hosts), everywhere=tuple(commands), clock=first)
 
 
 def check(
-    place: Place,
+    nodes: Place,
     disks: Sequence[Path],
     python: Path | None = None,
     on_step: Callable[[str], None] = lambda text: None,
-    named: bool = False,
+    must_exist: bool = False,
 ) -> list[Verdict]:
     """Ask all nodes, then pairs of them; return the verdict of each. It takes up to five minutes.
 
@@ -94,27 +94,27 @@ def check(
         named: the folders have to be there; else a run would make them.
     """
     until = time.monotonic() + ALL_SECONDS
-    on_step(f"asking {len(place.nodes)} node{'s' * (len(place.nodes) > 1)}")
+    on_step(f"asking {len(nodes.nodes)} node{'s' * (len(nodes.nodes) > 1)}")
     with health.clock_served() as port:
         question = {
             "disks": list(map(str, disks)),
-            "named": named,
-            "clock": f"{place.clock}:{port}" if len(place.nodes) > 1 else "",
+            "named": must_exist,
+            "clock": f"{nodes.clock}:{port}" if len(nodes.nodes) > 1 else "",
             "python": str(python or ""),
         }
         program = (sys.executable, "-m", "encore.machine.health", json.dumps(question))
         with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-            answered = list(pool.map(lambda command: _ask(command, program), place.everywhere))
-    found: dict[str, Any] = dict.fromkeys(place.nodes)
-    why = dict.fromkeys(place.nodes, f"no answer within {NODE_SECONDS:g} s")
+            answered = list(pool.map(lambda command: _ask(command, program), nodes.everywhere))
+    facts_by_node: dict[str, Any] = dict.fromkeys(nodes.nodes)
+    reasons = dict.fromkeys(nodes.nodes, f"no answer within {NODE_SECONDS:g} s")
     # A host answers by its own name, and is known here by the one that ssh has.
-    one_each = len(place.everywhere) == len(place.nodes)
+    one_each = len(nodes.everywhere) == len(nodes.nodes)
     for position, (answers, reason) in enumerate(answered):
-        asked = place.nodes[position : position + 1] if one_each else place.nodes
-        found.update({asked[0] if one_each else name: facts for name, facts in answers.items()})
-        why.update({name: reason for name in asked if reason})
-    pairs = _pairs(place, python, found, on_step, until) if python else {}
-    return node_checks.check_nodes(found, pairs, why)
+        names = nodes.nodes[position : position + 1] if one_each else nodes.nodes
+        facts_by_node.update({names[0] if one_each else name: facts for name, facts in answers.items()})
+        reasons.update({name: reason for name in names if reason})
+    pairs = _pairs(nodes, python, facts_by_node, on_step, until) if python else {}
+    return node_checks.check_nodes(facts_by_node, pairs, reasons)
 
 
 def _ask(command: tuple[str, ...], program: tuple[str, ...]) -> tuple[dict[str, Any], str]:
@@ -131,32 +131,32 @@ def _ask(command: tuple[str, ...], program: tuple[str, ...]) -> tuple[dict[str, 
     except subprocess.TimeoutExpired:
         process.terminate()  # srun then ends its tasks; killed, it would leave them
         output, errors = process.communicate()
-    said = [line.removeprefix("srun: error: ") for line in errors.splitlines() if line.strip()]
-    reason = (said or [f"exit code {process.returncode}"])[-1] if process.returncode else ""
+    messages = [line.removeprefix("srun: error: ") for line in errors.splitlines() if line.strip()]
+    reason = (messages or [f"exit code {process.returncode}"])[-1] if process.returncode else ""
     return health.parsed(output), reason
 
 
 def _pairs(
-    place: Place, python: Path, found: Mapping[str, Any], on_step: Callable[[str], None], until: float
+    nodes: Place, python: Path, facts_by_node: Mapping[str, Any], on_step: Callable[[str], None], until: float
 ) -> dict[tuple[str, str], dict[str, float]]:
-    names = [name for name in place.nodes if found[name] is not None]
-    if place.pair is None or len(names) < 2:
+    names = [name for name in nodes.nodes if facts_by_node[name] is not None]
+    if nodes.pair is None or len(names) < 2:
         return {}
     measured: dict[tuple[str, str], dict[str, float]] = {}
-    cards = min(len(found[name]["gpus"]) for name in names)
+    cards = min(len(facts_by_node[name]["gpus"]) for name in names)
     size = ("--device", "gpu") if cards else ("--device", "cpu", "--most-bytes", str(1 << 22))
     program = (str(python), "-m", "benchmarks.common.checks.link_speeds", *size)
     for pairs in node_checks.rounds_of(names):
-        left = until - time.monotonic()
-        if left < PAIR_SECONDS:
+        remaining = until - time.monotonic()
+        if remaining < PAIR_SECONDS:
             on_step(f"not measured, for no time is left: {', '.join('-'.join(pair) for pair in pairs)}")
             continue
         on_step(f"measuring between {', '.join('-'.join(pair) for pair in pairs)}")
         with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
             commands = [
-                place.pair(pair, cards or 1, (*program, "--no-pairs", "--output", "/dev/stdout")) for pair in pairs
+                nodes.pair(pair, cards or 1, (*program, "--no-pairs", "--output", "/dev/stdout")) for pair in pairs
             ]
-            measured.update(zip(pairs, pool.map(lambda each: _rates(*each), commands), strict=True))
+            measured.update(zip(pairs, pool.map(lambda rank_command: _rates(*rank_command), commands), strict=True))
     return measured
 
 
@@ -173,35 +173,35 @@ def _rates(argv: tuple[str, ...], variables: Environment) -> dict[str, float]:
     return {}
 
 
-def own_python(named: Path | None) -> Path | None:
+def own_python(requested: Path | None) -> Path | None:
     """Return the Python of the framework that measures: the one named, else Encore's own if it has been made."""
-    if named is not None:
-        return named.expanduser().absolute()
+    if requested is not None:
+        return requested.expanduser().absolute()
     with suppress(EncoreError):
-        made = environment.describe(launchers.own_framework())
-        return made.python if made.is_ready else None
+        framework = environment.describe(launchers.own_framework())
+        return framework.python if framework.is_ready else None
     return None
 
 
 # -- a run in a job with spare nodes --------------------------------------------------------------------------
 
 
-def leave_out_failed(wanted: int | None, cluster: Cluster, results: Path, on_step: Callable[[str], None]) -> Gate:
+def leave_out_failed(min_nodes: int | None, cluster: Cluster, results: Path, on_step: Callable[[str], None]) -> Gate:
     """Leave nodes of this Slurm job that fail the gate out of the run, by ENCORE_LEFT_OUT in this environment.
 
     Returns what it found, for gate.json of the run folder.
 
     Raises:
-        EncoreError: outside of a Slurm job, or where fewer nodes pass than are ``wanted`` (None: all of them).
+        EncoreError: outside of a Slurm job, or where fewer nodes pass than are ``min_nodes`` (None: all of them).
     """
     allocation = queue.this_allocation(os.environ)
     if allocation is None:
         raise EncoreError("--gate outside of a Slurm job", hint="encore doctor --nodes --hosts n1:8,n2:8")
     verdicts = check(of_job(allocation, cluster), (results,), on_step=on_step)
     node_checks.keep(verdicts)
-    failed = {each.node: "; ".join(each.reasons) for each in verdicts if each.level == "FAIL"}
+    failed = {verdict.node: "; ".join(verdict.reasons) for verdict in verdicts if verdict.level == "FAIL"}
     reasons = [f"{name}: {reason}" for name, reason in failed.items()]
-    needed = wanted or len(allocation.nodes)
+    needed = min_nodes or len(allocation.nodes)
     if len(allocation.nodes) - len(failed) < needed:
         raise EncoreError(
             f"{len(failed)} of {len(allocation.nodes)} nodes failed the gate: {' | '.join(reasons)}",
@@ -213,4 +213,4 @@ def leave_out_failed(wanted: int | None, cluster: Cluster, results: Path, on_ste
         on_step(f"left out by the gate: {line}")
     if failed:
         os.environ[queue.LEFT_OUT] = ",".join(failed)
-    return {"time": utc_now(), "nodes": [each.as_json() for each in verdicts]}
+    return {"time": utc_now(), "nodes": [verdict.as_json() for verdict in verdicts]}

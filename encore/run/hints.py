@@ -12,11 +12,11 @@ from encore.errors import EncoreError
 from encore.run.run_folder import RunFolder
 
 
-def command(*words: str | Path) -> str:
+def command(*args: str | Path) -> str:
     """Return a command of Encore's as a shell takes it; by its path where ``encore`` is not on PATH."""
     installed = paths.ROOT / ".venv" / "bin" / "encore"
     program = "encore" if shutil.which("encore") or not installed.exists() else str(installed)
-    return shlex.join([program, *(str(word) for word in words)])
+    return shlex.join([program, *(str(word) for word in args)])
 
 
 # Keys of a configuration that decide how much a step of the training or the evaluation holds at once.
@@ -28,12 +28,12 @@ PARTS = ("accumulation", "accumulation_steps")  # Those of the parts of a batch 
 
 def less_memory(configuration: Configuration, memory: str) -> str:
     # Which values of a configuration to change where the ``memory`` of the GPU or the CPU is too small.
-    def named(keys: Sequence[str], least: int) -> str:
+    def choices(keys: Sequence[str], least: int) -> str:
         there = [key for key in keys if key in configuration.values and configuration.get(key) >= least]
         return " or ".join(f"{key} (now {configuration.get(key)})" for key in there)
 
-    lower = named(BATCHES if memory == "GPU" else (*BATCHES, *INPUT), 2)
-    higher = named([key for key in PARTS if configuration.accepts(key, configuration.get("batch_size"))], 1)
+    lower = choices(BATCHES if memory == "GPU" else (*BATCHES, *INPUT), 2)
+    higher = choices([key for key in PARTS if configuration.accepts(key, configuration.get("batch_size"))], 1)
     ranks = configuration.ranks_per_node if memory == "CPU" else 1
     ways = [f"a lower {lower}" if lower else "", f"a higher {higher}" if higher else ""]
     ways.append(f"fewer ranks on a machine (now {ranks})" if ranks > 1 else "")
@@ -50,13 +50,15 @@ def cancel(run: Path) -> str:
 
 def resume(run: Path) -> str:
     """Return the command that continues a run: through the cluster where it was submitted, on its terms."""
-    submitted, cluster, asked = False, "", []
+    submitted, cluster, target_options = False, "", []
     with contextlib.suppress(EncoreError):
-        passport = RunFolder(run).metadata()
+        metadata = RunFolder(run).metadata()
         submitted, cluster = (
-            bool(passport.get("slurm") or passport.get("kubernetes")),
-            passport.get("cluster_file") or "",
+            bool(metadata.get("slurm") or metadata.get("kubernetes")),
+            metadata.get("cluster_file") or "",
         )
-        asked = [each for each in passport.get("arguments") or () if submitted and each == "--require-target"]
+        target_options = [
+            argument for argument in metadata.get("arguments") or () if submitted and argument == "--require-target"
+        ]
     with_cluster = ("--cluster", cluster) if cluster else ()
-    return command("submit" if submitted else "run", "--resume", run.absolute(), *with_cluster, *asked)
+    return command("submit" if submitted else "run", "--resume", run.absolute(), *with_cluster, *target_options)

@@ -41,16 +41,18 @@ def check_labels(image: engines.Image) -> str:
 
 def _answers(choice: catalogue.Choice, target: runtimes.Target) -> Iterator[tuple[str, str]]:
     # What the image's Python cannot import of what the training needs, and what it does not hold as pinned.
-    facts = runtimes.asked(target, choice, {}).facts
-    if facts is None:
+    info = runtimes.asked(target, choice, {}).facts
+    if info is None:
         yield "imports", "the image's Python did not answer"
         return
-    yield "imports", "; ".join(f"{name}: {why}" for name, why in facts.problems.items())
+    yield "imports", "; ".join(f"{name}: {error}" for name, error in info.problems.items())
     allowed: dict[str, set[str]] = {}
     for name, version in re.findall(r"^([\w-]+)==([\w.]+)", pinned(choice), re.MULTILINE):
         allowed.setdefault(name.lower().replace("_", "-"), set()).add(version)
-    held = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in facts.packages.items()}
-    wrong = [f"{name} {held.get(name, 'missing')}" for name, each in allowed.items() if held.get(name) not in each]
+    versions = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in info.packages.items()}
+    wrong = [
+        f"{name} {versions.get(name, 'missing')}" for name, pins in allowed.items() if versions.get(name) not in pins
+    ]
     yield "versions", f"not as pinned: {', '.join(wrong)}" if wrong else ""
 
 
@@ -90,9 +92,9 @@ def _secrets(choice: catalogue.Choice, engine: engines.Engine) -> str:
     variables, problem = _inside(choice, engine, "env")
     # An engine may pass the host's proxy into every container.
     settings = [line.partition("=") for line in variables.splitlines() if "_proxy=" not in line.lower()]
-    found = [name for name, _, value in settings if run_metadata.is_secret(name, value)]
-    found += [match[0] for match in run_metadata.LOGIN.finditer(history.stdout)]
-    return problem or (f"looks like a secret: {', '.join(found)}" if found else "")
+    suspects = [name for name, _, value in settings if run_metadata.is_secret(name, value)]
+    suspects += [match[0] for match in run_metadata.LOGIN.finditer(history.stdout)]
+    return problem or (f"looks like a secret: {', '.join(suspects)}" if suspects else "")
 
 
 def _training(choice: catalogue.Choice, engine: engines.Engine) -> str:
@@ -111,7 +113,7 @@ def _training(choice: catalogue.Choice, engine: engines.Engine) -> str:
         plan = planning.asked(planning.make_plan(request, small_data=Path(temporary) / choice.benchmark.name))
         quiet = runner.Hooks(
             step=lambda text: None,
-            prepare_data=lambda directory, by: data.prepare(directory.name, directory, data.Preparation(), by),
+            prepare_data=lambda directory, python: data.prepare(directory.name, directory, data.Preparation(), python),
             experiment=lambda experiment: None,
             progress=lambda progress: None,
             ended=lambda experiment, outcome: None,

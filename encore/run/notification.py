@@ -28,5 +28,5 @@ def send(target: str, content: Mapping[str, Any]) -> str:
         return "not a valid URL"  # The error has the URL, which may be secret
     except (OSError, ValueError, IndexError, http.client.HTTPException, subprocess.TimeoutExpired) as error:
         return str(error) or type(error).__name__
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    return "" if done.returncode == 0 else (said or [f"exit code {done.returncode}"])[-1]
+    messages = done.stderr.decode(errors="replace").strip().splitlines()
+    return "" if done.returncode == 0 else (messages or [f"exit code {done.returncode}"])[-1]

@@ -63,37 +63,37 @@ def this_process(job: str) -> Owner:
 
 @contextlib.contextmanager
 def owned(experiment: Experiment, job: str) -> Iterator[Owner]:
-    mine = this_process(job)
+    owner = this_process(job)
     try:
         with _locked(experiment.folder):
             _refuse(experiment, job)
-            files.write_json(experiment.folder / RECORD, asdict(mine))
+            files.write_json(experiment.folder / RECORD, asdict(owner))
     except OSError as error:
         raise EncoreError(
             f"{experiment.folder} cannot be written: {error.strerror}",
             hint="resume as its owner, where there is free space and the file system can be written",
         ) from error
     try:
-        yield mine
+        yield owner
     finally:
         with contextlib.suppress(OSError), _locked(experiment.folder):
-            if _read(experiment) == mine:
+            if _read(experiment) == owner:
                 (experiment.folder / RECORD).unlink()
 
 
-def renew(experiment: Experiment, mine: Owner) -> bool:
+def renew(experiment: Experiment, owner: Owner) -> bool:
     """Renew the record where it is time; False if somebody has taken the experiment over meanwhile.
 
     Its age says nothing of that: the new owner renews it as well. One that cannot be read now is nobody else's.
     """
-    found, record = _read(experiment), experiment.folder / RECORD
-    if found == mine:
+    current, record = _read(experiment), experiment.folder / RECORD
+    if current == owner:
         with contextlib.suppress(OSError):
             # By this host's clock alone: a file server, which dates a new file, has its own.
             now = time.time()
             if abs(now - record.stat().st_mtime) >= RENEWED_SECONDS:
                 os.utime(record, (now, now))
-    return found in (mine, None)
+    return current in (owner, None)
 
 
 def refuse_owned(experiments: Sequence[Experiment], job: str = "") -> None:
@@ -111,17 +111,17 @@ def is_run_here(experiment: Experiment) -> bool:
 
 def _refuse(experiment: Experiment, job: str) -> None:
     owner = _read(experiment)
-    how = "" if owner is None else _lives(owner, experiment, job)
-    left = processes.left_running(experiment.folder)
+    activity = "" if owner is None else _lives(owner, experiment, job)
+    orphans = processes.left_running(experiment.folder)
     run = experiment.folder.parent
-    if how:
+    if activity:
         raise EncoreError(
-            f"{owner} {how} experiment {experiment.number + 1} of {run.name}",
+            f"{owner} {activity} experiment {experiment.number + 1} of {run.name}",
             expected="a run that nobody runs",
             hint=f"follow it: {hints.follow(run)}; or end it: {hints.cancel(run)}",
         )
-    if left:
-        numbers = ", ".join(str(process.pid) for process in left)
+    if orphans:
+        numbers = ", ".join(str(process.pid) for process in orphans)
         raise EncoreError(
             f"processes of experiment {experiment.number + 1} still run here without their supervisor: {numbers}",
             expected="a run that nobody runs",
@@ -145,12 +145,12 @@ def _lives(owner: Owner, experiment: Experiment, job: str) -> str:
     if owner.job:
         if owner.job == job:
             return ""  # before a requeue of this very job
-        found = queue.asked(owner.job, owner.cluster)
-        if found is not None:
-            alive = [each for each in found if not each.has_ended]
+        tasks = queue.asked(owner.job, owner.cluster)
+        if tasks is not None:
+            alive = [task for task in tasks if not task.has_ended]
             if not alive:
                 return ""
-            return "waits in the queue to resume" if all(each.waits for each in alive) else "is running"
+            return "waits in the queue to resume" if all(task.waits for task in alive) else "is running"
     return "is running" if _renews(owner, experiment) else ""
 
 
@@ -162,10 +162,10 @@ def _renews(owner: Owner, experiment: Experiment) -> bool:
     print(f"{owner} has this run: waiting up to {SILENT_SECONDS:g} s to see whether it lives", file=sys.stderr)
     while time.monotonic() < end:
         time.sleep(WATCH_SECONDS)
-        found = _read(experiment)
-        if found is not None and (found != owner or _stamp(experiment) != first):
+        current = _read(experiment)
+        if current is not None and (current != owner or _stamp(experiment) != first):
             return True
-        if found is None and not (experiment.folder / RECORD).exists():
+        if current is None and not (experiment.folder / RECORD).exists():
             return False
     _silent.add(owner.token)
     return False

@@ -103,9 +103,9 @@ class Plan:
             gpus = self.configuration.get("device") == "gpu"
             return multi_host.launch(self.launcher, self.hosts, output, self.extra_environment, gpus)
         if self.allocation is None:
-            facts, ranks = self.target.facts, self.configuration.ranks
-            build = launchers.parse_check_build(facts.check_build) if facts else None
-            meeting = launchers.controller(build, facts.mpirun if facts else False, ranks)
+            info, ranks = self.target.facts, self.configuration.ranks
+            build = launchers.parse_check_build(info.check_build) if info else None
+            meeting = launchers.controller(build, info.mpirun if info else False, ranks)
             return launchers.on_one_node(framework, ranks, output, meeting, os.geteuid() == 0)
         # Pyxis finds PMIx itself, and on the host nothing is hidden.
         needs_folders = self.target.runtime not in ("host", "pyxis")
@@ -201,7 +201,7 @@ def make_plan(request: Request, small_data: Path | None = None, allocation: Allo
     _check_numbers(request, allocation)
     runtime, python = choose_python(request, cluster, choice)
     image = request.image or cluster.image or None
-    small, why = ("", "") if allocation else _toy_data_set(request, choice, cluster, machine)
+    small, toy_reason = ("", "") if allocation else _toy_data_set(request, choice, cluster, machine)
     request = replace(request, system=small or request.system)
     if allocation is not None:
         nodes, per_node = spread_over(allocation, request, cluster, machine)
@@ -234,7 +234,7 @@ def make_plan(request: Request, small_data: Path | None = None, allocation: Allo
         cluster=cluster,
         hosts=request.hosts,
         launcher=multi_host.choose(request.launcher, choice.implementation.framework, request.hosts),
-        toy_data_set=why,
+        toy_data_set=toy_reason,
     )
 
 
@@ -249,8 +249,11 @@ def _toy_data_set(request: Request, choice: Choice, cluster: Cluster, machine: n
     runtime, python = choose_python(request, cluster, choice)
     target = runtimes.choose(runtime, choice, machine, "gpu", request.image or cluster.image or None, python=python)
     target = runtimes.asked(target, choice, {}, ranks, start=False)
-    found = [*preflight.check_devices(resolved, machine), *container_checks.check(target, resolved, machine, [])]
-    problem = next((check for check in found if check.level == "FAIL"), None)
+    device_checks = [
+        *preflight.check_devices(resolved, machine),
+        *container_checks.check(target, resolved, machine, []),
+    ]
+    problem = next((check for check in device_checks if check.level == "FAIL"), None)
     small, full = choice.benchmark.small_data, choice.benchmark.full_data.name
     without = f"no {full} here: trains the toy data set, {small.name},"
     if problem is None:
@@ -325,12 +328,12 @@ def _check_numbers(request: Request, allocation: Allocation | None) -> None:
 def checks(plan: Plan) -> list[preflight.Check]:
     """Return the preflight checks of a plan; a toy data set that the run prepares may be missing."""
     creates_data = plan.makes_small_data and not (plan.data / "dataset.json").exists()
-    found = [preflight.Check("WARN", "toy data set", plan.toy_data_set)] if plan.toy_data_set else []
-    found += preflight.check_run(plan.configuration, plan.machine, plan.data, plan.results, creates_data)
+    results = [preflight.Check("WARN", "toy data set", plan.toy_data_set)] if plan.toy_data_set else []
+    results += preflight.check_run(plan.configuration, plan.machine, plan.data, plan.results, creates_data)
     if creates_data:
-        made = preflight.Check("OK", "data set", f"the toy one will be made in {plan.data}")
-        found = [made if check.name == "data set" else check for check in found]
-        found += container_checks.check_preparation(plan.target, plan.configuration.choice)
+        ok = preflight.Check("OK", "data set", f"the toy one will be made in {plan.data}")
+        results = [ok if check.name == "data set" else check for check in results]
+        results += container_checks.check_preparation(plan.target, plan.configuration.choice)
     folders = [plan.data, plan.results]
     # The controller of Horovod that the launcher asks for: srun gives the ranks PMIx, which is MPI's. On one node
     # either will do.
@@ -338,17 +341,17 @@ def checks(plan: Plan) -> list[preflight.Check]:
     if plan.hosts:
         needed = "MPI" if plan.launcher == "mpirun" else "Gloo"
     horovod = container_checks.check_horovod(plan.target, plan.configuration, needed)
-    found = [*container_checks.check(plan.target, plan.configuration, plan.machine, folders), *horovod, *found]
+    results = [*container_checks.check(plan.target, plan.configuration, plan.machine, folders), *horovod, *results]
     if plan.hosts:
         mpi = multi_host.check_mpi(plan.launcher) if plan.target.python is None else []
-        return [*multi_host.local_checks(plan.hosts, plan.launcher, plan.target.runtime), *mpi, *found]
+        return [*multi_host.local_checks(plan.hosts, plan.launcher, plan.target.runtime), *mpi, *results]
     if plan.configuration.nodes > 1 and plan.allocation is None:
         hint = (
             f"give the GPUs of one node, {plan.configuration.ranks_per_node}, or submit it: "
             f"sbatch -N {plan.configuration.nodes} slurm/run.sub {plan.configuration.choice.name}"
         )
-        found.insert(0, preflight.Check("FAIL", "nodes", f"{plan.configuration.nodes} nodes wanted", hint))
-    return found
+        results.insert(0, preflight.Check("FAIL", "nodes", f"{plan.configuration.nodes} nodes wanted", hint))
+    return results
 
 
 def asked(plan: Plan, start: bool = True) -> Plan:
@@ -360,16 +363,16 @@ def asked(plan: Plan, start: bool = True) -> Plan:
 
 
 def refuse(plan: Plan) -> list[preflight.Check]:
-    found = checks(plan)
-    preflight.refuse_failed(found)
-    return [check for check in found if check.level == "WARN"]
+    results = checks(plan)
+    preflight.refuse_failed(results)
+    return [check for check in results if check.level == "WARN"]
 
 
 def plan_of(folder: run_folder.RunFolder, allocation: Allocation | None = None, in_pods: bool = False) -> Plan:
     """Return the plan of an existing run, from its passport alone; by default in the Slurm job of this process."""
     content = folder.metadata()
-    kept = content.get("kubernetes")
-    if kept and not in_pods:
+    kubernetes = content.get("kubernetes")
+    if kubernetes and not in_pods:
         raise EncoreError(f"{folder.path.name} was submitted to Kubernetes", hint=hints.resume(folder.path))
     choice = catalogue.choose(content["name"])
     system = catalogue.find_system(choice, content["system"], content["round"])
@@ -393,13 +396,13 @@ def plan_of(folder: run_folder.RunFolder, allocation: Allocation | None = None, 
             name: configurations.Value(value, content["configuration"][name]["origin"])
             for name, value in stored.items()
         },
-        deviations=tuple(configurations.Deviation(**each) for each in content["deviations"]),
+        deviations=tuple(configurations.Deviation(**entry) for entry in content["deviations"]),
     )
     machine = node.this_node()
     image = content["image"]["name"] if content["image"] else None
     python = Path(content["python"]["file"]) if content.get("python") else None
-    host_list = tuple(Host(**each) for each in content.get("hosts", ()))
-    if not host_list and not kept:
+    host_list = tuple(Host(**entry) for entry in content.get("hosts", ()))
+    if not host_list and not kubernetes:
         allocation = allocation or queue.this_allocation(os.environ)
         _check_nodes(content["nodes"], allocation, folder)
     cluster, _ = clusters.load()
@@ -413,21 +416,21 @@ def plan_of(folder: run_folder.RunFolder, allocation: Allocation | None = None, 
         extra_environment=run_metadata.restore(content["extra_environment"], hints.resume(folder.path)),
         drop_caches=content["drop_caches"],
         target=in_image(image or "")
-        if kept
+        if kubernetes
         else runtimes.choose(content["runtime"], choice, machine, resolved.get("device"), image, python=python),
         allocation=allocation,
         cluster=cluster,
         hosts=host_list,
         launcher=content.get("launcher", ""),
         pods=Pods(
-            settings=Kubernetes.model_validate(kept["settings"]),
-            kind=kept["kind"],
+            settings=Kubernetes.model_validate(kubernetes["settings"]),
+            kind=kubernetes["kind"],
             nodes=content["nodes"],
-            seconds=kept["seconds"],
+            seconds=kubernetes["seconds"],
             restarts=cluster.max_requeues,
-            prepares=tuple(kept["prepares"]),
+            prepares=tuple(kubernetes["prepares"]),
         )
-        if kept
+        if kubernetes
         else None,
     )
 

@@ -39,27 +39,27 @@ class Wanted:
     hang_seconds: float | None = None
 
 
-def prepare(request: Request, wanted: Wanted) -> tuple[Plan, script.Estimate]:
+def prepare(request: Request, options: Wanted) -> tuple[Plan, script.Estimate]:
     """Make all choices; needs no cluster. ``auto`` is a Job until the cluster was asked."""
     cluster, file = clusters.load(request.cluster)
     settings = cluster.kubernetes
-    kind = wanted.kind or settings.kind
+    kind = options.kind or settings.kind
     check_kind(kind)
-    nodes = 1 if wanted.nodes is None else wanted.nodes
-    _refuse(request, settings, cluster, nodes, wanted.minutes)
-    hang_seconds = settings.hang_seconds if wanted.hang_seconds is None else wanted.hang_seconds
-    changes = {"volumes": (*wanted.volumes, *settings.volumes), "hang_seconds": hang_seconds}
+    nodes = 1 if options.nodes is None else options.nodes
+    _refuse(request, settings, cluster, nodes, options.minutes)
+    hang_seconds = settings.hang_seconds if options.hang_seconds is None else options.hang_seconds
+    changes = {"volumes": (*options.volumes, *settings.volumes), "hang_seconds": hang_seconds}
     settings = settings.model_copy(update=changes)
     per_node = cast("int", request.gpus) // nodes
-    asked = replace(request, gpus=None, runtime="host", cluster=file, drop_caches=False)
-    plan = planning.make_plan(asked, allocation=pretended(nodes, per_node, 0))
+    pod_request = replace(request, gpus=None, runtime="host", cluster=file, drop_caches=False)
+    plan = planning.make_plan(pod_request, allocation=pretended(nodes, per_node, 0))
     choice, small = plan.configuration.choice, plan.configuration.system.kind == "small"
     makes = small and request.data is None
     data = plan.results / "toy" / choice.benchmark.name if makes else plan.data
     prepares = data_sets.prepare_command("python", choice.benchmark.name, data, data_sets.Preparation())
     estimate = script.estimate(plan.configuration, 1)
-    if wanted.minutes:
-        estimate = script.Estimate(wanted.minutes, "as asked for")
+    if options.minutes:
+        estimate = script.Estimate(options.minutes, "as asked for")
     pods = Pods(
         settings=settings,
         kind=cast("Kind", "job" if kind == "auto" else kind),
@@ -88,8 +88,12 @@ def _refuse(request: Request, settings: Kubernetes, cluster: clusters.Cluster, n
         )
     if minutes is not None and not LEAST_MINUTES <= minutes <= MOST_MINUTES:
         raise EncoreError(f"--time {minutes}", expected=f"{LEAST_MINUTES} to {MOST_MINUTES} minutes")
-    given: dict[str, object] = {"--runtime": request.runtime, "--python": request.python, "--hosts": request.hosts}
-    for option, value in {**given, "--drop-caches": request.drop_caches}.items():
+    unsupported: dict[str, object] = {
+        "--runtime": request.runtime,
+        "--python": request.python,
+        "--hosts": request.hosts,
+    }
+    for option, value in {**unsupported, "--drop-caches": request.drop_caches}.items():
         if value:
             raise EncoreError(
                 f"{option} with --kubernetes", expected="an image, which pods run in", hint="leave it out"
@@ -126,23 +130,23 @@ def objects(plan: Plan, output: Path, content: dict[str, str]) -> tuple[Manifest
 def _with_shards(job: Job) -> Job:
     # The files that an index of weights names may be on the cluster's volume alone: their folder is mounted for it.
     ends = (".index", ".safetensors.index.json")
-    parents = [each.source.parent for each in job.mounts if each.read_only and each.source.name.endswith(ends)]
-    kept = [each for each in job.mounts if not (each.read_only and each.source.parent in parents)]
-    return replace(job, mounts=(*kept, *(Mount(each, str(each), True) for each in dict.fromkeys(parents))))
+    parents = [mount.source.parent for mount in job.mounts if mount.read_only and mount.source.name.endswith(ends)]
+    mounts = [mount for mount in job.mounts if not (mount.read_only and mount.source.parent in parents)]
+    return replace(job, mounts=(*mounts, *(Mount(mount, str(mount), True) for mount in dict.fromkeys(parents))))
 
 
 def shown(plan: Plan, folder: RunFolder | None = None) -> list[Manifest]:
     """Return what a submission would send, without secrets' values; TIME is in place of the time of a new run."""
-    found: list[Manifest] = []
+    rendered: list[Manifest] = []
     path = Path(folder.metadata()["kubernetes"]["folder"]) if folder else plan.results / f"TIME-{plan.label}"
     for number, seed in enumerate(plan.seeds):
         config = {**plan.configuration.plain(), "seed": seed}
         # The head of the log has the time of the submission.
         content = {"config.json": json.dumps(config, indent=2) + "\n", "result.txt": ""}
-        found += objects(plan, path / f"experiment_{number}", content)
-    for each in (each for each in found if each["kind"] == "Secret"):
-        each["stringData"] = dict.fromkeys(each["stringData"], run_metadata.REDACTED)
-    return found
+        rendered += objects(plan, path / f"experiment_{number}", content)
+    for secret in (secret for secret in rendered if secret["kind"] == "Secret"):
+        secret["stringData"] = dict.fromkeys(secret["stringData"], run_metadata.REDACTED)
+    return rendered
 
 
 def unseen(plan: Plan) -> Node:
@@ -157,17 +161,19 @@ def checks(plan: Plan) -> list[preflight.Check]:
     """Return what can be seen from here: whether nodes can have the image, and whether results and data are there."""
     assert plan.pods is not None
     data = plan.data
-    found: list[preflight.Check] = []
+    results: list[preflight.Check] = []
     if plan.target.image.startswith("localhost/"):
         hint = f"make push-{plan.configuration.choice.name} REGISTRY=HOST/TEAM, and --image with what it printed"
-        found.append(preflight.Check("WARN", "image", f"{plan.target.image} is on this machine alone", hint))
-    for what, folder in (("data", data), ("results", plan.results)):
-        if not any(folder.is_relative_to(each.path) for each in plan.pods.settings.volumes):
+        results.append(preflight.Check("WARN", "image", f"{plan.target.image} is on this machine alone", hint))
+    for name, folder in (("data", data), ("results", plan.results)):
+        if not any(folder.is_relative_to(volume.path) for volume in plan.pods.settings.volumes):
             hint = "--volume FOLDER=CLAIM, or kubernetes.volumes in cluster.toml"
-            found.append(preflight.Check("WARN", what, f"{folder} must be there on every node: no volume has it", hint))
+            results.append(
+                preflight.Check("WARN", name, f"{folder} must be there on every node: no volume has it", hint)
+            )
     if (data / data_sets.PASSPORT).exists():
-        found.append(preflight.check_data_set(plan.configuration, data)[0])
-    return found
+        results.append(preflight.check_data_set(plan.configuration, data)[0])
+    return results
 
 
 def connect(plan: Plan) -> Connection:
@@ -204,16 +210,16 @@ def create(plan: Plan, context: str = "") -> RunFolder:
         "counts": {},
     }
     if (plan.data / data_sets.PASSPORT).exists():
-        found = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
-        data_set["id"], data_set["name"], data_set["counts"] = found.id, found.name, dict(found.counts)
-        if found.unearned:
-            data_set["unearned"] = found.unearned
+        manifest = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
+        data_set["id"], data_set["name"], data_set["counts"] = manifest.id, manifest.name, dict(manifest.counts)
+        if manifest.unearned:
+            data_set["unearned"] = manifest.unearned
 
     def content(path: Path) -> dict[str, Any]:
         job = runner.job_of(plan, path / "experiment_0")
         command = Command(argv=job.argv, environment=job.environment, working_directory=path, runtime="kubernetes")
         target = (plan.target.runtime, plan.target.as_json())
-        kept = {
+        kubernetes = {
             "folder": str(path),
             "settings": {**pods.settings.model_dump(mode="json"), "context": context},
             "kind": pods.kind,
@@ -226,7 +232,7 @@ def create(plan: Plan, context: str = "") -> RunFolder:
             **run_metadata.describe(plan.configuration, command, data_set, machine, seeds, *target),
             "drop_caches": False,
             "extra_environment": run_metadata.redact(plan.extra_environment),
-            "kubernetes": kept,
+            "kubernetes": kubernetes,
         }
 
     system = run_metadata.system_description(plan.configuration, machine, {})
@@ -267,30 +273,30 @@ def clear(plan: Plan, folder: RunFolder, connection: Connection) -> None:
         EncoreError: one of them has not ended, or all experiments have.
     """
     assert plan.pods is not None
-    left = []
+    unfinished = []
     for experiment in folder.experiments():
-        seen = workloads.look(connection, folder, experiment)
-        workloads.settle(folder, experiment, seen)
+        workload = workloads.look(connection, folder, experiment)
+        workloads.settle(folder, experiment, workload)
         if experiment.state().status in run_folder.FINISHED:
             continue
-        if seen.state in ("waiting", "running"):
+        if workload.state in ("waiting", "running"):
             raise EncoreError(
                 f"{workloads.name_of(folder, experiment)} is in the cluster and has {folder.path.name}",
                 expected="a run that no workload has",
                 hint=f"watch it: {hints.follow(folder.path)}; or end it: {hints.cancel(folder.path)}",
             )
-        if seen.state == "succeeded":
+        if workload.state == "succeeded":
             raise EncoreError(
                 f"{folder.path.name} has ended, and its results are on the cluster's volume",
                 expected="a run that has not ended",
                 hint=f"copy them: {hints.follow(folder.path)} says how",
             )
-        left.append(experiment)
-    if not left:
+        unfinished.append(experiment)
+    if not unfinished:
         raise EncoreError(
             f"{folder.path.name} has ended: nothing is left to run", hint=f"see it: {hints.follow(folder.path)}"
         )
-    for experiment in left:
+    for experiment in unfinished:
         connection.delete(plan.pods.kind, workloads.name_of(folder, experiment))
         workloads.wait_for_end(connection, folder, experiment)
         if not experiment.has_checkpoint:

@@ -48,15 +48,15 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="encore-bench-") as temporary:
         config = Path(temporary) / "config.json"
         config.write_text(json.dumps(resolved.plain()), encoding="utf-8")
-        words = (*program.format(module=choice.implementation.module).split(), "--config", str(config))
+        args = (*program.format(module=choice.implementation.module).split(), "--config", str(config))
         job = Job(
-            argv=("python", "-m", *words, "--data", str(folder), *options),
+            argv=("python", "-m", *args, "--data", str(folder), *options),
             environment=rank_environment(resolved, launchers.on_one_node(framework, 1, temporary), {}, node.cores()),
             mounts=(),
             ranks=1,
             gpus=1 if resolved.get("device") == "gpu" else 0,
         )
-        command = renderers.host(job, python, os.environ, given=request.python is not None)
+        command = renderers.host(job, python, os.environ, is_user_python=request.python is not None)
         done = subprocess.run(
             command.argv,
             env=dict(command.environment),
@@ -88,9 +88,9 @@ def player(name: str, model: str, arguments: Sequence[str], python: Path | None,
             expected="a benchmark that is: " + (", ".join(sorted(games)) or "there is none here"),
         )
     module = choice.implementation.module
-    by = interpreters.named_or_made(python, choice.implementation.framework, on_step)
-    words = ("--model", model, "--implementation", module)
-    return [str(by), "-m", f"{module.rpartition('.')[0]}.{PLAYER}", *words, *arguments]
+    interpreter = interpreters.named_or_made(python, choice.implementation.framework, on_step)
+    args = ("--model", model, "--implementation", module)
+    return [str(interpreter), "-m", f"{module.rpartition('.')[0]}.{PLAYER}", *args, *arguments]
 
 
 def _is_game(choice: catalogue.Choice) -> bool:
@@ -125,19 +125,19 @@ def export(request: Export, on_step: OnStep) -> dict[str, Any]:
             a model whose outputs differ from the training code's.
     """
     run = run_folder.open_run(request.run)
-    passport = run.metadata()
-    choice = catalogue.choose(passport["name"])
-    known = catalogue.framework(choice.implementation.framework).exports
-    if request.format is not None and request.format not in known:
-        raise EncoreError(f"{choice.name} is not exported as {request.format!r}", expected=" or ".join(known))
-    chosen = request.format or known[0]
+    metadata = run.metadata()
+    choice = catalogue.choose(metadata["name"])
+    formats = catalogue.framework(choice.implementation.framework).exports
+    if request.format is not None and request.format not in formats:
+        raise EncoreError(f"{choice.name} is not exported as {request.format!r}", expected=" or ".join(formats))
+    file_format = request.format or formats[0]
     experiment = chosen_experiment(run, request.experiment)
-    folder = data_set(request.data, passport["data"], choice)
+    folder = data_set(request.data, metadata["data"], choice)
     if request.to.exists():
         raise EncoreError(
             f"{request.to} exists", expected="a new folder", hint="name another one, or remove it: -o DIR"
         )
-    added = [EXPORT] if chosen in catalogue.framework(EXPORT).exports else []
+    added = [EXPORT] if file_format in catalogue.framework(EXPORT).exports else []
     variables = variables_of(choice, request.python, added, on_step)
     try:
         request.to.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -147,16 +147,22 @@ def export(request: Export, on_step: OnStep) -> dict[str, Any]:
             f"{request.to} cannot be written: {error.strerror}", hint="name another one: -o DIR"
         ) from error
     try:
-        facts = {
-            **{key: passport[key] for key in ("name", "benchmark", "implementation", "round")},
+        description = {
+            **{key: metadata[key] for key in ("name", "benchmark", "implementation", "round")},
             "framework": choice.implementation.framework,
-            "run": {"name": run.path.absolute().name, "id": passport["sha256"], "experiment": experiment.number},
-            **{key: passport["code"][key] for key in ("commit", "uncommitted_sha256")},
+            "run": {"name": run.path.absolute().name, "id": metadata["sha256"], "experiment": experiment.number},
+            **{key: metadata["code"][key] for key in ("commit", "uncommitted_sha256")},
         }
-        options = ("--format", chosen, "--facts", json.dumps(facts), *(["--below-target"] * request.below_target))
-        places = ("--experiment", str(experiment.folder.absolute()), "--data", str(folder), "-o", str(writing))
-        on_step(f"exporting {experiment.folder} as {chosen}")
-        content = call(choice, (*places, *options), variables)
+        options = (
+            "--format",
+            file_format,
+            "--facts",
+            json.dumps(description),
+            *(["--below-target"] * request.below_target),
+        )
+        folders = ("--experiment", str(experiment.folder.absolute()), "--data", str(folder), "-o", str(writing))
+        on_step(f"exporting {experiment.folder} as {file_format}")
+        content = call(choice, (*folders, *options), variables)
         writing.chmod(0o755)
         writing.rename(request.to)
     finally:
@@ -167,27 +173,27 @@ def export(request: Export, on_step: OnStep) -> dict[str, Any]:
 def chosen_experiment(run: run_folder.RunFolder, number: int | None) -> run_folder.Experiment:
     # An experiment that has ended: this one, or the first that reached its target, or the first.
     experiments = run.experiments()
-    found = [each for each in experiments if number in (None, each.number)]
-    if not found:
-        numbers = ", ".join(str(each.number) for each in experiments)
+    finished = [candidate for candidate in experiments if number in (None, candidate.number)]
+    if not finished:
+        numbers = ", ".join(str(candidate.number) for candidate in experiments)
         raise EncoreError(f"{run.path.name} has no experiment {number}", expected=f"--experiment {numbers}")
-    chosen = next((each for each in found if each.state().status == "reached"), found[0])
-    if chosen.state().status == "running":
+    experiment = next((candidate for candidate in finished if candidate.state().status == "reached"), finished[0])
+    if experiment.state().status == "running":
         raise EncoreError(
-            f"experiment {chosen.number} of {run.path.name} is running",
+            f"experiment {experiment.number} of {run.path.name} is running",
             expected="one that has ended",
             hint=f"wait for its end: encore follow {run.path}",
         )
-    return chosen
+    return experiment
 
 
-def data_set(wanted: Path | None, trained_on: Mapping[str, Any], choice: catalogue.Choice) -> Path:
-    # The folder of the data set that the run was trained on: ``wanted``, or where the run had it.
-    folder = (wanted or Path(trained_on["folder"])).absolute()
-    found = data.check_data(folder, choice.benchmark.name)
-    if found.id != trained_on["id"]:
+def data_set(directory: Path | None, trained_on: Mapping[str, Any], choice: catalogue.Choice) -> Path:
+    # The folder of the data set that the run was trained on: ``directory``, or where the run had it.
+    folder = (directory or Path(trained_on["folder"])).absolute()
+    manifest = data.check_data(folder, choice.benchmark.name)
+    if manifest.id != trained_on["id"]:
         raise EncoreError(
-            f"{folder} has id {found.id[:12]}",
+            f"{folder} has id {manifest.id[:12]}",
             expected=f"the data set that the run was trained on, {trained_on['id'][:12]}",
             hint="name its folder: --data DIR",
         )
@@ -201,16 +207,18 @@ def variables_of(
 
     Packages of the environments ``added`` are put next to the framework's; a user's own ``python`` has them itself.
     """
-    chosen = interpreters.named_or_made(python, choice.implementation.framework, on_step)
+    base = interpreters.named_or_made(python, choice.implementation.framework, on_step)
     job = Job(argv=(), environment={}, mounts=(), ranks=1, gpus=0)
-    command = renderers.host(job, chosen, os.environ, given=python is not None)
-    made = [] if python is not None else [environment.ensure_environment(name, on_step) for name in added]
+    command = renderers.host(job, base, os.environ, is_user_python=python is not None)
+    pythons = [] if python is not None else [environment.ensure_environment(name, on_step) for name in added]
     # Behind the framework's own: what both have, as NumPy, is the one that the framework needs.
-    both = [chosen, *made] if made else []
-    more = [str(folder) for each in both for folder in each.parent.parent.glob("lib/python*/site-packages")]
-    search = os.pathsep.join([command.environment["PYTHONPATH"], *more])
+    both = [base, *pythons] if pythons else []
+    packages = [
+        str(folder) for interpreter in both for folder in interpreter.parent.parent.glob("lib/python*/site-packages")
+    ]
+    search = os.pathsep.join([command.environment["PYTHONPATH"], *packages])
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(node.cores()))}
-    return {**command.environment, "PYTHONPATH": search, "ENCORE_PYTHON": str(chosen), **threads}
+    return {**command.environment, "PYTHONPATH": search, "ENCORE_PYTHON": str(base), **threads}
 
 
 def call(choice: catalogue.Choice, options: Sequence[str], variables: Mapping[str, str]) -> dict[str, Any]:

@@ -69,18 +69,18 @@ def is_of(figure: Figure, gpu: str) -> bool:
 
 
 def find(benchmark: str, gpu: str) -> Figure | None:
-    return next((each for each in read(benchmark, "published_speed.toml").figures if is_of(each, gpu)), None)
+    return next((figure for figure in read(benchmark, "published_speed.toml").figures if is_of(figure, gpu)), None)
 
 
 def compare_measured(choice: catalogue.Choice, gpu: str, loop: str, speed: float) -> tuple[bool, str]:
     # Whether a speed is too slow for what was measured before, and the figure, to be put behind it.
     framework = choice.implementation.framework
-    for each in measured(choice.benchmark.name).figures:
-        if is_of(each, gpu) and (each.framework, each.loop) == (framework, loop):
-            share = speed / each.samples_per_second
+    for figure in measured(choice.benchmark.name).figures:
+        if is_of(figure, gpu) and (figure.framework, figure.loop) == (framework, loop):
+            share = speed / figure.samples_per_second
             slow = f", less than {LEAST_SHARE:.0%}" if share < LEAST_SHARE else ""
-            before = f"{each.samples_per_second:,.0f} ({each.conditions}; {each.date})"
-            return share < LEAST_SHARE, f"; measured before {before}: {share:.0%}{slow}"
+            reference = f"{figure.samples_per_second:,.0f} ({figure.conditions}; {figure.date})"
+            return share < LEAST_SHARE, f"; measured before {reference}: {share:.0%}{slow}"
     return False, ""
 
 

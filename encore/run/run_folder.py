@@ -130,19 +130,19 @@ class RunFolder:
             )
         return content
 
-    def note_ranks(self, number: int, seen: Mapping[str, str], reported: Mapping[str, Mapping[str, Any]]) -> None:
+    def note_ranks(self, number: int, variables: Mapping[str, str], reported: Mapping[str, Mapping[str, Any]]) -> None:
         """Add to run.json what rank 0 of an experiment saw of its libraries' variables, and what it reported.
 
         The variables are those of the first experiment; what was reported, such as ``choices``, is each one's own,
         since it may have measured anew.
         """
-        passport = self.metadata()
-        noted = {"rank_environment": dict(seen), **passport} if seen else dict(passport)
-        for name, facts in reported.items():
-            if facts:
-                noted[name] = {**passport.get(name, {}), str(number): dict(facts)}
-        if noted != passport:
-            write_metadata(self.path, noted)
+        metadata = self.metadata()
+        updated = {"rank_environment": dict(variables), **metadata} if variables else dict(metadata)
+        for name, report in reported.items():
+            if report:
+                updated[name] = {**metadata.get(name, {}), str(number): dict(report)}
+        if updated != metadata:
+            write_metadata(self.path, updated)
 
     def experiments(self) -> list[Experiment]:
         numbers = sorted(int(f.name[11:]) for f in self.path.glob("experiment_*") if f.name[11:].isdecimal())
@@ -156,19 +156,19 @@ class RunFolder:
         """
         seeds = self.metadata()["seeds"]
         config = read_json(self.path / "config.json")
-        found = {experiment.number: experiment for experiment in self.experiments()}
+        experiments = {experiment.number: experiment for experiment in self.experiments()}
         for number, seed in enumerate(seeds):
-            problem = _problem_of(found.get(number), {**config, "seed": seed})
+            problem = _problem_of(experiments.get(number), {**config, "seed": seed})
             if problem:
                 raise EncoreError(
                     f"{self.path.name}: experiment_{number} {problem}",
                     expected="the run folder as Encore left it",
                     hint="restore it from a copy, or start a new run",
                 )
-        more = sorted(set(found) - set(range(len(seeds))))
-        if more:
+        extra = sorted(set(experiments) - set(range(len(seeds))))
+        if extra:
             raise EncoreError(
-                f"{self.path.name} has experiment_{more[0]}, and {len(seeds)} seeds in run.json",
+                f"{self.path.name} has experiment_{extra[0]}, and {len(seeds)} seeds in run.json",
                 expected="a seed for each experiment",
                 hint="restore run.json, or start a new run",
             )
@@ -201,7 +201,7 @@ def _problem_of(experiment: Experiment | None, config: dict[str, Any]) -> str:
 def create(
     results: Path,
     label: str,
-    passport: Callable[[Path], Mapping[str, Any]],
+    metadata: Callable[[Path], Mapping[str, Any]],
     system: dict[str, Any],
     config: dict[str, Any],
     seeds: list[int],
@@ -209,7 +209,7 @@ def create(
 ) -> RunFolder:
     """Make a new run folder with one experiment per seed; it appears whole or not at all.
 
-    ``passport`` is asked for the content of run.json once the folder's name is known. Processes that give the
+    ``metadata`` is asked for the content of run.json once the folder's name is known. Processes that give the
     same ``shared_stamp`` get the same folder, whichever of them comes first.
     """
     name = f"{shared_stamp or datetime.now(timezone.utc).strftime(STAMP)}-{label}"
@@ -223,11 +223,11 @@ def create(
             folder = temporary / f"experiment_{number}"
             folder.mkdir()
             write_json(folder / "config.json", {**config, "seed": seed})
-        write_metadata(temporary, passport(path))
+        write_metadata(temporary, metadata(path))
         while not _renamed(temporary, path) and not shared_stamp:
             # Another run of this second took the name meanwhile.
             path = free_name(results, name)
-            write_metadata(temporary, passport(path))
+            write_metadata(temporary, metadata(path))
         shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -251,7 +251,7 @@ def _renamed(temporary: Path, path: Path) -> bool:
 
 def free_name(results: Path, name: str) -> Path:
     candidates = (results / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
-    return next(each for each in candidates if not each.exists())
+    return next(path for path in candidates if not path.exists())
 
 
 def refuse_foreign(folder: Path, trust_owner: bool = False) -> None:

@@ -212,18 +212,18 @@ def restore(variables: Mapping[str, str], again: str) -> dict[str, str]:
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    shown = []
-    for before, argument in zip(("", *arguments), arguments, strict=False):
+    redacted = []
+    for previous, argument in zip(("", *arguments), arguments, strict=False):
         assignment = ASSIGNMENT.match(argument)
-        if before == "--notify":
-            shown.append(REDACTED)
+        if previous == "--notify":
+            redacted.append(REDACTED)
         elif argument.startswith("--notify="):
-            shown.append(f"--notify={REDACTED}")
+            redacted.append(f"--notify={REDACTED}")
         elif assignment and is_secret(assignment["name"], argument[assignment.end() :]):
-            shown.append(f"{assignment[0]}{REDACTED}")
+            redacted.append(f"{assignment[0]}{REDACTED}")
         else:
-            shown.append(redact_text(argument))
-    return shown
+            redacted.append(redact_text(argument))
+    return redacted
 
 
 def split_secrets(arguments: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -231,24 +231,24 @@ def split_secrets(arguments: Sequence[str]) -> tuple[tuple[str, ...], dict[str, 
 
     ``--env NAME=VALUE`` becomes ``--env NAME``, and ``--notify`` is left out.
     """
-    kept: list[str] = []
+    plain: list[str] = []
     variables: dict[str, str] = {}
-    words = iter(arguments)
-    for word in words:
-        option, separator, value = word.partition("=")
+    remaining = iter(arguments)
+    for argument in remaining:
+        option, separator, value = argument.partition("=")
         if option not in ("--env", "--notify"):
-            kept.append(word)
+            plain.append(argument)
             continue
-        value = value if separator else next(words, "")
+        value = value if separator else next(remaining, "")
         name, separator, secret = value.partition("=")
         if option == "--notify":
             variables[NOTIFY] = value
         elif separator and is_secret(name, secret):
             variables[name] = secret
-            kept += ["--env", name]
+            plain += ["--env", name]
         else:
-            kept += ["--env", value]
-    return tuple(kept), variables
+            plain += ["--env", value]
+    return tuple(plain), variables
 
 
 def without_value(setting: str) -> str:
@@ -350,8 +350,8 @@ def write_log_header(path: Path, configuration: Configuration, machine: node.Nod
     name, round_name = configuration.choice.benchmark.name, configuration.system.round
     benchmark = canonical(name) or name
     on_gpus = configuration.get("device") == "gpu" and bool(machine.gpus)
-    each = f"x {machine.gpus[0].name}" if on_gpus else f"ranks on {machine.cpu}"
-    platform = f"{configuration.ranks} {each}"
+    device = f"x {machine.gpus[0].name}" if on_gpus else f"ranks on {machine.cpu}"
+    platform = f"{configuration.ranks} {device}"
     events: dict[str, Any] = {
         constants.SUBMISSION_BENCHMARK: benchmark,
         constants.SUBMISSION_ORG: "Encore",
@@ -372,8 +372,8 @@ def write_log_header(path: Path, configuration: Configuration, machine: node.Nod
         for key, value in events.items():
             # Events of the first rounds as the ranks write theirs: benchmarks/common/run/mllog.py.
             if round_name == "v0.5":
-                place = f":::MLPv0.5.0 {benchmark} {time.time():.9f} (run_metadata.py:0)"
-                logger.info("%s %s: %s", place, key, json.dumps(value))
+                prefix = f":::MLPv0.5.0 {benchmark} {time.time():.9f} (run_metadata.py:0)"
+                logger.info("%s %s: %s", prefix, key, json.dumps(value))
             elif round_name == "v0.6":
                 content = {"value": value, "metadata": {"file": "run_metadata.py", "lineno": 0}}
                 logger.info(":::MLL %.3f %s: %s", time.time(), key, json.dumps(content))

@@ -60,7 +60,7 @@ def job_of(plan: Plan, output: Path) -> Job:
 def render(plan: Plan, output: Path) -> Command:
     job = job_of(plan, output)
     if plan.python is not None:
-        command = renderers.host(job, plan.python, os.environ, given=plan.target.python is not None)
+        command = renderers.host(job, plan.python, os.environ, is_user_python=plan.target.python is not None)
     else:
         command = runtimes.render(plan.target, job, runtimes.container_name(output), os.environ)
     if plan.hosts:
@@ -95,16 +95,16 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> RunFolder:
     if plan.makes_small_data and not (plan.data / "dataset.json").exists():
         # An engine mounts only what is there.
         plan.data.mkdir(parents=True, exist_ok=True)
-        by = plan.python or runtimes.preparation(plan.target, plan.data.name, plan.data, data_sets.Preparation())
-        hooks.prepare_data(plan.data, by)
+        preparer = plan.python or runtimes.preparation(plan.target, plan.data.name, plan.data, data_sets.Preparation())
+        hooks.prepare_data(plan.data, preparer)
     refuse(plan)
     check_nodes(plan)
-    found = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
+    manifest = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
     data_set: run_metadata.DataFacts = {
-        "id": found.id, "name": found.name, "folder": str(plan.data), "counts": dict(found.counts)
+        "id": manifest.id, "name": manifest.name, "folder": str(plan.data), "counts": dict(manifest.counts)
     }  # fmt: skip
-    if found.unearned:
-        data_set["unearned"] = found.unearned
+    if manifest.unearned:
+        data_set["unearned"] = manifest.unearned
     seeds = list(plan.seeds)
     trained = preflight.weights_json(preflight.weight_files(plan.configuration, plan.data))
     server = links.this_server(plan.machine).as_json()
@@ -142,11 +142,11 @@ def check_nodes(plan: Plan) -> None:
     with host_requirements.marked(plan.results) as mark:
         needs = needs_of(plan, mark)
         if plan.allocation is not None:
-            found = step.check_nodes(plan.configuration.nodes, needs)
+            results = step.check_nodes(plan.configuration.nodes, needs)
         else:
             # Containers are refused over ssh, so there is a Python.
-            found = multi_host.check_hosts(plan.hosts[1:], needs, paths.ROOT, plan.python or Path(sys.executable))
-    preflight.refuse_failed(found)
+            results = multi_host.check_hosts(plan.hosts[1:], needs, paths.ROOT, plan.python or Path(sys.executable))
+    preflight.refuse_failed(results)
 
 
 def needs_of(plan: Plan, mark: Path) -> list[Need]:
@@ -185,48 +185,52 @@ def execute(plan: Plan, folder: RunFolder, hooks: Hooks, limits: Limits) -> Endi
 
     A task of a Slurm array runs the experiment of its own number alone.
     """
-    mine = experiments_of(folder, plan.allocation)
-    gpus = [f"{each.name}, {each.driver}" for each in plan.machine.gpus]
+    experiments = experiments_of(folder, plan.allocation)
+    gpus = [f"{gpu.name}, {gpu.driver}" for gpu in plan.machine.gpus]
     key = compile_cache.key_of(plan.configuration, folder.metadata()["image"], plan.python, gpus)
     if plan.cluster.textfile is not None:
         os.environ.setdefault(openmetrics.VARIABLE, str(plan.cluster.textfile))
     with Signals() as signals:
-        for experiment in mine:
+        for experiment in experiments:
             if experiment.state().status in run_folder.FINISHED:
                 continue
             with ownership.owned(experiment, plan.allocation.name if plan.allocation else "") as owner:
-                found = compile_cache.give(key, experiment.folder)
+                is_cached = compile_cache.give(key, experiment.folder)
                 outcome = _run_experiment(plan, experiment, hooks, signals, limits, owner)
                 compile_cache.keep(key, experiment.folder)
-            if experiment.number == 0 or len(mine) > 1:  # One writer, where the tasks of an array share the folder.
-                _note_ranks(plan, folder, experiment, hooks, {"key": key, "found": found} if key else {})
+            if (
+                experiment.number == 0 or len(experiments) > 1
+            ):  # One writer, where the tasks of an array share the folder.
+                _note_ranks(plan, folder, experiment, hooks, {"key": key, "found": is_cached} if key else {})
             hooks.ended(experiment, outcome)
             if outcome.status == "failed":
                 return Ending(ExitCode.FAILED, _requeue(plan, outcome, signals, hooks), outcome.is_final)
             if outcome.status == "interrupted":
                 return Ending(ExitCode.INTERRUPTED, _requeue(plan, outcome, signals, hooks))
-    reached = all(experiment.state().status == "reached" for experiment in mine)
+    reached = all(experiment.state().status == "reached" for experiment in experiments)
     return Ending(ExitCode.REACHED if reached else ExitCode.NOT_REACHED)
 
 
-def _note_ranks(plan: Plan, folder: RunFolder, experiment: Experiment, hooks: Hooks, kept: Mapping[str, Any]) -> None:
+def _note_ranks(
+    plan: Plan, folder: RunFolder, experiment: Experiment, hooks: Hooks, compile_info: Mapping[str, Any]
+) -> None:
     # Add to run.json what rank 0 reported; a full disk has not to hide how the experiment ended.
     try:
-        seen = follow.read_progress(experiment.metrics)
-        reported = {**seen.reported, "utilization": _utilization(plan, seen), "compiled": kept}
-        folder.note_ranks(experiment.number, run_metadata.redact(seen.environment), reported)
+        progress = follow.read_progress(experiment.metrics)
+        reported = {**progress.reported, "utilization": _utilization(plan, progress), "compiled": compile_info}
+        folder.note_ranks(experiment.number, run_metadata.redact(progress.environment), reported)
     except OSError as error:
         hooks.step(f"run.json lacks what the ranks reported, it cannot be written: {error.strerror or error}")
 
 
-def _utilization(plan: Plan, seen: follow.Progress) -> dict[str, Any]:
-    speed = seen.trained_per_second
-    if seen.flops_per_sample is None or speed is None:
+def _utilization(plan: Plan, progress: follow.Progress) -> dict[str, Any]:
+    speed = progress.trained_per_second
+    if progress.flops_per_sample is None or speed is None:
         return {}
     configuration = plan.configuration
     gpu = plan.machine.gpus[0].name if configuration.get("device") == "gpu" and plan.machine.gpus else ""
-    kind = seen.gemm_precision
-    return peaks.utilization(seen.flops_per_sample, speed, seen.batch_unit, gpu, kind, configuration.ranks)
+    kind = progress.gemm_precision
+    return peaks.utilization(progress.flops_per_sample, speed, progress.batch_unit, gpu, kind, configuration.ranks)
 
 
 def _requeue(plan: Plan, outcome: Outcome, signals: Signals, hooks: Hooks) -> bool:
@@ -272,8 +276,8 @@ def _run_experiment(
             outcome = replace(outcome, reason=f"{outcome.reason}; hint: {advice}")
         if not ownership.renew(experiment, owner):
             return outcome  # state and log are the new owner's
-        ended = replace(state, status=outcome.status, reason=outcome.reason, ended=files.utc_now())
-        experiment.set_state(replace(ended, is_final=outcome.is_final))
+        final_state = replace(state, status=outcome.status, reason=outcome.reason, ended=files.utc_now())
+        experiment.set_state(replace(final_state, is_final=outcome.is_final))
         # A log that the ranks have refused must not replace what was published of it before.
         if _last_written(experiment.log) != published:
             experiment.publish_log()
@@ -300,7 +304,7 @@ def _run_in_slurm(
     owner: ownership.Owner,
 ) -> Outcome:
     limits = replace(limits, stop_seconds=limits.stop_seconds or SLURM_STOP_SECONDS)
-    for left in reversed(range(LAUNCHES)):
+    for retries in reversed(range(LAUNCHES)):
         outcome = run(command, experiment, owner, signals, hooks.progress, limits)
         if outcome.status != "failed":
             return outcome
@@ -310,7 +314,7 @@ def _run_in_slurm(
         never_began = "aborted before step completely launched" in launcher_output(experiment)
         # PMIx crashes a rank now and then while it connects (openpmix issue 1114): none has a heartbeat by then.
         never_began |= outcome.reason.endswith(CRASHES) and not heartbeats(experiment.folder / "heartbeat")
-        if outcome.lost_nodes or signals.received or not never_began or not left:
+        if outcome.lost_nodes or signals.received or not never_began or not retries:
             return outcome
         hooks.step(f"srun could not start the ranks ({outcome.reason}); trying again")
     return outcome
@@ -335,15 +339,15 @@ def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
     folder.check_whole()
     plan = plan_of(folder)
     job = plan.allocation.name if plan.allocation else ""
-    mine = experiments_of(folder, plan.allocation)
-    ownership.refuse_owned(mine, job)
-    status.refuse_queued(folder, mine, job)
+    experiments = experiments_of(folder, plan.allocation)
+    ownership.refuse_owned(experiments, job)
+    status.refuse_queued(folder, experiments, job)
     plan = asked(plan)
-    wanted = folder.metadata()["data"]["id"]
-    if data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name).id != wanted:
+    data_id = folder.metadata()["data"]["id"]
+    if data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name).id != data_id:
         raise EncoreError(
             f"the data set in {plan.data} is not the one that the run began with",
-            expected=f"id {wanted[:12]}",
+            expected=f"id {data_id[:12]}",
             hint="restore it, or start a new run",
         )
     preflight.refuse_other_weights(
@@ -366,8 +370,8 @@ def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
 
 def folders(results: Path, mark: str) -> list[RunFolder]:
     # Run folders of a job, the oldest first; ``mark`` is ``job12``.
-    found = sorted(results.glob(f"[0-9]*-{mark}")) + sorted(results.glob(f"[0-9]*-{mark}-[0-9]*"))
-    return [RunFolder(path) for path in found if (path / "run.json").is_file()]
+    paths = sorted(results.glob(f"[0-9]*-{mark}")) + sorted(results.glob(f"[0-9]*-{mark}-[0-9]*"))
+    return [RunFolder(path) for path in paths if (path / "run.json").is_file()]
 
 
 def begun(results: Path, allocation: Allocation, arguments: Sequence[str]) -> RunFolder | None:
@@ -379,8 +383,8 @@ def begun(results: Path, allocation: Allocation, arguments: Sequence[str]) -> Ru
         return None
     same = [f for f in folders(results, allocation.folder_mark) if f.metadata()["arguments"] == list(arguments)]
     finished = run_folder.FINISHED
-    left = [f for f in same if any(each.state().status not in finished for each in f.experiments())]
-    return next(iter([*left, *same]), None)
+    unfinished = [f for f in same if any(experiment.state().status not in finished for experiment in f.experiments())]
+    return next(iter([*unfinished, *same]), None)
 
 
 def shared_stamp(allocation: Allocation) -> str | None:
@@ -399,19 +403,19 @@ def experiments_of(folder: RunFolder, allocation: Allocation | None) -> list[Exp
     In the array that began the run that is the one at the task's place, in an array that resumes it the one of the
     task's number.
     """
-    every = folder.experiments()
+    experiments = folder.experiments()
     if allocation is None or allocation.array_job is None:
-        return every
+        return experiments
     is_first = folder.path.name.partition(f"-{allocation.folder_mark}")[1] != ""
     number = allocation.array_index if is_first else allocation.array_task
-    mine = [each for each in every if each.number == number]
-    if not mine:
+    own_task = [experiment for experiment in experiments if experiment.number == number]
+    if not own_task:
         raise EncoreError(
             f"task {allocation.array_task} of the array has no experiment in {folder.path.name}",
-            expected=f"tasks 0 to {len(every) - 1}",
+            expected=f"tasks 0 to {len(experiments) - 1}",
             hint=hints.resume(folder.path),
         )
-    return mine
+    return own_task
 
 
 def blame_lost_nodes(outcome: Outcome, allocation: Allocation) -> Outcome:

@@ -99,15 +99,24 @@ class Place:
         )
         if self.python is None:
             return runtimes.render(self.target, job, runtimes.container_name(self.work), os.environ)
-        return renderers.host(job, self.python, os.environ, given=self.request.python is not None)
+        return renderers.host(job, self.python, os.environ, is_user_python=self.request.python is not None)
 
-    def selftest(self, *what: str) -> Command:
-        two, every = (shlex.join(self.launch(ranks).inner) for ranks in (2, self.all_ranks))
+    def selftest(self, *arguments: str) -> Command:
+        two, all_ranks = (shlex.join(self.launch(ranks).inner) for ranks in (2, self.all_ranks))
         configs = ("--config", str(self.work / "config.json"), "--full", str(self.work / FULL))
         folders = ("--data", str(self.data), "--work", str(self.work))
-        where = ("--device", self.request.device, "--gpus", str(self.gpus), "--launch", two, "--launch-all", every)
+        machine = (
+            "--device",
+            self.request.device,
+            "--gpus",
+            str(self.gpus),
+            "--launch",
+            two,
+            "--launch-all",
+            all_ranks,
+        )
         program = ("benchmarks.common.checks.selftest", self.choice.implementation.module)
-        return self.render("python", "-m", *program, *configs, *folders, *where, *what)
+        return self.render("python", "-m", *program, *configs, *folders, *machine, *arguments)
 
 
 # -- one process -------------------------------------------------------------------------------------
@@ -136,11 +145,11 @@ def execute(command: Command, work: Path, seconds: float) -> Ended:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 # What a program leaves that crashed.
                 os.killpg(child.pid, signal.SIGKILL)
-    printed, said = (files.text_of(work / name).splitlines() for name in ("stdout.txt", "stderr.txt"))
+    printed, messages = (files.text_of(work / name).splitlines() for name in ("stdout.txt", "stderr.txt"))
     answer = None
     with contextlib.suppress(ValueError, IndexError):
         answer = json.loads(printed[-1]) if code == 0 else None
-    return Ended(code, _last([*printed, *said]), answer)
+    return Ended(code, _last([*printed, *messages]), answer)
 
 
 def _last(lines: Sequence[str]) -> tuple[str, ...]:
@@ -154,14 +163,14 @@ def latest_output(work: Path) -> tuple[str, ...]:
     return _last(files.text_of(latest).splitlines())
 
 
-def judged(ended: Ended, work: Path, seconds: float, row: Row) -> Row:
-    if ended.code is None:
-        lines = (*ended.lines, *latest_output(work))[-LAST_LINES:]
+def judged(process: Ended, work: Path, seconds: float, row: Row) -> Row:
+    if process.code is None:
+        lines = (*process.lines, *latest_output(work))[-LAST_LINES:]
         return replace(row, result="FAIL", found=f"no result after {seconds:.0f} s", lines=lines)
-    answer = ended.answer
+    answer = process.answer
     if not isinstance(answer, dict) or answer.get("result") not in ("OK", "FAIL", "SKIPPED"):
-        how = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
-        return replace(row, result="FAIL", found=f"ended with {how} and without a result", lines=ended.lines)
+        how = f"signal {-process.code}" if process.code < 0 else f"exit code {process.code}"
+        return replace(row, result="FAIL", found=f"ended with {how} and without a result", lines=process.lines)
     lines = tuple(answer.get("lines", ()))
     return replace(row, result=answer["result"], found=answer["found"], lines=lines)
 
@@ -183,10 +192,10 @@ def find_target(request: Request, choice: catalogue.Choice, machine: node.Node) 
     if request.device == "gpu":
         hint = f"make build-{choice.name}, or name a Python that has the framework with CUDA: --python FILE"
         raise EncoreError(f"the host runtime's framework is built for CPUs ({target.why})", hint=hint)
-    made = environment.describe(choice.implementation.framework)
-    if not made.is_ready:
+    framework = environment.describe(choice.implementation.framework)
+    if not framework.is_ready:
         raise EncoreError("the framework's environment is not made yet", hint="make environments")
-    return target, made.python
+    return target, framework.python
 
 
 def make_place(request: Request, choice: catalogue.Choice, machine: node.Node, work: Path) -> Place:
@@ -195,8 +204,8 @@ def make_place(request: Request, choice: catalogue.Choice, machine: node.Node, w
     systems, folder = {"config.json": small, FULL: full_system(request, choice, machine)}, work / choice.name
     folder.mkdir(parents=True, exist_ok=True)
     resolved = {name: configuration.resolve(choice, system, 1, 1, []) for name, system in systems.items()}
-    for name, each in resolved.items():
-        (folder / name).write_text(json.dumps(each.plain()), encoding="utf-8")
+    for name, config in resolved.items():
+        (folder / name).write_text(json.dumps(config.plain()), encoding="utf-8")
     return Place(
         choice=choice,
         configuration=resolved["config.json"],
@@ -213,39 +222,39 @@ def full_system(request: Request, choice: catalogue.Choice, machine: node.Node) 
     # The nearest submitted system to one GPU of this machine; on a CPU the smallest one, of its round if that has one.
     if request.device == "gpu":
         return planning.choose_system(choice, 1, machine, None, None)
-    every, latest = catalogue.systems(choice), choice.benchmark.default_round
-    fitting = [each for each in every if each.kind in planning.FITTING] or every
-    return min(fitting, key=lambda each: (each.round != latest, each.nodes * each.gpus_per_node))
+    systems, latest = catalogue.systems(choice), choice.benchmark.default_round
+    fitting = [system for system in systems if system.kind in planning.FITTING] or systems
+    return min(fitting, key=lambda system: (system.round != latest, system.nodes * system.gpus_per_node))
 
 
-def prepare(place: Place) -> None:
+def prepare(env: Place) -> None:
     # Make the toy data set, unless it is there; EncoreError if the place lacks what the implementation imports.
-    ended = execute(place.command("train", "--help"), place.work, CHECK_SECONDS)
-    if ended.code != 0:
-        raise EncoreError(ended.lines[-1] if ended.lines else "no answer")
-    if not (place.data / data.PASSPORT).exists():
-        place.data.mkdir(parents=True, exist_ok=True)
+    process = execute(env.command("train", "--help"), env.work, CHECK_SECONDS)
+    if process.code != 0:
+        raise EncoreError(process.lines[-1] if process.lines else "no answer")
+    if not (env.data / data.PASSPORT).exists():
+        env.data.mkdir(parents=True, exist_ok=True)
         small = data.Preparation()
-        by = place.python or runtimes.preparation(place.target, place.data.name, place.data, small)
-        data.prepare(place.data.name, place.data, small, by)
+        python = env.python or runtimes.preparation(env.target, env.data.name, env.data, small)
+        data.prepare(env.data.name, env.data, small, python)
 
 
 # -- measurements ------------------------------------------------------------------------------------
 
 
-def measure(place: Place, seconds: float, row: Row) -> dict[str, Any] | Row:
+def measure(env: Place, seconds: float, row: Row) -> dict[str, Any] | Row:
     # Run bench.py, on a GPU with the sizes of the nearest submitted system; return its answer, or how it failed.
-    on_gpu, config = place.request.device == "gpu", place.work / "config.json"
+    on_gpu, config = env.request.device == "gpu", env.work / "config.json"
     if on_gpu:
-        config, real = place.work / FULL, place.work / "real"
-        written = execute(place.selftest("--real-sizes", str(real)), place.work, seconds)
-        if not isinstance(written.answer, bool):
-            return judged(written, place.work, seconds, row)
-        place = replace(place, data=real if written.answer else place.data)
+        config, real = env.work / FULL, env.work / "real"
+        sizes = execute(env.selftest("--real-sizes", str(real)), env.work, seconds)
+        if not isinstance(sizes.answer, bool):
+            return judged(sizes, env.work, seconds, row)
+        env = replace(env, data=real if sizes.answer else env.data)
     counts = ("--steps", "20" if on_gpu else "2", "--repeats", "3" if on_gpu else "1")
-    command = place.command("bench", "--config", str(config), "--data", str(place.data), "--any-data", *counts)
-    ended = execute(command, place.work, seconds)
-    return ended.answer if isinstance(ended.answer, dict) else judged(ended, place.work, seconds, row)
+    command = env.command("bench", "--config", str(config), "--data", str(env.data), "--any-data", *counts)
+    process = execute(command, env.work, seconds)
+    return process.answer if isinstance(process.answer, dict) else judged(process, env.work, seconds, row)
 
 
 def speed_row(name: str, result: Mapping[str, Any], choice: catalogue.Choice, gpu: str | None, row: Row) -> Row:
@@ -253,27 +262,27 @@ def speed_row(name: str, result: Mapping[str, Any], choice: catalogue.Choice, gp
 
     On a GPU it is next to what was published and what was measured before; the input has to be as fast as the step.
     """
-    speeds = {loop: each["median"] for loop, each in result["measured"].items()}
+    speeds = {loop: figures["median"] for loop, figures in result["measured"].items()}
     loop = "synthetic" if "synthetic" in speeds else "real"
     if gpu is None:
         return replace(row, result="OK", found=f"{speeds[loop]:,.0f} samples/s: {result['title']}")
     starves = False
     if name == EVALUATION:
-        loop, found = EVALUATION, f"{speeds[EVALUATION]:,.0f} samples/s with the full network"
+        loop, summary = EVALUATION, f"{speeds[EVALUATION]:,.0f} samples/s with the full network"
     elif name == INPUT:
         read, step, loop = speeds["input"], speeds["synthetic"], "real"
         starves = read < published_speed.LEAST_SHARE * step
         share = f"{read / step:.0%}" + (f", less than {published_speed.LEAST_SHARE:.0%}" if starves else "")
-        found = f"{read:,.0f} images/s of real size; the step takes {step:,.0f}: {share}; both {speeds[loop]:,.0f}, "
-        found += f"{result['input_share']:.0%} of the time waiting"
+        summary = f"{read:,.0f} images/s of real size; the step takes {step:,.0f}: {share}; both {speeds[loop]:,.0f}, "
+        summary += f"{result['input_share']:.0%} of the time waiting"
     else:
         published = published_speed.next_to_published(choice.benchmark.name, gpu, speeds[loop])
         published = "; a part of the network, next to which nothing is published" if result["is_part"] else published
-        found = f"{speeds[loop]:,.0f} samples/s: {result['title']}{published}{_share_of_sheet(result, loop, gpu)}"
-    is_slow, before = False, ""
+        summary = f"{speeds[loop]:,.0f} samples/s: {result['title']}{published}{_share_of_sheet(result, loop, gpu)}"
+    is_slow, comparison = False, ""
     if not result["is_part"]:
-        is_slow, before = published_speed.compare_measured(choice, gpu, loop, speeds[loop])
-    return replace(row, result="FAIL" if is_slow or starves else "OK", found=found + before)
+        is_slow, comparison = published_speed.compare_measured(choice, gpu, loop, speeds[loop])
+    return replace(row, result="FAIL" if is_slow or starves else "OK", found=summary + comparison)
 
 
 # The MFU of a step by its model FLOPs and the data sheet of its GPU; empty where one of them is not known.
@@ -282,31 +291,29 @@ def _share_of_sheet(result: Mapping[str, Any], loop: str, gpu: str) -> str:
     return f"; MFU {flops / peak[0]:.1%} by the data sheet" if flops and peak else ""
 
 
-def all_reduce_row(place: Place, server: links.Server, machine: node.Node, seconds: float, row: Row) -> Row:
+def all_reduce_row(env: Place, server: links.Server, machine: node.Node, seconds: float, row: Row) -> Row:
     # Measure the framework's own all-reduce between all GPUs, next to the least that their links must give.
-    if place.all_ranks < 2:
+    if env.all_ranks < 2:
         return replace(row, found="one GPU: there is no other to exchange with")
-    framework, file = place.choice.implementation.framework, place.work / "all_reduce.json"
-    what = ("--framework", framework, "--device", place.request.device, "--output", str(file))
-    command = place.render(
-        *place.launch(place.all_ranks).inner, "python", "-m", "benchmarks.common.checks.all_reduce", *what
+    framework, file = env.choice.implementation.framework, env.work / "all_reduce.json"
+    options = ("--framework", framework, "--device", env.request.device, "--output", str(file))
+    command = env.render(
+        *env.launch(env.all_ranks).inner, "python", "-m", "benchmarks.common.checks.all_reduce", *options
     )
-    ended = execute(command, place.work, seconds)
-    if ended.code != 0 or not file.is_file():
-        return judged(ended, place.work, seconds, row)
+    process = execute(command, env.work, seconds)
+    if process.code != 0 or not file.is_file():
+        return judged(process, env.work, seconds, row)
     rate = json.loads(file.read_text(encoding="utf-8"))["rate"]
-    found = f"{rate / 1e9:,.2f} GB/s bus bandwidth between {place.all_ranks} ranks"
+    summary = f"{rate / 1e9:,.2f} GB/s bus bandwidth between {env.all_ranks} ranks"
     # The links of GPUs that CUDA does not show say nothing of those that it shows.
     floor = (
-        links.all_reduce_floor(server, machine.gpus[0].compute_capability)
-        if place.gpus == len(server.gpus) > 1
-        else None
+        links.all_reduce_floor(server, machine.gpus[0].compute_capability) if env.gpus == len(server.gpus) > 1 else None
     )
     if floor is None:
-        return replace(row, result="OK", found=f"{found}; no floor known for these links")
-    least, why = floor
-    found = f"{found}; at least {least / 1e9:,.1f} by {why}"
-    return replace(row, result="OK" if rate >= least else "FAIL", found=found)
+        return replace(row, result="OK", found=f"{summary}; no floor known for these links")
+    min_rate, links_text = floor
+    summary = f"{summary}; at least {min_rate / 1e9:,.1f} by {links_text}"
+    return replace(row, result="OK" if rate >= min_rate else "FAIL", found=summary)
 
 
 def telemetry_row(path: Path, device: str) -> Row:
@@ -317,13 +324,13 @@ def telemetry_row(path: Path, device: str) -> Row:
     gpus = [reading["gpus"] for reading in readings]
     if device == "cpu":
         return replace(row, result="OK", found=f"{len(readings)} readings of the machine, none of a GPU (--device cpu)")
-    names_of_none = {name for each in gpus for gpu in each for name, value in gpu.items() if value is None}
-    busy = max((gpu["use_percent"] or 0 for each in gpus for gpu in each), default=0)
-    used = max((gpu["memory_mib"] or 0 for each in gpus for gpu in each), default=0)
-    found = f"{len(readings)} readings; a GPU was used up to {busy} % with {used:,} MiB"
+    names_of_none = {name for sample in gpus for gpu in sample for name, value in gpu.items() if value is None}
+    busy = max((gpu["use_percent"] or 0 for sample in gpus for gpu in sample), default=0)
+    used = max((gpu["memory_mib"] or 0 for sample in gpus for gpu in sample), default=0)
+    summary = f"{len(readings)} readings; a GPU was used up to {busy} % with {used:,} MiB"
     if names_of_none:
-        found += f"; not given by NVML: {', '.join(sorted(names_of_none))}"
-    return replace(row, result="OK" if busy and used else "FAIL", found=found)
+        summary += f"; not given by NVML: {', '.join(sorted(names_of_none))}"
+    return replace(row, result="OK" if busy and used else "FAIL", found=summary)
 
 
 # -- all of them -------------------------------------------------------------------------------------
@@ -343,35 +350,35 @@ class Selftest:
 
     def plan(self) -> list[tuple[Place, str]]:
         # The checks with their places, in order; implementations that cannot run are in ``skipped``.
-        wanted = [catalogue.choose(name) for name in self._request.benchmarks] or list(catalogue.choices().values())
-        found: list[tuple[Place, str]] = []
-        for choice in wanted:
+        choices = [catalogue.choose(name) for name in self._request.benchmarks] or list(catalogue.choices().values())
+        checks: list[tuple[Place, str]] = []
+        for choice in choices:
             self._on_step(f"{choice.name}: looking what there is")
-            found += self._checks_of(choice)
+            checks += self._checks_of(choice)
         order = {name: number for number, name in enumerate(FIRST)}
-        found.sort(key=lambda each: order.get(each[1], len(order)))
-        if not found and not self.skipped:
+        checks.sort(key=lambda check: order.get(check[1], len(order)))
+        if not checks and not self.skipped:
             raise names.unknown("check", ", ".join(self._request.only), [*FIRST, TELEMETRY])
-        return found
+        return checks
 
     def _checks_of(self, choice: catalogue.Choice) -> list[tuple[Place, str]]:
         try:
-            place = make_place(self._request, choice, self._machine, self._work)
-            prepare(place)
+            env = make_place(self._request, choice, self._machine, self._work)
+            prepare(env)
         except EncoreError as error:
             hint = f"; hint: {error.hint}" if error.hint else ""
             self.skipped.append(Row(name=choice.name, check=IMPORTS, result="SKIPPED", found=f"{error.found}{hint}"))
             return []
-        listed = execute(place.selftest("--list"), place.work, CHECK_SECONDS)
+        listed = execute(env.selftest("--list"), env.work, CHECK_SECONDS)
         if not isinstance(listed.answer, list):
-            found = f"its checks cannot be listed: exit code {listed.code}"
-            self.skipped.append(Row(name=choice.name, check=IMPORTS, result="FAIL", found=found, lines=listed.lines))
+            problem = f"its checks cannot be listed: exit code {listed.code}"
+            self.skipped.append(Row(name=choice.name, check=IMPORTS, result="FAIL", found=problem, lines=listed.lines))
             return []
         # Collectives are the framework's, whatever it trains.
         framework = choice.implementation.framework
-        more = (BENCH,) if framework in self._measured else (BENCH, ALL_REDUCE)
+        measurements = (BENCH,) if framework in self._measured else (BENCH, ALL_REDUCE)
         self._measured.add(framework)
-        return [(place, name) for name in (*listed.answer, *more) if self._wants(name)]
+        return [(env, name) for name in (*listed.answer, *measurements) if self._wants(name)]
 
     def _wants(self, name: str) -> bool:
         return not self._request.only or name.startswith(self._request.only)
@@ -381,9 +388,9 @@ class Selftest:
         self._telemetry.start()
         ran = False
         try:
-            for place, name in plan:
-                on_start(place.choice.name, name)
-                row = self._row(place, name)
+            for env, name in plan:
+                on_start(env.choice.name, name)
+                row = self._row(env, name)
                 ran = ran or row.result == "OK"
                 yield row
         finally:
@@ -391,28 +398,28 @@ class Selftest:
         if self._wants(TELEMETRY) and ran:
             yield telemetry_row(self._work / "telemetry.jsonl", self._request.device)
 
-    def _row(self, place: Place, name: str) -> Row:
-        left = self._ends - time.monotonic()
-        row = Row(name=place.choice.name, check=name, result="SKIPPED", found="")
+    def _row(self, env: Place, name: str) -> Row:
+        remaining = self._ends - time.monotonic()
+        row = Row(name=env.choice.name, check=name, result="SKIPPED", found="")
         limit = f"the time limit of {self._request.time_limit:.0f} s"
-        if left <= 0:
+        if remaining <= 0:
             return replace(row, found=f"{limit} was over", cut=True)
-        seconds = min(left, self._request.check_seconds)
+        seconds = min(remaining, self._request.check_seconds)
         started = time.monotonic()
         if name == BENCH or (name in (EVALUATION, INPUT) and self._request.device == "gpu"):
-            row = self._measured_row(place, name, seconds, row)
+            row = self._measured_row(env, name, seconds, row)
         elif name == ALL_REDUCE:
-            row = all_reduce_row(place, links.this_server(self._machine), self._machine, seconds, row)
+            row = all_reduce_row(env, links.this_server(self._machine), self._machine, seconds, row)
         else:
-            row = judged(execute(place.selftest("--check", name), place.work, seconds), place.work, seconds, row)
+            row = judged(execute(env.selftest("--check", name), env.work, seconds), env.work, seconds, row)
         if row.result == "FAIL" and time.monotonic() >= self._ends:
             row = replace(row, result="SKIPPED", found=f"{limit} ended it", lines=(), cut=True)
         return replace(row, seconds=time.monotonic() - started)
 
-    def _measured_row(self, place: Place, name: str, seconds: float, row: Row) -> Row:
+    def _measured_row(self, env: Place, name: str, seconds: float, row: Row) -> Row:
         # bench.py runs once for all of its rows
-        choice, ran = place.choice, place.choice.name in self._benches
-        result = self._benches.get(choice.name) or measure(place, seconds, row)
+        choice, ran = env.choice, env.choice.name in self._benches
+        result = self._benches.get(choice.name) or measure(env, seconds, row)
         self._benches[choice.name] = result
         if isinstance(result, Row):
             return replace(row, found=f"{BENCH} failed") if ran else result

@@ -52,8 +52,8 @@ class Queue:
         return next((job for job in self.jobs if name and name in (job.name, job.number)), None)
 
     def tasks(self, array: str) -> list[Job]:
-        found = [job for job in self.jobs if job.array == array and job.task is not None]
-        return sorted(found, key=lambda job: job.task or 0)
+        tasks = [job for job in self.jobs if job.array == array and job.task is not None]
+        return sorted(tasks, key=lambda job: job.task or 0)
 
     def resuming(self, run: Path) -> list[Job]:
         return [job for job in self.jobs if job.resumes == run and not job.has_ended]
@@ -88,10 +88,10 @@ class Row:
 def ask(job: str = "") -> Queue:
     # The queue, or one job or array of it, as Slurm reports it; empty where there is no Slurm.
     try:
-        found = queue.numbered(job) if job else queue.everyone()
+        jobs = queue.numbered(job) if job else queue.everyone()
     except EncoreError as error:
         return Queue(note=f"the queue cannot be seen: {error.found}")
-    return Queue(tuple(found), answers=queue.is_there())
+    return Queue(tuple(jobs), answers=queue.is_there())
 
 
 def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str = "") -> None:
@@ -100,23 +100,23 @@ def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str
     Between a requeue and the next start no process has the run. The job has it: whoever else resumed the run would
     leave the job a run that has ended, or is another's.
     """
-    left = [each for each in experiments if each.state().status not in run_folder.FINISHED]
+    unfinished = [experiment for experiment in experiments if experiment.state().status not in run_folder.FINISHED]
     if not queue.is_there():
         return
-    is_jobs = any(each.state().job for each in left) or bool(folder.metadata().get("slurm"))
-    seen = ask()
-    if seen.note:
+    is_jobs = any(experiment.state().job for experiment in unfinished) or bool(folder.metadata().get("slurm"))
+    jobs = ask()
+    if jobs.note:
         # A machine may have Slurm's programs and be part of no cluster: there is no queue then.
-        if is_jobs and "configuration source" not in seen.note:
+        if is_jobs and "configuration source" not in jobs.note:
             raise EncoreError(
-                seen.note, expected="to see whether a job has the run", hint="try again when Slurm answers"
+                jobs.note, expected="to see whether a job has the run", hint="try again when Slurm answers"
             )
         return
     # Where several tasks or jobs in the queue resume a run, the one that has begun is not held back.
-    found = [] if job else seen.resuming(folder.path)
-    for experiment in left:
+    claims = [] if job else jobs.resuming(folder.path)
+    for experiment in unfinished:
         state = experiment.state()
-        name = state.job or ("" if job else job_of(folder, experiment, seen))
+        name = state.job or ("" if job else job_of(folder, experiment, jobs))
         if not name or name == job:
             continue
         cluster = state.cluster or str((folder.metadata().get("slurm") or {}).get("cluster", ""))
@@ -128,12 +128,12 @@ def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str
                 expected="a run of your own",
                 hint=f"let {_owner(experiment.folder)} resume it",
             )
-        found += [each for each in answer or () if not each.has_ended]
-    if found:
-        first = found[0]
-        what = "waits in the queue to resume" if first.waits else f"is in the queue ({first.state}) and has"
+        claims += [claim for claim in answer or () if not claim.has_ended]
+    if claims:
+        first = claims[0]
+        activity = "waits in the queue to resume" if first.waits else f"is in the queue ({first.state}) and has"
         raise EncoreError(
-            f"{queue.called(first.name, queue.this_cluster())}, of {first.user}, {what} {folder.path.name}",
+            f"{queue.called(first.name, queue.this_cluster())}, of {first.user}, {activity} {folder.path.name}",
             expected="a run that no job has",
             hint=f"watch it: {hints.command('follow', first.name)}; or cancel it: "
             f"{hints.command('cancel', first.name)}",
@@ -161,11 +161,11 @@ def verdict(experiment: Experiment, job: Job | None, answers: bool) -> tuple[Sta
     if state.status == "running":
         unseen = job is None and _owner(experiment.folder) != queue.this_user()
         if not in_job and ownership.lost_its_owner(experiment):
-            left = processes.left_running(experiment.folder)
-            return ("running", UNSUPERVISED) if left else ("lost", _why_lost(state, job))
+            orphans = processes.left_running(experiment.folder)
+            return ("running", UNSUPERVISED) if orphans else ("lost", _why_lost(state, job))
         # PrivateData in slurm.conf hides other users' jobs: then a job that is not shown may run.
-        ended = bool(state.job) and answers and (job is None or job.has_ended)
-        if in_job or ((unseen or not ended) and is_alive(experiment)):
+        job_ended = bool(state.job) and answers and (job is None or job.has_ended)
+        if in_job or ((unseen or not job_ended) and is_alive(experiment)):
             return "running", ""
         return "lost", _why_lost(state, job)
     # An interrupted experiment in a job that runs is on its way out, or resumes after a requeue.
@@ -199,14 +199,17 @@ def is_alive(experiment: Experiment) -> bool:
     folder = experiment.folder / "heartbeat"
     if processes.rank_processes(folder):
         return True
-    is_here, seen = {beat.host for beat in processes.heartbeats(folder)} == {platform.node()}, _activities(experiment)
-    silent = abs(time.time() - max(seen, default=0.0))
+    is_here, activities = (
+        {beat.host for beat in processes.heartbeats(folder)} == {platform.node()},
+        _activities(experiment),
+    )
+    silent = abs(time.time() - max(activities, default=0.0))
     if is_here or silent < SILENT_SECONDS_ELSEWHERE or silent > CLOCKS_APART_SECONDS:
         return silent < (SILENT_SECONDS if is_here else SILENT_SECONDS_ELSEWHERE)
     end = time.monotonic() + WATCH_SECONDS
-    while _activities(experiment) == seen and time.monotonic() < end:
+    while _activities(experiment) == activities and time.monotonic() < end:
         time.sleep(WATCH_SECONDS / 10)
-    return _activities(experiment) != seen
+    return _activities(experiment) != activities
 
 
 def _progress(row: Row) -> Row:
@@ -216,10 +219,10 @@ def _progress(row: Row) -> Row:
     with contextlib.suppress(*DAMAGE):
         experiment = Experiment(row.experiment, row.run / f"experiment_{row.experiment}")
         benchmark = catalogue.choose(RunFolder(row.run).metadata()["name"]).benchmark
-        seen = evaluate.evaluate_experiment(experiment, benchmark)
-        if seen.planned_epochs:
-            row = replace(row, epoch=seen.epochs, epochs=seen.planned_epochs)
-            row = replace(row, qualities=seen.qualities, targets=seen.targets)
+        summary = evaluate.evaluate_experiment(experiment, benchmark)
+        if summary.planned_epochs:
+            row = replace(row, epoch=summary.epochs, epochs=summary.planned_epochs)
+            row = replace(row, qualities=summary.qualities, targets=summary.targets)
             if row.state == "running":
                 row = replace(row, forecast=forecast_of(experiment), slow=follow.slow_rank(experiment.folder))
     return row
@@ -231,9 +234,9 @@ def forecast_of(experiment: Experiment) -> Forecast | None:
     from encore.results.compare.forecast import forecast_runs
 
     run = experiment.folder.parent
-    ended = [read_run(path) for path in sorted(run.glob("result_*.txt"))]
+    finished = [read_run(path) for path in sorted(run.glob("result_*.txt"))]
     name = f"{experiment.folder.name}/"
-    return next((each for each in forecast_runs(ended, run) if each.run.startswith(name)), None)
+    return next((forecast for forecast in forecast_runs(finished, run) if forecast.run.startswith(name)), None)
 
 
 # -- one run --------------------------------------------------------------------------------------------
@@ -252,13 +255,13 @@ def is_of_array(folder: RunFolder) -> bool:
 def job_of(folder: RunFolder, experiment: Experiment, jobs: Queue) -> str:
     """Return the name of the job in which an experiment ran last or will run; empty outside of Slurm."""
     state = experiment.state()
-    known, number = state.job, number_of(folder)
+    recorded, number = state.job, number_of(folder)
     if state.status not in run_folder.FINISHED:
         resuming = [job for job in jobs.resuming(folder.path) if job.task in (None, experiment.number)]
-        if resuming and known not in {job.name for job in jobs.jobs if not job.has_ended}:
+        if resuming and recorded not in {job.name for job in jobs.jobs if not job.has_ended}:
             return resuming[0].name
-    if known or not number or not is_of_array(folder):
-        return known or number
+    if recorded or not number or not is_of_array(folder):
+        return recorded or number
     tasks = jobs.tasks(number)
     if len(tasks) == len(folder.experiments()):
         return tasks[experiment.number].name
@@ -268,8 +271,8 @@ def job_of(folder: RunFolder, experiment: Experiment, jobs: Queue) -> str:
 def rows_of(folder: RunFolder, jobs: Queue) -> list[Row]:
     # A row for the run, or for each task of an array; without the progress.
     try:
-        every = folder.experiments()
-        groups = [[each] for each in every] if is_of_array(folder) else [every]
+        experiments = folder.experiments()
+        groups = [[experiment] for experiment in experiments] if is_of_array(folder) else [experiments]
         return [_row(folder, group, jobs) for group in groups]
     except DAMAGE as error:
         text = error.found if isinstance(error, EncoreError) else f"{type(error).__name__}: {error}"
@@ -279,19 +282,19 @@ def rows_of(folder: RunFolder, jobs: Queue) -> list[Row]:
 def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> Row:
     if not experiments:
         raise EncoreError("no experiments in it")
-    found = [
-        (each, name, *verdict(each, jobs.find(name), jobs.answers))
-        for each, name in zip(experiments, [job_of(folder, each, jobs) for each in experiments], strict=True)
+    verdicts = [
+        (member, name, *verdict(member, jobs.find(name), jobs.answers))
+        for member, name in zip(experiments, [job_of(folder, member, jobs) for member in experiments], strict=True)
     ]
-    reached = sum(state == "reached" for _, _, state, _ in found)
-    experiment, name, state, reason = _decisive(found)
-    states = [each.state() for each in experiments]
+    reached = sum(state == "reached" for _, _, state, _ in verdicts)
+    experiment, name, state, reason = _decisive(verdicts)
+    states = [member.state() for member in experiments]
     job, end = jobs.find(name), time.time() if state in ALIVE else 0.0
     if state == "queued" and job is not None:
         seconds: float | None = end - job.submitted_at
     else:
         seconds = _seconds(
-            states, end or max((time for each in experiments for time in _activities(each)), default=0.0)
+            states, end or max((time for member in experiments for time in _activities(member)), default=0.0)
         )
     return Row(
         state=state,
@@ -318,25 +321,25 @@ ORDER: tuple[State, ...] = (
 )  # fmt: skip
 
 
-def _decisive(found: Sequence[Verdict]) -> Verdict:
-    chosen = min(found, key=lambda each: ORDER.index(each[2]))
-    experiment, name, state, _ = chosen
+def _decisive(verdicts: Sequence[Verdict]) -> Verdict:
+    decisive = min(verdicts, key=lambda verdict: ORDER.index(verdict[2]))
+    experiment, name, state, _ = decisive
     # A run whose process is gone between two experiments has lost the rest.
-    if state == "not started" and any(each[2] in ("reached", "not reached") for each in found):
+    if state == "not started" and any(verdict[2] in ("reached", "not reached") for verdict in verdicts):
         return experiment, name, "interrupted", f"experiment {experiment.number + 1} was never started"
     if state in ("reached", "not reached"):
-        last = found[-1]
+        last = verdicts[-1]
         return last[0], last[1], state, ""
-    return chosen
+    return decisive
 
 
 def _seconds(states: Sequence[ExperimentState], otherwise: float) -> float | None:
     # The seconds from the first start to the last end, or to ``otherwise`` where one has not ended.
-    begun = [unix(state.started) for state in states if state.started]
-    if not begun:
+    starts = [unix(state.started) for state in states if state.started]
+    if not starts:
         return None
-    ended = [unix(state.ended) if state.ended else otherwise for state in states if state.started]
-    return max(max(ended) - min(begun), 0.0)
+    ends = [unix(state.ended) if state.ended else otherwise for state in states if state.started]
+    return max(max(ends) - min(starts), 0.0)
 
 
 def unix(text: str) -> float:
@@ -348,18 +351,18 @@ def made(path: Path) -> float:
     with contextlib.suppress(ValueError):
         stamp = datetime.strptime(path.name.partition("-")[0], run_folder.STAMP)
         return stamp.replace(tzinfo=timezone.utc).timestamp()
-    for each in (path / "run.json", path):
+    for candidate in (path / "run.json", path):
         with contextlib.suppress(OSError):
-            return each.stat().st_mtime
+            return candidate.stat().st_mtime
     return 0.0
 
 
 def run_folders(results: Path) -> list[RunFolder]:
     """Return everything in ``results``, and in the studies there, that is or was a run folder, the newest first."""
     # A study has a folder for each of its points, with the point's run folder in it.
-    places = [results, *(point for study in results.glob("*/study.json") for point in study.parent.iterdir())]
-    found = [path for place in places for path in _inside(place) if _is_run(path)]
-    return [RunFolder(path) for path in sorted(found, key=lambda path: (-made(path), path.name))]
+    parents = [results, *(point for study in results.glob("*/study.json") for point in study.parent.iterdir())]
+    paths = [path for parent in parents for path in _inside(parent) if _is_run(path)]
+    return [RunFolder(path) for path in sorted(paths, key=lambda path: (-made(path), path.name))]
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -385,50 +388,50 @@ def _is_run(path: Path) -> bool:
 # -- all of them ----------------------------------------------------------------------------------------
 
 
-def overview(results: Path, jobs: Queue, most: int | None) -> list[Row]:
-    """Return all that lives, and ``most`` of the rest (None: all); the newest first."""
+def overview(results: Path, jobs: Queue, limit: int | None) -> list[Row]:
+    """Return all that lives, and ``limit`` of the rest (None: all); the newest first."""
     folders = run_folders(results)
     jobs = in_pods(folders, jobs)
     rows = [row for folder in folders for row in rows_of(folder, jobs)]
-    known = {row.job.partition("_")[0] for row in rows if row.job}
-    known |= {number for folder in folders for number in _jobs_of(folder)}
+    listed = {row.job.partition("_")[0] for row in rows if row.job}
+    listed |= {number for folder in folders for number in _jobs_of(folder)}
     present = {job.name for job in jobs.jobs}
-    ended = [job for job in queue.accounted() if job.name not in present]
+    finished = [job for job in queue.accounted() if job.name not in present]
     # The runs of a point's folder are what came of its jobs: one that was cancelled in the queue has a successor.
     here, me = {folder.path for folder in folders}, queue.this_user()
     points = {folder.path.parent for folder in folders} - {results}
-    others = [
+    unlisted = [
         job
-        for job in (*jobs.jobs, *ended)
-        if job.array not in known
+        for job in (*jobs.jobs, *finished)
+        if job.array not in listed
         and job.resumes not in here
         and not (job.has_ended and job.results in points)
         and (job.user == me or results in (job.results, *(job.results.parents if job.results else ())))
     ]
-    made_elsewhere = {job.array: folder for job in others if (folder := elsewhere(job, results)) is not None}
+    made_elsewhere = {job.array: folder for job in unlisted if (folder := elsewhere(job, results)) is not None}
     # Several jobs may have resumed one run.
     runs = {folder.path: folder for folder in made_elsewhere.values()}
     rows += [row for folder in runs.values() for row in rows_of(folder, jobs)]
-    rows += without_folder([job for job in others if job.array not in made_elsewhere])
+    rows += without_folder([job for job in unlisted if job.array not in made_elsewhere])
     # Tasks of an array have the same time: they stay in order.
     rows.sort(key=lambda row: -row.when)
-    shown = [row for index, row in enumerate(rows) if most is None or index < most or row.state in ALIVE]
-    return [_progress(row) for row in shown]
+    visible = [row for index, row in enumerate(rows) if limit is None or index < limit or row.state in ALIVE]
+    return [_progress(row) for row in visible]
 
 
 def in_pods(folders: Sequence[RunFolder], jobs: Queue) -> Queue:
     """Return the queue with the workloads of runs in a Kubernetes cluster, whose states are brought up to date."""
-    more, note = workloads.jobs_of(folders)
-    return replace(jobs, jobs=(*jobs.jobs, *more), note=jobs.note or note)
+    workload_jobs, note = workloads.jobs_of(folders)
+    return replace(jobs, jobs=(*jobs.jobs, *workload_jobs), note=jobs.note or note)
 
 
 def _jobs_of(folder: RunFolder) -> set[str]:
     # Numbers of the jobs and arrays that are known to have worked on a run.
-    found = {number_of(folder)}
+    numbers = {number_of(folder)}
     for experiment in folder.experiments():
         with contextlib.suppress(*DAMAGE):
-            found.add(experiment.state().job.partition("_")[0])
-    return found - {""}
+            numbers.add(experiment.state().job.partition("_")[0])
+    return numbers - {""}
 
 
 def without_folder(jobs: Iterable[Job]) -> list[Row]:
@@ -441,16 +444,16 @@ def without_folder(jobs: Iterable[Job]) -> list[Row]:
         Row(
             state=state,
             when=first.submitted_at,
-            job=array if others else first.name,
+            job=array if rest else first.name,
             reason=reason,
-            experiments=1 + len(others),
+            experiments=1 + len(rest),
             nodes=first.nodes,
             seconds=time.time() - first.submitted_at if state == "queued" else first.seconds,
             user=first.user,
             benchmark=first.title.removeprefix(queue.NAME).lstrip("-"),
             partition=first.partition,
         )
-        for (array, state, reason), (first, *others) in groups.items()
+        for (array, state, reason), (first, *rest) in groups.items()
     ]
 
 

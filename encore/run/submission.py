@@ -34,14 +34,14 @@ class Prepared:
     secrets: Mapping[str, str]  # Variables for sbatch, which passes them to the job
 
 
-def prepare(request: planning.Request, arguments: Sequence[str], wanted: Wanted) -> Prepared:
+def prepare(request: planning.Request, arguments: Sequence[str], options: Wanted) -> Prepared:
     # Make all choices and render the script; needs no Slurm. ``arguments`` are those of ``encore run``.
-    cluster, file = _cluster(wanted)
-    nodes = 1 if wanted.nodes is None else wanted.nodes
-    per_node = (cluster.gpus_per_node or 1) if wanted.gpus_per_node is None else wanted.gpus_per_node
-    for option, number, most in (("--nodes", nodes, MAX_NODES), ("--gpus-per-node", per_node, 64)):
-        if not 1 <= number <= most:
-            raise EncoreError(f"{option} {number}", expected=f"1 to {most}")
+    cluster, file = _cluster(options)
+    nodes = 1 if options.nodes is None else options.nodes
+    per_node = (cluster.gpus_per_node or 1) if options.gpus_per_node is None else options.gpus_per_node
+    for option, number, upper in (("--nodes", nodes, MAX_NODES), ("--gpus-per-node", per_node, 64)):
+        if not 1 <= number <= upper:
+            raise EncoreError(f"{option} {number}", expected=f"1 to {upper}")
     if request.gpus is not None:
         raise EncoreError(f"{request.gpus} GPUs given", hint="give the GPUs of each node: --gpus-per-node")
     if request.system is None and cluster.gpus_per_node and cluster.gpu_option != "none":
@@ -49,14 +49,14 @@ def prepare(request: planning.Request, arguments: Sequence[str], wanted: Wanted)
             "no system named; the nodes' GPUs cannot be seen from here",
             hint=f"--system dgxa100, or another one of: encore list {request.name}",
         )
-    tasks = _tasks(wanted.array)
+    tasks = _tasks(options.array)
     plan = planning.make_plan(replace(request, cluster=file), allocation=pretended(nodes, per_node, len(tasks)))
-    kept, secrets = run_metadata.split_secrets(arguments)
-    handed_on = script.with_cluster((str(nodes * per_node), *kept), file)
-    return _prepared(plan, cluster, wanted, handed_on, tasks, 1 if tasks else len(plan.seeds), secrets=secrets)
+    plain, secrets = run_metadata.split_secrets(arguments)
+    handed_on = script.with_cluster((str(nodes * per_node), *plain), file)
+    return _prepared(plan, cluster, options, handed_on, tasks, 1 if tasks else len(plan.seeds), secrets=secrets)
 
 
-def prepare_resume(path: Path, wanted: Wanted) -> Prepared:
+def prepare_resume(path: Path, options: Wanted) -> Prepared:
     """Return the same for a run to be resumed: as many nodes as it began with, and what has not ended of it.
 
     A run that an array began is resumed by an array, with a task for each experiment that is left.
@@ -64,52 +64,54 @@ def prepare_resume(path: Path, wanted: Wanted) -> Prepared:
     folder = run_folder.open_run(path)
     folder.check_whole()
     content = folder.metadata()
-    left = [each.number for each in folder.experiments() if each.state().status not in run_folder.FINISHED]
-    if not left:
+    unfinished = [
+        experiment.number for experiment in folder.experiments() if experiment.state().status not in run_folder.FINISHED
+    ]
+    if not unfinished:
         raise EncoreError(f"{path.name} has ended: nothing is left to run", hint=f"see it: {hints.follow(path)}")
     status.refuse_queued(folder, folder.experiments())
     ownership.refuse_owned(folder.experiments())
-    tasks = tuple(left) if wanted.array or status.is_of_array(folder) else ()
-    if wanted.array and len(_tasks(wanted.array)) < len(left):
+    tasks = tuple(unfinished) if options.array or status.is_of_array(folder) else ()
+    if options.array and len(_tasks(options.array)) < len(unfinished):
         raise EncoreError(
-            f"--array {wanted.array}, and {len(left)} runs are left",
-            hint=f"leave --array out, or --array 0-{len(left) - 1}",
+            f"--array {options.array}, and {len(unfinished)} runs are left",
+            hint=f"leave --array out, or --array 0-{len(unfinished) - 1}",
         )
     nodes, per_node = content["nodes"], content["ranks_per_node"]
-    if wanted.nodes not in (None, nodes):
-        raise EncoreError(f"--nodes {wanted.nodes}, the run began on {nodes}", hint="leave --nodes out")
-    cluster, file = _cluster(wanted)
+    if options.nodes not in (None, nodes):
+        raise EncoreError(f"--nodes {options.nodes}, the run began on {nodes}", hint="leave --nodes out")
+    cluster, file = _cluster(options)
     plan = planning.plan_of(folder, pretended(nodes, per_node, 0))
-    handed_on = script.with_cluster(("--resume", str(path), *(["--trust-owner"] if wanted.trust_owner else [])), file)
-    return _prepared(plan, cluster, wanted, handed_on, tasks, 1 if tasks else len(left), resumes=path.name)
+    handed_on = script.with_cluster(("--resume", str(path), *(["--trust-owner"] if options.trust_owner else [])), file)
+    return _prepared(plan, cluster, options, handed_on, tasks, 1 if tasks else len(unfinished), resumes=path.name)
 
 
-def _cluster(wanted: Wanted) -> tuple[Cluster, Path | None]:
-    _check_options(wanted)
-    cluster, file = clusters.load(wanted.cluster)
-    given = {each: getattr(wanted, each) for each in ("partition", "account", "qos", "gpu_type")}
-    return cluster.model_copy(update={name: value for name, value in given.items() if value}), file
+def _cluster(options: Wanted) -> tuple[Cluster, Path | None]:
+    _check_options(options)
+    cluster, file = clusters.load(options.cluster)
+    settings = {each: getattr(options, each) for each in ("partition", "account", "qos", "gpu_type")}
+    return cluster.model_copy(update={name: value for name, value in settings.items() if value}), file
 
 
-def _check_options(wanted: Wanted) -> None:
+def _check_options(options: Wanted) -> None:
     # Refuse a time limit that leaves no time to train, and options of sbatch that would undo Encore's own.
-    if wanted.minutes is not None and not LEAST_MINUTES <= wanted.minutes <= MOST_MINUTES:
+    if options.minutes is not None and not LEAST_MINUTES <= options.minutes <= MOST_MINUTES:
         raise EncoreError(
-            f"--time {wanted.minutes}",
+            f"--time {options.minutes}",
             expected=f"{LEAST_MINUTES} to {MOST_MINUTES} minutes: the job is warned {script.WARNING_SECONDS} s before "
             "its end, writes a checkpoint and goes back into the queue",
         )
     texts = ("partition", "account", "qos", "reservation", "dependency", "mail", "job_name", "comment")
-    for name, text in ((each, getattr(wanted, each)) for each in texts):
+    for name, text in ((field, getattr(options, field)) for field in texts):
         if text is not None and not re.fullmatch(r"[^\s\"'|\\]+", text):
             option = f"--{name.replace('_', '-')}"
             raise EncoreError(f"{option} {text!r}", expected="a text without blanks, quotes, backslashes and |")
-    for option in wanted.more:
+    for option in options.more:
         if not option.startswith("-") or "\n" in option:
             raise EncoreError(f"--sbatch {option!r} is no option of sbatch", hint="--sbatch=--constraint=a100")
-        own = clusters.own_option(option)
-        if own is not None:
-            hint = clusters.OWN_OPTIONS[own]
+        conflict = clusters.own_option(option)
+        if conflict is not None:
+            hint = clusters.OWN_OPTIONS[conflict]
             raise EncoreError(f"--sbatch {option!r} contradicts what Encore gives sbatch", hint=hint)
 
 
@@ -141,7 +143,7 @@ def pretended(nodes: int, gpus_per_node: int, tasks: int) -> Allocation:
 def _prepared(
     plan: planning.Plan,
     cluster: Cluster,
-    wanted: Wanted,
+    options: Wanted,
     arguments: tuple[str, ...],
     tasks: tuple[int, ...],
     runs: int,
@@ -151,17 +153,17 @@ def _prepared(
     # The submission; ``runs`` are those that a job of it makes one after the other.
     configuration = plan.configuration
     estimate = script.estimate(configuration, runs)
-    if wanted.minutes:
-        estimate = Estimate(wanted.minutes, "as asked for")
+    if options.minutes:
+        estimate = Estimate(options.minutes, "as asked for")
     submission = Submission(
         name=configuration.choice.name,
         nodes=configuration.nodes,
         gpus_per_node=configuration.ranks_per_node if configuration.get("device") == "gpu" else 0,
         minutes=estimate.minutes,
         results=plan.results,
-        arguments=(*arguments, *(["--require-target"] if wanted.require_target else [])),
+        arguments=(*arguments, *(["--require-target"] if options.require_target else [])),
         array=tasks,
-        wanted=wanted,
+        wanted=options,
         resumes=resumes,
         secrets=tuple(secrets),
     )

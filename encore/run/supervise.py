@@ -1,4 +1,4 @@
-"""Run one command to its end: follow it, pass signals on, notice a rank that dies or hangs."""
+"""Run a training command: track progress, forward signals, and detect ranks that die or hang."""
 
 import contextlib
 import os
@@ -23,19 +23,19 @@ from encore.run import follow, ownership
 from encore.run.run_folder import FINISHED, Experiment, Status
 
 POLL_SECONDS = 0.1
-STOP_SECONDS = 8.0  # Between a signal and the killing of the ranks, outside of Slurm: an engine gives a container 10 s
-SRUN_SECONDS = 15.0  # Time that srun gets to end the ranks of all nodes, before it is killed itself
+STOP_SECONDS = 8.0  # From a signal to SIGKILL outside Slurm. Docker and Podman kill a container after 10 s.
+SRUN_SECONDS = 15.0  # Grace period for srun to terminate the ranks on all nodes
 LAST_LINES = 15
-# Times the limit of a step: how long ranks that have made none are waited for, from one sign of progress to the next.
-# They compile: the step for one shape takes a compiler that tunes minutes.
+# Multiplies hang_seconds until the first step: compiling and autotuning a step takes minutes per input shape.
 WARM_UP_FACTOR = 3.0
-ENGINE_FAILED = (125, 126, 127)  # Exit codes of ``docker run`` and ``podman run`` for a container that did not start
+# Exit codes of ``docker run`` and ``podman run`` if the container does not start
+CONTAINER_START_FAILED = (125, 126, 127)
 
 
 @dataclass(frozen=True)
 class Limits:
-    hang_seconds: float = 600.0  # For a step of any rank, WARM_UP_FACTOR times as long before the first; 0: no limit
-    # For a checkpoint to begin after a signal, and for the ranks to end after it; None: the default of the place.
+    hang_seconds: float = 600.0  # Limit without progress on any rank; 0: unlimited. See WARM_UP_FACTOR
+    # Time from a signal to the start of a checkpoint, and from there to SIGKILL; None: STOP_SECONDS
     stop_seconds: float | None = None
 
 
@@ -44,37 +44,37 @@ class Outcome:
     status: Status
     reason: str = ""
     last_lines: tuple[str, ...] = ()
-    # Nodes of the Slurm job that no longer answer: the cause, and none of the training's.
+    # Slurm nodes that stopped responding. The failure is a node failure, not a training failure.
     lost_nodes: tuple[str, ...] = ()
-    is_final: bool = False  # Whether a resume would end in the same way
-    memory: Literal["", "GPU", "CPU"] = ""  # Whose memory was too small, where that is the reason
+    is_final: bool = False  # Whether resuming would fail in the same way
+    memory: Literal["", "GPU", "CPU"] = ""  # Which memory was exhausted, if any
 
 
 class Signals:
-    """While entered, a stop signal sets a flag instead of ending this process.
+    """Context manager that records stop signals instead of terminating this process.
 
-    Sources: SIGINT a terminal, SIGHUP a terminal that was closed, SIGTERM a scheduler that takes the nodes away,
-    SIGUSR1 Slurm some time before the limit (sbatch --signal). SIGHUP stays ignored under nohup.
+    SIGINT comes from the terminal, SIGHUP from a terminal that is closed, SIGTERM from a scheduler that revokes the
+    nodes, SIGUSR1 from Slurm before the time limit (sbatch --signal). SIGHUP stays ignored under nohup.
     """
 
     def __init__(self) -> None:
         self.received = 0
-        self.times = 0
+        self.count = 0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                self._previous[number] = signal.signal(number, self._note)
+                self._previous[number] = signal.signal(number, self._record)
         return self
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         self.received = number
-        self.times += 1
+        self.count += 1
 
 
 def run(
@@ -85,7 +85,7 @@ def run(
     on_progress: Callable[[follow.Progress], None],
     limits: Limits,
 ) -> Outcome:
-    """Execute ``command`` for ``experiment``, which ``owner`` owns; return when no process of it is left."""
+    """Run ``command`` for ``experiment`` (owned by ``owner``). Return after all processes have exited."""
     processes.adopt_orphans()
     with telemetry.sampled(experiment.folder / "telemetry.jsonl", command.samplers) as samplers:
         return _run(command, experiment, owner, signals, on_progress, limits, samplers)
@@ -100,20 +100,20 @@ def _run(
     limits: Limits,
     samplers: Sequence[int],
 ) -> Outcome:
-    others = {process.pid for process in processes.family(os.getpid())}
-    ranks = experiment.folder / "ranks"
-    ranks.mkdir(exist_ok=True)
+    unrelated_pids = {process.pid for process in processes.family(os.getpid())}
+    ranks_folder = experiment.folder / "ranks"
+    ranks_folder.mkdir(exist_ok=True)
     for path in command.rank_folders:
         path.mkdir(exist_ok=True)
     for path in (experiment.folder / "heartbeat").glob("rank_*"):
         path.unlink()
-    # In a file, which every runtime and node sees: for benchmarks/detection/evaluator.py.
-    with files.replaced(ranks / "hang_seconds") as file:
+    # In a file, because it is visible in all runtimes and on all nodes. Read by benchmarks/detection/evaluator.py.
+    with files.replaced(ranks_folder / "hang_seconds") as file:
         file.write(f"{limits.hang_seconds}\n".encode())
     tail = follow.Tail(experiment.metrics)
     tail.read()
     processes.clean_up(command)
-    with (ranks / "launcher.txt").open("ab") as output:
+    with (ranks_folder / "launcher.txt").open("ab") as output:
         output.write(f"{START}{shlex.join(command.argv)}\n".encode())
         output.flush()
         child = processes.start(command, output)
@@ -125,9 +125,9 @@ def _run(
             )
             return _engine_failure(command, child, experiment) or outcome
         finally:
-            others |= {process.pid for sampler in samplers for process in processes.family(sampler)}
-            if _leave_none(child, experiment, others):
-                # What the engine was asked for before its client was killed may come about a moment later.
+            unrelated_pids |= {process.pid for sampler in samplers for process in processes.family(sampler)}
+            if _terminate_all(child, experiment, unrelated_pids):
+                # The container engine may still be executing requests from the killed client.
                 processes.clean_up(command)
                 time.sleep(POLL_SECONDS)
             processes.clean_up(command)
@@ -135,8 +135,8 @@ def _run(
 
 
 def _engine_failure(command: Command, child: subprocess.Popen[bytes], experiment: Experiment) -> Outcome | None:
-    # The failure of a container engine that could not start the container at all.
-    if command.runtime not in engines.BUILDERS or child.returncode not in ENGINE_FAILED:
+    # None unless the container engine could not start the container.
+    if command.runtime not in engines.BUILDERS or child.returncode not in CONTAINER_START_FAILED:
         return None
     lines = rank_output(experiment, -1)
     error = engines.explain("\n".join(lines), command.runtime)
@@ -153,135 +153,137 @@ def _watch(
     watch: "HangWatch",
     stop_seconds: float,
 ) -> Outcome:
-    progress, slow = follow.Progress(), follow.SlowRankWatch(experiment.folder)
-    stop_at: float | None = None
-    stale, kills = _being_written(experiment), processes.kills_for_memory()
+    progress, slow_rank_watch = follow.Progress(), follow.SlowRankWatch(experiment.folder)
+    kill_at: float | None = None
+    stale_checkpoints, oom_kills = _partial_checkpoints(experiment), processes.kills_for_memory()
     while True:
-        ended = child.poll() is not None
+        has_exited = child.poll() is not None
         for record in tail.read():
             progress.add(record)
-        progress.slow = slow.look()
+        progress.slow = slow_rank_watch.look()
         on_progress(progress)
-        if ended:
-            return _conclude(child, progress, experiment, signals, kills)
-        if signals.received and stop_at is None:
-            stop_at = time.monotonic() + stop_seconds
-            # Ranks that are not up yet have nothing to save.
+        if has_exited:
+            return _outcome(child, progress, experiment, signals, oom_kills)
+        if signals.received and kill_at is None:
+            kill_at = time.monotonic() + stop_seconds
+            # Ranks without a heartbeat have not started training: there is no state to save.
             if not processes.signal_ranks(experiment.folder / "heartbeat", signal.SIGTERM):
-                stop_at = 0.0
-        # There is time for a checkpoint of any size where nobody insists, and Slurm does not kill next.
-        may_save = signals.times < 2 and not (owner.job and signals.received == signal.SIGTERM)
-        if stop_at is not None and may_save and _being_written(experiment) - stale:
-            stop_at = max(stop_at, time.monotonic() + stop_seconds)
-        if stop_at is not None and time.monotonic() > stop_at:
+                kill_at = 0.0
+        # Let a checkpoint finish, however large, unless the user repeats the signal or Slurm is about to kill the job.
+        may_save = signals.count < 2 and not (owner.job and signals.received == signal.SIGTERM)
+        if kill_at is not None and may_save and _partial_checkpoints(experiment) - stale_checkpoints:
+            kill_at = max(kill_at, time.monotonic() + stop_seconds)
+        if kill_at is not None and time.monotonic() > kill_at:
             return Outcome("interrupted", f"stopped by {signal.Signals(signals.received).name}, without a checkpoint")
         if not ownership.renew(experiment, owner):
-            return Outcome("interrupted", "another process has taken the experiment over")
-        hung = watch.check()
-        if hung:
+            return Outcome("interrupted", "another process took over the experiment")
+        hang_reason = watch.check()
+        if hang_reason:
             processes.dump_stacks(experiment.folder / "heartbeat")
-            return Outcome("failed", hung, rank_output(experiment, watch.suspect))
+            return Outcome("failed", hang_reason, rank_output(experiment, watch.suspect))
         time.sleep(POLL_SECONDS)
 
 
-def _being_written(experiment: Experiment) -> set[Path]:
-    # Checkpoints that are not whole yet.
+def _partial_checkpoints(experiment: Experiment) -> set[Path]:
+    # Checkpoints in progress, including those from earlier attempts.
     return set((experiment.folder / "checkpoint").glob("writing_*"))
 
 
-def _conclude(
-    child: subprocess.Popen[bytes], progress: follow.Progress, experiment: Experiment, signals: Signals, kills: int
+def _outcome(
+    child: subprocess.Popen[bytes], progress: follow.Progress, experiment: Experiment, signals: Signals, oom_kills: int
 ) -> Outcome:
-    # How the ranks ended; the kernel had killed ``kills`` processes for their memory when they started.
+    # Classify the exit of the ranks. ``oom_kills`` is the kernel's OOM-kill count before they started.
     code = child.returncode
     if code == 0 and progress.outcome in FINISHED:
         return Outcome(progress.outcome)
     if signals.received:
-        how = "a checkpoint was written" if (progress.outcome == "interrupted") else "without a checkpoint"
-        return Outcome("interrupted", f"stopped by {signal.Signals(signals.received).name}, {how}")
+        checkpoint = "a checkpoint was written" if (progress.outcome == "interrupted") else "without a checkpoint"
+        return Outcome("interrupted", f"stopped by {signal.Signals(signals.received).name}, {checkpoint}")
     if progress.outcome == "interrupted":
         return Outcome("interrupted", "a rank was stopped by a signal; a checkpoint was written")
-    program = Path(child.args[0]).name  # type: ignore[index, arg-type]
-    ranks = {beat.pid for beat in processes.heartbeats(experiment.folder / "heartbeat")}
-    if code < 0 and not program.startswith("python") and child.pid not in ranks:
-        return Outcome("failed", f"the launcher, {program}, {_describe_code(code)}; its ranks were ended")
-    rank, how = first_failure(experiment, code)
-    if how == _describe_code(-signal.SIGKILL) and processes.kills_for_memory() > kills:
-        how = f"was killed by the kernel: {BY_KERNEL}"
+    launcher = Path(child.args[0]).name  # type: ignore[index, arg-type]
+    rank_pids = {beat.pid for beat in processes.heartbeats(experiment.folder / "heartbeat")}
+    if code < 0 and not launcher.startswith("python") and child.pid not in rank_pids:
+        return Outcome("failed", f"launcher {launcher} {_describe_code(code)}; all ranks were terminated")
+    rank, failure = first_failure(experiment, code)
+    if failure == _describe_code(-signal.SIGKILL) and processes.kills_for_memory() > oom_kills:
+        failure = f"was killed by the kernel: {OOM_KILLED}"
     text = _rank_text(experiment, rank)
     lines = last_lines(text)
-    printed = {symptom for symptom in (*DISK_FULL, *DIVERGED, UNRESUMABLE) for line in lines if symptom in line}
-    if printed & {*DISK_FULL}:
-        where = experiment.folder
-        return Outcome("failed", f"rank {rank} could not write: the disk is full; free some space around {where}")
-    diverged, memory = [symptom for symptom in DIVERGED if symptom in printed], out_of_memory(text, how)
-    reason, is_final = f"rank {rank} {how}", True
-    if diverged:
-        reason, memory = f"{diverged[0]}; resumed it would end in the same way", ""
+    symptoms = {symptom for symptom in (*DISK_FULL, *DIVERGED, UNRESUMABLE) for line in lines if symptom in line}
+    if symptoms & {*DISK_FULL}:
+        folder = experiment.folder
+        return Outcome(
+            "failed", f"rank {rank} could not write: the disk is full; free some space on the file system of {folder}"
+        )
+    divergence, memory = [symptom for symptom in DIVERGED if symptom in symptoms], out_of_memory(text, failure)
+    reason, is_final = f"rank {rank} {failure}", True
+    if divergence:
+        reason, memory = f"{divergence[0]}; resuming would fail in the same way", ""
     elif memory:
-        reason += "" if BY_KERNEL in how else f": out of memory on the {memory}"
-    elif how == _describe_code(REFUSED):
-        reason = f"rank {rank} refused; resumed it would refuse again"
-    elif UNRESUMABLE in printed:
-        reason = f"no checkpoint is whole: {UNRESUMABLE}"
+        reason += "" if OOM_KILLED in failure else f": out of memory on the {memory}"
+    elif failure == _describe_code(INVALID_INPUT):
+        reason = f"rank {rank} rejected the configuration, data or device; resuming would fail in the same way"
+    elif UNRESUMABLE in symptoms:
+        reason = f"all checkpoints are damaged: {UNRESUMABLE}"
     else:
         is_final = False
     return Outcome("failed", reason, lines, is_final=is_final, memory=memory)
 
 
-def out_of_memory(text: str, how: str) -> Literal["", "GPU", "CPU"]:
-    """Return whose memory was too small for a rank that printed ``text`` and ended as ``how`` says; empty: neither's.
+def out_of_memory(text: str, failure: str) -> Literal["", "GPU", "CPU"]:
+    """Return which memory a rank exhausted, judged by the output and the failure; empty if none.
 
-    Frameworks report memory that they did not get and can do without: what counts follows the first error.
+    Only output after the first error counts: frameworks also print allocation failures that they recover from.
     """
-    begins = [place for place in map(text.find, ERRORS) if place >= 0]
-    error = text[min(begins) :] if begins else "\n".join(last_lines(text))
+    error_offsets = [offset for offset in map(text.find, ERRORS) if offset >= 0]
+    error = text[min(error_offsets) :] if error_offsets else "\n".join(last_lines(text))
     if GPU_MEMORY.search(error):
         return "GPU"
-    return "CPU" if CPU_MEMORY.search(error) or BY_KERNEL in how else ""
+    return "CPU" if CPU_MEMORY.search(error) or OOM_KILLED in failure else ""
 
 
-def _leave_none(child: subprocess.Popen[bytes], experiment: Experiment, others: Collection[int]) -> bool:
-    # End all processes of the job, but ``others`` of this process's; return whether there were any left.
+def _terminate_all(child: subprocess.Popen[bytes], experiment: Experiment, unrelated_pids: Collection[int]) -> bool:
+    # Terminate all processes of the job except ``unrelated_pids``. Return whether any process was still running.
     if child.poll() is None and child.args[0] in ("srun", "mpirun"):  # type: ignore[index, operator]
-        # SIGTERM to it kills the ranks on all nodes; killed itself, it would leave those elsewhere.
+        # On SIGTERM srun and mpirun terminate the ranks on all nodes. On SIGKILL they leave the remote ranks running.
         processes.end([psutil.Process(child.pid)], grace_seconds=SRUN_SECONDS)
-    left = [
+    running = [
         *(processes.family(child.pid) if child.poll() is None else ()),
-        # What a launcher leaves that was killed itself is this process's by now.
-        *(process for process in processes.family(os.getpid()) if process.pid not in others),
+        # Orphans of a killed launcher are reparented to this process (see processes.adopt_orphans).
+        *(process for process in processes.family(os.getpid()) if process.pid not in unrelated_pids),
         *processes.rank_processes(experiment.folder / "heartbeat"),
     ]
-    processes.end(left, grace_seconds=1.0)
+    processes.end(running, grace_seconds=1.0)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(timeout=5)
-    return bool(left)
+    return bool(running)
 
 
 class HangWatch:
-    """Report ranks without progress, by this host's monotonic clock: setting the time of day changes nothing."""
+    """Detect ranks without progress. Uses the monotonic clock of this host, so clock changes have no effect."""
 
     def __init__(self, folder: Path, hang_seconds: float) -> None:
         self._folder = folder
         self._hang_seconds = hang_seconds
-        self._next = time.monotonic() + 1.0
-        self._progress: dict[int, tuple[int, float]] = {}  # Step and its time of each rank, as last read
-        self._progress_at = 0.0  # When one of them changed
-        self._alive: dict[int, tuple[float, float]] = {}  # Last sign of life of each rank, and when it was first read
+        self._next_check = time.monotonic() + 1.0
+        self._progress: dict[int, tuple[int, float]] = {}  # Last step and its time, by rank
+        self._progress_at = 0.0  # Time of the last change in ``_progress``
+        self._alive: dict[int, tuple[float, float]] = {}  # Last heartbeat by rank, and when it was first read
         self.suspect = 0
 
     def check(self) -> str:
-        """Return the reason if the run hangs, else an empty string; reads the heartbeats once a second."""
+        """Return why the run hangs; empty if it does not. Reads the heartbeats at most once per second."""
         now = time.monotonic()
-        if self._hang_seconds <= 0 or now < self._next:
+        if self._hang_seconds <= 0 or now < self._next_check:
             return ""
-        self._next = now + 1.0
+        self._next_check = now + 1.0
         beats = processes.heartbeats(self._folder)
         if not beats:
             return ""
-        self._note(beats, now)
-        is_starting = max(beat.step for beat in beats) < 0
-        limit = self._hang_seconds * (WARM_UP_FACTOR if is_starting else 1)
+        self._record(beats, now)
+        before_first_step = max(beat.step for beat in beats) < 0
+        limit = self._hang_seconds * (WARM_UP_FACTOR if before_first_step else 1)
         silent = now - self._progress_at
         if silent < limit:
             return ""
@@ -289,18 +291,18 @@ class HangWatch:
         def is_stopped(beat: processes.Heartbeat) -> bool:
             return processes.is_stopped(beat) or now - self._alive[beat.rank][1] > limit / 2
 
-        # The other ranks wait for a stopped rank, or else for the one with the fewest steps.
-        slowest = min(beats, key=lambda beat: (not is_stopped(beat), beat.step, beat.time))
-        self.suspect = slowest.rank
-        reason = "its process gives no heartbeat" if is_stopped(slowest) else "it came least far"
-        position = f"(step {slowest.step} of process {slowest.pid} on {slowest.host})"
-        if is_starting:
+        # A stopped rank, otherwise the rank with the lowest step, blocks the other ranks.
+        suspect = min(beats, key=lambda beat: (not is_stopped(beat), beat.step, beat.time))
+        self.suspect = suspect.rank
+        symptom = "its heartbeat stopped" if is_stopped(suspect) else "it has the lowest step"
+        location = f"(step {suspect.step} of process {suspect.pid} on {suspect.host})"
+        if before_first_step:
             state = f"hangs before its first step: no progress for {silent:.0f} s"
         else:
-            state = f"hangs: no rank made a step for {silent:.0f} s"
-        return f"rank {slowest.rank} {state}, and {reason} {position}"
+            state = f"hangs: no step on any rank for {silent:.0f} s"
+        return f"rank {suspect.rank} {state}, and {symptom} {location}"
 
-    def _note(self, beats: Sequence[processes.Heartbeat], now: float) -> None:
+    def _record(self, beats: Sequence[processes.Heartbeat], now: float) -> None:
         progress = {beat.rank: (beat.step, beat.time) for beat in beats}
         if progress != self._progress:
             self._progress, self._progress_at = progress, now
@@ -309,15 +311,15 @@ class HangWatch:
                 self._alive[beat.rank] = beat.alive, now
 
 
-# What a rank prints when it cannot write: the C library twice, MXNet once.
+# Error messages for a full disk: C library (2), MXNet (1).
 DISK_FULL = ("No space left on device", "File too large", "FileStream.Write incomplete")
 
-# What a rank prints then, and the reason of the experiment: a resumed run has the same configuration.
+# Messages of failures that a resume cannot fix, because it has the same configuration and checkpoints.
 DIVERGED = ("the loss is not finite", "the training has diverged")
-UNRESUMABLE = "this experiment cannot be resumed"  # What a rank prints whose checkpoints are all damaged
-REFUSED = 2  # Exit code of a rank that refuses its configuration, data or device (benchmarks/common/data/problem.py)
+UNRESUMABLE = "this experiment cannot be resumed"  # All checkpoints are damaged
+INVALID_INPUT = 2  # Exit code for a bad configuration, data set or device (benchmarks/common/data/problem.py)
 
-# Where Python and C++ begin to print what ends a process.
+# First words of fatal errors in Python and C++.
 ERRORS = ("Traceback (most recent call last)", "terminate called")
 # PyTorch, CUDA, NCCL and MXNet before 2.0; DALI twice; cuBLAS and cuDNN; TensorFlow; MXNet 2.0.
 GPU_MEMORY = re.compile(
@@ -330,20 +332,20 @@ CPU_MEMORY = re.compile(
     r"\bMemoryError|ArrayMemoryError|bad_alloc|DefaultCPUAllocator: |OOM when allocating"
     r"|Failed to allocate CPU Memory|Cannot allocate memory"
 )
-BY_KERNEL = "out of memory"  # What ``first_failure`` says of a rank that the kernel or Slurm killed for its memory
+OOM_KILLED = "out of memory"  # In the failure text if the kernel or Slurm OOM-killed the rank
 
-PREFIX = re.compile(r"^\[\d+\]<std(out|err)>:")  # What horovodrun puts before each line of a rank
+PREFIX = re.compile(r"^\[\d+\]<std(out|err)>:")  # Prefix of rank output in horovodrun
 
-START = "\n$ "  # Divides the launcher's output where an experiment was started again
+START = "\n$ "  # Separates the attempts in launcher.txt
 
-# A rank in torchrun's table that was killed (SIGILL, SIGBUS, SIGFPE, SIGKILL, SIGSEGV). The table has what failed until
-# torchrun looked, in the order of the ranks: also those that the killed one left alone.
+# A killed rank (SIGILL, SIGBUS, SIGFPE, SIGKILL or SIGSEGV) in torchrun's failure table. The table is ordered by rank
+# and may also list ranks that failed because their peer was killed.
 TORCHRUN_KILLED = re.compile(
     r"^  rank +: (?P<rank>\d+) [^\n]*\n  exitcode +: (?P<code>-(?:4|7|8|9|11)) \(", re.MULTILINE
 )
 
-# A rank that its shell reports as killed before horovodrun ends the others, which it kills after five seconds itself.
-# horovodrun reports the end of a rank that lost its connection first where something that the killed one started lives.
+# A killed rank, reported by the shell before horovodrun terminates the remaining workers (it kills them after 5 s). If
+# the killed rank has live child processes, horovodrun first reports a rank that lost the connection.
 HOROVODRUN_KILLED = re.compile(
     r"^\[(?P<rank>\d+)\]<stderr>:(?:Killed|Segmentation fault|Bus error|Illegal instruction|Floating point exception)"
     r"(?: \(core dumped\))?$(?=.*^Terminating remaining workers)"
@@ -351,16 +353,16 @@ HOROVODRUN_KILLED = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 
-# What launchers print of ranks that fail; the first one is the cause.
+# Launcher messages for failed ranks. The first match is the cause.
 FAILURES = (
-    # horovodrun: a line for each rank that ends badly.
+    # horovodrun: one line per failed rank.
     re.compile(r"Process (?P<rank>\d+) exit with status code (?P<code>-?\d+)"),
-    # torchrun: a table, in which the root cause has its own part.
+    # torchrun: the root cause is in a separate section.
     re.compile(r"Root Cause.*?rank\s*: (?P<rank>\d+).*?exitcode\s*: (?P<code>-?\d+)", re.DOTALL),
-    # mpirun: of a rank that is killed, and of one that gives up.
+    # mpirun: killed rank, then rank with a non-zero exit code.
     re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal \d+ \((?P<code>[\w ]+)\)"),
     re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)"),
-    # srun: a line for a rank that it could not start, else one for each node with the tasks that ended alike.
+    # srun: one line per task that did not start, otherwise one line per node and exit status.
     re.compile(r"error: task (?P<rank>\d+) (?P<code>launch failed: [^\n]+)"),
     re.compile(r"error: \S+: tasks? (?P<rank>\d+)[-,\d]*: (?:Exited with exit code )?(?P<code>[\w ]+)"),
 )
@@ -375,23 +377,23 @@ def first_failure(experiment: Experiment, code: int) -> tuple[int, str]:
     return 0, _describe_code(code)
 
 
-# What srun prints instead of a number.
-WORDS = {"Killed": -9, "Terminated": -15, "Aborted": -6, "Segmentation fault": -11, "Bus error": -7}
+# Signal names in srun's messages.
+SRUN_SIGNALS = {"Killed": -9, "Terminated": -15, "Aborted": -6, "Segmentation fault": -11, "Bus error": -7}
 
 
 def launcher_output(experiment: Experiment) -> str:
-    _, mark, latest = files.text_of(experiment.folder / "ranks" / "launcher.txt").rpartition(START)
-    return latest.partition("\n")[2] if mark else latest
+    _, separator, latest = files.text_of(experiment.folder / "ranks" / "launcher.txt").rpartition(START)
+    return latest.partition("\n")[2] if separator else latest
 
 
 def _describe(reported: str) -> str:
-    # Describe what a launcher reported: a number, a signal's name, or why nothing began.
-    word = reported.strip().partition(" (core")[0]
-    if word.startswith("launch failed"):
-        return f"could not be started: {word.partition(': ')[2]}; see slurmd's log on its node"
-    if word == "Out Of Memory":
+    # Launchers report an exit code, a signal name, or a launch failure.
+    status = reported.strip().partition(" (core")[0]
+    if status.startswith("launch failed"):
+        return f"could not be started: {status.partition(': ')[2]}; see slurmd's log on its node"
+    if status == "Out Of Memory":
         return "was killed: its node is out of memory"
-    return _describe_code(int(word) if word.lstrip("-").isdigit() else WORDS.get(word, 1))
+    return _describe_code(int(status) if status.lstrip("-").isdigit() else SRUN_SIGNALS.get(status, 1))
 
 
 def _describe_code(code: int) -> str:
@@ -415,11 +417,11 @@ def last_lines(text: str) -> tuple[str, ...]:
 
 
 def _rank_files(folder: Path, rank: int) -> list[Path]:
-    # Files of one rank as its launcher named them; none for a launcher that makes none.
-    # horovodrun pads the number with zeros to the width of the largest.
+    # Output files per rank; empty if the launcher does not write any.
+    # horovodrun zero-pads the rank number.
     for candidate in folder.glob("rank.*"):
         if int(candidate.name[5:]) == rank:
             return [candidate / "stdout", candidate / "stderr"]
-    # torchrun makes a folder for each start; the latest is meant.
-    starts = sorted(folder.glob(f"*/attempt_*/{rank}"), key=lambda path: path.stat().st_mtime)
-    return [start / name for start in starts[-1:] for name in ("stdout.log", "stderr.log")]
+    # torchrun creates one folder per attempt; use the last one.
+    attempts = sorted(folder.glob(f"*/attempt_*/{rank}"), key=lambda path: path.stat().st_mtime)
+    return [attempt / name for attempt in attempts[-1:] for name in ("stdout.log", "stderr.log")]

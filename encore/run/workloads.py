@@ -36,8 +36,8 @@ def is_in_pods(folder: RunFolder) -> bool:
 
 
 def settings_of(folder: RunFolder) -> tuple[Kubernetes, Kind]:
-    kept = folder.metadata()["kubernetes"]
-    return Kubernetes.model_validate(kept["settings"]), kept["kind"]
+    kubernetes = folder.metadata()["kubernetes"]
+    return Kubernetes.model_validate(kubernetes["settings"]), kubernetes["kind"]
 
 
 def connect(folder: RunFolder) -> Connection:
@@ -57,23 +57,23 @@ def look(connection: Connection, folder: RunFolder, experiment: Experiment) -> W
     return connection.look(settings_of(folder)[1], name_of(folder, experiment), _marks(folder, experiment))
 
 
-def settle(folder: RunFolder, experiment: Experiment, found: Workload) -> None:
+def settle(folder: RunFolder, experiment: Experiment, workload: Workload) -> None:
     """Note how far an experiment is, by its workload and by what its folder has; publish the log of an ended one."""
-    state, seen = experiment.state(), follow.read_progress(experiment.metrics)
+    state, progress = experiment.state(), follow.read_progress(experiment.metrics)
     if state.status in run_folder.FINISHED:
         return
-    outcome, now = seen.outcome, files.utc_now()
-    if outcome in run_folder.FINISHED and found.state in ("succeeded", "gone"):
-        began, ended = _times(experiment)
-        new = replace(state, status=outcome, reason="", started=began, ended=ended)
-    elif found.state == "failed":
-        new = replace(state, status="failed", reason=found.reason, ended=state.ended or now)
-    elif found.state == "succeeded":
+    outcome, now = progress.outcome, files.utc_now()
+    if outcome in run_folder.FINISHED and workload.state in ("succeeded", "gone"):
+        started, finished = _times(experiment)
+        new = replace(state, status=outcome, reason="", started=started, ended=finished)
+    elif workload.state == "failed":
+        new = replace(state, status="failed", reason=workload.reason, ended=state.ended or now)
+    elif workload.state == "succeeded":
         new = replace(state, status="interrupted", reason=RESULTS_THERE, ended=state.ended or now)
-    elif found.state == "gone":
+    elif workload.state == "gone":
         how = "a checkpoint was written" if outcome == "interrupted" else "it was deleted"
-        new = replace(state, status="interrupted", reason=f"{found.reason}: {how}", ended=state.ended or now)
-    elif found.state == "running" or state.status == "running":
+        new = replace(state, status="interrupted", reason=f"{workload.reason}: {how}", ended=state.ended or now)
+    elif workload.state == "running" or state.status == "running":
         new = replace(state, status="running", reason="", started=state.started or now, ended="")
     else:
         new = replace(state, status="prepared", reason="", ended="")
@@ -81,7 +81,7 @@ def settle(folder: RunFolder, experiment: Experiment, found: Workload) -> None:
         experiment.set_state(new)
     if new.status in run_folder.FINISHED:
         experiment.publish_log()
-        _note(folder, experiment, seen)
+        _note(folder, experiment, progress)
 
 
 def _times(experiment: Experiment) -> tuple[str, str]:
@@ -93,61 +93,65 @@ def _utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _note(folder: RunFolder, experiment: Experiment, seen: follow.Progress) -> None:
+def _note(folder: RunFolder, experiment: Experiment, progress: follow.Progress) -> None:
     # What nobody could know at the submission: the node, its data set, and what rank 0 reported
     plan = planning.plan_of(folder, in_pods=True)
     content = folder.metadata()
     with contextlib.suppress(EncoreError):
-        found = data_sets.read_passport(experiment.folder)
-        content["data"] = {"id": found.id, "name": found.name, "counts": dict(found.counts)} | {
+        manifest = data_sets.read_passport(experiment.folder)
+        content["data"] = {"id": manifest.id, "name": manifest.name, "counts": dict(manifest.counts)} | {
             "folder": content["data"]["folder"],
-            **({"unearned": found.unearned} if found.unearned else {}),
+            **({"unearned": manifest.unearned} if manifest.unearned else {}),
         }
         content["submission"] = run_metadata.submission_of(plan.configuration, content["data"])
     with contextlib.suppress(EncoreError, KeyError, TypeError):
-        facts = files.read_json(experiment.folder / "node.json")
-        gpus = tuple(Gpu(**each) for each in facts.pop("gpus"))
-        machine = Node(operating_system="", gpus=gpus, **facts)
+        node = files.read_json(experiment.folder / "node.json")
+        gpus = tuple(Gpu(**gpu) for gpu in node.pop("gpus"))
+        machine = Node(operating_system="", gpus=gpus, **node)
         content["node"] = machine
         system = run_metadata.system_description(plan.configuration, machine, {})
         files.write_json(folder.path / "system.json", system)
     run_folder.write_metadata(folder.path, content)
-    folder.note_ranks(experiment.number, run_metadata.redact(seen.environment), seen.reported)
+    folder.note_ranks(experiment.number, run_metadata.redact(progress.environment), progress.reported)
 
 
 def jobs_of(folders: Sequence[RunFolder]) -> tuple[list[queue.Job], str]:
     """Bring the states of runs in pods up to date; return their workloads as jobs of a queue, and what went wrong."""
-    found, note = [], ""
+    jobs, note = [], ""
     connections: dict[tuple[str, str], Connection] = {}
     for folder in folders:
         try:
             if not is_in_pods(folder):
                 continue
-            left = [each for each in folder.experiments() if each.state().status not in run_folder.FINISHED]
-            if left:
+            unfinished = [
+                experiment
+                for experiment in folder.experiments()
+                if experiment.state().status not in run_folder.FINISHED
+            ]
+            if unfinished:
                 settings, _ = settings_of(folder)
                 key = (settings.context, settings.namespace)
                 connection = connections.get(key) or connections.setdefault(key, Connection(settings))
-                found += [_as_job(connection, folder, each) for each in left]
+                jobs += [_as_job(connection, folder, experiment) for experiment in unfinished]
         except EncoreError as error:
             note = f"{folder.path.name}: {error.found}"
-    return found, note
+    return jobs, note
 
 
 def _as_job(connection: Connection, folder: RunFolder, experiment: Experiment) -> queue.Job:
-    seen, name = look(connection, folder, experiment), name_of(folder, experiment)
+    workload, name = look(connection, folder, experiment), name_of(folder, experiment)
     with contextlib.suppress(OSError):  # another user's run
-        settle(folder, experiment, seen)
-    made = seen.made or datetime.now(timezone.utc)
+        settle(folder, experiment, workload)
+    created = workload.made or datetime.now(timezone.utc)
     return queue.Job(
         name=name,
         number=name,
-        state=QUEUED[seen.state],
+        state=QUEUED[workload.state],
         nodes=folder.metadata()["nodes"],
-        seconds=time.time() - made.timestamp(),
-        submitted=made.isoformat(),
+        seconds=time.time() - created.timestamp(),
+        submitted=created.isoformat(),
         user=queue.this_user(),
-        reason=seen.reason,
+        reason=workload.reason,
         title=name,
         partition=settings_of(folder)[0].namespace,
     )

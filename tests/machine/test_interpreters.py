@@ -85,7 +85,7 @@ def test_gpus_of_a_python(changes: dict[str, Any], level: str, found: str) -> No
 def test_launcher_and_ranks_start_with_the_given_python() -> None:
     job = training_job(configured("cpu"), Path("/data"), Path("/out"), {}, 2)
     caller, python = {"PATH": "/usr/bin", "PYTHONPATH": "/apps/site"}, Path("/apps/bin/python3.12")
-    given, default = (renderers.host(job, python, caller, given=is_given) for is_given in (True, False))
+    given, default = (renderers.host(job, python, caller, is_user_python=is_given) for is_given in (True, False))
     assert given.argv[:3] == (str(python), "-m", "torch.distributed.run") and default.argv[0] == "torchrun"
     assert given.argv[given.argv.index("--no-python") + 1] == str(python)
     search_paths = [command.environment["PYTHONPATH"] for command in (given, default)]

@@ -572,7 +572,7 @@ def test_disk_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "WRITTEN", 1 << 16)
     missing = tmp_path / "not" / "there"
     assert set(health.disk(missing)) == {"free_gib", "mounted", "write_rate", "read_rate"}
-    assert health.disk(missing, named=True)["problem"] == "it is not there"
+    assert health.disk(missing, must_exist=True)["problem"] == "it is not there"
     assert health.disk(Path("/proc/sys"))["mounted"] == "proc"
     monkeypatch.setattr(health.tempfile, "TemporaryFile", raise_full)
     assert health.disk(tmp_path)["problem"] == "No space left on device"

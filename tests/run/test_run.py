@@ -127,7 +127,7 @@ def test_ranks_end_when_the_launcher_dies(
     started.wait_for_step(5)
     first, *others = processes.family(started.process.pid)[1:]
     first.kill()
-    assert f"the launcher, {launcher}, was killed by SIGKILL" in started.ended(1) and len(others) > 1
+    assert f"launcher {launcher} was killed by SIGKILL" in started.ended(1) and len(others) > 1
     assert_none_left([first, *others])
 
 
@@ -135,7 +135,7 @@ def test_ranks_end_when_the_launcher_dies(
 def test_run_with_an_infinite_loss_is_final(encore: Encore, few_digits: Path, tmp_path: Path) -> None:
     folders = ("--data", str(few_digits), "--results", str(tmp_path))
     output = encore("run", "resnet", "1", *folders, *TINY, "--set", "learning_rate=1e30", code=1).stdout
-    assert "the loss is not finite; resumed it would end in the same way" in output
+    assert "the loss is not finite; resuming would fail in the same way" in output
     assert "hint: start a new run with a lower learning_rate" in output and "resume with" not in output
     assert json.loads((only_run(tmp_path) / "experiment_0" / "state.json").read_text("utf-8"))["is_final"] is True
 

@@ -62,13 +62,18 @@ def silent_run(
 def test_rank_without_heartbeat_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dead: int, step: int) -> None:
     steps = [step if rank == dead else STEP for rank in (0, 1)]
     watch, reason = silent_run(tmp_path, monkeypatch, 5.0, steps, 10.0, dead)
-    assert reason.startswith(f"rank {dead} hangs: no rank made a step for 10 s, and its process gives no heartbeat")
+    assert reason.startswith(f"rank {dead} hangs: no step on any rank for 10 s, and its heartbeat stopped")
     assert f"on node{dead}" in reason and watch.suspect == dead
 
 
 @pytest.mark.parametrize(
     ("step", "limits", "hangs"),
-    [(-1, 2.0, ""), (-1, 4.0, "before its first step: no progress for 2400 s"), (0, 2.0, "made a step"), (0, 0.9, "")],
+    [
+        (-1, 2.0, ""),
+        (-1, 4.0, "before its first step: no progress for 2400 s"),
+        (0, 2.0, "no step on any rank"),
+        (0, 0.9, ""),
+    ],
 )
 def test_starting_ranks_have_a_longer_limit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: int, limits: float, hangs: str
@@ -172,7 +177,7 @@ def test_stopped_run_waits_for_its_checkpoint(
 
     def stop(progress: follow.Progress) -> None:
         if processes.heartbeats(tmp_path / "heartbeat"):
-            signals.received, signals.times = number, times
+            signals.received, signals.count = number, times
 
     limits = supervise.Limits(600.0, STOP_SECONDS)
     outcome = supervised(tmp_path, (sys.executable, "-c", SAVING_RANK, str(tmp_path)), limits, signals, stop, job)
@@ -198,10 +203,10 @@ ENDINGS = [
     ("ValueError: x", 1, "", False, "rank 0 failed with exit code 1"),
     ("\nRuntimeError: stopped", -9, "", False, "rank 0 was killed by SIGKILL"),
     ("KILLED BY THE KERNEL", -9, "CPU", True, "rank 0 was killed by the kernel: out of memory"),
-    ("No space left on device", 1, "", False, "rank 0 could not write: the disk is full; free some space around"),
-    ("windows of 40 tokens\n  hint: set sequence_length=40", 2, "", True, "rank 0 refused; resumed it would refuse"),
-    ("the loss is not finite at step 3", 1, "", True, "the loss is not finite; resumed it would end in the same way"),
-    ("no checkpoint is whole: this experiment cannot be resumed", 1, "", True, "no checkpoint is whole"),
+    ("No space left on device", 1, "", False, "rank 0 could not write: the disk is full; free some space on"),
+    ("windows of 40 tokens\n  hint: set sequence_length=40", 2, "", True, "rank 0 rejected the configuration"),
+    ("the loss is not finite at step 3", 1, "", True, "the loss is not finite; resuming would fail in the same way"),
+    ("no checkpoint is whole: this experiment cannot be resumed", 1, "", True, "all checkpoints are damaged"),
     (
         f"{TRACEBACK}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate",
         1,
@@ -231,7 +236,7 @@ def test_reason_of_a_failure(tmp_path: Path, printed: str, code: int, memory: st
     experiment = launched(tmp_path, printed)
     child: Any = SimpleNamespace(returncode=code, args=["python"], pid=1)
     kills = processes.kills_for_memory() - (printed == "KILLED BY THE KERNEL")
-    outcome = supervise._conclude(child, follow.Progress(), experiment, supervise.Signals(), kills)
+    outcome = supervise._outcome(child, follow.Progress(), experiment, supervise.Signals(), kills)
     assert (outcome.memory, outcome.is_final) == (memory, is_final) and reason in outcome.reason
     assert len(outcome.last_lines) <= supervise.LAST_LINES
 

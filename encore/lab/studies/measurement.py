@@ -84,7 +84,7 @@ def command(folder: Folder[Study], point: Point, python: Path | None, number: in
         gpus=0 if on_cpu else ranks,
     )
     if place.runtime == "host":
-        return renderers.host(job, python or Path("python"), os.environ, given=place.python is not None)
+        return renderers.host(job, python or Path("python"), os.environ, is_user_python=place.python is not None)
     choice = catalogue.choose(program.image)
     device = str(point.config.get("device", ""))
     target = runtimes.choose(place.runtime or "host", choice, node.this_node(), device, place.image)

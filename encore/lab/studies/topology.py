@@ -96,7 +96,7 @@ def measure(machine: Node, ranks: int, on_step: Callable[[str], None], python: P
             ranks=ranks,
             gpus=ranks if machine.gpus else 0,
         )
-        command = renderers.host(job, program, os.environ, given=python is not None)
+        command = renderers.host(job, program, os.environ, is_user_python=python is not None)
         done = subprocess.run(
             command.argv, env=dict(command.environment), cwd=command.working_directory, stdout=subprocess.PIPE,
             text=True, check=False, timeout=_SECONDS,
