@@ -94,11 +94,11 @@ def _gate(
     screen = console(stderr=as_json, soft_wrap=True)
     settings, _ = clusters.load(cluster_file)
     allocation = queue.this_allocation(os.environ) if host_list is None else None
-    place = gates.here()
+    place = gates.this_node()
     if host_list is not None:
-        place = gates.of_hosts(hosts.parse(host_list))
+        place = gates.from_hosts(hosts.parse(host_list))
     elif allocation is not None:
-        place = gates.of_job(allocation, settings)
+        place = gates.from_job(allocation, settings)
     if python is None and not quick:
         screen.print("no framework to measure with: --python FILE, or make environments")
     folders = tuple(each.absolute() for each in disks or [settings.results or paths.default_results()])

@@ -1,7 +1,7 @@
-"""Cores and memory near each GPU of this machine, as the kernel reports them, and how ranks are bound to them.
+"""CPU and memory affinity of GPUs, as reported by the kernel, and binding of ranks to cores.
 
-Ranks that share a NUMA node share its cores evenly, each with both hardware threads of a core. Where nothing
-is known about the GPUs, the allowed cores are divided evenly.
+Ranks on the same NUMA node share its cores evenly; a core's hardware threads stay together. Without affinity
+information the allowed cores are divided evenly.
 """
 
 import os
@@ -12,33 +12,33 @@ from pathlib import Path
 from encore.files import text_of
 from encore.machine import node
 
-Siblings = Mapping[int, tuple[int, ...]]  # For each CPU (hardware thread) all CPUs of its core, itself among them
+Siblings = Mapping[int, tuple[int, ...]]  # All hardware threads of a CPU's core, by CPU
 
-# Where mpirun, horovodrun, torchrun and srun give a rank its number on the node, in this order
+# Local rank variables of mpirun, horovodrun, torchrun and srun, by precedence
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID")
 SYS = Path("/sys")
 
 
 @dataclass(frozen=True)
 class Near:
-    cpus: tuple[int, ...]  # CPUs as the kernel numbers them; empty: not known
+    cpus: tuple[int, ...]  # CPU numbers of the kernel; empty if unknown
     numa: int
 
 
 @dataclass(frozen=True)
 class Binding:
-    """CPUs and NUMA node of one local rank."""
+    """CPUs and NUMA node of a local rank."""
 
     cpus: tuple[int, ...]
     numa: int | None
-    cores: int  # Physical cores among ``cpus``: as many threads find work at once
+    cores: int  # Physical cores in ``cpus``; the useful number of threads
 
 
 # -- lists of CPUs -----------------------------------------------------------------------------------------
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """Return ``0-2,8`` as 0, 1, 2, 8; empty for anything that is no such list."""
+    """Parse ``0-2,8`` into 0, 1, 2, 8; empty if malformed."""
     cpus: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.strip().partition("-")
@@ -59,15 +59,15 @@ def format_cpus(cpus: Sequence[int]) -> str:
     return ",".join("-".join(map(str, part)) for part in parts)
 
 
-# -- who gets what -----------------------------------------------------------------------------------------
+# -- binding --------------------------------------------------------------------------------------------
 
 
 def bind(
     ranks: int, near: Sequence[Near], allowed: Sequence[int], siblings: Siblings | None = None
 ) -> tuple[Binding, ...]:
-    """Return the binding of each local rank, whose GPU is the one of its number.
+    """Return the binding of each local rank. Rank i uses GPU i.
 
-    ``near`` may be empty or unknown: then the cores that are ``allowed`` are divided evenly.
+    If ``near`` is empty or incomplete, the ``allowed`` cores are divided evenly.
     """
     pools = [tuple(sorted(set(each.cpus) & set(allowed))) for each in near[:ranks]]
     is_known = len(pools) == ranks and all(pools)
@@ -89,11 +89,11 @@ def of_this_machine(ranks: int) -> tuple[Binding, ...]:
 
 
 def near_gpus(busses: Sequence[str], root: Path = SYS) -> tuple[Near, ...]:
-    """Return ``local_cpulist`` and ``numa_node`` of PCI devices; empty where the firmware does not report them."""
+    """Return ``local_cpulist`` and ``numa_node`` of PCI devices; empty if the firmware does not report them."""
     # The kernel writes a PCI domain with four digits, NVML with eight.
     folders = [root / "bus" / "pci" / "devices" / bus.lower()[-len("0000:07:00.0") :] for bus in busses]
     nodes = [text_of(folder / "numa_node").strip() for folder in folders]
-    # -1: the firmware does not say, as in most virtual machines.
+    # -1 if the firmware does not report it, as in most virtual machines.
     if not all(node.isdigit() for node in nodes):
         return ()
     cpus = [parse_cpus(text_of(folder / "local_cpulist")) for folder in folders]
@@ -113,10 +113,10 @@ def siblings(root: Path = SYS) -> Siblings:
 
 
 def srun_options(bindings: Sequence[Binding]) -> tuple[str, ...]:
-    """Return ``srun`` options that bind the tasks of every node alike (srun(1), --cpu-bind and --mem-bind).
+    """Return ``srun`` options for binding tasks identically on all nodes (srun(1), --cpu-bind and --mem-bind).
 
-    Slurm goes over the list again on each node, so it is as long as one node has tasks. It needs the
-    task/affinity plugin.
+    Slurm applies the list to each node, so its length is the number of tasks per node. Needs the task/affinity
+    plugin.
     """
     masks = ",".join(hex(sum(1 << cpu for cpu in set(binding.cpus))) for binding in bindings)
     nodes = [binding.numa for binding in bindings]
@@ -125,11 +125,11 @@ def srun_options(bindings: Sequence[Binding]) -> tuple[str, ...]:
 
 
 def bound(command: Sequence[str], bindings: Sequence[Binding], with_numactl: bool = False) -> tuple[str, ...]:
-    """Return ``command`` behind a line of shell that binds it to the cores of its local rank.
+    """Wrap ``command`` in a shell command that binds it to the cores of its local rank.
 
-    For launchers that start the same command for every rank: mpirun, horovodrun, torchrun. ``numactl`` binds
-    the memory as well; without it the kernel gives memory of the node that asks first, which is the same one
-    for all that the rank touches itself.
+    For launchers that run the same command for all ranks: mpirun, horovodrun, torchrun. ``numactl`` also binds
+    memory. Without it the kernel allocates on the node of the first access, which is the same node for memory that
+    the rank initializes.
     """
     wrappers = []
     for binding in bindings:

@@ -1,9 +1,9 @@
-"""What a node is and how fast it is, asked of each node before a job: JSON in lines that srun keeps whole.
+"""Probe of a node before a job: hardware facts and quick benchmarks, printed as JSON in lines that srun keeps intact.
 
     $ srun --ntasks-per-node=1 python -m encore.machine.health '{"disks": ["/results"], "clock": "n1:20000"}'
 
-:mod:`encore.machine.node_checks` compares the answers with each other and with data sheets. The probe takes about five
-seconds without a framework; ``python`` names an interpreter whose PyTorch also measures GEMMs, copies and collectives.
+:mod:`encore.machine.node_checks` evaluates the answers. The probe takes about five seconds without a framework;
+``python`` names an interpreter whose PyTorch also measures GEMMs, copies and collectives.
 """
 
 import ctypes
@@ -29,21 +29,21 @@ from encore import paths
 from encore.files import existing, text_of
 from encore.machine import links, network, node
 
-SECONDS = 0.2  # Of each measurement of the CPU and its memory
+SECONDS = 0.2  # Duration of a CPU or memory benchmark
 REPEATS = 5
-COPIED = 1 << 26  # Bytes that a thread copies at once, far above its share of a cache
+COPIED = 1 << 26  # Bytes per copy, far above a thread's share of the cache
 HASHED = 1 << 20
 WRITTEN = 1 << 26  # Bytes of the file that a disk writes and reads
 FRAMEWORK_SECONDS = 150.0
 PINGS = 8
 NVIDIA = "0x10de"
-XID_SECONDS = 86400.0  # What is older has been seen, and a reset since leaves it in the log
+XID_SECONDS = 86400.0  # Older errors were reviewed before; they stay in the log after a reset
 
 
 def facts(question: dict[str, Any]) -> dict[str, Any]:
-    """Return everything; ``disks``: folders to write to, ``clock``: HOST:PORT, ``python``: of the framework.
+    """Run all probes. ``disks``: folders to write to; ``clock``: HOST:PORT; ``python``: interpreter of the framework.
 
-    ``named``: whether the folders have to be there; else a run would make them.
+    ``named``: whether missing folders are an error. A run would create them.
     """
     machine = node.this_node()
     psutil.cpu_percent(None)
@@ -70,7 +70,7 @@ def facts(question: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# -- what it is ---------------------------------------------------------------------------------------------
+# -- facts -----------------------------------------------------------------------------------------------
 
 
 def _cpus(name: str) -> Iterator[Path]:
@@ -88,7 +88,7 @@ def _interfaces() -> dict[str, Any]:
 
 
 def pci_gpus() -> int:
-    """Return how many GPUs of NVIDIA's are on the PCI bus, whether or not the driver answers for them."""
+    """Count NVIDIA GPUs on the PCI bus, including GPUs that the driver does not see."""
     devices = Path("/sys/bus/pci/devices").glob("*")
     # Class 0x0300 is a VGA controller, 0x0302 a 3D controller.
     return sum(
@@ -98,7 +98,7 @@ def pci_gpus() -> int:
 
 
 def gpus() -> list[dict[str, Any]]:
-    """Return what NVML says of each GPU; None for what it does not know. It takes MHz, watts, and counts."""
+    """Return NVML's readings per GPU, in MHz, watts, and counts; None for unsupported readings."""
     with node.devices() as handles:
         return [_gpu(handle) for handle in handles]
 
@@ -112,7 +112,7 @@ def _gpu(handle: Any) -> dict[str, Any]:
         "vbios": lambda: node.text(pynvml.nvmlDeviceGetVbiosVersion(handle)),
         "compute_capability": lambda: ".".join(map(str, pynvml.nvmlDeviceGetCudaComputeCapability(handle))),
         **node.condition(handle),
-        # Rows by correctable errors, by uncorrectable ones, whether a reset is pending, whether it has failed.
+        # Rows remapped after correctable and uncorrectable errors, reset pending, remapping failed.
         "remapped": lambda: [int(count) for count in pynvml.nvmlDeviceGetRemappedRows(handle)],
         "sm_mhz_max": lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
         "power_limit": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
@@ -130,9 +130,9 @@ def _gpu(handle: Any) -> dict[str, Any]:
 
 
 def xids(log: str | None = None, uptime: float | None = None) -> list[int] | None:
-    """Return the numbers of the critical errors of the last day in the kernel's log; None where it may not be read.
+    """Return the Xids of the last day in the kernel log; None if the log is not readable.
 
-    A line without its seconds since boot counts, too.
+    Lines without a timestamp count as recent.
     """
     if log is None:
         with suppress(OSError, subprocess.TimeoutExpired):
@@ -147,9 +147,9 @@ def xids(log: str | None = None, uptime: float | None = None) -> list[int] | Non
 
 
 def on_all_cores(prepare: Callable[[], Callable[[], int]]) -> float:
-    """Return bytes per second of a call on a thread for each core, in the fastest of several measurements.
+    """Run a function on one thread per core. Return the bytes per second of the fastest repetition.
 
-    ``prepare`` returns a thread's own call, which returns its bytes and lets the others run.
+    ``prepare`` returns a function per thread, which returns its byte count and must release the GIL.
     """
     calls = [prepare() for _ in range(node.cores())]
     return max(_together(calls) for _ in range(REPEATS))
@@ -192,14 +192,14 @@ def copying() -> Callable[[], int]:
 
 
 def disk(folder: Path, must_exist: bool = False) -> dict[str, Any]:
-    """Return bytes per second of a file written to a disk and read from it, and what is free; else the problem."""
+    """Measure write and read bandwidth of a disk (bytes/s) and free space; on errors, the problem."""
     directory = existing(folder)
     stats: dict[str, Any] = {
         "free_gib": round(shutil.disk_usage(directory).free / 2**30, 2),
         "mounted": _mounted(directory),
     }
     if must_exist and not folder.is_dir():
-        # Where a disk is not mounted, the one above it would take the file.
+        # An unmounted disk would be measured as its parent file system.
         return {**stats, "problem": "it is not there"}
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
@@ -219,14 +219,14 @@ def disk(folder: Path, must_exist: bool = False) -> dict[str, Any]:
 
 
 def _mounted(folder: Path) -> str:
-    # Kind of the file system that has a folder: that of the deepest place where one is mounted
+    # File system type of the deepest mount point that contains the folder
     real = folder.resolve()
     mounts = [mount for mount in psutil.disk_partitions(all=True) if real.is_relative_to(mount.mountpoint)]
     return max(mounts, key=lambda mount: len(mount.mountpoint)).fstype if mounts else ""
 
 
 def framework(python: str, cards: int) -> dict[str, Any]:
-    """Return what benchmarks/common/checks/link_speeds.py measures on this node, or the problem; empty without one."""
+    """Run benchmarks/common/checks/link_speeds.py; return its result or the problem. Empty without ``python``."""
     if not python:
         return {}
     ranks, device = (cards, "gpu") if cards else (2, "cpu")
@@ -255,7 +255,7 @@ def framework(python: str, cards: int) -> dict[str, Any]:
 
 
 def connections() -> dict[str, Any]:
-    """Return the words of the links between this node's GPUs, and what they allow an all-reduce at least (bytes/s)."""
+    """Return the link types between the GPUs of this node, and the minimum all-reduce bandwidth (bytes/s)."""
     machine = node.this_node()
     server = links.this_server(machine)
     capability = machine.gpus[0].compute_capability if machine.gpus else None
@@ -265,7 +265,7 @@ def connections() -> dict[str, Any]:
     return {"links": kinds, "floor": least[0] if least else None, "nvlink_rate": rate}
 
 
-# -- its clock ----------------------------------------------------------------------------------------------
+# -- clock ----------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -292,9 +292,9 @@ def clock_served() -> Iterator[int]:
 
 
 def clock_offset(server: str) -> float | None:
-    """Return how many seconds this node's clock is ahead of HOST:PORT's, by the fastest of some answers.
+    """Return the offset of this clock to HOST:PORT in seconds, from the answer with the lowest latency.
 
-    None where none came. The error is at most half of the way there and back, as of NTP.
+    None without answers. The error is at most half the round-trip time, as in NTP.
     """
     host, _, port = server.rpartition(":")
     offsets = []
@@ -311,21 +311,21 @@ def clock_offset(server: str) -> float | None:
     return round(min(offsets)[1], 6) if offsets else None
 
 
-# -- its answer ---------------------------------------------------------------------------------------------
+# -- output ---------------------------------------------------------------------------------------------
 
-# srun hands on longer lines in pieces, between which another node's may come.
+# srun splits longer lines and may interleave lines of other nodes.
 PIECE = 600
 
 
 def lines_of(answer: dict[str, Any]) -> list[str]:
-    """Return the lines in which a node answers: its name, the number of the piece, how many there are, the piece."""
+    """Split an answer into lines of node name, index, number of lines, and chunk."""
     text = json.dumps(answer)
     pieces = [text[offset : offset + PIECE] for offset in range(0, len(text), PIECE)]
     return [f"{answer['node']} {number} {len(pieces)} {piece}" for number, piece in enumerate(pieces)]
 
 
 def parsed(output: str) -> dict[str, dict[str, Any]]:
-    """Return the answers in the output of some nodes, by node; those that are whole."""
+    """Parse the complete answers of nodes in an output, by node."""
     pieces: dict[str, dict[int, str]] = {}
     for match in re.finditer(r"^(\S+) (\d+) (\d+) (.*)$", output, re.MULTILINE):
         pieces.setdefault(match[1], {-1: match[3]})[int(match[2])] = match[4]

@@ -1,11 +1,11 @@
-"""How the GPUs of a machine are connected: by ``nvidia-smi topo -m``, else by NVML.
+"""Topology of the GPUs of a machine, from ``nvidia-smi topo -m`` or NVML.
 
     from encore.machine.links import parse_topology
     server = parse_topology(subprocess.check_output(["nvidia-smi", "topo", "-m"], text=True))
     print(server.link("GPU0", "GPU1"))
 
-The words of a link are nvidia-smi's: NV4 four NVLinks; PIX one PCIe switch, PXB several, PHB the host bridge of a CPU,
-NODE several host bridges of one NUMA node, SYS the connection between NUMA nodes.
+Link types are those of nvidia-smi: NV4 four NVLinks; PIX a single PCIe switch; PXB multiple PCIe switches; PHB a
+CPU's host bridge; NODE multiple host bridges in a NUMA node; SYS the connection between NUMA nodes.
 """
 
 import re
@@ -19,15 +19,16 @@ from typing_extensions import TypedDict
 from encore.machine import node, processes
 
 BY_SWITCH = ("PIX", "PXB")
-# GB/s that NCCL expects of one NVLink in one direction, by compute capability (NVIDIA/nccl, src/graph/topo.h:
+# NCCL's bandwidth of an NVLink per direction in GB/s, by compute capability (NVIDIA/nccl, src/graph/topo.h:
 # SM60_NVLINK_BW and so on)
 NVLINK_RATES = {"6.0": 18.0, "7.0": 20.0, "8.0": 20.0, "8.6": 12.0, "9.0": 20.6, "10.0": 40.1, "10.3": 40.1}
-# GB/s that NCCL expects of 16 lanes of PCIe 3.0, and of the slowest connection of CPUs (the same file: PCI_BW and
-# BDW_QPI_BW). Newer ones are faster: for them the floor is low.
+# NCCL's bandwidth in GB/s of PCIe 3.0 x16 and of the slowest CPU interconnect (topo.h: PCI_BW and BDW_QPI_BW). Newer
+# hardware is faster, so the floor is conservative.
 PCIE_RATE, CPU_RATE = 12.0, 6.0
-# GB/s of a lane in one direction after its encoding, by generation (Linux, drivers/pci/pci.h: PCIE_SPEED2MBS_ENC)
+# Bandwidth of a PCIe lane per direction after encoding, GB/s, by generation (Linux, drivers/pci/pci.h:
+# PCIE_SPEED2MBS_ENC)
 PCIE_LANE_RATES = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 8.0}
-FLOOR_SHARE = 0.5  # An all-reduce of 256 MiB must reach this share of what NCCL expects
+FLOOR_SHARE = 0.5  # Minimum fraction of NCCL's bandwidth for an all-reduce of 256 MiB
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _LINK = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS|X")
 _DEVICE = re.compile(r"[A-Za-z]\w*\d+(?:_\d+)?$")
@@ -35,7 +36,7 @@ _AFFINITY = re.compile(r"CPU[ _]Affinity|NUMA[ _]Affinity|GPU[ _]NUMA[ _]ID")
 
 
 class Links(TypedDict):
-    """A machine's GPUs and network adapters, and what is between them."""
+    """GPUs, network adapters, and links of a machine."""
 
     name: str
     cpu: str
@@ -43,15 +44,15 @@ class Links(TypedDict):
     gpus: list[str]  # GPU0, GPU1 and so on
     gpu_model: str
     adapters: list[str]  # Network adapters
-    links: dict[str, dict[str, str]]  # By device and device, in the words of ``nvidia-smi topo -m``
-    cpus: dict[str, str]  # Hardware threads near each GPU, as the kernel writes lists
-    numa: dict[str, str]  # NUMA node of each GPU
-    kind: str  # NVLink, PCIe, or empty for fewer than two GPUs: what the GPUs exchange gradients through
+    links: dict[str, dict[str, str]]  # Link types by pair of devices, as in ``nvidia-smi topo -m``
+    cpus: dict[str, str]  # CPU affinity per GPU, in the kernel's list format
+    numa: dict[str, str]  # NUMA node per GPU
+    kind: str  # Links for the all-reduce: NVLink or PCIe; empty for fewer than two GPUs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A machine as its links show it."""
+    """Topology of a machine."""
 
     name: str = ""
     cpu: str = ""
@@ -60,7 +61,7 @@ class Server:
     gpu_model: str = ""
     adapters: tuple[str, ...] = ()  # Network adapters
     links: Mapping[tuple[str, str], str] = field(default_factory=dict)  # By pair of devices, in both orders
-    # Hardware threads near each GPU, as the kernel writes lists; empty where the machine does not say
+    # CPU affinity per GPU, in the kernel's list format; empty if unknown
     cpus: Mapping[str, str] = field(default_factory=dict)
     numa: Mapping[str, str] = field(default_factory=dict)
 
@@ -69,7 +70,7 @@ class Server:
 
     @property
     def near(self) -> tuple[tuple[str, ...], ...]:
-        """The GPUs of each socket or NUMA node that has any, by what they have near."""
+        """GPUs grouped by NUMA node and CPU affinity."""
         grouped: dict[str, list[str]] = {}
         for gpu in self.gpus:
             grouped.setdefault(self.numa.get(gpu, "") + "/" + self.cpus.get(gpu, ""), []).append(gpu)
@@ -77,7 +78,9 @@ class Server:
 
     @property
     def switches(self) -> tuple[tuple[str, ...], ...]:
-        """GPUs and adapters behind one PCIe switch; where an NVLink hides two GPUs' way, an adapter may show it."""
+        """GPUs and adapters grouped by PCIe switch. If NVLink hides the PCIe path between two GPUs, adapters may reveal
+        it.
+        """
         remaining = [*self.gpus, *self.adapters]
         groups = []
         while remaining:
@@ -99,13 +102,13 @@ class Server:
 
     @property
     def has_nvswitch(self) -> bool:
-        """Whether each GPU has all its NVLinks to every other, which takes a switch from four GPUs on."""
+        """Whether all pairs have the same number of NVLinks, which needs a switch for four or more GPUs."""
         pairs = len(self.gpus) * (len(self.gpus) - 1) // 2
         return len(self.gpus) > 3 and len(self.nvlinks) == pairs and len(set(self.nvlinks.values())) == 1
 
     @property
     def kind(self) -> str:
-        """NVLink, PCIe, or empty for fewer than two GPUs: what the GPUs exchange gradients through."""
+        """Links for the all-reduce: NVLink or PCIe; empty for fewer than two GPUs."""
         if len(self.gpus) < 2:
             return ""
         return "NVLink" if self.nvlinks else "PCIe"
@@ -132,9 +135,9 @@ def from_json(content: Mapping[str, Any]) -> Server:
 
 
 def all_reduce_floor(server: Server, capability: str | None) -> tuple[float, str] | None:
-    """Return the least bus bandwidth of an all-reduce between all GPUs, in bytes per second, and why; None if unknown.
+    """Return the minimum bus bandwidth of an all-reduce over all GPUs (bytes/s) and its source; None if unknown.
 
-    ``capability`` is that of the GPUs. Over NVLink only where each GPU reaches two others by it, or all.
+    ``capability`` is the compute capability. NVLink counts only if each GPU has NVLinks to two peers or to all.
     """
     pairs = [(a, b) for i, a in enumerate(server.gpus) for b in server.gpus[i + 1 :]]
     if not pairs or not all(server.link(*pair) for pair in pairs):
@@ -155,14 +158,14 @@ def all_reduce_floor(server: Server, capability: str | None) -> tuple[float, str
 
 
 def pair_floor(word: str, nvlink_rate: float | None) -> float | None:
-    """Return bytes per second that a copy between two GPUs must reach, by the word of their link; None: not known."""
+    """Return the minimum bandwidth of a copy between two GPUs (bytes/s) by link type; None if unknown."""
     if word.startswith("NV"):
         return FLOOR_SHARE * int(word[2:]) * nvlink_rate * 1e9 if nvlink_rate else None
     return FLOOR_SHARE * (CPU_RATE if word == "SYS" else PCIE_RATE) * 1e9
 
 
 def parse_topology(text: str) -> Server:
-    """Return the server that ``nvidia-smi topo -m`` shows; one without GPUs where there is no matrix."""
+    """Parse the output of ``nvidia-smi topo -m``; without a matrix the server has no GPUs."""
     plain = _AFFINITY.sub(lambda match: match[0].replace(" ", "_"), _ESCAPE.sub("", text))
     lines = [line.split() for line in plain.splitlines() if line.strip()]
     header = next((line for line in lines if line and line[0] == "GPU0" and line[1:2] != ["X"]), None)
@@ -188,12 +191,12 @@ def parse_topology(text: str) -> Server:
 
 
 def this_server(machine: node.Node) -> Server:
-    """Return this machine with its links: by nvidia-smi, else by NVML, else without GPUs."""
+    """Return the topology of this machine from nvidia-smi, else NVML, else without GPUs."""
     server = parse_topology(processes.output_of("nvidia-smi", "topo", "-m")) if machine.gpus else Server()
     if machine.gpus and not server.gpus:
         server = by_nvml()
     else:
-        # nvidia-smi lists all GPUs, also those that CUDA_VISIBLE_DEVICES hides.
+        # nvidia-smi also lists GPUs that CUDA_VISIBLE_DEVICES hides.
         visible = [f"GPU{gpu.index}" for gpu in machine.gpus]
         server = replace(server, gpus=tuple(name for name in visible if name in server.gpus))
     model = machine.gpus[0].name if machine.gpus else ""
@@ -204,13 +207,13 @@ def this_server(machine: node.Node) -> Server:
 
 
 def by_nvml() -> Server:
-    """Return the GPUs with the links that the driver reports, where there is no nvidia-smi."""
+    """Query the links from NVML, for machines without nvidia-smi."""
     with node.devices() as handles:
         busses = node.known(lambda: [node.bus(handle) for handle in handles]) or []
         ends = [_nvlinks(handle) for handle in handles]
 
         def link(i: int, j: int) -> str:
-            # What is no GPU at the far end is a switch, which reaches all that have links to it.
+            # A far end that is not a GPU is a switch, which connects all GPUs that link to it.
             switch_links = sum(far not in busses for far in ends[i]) if ends[j] else 0
             count = ends[i].count(busses[j]) or switch_links
             return "X" if i == j else f"NV{count}" if count else _ancestor(handles[i], handles[j])
@@ -221,7 +224,7 @@ def by_nvml() -> Server:
 
 
 def _nvlinks(handle: Any) -> Sequence[str]:
-    # The PCI address at the far end of each active NVLink; a GPU answers for the links that it has
+    # PCI address of the peer of every active NVLink. A GPU answers only for links that it has.
     import pynvml
 
     def far_end(number: int) -> str:

@@ -1,10 +1,10 @@
-"""Whether each node is fit for a job: by what it says of itself, by data sheets, and by the other nodes.
+"""Health checks of nodes before a job: absolute limits, data sheets, and comparison between nodes.
 
     from encore.machine.node_checks import check_nodes
     for verdict in check_nodes({"n1": facts_of_n1, "n2": None}):
         print(verdict.node, verdict.level, verdict.reasons)
 
-Facts are what :mod:`encore.machine.health` returns of a node, None of one that did not answer.
+Facts are from :mod:`encore.machine.health`; None if a node did not answer.
 """
 
 import statistics
@@ -26,28 +26,28 @@ from encore.machine.node import THROTTLE
 from encore.machine.outliers import slow_ones
 from encore.machine.preflight import Check, Level
 
-LEAST_OF_SHEET = 0.5  # Of what a data sheet says: a GEMM reached 80 % of it on an H200, a copy 90 %
+LEAST_OF_SHEET = 0.5  # Minimum fraction of data sheet peak: an H200 reached 80 % in GEMMs and 90 % in copies
 Facts = Mapping[str, Any]
-Pairs = Mapping[tuple[str, str], Mapping[str, float]]  # Bytes per second of each collective between two nodes
+Pairs = Mapping[tuple[str, str], Mapping[str, float]]  # Bandwidth per collective between two nodes, bytes/s
 
-# Errors after which NVIDIA asks for a reset or an exchange (docs.nvidia.com/deploy/xid-errors); others are mostly a
-# program's: GPU stopped, double-bit error, row remapping and its failure, NVLink, off the bus, contained and
-# uncontained memory errors, GSP's time-outs.
+# Xids for which NVIDIA recommends a reset or replacement (docs.nvidia.com/deploy/xid-errors): GPU stopped, double-bit
+# error, row remapping and its failure, NVLink, off the bus, contained and uncontained memory errors, GSP time-outs.
+# Most other Xids are application errors.
 HARDWARE_XIDS = (46, 48, 63, 64, 74, 79, 94, 95, 119, 120)
 # No idle and healthy GPU is slowed by these.
 SLOWED = {bit: reason for bit, reason in THROTTLE.items() if reason != "power cap"}
 
 CLOCK_SECONDS = 1.0  # Records of nodes are merged by time, and files of the future break builds and caches
-BUSY = 0.25  # Share of the cores that other programs may take
+BUSY = 0.25  # Maximum fraction of the cores used by other programs
 FREE_GIB = 1.0
 SLOW_LINK = "see: nvidia-smi nvlink -s, lspci -vv"
-SHARE_OF_LINE = 0.5  # A collective between two nodes reaches at least this share of the line's rate
+SHARE_OF_LINE = 0.5  # Minimum fraction of the line rate for a collective between two nodes
 MEMORY_TOLERANCE = 0.03  # Firmware and kernel keep some for themselves
 
 
 @dataclass(frozen=True)
 class Equal:
-    """What is the same on all nodes; of ``ordered`` values the lower one is at fault where no majority is."""
+    """Property that must be equal on all nodes. If ``ordered`` and without majority, lower values are reported."""
 
     key: str
     title: str
@@ -76,7 +76,7 @@ OF_GPUS = (
     Equal("pcie_generation_max", "PCIe generation"),
     Equal("nvlinks", "active NVLinks"),
 )
-# Name, title, unit, and the share of the others' median by which a healthy node may be slower.
+# Name, title, unit, and tolerated deviation below the median of the other nodes.
 MEASURED = (
     ("cpu_rate", "SHA-256 on all cores", 1e9, "GB/s", 0.4),
     ("memory_rate", "memory copies on all cores", 1e9, "GB/s", 0.4),
@@ -84,15 +84,15 @@ MEASURED = (
 
 
 class NodeVerdict(TypedDict):
-    """What the gate finds of a node."""
+    """Result of the checks of a node."""
 
     node: str
-    level: Level  # The worst of its checks
+    level: Level  # Worst level of the checks
     checks: tuple[Check, ...]
 
 
 class Gate(TypedDict):
-    """What the gate before a run found: gate.json of its folder."""
+    """Results of the node checks before a run: gate.json in its folder."""
 
     time: str  # UTC
     nodes: list[NodeVerdict]
@@ -125,7 +125,7 @@ class Verdict:
 def check_nodes(
     answers: Mapping[str, Facts | None], pairs: Pairs | None = None, reasons: Mapping[str, str] = MappingProxyType({})
 ) -> list[Verdict]:
-    """Return the verdict of each node; ``reasons`` is what is said of those that did not answer."""
+    """Return one verdict per node. ``reasons`` explains missing answers."""
     facts_by_node = {node: answer for node, answer in answers.items() if answer is not None}
     checks_by_node: dict[str, list[Check]] = {node: [] for node in answers}
     for node in answers:
@@ -155,7 +155,7 @@ def _summary(facts: Facts) -> str:
     return f"{facts['cores']} cores, {cards}; no problem found"
 
 
-# -- by itself --------------------------------------------------------------------------------------------------
+# -- single node ------------------------------------------------------------------------------------------------
 
 
 def _own(facts: Facts) -> Iterator[Check]:
@@ -194,8 +194,8 @@ def _gpus_of(facts: Facts) -> Iterator[Check]:
             yield Check("FAIL", name, message, "drain the node and reset the GPU")
         _, uncorrectable, pending, failed = gpu.get("remapped") or (0, 0, 0, 0)
         if failed or pending:
-            message_remap = "row remapping has failed" if failed else "rows wait to be remapped"
-            yield Check("FAIL", name, message_remap, "exchange the GPU" if failed else "reset the GPU")
+            problem = "row remapping has failed" if failed else "rows wait to be remapped"
+            yield Check("FAIL", name, problem, "exchange the GPU" if failed else "reset the GPU")
         elif uncorrectable:
             yield Check("WARN", name, f"{uncorrectable} rows remapped after uncorrectable errors")
         slowed = [reason for bit, reason in SLOWED.items() if (gpu.get("throttle") or 0) & bit]
@@ -213,7 +213,7 @@ def _gpus_of(facts: Facts) -> Iterator[Check]:
             yield Check("WARN", name, f"power limit {limit:g} W, its default is {default:g} W", "nvidia-smi -pl")
 
 
-# -- by the others ----------------------------------------------------------------------------------------------
+# -- comparison of nodes ----------------------------------------------------------------------------------------
 
 
 def _equal(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
@@ -223,7 +223,7 @@ def _equal(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
         Equal("gpus", "number of GPUs"), {node: len(facts["gpus"]) for node, facts in facts_by_node.items()}
     )
     for rule in OF_GPUS:
-        # The lowest of a node's GPUs, or all of their names.
+        # The lowest value of a node's GPUs, or all names.
         values = {node: [gpu.get(rule.key) for gpu in facts["gpus"]] for node, facts in facts_by_node.items()}
         plain = {node: [value for value in gpu_values if value is not None] for node, gpu_values in values.items()}
         for node, gpu_values in plain.items():
@@ -248,7 +248,7 @@ def _equal(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
 
 
 def _odd(rule: Equal, values: Mapping[str, Any]) -> Iterator[tuple[str, Check]]:
-    # Nodes whose value is not that of most; of two, or without a majority, the lower one, else all.
+    # Report values that differ from the majority; without a majority the lower value if ordered, else all nodes.
     counts = Counter(map(repr, values.values())).most_common()
     if len(counts) < 2:
         return
@@ -263,7 +263,7 @@ def _odd(rule: Equal, values: Mapping[str, Any]) -> Iterator[tuple[str, Check]]:
         return
     for node, value in values.items():
         if repr(value) != repr(usual):
-            # More than the others have slows nobody down.
+            # A higher value does not slow down other nodes.
             level: Level = "WARN" if rule.ordered and None not in (value, usual) and value > usual else rule.level
             yield node, Check(level, rule.title, f"{_text(value)}, others have {_text(usual)}")
 
@@ -307,8 +307,8 @@ def _measured(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]
             message = f"{devices[name] / unit:.3g} {word}, {share:.0%} of the others' median"
             yield node, Check("FAIL", f"{title} of device {number}", message)
     for node, speeds in measured.items():
-        for index, (gpu, rates_of_gpu) in enumerate(zip(facts_by_node[node]["gpus"], speeds["peaks"], strict=False)):
-            yield from ((node, check) for check in _next_to_sheet(index, str(gpu["name"]), rates_of_gpu))
+        for index, (gpu, speed) in enumerate(zip(facts_by_node[node]["gpus"], speeds["peaks"], strict=False)):
+            yield from ((node, check) for check in _next_to_sheet(index, str(gpu["name"]), speed))
     for kind in ("all-reduce", "all-to-all"):
         rates = {node: _largest(speeds, kind) for node, speeds in measured.items()}
         yield from _slow(rates, f"{kind} within the node", 1e9, "GB/s", 0.2 if _on_gpus(measured) else 0.5)
@@ -322,19 +322,19 @@ def _measured(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]
                 )
 
 
-# What a GPU computes and copies next to its data sheet, whose figures are those of a GPU that nothing limits.
+# Compare GEMMs and copies of a GPU with its data sheet, which assumes no power or thermal limit.
 def _next_to_sheet(number: int, gpu: str, measured: Mapping[str, float]) -> Iterator[Check]:
     for rate, title, unit, word, sheet in (
         ("flops_per_second", "GEMMs", 1e12, "TFLOP/s", peaks.peak_of(gpu, "bf16")),
         ("bytes_per_second", "copies", 1e9, "GB/s", peaks.bandwidth_of(gpu)),
     ):
         if sheet and measured[rate] < LEAST_OF_SHEET * sheet[0]:
-            message = f"{measured[rate] / unit:,.0f} {word}, {measured[rate] / sheet[0]:.0%} of the {sheet[0] / unit:,.0f} of "
-            message += sheet[1]
+            message = f"{measured[rate] / unit:,.0f} {word}, {measured[rate] / sheet[0]:.0%} of the "
+            message += f"{sheet[0] / unit:,.0f} of {sheet[1]}"
             yield Check("WARN", f"{title} of device {number}", message, "see: nvidia-smi -q -d PERFORMANCE,CLOCK,POWER")
 
 
-# Pairs of GPUs, each among those of all nodes that are linked alike.
+# Compare pairs of GPUs with all pairs, on any node, that have the same link.
 def _pairs_of_gpus(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
     alike: dict[str, dict[tuple[str, int, int], float]] = {}
     for node, facts in facts_by_node.items():
@@ -374,9 +374,9 @@ def _slow(
 
 
 def rounds_of(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
-    """Return pairs of neighbours in a ring, in rounds of which each has a node once: two or three, of any number.
+    """Return the neighbours in a ring as rounds of disjoint pairs: two or three rounds for any number of nodes.
 
-    Two pairs of each node show which of two is slow, and do not take longer where there are more nodes.
+    Two pairs per node tell which node of a pair is slow, in constant time.
     """
     ring = [(a, b) for a, b in zip(nodes, [*nodes[1:], nodes[0]], strict=True) if a != b] if len(nodes) > 1 else []
     if len(nodes) == 2:
@@ -397,7 +397,7 @@ def _between(facts_by_node: Mapping[str, Facts], pairs: Pairs) -> Iterator[tuple
             yield from _slow(best, f"{kind} between nodes", 1e9, "GB/s", 0.3)
         for pair, rate in rates.items():
             lines = [line for node in pair if (line := _line(facts_by_node[node]))]
-            # A pair's all-reduce and all-to-all: what a node sends per second, at most what its line carries.
+            # All-reduce and all-to-all of a pair: bytes sent per node and second, limited by the line rate.
             if len(lines) == 2 and rate < SHARE_OF_LINE * min(lines):
                 message = f"{rate / 1e9:.3g} GB/s between {' and '.join(pair)}, the line carries {min(lines) / 1e9:.3g}"
                 hint = "see NCCL_DEBUG=INFO for NET/Socket (TCP), and NCCL_IB_HCA"
@@ -410,11 +410,11 @@ def _between(facts_by_node: Mapping[str, Facts], pairs: Pairs) -> Iterator[tuple
 
 
 def _line(facts: Facts) -> float:
-    # Bytes per second of all ports together, else of the interface; 0 where the kernel does not know it.
+    # Bytes per second of all ports, else of the interface; 0 if unknown to the kernel.
     return float((sum(facts["ports"].values()) * 1e9 or facts["megabits"] * 1e6) / 8)
 
 
-# -- what was found before ----------------------------------------------------------------------------------------
+# -- stored results ---------------------------------------------------------------------------------------------
 
 
 def folder() -> Path:
@@ -422,7 +422,7 @@ def folder() -> Path:
 
 
 def keep(verdicts: Sequence[Verdict]) -> None:
-    """Keep the verdict of each node in the cache, for ``encore doctor --slurm``; a cache that is full keeps none."""
+    """Store verdicts in the cache for ``encore doctor --slurm``. Errors, such as a full disk, are ignored."""
     with suppress(OSError):
         folder().mkdir(parents=True, exist_ok=True)
         for verdict in verdicts:
@@ -431,7 +431,7 @@ def keep(verdicts: Sequence[Verdict]) -> None:
 
 
 def kept(name: str) -> str:
-    """Return what the gate found of a node when it was asked last, and when; empty where it never was."""
+    """Return the last stored result of a node with its time; empty if none."""
     with suppress(EncoreError, KeyError, TypeError):
         content = read_json(folder() / f"{name}.json")
         worst = [

@@ -62,14 +62,14 @@ def render(reading: Mapping[str, Any], experiment: Path) -> str:
     for table, sources in ((OF_NODE, [(labels, reading)]), (OF_GPU, gpus), (OF_RANK, ranks), (OF_RUN, run)):
         for key, name, kind, factor, description in table:
             samples = [
-                (labels_of_sample, reading_of_source[key] * factor)
-                for labels_of_sample, reading_of_source in sources
-                if reading_of_source.get(key) is not None
+                (source_labels, source[key] * factor)
+                for source_labels, source in sources
+                if source.get(key) is not None
             ]
             if samples:
                 lines += [f"# TYPE {name} {kind}", f"# HELP {name} {description}."]
                 end = "_total" if kind == "counter" else ""
-                lines += [f"{name}{end}{_labels(labels_of_sample)} {value:.10g}" for labels_of_sample, value in samples]
+                lines += [f"{name}{end}{_labels(source_labels)} {value:.10g}" for source_labels, value in samples]
     return "\n".join([*lines, "# EOF"]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Checks before anything starts: OK, WARN or FAIL, each with what to do."""
+"""Checks before a run: OK, WARN or FAIL, with a hint."""
 
 import hashlib
 import math
@@ -25,7 +25,7 @@ CHUNK = 1 << 24
 
 
 def weight_files(configuration: Configuration, data: Path) -> dict[str, Path]:
-    """Return the file of each key that names one; a name without a folder is one in the data folder."""
+    """Return the paths of weight files by configuration key. Names without a folder are relative to the data folder."""
     paths = {key: str(configuration.get(key)) for key in configuration.choice.benchmark.weights}
     return {key: data / name for key, name in paths.items() if name}
 
@@ -39,10 +39,10 @@ def _digest(path: Path, algorithm: str) -> str:
 
 
 def refuse_wrong(key: str, path: Path, expected: Weights) -> str:
-    """Return what is known of the file that a submitted system is to begin with.
+    """Verify the initial weights of a submitted configuration. Return a warning, or an empty string.
 
     Raises:
-        EncoreError: it is not there, or is another one than was published.
+        EncoreError: the file is missing or differs from the published one.
     """
     instead = f"--set {key}=FILE where it is elsewhere; --set {key}= begins with random weights, unlike the submission"
     get = f"put {' and '.join((expected.file, *expected.also))} of {expected.source} into the data folder; {instead}"
@@ -70,7 +70,7 @@ class WeightsFile(TypedDict):
 
 
 def weights_json(files: dict[str, Path]) -> dict[str, WeightsFile]:
-    """Return path, size and SHA-256 of each, for the passport."""
+    """Return path, size and SHA-256 of each file, for run.json."""
     return {
         key: {"file": str(path), "bytes": path.stat().st_size, "sha256": _digest(path, "sha256")}
         for key, path in files.items()
@@ -78,9 +78,9 @@ def weights_json(files: dict[str, Path]) -> dict[str, WeightsFile]:
 
 
 def weight_mounts(files: dict[str, Path], data: Path) -> tuple[Mount, ...]:
-    """Return what a container needs besides the data folder: a file, and those next to it that have its tensors.
+    """Return mounts for weight files outside the data folder, including files in the same folder with their tensors.
 
-    TensorFlow has them next to its ``.index``, Hugging Face next to the index of its ``.safetensors``.
+    TensorFlow stores tensors in files with the prefix of the ``.index``, Hugging Face in ``.safetensors`` shards.
     """
     outside = [path for path in files.values() if data not in path.parents]
     parts = [part for path in outside if path.suffix == ".index" for part in path.parent.glob(f"{path.stem}.data-*")]
@@ -90,7 +90,7 @@ def weight_mounts(files: dict[str, Path], data: Path) -> tuple[Mount, ...]:
 
 
 def refuse_other_weights(files: dict[str, Path], recorded: Mapping[str, Any]) -> None:
-    """Refuse a file that is not the one of the passport; one that is gone may be in a checkpoint."""
+    """Reject files that differ from run.json. A missing file is accepted, because its weights may be in a checkpoint."""
     there = weights_json({key: path for key, path in files.items() if path.is_file()})
     for key, current in there.items():
         if key in recorded and current["sha256"] != recorded[key]["sha256"]:
@@ -122,7 +122,7 @@ class Check:
 
 
 def check_devices(configuration: Configuration, machine: Node) -> list[Check]:
-    """Check GPUs or cores against what the configuration wants on this machine."""
+    """Check the GPUs or cores of this machine against the configuration."""
     needed = configuration.ranks_per_node
     if configuration.get("device") == "cpu":
         if needed > machine.cores:
@@ -144,7 +144,7 @@ def check_devices(configuration: Configuration, machine: Node) -> list[Check]:
 
 
 def check_data_sets(folders: Mapping[str, Path]) -> list[Check]:
-    """Check prepared data sets, one line each; one more line lists the benchmarks without a data set."""
+    """Check prepared data sets, one row each; an additional row lists the benchmarks without a data set."""
     checks, missing = [], []
     for name, folder in folders.items():
         try:
@@ -163,7 +163,7 @@ def check_data_sets(folders: Mapping[str, Path]) -> list[Check]:
 def check_data_set(
     configuration: Configuration, data: Path, machine: Node | None = None
 ) -> tuple[Check, DataPassport | None]:
-    """Return the data set's passport against the benchmark and the configuration, on ``machine`` where it is known."""
+    """Check the data set's manifest against the benchmark and the configuration; with ``machine`` also the memory."""
     try:
         passport = check_data(data, configuration.choice.benchmark.name)
         misfits = configuration.misfits(read_json(data / PASSPORT), _rank_memory(configuration, machine))
@@ -173,7 +173,7 @@ def check_data_set(
     except KeyError as error:
         return Check("FAIL", "data set", f"{data / PASSPORT} lacks {error}", "prepare the data set again"), None
     for problem, expected, hint in misfits:
-        # Of the configuration with the data set, the ranks or their memory: the words say of which.
+        # The message names the mismatch: data set, ranks, or memory.
         return Check("FAIL", "fit", f"with {passport.name} in {data}: {problem}; expected {expected}", hint), passport
     if passport.unearned:
         problem = f"{data} is called {passport.name} and is not: {passport.unearned}"
@@ -182,7 +182,7 @@ def check_data_set(
 
 
 def _rank_memory(configuration: Configuration, machine: Node | None) -> float:
-    # The bytes that a rank may fill at most: those of its GPU, or its share of what is free on the CPU
+    # Memory limit of a rank in bytes: GPU memory, or an equal part of free host memory
     if machine is not None and configuration.get("device") == "cpu":
         return float(psutil.virtual_memory().available) / configuration.ranks_per_node
     return min((gpu.memory_gib for gpu in machine.gpus if gpu.memory_gib) if machine else (), default=math.inf) * 2**30
@@ -203,7 +203,7 @@ def check_results(results: Path, resumes: bool = False) -> Check:
 
 
 def check_shared_memory(configuration: Configuration) -> Check:
-    """Check /dev/shm, through which ranks of one node talk (NCCL's troubleshooting guide asks for it)."""
+    """Check /dev/shm, which ranks on a node use to communicate (recommended in NCCL's troubleshooting guide)."""
     try:
         usage = shutil.disk_usage("/dev/shm")
     except OSError:
@@ -258,7 +258,7 @@ def check_submission(configuration: Configuration, passport: DataPassport | None
 
 
 def check_weights(configuration: Configuration, data: Path, creates_data: bool = False) -> list[Check]:
-    """Check the files of trained weights that the configuration names, and those that were submitted.
+    """Check the weight files that the configuration names, and the published ones that it needs.
 
     ``creates_data``: the run prepares the toy data set first, with the weights in its directory.
     """
@@ -287,7 +287,7 @@ def check_weights(configuration: Configuration, data: Path, creates_data: bool =
 def check_run(
     configuration: Configuration, machine: Node, data: Path, results: Path, creates_data: bool = False
 ) -> list[Check]:
-    """Return all checks of one run on the `host` runtime; ``creates_data`` as in ``check_weights``."""
+    """Return all checks of a run on the `host` runtime; ``creates_data`` as in ``check_weights``."""
     data_check, passport = check_data_set(configuration, data, machine)
     return [
         *check_devices(configuration, machine),

@@ -1,4 +1,4 @@
-"""The processes of a job on this machine: find its ranks, signal them, leave none behind."""
+"""Processes of a job on this machine: find ranks, send signals, and clean up."""
 
 import contextlib
 import ctypes
@@ -20,20 +20,20 @@ from encore.job import Command
 
 PR_SET_CHILD_SUBREAPER = 36
 CLEAN_UP_SECONDS = 30.0
-# File in an experiment's folder: process, host and start of what starts its ranks, while that runs
+# File in an experiment's folder: PID, host and start time of the launcher, while it runs
 LAUNCHER = "launcher.pid"
 
 
 def start(
     command: Command, output: IO[bytes], errors: IO[bytes] | None = None, keep: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start a command in a session of its own: the terminal's Ctrl-C comes to this process alone, which ends the other.
+    """Start a command in a new session, so that Ctrl-C in the terminal only reaches this process, which terminates it.
 
     Args:
-        command: what is started.
-        output: of the command, to both its streams if ``errors`` is None.
-        errors: what it writes to standard error.
-        keep: file descriptors that stay open in it.
+        command: Command to start.
+        output: File for stdout, and for stderr if ``errors`` is None.
+        errors: File for stderr.
+        keep: File descriptors to inherit.
     """
     return subprocess.Popen(
         command.argv,
@@ -53,13 +53,13 @@ class Heartbeat:
     pid: int
     host: str
     step: int
-    time: float  # When the step was made
+    time: float  # Time of the step
     alive: float = 0.0  # When a thread of the rank last ran
     started: int = 0  # Start of the process, clock ticks since boot; 0: unknown
 
 
 def output_of(*argv: str, errors: int = subprocess.DEVNULL, seconds: float = 30.0) -> str:
-    """Return what a short command prints, however it ends; empty where it is not there or does not answer."""
+    """Return the output of a short command regardless of its exit code; empty if it is missing or times out."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         return subprocess.run(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=seconds,
@@ -69,7 +69,7 @@ def output_of(*argv: str, errors: int = subprocess.DEVNULL, seconds: float = 30.
 
 
 def clean_up(command: Command) -> None:
-    """Remove what a command may have left behind outside of its own processes, such as its container."""
+    """Remove resources of a command that outlive its processes, such as a container."""
     if command.cleanup:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
@@ -83,7 +83,7 @@ def clean_up(command: Command) -> None:
 
 
 def kills_for_memory() -> int:
-    """Return how many processes the kernel of this machine has killed for their memory since it booted, if it says."""
+    """Return the number of OOM kills on this machine since boot, if the kernel reports it."""
     return sum(map(int, re.findall(r"^oom_kill (\d+)$", files.text_of("/proc/vmstat"), re.MULTILINE)))
 
 
@@ -107,7 +107,7 @@ def heartbeats(folder: Path) -> list[Heartbeat]:
 
 
 def signal_ranks(folder: Path, number: signal.Signals) -> int:
-    """Send a signal to every rank on this machine that has a heartbeat file; return how many."""
+    """Send a signal to every rank on this machine that has a heartbeat file. Return the number of ranks."""
     sent = 0
     for process in rank_processes(folder):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -125,13 +125,13 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies, as init would (prctl(2), Linux alone)."""
+    """Become the subreaper of orphaned descendants (prctl(2), Linux only)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end(processes: list[psutil.Process], grace_seconds: float) -> None:
-    """Send SIGTERM, wait, send SIGKILL: afterwards none of ``processes`` is left."""
+    """Terminate ``processes``: SIGTERM, wait, then SIGKILL."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -143,16 +143,16 @@ def end(processes: list[psutil.Process], grace_seconds: float) -> None:
 
 
 def rank_processes(folder: Path) -> list[psutil.Process]:
-    """Return the running ranks of this machine, from the heartbeats in ``folder`` of an experiment."""
+    """Return the running ranks on this machine, from the heartbeats in ``folder``."""
     ranks = [beat for beat in heartbeats(folder) if beat.host == platform.node()]
     return [process for beat in ranks for process in _find(beat.pid, beat.started, folder.parent)]
 
 
 def _find(pid: int, ticks: int, experiment: Path) -> list[psutil.Process]:
-    """Return the process with this PID if it is part of the experiment, else an empty list.
+    """Return the process with this PID if it belongs to the experiment, else an empty list.
 
-    A PID is reused, and anybody who can write to the folder can write any PID there. The process must have started at
-    the recorded time, run as this user or the folder's owner, and have the folder in its command line.
+    PIDs are reused, and anyone with write access to the folder can put any PID there. The process must have started
+    at the recorded time, run as this user or the folder's owner, and have the folder in its command line.
     """
     with contextlib.suppress(psutil.Error, OSError):
         process = psutil.Process(pid)
@@ -179,9 +179,9 @@ def _is_same(path: str, folder: Path) -> bool:
 
 
 def started(pid: int) -> int:
-    """Return the clock ticks from boot to the start of a process (proc(5)); 0 where it is gone.
+    """Return the start time of a process in clock ticks since boot (proc(5)); 0 if it has exited.
 
-    With its number they name a process. psutil's time of day moves when the machine's clock is set.
+    Together with the PID it identifies a process. psutil's start time changes with the system clock.
     """
     fields = files.text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return int(fields[19]) if fields else 0
@@ -193,7 +193,7 @@ def note_launcher(folder: Path, pid: int) -> None:
 
 
 def left_running(folder: Path) -> list[psutil.Process]:
-    """Return what runs on this machine of the experiment in ``folder``: its launcher, ranks, and their descendants."""
+    """Return running local processes of the experiment in ``folder``: launcher, ranks, and their descendants."""
     roots = rank_processes(folder / "heartbeat")
     with contextlib.suppress(OSError, ValueError):
         pid, host, ticks = (folder / LAUNCHER).read_text(encoding="ascii").split()
@@ -203,14 +203,14 @@ def left_running(folder: Path) -> list[psutil.Process]:
 
 
 def is_running(process: psutil.Process) -> bool:
-    """Return whether a process runs; a zombie, which nobody has waited for, is dead."""
+    """Return whether a process runs. Zombies do not count."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and bool(process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
 def is_stopped(beat: Heartbeat) -> bool:
-    """Return whether a rank of this machine is stopped by a signal, or waits for a device that does not answer."""
+    """Return whether a rank on this machine is stopped by a signal or in uninterruptible sleep."""
     with contextlib.suppress(psutil.NoSuchProcess):
         stopped = (psutil.STATUS_STOPPED, psutil.STATUS_DISK_SLEEP)
         return beat.host == platform.node() and psutil.Process(beat.pid).status() in stopped
@@ -218,6 +218,6 @@ def is_stopped(beat: Heartbeat) -> bool:
 
 
 def dump_stacks(folder: Path) -> None:
-    """Ask the ranks for the stacks of their threads; they write them to their standard error."""
+    """Make the ranks write the stacks of all threads to stderr."""
     signal_ranks(folder, signal.SIGUSR1)
     time.sleep(1.0)

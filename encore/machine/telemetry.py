@@ -1,9 +1,9 @@
-"""Telemetry next to the log: CPU, memory, disk, network, GPUs and links, once a second, one JSON object a line.
+"""Telemetry of a run: CPU, memory, disk, network, GPUs and links, once per second as JSON lines.
 
     $ srun --nodes=1 --nodelist=n2 python -m encore.machine.telemetry RUN/experiment_0/telemetry.jsonl
 
-The first node's is sampled by a thread of ``encore run``; on each other one this module runs until its input ends,
-and puts the node's name into the file's.
+On the first node a thread of ``encore run`` samples. On other nodes this module runs until its stdin closes and adds
+the node's name to the file name.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ from encore.machine import node, openmetrics
 INTERVAL_SECONDS = 1.0
 END_SECONDS = 10.0  # That the samplers of other nodes get to end
 PRESSURES = ("cpu", "io", "memory")
-ALL_LINKS = 0xFFFFFFFF  # As the scope of a field of NVLink, which is otherwise one link
+ALL_LINKS = 0xFFFFFFFF  # Scope of an NVLink field: all links instead of one
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSample:
-    """One reading of a GPU; null: the driver does not provide it."""
+    """Sample of a GPU; null if the driver does not provide a value."""
 
     use_percent: int | None
     memory_mib: int | None
@@ -44,8 +44,8 @@ class GpuSample:
     temperature_celsius: int | None
     pcie_sent_kib_s: int | None  # Over 20 ms
     pcie_received_kib_s: int | None  # Over 20 ms
-    nvlink_sent_kib: int | None  # Counter over all its NVLinks: take differences
-    nvlink_received_kib: int | None  # Counter over all its NVLinks: take differences
+    nvlink_sent_kib: int | None  # NVLink counter over all links: take differences
+    nvlink_received_kib: int | None  # NVLink counter over all links: take differences
     throttle: int | None  # Sum of the bits of `nvmlClocksEventReason*` in `nvml.h`
     ecc_corrected: int | None  # Since the driver was loaded
     ecc_uncorrected: int | None  # Since the driver was loaded
@@ -53,18 +53,18 @@ class GpuSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One reading of a node, a line a second; null: its kernel does not count that."""
+    """Sample of a node, one line per second; null if the kernel does not provide a value."""
 
     time: float  # Unix seconds
-    node: str  # Slurm's name of the node, else its host name
-    cores: int | None  # The machine's, as the kernel counts them
+    node: str  # Slurm's node name, else the host name
+    cores: int | None  # Number of CPUs of the machine, as reported by the kernel
     cpu_percent: float  # Use of all cores together, 0 to 100
     memory_used_mib: int  # Total minus available
-    disk_read_bytes: int | None  # Counter of the whole machine since boot: take differences
-    disk_write_bytes: int | None  # Counter of the whole machine since boot
-    network_received_bytes: int | None  # Counter of the whole machine since boot
-    network_sent_bytes: int | None  # Counter of the whole machine since boot
-    cpu_stall_us: int | None  # Microseconds since boot in which some process waited for a core (`/proc/pressure`)
+    disk_read_bytes: int | None  # Counter of the machine since boot: take differences
+    disk_write_bytes: int | None  # Counter of the machine since boot
+    network_received_bytes: int | None  # Counter of the machine since boot
+    network_sent_bytes: int | None  # Counter of the machine since boot
+    cpu_stall_us: int | None  # Microseconds since boot in which a process waited for a core (`/proc/pressure`)
     io_stall_us: int | None  # The same of disks
     memory_stall_us: int | None  # The same of memory
     gpus: list[GpuSample]  # Empty without GPUs
@@ -72,7 +72,7 @@ class Sample:
 
 
 def sample_gpu(handle: Any) -> dict[str, Any]:
-    """Return one reading of a GPU, as ``GpuSample`` has it."""
+    """Return a sample of a GPU with the fields of ``GpuSample``."""
     import pynvml
 
     def nvlink(field: int) -> int | None:
@@ -96,9 +96,9 @@ def sample_gpu(handle: Any) -> dict[str, Any]:
 
 
 def sample_host() -> dict[str, Any]:
-    """Return one reading of the machine; counters of bytes and of stalled time run since the machine started.
+    """Return a sample of the machine. Byte and stall counters start at boot.
 
-    A stall is time in which a process that was ready waited for a core, the disk or memory (the kernel's PSI).
+    Stall time is time in which a runnable process waited for a core, the disk or memory (the kernel's PSI).
     """
     memory = psutil.virtual_memory()
     disk = psutil.disk_io_counters()
@@ -124,7 +124,7 @@ def _stalled(pressure: str) -> int | None:
 
 @contextlib.contextmanager
 def xid_events(handles: Sequence[Any]) -> Iterator[Callable[[], list[list[int]]]]:
-    """Yield a function that returns the Xid errors since its last call, as [position in ``handles``, Xid]."""
+    """Yield a function that returns new Xid errors as [index in ``handles``, Xid]."""
     import pynvml
 
     def index_of(handle: Any) -> int | None:
@@ -138,7 +138,7 @@ def xid_events(handles: Sequence[Any]) -> Iterator[Callable[[], list[list[int]]]
 
     def read() -> list[list[int]]:
         found: list[list[int]] = []
-        # Without an event it raises at once that the time is over.
+        # Without an event it raises a time-out immediately.
         while events and (event := node.known(lambda: pynvml.nvmlEventSetWait(events, 0))) is not None:
             found.append([positions.get(index_of(event.device), 0), int(event.eventData)])
         return found
@@ -151,7 +151,7 @@ def xid_events(handles: Sequence[Any]) -> Iterator[Callable[[], list[list[int]]]
 
 
 class Telemetry:
-    """Samples into ``path`` from a thread until ``stop``; a full disk ends it without harm."""
+    """Sample into ``path`` from a thread until ``stop``. Sampling ends silently if the disk is full."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -185,9 +185,9 @@ class Telemetry:
 
 @contextlib.contextmanager
 def sampled(path: Path, elsewhere: Sequence[Sequence[str]] = ()) -> Iterator[list[int]]:
-    """Sample this machine into ``path``, and the other nodes by commands that end with their input; give their numbers.
+    """Sample this machine into ``path`` and other nodes through commands that exit when stdin closes; yield their PIDs.
 
-    What a command prints goes to a file next to ``path``: a node without telemetry is no reason to end a run.
+    Command output goes to a file in the same folder: missing telemetry of a node must not end a run.
     """
     here = Telemetry(path)
     with contextlib.ExitStack() as stack:

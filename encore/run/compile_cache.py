@@ -1,6 +1,6 @@
-"""What a training compiled, kept in the user's cache for the next run of the same kind.
+"""Cache of compiled code in the user's cache, shared by runs of the same kind.
 
-It crosses in the experiment's folder, ``compiled.bin``, so that every runtime and node has it without a further mount.
+It is exchanged through ``compiled.bin`` in the experiment's folder, which all runtimes and nodes can access.
 """
 
 import hashlib
@@ -18,10 +18,10 @@ FILE = "compiled.bin"
 
 
 def key_of(configuration: Configuration, image: dict[str, Any] | None, python: Path | None, gpus: list[str]) -> str:
-    """Return the key of a run; empty where nothing is compiled.
+    """Return the cache key of a run; empty if the run does not compile.
 
-    In it is what changes all that is compiled: image or Python, implementation, GPUs with their driver, and
-    configuration but for the seed. The compiler looks at the code itself, and takes what still fits.
+    The key covers image or Python, implementation, GPUs with their driver, and the configuration except for the
+    seed. The compiler verifies each entry against the code.
     """
     settings = configuration.plain()
     if settings.get("device") != "gpu" or settings.get("compile", "none") in ("none", False):
@@ -32,7 +32,7 @@ def key_of(configuration: Configuration, image: dict[str, Any] | None, python: P
 
 
 def give(key: str, folder: Path) -> bool:
-    """Copy what an earlier run has kept into an experiment's folder; return whether there was any."""
+    """Copy cached code into an experiment's folder; return whether the cache had any."""
     cached = _place(key)
     if not key:
         return False
@@ -46,7 +46,7 @@ def give(key: str, folder: Path) -> bool:
 
 
 def keep(key: str, folder: Path) -> None:
-    """Move what an experiment has compiled into the cache, over what was there."""
+    """Move the compiled code of an experiment into the cache, replacing the previous entry."""
     output, cached = folder / FILE, _place(key)
     with suppress(OSError):
         if key and output.exists():

@@ -1,4 +1,4 @@
-"""What the user means by JOB or RUN, and how it is cancelled."""
+"""Resolve JOB and RUN arguments, and cancel jobs and runs."""
 
 import contextlib
 import platform
@@ -19,20 +19,20 @@ from encore.run.run_folder import Experiment, RunFolder, Status
 from encore.slurm import commands, queue
 
 JOB = re.compile(r"(?:job)?(?P<name>\d+(?:_\d+)?)")
-STOP_SECONDS = 30.0  # Longest wait for the checkpoint of a cancelled run
+STOP_SECONDS = 30.0  # Time for the checkpoint of a cancelled run
 POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a command is about; one of the two is there, or both."""
+    """Job, run folder, or both."""
 
     job: str = ""  # ``12`` or ``12_3``; empty for a run outside of Slurm
     folder: RunFolder | None = None
 
 
 def experiments(job: str, folder: RunFolder, jobs: status.Queue) -> list[Experiment]:
-    # The experiments of a run folder that are the job's: for a task of an array its own.
+    # Experiments of a run folder that belong to the job; for an array task only its experiment.
     return [
         experiment
         for experiment in folder.experiments()
@@ -53,7 +53,7 @@ def named(text: str, results: Path) -> Subject:
             raise EncoreError(f"no run {text!r}: there are none in {results}", hint="--results DIR")
         raise names.unknown("run", text, run_names)
     jobs = queue.numbered(match["name"]) if queue.is_there() else []
-    # A task of an array has a number of its own, which only Slurm knows.
+    # Only Slurm knows the job number of an array task.
     tasks = [job for job in jobs if job.number == match["name"] and job.task is not None]
     job = tasks[0].name if len(tasks) == 1 and tasks[0].array != match["name"] else match["name"]
     folder_found = folder_of(job, results, jobs)
@@ -77,7 +77,7 @@ def _last_job(folder: RunFolder) -> str:
 
 
 def folder_of(job: str, results: Path, jobs: Sequence[queue.Job] = ()) -> RunFolder | None:
-    # The newest run folder in which a job works: in ``results``, or where ``jobs`` says that it makes it.
+    # Newest run folder of a job: in ``results``, or in the results folders of ``jobs``.
     array = job.partition("_")[0]
     resumed = next((queued.resumes for queued in jobs if queued.resumes is not None), None)
     if resumed is not None and (resumed / "run.json").is_file():
@@ -102,7 +102,11 @@ def newest(results: Path) -> RunFolder:
 
 
 def cancel(subject: Subject, trust_owner: bool = False) -> list[str]:
-    """End a job or run; return what was done and how to resume. EncoreError if there is nothing to end."""
+    """Cancel a job or run. Return messages about the outcome and how to resume.
+
+    Raises:
+        EncoreError: nothing to cancel.
+    """
     if subject.folder is not None:
         run_folder.refuse_foreign(subject.folder.path, trust_owner)
     if subject.folder is not None and workloads.is_in_pods(subject.folder):
@@ -158,7 +162,7 @@ def _cancel_run(folder: RunFolder) -> list[str]:
 
 
 def _stop(folder: RunFolder, experiment: Experiment) -> str:
-    # Send SIGTERM to the ranks of an experiment; return how it ended.
+    # Send SIGTERM to the ranks of an experiment. Return a message with the outcome.
     beats = experiment.folder / "heartbeat"
     ranks = processes.rank_processes(beats)
     unsupervised = ownership.lost_its_owner(experiment)
@@ -195,7 +199,7 @@ def _stop(folder: RunFolder, experiment: Experiment) -> str:
 
 
 def _conclude(folder: RunFolder, experiment: Experiment) -> None:
-    # End what is left of an experiment whose supervisor was killed, and note how it ended in its place.
+    # Terminate an experiment without supervisor, and record the outcome on its behalf.
     processes.end(processes.left_running(experiment.folder), grace_seconds=supervise.SRUN_SECONDS)
     with contextlib.suppress(EncoreError):
         processes.clean_up(runner.resumed_command(folder, experiment))
@@ -209,5 +213,5 @@ def _conclude(folder: RunFolder, experiment: Experiment) -> None:
 
 
 def _is_left(experiment: Experiment) -> bool:
-    # Whether a process of this host trains the experiment, or follows it and will report its end.
+    # Whether a local process trains or supervises the experiment.
     return bool(ownership.is_run_here(experiment) or processes.rank_processes(experiment.folder / "heartbeat"))

@@ -1,4 +1,4 @@
-"""Judge ended experiments: time to target, compliance of the log, and what the result may be called."""
+"""Evaluate experiments: time to target, compliance of the log, and how the result may be reported."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from encore.run.run_folder import FINISHED, Experiment, ExperimentState, RunFold
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentSummary:
-    """How far an experiment came: by its log once it has finished, by its metrics stream before."""
+    """Progress of an experiment: from the log if finished, otherwise from the metrics stream."""
 
     number: int
     state: ExperimentState
@@ -25,7 +25,7 @@ class ExperimentSummary:
     planned_epochs: int
     qualities: Mapping[str, float]  # Of the evaluation that met the targets, else of the last one
     targets: Mapping[str, float]
-    resumed: bool  # Whether it resumed from a checkpoint: its minutes then include the time in between
+    resumed: bool  # Whether it resumed from a checkpoint; the minutes then include the interruption
     compliance: ComplianceReport | None
 
     @property
@@ -40,7 +40,7 @@ class ExperimentSummary:
 def evaluate_experiment(
     experiment: Experiment, benchmark: catalogue.Benchmark, ruleset: str | None = None
 ) -> ExperimentSummary:
-    # Minutes, epochs and qualities of a finished one are its log's, which is checked where there is a ruleset.
+    # Minutes, epochs and qualities of a finished experiment are from its log, which is checked if a ruleset is given.
     progress, state = read_progress(experiment.metrics), experiment.state()
     finished = state.status in FINISHED and experiment.result.exists()
     log = read_run(experiment.result) if finished else None
@@ -60,7 +60,7 @@ def evaluate_experiment(
 
 
 def evaluate_run(run: RunFolder) -> list[ExperimentSummary]:
-    """Judge every experiment of a run by the rules of its round; a benchmark that MLPerf has not has none."""
+    """Evaluate all experiments of a run by the rules of its round; benchmarks outside MLPerf have no rules."""
     metadata = run.metadata()
     benchmark = catalogue.choose(metadata["name"]).benchmark
     round_name = metadata["round"]
@@ -80,9 +80,9 @@ def is_trial(run: RunFolder) -> bool:
 
 
 def trial_result(run: RunFolder, summaries: Sequence[ExperimentSummary]) -> str:
-    """Return the result of a trial in one line.
+    """Summarize a trial in one line.
 
-    ``OK: trained on 2 CPU ranks to 0.9798 (target 0.95) in 47 s; toy data, not a reproduction``; of several runs:
+    ``OK: trained on 2 CPU ranks to 0.9798 (target 0.95) in 47 s; toy data, not a reproduction``; for several runs
     ``OK: 5 of 5 runs on 2 CPU ranks reached the target (0.95) in 44 to 61 s; toy data, not a reproduction``.
     """
     metadata = run.metadata()

@@ -1,4 +1,4 @@
-"""Follow a run by its metrics stream: the latest of everything, for a live bar or plain lines."""
+"""Read the metrics stream of a run incrementally, for progress bars and plain output."""
 
 import json
 import platform
@@ -20,7 +20,7 @@ class Tail:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
-        # What was read last: elsewhere now where a resumed run has cut the stream back and written more.
+        # Last bytes read. They differ if a resumed run has truncated and rewritten the stream.
         self._last = b""
 
     def read(self) -> list[dict[str, Any]]:
@@ -47,7 +47,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and "kind" in record else None
 
 
-# What the record of a start says of the whole run, and what holds where it does not.
+# Fields of a start record that apply to the full run, with defaults.
 GIVEN_AT_START: Mapping[str, Any] = {
     **dict.fromkeys(("epochs", "steps_per_epoch", "global_batch_size"), 0),
     "targets": {},
@@ -71,35 +71,35 @@ class Progress:
     epoch: int = 0
     step: int = 0
     loss: float | None = None
-    # What the last evaluation found, each with a target of the same name.
+    # Results of the last evaluation; targets have the same keys.
     qualities: Mapping[str, float] = field(default_factory=dict)
     evaluated_epoch: int | None = None  # Epoch of that evaluation, from 1
-    batch_unit: str = "samples"  # What ``global_batch_size`` counts
+    batch_unit: str = "samples"  # Unit of ``global_batch_size``
     outcome: str | None = None
-    slow: str = ""  # Which rank the others wait for, as ``slow_rank`` found it last
+    slow: str = ""  # Latest result of ``slow_rank``
     starts: int = 0  # How often the run was started or resumed
-    # Checkpoints that the latest resume passed over, with what is wrong with each.
+    # Damaged checkpoints skipped by the latest resume, with the reason.
     damaged: Mapping[str, str] = field(default_factory=dict)
-    # What rank 0 sees of the variables that its libraries read.
+    # Library variables of rank 0.
     environment: Mapping[str, str] = field(default_factory=dict)
-    # What the training took where its configuration leaves it open.
+    # Values chosen at run time for "auto" settings.
     choices: Mapping[str, Any] = field(default_factory=dict)
-    # What it computes and sends in, and how it is split, by the keys of MLPerf.
+    # Computed and communicated work and parallel layout, by MLPerf keys.
     evidence: Mapping[str, Any] = field(default_factory=dict)
     flops_per_sample: float | None = None  # Model FLOPs of training on one of ``batch_unit``
-    gemm_precision: str = ""  # Numerical precision of its GEMMs
-    # ``seconds`` of each part of rank 0's start, up to the clock, and the ``budget`` of each on eight GPUs
+    gemm_precision: str = ""  # GEMM precision
+    # ``seconds`` per part of rank 0's startup, until the clock starts, and the ``budget`` per part on eight GPUs
     startup: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    # Checkpoints that were written while training continued: how many, ``seconds`` of that, and in which it ``stopped``
+    # Asynchronous checkpoints: ``count``, ``seconds`` for writing, and seconds that training ``stopped``
     written: Mapping[str, float] = field(default_factory=dict)
     trained: tuple[float, int] = (0.0, 0)  # Seconds and steps between reports, without evaluations, since the start
     _times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
-    _stopped: float = 0.0  # Seconds in which training stood still for the last checkpoint
-    _began: tuple[float, int] = (0.0, 0)  # Time and step at which this start or resume began
+    _stopped: float = 0.0  # Seconds that training was blocked by the last checkpoint
+    _began: tuple[float, int] = (0.0, 0)  # Time and step of the latest start or resume
 
     @property
     def reported(self) -> dict[str, Mapping[str, Any]]:
-        """What run.json keeps of an experiment that has ended, by its keys."""
+        """Fields of a finished experiment for run.json, by key."""
         return {
             "choices": self.choices,
             "evidence": self.evidence,
@@ -123,7 +123,7 @@ class Progress:
 
     @property
     def trained_per_second(self) -> float | None:
-        """Samples per second over the whole training, without evaluations and what is around them."""
+        """Average samples per second, excluding evaluations and their overhead."""
         seconds, steps = self.trained
         return steps * self.global_batch_size / seconds if seconds > 0 else None
 
@@ -174,11 +174,11 @@ def read_progress(path: Path) -> Progress:
 
 
 SLOW_SECONDS = 5.0  # Between two looks for a slow rank
-SUSPENDED_SECONDS, SUSPENDED_SECONDS_ELSEWHERE = 5.0, 90.0  # A rank that lives renews its heartbeat in half a second
+SUSPENDED_SECONDS, SUSPENDED_SECONDS_ELSEWHERE = 5.0, 90.0  # A live rank renews its heartbeat twice per second
 
 
 def slow_rank(experiment: Path) -> str:
-    """Return which rank or GPU of a running experiment the others wait for, and how long; empty if there is none."""
+    """Describe the rank or GPU that slows down a running experiment; empty if there is none."""
     beats = processes.heartbeats(experiment / "heartbeat")
     newest = max((beat.alive for beat in beats), default=0.0)
     for beat in beats:
@@ -191,7 +191,7 @@ def slow_rank(experiment: Path) -> str:
 
 
 class SlowRankWatch:
-    """Looks for a slow rank of an experiment now and then."""
+    """Periodic check for a slow rank."""
 
     def __init__(self, experiment: Path) -> None:
         self._experiment, self._next, self._last = experiment, time.monotonic() + SLOW_SECONDS, ""

@@ -1,7 +1,7 @@
-"""The gate before a job: ask every node of a Slurm job or a host list, measure pairs of them, keep the verdicts.
+"""Node checks before a job: query all nodes of a Slurm job or host list, measure pairs of nodes, store the results.
 
-from encore.run.gate import Place, check
-verdicts = check(of_job(allocation, cluster), (results,))
+from encore.run.gate import check, from_job
+verdicts = check(from_job(allocation, cluster), (results,))
 """
 
 import json
@@ -33,33 +33,33 @@ ALL_SECONDS = 300.0
 NODE_SECONDS = 180.0  # With the framework's measurements
 PAIR_SECONDS = 60.0
 AT_ONCE = 1024  # Nodes and pairs that are waited for at a time
-FIRST_PORT = 31000  # Of a pair's rendezvous, below the ports of outgoing connections
+FIRST_PORT = 31000  # First rendezvous port of a pair, below the ephemeral ports
 
 Environment = Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Nodes, and the commands by which they are asked: all of ``everywhere``'s at once, and a pair's ranks."""
+class NodeSet:
+    """Nodes and the commands that run programs on them."""
 
     nodes: tuple[str, ...]
     everywhere: tuple[tuple[str, ...], ...]
     clock: str  # Name of this machine, as the nodes know it
-    # The command and the variables of some ranks on each of two nodes; None: pairs are not measured here
+    # Returns command and variables of ranks on two nodes; None: pairs are not measured
     pair: Callable[[tuple[str, str], int, tuple[str, ...]], tuple[tuple[str, ...], Environment]] | None = None
 
 
-def here() -> Place:
-    return Place(nodes=(node.name(),), everywhere=((),), clock="localhost")
+def this_node() -> NodeSet:
+    return NodeSet(nodes=(node.name(),), everywhere=((),), clock="localhost")
 
 
-def of_job(allocation: Allocation, cluster: Cluster) -> Place:
+def from_job(allocation: Allocation, cluster: Cluster) -> NodeSet:
     """Return the nodes of the Slurm job that this process runs in."""
 
     def pair(nodes: tuple[str, str], ranks: int, program: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]:
         port = FIRST_PORT + allocation.nodes.index(nodes[0]) % 1000
         meeting = {"MASTER_ADDR": step.address(nodes[0]), "MASTER_PORT": str(port)}
-        # Slurm's own variables would give the ranks the whole job's number of tasks.
+        # Slurm's variables contain the task counts of the full job.
         plain = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_NTASKS")}
         size = ("--nodes=2", f"--ntasks={2 * ranks}", f"--ntasks-per-node={ranks}", f"--nodelist={','.join(nodes)}")
         command = ("srun", *size, "--mpi=none", "--overlap", "--cpu-bind=none", "--quiet", "--input=none")
@@ -67,31 +67,31 @@ def of_job(allocation: Allocation, cluster: Cluster) -> Place:
 
     names = allocation.nodes
     once = (*step.once_a_node(len(names)), f"--nodelist={','.join(names)}")
-    return Place(nodes=names, everywhere=(once,), clock=platform.node(), pair=pair)
+    return NodeSet(nodes=names, everywhere=(once,), clock=platform.node(), pair=pair)
 
 
-def of_hosts(hosts: Sequence[Host]) -> Place:
-    """Return hosts that ssh reaches, of which the first is this machine; nothing is measured between them."""
+def from_hosts(hosts: Sequence[Host]) -> NodeSet:
+    """Return hosts that are reached over ssh; the first is this machine. Pairs are not measured."""
     commands = [() if multi_host.is_here(host.name) else multi_host.by_shell(host.name) for host in hosts]
     first = multi_host.for_launcher(tuple(hosts))[0].name
-    return Place(nodes=tuple(host.name for host in hosts), everywhere=tuple(commands), clock=first)
+    return NodeSet(nodes=tuple(host.name for host in hosts), everywhere=tuple(commands), clock=first)
 
 
 def check(
-    nodes: Place,
+    nodes: NodeSet,
     disks: Sequence[Path],
     python: Path | None = None,
     on_step: Callable[[str], None] = lambda text: None,
     must_exist: bool = False,
 ) -> list[Verdict]:
-    """Ask all nodes, then pairs of them; return the verdict of each. It takes up to five minutes.
+    """Query all nodes and measure pairs of nodes; return one verdict per node. Takes up to five minutes.
 
     Args:
-        place: which nodes.
-        disks: folders that every node must be able to write to.
-        python: has PyTorch; None: no GEMMs, copies and collectives are measured.
-        on_step: told what it does.
-        named: the folders have to be there; else a run would make them.
+        nodes: Nodes to check.
+        disks: Folders that every node must be able to write to.
+        python: Interpreter with PyTorch; None: GEMMs, copies and collectives are not measured.
+        on_step: Called with progress messages.
+        must_exist: Whether missing folders are an error. A run would create them.
     """
     until = time.monotonic() + ALL_SECONDS
     on_step(f"asking {len(nodes.nodes)} node{'s' * (len(nodes.nodes) > 1)}")
@@ -107,7 +107,7 @@ def check(
             answered = list(pool.map(lambda command: _ask(command, program), nodes.everywhere))
     facts_by_node: dict[str, Any] = dict.fromkeys(nodes.nodes)
     reasons = dict.fromkeys(nodes.nodes, f"no answer within {NODE_SECONDS:g} s")
-    # A host answers by its own name, and is known here by the one that ssh has.
+    # A host reports its hostname, which may differ from its ssh name.
     one_each = len(nodes.everywhere) == len(nodes.nodes)
     for position, (answers, reason) in enumerate(answered):
         names = nodes.nodes[position : position + 1] if one_each else nodes.nodes
@@ -129,7 +129,7 @@ def _ask(command: tuple[str, ...], program: tuple[str, ...]) -> tuple[dict[str, 
     try:
         output, errors = process.communicate(timeout=NODE_SECONDS)
     except subprocess.TimeoutExpired:
-        process.terminate()  # srun then ends its tasks; killed, it would leave them
+        process.terminate()  # On SIGTERM srun terminates its tasks. On SIGKILL it leaves them running.
         output, errors = process.communicate()
     messages = [line.removeprefix("srun: error: ") for line in errors.splitlines() if line.strip()]
     reason = (messages or [f"exit code {process.returncode}"])[-1] if process.returncode else ""
@@ -137,7 +137,7 @@ def _ask(command: tuple[str, ...], program: tuple[str, ...]) -> tuple[dict[str, 
 
 
 def _pairs(
-    nodes: Place, python: Path, facts_by_node: Mapping[str, Any], on_step: Callable[[str], None], until: float
+    nodes: NodeSet, python: Path, facts_by_node: Mapping[str, Any], on_step: Callable[[str], None], until: float
 ) -> dict[tuple[str, str], dict[str, float]]:
     names = [name for name in nodes.nodes if facts_by_node[name] is not None]
     if nodes.pair is None or len(names) < 2:
@@ -161,7 +161,7 @@ def _pairs(
 
 
 def _rates(argv: tuple[str, ...], variables: Environment) -> dict[str, float]:
-    # Bytes per second of each collective with the largest array; empty where the ranks did not come to an end.
+    # Bandwidth of each collective for the largest array, bytes/s; empty if the ranks failed.
     with suppress(OSError, ValueError, KeyError, subprocess.TimeoutExpired):
         done = subprocess.run(
             argv, env=dict(variables), stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=paths.ROOT,
@@ -174,7 +174,7 @@ def _rates(argv: tuple[str, ...], variables: Environment) -> dict[str, float]:
 
 
 def own_python(requested: Path | None) -> Path | None:
-    """Return the Python of the framework that measures: the one named, else Encore's own if it has been made."""
+    """Return the Python for measurements: the requested one, else that of Encore's framework environment if it exists."""
     if requested is not None:
         return requested.expanduser().absolute()
     with suppress(EncoreError):
@@ -187,17 +187,17 @@ def own_python(requested: Path | None) -> Path | None:
 
 
 def leave_out_failed(min_nodes: int | None, cluster: Cluster, results: Path, on_step: Callable[[str], None]) -> Gate:
-    """Leave nodes of this Slurm job that fail the gate out of the run, by ENCORE_LEFT_OUT in this environment.
+    """Exclude failed nodes of this Slurm job from the run, through ENCORE_LEFT_OUT in the environment.
 
-    Returns what it found, for gate.json of the run folder.
+    Returns the content of gate.json.
 
     Raises:
-        EncoreError: outside of a Slurm job, or where fewer nodes pass than are ``min_nodes`` (None: all of them).
+        EncoreError: not in a Slurm job, or fewer than ``min_nodes`` nodes pass (None: all must pass).
     """
     allocation = queue.this_allocation(os.environ)
     if allocation is None:
         raise EncoreError("--gate outside of a Slurm job", hint="encore doctor --nodes --hosts n1:8,n2:8")
-    verdicts = check(of_job(allocation, cluster), (results,), on_step=on_step)
+    verdicts = check(from_job(allocation, cluster), (results,), on_step=on_step)
     node_checks.keep(verdicts)
     failed = {verdict.node: "; ".join(verdict.reasons) for verdict in verdicts if verdict.level == "FAIL"}
     reasons = [f"{name}: {reason}" for name, reason in failed.items()]

@@ -1,4 +1,4 @@
-"""Commands that the user may copy from a message: whole, quoted, and right from whatever folder they are read in."""
+"""Commands for messages, ready to copy: complete, quoted, and independent of the working directory."""
 
 import contextlib
 import shlex
@@ -13,21 +13,21 @@ from encore.run.run_folder import RunFolder
 
 
 def command(*args: str | Path) -> str:
-    """Return a command of Encore's as a shell takes it; by its path where ``encore`` is not on PATH."""
+    """Return an Encore command for the shell, with the full path if ``encore`` is not on PATH."""
     installed = paths.ROOT / ".venv" / "bin" / "encore"
     program = "encore" if shutil.which("encore") or not installed.exists() else str(installed)
     return shlex.join([program, *(str(word) for word in args)])
 
 
-# Keys of a configuration that decide how much a step of the training or the evaluation holds at once.
+# Configuration keys that determine the memory of a training or evaluation step.
 BATCHES = ("batch_size", "eval_batch_size", "inference_batch", "concurrent_games")
-# Those of what is read ahead or kept in the memory of the machine.
+# Keys for prefetching and caching in host memory.
 INPUT = ("prefetch", "dali_prefetch", "dali_threads", "threads", "eval_workers", "cache_mb")
-PARTS = ("accumulation", "accumulation_steps")  # Those of the parts of a batch that are trained on one after the other
+PARTS = ("accumulation", "accumulation_steps")  # Keys for gradient accumulation
 
 
 def less_memory(configuration: Configuration, memory: str) -> str:
-    # Which values of a configuration to change where the ``memory`` of the GPU or the CPU is too small.
+    # Suggest configuration changes for insufficient ``memory`` (GPU or CPU).
     def choices(keys: Sequence[str], least: int) -> str:
         there = [key for key in keys if key in configuration.values and configuration.get(key) >= least]
         return " or ".join(f"{key} (now {configuration.get(key)})" for key in there)
@@ -49,7 +49,7 @@ def cancel(run: Path) -> str:
 
 
 def resume(run: Path) -> str:
-    """Return the command that continues a run: through the cluster where it was submitted, on its terms."""
+    """Return the command that resumes a run, on the cluster that it was submitted to."""
     submitted, cluster, target_options = False, "", []
     with contextlib.suppress(EncoreError):
         metadata = RunFolder(run).metadata()

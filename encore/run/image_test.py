@@ -1,4 +1,4 @@
-"""Is an image fit for use? What `make test-image-BENCHMARK` asks of it."""
+"""Image tests for `make test-image-BENCHMARK`."""
 
 import re
 import tempfile
@@ -20,7 +20,7 @@ LABELS = (
 
 
 def run(choice: catalogue.Choice, engine: engines.Engine) -> Iterator[tuple[str, str]]:
-    # Each test's name and what is wrong; an empty text where nothing is.
+    # Yield the name of each test and its problem; empty if it passed.
     image = engines.inspect(engine, building.image_name(choice))
     if image is None:
         raise building.not_built(choice, engine.name)
@@ -40,7 +40,7 @@ def check_labels(image: engines.Image) -> str:
 
 
 def _answers(choice: catalogue.Choice, target: runtimes.Target) -> Iterator[tuple[str, str]]:
-    # What the image's Python cannot import of what the training needs, and what it does not hold as pinned.
+    # Report failed imports and versions that differ from the pins.
     info = runtimes.asked(target, choice, {}).facts
     if info is None:
         yield "imports", "the image's Python did not answer"
@@ -59,7 +59,7 @@ def _answers(choice: catalogue.Choice, target: runtimes.Target) -> Iterator[tupl
 def _inside(
     choice: catalogue.Choice, engine: engines.Engine, *command: str, options: Sequence[str] = ()
 ) -> tuple[str, str]:
-    # The output of a command in the image, and what went wrong.
+    # Return the output of a command in the image, and the error.
     run = [engine.program, "run", "--rm", "--pull", "never", *options]
     done = engines.ask([*run, building.image_name(choice), *command], timeout=300)
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
@@ -67,7 +67,7 @@ def _inside(
 
 
 def _image_check(choice: catalogue.Choice, engine: engines.Engine) -> Iterator[tuple[str, str]]:
-    # What only a framework's image can prove, with any GPUs, and the last line of its output.
+    # Framework checks that need the image and its GPUs, with the last line of output.
     module = catalogue.framework(choice.implementation.framework).image_check
     if module:
         output, problem = _inside(
@@ -85,7 +85,7 @@ def pinned(choice: catalogue.Choice) -> str:
 
 
 def _secrets(choice: catalogue.Choice, engine: engines.Engine) -> str:
-    # Check that nothing in the image's environment or history looks like a secret.
+    # Search the image's environment and history for secrets.
     history = engines.ask(
         [engine.program, "history", "--no-trunc", "--format", "{{.CreatedBy}}", building.image_name(choice)]
     )
@@ -100,7 +100,7 @@ def _secrets(choice: catalogue.Choice, engine: engines.Engine) -> str:
 def _training(choice: catalogue.Choice, engine: engines.Engine) -> str:
     # Train one epoch on the toy data set, with everything that a run does.
     with tempfile.TemporaryDirectory(prefix="encore-image-test-") as temporary:
-        # One epoch is all warm-up where there is any.
+        # With warm-up, the single epoch would be warm-up only.
         has_warmup = "warmup_epochs" in configuration.field_types(choice.folder)
         request = planning.Request(
             name=choice.name,

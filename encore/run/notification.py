@@ -1,4 +1,4 @@
-"""Report the end of a run to a URL or a command: ``encore run --notify``."""
+"""Notify a URL or command at the end of a run: ``encore run --notify``."""
 
 import http.client
 import json
@@ -12,9 +12,9 @@ SECONDS = 20.0
 
 
 def send(target: str, content: Mapping[str, Any]) -> str:
-    """POST ``content`` as JSON to a URL, or give it to a command on its input; return what went wrong, else nothing.
+    """POST ``content`` as JSON to a URL, or pipe it to a command. Return the error message; empty on success.
 
-    A command is split as a shell splits words, and no shell runs it.
+    Commands are split like shell words but run without a shell.
     """
     body = json.dumps(content).encode()
     try:

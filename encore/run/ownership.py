@@ -1,9 +1,9 @@
-"""Who trains an experiment: one process at a time, which says so in ``owner.json`` and renews it while it lives.
+"""Exclusive ownership of an experiment: the training process holds ``owner.json`` and renews it periodically.
 
-The record is made before anything is written and removed at the end. One whose process is gone is taken over: on this
-host that is seen at once, a Slurm job is asked for, and of any other host the record is watched: an owner that lives
-renews it. What is compared is the record with itself, by this host's clock: two hosts' clocks differ.
-A job that waits owns its run as well: ``encore.run.status.refuse_queued``.
+The record is created before any other file and removed at the end. Records of dead owners are taken over: on the
+same host by checking the process, in Slurm by querying the job, otherwise by watching whether the record changes.
+The record is compared with its previous state by the local clock, because clocks of hosts differ. A queued job also
+owns its run: ``encore.run.status.refuse_queued``.
 """
 
 import contextlib
@@ -29,18 +29,18 @@ from encore.slurm import queue
 
 RECORD = "owner.json"
 LOCK = ".owner.lock"
-RENEWED_SECONDS = 5.0  # An owner touches its record so often
-# A record of another host that does not change for so long has no owner; NFS shows a change after up to 60 s.
+RENEWED_SECONDS = 5.0  # Renewal interval
+# A record of another host is stale if unchanged for this long; NFS shows changes after up to 60 s.
 SILENT_SECONDS = 90.0
 WATCH_SECONDS = 0.5  # Between two looks at such a record
-_silent: set[str] = set()  # Tokens of owners that were watched for so long in vain: nobody waits for them twice
+_silent: set[str] = set()  # Tokens of owners that were found stale; they are not watched again
 
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
     host: str
     pid: int
-    process_started: int  # Clock ticks since the host's boot: a process number is used again
+    process_started: int  # Clock ticks since boot, because PIDs are reused
     job: str  # Slurm job, ``12`` or ``12_3``; empty outside of Slurm
     cluster: str  # Slurm's name of the cluster that numbers the job
     token: str  # Distinguishes this owner from any other
@@ -82,14 +82,15 @@ def owned(experiment: Experiment, job: str) -> Iterator[Owner]:
 
 
 def renew(experiment: Experiment, owner: Owner) -> bool:
-    """Renew the record where it is time; False if somebody has taken the experiment over meanwhile.
+    """Renew the record if it is due. Return False if another process took over the experiment.
 
-    Its age says nothing of that: the new owner renews it as well. One that cannot be read now is nobody else's.
+    The age of the record is not a criterion, because a new owner renews it too. An unreadable record still counts as
+    ours.
     """
     current, record = _read(experiment), experiment.folder / RECORD
     if current == owner:
         with contextlib.suppress(OSError):
-            # By this host's clock alone: a file server, which dates a new file, has its own.
+            # Compare with the local clock only: a file server may date new files by its own clock.
             now = time.time()
             if abs(now - record.stat().st_mtime) >= RENEWED_SECONDS:
                 os.utime(record, (now, now))
@@ -97,14 +98,14 @@ def renew(experiment: Experiment, owner: Owner) -> bool:
 
 
 def refuse_owned(experiments: Sequence[Experiment], job: str = "") -> None:
-    # Refuse where one of the experiments that are left to run is run by somebody else; ``job`` is this process's.
+    # Reject experiments that still have to run and have another owner. ``job`` is the job of this process.
     for experiment in experiments:
         if experiment.state().status not in run_folder.FINISHED:
             _refuse(experiment, job)
 
 
 def is_run_here(experiment: Experiment) -> bool:
-    # Whether a process of this host runs the experiment, and so will report its end.
+    # Whether a live process of this host owns the experiment and will report its outcome.
     owner = _read(experiment)
     return owner is not None and owner.host == platform.node() and _is_process(owner)
 
@@ -136,7 +137,7 @@ def lost_its_owner(experiment: Experiment) -> bool:
 
 
 def _lives(owner: Owner, experiment: Experiment, job: str) -> str:
-    # Say what a living owner does with the experiment; empty for one that is gone.
+    # Describe the activity of a live owner; empty for a dead one.
     if owner.host == platform.node():
         if _is_process(owner):
             return "is running"
@@ -155,7 +156,7 @@ def _lives(owner: Owner, experiment: Experiment, job: str) -> str:
 
 
 def _renews(owner: Owner, experiment: Experiment) -> bool:
-    # Whether the record of another host's process changes while it is watched.
+    # Whether the record of a process on another host changes while it is watched.
     if owner.token in _silent:
         return False
     first, end = _stamp(experiment), time.monotonic() + SILENT_SECONDS
@@ -172,8 +173,9 @@ def _renews(owner: Owner, experiment: Experiment) -> bool:
 
 
 def _stamp(experiment: Experiment) -> int:
-    # When the record was renewed by its owner's clock, in ns; 0 where there is none.
-    with contextlib.suppress(OSError), (experiment.folder / RECORD).open("rb") as record:  # opened, NFS asks its server
+    # Time of the last renewal by the owner's clock, in ns; 0 if the record does not exist.
+    # open() makes NFS query its server
+    with contextlib.suppress(OSError), (experiment.folder / RECORD).open("rb") as record:
         return os.fstat(record.fileno()).st_mtime_ns
     return 0
 
@@ -185,7 +187,7 @@ def _is_process(owner: Owner) -> bool:
 
 
 def _read(experiment: Experiment) -> Owner | None:
-    # The owner that the record names; None for one that is not there or of another form.
+    # Return the owner in the record; None if it is missing or malformed.
     try:
         return Owner(**json.loads((experiment.folder / RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

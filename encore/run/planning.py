@@ -1,4 +1,4 @@
-"""Make all choices of a run, check them, and take them again from the passport of an earlier one."""
+"""Resolve the choices of a run, check them, and restore them from the metadata of an existing run."""
 
 import functools
 import math
@@ -33,13 +33,14 @@ from encore.ssh.hosts import Host
 MAX_GPUS = 4096
 OVER_SSH = replace(ON_HOST, why="no container is started over ssh")
 FITTING = ("submitted", "later", "derived")  # Kinds of system that are chosen for a machine with GPUs
-# How far the memory in an accelerator's name may exceed what its driver reports: 16 GB are 15.8 GiB on a V100.
+# Largest ratio of the memory in an accelerator's name to the memory reported by the driver: a 16 GB V100 reports 15.8
+# GiB.
 ROUNDING = 1.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the user asked for; None where the user left the choice to Encore."""
+    """Options of the user. None: Encore chooses."""
 
     name: str
     gpus: int | None  # In all nodes together; None: all that Slurm has given to the job
@@ -55,9 +56,9 @@ class Request:
     drop_caches: bool | None = None
     runtime: str | None = None
     image: str | None = None
-    python: Path | None = None  # The user's own for the host runtime
-    cluster: Path | None = None  # cluster.toml; None: the one at its usual place, if any
-    hosts: tuple[Host, ...] = ()  # Hosts to reach by ssh; empty: this machine, or what the scheduler gave
+    python: Path | None = None  # Interpreter for the host runtime
+    cluster: Path | None = None  # Path to cluster.toml; None: the default path, if it exists
+    hosts: tuple[Host, ...] = ()  # Hosts to reach over ssh; empty: this machine or the scheduler's allocation
     launcher: str | None = None
 
 
@@ -72,12 +73,12 @@ class Plan:
     extra_environment: Mapping[str, str]
     drop_caches: bool
     target: Target = ON_HOST
-    allocation: Allocation | None = None  # The Slurm job that the run takes place in; None: this machine alone
+    allocation: Allocation | None = None  # Slurm job of the run; None: this machine only
     cluster: Cluster = field(default_factory=Cluster)
     hosts: tuple[Host, ...] = ()  # Hosts that ssh reaches, without a scheduler
-    launcher: str = ""  # Starts the ranks on ``hosts``; empty without them
-    pods: Pods | None = None  # The pods of a Kubernetes cluster that it takes place in
-    # Why the toy data set is trained on a machine with GPUs, and on which device; empty where it was asked for.
+    launcher: str = ""  # Launcher for ``hosts``; empty without hosts
+    pods: Pods | None = None  # Pods of a Kubernetes run
+    # Reason and device for training the toy data set on a machine with GPUs; empty if the user requested it.
     toy_data_set: str = ""
 
     @property
@@ -87,7 +88,7 @@ class Plan:
         name = f"{choice.benchmark.name}-{choice.implementation_name}-{self.configuration.system.system}"
         return f"{name}-{self.allocation.folder_mark}" if self.allocation else name
 
-    @functools.cached_property  # once: the checkout may change while a run lasts
+    @functools.cached_property  # Cached because the checkout may change during a run
     def python(self) -> Path | None:
         if self.target.runtime != "host":
             return None
@@ -107,23 +108,23 @@ class Plan:
             build = launchers.parse_check_build(info.check_build) if info else None
             meeting = launchers.controller(build, info.mpirun if info else False, ranks)
             return launchers.on_one_node(framework, ranks, output, meeting, os.geteuid() == 0)
-        # Pyxis finds PMIx itself, and on the host nothing is hidden.
+        # Pyxis configures PMIx; the host runtime sees all folders.
         needs_folders = self.target.runtime not in ("host", "pyxis")
         logs = f"{output}/ranks"
         return step.launch(self.configuration, self.cluster, self.allocation, os.environ, logs, needs_folders)
 
 
 def in_image(image: str) -> Target:
-    """Return the image that pods run in, which only the cluster's nodes have to have."""
+    """Return a target for an image that only the nodes of the cluster need to have."""
     return Target(runtime="kubernetes", image=image)
 
 
 def choose_system(
     choice: Choice, gpus: int, machine: node.Node, name: str | None, round_name: str | None, nodes: int = 1
 ) -> System:
-    """Return the system that was named, else the one that is nearest to this machine's GPUs, else the small one.
+    """Return the named system, else the system closest to this machine's GPUs, else the toy system.
 
-    ``gpus`` are those of all nodes together.
+    ``gpus`` is the total over all nodes.
     """
     if name is not None:
         return catalogue.find_system(choice, name, round_name)
@@ -132,7 +133,7 @@ def choose_system(
     wanted_round = round_name or choice.benchmark.default_round
     candidates = [s for s in catalogue.systems(choice) if s.kind in FITTING and s.round == wanted_round]
     if not candidates and round_name is None:
-        # A round whose results are not there yet: what others had, or the reference has, the newest first.
+        # Rounds without published results: configurations of other rounds or of the reference, newest first.
         fitting = (s for s in catalogue.systems(choice) if s.kind in (*FITTING, "study"))
         order = list(choice.benchmark.rounds)
         candidates = sorted(fitting, key=lambda system: -order.index(system.round))
@@ -141,8 +142,8 @@ def choose_system(
     gpu = machine.gpus[0]
 
     def distance(system: System) -> tuple[bool, bool, bool, float, bool, float, float]:
-        # The batch of a system for more memory would not fit. Of accelerators that nothing was submitted on, the
-        # memory shows best which batch will fit.
+        # The batch of a system with more memory would not fit. For accelerators without submissions, memory is the best
+        # predictor of a batch that fits.
         has = preflight.memory_gib(system.accelerator)
         memory = abs(has - gpu.memory_gib) if has else 0.0
         other = preflight.family(system.accelerator) not in gpu.name
@@ -159,14 +160,14 @@ def check_gpus(gpus: int) -> None:
 
 
 def spread(system: System, gpus: int) -> tuple[int, int]:
-    # Nodes, and GPUs on each: as in the system for its own number of GPUs, else all on one node.
+    # Nodes and GPUs per node: those of the system if the total matches, else a single node.
     if gpus == system.nodes * system.gpus_per_node:
         return system.nodes, system.gpus_per_node
     return 1, gpus
 
 
 def spread_over(allocation: Allocation, request: Request, cluster: Cluster, machine: node.Node) -> tuple[int, int]:
-    # Nodes, and GPUs (on a CPU: ranks) on each, of a run inside a Slurm job.
+    # Nodes and GPUs (on CPUs: ranks) per node of a run in a Slurm job.
     nodes = request.nodes or len(allocation.nodes)
     if nodes > len(allocation.nodes):
         raise EncoreError(
@@ -189,10 +190,13 @@ def spread_over(allocation: Allocation, request: Request, cluster: Cluster, mach
 
 
 def make_plan(request: Request, small_data: Path | None = None, allocation: Allocation | None = None) -> Plan:
-    """Make all choices; EncoreError for names, numbers and combinations that cannot be.
+    """Resolve all choices of a run.
 
-    ``small_data`` is where the toy data set is made if not at its usual place; ``allocation`` is the Slurm
-    job to plan for, by default the one that this process runs in.
+    ``small_data`` overrides the folder of the toy data set; ``allocation`` is the Slurm job to plan for, by default
+    the job of this process.
+
+    Raises:
+        EncoreError: an invalid name, number or combination of options.
     """
     choice, machine = catalogue.choose(request.name), node.this_node()
     if not request.hosts:
@@ -239,8 +243,8 @@ def make_plan(request: Request, small_data: Path | None = None, allocation: Allo
 
 
 def _toy_data_set(request: Request, choice: Choice, cluster: Cluster, machine: node.Node) -> tuple[str, str]:
-    # A machine with GPUs and no full data set trains the toy data set, on the GPUs if something there can use them.
-    # The system, and why that one; empty where the request cannot mean the toy data set alone
+    # Choose the toy data set on a machine with GPUs but without the full data set, on the GPUs if possible. Return the
+    # system and the reason; both are empty if the request excludes the toy data set.
     if request.system or request.hosts or request.data or cluster.data or not means_toy_data_set(choice, machine):
         return "", ""
     ranks = request.gpus or 1
@@ -268,7 +272,7 @@ def means_toy_data_set(choice: Choice, machine: node.Node) -> bool:
     try:
         return data_sets.read_passport(folder).name == choice.benchmark.small_data.name
     except EncoreError:
-        # One that is half-written was meant to be another.
+        # A partially prepared data set was meant to be a different one.
         return not (folder / data_sets.PARTS).exists()
 
 
@@ -279,7 +283,7 @@ def choose_python(request: Request, cluster: Cluster, choice: Choice) -> tuple[s
     if request.runtime not in (None, "auto", "host") or request.image:
         other = f"--image {request.image}" if request.image else f"--runtime {request.runtime}"
         raise EncoreError(f"--python with {other}", expected="one of them", hint="leave one out")
-    # Not resolved: the Python of a virtual environment is a link, by whose place it finds its packages.
+    # Do not resolve links: the interpreter of a virtual environment locates its packages by the path of the link.
     return "host", request.python.expanduser().absolute()
 
 
@@ -326,7 +330,7 @@ def _check_numbers(request: Request, allocation: Allocation | None) -> None:
 
 
 def checks(plan: Plan) -> list[preflight.Check]:
-    """Return the preflight checks of a plan; a toy data set that the run prepares may be missing."""
+    """Return the preflight checks of a plan. A toy data set that the run prepares may be missing."""
     creates_data = plan.makes_small_data and not (plan.data / "dataset.json").exists()
     results = [preflight.Check("WARN", "toy data set", plan.toy_data_set)] if plan.toy_data_set else []
     results += preflight.check_run(plan.configuration, plan.machine, plan.data, plan.results, creates_data)
@@ -335,8 +339,7 @@ def checks(plan: Plan) -> list[preflight.Check]:
         results = [ok if check.name == "data set" else check for check in results]
         results += container_checks.check_preparation(plan.target, plan.configuration.choice)
     folders = [plan.data, plan.results]
-    # The controller of Horovod that the launcher asks for: srun gives the ranks PMIx, which is MPI's. On one node
-    # either will do.
+    # Horovod controller for the launcher: srun provides PMIx, which needs MPI. On one node both controllers work.
     needed = "MPI" if plan.allocation is not None else ""
     if plan.hosts:
         needed = "MPI" if plan.launcher == "mpirun" else "Gloo"
@@ -355,7 +358,7 @@ def checks(plan: Plan) -> list[preflight.Check]:
 
 
 def asked(plan: Plan, start: bool = True) -> Plan:
-    # The plan with what the Python that it runs in answered; no image is started unless ``start``.
+    # Add the answer of the run's Python to the plan. Images are only started if ``start`` is set.
     gpus = plan.configuration.ranks_per_node if plan.configuration.get("device") == "gpu" else 0
     outer = step.once_a_node(1) if plan.target.runtime == "pyxis" else ()
     choice = plan.configuration.choice
@@ -369,7 +372,7 @@ def refuse(plan: Plan) -> list[preflight.Check]:
 
 
 def plan_of(folder: run_folder.RunFolder, allocation: Allocation | None = None, in_pods: bool = False) -> Plan:
-    """Return the plan of an existing run, from its passport alone; by default in the Slurm job of this process."""
+    """Restore the plan of an existing run from its metadata; the Slurm job defaults to that of this process."""
     content = folder.metadata()
     kubernetes = content.get("kubernetes")
     if kubernetes and not in_pods:
@@ -436,7 +439,7 @@ def plan_of(folder: run_folder.RunFolder, allocation: Allocation | None = None, 
 
 
 def _check_nodes(began_with: int, allocation: Allocation | None, folder: run_folder.RunFolder) -> None:
-    # Refuse another number of nodes than the run began with: its batch and its share of the data depend on it.
+    # Reject a different number of nodes: batch size and data sharding depend on it.
     has = len(allocation.nodes) if allocation is not None else 1
     if began_with > has:
         raise EncoreError(

@@ -1,4 +1,4 @@
-"""From what the user asks for to the manifests of a run in a Kubernetes cluster, and to the cluster."""
+"""Submission of runs to Kubernetes: options, manifests, and workloads."""
 
 import json
 import os
@@ -24,13 +24,13 @@ from encore.run.submission import LEAST_MINUTES, MAX_NODES, MOST_MINUTES, preten
 from encore.slurm import cluster as clusters
 from encore.slurm import script
 
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"  # Kueue's, which starts a workload when there is room for all of its pods
-UNSEEN = "(Kubernetes)"  # what a submission knows of the nodes; a pod notes the facts
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"  # Kueue label. Kueue starts a workload when all of its pods fit.
+UNSEEN = "(Kubernetes)"  # Placeholder at submission; a pod reports the actual node
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What ``encore submit --kubernetes`` was asked for in addition to the run; None leaves it to cluster.toml."""
+    """Options of ``encore submit --kubernetes`` in addition to the run. None: value of cluster.toml."""
 
     kind: str | None = None
     nodes: int | None = None
@@ -40,7 +40,7 @@ class Wanted:
 
 
 def prepare(request: Request, options: Wanted) -> tuple[Plan, script.Estimate]:
-    """Make all choices; needs no cluster. ``auto`` is a Job until the cluster was asked."""
+    """Resolve all choices without contacting the cluster. ``auto`` means Job until the cluster was queried."""
     cluster, file = clusters.load(request.cluster)
     settings = cluster.kubernetes
     kind = options.kind or settings.kind
@@ -113,7 +113,7 @@ def _refuse(request: Request, settings: Kubernetes, cluster: clusters.Cluster, n
 
 
 def objects(plan: Plan, output: Path, content: dict[str, str]) -> tuple[Manifest, ...]:
-    """Return the manifests of one experiment whose folder is ``output``."""
+    """Return the manifests of the experiment with folder ``output``."""
     assert plan.pods is not None
     job, settings = _with_shards(runner.job_of(plan, output)), plan.pods.settings
     container = Container(
@@ -128,7 +128,7 @@ def objects(plan: Plan, output: Path, content: dict[str, str]) -> tuple[Manifest
 
 
 def _with_shards(job: Job) -> Job:
-    # The files that an index of weights names may be on the cluster's volume alone: their folder is mounted for it.
+    # Shards named by an index of weights may exist only on the cluster's volume, so mount their folder.
     ends = (".index", ".safetensors.index.json")
     parents = [mount.source.parent for mount in job.mounts if mount.read_only and mount.source.name.endswith(ends)]
     mounts = [mount for mount in job.mounts if not (mount.read_only and mount.source.parent in parents)]
@@ -136,7 +136,7 @@ def _with_shards(job: Job) -> Job:
 
 
 def shown(plan: Plan, folder: RunFolder | None = None) -> list[Manifest]:
-    """Return what a submission would send, without secrets' values; TIME is in place of the time of a new run."""
+    """Return the manifests of a submission without secret values. TIME replaces the timestamp of a new run."""
     rendered: list[Manifest] = []
     path = Path(folder.metadata()["kubernetes"]["folder"]) if folder else plan.results / f"TIME-{plan.label}"
     for number, seed in enumerate(plan.seeds):
@@ -158,7 +158,7 @@ def unseen(plan: Plan) -> Node:
 
 
 def checks(plan: Plan) -> list[preflight.Check]:
-    """Return what can be seen from here: whether nodes can have the image, and whether results and data are there."""
+    """Check from this machine whether nodes can pull the image and whether results and data are on a volume."""
     assert plan.pods is not None
     data = plan.data
     results: list[preflight.Check] = []
@@ -182,7 +182,7 @@ def connect(plan: Plan) -> Connection:
 
 
 def detected(plan: Plan, kind: str, connection: Connection) -> Plan:
-    """Return the plan with a kind that the cluster has; ``auto`` is a JobSet for several nodes where there is one."""
+    """Select a workload kind that the cluster supports; ``auto`` prefers JobSet for several nodes."""
     assert plan.pods is not None
     if kind == "auto":
         several = plan.pods.nodes > 1 and connection.serves("jobset")
@@ -197,9 +197,9 @@ def detected(plan: Plan, kind: str, connection: Connection) -> Plan:
 
 
 def create(plan: Plan, context: str = "") -> RunFolder:
-    """Make the run folder on this machine; what the pods need of it travels with the manifests.
+    """Create the run folder on this machine. The manifests carry the files that the pods need.
 
-    ``context`` of the kubeconfig is where they are sent: another one may be the current one when somebody asks.
+    ``context`` is the kubeconfig context of the submission. It is stored because the current context may change.
     """
     pods, machine, seeds = plan.pods, unseen(plan), list(plan.seeds)
     assert pods is not None
@@ -245,14 +245,14 @@ def create(plan: Plan, context: str = "") -> RunFolder:
 
 
 def submit(plan: Plan, folder: RunFolder, connection: Connection) -> list[str]:
-    """Send the experiments that have not ended; return their workloads, such as ``Job encore-ncf-0123abcd``."""
+    """Send the unfinished experiments; return their workloads, such as ``Job encore-ncf-0123abcd``."""
     assert plan.pods is not None
     sent, kind = [], manifests.API[plan.pods.kind][1]
     for experiment in folder.experiments():
         if experiment.state().status in run_folder.FINISHED:
             continue
         content = {experiment.config.name: experiment.config.read_text(encoding="utf-8")}
-        # The head of the log; a run that goes on from a checkpoint has its log where that is.
+        # Header of the log. A run that resumes from a checkpoint keeps its log on the volume.
         content[experiment.log.name] = "" if experiment.has_checkpoint else experiment.log.read_text(encoding="utf-8")
         connection.create(objects(plan, workloads.sent_as(folder, experiment), content))
         sent.append(f"{kind} {workloads.name_of(folder, experiment)}")
@@ -260,17 +260,17 @@ def submit(plan: Plan, folder: RunFolder, connection: Connection) -> list[str]:
 
 
 def resumed(path: Path) -> tuple[Plan, RunFolder]:
-    """Return an existing run that was submitted to Kubernetes, with its plan."""
+    """Return the folder and plan of a run that was submitted to Kubernetes."""
     folder = run_folder.open_run(path)
     folder.check_whole()
     return planning.plan_of(folder, in_pods=True), folder
 
 
 def clear(plan: Plan, folder: RunFolder, connection: Connection) -> None:
-    """Take an ended run's workloads out of the cluster, so that it can be submitted again; its checkpoints stay.
+    """Delete the workloads of a stopped run before it is submitted again. Checkpoints are kept.
 
     Raises:
-        EncoreError: one of them has not ended, or all experiments have.
+        EncoreError: a workload is still active, or all experiments have finished.
     """
     assert plan.pods is not None
     unfinished = []

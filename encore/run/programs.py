@@ -1,4 +1,4 @@
-"""Run one program of an implementation in its environment: bench.py, export.py, or the player of a game."""
+"""Run a program of an implementation in its environment: bench.py, export.py, or the player of a game."""
 
 import json
 import os
@@ -18,8 +18,8 @@ from encore.machine import interpreters, node
 from encore.run import planning, run_folder
 
 OnStep = Callable[[str], None]
-EXPORT = "export"  # Module of an implementation that exports its model; and the environment of what formats need
-PLAYER = "gtp"  # Module of a game: it speaks the Go Text Protocol over standard input and output
+EXPORT = "export"  # Export module of an implementation, and environment with packages for the formats
+PLAYER = "gtp"  # Module of a game; speaks the Go Text Protocol on stdin and stdout
 
 
 # -- bench.py ----------------------------------------------------------------------------------------
@@ -28,9 +28,9 @@ PLAYER = "gtp"  # Module of a game: it speaks the Go Text Protocol over standard
 def measure(
     request: planning.Request, program: str, options: Sequence[str], on_step: OnStep, on_update: data.OnUpdate
 ) -> dict[str, Any]:
-    """Run a program that takes --config and --data on one rank that has the whole machine; return its last line's JSON.
+    """Run a program with --config and --data on one rank with all cores; return the JSON in its last line of output.
 
-    ``program`` is what comes after ``python -m``, with {module} for the implementation's package.
+    ``program`` follows ``python -m``; {module} is replaced by the implementation's package.
     """
     choice = catalogue.choose(request.name)
     framework, benchmark = choice.implementation.framework, choice.benchmark.name
@@ -79,7 +79,11 @@ def measure(
 
 
 def player(name: str, model: str, arguments: Sequence[str], python: Path | None, on_step: OnStep) -> list[str]:
-    """Return the command that plays against a model; EncoreError for a benchmark that is no game."""
+    """Return the command that plays against a model.
+
+    Raises:
+        EncoreError: the benchmark is not a game.
+    """
     choice = catalogue.choose(name)
     games = {each.benchmark.name for each in catalogue.choices().values() if _is_game(each)}
     if not _is_game(choice):
@@ -98,7 +102,7 @@ def _is_game(choice: catalogue.Choice) -> bool:
 
 
 def play(command: Sequence[str]) -> int:
-    # Run the player on this terminal or pipe until it ends; return its exit code.
+    # Run the player on this terminal or pipe; return its exit code.
     path = os.pathsep.join(filter(None, (str(paths.ROOT), os.environ.get("PYTHONPATH", ""))))
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode
 
@@ -111,18 +115,18 @@ class Export:
     run: Path
     to: Path
     format: str | None = None  # None: the first that the framework has
-    experiment: int | None = None  # None: the first that reached its target, else the first
-    below_target: bool = False  # Whether a model that did not reach its target is exported as it is
+    experiment: int | None = None  # None: the first experiment that reached the target, else the first
+    below_target: bool = False  # Whether to export a model that did not reach the target
     data: Path | None = None  # None: where the run had it
-    python: Path | None = None  # The user's own; None: that of the framework's environment
+    python: Path | None = None  # Interpreter; None: the framework's environment
 
 
 def export(request: Export, on_step: OnStep) -> dict[str, Any]:
-    """Write the folder ``request.to``, whole or not at all; return the content of its export.json.
+    """Export a model to the folder ``request.to``, atomically; return the content of its export.json.
 
     Raises:
-        EncoreError: no run, no checkpoint, a target that was not reached, another data set, a folder that exists, or
-            a model whose outputs differ from the training code's.
+        EncoreError: run or checkpoint not found, target not reached, different data set, existing folder, or outputs
+            that differ from the training code.
     """
     run = run_folder.open_run(request.run)
     metadata = run.metadata()
@@ -171,7 +175,7 @@ def export(request: Export, on_step: OnStep) -> dict[str, Any]:
 
 
 def chosen_experiment(run: run_folder.RunFolder, number: int | None) -> run_folder.Experiment:
-    # An experiment that has ended: this one, or the first that reached its target, or the first.
+    # Select the given experiment, else the first that reached the target, else the first.
     experiments = run.experiments()
     finished = [candidate for candidate in experiments if number in (None, candidate.number)]
     if not finished:
@@ -203,15 +207,16 @@ def data_set(directory: Path | None, trained_on: Mapping[str, Any], choice: cata
 def variables_of(
     choice: catalogue.Choice, python: Path | None, added: Sequence[str], on_step: OnStep
 ) -> dict[str, str]:
-    """Return variables for `call`, by which the program finds the framework, and the packages of ``added``.
+    """Return the environment variables for `call`: framework and packages of ``added`` on PYTHONPATH.
 
-    Packages of the environments ``added`` are put next to the framework's; a user's own ``python`` has them itself.
+    Packages of the environments ``added`` follow those of the framework; the user's ``python`` must have them
+    installed.
     """
     base = interpreters.named_or_made(python, choice.implementation.framework, on_step)
     job = Job(argv=(), environment={}, mounts=(), ranks=1, gpus=0)
     command = renderers.host(job, base, os.environ, is_user_python=python is not None)
     pythons = [] if python is not None else [environment.ensure_environment(name, on_step) for name in added]
-    # Behind the framework's own: what both have, as NumPy, is the one that the framework needs.
+    # After the framework's packages, so that its version of shared packages such as NumPy takes precedence.
     both = [base, *pythons] if pythons else []
     packages = [
         str(folder) for interpreter in both for folder in interpreter.parent.parent.glob("lib/python*/site-packages")
@@ -222,7 +227,7 @@ def variables_of(
 
 
 def call(choice: catalogue.Choice, options: Sequence[str], variables: Mapping[str, str]) -> dict[str, Any]:
-    # Run the implementation's export.py; return what it printed, or raise the problem that it met.
+    # Run the implementation's export.py. Return its output, or raise its error.
     command = [variables["ENCORE_PYTHON"], "-m", f"{choice.implementation.module}.{EXPORT}", *options]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     last = (done.stdout.splitlines() or [""])[-1]

@@ -1,6 +1,6 @@
-"""Speeds of a benchmark per GPU: the best published ones, and those that this project measured.
+"""Training speed per GPU: best published results and measurements of this project.
 
-They are in ``published_speed.toml`` and ``measured.toml`` in the benchmark's folder, each figure with its source.
+They are in ``published_speed.toml`` and ``measured.toml`` in the benchmark's folder, with sources.
 """
 
 import re
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from encore import catalogue, paths
 
-# Share of the speed that was measured on this GPU before, below which one is too slow, whatever the machine.
+# Minimum ratio to the speed measured before on the same GPU; lower is too slow on any machine.
 LEAST_SHARE = 0.7
 
 
@@ -19,7 +19,7 @@ class Figure(catalogue.Strict):
     samples_per_second: float
     conditions: str
     source: str
-    framework: str = ""  # This and the next two: of what this project measured
+    framework: str = ""  # This field and the next two are for measurements of this project
     loop: Literal["", "bare", "synthetic", "real", "input", "evaluation"] = ""  # The loop of bench.py
     date: str = ""
 
@@ -29,11 +29,11 @@ class Result(catalogue.Strict):
     value: str
     device: str  # Key of ``devices``
     date: str
-    command: str  # A command, a test file, or how else it was measured
+    command: str  # Command, test file, or other method
 
 
 class Step(catalogue.Strict):
-    """A measured training step of one GPU, of whose gradients docs/scaling.md computes the sum over many."""
+    """Measured training step on one GPU; docs/scaling.md uses its gradient size."""
 
     parameters: int  # that are trained
     samples: int
@@ -46,7 +46,7 @@ class Step(catalogue.Strict):
 
 
 class Figures(catalogue.Strict):
-    """A file of figures; one of this project's measurements may have results of other kinds too."""
+    """Content of a figures file. Measurements of this project may include other results."""
 
     figures: tuple[Figure, ...] = ()
     devices: dict[str, str] = Field(default_factory=dict)
@@ -64,7 +64,7 @@ def measured(benchmark: str) -> Figures:
 
 
 def is_of(figure: Figure, gpu: str) -> bool:
-    """Return whether a figure is of a GPU with this name, whose words are those of NVML: GH200 is no H200."""
+    """Return whether a figure applies to a GPU, comparing the words of NVML's name: GH200 does not match H200."""
     return figure.gpu in re.split(r"[\s-]", gpu)
 
 
@@ -73,7 +73,7 @@ def find(benchmark: str, gpu: str) -> Figure | None:
 
 
 def compare_measured(choice: catalogue.Choice, gpu: str, loop: str, speed: float) -> tuple[bool, str]:
-    # Whether a speed is too slow for what was measured before, and the figure, to be put behind it.
+    # Compare a speed with the previous measurement. Return whether it is too slow, and a text to append.
     framework = choice.implementation.framework
     for figure in measured(choice.benchmark.name).figures:
         if is_of(figure, gpu) and (figure.framework, figure.loop) == (framework, loop):

@@ -1,10 +1,10 @@
-"""The run folder, which is the truth about a run: written atomically, readable by any other tool.
+"""The run folder: single source of truth about a run, written atomically, in formats that other tools can read.
 
 results/20261120T101500Z-resnet-mxnet-cpu/
-    run.json            passport: what was run, with what, where
+    run.json            run metadata: command, software, hardware
     system.json         MLPerf system description
     config.json         resolved configuration without the seeds
-    result_0.txt        MLPerf log of experiment 0, when it has ended
+    result_0.txt        MLPerf log of experiment 0, once finished
     experiment_0/       config.json, result.txt, metrics.jsonl, telemetry.jsonl, state.json, ranks/, ...
 """
 
@@ -28,7 +28,7 @@ from encore.errors import EncoreError
 from encore.files import plain, read_json, text_of, write_json
 
 Status = Literal["prepared", "running", "reached", "not_reached", "failed", "interrupted"]
-STAMP = "%Y%m%dT%H%M%SZ"  # Time at the start of a run folder's name, in UTC
+STAMP = "%Y%m%dT%H%M%SZ"  # Timestamp at the start of run folder names, UTC
 SCHEMA = 3  # Version of run.json
 # Keys of every run.json.
 NEEDED = (
@@ -56,8 +56,8 @@ class ExperimentState:
     reason: str = ""  # Why it failed or was interrupted; empty otherwise
     started: str = ""  # UTC
     ended: str = ""  # UTC
-    is_final: bool = False  # Whether it failed in a way in which a resumed run would fail again
-    job: str = ""  # Slurm job in which it ran last: ``12``, or ``12_3`` for a task of an array; empty outside of Slurm
+    is_final: bool = False  # Whether resuming would fail in the same way
+    job: str = ""  # Last Slurm job: ``12``, or ``12_3`` for an array task; empty outside Slurm
     cluster: str = ""  # Slurm's name of the cluster that numbers the job
 
 
@@ -112,7 +112,7 @@ class RunFolder:
     path: Path
 
     def metadata(self) -> dict[str, Any]:
-        # Read run.json; EncoreError if it is of another format or lacks what every run has.
+        # Read run.json. EncoreError for a different schema or missing keys.
         path = self.path / "run.json"
         content = read_json(path)
         if content.get("schema") != SCHEMA:
@@ -131,10 +131,10 @@ class RunFolder:
         return content
 
     def note_ranks(self, number: int, variables: Mapping[str, str], reported: Mapping[str, Mapping[str, Any]]) -> None:
-        """Add to run.json what rank 0 of an experiment saw of its libraries' variables, and what it reported.
+        """Add the report of an experiment's rank 0 to run.json.
 
-        The variables are those of the first experiment; what was reported, such as ``choices``, is each one's own,
-        since it may have measured anew.
+        The library variables are stored for the first experiment only. Reports such as ``choices`` are stored per
+        experiment, because each may measure again.
         """
         metadata = self.metadata()
         updated = {"rank_environment": dict(variables), **metadata} if variables else dict(metadata)
@@ -149,10 +149,10 @@ class RunFolder:
         return [Experiment(number, self.path / f"experiment_{number}") for number in numbers]
 
     def check_whole(self) -> None:
-        """Refuse a folder that lacks an experiment, or the state of one that has ended: its result would be replaced.
+        """Reject a folder with missing experiments, or a finished one without state: its result would be overwritten.
 
         Raises:
-            EncoreError: with the first thing that is missing or does not fit.
+            EncoreError: the first missing or inconsistent file.
         """
         seeds = self.metadata()["seeds"]
         config = read_json(self.path / "config.json")
@@ -184,7 +184,7 @@ def write_metadata(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def _problem_of(experiment: Experiment | None, config: dict[str, Any]) -> str:
-    # Say what keeps an experiment from being resumed; empty: nothing.
+    # Why an experiment cannot be resumed; empty if it can.
     if experiment is None:
         return "is missing"
     if not experiment.config.is_file():
@@ -207,10 +207,10 @@ def create(
     seeds: list[int],
     shared_stamp: str | None = None,
 ) -> RunFolder:
-    """Make a new run folder with one experiment per seed; it appears whole or not at all.
+    """Create a run folder with one experiment per seed, atomically.
 
-    ``metadata`` is asked for the content of run.json once the folder's name is known. Processes that give the
-    same ``shared_stamp`` get the same folder, whichever of them comes first.
+    ``metadata`` returns the content of run.json for the final path of the folder. Processes with the same
+    ``shared_stamp`` get the same folder, whichever is first.
     """
     name = f"{shared_stamp or datetime.now(timezone.utc).strftime(STAMP)}-{label}"
     path = results / name if shared_stamp else free_name(results, name)
@@ -225,7 +225,7 @@ def create(
             write_json(folder / "config.json", {**config, "seed": seed})
         write_metadata(temporary, metadata(path))
         while not _renamed(temporary, path) and not shared_stamp:
-            # Another run of this second took the name meanwhile.
+            # Another run took the name in the same second.
             path = free_name(results, name)
             write_metadata(temporary, metadata(path))
         shutil.rmtree(temporary, ignore_errors=True)
@@ -239,7 +239,7 @@ def create(
 
 
 def _renamed(temporary: Path, path: Path) -> bool:
-    # Give a folder its name; False if somebody else's has it by now.
+    # Rename a folder; False if the name has been taken.
     try:
         temporary.rename(path)
     except OSError as error:
@@ -257,10 +257,10 @@ def free_name(results: Path, name: str) -> Path:
 def refuse_foreign(folder: Path, trust_owner: bool = False) -> None:
     """Reject the folder of a run or study that another user owns or can change, unless ``trust_owner``.
 
-    Its files name the programs, hosts and processes that Encore starts and signals.
+    Files in it name the programs, hosts and processes that Encore starts and signals.
 
     Raises:
-        EncoreError: with the first such file, or the first program of another user in run.json.
+        EncoreError: the first such file, or a program in run.json that belongs to another user.
     """
     if trust_owner or not folder.exists():
         return

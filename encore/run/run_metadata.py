@@ -1,6 +1,6 @@
-"""What is written of a run before its ranks start: the passport, the system description, the head of the MLPerf log.
+"""Files written before the ranks start: run metadata (run.json), system description, and header of the MLPerf log.
 
-The passport is everything needed to know later what exactly was run. No secrets go into it.
+The metadata identifies exactly what was run. It must not contain secrets.
 """
 
 import json
@@ -47,63 +47,63 @@ NOTIFY = "ENCORE_NOTIFY"  # Variable of ``encore run --notify``
 
 
 class Submission(TypedDict):
-    """What the result may be called."""
+    """Description of how the result may be reported."""
 
     kind: SystemKind  # Of the system
     submitted: bool  # Whether it is a submitted configuration, on GPUs
-    of: str  # Whose: the submission, or the system where there is none
+    of: str  # Name of the submission, else of the system
     text: str  # The same as a sentence
 
 
 class DataFacts(TypedDict):
-    """The data set, as its manifest has it."""
+    """Data set, from its manifest."""
 
     id: str
     name: str
     folder: str
-    counts: dict[str, int]  # Samples of each split
-    unearned: NotRequired[str]  # Why it is not the published data set whose name it has
+    counts: dict[str, int]  # Samples per split
+    unearned: NotRequired[str]  # Why it does not qualify as the published data set of this name
 
 
 class Described(TypedDict):
-    """What is known of a run before it begins."""
+    """Facts that are known before a run starts."""
 
     schema: int  # Version of this format
     encore: str  # Version of Encore
     created: str  # UTC
     benchmark: str
     implementation: str
-    name: str  # As the command line takes it
+    name: str  # Name on the command line
     round: str
     system: str
     system_source: str  # Where the values of the system are from
     submission: Submission
-    # Each difference from the system file; empty: exactly that configuration.
+    # Differences from the system file; empty: identical configuration.
     deviations: list[Deviation]
     nodes: int
     ranks_per_node: int
     runtime: str  # ``host``, or the container runtime
     image: UsedImage | None  # Null on the host
     arguments: list[str]  # The command line, with `--notify` and values of `--env` that look like secrets redacted
-    cluster_file: str  # The cluster file that `--cluster` or `ENCORE_CLUSTER` named; else empty
-    command: list[str]  # What was executed for experiment 0, with the run folder written as `RUN`
+    cluster_file: str  # Cluster file of `--cluster` or `ENCORE_CLUSTER`; empty if not set
+    command: list[str]  # Command of experiment 0, with the run folder written as `RUN`
     environment: dict[str, str]  # Of that command, with secrets redacted
     code: CodeState
     data: DataFacts
-    seeds: list[int]  # One for each experiment
+    seeds: list[int]  # One per experiment
     configuration: dict[str, Value]  # Every key
     node: node.Node  # The first node
     user_id: int
 
 
 class Utilization(TypedDict):
-    """The speed of an experiment, without evaluations."""
+    """Training speed, excluding evaluations."""
 
-    unit: str  # What is counted: samples or tokens, for example
+    unit: str  # Unit of the counts, such as samples or tokens
     flops_per_sample: float  # Model FLOPs of training on one `unit`
     samples_per_second: float
     flops_per_second: float
-    # Of all GPUs in the numerical precision of the products; only of a GPU whose data sheet is known.
+    # Peak of all GPUs at the GEMM precision; only for GPUs with a known data sheet.
     peak_flops_per_second: NotRequired[float]
     peak_source: NotRequired[str]
     mfu: NotRequired[float]  # The ratio of the two
@@ -113,7 +113,7 @@ class Startup(TypedDict):
     """Where the time from the start of rank 0's process to the clock went, part by part."""
 
     seconds: dict[str, float]
-    budget: dict[str, float]  # Of each part on eight GPUs, 60 s in all
+    budget: dict[str, float]  # Limit per part on eight GPUs, 60 s in total
 
 
 class Written(TypedDict):
@@ -121,33 +121,33 @@ class Written(TypedDict):
 
     count: int
     seconds: float  # Of writing
-    stopped: float  # Seconds in which training stood still for them
+    stopped: float  # Seconds that training was blocked
 
 
 class Compiled(TypedDict):
-    """What `torch.compile` left in the user's cache, `encore/compiled/KEY.bin`."""
+    """Cache of `torch.compile` in the user's cache, `encore/compiled/KEY.bin`."""
 
-    key: str  # The kind of run: image or Python, implementation, GPUs with their driver, configuration
-    found: bool  # Whether an earlier run had left it
+    key: str  # Hash of image or Python, implementation, GPUs, driver and configuration
+    found: bool  # Whether a previous run had filled the cache
 
 
 class Begun(Described):
-    """What is known of a run when it begins."""
+    """Facts that are known when a run starts."""
 
     links: Links  # Sockets, and the links of GPUs and network adapters by `nvidia-smi topo -m` or NVML
-    weights: dict[str, WeightsFile]  # Files of trained weights that the run began with, by key
-    drop_caches: bool  # Whether to drop the page cache before each experiment
+    weights: dict[str, WeightsFile]  # Pretrained weight files that the run started from, by key
+    drop_caches: bool  # Whether to drop the page cache before every experiment
     extra_environment: dict[str, str]  # Variables of `--env`, with secrets redacted
-    hosts: list[Host]  # Hosts of a run over ssh; else empty
-    launcher: str | None  # Launcher of a run over ssh
-    python: dict[str, Any] | None  # The Python that `--python` named, with what it answered
+    hosts: list[Host]  # Hosts of an ssh run; empty otherwise
+    launcher: str | None  # Launcher of an ssh run
+    python: dict[str, Any] | None  # The Python of `--python`, with its reported facts
     slurm: SlurmJob | None
 
 
 class InPods(TypedDict):
-    """How a run in the pods of a Kubernetes cluster was sent there, for what asks about it and resumes it."""
+    """Submission of a run to Kubernetes, needed to query and resume it."""
 
-    folder: str  # The run's, as its pods see it: from it follow the names of its workloads
+    folder: str  # Run folder as seen by the pods; determines the names of the workloads
     settings: dict[str, Any]  # Of the cluster file, with the context that it was sent by
     kind: str  # job, jobset or trainjob
     seconds: int | None  # Time limit; null: none
@@ -157,14 +157,15 @@ class InPods(TypedDict):
 
 
 class RunMetadata(Begun):
-    """What was run, with what, where."""
+    """Complete record of a run."""
 
-    sha256: str  # Of all the other fields: a file that was changed or damaged is refused
-    rank_environment: NotRequired[dict[str, str]]  # What rank 0 of experiment 0 saw of its libraries' variables
-    # By experiment, from `"0"`, added when it has ended: what its training took where the configuration says "auto". Of
-    # a Slurm array that of experiment 0 alone. A resumed run takes the same again.
+    sha256: str  # Checksum of all other fields; modified or damaged files are rejected
+    rank_environment: NotRequired[dict[str, str]]  # Library variables of rank 0 in experiment 0
+    # Values chosen at run time for "auto" settings, by experiment from `"0"`, added at its end. For a Slurm array only
+    # experiment 0. A resumed run reuses them.
     choices: NotRequired[dict[str, dict[str, Any]]]
-    evidence: NotRequired[dict[str, dict[str, Any]]]  # By experiment: what it computed and sent in, how it was split
+    # By experiment: computed and communicated work, and parallel layout
+    evidence: NotRequired[dict[str, dict[str, Any]]]
     utilization: NotRequired[dict[str, Utilization]]  # By experiment
     startup: NotRequired[dict[str, Startup]]  # By experiment
     checkpoints: NotRequired[dict[str, Written]]  # By experiment, where any were
@@ -198,7 +199,7 @@ def redact(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def restore(variables: Mapping[str, str], again: str) -> dict[str, str]:
-    """Return variables of an earlier call; the values of secrets, which were not kept, come from this caller.
+    """Restore variables of an earlier command; secrets, which are not stored, are read from the current environment.
 
     ``again`` is the command that resumes the run.
     """
@@ -227,9 +228,9 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def split_secrets(arguments: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return arguments of ``encore run`` without secrets, and the variables that have to carry these instead.
+    """Remove secrets from arguments of ``encore run``. Return the arguments and the variables that replace the secrets.
 
-    ``--env NAME=VALUE`` becomes ``--env NAME``, and ``--notify`` is left out.
+    ``--env NAME=VALUE`` becomes ``--env NAME``; ``--notify`` is removed.
     """
     plain: list[str] = []
     variables: dict[str, str] = {}
@@ -252,13 +253,13 @@ def split_secrets(arguments: Sequence[str]) -> tuple[tuple[str, ...], dict[str, 
 
 
 def without_value(setting: str) -> str:
-    """Return ``NAME`` for the ``NAME=VALUE`` of a secret, any other setting unchanged."""
+    """Return ``NAME`` for ``NAME=VALUE`` with a secret value, otherwise the setting unchanged."""
     name, _, value = setting.partition("=")
     return name if is_secret(name, value) else setting
 
 
 def submission_of(configuration: Configuration, data_set: DataFacts) -> Submission:
-    """Return what the result may be called: a sentence, and the kind of system and its submission for programs."""
+    """Return how the result may be reported: a sentence for users; kind and submission for programs."""
     full = configuration.choice.benchmark.full_data.name
     system, submitted = configuration.system, False
     if configuration.get("device") == "cpu":
@@ -313,9 +314,9 @@ def describe(
 
 
 def system_description(configuration: Configuration, machine: node.Node, software: Mapping[str, str]) -> dict[str, Any]:
-    """Return MLPerf's system description; what is not known stays empty (schema of the v0.7 repository).
+    """Return the MLPerf system description (schema of the v0.7 repository). Unknown fields are empty.
 
-    ``software`` are the versions of what runs, such as ``dali_version``.
+    ``software`` has versions, such as ``dali_version``.
     """
     driver = {"cuda_driver_version": machine.gpus[0].driver} if machine.gpus else {}
     gpu = machine.gpus[0] if machine.gpus and configuration.get("device") == "gpu" else None
@@ -339,10 +340,10 @@ def system_description(configuration: Configuration, machine: node.Node, softwar
 
 
 def write_log_header(path: Path, configuration: Configuration, machine: node.Node, cache_cleared: bool) -> None:
-    """Start the log at ``path`` with what is run, by whom and on what, and the cache event.
+    """Write the submission and cache events at the start of the log.
 
-    A submitted configuration is checked by the rules of the closed division, anything else by those of the
-    open one; the status is always "research", since Encore submits nothing.
+    Submitted configurations are checked by the rules of the closed division, all others by the open division. The
+    status is always "research", because Encore does not submit results.
     """
     from mlperf_logging.mllog import constants
     from mlperf_logging.mllog.mllog import MLLogger

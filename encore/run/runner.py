@@ -1,4 +1,4 @@
-"""The life of a run: prepare, render, run; and resume an interrupted one."""
+"""Run lifecycle: prepare, render, execute, and resume interrupted runs."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ SLURM_STOP_SECONDS = 20.0
 @dataclass(frozen=True)
 class Ending:
     code: ExitCode
-    goes_on: bool = False  # Whether its Slurm job is back in the queue, so that nobody has to resume it
+    goes_on: bool = False  # Whether the Slurm job was requeued, so no manual resume is needed
     is_final: bool = False  # Whether it would end in the same way if it were resumed
 
 
@@ -93,7 +93,7 @@ def as_shell(command: Command) -> str:
 def prepare_and_create(plan: Plan, hooks: Hooks) -> RunFolder:
     ensure_python(plan, hooks)
     if plan.makes_small_data and not (plan.data / "dataset.json").exists():
-        # An engine mounts only what is there.
+        # Container engines mount existing folders only.
         plan.data.mkdir(parents=True, exist_ok=True)
         preparer = plan.python or runtimes.preparation(plan.target, plan.data.name, plan.data, data_sets.Preparation())
         hooks.prepare_data(plan.data, preparer)
@@ -130,7 +130,7 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> RunFolder:
 
 
 def software(plan: Plan) -> dict[str, str]:
-    # Versions of what the ranks run on, as its Python answered, else from the framework's environment.
+    # Package versions of the ranks: as reported by their Python, else from the framework's environment.
     answered = plan.target.facts.packages if plan.target.facts is not None else {}
     installed = environment.packages(plan.python) if plan.python is not None and not answered else answered
     return environment.software(plan.configuration.choice.implementation.framework, installed)
@@ -144,7 +144,7 @@ def check_nodes(plan: Plan) -> None:
         if plan.allocation is not None:
             results = step.check_nodes(plan.configuration.nodes, needs)
         else:
-            # Containers are refused over ssh, so there is a Python.
+            # Containers are rejected over ssh, so a Python exists.
             results = multi_host.check_hosts(plan.hosts[1:], needs, paths.ROOT, plan.python or Path(sys.executable))
     preflight.refuse_failed(results)
 
@@ -162,7 +162,7 @@ def needs_of(plan: Plan, mark: Path) -> list[Need]:
         other = "name one that all hosts have" if target.python else "set XDG_CACHE_HOME to a shared one"
         needs.append(Need("executable", str(plan.python), f"{host_requirements.SHARE}, or {other}"))
     if target.engine is not None:
-        # The name, not the file: another node may have it elsewhere.
+        # By name, because the path may differ on other nodes.
         program = Path(target.engine.program).name
         needs.append(Need("program", program, f"install {program} there"))
         if target.runtime in engines.BUILDERS:
@@ -181,9 +181,9 @@ def needs_of(plan: Plan, mark: Path) -> list[Need]:
 
 
 def execute(plan: Plan, folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
-    """Run every experiment that has not ended yet; stops at the first that fails or is interrupted.
+    """Run all unfinished experiments; stop at the first failure or interruption.
 
-    A task of a Slurm array runs the experiment of its own number alone.
+    A task of a Slurm array runs only the experiment with its number.
     """
     experiments = experiments_of(folder, plan.allocation)
     gpus = [f"{gpu.name}, {gpu.driver}" for gpu in plan.machine.gpus]
@@ -198,9 +198,7 @@ def execute(plan: Plan, folder: RunFolder, hooks: Hooks, limits: Limits) -> Endi
                 is_cached = compile_cache.give(key, experiment.folder)
                 outcome = _run_experiment(plan, experiment, hooks, signals, limits, owner)
                 compile_cache.keep(key, experiment.folder)
-            if (
-                experiment.number == 0 or len(experiments) > 1
-            ):  # One writer, where the tasks of an array share the folder.
+            if experiment.number == 0 or len(experiments) > 1:  # A single writer if array tasks share the folder.
                 _note_ranks(plan, folder, experiment, hooks, {"key": key, "found": is_cached} if key else {})
             hooks.ended(experiment, outcome)
             if outcome.status == "failed":
@@ -214,7 +212,7 @@ def execute(plan: Plan, folder: RunFolder, hooks: Hooks, limits: Limits) -> Endi
 def _note_ranks(
     plan: Plan, folder: RunFolder, experiment: Experiment, hooks: Hooks, compile_info: Mapping[str, Any]
 ) -> None:
-    # Add to run.json what rank 0 reported; a full disk has not to hide how the experiment ended.
+    # Add the report of rank 0 to run.json. A full disk must not hide the outcome of the experiment.
     try:
         progress = follow.read_progress(experiment.metrics)
         reported = {**progress.reported, "utilization": _utilization(plan, progress), "compiled": compile_info}
@@ -234,7 +232,7 @@ def _utilization(plan: Plan, progress: follow.Progress) -> dict[str, Any]:
 
 
 def _requeue(plan: Plan, outcome: Outcome, signals: Signals, hooks: Hooks) -> bool:
-    # Put the job back into the queue where it lost nodes or came to its time limit; return whether it is there.
+    # Requeue the job after a node failure or at its time limit. Return whether it was requeued.
     if plan.allocation is None:
         return False
     asks = outcome.lost_nodes or (outcome.status == "interrupted" and signals.received == queue.WARNING)
@@ -278,12 +276,12 @@ def _run_experiment(
             return outcome  # state and log are the new owner's
         final_state = replace(state, status=outcome.status, reason=outcome.reason, ended=files.utc_now())
         experiment.set_state(replace(final_state, is_final=outcome.is_final))
-        # A log that the ranks have refused must not replace what was published of it before.
+        # A log without new lines, because the ranks rejected it, must not replace the published log.
         if _last_written(experiment.log) != published:
             experiment.publish_log()
     except OSError as error:
         outcome = Outcome("failed", f"the run folder cannot be written: {error.strerror or error}")
-        # What it takes is little, and may be there now that the ranks have ended.
+        # The few bytes may be available again after the ranks have exited.
         with contextlib.suppress(OSError, EncoreError):
             if ownership.renew(experiment, owner) and experiment.state().status not in run_folder.FINISHED:
                 experiment.set_state(replace(state, status="failed", reason=outcome.reason, ended=files.utc_now()))
@@ -309,8 +307,8 @@ def _run_in_slurm(
         if outcome.status != "failed":
             return outcome
         outcome = blame_lost_nodes(outcome, allocation)
-        # PMIx's socket of a step that a crash cut off, for one, blocks the next step of its number on that node
-        # (mpi/pmix, pmixp_usock_create_srv); the next try has the next number.
+        # A crashed step can leave PMIx's socket on a node, which blocks the next step with the same number there
+        # (mpi/pmix, pmixp_usock_create_srv). Each attempt uses a new step number.
         never_began = "aborted before step completely launched" in launcher_output(experiment)
         # PMIx crashes a rank now and then while it connects (openpmix issue 1114): none has a heartbeat by then.
         never_began |= outcome.reason.endswith(CRASHES) and not heartbeats(experiment.folder / "heartbeat")
@@ -321,7 +319,7 @@ def _run_in_slurm(
 
 
 def clear_remains(experiment: Experiment) -> None:
-    # Put aside what a try without a checkpoint has left, so that the new one starts clean.
+    # Move files of an attempt without a checkpoint aside, so that the next attempt starts clean.
     for path in (experiment.log, experiment.metrics):
         if path.exists():
             path.replace(path.with_name(f"{path.name}.discarded"))
@@ -332,9 +330,9 @@ def resumed_command(folder: RunFolder, experiment: Experiment) -> Command:
 
 
 def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
-    """Resume a run: finished experiments stay, the others continue from their checkpoints.
+    """Resume a run: finished experiments are kept, the rest continue from their checkpoints.
 
-    Nothing is written before the folder was found whole and without an owner.
+    Nothing is written before the folder was verified to be complete and without an owner.
     """
     folder.check_whole()
     plan = plan_of(folder)
@@ -369,15 +367,15 @@ def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
 
 
 def folders(results: Path, mark: str) -> list[RunFolder]:
-    # Run folders of a job, the oldest first; ``mark`` is ``job12``.
+    # Run folders of a job, oldest first. ``mark`` is, for example, ``job12``.
     paths = sorted(results.glob(f"[0-9]*-{mark}")) + sorted(results.glob(f"[0-9]*-{mark}-[0-9]*"))
     return [RunFolder(path) for path in paths if (path / "run.json").is_file()]
 
 
 def begun(results: Path, allocation: Allocation, arguments: Sequence[str]) -> RunFolder | None:
-    """Return the folder that this call made before its job was requeued, or that another task of its array made.
+    """Return the run folder created before the job was requeued, or by another task of the array.
 
-    A job may hold several calls: the folder of the same command line counts, an unfinished one first.
+    A job may contain several Encore commands: only folders with the same command line match, unfinished ones first.
     """
     if allocation.restarts == 0 and allocation.array_count == 1:
         return None
@@ -388,7 +386,7 @@ def begun(results: Path, allocation: Allocation, arguments: Sequence[str]) -> Ru
 
 
 def shared_stamp(allocation: Allocation) -> str | None:
-    # The time in the folder's name that all tasks of an array have in common; None outside of arrays.
+    # Timestamp shared by the run folders of all tasks of an array; None outside arrays.
     if allocation.array_count == 1:
         return None
     submitted = commands.show_job(allocation.job).get("SubmitTime", "")
@@ -398,10 +396,10 @@ def shared_stamp(allocation: Allocation) -> str | None:
 
 
 def experiments_of(folder: RunFolder, allocation: Allocation | None) -> list[Experiment]:
-    """Return all experiments, or for a task of an array its own.
+    """Return all experiments, or the single experiment of an array task.
 
-    In the array that began the run that is the one at the task's place, in an array that resumes it the one of the
-    task's number.
+    The array that created the run maps tasks to experiments by position; an array that resumes it maps them by
+    number.
     """
     experiments = folder.experiments()
     if allocation is None or allocation.array_job is None:

@@ -1,7 +1,7 @@
-"""Check every implementation on this machine, each check in a process of its own: what ``encore selftest`` does.
+"""Run the checks of ``encore selftest``: all implementations on this machine, one process per check.
 
-The checks are programs of the training code (``benchmarks/common/checks/selftest.py``) and bench.py; they run where a
-training would: in an image, in a Python of the user's, or in the framework's own environment on a CPU.
+The checks are programs of the training code (``benchmarks/common/checks/selftest.py``) and bench.py. They run in the
+same place as a training: in an image, in the user's Python, or in the framework's environment on CPUs.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ from encore.job import Command, Job, Mount, rank_environment
 from encore.machine import links, node, processes, telemetry
 from encore.run import planning, published_speed
 
-# Checks that no implementation lists by itself
+# Checks that apply to every implementation
 BENCH, ALL_REDUCE, IMPORTS, EVALUATION, INPUT, TELEMETRY = (
     "bench", "all-reduce", "imports", "evaluation", "input", "telemetry",
 )  # fmt: skip
-# What comes first, of all implementations: it says most, and the time may not suffice for all.
+# Run first for all implementations: the most informative checks, in case time runs out.
 FIRST = (
     "device", "defaults", "defaults on all GPUs", ALL_REDUCE, BENCH, INPUT, EVALUATION, "overflow", "resume",
     "two ranks",
@@ -43,12 +43,12 @@ FRAME = re.compile(r"\s*(frame #\d+:|C\+\+ CapturedTraceback)")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    benchmarks: tuple[str, ...] = ()  # Names as the command line takes them; empty: all
+    benchmarks: tuple[str, ...] = ()  # Names as on the command line; empty: all
     device: Literal["gpu", "cpu"] = "gpu"
     runtime: str | None = None
     image: str | None = None
-    python: Path | None = None  # Runs all implementations whose framework it has, on the host
-    only: tuple[str, ...] = ()  # Names of checks, or beginnings of them; empty: all
+    python: Path | None = None  # Runs all implementations whose framework this Python has, on the host
+    only: tuple[str, ...] = ()  # Names or prefixes of checks; empty: all
     time_limit: float = 600.0
     check_seconds: float = CHECK_SECONDS
 
@@ -61,11 +61,11 @@ class Row:
     found: str
     seconds: float = 0.0
     lines: tuple[str, ...] = ()  # Last lines of the output, after a failure
-    cut: bool = False  # Whether the time limit left no time for it, or ended it
+    cut: bool = False  # Whether the time limit prevented or interrupted the check
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class CheckEnv:
     choice: catalogue.Choice
     configuration: Configuration  # The small one, on one rank
     request: Request
@@ -83,11 +83,11 @@ class Place:
         return launchers.on_one_node(self.choice.implementation.framework, ranks, str(self.work))
 
     def command(self, program: str, *arguments: str) -> Command:
-        # The command of a program of the implementation; it sees the data and the work folder.
+        # Command of an implementation's program, with access to the data and the work folder.
         return self.render("python", "-m", f"{self.choice.implementation.module}.{program}", *arguments)
 
     def render(self, *argv: str) -> Command:
-        # Threads that wait for each other take the more time the busier a machine is; a GPU machine's CPU is idle.
+        # Threads that wait for each other slow down on a busy machine. The CPUs of a GPU machine are idle.
         threads = {"OMP_NUM_THREADS": "1"} if self.request.device == "cpu" else {}
         # With --ipc host for two ranks.
         job = Job(
@@ -125,12 +125,12 @@ class Place:
 @dataclass(frozen=True)
 class Ended:
     code: int | None
-    lines: tuple[str, ...]  # The last ones of its output; the very last of the standard output is its answer
+    lines: tuple[str, ...]  # Last lines of the output; the last line of stdout is the answer
     answer: Any
 
 
 def execute(command: Command, work: Path, seconds: float) -> Ended:
-    # Run a command for at most so long; leave no process of it, also when this one is interrupted.
+    # Run a command with a time limit. Terminate all of its processes, also on interruption.
     with (work / "stdout.txt").open("wb") as output, (work / "stderr.txt").open("wb") as errors:
         child = processes.start(command, output, errors)
         code: int | None = None
@@ -143,7 +143,7 @@ def execute(command: Command, work: Path, seconds: float) -> Ended:
                 child.wait()
                 processes.clean_up(command)
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                # What a program leaves that crashed.
+                # Processes left by a program that crashed.
                 os.killpg(child.pid, signal.SIGKILL)
     printed, messages = (files.text_of(work / name).splitlines() for name in ("stdout.txt", "stderr.txt"))
     answer = None
@@ -153,12 +153,12 @@ def execute(command: Command, work: Path, seconds: float) -> Ended:
 
 
 def _last(lines: Sequence[str]) -> tuple[str, ...]:
-    # Where in C++ an error came up says less than the error, which is above that.
+    # Skip C++ stack frames: the error message precedes them.
     return tuple([line.rstrip() for line in lines if line.strip() and not FRAME.match(line)][-LAST_LINES:])
 
 
 def latest_output(work: Path) -> tuple[str, ...]:
-    # The last lines of the training that wrote last: what a check hangs in.
+    # Show the last output of the training that wrote last: the check hangs there.
     latest = max(work.glob("*/output.txt"), key=lambda path: path.stat().st_mtime, default=work / "none")
     return _last(files.text_of(latest).splitlines())
 
@@ -198,7 +198,7 @@ def find_target(request: Request, choice: catalogue.Choice, machine: node.Node) 
     return target, framework.python
 
 
-def make_place(request: Request, choice: catalogue.Choice, machine: node.Node, work: Path) -> Place:
+def make_env(request: Request, choice: catalogue.Choice, machine: node.Node, work: Path) -> CheckEnv:
     target, python = find_target(request, choice, machine)
     small = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
     systems, folder = {"config.json": small, FULL: full_system(request, choice, machine)}, work / choice.name
@@ -206,7 +206,7 @@ def make_place(request: Request, choice: catalogue.Choice, machine: node.Node, w
     resolved = {name: configuration.resolve(choice, system, 1, 1, []) for name, system in systems.items()}
     for name, config in resolved.items():
         (folder / name).write_text(json.dumps(config.plain()), encoding="utf-8")
-    return Place(
+    return CheckEnv(
         choice=choice,
         configuration=resolved["config.json"],
         request=request,
@@ -219,7 +219,7 @@ def make_place(request: Request, choice: catalogue.Choice, machine: node.Node, w
 
 
 def full_system(request: Request, choice: catalogue.Choice, machine: node.Node) -> catalogue.System:
-    # The nearest submitted system to one GPU of this machine; on a CPU the smallest one, of its round if that has one.
+    # Submitted system closest to one GPU of this machine; on CPUs the smallest, preferably of the current round.
     if request.device == "gpu":
         return planning.choose_system(choice, 1, machine, None, None)
     systems, latest = catalogue.systems(choice), choice.benchmark.default_round
@@ -227,8 +227,8 @@ def full_system(request: Request, choice: catalogue.Choice, machine: node.Node) 
     return min(fitting, key=lambda system: (system.round != latest, system.nodes * system.gpus_per_node))
 
 
-def prepare(env: Place) -> None:
-    # Make the toy data set, unless it is there; EncoreError if the place lacks what the implementation imports.
+def prepare(env: CheckEnv) -> None:
+    # Prepare the toy data set if missing. EncoreError if the implementation's imports fail.
     process = execute(env.command("train", "--help"), env.work, CHECK_SECONDS)
     if process.code != 0:
         raise EncoreError(process.lines[-1] if process.lines else "no answer")
@@ -242,8 +242,8 @@ def prepare(env: Place) -> None:
 # -- measurements ------------------------------------------------------------------------------------
 
 
-def measure(env: Place, seconds: float, row: Row) -> dict[str, Any] | Row:
-    # Run bench.py, on a GPU with the sizes of the nearest submitted system; return its answer, or how it failed.
+def measure(env: CheckEnv, seconds: float, row: Row) -> dict[str, Any] | Row:
+    # Run bench.py, on GPUs with the sizes of the closest submitted system. Return its answer, or a failed row.
     on_gpu, config = env.request.device == "gpu", env.work / "config.json"
     if on_gpu:
         config, real = env.work / FULL, env.work / "real"
@@ -258,9 +258,9 @@ def measure(env: Place, seconds: float, row: Row) -> dict[str, Any] | Row:
 
 
 def speed_row(name: str, result: Mapping[str, Any], choice: catalogue.Choice, gpu: str | None, row: Row) -> Row:
-    """Return a row of bench.py: the step, the evaluation with the full network, or the input of JPEGs of real size.
+    """Format a row from bench.py: training step, evaluation of the full network, or input of full-size JPEGs.
 
-    On a GPU it is next to what was published and what was measured before; the input has to be as fast as the step.
+    On GPUs it is compared with published and previous measurements; the input must keep up with the training step.
     """
     speeds = {loop: figures["median"] for loop, figures in result["measured"].items()}
     loop = "synthetic" if "synthetic" in speeds else "real"
@@ -285,14 +285,14 @@ def speed_row(name: str, result: Mapping[str, Any], choice: catalogue.Choice, gp
     return replace(row, result="FAIL" if is_slow or starves else "OK", found=summary + comparison)
 
 
-# The MFU of a step by its model FLOPs and the data sheet of its GPU; empty where one of them is not known.
+# MFU of a step, from model FLOPs and the GPU data sheet; empty if either is unknown.
 def _share_of_sheet(result: Mapping[str, Any], loop: str, gpu: str) -> str:
     flops, peak = result["measured"][loop].get("flops_per_second"), peaks.peak_of(gpu, result["precision"])
     return f"; MFU {flops / peak[0]:.1%} by the data sheet" if flops and peak else ""
 
 
-def all_reduce_row(env: Place, server: links.Server, machine: node.Node, seconds: float, row: Row) -> Row:
-    # Measure the framework's own all-reduce between all GPUs, next to the least that their links must give.
+def all_reduce_row(env: CheckEnv, server: links.Server, machine: node.Node, seconds: float, row: Row) -> Row:
+    # Measure the framework's all-reduce over all GPUs and compare it with the minimum for their links.
     if env.all_ranks < 2:
         return replace(row, found="one GPU: there is no other to exchange with")
     framework, file = env.choice.implementation.framework, env.work / "all_reduce.json"
@@ -305,7 +305,7 @@ def all_reduce_row(env: Place, server: links.Server, machine: node.Node, seconds
         return judged(process, env.work, seconds, row)
     rate = json.loads(file.read_text(encoding="utf-8"))["rate"]
     summary = f"{rate / 1e9:,.2f} GB/s bus bandwidth between {env.all_ranks} ranks"
-    # The links of GPUs that CUDA does not show say nothing of those that it shows.
+    # Links of GPUs hidden from CUDA do not apply to the visible ones.
     floor = (
         links.all_reduce_floor(server, machine.gpus[0].compute_capability) if env.gpus == len(server.gpus) > 1 else None
     )
@@ -333,25 +333,25 @@ def telemetry_row(path: Path, device: str) -> Row:
     return replace(row, result="OK" if busy and used else "FAIL", found=summary)
 
 
-# -- all of them -------------------------------------------------------------------------------------
+# -- all checks --------------------------------------------------------------------------------------
 
 
 class Selftest:
-    """All checks of a request: ``plan`` finds them, ``run`` makes them one after the other."""
+    """All checks of a request: ``plan`` collects them, ``run`` runs them one by one."""
 
     def __init__(self, request: Request, work: Path, machine: node.Node, on_step: Callable[[str], None]) -> None:
         self._request, self._work, self._machine, self._on_step = request, work, machine, on_step
         self._ends = time.monotonic() + request.time_limit
         self._telemetry = telemetry.Telemetry(work / "telemetry.jsonl")
-        # What bench.py found of each implementation, or why it did not.
+        # Answer of bench.py or failed row, by implementation.
         self._benches: dict[str, dict[str, Any] | Row] = {}
-        self._measured: set[str] = set()  # Frameworks whose all-reduce is planned
-        self.skipped: list[Row] = []  # What was found while planning
+        self._measured: set[str] = set()  # Frameworks with a planned all-reduce check
+        self.skipped: list[Row] = []  # Rows of checks that were skipped during planning
 
-    def plan(self) -> list[tuple[Place, str]]:
-        # The checks with their places, in order; implementations that cannot run are in ``skipped``.
+    def plan(self) -> list[tuple[CheckEnv, str]]:
+        # Checks with their environments, in order. Implementations that cannot run are added to ``skipped``.
         choices = [catalogue.choose(name) for name in self._request.benchmarks] or list(catalogue.choices().values())
-        checks: list[tuple[Place, str]] = []
+        checks: list[tuple[CheckEnv, str]] = []
         for choice in choices:
             self._on_step(f"{choice.name}: looking what there is")
             checks += self._checks_of(choice)
@@ -361,9 +361,9 @@ class Selftest:
             raise names.unknown("check", ", ".join(self._request.only), [*FIRST, TELEMETRY])
         return checks
 
-    def _checks_of(self, choice: catalogue.Choice) -> list[tuple[Place, str]]:
+    def _checks_of(self, choice: catalogue.Choice) -> list[tuple[CheckEnv, str]]:
         try:
-            env = make_place(self._request, choice, self._machine, self._work)
+            env = make_env(self._request, choice, self._machine, self._work)
             prepare(env)
         except EncoreError as error:
             hint = f"; hint: {error.hint}" if error.hint else ""
@@ -383,8 +383,8 @@ class Selftest:
     def _wants(self, name: str) -> bool:
         return not self._request.only or name.startswith(self._request.only)
 
-    def run(self, plan: Sequence[tuple[Place, str]], on_start: Callable[[str, str], None]) -> Iterator[Row]:
-        # The row of each check when it has ended, and the telemetry's at the end.
+    def run(self, plan: Sequence[tuple[CheckEnv, str]], on_start: Callable[[str, str], None]) -> Iterator[Row]:
+        # Yield one row per finished check, then the telemetry row.
         self._telemetry.start()
         ran = False
         try:
@@ -398,7 +398,7 @@ class Selftest:
         if self._wants(TELEMETRY) and ran:
             yield telemetry_row(self._work / "telemetry.jsonl", self._request.device)
 
-    def _row(self, env: Place, name: str) -> Row:
+    def _row(self, env: CheckEnv, name: str) -> Row:
         remaining = self._ends - time.monotonic()
         row = Row(name=env.choice.name, check=name, result="SKIPPED", found="")
         limit = f"the time limit of {self._request.time_limit:.0f} s"
@@ -416,8 +416,8 @@ class Selftest:
             row = replace(row, result="SKIPPED", found=f"{limit} ended it", lines=(), cut=True)
         return replace(row, seconds=time.monotonic() - started)
 
-    def _measured_row(self, env: Place, name: str, seconds: float, row: Row) -> Row:
-        # bench.py runs once for all of its rows
+    def _measured_row(self, env: CheckEnv, name: str, seconds: float, row: Row) -> Row:
+        # bench.py runs once for all rows of an implementation
         choice, ran = env.choice, env.choice.name in self._benches
         result = self._benches.get(choice.name) or measure(env, seconds, row)
         self._benches[choice.name] = result

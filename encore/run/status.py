@@ -1,4 +1,4 @@
-"""The states of runs and jobs, from the run folders, the queue and what is left of processes."""
+"""States of runs and jobs, from run folders, the Slurm queue and running processes."""
 
 import contextlib
 import os
@@ -27,25 +27,25 @@ State = Literal[
 ]  # fmt: skip
 ALIVE: tuple[State, ...] = ("queued", "starting", "running")
 
-SILENT_SECONDS = 15.0  # A run on this machine writes telemetry once a second; one that is silent for so long has ended
-# The same for another machine, whose files are seen late over the network (NFS: up to 60 s).
+SILENT_SECONDS = 15.0  # Telemetry is written once per second; a run on this machine without it for longer has ended
+# Limit for other machines, whose files are visible with a delay (NFS: up to 60 s).
 SILENT_SECONDS_ELSEWHERE = 90.0
 CLOCKS_APART_SECONDS = 3600.0  # Clocks of two machines differ by less: a run that seems silent for less is watched
-WATCH_SECONDS = 3.0  # A living rank renews its heartbeat in less
+WATCH_SECONDS = 3.0  # Longer than the heartbeat interval of a live rank
 UNSUPERVISED = "its encore run was killed and its ranks still run: encore cancel ends them"
-# End of a run folder's name in a Slurm job; a job with several runs numbers them.
+# Suffix of a run folder's name in a Slurm job. Further runs of the job are numbered.
 JOB_MARK = re.compile(r"-job(\d+)(?:-\d+)?$")
 
-# What reading a file of another content raises.
+# Exceptions raised when a file has unexpected content.
 DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError, EncoreError)
 
 
 @dataclass(frozen=True)
 class Queue:
-    """The jobs of all users at one moment, as far as Slurm shows them (PrivateData in slurm.conf)."""
+    """Snapshot of all users' jobs, as far as Slurm shows them (PrivateData in slurm.conf)."""
 
     jobs: tuple[Job, ...] = ()
-    answers: bool = False  # Whether Slurm could be asked: if not, a missing job means nothing
+    answers: bool = False  # Whether Slurm was reachable; if not, a missing job is not evidence
     note: str = ""
 
     def find(self, name: str) -> Job | None:
@@ -62,31 +62,31 @@ class Queue:
 @dataclass(frozen=True, kw_only=True)
 class Row:
     state: State
-    when: float  # When it was made or submitted, in Unix seconds
+    when: float  # Creation or submission time, Unix seconds
     job: str = ""
     run: Path | None = None
     reason: str = ""
-    experiment: int | None = None  # The experiment that the progress is of, from 0; None before any has begun
+    experiment: int | None = None  # Experiment of the progress, from 0; None before the first one starts
     experiments: int = 0
-    reached: int = 0  # Experiments that reached their target
+    reached: int = 0  # Number of experiments that reached the target
     epoch: float = 0
     epochs: int = 0
-    qualities: Mapping[str, float] = field(default_factory=dict)  # What the last evaluation found
+    qualities: Mapping[str, float] = field(default_factory=dict)  # Results of the last evaluation
     targets: Mapping[str, float] = field(default_factory=dict)
     nodes: int | None = None
     seconds: float | None = None  # Time that it has run, or waited so far in the queue
-    user: str = ""  # Who made the run folder, or submitted the job
+    user: str = ""  # Owner of the run folder or submitter of the job
     benchmark: str = ""
-    partition: str = ""  # Where its job runs; empty outside of Slurm
-    forecast: Forecast | None = None  # When a running experiment reaches its target
-    slow: str = ""  # Which rank of a running experiment the others wait for
+    partition: str = ""  # Partition of the job; empty outside Slurm
+    forecast: Forecast | None = None  # Predicted time to target of a running experiment
+    slow: str = ""  # Slow rank that blocks a running experiment
 
     def as_json(self) -> dict[str, Any]:
         return {**vars(self), "job": self.job or None}
 
 
 def ask(job: str = "") -> Queue:
-    # The queue, or one job or array of it, as Slurm reports it; empty where there is no Slurm.
+    # Query the queue, or one job or array. Empty without Slurm.
     try:
         jobs = queue.numbered(job) if job else queue.everyone()
     except EncoreError as error:
@@ -95,10 +95,10 @@ def ask(job: str = "") -> Queue:
 
 
 def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str = "") -> None:
-    """Refuse a run that a job in the queue trains, or will resume; ``job`` is this process's, none at a login node.
+    """Reject a run that a queued job trains or will resume.
 
-    Between a requeue and the next start no process has the run. The job has it: whoever else resumed the run would
-    leave the job a run that has ended, or is another's.
+    ``job`` is the job of this process, empty on a login node. Between a requeue and the next start no process owns
+    the run, but the job does: resuming it elsewhere would make the job start with a finished or foreign run.
     """
     unfinished = [experiment for experiment in experiments if experiment.state().status not in run_folder.FINISHED]
     if not queue.is_there():
@@ -106,13 +106,13 @@ def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str
     is_jobs = any(experiment.state().job for experiment in unfinished) or bool(folder.metadata().get("slurm"))
     jobs = ask()
     if jobs.note:
-        # A machine may have Slurm's programs and be part of no cluster: there is no queue then.
+        # Slurm's commands may be installed on a machine outside any cluster.
         if is_jobs and "configuration source" not in jobs.note:
             raise EncoreError(
                 jobs.note, expected="to see whether a job has the run", hint="try again when Slurm answers"
             )
         return
-    # Where several tasks or jobs in the queue resume a run, the one that has begun is not held back.
+    # A started job is not blocked by other queued tasks or jobs that resume the same run.
     claims = [] if job else jobs.resuming(folder.path)
     for experiment in unfinished:
         state = experiment.state()
@@ -141,7 +141,7 @@ def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str
 
 
 def is_hidden(user: str) -> bool:
-    # Whether Slurm hides jobs of this user from the one who asks (slurm.conf, PrivateData).
+    # Whether Slurm hides this user's jobs from the caller (PrivateData in slurm.conf).
     hidden = commands.setting("PrivateData").split(",")
     return user != queue.this_user() and os.getuid() != 0 and bool({"jobs", "all"} & set(hidden))
 
@@ -168,7 +168,7 @@ def verdict(experiment: Experiment, job: Job | None, answers: bool) -> tuple[Sta
         if in_job or ((unseen or not job_ended) and is_alive(experiment)):
             return "running", ""
         return "lost", _why_lost(state, job)
-    # An interrupted experiment in a job that runs is on its way out, or resumes after a requeue.
+    # An interrupted experiment of a running job is shutting down or resuming after a requeue.
     if in_job:
         return "starting", ""
     if state.status == "interrupted":
@@ -213,7 +213,7 @@ def is_alive(experiment: Experiment) -> bool:
 
 
 def _progress(row: Row) -> Row:
-    # The row with how far its experiment has come; unchanged if that cannot be read.
+    # Add the progress of the experiment to the row; unchanged if it cannot be read.
     if row.run is None or row.experiment is None:
         return row
     with contextlib.suppress(*DAMAGE):
@@ -229,8 +229,8 @@ def _progress(row: Row) -> Row:
 
 
 def forecast_of(experiment: Experiment) -> Forecast | None:
-    """Return when a running experiment reaches its target; None where its log does not say yet how far it is."""
-    # Here, since NumPy takes a tenth of a second to load, and most runs have ended.
+    """Predict when a running experiment reaches its target; None if the log has too little data."""
+    # Imported here because NumPy takes 0.1 s to load and most runs have finished.
     from encore.results.compare.forecast import forecast_runs
 
     run = experiment.folder.parent
@@ -243,7 +243,7 @@ def forecast_of(experiment: Experiment) -> Forecast | None:
 
 
 def number_of(folder: RunFolder) -> str:
-    # The number of the Slurm job that made the folder; empty outside of Slurm.
+    # Number of the Slurm job that created the folder; empty outside Slurm.
     match = JOB_MARK.search(folder.path.name)
     return match.group(1) if match else ""
 
@@ -253,7 +253,7 @@ def is_of_array(folder: RunFolder) -> bool:
 
 
 def job_of(folder: RunFolder, experiment: Experiment, jobs: Queue) -> str:
-    """Return the name of the job in which an experiment ran last or will run; empty outside of Slurm."""
+    """Return the name of the experiment's last or future job; empty outside Slurm."""
     state = experiment.state()
     recorded, number = state.job, number_of(folder)
     if state.status not in run_folder.FINISHED:
@@ -269,7 +269,7 @@ def job_of(folder: RunFolder, experiment: Experiment, jobs: Queue) -> str:
 
 
 def rows_of(folder: RunFolder, jobs: Queue) -> list[Row]:
-    # A row for the run, or for each task of an array; without the progress.
+    # One row per run, or per array task; without progress.
     try:
         experiments = folder.experiments()
         groups = [[experiment] for experiment in experiments] if is_of_array(folder) else [experiments]
@@ -315,7 +315,7 @@ def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> R
 
 Verdict = tuple[Experiment, str, State, str]
 
-# The experiment in the earliest of these states gives the state of its run.
+# The first of these states that an experiment has is the state of the run.
 ORDER: tuple[State, ...] = (
     "running", "failed", "lost", "interrupted", "starting", "queued", "not started", "not reached", "reached",
 )  # fmt: skip
@@ -324,7 +324,7 @@ ORDER: tuple[State, ...] = (
 def _decisive(verdicts: Sequence[Verdict]) -> Verdict:
     decisive = min(verdicts, key=lambda verdict: ORDER.index(verdict[2]))
     experiment, name, state, _ = decisive
-    # A run whose process is gone between two experiments has lost the rest.
+    # If the process exited between two experiments, the rest were lost.
     if state == "not started" and any(verdict[2] in ("reached", "not reached") for verdict in verdicts):
         return experiment, name, "interrupted", f"experiment {experiment.number + 1} was never started"
     if state in ("reached", "not reached"):
@@ -334,7 +334,7 @@ def _decisive(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def _seconds(states: Sequence[ExperimentState], otherwise: float) -> float | None:
-    # The seconds from the first start to the last end, or to ``otherwise`` where one has not ended.
+    # Seconds from the first start to the last end; ``otherwise`` replaces a missing end.
     starts = [unix(state.started) for state in states if state.started]
     if not starts:
         return None
@@ -347,7 +347,7 @@ def unix(text: str) -> float:
 
 
 def made(path: Path) -> float:
-    """Return when a run folder was made, by its name; by its files where the name lacks it."""
+    """Return the creation time of a run folder from its name, else from its files."""
     with contextlib.suppress(ValueError):
         stamp = datetime.strptime(path.name.partition("-")[0], run_folder.STAMP)
         return stamp.replace(tzinfo=timezone.utc).timestamp()
@@ -359,7 +359,7 @@ def made(path: Path) -> float:
 
 def run_folders(results: Path) -> list[RunFolder]:
     """Return everything in ``results``, and in the studies there, that is or was a run folder, the newest first."""
-    # A study has a folder for each of its points, with the point's run folder in it.
+    # A study has one folder per point, which contains the run folder of the point.
     parents = [results, *(point for study in results.glob("*/study.json") for point in study.parent.iterdir())]
     paths = [path for parent in parents for path in _inside(parent) if _is_run(path)]
     return [RunFolder(path) for path in sorted(paths, key=lambda path: (-made(path), path.name))]
@@ -373,7 +373,7 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def elsewhere(job: Job, results: Path) -> RunFolder | None:
-    """Return the run folder that a job made in another results folder than this one, which its comment names."""
+    """Return the run folder that a job created in a different results folder, named in the job's comment."""
     if job.resumes is not None:
         return RunFolder(job.resumes) if job.resumes.parent != results and _is_run(job.resumes) else None
     if job.results is None or job.results == results:
@@ -385,7 +385,7 @@ def _is_run(path: Path) -> bool:
     return (path / "run.json").exists() or (path / "experiment_0").is_dir()
 
 
-# -- all of them ----------------------------------------------------------------------------------------
+# -- overview -----------------------------------------------------------------------------------------
 
 
 def overview(results: Path, jobs: Queue, limit: int | None) -> list[Row]:
@@ -397,7 +397,7 @@ def overview(results: Path, jobs: Queue, limit: int | None) -> list[Row]:
     listed |= {number for folder in folders for number in _jobs_of(folder)}
     present = {job.name for job in jobs.jobs}
     finished = [job for job in queue.accounted() if job.name not in present]
-    # The runs of a point's folder are what came of its jobs: one that was cancelled in the queue has a successor.
+    # Runs in a point's folder result from its jobs: a job cancelled in the queue has a successor.
     here, me = {folder.path for folder in folders}, queue.this_user()
     points = {folder.path.parent for folder in folders} - {results}
     unlisted = [
@@ -409,24 +409,24 @@ def overview(results: Path, jobs: Queue, limit: int | None) -> list[Row]:
         and (job.user == me or results in (job.results, *(job.results.parents if job.results else ())))
     ]
     made_elsewhere = {job.array: folder for job in unlisted if (folder := elsewhere(job, results)) is not None}
-    # Several jobs may have resumed one run.
+    # Several jobs may have resumed the same run.
     runs = {folder.path: folder for folder in made_elsewhere.values()}
     rows += [row for folder in runs.values() for row in rows_of(folder, jobs)]
     rows += without_folder([job for job in unlisted if job.array not in made_elsewhere])
-    # Tasks of an array have the same time: they stay in order.
+    # Array tasks have equal times: the sort is stable.
     rows.sort(key=lambda row: -row.when)
     visible = [row for index, row in enumerate(rows) if limit is None or index < limit or row.state in ALIVE]
     return [_progress(row) for row in visible]
 
 
 def in_pods(folders: Sequence[RunFolder], jobs: Queue) -> Queue:
-    """Return the queue with the workloads of runs in a Kubernetes cluster, whose states are brought up to date."""
+    """Add the workloads of Kubernetes runs to the queue, after updating their states."""
     workload_jobs, note = workloads.jobs_of(folders)
     return replace(jobs, jobs=(*jobs.jobs, *workload_jobs), note=jobs.note or note)
 
 
 def _jobs_of(folder: RunFolder) -> set[str]:
-    # Numbers of the jobs and arrays that are known to have worked on a run.
+    # Numbers of all jobs and arrays known to have worked on a run.
     numbers = {number_of(folder)}
     for experiment in folder.experiments():
         with contextlib.suppress(*DAMAGE):
@@ -435,7 +435,7 @@ def _jobs_of(folder: RunFolder) -> set[str]:
 
 
 def without_folder(jobs: Iterable[Job]) -> list[Row]:
-    # Encore's jobs that have not made a run folder, or none that is seen here; an array's tasks together.
+    # Encore's jobs without a visible run folder, grouped by array.
     groups: dict[tuple[str, State, str], list[Job]] = {}
     for job in jobs:
         if job.is_encores:
@@ -467,6 +467,6 @@ def _of_job(job: Job) -> tuple[State, str]:
     if job.state == "CANCELLED":
         return "cancelled", f"no run folder in {job.results}" if job.results else "its run folder, if any, is elsewhere"
     if job.results is None:
-        # What it came to only its run folder knows.
+        # The result is only in the run folder.
         return "ended", f"Slurm: {job.state}; its run folder, if any, is elsewhere"
     return "failed", f"no run folder in {job.results}; Slurm: {job.state}"

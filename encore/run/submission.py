@@ -1,4 +1,4 @@
-"""From what the user asks for to a checked batch script, and to the queue."""
+"""Submission of runs to Slurm: options, checks, batch script."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from encore.slurm.script import Estimate, Submission, Wanted
 
 MAX_NODES = 4096
 MOST_TASKS = 1000
-LEAST_MINUTES = 5  # More than the warning takes, start included
+LEAST_MINUTES = 5  # Longer than start and warning time
 MOST_MINUTES = 60 * 24 * 31
 
 
@@ -30,12 +30,12 @@ class Prepared:
     plan: planning.Plan
     script: str
     estimate: Estimate
-    step: job.Command  # What the job starts for each run
-    secrets: Mapping[str, str]  # Variables for sbatch, which passes them to the job
+    step: job.Command  # Command that the job runs for each run
+    secrets: Mapping[str, str]  # Variables for sbatch, which exports them to the job
 
 
 def prepare(request: planning.Request, arguments: Sequence[str], options: Wanted) -> Prepared:
-    # Make all choices and render the script; needs no Slurm. ``arguments`` are those of ``encore run``.
+    # Resolve all choices and render the script, without contacting Slurm. ``arguments`` are from ``encore run``.
     cluster, file = _cluster(options)
     nodes = 1 if options.nodes is None else options.nodes
     per_node = (cluster.gpus_per_node or 1) if options.gpus_per_node is None else options.gpus_per_node
@@ -57,9 +57,9 @@ def prepare(request: planning.Request, arguments: Sequence[str], options: Wanted
 
 
 def prepare_resume(path: Path, options: Wanted) -> Prepared:
-    """Return the same for a run to be resumed: as many nodes as it began with, and what has not ended of it.
+    """Prepare the submission of a resumed run: the same number of nodes, and all unfinished experiments.
 
-    A run that an array began is resumed by an array, with a task for each experiment that is left.
+    A run of an array is resumed as an array with one task per unfinished experiment.
     """
     folder = run_folder.open_run(path)
     folder.check_whole()
@@ -94,7 +94,7 @@ def _cluster(options: Wanted) -> tuple[Cluster, Path | None]:
 
 
 def _check_options(options: Wanted) -> None:
-    # Refuse a time limit that leaves no time to train, and options of sbatch that would undo Encore's own.
+    # Reject time limits that are too short to train, and sbatch options that conflict with Encore's.
     if options.minutes is not None and not LEAST_MINUTES <= options.minutes <= MOST_MINUTES:
         raise EncoreError(
             f"--time {options.minutes}",
@@ -150,7 +150,7 @@ def _prepared(
     resumes: str = "",
     secrets: Mapping[str, str] = {},
 ) -> Prepared:
-    # The submission; ``runs`` are those that a job of it makes one after the other.
+    # Build the submission. ``runs`` is the number of sequential runs in a job.
     configuration = plan.configuration
     estimate = script.estimate(configuration, runs)
     if options.minutes:
@@ -183,7 +183,7 @@ def check_partition(prepared: Prepared) -> preflight.Check:
 
 
 def checks(prepared: Prepared) -> list[preflight.Check]:
-    # What can be seen from a login node: the partition, the data set, the results folder, the image file.
+    # Checks that are possible on a login node: partition, data set, results folder, image file.
     commands.require()
     plan, target = prepared.plan, prepared.plan.target
     is_there = not plan.makes_small_data or (plan.data / data.PASSPORT).exists()

@@ -1,4 +1,4 @@
-"""Runs in the pods of a Kubernetes cluster, after their submission: their state, their end, their results."""
+"""Submitted runs in Kubernetes: state, outcome, and results."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ from encore.run import follow, hints, planning, run_folder, run_metadata
 from encore.run.run_folder import Experiment, RunFolder
 from encore.slurm import queue
 
-# What a cluster says of a workload, in the words of a queue
+# Workload states as Slurm job states
 QUEUED = {"waiting": "PENDING", "running": "RUNNING", "succeeded": "COMPLETED", "failed": "FAILED", "gone": "CANCELLED"}
 GONE_SECONDS, POLL_SECONDS = manifests.STOP_SECONDS + 60.0, 0.5
 RESULTS_THERE = "it has ended; its results are on the cluster's volume, and encore follow says how to copy them"
@@ -45,7 +45,7 @@ def connect(folder: RunFolder) -> Connection:
 
 
 def sent_as(folder: RunFolder, experiment: Experiment) -> Path:
-    """Return an experiment's folder as its pods see it, however the path of the run is written here."""
+    """Return the folder of an experiment as mounted in the pods, independent of local links."""
     return Path(folder.metadata()["kubernetes"]["folder"]) / experiment.folder.name
 
 
@@ -58,7 +58,7 @@ def look(connection: Connection, folder: RunFolder, experiment: Experiment) -> W
 
 
 def settle(folder: RunFolder, experiment: Experiment, workload: Workload) -> None:
-    """Note how far an experiment is, by its workload and by what its folder has; publish the log of an ended one."""
+    """Update the state of an experiment from its workload and its folder; publish the log of a finished one."""
     state, progress = experiment.state(), follow.read_progress(experiment.metrics)
     if state.status in run_folder.FINISHED:
         return
@@ -94,7 +94,7 @@ def _utc(seconds: float) -> str:
 
 
 def _note(folder: RunFolder, experiment: Experiment, progress: follow.Progress) -> None:
-    # What nobody could know at the submission: the node, its data set, and what rank 0 reported
+    # Add facts that were unknown at submission: node, data set, and the report of rank 0
     plan = planning.plan_of(folder, in_pods=True)
     content = folder.metadata()
     with contextlib.suppress(EncoreError):
@@ -116,7 +116,7 @@ def _note(folder: RunFolder, experiment: Experiment, progress: follow.Progress) 
 
 
 def jobs_of(folders: Sequence[RunFolder]) -> tuple[list[queue.Job], str]:
-    """Bring the states of runs in pods up to date; return their workloads as jobs of a queue, and what went wrong."""
+    """Update the states of Kubernetes runs. Return their workloads as queue jobs, and an error message."""
     jobs, note = [], ""
     connections: dict[tuple[str, str], Connection] = {}
     for folder in folders:
@@ -140,7 +140,7 @@ def jobs_of(folders: Sequence[RunFolder]) -> tuple[list[queue.Job], str]:
 
 def _as_job(connection: Connection, folder: RunFolder, experiment: Experiment) -> queue.Job:
     workload, name = look(connection, folder, experiment), name_of(folder, experiment)
-    with contextlib.suppress(OSError):  # another user's run
+    with contextlib.suppress(OSError):  # run of a different user
         settle(folder, experiment, workload)
     created = workload.made or datetime.now(timezone.utc)
     return queue.Job(
@@ -158,7 +158,7 @@ def _as_job(connection: Connection, folder: RunFolder, experiment: Experiment) -
 
 
 def cancel(folder: RunFolder) -> list[str]:
-    """Delete the workloads of a run that have not ended; return what was done and how to resume."""
+    """Delete the unfinished workloads of a run. Return messages about the outcome and how to resume."""
     connection, done = connect(folder), []
     _, kind = settings_of(folder)
     for experiment in folder.experiments():
@@ -178,7 +178,7 @@ def _look(folder: RunFolder) -> str:
 
 
 def wait_for_end(connection: Connection, folder: RunFolder, experiment: Experiment) -> None:
-    """Wait until nothing of an experiment is in the cluster; EncoreError if it stays."""
+    """Wait until the workload of an experiment has been removed; EncoreError on timeout."""
     until = time.monotonic() + GONE_SECONDS
     while look(connection, folder, experiment).state != "gone":
         if time.monotonic() > until:
@@ -194,7 +194,7 @@ def _marks(folder: RunFolder, experiment: Experiment) -> str:
 
 
 def records(lines: Iterator[str]) -> Iterator[dict[str, Any] | str]:
-    """Yield records of the metrics stream among the lines of a pod's log, and all other lines as they are."""
+    """Parse the log of a pod: yield metrics records as dictionaries and other lines unchanged."""
     for line in lines:
         record = None
         with contextlib.suppress(ValueError):
@@ -203,7 +203,7 @@ def records(lines: Iterator[str]) -> Iterator[dict[str, Any] | str]:
 
 
 def copying(folder: RunFolder) -> list[str]:
-    """Return commands that copy a run from its volume to this machine, by a pod that mounts it meanwhile."""
+    """Return commands that copy a run from its volume to this machine, through a temporary pod."""
     settings, _ = settings_of(folder)
     there = Path(folder.metadata()["kubernetes"]["folder"])
     results, name, image = there.parent, "encore-copy", folder.metadata()["image"]["name"]

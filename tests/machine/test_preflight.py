@@ -533,7 +533,7 @@ def test_node_with_two_slow_pairs_fails_without_a_line_rate() -> None:
 
 
 def test_node_without_an_answer_fails() -> None:
-    verdicts = judged(FACTS, None, why={"n2": "task 1: Exited with exit code 1"})
+    verdicts = judged(FACTS, None, reasons={"n2": "task 1: Exited with exit code 1"})
     assert verdicts["n2"].reasons == ["answer: task 1: Exited with exit code 1"] and verdicts["n1"].level == "OK"
 
 
@@ -629,7 +629,7 @@ def test_every_host_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setattr(gates, "_ask", lambda command, program: answers[command])
     for names in (("n2", "n3", "n4"), ("n2",)):
-        place = gates.Place(nodes=names, everywhere=tuple(("ssh", name) for name in names), clock="here")
+        place = gates.NodeSet(nodes=names, everywhere=tuple(("ssh", name) for name in names), clock="here")
         reasons = {"n2": [], "n3": ["answer: Connection refused"], "n4": ["answer: no answer within 180 s"]}
         assert {result.node: result.reasons for result in gates.check(place, ())} == {
             name: reasons[name] for name in names

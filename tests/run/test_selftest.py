@@ -21,7 +21,7 @@ from encore.errors import EncoreError
 from encore.machine import links, node
 from encore.run import planning, published_speed
 from encore.run import selftest as selftests
-from encore.run.selftest import Ended, Request, Row, execute, full_system, judged, make_place
+from encore.run.selftest import Ended, Request, Row, execute, full_system, judged, make_env
 from tests.conftest import Encore, in_process
 
 EMPTY = Row(name="ncf", check="device", result="SKIPPED", found="")
@@ -171,7 +171,7 @@ def test_all_reduce_has_a_minimum_from_the_links(
         return Ended(int(rate is None), (), None)
 
     monkeypatch.setattr(selftests, "execute", run)
-    place = make_place(Request(python=Path(sys.executable)), catalogue.choose("dlrm"), node.this_node(), tmp_path)
+    place = make_env(Request(python=Path(sys.executable)), catalogue.choose("dlrm"), node.this_node(), tmp_path)
     machine = machine_of(*[("8.0", "NVIDIA A100", 80.0)] * 8)
     row = selftests.all_reduce_row(replace(place, gpus=gpus), links.parse_topology(topology), machine, 60.0, EMPTY)
     assert (row.result, text in row.found) == (result, True), row
@@ -197,7 +197,7 @@ def test_speed_is_compared_with_the_published_one() -> None:
 
 def rows_of_ssd(folder: Path, *names: str) -> list[Row]:
     test = selftests.Selftest(Request(), folder, machine_of(H200), lambda text: None)
-    place = make_place(Request(python=Path(sys.executable)), catalogue.choose("ssd"), node.this_node(), folder)
+    place = make_env(Request(python=Path(sys.executable)), catalogue.choose("ssd"), node.this_node(), folder)
     return list(test.run([(replace(place, gpus=1), name) for name in names], lambda name, check: None))
 
 
