@@ -1,4 +1,4 @@
-"""Build images: a benchmark's on its base, the CPU stand-ins of the bases, their Dockerfiles; convert them."""
+"""Build images of benchmarks and the CPU stand-ins of their base images, render Dockerfiles, convert images."""
 
 import os
 import platform
@@ -19,10 +19,10 @@ from encore.environment import build_switches
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node
 
-OnLine = Callable[[str], None]  # Called with each line that an engine prints
+OnLine = Callable[[str], None]  # Called with each line of an engine's output
 
 PREFIX = "localhost/encore"  # Prefix of all images built by Encore: no engine looks for such a name in a registry
-PULL_GIB = 40.0  # An NGC image is about 20 GB, and its compressed layers are there too while it is unpacked
+PULL_GIB = 40.0  # Free space for a pull: an NGC image is about 20 GB, plus its compressed layers during extraction
 BUILD_GIB = 8.0
 TAIL_LINES = 40
 
@@ -51,10 +51,10 @@ def code_id() -> str:
 
 
 def builder(engine: Engine) -> tuple[str, dict[str, str]]:
-    """Return the client that builds with BuildKit, and what it wants in its environment."""
+    """Return the client that builds with BuildKit, and its environment variables."""
     if engine.name == "podman":
         return engine.program, {}
-    # A machine may have several: a newer one without the buildx plugin hides the distribution's own.
+    # A newer docker without the buildx plugin may hide the distribution's docker.
     for program in engines.programs("docker"):
         if engines.ask([program, "buildx", "version"]).returncode == 0:
             return program, {"DOCKER_BUILDKIT": "1"}
@@ -73,14 +73,14 @@ def build_command(
     program: str, engine: str, file: Path, tags: Sequence[str], arguments: Mapping[str, str], secrets: Path
 ) -> list[str]:
     """Return the command that builds one Dockerfile; settings of this machine go in as secrets."""
-    # By name alone: the value is taken from the environment, and engines keep it out of the image.
+    # By name: the value is taken from the environment, so engines keep it out of the image.
     proxies = [name for each in PROXIES for name in (each, each.upper()) if name in os.environ]
     options = {
         "--tag": tags,
         "--build-arg": [*(f"{name}={value}" for name, value in arguments.items()), *proxies],
         "--secret": [f"id={secret.name},src={secret}" for secret in sorted(secrets.iterdir())],
     }
-    # Podman's own format forgets the SHELL that Dockerfiles set.
+    # Podman's default format does not store the SHELL of Dockerfiles.
     command = [program, "build", *(["--format", "docker"] if engine == "podman" else ["--progress", "plain"])]
     command += [word for option, values in options.items() for value in values for word in (option, value)]
     return [*command, "--file", str(file), str(paths.ROOT)]
@@ -88,7 +88,7 @@ def build_command(
 
 @contextmanager
 def build_secrets() -> Iterator[Path]:
-    """Yield a folder with what pip needs inside a build on this machine: its settings and its certificates."""
+    """Yield a folder with pip settings and certificates of this machine for a build."""
     with tempfile.TemporaryDirectory(prefix="encore-build-") as temporary:
         folder = Path(temporary)
         settings = pip_settings()
@@ -105,7 +105,7 @@ KEPT_SETTINGS = ("cert", "extra-index-url", "index-url", "proxy", "timeout", "tr
 
 
 def pip_settings() -> dict[str, str]:
-    """Return this machine's settings of pip that hold inside a build too: folders of this machine do not."""
+    """Return pip settings of this machine that are valid in a build; paths on this machine are not."""
     listed = installer.settings(engines.ask([sys.executable, "-m", "pip", "config", "list"]).stdout)
     settings = {name: [word for word in listed.get(name, ()) if not word.startswith("file:")] for name in KEPT_SETTINGS}
     settings["cert"] = settings["cert"] or os.environ.get("SSL_CERT_FILE", "").split()
@@ -113,7 +113,7 @@ def pip_settings() -> dict[str, str]:
 
 
 def stream(command: Sequence[str], on_line: OnLine, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """Run a command, pass its lines on, and return its exit code and its last lines."""
+    """Run a command and forward its output; return its exit code and its last lines."""
     tail: list[str] = []
     with subprocess.Popen(
         list(command),
@@ -164,9 +164,9 @@ def check_space(engine: Engine, wanted_gib: float) -> None:
 
 
 def pass_gate(choice: Choice, release: images.Release, force: bool) -> None:
-    """Refuse a release that is too old for the benchmark or, unless ``force``, for this machine's GPUs.
+    """Reject a release that is too old for the benchmark or, unless ``force``, for this machine's GPUs.
 
-    Before it is pulled.
+    Runs before the pull.
     """
     software = compatibility.check_software(release, choice)
     if software.level == "FAIL":
@@ -197,7 +197,7 @@ def ensure_base(choice: Choice, engine: Engine, name: str | None, force: bool, o
 
 
 def pull(engine: Engine, release: images.Release, on_line: OnLine, accept: bool = False) -> str:
-    """Pull a release unless it is there; return its digest, which images.lock agrees to or ``accept``s."""
+    """Pull a release if missing. Return its digest, which must match images.lock unless ``accept`` is set."""
     reference = release.reference
     image = engines.inspect(engine, reference)
     if image is None:
@@ -247,12 +247,12 @@ def not_built(choice: Choice, engine: str) -> EncoreError:
 
 
 def dockerfile(name: str) -> Path:
-    """Return the Dockerfile of a benchmark's image; of a framework's CPU stand-in as ``standin/NAME``."""
+    """Return the Dockerfile of a benchmark's image; ``standin/NAME`` for a framework's CPU stand-in."""
     return images.CONTAINERS / name / "Dockerfile"
 
 
 def dockerfiles() -> dict[Path, str]:
-    """Return what each Dockerfile should hold, by its path."""
+    """Render all Dockerfiles; return their content by path."""
     image_catalogue, choices = images.catalogue(), catalogue.choices()
     texts = {}
     for name, row in image_catalogue.image.items():
@@ -273,7 +273,7 @@ def dockerfiles() -> dict[Path, str]:
 
 
 def _render(template: str, framework: str, **variables: object) -> str:
-    # Here, since most commands that start something import this module, and only the documentation renders.
+    # Imported here because most commands import this module, but only the documentation renders Dockerfiles.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     jinja = Environment(
@@ -286,8 +286,8 @@ def _render(template: str, framework: str, **variables: object) -> str:
     return jinja.get_template(template).render(framework=catalogue.framework(framework), **variables)
 
 
-ROOT_IMAGE = f"{PREFIX}/debian:bookworm"  # The bare Debian that the stand-ins are built on
-# Debian bookworm: what is downloaded for the image must fit its Python, not this machine's
+ROOT_IMAGE = f"{PREFIX}/debian:bookworm"  # Minimal Debian, base of the stand-ins
+# Debian bookworm: downloads must match the Python of the image, not of this machine
 PLATFORM = {
     "python": "3.11",
     "mpi": "Open MPI 4.1.4",
@@ -298,7 +298,7 @@ PLATFORM = {
 
 
 def build_standin(engine: Engine, framework: str | None, on_line: OnLine) -> str:
-    """Build the CPU stand-in of a framework's NGC image, by default the first; return its name."""
+    """Build the CPU stand-in of a framework's NGC image, by default of the first framework; return its name."""
     standins = images.catalogue().standin
     framework = framework or next(iter(standins))
     if framework not in standins:
@@ -313,12 +313,12 @@ def build_standin(engine: Engine, framework: str | None, on_line: OnLine) -> str
 
 
 def wheels(framework: str) -> Path:
-    """Return where the packages for a stand-in are; its Dockerfile mounts the folder."""
+    """Return the folder with packages for a stand-in, which its Dockerfile mounts."""
     return paths.ROOT / "build" / "wheels" / framework
 
 
 def compiled_horovod(framework: str) -> Path | None:
-    """Return Horovod's wheel, if an environment of this machine compiled one that fits the stand-in."""
+    """Return a compatible Horovod wheel compiled for an environment of this machine, if any."""
     entry = catalogue.framework(framework)
     if entry.horovod is None:
         return None
@@ -329,7 +329,9 @@ def compiled_horovod(framework: str) -> Path | None:
 
 
 def download_commands(framework: str) -> list[list[str]]:
-    """Return the commands that fetch what a framework's environment pins, with this machine's settings of pip."""
+    """Return the commands that download the pinned packages of a framework's environment, with this machine's pip
+    settings.
+    """
     entry = catalogue.framework(framework)
     pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
     pip += ["--require-hashes"]
@@ -337,13 +339,13 @@ def download_commands(framework: str) -> list[list[str]]:
     for_image = ["--python-version", PLATFORM["python"], "--only-binary", ":all:"]
     commands = [[*pip, *for_image, "--requirement", str(paths.REQUIREMENTS / entry.requirements)]]
     if entry.horovod and not compiled_horovod(framework):
-        # Its source: it is compiled in the image, against the image's framework and MPI.
+        # Source distribution: it is compiled in the image, against the image's framework and MPI.
         commands.append([*pip, "--no-binary", "horovod", "--requirement", str(environment.HOROVOD_SOURCE)])
     return commands
 
 
 def download(framework: str, on_line: OnLine) -> None:
-    """Fetch a stand-in's packages anew: no older build of the same version may be left in the folder."""
+    """Download the packages of a stand-in into an empty folder, so that no older build of the same version remains."""
     shutil.rmtree(wheels(framework), ignore_errors=True)
     wheels(framework).mkdir(parents=True)
     compiled = compiled_horovod(framework)
@@ -360,7 +362,7 @@ def download(framework: str, on_line: OnLine) -> None:
 
 
 def import_debian(engine: Engine, name: str, on_line: OnLine) -> None:
-    """Make a bare Debian with debootstrap, from whatever mirror it chooses, and give it to the engine."""
+    """Create a minimal Debian with debootstrap and import it into the engine."""
     if shutil.which("debootstrap") is None:
         raise EncoreError("no debootstrap on PATH", hint="apt-get install debootstrap")
     if os.geteuid() != 0:

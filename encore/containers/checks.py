@@ -1,4 +1,4 @@
-"""Checks of a run in an image, or in a Python of the user's, in addition to those of any run."""
+"""Additional checks for runs in an image or in the user's Python."""
 
 import re
 import resource
@@ -20,7 +20,7 @@ from encore.machine.node import Node
 from encore.machine.preflight import Check, refuse_failed
 
 CAP_SYS_RESOURCE = 24
-UNMOUNTABLE = re.compile(r"[,:\"\n]")  # Characters that divide the parts of a mount on engines' command lines
+UNMOUNTABLE = re.compile(r"[,:\"\n]")  # Separators in engines' mount options
 
 
 def check(target: Target, configuration: Configuration, machine: Node, folders: list[Path]) -> list[Check]:
@@ -45,7 +45,7 @@ def check(target: Target, configuration: Configuration, machine: Node, folders: 
 
 
 def check_as_submitted(target: Target, configuration: Configuration) -> list[Check]:
-    """Return what of a submitted system is not as submitted; nothing on a CPU, where no run is."""
+    """Report differences from the submission that no setting can change; empty on CPUs."""
     if configuration.get("device") == "cpu":
         return []
     used = target.as_json()
@@ -59,7 +59,7 @@ def check_as_submitted(target: Target, configuration: Configuration) -> list[Che
 
 
 def _check_software(target: Target, choice: Choice) -> list[Check]:
-    # Check the versions that a Python answered, else those of the release that its image was built on
+    # Check the versions reported by a Python, else those of the image's base release
     release = _release_of(target.found.labels if target.found else {}, choice)
     stated = [compatibility.check_software(release, choice)] if release is not None else []
     versions = {}
@@ -83,9 +83,9 @@ def _cannot_import(location: object, info: Facts, choice: Choice) -> str:
 
 
 def check_horovod(target: Target, configuration: Configuration, needed: str = "") -> list[Check]:
-    """Check that the ranks can meet; ``needed`` is the controller that a launcher over several hosts asks for.
+    """Check the communication of Horovod. ``needed`` is the controller for a launcher over several hosts.
 
-    Nothing to check where Encore compiled Horovod itself, with Gloo.
+    Horovod built by Encore always has Gloo.
     """
     framework, info = configuration.choice.implementation.framework, target.facts
     if not launchers.by_horovod(framework) or (target.runtime == "host" and info is None):
@@ -110,7 +110,7 @@ def check_horovod(target: Target, configuration: Configuration, needed: str = ""
 
 
 def check_preparation(target: Target, choice: Choice) -> list[Check]:
-    """Check that a Python of the user's has the packages by which the toy data set is made."""
+    """Check that the user's Python has the packages for preparing the toy data set."""
     if target.facts is None or target.python is None:
         return []
     requirements = paths.REQUIREMENTS / images.find_row(choice).requirements
@@ -127,7 +127,7 @@ def check_preparation(target: Target, choice: Choice) -> list[Check]:
 
 
 def check_host(target: Target, configuration: Configuration) -> Check:
-    """Check the GPUs: the host runtime's environments hold what PyPI has, which is built for CPUs."""
+    """Check the GPUs: environments of the host runtime use packages from PyPI, which are CPU builds."""
     if target.python is not None:
         return check_python(target, configuration)
     if configuration.get("device") != "gpu":
@@ -164,7 +164,7 @@ def check_python(target: Target, configuration: Configuration) -> Check:
 
 
 def named_python(file: Path, configuration: Configuration) -> Path:
-    """Return a Python that the user named; EncoreError if it lacks what the benchmark needs."""
+    """Return the user's Python; EncoreError if requirements of the benchmark are missing."""
     python = file.expanduser().absolute()
     target = runtimes.asked(Target(python=python), configuration.choice, {})
     refuse_failed([check_python(target, configuration)])
@@ -172,7 +172,7 @@ def named_python(file: Path, configuration: Configuration) -> Path:
 
 
 def check_folders(folders: Iterable[Path]) -> list[Check]:
-    """Check for folders whose names an engine would take apart."""
+    """Check for paths that an engine cannot mount."""
     wrong = (folder for folder in folders if UNMOUNTABLE.search(str(folder)))
     message, hint = "has a comma, a colon or a quote in its name", "give a folder without, or a link to it"
     return [Check("FAIL", "mount", f"{folder} {message}", hint) for folder in wrong]
@@ -216,7 +216,7 @@ def _check_gpu_run(target: Target, configuration: Configuration, machine: Node) 
 
 
 def _release_of(labels: Mapping[str, str], choice: Choice) -> images.Release | None:
-    # The release that an image was built on: by its label, and for a file that has none, the default
+    # Base release of an image, from its label; for an image file the default release
     base = labels.get("org.opencontainers.image.base.name", "")
     locked = {entry["digest"]: reference for reference, entry in images.read_lock().items()}
     reference = locked.get(base.rpartition("@")[2], base)
@@ -228,7 +228,7 @@ def _release_of(labels: Mapping[str, str], choice: Choice) -> images.Release | N
 
 
 def refuse_other_image(content: Mapping[str, Any], target: Target) -> None:
-    """Check that an experiment resumes in the image that it began in."""
+    """Reject resuming an experiment in a different image."""
     began = content["image"]["id"] if content["image"] else None
     if began is not None and target.found is not None and target.found.id != began:
         raise EncoreError(

@@ -1,4 +1,4 @@
-"""Can this machine run this image? Checked before 20 GB are pulled, from the catalogue and the GPUs alone."""
+"""Compatibility of images with this machine, checked before 20 GB are pulled, from the catalogue and the GPUs."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from encore.machine import interpreters
 from encore.machine.node import Gpu
 from encore.machine.preflight import Check, Level, memory_gib
 
-# Families with the least compute capability of each (NVIDIA, "CUDA GPU Compute Capability")
+# GPU families with their lowest compute capability (NVIDIA, "CUDA GPU Compute Capability")
 ARCHITECTURES = (
     ("Pascal", (6, 0)),
     ("Volta", (7, 0)),
@@ -27,24 +27,24 @@ ARCHITECTURES = (
     ("Blackwell", (10, 0)),
 )
 
-# Words in the names of GPUs that are no data center GPUs, so that older driver branches do not do for them
+# Name parts of workstation GPUs, which older driver branches do not support with newer CUDA
 WORKSTATION = ("GeForce", "RTX", "Quadro", "TITAN")
 
 
 def version(text: str) -> tuple[int, ...]:
-    """Return ``535.104.05`` as numbers that compare; empty for what is no version."""
+    """Parse ``535.104.05`` into comparable numbers; empty if not a version."""
     return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
 def architecture(gpu: Gpu) -> str:
-    """Return the family of a GPU; empty where the driver is too old to report it."""
+    """Return the family of a GPU; empty if the driver is too old to report it."""
     capability = version(gpu.compute_capability or "")
     names = [name for name, least in ARCHITECTURES if capability and least <= capability]
     return names[-1] if names else ""
 
 
 def check_architecture(release: Release, gpu: Gpu) -> Check:
-    """Check the GPU's family against those that the image is known to run on."""
+    """Check the GPU's family against the families supported by the image."""
     family = architecture(gpu)
     message = f"{gpu.name} is {family or 'of unknown family'} ({gpu.compute_capability or 'unknown'})"
     if not family or not release.architectures:
@@ -52,8 +52,8 @@ def check_architecture(release: Release, gpu: Gpu) -> Check:
         return Check("WARN", "compute capability", unknown, "try it, or choose a release that states it")
     least = version(release.compute_capability)
     too_old = bool(least) and version(gpu.compute_capability or "") < least
-    # Code for one compute capability runs on later ones of the same first number (CUDA C++ Programming Guide,
-    # "Binary Compatibility").
+    # Binaries run on later compute capabilities with the same major version (CUDA C++ Programming Guide, "Binary
+    # Compatibility").
     majors = {first for name, (first, _) in ARCHITECTURES if name in release.architectures}
     if version(gpu.compute_capability or "")[0] in majors and not too_old:
         return Check("OK", "compute capability", message)
@@ -81,14 +81,14 @@ def check_driver(release: Release, gpu: Gpu) -> Check:
     return Check("FAIL", "driver", f"{gpu.driver}; {release.reference} needs {allowed}", "install a newer driver")
 
 
-ACCUMULATION = "accumulation_steps"  # Key of implementations that make a batch of several smaller ones
-# A run is refused where the tensors alone are more than the memory by this factor: the model is no measurement
+ACCUMULATION = "accumulation_steps"  # Key of implementations with gradient accumulation
+# A run is rejected if tensors exceed the memory by this factor. The tolerance is needed because the size is estimated.
 CLEARLY = 1.1
-NEARLY = 0.95  # Share of the memory from which on a warning is due
+NEARLY = 0.95  # Fraction of the memory at which a warning is reported
 
 
 def check_memory(configuration: Configuration, gpu: Gpu) -> Check:
-    """Check the GPU's memory against the benchmark's model of it, or else against that of the submission's GPU."""
+    """Check the GPU's memory against the benchmark's memory model, else against the GPU of the submission."""
     model = configurations.memory_model(configuration.choice.folder)
     if not gpu.memory_gib:
         return Check("OK", "GPU memory", f"the driver does not report that of {gpu.name}")
@@ -109,7 +109,7 @@ def _needed(model: Any, configuration: Configuration, changes: dict[str, int]) -
 
 
 def smaller_batch(model: Any, configuration: Configuration, gpu: Gpu) -> str:
-    """Return the setting with which a step fits: accumulation, which keeps the global batch, else a smaller batch."""
+    """Return a setting that reduces memory: accumulation (same global batch size), else a smaller batch."""
     batch = configuration.get("batch_size")
     divisors = [n for n in range(2, batch + 1) if batch % n == 0]
     accumulated = [{ACCUMULATION: n} for n in divisors if ACCUMULATION in configuration.values]
@@ -126,7 +126,7 @@ def smaller_batch(model: Any, configuration: Configuration, gpu: Gpu) -> str:
 
 
 def _check_submitted_memory(configuration: Configuration, gpu: Gpu) -> Check:
-    # Check the GPU's memory against that of the GPU which the configuration was submitted on
+    # Compare the GPU's memory with that of the submission's GPU
     submitted = memory_gib(configuration.system.accelerator)
     if not submitted:
         return Check("OK", "GPU memory", f"{gpu.memory_gib:g} GiB")
@@ -139,7 +139,7 @@ def _check_submitted_memory(configuration: Configuration, gpu: Gpu) -> Check:
 
 
 def alternatives(benchmark: Benchmark, images: Images, gpu: Gpu) -> str:
-    """Return what can run on a GPU that an image cannot: implementations of the benchmark, else images at all."""
+    """Suggest implementations or images that support a GPU."""
     able = [r for r in images.release if check_architecture(r, gpu).level == "OK"]
     frameworks = {release.framework for release in able}
     for choice in catalogue.choices().values():
@@ -155,7 +155,7 @@ def alternatives(benchmark: Benchmark, images: Images, gpu: Gpu) -> str:
 
 
 def check_gpus(release: Release, gpus: tuple[Gpu, ...], benchmark: Benchmark) -> list[Check]:
-    """Check every kind of GPU against the image; one line for each kind."""
+    """Check all kinds of GPUs against the image; one row per kind."""
     kinds = {(gpu.name, gpu.compute_capability, gpu.driver): gpu for gpu in gpus}
     checks = []
     for gpu in kinds.values():
@@ -174,9 +174,9 @@ TRIED = images.CONTAINERS / "tried.json"
 
 
 class Tried(Strict):
-    """One training that was tried: with which versions, where and when, and what came of it."""
+    """Record of a training: versions, device, date, and result."""
 
-    implementation: str  # Its name on the command line
+    implementation: str  # Name on the command line
     # cpu: in a Python on the host; stand-in: in its image on the CPU base; gpu: on a GPU
     where: Literal["cpu", "stand-in", "gpu"]
     versions: dict[str, str]
@@ -190,7 +190,7 @@ def tried(file: Path = TRIED) -> list[Tried]:
 
 
 def add(trial: Tried, file: Path = TRIED) -> None:
-    """Write down what was tried, in place of an earlier trial of the same."""
+    """Add a record, replacing an earlier one for the same combination."""
     same = (trial.implementation, trial.where, trial.versions)
     rest = [entry for entry in tried(file) if (entry.implementation, entry.where, entry.versions) != same]
     ordered = sorted([*rest, trial], key=lambda entry: (entry.implementation, entry.where, str(entry.versions)))
@@ -198,7 +198,7 @@ def add(trial: Tried, file: Path = TRIED) -> None:
 
 
 def lacks(versions: Mapping[str, str], implementation: Implementation) -> dict[str, str]:
-    """Return what of ``versions`` versions, by name, is too old; a version that is not known is not."""
+    """Return the ``versions`` that are too old, by name; unknown versions are accepted."""
     lowest = needs(implementation)
     return {
         name: versions[name]
@@ -213,7 +213,7 @@ def describe(old: Mapping[str, str], implementation: Implementation) -> str:
 
 
 def needs(implementation: Implementation) -> dict[str, str]:
-    """Return the lowest versions that an implementation needs, by their names in a system description."""
+    """Return the minimum versions of an implementation, by their names in a system description."""
     return {"python": interpreters.OLDEST, **implementation.needs}
 
 
@@ -229,7 +229,7 @@ def software(release: Release) -> dict[str, str]:
 
 
 def too_old(release: Release, choice: Choice) -> tuple[Release, dict[str, str]] | None:
-    """Return what of a release, or of a later one, is too old for an implementation; None if nothing is."""
+    """Return the outdated versions of a release, or of a later release of the same series; None if there are none."""
     for candidate in images.catalogue().release:
         if candidate.framework == release.framework and candidate.release >= release.release:
             outdated = lacks(software(candidate), choice.implementation)
@@ -239,7 +239,7 @@ def too_old(release: Release, choice: Choice) -> tuple[Release, dict[str, str]] 
 
 
 def _series(release: Release) -> str:
-    # ``tf2`` of ``25.02-tf2``: releases of two series have no order
+    # ``tf2`` of ``25.02-tf2``: releases of different series are not ordered
     return release.release.partition("-")[2]
 
 
@@ -252,7 +252,7 @@ def check_software(release: Release, choice: Choice) -> Check:
     later = [
         candidate for candidate in same if candidate.release > release.release and too_old(candidate, choice) is None
     ]
-    # Whether a release will do whose versions its sources do not state, nobody can say.
+    # Releases without published versions cannot be checked.
     names = [candidate.release for candidate in sorted(later, key=lambda candidate: not candidate.framework_version)]
     hint = (
         f"use release {names[0]}: make build-{choice.name} BASE={names[0]}" if names else "use another implementation"

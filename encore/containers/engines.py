@@ -1,4 +1,4 @@
-"""The container engines of this machine: which there are, what they can do, and what their errors mean."""
+"""Container engines of this machine: detection, capabilities, and explanation of errors."""
 
 import contextlib
 import functools
@@ -15,7 +15,7 @@ from typing import Any
 from encore.containers.renderers import GpuAccess
 from encore.errors import EncoreError
 
-BUILDERS = ("docker", "podman")  # Engines that build images; the other two run files made from those
+BUILDERS = ("docker", "podman")  # Engines that build images; the others run image files converted from them
 ENGINES = (*BUILDERS, "apptainer", "enroot")
 INSTALL = {
     "docker": "install Docker (apt-get install docker.io), or use another runtime: --runtime podman or host",
@@ -25,7 +25,7 @@ INSTALL = {
 }
 NO_TOOLKIT = "install the NVIDIA Container Toolkit and run `nvidia-ctk runtime configure` or `nvidia-ctk cdi generate`"
 
-# What engines print, what it means, what to do; the first that matches counts
+# Error pattern, meaning, and hint; the first match applies
 SYMPTOMS: tuple[tuple[str, str, str], ...] = (
     (
         r"permission denied while trying to connect|dial unix .*permission denied",
@@ -79,7 +79,7 @@ class Engine:
     program: str
     rootless: bool = False
     gpu_access: GpuAccess | None = None  # None: it cannot hand out GPUs
-    data: Path | None = None  # Where it keeps its images on this machine; None if it does not say
+    data: Path | None = None  # Storage folder of images; None if unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class Image:
 
 
 def explain(output: str, doing: str) -> EncoreError:
-    """Return what an engine's output means, in one line and with the hint."""
+    """Explain the output of an engine as an error with a hint."""
     for pattern, meaning, hint in SYMPTOMS:
         if re.search(pattern, output, re.IGNORECASE | re.MULTILINE):
             return EncoreError(f"{doing}: {meaning}", hint=hint)
@@ -115,7 +115,7 @@ def find(name: str) -> str:
 
 
 def ask(argv: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    """Run a short command of an engine; EncoreError if it does not answer at all."""
+    """Run a short command of an engine; EncoreError if it does not respond."""
     try:
         return subprocess.run(
             list(argv), capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL
@@ -125,7 +125,7 @@ def ask(argv: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess
 
 
 def _srun_with_pyxis() -> str:
-    # Srun, if Slurm has the plugin: srun's help then lists its options
+    # srun, if Slurm has the plugin, whose options are then listed in srun's help
     paths = programs("srun")
     if paths and "--container-image" in ask([paths[0], "--help"]).stdout:
         return paths[0]
@@ -137,12 +137,12 @@ def _srun_with_pyxis() -> str:
 
 @functools.cache
 def _info(program: str) -> subprocess.CompletedProcess[str]:
-    # Ask an engine about itself once: a sweep plans each of its points, and Podman takes most of a second
+    # Cached: a sweep plans many points, and ``podman info`` takes most of a second
     return ask([program, "info", "--format", "{{json .}}"])
 
 
 def connect(name: str) -> Engine:
-    """Return the engine, if it answers; EncoreError says why it does not."""
+    """Return an engine that responds; EncoreError with the reason otherwise."""
     if name not in BUILDERS:
         program = _srun_with_pyxis() if name == "pyxis" else find(name)
         return Engine(name=name, program=program, rootless=True, gpu_access="gpus")
@@ -151,7 +151,7 @@ def connect(name: str) -> Engine:
     properties: dict[str, Any] = {}
     with contextlib.suppress(ValueError):
         properties = json.loads(done.stdout)
-    # Docker's client prints what it knows of itself even where the engine does not answer.
+    # Docker's client prints its own facts even if the daemon does not respond.
     problems = properties.get("ServerErrors") or []
     if done.returncode != 0 or problems:
         raise explain("\n".join([*problems, done.stderr]), name)

@@ -19,7 +19,7 @@ STANDIN = "standin"  # Name of the CPU base in place of a release
 
 
 class Release(Strict):
-    """One NGC image; an empty fact is one that no source states."""
+    """An NGC image; fields without a published source are empty."""
 
     framework: str
     release: str
@@ -40,24 +40,24 @@ class Release(Strict):
 
     @property
     def reference(self) -> str:
-        """What is pulled: ``nvcr.io/nvidia/mxnet:24.06-py3``."""
+        """Reference to pull: ``nvcr.io/nvidia/mxnet:24.06-py3``."""
         return f"nvcr.io/nvidia/{self.framework}:{self.tag}"
 
 
 class Server(Strict):
-    """A release of Triton Inference Server, and what of `encore export` it serves."""
+    """Release of Triton Inference Server, with the formats of `encore export` that it serves."""
 
     release: str
     tag: str
     backends: dict[str, str]  # Backend by format
-    platforms: dict[str, str] = Field(default_factory=dict)  # Platform by format, of a backend that has several
-    lacks: dict[str, str] = Field(default_factory=dict)  # By format: what the model needs and the image does not have
+    platforms: dict[str, str] = Field(default_factory=dict)  # Platform by format, for backends with several platforms
+    lacks: dict[str, str] = Field(default_factory=dict)  # Missing requirements of the model, by format
     sources: tuple[str, ...] = Field(min_length=1)
     note: str = ""
 
     @property
     def reference(self) -> str:
-        """What is pulled: ``nvcr.io/nvidia/tritonserver:26.04-py3``."""
+        """Reference to pull: ``nvcr.io/nvidia/tritonserver:26.04-py3``."""
         return f"nvcr.io/nvidia/tritonserver:{self.tag}"
 
 
@@ -65,18 +65,18 @@ class Row(Strict):
     title: str
     requirements: str
     imports: str = ""
-    compiles: str = ""  # Module that compiles what the benchmark has in C++ into the folder that it is given
-    compiled: str = ""  # Environment variable by which that folder is found
+    compiles: str = ""  # Module that compiles the benchmark's C++ code into the folder in its argument
+    compiled: str = ""  # Environment variable with the path of that folder
 
 
 class StandIn(Strict):
-    """What the CPU stand-in of a framework's base holds beyond what all hold."""
+    """Packages of a framework's CPU stand-in, in addition to the common ones."""
 
     packages: dict[str, str] = Field(default_factory=dict)
 
 
 class Submitted(Strict):
-    """The base that a round's submission was built on, and why today's is another."""
+    """Base of a round's submission, and why the current base differs."""
 
     round: str
     benchmark: str
@@ -101,7 +101,7 @@ def catalogue() -> Images:
 
 
 def find_row(choice: Choice) -> Row:
-    """Return what the benchmark's image adds to its base; EncoreError if it has no image."""
+    """Return the entry of a benchmark's image; EncoreError if missing."""
     rows = catalogue().image
     if choice.name not in rows:
         hint = f"add [image.{choice.name}] to {CATALOGUE}, then make docs"
@@ -110,7 +110,7 @@ def find_row(choice: Choice) -> Row:
 
 
 def find_release(framework: str, name: str | None = None) -> Release:
-    """Return a release by its name (``24.06``) or tag (``24.06-py3``), or the framework's default."""
+    """Find a release by name (``24.06``) or tag (``24.06-py3``); by default the framework's default."""
     images = catalogue()
     reference = name or images.default.get(framework, "")
     of_framework = [release for release in images.release if release.framework == framework]
@@ -124,9 +124,9 @@ REFERENCE = "MLCommons"  # Submitter of systems that are the reference's
 
 
 def differences(choice: Choice, system: System, here: str = "") -> list[Difference]:
-    """Return what of a submitted system, or of the reference's, is not as submitted, whatever is set.
+    """Return differences from the submission or reference that no setting can change.
 
-    ``here`` is the image of a run, or what takes its place; by default today's base.
+    ``here`` is the image of a run or an equivalent; by default the current base.
     """
     if system.kind != "submitted" and system.submitter != REFERENCE:
         return []
@@ -170,14 +170,14 @@ def read_lock(lock: Path = LOCK) -> dict[str, LockedDigest]:
 
 
 def record(reference: str, digest: str, lock: Path = LOCK) -> None:
-    """Write a digest into the lock; one that is there already is replaced."""
+    """Write a digest to the lock file, replacing an existing one."""
     entries = {**read_lock(lock), reference: LockedDigest(digest=digest, recorded=files.utc_now())}
     content: Lock = {"images": dict(sorted(entries.items()))}
     files.write_json(lock, content)
 
 
 def hold_to_lock(reference: str, digest: str, lock: Path = LOCK) -> None:
-    """Record the digest at the first pull; refuse another one from then on."""
+    """Record the digest at the first pull; later reject different ones."""
     locked = read_lock(lock).get(reference)
     if locked is None:
         record(reference, digest, lock)

@@ -1,9 +1,8 @@
-"""A job as a command of each runtime: pure functions of the job and of facts that were read before.
+"""Render a job as a command for each runtime. Renderers are pure functions of the job and of previously read facts.
 
-All container runtimes share the host's process numbers and host name, so that a rank's heartbeat means the same inside
-and outside: signals, the hang watch and the search for left-over processes need no second way. Values of the job's
-variables travel in the environment of the engine's client and not on the command line, where every user of the machine
-could read them.
+Containers share the host's PID namespace and host name, so heartbeats are valid inside and outside: signals, hang
+detection and cleanup work in the same way. Variables of the job are passed through the environment of the engine's
+client, not on the command line, which all users of the machine can read.
 """
 
 import json
@@ -19,7 +18,7 @@ from encore import paths
 from encore.errors import EncoreError
 from encore.job import PASSED_ON, Command, Job, Mount, caller_name
 
-# How an engine hands out GPUs: its own ``--gpus`` option, or a device of the Container Device Interface
+# How an engine passes GPUs: by the ``--gpus`` option, or as a CDI (Container Device Interface) device
 GpuAccess = Literal["gpus", "cdi"]
 # Options of ``docker run`` and ``podman run`` that hand over all GPUs; None: the engine cannot
 GPU_OPTIONS: Mapping[GpuAccess | None, list[str]] = {
@@ -31,31 +30,31 @@ GPU_OPTIONS: Mapping[GpuAccess | None, list[str]] = {
 # Folder of ``benchmarks/`` inside every image; NGC images keep the user's work in /workspace
 CODE = "/workspace/encore"
 
-# What every container gets in addition to the job's environment: the caller's home is not there, and packages that the
-# caller installed for himself must not replace those of the image
+# Variables of every container in addition to the job's: the caller's home is not mounted, and packages in the user site
+# must not override those in the image
 INSIDE = {"HOME": "/tmp", "PYTHONNOUSERSITE": "1", "PYTHONPATH": CODE}
 
-STACK_BYTES = 64 * 2**20  # Stack of a thread, as NVIDIA's documentation of the framework containers asks for
-# Label of the containers that a launcher starts: one a rank, on any node, so that none has a fixed name
+STACK_BYTES = 64 * 2**20  # Stack limit of a thread, as recommended for NVIDIA's framework containers
+# Label of containers started by a launcher. Each rank has a container, so names cannot be fixed.
 LABEL = "encore.run"
-# Launchers that a Python can start itself, wherever their programs are
+# Launchers that can be started as Python modules, without their scripts
 MODULES = {"torchrun": "torch.distributed.run", "horovodrun": "horovod.runner.launch"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
-    """Facts about the container and the machine, read once; renderers read nothing themselves."""
+    """Facts about the container and the machine. Renderers do not read any others."""
 
     image: str  # Name of the image, or path of the image file for Apptainer and Enroot
     name: str
     user: int
     group: int
-    caller: Mapping[str, str]  # Environment of the caller, from which the engine's own client takes what it needs
-    program: str = ""  # The engine's client; empty: the one on PATH
+    caller: Mapping[str, str]  # Environment of the caller; the engine's client uses part of it
+    program: str = ""  # Client of the engine; empty: from PATH
     rootless: bool = False
     gpu_access: GpuAccess = "gpus"
     infiniband: tuple[str, ...] = ()  # Device files of InfiniBand adapters
-    # The most open files and processes that the caller may have, by the engines' names; -1: no limit
+    # Limits of open files and processes, by the engines' names; -1: unlimited
     limits: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,7 +72,7 @@ def check_image(image: str) -> None:
 
 
 def _mounts(job: Job, separators: str) -> tuple[Mount, ...]:
-    """Return the mounts of a job, unless a path contains one of the characters that end it in the engine's option."""
+    """Return the mounts of a job; reject paths with separators of the engine's mount option."""
     for path in (path for mount in job.mounts for path in (str(mount.source), mount.target)):
         special = re.search(rf"[{separators}\x00-\x1f\x7f]", path)
         if special:
@@ -89,14 +88,14 @@ CLIENT_PREFIXES = ("APPTAINER_", "CONTAINERS_", "DBUS_", "DOCKER_", "ENROOT_", "
 
 
 def _client(job: Job, container: Container) -> dict[str, str]:
-    # The environment of the engine's client: its own settings, and the values of what the job passes on
+    # Environment of the engine's client: its settings, and values that the job passes on
     caller = container.caller.items()
     variables = {name: value for name, value in caller if name in CLIENT_VARIABLES or name.startswith(CLIENT_PREFIXES)}
     return {**variables, **job.environment}
 
 
 def inside_of(job: Job, container: Container) -> dict[str, str]:
-    """Return what a container gets in addition to the job's environment; no value is a secret."""
+    """Return the variables that a container gets in addition to the job's; they contain no secrets."""
     variables = {
         **caller_name(container.caller),
         # By number, and not below HOME: Apptainer and Enroot share /tmp with the host, and so with other users.
@@ -110,7 +109,7 @@ def inside_of(job: Job, container: Container) -> dict[str, str]:
 
 
 def _named(job: Job, values: Mapping[str, str]) -> list[str]:
-    # ``--env`` options: by name alone what the client's environment has, with their values those ``values``
+    # ``--env`` options: by name for variables in the client's environment, with value for ``values``
     by_name = sorted({*job.environment, *job.launch.passed})
     return [word for setting in (*by_name, *(f"{n}={v}" for n, v in values.items())) for word in ("--env", setting)]
 
@@ -127,7 +126,7 @@ def _command(engine: str, argv: list[str], environment: Mapping[str, str], clean
 
 
 def _oci(engine: str, job: Job, container: Container, options: list[str], gpu_access: GpuAccess) -> Command:
-    # What Docker and Podman share; the container goes at its end, or by ``cleanup``
+    # Common options of Docker and Podman. The container is removed at exit, or by ``cleanup``
     program = container.program or engine
     name = ["--name", container.name]
     cleanup: tuple[str, ...] = (program, "rm", "--force", "--volumes", container.name)
@@ -148,10 +147,10 @@ def _oci(engine: str, job: Job, container: Container, options: list[str], gpu_ac
         for each in _mounts(job, ',"')
     )
     shared = [
-        # Heartbeats carry process number and host name. The host's name must lead to an address, for a single rank too:
-        # Gloo looks itself up. No TTY: the output goes to a file.
+        # Heartbeats contain PID and host name. The host name must resolve to an address, for a single rank too, because
+        # Gloo looks it up. No TTY: output goes to a file.
         *("--pull", "never", "--workdir", CODE, "--pid", "host", "--uts", "host", "--network", "host"),
-        # Ranks of one node talk through /dev/shm, NCCL as well as DALI's processes.
+        # Ranks on a node communicate through /dev/shm: NCCL and DALI's processes.
         *(("--ipc", "host") if job.ranks > 1 else ("--shm-size", "1g")),
         *("--ulimit", f"stack={STACK_BYTES}"),
         # Pinned memory for GPUs and adapters; an engine without the right to raise limits refuses the option.
@@ -168,7 +167,7 @@ def _oci(engine: str, job: Job, container: Container, options: list[str], gpu_ac
 
 def docker(job: Job, container: Container) -> Command:
     """Return the job as ``docker run``; results belong to the caller."""
-    # A rootless engine maps root inside to the caller outside, and any other number to another user.
+    # Rootless engines map root in the container to the caller, and other users to subordinate IDs.
     user = "0:0" if container.rootless else f"{container.user}:{container.group}"
     return _oci("docker", job, container, ["--user", user], container.gpu_access)
 
@@ -178,24 +177,24 @@ def podman(job: Job, container: Container) -> Command:
     options = [
         # SELinux (Red Hat) denies a container the caller's folders and the GPUs unless it is set not to.
         *("--user", f"{container.user}:{container.group}", "--security-opt", "label=disable"),
-        # The caller keeps his number inside, so that what he writes there is his outside.
+        # Keep the caller's user ID, so that the caller owns the files that the container writes.
         *(("--userns", "keep-id") if container.rootless else ()),
-        # Else Podman asks for a million of each, which the kernel refuses to whoever may not raise limits.
+        # By default Podman requests a limit of a million, which fails for users that may not raise limits.
         *(word for name, limit in container.limits.items() for word in ("--ulimit", f"{name}={limit}:{limit}")),
     ]
-    # Podman knows GPUs through the Container Device Interface alone.
+    # Podman supports GPUs through CDI only.
     return _oci("podman", job, container, options, "cdi")
 
 
 def apptainer(job: Job, container: Container) -> Command:
-    """Return the job as ``apptainer run``: network, memory and processes are the host's unless asked otherwise."""
+    """Render for ``apptainer run``, which shares network, memory and processes with the host by default."""
     variables = inside_of(job, container)
-    # A task of srun has the job's own environment already, and what Slurm set for this rank alone.
+    # An srun task already has the environment of the job and of its rank.
     options = [*(() if job.launch.outer else ("--cleanenv",)), "--home", variables.pop("HOME"), "--pwd", CODE]
     mounts = (f"{each.source}:{each.target}:{'ro' if each.read_only else 'rw'}" for each in _mounts(job, ",:"))
     options += [*(("--nv",) if job.gpus else ()), *(word for mount in mounts for word in ("--bind", mount))]
     argv = [*job.launch.outer, container.program or "apptainer", "run", *options, container.image, *job.argv]
-    # Apptainer hands APPTAINERENV_X on as X; --cleanenv stops everything else.
+    # Apptainer passes APPTAINERENV_X on as X; --cleanenv blocks everything else.
     passed = {f"APPTAINERENV_{name}": value for name, value in {**job.environment, **variables}.items()}
     return _command("apptainer", argv, {**_client(job, container), **passed})
 
@@ -213,10 +212,10 @@ def enroot(job: Job, container: Container) -> Command:
 
 
 def pyxis(job: Job, container: Container) -> Command:
-    """Return the job as options of srun, whose plugin starts the container (NVIDIA/pyxis, its README's options)."""
+    """Render as srun options of the Pyxis plugin (NVIDIA/pyxis, README)."""
     variables = inside_of(job, container)
     mounts = ",".join(f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in _mounts(job, ",:"))
-    # Without it the image's own value of a variable wins over the job's.
+    # Otherwise the image's value of a variable overrides the job's.
     names = ",".join(sorted(name for name in {**job.environment, **variables} if not name.startswith("SLURM_")))
     options = (
         f"--container-image={container.image}",
@@ -231,11 +230,11 @@ def pyxis(job: Job, container: Container) -> Command:
 
 
 def host(job: Job, python: Path, caller: Mapping[str, str], is_user_python: bool = False) -> Command:
-    """Return the job as a command in the environment of ``python``; mounts are the folders themselves.
+    """Render for the environment of ``python`` on the host, without mounts.
 
-    ``caller`` is the environment of the user: only PASSED_ON and PATH are taken over from it. A Python that was
-    ``is_user_python`` by the user may have its programs and packages anywhere: it is named by its file, starts launchers as
-    modules, and keeps the caller's PYTHONPATH, by which environment modules work.
+    ``caller`` is the environment of the user; only PASSED_ON and PATH are used. With ``is_user_python`` programs and
+    packages may be anywhere: the interpreter is given by path, launchers are started as modules, and the caller's
+    PYTHONPATH is kept, which environment modules need.
     """
     own_path = caller.get("PYTHONPATH") if is_user_python else None
     environment = {

@@ -1,4 +1,4 @@
-"""Where a run takes place: on the host or in an image of one of the container runtimes, and why there."""
+"""Selection of the runtime: host, or an image in a container engine, with the reason."""
 
 import contextlib
 import hashlib
@@ -35,7 +35,7 @@ RUNTIMES = ("auto", "host", *RENDERERS)
 
 
 class UsedImage(TypedDict):
-    """The image of a container."""
+    """Image of a container."""
 
     name: str
     id: str | None
@@ -54,10 +54,10 @@ class Target:
     engine: Engine | None = None
     image: str = ""  # Name or file of the image
     found: Image | None = None
-    problem: EncoreError | None = None  # Why nothing can be started there; a dry run shows the command all the same
-    # On the host: the Python that the user named; None: that of the framework's own environment
+    problem: EncoreError | None = None  # Why the runtime cannot start a run; a dry run still shows the command
+    # The user's Python on the host; None: that of the framework's environment
     python: Path | None = None
-    facts: Facts | None = None  # What the Python answered; None before it was asked
+    facts: Facts | None = None  # Answer of the Python; None before it was queried
 
     def python_json(self) -> dict[str, Any] | None:
         if self.python is None:
@@ -91,9 +91,9 @@ def choose(
     in_slurm: bool = False,
     python: Path | None = None,
 ) -> Target:
-    """Return the runtime that was asked for, or with ``auto`` the first that has an image of the benchmark.
+    """Return the requested runtime; for ``auto`` the first one with an image of the benchmark.
 
-    ``python`` is the user's own, for the host.
+    ``python`` is the user's interpreter for the host.
     """
     if runtime not in RUNTIMES:
         raise names.unknown("runtime", runtime, RUNTIMES)
@@ -123,7 +123,7 @@ def _is_here(name: str, in_slurm: bool) -> bool:
 
 
 def _look(runtime: str, choice: Choice, reason: str, image: str | None) -> Target:
-    # What there is of one runtime; never raises, so that a dry run can show the command anywhere
+    # Inspect a runtime. Errors are stored in the target, so that a dry run shows the command on any machine
     built = runtime in engines.BUILDERS
     reference = image or (building.image_name(choice) if built else str(building.image_file(choice, runtime)))
     engine = image_info = problem = None
@@ -132,7 +132,7 @@ def _look(runtime: str, choice: Choice, reason: str, image: str | None) -> Targe
         image_info = engines.inspect(engine, reference) if built else None
         if built and image_info is None:
             problem = building.not_built(choice, runtime)
-        # Pyxis imports an image of a registry itself: ``nvcr.io#nvidia/mxnet:24.06-py3``; a file is an absolute path.
+        # Pyxis imports images from a registry: ``nvcr.io#nvidia/mxnet:24.06-py3``; image files are absolute paths.
         elif not built and (runtime != "pyxis" or reference.startswith(("/", "."))) and not Path(reference).exists():
             hint = f"encore images convert {choice.name} --runtime {'enroot' if runtime == 'pyxis' else runtime}"
             problem = EncoreError(f"no image file {reference}", hint=hint)
@@ -170,17 +170,17 @@ def preparation(target: Target, benchmark: str, directory: Path, settings: data.
 
 
 def _limits() -> dict[str, int]:
-    # The most open files and processes that a container of the caller's may have
+    # The caller's hard limits of open files and processes
     open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     processes = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    # Podman itself gives up what it has beyond the kernel's number of processes.
+    # Podman reduces the limit to the kernel's pid_max.
     max_pids = int(files.text_of("/proc/sys/kernel/pid_max") or processes)
     processes = max_pids if processes == resource.RLIM_INFINITY else min(processes, max_pids)
     return {"nofile": open_files, "nproc": processes}
 
 
 def container_name(folder: Path) -> str:
-    """Return a name that no other container has, and that says which run it belongs to."""
+    """Return a unique container name that identifies the run."""
     # Run folders of two results folders may have the same name.
     distinction = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:8]
     name = re.sub(r"[^a-zA-Z0-9_.-]", "-", f"{folder.parent.name}-{folder.name.rsplit('_', 1)[-1]}")
@@ -198,10 +198,10 @@ def asked(
     start: bool = True,
     outer: tuple[str, ...] = (),
 ) -> Target:
-    """Return the target with what its Python answered, or with the reason why it cannot be used.
+    """Query the Python of a target; return the target with the answer, or with the reason why it cannot be used.
 
-    ``extra`` are variables that the ranks get. An image that nobody asked yet is started for it on ``gpus``, by
-    ``outer`` where Slurm has to, unless ``start`` is False.
+    ``extra`` are additional variables of the ranks. Images without a cached answer are started on ``gpus``, with the
+    prefix ``outer`` in Slurm, unless ``start`` is False.
     """
     if target.facts is not None or target.problem is not None:
         return target
@@ -216,8 +216,8 @@ def asked(
 
 
 def _ask_python(python: Path, choice: Choice, extra: Mapping[str, str]) -> Facts:
-    # The answer of a Python of the user's, with the environment that ranks have. What its Horovod was built with takes
-    # longest to say; it is asked again when another one was installed
+    # Query the user's Python in the environment of the ranks. The build of Horovod takes the longest and is cached
+    # until Horovod is reinstalled
     nothing = Job(argv=(), environment=extra, mounts=(), ranks=1, gpus=0)
     environment = renderers.host(nothing, python, os.environ, is_user_python=True).environment
     cached = _kept_build(python)
@@ -236,19 +236,19 @@ def _kept_build(python: Path) -> Path:
 
 
 def keep_build(python: Path, horovod: int, check_build: str) -> None:
-    """Keep what the Horovod of a Python, installed at that time, was built with."""
+    """Cache the build options of an installation of Horovod."""
     cached = _kept_build(python)
     cached.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(cached, {"horovod": horovod, "check_build": check_build})
 
 
 def _ask_image(target: Target, choice: Choice, gpus: int, start: bool, outer: tuple[str, ...]) -> Facts | None:
-    # The answer of an image, None without one. It is asked once, since its id or its file names the answer; one that
-    # is still in a registry is asked every time
+    # Query an image; None if unavailable. Answers are cached by image ID or file; images in a registry have no ID yet
+    # and are queried each time
     question = interpreters.question(choice.implementation.framework, _more_imports(choice), 0)
     command = ("python", "-c", interpreters.program(), question)
     identity = _identity(target)
-    # Without its GPUs an image may lack the driver's library.
+    # Without GPUs an image may lack the driver's libraries.
     key = hashlib.sha256(f"{identity} {command} {bool(gpus)}".encode()).hexdigest()[:16]
     cached = paths.cache_folder() / "images" / f"{key}-facts.json"
     if identity and cached.exists():
@@ -268,7 +268,7 @@ def _ask_image(target: Target, choice: Choice, gpus: int, start: bool, outer: tu
         info = interpreters.parse(engines.ask(rendered.argv, IMPORT_SECONDS).stdout)
     except EncoreError:
         return None
-    # What cannot be imported may be the machine's fault, and be fixed there.
+    # Failed imports may be caused by the machine, so they are not cached.
     if identity and info is not None and not info.problems:
         cached.parent.mkdir(parents=True, exist_ok=True)
         files.write_json(cached, asdict(info))
@@ -276,7 +276,7 @@ def _ask_image(target: Target, choice: Choice, gpus: int, start: bool, outer: tu
 
 
 def _identity(target: Target) -> str:
-    # What names the content of an image; empty for one that is still in a registry
+    # Identity of an image's content; empty if it is still in a registry
     if target.found is not None:
         return target.found.id
     file = Path(target.image)
@@ -287,6 +287,6 @@ def _identity(target: Target) -> str:
 
 
 def _more_imports(choice: Choice) -> tuple[str, ...]:
-    # What the benchmark imports in addition to its framework
+    # Modules that the benchmark imports in addition to the framework
     row = images.catalogue().image.get(choice.name)
     return (row.imports,) if row is not None else ()

@@ -1,8 +1,8 @@
-"""Runs once on every host of a run, started there by srun or ssh: check it, drop its page cache, remove containers.
+"""Actions on a host of a run, started over srun or ssh: check requirements, drop the page cache, remove containers.
 
     $ srun --ntasks-per-node=1 python -m encore.machine.host_actions check '[["same", "/data/dataset.json", "9f..."]]'
 
-Prints one line of JSON. Standard library only: it starts in a moment, on the Python of any framework.
+Prints one line of JSON. Uses the standard library only, to start fast with any Python.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ DROP = Path("/proc/sys/vm/drop_caches")
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file, or of all Python files below a folder; empty if it cannot be read."""
+    """Return the SHA-256 of a file, or of all Python files in a directory tree; empty if it cannot be read."""
     content = hashlib.sha256()
     try:
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
@@ -45,8 +45,8 @@ def _readable(path: str, _: str) -> str:
 
 
 def _shared(mark: str, _: str) -> str:
-    # Look for a file that was written a moment ago, and write another one. A mount that is read-only, or an identity
-    # that the server does not know, shows only by writing
+    # Look for a recently created file, and write a file. Read-only mounts, and users unknown to the server, are only
+    # detected by writing.
     folder = Path(mark).parent
     if not Path(mark).exists():
         return f"the results folder {folder} is not that of the first host"
@@ -76,13 +76,13 @@ def _interface(name: str, _: str) -> str:
 
 
 def _gpus(min_count: str, _: str) -> str:
-    # The driver lists its GPUs in /proc at once; their devices may be made at their first use.
+    # The driver lists GPUs in /proc immediately; device files may be created on first use.
     count = max(len(list(Path(folder).glob(name))) for folder, name in GPU_FILES)
     return "" if count >= int(min_count) else f"{count} GPUs, {min_count} wanted"
 
 
 GPU_FILES = (("/proc/driver/nvidia/gpus", "*"), ("/dev", "nvidia[0-9]*"))
-# Each returns what is wrong, or an empty text
+# Each function returns the problem; empty if the requirement is met.
 PROBES: dict[str, Callable[[str, str], str]] = {
     "same": _same, "executable": _executable, "readable": _readable, "shared": _shared, "program": _program,
     "image": _image, "interface": _interface, "gpus": _gpus,
@@ -90,7 +90,7 @@ PROBES: dict[str, Callable[[str, str], str]] = {
 
 
 def check(needs: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
-    """Return what is wrong here, each with the position of the need: kind, what, and what is expected of it."""
+    """Return the problems of this host with the indices of the requirements (kind, target, expected value)."""
     answers = ((number, PROBES[kind](target, expected)) for number, (kind, target, expected) in enumerate(needs))
     return {"problems": [(number, problem) for number, problem in answers if problem]}
 
@@ -109,7 +109,7 @@ def drop_caches(_: Any = None) -> dict[str, Any]:
 
 
 def remove_containers(arguments: dict[str, str]) -> dict[str, Any]:
-    """Remove the containers of an experiment that their client, killed by Slurm, has left behind."""
+    """Remove containers of an experiment that remained after Slurm killed their client."""
     engine = arguments["engine"]
     listing = [engine, "ps", "--all", "--quiet", "--filter", f"label={arguments['label']}"]
     done = subprocess.run(listing, capture_output=True, text=True, timeout=SECONDS, check=False)

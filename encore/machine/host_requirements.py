@@ -1,6 +1,6 @@
-"""What a run needs of each of its hosts, and what the answers mean; srun or ssh ask the hosts.
+"""Requirements of a run for its hosts, and conversion of the answers into checks.
 
-The hosts are asked by :mod:`encore.machine.host_actions`, which runs on each of them.
+The hosts are checked by :mod:`encore.machine.host_actions`, started by srun or ssh.
 """
 
 import json
@@ -26,7 +26,7 @@ class Need:
 
 
 def same(path: Path, hint: str) -> Need:
-    """Return the need of a file, or of the Python files of a folder, as they are on this host."""
+    """Require a file, or the Python files of a folder, with the same content as on this host."""
     return Need("same", str(path), hint, host_actions.digest(path))
 
 
@@ -35,7 +35,7 @@ def question(needs: Sequence[Need]) -> str:
 
 
 def failed_checks(kind: str, name: str, problems: Sequence[tuple[int, str]], needs: Sequence[Need]) -> list[Check]:
-    """Return no check for a host that answered without problems, else one with all of them."""
+    """Combine the problems of a host into one failed check; empty without problems."""
     if not problems:
         return []
     hint = needs[problems[0][0]].hint
@@ -44,7 +44,7 @@ def failed_checks(kind: str, name: str, problems: Sequence[tuple[int, str]], nee
 
 @contextmanager
 def marked(results: Path) -> Iterator[Path]:
-    """Keep a file in the results folder, by which other hosts show that they see the same folder."""
+    """Create a temporary file in the results folder, which verifies that other hosts share the folder."""
     mark = results / f".encore-{secrets.token_hex(8)}"
     try:
         results.mkdir(parents=True, exist_ok=True)

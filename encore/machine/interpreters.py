@@ -1,4 +1,4 @@
-"""What a Python has of what a benchmark needs: one that the user names for the `host` runtime, or an image's."""
+"""Query a Python interpreter for the packages of a benchmark: the user's (`host` runtime), or in an image."""
 
 import json
 import os
@@ -22,18 +22,18 @@ HINT = 'activate the environment and give --python "$(command -v python)"'
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    python: str  # Its version, such as ``3.11.7``
+    python: str  # Version, such as ``3.11.7``
     problems: Mapping[str, str]  # Why modules cannot be imported, by name
     packages: Mapping[str, str]  # Versions by package
-    cuda: str  # The CUDA that the framework was built with; empty for CPUs alone
+    cuda: str  # CUDA version of the framework build; empty for CPU builds
     gpus: int
-    mpirun: bool  # Whether the program is on its PATH
+    mpirun: bool  # Whether mpirun is on PATH
     horovod: int  # When Horovod was installed, in nanoseconds; 0 without
-    check_build: str  # What ``horovodrun --check-build`` prints; empty without Horovod
+    check_build: str  # Output of ``horovodrun --check-build``; empty without Horovod
 
 
 def named_or_made(python: Path | None, framework: str, on_step: Callable[[str], None]) -> Path:
-    """Return the Python that the user named, else that of the framework's environment, which is made if need be."""
+    """Return the user's Python, else that of the framework's environment, which is created if needed."""
     if python is None:
         return environment.ensure_environment(framework, on_step).absolute()
     if not python.expanduser().is_file():
@@ -42,16 +42,16 @@ def named_or_made(python: Path | None, framework: str, on_step: Callable[[str], 
 
 
 def question(framework: str, extra_modules: Sequence[str], known_horovod: int) -> str:
-    """Return the argument of :mod:`encore.machine.python_probe`; ``extra_modules`` modules are imported first.
+    """Return the argument of :mod:`encore.machine.python_probe`. ``extra_modules`` are imported first.
 
-    ``known_horovod`` is the Horovod whose build is known already.
+    ``known_horovod`` identifies an installation of Horovod whose build is already known.
     """
     entry = catalogue.framework(framework)
     modules = list(dict.fromkeys((*filter(None, extra_modules), *entry.imports, *COMMON)))
     return json.dumps({"modules": modules, "cuda": entry.cuda, "gpus": entry.gpus, "known": known_horovod})
 
 
-# An older Python cannot even read the program, and still reports its version
+# An older Python cannot parse the program, but reports its version.
 GUARD = """import sys
 if sys.version_info < {oldest}:
     print({mark!r} + '{{"python": "%d.%d.%d"}}' % sys.version_info[:3])
@@ -66,7 +66,7 @@ def program() -> str:
 
 
 def parse(output: str) -> Facts | None:
-    """Return the answer in a program's output; None if there is none."""
+    """Parse the answer in the output of a program; None if missing."""
     answers = re.findall(rf"^{python_probe.MARK}(.*)$", output, re.MULTILINE)
     if not answers:
         return None
@@ -76,7 +76,7 @@ def parse(output: str) -> Facts | None:
 
 
 def ask(python: Path, question: str, environment: Mapping[str, str]) -> Facts:
-    """Return the answer of a Python of the user's; EncoreError if it is none or too old."""
+    """Query the user's Python; EncoreError if it is not usable or too old."""
     if not python.is_file():
         raise EncoreError(f"no Python {python}", expected=EXPECTED, hint=HINT)
     if not os.access(python, os.X_OK):

@@ -1,4 +1,4 @@
-"""The network interfaces that ranks talk through: found, never assumed to be called ib0 or eth0."""
+"""Detection of the network interfaces for communication between ranks, without assumptions about names."""
 
 import re
 import socket
@@ -12,7 +12,7 @@ from encore.files import text_of
 
 ROOT = Path("/")
 ETHERNET, INFINIBAND = 1, 32  # ARPHRD_ETHER and ARPHRD_INFINIBAND (linux/if_arp.h)
-# Beginnings of the names of interfaces that never leave the machine, or belong to containers
+# Prefixes of interfaces that are local or belong to containers
 LOCAL_ONLY = re.compile(r"(lo|docker|veth|virbr|vnet|br-|cni|flannel|cali|lxc|ifb|dummy|tun|tap|sit|kube)")
 
 
@@ -21,14 +21,14 @@ class Interface:
     """A network interface that has an address and is up."""
 
     name: str
-    type: int  # ETHERNET, INFINIBAND (IP over InfiniBand), or another number of the kernel's
-    megabits: int  # 0: the driver does not report it, as in most virtual machines
+    type: int  # ETHERNET, INFINIBAND (IP over InfiniBand), or a different ARP hardware type
+    megabits: int  # 0 if the driver does not report it, as in most virtual machines
     is_default: bool  # Whether the default route leaves through it
 
 
 @dataclass(frozen=True)
 class Port:
-    """An active port of a host channel adapter: InfiniBand, or RoCE where the link layer is Ethernet."""
+    """Active port of an InfiniBand or RoCE (Ethernet link layer) adapter."""
 
     adapter: str
     number: int
@@ -49,9 +49,9 @@ class Network:
 
 
 def best_interface(interfaces: Iterable[Interface]) -> str:
-    """Return the name of the interface for TCP: IP over InfiniBand, then the default route's, then the fastest.
+    """Select the interface for TCP: IP over InfiniBand, else the default route's, else the fastest.
 
-    Empty where there is none.
+    Empty without a usable interface.
     """
 
     def rank(interface: Interface) -> tuple[bool, bool, int, str]:
@@ -61,7 +61,7 @@ def best_interface(interfaces: Iterable[Interface]) -> str:
 
 
 def best_ports(ports: Iterable[Port]) -> tuple[Port, ...]:
-    """Return the InfiniBand ports, else the RoCE ones; of these the fastest, as slower ones serve storage."""
+    """Return the InfiniBand ports, else the RoCE ports; only the fastest, because slower ports are for storage."""
     all_ports = tuple(ports)
     layer = "InfiniBand" if any(port.layer == "InfiniBand" for port in all_ports) else "Ethernet"
     same = [port for port in all_ports if port.layer == layer]
@@ -77,7 +77,7 @@ def variables(network: Network, nodes: int) -> dict[str, str]:
     # Without a name OpenMPI also tries the bridges of container engines, which every node has under the same address,
     # and hangs.
     by_name = ("GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES", "OMPI_MCA_btl_tcp_if_include")
-    # "=" asks NCCL for this name and none that begins with it.
+    # "=" makes NCCL match the exact name instead of a prefix.
     over_tcp = {"NCCL_SOCKET_IFNAME": f"={interface}", **dict.fromkeys(by_name, interface)} if interface else {}
     over_adapters = {"NCCL_IB_HCA": f"={adapters}", "UCX_NET_DEVICES": adapters} if adapters else {}
     return {**over_tcp, **over_adapters}

@@ -1,4 +1,4 @@
-"""Facts about this machine: processor, memory, GPUs, operating system. Never raises; unknown is None."""
+"""Facts about this machine: CPUs, memory, GPUs, operating system. Errors are not raised; unknown values are None."""
 
 import os
 import platform
@@ -24,10 +24,10 @@ THROTTLE = {
 
 @contextmanager
 def devices() -> Iterator[list[Any]]:
-    """Yield the NVML handles of the GPUs that CUDA_VISIBLE_DEVICES leaves to CUDA programs, in CUDA's order.
+    """Yield the NVML handles of the GPUs visible to CUDA programs (CUDA_VISIBLE_DEVICES), in CUDA's order.
 
-    An empty list without a driver. For different GPUs in one machine, set CUDA_DEVICE_ORDER=PCI_BUS_ID: CUDA's default
-    order is another than NVML's.
+    Empty without a driver. If the machine has different GPUs, set CUDA_DEVICE_ORDER=PCI_BUS_ID: by default the
+    orders of CUDA and NVML differ.
     """
     import pynvml
 
@@ -43,9 +43,9 @@ def devices() -> Iterator[list[Any]]:
 
 
 def visible_handles(handles: Sequence[Any], visible: str | None) -> list[Any]:
-    """Return the GPUs of ``visible``: indices, UUIDs or their unique prefixes, and MIG UUIDs; None: all GPUs.
+    """Return the GPUs of ``visible``: indices, UUIDs or unique prefixes, and MIG UUIDs; None: all GPUs.
 
-    The list ends before the first invalid or repeated entry, such as -1 (CUDA C++ Programming Guide, "CUDA Environment
+    The list is cut at the first invalid or repeated entry, such as -1 (CUDA C++ Programming Guide, "CUDA Environment
     Variables").
     """
     if visible is None:
@@ -76,7 +76,7 @@ def _handle_of(entry: str, handles: Sequence[Any]) -> Any:
 
 
 def known(read: Callable[[], Value]) -> Value | None:
-    """Return what NVML answers; None where the driver or the GPU does not know."""
+    """Call a function of NVML; None if the driver or the GPU does not support it."""
     import pynvml
 
     try:
@@ -86,13 +86,13 @@ def known(read: Callable[[], Value]) -> Value | None:
 
 
 def condition(handle: Any) -> dict[str, Callable[[], int]]:
-    """Return what to ask a GPU of its condition, by name.
+    """Return functions that query the condition of a GPU, by name.
 
-    Reasons for lower clocks as a sum of THROTTLE's bits, and errors of its memory since the driver was loaded.
+    Throttle reasons are a sum of THROTTLE's bits; memory errors are counted since the driver was loaded.
     """
     import pynvml
 
-    # Drivers before R535 have it under its older name.
+    # Old name in drivers before R535.
     name = "nvmlDeviceGetCurrentClocks{}Reasons"
     reasons = getattr(pynvml, name.format("Event"), None) or getattr(pynvml, name.format("Throttle"))
     return {
@@ -103,7 +103,7 @@ def condition(handle: Any) -> dict[str, Callable[[], int]]:
 
 
 def bus(handle: Any) -> str:
-    """Return the PCI address of a GPU, of the whole GPU for a MIG instance."""
+    """Return the PCI address of a GPU; for a MIG instance that of the GPU."""
     import pynvml
 
     handle = known(lambda: pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)) or handle
@@ -111,23 +111,23 @@ def bus(handle: Any) -> str:
 
 
 def busses() -> list[str]:
-    """Return the PCI address of each visible GPU; empty without a driver."""
+    """Return the PCI addresses of the visible GPUs; empty without a driver."""
     with devices() as handles:
         return known(lambda: [bus(handle) for handle in handles]) or []
 
 
 def text(value: str | bytes) -> str:
-    """Return a text of NVML, whose older versions give bytes."""
+    """Decode a string from NVML, whose older versions return bytes."""
     return value.decode() if isinstance(value, bytes) else value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    index: int  # As in nvidia-smi; CUDA_VISIBLE_DEVICES may give CUDA another one
+    index: int  # As in nvidia-smi; CUDA's index may differ due to CUDA_VISIBLE_DEVICES
     name: str
     memory_gib: float  # 0 where the driver does not report it
     driver: str
-    compute_capability: str | None  # Such as ``9.0``; None where the driver is too old to report it
+    compute_capability: str | None  # Such as ``9.0``; None if the driver is too old to report it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,10 +151,10 @@ def gpus() -> tuple[Gpu, ...]:
 def _gpu(position: int, handle: Any) -> Gpu:
     import pynvml
 
-    # A MIG instance has no index of its own.
+    # MIG instances do not have an index.
     index = known(lambda: pynvml.nvmlDeviceGetIndex(handle))
     capability = known(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
-    # A GPU that shares the memory of the CPU has none of its own to report.
+    # GPUs that share the CPU's memory do not report a size.
     memory = known(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total) or 0
     return Gpu(
         index=position if index is None else int(index),
@@ -173,7 +173,7 @@ def _operating_system() -> str:
 
 
 def name() -> str:
-    """Return what Slurm calls this node, else its host name."""
+    """Return Slurm's name of this node, else its host name."""
     return os.environ.get("SLURMD_NODENAME") or platform.node()
 
 

@@ -1,9 +1,9 @@
-"""A node's metrics as text for node_exporter's textfile collector, as long as a run lasts; no daemon of our own.
+"""Metrics of a run in the format of node_exporter's textfile collector; no additional daemon is needed.
 
     $ node_exporter --collector.textfile.directory=/var/lib/node_exporter       # the site's
     $ ENCORE_TEXTFILE=/var/lib/node_exporter encore run resnet 8                 # or textfile in cluster.toml
 
-The format is OpenMetrics 1.0, of which the collector takes what Prometheus' older text format has as well.
+The format is the subset of OpenMetrics 1.0 that is also valid in Prometheus' older text format.
 """
 
 import os
@@ -19,7 +19,7 @@ VARIABLE = "ENCORE_TEXTFILE"
 WRITTEN_SECONDS = 15.0  # Between two writings: a usual interval of scrapes
 _LAST_BYTES = 4096
 
-# What a reading calls it, the metric, its kind, its unit's factor, and what it is.
+# Key in the sample, metric, type, factor to the base unit, and help text.
 OF_NODE = (
     ("cpu_percent", "encore_cpu_used_ratio", "gauge", 0.01, "Share of all cores in use"),
     ("memory_used_mib", "encore_memory_used_bytes", "gauge", 2.0**20, "Memory in use"),
@@ -53,7 +53,7 @@ OF_RUN = (
 
 
 def render(reading: Mapping[str, Any], experiment: Path) -> str:
-    """Return the metrics of one reading of a node, of its ranks and of the run as far as it has come."""
+    """Render the metrics of a node's sample, its ranks, and the progress of the run."""
     labels = {"run": experiment.parent.name, "experiment": experiment.name.rpartition("_")[2], "node": reading["node"]}
     gpus = [({**labels, "gpu": number}, gpu) for number, gpu in enumerate(reading["gpus"])]
     ranks = [({**labels, "rank": rank}, line) for rank, line in _ranks(experiment, str(reading["node"]))]
@@ -79,7 +79,7 @@ def _labels(labels: Mapping[str, Any]) -> str:
 
 
 def _ranks(experiment: Path, node: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    # The last line of each rank of a node, which each node reports itself.
+    # The last record of every rank on a node. Each node reports its ranks.
     for path in sorted((experiment / "steps").glob("rank_*.jsonl")):
         line = _last(path, '"median"')
         if line and line.get("node") == node:
@@ -92,7 +92,7 @@ def _last(path: Path, mark: str) -> dict[str, Any]:
 
 
 class Textfile:
-    """The file of this run in the collector's folder, if there is one; ``remove`` it when the run has ended."""
+    """File of a run in the collector's folder, if configured. Call ``remove`` at the end of the run."""
 
     def __init__(self, experiment: Path) -> None:
         folder = os.environ.get(VARIABLE)
@@ -101,11 +101,11 @@ class Textfile:
         self._next = 0.0
 
     def write(self, reading: Mapping[str, Any]) -> None:
-        """Write, unless it was a moment ago; whole, so that no scrape reads half of it."""
+        """Write the file atomically, at most once per interval."""
         if self._path is None or reading["time"] < self._next:
             return
         self._next = reading["time"] + WRITTEN_SECONDS
-        # The collector takes *.prom alone.
+        # The collector only reads *.prom files.
         with suppress(OSError), files.replaced(self._path) as file:
             file.write(render(reading, self._experiment).encode())
 

@@ -1,4 +1,4 @@
-"""Which one of several that should be alike is slow: the others' median, which a slow one does not move, decides.
+"""Detection of slow outliers among equal components, relative to the median of the others.
 
 from encore.machine.outliers import lowest, slow_ones
 slow_ones({"n1": 99.0, "n2": 100.0, "n3": 50.0}, tolerance=0.2)  # {"n3": 0.5025...}
@@ -10,26 +10,26 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
-FAR = 4.0  # Median absolute deviations of the others
+FAR = 4.0  # Limit in median absolute deviations
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared(Generic[Key]):
-    """A value next to the others, of which there is at least one."""
+    """A value and the statistics of the other values."""
 
     name: Key
     value: float
-    others: float  # Their median
-    spread: float  # Their median absolute deviation
+    others: float  # Median of the other values
+    spread: float  # Median absolute deviation of the other values
 
     @property
     def is_far(self) -> bool:
-        """Whether it is lower by far more than the others differ."""
+        """Whether the value is below the median by more than FAR deviations."""
         return self.value < self.others - FAR * self.spread
 
 
 def compared(values: Mapping[Key, float]) -> list[Compared[Key]]:
-    """Compare each value with the others; nothing where there is only one."""
+    """Compare each value with the remaining ones; empty for a single value."""
     comparisons = []
     for name, value in values.items() if len(values) > 1 else ():
         rest = [other for key, other in values.items() if key != name]
@@ -44,7 +44,7 @@ def lowest(values: Mapping[Key, float]) -> Compared[Key] | None:
 
 
 def slow_ones(values: Mapping[Key, float], tolerance: float) -> dict[Key, float]:
-    """Return the share of the others' median that each reaches which is slow by more than ``tolerance``, and far."""
+    """Return values that are slower than ``tolerance`` permits and far from the rest, as fractions of their median."""
     return {
         comparison.name: comparison.value / comparison.others
         for comparison in compared(values)

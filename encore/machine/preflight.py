@@ -90,7 +90,7 @@ def weight_mounts(files: dict[str, Path], data: Path) -> tuple[Mount, ...]:
 
 
 def refuse_other_weights(files: dict[str, Path], recorded: Mapping[str, Any]) -> None:
-    """Reject files that differ from run.json. A missing file is accepted, because its weights may be in a checkpoint."""
+    """Reject files that differ from run.json. A missing file is accepted: its weights may be in a checkpoint."""
     there = weights_json({key: path for key, path in files.items() if path.is_file()})
     for key, current in there.items():
         if key in recorded and current["sha256"] != recorded[key]["sha256"]:

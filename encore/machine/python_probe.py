@@ -1,7 +1,7 @@
-"""Runs in the Python of an image or of the user's: what it can import, on which GPUs, and what its Horovod can do.
+"""Probe of a Python, in an image or of the user: importable packages, GPUs, and build options of Horovod.
 
-Handed over as text (``python -c``), so that nothing of it has to be there; takes and prints one line of JSON.
-Standard library only.
+The source is passed to ``python -c``, so no files are needed. Reads and prints one line of JSON. Standard library
+only.
 """
 
 import contextlib
@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Before the answer, since an image's greeting and a framework's warnings are printed to the same place
+# Prefix of the answer: greetings of images and warnings of frameworks are also printed to stdout
 MARK = "ENCORE FACTS "
 SECONDS = 300.0
 OLDEST = (3, 8)
-# Names and versions of the distribution's packages: the build of a benchmark's image writes them
+# Names and versions of the distribution's packages, written by the build of a benchmark's image
 SYSTEM_PACKAGES = Path("/opt/encore/system-packages.txt")
 
 
@@ -28,20 +28,20 @@ def problems(modules: list[str]) -> dict[str, str]:
     for name in modules:
         try:
             importlib.import_module(name)
-        # A library that is missing or built for another machine raises whatever it likes.
+        # A missing or incompatible library may raise any exception.
         except Exception as error:
             errors[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     return errors
 
 
 def packages() -> dict[str, str]:
-    """Return the version of every package by its name; in an image of a benchmark also of the distribution's."""
+    """Return package versions by name; in an image of a benchmark including the distribution's packages."""
     from importlib import metadata
 
     manifest = SYSTEM_PACKAGES.read_text(encoding="utf-8") if SYSTEM_PACKAGES.is_file() else ""
-    # A version of Debian's: epoch, colon, the software's own version, dash, revision.
+    # Debian versions: epoch, colon, upstream version, dash, revision.
     system = re.findall(r"^([\w.+-]+)=(?:\d+:)?(\S+?)(?:-[^-\s]*)?$", manifest, re.MULTILINE)
-    # The first of a name on the path is the one that is imported.
+    # The first match on the path takes precedence.
     distributions = reversed(list(metadata.distributions()))
     return {
         **dict(system),
@@ -54,7 +54,7 @@ def packages() -> dict[str, str]:
 
 
 def value(expression: str) -> Any:
-    """Return what an expression over imported modules says; None where it cannot be said."""
+    """Evaluate an expression over imported modules; None on errors."""
     if not expression:
         return None
     with contextlib.suppress(Exception):
@@ -69,8 +69,8 @@ def installed(name: str) -> int:
 
 
 def check_build() -> str:
-    """Return what ``horovodrun --check-build`` prints; empty where there is no such program."""
-    # As a module: a Python may have its programs anywhere.
+    """Return the output of ``horovodrun --check-build``; empty if the program is missing."""
+    # As a module, because scripts may be installed in any directory.
     command = [sys.executable, "-m", "horovod.runner.launch", "--check-build"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
@@ -96,5 +96,5 @@ def facts(question: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    # What a framework prints while it is imported is not part of the answer.
+    # Output of framework imports is not part of the answer.
     print(MARK + json.dumps(facts(json.loads(sys.argv[1]))))
