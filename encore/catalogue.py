@@ -191,21 +191,21 @@ class Benchmark(Strict):
 
     @model_validator(mode="after")
     def _has_all_targets(self) -> "Benchmark":
-        for name, each in self.rounds.items():
-            if set(each.targets) != set(self.qualities):
+        for name, round_ in self.rounds.items():
+            if set(round_.targets) != set(self.qualities):
                 raise ValueError(f"round {name} needs a target for each of {', '.join(self.qualities)}")
         return self
 
     def targets(self, config: Mapping[str, Any]) -> dict[str, float]:
-        return {name: config[each.config] for name, each in self.qualities.items()}
+        return {name: config[quality.config] for name, quality in self.qualities.items()}
 
     def submitted_weights(self, round_name: str) -> dict[str, Weights]:
         """Return the weights that the submissions of a round began with, by the key that names their file."""
         return {
-            key: each
-            for key, known in self.weights.items()
-            for each in known
-            if not each.rounds or round_name in each.rounds
+            key: weights
+            for key, candidates in self.weights.items()
+            for weights in candidates
+            if not weights.rounds or round_name in weights.rounds
         }
 
     def training_ranks(self, config: Mapping[str, Any], size: int) -> int:
@@ -216,7 +216,7 @@ class Benchmark(Strict):
         """Return the values of one evaluation in a log, by the names of the qualities."""
         if len(self.qualities) == 1:
             return dict(zip(self.qualities, logged.values(), strict=False))
-        names = {name: each.log_name or name for name, each in self.qualities.items()}
+        names = {name: quality.log_name or name for name, quality in self.qualities.items()}
         return {name: logged[log_name] for name, log_name in names.items() if log_name in logged}
 
 
@@ -289,41 +289,48 @@ def parse(model: type[Parsed], path: Path, **defaults: Any) -> Parsed:
         return model.model_validate({**defaults, **read_toml(path)})
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            raise names.unknown(f"key in {path}:", where, _keys_next_to(model, first["loc"])) from error
-        place = f"{path}: {where}" if where else str(path)
-        raise EncoreError(f"{place}: {first['msg'].removeprefix('Value error, ')}", hint="fix the file") from error
+            raise names.unknown(f"key in {path}:", key, _keys_next_to(model, first["loc"])) from error
+        location = f"{path}: {key}" if key else str(path)
+        raise EncoreError(f"{location}: {first['msg'].removeprefix('Value error, ')}", hint="fix the file") from error
 
 
-def _keys_next_to(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
+def _keys_next_to(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
     # The keys that the model has at the place of one that it has not.
-    for part in place[:-1]:
+    for part in location[:-1]:
         field = model.model_fields.get(str(part)) or model.model_fields.get("root")
         nested = (field.annotation, *typing.get_args(field.annotation)) if field else ()
-        model = next((each for each in nested if isinstance(each, type) and issubclass(each, BaseModel)), model)
-    return [".".join(map(str, (*place[:-1], name))) for name in model.model_fields]
+        model = next(
+            (annotation for annotation in nested if isinstance(annotation, type) and issubclass(annotation, BaseModel)),
+            model,
+        )
+    return [".".join(map(str, (*location[:-1], name))) for name in model.model_fields]
 
 
 @cache
 def framework(name: str) -> Framework:
-    known = parse(_Frameworks, paths.REQUIREMENTS / "environments.toml").root
-    if name not in known:
-        raise names.unknown("framework environment", name, known)
-    return known[name]
+    frameworks = parse(_Frameworks, paths.REQUIREMENTS / "environments.toml").root
+    if name not in frameworks:
+        raise names.unknown("framework environment", name, frameworks)
+    return frameworks[name]
 
 
 @cache
 def benchmarks() -> dict[str, Benchmark]:
-    every = (parse(Benchmark, file) for file in sorted(paths.BENCHMARKS.glob("*/benchmark.toml")))
-    return {benchmark.name: benchmark for benchmark in every}
+    parsed = (parse(Benchmark, file) for file in sorted(paths.BENCHMARKS.glob("*/benchmark.toml")))
+    return {benchmark.name: benchmark for benchmark in parsed}
 
 
 @cache
 def choices() -> dict[str, Choice]:
     """Return every benchmark and implementation by the name that the command line takes."""
-    every = (Choice(benchmark, each) for benchmark in benchmarks().values() for each in benchmark.implementations)
-    return {choice.name: choice for choice in every}
+    all_choices = (
+        Choice(benchmark, implementation)
+        for benchmark in benchmarks().values()
+        for implementation in benchmark.implementations
+    )
+    return {choice.name: choice for choice in all_choices}
 
 
 def choose(name: str) -> Choice:
@@ -340,8 +347,8 @@ def systems(choice: Choice) -> list[System]:
     """
     folders = (choice.folder.parent / "systems", choice.folder / "systems")
     files = [path for folder in folders for path in folder.glob("*.toml")]
-    found = [_read_system(path, choice.implementation_name) for path in files]
-    return sorted(found, key=lambda s: (s.round, s.nodes * s.gpus_per_node, s.system))
+    loaded = [_read_system(path, choice.implementation_name) for path in files]
+    return sorted(loaded, key=lambda s: (s.round, s.nodes * s.gpus_per_node, s.system))
 
 
 @cache
@@ -356,24 +363,26 @@ ON_GPUS = "gpu"  # Name of the toy data set's system with ``device = "gpu"``, wh
 
 def find_system(choice: Choice, name: str, round_name: str | None) -> System:
     """Return the system called ``name`` in ``round_name``, or in the newest round that has it."""
-    every = systems(choice)
-    small = [system for system in every if system.system == choice.benchmark.small_data.system]
-    every += [each.model_copy(update={"system": ON_GPUS, "config": {**each.config, "device": "gpu"}}) for each in small]
-    named = [system for system in every if system.system == name]
-    if not named:
-        raise names.unknown(f"system of {choice.name}", name, {system.system for system in every})
+    candidates = systems(choice)
+    small = [system for system in candidates if system.system == choice.benchmark.small_data.system]
+    candidates += [
+        toy.model_copy(update={"system": ON_GPUS, "config": {**toy.config, "device": "gpu"}}) for toy in small
+    ]
+    matches = [system for system in candidates if system.system == name]
+    if not matches:
+        raise names.unknown(f"system of {choice.name}", name, {system.system for system in candidates})
     if round_name is None:
-        return named[-1]
+        return matches[-1]
     if round_name not in choice.benchmark.rounds:
         raise names.unknown("round", round_name, choice.benchmark.rounds)
-    of_round = [system for system in named if system.round == round_name]
+    of_round = [system for system in matches if system.round == round_name]
     if of_round:
         return of_round[0]
-    if named[-1].kind == "small":
-        return named[-1].model_copy(update={"round": round_name})
-    rounds = ", ".join(system.round for system in named)
+    if matches[-1].kind == "small":
+        return matches[-1].model_copy(update={"round": round_name})
+    rounds = ", ".join(system.round for system in matches)
     raise EncoreError(
         f"system {name!r} is not in round {round_name}",
         expected=f"one of the rounds {rounds}",
-        hint=f"use --round {named[-1].round}, or `encore list {choice.name}` to see the systems of a round",
+        hint=f"use --round {matches[-1].round}, or `encore list {choice.name}` to see the systems of a round",
     )

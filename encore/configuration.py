@@ -69,7 +69,7 @@ class Configuration:
 
     @property
     def why_not_submitted(self) -> str:
-        return "; ".join(each.text for each in self.deviations) or UNSUBMITTED[self.system.kind]
+        return "; ".join(deviation.text for deviation in self.deviations) or UNSUBMITTED[self.system.kind]
 
     @property
     def division(self) -> str:
@@ -79,8 +79,8 @@ class Configuration:
     @property
     def needed_weights(self) -> dict[str, Weights]:
         # Weights that the submission began with, by the key that names their file; none where it is left empty.
-        known = _submitted_weights(self.choice, self.system, self.get("device"))
-        return {key: each for key, each in known.items() if self.get(key)}
+        candidates = _submitted_weights(self.choice, self.system, self.get("device"))
+        return {key: weights for key, weights in candidates.items() if self.get(key)}
 
     @property
     def environment(self) -> dict[str, Value]:
@@ -134,12 +134,12 @@ def _load(path: Path, name: str) -> Any:
 @cache
 def config_class(folder: Path) -> type[Any]:
     # The Config dataclass of an implementation, loaded from its file: host code imports no benchmark.
-    *shared, own = _config_files(folder)
+    *shared, config_file = _config_files(folder)
     for path in (paths.BENCHMARKS / "common" / "config_checks.py", *shared):
         # By the name under which the implementation imports it, so that no package has to be imported.
         _load(path, f"benchmarks.{path.parent.name}.{path.stem}")
-    found: type[Any] = _load(own, f"_config_of_{folder.parent.name}_{folder.name}").Config
-    return found
+    config: type[Any] = _load(config_file, f"_config_of_{folder.parent.name}_{folder.name}").Config
+    return config
 
 
 def memory_model(folder: Path) -> Any | None:
@@ -162,31 +162,31 @@ def field_types(folder: Path) -> dict[str, Any]:
 
 
 @cache  # one takes as long to make as a hundred values to check
-def _adapter(wanted: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(wanted, config=ConfigDict(strict=True, allow_inf_nan=False))
+def _adapter(type_: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(type_, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
-def checked(name: str, value: Any, wanted: Any) -> Any:
-    if wanted is int and isinstance(value, int) and abs(value) > MOST_INT:
+def checked(name: str, value: Any, type_: Any) -> Any:
+    if type_ is int and isinstance(value, int) and abs(value) > MOST_INT:
         raise EncoreError(f"{name} = {value} is too large", expected=f"a whole number up to {MOST_INT}")
     try:
         # As JSON, which has no tuples: lists are taken for them, and nothing else is converted.
-        return _adapter(wanted).validate_json(json.dumps(value, default=str))
+        return _adapter(type_).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
-        if typing.get_origin(wanted) is not Literal:
-            raise EncoreError(f"{name} = {value!r} has the wrong type", expected=_type_name(wanted)) from error
+        if typing.get_origin(type_) is not Literal:
+            raise EncoreError(f"{name} = {value!r} has the wrong type", expected=_type_name(type_)) from error
         # Which of them the device has is the configuration's own check.
         raise EncoreError(
             f"{name} = {value!r} is not possible",
-            expected=f"one of {', '.join(map(str, typing.get_args(wanted)))}",
+            expected=f"one of {', '.join(map(str, typing.get_args(type_)))}",
             hint=f"--set {name}=VALUE with one of them",
         ) from error
 
 
-def _type_name(wanted: Any) -> str:
-    if typing.get_origin(wanted) is tuple:
-        return f"a list of {_type_name(typing.get_args(wanted)[0])}, such as [1, 2]"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}.get(wanted, str(wanted))
+def _type_name(type_: Any) -> str:
+    if typing.get_origin(type_) is tuple:
+        return f"a list of {_type_name(typing.get_args(type_)[0])}, such as [1, 2]"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}.get(type_, str(type_))
 
 
 def parse_setting(setting: str, types_of: dict[str, Any]) -> tuple[str, Any]:
@@ -210,11 +210,11 @@ def parse_setting(setting: str, types_of: dict[str, Any]) -> tuple[str, Any]:
 
 def _shorter_warmup(system: System, overrides: dict[str, Value]) -> dict[str, Value]:
     # The warm-up of a small system that is asked for fewer epochs than it has: all of them.
-    wanted = overrides.get("epochs")
+    epochs = overrides.get("epochs")
     warmup = system.config.get("warmup_epochs", 0)
-    if system.kind != "small" or wanted is None or "warmup_epochs" in overrides or not 0 < wanted.value < warmup:
+    if system.kind != "small" or epochs is None or "warmup_epochs" in overrides or not 0 < epochs.value < warmup:
         return {}
-    return {"warmup_epochs": Value(float(wanted.value), f"rule: {warmup:g}, and at most epochs")}
+    return {"warmup_epochs": Value(float(epochs.value), f"rule: {warmup:g}, and at most epochs")}
 
 
 def scaled(
@@ -251,8 +251,8 @@ def scaled(
         return {"batch_size": Value(total // ranks, f"rule: global batch {total} over {ranks} ranks{rounded}")}
     ratio = ranks / submitted_ranks
     factor = ratio if system.config["optimizer"] == "sgd" else math.sqrt(ratio)
-    how = "in proportion to" if system.config["optimizer"] == "sgd" else "with the square root of"
-    rule = f"scaled {how} the global batch, {total} to {batch * ranks}"
+    scaling = "in proportion to" if system.config["optimizer"] == "sgd" else "with the square root of"
+    rule = f"scaled {scaling} the global batch, {total} to {batch * ranks}"
     submitted = {name: system.config[name] for name in rates if system.config.get(name)}
     return {name: Value(float(f"{rate * factor:.6g}"), f"rule: {rate:g} {rule}") for name, rate in submitted.items()}
 
@@ -272,15 +272,15 @@ def _deviations(
     weights: Collection[str],
 ) -> tuple[Deviation, ...]:
     # The differences; ``weights`` are keys whose file may be anywhere: whether it is the one is checked.
-    found = []
+    deviations = []
     if (nodes, ranks_per_node) != (system.nodes, system.gpus_per_node) and not system.keep_global_batch:
         layout = f"{nodes} x {ranks_per_node} GPUs instead of {system.nodes} x {system.gpus_per_node}"
-        found.append(Deviation("gpus", layout))
+        deviations.append(Deviation("gpus", layout))
     for name, value in overrides.items():
         if value.value != values[name].value and not (name in weights and value.value):
-            shown = "empty" if value.value == "" else value.value
-            found.append(Deviation(name, f"{name} = {shown} ({value.origin})"))
-    return tuple(found)
+            text = "empty" if value.value == "" else value.value
+            deviations.append(Deviation(name, f"{name} = {text} ({value.origin})"))
+    return tuple(deviations)
 
 
 def resolve(
@@ -295,7 +295,7 @@ def resolve(
 
     ``manifest`` has the fields of the data set's dataset.json; some values follow from it unless they are set.
     """
-    wanted = field_types(choice.folder)
+    types = field_types(choice.folder)
     config = config_class(choice.folder)
     values = {field.name: Value(field.default, "default") for field in dataclasses.fields(config)}
     for name, target in choice.benchmark.rounds[system.round].targets.items():
@@ -303,19 +303,19 @@ def resolve(
         values[key] = Value(target, f"benchmark.toml, round {system.round}")
     values["round"] = Value(system.round, "the system's round")
     for name, value in system.config.items():
-        if name not in wanted:
-            raise names.unknown(f"key in system {system.system}", name, wanted)
-        values[name] = Value(checked(name, value, wanted[name]), f"systems/{system.file}")
-    given = [parse_setting(setting, wanted) for setting in settings]
-    needed = _submitted_weights(choice, system, dict(given).get("device", values["device"].value))
-    values.update({key: Value(each.file, "benchmark.toml, weights") for key, each in needed.items()})
-    known = {**{name: value.value for name, value in values.items()}, **dict(given)}
-    training = partial(choice.benchmark.training_ranks, known)
+        if name not in types:
+            raise names.unknown(f"key in system {system.system}", name, types)
+        values[name] = Value(checked(name, value, types[name]), f"systems/{system.file}")
+    parsed = [parse_setting(setting, types) for setting in settings]
+    needed = _submitted_weights(choice, system, dict(parsed).get("device", values["device"].value))
+    values.update({key: Value(weights.file, "benchmark.toml, weights") for key, weights in needed.items()})
+    plain = {**{name: value.value for name, value in values.items()}, **dict(parsed)}
+    training = partial(choice.benchmark.training_ranks, plain)
     overrides = scaled(system, nodes, ranks_per_node, choice.benchmark.rates, training)
     if manifest and hasattr(config, "data_settings"):
         determined = config.data_settings(manifest).items()
         overrides.update({key: Value(value, "data set") for key, value in determined if value != values[key].value})
-    for name, value in given:
+    for name, value in parsed:
         if name == "round":
             raise EncoreError("round is no setting: it decides the targets as well", hint=f"use --round {value}")
         overrides[name] = Value(value, "--set")
@@ -344,9 +344,9 @@ def describe_scale(configuration: Configuration) -> str:
     # ``2 x 32 = global batch 64`` with the ranks that train, and those of each role where there are some.
     batch, total = configuration.get("batch_size"), configuration.global_batch
     roles = configuration.choice.benchmark.roles.values()
-    named = [(role.title, role.ranks(configuration.plain(), configuration.ranks)) for role in roles]
-    each = "".join(f"; {title}: ranks {ranks[0]} to {ranks[-1]}" for title, ranks in named)
-    return f"{total // batch} x {batch} = global batch {total}{each}"
+    role_ranks = [(role.title, role.ranks(configuration.plain(), configuration.ranks)) for role in roles]
+    roles_text = "".join(f"; {title}: ranks {ranks[0]} to {ranks[-1]}" for title, ranks in role_ranks)
+    return f"{total // batch} x {batch} = global batch {total}{roles_text}"
 
 
 def fields_with_meaning(folder: Path) -> dict[str, str]:

@@ -74,8 +74,8 @@ OnUpdate = Callable[[Update], None]
 
 
 def preparable() -> list[str]:
-    named = {paths.benchmark_folder(name): name for name in catalogue.benchmarks()}
-    return sorted(named.get(path.parent, path.parent.name) for path in paths.BENCHMARKS.glob("*/prepare.py"))
+    by_folder = {paths.benchmark_folder(name): name for name in catalogue.benchmarks()}
+    return sorted(by_folder.get(path.parent, path.parent.name) for path in paths.BENCHMARKS.glob("*/prepare.py"))
 
 
 def known(benchmark: str) -> str:
@@ -91,29 +91,29 @@ def _module(benchmark: str) -> str:
 # -- commands -----------------------------------------------------------------------------------------
 
 
-def prepare_command(python: str, benchmark: str, directory: Path, wanted: Preparation) -> list[str]:
+def prepare_command(python: str, benchmark: str, directory: Path, preparation: Preparation) -> list[str]:
     # The command line that prepares a data set; it can be run directly as well, from the project's root.
-    source = [] if wanted.source is None else [str(wanted.source.absolute())]
+    source = [] if preparation.source is None else [str(preparation.source.absolute())]
     command = [python, "-m", _module(benchmark), *source, "-o", str(directory.absolute())]
     for option in ("name", "workers", "seed"):
-        value = getattr(wanted, option)
+        value = getattr(preparation, option)
         if value is not None:
             command += ["--" + option, str(value)]
-    named = paths_in(wanted.options)
-    options = (str(named.get(word, word)) for word in wanted.options)
-    return [*command, *(["--overwrite"] if wanted.overwrite else []), *options]
+    option_paths = paths_in(preparation.options)
+    options = (str(option_paths.get(word, word)) for word in preparation.options)
+    return [*command, *(["--overwrite"] if preparation.overwrite else []), *options]
 
 
 def paths_in(options: Sequence[str]) -> dict[str, Path]:
     """Return the words of a benchmark's own options that name what is there, seen from here, with their paths."""
-    words = (word for word in options if not word.startswith("-") and not word.isdecimal())
-    return {word: path for word in words if (path := Path(word).absolute()).exists()}
+    arguments = (word for word in options if not word.startswith("-") and not word.isdecimal())
+    return {word: path for word in arguments if (path := Path(word).absolute()).exists()}
 
 
-def check_options(benchmark: str, wanted: Preparation) -> None:
+def check_options(benchmark: str, preparation: Preparation) -> None:
     # Let the benchmark judge its own options before anything is set up; its command line needs no framework.
-    command = prepare_command(sys.executable, benchmark, Path(), wanted)
-    if wanted.options:
+    command = prepare_command(sys.executable, benchmark, Path(), preparation)
+    if preparation.options:
         for problem in follow([*command, "--check-options", "--progress", "json"], lambda update: None):
             problem.hint = f"encore data prepare {benchmark} --help"
             raise problem
@@ -129,21 +129,23 @@ def own_options(benchmark: str) -> str:
 def prepare(
     benchmark: str,
     directory: Path,
-    wanted: Preparation,
-    by: Path | job.Command,
+    preparation: Preparation,
+    runner: Path | job.Command,
     on_update: OnUpdate = lambda update: None,
 ) -> DataPassport:
     """Prepare a data set, or resume preparing it, and return its passport.
 
-    ``by`` is the Python that does the work, or a whole command that does it elsewhere.
+    ``runner`` is the Python that does the work, or a whole command that does it elsewhere.
 
     Raises:
         EncoreError: refused (exit code 2), broke on the way (1) or was interrupted (130).
     """
-    if isinstance(by, job.Command):
-        problems = follow(list(by.argv), on_update, by.environment)
+    if isinstance(runner, job.Command):
+        problems = follow(list(runner.argv), on_update, runner.environment)
     else:
-        problems = follow([*prepare_command(str(by), benchmark, directory, wanted), "--progress", "json"], on_update)
+        problems = follow(
+            [*prepare_command(str(runner), benchmark, directory, preparation), "--progress", "json"], on_update
+        )
     if problems:
         raise problems[0]
     return read_passport(directory)
@@ -206,21 +208,23 @@ def follow(command: list[str], on_update: OnUpdate, environment: Mapping[str, st
 
 def _take(line: str, on_update: OnUpdate) -> Iterator[EncoreError]:
     try:
-        facts: Any = json.loads(line)
+        message: Any = json.loads(line)
     except ValueError:
-        facts = None
-    if not isinstance(facts, dict):
-        facts = {"note": line.rstrip()}
-    if "error" in facts:
-        first = facts["error"]
-        for each in (first, *first.get("more", ())):
-            yield EncoreError(each["found"], expected=each["expected"], hint=each["hint"])
-    elif "phase" in facts:
+        message = None
+    if not isinstance(message, dict):
+        message = {"note": line.rstrip()}
+    if "error" in message:
+        first = message["error"]
+        for problem in (first, *first.get("more", ())):
+            yield EncoreError(problem["found"], expected=problem["expected"], hint=problem["hint"])
+    elif "phase" in message:
         on_update(
-            Update(phase=facts["phase"], done=facts["done"], total=facts["total"], unit=facts.get("unit", "bytes"))
+            Update(
+                phase=message["phase"], done=message["done"], total=message["total"], unit=message.get("unit", "bytes")
+            )
         )
-    elif "note" in facts:
-        on_update(Update(note=facts["note"]))
+    elif "note" in message:
+        on_update(Update(note=message["note"]))
 
 
 def _judge(code: int, problems: list[EncoreError], errors: IO[str]) -> list[EncoreError]:
@@ -263,22 +267,22 @@ def read_passport(directory: Path) -> DataPassport:
     path = directory / PASSPORT
     again = f"encore data prepare BENCHMARK -o {directory} --overwrite"
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        if facts["schema"] != SCHEMA:
-            raise EncoreError(f"{path} has schema {facts['schema']}", expected=f"schema {SCHEMA}", hint=again)
-        splits = facts["splits"]
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if manifest["schema"] != SCHEMA:
+            raise EncoreError(f"{path} has schema {manifest['schema']}", expected=f"schema {SCHEMA}", hint=again)
+        splits = manifest["splits"]
         files = [file for split in splits.values() for file in split["files"]]
         return DataPassport(
             directory=directory,
-            benchmark=str(facts["benchmark"]),
-            name=str(facts["name"]),
-            id=str(facts["id"]),
-            classes=len(facts["classes"]),
+            benchmark=str(manifest["benchmark"]),
+            name=str(manifest["name"]),
+            id=str(manifest["id"]),
+            classes=len(manifest["classes"]),
             counts={name: int(split["count"]) for name, split in splits.items()},
             files={str(file["name"]): int(file["bytes"]) for file in files},
-            shared_with=tuple(map(str, facts.get("shared_with", ()))),
+            shared_with=tuple(map(str, manifest.get("shared_with", ()))),
             unlisted_bytes=sum(int(split.get("unlisted_bytes", 0)) for split in splits.values()),
-            unearned=_shortfall(facts),
+            unearned=_shortfall(manifest),
         )
     except (FileNotFoundError, NotADirectoryError):
         raise _absent(directory) from None
@@ -298,22 +302,22 @@ def read_manifest(directory: Path, benchmark: str) -> Mapping[str, Any]:
     return manifest
 
 
-def _shortfall(facts: Mapping[str, Any]) -> str:
+def _shortfall(manifest: Mapping[str, Any]) -> str:
     # Say what a passport lacks of the published data set that it names, as its preparation judges it.
-    known = json.loads(PUBLISHED.read_text(encoding="utf-8")).get(facts["name"])
-    if known is None:
+    published = json.loads(PUBLISHED.read_text(encoding="utf-8")).get(manifest["name"])
+    if published is None:
         return ""
-    if not known["exactly"]:
+    if not published["exactly"]:
         return "no count of it is published"
-    least, checksums = known.get("at_least", {}), known.get("checksums", {})
+    least, checksums = published.get("at_least", {}), published.get("checksums", {})
     differing = []
-    for path, wanted in {**known["exactly"], **least, **checksums}.items():
-        found: Any = facts
+    for path, expected in {**published["exactly"], **least, **checksums}.items():
+        actual: Any = manifest
         for key in path.split("."):
-            found = found.get(key) if isinstance(found, dict) else None
-        found = len(found) if isinstance(found, list) else found
-        if not isinstance(found, type(wanted)) or (found < wanted if path in least else found != wanted):
-            differing.append(f"{path} {found} for {wanted if path in checksums else format(wanted, ',')}")
+            actual = actual.get(key) if isinstance(actual, dict) else None
+        actual = len(actual) if isinstance(actual, list) else actual
+        if not isinstance(actual, type(expected)) or (actual < expected if path in least else actual != expected):
+            differing.append(f"{path} {actual} for {expected if path in checksums else format(expected, ',')}")
     return ", ".join(differing)
 
 
@@ -374,28 +378,28 @@ def _check_file(path: Path, size: int, benchmark: str) -> None:
     )
     try:
         with path.open("rb") as file:
-            found = os.fstat(file.fileno()).st_size
+            actual_size = os.fstat(file.fileno()).st_size
     except OSError as error:
         expected = f"a readable file of {size:,} bytes, as its passport says"
         raise EncoreError(f"{path}: {error.strerror}", expected=expected, hint=hint) from None
-    if found != size:
+    if actual_size != size:
         raise EncoreError(
-            f"{path} has changed: {found:,} bytes", expected=f"{size:,} bytes, as its passport says", hint=hint
+            f"{path} has changed: {actual_size:,} bytes", expected=f"{size:,} bytes, as its passport says", hint=hint
         )
 
 
 def data_folders() -> list[tuple[str, Path, DataPassport | EncoreError]]:
-    found: list[tuple[str, Path, DataPassport | EncoreError]] = []
+    folders: list[tuple[str, Path, DataPassport | EncoreError]] = []
     for benchmark in preparable():
         root = paths.default_data(benchmark)
         nested = sorted(path.parent for path in root.parent.glob(f"*/{PASSPORT}"))
-        others = [path for path in nested if path != root and benchmark in _benchmarks_of(path)]
-        for directory in (root, *others):
+        other_folders = [path for path in nested if path != root and benchmark in _benchmarks_of(path)]
+        for directory in (root, *other_folders):
             try:
-                found.append((benchmark, directory, check_data(directory, benchmark)))
+                folders.append((benchmark, directory, check_data(directory, benchmark)))
             except EncoreError as error:
-                found.append((benchmark, directory, error))
-    return found
+                folders.append((benchmark, directory, error))
+    return folders
 
 
 def _benchmarks_of(directory: Path) -> tuple[str, ...]:

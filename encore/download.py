@@ -95,16 +95,16 @@ class Plan:
         return data.Preparation(source=Path(source), options=tuple(options))
 
     def next(self) -> list[str]:
-        wanted = self.preparation()
-        return [*_PREPARE, self.benchmark, str(wanted.source), "-o", str(self.output), *wanted.options]
+        preparation = self.preparation()
+        return [*_PREPARE, self.benchmark, str(preparation.source), "-o", str(self.output), *preparation.options]
 
     def _found(self, word: str) -> str:
         # A word with the folder in the place of DIR, and the one file that a pattern there fits.
         if not word.startswith(IN_FOLDER):
             return word
         name = word[len(IN_FOLDER) :].lstrip("/")
-        found = sorted(self.directory.glob(name)) if "*" in name else []
-        return str((found[0] if len(found) == 1 else self.directory / name).absolute())
+        matches = sorted(self.directory.glob(name)) if "*" in name else []
+        return str((matches[0] if len(matches) == 1 else self.directory / name).absolute())
 
 
 _PREPARE = ("encore", "data", "prepare")
@@ -116,12 +116,12 @@ def part_of(path: Path) -> Path:
 
 def plan(benchmark: catalogue.Benchmark, directory: Path, output: Path) -> Plan:
     """Return what a benchmark's raw data are made of and where they come to; asks no server."""
-    known = benchmark.download
-    if known.same_as:
-        known = catalogue.benchmarks()[known.same_as].download
-    fetches = [each for file in known.files for each in _fetches(file, directory)]
+    download = benchmark.download
+    if download.same_as:
+        download = catalogue.benchmarks()[download.same_as].download
+    fetches = [fetch for file in download.files for fetch in _fetches(file, directory)]
     # Weights to begin with that are published as one file; others come with the data, or are named by the run.
-    for weights in (each for group in benchmark.weights.values() for each in group):
+    for weights in (fetch for group in benchmark.weights.values() for fetch in group):
         if re.match("https?://", weights.source) and weights.source.endswith(f"/{weights.file}"):
             target = directory / weights.file
             checksums = {str(name): digests for name, digests in weights.checksums.items()}
@@ -134,10 +134,10 @@ def plan(benchmark: catalogue.Benchmark, directory: Path, output: Path) -> Plan:
         directory=directory,
         output=output,
         fetches=tuple(fetches),
-        prepared_bytes=known.prepared_bytes,
-        terms=known.terms,
-        needs=known.needs,
-        words=known.prepare,
+        prepared_bytes=download.prepared_bytes,
+        terms=download.terms,
+        needs=download.needs,
+        words=download.prepare,
     )
 
 
@@ -169,7 +169,7 @@ def check_space(plan: Plan) -> None:
     raw = sum(fetch.missing_bytes() for fetch in plan.fetches)
     prepared = 0 if data.holds(plan.output, plan.data_set) else plan.prepared_bytes
     for folder, size in ((plan.directory, raw), (plan.output, prepared)):
-        disk = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+        disk = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
         device = disk.stat().st_dev
         needed[device] = (disk, size + needed.get(device, (disk, 0))[1])
     for disk, size in needed.values():
@@ -185,11 +185,11 @@ def check_space(plan: Plan) -> None:
 # -- fetching ------------------------------------------------------------------------------------------
 
 
-def choose_tool(named: str | None) -> str:
-    found = [tool for tool in ([named] if named else TOOLS) if shutil.which(tool)]
-    if not found:
-        raise EncoreError(f"no {named or ' or '.join(TOOLS)} on this machine", hint="install wget or curl")
-    return found[0]
+def choose_tool(tool_name: str | None) -> str:
+    available = [tool for tool in ([tool_name] if tool_name else TOOLS) if shutil.which(tool)]
+    if not available:
+        raise EncoreError(f"no {tool_name or ' or '.join(TOOLS)} on this machine", hint="install wget or curl")
+    return available[0]
 
 
 def argv(tool: str, url: str, path: Path) -> list[str]:
@@ -216,7 +216,7 @@ def run(plan: Plan, tool: str, on_update: data.OnUpdate) -> None:
     check_space(plan)
     plan.directory.mkdir(parents=True, exist_ok=True)
     absent = [fetch for fetch in plan.fetches if fetch.kind == "login" and not fetch.target.exists()]
-    for fetch in (each for each in plan.fetches if each not in absent):
+    for fetch in (candidate for candidate in plan.fetches if candidate not in absent):
         if fetch.kind == "r2":
             _fetch_r2(fetch, tool, on_update)
         elif fetch.kind == "gs":
@@ -261,9 +261,9 @@ def check(path: Path, fetch: Fetch) -> None:
     """
     wrong = wrong_checksum(path, fetch.checksums)
     if wrong:
-        name, found = wrong
+        name, digest = wrong
         raise EncoreError(
-            f"{path} has {name} {found}",
+            f"{path} has {name} {digest}",
             expected=f"{' or '.join(fetch.checksums[name])} ({fetch.source})",
             hint=f"rm {shlex.quote(str(path))}, and give the same command again",
         )
@@ -272,12 +272,12 @@ def check(path: Path, fetch: Fetch) -> None:
 def wrong_checksum(path: Path, checksums: Mapping[str, Sequence[str]]) -> tuple[str, str] | None:
     """Return the algorithm and the digest of a file by which it is not the one that is expected."""
     for name, digests in checksums.items():
-        found = hashlib.new(name)
+        hasher = hashlib.new(name)
         with path.open("rb") as file:
             for chunk in iter(lambda file=file: file.read(CHUNK), b""):  # type: ignore[misc]
-                found.update(chunk)
-        if not found.hexdigest().startswith(tuple(digests)):
-            return name, found.hexdigest()
+                hasher.update(chunk)
+        if not hasher.hexdigest().startswith(tuple(digests)):
+            return name, hasher.hexdigest()
     return None
 
 
@@ -300,8 +300,8 @@ def _fetch_r2(fetch: Fetch, tool: str, on_update: data.OnUpdate) -> None:
         address = f"{base}/{quote(name)}"
         md5 = {"md5": (digest,)}
         source = f"{stem}.md5 of MLCommons"
-        each = Fetch(kind="url", address=address, target=fetch.target / name, checksums=md5, source=source)
-        _fetch_file(each, tool, on_update)
+        file = Fetch(kind="url", address=address, target=fetch.target / name, checksums=md5, source=source)
+        _fetch_file(file, tool, on_update)
 
 
 def listed(text: str, fetch: Fetch) -> dict[str, str]:
@@ -310,7 +310,7 @@ def listed(text: str, fetch: Fetch) -> dict[str, str]:
     Raises:
         EncoreError: a line is none, or its name would come to lie outside of the folder.
     """
-    found = {}
+    checksums = {}
     for number, line in enumerate(text.splitlines(), 1):
         match = _LISTED.fullmatch(line)
         name = PurePosixPath(match[2]) if match else None
@@ -320,8 +320,8 @@ def listed(text: str, fetch: Fetch) -> dict[str, str]:
                 expected="an MD5 and a name",
                 hint=f"look at it, or use MLCommons' own script: {fetch.command('')}",
             )
-        found[str(name)] = match[1]
-    return found
+        checksums[str(name)] = match[1]
+    return checksums
 
 
 def _follow(command: list[str], path: Path, phase: data.Update, on_update: data.OnUpdate) -> None:
@@ -330,9 +330,9 @@ def _follow(command: list[str], path: Path, phase: data.Update, on_update: data.
     Raises:
         EncoreError: it is not installed, failed (with its last words), or was interrupted.
     """
-    with tempfile.TemporaryFile("w+", errors="replace") as said:
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
         try:
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         except OSError as error:
             raise EncoreError(f"{command[0]}: {error.strerror}", hint=f"install {command[0]}") from None
         try:
@@ -344,10 +344,10 @@ def _follow(command: list[str], path: Path, phase: data.Update, on_update: data.
                 raise EncoreError("interrupted", hint=AGAIN, exit_code=ExitCode.INTERRUPTED) from None
             raise
         if child.returncode:
-            said.seek(0)
-            tail = "\n    ".join(said.read().splitlines()[-data.LAST_LINES :])
-            found = f"{command[0]} of {command[-1]} ended with exit code {child.returncode}"
-            raise EncoreError(found + (f":\n    {tail}" if tail else ""), hint=AGAIN, exit_code=ExitCode.FAILED)
+            output.seek(0)
+            tail = "\n    ".join(output.read().splitlines()[-data.LAST_LINES :])
+            problem = f"{command[0]} of {command[-1]} ended with exit code {child.returncode}"
+            raise EncoreError(problem + (f":\n    {tail}" if tail else ""), hint=AGAIN, exit_code=ExitCode.FAILED)
     done = _with_done(phase, path).done
     on_update(data.Update(phase=phase.phase, done=done, total=done))
 

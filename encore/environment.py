@@ -180,7 +180,10 @@ def ensure_environment(framework: str, on_step: OnStep | None = None) -> Path:
 
 def packages(python: Path) -> dict[str, str]:
     folders = [str(folder) for folder in python.parent.parent.glob("lib/python*/site-packages")]
-    return {found.metadata["Name"]: found.version for found in importlib.metadata.distributions(path=folders)}
+    return {
+        distribution.metadata["Name"]: distribution.version
+        for distribution in importlib.metadata.distributions(path=folders)
+    }
 
 
 def software(framework: str, installed: Mapping[str, str]) -> dict[str, str]:
@@ -188,11 +191,11 @@ def software(framework: str, installed: Mapping[str, str]) -> dict[str, str]:
 
     ``installed`` are the packages of an environment or of an image, by name.
     """
-    found = {}
+    versions = {}
     for name, patterns in catalogue.framework(framework).software.items():
-        fitting = [each for pattern in patterns for each in fnmatch.filter(installed, pattern)]
-        found[f"{name}_version"] = installed[fitting[0]] if fitting else ""
-    return found
+        fitting = [package for pattern in patterns for package in fnmatch.filter(installed, pattern)]
+        versions[f"{name}_version"] = installed[fitting[0]] if fitting else ""
+    return versions
 
 
 # -- Horovod -----------------------------------------------------------------------------------------
@@ -217,8 +220,8 @@ def wheel_folder(
 
 def _wheels(environment: Environment, horovod: Horovod) -> Path:
     # A caller's own settings, such as HOROVOD_GPU_OPERATIONS, reach the build too.
-    own = {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
-    switches = {**own, **build_switches(horovod, environment.mpi)}
+    user_variables = {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
+    switches = {**user_variables, **build_switches(horovod, environment.mpi)}
     here = this_platform(_version(environment.interpreter), environment.mpi)
     return wheel_folder(environment.framework, environment.requirements, horovod, here, switches)
 

@@ -53,9 +53,9 @@ def json_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     # Of JSON lines; one that is cut, damaged or no object is passed over.
     for line in lines:
         with suppress(ValueError, RecursionError):
-            found = json.loads(line)
-            if isinstance(found, dict):
-                yield found
+            record = json.loads(line)
+            if isinstance(record, dict):
+                yield record
 
 
 def unix_time(text: object) -> float | None:
@@ -74,7 +74,7 @@ def plain(value: object) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     if is_dataclass(value):
-        return {each.name: getattr(value, each.name) for each in fields(value)}
+        return {f.name: getattr(value, f.name) for f in fields(value)}
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")
@@ -197,10 +197,10 @@ def archive_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def unpacked(archive: Path, wanted: re.Pattern[str], longest: int = _MOST_UNPACKED) -> Iterator[Path]:
+def unpacked(archive: Path, pattern: re.Pattern[str], max_bytes: int = _MOST_UNPACKED) -> Iterator[Path]:
     """Give a folder with those files of an archive whose names fit, until the block ends; it is called as the archive.
 
-    Links, devices, paths that lead out of the archive and files of more than ``longest`` bytes are skipped.
+    Links, devices, paths that lead out of the archive and files of more than ``max_bytes`` bytes are skipped.
     """
     with tempfile.TemporaryDirectory() as scratch:
         name = archive.name.lower()
@@ -210,7 +210,7 @@ def unpacked(archive: Path, wanted: re.Pattern[str], longest: int = _MOST_UNPACK
         with archive_errors(archive):
             for member, size, file in _members(archive):
                 plain = plain_path(member)
-                if file is None or not plain or not wanted.search(plain) or size > longest:
+                if file is None or not plain or not pattern.search(plain) or size > max_bytes:
                     continue
                 room -= size
                 if room < 0:

@@ -33,17 +33,17 @@ SETTING = re.compile(r"^(global|install|:env:)\.\.?([\w-]+)=(.*)$", re.MULTILINE
 def settings(listed: str) -> dict[str, list[str]]:
     """Return the words of each of pip's settings, as ``pip config list`` prints them; the environment's win."""
     kinds = ("global", "install", ":env:")
-    found = sorted(SETTING.findall(listed), key=lambda found: kinds.index(found[0]))
-    return {name: str(ast.literal_eval(value)).split() for _, name, value in found}
+    matches = sorted(SETTING.findall(listed), key=lambda matches: kinds.index(matches[0]))
+    return {name: str(ast.literal_eval(value)).split() for _, name, value in matches}
 
 
 def variables(listed: str) -> dict[str, str]:
     values = settings(listed).items()
-    found = {VARIABLES[name][0]: VARIABLES[name][1].join(each) for name, each in values if name in VARIABLES}
-    if not {"UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS"} & set(found):
+    uv_variables = {VARIABLES[name][0]: VARIABLES[name][1].join(words) for name, words in values if name in VARIABLES}
+    if not {"UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS"} & set(uv_variables):
         # PyPI has torch with CUDA, whose libraries no environment installs.
-        found["UV_TORCH_BACKEND"] = "cpu"
-    return {**found, "UV_INDEX_STRATEGY": "first-index", "UV_NO_PROGRESS": "1"}
+        uv_variables["UV_TORCH_BACKEND"] = "cpu"
+    return {**uv_variables, "UV_INDEX_STRATEGY": "first-index", "UV_NO_PROGRESS": "1"}
 
 
 def environment() -> dict[str, str]:

@@ -80,7 +80,7 @@ def rank_environment(
             variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
     if configuration.get("precision") == "fp32":
         variables |= catalogue.framework(configuration.choice.implementation.framework).fp32
-    return {**variables, **{name: each.value for name, each in configuration.environment.items()}, **extra}
+    return {**variables, **{name: variable.value for name, variable in configuration.environment.items()}, **extra}
 
 
 def training_job(

@@ -11,19 +11,21 @@ NEAREST = 5  # Names that are offered out of more
 _CUTOFF = 0.6
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> EncoreError:
-    """Return an error for ``name``, which is no ``kind``, that offers the nearest of ``known``.
+def unknown(kind: str, name: str, candidates: Iterable[str]) -> EncoreError:
+    """Return an error for ``name``, which is no ``kind``, that offers the nearest of ``candidates``.
 
     Those that contain the name are meant rather than one that is spelt like it.
     """
-    choices, wanted = sorted(known), name.lower()
-    by_case = {each.lower(): each for each in reversed(choices)}
-    holding = [each for each in sorted(by_case, key=lambda each: (len(each), each)) if wanted and wanted in each]
-    near = holding[:NEAREST] or difflib.get_close_matches(wanted, by_case, n=1, cutoff=_CUTOFF)
+    choices, lowered = sorted(candidates), name.lower()
+    by_case = {choice.lower(): choice for choice in reversed(choices)}
+    containing = [
+        choice for choice in sorted(by_case, key=lambda choice: (len(choice), choice)) if lowered and lowered in choice
+    ]
+    near = containing[:NEAREST] or difflib.get_close_matches(lowered, by_case, n=1, cutoff=_CUTOFF)
     # A long list would bury the names that were meant.
     expected = f"one of {', '.join(choices)}" if len(choices) <= MOST_LISTED else ""
     if len(choices) > MOST_LISTED and not near:
-        alike = difflib.get_close_matches(wanted, by_case, n=NEAREST, cutoff=0.0)
-        expected = f"one of {len(choices):,}, such as {', '.join(by_case[each] for each in alike)}"
-    hint = f"did you mean {' or '.join(repr(by_case[each]) for each in near)}?" if near else ""
+        alike = difflib.get_close_matches(lowered, by_case, n=NEAREST, cutoff=0.0)
+        expected = f"one of {len(choices):,}, such as {', '.join(by_case[choice] for choice in alike)}"
+    hint = f"did you mean {' or '.join(repr(by_case[choice]) for choice in near)}?" if near else ""
     return EncoreError(f"unknown {kind} {name!r}", expected=expected, hint=hint)

@@ -25,8 +25,8 @@ def cache_folder() -> Path:
 
 
 def default_data(benchmark: str) -> Path:
-    own = Path(os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")) / "encore"
-    return (own if IS_INSTALLED else ROOT / "data") / benchmark
+    user_data = Path(os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")) / "encore"
+    return (user_data if IS_INSTALLED else ROOT / "data") / benchmark
 
 
 def default_results() -> Path:

@@ -27,8 +27,8 @@ def bandwidth_of(gpu: str) -> tuple[float, str] | None:
 
 
 def _sheet(table: str, gpu: str) -> Mapping[str, Any] | None:
-    known = read_toml(Path(__file__).with_suffix(".toml"))[table]
-    return next((each for each in known if re.search(each["name"], gpu)), None)
+    sheets = read_toml(Path(__file__).with_suffix(".toml"))[table]
+    return next((sheet for sheet in sheets if re.search(sheet["name"], gpu)), None)
 
 
 def utilization(flops: float, speed: float, unit: str, gpu: str, precision: str, gpus: int) -> dict[str, Any]:
@@ -42,26 +42,26 @@ def utilization(flops: float, speed: float, unit: str, gpu: str, precision: str,
         precision: of its GEMMs.
         gpus: on which it trains.
     """
-    found: dict[str, Any] = {
+    measured: dict[str, Any] = {
         "unit": unit, "flops_per_sample": flops, "samples_per_second": speed, "flops_per_second": flops * speed,
     }  # fmt: skip
     if gpu and (peak := peak_of(gpu, precision)):
-        found.update(peak_flops_per_second=gpus * peak[0], peak_source=peak[1], mfu=flops * speed / (gpus * peak[0]))
-    return found
+        measured.update(peak_flops_per_second=gpus * peak[0], peak_source=peak[1], mfu=flops * speed / (gpus * peak[0]))
+    return measured
 
 
-def sentence(found: Mapping[str, Any]) -> str:
+def sentence(measured: Mapping[str, Any]) -> str:
     """Return ``24.5 GFLOP a sample x 7,950 samples/s = 195 TFLOP/s: MFU 19.7% of the 990 TFLOP/s of ...``."""
-    unit = str(found["unit"]).removesuffix("s")
-    speed = f"{found['samples_per_second']:,.{0 if found['samples_per_second'] >= 100 else 1}f}"
-    text = f"{written(found['flops_per_sample'])} a {unit} x {speed} {unit}s/s = {written(found['flops_per_second'])}/s"
-    if "mfu" not in found:
+    unit = str(measured["unit"]).removesuffix("s")
+    speed = f"{measured['samples_per_second']:,.{0 if measured['samples_per_second'] >= 100 else 1}f}"
+    sample, second = written(measured["flops_per_sample"]), written(measured["flops_per_second"])
+    text = f"{sample} a {unit} x {speed} {unit}s/s = {second}/s"
+    if "mfu" not in measured:
         return f"{text}; no data sheet of the device is known"
-    return (
-        f"{text}: MFU {found['mfu']:.1%} of the {written(found['peak_flops_per_second'])}/s of {found['peak_source']}"
-    )
+    peak = written(measured["peak_flops_per_second"])
+    return f"{text}: MFU {measured['mfu']:.1%} of the {peak}/s of {measured['peak_source']}"
 
 
 def written(flops: float) -> str:
-    size, name = next((each for each in _SIZES if flops >= each[0]), _SIZES[-1])
+    size, name = next((unit for unit in _SIZES if flops >= unit[0]), _SIZES[-1])
     return f"{flops / size:.3g} {name}FLOP"

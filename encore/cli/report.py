@@ -20,7 +20,7 @@ from encore.results.compare.run_set import load_run_sets
 from encore.results.format import count_of
 from encore.results.report.measurements import all_tables
 from encore.results.report.report import build_report, measurements, write, write_files
-from encore.results.report.samples_view import DETECTIONS, KEY, Detected, Shape, drawing, images_of
+from encore.results.report.samples_view import DETECTIONS, KEY, Detected, Shape, image_svg, images_of
 from encore.results.scores.score import existing
 from encore.results.table import Table
 
@@ -35,7 +35,7 @@ def show_detections(run: Path, output: Path | None, as_json: bool) -> None:
             hint="wait for its first evaluation, or name another run",
         )
     if output is not None:
-        write({f"{image.name}.svg": drawing(image) for image in images}, output, "pictures")
+        write({f"{image.name}.svg": image_svg(image) for image in images}, output, "pictures")
     files = [output / f"{image.name}.svg" if output is not None else None for image in images]
     if as_json:
         write_json("detections", [_as_json(image, file) for image, file in zip(images, files, strict=True)])

@@ -20,7 +20,7 @@ from encore.results.compare.run_set import RunSet, digests, load_run_set, load_r
 from encore.results.published import published
 from encore.results.published.published import load_figures, load_published, load_studies, select, system_of
 from encore.results.published.systems import cells_at, described, family, from_description, model_of, rounds_system
-from encore.results.report.measurements import of_published
+from encore.results.report.measurements import published_measurement
 from encore.results.rules import ROUNDS
 from tests.results.result_logs import resnet_v07, write_set
 
@@ -146,7 +146,7 @@ def test_family_and_model_of_accelerators(name: str | None, short: str | None, m
 
 def test_accelerators_of_dell_v07_and_of_tpus_v05() -> None:
     cells = select(load_published(), benchmark="resnet", round_="v0.7", submitter="DellEMC")
-    measured = {cell.system: of_published(cell) for cell in cells}
+    measured = {cell.system: published_measurement(cell) for cell in cells}
     sizes = {"C4140": 4, "2xC4140": 8, "4xC4140": 16, "DSS8440": 8}
     assert {name: row.gpus for name, row in measured.items()} == {name: sizes[name] for name in measured}
     assert measured["C4140"].system != measured["DSS8440"].system

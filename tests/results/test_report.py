@@ -30,15 +30,15 @@ from encore.results.report.samples_view import (
     LONGEST,
     TEXTS,
     TRANSLATIONS,
-    board,
-    drawing,
+    board_svg,
     game_of,
     generation_plots,
     generations_of,
     generations_table,
+    image_svg,
     images_of,
     last_moves,
-    shown_in_report,
+    select_for_report,
     texts_table,
     translations_table,
 )
@@ -287,7 +287,7 @@ def test_content_of_a_report(tmp_path: Path, recorded: Callable[[str, object], N
     assert set(re.findall(r'(?:src|href)="([^"#][^"]*)"', html)) <= {"data:,"}
     assert re.findall(r"@import|url\(|https?://", html) == []
     assert build_report([small], name=A100).sections[0].against == A100
-    assert "no log was checked" in str(section(compare(load_run_set(small), A100), named=True))
+    assert "no log was checked" in str(section(compare(load_run_set(small), A100), is_selected=True))
 
 
 def test_continued_texts_have_no_markup_or_control_characters(tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ def test_drawing_of_detections_and_objects(tmp_path: Path, recorded: Record) -> 
     write_pictures(tmp_path / "experiment_0", [picture(1), picture(2, file=PICTURE_MARKUP, found=shapes)])
     images = images_of(tmp_path)
     assert all("\x1b" not in image.title + image.found[-1].label for image in images)
-    svg = "\n".join(f"{drawing(image)}<!-- {image.shown_size} {image.name} -->" for image in images)
+    svg = "\n".join(f"{image_svg(image)}<!-- {image.shown_size} {image.name} -->" for image in images)
     recorded("detections.svg", svg.replace(jpeg(), "JPEG"))
 
 
@@ -413,7 +413,7 @@ def test_report_has_four_pictures_of_the_first_experiment(tmp_path: Path) -> Non
     write_pictures(run / "experiment_2", [picture(n) for n in range(3)] + [picture(n, "worst") for n in range(5, 8)])
     images = images_of(run)
     assert [image.image for image in images] == [0, 1, 2, 5, 6, 7]
-    assert [image.image for image in shown_in_report(images)] == [0, 1, 5, 6]
+    assert [image.image for image in select_for_report(images)] == [0, 1, 5, 6]
     assert images_of(None) == images_of(tmp_path / "nothing") == []
     report = build_report([run])
     html = render(report, "report.html.j2")
@@ -422,7 +422,7 @@ def test_report_has_four_pictures_of_the_first_experiment(tmp_path: Path) -> Non
     text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
     names = re.findall(r"^!\[\w+\]\((\S+)\)$", text, re.MULTILINE)
     assert len(names) == 4 and set(names) <= files
-    assert (tmp_path / "report" / names[0]).read_text(encoding="utf-8") == drawing(images[0])
+    assert (tmp_path / "report" / names[0]).read_text(encoding="utf-8") == image_svg(images[0])
 
 
 # Black captures the white stone in the corner A5 with B5 and A4; white plays there again and captures nothing.
@@ -476,8 +476,10 @@ def test_generations_and_a_game_of_a_resumed_run(tmp_path: Path, recorded: Recor
         text = "".join(f"{json.dumps(line)}\n" for line in lines) + '{"cut off'
         (folder / "experiment_1" / f"{name}.jsonl").write_text(text, encoding="utf-8")
     game, table, plots = game_of(folder), generations_table(folder), generation_plots(folder)
-    recorded("generations.svg", "\n".join([board(game), *(plot.svg for plot in plots)]))
-    recorded("generations.json", [[game.title, game.unseen, last_moves(game)], table.note, table.columns, *table.rows])
+    recorded("generations.svg", "\n".join([board_svg(game), *(plot.svg for plot in plots)]))
+    recorded(
+        "generations.json", [[game.title, game.hidden_moves, last_moves(game)], table.note, table.columns, *table.rows]
+    )
     assert ticks_of_x(plots[0].svg, "generation") == ["1", "2"]
     assert (generations_of(None), generations_table(tmp_path), generation_plots(tmp_path)) == (({}, {}), None, [])
     report = build_report([folder])

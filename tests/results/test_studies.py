@@ -21,9 +21,9 @@ from encore.results.report.measurements import (
     Measurement,
     all_tables,
     measurement_of,
-    of_published,
-    of_study,
+    published_measurement,
     relative_to,
+    study_measurements,
 )
 from encore.results.table import Table
 from tests.results.result_logs import resnet_v07, write_set
@@ -69,13 +69,14 @@ def test_tables_and_figures_of_measurements(recorded: Record) -> None:
         measurement("ncf", 1, 10.0, precision="fp16"),
     ]
     cells = select(load_published(), benchmark="gnmt", submitter="NVIDIA", system="dgx1_ngc")
-    figures = all_figures(of_study(MICROWAY), "resnet, 1 GPUs")
+    figures = all_figures(study_measurements(MICROWAY), "resnet, 1 GPUs")
+    published = [published_measurement(cell) for cell in cells]
     recorded("measurements.json", {
-        "made": plain(all_tables(rows, "BASE")), "published": plain(all_tables([of_published(cell) for cell in cells])),
+        "made": plain(all_tables(rows, "BASE")), "published": plain(all_tables(published)),
         "figures": {plot.key: [plot.title, len(plot.table.rows)] for plot in (*figures, *all_figures(rows, "base"))},
     })  # fmt: skip
     recorded("figures.svg", "\n".join(plot.svg for plot in (*figures[1:3], *all_figures(rows, "base")[-1:])))
-    assert "var(--series-1" in figures[0].alone()
+    assert "var(--series-1" in figures[0].standalone_svg()
 
 
 def test_figure_of_one_quality_over_one_unit(tmp_path: Path, recorded: Record) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from encore.results.published.published import StudyFigure, load_figures
-from encore.results.report.measurements import of_study
+from encore.results.report.measurements import study_measurements
 from encore.results.table import Cell, Table, shown
 
 MICROWAY, DELL, MULTINODE, BARC = (
@@ -72,7 +72,7 @@ def span_of(figure: StudyFigure) -> Span:
 
 def tables() -> list[Table]:
     """Return tables 1 to 7 of the scaling study, from its data; table 7 computed from the others."""
-    measured = of_study(MICROWAY)
+    measured = study_measurements(MICROWAY)
     made = []
     for number, model in enumerate(_ORDER, 1):
         rows: list[tuple[Cell, ...]] = [

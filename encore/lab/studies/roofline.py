@@ -205,7 +205,7 @@ def roofline_figure(measured: Measured) -> Figure | None:
     x = _decades([*(spot[0] for spot in spots), ridge * 2, 1.0])
     y = _decades([*(spot[1] for spot in spots), *roofs.values()])
     panel = Panel(WIDTH, _HEIGHT, left=58)
-    panel.axes(x, None, "FLOP per byte", "FLOP/s", at=_powers(x))
+    panel.axes(x, None, "FLOP per byte", "FLOP/s", x_ticks=_powers(x))
     panel.y = Scale(*y, panel.bottom, panel.top, True)
     for level in _powers(y):
         panel.line([(x[0], level), (x[1], level)], "grid")

@@ -32,7 +32,7 @@ from encore.machine import links
 from encore.machine.links import Server
 from encore.machine.node import Node
 from encore.results.report.figures import Figure, over_gpus
-from encore.results.report.svg_plot import escaped
+from encore.results.report.svg_plot import escape_text
 from encore.results.table import Cell, Table, grouped
 
 FILE = "machine.json"
@@ -195,7 +195,7 @@ def _line(start: tuple[float, float], end: tuple[float, float], style: str = "ax
 
 
 def _text(x: float, y: float, text: str, style: str = "") -> str:
-    return f'<text class="{style}" x="{x:g}" y="{y:g}">{escaped(text)}</text>'
+    return f'<text class="{style}" x="{x:g}" y="{y:g}">{escape_text(text)}</text>'
 
 
 def picture(server: Server) -> Figure:
@@ -223,7 +223,7 @@ def picture(server: Server) -> Figure:
         _text(0, 12, ", ".join(filter(None, (server.name, what))), "strong"),
     ]
     width, title = max(width, 340.0), f"Links of {server.name or 'the server'}"
-    shape = f'viewBox="0 0 {width:g} {low + 14:g}" role="img" aria-label="{escaped(title)}"'
+    shape = f'viewBox="0 0 {width:g} {low + 14:g}" role="img" aria-label="{escape_text(title)}"'
     # As wide as its GPUs: a page may make it smaller, and does not blow it up.
     svg = f'<svg {shape} style="max-width:{width:g}px">{"".join(parts)}</svg>'
     name = "".join(each if each.isalnum() else "-" for each in server.name.lower()).strip("-") or "this"

@@ -380,7 +380,7 @@ def _losses(path: Path) -> Series:
 
 def qualities_of(run_set: RunSet) -> dict[str, list[Series]]:
     """Return each quality by evaluation number; empty for a digest that does not contain all evaluations."""
-    curves = [curve_of(run, most=_MAX_STEPS**2) for run in run_set.logs] or list(run_set.curves)
+    curves = [curve_of(run, max_points=_MAX_STEPS**2) for run in run_set.logs] or list(run_set.curves)
     if not run_set.logs and any(len(curve.minutes) >= MOST_POINTS for curve in curves):
         return {}
     qualities: dict[str, list[Series]] = {}

@@ -41,17 +41,19 @@ class Goodput:
 
 def goodput_of(run: RunLog) -> Goodput | None:
     """Return where the wall clock went; None of a log without a start of the training, or without an end."""
-    begun, ended = _bounds(run)
+    start, end = _bounds(run)
     stop = run.stop_s if run.stop_s is not None else run.last_s
     phases = phases_of(replace(run, stop_s=stop))
-    if begun is None or ended is None or stop is None or "train_s" not in phases or ended <= begun:
+    if start is None or end is None or stop is None or "train_s" not in phases or end <= start:
         return None
     records = _records(run.path)
     trained = phases["train_s"]
-    lost = min(_lost(records), trained)
-    saved = sum(float(each["seconds"]) for each in records if each["kind"] == "checkpoint" and each["time"] <= stop)
+    lost = min(_repeated_seconds(records), trained)
+    saved = sum(
+        float(record["seconds"]) for record in records if record["kind"] == "checkpoint" and record["time"] <= stop
+    )
     saved = min(saved, trained - lost)
-    shares = [float(each.get("input_share", 0.0)) for each in records if each["kind"] == "epoch"]
+    shares = [float(record.get("input_share", 0.0)) for record in records if record["kind"] == "epoch"]
     stall = (trained - lost - saved) * (sum(shares) / len(shares) if shares else 0.0)
     parts = {
         "training": trained - lost - saved - stall,
@@ -59,10 +61,10 @@ def goodput_of(run: RunLog) -> Goodput | None:
         "evaluation": phases.get("evaluate_s", 0.0),
         "checkpoints": saved,
         "stopped or repeated": lost,
-        "end": max(0.0, ended - stop),
+        "end": max(0.0, end - stop),
     }
-    parts["start"] = max(0.0, ended - begun - sum(parts.values()))
-    written = sum(float(each["seconds"]) for each in records if each["kind"] == "checkpoint_written")
+    parts["start"] = max(0.0, end - start - sum(parts.values()))
+    written = sum(float(record["seconds"]) for record in records if record["kind"] == "checkpoint_written")
     return Goodput(sum(parts.values()), {name: parts[name] for name in PARTS}, written)
 
 
@@ -76,18 +78,18 @@ def _bounds(run: RunLog) -> tuple[float | None, float | None]:
         state = json.loads((experiment / "state.json").read_text("utf-8")) if experiment else {}
     started, ended = (unix_time(state.get(name)) for name in ("started", "ended"))
     return (
-        min((each for each in (first, started) if each is not None), default=None),
-        max((each for each in (last, ended) if each is not None), default=None),
+        min((seconds for seconds in (first, started) if seconds is not None), default=None),
+        max((seconds for seconds in (last, ended) if seconds is not None), default=None),
     )
 
 
 def _records(log: Path) -> list[dict[str, Any]]:
     experiment = experiment_of(log)
     records = json_objects(lines_of(experiment / "metrics.jsonl")) if experiment else ()
-    return [each for each in records if "kind" in each and isinstance(each.get("time"), int | float)]
+    return [record for record in records if "kind" in record and isinstance(record.get("time"), int | float)]
 
 
-def _lost(records: Sequence[dict[str, Any]]) -> float:
+def _repeated_seconds(records: Sequence[dict[str, Any]]) -> float:
     # From the last record that a checkpoint kept to the first of the run that continued from it.
     return sum(
         max(0.0, float(later["time"]) - float(earlier["time"]))
@@ -114,8 +116,8 @@ def table_of(runs: Sequence[RunLog]) -> Table | None:
 
 def _rows(runs: Sequence[RunLog]) -> Iterator[tuple[str | float | None, ...]]:
     for run in runs:
-        found = goodput_of(run) if experiment_of(run.path) else None
-        if found is not None:
-            shares = (found.parts[name] / found.wall or None for name in PARTS[1:])
-            written = found.written / found.wall or None
-            yield run.path.name, found.wall / 60, found.share, *shares, written, gpu_kilojoules(run)
+        goodput = goodput_of(run) if experiment_of(run.path) else None
+        if goodput is not None:
+            shares = (goodput.parts[name] / goodput.wall or None for name in PARTS[1:])
+            written = goodput.written / goodput.wall or None
+            yield run.path.name, goodput.wall / 60, goodput.share, *shares, written, gpu_kilojoules(run)

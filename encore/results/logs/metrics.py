@@ -31,8 +31,8 @@ def experiment_of(log: Path) -> Path | None:
 
     It is next to the log, or named by the log's number: ``experiment_0`` of ``result_0.txt``.
     """
-    places = (log.parent, log.parent / f"experiment_{log.stem.rpartition('_')[2]}")
-    return next((place for place in places if any(place.glob("*.jsonl"))), None)
+    folders = (log.parent, log.parent / f"experiment_{log.stem.rpartition('_')[2]}")
+    return next((folder for folder in folders if any(folder.glob("*.jsonl"))), None)
 
 
 def lines_of(path: Path) -> Iterator[str]:

@@ -52,8 +52,8 @@ def _map(
 ) -> Iterator[Result]:
     done, total = 0, sum(sizes)
     workers = _workers(len(parts), total)
-    found = _in_processes(read, parts, workers) if workers > 1 else map(read, parts)
-    for size, result in zip(sizes, found, strict=True):
+    results = _in_processes(read, parts, workers) if workers > 1 else map(read, parts)
+    for size, result in zip(sizes, results, strict=True):
         done += size
         if on_read:
             on_read(done, total)
@@ -85,12 +85,12 @@ def _in_processes(read: Callable[[Part], Result], parts: Sequence[Part], workers
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _start_worker)
     try:
         # A worker that is interrupted before _start_worker would print a traceback: it inherits what is blocked here.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+        blocked_signals = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
         try:
-            found = pool.map(read, parts, chunksize=_CHUNK)
+            results = pool.map(read, parts, chunksize=_CHUNK)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        yield from found
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked_signals)
+        yield from results
     except BrokenProcessPool as error:
         raise EncoreError(
             "a process that read logs was killed",

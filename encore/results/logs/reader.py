@@ -131,11 +131,11 @@ def _blocks(stream: BufferedReader | Bounded) -> Iterator[bytes]:
 
 # Event of a line that has one and nothing after it, as nearly all do; None for any other line.
 def _plain_event(line: bytes, number: int) -> Event | None:
-    at = line.find(_MARKS[0])
-    if not line.startswith(_PLAIN, at) or line.find(_MARKS[1], 0, at) >= 0:
+    start = line.find(_MARKS[0])
+    if not line.startswith(_PLAIN, start) or line.find(_MARKS[1], 0, start) >= 0:
         return None
     try:
-        return _mllog_event(from_json(line[at + len(_PLAIN) - 1 :]), number)
+        return _mllog_event(from_json(line[start + len(_PLAIN) - 1 :]), number)
     except ValueError:
         return None
 
@@ -248,7 +248,7 @@ def _parse_mlperf(body: str, number: int) -> Event | None:
         seconds = float(calendar.timegm(time.strptime(match["time"], "%m/%d/%y %H:%M:%S")))
     except ValueError:
         return None
-    plain = _PERCENT.sub(lambda found: repr(float(found[1]) / 100), match["rest"])
+    plain = _PERCENT.sub(lambda percent: repr(float(percent[1]) / 100), match["rest"])
     value = _bare_or_json(plain.strip().lstrip(":=,"))
     return Event(
         time_s=seconds,

@@ -61,8 +61,8 @@ def is_nonnumeric(event: Event) -> bool:
 
 
 def _numbers(values: Mapping[object, object]) -> Iterator[tuple[str, float]]:
-    for key, each in [(key, each) for key, each in values.items() if key != "epoch"][:_VALUES]:
-        number = number_of(each)
+    for key, entry in [(key, entry) for key, entry in values.items() if key != "epoch"][:_VALUES]:
+        number = number_of(entry)
         if number is not None:
             yield str(key)[:_TEXT_LIMIT], number
 
@@ -261,28 +261,28 @@ class _Reading:
 
     def note(self, events: Iterable[Event]) -> None:
         """Note the events of a log."""
-        run, known = self.run, dict[str, tuple[_Note, ...]]()
+        run, handlers = self.run, dict[str, tuple[_Note, ...]]()
         latest = -math.inf
         for event in events:
             seconds, key = event.time_s, event.key
             run.events += 1
             if seconds is None or not _EARLIEST_S <= seconds <= _LATEST_S:
-                event = self._timeless(event)
+                event = self._drop_invalid_time(event)
                 seconds = event.time_s
             run.dialects.add(event.dialect)
             if event.dialect in _NAMING_DIALECTS:
                 self._name(event.metadata.get("benchmark"))
-            notes = known.get(key)
+            notes = handlers.get(key)
             if notes is None:
-                notes = _notes_of(key)
-                if len(known) < _KEYS:
-                    known[key] = notes
+                notes = _handlers_for(key)
+                if len(handlers) < _KEYS:
+                    handlers[key] = notes
             for note in notes:
                 note(self, event)
             if seconds is not None and seconds > latest:
                 run.last_s = latest = seconds
 
-    def named(self, event: Event) -> None:
+    def note_benchmark(self, event: Event) -> None:
         self._name(event.value)
 
     def _name(self, name: object) -> None:
@@ -297,11 +297,11 @@ class _Reading:
             setattr(self.run, _TEXTS[event.key], str(event.value)[:_TEXT_LIMIT])
 
     def hyperparameter(self, event: Event) -> None:
-        key, value, found = event.key, event.value, self.run.hyperparameters
-        if value is None or key in found or len(found) >= _LIMIT:
+        key, value, hyperparameters = event.key, event.value, self.run.hyperparameters
+        if value is None or key in hyperparameters or len(hyperparameters) >= _LIMIT:
             return
         if not (isinstance(value, list | dict) and len(str(value)) > _TEXT_LIMIT):
-            found[key[:_TEXT_LIMIT]] = value[:_TEXT_LIMIT] if isinstance(value, str) else value
+            hyperparameters[key[:_TEXT_LIMIT]] = value[:_TEXT_LIMIT] if isinstance(value, str) else value
 
     def figure(self, event: Event) -> None:
         if getattr(self.run, _FIGURES[event.key]) is None:
@@ -311,7 +311,7 @@ class _Reading:
         self.keys.add(event.key)
 
     # Event without its impossible time, which a run must not be measured by.
-    def _timeless(self, event: Event) -> Event:
+    def _drop_invalid_time(self, event: Event) -> Event:
         if event.time_s and str(event.metadata.get("file")).endswith(_HUGECTR):
             return event
         if event.key in ("run_start", "run_stop") and self.untimely is None:
@@ -368,18 +368,20 @@ class _Reading:
             self.numberless = self.numberless or event.line
             return
         repeats = any((point.epoch, point.values) == (old.epoch, old.values) for old in self.evaluations[-_RECENT:])
-        if not repeats and (metric is None or not self._joined(point, (point.epoch, samples, steps))):
+        if not repeats and (metric is None or not self._merge_metrics(point, (point.epoch, samples, steps))):
             self.evaluations.append(point)
 
     # Join metrics of one checkpoint that are logged one by one, as Stable Diffusion's; return whether it was.
-    def _joined(self, point: Quality, position: _Position) -> bool:
-        at = self.newest.get(position)
-        if at is None or not self.evaluations[at].values.keys().isdisjoint(point.values):
+    def _merge_metrics(self, point: Quality, position: _Position) -> bool:
+        index = self.newest.get(position)
+        if index is None or not self.evaluations[index].values.keys().isdisjoint(point.values):
             self.newest[position] = len(self.evaluations)
             return False
-        before = self.evaluations[at]
-        times = [each for each in (before.time_s, point.time_s) if each is not None]
-        self.evaluations[at] = replace(point, values={**before.values, **point.values}, time_s=max(times, default=None))
+        previous = self.evaluations[index]
+        times = [seconds for seconds in (previous.time_s, point.time_s) if seconds is not None]
+        self.evaluations[index] = replace(
+            point, values={**previous.values, **point.values}, time_s=max(times, default=None)
+        )
         return True
 
     def eval_result(self, event: Event) -> None:
@@ -414,7 +416,7 @@ class _Reading:
         if len(phases) < _LIMIT and not (phases and phases[-1].name == event.key and phases[-1].epoch == epoch):
             phases.append(Phase(event.key, event.time_s, epoch, event.line))
 
-    def trained(self, event: Event) -> None:
+    def note_progress(self, event: Event) -> None:
         if event.time_s is None:
             return
         metadata, is_block = event.metadata, event.key == "block_stop"
@@ -430,10 +432,10 @@ class _Reading:
         run = self.run
         start = run.starts[0][1] if run.starts else None
         evidence = (run.dialects, self.benchmark, run.division, self.keys, start)
-        found = (round_, "as asked for", False) if round_ else find_round(run.path, *evidence)
-        run.round, run.round_found, run.round_is_guess = found
+        round_source = (round_, "as asked for", False) if round_ else find_round(run.path, *evidence)
+        run.round, run.round_found, run.round_is_guess = round_source
         run.benchmark = self.benchmark or canonical(run.path.absolute().parent.name)
-        run.quality = _one_unit(self.evaluations, run.benchmark, run.round, "mllog" in run.dialects)
+        run.quality = _bleu_to_percent(self.evaluations, run.benchmark, run.round, "mllog" in run.dialects)
         run.seeds = tuple(self.seeds)
         if run.round and run.benchmark and run.division != "open":
             run.targets = targets_of(run.round, run.benchmark, run.global_batch)
@@ -459,20 +461,20 @@ class _Reading:
         elapsed = self.run.elapsed_minutes
         if self.run.events == 0 and self.last_damaged:
             first = self.damaged[0] if self.damaged else self.last_damaged
-            return Reason.DAMAGED, f"no whole MLPerf event in the file: {_damage(*first)}"
+            return Reason.DAMAGED, f"no whole MLPerf event in the file: {_describe_damage(*first)}"
         if self.run.events == 0:
             return Reason.NO_EVENTS, "no MLPerf event (:::MLLOG, :::MLL, :::MLPv0.5.0 or MLPerf:) in the file"
         if self.damaged:
-            return Reason.DAMAGED, _damage(*self.damaged[0])
+            return Reason.DAMAGED, _describe_damage(*self.damaged[0])
         if len(self.benchmarks) > 1:
             return Reason.SEVERAL_BENCHMARKS, f"events of {', '.join(sorted(self.benchmarks))} in one file"
         if self.untimely:
-            return Reason.CLOCK, _untimely(self.untimely)
+            return Reason.CLOCK, _describe_invalid_time(self.untimely)
         if not self.run.starts:
             return Reason.NO_START, "no run_start event"
         if not self.run.stops and self.eval_result_s is None:
             if self.last_damaged:
-                return Reason.DAMAGED, f"no run_stop event, and {_damage(*self.last_damaged)}"
+                return Reason.DAMAGED, f"no run_stop event, and {_describe_damage(*self.last_damaged)}"
             return Reason.NO_STOP, "no run_stop event: the run ended early, or the log is cut off"
         if self.restarted is not None:
             return Reason.SEVERAL_RUNS, f"line {self.restarted} starts a second run after the first one's end"
@@ -497,10 +499,10 @@ class _Reading:
         if not quality:
             return Reason.NO_QUALITY, "no eval_accuracy event, so nothing shows that the target was reached"
         if targets and not self.run.met:
-            wanted = ", ".join(f"{target.name} {target.value:g} ({target.unit})" for target in targets)
+            expected = ", ".join(f"{target.name} {target.value:g} ({target.unit})" for target in targets)
             last = format_distinct(quality[-1].values, {target.name: target.value for target in targets})
-            explanation = f"target {wanted}; the last evaluation has {last or 'no number'}"
-            return Reason.TARGET_MISSED, "; ".join([explanation, *_other_units(quality, targets)])
+            explanation = f"target {expected}; the last evaluation has {last or 'no number'}"
+            return Reason.TARGET_MISSED, "; ".join([explanation, *_unit_hints(quality, targets)])
         if self.run.status is None and not targets and self.eval_result_s is None:
             return Reason.NO_QUALITY, "run_stop has no status, and the target of this log is not known"
         return None, ""
@@ -521,13 +523,13 @@ _NOTES: dict[str, _Note] = {
 
 
 # What an event of this key is noted as.
-def _notes_of(key: str) -> tuple[_Note, ...]:
+def _handlers_for(key: str) -> tuple[_Note, ...]:
     notes = [
-        (key == "submission_benchmark", _Reading.named),
+        (key == "submission_benchmark", _Reading.note_benchmark),
         (True, _NOTES[key]) if key in _NOTES else (not _NO_HYPERPARAMETER.match(key), _Reading.hyperparameter),
         (key in _FIGURES, _Reading.figure),
         (key in _PHASES, _Reading.phase),
-        (key in _PROGRESS, _Reading.trained),
+        (key in _PROGRESS, _Reading.note_progress),
         (key in ROUND_KEYS, _Reading.round_key),
     ]
     return tuple(note for applies, note in notes if applies)
@@ -545,34 +547,36 @@ def read_run(path: str | PathLike[str], round_: str | None = None, read: ReadEve
 
 
 # Name the damage; that of a compressed file is in no line of it.
-def _damage(line: int, text: str) -> str:
+def _describe_damage(line: int, text: str) -> str:
     return f"line {line} holds a damaged event: {text[:80].strip()}" if line else text.removeprefix(":::ML ")
 
 
-def _untimely(found: Event) -> str:
-    place, seconds = f"{found.key} in line {found.line}", found.time_s
+def _describe_invalid_time(event: Event) -> str:
+    location, seconds = f"{event.key} in line {event.line}", event.time_s
     if seconds is None:
-        return f"{place} has {f'the time {found.refused_time}, which is none' if found.refused_time else 'no time'}"
+        return f"{location} has {f'the time {event.refused_time}, which is none' if event.refused_time else 'no time'}"
     if _EARLIEST_DATE_S <= seconds <= _LATEST_DATE_S:
         date = time.strftime("%Y-%m-%d", time.gmtime(seconds))
-        return f"{place} is on {date}, which is not in the years 2017 to 2100: is the clock right?"
-    return f"{place} is at {seconds:.6g} s, which is not in the years 2017 to 2100: in another unit?"
+        return f"{location} is on {date}, which is not in the years 2017 to 2100: is the clock right?"
+    return f"{location} is at {seconds:.6g} s, which is not in the years 2017 to 2100: in another unit?"
 
 
 # Name the first value of each target that its unit does not have.
-def _other_units(quality: Sequence[Quality], targets: tuple[Target, ...]) -> Iterator[str]:
+def _unit_hints(quality: Sequence[Quality], targets: tuple[Target, ...]) -> Iterator[str]:
     for target in targets:
         values = [(point.values[target.name], point.line) for point in quality if target.name in point.values]
         odd = next(((value, line) for value, line in values if target.out_of_range(value)), None)
         if odd:
-            side = "below" if target.higher_is_better else "above"
-            what = f"{odd[0]:.5g} in line {odd[1]} is no {target.unit}"
-            yield f"{what}, which is {side} {target.limit:g}: in another unit, such as per cent?"
+            direction = "below" if target.higher_is_better else "above"
+            problem = f"{odd[0]:.5g} in line {odd[1]} is no {target.unit}"
+            yield f"{problem}, which is {direction} {target.limit:g}: in another unit, such as per cent?"
 
 
 # BLEU as 0 to 100. Logs of v0.7 write fractions; so does any log whose values never pass 1.
 # But for one of v0.5 or v0.6 in the lines of its round: there, so little is BLEU of a run that learns nothing.
-def _one_unit(quality: list[Quality], benchmark: str | None, round_: str | None, has_new_lines: bool) -> list[Quality]:
+def _bleu_to_percent(
+    quality: list[Quality], benchmark: str | None, round_: str | None, has_new_lines: bool
+) -> list[Quality]:
     best = max((value for point in quality for value in point.values.values()), default=math.inf)
     learns_nothing = round_ in ("v0.5", "v0.6") and best < 0.1 and not has_new_lines
     if benchmark not in BLEU_BENCHMARKS or best > _LARGEST_FRACTION or learns_nothing:

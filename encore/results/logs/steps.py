@@ -69,19 +69,19 @@ class SlowRank:
 
 def windows_of(experiment: Path, recent: bool = False) -> dict[int, list[Window]]:
     """Return the windows of each rank in order; ``recent``: the last ones alone, for which little is read."""
-    found = {}
+    windows = {}
     for path in sorted((experiment / FOLDER).glob("rank_*.jsonl")):
         with suppress(OSError, ValueError):
             rank = int(path.stem[5:])
-            found[rank] = list(_windows(rank, lines_at_end(path, _LAST_BYTES) if recent else lines_of(path)))
-    return dict(sorted(found.items()))
+            windows[rank] = list(_windows(rank, lines_at_end(path, _LAST_BYTES) if recent else lines_of(path)))
+    return dict(sorted(windows.items()))
 
 
 def _windows(rank: int, lines: Iterable[str]) -> Iterable[Window]:
     names = {field.name for field in fields(Window)}
-    for found in json_objects(lines):
+    for record in json_objects(lines):
         with suppress(TypeError):
-            yield Window(rank=rank, **{name: value for name, value in found.items() if name in names})
+            yield Window(rank=rank, **{name: value for name, value in record.items() if name in names})
 
 
 def slow_rank(windows: Mapping[int, Sequence[Window]], now: float | None = None) -> SlowRank | None:
@@ -100,44 +100,45 @@ def slow_rank(windows: Mapping[int, Sequence[Window]], now: float | None = None)
         {rank: ranks[: len(ranks) // 2] for rank, ranks in recent.items()},
         {rank: ranks[len(ranks) // 2 :] for rank, ranks in recent.items()},
     )
-    whole, *parts = (
+    outlier, *parts = (
         lowest({rank: waiting_of(ranks) or 0.0 for rank, ranks in period.items()}) for period in (recent, *halves)
     )
-    if whole is None or whole.others - whole.value < LEAST_WAIT or not whole.is_far:
+    if outlier is None or outlier.others - outlier.value < LEAST_WAIT or not outlier.is_far:
         return None
-    if any(part is None or part.name != whole.name for part in parts):
+    if any(part is None or part.name != outlier.name for part in parts):
         return None
-    ranks = recent[whole.name]
+    ranks = recent[outlier.name]
     return SlowRank(
-        rank=whole.name,
+        rank=outlier.name,
         node=ranks[-1].node,
         local_rank=ranks[-1].local_rank,
-        waiting=whole.value,
-        others=whole.others,
+        waiting=outlier.value,
+        others=outlier.others,
         cpu_delay=sum(w.delayed for w in ranks) / sum(w.window for w in ranks),
     )
 
 
 def waiting_of(windows: Sequence[Window]) -> float | None:
     """Return the share of the time in which a rank waited for others; None where it is not known."""
-    known = [(each.waiting, each.window) for each in windows if each.waiting is not None]
-    total = sum(seconds for _, seconds in known)
-    return sum(share * seconds for share, seconds in known) / total if total else None
+    measured = [(window.waiting, window.window) for window in windows if window.waiting is not None]
+    total = sum(seconds for _, seconds in measured)
+    return sum(share * seconds for share, seconds in measured) / total if total else None
 
 
 def late_shares(windows: Mapping[int, Sequence[Window]], edges: Sequence[float]) -> dict[int, list[float]]:
     """Return for each rank the share of each interval of time by which the others waited longer than it."""
-    found: dict[int, list[float]] = {rank: [] for rank in windows}
-    for begin, end in itertools.pairwise(edges):
-        within = {
+    late_by_rank: dict[int, list[float]] = {rank: [] for rank in windows}
+    for start, end in itertools.pairwise(edges):
+        waiting = {
             rank: share
-            for rank, each in windows.items()
-            if (share := waiting_of([w for w in each if w.time > begin and w.time - w.window < end])) is not None
+            for rank, rank_windows in windows.items()
+            if (share := waiting_of([w for w in rank_windows if w.time > start and w.time - w.window < end]))
+            is not None
         }
-        late = {each.name: each.others - each.value for each in compared(within)}
-        for rank, shares in found.items():
+        late = {rank_windows.name: rank_windows.others - rank_windows.value for rank_windows in compared(waiting)}
+        for rank, shares in late_by_rank.items():
             shares.append(max(0.0, late.get(rank, 0.0)))
-    return found
+    return late_by_rank
 
 
 def table_of(windows: Mapping[int, Sequence[Window]], file: str) -> Table:
@@ -150,17 +151,17 @@ def table_of(windows: Mapping[int, Sequence[Window]], file: str) -> Table:
         rows=tuple(
             (
                 rank,
-                each[-1].node,
-                each[-1].local_rank,
-                sum(w.steps for w in each),
-                statistics.median(w.median for w in each),
-                max(w.p99 for w in each),
-                waiting_of(each),
-                statistics.fmean([w.input for w in each if w.input is not None] or [0.0]),
-                sum(w.delayed for w in each) / max(sum(w.window for w in each), 1e-9),
+                rank_windows[-1].node,
+                rank_windows[-1].local_rank,
+                sum(w.steps for w in rank_windows),
+                statistics.median(w.median for w in rank_windows),
+                max(w.p99 for w in rank_windows),
+                waiting_of(rank_windows),
+                statistics.fmean([w.input for w in rank_windows if w.input is not None] or [0.0]),
+                sum(w.delayed for w in rank_windows) / max(sum(w.window for w in rank_windows), 1e-9),
             )
-            for rank, each in windows.items()
-            if each
+            for rank, rank_windows in windows.items()
+            if rank_windows
         ),
         note="Median of the windows' medians, largest 99th percentile of a window. A rank that waits less than the "
         "others is the slow one. No core: seconds in which its threads were ready to run, per second.",

@@ -42,17 +42,19 @@ def by_node(run: RunLog) -> dict[str, list[Reading]]:
 
 
 def readings_of(experiment: Path, start: float = 0.0, stop: float = math.inf) -> dict[str, list[Reading]]:
-    found: dict[str, list[Reading]] = {}
+    by_node: dict[str, list[Reading]] = {}
     for path in files_of(experiment):
         for reading in _readings(lines_of(path)):
             if start <= reading["time"] <= stop:
                 # A file of one node's before others had any does not name it.
-                found.setdefault(str(reading.get("node", path.stem)), []).append(reading)
-    return {node: sorted(each, key=lambda reading: float(reading["time"])) for node, each in sorted(found.items())}
+                by_node.setdefault(str(reading.get("node", path.stem)), []).append(reading)
+    return {
+        node: sorted(readings, key=lambda reading: float(reading["time"])) for node, readings in sorted(by_node.items())
+    }
 
 
 def _readings(lines: Iterable[str]) -> Iterator[Reading]:
-    return (each for each in json_objects(lines) if isinstance(each.get("time"), int | float))
+    return (record for record in json_objects(lines) if isinstance(record.get("time"), int | float))
 
 
 def in_use(gpu: Reading) -> bool:
@@ -71,16 +73,16 @@ def slow_gpu(experiment: Path, now: float) -> str:
         for reading in _recent(path, now):
             for number, gpu in enumerate(reading.get("gpus", ())):
                 if gpu.get("sm_mhz") and in_use(gpu):
-                    place = str(reading["node"]), number
-                    clocks.setdefault(place, []).append(float(gpu["sm_mhz"]))
-                    reasons[place] = reasons.get(place, 0) | (gpu.get("throttle") or 0)
-    slow = lowest({place: statistics.fmean(each) for place, each in clocks.items()})
+                    gpu_key = str(reading["node"]), number
+                    clocks.setdefault(gpu_key, []).append(float(gpu["sm_mhz"]))
+                    reasons[gpu_key] = reasons.get(gpu_key, 0) | (gpu.get("throttle") or 0)
+    slow = lowest({gpu_key: statistics.fmean(gpu_clocks) for gpu_key, gpu_clocks in clocks.items()})
     if slow is None or slow.value > _SLOW_CLOCK * slow.others:
         return ""
     node, number = slow.name
-    why = ", ".join(reason for bit, reason in THROTTLE.items() if reasons[slow.name] & bit)
+    throttle_reasons = ", ".join(reason for bit, reason in THROTTLE.items() if reasons[slow.name] & bit)
     clock = f"{slow.value:.0f} MHz, the others {slow.others:.0f}"
-    return f"GPU {number} of {node} is slow: {clock}" + (f" ({why})" if why else "")
+    return f"GPU {number} of {node} is slow: {clock}" + (f" ({throttle_reasons})" if throttle_reasons else "")
 
 
 def _recent(path: Path, now: float) -> Iterator[Reading]:
@@ -94,14 +96,14 @@ def gpu_kilojoules(run: RunLog) -> float | None:
 
     None where no power was read, or none during more than a tenth of the time.
     """
-    joules, seen, nodes = 0.0, 0.0, by_node(run)
+    joules, covered_seconds, nodes = 0.0, 0.0, by_node(run)
     for readings in nodes.values():
-        known = [(float(r["time"]), powers) for r in readings if (powers := _powers(r))]
-        for (begin, first), (end, last) in itertools.pairwise(known):
-            joules += (end - begin) * (sum(first) + sum(last)) / 2
-            seen += min(end - begin, _GAP_SECONDS)
-    whole = (run.elapsed_minutes or 0.0) * 60 * len(nodes)
-    return joules / 1000 if joules and seen >= _LEAST_SEEN * whole else None
+        powered = [(float(r["time"]), powers) for r in readings if (powers := _powers(r))]
+        for (start, first), (end, last) in itertools.pairwise(powered):
+            joules += (end - start) * (sum(first) + sum(last)) / 2
+            covered_seconds += min(end - start, _GAP_SECONDS)
+    total_seconds = (run.elapsed_minutes or 0.0) * 60 * len(nodes)
+    return joules / 1000 if joules and covered_seconds >= _LEAST_SEEN * total_seconds else None
 
 
 def _powers(reading: Reading) -> list[float]:

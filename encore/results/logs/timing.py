@@ -65,35 +65,37 @@ class Curve:
 
 def phases_of(run: RunLog) -> dict[str, float]:
     """Return where the time of the run went, by the names in PHASES, as far as the log says."""
-    begun = list(itertools.dropwhile(lambda phase: phase.name != "init_start", run.phases))
-    ready = next((phase for phase in begun if phase.name == "init_stop"), None)
-    found = {"init_s": ready.time_s - begun[0].time_s if ready else None}
+    from_init = list(itertools.dropwhile(lambda phase: phase.name != "init_start", run.phases))
+    ready = next((phase for phase in from_init if phase.name == "init_stop"), None)
+    durations = {"init_s": ready.time_s - from_init[0].time_s if ready else None}
     if run.start_s is not None and run.stop_s is not None:
         start, stop = run.start_s, run.stop_s
         phases = [phase for phase in run.phases if start <= phase.time_s <= stop]
         first = min((phase.time_s for phase in phases if phase.name in _TRAINING_STARTS), default=None)
         evaluations = list(intervals_of(phases, "eval", stop))
         epochs = _epochs(phases, evaluations, stop)
-        found |= {
+        durations |= {
             "start_s": first - start if first is not None else None,
-            "train_s": stop - first - _covered(evaluations) if first is not None else None,
-            "evaluate_s": _covered(evaluations) if evaluations else None,
+            "train_s": stop - first - _total_overlap(evaluations) if first is not None else None,
+            "evaluate_s": _total_overlap(evaluations) if evaluations else None,
             "first_epoch_s": epochs[0] if len(epochs) > 1 else None,
             "epoch_s": statistics.median(epochs[1:]) if len(epochs) > 1 else None,
-            "evaluation_s": statistics.median(end - begin for begin, end in evaluations) if evaluations else None,
+            "evaluation_s": statistics.median(end - eval_start for eval_start, end in evaluations)
+            if evaluations
+            else None,
         }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in durations.items() if value is not None}
 
 
 def mean_phases(runs: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
     """Return the mean of each phase over the runs that have it, in seconds: as a score is one, they add up to it."""
-    found = {}
+    means = {}
     for name in PHASES:
         values = [value for phases in runs if (value := phases.get(name)) is not None]
         if values:
             # A run without evaluations on its clock has spent none of it on them.
-            found[name] = math.fsum(values) / (len(runs) if name == "evaluate_s" else len(values))
-    return found
+            means[name] = math.fsum(values) / (len(runs) if name == "evaluate_s" else len(values))
+    return means
 
 
 def length_of(run: RunLog) -> Length | None:
@@ -108,11 +110,11 @@ def _length_at(run: RunLog, point: Quality) -> Length | None:
         samples = point.samples or run.train_samples
         return Length(value=samples, unit="samples") if samples else None
     if logged is None:
-        return Length(value=point.samples, unit="samples") if point.samples else _counted(run, point)
+        return Length(value=point.samples, unit="samples") if point.samples else _count_length(run, point)
     if logged >= _STEPS_FROM.get(run.benchmark or "", _STEPS_FROM_ELSE):
         return Length(value=logged, unit="steps or samples")
-    epoch = _inside_epoch(run, point, logged) or _from_zero(run, point, logged) or logged
-    return Length(value=epoch, unit="epochs") if epoch > 0 else _counted(run, point)
+    epoch = _fractional_epoch(run, point, logged) or _zero_based_epoch(run, point, logged) or logged
+    return Length(value=epoch, unit="epochs") if epoch > 0 else _count_length(run, point)
 
 
 def deciding(run: RunLog) -> Quality | None:
@@ -130,25 +132,25 @@ def deciding(run: RunLog) -> Quality | None:
     return evaluations[-1] if evaluations else None
 
 
-def curve_of(run: RunLog, most: int = MOST_POINTS) -> Curve:
+def curve_of(run: RunLog, max_points: int = MOST_POINTS) -> Curve:
     """Return the quality over time, thinned to what a plot can show: the first and the deciding evaluation stay."""
     points: list[tuple[tuple[float | None, float | None], float, dict[str, float]]] = []
     for point in run.quality:
         if run.start_s is None or point.time_s is None or point.time_s > (run.stop_s or math.inf) + _SLACK_S:
             continue
-        where, minutes = (point.epoch, point.samples), (point.time_s - run.start_s) / 60
-        if points and points[-1][0] == where != (None, None) and not points[-1][2].keys() & point.values.keys():
+        position, minutes = (point.epoch, point.samples), (point.time_s - run.start_s) / 60
+        if points and points[-1][0] == position != (None, None) and not points[-1][2].keys() & point.values.keys():
             # Some logs write each metric of one evaluation on a line of its own.
-            points[-1] = (where, minutes, {**points[-1][2], **point.values})
+            points[-1] = (position, minutes, {**points[-1][2], **point.values})
         else:
-            points.append((where, minutes, dict(point.values)))
+            points.append((position, minutes, dict(point.values)))
     names = tuple(points[-1][2]) if points else ()
-    whole = [(minutes, values) for _, minutes, values in points if all(name in values for name in names)]
-    if len(whole) > most:
-        whole = [whole[round(number * (len(whole) - 1) / (most - 1))] for number in range(most)]
+    complete = [(minutes, values) for _, minutes, values in points if all(name in values for name in names)]
+    if len(complete) > max_points:
+        complete = [complete[round(number * (len(complete) - 1) / (max_points - 1))] for number in range(max_points)]
     return Curve(
-        minutes=tuple(minutes for minutes, _ in whole),
-        values={name: tuple(values[name] for _, values in whole) for name in names},
+        minutes=tuple(minutes for minutes, _ in complete),
+        values={name: tuple(values[name] for _, values in complete) for name in names},
     )
 
 
@@ -157,19 +159,19 @@ def marks_of(run: RunLog, further: Sequence[Mark] = ()) -> list[Mark]:
 
     ``further`` are marks from elsewhere, such as Encore's metrics. Empty where the log counts in another unit.
     """
-    known = benchmark_of(run.benchmark)
-    start, unit = run.start_s, known.points_in if known else "epochs"
+    benchmark = benchmark_of(run.benchmark)
+    start, unit = run.start_s, benchmark.points_in if benchmark else "epochs"
     if start is None:
         return []
-    found = [*_evaluated(run, unit, start), *_between(run, unit, start), *further]
+    candidates = [*_evaluation_marks(run, unit, start), *_progress_marks(run, unit, start), *further]
     # Some logs count one batch less at an evaluation than at the end of the block before it.
     slack = max(run.global_batch or 0.0, 0.0) if unit == "samples" else 0.0
     marks: list[Mark] = []
-    for mark in sorted(found):
-        before, last = [Mark(0.0, 0.0), Mark(0.0, 0.0), *marks][-2:]
+    for mark in sorted(candidates):
+        previous, last = [Mark(0.0, 0.0), Mark(0.0, 0.0), *marks][-2:]
         if mark.seconds > last.seconds and mark.length > last.length:
             marks.append(mark)
-        elif marks and mark.evaluated and mark.length >= last.length - slack and mark.length > before.length:
+        elif marks and mark.evaluated and mark.length >= last.length - slack and mark.length > previous.length:
             marks[-1] = mark  # The time of a block's end that includes its evaluation
     return marks
 
@@ -186,7 +188,7 @@ def in_unit(length: Length, unit: str, train_samples: float | None, batch: float
     return value / train_samples if by_samples and train_samples else None
 
 
-def _evaluated(run: RunLog, unit: str, start: float) -> Iterator[Mark]:
+def _evaluation_marks(run: RunLog, unit: str, start: float) -> Iterator[Mark]:
     for point in run.quality:
         length = _length_at(run, point) if point.time_s is not None else None
         value = in_unit(length, unit, run.train_samples, run.global_batch) if length else None
@@ -195,52 +197,54 @@ def _evaluated(run: RunLog, unit: str, start: float) -> Iterator[Mark]:
 
 
 # Marks of the log between its evaluations.
-def _between(run: RunLog, unit: str, start: float) -> Iterator[Mark]:
-    batch, steps = run.global_batch or 0.0, [each.step for each in run.progress if each.step]
+def _progress_marks(run: RunLog, unit: str, start: float) -> Iterator[Mark]:
+    batch, steps = run.global_batch or 0.0, [progress.step for progress in run.progress if progress.step]
     # NeMo's logs of v5.1 write samples as ``step``, others steps.
     by_samples = batch > 1 and len(steps) > 1 and all(step % batch == 0 for step in steps)
     # 3D U-Net's logs from v3.1 on write samples as the epochs of a block.
-    epochs, size = [each.epoch for each in run.progress if each.epoch], run.train_samples or 0.0
-    whole = size if size > 1 and len(epochs) > 1 and all(epoch % size == 0 for epoch in epochs) else 1.0
-    for each in run.progress:
-        samples = each.samples or (each.step if by_samples else None)
-        if length := samples if unit == "samples" else (each.epoch or 0.0) / whole:
-            yield Mark(each.time_s - start, length)
+    epochs, size = [progress.epoch for progress in run.progress if progress.epoch], run.train_samples or 0.0
+    divisor = size if size > 1 and len(epochs) > 1 and all(epoch % size == 0 for epoch in epochs) else 1.0
+    for progress in run.progress:
+        samples = progress.samples or (progress.step if by_samples else None)
+        if length := samples if unit == "samples" else (progress.epoch or 0.0) / divisor:
+            yield Mark(progress.time_s - start, length)
     if unit == "epochs":
-        begun: dict[float, None] = {}
+        epochs_started: dict[float, None] = {}
         for phase in run.phases:
             if phase.name in _EPOCH_STARTS:
-                begun.setdefault(phase.time_s if phase.epoch is None else phase.epoch)
-                yield Mark(phase.time_s - start, len(begun) - 1.0)
+                epochs_started.setdefault(phase.time_s if phase.epoch is None else phase.epoch)
+                yield Mark(phase.time_s - start, len(epochs_started) - 1.0)
 
 
 # Numbers of the epochs begun before the evaluation.
-def _begun(run: RunLog, point: Quality) -> list[float | None]:
+def _started_epochs(run: RunLog, point: Quality) -> list[float | None]:
     until = math.inf if point.time_s is None else point.time_s
     return [phase.epoch for phase in run.phases if phase.name in _EPOCH_STARTS and phase.time_s <= until]
 
 
 # Epochs begun before the evaluation; the evaluations themselves where the log has no epochs.
-def _counted(run: RunLog, point: Quality) -> Length:
-    begun = len(_begun(run, point))
-    return Length(value=float(begun or run.quality.index(point) + 1), unit="epochs" if begun else "evaluations")
+def _count_length(run: RunLog, point: Quality) -> Length:
+    epochs_started = len(_started_epochs(run, point))
+    return Length(
+        value=float(epochs_started or run.quality.index(point) + 1), unit="epochs" if epochs_started else "evaluations"
+    )
 
 
 # Epochs begun before the evaluation, where the log numbers its epochs from 0 and without gaps. Such logs number their
 # evaluations from 1, from 0, or from -1 (NVIDIA's Transformer of v0.5).
-def _from_zero(run: RunLog, point: Quality, logged: float) -> float | None:
-    labels = [epoch for epoch in _begun(run, point) if epoch is not None]
-    whole = bool(labels) and labels == list(range(len(labels)))
-    return float(len(labels)) if whole and abs(logged - labels[-1]) <= 1 else None
+def _zero_based_epoch(run: RunLog, point: Quality, logged: float) -> float | None:
+    labels = [epoch for epoch in _started_epochs(run, point) if epoch is not None]
+    is_contiguous = bool(labels) and labels == list(range(len(labels)))
+    return float(len(labels)) if is_contiguous and abs(logged - labels[-1]) <= 1 else None
 
 
 # Epochs done at an evaluation inside an epoch, numbered by that epoch's number and the part done.
 # So NVIDIA's DLRM of v0.7 has them: 1.9 after nine tenths of epoch 1, where epochs are numbered from 1.
-def _inside_epoch(run: RunLog, point: Quality, logged: float) -> float | None:
+def _fractional_epoch(run: RunLog, point: Quality, logged: float) -> float | None:
     until = math.inf if point.time_s is None else point.time_s
     # Some logs round the times, so that the epoch seems to end before its evaluation has.
-    begun = [phase.time_s for phase in run.phases if phase.name == "eval_start" and phase.time_s <= until]
-    until = max(begun, default=until)
+    eval_starts = [phase.time_s for phase in run.phases if phase.name == "eval_start" and phase.time_s <= until]
+    until = max(eval_starts, default=until)
     names = ("epoch_start", "epoch_stop")
     bounds = [
         (phase.name, phase.epoch)
@@ -249,25 +253,25 @@ def _inside_epoch(run: RunLog, point: Quality, logged: float) -> float | None:
     ]
     if not bounds or bounds[-1][0] == "epoch_stop":
         return None
-    first, opened = bounds[0][1], bounds[-1][1]
-    return logged - first if first in (0, 1) and opened < logged <= opened + 1 else None
+    first, current = bounds[0][1], bounds[-1][1]
+    return logged - first if first in (0, 1) and current < logged <= current + 1 else None
 
 
 def intervals_of(phases: Sequence[Phase], name: str, stop: float) -> Iterator[tuple[float, float]]:
     """Yield the intervals from each start to the next end; several ranks' starts before one end are one."""
-    begin: float | None = None
+    start: float | None = None
     for phase in sorted(phases, key=lambda phase: phase.time_s):
-        if phase.name == f"{name}_start" and begin is None:
-            begin = phase.time_s
-        elif phase.name == f"{name}_stop" and begin is not None:
-            yield begin, phase.time_s
-            begin = None
-    if begin is not None:
-        yield begin, stop
+        if phase.name == f"{name}_start" and start is None:
+            start = phase.time_s
+        elif phase.name == f"{name}_stop" and start is not None:
+            yield start, phase.time_s
+            start = None
+    if start is not None:
+        yield start, stop
 
 
-def _covered(intervals: Sequence[tuple[float, float]], low: float = 0.0, high: float = float("inf")) -> float:
-    return sum(max(min(end, high) - max(begin, low), 0.0) for begin, end in intervals)
+def _total_overlap(intervals: Sequence[tuple[float, float]], low: float = 0.0, high: float = float("inf")) -> float:
+    return sum(max(min(end, high) - max(start, low), 0.0) for start, end in intervals)
 
 
 # Seconds of each epoch, from its start to the next one's, without the evaluations in it.
@@ -278,4 +282,4 @@ def _epochs(phases: Sequence[Phase], evaluations: Sequence[tuple[float, float]],
             starts.setdefault(phase.epoch, phase.time_s)
     times = sorted(starts.values())
     edges = [*times, stop]
-    return [end - begin - _covered(evaluations, begin, end) for begin, end in itertools.pairwise(edges)]
+    return [end - start - _total_overlap(evaluations, start, end) for start, end in itertools.pairwise(edges)]

@@ -178,11 +178,11 @@ def select(
     division: str | None = None,
 ) -> list[PublishedResult]:
     """Return those results that fit; case does not matter, and system and accelerator are any part of the name."""
-    wanted = canonical(benchmark) or benchmark
+    canonical_name = canonical(benchmark) or benchmark
     return [
         result
         for result in results
-        if (wanted is None or result.benchmark == wanted)
+        if (canonical_name is None or result.benchmark == canonical_name)
         and (round_ is None or result.round.lstrip("v") == round_.lower().lstrip("v"))
         and (submitter is None or result.submitter.lower() == submitter.lower())
         and (system is None or system.lower() in result.system.lower())
@@ -198,9 +198,9 @@ def system_of(round_: str, submitter: str, system: str) -> System:
         return System(described=True, **described)
     # As far as submitters put them into the names of their systems.
     framework = next((label for mark, label in _FRAMEWORKS if mark in system.lower()), None)
-    nodes, each, accelerator = _hardware_from_name(system)
+    nodes, per_node, accelerator = _hardware_from_name(system)
     return System(
-        described=False, nodes=nodes, accelerators_per_node=each, accelerator=accelerator, framework=framework
+        described=False, nodes=nodes, accelerators_per_node=per_node, accelerator=accelerator, framework=framework
     )
 
 
@@ -217,34 +217,39 @@ def load_figures() -> tuple[StudyFigure, ...]:
     """Return every figure that the studies give in their text."""
     with (DATA / "studies.csv").open(encoding="utf-8", newline="") as file:
         return tuple(
-            StudyFigure(gpus=_whole(row.pop("gpus")), batch=_whole(row.pop("batch")), printed=row.pop("value"), **row)
+            StudyFigure(
+                gpus=_optional_int(row.pop("gpus")),
+                batch=_optional_int(row.pop("batch")),
+                printed=row.pop("value"),
+                **row,
+            )
             for row in csv.DictReader(file)
         )
 
 
 def _result(row: dict[str, str]) -> PublishedResult:
-    known: dict[str, Any] = {
+    typed: dict[str, Any] = {
         "benchmark": canonical(row["benchmark"]),
-        "runs": _whole(row["runs"]) or 0,
-        **{name: _whole(row[name]) for name in ("converged", "global_batch")},
+        "runs": _optional_int(row["runs"]) or 0,
+        **{name: _optional_int(row[name]) for name in ("converged", "global_batch")},
         **{name: float(row[name]) if row[name] else None for name in _FIELDS},
     }
-    texts = {each.name: row[each.name] for each in fields(PublishedResult) if each.name in row}
+    texts = {f.name: row[f.name] for f in fields(PublishedResult) if f.name in row}
     hardware = system_of(row["round"], row["submitter"], row["system"])
-    return PublishedResult(**{**texts, **known}, hardware=hardware)
+    return PublishedResult(**{**texts, **typed}, hardware=hardware)
 
 
-def _whole(text: str) -> int | None:
+def _optional_int(text: str) -> int | None:
     return int(float(text)) if text else None
 
 
 @functools.cache
 def _described(round_: str) -> dict[str, dict[str, dict[str, Any]]]:
     path = DATA / "systems" / f"{round_}.json"
-    found: dict[str, dict[str, Any]] = {}
+    systems: dict[str, dict[str, Any]] = {}
     for entry in json.loads(path.read_text("utf-8")) if path.is_file() else []:
-        found.setdefault(entry.pop("submitter"), {})[entry.pop("system")] = entry
-    return found
+        systems.setdefault(entry.pop("submitter"), {})[entry.pop("system")] = entry
+    return systems
 
 
 # Nodes, accelerators per node, and which.
@@ -260,12 +265,12 @@ def _hardware_from_name(name: str) -> tuple[int | None, int | None, str | None]:
             # v0.5 writes "multi" for a number of nodes that differs from benchmark to benchmark.
             several = "_multi_" in name
             return nodes or (None if several else 1), None if several else count, accelerator
-    counted = _COUNTED.search(name)
-    boxes = _BOX_COUNT.match(name) if counted and counted.start() > 0 else None
-    if counted:
-        return nodes or (int(boxes[1]) if boxes else None), int(counted[1]), counted[2]
-    after = _COUNTED_AFTER.search(name)
-    return (nodes, int(after[2]), after[1]) if after else (nodes, None, None)
+    count_first = _COUNTED.search(name)
+    boxes = _BOX_COUNT.match(name) if count_first and count_first.start() > 0 else None
+    if count_first:
+        return nodes or (int(boxes[1]) if boxes else None), int(count_first[1]), count_first[2]
+    count_last = _COUNTED_AFTER.search(name)
+    return (nodes, int(count_last[2]), count_last[1]) if count_last else (nodes, None, None)
 
 
 @functools.lru_cache(maxsize=4)

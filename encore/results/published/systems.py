@@ -47,17 +47,17 @@ def read_description(path: Path) -> tuple[dict[str, Any], str]:
     lines = _lines(text)
     if lines:
         return lines, ""
-    loaded, caveat = _loaded(text)
-    found = {_key(key): value for key, value in loaded.items()} if isinstance(loaded, dict) else {}
+    loaded, caveat = _load_lenient(text)
+    fields = {_key(key): value for key, value in loaded.items()} if isinstance(loaded, dict) else {}
     return (
-        (found, f"{path.name} {caveat}" if caveat else "")
-        if _KNOWN & found.keys()
+        (fields, f"{path.name} {caveat}" if caveat else "")
+        if _KNOWN & fields.keys()
         else ({}, f"{path.name} holds no system description")
     )
 
 
 # JSON value, and what is wrong with its syntax.
-def _loaded(text: str) -> tuple[object, str]:
+def _load_lenient(text: str) -> tuple[object, str]:
     try:
         return json.loads(text, strict=False), ""
     except (ValueError, RecursionError) as error:
@@ -73,7 +73,7 @@ def _loaded(text: str) -> tuple[object, str]:
 
 # Description as NVIDIA wrote it in v0.6: the values of log lines, with Python's dictionaries in them.
 def _lines(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for line in text.splitlines():
         match = _LINE.fullmatch(line.strip())
         try:
@@ -81,10 +81,10 @@ def _lines(text: str) -> dict[str, Any]:
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
         inner = _literal(value)
-        found.update(inner if match and match[1] == "entry" and isinstance(inner, dict) else {})
+        fields.update(inner if match and match[1] == "entry" and isinstance(inner, dict) else {})
         if match and match[1] in ("status", "division"):
-            found[match[1]] = value
-    return {key: _literal(value) for key, value in found.items()}
+            fields[match[1]] = value
+    return {key: _literal(value) for key, value in fields.items()}
 
 
 def _literal(value: object) -> object:
@@ -102,13 +102,13 @@ def from_description(description: Mapping[str, Any], caveat: str = "") -> System
     """Return the system that MLPerf's system description describes; what is empty there stays unknown."""
     description = {_key(key): value for key, value in description.items()}
     if isinstance(description.get("nodes"), list | dict):
-        description = _of_entry(description)
+        description = _description_from_entry(description)
 
     def text(name: str) -> str | None:
         value = str(description.get(name, "")).strip()
         return None if value.lower() in _PLACEHOLDERS else value
 
-    storage = [each for each in (text("host_storage_capacity"), text("host_storage_type")) if each]
+    storage = [part for part in (text("host_storage_capacity"), text("host_storage_type")) if part]
     return System(
         described=True,
         nodes=_count(text("number_of_nodes")),
@@ -134,28 +134,28 @@ def from_description(description: Mapping[str, Any], caveat: str = "") -> System
 def _versions(software: object) -> Iterator[tuple[str, str]]:
     if isinstance(software, str):
         software = [dict([part.strip().rsplit(" ", 1)]) for part in software.split(" / ") if " " in part.strip()]
-    for each in software if isinstance(software, list) else [software]:
-        for name, version in each.items() if isinstance(each, dict) else ():
+    for entry in software if isinstance(software, list) else [software]:
+        for name, version in entry.items() if isinstance(entry, dict) else ():
             if str(version).strip().lower() not in _PLACEHOLDERS:
                 yield str(name), str(version).strip()
 
 
 # Description that an ``entry.json`` of v0.5 and v0.6 is, by the names of v0.7.
-def _of_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _description_from_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     groups = [entry["nodes"]] if isinstance(entry["nodes"], dict) else entry["nodes"]
     groups = [{_key(key): value for key, value in group.items()} for group in groups if isinstance(group, dict)]
     first = groups[0] if groups else {}
     cpu = _COUNTED_CPU.fullmatch(str(first.get("cpu") or ""))
     memory = str(first.get("sys_mem_size") or "")
     nodes = sum(_count(str(group.get("num_nodes") or "")) or 0 for group in groups)
-    each = str(first.get("num_accelerators", ""))
+    accelerators = str(first.get("num_accelerators", ""))
     part = _SLICE.fullmatch(str(first.get("accelerator")))
-    if part and part[1] == each and nodes > 1:
-        each = str(int(each) // nodes)
+    if part and part[1] == accelerators and nodes > 1:
+        accelerators = str(int(accelerators) // nodes)
     return {
         "number_of_nodes": nodes,
         # 0 is an answer: such a system has none.
-        "accelerators_per_node": each,
+        "accelerators_per_node": accelerators,
         "accelerator_model_name": first.get("accelerator"),
         "host_processor_model_name": cpu[2] if cpu else first.get("cpu"),
         "host_processors_per_node": cpu[1] if cpu else None,
@@ -185,7 +185,11 @@ def _submitted(root: Path) -> Iterator[tuple[str, str, str, System]]:
         if match and path.parent.name == "systems":
             names = {(match[1], parts[1], path.stem)}
         elif match and path.name == "entry.json":
-            names = {each for each in cells if each[0] == match[1] and {each[1], *each[2].split("/")} <= set(parts)}
+            names = {
+                cell_key
+                for cell_key in cells
+                if cell_key[0] == match[1] and {cell_key[1], *cell_key[2].split("/")} <= set(parts)
+            }
         yield from ((*name, described(path)) for name in sorted(names))
 
 
@@ -196,10 +200,10 @@ def _main(root: Path) -> None:
             print(f"{round_}/{submitter}/{name}: {system.caveat}", file=sys.stderr)
         if system.described:
             # The number of nodes of "multi" differs from benchmark to benchmark.
-            left_out = {"described", *(("nodes", "accelerators_per_node") if "_multi_" in name else ())}
-            known = {key: value for key, value in asdict(system).items() if value not in (None, "", {})}
-            facts = {key: value for key, value in known.items() if key not in left_out}
-            line = json.dumps({"submitter": submitter, "system": name, **facts}, ensure_ascii=False)
+            excluded = {"described", *(("nodes", "accelerators_per_node") if "_multi_" in name else ())}
+            filled = {key: value for key, value in asdict(system).items() if value not in (None, "", {})}
+            entry = {key: value for key, value in filled.items() if key not in excluded}
+            line = json.dumps({"submitter": submitter, "system": name, **entry}, ensure_ascii=False)
             rounds.setdefault(round_, {}).setdefault((submitter, name), line)
     for round_, lines in rounds.items():
         path = DATA / "systems" / f"{round_}.json"
@@ -259,10 +263,10 @@ def model_of(accelerator: str | None) -> str | None:
 def framework_of(*texts: str | None) -> str | None:
     """Return the framework named in any of the texts, in lower case."""
     joined = " ".join(text or "" for text in texts).lower()
-    found = next((name for name in _FRAMEWORKS if name in joined), None)
-    if found is None and re.search(r"(?:^|[-_\s])tf(?:\d|[-_\s]|$)", joined):
+    framework = next((name for name in _FRAMEWORKS if name in joined), None)
+    if framework is None and re.search(r"(?:^|[-_\s])tf(?:\d|[-_\s]|$)", joined):
         return "tensorflow"
-    return found
+    return framework
 
 
 def release_of(*texts: str | None) -> str | None:
@@ -284,18 +288,20 @@ def cells_at(folder: Path, round_: str | None, benchmark: str | None) -> list[Pu
     Round and submitter, where the path names them as well, decide between cells of one name.
     """
     parts = [part.lower() for part in folder.absolute().parts]
-    wanted = canonical(benchmark)
-    found = []
+    canonical_name = canonical(benchmark)
+    matches = []
     for cell in load_published():
-        if cell.system.lower() not in parts or (wanted is not None and cell.benchmark not in (wanted, None)):
+        if cell.system.lower() not in parts or (
+            canonical_name is not None and cell.benchmark not in (canonical_name, None)
+        ):
             continue
         if round_ is not None and cell.round != round_:
             continue
         position = len(parts) - 1 - parts[::-1].index(cell.system.lower())
         by_submitter = cell.submitter.lower() in parts
         by_round = any(cell.round.lstrip("v") in part for part in parts)
-        found.append(((-by_submitter, -by_round, cell.benchmark is None, -position), cell))
-    return [cell for _, cell in sorted(found, key=lambda pair: pair[0])]
+        matches.append(((-by_submitter, -by_round, cell.benchmark is None, -position), cell))
+    return [cell for _, cell in sorted(matches, key=lambda pair: pair[0])]
 
 
 def rounds_system(folder: Path, round_: str | None, platform: str | None) -> System:
@@ -313,13 +319,13 @@ def _from_platform(platform: str) -> System:
     for box, accelerator, count in _BOXES:
         if box in name.lower():
             return System(described=False, nodes=nodes or 1, accelerators_per_node=count, accelerator=accelerator)
-    found, whole = (system_of("", "", text.replace(" ", "-")) for text in (name, platform))
+    named, from_platform = (system_of("", "", text.replace(" ", "-")) for text in (name, platform))
     return System(
         described=False,
-        nodes=max(nodes or 0, found.nodes or 0) or None,
-        accelerators_per_node=found.accelerators_per_node,
-        accelerator=found.accelerator or whole.accelerator,
-        framework=found.framework,
+        nodes=max(nodes or 0, named.nodes or 0) or None,
+        accelerators_per_node=named.accelerators_per_node,
+        accelerator=named.accelerator or from_platform.accelerator,
+        framework=named.framework,
     )
 
 

@@ -21,11 +21,11 @@ NOTE = "official scores in minutes; empty: no result known"
 
 
 def result_table(results: Iterable[PublishedResult]) -> Table:
-    known = [result for result in results if result.benchmark and result.official_minutes is not None]
-    benchmarks = sorted({result.benchmark or "" for result in known})
+    scored = [result for result in results if result.benchmark and result.official_minutes is not None]
+    benchmarks = sorted({result.benchmark or "" for result in scored})
     systems: dict[tuple[str, ...], dict[str, PublishedResult]] = {}
     for result in sorted(
-        known,
+        scored,
         key=lambda result: (
             [int(part) for part in result.round.removeprefix("v").split(".")],
             _DIVISIONS.index(result.division),
@@ -49,19 +49,23 @@ def sections(table: Table) -> list[Table]:
     """Return the table in parts, one per round, division and availability, without columns that are empty there."""
     parts = []
     for group, rows in grouped(table.rows, lambda row: tuple(str(cell) for cell in row[: len(GROUPS)])).items():
-        described = [each for each in group[1:] if each] or ["division and availability not known"]
-        part = replace(table, title=", ".join([group[0], *described]), rows=tuple(rows))
-        empty = {column for at, column in enumerate(table.columns) if all(row[at] is None for row in rows)}
+        labels = [label for label in group[1:] if label] or ["division and availability not known"]
+        part = replace(table, title=", ".join([group[0], *labels]), rows=tuple(rows))
+        empty = {column for index, column in enumerate(table.columns) if all(row[index] is None for row in rows)}
         parts.append(
-            _with(part, [column for column in table.columns[len(GROUPS) :] if column not in empty - {*_SYSTEM}])
+            _select_columns(
+                part, [column for column in table.columns[len(GROUPS) :] if column not in empty - {*_SYSTEM}]
+            )
         )
     return parts
 
 
 # The columns with these names.
-def _with(table: Table, columns: Sequence[str]) -> Table:
-    places = [table.columns.index(column) for column in columns]
-    return replace(table, columns=tuple(columns), rows=tuple(tuple(row[at] for at in places) for row in table.rows))
+def _select_columns(table: Table, columns: Sequence[str]) -> Table:
+    indices = [table.columns.index(column) for column in columns]
+    return replace(
+        table, columns=tuple(columns), rows=tuple(tuple(row[index] for index in indices) for row in table.rows)
+    )
 
 
 def parts_of_width(table: Table, width: int, name_width: int) -> list[Table]:
@@ -71,23 +75,23 @@ def parts_of_width(table: Table, width: int, name_width: int) -> list[Table]:
     """
     systems = [column for column in table.columns if column in _SYSTEM]
     widths = {
-        column: max(map(len, [column, *(table.texts(row)[at] for row in table.rows)])) + 2
-        for at, column in enumerate(table.columns)
+        column: max(map(len, [column, *(table.texts(row)[index] for row in table.rows)])) + 2
+        for index, column in enumerate(table.columns)
         if column not in _SYSTEM
     }
     parts: list[list[str]] = [[]]
     for column, needed in widths.items():
-        if parts[-1] and name_width + sum(widths[each] for each in parts[-1]) + needed > width:
+        if parts[-1] and name_width + sum(widths[part_table] for part_table in parts[-1]) + needed > width:
             parts.append([])
         parts[-1].append(column)
-    narrow = [_with(table, [*systems, *part]) for part in parts]
+    narrow = [_select_columns(table, [*systems, *part]) for part in parts]
     return [
         replace(
-            each,
+            part_table,
             title=table.title if number == 0 else f"{table.title}, continued",
-            rows=tuple(row for row in each.rows if any(cell is not None for cell in row[len(systems) :])),
+            rows=tuple(row for row in part_table.rows if any(cell is not None for cell in row[len(systems) :])),
         )
-        for number, each in enumerate(narrow)
+        for number, part_table in enumerate(narrow)
     ]
 
 
@@ -95,7 +99,7 @@ def _row(
     key: tuple[str, ...], cells: dict[str, PublishedResult], benchmarks: Sequence[str]
 ) -> tuple[str | float | int | None, ...]:
     hardware = next(iter(cells.values())).hardware
-    software = next((each.hardware.framework for each in cells.values() if each.hardware.framework), None)
+    software = next((cell.hardware.framework for cell in cells.values() if cell.hardware.framework), None)
     minutes = (cells[name].official_minutes if name in cells else None for name in benchmarks)
     return (*key, hardware.accelerator or "", hardware.accelerators, software or "", *minutes)
 
@@ -117,9 +121,9 @@ def calibration_table() -> _Rates:
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for line in load_calibration():
         if line["apart"] != SHIFT:
-            rows.setdefault((line["population"], _sizes(line)), {})[line["apart"]] = _shares(line)
+            rows.setdefault((line["population"], _sizes(line)), {})[line["apart"]] = _verdict_rates(line)
     head = ["what varies", "runs, yours against theirs", *_APART.values()]
-    return head, [[*key, *(found[apart] for apart in _APART)] for key, found in rows.items()]
+    return head, [[*key, *(rates[apart] for apart in _APART)] for key, rates in rows.items()]
 
 
 def shift_table() -> _Rates:
@@ -127,35 +131,41 @@ def shift_table() -> _Rates:
     rows: dict[str, dict[str, str]] = {}
     for line in load_calibration():
         if line["apart"] == SHIFT:
-            rows.setdefault(line["population"], {})[_sizes(line)] = _shares(line)
+            rows.setdefault(line["population"], {})[_sizes(line)] = _verdict_rates(line)
     sizes = list(next(iter(rows.values())))
-    return ["epochs", *sizes], [[name, *(found[size] for size in sizes)] for name, found in rows.items()]
+    return ["epochs", *sizes], [[name, *(rates[size] for size in sizes)] for name, rates in rows.items()]
 
 
 def forecast_table() -> _Rates:
     """Return how often the forecast of a cut log held its true time, by benchmark and cut, in per cent."""
     head = ["benchmark", "cut after", "logs", "with a forecast", "inside", "median error", "median width"]
     return head, [
-        [line["benchmark"], line["cut"], str(line["runs"]), _per_cent(line["forecasts"] / line["runs"]), *_held(line)]
+        [
+            line["benchmark"],
+            line["cut"],
+            str(line["runs"]),
+            _format_percent(line["forecasts"] / line["runs"]),
+            *_accuracy_cells(line),
+        ]
         for line in _forecasts("held_out")
     ]
 
 
 def forecast_by_round() -> _Rates:
     head = ["round", "forecasts", "inside", "median error", "median width"]
-    return head, [[line["round"], str(line["forecasts"]), *_held(line)] for line in _forecasts("by_round")]
+    return head, [[line["round"], str(line["forecasts"]), *_accuracy_cells(line)] for line in _forecasts("by_round")]
 
 
 def _forecasts(part: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((DATA / "forecast.json").read_text("utf-8"))[part]
-    return found
+    rows: list[dict[str, Any]] = json.loads((DATA / "forecast.json").read_text("utf-8"))[part]
+    return rows
 
 
-def _held(line: dict[str, Any]) -> list[str]:
-    return [_per_cent(line[key]) if key in line else "–" for key in ("inside", "error", "width")]
+def _accuracy_cells(line: dict[str, Any]) -> list[str]:
+    return [_format_percent(line[key]) if key in line else "–" for key in ("inside", "error", "width")]
 
 
-def _per_cent(share: float) -> str:
+def _format_percent(share: float) -> str:
     return f"{share * 100:.1f}"
 
 
@@ -163,6 +173,6 @@ def _sizes(line: dict[str, str]) -> str:
     return f"{line['ours']} against {line['theirs']}"
 
 
-def _shares(line: dict[str, str]) -> str:
+def _verdict_rates(line: dict[str, str]) -> str:
     trials = int(line["trials"])
-    return " / ".join(f"{100 * int(line[what]) / trials:.1f}" for what in ("reproduced", "different"))
+    return " / ".join(f"{100 * int(line[verdict]) / trials:.1f}" for verdict in ("reproduced", "different"))

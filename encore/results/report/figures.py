@@ -25,7 +25,7 @@ from encore.results.report.measurements import (
     relative_to,
     scaling_efficiency,
 )
-from encore.results.report.svg_plot import CROSS, DOT, SQUARE, Panel, Point, Range, Scale, Span, padded
+from encore.results.report.svg_plot import CROSS, DOT, SQUARE, Panel, Point, Range, Scale, Span, pad_range
 from encore.results.statistics import LEVEL, interval
 from encore.results.table import Table
 
@@ -51,117 +51,124 @@ class Plot:
     note: str = ""
 
 
-def run_dots(ours: RunSet, theirs: RunSet | None, within: float) -> Plot | None:
+def run_dots(current: RunSet, baseline: RunSet | None, margin_fraction: float) -> Plot | None:
     """Return every run as a dot, with the interval of the mean: ours above the submission."""
-    lanes = [("yours", "ours", ours), *([("theirs", "theirs", theirs)] if theirs else [])]
-    lanes = [lane for lane in lanes if lane[2].score is not None or missed(lane[2])]
-    sides = [side for _, _, side in lanes]
-    values = [value for side in sides for value in (*_minutes(side), *missed(side), *(_span(side) or ()))]
-    values += [side.score.estimate for side in sides if side.score is not None]
+    lanes = [("yours", "ours", current), *([("theirs", "theirs", baseline)] if baseline else [])]
+    lanes = [lane for lane in lanes if lane[2].score is not None or missed_minutes(lane[2])]
+    run_sets = [run_set for _, _, run_set in lanes]
+    values = [
+        value
+        for run_set in run_sets
+        for value in (*_minutes(run_set), *missed_minutes(run_set), *(_span(run_set) or ()))
+    ]
+    values += [run_set.score.estimate for run_set in run_sets if run_set.score is not None]
     if len(set(values)) < 2 or not all(map(math.isfinite, values)):
         return None
     panel = Panel(_SET_WIDTH, _LANE * len(lanes) + 44, left=10, top=4)
-    panel.axes(padded(values), None, "minutes to the target")
-    reference = theirs.score.estimate if theirs is not None and theirs.score is not None else None
+    panel.axes(pad_range(values), None, "minutes to the target")
+    reference = baseline.score.estimate if baseline is not None and baseline.score is not None else None
     if reference is not None:
-        margin = (reference / (1 + within), reference * (1 + within))
+        margin = (reference / (1 + margin_fraction), reference * (1 + margin_fraction))
         panel.bar(margin, panel.top, panel.bottom - panel.top, "within")
-    for number, (name, style, side) in enumerate(lanes):
-        _lane(panel, panel.top + number * _LANE, name, style, side)
-    words = "; ".join(f"{name} {_described(side)}" for name, _, side in lanes)
-    notes = [f"Bar: {percent(LEVEL)} interval of the mean."] if any(_span(side) for side in sides) else []
-    notes += ["Hollow: dropped from the score."] if any(any(_cut(side)) for side in sides) else []
-    notes += [f"Shaded: within {percent(within)} of theirs."] if reference is not None else []
-    notes += ["Cross: did not reach the target."] if any(missed(side) for side in sides) else []
-    return Plot("Time of each run", panel.svg(f"Minutes of each run: {words}"), " ".join(notes))
+    for number, (name, style, run_set) in enumerate(lanes):
+        _lane(panel, panel.top + number * _LANE, name, style, run_set)
+    descriptions = "; ".join(f"{name} {_describe(run_set)}" for name, _, run_set in lanes)
+    notes = [f"Bar: {percent(LEVEL)} interval of the mean."] if any(_span(run_set) for run_set in run_sets) else []
+    notes += ["Hollow: dropped from the score."] if any(any(_dropped_counts(run_set)) for run_set in run_sets) else []
+    notes += [f"Shaded: within {percent(margin_fraction)} of theirs."] if reference is not None else []
+    notes += ["Cross: did not reach the target."] if any(missed_minutes(run_set) for run_set in run_sets) else []
+    return Plot("Time of each run", panel.svg(f"Minutes of each run: {descriptions}"), " ".join(notes))
 
 
-def _lane(panel: Panel, top: float, name: str, style: str, side: RunSet) -> None:
+def _lane(panel: Panel, top: float, name: str, style: str, run_set: RunSet) -> None:
     middle = top + 38
-    span = _span(side)
+    span = _span(run_set)
     if span is not None:
         panel.bar(span, middle - 8, 16, f"span {style}")
-    if side.score is not None:
-        panel.bar((side.score.estimate, side.score.estimate), middle - 11, 22, f"mean {style}")
+    if run_set.score is not None:
+        panel.bar((run_set.score.estimate, run_set.score.estimate), middle - 11, 22, f"mean {style}")
     panel.y = Scale(0.0, 1.0, middle, middle - 1)
-    ordered, (fastest, slowest) = sorted(_minutes(side)), _cut(side)
-    dots = list(zip(ordered, _offsets([panel.x(value) for value in ordered]), strict=True))
+    ordered, (fastest, slowest) = sorted(_minutes(run_set)), _dropped_counts(run_set)
+    dots = list(zip(ordered, _stack_dots([panel.x(value) for value in ordered]), strict=True))
     last = len(dots) - slowest
     panel.marks(dots[fastest:last], style, _SHAPES[style])
     panel.marks([*dots[:fastest], *dots[last:]], f"hollow {style}", _HOLLOW[style])
-    panel.marks([(value, 0.0) for value in missed(side)], "missed", CROSS)
-    panel.text(panel.left, top + 15, f"{name}: {_described(side)}", "halo")
+    panel.marks([(value, 0.0) for value in missed_minutes(run_set)], "missed", CROSS)
+    panel.text(panel.left, top + 15, f"{name}: {_describe(run_set)}", "halo")
 
 
 # Each run's minutes, scaled as the score next to them is.
-def _minutes(side: RunSet) -> list[float]:
-    scaled = side.score_kind == "official" and side.score_is_official
-    return [minutes * (side.scaling_factor or 1.0 if scaled else 1.0) for minutes in side.minutes]
+def _minutes(run_set: RunSet) -> list[float]:
+    scaled = run_set.score_kind == "official" and run_set.score_is_official
+    return [minutes * (run_set.scaling_factor or 1.0 if scaled else 1.0) for minutes in run_set.minutes]
 
 
-def _described(side: RunSet) -> str:
-    if side.score is None:
-        return f"none of {side.runs} runs reached the target"
-    kind = "score" if side.score_is_official else "mean"
-    counted = f"{side.converged} of {side.runs}" if side.converged != side.runs else f"{side.runs}"
-    return f"{counted} run{'' if counted == '1' else 's'}, {kind} {side.score.estimate:.2f} min"
+def _describe(run_set: RunSet) -> str:
+    if run_set.score is None:
+        return f"none of {run_set.runs} runs reached the target"
+    kind = "score" if run_set.score_is_official else "mean"
+    converged = f"{run_set.converged} of {run_set.runs}" if run_set.converged != run_set.runs else f"{run_set.runs}"
+    return f"{converged} run{'' if converged == '1' else 's'}, {kind} {run_set.score.estimate:.2f} min"
 
 
 # How many of the fastest and of the slowest runs the score leaves out: the ones without which it is the mean. A run
 # that missed its target is dropped first, in place of the slowest.
-def _cut(side: RunSet) -> tuple[int, int]:
-    ordered = sorted(_minutes(side))
-    if side.score is None or not side.score_is_official:
+def _dropped_counts(run_set: RunSet) -> tuple[int, int]:
+    ordered = sorted(_minutes(run_set))
+    if run_set.score is None or not run_set.score_is_official:
         return 0, 0
     for fastest in range(len(ordered) // 2):
         for slowest in range(fastest + 1):
-            kept = ordered[fastest : len(ordered) - slowest]
-            if math.isclose(math.fsum(kept) / len(kept), side.score.estimate, rel_tol=_ROUNDED):
+            minutes = ordered[fastest : len(ordered) - slowest]
+            if math.isclose(math.fsum(minutes) / len(minutes), run_set.score.estimate, rel_tol=_ROUNDED):
                 return fastest, slowest
     return 0, 0
 
 
-def _span(side: RunSet) -> Range | None:
-    return interval(side.score) if side.score is not None else None
+def _span(run_set: RunSet) -> Range | None:
+    return interval(run_set.score) if run_set.score is not None else None
 
 
-def missed(side: RunSet) -> list[float]:
+def missed_minutes(run_set: RunSet) -> list[float]:
     """Return the minutes of the runs that ended without reaching the target."""
-    limit = _LONGEST * max(side.minutes, default=float("inf"))
-    ended = [run.elapsed_minutes for run in side.logs if not run.converged]
-    return [minutes for minutes in ended if minutes is not None and 0 < minutes < min(limit, 1e6)]
+    limit = _LONGEST * max(run_set.minutes, default=float("inf"))
+    elapsed = [run.elapsed_minutes for run in run_set.logs if not run.converged]
+    return [minutes for minutes in elapsed if minutes is not None and 0 < minutes < min(limit, 1e6)]
 
 
 # How far above the middle each dot is, so that none hides another.
-def _offsets(pixels: Sequence[float]) -> list[float]:
-    placed: list[Point] = []
+def _stack_dots(pixels: Sequence[float]) -> list[float]:
+    positions: list[Point] = []
     for x in pixels:
-        free = (y for y in _ROWS if all(abs(x - px) >= _DOT or y != py for px, py in placed))
-        placed.append((x, next(free, 0.0)))
-    return [_DOT * y for _, y in placed]
+        free = (y for y in _ROWS if all(abs(x - px) >= _DOT or y != py for px, py in positions))
+        positions.append((x, next(free, 0.0)))
+    return [_DOT * y for _, y in positions]
 
 
-def quality_plots(ours: RunSet, theirs: RunSet | None) -> list[Plot]:
+def quality_plots(current: RunSet, baseline: RunSet | None) -> list[Plot]:
     """Return quality over minutes for each metric, the submission behind, and once more enlarged at the target."""
-    mine, others = ours.curves, theirs.curves if theirs is not None else ()
-    known = ours.targets or (theirs.targets if theirs else ())
-    targets, qualities = {each.name: each.value for each in known}, {each.name: each.quality for each in known}
-    stated = ours.settings.get("configuration.quality_target")
-    if isinstance(stated, int | float):
-        targets = {name: float(stated) for name in targets or ("value",)}
-    found = []
-    for name in dict.fromkeys(name for curve in mine for name in curve.values):
-        front, back = _points(mine, name), _points(others, name)
+    current_curves, baseline_curves = current.curves, baseline.curves if baseline is not None else ()
+    all_targets = current.targets or (baseline.targets if baseline else ())
+    targets, qualities = (
+        {quality_target.name: quality_target.value for quality_target in all_targets},
+        {quality_target.name: quality_target.quality for quality_target in all_targets},
+    )
+    configured = current.settings.get("configuration.quality_target")
+    if isinstance(configured, int | float):
+        targets = {name: float(configured) for name in targets or ("value",)}
+    plots = []
+    for name in dict.fromkeys(name for curve in current_curves for name in curve.values):
+        front, back = _points(current_curves, name), _points(baseline_curves, name)
         if not front:
             continue
         target = targets.get(name)
         metric = qualities.get(name) or ("quality" if name == "value" else name)
         metric = f"{metric[0].upper()}{metric[1:]}"
-        found.append(_quality_over_minutes(front, back, target, f"{metric} over minutes", None))
-        view = _close(front, target) if isinstance(target, int | float) else None
+        plots.append(_quality_over_minutes(front, back, target, f"{metric} over minutes", None))
+        view = _target_view(front, target) if isinstance(target, int | float) else None
         if view is not None:
-            found.append(_quality_over_minutes(front, back, target, f"{metric} around the target, enlarged", view))
-    return found
+            plots.append(_quality_over_minutes(front, back, target, f"{metric} around the target, enlarged", view))
+    return plots
 
 
 # Points of each curve that has a finite one.
@@ -171,16 +178,16 @@ def _points(curves: Sequence[Curve], name: str) -> list[list[Point]]:
 
 
 # Ranges of minutes and quality around the target; None where that would enlarge nothing.
-def _close(lines: Sequence[Sequence[Point]], target: float) -> tuple[Range, Range] | None:
+def _target_view(lines: Sequence[Sequence[Point]], target: float) -> tuple[Range, Range] | None:
     levels = [y for line in lines for _, y in line]
-    whole = max(*levels, target) - min(*levels, target)
-    away = max(abs(line[-1][1] - target) for line in lines)
-    half = max(1.5 * away, 0.06 * whole)
-    if not 0 < 2 * half < _ZOOM * whole:
+    height = max(*levels, target) - min(*levels, target)
+    distance = max(abs(line[-1][1] - target) for line in lines)
+    half = max(1.5 * distance, 0.06 * height)
+    if not 0 < 2 * half < _ZOOM * height:
         return None
-    inside = [x for line in lines for x, y in line if abs(y - target) <= half]
-    wide = bool(inside) and max(inside) > min(inside)
-    return (padded(inside, 0.12), (target - half, target + half)) if wide else None
+    minutes = [x for line in lines for x, y in line if abs(y - target) <= half]
+    wide = bool(minutes) and max(minutes) > min(minutes)
+    return (pad_range(minutes, 0.12), (target - half, target + half)) if wide else None
 
 
 def _quality_over_minutes(
@@ -190,18 +197,18 @@ def _quality_over_minutes(
     title: str,
     view: tuple[Range, Range] | None,
 ) -> Plot:
-    every = [point for line in (*front, *back) for point in line]
-    levels = [y for _, y in every] + ([target] if target is not None else [])
-    x, y = view or ((0.0, max(x for x, _ in every) * 1.03), padded(levels))
+    points = [point for line in (*front, *back) for point in line]
+    levels = [y for _, y in points] + ([target] if target is not None else [])
+    x, y = view or ((0.0, max(x for x, _ in points) * 1.03), pad_range(levels))
     panel = Panel(_SET_WIDTH, _SET_HEIGHT, top=20)
     panel.axes(x, y, "minutes since run_start")
     panel.clip()
     for lines, style in ((back, "theirs"), (front, "ours")):
-        seen = [part for line in lines if (part := _in_view(line, x))]
-        for part in seen:
+        visible = [part for line in lines if (part := _in_view(line, x))]
+        for part in visible:
             panel.line(part, style)
-        every = [point for part in seen for point in part]
-        marked = every if style == "ours" and len(every) <= _MOST_SET_MARKS else [line[-1] for line in lines]
+        points = [point for part in visible for point in part]
+        marked = points if style == "ours" and len(points) <= _MOST_SET_MARKS else [line[-1] for line in lines]
         panel.marks([point for point in marked if y[0] <= point[1] <= y[1]], style, _SHAPES[style])
     panel.clip(end=True)
     if target is not None:
@@ -216,49 +223,49 @@ def _in_view(line: Sequence[Point], x: Range) -> list[Point]:
     return list(line[max(near[0] - 1, 0) : near[-1] + 2]) if near else []
 
 
-def ratio_line(factor: Factor, within: float, *, named: bool = True) -> str:
+def ratio_line(factor: Factor, margin: float, *, labelled: bool = True) -> str:
     """Return a ratio with its interval on one line of text, the margin shaded; 0.8 and 1.25 are its ends.
 
-    ``named``: it is read out; else the numbers are next to it.
+    ``labelled``: it is read out; else the numbers are next to it.
     """
     if factor.ratio is None or factor.ratio <= 0:
         return ""
     panel = Panel(120, 18, left=4, right=4, top=0)
     panel.x, panel.y = Scale(0.8, 1.25, 4, 116, logarithmic=True), Scale(0, 1, 9, 8)
-    panel.bar((1 / (1 + within), 1 + within), 1, 16, "within")
+    panel.bar((1 / (1 + margin), 1 + margin), 1, 16, "within")
     panel.bar((1.0, 1.0), 1, 16, "one")
-    low, high = (min(max(value, 0.78), 1.28) for value in factor.interval or (factor.ratio, factor.ratio))
+    start, end = (min(max(value, 0.78), 1.28) for value in factor.interval or (factor.ratio, factor.ratio))
     if factor.interval is not None:
-        panel.bar((low, high), 7.6, 2.8, "ours")
-    shown = min(max(factor.ratio, 0.78), 1.28)
-    panel.marks([(shown, 0.0)], "ours", _SHAPES["ours"] if shown == factor.ratio else _DIAMOND)
+        panel.bar((start, end), 7.6, 2.8, "ours")
+    ratio = min(max(factor.ratio, 0.78), 1.28)
+    panel.marks([(ratio, 0.0)], "ours", _SHAPES["ours"] if ratio == factor.ratio else _DIAMOND)
     span = f", {percent(LEVEL)} {factor.interval[0]:.3f} to {factor.interval[1]:.3f}" if factor.interval else ""
-    return panel.svg(f"{factor.name}: ratio {factor.ratio:.3f}{span}" if named else "")
+    return panel.svg(f"{factor.name}: ratio {factor.ratio:.3f}{span}" if labelled else "")
 
 
-def phase_bars(ours: RunSet, theirs: RunSet | None) -> Plot | None:
+def phase_bars(current: RunSet, baseline: RunSet | None) -> Plot | None:
     """Return where the time on the clock went, ours above the submission."""
-    sides = [("yours", ours), *([("theirs", theirs)] if theirs else [])]
-    lanes = [(name, side.phases) for name, side in sides if side.phases.get("train_s", 0.0) > 0]
+    sides = [("yours", current), *([("theirs", baseline)] if baseline else [])]
+    lanes = [(name, run_set.phases) for name, run_set in sides if run_set.phases.get("train_s", 0.0) > 0]
     if not lanes or lanes[0][0] != "yours":
         return None
     totals = [sum(phases.get(key, 0.0) for key, _, _ in _PHASES) for _, phases in lanes]
-    most = max(totals) / 60
+    longest = max(totals) / 60
     panel = Panel(_SET_WIDTH, 50 * len(lanes) + 44, left=10, top=4)
-    panel.axes((0.0, most), None, "minutes")
-    words = []
+    panel.axes((0.0, longest), None, "minutes")
+    descriptions = []
     for number, (name, phases) in enumerate(lanes):
-        top, at, parts = panel.top + 50 * number, 0.0, []
+        top, start, parts = panel.top + 50 * number, 0.0, []
         for key, label, style in _PHASES:
             minutes = phases.get(key, 0.0) / 60
-            panel.bar((at, at + minutes), top + 21, 18, f"phase {style}")
-            at += minutes
+            panel.bar((start, start + minutes), top + 21, 18, f"phase {style}")
+            start += minutes
             parts.append(f"{label} {minutes:.2f}")
-        words.append(f"{name}: {', '.join(parts)} min")
-        panel.text(panel.left, top + 15, words[-1])
+        descriptions.append(f"{name}: {', '.join(parts)} min")
+        panel.text(panel.left, top + 15, descriptions[-1])
     return Plot(
         "Where the time went",
-        panel.svg(f"Where the time went; {'; '.join(words)}"),
+        panel.svg(f"Where the time went; {'; '.join(descriptions)}"),
         "From left to right: start, train, evaluate; means of the runs that the score counts.",
     )
 
@@ -270,21 +277,23 @@ _SHADES = 5
 
 def steps_map(windows: Mapping[int, Sequence[Window]], file: str) -> Plot | None:
     """Return how much longer the others waited than each rank, over time: a dark row is a slow rank."""
-    known = {rank: each for rank, each in windows.items() if any(w.waiting is not None for w in each)}
-    if len(known) < 2:
+    measured = {
+        rank: rank_windows for rank, rank_windows in windows.items() if any(w.waiting is not None for w in rank_windows)
+    }
+    if len(measured) < 2:
         return None
-    begin = min(each[0].time - each[0].window for each in known.values())
-    end = max(each[-1].time for each in known.values())
-    edges = [begin + (end - begin) * number / _MOST_BARS for number in range(_MOST_BARS + 1)]
-    lateness = late_shares(known, edges)
+    start = min(rank_windows[0].time - rank_windows[0].window for rank_windows in measured.values())
+    end = max(rank_windows[-1].time for rank_windows in measured.values())
+    edges = [start + (end - start) * number / _MOST_BARS for number in range(_MOST_BARS + 1)]
+    lateness = late_shares(measured, edges)
     worst = sorted(lateness, key=lambda rank: -sum(lateness[rank]))[:_MOST_RANKS]
     panel = Panel(_SET_WIDTH, _CELL * len(worst) + 48, left=58, top=6)
-    panel.axes((0.0, (end - begin) / 60), None, "minutes since the first step")
+    panel.axes((0.0, (end - start) / 60), None, "minutes since the first step")
     for row, rank in enumerate(sorted(worst)):
         top = panel.top + _CELL * row
         panel.text(0, top + 11, f"rank {rank}")
-        for (left, right), share in zip(itertools.pairwise(edges), lateness[rank], strict=True):
-            span = ((left - begin) / 60, (right - begin) / 60)
+        for (cell_start, cell_end), share in zip(itertools.pairwise(edges), lateness[rank], strict=True):
+            span = ((cell_start - start) / 60, (cell_end - start) / 60)
             panel.bar(span, top + 1, _CELL - 2, f"heat{min(_SHADES, round(share * 2 * _SHADES))}")
     slowest = worst[0]
     late = sum(lateness[slowest]) / len(lateness[slowest])
@@ -311,7 +320,7 @@ class Figure:
     svg: str
     table: Table
 
-    def alone(self) -> str:
+    def standalone_svg(self) -> str:
         """Return the SVG as a file of its own, which brings its style along."""
         head, rest = self.svg.split(">", 1)
         style = STYLE.read_text("utf-8")
@@ -319,7 +328,7 @@ class Figure:
 
 
 def all_figures(measurements: Sequence[Measurement], baseline: str | None = None) -> list[Figure]:
-    found: list[Figure | None] = [
+    figures: list[Figure | None] = [
         *(
             figure
             for name in dict.fromkeys(m.benchmark for m in measurements)
@@ -332,8 +341,8 @@ def all_figures(measurements: Sequence[Measurement], baseline: str | None = None
     ]
     if baseline is not None:
         table = relative_to(measurements, baseline)
-        found.append(bars("relative", table, label=(0, 1), value=4, axis="times as fast as the baseline"))
-    return [figure for figure in found if figure is not None]
+        figures.append(bars("relative", table, label=(0, 1), value=4, axis="times as fast as the baseline"))
+    return [figure for figure in figures if figure is not None]
 
 
 def quality_curves(measurements: Sequence[Measurement], benchmark: str) -> list[Figure]:
@@ -341,22 +350,26 @@ def quality_curves(measurements: Sequence[Measurement], benchmark: str) -> list[
 
     Each has a line per run, a colour per system, and the target.
     """
-    ours = [each for each in measurements if each.benchmark == benchmark]
-    kinds = dict.fromkeys((curve.name, curve.over) for each in ours for curve in each.curves)
-    found = []
+    selected = [measurement for measurement in measurements if measurement.benchmark == benchmark]
+    kinds = dict.fromkeys((curve.name, curve.over) for measurement in selected for curve in measurement.curves)
+    figures = []
     for name, over in kinds:
-        names, units = ({kind[place] for kind in kinds} for place in (0, 1))
+        names, units = ({kind[column] for kind in kinds} for column in (0, 1))
         parts = [benchmark, *([name] if len(names) > 1 else []), *([over.split()[0]] if len(units) > 1 else [])]
-        found.append(_quality(ours, name, over, "-".join(["quality", *parts])))
-    return [figure for figure in found if figure is not None]
+        figures.append(_quality(selected, name, over, "-".join(["quality", *parts])))
+    return [figure for figure in figures if figure is not None]
 
 
-def _quality(ours: Sequence[Measurement], name: str, over: str, key: str) -> Figure | None:
-    having = [each for each in ours if any((curve.name, curve.over) == (name, over) for curve in each.curves)]
+def _quality(measurements: Sequence[Measurement], name: str, over: str, key: str) -> Figure | None:
+    with_curve = [
+        measurement
+        for measurement in measurements
+        if any((curve.name, curve.over) == (name, over) for curve in measurement.curves)
+    ]
     curves = [
         (number, curve)
-        for number, each in enumerate(having[:_MOST_LINES], 1)
-        for curve in each.curves
+        for number, measurement in enumerate(with_curve[:_MOST_LINES], 1)
+        for curve in measurement.curves
         if (curve.name, curve.over) == (name, over) and all(map(math.isfinite, itertools.chain(*curve.points)))
     ]
     points = [point for _, curve in curves for point in curve.points]
@@ -365,41 +378,41 @@ def _quality(ours: Sequence[Measurement], name: str, over: str, key: str) -> Fig
     quality, target = curves[0][1].quality, next((curve.target for _, curve in curves if curve.target), None)
     panel = Panel(WIDTH, _HEIGHT)
     levels = [y for _, y in points] + ([target] if target is not None else [])
-    whole = all(float(x).is_integer() for x, _ in points)
-    panel.axes(padded([x for x, _ in points], 0.02), padded(levels), over, quality, whole=whole)
-    several = len(curves) > len(having[:_MOST_LINES])
+    is_integer = all(float(x).is_integer() for x, _ in points)
+    panel.axes(pad_range([x for x, _ in points], 0.02), pad_range(levels), over, quality, integers=is_integer)
+    several = len(curves) > len(with_curve[:_MOST_LINES])
     for number, curve in curves:
         panel.line(curve.points, number)
         panel.marks(curve.points if len(points) <= _MOST_MARKS else (), number)
-    for number, each in enumerate(having[:_MOST_LINES], 1):
+    for number, measurement in enumerate(with_curve[:_MOST_LINES], 1):
         panel.marks([curve.points[-1] for index, curve in curves if index == number and several], number)
-        panel.name(number, each.label)
+        panel.name(number, measurement.label)
     if target is not None:
         panel.level(target, f"target {target:g}")
-    table = quality_table(having, name, over)
-    title = f"{table.title}: {having[0].benchmark}{_of(len(having))}"
+    table = quality_table(with_curve, name, over)
+    title = f"{table.title}: {with_curve[0].benchmark}{_of(len(with_curve))}"
     return Figure(key, title, panel.svg(title), table)
 
 
 def time_over_gpus(measurements: Sequence[Measurement]) -> list[Figure]:
     """Return the time to the target over GPUs, and the short ones once more, magnified."""
-    every = _lines(measurements)
-    if not every:
+    all_lines = _lines(measurements)
+    if not all_lines:
         return []
-    lines = every[:_MOST_LINES]
+    lines = all_lines[:_MOST_LINES]
     longest = max(minutes for _, points in lines for _, minutes in points)
     small = [line for line in lines if max(minutes for _, minutes in line[1]) < _SMALL * longest]
-    rows = tuple((name, int(gpus), minutes) for name, points in every for gpus, minutes in points)
-    found = []
+    rows = tuple((name, int(gpus), minutes) for name, points in all_lines for gpus, minutes in points)
+    figures = []
     parts = [("time", "", lines)]
     if small and len(small) < len(lines):
         parts.append(("time-short", ", the short ones magnified", small))
     for key, addition, part in parts:
-        title = f"Training time over GPUs{addition}{_of(len(every))}"
+        title = f"Training time over GPUs{addition}{_of(len(all_lines))}"
         numbers = [[name for name, _ in lines].index(name) + 1 for name, _ in part]
         table = Table(title=title, columns=("benchmark", "GPUs", "minutes"), rows=rows)
-        found.append(over_gpus(key, title, part, table, "minutes to the target", numbers=numbers))
-    return found
+        figures.append(over_gpus(key, title, part, table, "minutes to the target", numbers=numbers))
+    return figures
 
 
 def efficiency(measurements: Sequence[Measurement]) -> Figure | None:
@@ -407,15 +420,15 @@ def efficiency(measurements: Sequence[Measurement]) -> Figure | None:
     lines: dict[str, list[Point]] = {}
     for benchmark, system, base, gpus, value, _ in table.rows:
         name = f"{benchmark}, {system}" if len({row[1] for row in table.rows}) > 1 else str(benchmark)
-        points = lines.setdefault(name, [(_real(base), 1.0)])
-        points.append((_real(gpus), _real(value)))
+        points = lines.setdefault(name, [(_as_float(base), 1.0)])
+        points.append((_as_float(gpus), _as_float(value)))
     if not lines:
         return None
-    shown = list(lines.items())[:_MOST_LINES]
+    visible = list(lines.items())[:_MOST_LINES]
     title = f"{table.title}{_of(len(lines))}"
-    ends = [x for _, points in shown for x, _ in points]
+    ends = [x for _, points in visible for x, _ in points]
     linear = [(min(ends), 1.0), (max(ends), 1.0)]
-    return over_gpus("efficiency", title, shown, table, "speed-up over growth in GPUs", linear=linear)
+    return over_gpus("efficiency", title, visible, table, "speed-up over growth in GPUs", linear=linear)
 
 
 def over_gpus(
@@ -439,7 +452,7 @@ def over_gpus(
     highest = max(y for points in [*(points for _, points in lines), linear] for _, y in points)
     ends = [high for name, _ in lines for _, _, high in (spans or {}).get(name, ())]
     highest = max(highest, min(max(ends, default=0.0), _WIDEST * highest))
-    panel.axes((counts[0], counts[-1]), (0.0, highest * 1.08), axis, label, at=counts)
+    panel.axes((counts[0], counts[-1]), (0.0, highest * 1.08), axis, label, x_ticks=counts)
     panel.line(linear, "level")
     for position, (name, points) in enumerate(lines):
         number = numbers[position] if numbers else position + 1
@@ -459,15 +472,15 @@ def bars(key: str, table: Table, label: tuple[int, ...], value: int, axis: str) 
     rows = table.rows[:_MOST_BARS]
     row = 34
     panel = Panel(WIDTH, row * len(rows) + 46, left=2, right=44, top=6)
-    values = [_real(each[value]) for each in rows]
+    values = [_as_float(cells[value]) for cells in rows]
     panel.axes((min(*values, 0.0), max(*values, 1.0)), None, axis)
-    for number, (each, length) in enumerate(zip(rows, values, strict=True)):
+    for number, (cells, length) in enumerate(zip(rows, values, strict=True)):
         top = 6 + row * number
-        panel.text(2, top + 11, ", ".join(str(each[column]) for column in label))
+        panel.text(2, top + 11, ", ".join(str(cells[column]) for column in label))
         panel.bar((0.0, length), top + 15, 12, 1)
         panel.text(panel.x(max(length, 0.0)) + 5, top + 25, f"{length:.2f}")
     if not axis.endswith("%"):
-        panel.upright(1.0)
+        panel.vertical_line(1.0)
     return Figure(key, table.title, panel.svg(table.title), table)
 
 
@@ -479,14 +492,18 @@ def _of(count: int) -> str:
 # Minutes over GPUs of every benchmark that was run on more than one number of them.
 def _lines(measurements: Sequence[Measurement]) -> list[tuple[str, list[Point]]]:
     grouped: dict[str, dict[float, float]] = {}
-    several = len({(each.framework, each.release) for each in measurements}) > 1
-    for each in measurements:
-        if each.gpus and each.minutes:
-            name = f"{each.benchmark}, {each.system.rpartition('nodes, ')[2]}" if several else each.benchmark
+    several = len({(measurement.framework, measurement.release) for measurement in measurements}) > 1
+    for measurement in measurements:
+        if measurement.gpus and measurement.minutes:
+            name = (
+                f"{measurement.benchmark}, {measurement.system.rpartition('nodes, ')[2]}"
+                if several
+                else measurement.benchmark
+            )
             best = grouped.setdefault(name, {})
-            best[float(each.gpus)] = min(each.minutes, best.get(float(each.gpus), math.inf))
+            best[float(measurement.gpus)] = min(measurement.minutes, best.get(float(measurement.gpus), math.inf))
     return [(name, sorted(points.items())) for name, points in grouped.items() if len(points) > 1]
 
 
-def _real(value: Any) -> float:
+def _as_float(value: Any) -> float:
     return float(value or 0.0)

@@ -52,57 +52,59 @@ class Measurement:
     curves: tuple[Curve, ...] = ()
 
 
-def title_of(side: RunSet) -> str:
+def title_of(run_set: RunSet) -> str:
     """Return the whole name of a set: round, submitter and system of a public one, else what its folder is called."""
-    if side.published is not None:
-        return side.published.name
-    if side.passport or side.folder is None:
-        return side.label
-    path = [part for part in side.folder.absolute().parts if part.lower() not in ("results", side.benchmark)]
-    cells = cells_at(side.folder, side.round, side.benchmark)
+    if run_set.published is not None:
+        return run_set.published.name
+    if run_set.passport or run_set.folder is None:
+        return run_set.label
+    path = [part for part in run_set.folder.absolute().parts if part.lower() not in ("results", run_set.benchmark)]
+    cells = cells_at(run_set.folder, run_set.round, run_set.benchmark)
     if cells and cells[0].submitter in path:
         return cells[0].name
-    org = submitter_of(side.logs)
-    named = path[-2:] if org is None else path[-1:]
-    return "/".join([*([org] if org and org not in named else []), *named])
+    org = submitter_of(run_set.logs)
+    names = path[-2:] if org is None else path[-1:]
+    return "/".join([*([org] if org and org not in names else []), *names])
 
 
-def measurement_of(side: RunSet) -> Measurement:
-    hardware = side.hardware
-    in_epochs = side.length_unit == "epochs"
+def measurement_of(run_set: RunSet) -> Measurement:
+    hardware = run_set.hardware
+    in_epochs = run_set.length_unit == "epochs"
     accelerator = model_of(hardware.accelerator) or hardware.accelerator or hardware.cpu or "?"
-    image = str(side.passport.get("image") or "")
-    system = f"CPU, {count_of(side.ranks, 'rank')}" if side.is_cpu and side.ranks else accelerator
+    image = str(run_set.passport.get("image") or "")
+    system = f"CPU, {count_of(run_set.ranks, 'rank')}" if run_set.is_cpu and run_set.ranks else accelerator
     return Measurement(
-        label=title_of(side),
-        benchmark=side.benchmark or "?",
+        label=title_of(run_set),
+        benchmark=run_set.benchmark or "?",
         system=f"{hardware.nodes} nodes, {system}" if (hardware.nodes or 1) > 1 else system,
-        framework=framework_of(hardware.framework, str(side.passport.get("implementation") or ""), side.label),
-        gpus=None if side.is_cpu else side.ranks,
-        batch=side.global_batch,
-        minutes_per_epoch=side.per_length.estimate if side.per_length and in_epochs else None,
-        epochs=side.lengths.estimate if side.lengths and in_epochs else None,
-        samples=side.lengths.estimate if side.lengths and side.length_unit == "samples" else None,
-        minutes=side.score.estimate if side.score else None,
-        precision=str(side.settings.get("configuration.precision") or side.hyperparameters.get("precision") or ""),
-        release=release_of(image, hardware.framework, side.label),
-        curves=tuple(_curves(side.logs)),
+        framework=framework_of(hardware.framework, str(run_set.passport.get("implementation") or ""), run_set.label),
+        gpus=None if run_set.is_cpu else run_set.ranks,
+        batch=run_set.global_batch,
+        minutes_per_epoch=run_set.per_length.estimate if run_set.per_length and in_epochs else None,
+        epochs=run_set.lengths.estimate if run_set.lengths and in_epochs else None,
+        samples=run_set.lengths.estimate if run_set.lengths and run_set.length_unit == "samples" else None,
+        minutes=run_set.score.estimate if run_set.score else None,
+        precision=str(
+            run_set.settings.get("configuration.precision") or run_set.hyperparameters.get("precision") or ""
+        ),
+        release=release_of(image, hardware.framework, run_set.label),
+        curves=tuple(_curves(run_set.logs)),
     )
 
 
-def of_published(cell: PublishedResult) -> Measurement:
+def published_measurement(cell: PublishedResult) -> Measurement:
     return measurement_of(submission(cell))
 
 
-def of_study(key: str) -> list[Measurement]:
+def study_measurements(key: str) -> list[Measurement]:
     """Return the measurements of a study's tables: one for each model, number of GPUs, batch and precision."""
     cells: dict[tuple[str, str, int | None, int | None, str], dict[str, float]] = {}
     for figure in load_figures():
         if figure.source != key or figure.relation != "=" or not figure.place.startswith("table"):
             continue
         if figure.quantity in ("minutes_per_epoch", "epochs"):
-            where = (figure.model, figure.system, figure.gpus, figure.batch, figure.precision)
-            cells.setdefault(where, {})[figure.quantity] = figure.value
+            setup = (figure.model, figure.system, figure.gpus, figure.batch, figure.precision)
+            cells.setdefault(setup, {})[figure.quantity] = figure.value
     return [
         Measurement(
             label=f"{model}, {gpus} GPUs",
@@ -122,16 +124,16 @@ def of_study(key: str) -> list[Measurement]:
 
 # Yield each quality of each run over what all logs of the set count; else over the number of the evaluation.
 def _curves(runs: Sequence[RunLog]) -> Iterator[Curve]:
-    places = [_places(run) for run in runs if run.quality]
-    (over, *others) = dict.fromkeys(over for over, _ in places) or ("evaluations",)
-    over = "evaluations" if others else over
-    for run, (_, counted) in zip((run for run in runs if run.quality), places, strict=True):
-        numbers = [float(number) for number in range(1, len(counted) + 1)]
+    positions = [_evaluation_positions(run) for run in runs if run.quality]
+    (over, *other_units) = dict.fromkeys(over for over, _ in positions) or ("evaluations",)
+    over = "evaluations" if other_units else over
+    for run, (_, run_positions) in zip((run for run in runs if run.quality), positions, strict=True):
+        numbers = [float(number) for number in range(1, len(run_positions) + 1)]
         targets = {target.name: target for target in run.targets}
         curves: dict[str, list[tuple[float, float]]] = {}
-        for place, point in zip(numbers if over == "evaluations" else counted, run.quality, strict=True):
+        for position, point in zip(numbers if over == "evaluations" else run_positions, run.quality, strict=True):
             for name, value in point.values.items():
-                curves.setdefault(name, []).append((place, value))
+                curves.setdefault(name, []).append((position, value))
         for name, points in curves.items():
             target = targets.get(name)
             quality = target.quality if target else ("quality" if name == "value" else name)
@@ -139,18 +141,18 @@ def _curves(runs: Sequence[RunLog]) -> Iterator[Curve]:
 
 
 # Unit of a run's length and where each evaluation is in it; evaluations where some are nowhere.
-def _places(run: RunLog) -> tuple[str, list[float]]:
+def _evaluation_positions(run: RunLog) -> tuple[str, list[float]]:
     length, last = length_of(run), deciding(run)
     over = length.unit if length else "evaluations"
-    counted = [point.samples if over == "samples" else point.epoch for point in run.quality]
-    places = [place for place in counted if place is not None]
+    logged = [point.samples if over == "samples" else point.epoch for point in run.quality]
+    positions = [position for position in logged if position is not None]
     # The curve ends where the run's length does, though the log may number its epochs from 0 or from -1.
     at_end = last.epoch if last is not None else None
     shift = length.value - at_end if length is not None and at_end is not None and over == "epochs" else 0.0
-    several = len(set(places)) > 1 or len(places) == 1
-    if len(places) < len(counted) or not several or abs(shift) > _NUMBERED_FROM:
-        return "evaluations", [0.0] * len(counted)
-    return over, [place + shift for place in places]
+    several = len(set(positions)) > 1 or len(positions) == 1
+    if len(positions) < len(logged) or not several or abs(shift) > _NUMBERED_FROM:
+        return "evaluations", [0.0] * len(logged)
+    return over, [position + shift for position in positions]
 
 
 # -- tables ---------------------------------------------------------------------------------------------------------
@@ -164,19 +166,19 @@ def synopsis(measurements: Sequence[Measurement]) -> list[Table]:
             columns=columns,
             rows=tuple(
                 (
-                    each.label if "/" in each.label else each.system,
-                    each.gpus,
-                    whole(each.batch),
-                    each.minutes_per_epoch,
-                    whole(each.epochs),
-                    whole(each.samples),
-                    each.minutes,
-                    each.precision,
+                    measurement.label if "/" in measurement.label else measurement.system,
+                    measurement.gpus,
+                    whole(measurement.batch),
+                    measurement.minutes_per_epoch,
+                    whole(measurement.epochs),
+                    whole(measurement.samples),
+                    measurement.minutes,
+                    measurement.precision,
                 )
-                for each in _by_gpus(of_benchmark)
+                for measurement in _sort_by_gpus(of_benchmark)
             ),
         ).filled()
-        for benchmark, of_benchmark in grouped(measurements, lambda each: each.benchmark).items()
+        for benchmark, of_benchmark in grouped(measurements, lambda measurement: measurement.benchmark).items()
     ]
 
 
@@ -186,8 +188,14 @@ def speed_up_table(measurements: Sequence[Measurement]) -> Table:
         title="Speed-up by number of GPUs",
         columns=("benchmark", "system", "from GPUs", "to GPUs", "speed-up"),
         rows=tuple(
-            (each.benchmark, _without_nodes(each), base.gpus, each.gpus, _over(base.minutes, each.minutes))
-            for base, each in _scaled(measurements)
+            (
+                measurement.benchmark,
+                _system_type(measurement),
+                base.gpus,
+                measurement.gpus,
+                _ratio(base.minutes, measurement.minutes),
+            )
+            for base, measurement in _scaling_pairs(measurements)
         ),
         note="Total training time on the fewest GPUs over the one on several.",
     )
@@ -200,14 +208,14 @@ def scaling_efficiency(measurements: Sequence[Measurement]) -> Table:
         columns=("benchmark", "system", "from GPUs", "to GPUs", "efficiency", "efficiency per epoch"),
         rows=tuple(
             (
-                each.benchmark,
-                _without_nodes(each),
+                measurement.benchmark,
+                _system_type(measurement),
                 base.gpus,
-                each.gpus,
-                _over(base.minutes, each.minutes, _growth(base, each)),
-                _over(base.minutes_per_epoch, each.minutes_per_epoch, _growth(base, each)),
+                measurement.gpus,
+                _ratio(base.minutes, measurement.minutes, _growth(base, measurement)),
+                _ratio(base.minutes_per_epoch, measurement.minutes_per_epoch, _growth(base, measurement)),
             )
-            for base, each in _scaled(measurements)
+            for base, measurement in _scaling_pairs(measurements)
         ),
         note="By the time to the target, and by the time of an epoch, which leaves convergence out.",
     )
@@ -215,11 +223,13 @@ def scaling_efficiency(measurements: Sequence[Measurement]) -> Table:
 
 def relative_to(measurements: Sequence[Measurement], baseline: str) -> Table:
     """Return the time of the baseline, a label or system in any case, over that of each: above 1 is faster."""
-    wanted = baseline.lower()
+    baseline_name = baseline.lower()
     bases = {
-        each.benchmark: each.minutes
-        for each in measurements
-        if wanted in (each.label.lower(), each.system.lower(), *each.label.lower().split("/")) and each.minutes
+        measurement.benchmark: measurement.minutes
+        for measurement in measurements
+        if baseline_name
+        in (measurement.label.lower(), measurement.system.lower(), *measurement.label.lower().split("/"))
+        and measurement.minutes
     }
     if not bases:
         raise _unknown_baseline(measurements, baseline)
@@ -227,23 +237,29 @@ def relative_to(measurements: Sequence[Measurement], baseline: str) -> Table:
         title=f"Score relative to {baseline}",
         columns=("benchmark", "system", "GPUs", "minutes", "times as fast"),
         rows=tuple(
-            (each.benchmark, each.label, each.gpus, each.minutes, bases[each.benchmark] / each.minutes)
-            for each in measurements
-            if each.minutes and each.benchmark in bases
+            (
+                measurement.benchmark,
+                measurement.label,
+                measurement.gpus,
+                measurement.minutes,
+                bases[measurement.benchmark] / measurement.minutes,
+            )
+            for measurement in measurements
+            if measurement.minutes and measurement.benchmark in bases
         ),
     )
 
 
 # What to say of a baseline that is not in the tables: how to add it where it was published.
 def _unknown_baseline(measurements: Sequence[Measurement], baseline: str) -> EncoreError:
-    labels = sorted({each.label.lstrip("/") for each in measurements})
+    labels = sorted({measurement.label.lstrip("/") for measurement in measurements})
     error = unknown("baseline", baseline, labels)
-    benchmarks = {each.benchmark for each in measurements}
+    benchmarks = {measurement.benchmark for measurement in measurements}
     cells = [cell for cell in load_published() if cell.score_minutes and cell.benchmark in benchmarks]
     exact = [cell.name for cell in cells if baseline.lower() in (cell.name.lower(), cell.system.lower())]
     near = exact or [cell.name for cell in cells if baseline.lower() in cell.name.lower()]
     if near and (exact or not error.hint):
-        name = max(near, key=lambda each: len(commonpath([each, *labels])))
+        name = max(near, key=lambda measurement: len(commonpath([measurement, *labels])))
         part = commonpath([name, *labels])
         part = part if "/" in part else name
         error.hint = f"add the published system: --published {shlex.quote(part)} --baseline {shlex.quote(name)}"
@@ -252,23 +268,26 @@ def _unknown_baseline(measurements: Sequence[Measurement], baseline: str) -> Enc
 
 def by_release(measurements: Sequence[Measurement]) -> Table:
     """Return speed-up by container release, on the same system, against the oldest release."""
-    known = [each for each in measurements if each.release and each.minutes]
-    same = grouped(known, lambda each: (each.benchmark, each.system, each.gpus, each.precision)).values()
-    by_age = [sorted(group, key=lambda each: each.release or "") for group in same]
+    with_release = [measurement for measurement in measurements if measurement.release and measurement.minutes]
+    same = grouped(
+        with_release,
+        lambda measurement: (measurement.benchmark, measurement.system, measurement.gpus, measurement.precision),
+    ).values()
+    by_age = [sorted(group, key=lambda measurement: measurement.release or "") for group in same]
     return Table(
         title="Speed-up by container release",
         columns=("benchmark", "system", "release", "minutes", "speed-up", "speed-up per epoch"),
         rows=tuple(
             (
-                each.benchmark,
-                f"{each.gpus or '?'} x {each.system}",
-                each.release,
-                each.minutes,
-                _over(group[0].minutes, each.minutes),
-                _over(group[0].minutes_per_epoch, each.minutes_per_epoch),
+                measurement.benchmark,
+                f"{measurement.gpus or '?'} x {measurement.system}",
+                measurement.release,
+                measurement.minutes,
+                _ratio(group[0].minutes, measurement.minutes),
+                _ratio(group[0].minutes_per_epoch, measurement.minutes_per_epoch),
             )
             for group in by_age
-            for each in group
+            for measurement in group
             if group[0].release != group[-1].release
         ),
         note="Rounds differ in targets and hyperparameters as well; the speed-up of an epoch leaves both out.",
@@ -277,41 +296,50 @@ def by_release(measurements: Sequence[Measurement]) -> Table:
 
 def by_precision(measurements: Sequence[Measurement]) -> Table:
     """Return speed-up of each precision against the slowest one, on the same system and GPUs."""
-    known = [each for each in measurements if each.precision and each.minutes_per_epoch]
-    same = grouped(known, lambda each: (each.benchmark, each.system, each.gpus, each.framework)).values()
-    with_slowest = [(group, max(group, key=lambda each: each.minutes_per_epoch or 0.0)) for group in same]
+    with_precision = [
+        measurement for measurement in measurements if measurement.precision and measurement.minutes_per_epoch
+    ]
+    same = grouped(
+        with_precision,
+        lambda measurement: (measurement.benchmark, measurement.system, measurement.gpus, measurement.framework),
+    ).values()
+    with_slowest = [(group, max(group, key=lambda measurement: measurement.minutes_per_epoch or 0.0)) for group in same]
     return Table(
         title="Precision against precision",
         columns=("benchmark", "system", "precision", "minutes per epoch", "speed-up", "against"),
         rows=tuple(
             (
-                each.benchmark,
-                f"{each.gpus or '?'} x {each.system}",
-                each.precision,
-                each.minutes_per_epoch,
-                _over(slowest.minutes_per_epoch, each.minutes_per_epoch),
+                measurement.benchmark,
+                f"{measurement.gpus or '?'} x {measurement.system}",
+                measurement.precision,
+                measurement.minutes_per_epoch,
+                _ratio(slowest.minutes_per_epoch, measurement.minutes_per_epoch),
                 slowest.precision,
             )
             for group, slowest in with_slowest
-            for each in group
-            if len({each.precision for each in group}) > 1
+            for measurement in group
+            if len({measurement.precision for measurement in group}) > 1
         ),
     )
 
 
 def quality_table(measurements: Sequence[Measurement], name: str, over: str) -> Table:
     """Return every evaluation of every run by the quality called ``name`` over one unit: what its plot shows."""
-    found = [
-        (each, number, curve)
-        for each in measurements
-        for number, curve in enumerate(curve for curve in each.curves if (curve.name, curve.over) == (name, over))
+    curves = [
+        (measurement, number, curve)
+        for measurement in measurements
+        for number, curve in enumerate(
+            curve for curve in measurement.curves if (curve.name, curve.over) == (name, over)
+        )
     ]
-    quality = found[0][2].quality if found else "quality"
+    quality = curves[0][2].quality if curves else "quality"
     return Table(
         title=f"{quality[0].upper()}{quality[1:]} over {over}",
         columns=("benchmark", "system", "run", over, quality),
         rows=tuple(
-            (each.benchmark, each.label, number, *point) for each, number, curve in found for point in curve.points
+            (measurement.benchmark, measurement.label, number, *point)
+            for measurement, number, curve in curves
+            for point in curve.points
         ),
     )
 
@@ -320,40 +348,46 @@ def all_tables(measurements: Sequence[Measurement], baseline: str | None = None)
     """Return every table that these measurements fill; EncoreError where there is nothing to tabulate."""
     if not measurements:
         raise EncoreError("no measurement to make tables of", hint="name a run, or a study with --study")
-    made = (speed_up_table, scaling_efficiency, by_release, by_precision)
-    tables = [*synopsis(measurements), *(table(measurements) for table in made)]
+    builders = (speed_up_table, scaling_efficiency, by_release, by_precision)
+    tables = [*synopsis(measurements), *(table(measurements) for table in builders)]
     relative = [relative_to(measurements, baseline)] if baseline is not None else []
     return [table for table in (*tables, *relative) if table.rows]
 
 
-def _over(one: float | None, other: float | None, growth: float = 1.0) -> float | None:
-    return one / other / growth if one and other else None
+def _ratio(numerator: float | None, denominator: float | None, growth: float = 1.0) -> float | None:
+    return numerator / denominator / growth if numerator and denominator else None
 
 
-def _growth(base: Measurement, each: Measurement) -> float:
-    return (each.gpus or 1) / (base.gpus or 1)
+def _growth(base: Measurement, measurement: Measurement) -> float:
+    return (measurement.gpus or 1) / (base.gpus or 1)
 
 
 # Each measurement with the one on the fewest GPUs of the same kind: of several the one of the same batch, all together
 # or of each GPU, else the fastest.
-def _scaled(measurements: Sequence[Measurement]) -> Iterator[tuple[Measurement, Measurement]]:
-    known = [each for each in measurements if each.gpus and each.minutes]
-    for kind in grouped(known, _kind).values():
-        same = _by_gpus(kind)
-        bases = [each for each in same if each.gpus == same[0].gpus]
-        for each in same[len(bases) :]:
-            batches = (each.batch, (each.batch or 0.0) / _growth(same[0], each))
-            yield next((base for base in bases if base.batch and base.batch in batches), bases[0]), each
+def _scaling_pairs(measurements: Sequence[Measurement]) -> Iterator[tuple[Measurement, Measurement]]:
+    timed = [measurement for measurement in measurements if measurement.gpus and measurement.minutes]
+    for kind in grouped(timed, _group_key).values():
+        same = _sort_by_gpus(kind)
+        bases = [measurement for measurement in same if measurement.gpus == same[0].gpus]
+        for measurement in same[len(bases) :]:
+            batches = (measurement.batch, (measurement.batch or 0.0) / _growth(same[0], measurement))
+            yield next((base for base in bases if base.batch and base.batch in batches), bases[0]), measurement
 
 
-def _kind(each: Measurement) -> tuple[object, ...]:
-    return each.benchmark, _without_nodes(each), each.framework, each.precision, each.release
+def _group_key(measurement: Measurement) -> tuple[object, ...]:
+    return (
+        measurement.benchmark,
+        _system_type(measurement),
+        measurement.framework,
+        measurement.precision,
+        measurement.release,
+    )
 
 
 # The system's name without the number of nodes, which must not part what is to be compared.
-def _without_nodes(each: Measurement) -> str:
-    return each.system.rpartition("nodes, ")[2]
+def _system_type(measurement: Measurement) -> str:
+    return measurement.system.rpartition("nodes, ")[2]
 
 
-def _by_gpus(measurements: Sequence[Measurement]) -> list[Measurement]:
-    return sorted(measurements, key=lambda each: (each.gpus or 0, each.minutes or 0.0))
+def _sort_by_gpus(measurements: Sequence[Measurement]) -> list[Measurement]:
+    return sorted(measurements, key=lambda measurement: (measurement.gpus or 0, measurement.minutes or 0.0))

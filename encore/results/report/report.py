@@ -48,18 +48,25 @@ from encore.results.report.figures import (
     run_dots,
     steps_map,
 )
-from encore.results.report.measurements import Measurement, all_tables, measurement_of, of_published, of_study, title_of
+from encore.results.report.measurements import (
+    Measurement,
+    all_tables,
+    measurement_of,
+    published_measurement,
+    study_measurements,
+    title_of,
+)
 from encore.results.report.samples_view import (
     KEY,
     Detected,
     Game,
-    board,
-    drawing,
+    board_svg,
     game_of,
     generation_plots,
     generations_table,
+    image_svg,
     images_of,
-    shown_in_report,
+    select_for_report,
     texts_table,
     translations_table,
 )
@@ -141,13 +148,13 @@ class Section:
 
     @property
     def checked(self) -> str:
-        return f"{sum(each.passed for each in self.reports)} of {len(self.reports)}" if self.reports else ""
+        return f"{sum(report.passed for report in self.reports)} of {len(self.reports)}" if self.reports else ""
 
     @property
     def audited(self) -> str:
-        counts = Counter(each.severity for each in self.side.findings)
-        found = [count_of(counts[severity], severity) for severity in ("error", "warning") if counts[severity]]
-        return ", ".join(found) or "passed"
+        counts = Counter(finding.severity for finding in self.side.findings)
+        texts = [count_of(counts[severity], severity) for severity in ("error", "warning") if counts[severity]]
+        return ", ".join(texts) or "passed"
 
     @property
     def converged_as(self) -> str:
@@ -157,48 +164,52 @@ class Section:
     def as_json(self) -> SetJson:
         return {
             **self.comparison.as_json(),
-            "check": [each.as_json() for each in self.reports],
+            "check": [report.as_json() for report in self.reports],
             "convergence": self.convergence,
         }
 
     def factor_lines(self) -> list[str]:
-        return [ratio_line(factor, self.comparison.within, named=False) for factor in self.comparison.factors]
+        return [ratio_line(factor, self.comparison.within, labelled=False) for factor in self.comparison.factors]
 
 
 def section(
-    compared: Comparison,
+    comparison: Comparison,
     reports: Sequence[ComplianceReport] = (),
     convergence: Convergence | None = None,
     *,
-    named: bool = False,
+    is_selected: bool = False,
 ) -> Section:
-    """Return what is shown of a set and of the check of its logs; ``named``: the user chose the submission."""
-    small = not named and is_small(compared)
+    """Return what is shown of a set and of the check of its logs; ``is_selected``: the user chose the submission."""
+    small = not is_selected and is_small(comparison)
     if small:
-        compared = replace(
-            compared, baseline=None, score=None, per_length=None, lengths=None, scaling=None, confidence=None,
+        comparison = replace(
+            comparison, baseline=None, score=None, per_length=None, lengths=None, scaling=None, confidence=None,
             score_interval=None, further_runs=None, caveats=(),
         )  # fmt: skip
-    ours, theirs = compared.current, compared.baseline
-    explanation = explain(ours, theirs) if theirs is not None else None
-    steps = {log.path.name: rank_steps.windows_of(place) for log in ours.logs if (place := experiment_of(log.path))}
+    current, baseline = comparison.current, comparison.baseline
+    explanation = explain(current, baseline) if baseline is not None else None
+    steps = {
+        log.path.name: rank_steps.windows_of(experiment)
+        for log in current.logs
+        if (experiment := experiment_of(log.path))
+    }
     heat = (steps_map(windows, file) for file, windows in steps.items())
-    bars = (run_dots(ours, theirs, compared.within), phase_bars(ours, theirs), *heat)
+    bars = (run_dots(current, baseline, comparison.within), phase_bars(current, baseline), *heat)
     return Section(
-        title=title_of(ours),
-        ruling=SMALL if small else compared.verdict.value,
-        tone=tone(compared.verdict.value, compared.lengths),
-        comparison=compared,
+        title=title_of(current),
+        ruling=SMALL if small else comparison.verdict.value,
+        tone=tone(comparison.verdict.value, comparison.lengths),
+        comparison=comparison,
         reports=tuple(reports),
         convergence=convergence,
         explanation=explanation,
-        stats=tuple(_stats(compared)),
+        stats=tuple(_stats(comparison)),
         compliance=_compliance(reports),
-        found=tuple(_found(ours, [*reports, *([report_of(convergence)] if convergence else [])])),
+        found=tuple(_group_findings(current, [*reports, *([report_of(convergence)] if convergence else [])])),
         runs=Table(
             title="Runs",
             formats={"minutes": ".3f"},
-            columns=("file", "minutes", ours.length_unit or "epochs", "quality", "seed", "remark"),
+            columns=("file", "minutes", current.length_unit or "epochs", "quality", "seed", "remark"),
             rows=tuple(
                 (
                     run.path.name,
@@ -208,59 +219,59 @@ def section(
                     str(run.seeds[0]) if run.seeds else "",
                     run.explanation,
                 )
-                for run in ours.logs
+                for run in current.logs
             ),
         ),
-        factors=_factors(compared),
+        factors=_factors(comparison),
         differences=Table(
             title="What differs, by weight",
             formats={"ratio": ".3g"},
             columns=("rank", "area", "what", "yours", "theirs", "ratio"),
             rows=tuple(
-                (rank, each.area, each.name, each.ours, each.theirs, each.ratio)
-                for rank, each in enumerate(explanation.differences[:_DIFFERENCES], 1)
+                (rank, difference.area, difference.name, difference.ours, difference.theirs, difference.ratio)
+                for rank, difference in enumerate(explanation.differences[:_DIFFERENCES], 1)
             ),
         )
         if explanation and explanation.differences
         else None,
-        plots=(*quality_plots(ours, theirs), *generation_plots(ours.folder)),
+        plots=(*quality_plots(current, baseline), *generation_plots(current.folder)),
         bars=tuple(plot for plot in bars if plot is not None),
-        sentences=(*format_certainty(compared), *_utilization(ours)),
-        machine=tuple(_machine(ours, steps)),
-        choices=Table(title="What the runs took", columns=("key", "choice"), rows=tuple(ours.choices.items()))
-        if ours.choices
+        sentences=(*format_certainty(comparison), *_utilization(current)),
+        machine=tuple(_machine(current, steps)),
+        choices=Table(title="What the runs took", columns=("key", "choice"), rows=tuple(current.choices.items()))
+        if current.choices
         else None,
-        translations=translations_table(ours.folder),
-        texts=texts_table(ours.folder),
-        detections=tuple(shown_in_report(images_of(ours.folder))),
-        generations=generations_table(ours.folder),
-        game=game_of(ours.folder),
+        translations=translations_table(current.folder),
+        texts=texts_table(current.folder),
+        detections=tuple(select_for_report(images_of(current.folder))),
+        generations=generations_table(current.folder),
+        game=game_of(current.folder),
     )
 
 
 # What each run made of its devices, as run.json has it.
-def _utilization(ours: RunSet) -> Iterable[str]:
-    found = ours.passport.get("utilization")
-    for number, each in (found if isinstance(found, dict) else {}).items():
-        yield f"Run {int(number) + 1}: {peaks.sentence(each)}."
+def _utilization(run_set: RunSet) -> Iterable[str]:
+    by_run = run_set.passport.get("utilization")
+    for number, utilization in (by_run if isinstance(by_run, dict) else {}).items():
+        yield f"Run {int(number) + 1}: {peaks.sentence(utilization)}."
 
 
-def _machine(ours: RunSet, steps: Mapping[str, Mapping[int, Sequence[rank_steps.Window]]]) -> Iterable[Table]:
-    if (table := goodput.table_of(ours.logs)) is not None:
+def _machine(run_set: RunSet, steps: Mapping[str, Mapping[int, Sequence[rank_steps.Window]]]) -> Iterable[Table]:
+    if (table := goodput.table_of(run_set.logs)) is not None:
         yield table
     for file, windows in steps.items():
         if len(windows) > 1:
             yield rank_steps.table_of(windows, file)
 
 
-def is_small(compared: Comparison) -> bool:
-    ours = compared.current
-    if compared.verdict is not Verdict.NOT_COMPARABLE:
+def is_small(comparison: Comparison) -> bool:
+    current = comparison.current
+    if comparison.verdict is not Verdict.NOT_COMPARABLE:
         return False
-    size = data_size(ours.benchmark)
+    size = data_size(current.benchmark)
     full = size.train if size is not None else None
-    few = bool(ours.passport and full and ours.train_samples and ours.train_samples < full / 2)
-    return few or ours.is_cpu or ours.submission.get("kind") == "small"
+    has_few_samples = bool(current.passport and full and current.train_samples and current.train_samples < full / 2)
+    return has_few_samples or current.is_cpu or current.submission.get("kind") == "small"
 
 
 def tone(ruling: str, lengths: Factor | None = None) -> str:
@@ -270,60 +281,69 @@ def tone(ruling: str, lengths: Factor | None = None) -> str:
     return _TONES.get(ruling, "plain")
 
 
-def _stats(compared: Comparison) -> Iterable[_Stat]:
-    ours, theirs = compared.current, compared.baseline
-    yield from _scores("Your", ours, compared.score_interval)
-    if theirs is not None:
-        yield from _scores("Published", theirs, interval(theirs.score) if theirs.score else None)
-    if compared.score is not None and compared.score.ratio is not None:
-        span = compared.score.interval
+def _stats(comparison: Comparison) -> Iterable[_Stat]:
+    current, baseline = comparison.current, comparison.baseline
+    yield from _scores("Your", current, comparison.score_interval)
+    if baseline is not None:
+        yield from _scores("Published", baseline, interval(baseline.score) if baseline.score else None)
+    if comparison.score is not None and comparison.score.ratio is not None:
+        span = comparison.score.interval
         detail = f"{percent(LEVEL)}: {span[0]:.3f} to {span[1]:.3f}" if span else "no interval is known"
-        yield "Ratio of the times", f"{compared.score.ratio:.3f}", detail
-    needed = f"{ours.required} required" if ours.required else ""
-    yield "Reached the target", f"{ours.converged} of {ours.runs}", needed
+        yield "Ratio of the times", f"{comparison.score.ratio:.3f}", detail
+    needed = f"{current.required} required" if current.required else ""
+    yield "Reached the target", f"{current.converged} of {current.runs}", needed
 
 
 # Yield the score; where MLCommons multiplies it by a factor, the raw one and the official one.
-def _scores(whose: str, side: RunSet, span: tuple[float, float] | None) -> Iterable[_Stat]:
-    if side.score is None or side.raw_minutes is None:
+def _scores(whose: str, run_set: RunSet, span: tuple[float, float] | None) -> Iterable[_Stat]:
+    if run_set.score is None or run_set.raw_minutes is None:
         return
     detail = f"{percent(LEVEL)}: {span[0]:.2f} to {span[1]:.2f}" if span else ""
-    official = official_minutes(side)
+    official = official_minutes(run_set)
     if official is None:
-        name = "score" if side.score_is_official else "mean, not a score"
-        yield f"{whose} {name}", f"{side.score.estimate:.3f} min", detail
+        name = "score" if run_set.score_is_official else "mean, not a score"
+        yield f"{whose} {name}", f"{run_set.score.estimate:.3f} min", detail
         return
-    of_official = side.score_kind == "official"
-    yield f"{whose} raw score", f"{side.raw_minutes:.3f} min", "" if of_official else detail
-    factor = f"raw score × {side.scaling_factor:.6g}"
+    of_official = run_set.score_kind == "official"
+    yield f"{whose} raw score", f"{run_set.raw_minutes:.3f} min", "" if of_official else detail
+    factor = f"raw score × {run_set.scaling_factor:.6g}"
     yield f"{whose} official score", f"{official:.3f} min", f"{factor}; {detail}" if of_official and detail else factor
 
 
-def official_minutes(side: RunSet) -> float | None:
+def official_minutes(run_set: RunSet) -> float | None:
     """Return the official score where it is another number than the raw one."""
-    return None if side.scaling_factor == 1.0 else side.official_minutes
+    return None if run_set.scaling_factor == 1.0 else run_set.official_minutes
 
 
 def _compliance(reports: Sequence[ComplianceReport]) -> str:
     if not reports:
         return "no log was checked"
-    passed, but = sum(each.passed for each in reports), sum(each.passed_but_for_data for each in reports)
-    rulesets = ", ".join(sorted({each.ruleset or "no known round" for each in reports}))
-    checkers = "; ".join(sorted({each.checker for each in reports}))
+    passed, passed_but_for_data = (
+        sum(report.passed for report in reports),
+        sum(report.passed_but_for_data for report in reports),
+    )
+    rulesets = ", ".join(sorted({report.ruleset or "no known round" for report in reports}))
+    checkers = "; ".join(sorted({report.checker for report in reports}))
     text = f"{passed} of {len(reports)} logs pass the rules of {rulesets} ({checkers})"
-    return text + (f"; {but} but for the size of the data set" if but > passed else "")
+    return text + (f"; {passed_but_for_data} but for the size of the data set" if passed_but_for_data > passed else "")
 
 
 # Yield what the audit and the rules found, each thing once, errors first.
-def _found(side: RunSet, reports: Sequence[ComplianceReport]) -> Iterable[tuple[Finding, str]]:
-    every = [(each, each.path.name if each.path else "") for each in side.findings if each.severity != "note"]
-    every += [(each, report.path.name) for report in reports for each in report.findings]
-    alike = grouped(every, lambda each: (each[0].severity, each[0].rule, each[0].expected, each[0].found)).values()
-    for found in sorted(alike, key=lambda found: found[0][0].label != "error"):
-        places = [file if each.line is None else f"{file or 'line'}:{each.line}" for each, file in found]
-        shown = [place for place in dict.fromkeys(places) if place]
-        more = f" and {len(shown) - _MOST_PLACES} more" if len(shown) > _MOST_PLACES else ""
-        yield found[0][0], ", ".join(shown[:_MOST_PLACES]) + more
+def _group_findings(run_set: RunSet, reports: Sequence[ComplianceReport]) -> Iterable[tuple[Finding, str]]:
+    findings = [
+        (finding, finding.path.name if finding.path else "")
+        for finding in run_set.findings
+        if finding.severity != "note"
+    ]
+    findings += [(finding, report.path.name) for report in reports for finding in report.findings]
+    groups = grouped(
+        findings, lambda finding: (finding[0].severity, finding[0].rule, finding[0].expected, finding[0].found)
+    ).values()
+    for group in sorted(groups, key=lambda group: group[0][0].label != "error"):
+        locations = [file if finding.line is None else f"{file or 'line'}:{finding.line}" for finding, file in group]
+        unique = [location for location in dict.fromkeys(locations) if location]
+        rest = f" and {len(unique) - _MOST_PLACES} more" if len(unique) > _MOST_PLACES else ""
+        yield group[0][0], ", ".join(unique[:_MOST_PLACES]) + rest
 
 
 def summary(sections: Sequence[Section]) -> Table:
@@ -345,29 +365,29 @@ def summary(sections: Sequence[Section]) -> Table:
         formats={"minutes": ".3f", "official": ".3f", "ratio": ".3f"},
         rows=tuple(
             (
-                each.title,
-                each.side.benchmark or "?",
-                each.ruling,
-                each.comparison.score.ratio if each.comparison.score else None,
-                each.side.raw_minutes,
-                official_minutes(each.side),
-                f"{each.side.converged} of {each.side.runs}",
-                each.checked,
-                each.audited,
-                each.converged_as,
-                each.against if each.against != each.title else "",
+                section_.title,
+                section_.side.benchmark or "?",
+                section_.ruling,
+                section_.comparison.score.ratio if section_.comparison.score else None,
+                section_.side.raw_minutes,
+                official_minutes(section_.side),
+                f"{section_.side.converged} of {section_.side.runs}",
+                section_.checked,
+                section_.audited,
+                section_.converged_as,
+                section_.against if section_.against != section_.title else "",
             )
-            for each in sections
+            for section_ in sections
         ),
     ).filled()
 
 
-def _factors(compared: Comparison) -> Table:
-    low, high = f"{percent(LEVEL)} from", f"{percent(LEVEL)} to"
+def _factors(comparison: Comparison) -> Table:
+    low_column, high_column = f"{percent(LEVEL)} from", f"{percent(LEVEL)} to"
     return Table(
         title="Factors",
-        columns=("factor", "yours", "theirs", "ratio", low, high, "z"),
-        formats={"ratio": ".3f", low: ".3f", high: ".3f", "z": ".1f"},
+        columns=("factor", "yours", "theirs", "ratio", low_column, high_column, "z"),
+        formats={"ratio": ".3f", low_column: ".3f", high_column: ".3f", "z": ".1f"},
         rows=tuple(
             (
                 factor.name,
@@ -378,7 +398,7 @@ def _factors(compared: Comparison) -> Table:
                 factor.interval[1] if factor.interval else None,
                 round(factor.z, 1) if factor.z is not None else None,
             )
-            for factor in compared.factors
+            for factor in comparison.factors
         ),
     )
 
@@ -413,7 +433,7 @@ def page(folder: Path, template: str, **values: Any) -> str:
     return environment.get_template(template).render()
 
 
-def write(contents: Mapping[str, str], folder: Path, what: str = "report") -> list[Path]:
+def write(contents: Mapping[str, str], folder: Path, name: str = "report") -> list[Path]:
     """Write a page's files into ``folder``, which is made; return them. EncoreError if the disk does not take them."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -421,7 +441,7 @@ def write(contents: Mapping[str, str], folder: Path, what: str = "report") -> li
             (folder / file).write_text(content, encoding="utf-8", errors="replace")
     except OSError as error:
         raise EncoreError(
-            f"the {what} cannot be written to {folder}: {error.strerror or error}",
+            f"the {name} cannot be written to {folder}: {error.strerror or error}",
             hint="give a folder that you may write to: -o DIR",
             exit_code=ExitCode.FAILED,
         ) from error
@@ -461,13 +481,13 @@ class Report:
 
     @property
     def tally(self) -> list[tuple[str, str, int]]:
-        counted = Counter((each.ruling, each.tone) for each in self.sections)
-        return [(ruling, tone, count) for (ruling, tone), count in counted.most_common()]
+        counts = Counter((section_.ruling, section_.tone) for section_ in self.sections)
+        return [(ruling, tone, count) for (ruling, tone), count in counts.most_common()]
 
     def as_json(self) -> ReportedJson:
         return {
-            "sets": [each.as_json() for each in self.sections],
-            "packages": [each.as_json() for each in self.packages],
+            "sets": [item.as_json() for item in self.sections],
+            "packages": [item.as_json() for item in self.packages],
         }
 
 
@@ -491,17 +511,17 @@ def build_report(
     read = [_read_sets(path, on_read) for path in paths]
     reports = {report.path: report for _, checked in read for report in checked}
     audits = audit_scores([score for scores, _ in read for score in scores])
-    sides = [build_run_set(audit.score, audit.findings) for audit in audits]
+    run_sets = [build_run_set(audit.score, audit.findings) for audit in audits]
     sections = tuple(
         section(
-            compare(side, name, logs, within),
-            [reports[run.path] for run in side.logs],
+            compare(run_set, name, logs, within),
+            [reports[run.path] for run in run_set.logs],
             convergence_of(audit.score),
-            named=name is not None,
+            is_selected=name is not None,
         )
-        for side, audit in zip(sides, audits, strict=True)
+        for run_set, audit in zip(run_sets, audits, strict=True)
     )
-    measured = measurements(sides, study, published)
+    measured = measurements(run_sets, study, published)
     return Report(
         sections=sections,
         tables=tuple(all_tables(measured, baseline)) if measured else (),
@@ -519,20 +539,20 @@ def _read_sets(path: Path, on_read: OnRead | None) -> tuple[list[Score], list[Co
     return scores, reports
 
 
-def measurements(sides: Sequence[RunSet], study: str | None, published: str | None) -> list[Measurement]:
+def measurements(run_sets: Sequence[RunSet], study: str | None, published: str | None) -> list[Measurement]:
     """Return those of our own sets, of a study, and of the published results with this part in their name."""
-    found = [measurement_of(side) for side in sides] + measurements_of_study(study)
-    return found + measurements_of_published(published, {each.benchmark for each in found} or None)
+    selected = [measurement_of(run_set) for run_set in run_sets] + measurements_of_study(study)
+    return selected + measurements_of_published(published, {measurement.benchmark for measurement in selected} or None)
 
 
 def measurements_of_study(key: str | None) -> list[Measurement]:
     """Return the measurements of the study called ``key``; EncoreError offers the nearest name."""
     if key is None:
         return []
-    known = [study.key for study in load_studies()]
-    if key not in known:
-        raise unknown("study", key, known)
-    return of_study(key)
+    keys = [study.key for study in load_studies()]
+    if key not in keys:
+        raise unknown("study", key, keys)
+    return study_measurements(key)
 
 
 def measurements_of_published(part: str | None, benchmarks: Collection[str] | None = None) -> list[Measurement]:
@@ -548,7 +568,7 @@ def measurements_of_published(part: str | None, benchmarks: Collection[str] | No
     ]
     if not cells:
         raise unknown("part of a published name", part, {cell.name for cell in load_published()})
-    return [of_published(cell) for cell in cells]
+    return [published_measurement(cell) for cell in cells]
 
 
 def write_files(report: Report, folder: Path) -> list[Path]:
@@ -556,17 +576,17 @@ def write_files(report: Report, folder: Path) -> list[Path]:
     files = {"report.html": render(report, "report.html.j2"), "report.md": render(report, "report.md.j2")}
     for figure in report.figures:
         files[f"{figure.key}.csv"] = figure.table.as_csv()
-        files[f"{figure.key}.svg"] = figure.alone()
+        files[f"{figure.key}.svg"] = figure.standalone_svg()
     for chapter in report.chapters:
-        files.update({f"{figure.key}.svg": figure.alone() for figure in chapter.figures})
+        files.update({f"{figure.key}.svg": figure.standalone_svg() for figure in chapter.figures})
         tables = enumerate((*chapter.tables, *chapter.folded), 1)
         files.update({f"{chapter.key}_{number}.csv": table.as_csv() for number, table in tables})
     for number, table in enumerate(report.tables, 1):
         files[f"table_{number}.csv"] = table.as_csv()
     for number, part in enumerate(report.sections, 1):
-        files.update({f"detections_{number}_{each.name}.svg": drawing(each) for each in part.detections})
+        files.update({f"detections_{number}_{image.name}.svg": image_svg(image) for image in part.detections})
         if part.game is not None:
-            files[f"game_{number}.svg"] = board(part.game)
+            files[f"game_{number}.svg"] = board_svg(part.game)
     return write(files, folder)
 
 

@@ -14,31 +14,33 @@ from typing import Annotated, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from encore.results.report.figures import Plot
-from encore.results.report.svg_plot import Panel, padded
+from encore.results.report.svg_plot import Panel, pad_range
 from encore.results.table import Cell, Table
 
 Line = TypeVar("Line", bound=BaseModel)
 
 
 # The address of a picture as an image, which no style of a page reaches.
-def _source(svg: str) -> str:
+def _data_url(svg: str) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode("utf-8", "replace")).decode("ascii")
 
 
-def first_read(folder: Path | None, name: str, kind: type[Line], most: int, longest: int) -> tuple[Path, list[Line]]:
+def read_first(
+    folder: Path | None, name: str, kind: type[Line], max_lines: int, max_chars: int
+) -> tuple[Path, list[Line]]:
     """Return the file of the first experiment that has something to show, and that; nothing where there is none."""
     files = {
         path.parent.name[11:]: path for path in (folder.glob(f"experiment_*/{name}") if folder is not None else ())
     }
-    in_order = (files[number] for number in sorted((each for each in files if each.isdecimal()), key=int))
-    every = ((path, list(read(path, kind, most, longest))) for path in in_order)
-    return next((each for each in every if each[1]), (Path(), []))
+    ordered = (files[number] for number in sorted((each for each in files if each.isdecimal()), key=int))
+    contents = ((path, list(read(path, kind, max_lines, max_chars))) for path in ordered)
+    return next((each for each in contents if each[1]), (Path(), []))
 
 
-def read(path: Path, kind: type[Line], most: int, longest: int) -> Iterator[Line]:
-    """Yield what is read of the first ``most`` lines; one that is damaged, of another kind or too long is skipped."""
+def read(path: Path, kind: type[Line], max_lines: int, max_chars: int) -> Iterator[Line]:
+    """Yield the valid records of the first ``max_lines`` lines; skip damaged, other and overlong lines."""
     with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
-        for line in islice(iter(lambda: file.readline(longest), ""), most):
+        for line in islice(iter(lambda: file.readline(max_chars), ""), max_lines):
             with suppress(ValidationError, TypeError):
                 yield kind.model_validate_json(line)
 
@@ -63,19 +65,19 @@ class Translation(BaseModel):
 
 def translations_table(folder: Path | None) -> Table | None:
     """Return the best and the worst translations of the first experiment that has some; None without any."""
-    path, every = first_read(folder, TRANSLATIONS, Translation, _MOST_LINES, _LONGEST_LINE)
-    if not every:
+    path, translations = read_first(folder, TRANSLATIONS, Translation, _MOST_LINES, _LONGEST_LINE)
+    if not translations:
         return None
-    found = sorted(every, key=lambda each: (-each.bleu, -each.chrf, each.index))
-    best = [_row("best", each) for each in found[:SHOWN]]
-    worst = [_row("worst", each) for each in reversed(found[SHOWN:][-SHOWN:])]
+    ranked = sorted(translations, key=lambda translation: (-translation.bleu, -translation.chrf, translation.index))
+    best = [_row("best", translation) for translation in ranked[:SHOWN]]
+    worst = [_row("worst", translation) for translation in reversed(ranked[SHOWN:][-SHOWN:])]
     number = path.parent.name.rpartition("_")[2]
     return Table(
         title="Translations, best and worst by BLEU and chrF of the sentence",
         columns=("which", "sentence", "BLEU", "chrF", "source", "translation", "reference"),
         formats={"BLEU": ".1f", "chrF": ".1f"},
         rows=(*best, *worst),
-        note=f"Of {len(found):,} after epoch {found[0].epoch} of result_{number}.txt. BLEU of a sentence is no "
+        note=f"Of {len(ranked):,} after epoch {ranked[0].epoch} of result_{number}.txt. BLEU of a sentence is no "
         f"quality of the run. Texts longer than {LONGEST} characters are cut.",
     )
 
@@ -84,7 +86,7 @@ TEXTS = "texts.jsonl"  # In the folder of an experiment: one JSON object per tex
 _MOST_TEXTS = 8
 
 
-class Continued(BaseModel):
+class Continuation(BaseModel):
     text: str
     reference: str
     likeliest: str
@@ -93,26 +95,26 @@ class Continued(BaseModel):
 
 def texts_table(folder: Path | None) -> Table | None:
     """Return what the network of the first experiment that has some texts made of their begins; None without any."""
-    path, every = first_read(folder, TEXTS, Continued, _MOST_TEXTS, _LONGEST_LINE)
-    if not every:
+    path, texts = read_first(folder, TEXTS, Continuation, _MOST_TEXTS, _LONGEST_LINE)
+    if not texts:
         return None
     number = path.parent.name.rpartition("_")[2]
     return Table(
         title="Texts that the trained network continues",
         columns=("begin", "goes on", "by the likeliest tokens", "by drawn tokens"),
-        rows=tuple(tuple(map(_shown, (each.text, each.reference, each.likeliest, each.drawn))) for each in every),
+        rows=tuple(tuple(map(_shorten, (text.text, text.reference, text.likeliest, text.drawn))) for text in texts),
         note=f"Begins of evaluation samples, after result_{number}.txt; drawn at temperature 0.8. Texts longer than "
         f"{LONGEST} characters are cut.",
     )
 
 
-def _row(which: str, each: Translation) -> tuple[Cell, ...]:
-    source, hypothesis, reference = map(_shown, (each.source, each.hypothesis, each.reference))
-    return which, each.index + 1, each.bleu, each.chrf, source, hypothesis, reference
+def _row(which: str, translation: Translation) -> tuple[Cell, ...]:
+    source, hypothesis, reference = map(_shorten, (translation.source, translation.hypothesis, translation.reference))
+    return which, translation.index + 1, translation.bleu, translation.chrf, source, hypothesis, reference
 
 
 # Text on one line, cut, without characters that control a terminal or turn the direction of writing.
-def _shown(text: str) -> str:
+def _shorten(text: str) -> str:
     line = " ".join(_printable(text, 4 * LONGEST).split())
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
@@ -134,8 +136,8 @@ _COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7")
 
 
 # Text that controls no terminal and turns no direction of writing, cut.
-def _printable(text: object, longest: int = 60) -> str:
-    return "".join(each if each.isprintable() else " " for each in str(text)[:longest])
+def _printable(text: object, max_chars: int = 60) -> str:
+    return "".join(char if char.isprintable() else " " for char in str(text)[:max_chars])
 
 
 def _at_most(count: int) -> BeforeValidator:
@@ -188,7 +190,7 @@ class Detected(BaseModel):
 
     @property
     def source(self) -> str:
-        return _source(drawing(self))
+        return _data_url(image_svg(self))
 
     @property
     def title(self) -> str:
@@ -200,30 +202,30 @@ class Detected(BaseModel):
 
 def images_of(folder: Path | None) -> list[Detected]:
     """Return the images of the first experiment that has some, the best from the best on, then the worst."""
-    return first_read(folder, DETECTIONS, Detected, _MOST_IMAGES, _LONGEST_IMAGE)[1]
+    return read_first(folder, DETECTIONS, Detected, _MOST_IMAGES, _LONGEST_IMAGE)[1]
 
 
-def shown_in_report(images: Sequence[Detected]) -> list[Detected]:
+def select_for_report(images: Sequence[Detected]) -> list[Detected]:
     """Return a few of both ends."""
-    return [each for which in ("best", "worst") for each in [i for i in images if i.which == which][:IN_REPORT]]
+    return [image for which in ("best", "worst") for image in [i for i in images if i.which == which][:IN_REPORT]]
 
 
-def drawing(image: Detected) -> str:
+def image_svg(image: Detected) -> str:
     """Return a picture as SVG that needs nothing else."""
     unit = image.width / PANEL
     gap = GAP * unit
-    (width, height), whole = image.shown_size, 2 * image.width + gap
-    sides = ((image.found, 0.0), (image.objects, image.width + gap))
+    (width, height), total_width = image.shown_size, 2 * image.width + gap
+    halves = ((image.found, 0.0), (image.objects, image.width + gap))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole:.2f} {image.height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total_width:.2f} {image.height}" '
         f'width="{width}" height="{height}" role="img">',
         f"<title>{escape(image.title)}</title>",
         f'<defs><image id="image" width="{image.width}" height="{image.height}" '
         f'href="data:image/jpeg;base64,{image.jpeg}"/></defs>',
     ]
-    for shapes, left in sides:
+    for shapes, offset in halves:
         # A label at the edge is cut at the panel's end.
-        parts.append(f'<svg x="{left:.2f}" width="{image.width}" height="{image.height}"><use href="#image"/>')
+        parts.append(f'<svg x="{offset:.2f}" width="{image.width}" height="{image.height}"><use href="#image"/>')
         parts += [_mask(shape) for shape in shapes]
         parts += [_box(shape, unit, image) for shape in reversed(shapes)]
         parts.append("</svg>")
@@ -245,14 +247,14 @@ def _box(shape: Shape, unit: float, image: Detected) -> str:
     score = "" if shape.score is None else f" {shape.score:.2f}"
     text = f"{shape.label}{score}"
     # Above the box, or inside it where there is no room; about as wide as its letters.
-    top = y - 13 * unit if y > 13 * unit else y
-    left = max(0.0, min(x, image.width - (6.4 * len(text) + 6) * unit))
+    label_y = y - 13 * unit if y > 13 * unit else y
+    label_x = max(0.0, min(x, image.width - (6.4 * len(text) + 6) * unit))
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="none" '
         f'stroke="{_colour(shape)}" stroke-width="{2 * unit:.2f}"{dashes}/>'
-        f'<rect x="{left:.2f}" y="{top:.2f}" width="{(6.4 * len(text) + 6) * unit:.2f}" height="{13 * unit:.2f}" '
-        f'fill="{_colour(shape)}"/>'
-        f'<text x="{left + 3 * unit:.2f}" y="{top + 10 * unit:.2f}" font-family="ui-monospace,monospace" '
+        f'<rect x="{label_x:.2f}" y="{label_y:.2f}" width="{(6.4 * len(text) + 6) * unit:.2f}" '
+        f'height="{13 * unit:.2f}" fill="{_colour(shape)}"/>'
+        f'<text x="{label_x + 3 * unit:.2f}" y="{label_y + 10 * unit:.2f}" font-family="ui-monospace,monospace" '
         f'font-size="{10.5 * unit:.2f}" fill="#000">{escape(text)}</text>'
     )
 
@@ -310,33 +312,35 @@ class Game(BaseModel):
     @property
     def title(self) -> str:
         winner = "black" if self.outcome > 0 else "white" if self.outcome < 0 else "nobody"
-        how = "by resignation" if self.resigned else f"by {abs(self.margin):g}"
-        return f"a game of generation {self.generation}: {len(self.moves)} moves, {winner} won {how}"
+        result = "by resignation" if self.resigned else f"by {abs(self.margin):g}"
+        return f"a game of generation {self.generation}: {len(self.moves)} moves, {winner} won {result}"
 
     @property
     def source(self) -> str:
-        return _source(board(self))
+        return _data_url(board_svg(self))
 
     @property
     def shown_size(self) -> tuple[int, int]:
         return (self.size + 2) * UNIT, (self.size + 2) * UNIT
 
     @property
-    def unseen(self) -> str:
+    def hidden_moves(self) -> str:
         """Moves that have no stone of their own at the end: captured, played upon, passes."""
-        seen, numbered = set(last_moves(self).values()), enumerate(self.moves, 1)
-        listed = [f"{number} {point_name(move, self.size)}" for number, move in numbered if number not in seen]
+        visible, numbered = set(last_moves(self).values()), enumerate(self.moves, 1)
+        listed = [f"{number} {point_name(move, self.size)}" for number, move in numbered if number not in visible]
         rest = f" and {len(listed) - LONGEST_LIST} more" if len(listed) > LONGEST_LIST else ""
         return ", ".join(listed[:LONGEST_LIST]) + rest
 
 
 def generations_table(folder: Path | None) -> Table | None:
     """Return the figures of each generation of the first experiment that has some; None without any."""
-    found, matches = generations_of(folder)
-    if not found:
+    generations, matches = generations_of(folder)
+    if not generations:
         return None
     columns = ("generation", "games", "moves a game", "black wins", "resigned", "policy loss", "value loss", "win rate")
-    first = next((each for each in reversed(list(matches.values())) if each.win_rate_first is not None), None)
+    first = next(
+        (generation for generation in reversed(list(matches.values())) if generation.win_rate_first is not None), None
+    )
     against = f" Generation {first.generation} won {first.win_rate_first:.1%} against generation 1." if first else ""
     return Table(
         title="Generations",
@@ -351,16 +355,16 @@ def generations_table(folder: Path | None) -> Table | None:
         },
         rows=tuple(
             (
-                each.generation,
-                int(each.games),
-                each.moves,
-                each.black_wins,
-                each.resigned,
-                each.policy_loss,
-                each.value_loss,
-                matches[each.generation].win_rate if each.generation in matches else None,
+                generation.generation,
+                int(generation.games),
+                generation.moves,
+                generation.black_wins,
+                generation.resigned,
+                generation.policy_loss,
+                generation.value_loss,
+                matches[generation.generation].win_rate if generation.generation in matches else None,
             )
-            for each in found.values()
+            for generation in generations.values()
         ),
         note=f"Win rate: against the target model, evaluated after the clock.{against}",
     )
@@ -368,14 +372,14 @@ def generations_table(folder: Path | None) -> Table | None:
 
 def generation_plots(folder: Path | None) -> list[Plot]:
     """Return the losses and the win rate over generations; nothing of a single generation."""
-    found, matches = generations_of(folder)
+    generations, matches = generations_of(folder)
     losses = {
-        "policy loss": [(float(n), each.policy_loss) for n, each in found.items()],
-        "value loss": [(float(n), each.value_loss) for n, each in found.items()],
+        "policy loss": [(float(n), entry.policy_loss) for n, entry in generations.items()],
+        "value loss": [(float(n), entry.value_loss) for n, entry in generations.items()],
     }
-    rates = {"win rate": [(float(n), each.win_rate) for n, each in matches.items()]}
-    drawn = {"Losses over generations": losses, "Win rate over generations": rates}
-    return [plot for title, series in drawn.items() if (plot := _lines(title, series)) is not None]
+    rates = {"win rate": [(float(n), entry.win_rate) for n, entry in matches.items()]}
+    series_by_title = {"Losses over generations": losses, "Win rate over generations": rates}
+    return [plot for title, series in series_by_title.items() if (plot := _lines(title, series)) is not None]
 
 
 def _lines(title: str, series: Mapping[str, list[tuple[float, float]]]) -> Plot | None:
@@ -384,7 +388,7 @@ def _lines(title: str, series: Mapping[str, list[tuple[float, float]]]) -> Plot 
         return None
     panel = Panel(_WIDTH, _HEIGHT, top=20)
     x = (min(x for x, _ in points), max(x for x, _ in points))
-    panel.axes(x, padded([y for _, y in points]), "generation", whole=True)
+    panel.axes(x, pad_range([y for _, y in points]), "generation", integers=True)
     for number, (name, line) in enumerate(series.items(), 1):
         panel.line(line, number)
         panel.marks(line, number)
@@ -398,15 +402,18 @@ def generations_of(folder: Path | None) -> tuple[dict[int, Generation], dict[int
 
     A resumed run writes a generation again: its last line counts.
     """
-    path, lines = first_read(folder, GENERATIONS, Generation, *_LIMITS)
+    path, lines = read_first(folder, GENERATIONS, Generation, *_LIMITS)
     evaluations = read(path.with_name(EVALUATIONS), Evaluation, *_LIMITS) if lines else ()
-    found, matches = {each.generation: each for each in lines}, {each.generation: each for each in evaluations}
-    return dict(sorted(found.items())), dict(sorted(matches.items()))
+    generations, matches = (
+        {entry.generation: entry for entry in lines},
+        {entry.generation: entry for entry in evaluations},
+    )
+    return dict(sorted(generations.items())), dict(sorted(matches.items()))
 
 
 def game_of(folder: Path | None) -> Game | None:
     """Return the shown game of the last generation of the first experiment that has one."""
-    games = reversed(first_read(folder, GAMES, Game, *_LIMITS)[1])
+    games = reversed(read_first(folder, GAMES, Game, *_LIMITS)[1])
     return max(games, key=lambda game: game.generation, default=None)
 
 
@@ -424,20 +431,20 @@ def point_name(move: int, size: int) -> str:
     return "pass" if move == size**2 else f"{LETTERS[move % size]}{size - move // size}"
 
 
-def board(game: Game) -> str:
+def board_svg(game: Game) -> str:
     """Return the board at the end as SVG that needs nothing else, with the number of each stone's move."""
-    size, side = game.size, (game.size + 2) * UNIT
+    size, width = game.size, (game.size + 2) * UNIT
     first, last = UNIT * 1.5, UNIT * (game.size + 0.5)
     lines = "".join(f"M{first} {first + UNIT * n}H{last}M{first + UNIT * n} {first}V{last}" for n in range(size))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {side} {side}" width="{side}" height="{side}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {width}" width="{width}" height="{width}" '
         f'role="img" font-family="sans-serif" text-anchor="middle">',
         f"<title>{escape(game.title)}</title>",
-        f'<rect width="{side}" height="{side}" fill="#f2d9a8"/><path d="{lines}" stroke="#5b4a2f" fill="none"/>',
+        f'<rect width="{width}" height="{width}" fill="#f2d9a8"/><path d="{lines}" stroke="#5b4a2f" fill="none"/>',
     ]
     for n in range(size):
-        at = first + UNIT * n
-        for x, y, text in ((at, UNIT * 0.7, LETTERS[n]), (UNIT * 0.6, at + 4, str(size - n))):
+        offset = first + UNIT * n
+        for x, y, text in ((offset, UNIT * 0.7, LETTERS[n]), (UNIT * 0.6, offset + 4, str(size - n))):
             parts.append(f'<text x="{x:g}" y="{y:g}" font-size="12" fill="#5b4a2f">{text}</text>')
     numbers = last_moves(game)
     parts += [_stone(point, stone, numbers.get(point), size) for point, stone in enumerate(game.stones) if stone]

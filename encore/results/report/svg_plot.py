@@ -51,9 +51,9 @@ class Scale:
     logarithmic: bool = False
 
     def __call__(self, value: float) -> float:
-        place: Callable[[float], float] = math.log if self.logarithmic else float
-        span = place(self.high) - place(self.low) or 1.0
-        return self.start + (place(value) - place(self.low)) / span * (self.end - self.start)
+        transform: Callable[[float], float] = math.log if self.logarithmic else float
+        span = transform(self.high) - transform(self.low) or 1.0
+        return self.start + (transform(value) - transform(self.low)) / span * (self.end - self.start)
 
 
 class Panel:
@@ -73,9 +73,9 @@ class Panel:
         y: Range | None,
         x_label: str,
         y_label: str = "",
-        at: Sequence[float] = (),
+        x_ticks: Sequence[float] = (),
         *,
-        whole: bool = False,
+        integers: bool = False,
     ) -> None:
         """Draw axes with their grid.
 
@@ -87,84 +87,86 @@ class Panel:
             at: the ticks of x, on a logarithmic axis where they span a factor of 16.
             whole: x counts something, and has no tick between two whole numbers.
         """
-        logarithmic = len(at) > 1 and at[-1] / at[0] > _LOGARITHMIC_FROM
+        logarithmic = len(x_ticks) > 1 and x_ticks[-1] / x_ticks[0] > _LOGARITHMIC_FROM
         self.x = Scale(*x, self.left, self.right, logarithmic)
-        marks = self._apart(at) if at else ticks(*x, whole=whole)
-        self._path("axis", f"M{_n(self.left)} {_n(self.bottom)}H{_n(self.right)}")
+        marks = self._spaced_ticks(x_ticks) if x_ticks else ticks(*x, integers=integers)
+        self._path("axis", f"M{_px(self.left)} {_px(self.bottom)}H{_px(self.right)}")
         for value in marks:
-            self._below(value, written(value, marks))
+            self._draw_tick(value, format_tick(value, marks))
         if y is not None:
             self.y = Scale(*y, self.bottom, self.top)
             levels = ticks(*y)
-            self._path("grid", "".join(f"M{_n(self.left)} {_n(self.y(v))}H{_n(self.right)}" for v in levels))
+            self._path("grid", "".join(f"M{_px(self.left)} {_px(self.y(v))}H{_px(self.right)}" for v in levels))
             for value in levels:
-                self.text(self.left - 6, self.y(value) + 4, written(value, levels), "end")
+                self.text(self.left - 6, self.y(value) + 4, format_tick(value, levels), "end")
         self.text(self.right, self.bottom + 31, x_label, "end quiet")
         if y_label:
             self.text(0, 12, y_label, "quiet")
 
     # Write a tick's value below the axis, at the edge of the picture where it would be cut.
-    def _below(self, value: float, words: str) -> None:
-        half, x = _HALF_DIGIT * len(words), self.x(value)
-        inside = (0.0, "") if x < half else (x, "mid")
-        place, anchor = (self.width, "end") if x + half > self.width else inside
-        self.text(place, self.bottom + 15, words, anchor)
+    def _draw_tick(self, value: float, text: str) -> None:
+        half, x = _HALF_DIGIT * len(text), self.x(value)
+        default = (0.0, "") if x < half else (x, "mid")
+        text_x, anchor = (self.width, "end") if x + half > self.width else default
+        self.text(text_x, self.bottom + 15, text, anchor)
 
-    def _apart(self, at: Sequence[float]) -> list[float]:
-        kept = list(at[:1])
-        for value in at[1:]:
-            if self.x(value) - self.x(kept[-1]) >= _TICKS_APART:
-                kept.append(value)
-        return kept
+    def _spaced_ticks(self, values: Sequence[float]) -> list[float]:
+        spaced = list(values[:1])
+        for value in values[1:]:
+            if self.x(value) - self.x(spaced[-1]) >= _TICKS_APART:
+                spaced.append(value)
+        return spaced
 
     def line(self, points: Sequence[Point], style: str | int) -> None:
         """Draw a line; a number is that series' style."""
         # Steps of whole pixels: a page has thousands of them.
-        placed = [(round(self.x(x)), round(self.y(y))) for x, y in points]
-        steps = (f"{x - left} {y - high}" for (left, high), (x, y) in itertools.pairwise(placed))
-        if len(placed) > 1:
-            self._path(f"l {_style(style)}", f"M{placed[0][0]} {placed[0][1]}l{' '.join(steps).replace(' -', '-')}")
+        pixels = [(round(self.x(x)), round(self.y(y))) for x, y in points]
+        steps = (
+            f"{x - previous_x} {y - previous_y}" for (previous_x, previous_y), (x, y) in itertools.pairwise(pixels)
+        )
+        if len(pixels) > 1:
+            self._path(f"l {_style(style)}", f"M{pixels[0][0]} {pixels[0][1]}l{' '.join(steps).replace(' -', '-')}")
 
     def marks(self, points: Sequence[Point], style: str | int, shape: str | None = None) -> None:
         """Draw a marker at each point, all of one shape: the series' own, or the given one."""
         form = shape or _SHAPES[_index(style)]
         if points:
-            spots = (f"M{_n(self.x(x))} {_n(self.y(y))}{form}" for x, y in points)
-            self._path(f"{_DRAWN.get(form, 'm')} {_style(style)}", "".join(spots))
+            markers = (f"M{_px(self.x(x))} {_px(self.y(y))}{form}" for x, y in points)
+            self._path(f"{_DRAWN.get(form, 'm')} {_style(style)}", "".join(markers))
 
     def whiskers(self, spans: Sequence[Span], style: str | int, aside: float = 0.0) -> None:
         """Draw intervals as vertical lines, cut at the axes, ``aside`` pixels from their x."""
-        inside = ((x, max(low, self.y.low), min(high, self.y.high)) for x, low, high in spans)
-        ends = ((_n(self.x(x) + aside), _n(self.y(low)), _n(self.y(high))) for x, low, high in inside)
+        clipped = ((x, max(low, self.y.low), min(high, self.y.high)) for x, low, high in spans)
+        ends = ((_px(self.x(x) + aside), _px(self.y(low)), _px(self.y(high))) for x, low, high in clipped)
         if spans:
             self._path(f"l thin {_style(style)}", "".join(f"M{x} {low}V{high}" for x, low, high in ends))
 
     def clip(self, *, end: bool = False) -> None:
         """Hide what is drawn outside of the axes from here on, until the end of the clip."""
-        box = f"{_n(self.left)} {_n(self.top)} {_n(self.right - self.left)} {_n(self.bottom - self.top)}"
+        box = f"{_px(self.left)} {_px(self.top)} {_px(self.right - self.left)} {_px(self.bottom - self.top)}"
         x, y, width, height = box.split(" ")
         shape = f'x="{x}" y="{y}" width="{width}" height="{height}" viewBox="{box}"'
         self._parts.append("</svg>" if end else f"<svg {shape}>")
 
     def level(self, value: float, label: str) -> None:
         """Draw a horizontal line, such as a target; its label is above the axes, where it covers nothing."""
-        self._path("level", f"M{_n(self.left)} {_n(self.y(value))}H{_n(self.right)}")
+        self._path("level", f"M{_px(self.left)} {_px(self.y(value))}H{_px(self.right)}")
         self.text(self.right, 9, label, "end")
-        self._path("level", f"M{_n(self.right - len(label) * _LETTER - 28)} 5h22")
+        self._path("level", f"M{_px(self.right - len(label) * _LETTER - 28)} 5h22")
 
-    def upright(self, value: float) -> None:
-        self._path("level", f"M{_n(self.x(value))} {_n(self.top)}V{_n(self.bottom)}")
+    def vertical_line(self, value: float) -> None:
+        self._path("level", f"M{_px(self.x(value))} {_px(self.top)}V{_px(self.bottom)}")
 
     def bar(self, x: Range, top: float, height: float, style: str | int) -> None:
         """Draw a bar from one value of x to the other; ``top`` and ``height`` are in pixels."""
         start, end = sorted((self.x(x[0]), self.x(x[1])))
         start, end = max(start, self.left - 1), min(end, self.right + 1)
-        shape = f'x="{_n(start)}" y="{_n(top)}" width="{_n(max(end - start, 0.5))}" height="{_n(height)}"'
+        shape = f'x="{_px(start)}" y="{_px(top)}" width="{_px(max(end - start, 0.5))}" height="{_px(height)}"'
         self._parts.append(f'<rect class="b {_style(style)}" {shape}/>')
 
     def text(self, x: float, y: float, text: str, style: str = "") -> None:
-        given = f' class="{style}"' if style else ""
-        self._parts.append(f'<text{given} x="{_n(x)}" y="{_n(y)}">{escaped(text)}</text>')
+        attribute = f' class="{style}"' if style else ""
+        self._parts.append(f'<text{attribute} x="{_px(x)}" y="{_px(y)}">{escape_text(text)}</text>')
 
     def name(self, series: int | None, label: str) -> None:
         """Add an entry to the legend; None is the dashed line of ``level``."""
@@ -179,9 +181,9 @@ class Panel:
 
     def svg(self, label: str) -> str:
         """Return the drawing as an element of a page, with the label that is read out; without one it is silent."""
-        low = self._draw_legend()
-        named = f'role="img" aria-label="{escaped(label)}"' if label else 'aria-hidden="true"'
-        return f'<svg viewBox="0 0 {_n(self.width)} {_n(low)}" {named}>{"".join(self._parts)}</svg>'
+        height = self._draw_legend()
+        label_attributes = f'role="img" aria-label="{escape_text(label)}"' if label else 'aria-hidden="true"'
+        return f'<svg viewBox="0 0 {_px(self.width)} {_px(height)}" {label_attributes}>{"".join(self._parts)}</svg>'
 
     # Write the names below the axes, whole: a long one continues in the next row.
     def _draw_legend(self) -> float:
@@ -191,7 +193,7 @@ class Panel:
             wide = 24 + len(lines[0]) * _LETTER + 14
             if x and x + wide > self.width:
                 x, y = 0.0, y + _ROW
-            self._parts.append(f'<g transform="translate({_n(x)} {_n(y + 12)})">{swatch}</g>')
+            self._parts.append(f'<g transform="translate({_px(x)} {_px(y + 12)})">{swatch}</g>')
             for number, line in enumerate(lines):
                 self.text(x + 22, y + 12 + number * _ROW, line)
             x, y = x + wide, y + _ROW * (len(lines) - 1)
@@ -210,37 +212,37 @@ def _style(style: str | int) -> str:
 
 
 # Coordinate to 0.1 px.
-def _n(value: float) -> str:
+def _px(value: float) -> str:
     return f"{round(value, 1) + 0.0:g}" if abs(value) < 1e5 else "0"
 
 
-def ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> list[float]:
-    """Return round numbers from low to high, at most ``most`` of them; whole ones where they count something."""
+def ticks(low: float, high: float, max_ticks: int = 6, *, integers: bool = False) -> list[float]:
+    """Return round numbers from low to high, at most ``max_ticks`` of them; whole ones where they count something."""
     if not high > low:
         return [low]
-    rough = (high - low) / (most - 1)
+    rough = (high - low) / (max_ticks - 1)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
-    step = max(step, 1.0) if whole else step
+    step = max(step, 1.0) if integers else step
     first = math.ceil(low / step - 1e-9)
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def written(value: float, among: Sequence[float]) -> str:
+def format_tick(value: float, ticks: Sequence[float]) -> str:
     """Return a tick's number with the digits that its step needs."""
-    step = min((b - a for a, b in itertools.pairwise(among)), default=abs(value) or 1.0)
+    step = min((b - a for a, b in itertools.pairwise(ticks)), default=abs(value) or 1.0)
     digits = max(0, -math.floor(math.log10(step) + 1e-9)) if step > 0 else 0
-    if any(round(each, digits) != each and abs(round(each, digits) - each) > 1e-9 for each in among):
+    if any(round(tick, digits) != tick and abs(round(tick, digits) - tick) > 1e-9 for tick in ticks):
         digits += 1
     return f"{value + 0.0:,.{min(digits, 8)}f}"
 
 
-def padded(values: Sequence[float], share: float = 0.06) -> Range:
+def pad_range(values: Sequence[float], share: float = 0.06) -> Range:
     """Return a range around these values."""
     low, high = min(values), max(values)
     around = (high - low) * share or abs(high) * 0.02 or 1.0
     return low - around, high + around
 
 
-def escaped(text: str) -> str:
-    return html.escape("".join(each if each.isprintable() else "?" for each in text))
+def escape_text(text: str) -> str:
+    return html.escape("".join(char if char.isprintable() else "?" for char in text))

@@ -65,26 +65,28 @@ def energy_of(score: Score) -> Energy | None:
     """Return the energy of a set; None where it has no power folder."""
     if not (score.folder / "power").is_dir():
         return None
-    found: dict[str, float] = {}
+    kilojoules: dict[str, float] = {}
     nodes: set[int] = set()
     reasons: dict[str, str] = {}
     for run in score.converged:
         try:
-            joules, count = _of_run(score.folder / "power" / run.path.name.split(".")[0], run)
-            found[run.path.name] = joules / 1000
+            joules, count = _run_energy(score.folder / "power" / run.path.name.split(".")[0], run)
+            kilojoules[run.path.name] = joules / 1000
             nodes.add(count)
         except (_NoEnergyError, EncoreError, OSError) as error:
             reasons[run.path.name] = str(error)
-    counted = [found.get(run.path.name) for run in score.counted]
-    values = [each for each in counted if each is not None]
+    counted_kilojoules = [kilojoules.get(run.path.name) for run in score.counted]
+    values = [energy for energy in counted_kilojoules if energy is not None]
     missing = _missing(score, reasons, nodes)
-    mean = math.fsum(values) / len(values) if values and len(values) == len(counted) and not missing else None
+    mean = (
+        math.fsum(values) / len(values) if values and len(values) == len(counted_kilojoules) and not missing else None
+    )
     return Energy(
         kilojoules=mean,
         official_kilojoules=official(mean, score.scaling_factor),
         watts=mean * 1000 / (score.score_minutes * 60) if mean is not None and score.score_minutes else None,
         nodes=max(nodes) if len(nodes) == 1 else None,
-        runs=tuple((run.path.name, found.get(run.path.name)) for run in score.converged),
+        runs=tuple((run.path.name, kilojoules.get(run.path.name)) for run in score.converged),
         missing=missing,
     )
 
@@ -98,7 +100,7 @@ def _missing(score: Score, reasons: dict[str, str], nodes: set[int]) -> str:
 
 
 # Joules of a run and its nodes.
-def _of_run(folder: Path, run: RunLog) -> tuple[float, int]:
+def _run_energy(folder: Path, run: RunLog) -> tuple[float, int]:
     if not folder.is_dir():
         raise _NoEnergyError(f"no folder power/{folder.name}")
     files = sorted(folder.iterdir())
@@ -106,19 +108,19 @@ def _of_run(folder: Path, run: RunLog) -> tuple[float, int]:
     if not nodes:
         raise _NoEnergyError(f"no node_0.txt in power/{folder.name}")
     seconds = (run.minutes or 0.0) * 60
-    joules = sum(_of_node(file, seconds) for file in nodes)
-    return joules + sum(_of_switch(file, seconds) for file in files if _SWITCH.fullmatch(file.name)), len(nodes)
+    joules = sum(_node_energy(file, seconds) for file in nodes)
+    return joules + sum(_switch_energy(file, seconds) for file in files if _SWITCH.fullmatch(file.name)), len(nodes)
 
 
 # Joules of a node: its mean power while it was measured, over the time that the run is scored with.
-def _of_node(file: Path, seconds: float) -> float:
+def _node_energy(file: Path, seconds: float) -> float:
     events = sorted(
-        (each for each in read_events(file) if each.time_s is not None), key=lambda each: each.time_s or 0.0
+        (event for event in read_events(file) if event.time_s is not None), key=lambda event: event.time_s or 0.0
     )
-    start = next((each.time_s for each in events if each.key == "power_measurement_start"), None)
+    start = next((event.time_s for event in events if event.key == "power_measurement_start"), None)
     if start is None:
         raise _NoEnergyError(f"{file.parent.name}/{file.name} has no power_measurement_start")
-    stop = next((each.time_s for each in events if each.key == "power_measurement_stop"), None)
+    stop = next((event.time_s for event in events if event.key == "power_measurement_stop"), None)
     if stop is not None and stop <= start:
         raise _NoEnergyError(f"{file.parent.name}/{file.name} stops measuring at the time of its start")
     readings = list(_readings(events, start, stop))
@@ -126,23 +128,23 @@ def _of_node(file: Path, seconds: float) -> float:
     if not readings or end <= start:
         raise _NoEnergyError(f"{file.parent.name}/{file.name} has no power_reading after its start")
     ends = [start, *(time for time, _ in readings)]
-    measured = math.fsum(watts * (time - before) for (time, watts), before in zip(readings, ends, strict=False))
+    measured = math.fsum(watts * (time - previous) for (time, watts), previous in zip(readings, ends, strict=False))
     return _efficiency(events) * measured * seconds / (end - start)
 
 
 def _readings(events: Sequence[Event], start: float, stop: float | None) -> Iterator[tuple[float, float]]:
-    for each in events:
-        watts = number_of(each.value) if each.key == "power_reading" else None
-        if watts is not None and each.time_s is not None and start <= each.time_s <= (stop or math.inf):
-            yield each.time_s, watts
+    for event in events:
+        watts = number_of(event.value) if event.key == "power_reading" else None
+        if watts is not None and event.time_s is not None and start <= event.time_s <= (stop or math.inf):
+            yield event.time_s, watts
 
 
 def _efficiency(events: Sequence[Event]) -> float:
-    values = (number_of(each.value) for each in reversed(events) if each.key == "conversion_eff")
+    values = (number_of(event.value) for event in reversed(events) if event.key == "conversion_eff")
     return next((value for value in values if value is not None), 1.0)
 
 
-def _of_switch(file: Path, seconds: float) -> float:
+def _switch_energy(file: Path, seconds: float) -> float:
     events = list(read_events(file))
-    watts = next((number_of(each.value) for each in events if each.key == "interconnect_power_est"), None)
+    watts = next((number_of(event.value) for event in events if event.key == "interconnect_power_est"), None)
     return (watts or 0.0) * _efficiency(events) * seconds

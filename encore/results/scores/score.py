@@ -173,9 +173,11 @@ def score_folder(path: str | PathLike[str], round_: str | None = None, on_read: 
     """Score every set of logs at or below ``path``: a file, a folder of results, or a submission tree."""
     root = existing(path)
     sets = list(find_sets(root))
-    files = [file for _, found in sets for file in found]
+    files = [file for _, set_files in sets for file in set_files]
     runs = map_files(partial(read_run, round_=round_), files, on_read)
-    scores = [score for folder, found in sets for score in score_logs(folder, [*itertools.islice(runs, len(found))])]
+    scores = [
+        score for folder, set_files in sets for score in score_logs(folder, [*itertools.islice(runs, len(set_files))])
+    ]
     if not scores:
         raise no_log(root)
     return scores
@@ -196,16 +198,16 @@ def judge_folder(
     """
     root = existing(path)
     sets = list(find_sets(root))
-    every = map_sets(partial(_judge_set, judge=judge, round_=round_), sets, on_read)
-    if every is None:
+    results = map_sets(partial(_judge_set, judge=judge, round_=round_), sets, on_read)
+    if results is None:
         return [judge(score) for score in score_folder(path, round_, on_read)]
-    if not (found := [judged for each in every for judged in each]):
+    if not (judged_sets := [judged for set_results in results for judged in set_results]):
         raise no_log(root)
-    return found
+    return judged_sets
 
 
-def _judge_set(found: FileSet, judge: Callable[[Score], Judged], round_: str | None) -> list[Judged]:
-    folder, files = found
+def _judge_set(file_set: FileSet, judge: Callable[[Score], Judged], round_: str | None) -> list[Judged]:
+    folder, files = file_set
     return [judge(score) for score in score_logs(folder, [read_run(file, round_) for file in files])]
 
 
@@ -236,24 +238,26 @@ def find_sets(root: Path) -> Iterator[FileSet]:
         yield root.parent, [root]
 
 
-def _sets_below(root: Path, any_log: bool, seen: set[Path]) -> Iterator[FileSet]:
+def _sets_below(root: Path, any_log: bool, visited: set[Path]) -> Iterator[FileSet]:
     real = root.resolve()
-    if real in seen:
+    if real in visited:
         return
-    seen.add(real)
+    visited.add(real)
     try:
         entries = sorted(root.iterdir())
     except OSError as error:
         raise EncoreError(f"cannot read {root}: {error.strerror}", hint="check the folder's permissions") from error
     files = [entry for entry in entries if entry.is_file()]
-    named = [entry for entry in files if _RESULT.fullmatch(entry.name)]
-    if not named and (root / "run.json").is_file():
+    result_files = [entry for entry in files if _RESULT.fullmatch(entry.name)]
+    if not result_files and (root / "run.json").is_file():
         # Encore's own run folder before its first experiment has ended
-        named = sorted(log for log in root.glob("experiment_*/result.txt") if log.is_file())
-    found = named or [entry for entry in files if any_log and _OTHER_LOG.fullmatch(entry.name) and has_mark(entry)]
-    if found:
-        yield root, sorted(found, key=_natural)
-    if named and (root / "run.json").is_file():
+        result_files = sorted(log for log in root.glob("experiment_*/result.txt") if log.is_file())
+    log_files = result_files or [
+        entry for entry in files if any_log and _OTHER_LOG.fullmatch(entry.name) and has_mark(entry)
+    ]
+    if log_files:
+        yield root, sorted(log_files, key=_natural)
+    if result_files and (root / "run.json").is_file():
         # Encore's own run folder: what is deeper are the parts that its result files were made of.
         return
     folders = [entry for entry in entries if entry.is_dir()]
@@ -261,12 +265,12 @@ def _sets_below(root: Path, any_log: bool, seen: set[Path]) -> Iterator[FileSet]
         # A submitter's tree: logs next to results/ are examples and output of the code
         folders = [folder for folder in folders if folder.name == "results"] or folders
     for folder in folders:
-        yield from _sets_below(folder, any_log and not named, seen)
+        yield from _sets_below(folder, any_log and not result_files, visited)
 
 
 def score_runs(folder: Path, runs: Sequence[RunLog]) -> Score:
     """Score the runs of one benchmark and round, in the order of their files."""
-    round_, benchmark, batch = _common(runs)
+    round_, benchmark, batch = _set_key(runs)
     rule = rule_for(round_, benchmark, batch)
     scaling = read_scaling(folder, round_)
     score = Score(
@@ -281,10 +285,10 @@ def score_runs(folder: Path, runs: Sequence[RunLog]) -> Score:
     )
     if rule is None:
         return replace(score, lack=Lack.NO_RULE, missing=_no_rule(runs, round_, benchmark))
-    return _apply(rule, score)
+    return _apply_rule(rule, score)
 
 
-def _apply(rule: Rule, score: Score) -> Score:
+def _apply_rule(rule: Rule, score: Score) -> Score:
     runs, converged = score.runs, score.converged
     if len(runs) < rule.runs:
         lacking = rule.runs - len(runs)
@@ -301,8 +305,8 @@ def _apply(rule: Rule, score: Score) -> Score:
         names = ", ".join(f"{run.path.name} ({run.explanation})" for run in broken)
         return replace(score, lack=Lack.UNUSABLE_LOG, missing=f"not to be judged: {names}")
     if missed > rule.may_miss:
-        how = "missed the target or crashed" if any(_crashes(runs)) else "missed the target"
-        missing = f"{missed} runs {how}; {rule.round} lets {rule.may_miss} of {rule.runs} do so"
+        outcome = "missed the target or crashed" if any(_crashes(runs)) else "missed the target"
+        missing = f"{missed} runs {outcome}; {rule.round} lets {rule.may_miss} of {rule.runs} do so"
         return replace(score, lack=Lack.NOT_CONVERGED, missing=missing)
     return _olympic(rule, replace(score, flags=(*score.flags, *_crashes(runs))), converged, missed)
 
@@ -329,8 +333,8 @@ def _olympic(rule: Rule, score: Score, runs: Sequence[RunLog], missed: int) -> S
         missing = "no run is left after dropping the fastest and the slowest"
         return replace(score, lack=Lack.NONE_COUNTED, missing=missing)
     not_converged = [run for run in score.runs if not run.converged] if missed else []
-    kept = set(map(id, counted))
-    dropped = [*(run for run in ordered if id(run) not in kept), *not_converged]
+    counted_ids = set(map(id, counted))
+    dropped = [*(run for run in ordered if id(run) not in counted_ids), *not_converged]
     minutes = math.fsum(run.minutes for run in counted if run.minutes is not None) / len(counted)
     return replace(score, counted=tuple(counted), dropped=tuple(dropped), score_minutes=minutes)
 
@@ -354,7 +358,7 @@ def score_logs(folder: Path, logs: Sequence[RunLog]) -> Iterator[Score]:
         # of this set.
         runs = next(iter(sets.values()))
         score = score_runs(folder, sorted([*runs, *strays], key=lambda run: _natural(run.path)))
-        yield replace(score, flags=(*score.flags, *_joined(logs, score.round)))
+        yield replace(score, flags=(*score.flags, *_mixed_rounds_flag(logs, score.round)))
         return
     for runs in sets.values():
         yield score_runs(folder, runs)
@@ -363,11 +367,11 @@ def score_logs(folder: Path, logs: Sequence[RunLog]) -> Iterator[Score]:
 
 
 # Say that the logs of a folder, scored by one round, look like those of several.
-def _joined(logs: Sequence[RunLog], chosen: str | None) -> Iterator[Flag]:
-    (first, most), *others = Counter(run.round for run in logs if run.round).most_common() or [("", 0)]
-    if others:
-        rest = ", ".join(f"{number} like {round_}" for round_, number in others)
-        yield Flag(f"{most} of {len(logs)} logs look like {first}, {rest}: scored as one set of {chosen}")
+def _mixed_rounds_flag(logs: Sequence[RunLog], scoring_round: str | None) -> Iterator[Flag]:
+    (first, count), *other_rounds = Counter(run.round for run in logs if run.round).most_common() or [("", 0)]
+    if other_rounds:
+        rest = ", ".join(f"{number} like {round_}" for round_, number in other_rounds)
+        yield Flag(f"{count} of {len(logs)} logs look like {first}, {rest}: scored as one set of {scoring_round}")
 
 
 def one_round(runs: Sequence[RunLog]) -> list[RunLog]:
@@ -379,17 +383,17 @@ def one_round(runs: Sequence[RunLog]) -> list[RunLog]:
     guessed = Counter(run.round for run in runs if run.round and run.round_is_guess)
     if len(stated) > 1 or not (stated or guessed):
         return list(runs)
-    chosen = next(iter(stated)) if stated else max(guessed, key=lambda each: (guessed[each], ROUNDS.index(each)))
+    round_ = next(iter(stated)) if stated else max(guessed, key=lambda name: (guessed[name], ROUNDS.index(name)))
     how = "from the other logs of the folder" if stated else "a guess from the other logs of the folder"
     return [
-        replace(read_run(run.path, chosen), round_found=how, round_is_guess=not stated)
-        if run.events and run.round != chosen and (run.round is None or run.round_is_guess)
+        replace(read_run(run.path, round_), round_found=how, round_is_guess=not stated)
+        if run.events and run.round != round_ and (run.round is None or run.round_is_guess)
         else run
         for run in runs
     ]
 
 
-def _common(runs: Sequence[RunLog]) -> tuple[str | None, str | None, float | None]:
+def _set_key(runs: Sequence[RunLog]) -> tuple[str | None, str | None, float | None]:
     return next(((run.round, run.benchmark, run.global_batch) for run in runs if run.events), (None, None, None))
 
 
@@ -442,13 +446,13 @@ def read_scaling(folder: Path, round_: str | None = None) -> Scaling:
         return Scaling()
     except (OSError, ValueError, RecursionError) as error:
         return Scaling(flag=f"{SCALING_FILE} is not used: {type(error).__name__}, expected one JSON object")
-    found = content.get("scaling_factor") if isinstance(content, dict) else None
-    if isinstance(found, bool) or not isinstance(found, int | float):
+    factor = content.get("scaling_factor") if isinstance(content, dict) else None
+    if isinstance(factor, bool) or not isinstance(factor, int | float):
         return Scaling(flag=f"{SCALING_FILE} is not used: it has no number called scaling_factor")
-    if not 1.0 <= found <= _LARGEST_FACTOR:
+    if not 1.0 <= factor <= _LARGEST_FACTOR:
         # mlperf-logging writes none below 1: it would make the official score better than the logs.
-        return Scaling(flag=f"{SCALING_FILE} is not used: a factor of {str(found)[:20]}, expected 1 to 10")
-    return Scaling(float(found))
+        return Scaling(flag=f"{SCALING_FILE} is not used: a factor of {str(factor)[:20]}, expected 1 to 10")
+    return Scaling(float(factor))
 
 
 def official(minutes: float | None, factor: float | None) -> float | None:
