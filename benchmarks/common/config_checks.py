@@ -1,12 +1,12 @@
-"""Checks by which a Config refuses: itself in ``__post_init__``, a data set and a number of ranks in ``misfits``.
+"""Configuration checks: ``__post_init__`` validates the values, ``misfits`` the data set and the number of ranks.
 
-Standard library only: the host side loads this file too, and refuses before the start what the ranks would refuse.
+Standard library only: the host also imports this module, to reject before the start what the ranks would reject.
 """
 
 from typing import Any, List, Mapping, Tuple
 
-Misfit = Tuple[str, str, str]  # a finding, what was expected, and a hint
-Manifest = Mapping[str, Any]  # the fields of a data set's ``dataset.json``
+Misfit = Tuple[str, str, str]  # finding, expectation, hint
+Manifest = Mapping[str, Any]  # fields of ``dataset.json``
 
 
 def refuse(*problems: Tuple[str, bool]) -> None:
@@ -36,7 +36,7 @@ def precision_on_cpu(config: Any, *possible: str) -> None:
 
 
 def too_few(manifest: Manifest, unit: str, step: int) -> List[Misfit]:
-    """Return the misfit of a data set that has fewer samples to train on than a ``step`` of all ranks takes."""
+    """Return the misfit of a data set with fewer training samples than a ``step`` of all ranks."""
     count = manifest["splits"]["train"]["count"]
     hint = "set a smaller batch_size, take fewer ranks, or more data"
     return [(f"{count:,} {unit}, fewer than the {step:,} of a step", "at least one step", hint)] * (count < step)

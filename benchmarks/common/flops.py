@@ -1,22 +1,22 @@
-"""Floating-point operations of products and convolutions, and of training, from their sizes alone.
+"""Model FLOPs of GEMMs, convolutions and training, computed from their sizes.
 
-Model FLOPs as Chowdhery et al. 2022 (arXiv 2204.02311, appendix B) count them: two for each multiply-add of products,
-convolutions and attention, without what an implementation computes twice, on padding or elementwise. Their share of the
-device's peak is the model FLOPs utilization (MFU).
+Counted as in Chowdhery et al. 2022 (arXiv 2204.02311, appendix B): two per multiply-add of GEMMs, convolutions and
+attention, without recomputation, padding or elementwise operations. Divided by the peak of the device, they give the
+model FLOPs utilization (MFU).
 """
 
-# The gradients of a product by its weights and by its inputs are a product of the same size each.
+# The gradients with respect to weights and inputs are one GEMM of the same size each.
 TRAINING = 3
-_ENOUGH = 10_000  # samples whose mean stands for that of all
+_ENOUGH = 10_000  # sample count for an estimate of the mean
 
 
 def evenly(count: int) -> slice:
-    """Return which of ``count`` samples to take for the mean of all: about 10,000, since the clock runs meanwhile."""
+    """Return a slice of about 10,000 of ``count`` samples to estimate the mean, since the clock is running."""
     return slice(None, None, max(1, count // _ENOUGH))
 
 
 def product(rows: float, inputs: float, outputs: float) -> float:
-    """FLOPs of a product of (rows, before) and (before, after)."""
+    """FLOPs of a GEMM of (rows, inputs) and (inputs, outputs)."""
     return 2.0 * rows * inputs * outputs
 
 

@@ -1,6 +1,6 @@
-"""What a training and a preparation write for others to read; the host's schemas are made from these types.
+"""Records written by trainings and preparations; the host generates its JSON schemas from these types.
 
-Standard library only: the host loads this file. A field with a default is left out where it has nothing to say.
+Standard library only: the host imports this module. Fields with a default are omitted if empty.
 """
 
 from dataclasses import MISSING, dataclass, field, fields
@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Literal, Optional, Union
 
 
 def plain(record: Any) -> Dict[str, Any]:
-    """Return the fields of a record as they are written, in their order."""
+    """Return the fields of a record as written, in order."""
     needed = {
         record_field.name
         for record_field in fields(record)
@@ -22,31 +22,31 @@ def plain(record: Any) -> Dict[str, Any]:
 
 @dataclass(frozen=True)
 class Start:
-    """The start of a training, or of its resumption."""
+    """Start or resumption of a training."""
 
     ranks: int
     global_batch_size: int
-    batch_unit: str  # what the global batch counts: samples or tokens, for example
+    batch_unit: str  # unit of the global batch, such as samples or tokens
     epochs: int
     steps_per_epoch: int
     targets: Dict[str, float]  # by the name of the quality
     resumed_step: int  # 0: not resumed
-    damaged: Dict[str, str]  # newer checkpoints that the resume passed over, by name, with what is wrong with each
-    environment: Dict[str, str]  # of rank 0: the variables that its libraries read
-    choices: Dict[str, Any]  # what "auto" became, by the configuration's keys, and `tf32` on GPUs; as in run.json
-    evidence: Dict[str, Any]  # what it computes and sends in, and how it is split; as in run.json
+    damaged: Dict[str, str]  # newer checkpoints that were skipped, with their damage, by name
+    environment: Dict[str, str]  # library variables of rank 0
+    choices: Dict[str, Any]  # resolved "auto" settings by configuration key, and `tf32` on GPUs; as in run.json
+    evidence: Dict[str, Any]  # numerical precision and parallelism; as in run.json
     flops_per_sample: Optional[float]  # model FLOPs of training on one `batch_unit`; null: no formula
-    gemm_precision: str  # numerical precision of its GEMMs
-    startup: Dict[str, Dict[str, float]]  # `seconds` of the parts of the start, and the `budget` of each
+    gemm_precision: str  # numerical precision of the GEMMs
+    startup: Dict[str, Dict[str, float]]  # `seconds` of each startup phase, and its `budget`
     kind: Literal["start"] = "start"
 
 
 @dataclass(frozen=True)
 class Step:
-    """Every `log_interval` steps, two steps late: reading each loss immediately would synchronize with the device."""
+    """Every `log_interval` steps, two steps late: reading a loss immediately would synchronize with the device."""
 
     epoch: int  # from 1
-    step: int  # from 1 over the whole run; BERT in fp16 repeats numbers of steps that overflowed
+    step: int  # from 1 over the run; BERT in fp16 repeats the numbers of steps that overflowed
     loss: float  # mean over the ranks and over the steps since the last record
     learning_rate: float
     kind: Literal["step"] = "step"
@@ -54,27 +54,27 @@ class Step:
 
 @dataclass(frozen=True)
 class Epoch:
-    """The speed of a part of the training, at its end."""
+    """Throughput of a part of the training."""
 
     epoch: int  # from 1
     samples_per_second: float  # training only
-    input_share: float  # share of the time in which the device of rank 0 was idle: its next batch was not there
-    stages: Dict[str, float] = field(default_factory=dict)  # seconds of each stage, where the training times them
+    input_share: float  # fraction of the time in which the device of rank 0 waited for data
+    stages: Dict[str, float] = field(default_factory=dict)  # seconds of each stage, if the training times them
     kind: Literal["epoch"] = "epoch"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was written; the one that a run was resumed from holds the length of the stream without it."""
+    """A written checkpoint; `log_lengths` in the checkpoint exclude this record."""
 
     step: int
-    seconds: float  # in which training stood still
+    seconds: float  # training time lost
     kind: Literal["checkpoint"] = "checkpoint"
 
 
 @dataclass(frozen=True)
 class CheckpointWritten:
-    """The end of a save that went on behind the training, from a copy."""
+    """End of an asynchronous save."""
 
     step: int
     seconds: float  # of writing it
@@ -83,12 +83,12 @@ class CheckpointWritten:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation; benchmarks add figures of their own, such as `ndcg` (NCF) and `log_loss` (DLRM)."""
+    """An evaluation; benchmarks add further figures, such as `ndcg` (NCF) and `log_loss` (DLRM)."""
 
     __pydantic_config__ = {"extra": "allow"}  # noqa: RUF012  (the host's schema allows these figures)
 
     epoch: int  # from 1
-    qualities: Dict[str, float]  # by name, each a share of 1; BLEU 0 to 100
+    qualities: Dict[str, float]  # by name, as fractions of 1; BLEU 0 to 100
     seconds: float
     kind: Literal["eval"] = "eval"
 
@@ -109,20 +109,20 @@ Record = Union[Start, Step, Epoch, Checkpoint, CheckpointWritten, Evaluation, En
 
 @dataclass(frozen=True)
 class StepWindow:
-    """The steps of a rank in about a minute; the first lines come after 5 seconds and more."""
+    """Steps of a rank in about a minute; the first windows are shorter, from 5 seconds."""
 
     time: float  # end of the window, Unix seconds
     node: str
-    local_rank: int  # on GPUs, its GPU
+    local_rank: int  # on GPUs, the GPU
     step: int  # the last step, from 1
     steps: int  # steps of the window
-    window: float  # its seconds
-    median: float  # seconds of a step
-    p99: float  # seconds of a step
-    waiting: Optional[float]  # share of the training time in which the rank waited for other ranks; null on GPUs
-    input: float  # share of the time in which its device waited for its next batch
-    cpu: float  # seconds that its threads ran
-    delayed: float  # seconds that its threads were ready and had no core
+    window: float  # seconds
+    median: float  # step time in seconds
+    p99: float  # step time in seconds
+    waiting: Optional[float]  # fraction of the training time in which the rank waited for other ranks; null on GPUs
+    input: float  # fraction of the time in which the device waited for data
+    cpu: float  # CPU seconds of its threads
+    delayed: float  # seconds in which its threads were runnable without a core
 
 
 # -- dataset.json --------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class DataSplit:
-    """A split; writers add what they need, such as `unlisted_bytes`, the size of files that are too many to list."""
+    """A split; writers add fields such as `unlisted_bytes`, the size of files that are too many to list."""
 
     __pydantic_config__ = {"extra": "allow"}  # noqa: RUF012  (the host's schema allows what writers add)
 
@@ -147,13 +147,13 @@ class DataSplit:
 
 @dataclass(frozen=True)
 class DataSet:
-    """The manifest of a data set, written last: a folder without it is half-written."""
+    """The manifest of a data set, written last: a folder without it is incomplete."""
 
     schema: int  # version of this format
-    id: str  # sha256 of the content alone: equal data have equal ids, wherever they are
+    id: str  # sha256 of the content: equal data have equal ids, independent of their path
     benchmark: str
     name: str
-    classes: List[str]  # names in the order of their labels; empty where samples have none
+    classes: List[str]  # names in label order; empty without labels
     splits: Dict[str, DataSplit]
     facts: Dict[str, Any]  # sizes that the training needs, such as users and items; part of the id
     how: Dict[str, Any]  # no part of the id: `source` (hash of the raw data's listing), options, versions

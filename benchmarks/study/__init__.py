@@ -1,1 +1,1 @@
-"""Measuring programs of studies: ``config.json`` in, one measurement (JSON) out; nothing is trained to a target."""
+"""Measurement programs of studies: one ``config.json`` in, one measurement (JSON) out; no training to a target."""

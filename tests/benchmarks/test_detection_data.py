@@ -248,7 +248,7 @@ def test_bad_images_are_named(source: Path, tmp_path: Path) -> None:
         "4 train: images with errors: ",
         "000000000030.jpg: unusable: image file is truncated",
         "000000000040.jpg: unusable: no bytes",
-        "000000000050.jpg: unusable: no image of a format that Pillow reads",
+        "000000000050.jpg: unusable: not an image format that Pillow reads",
         "000000000070.jpg: 64 x 48 pixels, its entry has 65 x 48",
     )
     assert skip_flawed(source, tmp_path / "to", *flaws) == (3, 4)

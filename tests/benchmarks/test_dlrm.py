@@ -193,7 +193,7 @@ def test_bad_sources_are_rejected(tmp_path: Path) -> None:
     assert "are malformed; the first is line 1 of" in prepare(raw, *to, code=2)
     prepare(raw, *to, "--skip-corrupt")
     assert preparing.manifest(tmp_path / "to")["facts"]["malformed"] == 200
-    assert "holds the data set criteo-3-days, made from another source" in prepare(raw, *to, "--seed", 5, code=2)
+    assert "holds the data set criteo-3-days, prepared from another source" in prepare(raw, *to, "--seed", 5, code=2)
     (tmp_path / "empty").mkdir()
     assert "no day_0 and no train.txt" in prepare(tmp_path / "empty", *to, code=2)
     output = prepare(raw, *to, "--name", "criteo-1tb", "--overwrite", "--skip-corrupt", code=2)

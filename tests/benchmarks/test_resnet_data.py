@@ -200,9 +200,9 @@ def test_corrupt_images_are_named_then_skipped(tmp_path: Path, pets: Path, prepa
     (pets / "train" / "ant" / "00.jpg").write_bytes(b"")
     first, *lines = prepare(pets, "-o", tmp_path / "out", code=2)[-1]["error"]["found"].splitlines()
     assert (first, sorted(line.strip().split(" (")[0] for line in lines)) == ("3 corrupt images", [
-        "train: ant/00.jpg: no image of a format that Pillow reads",
+        "train: ant/00.jpg: not an image format that Pillow reads",
         "train: bee/10.jpg: image file is truncated",
-        "val: cow/28.jpg: no image of a format that Pillow reads",
+        "val: cow/28.jpg: not an image format that Pillow reads",
     ])  # fmt: skip
     assert not (tmp_path / "out" / "dataset.json").exists()
     code, lines = preparing.run("resnet", pets, "-o", tmp_path / "out", "--skip-corrupt")
@@ -381,7 +381,7 @@ def test_verifying_needs_the_standard_library_only(tmp_path: Path, pets: Path, p
     # -S: without site-packages
     command = [sys.executable, "-S", "-m", "benchmarks.resnet.prepare", "--verify", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=paths.ROOT)
-    assert (done.returncode, "is whole (every byte): pets, 24 train, 6 val" in done.stderr) == (0, True), done.stderr
+    assert (done.returncode, "is complete (every byte): pets, 24 train, 6 val" in done.stderr) == (0, True), done.stderr
     (tmp_path / "out" / "val.rec").unlink()
     (tmp_path / "out" / "train.rec").write_bytes(b"")
     assert len(prepare("--verify", tmp_path / "out", "--quick", code=2)[-1]["error"]["more"]) == 1

@@ -140,7 +140,7 @@ def test_settings_of_checks_on_a_gpu(name: str, tmp_path: Path, monkeypatch: pyt
     defaults = trainings.check("defaults")
     assert defaults.result == "OK" and f"precision={fields['precision']}" in defaults.found
     assert trainings.calls[0][0].get("loss_scale") == fields.get("loss_scale")
-    assert trainings.check("overflow").found.startswith("the training came to its end")
+    assert trainings.check("overflow").found.startswith("the training finished")
     is_dynamic = any(field.startswith("loss_scale_") for field in fields)
     in_fp16 = {"precision": "fp16", **({} if is_dynamic else {"loss_scale": 1e30})} if "loss_scale" in fields else {}
     assert trainings.calls[0][0] == {**in_fp16, "learning_rate": 1e30}

@@ -1,1 +1,1 @@
-"""Measurements and proofs of a training step on this machine: bench, selftest, roofline, kernels."""
+"""Measurements and correctness checks of a training step on this machine: bench, selftest, roofline, kernels."""

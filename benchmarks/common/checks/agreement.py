@@ -1,4 +1,4 @@
-"""Whether two trainings agree: their losses, of the first steps one by one and as the mean of each epoch."""
+"""Comparison of the losses of two trainings: the first steps individually, and the mean of each epoch."""
 
 import json
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ FIRST_STEPS = 4  # where rounding has not grown yet
 class Tolerance(NamedTuple):
     """Largest relative difference between two trainings that agree."""
 
-    step: float  # limit for the loss of each of the first steps
+    step: float  # limit for the losses of the first steps
     epoch: float  # limit for the mean loss of an epoch
 
 
-Losses = List[List[Tuple[int, float]]]  # by epochs: the number of steps, most often 1, and their mean loss
+Losses = List[List[Tuple[int, float]]]  # per epoch: number of steps (usually 1) and their mean loss
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Result:
 
 
 def compare_losses(actual: Losses, expected: Losses, tolerance: Tolerance, fewer_steps: int = 0) -> Result:
-    """Compare the losses of the first steps, unless they are reported together, and the mean of each epoch."""
+    """Compare the losses of the first steps, if they are reported individually, and the mean of each epoch."""
     steps = [[sum(count for count, _ in epoch) for epoch in losses] for losses in (actual, expected)]
     if len(actual) != len(expected) or any(not 0 <= b - a <= fewer_steps for a, b in zip(*steps)):
         return Result("FAIL", f"steps per epoch {steps[0]} against {steps[1]}")
@@ -48,7 +48,7 @@ def _mean(epoch: Sequence[Tuple[int, float]]) -> float:
 
 
 def truncate_losses(end: Losses, losses: Losses) -> Losses:
-    """Return the part of ``losses`` that a shorter training has too."""
+    """Truncate ``losses`` to the length of a shorter training."""
     return [epoch[: len(prefix)] for epoch, prefix in zip(losses, end)]
 
 

@@ -1,9 +1,10 @@
-"""How fast the framework's own all-reduce is between the ranks of a node.
+"""Measure the framework's all-reduce between the ranks of a node.
 
     $ torchrun --standalone --nproc-per-node 8 -m benchmarks.common.checks.all_reduce --framework pytorch --output FILE
 
-The rate is the bus bandwidth as nccl-tests counts it (doc/PERFORMANCE.md): 2 (n-1) / n of the array's bytes per second,
-which is what each rank sends, so that the links bound it whatever the number of ranks. Rank 0 writes it as JSON.
+The rate is the bus bandwidth as in nccl-tests (doc/PERFORMANCE.md): 2 (n-1) / n of the array's bytes per second, the
+amount that each rank sends, so that it is limited by the links and independent of the number of ranks. Rank 0 writes
+it as JSON.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from typing import List, Optional
 from benchmarks.common.run.stopping import end_process
 from benchmarks.common.run.timing import seconds_of
 
-# Size of each rank's fp32 array; on a GPU large enough that the links bound it.
+# Size of each rank's fp32 array; on a GPU large enough to be limited by the links
 ARRAY_BYTES = {"gpu": 1 << 28, "cpu": 1 << 22}
 CALLS = 10
 REPEATS = 3

@@ -1,7 +1,7 @@
-"""Measure a training step next to a bare loop, in one run, for any framework.
+"""Measure a training step and a bare loop in the same run, for any framework.
 
-A benchmark's ``bench.py`` says what is measured as a :class:`Subject`; the step is the ``train_step`` of its
-``train.py``. The kinds are measured in turn, several times; the median counts.
+``bench.py`` of a benchmark defines the loops as a :class:`Subject`; the step is ``train_step`` of its ``train.py``.
+The loops take turns for several repeats; the median is reported.
 """
 
 import argparse
@@ -27,27 +27,27 @@ TITLES = {
     "evaluation": "evaluation step, synthetic data",
 }
 EVALUATION = "evaluation"  # the loop of evaluation batches, of every benchmark
-READ_AHEAD = 8  # batches that an input may have read before they are asked for
+READ_AHEAD = 8  # batches that an input pipeline may prefetch
 RATE = 0.01
-# Takes a number of steps, makes them and returns the share of the time that it waited for data, if it knows it.
+# Runs a number of steps; returns the fraction of the time spent waiting for data, if known.
 Loop = Callable[[int], Optional[float]]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The loops that are measured, by the keys of TITLES; the others are compared with ``bare``."""
+    """Loops to measure, by the keys of TITLES; all others are compared with ``bare``."""
 
     title: str
     samples_per_step: int
     loops: Mapping[str, Loop]
-    titles: Mapping[str, str] = field(default_factory=dict)  # titles of loops, where they are not those of TITLES
-    # Samples of a step of a loop, where they are not ``samples_per_step``.
+    titles: Mapping[str, str] = field(default_factory=dict)  # titles that differ from TITLES
+    # Samples per step of a loop, if different from ``samples_per_step``
     samples: Mapping[str, int] = field(default_factory=dict)
     # The loop with which a loop is compared, where it is not ``bare``.
     against: Mapping[str, str] = field(default_factory=dict)
     close: Callable[[], None] = lambda: None  # end the threads of the loops
     unit: str = "samples"  # unit of ``samples_per_step``
-    # Model FLOPs of a training step of a loop (benchmarks/common/flops.py), where they are known.
+    # Model FLOPs per training step of a loop (benchmarks/common/flops.py), if known
     flops: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -62,7 +62,7 @@ def repeated(call: Callable[[], Any]) -> Loop:
 def training_loop(
     framework: Any, config: Any, ranks: Ranks, step: Callable[[Any], Any], next_batch: Callable[[], Any]
 ) -> Loop:
-    """Return a loop of steps on batches of ``next_batch`` with the reports of a training; ``step`` returns the loss."""
+    """Return a loop of steps on batches of ``next_batch``, with the reports of a training; ``step`` returns a loss."""
     stream, sums = MetricsStream(Path("/dev/null"), 0), framework.LaggedSums(ranks, "step")
     batch_size = config.batch_size * ranks.size
     wait = framework.input_wait(ranks)
@@ -87,7 +87,7 @@ def refuse_unknown(subject: Subject, only: Sequence[str]) -> None:
 def measure(
     subject: Subject, synchronize: Callable[[], None], steps: int, repeats: int, only: Sequence[str] = ()
 ) -> Tuple[Dict[str, Any], Optional[float]]:
-    """Measure the samples per second of each loop, measured in turn, and the share of waiting with real data."""
+    """Measure the samples per second of each loop, in turn, and the waiting fraction with real data."""
     loops = {name: loop for name, loop in subject.loops.items() if not only or name in only}
     titles = {**TITLES, **subject.titles}
     speeds: Dict[str, List[float]] = {name: [] for name in loops}
@@ -95,7 +95,7 @@ def measure(
     for name, loop in loops.items():
         try:
             loop(min(3, steps))  # compile, fill the pipelines
-            # Else a device would report one loop's error in the next one.
+            # Otherwise a device may report the error of this loop in the next one.
             synchronize()
         except Exception:
             print(f"failed: {titles[name]}", file=sys.stderr)
@@ -103,7 +103,7 @@ def measure(
     for number in range(repeats):
         for name, loop in loops.items():
             if name == "input":
-                loop(min(READ_AHEAD, steps))  # else a short measurement is one of batches that were ready
+                loop(min(READ_AHEAD, steps))  # otherwise a short measurement would use prefetched batches
             synchronize()
             started = time.time()
             share = loop(steps)
@@ -115,7 +115,7 @@ def measure(
         print(f"measurement {number + 1} of {repeats} done", file=sys.stderr)
     measured: Dict[str, Dict[str, Any]] = {}
     for name, values in speeds.items():
-        # Each against the loop of its own turn: the machine's speed drifts.
+        # Compare with the loop of the same turn: the speed of the machine drifts.
         against = speeds.get(subject.against.get(name, "bare"), [])
         ratios = [value / base for value, base in zip(values, against)]
         measured[name] = {
@@ -134,7 +134,7 @@ def measure(
     return measured, measured["real"]["median"] / measured["input"]["median"] if both else None
 
 
-# The most that a product of matrices reaches here in the precision of the configuration; measured by PyTorch alone.
+# Peak FLOP/s of a GEMM in the precision of the configuration; only measured by PyTorch.
 def _peak(framework: Any, config: Any, ranks: Ranks) -> Optional[float]:
     if not framework.__name__.endswith(".pytorch"):
         return None
@@ -152,7 +152,7 @@ def main(
     epochs: bool = False,
     for_one_rank: Callable[[Any], Any] = lambda config: config,
 ) -> NoReturn:
-    """Run the command line that every bench.py has; with ``epochs`` a step of the measurement is a whole epoch.
+    """Run the command line of a ``bench.py``; ``epochs``: a step of the measurement is an epoch.
 
     ``for_one_rank`` makes a configuration that a single rank can compute; if it changes the configuration, the speed
     is that of a part of the training.
@@ -170,12 +170,14 @@ def _main(
 ) -> int:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration (JSON)")
-    parser.add_argument("--data", type=Path, required=True, help="folder of a prepared data set")
-    parser.add_argument("--steps", type=int, default=20, help="steps of a measurement; not used where it is an epoch")
-    parser.add_argument("--repeats", type=int, default=5, help="measurements of each kind")
+    parser.add_argument("--data", type=Path, required=True, help="prepared data set")
+    parser.add_argument("--steps", type=int, default=20, help="steps of a measurement; ignored if it is an epoch")
+    parser.add_argument("--repeats", type=int, default=5, help="repeats of each measurement")
     parser.add_argument("--only", nargs="+", default=(), metavar="LOOP", help="loops to measure; default: all")
     parser.add_argument(
-        "--any-data", action="store_true", help="also data that could not be trained on: for speeds alone"
+        "--any-data",
+        action="store_true",
+        help="accept data that cannot be trained on, for speed measurements only",
     )
     arguments = parser.parse_args()
     full_config = configuration.load(config_class, arguments.config)

@@ -1,9 +1,10 @@
-"""Prove that the Triton kernels give the values and gradients of the plain path.
+"""Compare values and gradients of the Triton kernels with the plain PyTorch operators.
 
     $ python -m benchmarks.common.checks.compare_kernels
     $ TRITON_INTERPRET=1 python -m benchmarks.common.checks.compare_kernels --json
 
-On a GPU, or with TRITON_INTERPRET=1 in Triton's interpreter on the CPU. Exit code 1: an error is above its tolerance.
+Runs on a GPU, or with TRITON_INTERPRET=1 in Triton's interpreter on the CPU. Exit code 1: an error exceeds its
+tolerance.
 """
 
 import argparse

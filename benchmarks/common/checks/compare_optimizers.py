@@ -1,8 +1,8 @@
-"""Prove that all implementations of an optimizer that an image holds compute the same update.
+"""Check that all available implementations of an optimizer compute the same update.
 
     python -m benchmarks.common.checks.compare_optimizers
 
-Prints one line of what was compared. Exits with 1 where two differ by more than rounding.
+Prints one line with the compared implementations. Exit code 1: two of them differ by more than rounding errors.
 """
 
 import sys
@@ -14,7 +14,7 @@ from benchmarks.common.torch import optimizers
 from benchmarks.common.torch.optimizers import Build
 
 STEPS = 10
-SHAPES = ((64, 3, 7, 7), (1000, 17), (5,))  # a convolution, a matrix and a vector, none a multiple of a GPU's block
+SHAPES = ((64, 3, 7, 7), (1000, 17), (5,))  # a convolution, a matrix and a vector; no size is a multiple of a GPU block
 RELATIVE, ABSOLUTE = 1e-5, 1e-6  # rounding of float32, summed up over the steps
 
 
@@ -40,7 +40,7 @@ def find_differing(candidates: Dict[str, Build], device: str) -> List[str]:
 
 
 def main() -> int:
-    """Compare on the GPU where there is one, else on the CPU, where apex does not run."""
+    """Compare on a GPU if available, else on the CPU, which apex does not support."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     apex = optimizers.find_apex()
     candidates = optimizers.adam_candidates(0.01, (0.9, 0.999), 1e-8, apex)

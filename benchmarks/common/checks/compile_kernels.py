@@ -1,9 +1,10 @@
-"""Compile every Triton kernel for GPUs that need not be here, and print what each takes of them.
+"""Compile all Triton kernels for several GPU generations, without a GPU, and print their resource usage.
 
     $ python -m benchmarks.common.checks.compile_kernels
     $ python -m benchmarks.common.checks.compile_kernels --json
 
-Registers are per thread, shared memory and spills in bytes per block and thread. Exit code 1: one does not compile.
+Registers are per thread, shared memory in bytes per block, spills in bytes per thread. Exit code 1: a kernel does
+not compile.
 """
 
 import argparse
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class Usage(NamedTuple):
-    """Resources that a compiled kernel takes of a GPU, or why it does not compile."""
+    """Resource usage of a compiled kernel, or its compile error."""
 
     kernel: str
     variant: str
@@ -41,11 +42,11 @@ def compile_usage(module: str, specification: Specification, capability: int) ->
     usage = Usage(name, specification.variant, f"sm_{capability}", specification.warps)
     try:
         result = _compile(specification, capability)
-    # Triton has exceptions of its own for each stage.
+    # Triton has a different exception for each stage.
     except Exception as problem:
         return usage._replace(problem=f"{type(problem).__name__}: {problem}".strip())
     resources = _resources(result.asm["cubin"])
-    # Registers that do not suffice spill to the stack; the machine code knows no shared memory of a launch.
+    # Spilled registers are on the stack; the cubin does not contain the shared memory of a launch.
     return usage._replace(registers=resources["REG"], shared=result.metadata.shared, spills=resources["STACK"])
 
 
@@ -56,7 +57,7 @@ def _compile(specification: Specification, capability: int) -> Any:
     arguments = specification.arguments
     constants = {name: value for name, value in arguments.items() if not isinstance(value, str)}
     signature = {name: "constexpr" if name in constants else value for name, value in arguments.items()}
-    # As at a launch: PyTorch's memory begins at multiples of 16 bytes.
+    # As in a launch: PyTorch allocations are aligned to 16 bytes.
     names = list(signature)
     multiples = [name for name in names if signature[name].startswith("*") or name in specification.divisible]
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in multiples}
@@ -65,7 +66,7 @@ def _compile(specification: Specification, capability: int) -> Any:
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
-# Return what cuobjdump counts in a kernel's machine code: REG, STACK and others.
+# Return the resource usage of a kernel from cuobjdump: REG, STACK and others.
 def _resources(cubin: bytes) -> Dict[str, int]:
     import triton
 
@@ -93,7 +94,7 @@ def all_usages() -> List[Usage]:
             for target in TARGETS
         ]
         listed = {specification.kernel.__name__ for specification in specifications}
-        # What can be launched: a function that kernels call begins with an underscore.
+        # Only launchable kernels: the names of device functions start with an underscore.
         kernels = {name for name, value in vars(module).items() if isinstance(value, triton.runtime.JITFunction)}
         missing = {name for name in kernels - listed if not name.startswith("_")}
         usages += [Usage(name, "", "", 0, problem="not in specifications()") for name in missing]

@@ -1,10 +1,10 @@
-"""Where the time of a step goes: kernels by class, from torch.profiler.
+"""Kernel time of a step by class, from torch.profiler.
 
     from benchmarks.common.checks.kernel_table import measure
     for row in measure(step, device)["kernels"][:10]:
         print(row["class"], row["share"], row["name"])
 
-On a GPU a row is a kernel or a copy as the device ran it; on a CPU an operator without the operators that it calls.
+On a GPU, a row is a kernel or copy; on a CPU, an operator without its nested operators.
 """
 
 import os
@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-# Class and what the names of its kernels and operators have in them, in any case; the first match counts.
+# Class, and a pattern for the names of its kernels and operators, case-insensitive; the first match counts.
 CLASSES: Tuple[Tuple[str, str], ...] = (
     ("communication", r"nccl|all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|c10d|gloo"),
     ("attention", r"flash|fmha|scaled_dot_product|attention"),
@@ -47,19 +47,19 @@ _OPERATOR = re.compile(r"[a-z]\w*::\w+$")
 
 
 def class_of(name: str) -> str:
-    """Return the class of a kernel of a GPU or of an operator such as ``aten::mm``."""
+    """Return the class of a GPU kernel or of an operator such as ``aten::mm``."""
     return next((title for title, pattern in CLASSES if re.search(pattern, name.lower())), OTHER)
 
 
 def measure(
     step: Callable[[], Any], device: torch.device, steps: int = 3, trace: Optional[Path] = None
 ) -> Dict[str, Any]:
-    """Profile ``steps`` calls; return seconds and share of the busy time by class, and of the longest kernels.
+    """Profile ``steps`` calls; return seconds and fraction of busy time for each class and the longest kernels.
 
-    ``busy_seconds`` is the time of one step in which a kernel ran: on a GPU the sum over kernels, which those of
-    several streams may take above the step's time. ``trace``: file for the profiler's own trace, with input types.
+    ``busy_seconds``: kernel time of one step, on a GPU summed over all streams, so that it may exceed the step time.
+    ``trace``: file for the profiler trace, with input shapes.
     """
-    # The profiler reports its own start and stop, and is no part of the result.
+    # Suppress the profiler's own messages.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     with profile(activities=kinds, record_shapes=trace is not None) as profiler:
@@ -100,7 +100,7 @@ def _by_kernel(profiler: Any, device: torch.device) -> Dict[str, Tuple[float, in
                 totals[event.name] = (seconds + event.time_range.elapsed_us() / 1e6, calls + 1)
         return dict(totals)
     for event in profiler.key_averages():
-        # The engine's own rows hold the time between operators.
+        # Rows of the autograd engine contain the time between operators.
         if event.self_cpu_time_total > 0 and _OPERATOR.match(event.key):
             totals[event.key] = (event.self_cpu_time_total / 1e6, event.count)
     return dict(totals)

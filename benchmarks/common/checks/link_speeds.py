@@ -1,11 +1,10 @@
-"""How fast the ranks of one node exchange data: each pair, all-reduce and all-to-all, by size.
+"""Measure communication between the ranks of a node: each pair, all-reduce and all-to-all, by size.
 
     $ torchrun --standalone --nproc-per-node 4 -m benchmarks.common.checks.link_speeds --device gpu --output links.json
 
-NCCL between GPUs, Gloo between CPUs. Bandwidths are bytes that a rank sends per second: of a pair, what one sends to
-the other while that receives; of an all-reduce 2 (n-1) / n of the array and of an all-to-all (n-1) / n of it, which
-nccl-tests calls the bus bandwidth, so that figures of different numbers of ranks can be compared. Rank 0 writes
-the result as JSON.
+NCCL between GPUs, Gloo between CPUs. Bandwidths are bytes per second sent by a rank: for a pair, the size of the
+message; for an all-reduce 2 (n-1) / n and for an all-to-all (n-1) / n of the array. nccl-tests calls the latter bus
+bandwidth; it is comparable between numbers of ranks. Rank 0 writes the result as JSON.
 """
 
 import argparse
@@ -24,12 +23,12 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.stopping import end_process
 from benchmarks.common.run.timing import seconds_of
 
-# Bytes of the array of a rank, by type of device.
+# Array size in bytes, by device type
 SIZES = {"cuda": (1 << 16, 1 << 20, 1 << 24, 1 << 28), "cpu": (1 << 14, 1 << 18, 1 << 22, 1 << 25)}
 BYTES_A_MEASUREMENT = 1 << 28
 _MOST_CALLS = 200
 REPEATS = 3
-PEAK_SECONDS = 0.3  # of each of the GEMMs and the copies
+PEAK_SECONDS = 0.3  # duration of each GEMM and copy measurement
 
 
 def measure(ranks: Ranks, sizes: List[int], between_pairs: bool = True) -> Dict[str, Any]:
@@ -67,7 +66,7 @@ def measure(ranks: Ranks, sizes: List[int], between_pairs: bool = True) -> Dict[
 
 
 def peaks(ranks: Ranks) -> List[Dict[str, float]]:
-    """Return what each rank's device computes and copies while all of them do, in operations and bytes per second."""
+    """Return FLOP/s and copy bandwidth of each rank's device, measured on all devices at the same time."""
     device: torch.device = ranks.context
     precision, n = ("bf16", 0) if device.type == "cuda" else ("fp32", 1024)
     pytorch.barrier()
@@ -79,7 +78,7 @@ def peaks(ranks: Ranks) -> List[Dict[str, float]]:
     return [{"flops_per_second": float(peak[0]), "bytes_per_second": float(peak[1])} for peak in gathered]
 
 
-# Return bytes per second from one rank to another, None for a rank and itself; the others wait.
+# Return the bandwidth from one rank to another in bytes per second, or None for the same rank; the others wait.
 def _pair(ranks: Ranks, size: int, sender: int, receiver: int) -> Optional[float]:
     if sender == receiver:
         return None
@@ -95,7 +94,7 @@ def _pair(ranks: Ranks, size: int, sender: int, receiver: int) -> Optional[float
 
 
 def slowest(call: Callable[[], Any], device: torch.device, size: int) -> float:
-    """Return the seconds of one call on the slowest rank, in the fastest of several measurements."""
+    """Return the seconds per call on the slowest rank; the fastest of several measurements."""
     call()
     count = max(1, min(_MOST_CALLS, BYTES_A_MEASUREMENT // max(size, 1)))
     times = []
@@ -113,13 +112,13 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
     parser.add_argument("--output", type=Path, required=True, help="file for the result (JSON)")
     parser.add_argument("--most-bytes", type=int, default=1 << 40, help="largest array; default: all sizes")
-    parser.add_argument("--peaks", action="store_true", help="also measure GEMMs and copies of each rank")
-    parser.add_argument("--no-pairs", action="store_true", help="measure the collectives alone")
+    parser.add_argument("--peaks", action="store_true", help="also measure GEMMs and copies on each rank")
+    parser.add_argument("--no-pairs", action="store_true", help="measure collectives only")
     arguments = parser.parse_args(argv)
     ranks = pytorch.start(SimpleNamespace(device=arguments.device, precision="fp32"))
     sizes = [size for size in SIZES[ranks.context.type] if size <= arguments.most_bytes]
     if ranks.size < 2 or not sizes:
-        print("one rank sends nothing: start two or more, with at least one size", file=sys.stderr)
+        print("at least 2 ranks and one size are required", file=sys.stderr)
         return 2
     result = measure(ranks, sizes, not arguments.no_pairs)
     if arguments.peaks:

@@ -1,11 +1,11 @@
-"""Measure the most that this device computes and moves: a GEMM per precision, copies and a triad.
+"""Measure the peak compute and memory throughput of this device: a GEMM per precision, copy and triad.
 
     from benchmarks.common.checks import measured_peaks
     print(measured_peaks.flops_per_second(torch.device("cuda"), "bf16"))
 
-The ceilings of a roofline are what a program reached on this very machine, not a data sheet's figures: a product of
-two square matrices counts 2 n^3 operations; the triad a = b + s * c moves three arrays, the copy two (McCalpin, STREAM,
-which does not count the read of a line before it is written, either).
+These are the ceilings of the roofline: measured values, not those of the data sheet. A GEMM of two square matrices
+counts 2 n^3 operations; the triad a = b + s * c moves three arrays, the copy two (McCalpin, STREAM, which does not
+count the read for ownership, either).
 """
 
 from contextlib import contextmanager
@@ -20,12 +20,12 @@ from benchmarks.common.run.timing import seconds_of
 # By type of device. A CPU's fp16 is not there to train with, and TF32 is a GPU's.
 PRECISIONS = {"cuda": ("fp32", "tf32", "bf16", "fp16"), "cpu": ("fp32", "bf16")}
 SIDE = {"cuda": 8192, "cpu": 2048}  # rows of the matrices: large enough that memory is not the limit
-# Elements of each fp32 array: 1 GiB and 128 MiB, far above any cache's size but for the largest of servers.
+# Elements of each fp32 array: 1 GiB and 128 MiB, much larger than caches except on the largest servers
 ELEMENTS = {"cuda": 1 << 28, "cpu": 1 << 25}
-SECONDS = 0.5  # length of each measurement, after the first call
-REPEATS = 3  # measurements of each kind; the fastest is the peak
+SECONDS = 0.5  # duration of each measurement, after the first call
+REPEATS = 3  # repeats of each measurement; the fastest is the peak
 # A CPU without instructions for bf16 computes it number by number, at no more in a large matrix than in a small one.
-PROBED, LONGEST = 256, 2.0  # side of a first product, and the seconds that a measured one may take
+PROBED, LONGEST = 256, 2.0  # size of a first GEMM, and maximum seconds of a measured one
 
 
 def measure(device: torch.device) -> Dict[str, Any]:
@@ -40,12 +40,12 @@ def measure(device: torch.device) -> Dict[str, Any]:
 
 
 def name_of(device: torch.device) -> str:
-    """Return what the device calls itself; empty for a CPU, whose name the host side knows."""
+    """Return the name of a GPU; empty for a CPU, which the host identifies."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
 def flops_per_second(device: torch.device, precision: str, n: int = 0, seconds: float = SECONDS) -> float:
-    """Return the most operations per second of a product of two matrices of ``n`` rows and columns."""
+    """Return the peak FLOP/s of an n x n GEMM."""
 
     def product(size: int) -> Callable[[], Any]:
         a, b = (torch.rand(size, size, device=device, dtype=DTYPES[precision]) for _ in range(2))

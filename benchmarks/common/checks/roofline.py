@@ -1,11 +1,11 @@
-"""Where a benchmark's training step is under the ceilings of this machine, and where its time goes.
+"""Roofline and kernel profile of a training step.
 
     $ python -m benchmarks.common.checks.roofline --peaks gpu
     $ python -m benchmarks.common.checks.roofline benchmarks.resnet.pytorch --config config.json --data DATA
 
-The step is the one that ``bench.py`` of the implementation measures on synthetic data. It is counted without compiler,
-graph and own kernels, where each operator can be seen, and timed as the configuration has it. The last line of the
-output is the result as JSON.
+The step is the synthetic loop of the implementation's ``bench.py``. It is counted without compiler, CUDA graph and
+Triton kernels, so that each operator is visible, and timed as configured. The last line of the output is the result
+as JSON.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from benchmarks.common.run.stopping import end_process
 from benchmarks.common.run.timing import seconds_of
 
 LOOP = "synthetic"
-# Keys of a configuration that hide operators, with values that show them, of which the first that fits counts.
+# Configuration keys that hide operators, with the values that show them; the first valid value is used.
 PLAIN: Dict[str, List[Any]] = {
     "compile": ["none", False],
     "cuda_graph": [False],
@@ -58,8 +58,8 @@ def measure(module: str, config_path: Path, data: Path, steps: int, trace: Optio
     except ImportError as error:
         raise Problem(
             found=f"{module} cannot be loaded: {error}",
-            expected="an implementation in PyTorch whose packages are installed",
-            hint="run it in the implementation's own environment",
+            expected="a PyTorch implementation whose packages are installed",
+            hint="run it in the environment of the implementation",
         ) from None
     config = configuration.load(config_class, config_path)
     ranks = pytorch.start(config)
@@ -97,7 +97,7 @@ def _step(subject: Any) -> Callable[[], Any]:
     if LOOP not in subject.loops:
         raise Problem(
             found=f"bench.py measures {', '.join(subject.loops)}",
-            expected=f"a loop called {LOOP}: the training step alone",
+            expected=f"a loop called {LOOP} with the training step",
             hint="this implementation's step is not counted",
         )
     return lambda: subject.loops[LOOP](1)
@@ -114,8 +114,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("module", nargs="?", help="package of an implementation, such as benchmarks.resnet.pytorch")
     parser.add_argument("--peaks", choices=("cpu", "gpu"), help="measure the ceilings of this device")
     parser.add_argument("--config", type=Path, help="resolved configuration (JSON)")
-    parser.add_argument("--data", type=Path, help="folder of a prepared data set")
-    parser.add_argument("--steps", type=int, default=10, help="steps of a measurement")
+    parser.add_argument("--data", type=Path, help="prepared data set")
+    parser.add_argument("--steps", type=int, default=10, help="steps per measurement")
     parser.add_argument("--trace", type=Path, help="file for the trace of torch.profiler")
     arguments = parser.parse_args(argv)
     if arguments.module and not (arguments.config and arguments.data):

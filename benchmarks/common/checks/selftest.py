@@ -1,15 +1,15 @@
-"""Check an implementation on this machine: what a GPU computes another way still trains the same.
+"""Check an implementation on this machine: GPU code paths must train to the same losses.
 
     $ python -m benchmarks.common.checks.selftest benchmarks.ncf.pytorch --config small.json --data DATA --work WORK \
         --list
     $ python -m benchmarks.common.checks.selftest benchmarks.ncf.pytorch --config small.json --data DATA --work WORK \
         --check precision=bf16
 
-A check trains the toy data set for two epochs with ``train.py`` as it is, in a process of its own, and compares the
-losses with those of a training it must agree with: of the first steps one by one, where rounding has not grown yet,
-and the mean of each epoch. WORK keeps the losses, so that several checks share a training. The last line of the
-output is JSON: ``result`` (OK, FAIL or SKIPPED), ``found`` and ``lines``, the training's last ones after a failure.
-An implementation's selftest.py is its :class:`Suite`.
+A check trains the toy data set for two epochs with the unmodified ``train.py`` in a separate process, and compares
+the losses with those of a reference training: the first steps individually, where rounding errors have not grown
+yet, and the mean of each epoch. WORK caches the losses, so that several checks share a training. The last line of
+the output is JSON: ``result`` (OK, FAIL or SKIPPED), ``found`` and ``lines``, the last lines of a failed training.
+An implementation's selftest.py defines its :class:`Suite`.
 """
 
 import argparse
@@ -33,9 +33,9 @@ from benchmarks.common.data import manifest
 
 EPOCHS = 2
 IMAGES = {"gpu": 512, "cpu": 64}  # JPEGs of real size that are generated
-ENOUGH_EPOCHS = 8  # an input may end with its last epoch, and those images are few
-ONLY_ON_GPU = ("cuda_graph", "kernels")  # beginnings of the names of checks that would compare a CPU with itself
-CPU_STEPS = 50  # that a CPU makes at least for a comparison, unless the training ends before
+ENOUGH_EPOCHS = 8  # the input may end with its last epoch, and there are few images
+ONLY_ON_GPU = ("cuda_graph", "kernels")  # prefixes of checks that would compare a CPU with itself
+CPU_STEPS = 50  # minimum steps on a CPU for a comparison, unless the training is shorter
 
 
 @dataclass(frozen=True)
@@ -43,22 +43,22 @@ class Suite:
     module: str  # package with train.py and config.py
     device: Tolerance  # between a GPU and a CPU, in fp32
     two_ranks: Tolerance  # between two ranks and one
-    resume: Tolerance  # between a training that was interrupted and one that was not
-    # Fields of which each other value, or single values as FIELD=VALUE, must train the same, and how closely.
+    resume: Tolerance  # between an interrupted and an uninterrupted training
+    # Fields whose other values must train to the same losses, or single values as FIELD=VALUE, with tolerances
     varied: Mapping[str, Tolerance]
     left_out: Tuple[str, ...] = ()  # FIELD=VALUE that are not varied
     # Settings of all trainings here, in addition to the small configuration.
     settings: Mapping[str, Any] = field(default_factory=dict)
-    # Modules that exit with 0 if their check is passed, by the check's name.
+    # Modules whose exit code is 0 if the check passes, by check name
     programs: Mapping[str, str] = field(default_factory=dict)
     steps: int = 20  # that all GPUs must make together at least
-    fewer_steps: int = 0  # by which an epoch of two ranks may be shorter than that of one
+    fewer_steps: int = 0  # number of steps by which an epoch may be shorter on two ranks
     shares_gpu: str = ""  # why two ranks cannot share a GPU; empty where they can, through Gloo
-    # Writes a data set for bench.py with sizes as those of the real one; None where the toy data set does.
+    # Writes a data set with real sizes for bench.py; None if the toy data set suffices
     real_sizes: Optional[Callable[[Path], None]] = None
-    # The same with a number of JPEGs of real sizes, whose input must be as fast as the step.
+    # The same with JPEGs of real size, whose input pipeline must keep up with the step
     real_images: Optional[Callable[[Path, int], None]] = None
-    # Why a CPU does not evaluate a batch of a submitted system; empty where it does.
+    # Why a batch of a submitted system is not evaluated on a CPU; empty if it is
     no_cpu_evaluation: str = "a batch takes minutes on a CPU"
 
     @property
@@ -66,7 +66,7 @@ class Suite:
         return importlib.import_module(f"{self.module}.config").Config
 
     def write_real(self, folder: Path, images: int) -> bool:
-        """Write a data set with real sizes; return whether there is any."""
+        """Write a data set with real sizes; return whether the suite has one."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.real_images is not None:
             self.real_images(folder, images)
@@ -76,7 +76,7 @@ class Suite:
 
 
 class Bench:
-    """The trainings of one suite on this machine."""
+    """Trainings of a suite on this machine."""
 
     def __init__(self, suite: Suite, arguments: argparse.Namespace) -> None:
         self.suite, self.data, self.work = suite, arguments.data, arguments.work
@@ -87,7 +87,7 @@ class Bench:
         self.base = base_of(suite, json.loads(arguments.config.read_text(encoding="utf-8")), self.device)
 
     def command(self, settings: Mapping[str, Any], name: str, launch: Sequence[str] = ()) -> Tuple[List[str], Path]:
-        """Return the command of a training, with its folder, which is empty but for its configuration."""
+        """Return the command and the folder of a training; the folder has only the configuration."""
         values = {**self.base, **settings}
         try:
             self.suite.config_class(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
@@ -112,7 +112,7 @@ class Bench:
         launch: Sequence[str] = (),
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> Losses:
-        """Train, unless an earlier check did; return the loss of every step of each epoch."""
+        """Train, unless cached by an earlier check; return the loss of every step by epoch."""
         key = _hash(repr((sorted(settings.items()), list(launch), sorted(environment.items()))))
         cache = self.work / f"losses-{key[:16]}.json"
         if not cache.exists():
@@ -137,7 +137,7 @@ def _hash(text: str) -> str:
 
 
 def base_of(suite: Suite, small: Mapping[str, Any], device: str) -> Dict[str, Any]:
-    """Return the configuration that all trainings share: the small one, without what is varied."""
+    """Return the configuration of all trainings: the small one, with the settings of the suite."""
     base = {**small, "device": device, "epochs": EPOCHS, "log_interval": 1, "checkpoint_interval": 0}
     return {**base, **{name: value for name, value in suite.settings.items() if name in base}}
 
@@ -155,13 +155,13 @@ Check = Callable[[Bench], Result]
 
 
 def alternatives(config_class: Any, name: str) -> Tuple[Any, ...]:
-    """Return all values that a field with a choice can have, but for "auto", which takes one of the others."""
+    """Return all values of a field with choices, except "auto"."""
     annotation = get_type_hints(config_class)[name]
     return (False, True) if annotation is bool else tuple(value for value in get_args(annotation) if value != "auto")
 
 
 def variants(suite: Suite, base: Mapping[str, Any]) -> Dict[str, Tuple[Dict[str, Any], Tolerance]]:
-    """Return the settings that must train like ``base``, by ``FIELD=VALUE``, with their tolerance."""
+    """Return the settings that must train like ``base``, by ``FIELD=VALUE``, with tolerances."""
     settings: Dict[str, Tuple[Dict[str, Any], Tolerance]] = {}
     for entry, tolerance in suite.varied.items():
         name, _, text = entry.partition("=")
@@ -172,18 +172,18 @@ def variants(suite: Suite, base: Mapping[str, Any]) -> Dict[str, Tuple[Dict[str,
     return settings
 
 
-# What other values than a field's default mean nothing without.
+# Settings that a non-default value of a field requires
 NEEDED: Mapping[str, Mapping[str, Any]] = {"fp8": {"precision": "bf16"}, "xla_parts": {"xla": True}}
 
 
 def parse_value(config_class: Any, name: str, text: str) -> Any:
-    """Return the value of a field that ``text`` stands for: a choice, or what its type makes of it."""
+    """Convert ``text`` to a value of a field: one of its choices, or its type."""
     annotation = get_type_hints(config_class)[name]
     return text if text in get_args(annotation) else annotation(text)
 
 
 def needed(suite: Suite, name: str, value: Any) -> Dict[str, Any]:
-    """Return what a value needs as well: fp16 a factor, without which a small network's gradients underflow."""
+    """Return the settings that a value requires. fp16 needs a loss scale, or gradients of a small network underflow."""
     if name in NEEDED:
         return dict(NEEDED[name])
     return {"loss_scale": defaults(suite)["loss_scale"]} if (name, value) == ("precision", "fp16") else {}
@@ -194,13 +194,13 @@ def defaults(suite: Suite) -> Dict[str, Any]:
 
 
 def with_defaults(suite: Suite) -> Dict[str, Any]:
-    """Return all varied fields, each with its default; a submitted system pins what is "auto" here."""
+    """Return the defaults of all varied fields; a submitted system sets what is "auto" here."""
     settings = {name: value for name, value in defaults(suite).items() if name in suite.varied}
     return {**settings, **needed(suite, "precision", settings.get("precision"))}
 
 
 def gpu_defaults(bench: Bench) -> Result:
-    """Check all varied fields at once, each with its default."""
+    """Check the defaults of all varied fields together."""
     if bench.device == "cpu":
         raise Skipped("needs a GPU")
     settings = with_defaults(bench.suite)
@@ -211,11 +211,11 @@ def gpu_defaults(bench: Bench) -> Result:
 
 
 def device(bench: Bench) -> Result:
-    """Compare with a CPU; a CPU with itself, on another number of threads."""
-    # As many threads as cores take longer for a small network than a few.
+    """Compare a GPU with a CPU, or a CPU with itself using a different number of threads."""
+    # A small network is slower with as many threads as cores.
     environment = {"OMP_NUM_THREADS": "2" if bench.device == "cpu" else "4"}
     command, folder = bench.command({"device": "cpu"}, "cpu")
-    # A CPU need not train to the end: what differs shows in the first steps, and grows.
+    # A CPU need not finish: differences appear in the first steps, and grow.
     interrupt(command, folder, CPU_STEPS, environment)
     other = read_losses(folder)
     return compare_losses(truncate_losses(other, bench.losses({})), other, bench.suite.device)
@@ -226,12 +226,12 @@ def variant(settings: Mapping[str, Any], tolerance: Tolerance, bench: Bench) -> 
 
 
 def overflow(bench: Bench) -> Result:
-    """Let the loss overflow: the run must end at once and say so."""
-    # A CPU has no fp16 here, but an end of fp32 as well.
+    """Let the loss overflow: the run must stop with an error."""
+    # There is no fp16 on CPUs; fp32 overflows as well.
     settings: Dict[str, Any] = {"learning_rate": 1e30}
     if bench.device == "gpu" and "fp16" in alternatives(bench.suite.config_class, "precision"):
         settings["precision"] = "fp16"
-        # A scale that follows overflows would take a step for each halving.
+        # A dynamic scale would need one step for each halving.
         if not any(name.startswith("loss_scale_") for name in defaults(bench.suite)):
             settings["loss_scale"] = 1e30
     try:
@@ -239,16 +239,16 @@ def overflow(bench: Bench) -> Result:
     except Failed as end:
         message = next((line for line in end.lines if "not finite" in line), None)
         return Result("OK", message.strip()) if message else Result("FAIL", str(end), end.lines)
-    return Result("FAIL", f"the training came to its end, its last loss {losses[-1][-1]}")
+    return Result("FAIL", f"the training finished, its last loss {losses[-1][-1]}")
 
 
 def resume(bench: Bench) -> Result:
-    """Interrupt a training in its first steps and resume it: the losses are those of one that was not interrupted."""
+    """Interrupt a training in its first steps and resume it; compare with an uninterrupted one."""
     command, folder = bench.command({}, "resume")
     interrupt(command, folder)
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     if json.loads(lines[-1]).get("outcome") != "interrupted":
-        raise Skipped("the training ended before it could be interrupted")
+        raise Skipped("the training finished before it could be interrupted")
     run(command, folder, {})
     return compare_losses(read_losses(folder), bench.losses({}), bench.suite.resume)
 
@@ -276,7 +276,7 @@ def on_all_gpus(bench: Bench) -> Result:
     if ranks > 1:
         settings["batch_size"] = bench.base["batch_size"] // 2
     if ranks > 2:
-        # As many steps as two ranks make.
+        # The same number of steps as on two ranks.
         settings["epochs"] = bench.base["epochs"] * -(-ranks // 2)
     losses = bench.losses(settings, "all-ranks", bench.launch_all)
     steps = sum(count for epoch in losses for count, _ in epoch)
@@ -290,12 +290,12 @@ def on_all_gpus(bench: Bench) -> Result:
 
 
 def evaluation(bench: Bench) -> Result:
-    """Evaluate batches of noise with the network of a submitted system; on a GPU bench.py has measured that."""
+    """Evaluate synthetic batches with the network of a submitted system; on a GPU, bench.py does this."""
     if bench.device == "cpu" and bench.suite.no_cpu_evaluation:
         raise Skipped(bench.suite.no_cpu_evaluation)
     if bench.full is None:
         raise Skipped("no submitted system: name one with --full")
-    # What is computed is the submitted system's; how, is the small one's.
+    # The submitted system determines what is computed, the small configuration how.
     how = {"device", "loss_scale", *(entry.partition("=")[0] for entry in bench.suite.varied)}
     config = {**bench.full, **{name: value for name, value in bench.base.items() if name in how}}
     speed = bench.measured("evaluation", config, [bench_loops.EVALUATION], 1)[bench_loops.EVALUATION]
@@ -311,14 +311,14 @@ def real_input(bench: Bench) -> Result:
 
 
 def program(module: str, bench: Bench) -> Result:
-    """Run a program that checks by itself; its last line is what it found."""
+    """Run a module that checks itself; its last line is the finding."""
     folder, _ = bench.folder(module)
     run([sys.executable, "-m", module], folder, {})
     lines = (folder / "output.txt").read_text(encoding="utf-8").strip().splitlines()
     return Result("OK", lines[-1] if lines else "")
 
 
-# The checks of every implementation, the most telling first.
+# Checks of every implementation, the most informative first
 FIXED: Mapping[str, Check] = {
     "device": device,
     "defaults": gpu_defaults,
@@ -351,7 +351,7 @@ def check(bench: Bench, name: str) -> Result:
 
 
 def suite_of(module: str) -> Suite:
-    """Return the suite of the implementation whose package is ``module``."""
+    """Return the suite of the implementation in package ``module``."""
     return importlib.import_module(f"{module}.selftest").SUITE
 
 
@@ -365,7 +365,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--gpus", type=int, default=1, help="GPUs that there are")
     parser.add_argument("--launch", default="", help="command before the training's that starts two ranks")
-    parser.add_argument("--launch-all", default="", help="the same for a rank on each GPU; on a CPU for two")
+    parser.add_argument("--launch-all", default="", help="the same for one rank per GPU; on a CPU for two ranks")
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--list", action="store_true", help="print the names of the checks as JSON")
     action.add_argument("--real-sizes", type=Path, metavar="DIR", help="write the data set that bench.py wants, if any")
@@ -388,7 +388,7 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 def check_names(small: Mapping[str, Mapping[str, Any]]) -> Dict[str, List[str]]:
-    """Return the names of the checks on a GPU by implementation's module, each with its small configuration."""
+    """Return the names of the GPU checks by module; ``small``: configuration of each."""
     suites = {module: suite_of(module) for module in small}
     return {module: list(checks(suite, base_of(suite, small[module], "gpu"))) for module, suite in suites.items()}
 

@@ -1,13 +1,13 @@
-"""Floating-point operations and bytes of a step, counted operator by operator while it runs.
+"""Count floating-point operations and bytes of a step, operator by operator.
 
     from benchmarks.common.checks.step_cost import count
     cost = count(step)
     print(cost.flops, cost.moved, cost.by_class)
 
-Operations are PyTorch's own count (torch.utils.flop_counter): 2 for each multiply-add of products, convolutions and
-attention, forward and backward; what is elementwise counts nothing. Bytes are what each operator reads and writes,
-views none: what moves where no operator is fused with the next and no cache keeps anything. A compiled step moves
-less, so that its intensity is at least the counted one. Both work on the meta device, where nothing is computed.
+Operations are counted by torch.utils.flop_counter: 2 per multiply-add of GEMMs, convolutions and attention, forward
+and backward; elementwise operators are not counted. Bytes are the inputs and outputs of each operator, except views:
+the traffic without fusion and caches. A compiled step moves less, so that its intensity is at least the counted one.
+Both counts work on the meta device, without computing anything.
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from benchmarks.common.checks.kernel_table import class_of
 
-# Operators that give memory and write none.
+# Operators that allocate without writing
 _NOTHING = {
     "empty",
     "empty_like",
@@ -32,22 +32,22 @@ _NOTHING = {
     "resize_",
     "_unsafe_view",
 }
-# Operators that do not read what they write into.
+# Operators that do not read their output
 _WRITES = {"fill_", "zero_", "copy_", "normal_", "uniform_", "bernoulli_", "random_"}
-# Operators that read of their first argument only what they return.
+# Operators that read only the returned rows of their first argument
 _ROWS = {"embedding", "index", "index_select", "gather", "_embedding_bag", "_embedding_bag_forward_only"}
-# In the names of operators that multiply matrices inside: those that no count is known for are named.
+# Name parts of operators that contain GEMMs; those without a known count are reported.
 _HEAVY = ("rnn", "lstm", "gru", "attention")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one call."""
+    """Cost of one call."""
 
     flops: int
-    moved: int  # bytes that its operators read and write
+    moved: int  # bytes read and written by its operators
     by_class: Mapping[str, Tuple[int, int]]  # operations and bytes by class of kernel_table
-    uncounted: Tuple[str, ...] = ()  # operators with products inside for which no count is known
+    uncounted: Tuple[str, ...] = ()  # operators with GEMMs whose count is unknown
 
     @property
     def intensity(self) -> float:
@@ -55,7 +55,7 @@ class Cost:
 
 
 def count(call: Callable[[], Any]) -> Cost:
-    # The flops are counted outermost, so that it sees operators before they are decomposed; the bytes as they run.
+    # The FLOP counter is outermost, to see operators before they are decomposed; bytes are counted as they run.
     traffic = _Traffic()
     counter = FlopCounterMode(display=False, custom_mapping=_more_counts())
     with traffic, counter:
@@ -89,7 +89,7 @@ def _attention_forward(query: Tuple[int, ...], key: Tuple[int, ...], value: Tupl
     return 2 * batch * heads * length * key[2] * (width + value[3])
 
 
-# Count five products: the weights again, and the gradients of weights, values, queries and keys.
+# Five GEMMs: the weights again, and the gradients of weights, values, queries and keys.
 def _attention_backward(
     _gradient: Tuple[int, ...], query: Tuple[int, ...], key: Tuple[int, ...], value: Tuple[int, ...], *_: Any, **__: Any
 ) -> int:
@@ -124,7 +124,7 @@ def _is_view(func: Any) -> bool:
 def _moved(bare: str, args: Any, kwargs: Dict[str, Any], result: Any) -> int:
     output_bytes = sum(map(_bytes, _tensors(result)))
     if not _tensors(result):
-        # An operator on several tensors at once, in place, returns nothing.
+        # In-place operators on several tensors return nothing.
         output_bytes = sum(map(_bytes, _tensors(args[0]))) if bare.endswith("_") and args else 0
     read: List[torch.Tensor] = _tensors((args, {key: value for key, value in kwargs.items() if key != "out"}))
     if bare in _WRITES or bare in _ROWS:
@@ -137,7 +137,7 @@ def _tensors(tree: Any) -> List[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-# Return the bytes of a tensor's values; those that an expanded one repeats are there once.
+# Return the bytes of a tensor; repeated elements of an expanded tensor count once.
 def _bytes(tensor: torch.Tensor) -> int:
     repeated = 1
     for size, stride in zip(tensor.shape, tensor.stride() if tensor.layout is torch.strided else ()):

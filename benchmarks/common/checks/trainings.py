@@ -1,7 +1,6 @@
-"""Run a training as a process: to its end, or until it is interrupted; one that does not end is found.
+"""Run a training in a process, to its end or until it is interrupted; detects hangs.
 
-run([sys.executable, "-m", "benchmarks.ncf.pytorch.train", ...], folder, {})
-losses = read_losses(folder)
+run([sys.executable, "-m", "benchmarks.ncf.pytorch.train", ...], folder, {}) losses = read_losses(folder)
 """
 
 import json
@@ -18,18 +17,18 @@ from types import MappingProxyType
 from typing import Any, Iterator, List, Mapping
 
 LAST_LINES = 12
-# Between looks at a training that is to be interrupted in its first steps: a GPU makes one in a millisecond.
+# Poll interval for an interruption in the first steps: a GPU makes one in a millisecond.
 POLL_SECONDS = 0.002
 POLL_END_SECONDS = 0.1
-STACK_SECONDS = 1.0  # for ranks to write the stacks of their threads
-# Modules of programs that need not be next to this Python.
+STACK_SECONDS = 1.0  # time for ranks to print their stacks
+# Modules of programs that may not be next to this Python.
 LAUNCHERS = {"torchrun": "torch.distributed.run", "horovodrun": "horovod.runner.launch"}
-# After its last record within which all processes of a training must have ended: what takes longer hangs.
+# Time limit for all processes to exit after the last record; later is a hang.
 EXIT_SECONDS = 60.0
 
 
 class Skipped(Exception):
-    """A check that this machine or this configuration cannot make; says why."""
+    """A check that is not possible on this machine or with this configuration."""
 
 
 class Failed(Exception):
@@ -49,7 +48,7 @@ def launcher(text: str) -> List[str]:
 
 @contextmanager
 def run_process(command: List[str], folder: Path, environment: Mapping[str, str]) -> Iterator[Any]:
-    """Start a process whose output is appended to output.txt; wait for its end."""
+    """Start a process with output appended to output.txt; wait for it on exit."""
     with open(folder / "output.txt", "ab") as output:
         variables = {**os.environ, **environment}
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=variables)
@@ -58,7 +57,7 @@ def run_process(command: List[str], folder: Path, environment: Mapping[str, str]
 
 
 def run(command: List[str], folder: Path, environment: Mapping[str, str]) -> None:
-    """Run a training to its end; Failed if it ends otherwise, or if a process of it does not end."""
+    """Run a training to its end; raise Failed for an error or a process that does not exit."""
     latest = math.inf
     with run_process(command, folder, environment) as child:
         while child.poll() is None and time.monotonic() < latest:
@@ -67,12 +66,12 @@ def run(command: List[str], folder: Path, environment: Mapping[str, str]) -> Non
             time.sleep(POLL_END_SECONDS)
         hangs = child.poll() is None
         if hangs:
-            signal_ranks(folder, signal.SIGUSR1)  # they write the stacks of their threads
+            signal_ranks(folder, signal.SIGUSR1)  # prints the stacks of their threads
             time.sleep(STACK_SECONDS)
             signal_ranks(folder, signal.SIGKILL)
             child.kill()
     if hangs:
-        # A launcher may keep the output of each rank.
+        # A launcher may capture the output of each rank.
         outputs = [folder / "output.txt", *folder.parent.glob("ranks/**/stderr*")]
         last = max(outputs, key=lambda path: path.stat().st_mtime)
         raise Failed(f"a hang: still running {EXIT_SECONDS:.0f} s after the end of the training", last)

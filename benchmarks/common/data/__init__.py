@@ -1,1 +1,1 @@
-"""Preparing data sets: one command line and one life of a preparation for all benchmarks, standard library only."""
+"""Data set preparation: a common command line and life cycle for all benchmarks, standard library only."""

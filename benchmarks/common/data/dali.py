@@ -13,8 +13,8 @@ EXECUTOR = {"exec_dynamic": False} if "exec_dynamic" in inspect.signature(Pipeli
 def resampling(antialias: bool) -> Dict[str, Any]:
     """Return the arguments of fn.resize and fn.random_resized_crop for linear resizing.
 
-    DALI 1.16 made antialiasing, till then that of the triangular filter, the default of the linear one (release notes
-    of 1.16.0, NVIDIA/DALI#4032).
+    DALI 1.16 enabled antialiasing by default for the linear filter; before, only the triangular filter had it
+    (release notes of 1.16.0, NVIDIA/DALI#4032).
     """
     if "antialias" in backend.GetSchema("Resize").GetArgumentNames():
         return {"antialias": antialias}

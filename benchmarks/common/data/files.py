@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and the facts of a finished part of a preparation."""
+"""Atomic file writes, and the facts of a finished part of a preparation."""
 
 import json
 import os
@@ -9,11 +9,11 @@ from typing import Any, BinaryIO, Iterator
 
 @contextmanager
 def in_one_step(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
-    """Open a file that takes its name once it is written; what a killed process leaves has a process id for a suffix.
+    """Write a file atomically; a killed process leaves a file with its process id as suffix.
 
     Args:
-        path: whoever reads it finds the old file or the new one whole.
-        durable: wait until the disk has the content, so that it also outlives the machine.
+        path: readers see the old file or the complete new one.
+        durable: sync to disk, so that the file survives a crash of the machine.
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     with partial.open("wb") as file:

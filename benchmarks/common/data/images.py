@@ -35,7 +35,7 @@ def opened(data: bytes) -> Iterator[Image.Image]:
         raise
     except UnidentifiedImageError:
         # Pillow's message contains the address of the buffer.
-        raise CorruptImage("no image of a format that Pillow reads") from None
+        raise CorruptImage("not an image format that Pillow reads") from None
     except (
         OSError,
         ValueError,
@@ -56,11 +56,11 @@ def check_pixels(image: Image.Image) -> bool:
     """Return whether the pixels are 16-bit gray.
 
     Raises:
-        CorruptImage: the pixels are floats, or integers of an unknown range. Pillow clips them to 0 to 255.
+        CorruptImage: floats, or integers of an unknown range, which Pillow would clip to 0 to 255.
     """
     if image.mode not in ("F", "I") and not image.mode.startswith("I;16"):
         return False
-    # Only formats in which Pillow and DALI agree on the range; a TIFF may also contain 12 bits, or be inverted.
+    # Only formats for which Pillow and DALI use the same range; a TIFF may have 12 bits or inverted values.
     tags = getattr(image, "tag_v2", {})
     is_full_tiff = tags.get(BITS_PER_SAMPLE) == (16,) and tags.get(PHOTOMETRIC) == BLACK_IS_ZERO and image.mode != "I"
     if image.mode != "F" and (image.format in ("PNG", "JPEG2000") or is_full_tiff):

@@ -1,6 +1,6 @@
-"""The manifest of a data set: written last, so that a folder without it is half-written.
+"""Manifest of a data set, ``dataset.json``. It is written last: a folder without it is incomplete.
 
-The fields of ``dataset.json`` are those of ``DataSet`` in benchmarks/common/records.py.
+``DataSet`` in benchmarks/common/records.py defines the fields.
 """
 
 import hashlib
@@ -13,26 +13,26 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.records import DataSet, plain
 
 FILE_NAME = "dataset.json"
-PARTS = "parts"  # folder of an unfinished preparation, inside the data folder
+PARTS = "parts"  # subfolder of an unfinished preparation
 SCHEMA = 1
 FIELDS = ("benchmark", "name", "classes", "splits", "facts", "how")
-CHUNK = 1 << 20  # bytes read at once
+CHUNK = 1 << 20  # read size in bytes
 
 File = Dict[str, Any]
 Manifest = Dict[str, Any]
-Add = Callable[[int], None]  # called with the bytes read since its last call
-# A benchmark's own look at a folder whose files have the right size: what it finds wrong with their content.
+Add = Callable[[int], None]  # called with the number of bytes read since the last call
+# Content check of a benchmark for a folder whose files have the right size
 Check = Callable[[Path, Manifest], Sequence[Problem]]
-# The same for files that the manifest does not list: quick, or every byte, of which it reports how many it read.
+# The same for files that are not in the manifest: quick, or every byte with a report of the bytes read
 CheckUnlisted = Callable[[Path, Manifest, bool, Add], Sequence[Problem]]
 
 
 def prepare_again(directory: Path) -> str:
-    return f"prepare it again: the same command with --overwrite ({directory})"
+    return f"prepare it again with --overwrite ({directory})"
 
 
 def data_id(manifest: Manifest) -> str:
-    """Identify a data set by its content, not by its place, name or history."""
+    """Return an id of the content, independent of path, name and history."""
     facts, splits = manifest["facts"], manifest["splits"]
     hashes = {name: [file["sha256"] for file in split["files"]] for name, split in splits.items()}
     content: Dict[str, Any] = {"benchmark": manifest["benchmark"]}
@@ -42,7 +42,7 @@ def data_id(manifest: Manifest) -> str:
         content["facts"] = facts
         content["splits"] = {name: [split["count"], hashes[name]] for name, split in splits.items()}
     else:
-        # Image sets had a manifest of their own once; flat lists keep the ids that they were given then.
+        # Data sets without facts keep the format of the first manifests, so that existing ids stay valid.
         content["splits"] = {name: [split["count"], *hashes[name]] for name, split in splits.items()}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -53,12 +53,12 @@ def _checksum(content: Manifest) -> str:
 
 
 def write(manifest: Manifest, directory: Path) -> Path:
-    """Write the manifest with its schema and id in one step: it is there whole or not at all."""
+    """Add schema and id, and write the manifest atomically."""
     fields = {field: manifest[field] for field in FIELDS}
     shared = list(manifest.get("shared_with", ()))
     content = plain(DataSet(schema=SCHEMA, id=data_id(manifest), sha256="", shared_with=shared, **fields))
     content["sha256"] = _checksum(content)
-    for partial in directory.glob(f"{FILE_NAME}.*"):  # of a process that was killed while it wrote
+    for partial in directory.glob(f"{FILE_NAME}.*"):  # left by a killed process
         partial.unlink()
     with in_one_step(directory / FILE_NAME, durable=True) as file:
         file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
@@ -69,12 +69,12 @@ def read(directory: Path) -> Manifest:
     """Read the manifest of a data folder.
 
     Raises:
-        Problem: the folder or its manifest is missing, half-written, damaged, or of another schema.
+        Problem: folder or manifest is missing, incomplete, damaged, or of another schema.
     """
     return _read(directory)[0]
 
 
-# Return the fields of a manifest, and whether they are as they were written.
+# Return the fields of a manifest, and whether its checksum and id are valid.
 def _read(directory: Path) -> Tuple[Manifest, bool]:
     path, again = directory / FILE_NAME, prepare_again(directory)
     try:
@@ -94,7 +94,7 @@ def _read(directory: Path) -> Tuple[Manifest, bool]:
     except (FileNotFoundError, NotADirectoryError):
         if (directory / PARTS).exists():
             problem = f"{directory} is half-written: an unfinished preparation, no {FILE_NAME}"
-            hint = "give the same prepare command again: it resumes where it stopped"
+            hint = "run the same prepare command again to resume"
             raise Problem(problem, "a finished preparation", hint) from None
         problem = f"{directory} has no {FILE_NAME}" if directory.is_dir() else f"no folder {directory}"
         raise Problem(problem, "a prepared data set", f"prepare one in {directory}") from None
@@ -132,10 +132,9 @@ def verify(
     add: Add = lambda size: None,
     check: Check = lambda directory, manifest: (),
 ) -> List[Problem]:
-    """Compare a data folder with its manifest; an empty list means that it is whole.
+    """Compare a data folder with its manifest; return an empty list if it is complete.
 
-    Quick looks at sizes and at what ``check`` looks at. Otherwise the sha256 of every file counts too, which
-    reads all of it.
+    ``quick``: only file sizes and ``check``. Otherwise read all files and compare their sha256.
     """
     try:
         manifest, is_genuine = _read(directory)
@@ -147,7 +146,7 @@ def verify(
         message = f"{directory} is a data set of {manifest['benchmark']}"
         problems.append(Problem(message, f"a data set of {benchmark}", f"name the folder of {benchmark}'s data set"))
     if not is_genuine:
-        message = f"{directory / FILE_NAME} was edited: its id or checksum is not that of its content"
+        message = f"{directory / FILE_NAME} was edited: id or checksum does not match the content"
         problems.append(Problem(message, "the manifest as it was written", again))
     differences = (compare(directory / file["name"], file, quick, add) for file in files_of(manifest))
     problems += [Problem(*difference, again) for difference in differences if difference is not None]
@@ -158,13 +157,13 @@ def verify(
 
 
 def compare(path: Path, file: Mapping[str, Any], quick: bool, add: Add) -> Optional[Tuple[str, str]]:
-    """Return what was found and what was expected of a file's bytes and sha256, where they differ."""
+    """Return actual and expected state of a file whose size or sha256 differs, else None."""
     try:
         size = path.stat().st_size
         if size != file["bytes"]:
             return f"{path} has {size:,} bytes", f"{file['bytes']:,} bytes"
         if not quick and describe_file(path, add)["sha256"] != file["sha256"]:
-            return f"{path} has changed: another sha256", f"sha256 {file['sha256']}"
+            return f"{path} has changed: different sha256", f"sha256 {file['sha256']}"
     except OSError as error:
         return f"{path}: {error.strerror}", "a readable file"
     return None

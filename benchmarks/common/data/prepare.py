@@ -1,13 +1,12 @@
-"""The command line and the life of every preparation: claim the folder, resume or start over, write, manifest last.
+"""Command line and life cycle of every preparation: lock the folder, resume or start over, write, manifest last.
 
-A benchmark's ``prepare.py`` declares a DataSet; its writer module, imported only when there is something to
-write, has the two functions that are its own:
+A benchmark's ``prepare.py`` declares a DataSet. Its writer module, imported only if something is written, implements
 
-    list_source(args, progress)                 what there is to prepare, with its ``fingerprint``
-    write(listing, args, scratch, progress)     writes the files into ``scratch`` and returns a Content
+    list_source(args, progress)                 list the source, with its ``fingerprint``
+    write(listing, args, scratch, progress)     write the files to ``scratch`` and return a Content
 
-Whatever a writer leaves in ``scratch`` is there when an interrupted command is given again, except files with a
-number for a suffix (a process id), which are what a worker was writing.
+Files in ``scratch`` are available when an interrupted command is run again, except files with a process id as
+suffix, which a worker had not finished.
 """
 
 import argparse
@@ -34,7 +33,7 @@ from benchmarks.common.data.progress import Progress, human_bytes
 
 
 def opens(module: str) -> manifest.Check:
-    """Return a check that opens the data set by ``open_data`` of a module, which needs numpy."""
+    """Return a check that calls ``open_data`` of a module, which requires numpy."""
 
     def check(directory: Path, _: manifest.Manifest) -> Sequence[Problem]:
         try:
@@ -48,23 +47,23 @@ def opens(module: str) -> manifest.Check:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A benchmark's declaration of its data set."""
+    """Data set declaration of a benchmark."""
 
     benchmark: str
-    source: str  # the raw data that it takes
-    files: Tuple[str, ...]  # names of what is written in addition to the manifest
-    add_options: Callable[[argparse._ArgumentGroup], None]  # add the options that this benchmark alone has
+    source: str  # description of the raw data
+    files: Tuple[str, ...]  # file names, without the manifest
+    add_options: Callable[[argparse._ArgumentGroup], None]  # adds benchmark-specific options
     writer: str  # name of the writer module: only this one may need more than the standard library
     check: manifest.Check = lambda directory, manifest: ()  # check that --verify makes in addition to sizes and hashes
-    optional: Tuple[str, ...] = ()  # of the files, those that not every source has
+    optional: Tuple[str, ...] = ()  # files that depend on the source
     folders: Tuple[str, ...] = ()  # names of folders that are written, with files that the manifest need not list
-    # Compares such files with what an array of the data set has of them.
+    # Compares files in ``folders`` with an array of the data set.
     check_unlisted: manifest.CheckUnlisted = lambda directory, manifest, quick, add: ()
     # Whether the writer looks for evaluation samples that are trained on, by ``source_checks.overlap``.
     compares: bool = True
-    # Name of the module whose ``view`` shows the prepared set as samples to mistakes.find; it may need numpy.
+    # Module whose ``view`` returns the samples for sample_checks.find; may require numpy.
     samples: str = ""
-    # Benchmarks that read the same data set, this one among them; its manifest has the first one's name.
+    # All benchmarks that use this data set, including this one; the manifest has the name of the first.
     shared_with: Tuple[str, ...] = ()
 
     @property
@@ -77,10 +76,10 @@ class DataSet:
 
 
 class Listing(NamedTuple):
-    """What a preparation is of."""
+    """Source of a preparation."""
 
-    source: Any  # the writer's own
-    fingerprint: str  # hash of all that decides what is written
+    source: Any  # defined by the writer
+    fingerprint: str  # hash of everything that determines the output
 
 
 class Split(NamedTuple):
@@ -90,7 +89,7 @@ class Split(NamedTuple):
 
 
 class Content(NamedTuple):
-    """The result of a writer; the fields are those of the manifest."""
+    """Result of a writer, with the fields of the manifest."""
 
     name: str
     splits: Mapping[str, Split]
@@ -99,7 +98,7 @@ class Content(NamedTuple):
     tool: Mapping[str, str]  # versions that the bytes depend on
     classes: Sequence[str] = ()
     facts: Mapping[str, Any] = {}
-    described: Sequence[manifest.File] = ()  # files whose sha256 is known from the writing
+    described: Sequence[manifest.File] = ()  # files hashed while writing
 
 
 # -- command line --------------------------------------------------------------------------------------
@@ -128,7 +127,7 @@ def fraction(text: str) -> float:
 
 
 def parse(data_set: DataSet, argv: Sequence[str]) -> argparse.Namespace:
-    """Return the options, or raise a Problem that names what this benchmark takes."""
+    """Parse the options; raise a Problem that lists the valid ones."""
     description = f"Prepare or verify {data_set.benchmark}'s data set."
     parser = _Parser(prog=f"python -m {data_set.module}", description=description)
     action = parser.add_mutually_exclusive_group(required=True)
@@ -136,13 +135,13 @@ def parse(data_set: DataSet, argv: Sequence[str]) -> argparse.Namespace:
     action.add_argument("--verify", type=Path, metavar="DIR", help="check a prepared data set")
     add = parser.add_argument
     add("origin", nargs="?", type=Path, metavar="SOURCE", help=f"{data_set.source}; without it, the toy data set")
-    add("--name", help="name of the data set; default: its source's")
+    add("--name", help="name of the data set; default: name of the source")
     add("--workers", type=number(1, 1024), default=len(os.sched_getaffinity(0)), help="processes, at most")
     add("--seed", type=number(0, 2**63 - 1), default=0, help="of every random choice")
-    add("--overwrite", action="store_true", help="replace another data set in DIR")
+    add("--overwrite", action="store_true", help="replace a different data set in DIR")
     add("--quick", action="store_true", help="verify without reading every byte")
     add("--progress", choices=("plain", "json"), default="plain")
-    # The host side asks so before it makes an environment or starts a container.
+    # Used by the host before it creates an environment or starts a container.
     add("--check-options", action="store_true", help=argparse.SUPPRESS)
     group = parser.add_argument_group(f"options of {data_set.benchmark}")
     data_set.add_options(group)
@@ -157,7 +156,7 @@ def parse(data_set: DataSet, argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(data_set: DataSet, argv: Optional[Sequence[str]] = None) -> int:
-    """Run the command line of a benchmark's ``prepare.py`` and return its exit code."""
+    """Run the command line of a ``prepare.py``; return its exit code."""
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, _interrupt)
     argv = sys.argv[1:] if argv is None else argv
@@ -172,10 +171,10 @@ def main(data_set: DataSet, argv: Optional[Sequence[str]] = None) -> int:
     except Problem as problem:
         return progress.fail(problem)
     except KeyboardInterrupt:
-        hint = "give the same command again: it resumes where it stopped"
+        hint = "run the same command again to resume"
         return progress.fail(Problem("interrupted", "", hint, INTERRUPTED))
     except BrokenPipeError:
-        # Whoever followed the progress has gone; what is left to flush has nowhere to go either.
+        # The reader of the progress has exited. Redirect stdout, so that the final flush does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return INTERRUPTED
     except OSError as error:
@@ -194,7 +193,7 @@ def _interrupt(number: int, frame: Optional[FrameType]) -> None:
 
 
 def problems_of(data_set: DataSet, directory: Path, quick: bool, add: manifest.Add) -> Sequence[Problem]:
-    """Return how a data folder differs from its manifest; quick: as far as no byte of the files is read."""
+    """Return the differences between a data folder and its manifest; ``quick`` does not read any file."""
     problems = manifest.verify(directory, quick, data_set.benchmark, add, data_set.check)
     return problems or data_set.check_unlisted(directory, manifest.read(directory), quick, add)
 
@@ -208,13 +207,13 @@ def verify(data_set: DataSet, directory: Path, quick: bool, progress: Progress) 
         return progress.fail(*problems)
     counts = ", ".join(f"{split['count']:,} {name}" for name, split in content["splits"].items())
     how = "quick look" if quick else "every byte"
-    text = f"{directory} is whole ({how}): {content['name']}, {counts}, {human_bytes(total)}"
+    text = f"{directory} is complete ({how}): {content['name']}, {counts}, {human_bytes(total)}"
     progress.end(directory / FILE_NAME, text)
     return 0
 
 
 def sample_problems(data_set: DataSet, directory: Path, progress: Progress) -> Sequence[Problem]:
-    """Return the mistakes that samples of a whole data set show; reads a bounded part of it."""
+    """Check the samples of a complete data set for preparation errors; reads a limited part of it."""
     try:
         from benchmarks.common.data import sample_checks
     except ModuleNotFoundError as error:
@@ -227,7 +226,7 @@ def sample_problems(data_set: DataSet, directory: Path, progress: Progress) -> S
     except Problem as problem:
         return [problem]
     except (IndexError, ValueError, OverflowError) as error:
-        text = f"{directory}: samples point to what is not there: {error}"
+        text = f"{directory}: samples have invalid references: {error}"
         return [Problem(text, "arrays that belong together", manifest.prepare_again(directory))]
 
 
@@ -254,10 +253,10 @@ def prepare(data_set: DataSet, args: argparse.Namespace, progress: Progress) -> 
             except Problem as problem:
                 finished = [entry for entry in scratch.iterdir() if entry.name not in ("lock", "plan.json")]
                 if not (problem.keeps and finished):
-                    shutil.rmtree(scratch, ignore_errors=True)  # a preparation that waits may write a new lock
+                    shutil.rmtree(scratch, ignore_errors=True)  # a waiting preparation may create a new lock
                 raise
             finally:
-                _remove_unfinished(scratch)  # it may be what fills the disk
+                _remove_unfinished(scratch)  # they may have filled the disk
     finally:
         for folder in created:
             with suppress(OSError):  # something is in it
@@ -267,14 +266,14 @@ def prepare(data_set: DataSet, args: argparse.Namespace, progress: Progress) -> 
 
 
 def _nothing_to_do(to: Path, progress: Progress) -> int:
-    progress.note(f"nothing to do: {to} was made from the same source with the same options")
+    progress.note(f"nothing to do: {to} was prepared from the same source with the same options")
     progress.end(to / FILE_NAME, str(to / FILE_NAME))
     return 0
 
 
 def check_places(data_set: DataSet, to: Path, origin: Optional[Path]) -> None:
-    """Make the folder to write in; refuse one that is in the source, or that cannot be written in."""
-    elsewhere = "choose another one: -o DIR"
+    """Create the target folder; reject one that is in the source or not writable."""
+    elsewhere = "choose another folder: -o DIR"
     if origin is not None and not origin.exists():
         raise Problem(f"{origin} does not exist", data_set.source, "name raw data that are there")
     if origin is not None and origin.resolve() in (to.resolve(), *to.resolve().parents):
@@ -301,7 +300,7 @@ def check_room(directory: Path, needed: int) -> None:
 
 
 def is_complete(data_set: DataSet, to: Path, fingerprint: str, overwrite: bool) -> bool:
-    """Return whether ``to`` already holds this data set; refuse to touch another one unless asked to."""
+    """Return whether ``to`` already contains this data set; reject a different one without ``overwrite``."""
     try:
         present = manifest.read(to)
     except Problem:
@@ -318,19 +317,19 @@ def is_complete(data_set: DataSet, to: Path, fingerprint: str, overwrite: bool) 
     elif same:
         message = f"{to} holds this data set, but its files have changed since"
     else:
-        message = f"{to} holds the data set {present['name']}, made from another source or with other options"
-    raise Problem(message, "an empty folder, or this data set", "choose another one: -o DIR, or add --overwrite")
+        message = f"{to} holds the data set {present['name']}, prepared from another source or with other options"
+    raise Problem(message, "an empty folder, or this data set", "choose another folder: -o DIR, or add --overwrite")
 
 
 @contextmanager
 def claim(to: Path, progress: Progress) -> Iterator[Tuple[Path, bool]]:
-    """Hold the folder for this process alone; yield the folder of what is unfinished in it, and whether it waited.
+    """Lock the folder; yield the folder for unfinished parts, and whether this process had to wait.
 
-    Another preparation may hold it: this one waits for its end, which takes the lock's file with it.
+    If another preparation has the lock, wait until it exits, which removes the lock file.
     """
     scratch, waited = to / PARTS, False
     while True:
-        # The other one may have been refused and its folder removed, or have just ended.
+        # The other preparation may have failed and removed the folder, or just exited.
         with suppress(FileNotFoundError):
             scratch.mkdir(parents=True, exist_ok=True)
             lock = (scratch / "lock").open("wb")
@@ -353,7 +352,7 @@ def claim(to: Path, progress: Progress) -> Iterator[Tuple[Path, bool]]:
 
 
 def resume_or_start_over(data_set: DataSet, to: Path, fingerprint: str, progress: Progress) -> None:
-    """Keep the parts of an unfinished preparation from the same source with the same options; remove all others."""
+    """Keep the parts of an unfinished preparation with the same source and options, else remove them."""
     scratch = to / PARTS
     plan, new_plan = scratch / "plan.json", json.dumps({"source": fingerprint}).encode()
     saved_plan = plan.read_bytes() if plan.exists() else None
@@ -377,7 +376,7 @@ def resume_or_start_over(data_set: DataSet, to: Path, fingerprint: str, progress
 def _remove_unfinished(scratch: Path) -> None:
     for path in scratch.glob("*.*"):  # none where the scratch folder is gone, after the work
         if path.suffix[1:].isdigit():
-            # A worker of a killed preparation may be about to end, and give it its name.
+            # A worker of a killed preparation may be about to rename it.
             with suppress(FileNotFoundError):
                 path.unlink()
 

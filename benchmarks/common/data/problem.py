@@ -1,11 +1,11 @@
-"""A problem that the user can act on: what was found, what was expected, what to do, and the exit code."""
+"""A problem that the user can fix: finding, expectation, hint and exit code."""
 
 import errno
 import os
 from pathlib import Path
 from typing import Dict
 
-REFUSED = 2  # exit code of a problem that the user can fix before anything is done
+REFUSED = 2  # exit code of a problem found before any work
 FAILED = 1  # exit code when something broke after the start
 INTERRUPTED = 130  # exit code after SIGINT or SIGTERM
 
@@ -16,8 +16,8 @@ class Problem(Exception):
     def __init__(
         self, found: str, expected: str = "", hint: str = "", code: int = REFUSED, keeps: bool = False
     ) -> None:
-        """Make a problem; ``keeps`` if the command of its hint resumes from the parts that are finished."""
-        # All go to args, so that a worker process can send the problem to its parent.
+        """``keeps``: finished parts remain, and the command in the hint resumes from them."""
+        # All go to args, so that a worker process can pickle the problem for its parent.
         super().__init__(found, expected, hint, code, keeps)
         self.found, self.expected, self.hint, self.code = found, expected, hint, code
         self.keeps = keeps or code != REFUSED
@@ -35,13 +35,13 @@ class Problem(Exception):
 
 
 def disk_problem(error: OSError, directory: Path) -> Problem:
-    """Return the problem behind a failed read or write: a full disk by its name, others as the system has it."""
+    """Return the problem for a failed read or write, with a special message for a full disk."""
     if error.errno in DISK_FULL:
         return Problem(
             f"no room to write on in {directory}: {os.strerror(error.errno or errno.ENOSPC)}",
-            "room for the whole data set",
-            "free some space and give the same command again: finished parts are kept",
+            "space for the data set",
+            "free some space and run the same command again; finished parts are kept",
             FAILED,
         )
     path = error.filename or directory
-    return Problem(f"{path}: {error.strerror or error}", "", "give the same command again", FAILED)
+    return Problem(f"{path}: {error.strerror or error}", "", "run the same command again", FAILED)

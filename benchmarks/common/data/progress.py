@@ -1,7 +1,7 @@
-"""How far a preparation is, for the host side or for a person.
+"""Progress of a preparation, for the host or for a person.
 
-The host side starts a ``prepare.py`` with ``--progress json`` and reads lines like these from its standard
-output; run directly, the same facts come as text on standard error::
+The host starts ``prepare.py`` with ``--progress json`` and reads lines like these from its standard output;
+otherwise the same information is printed as text on standard error::
 
     {"phase": "convert", "done": 4096, "total": 1281167, "unit": "images", "bytes": 451018752}
     {"note": "resuming: 4 of 1,301 parts of convert were finished before"}
@@ -32,14 +32,14 @@ class Progress:
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
-        self._period = 0.2 if as_json else 5.0  # seconds between two lines of one phase
+        self._period = 0.2 if as_json else 5.0  # seconds between lines of a phase
         self._phase = ""
         self._phase_start = self._last_report = 0.0
         self._first_done = 0
         self._last: Tuple[int, int] = (-1, -1)
 
     def update(self, phase: str, done: int, total: Optional[int] = None, size: int = 0, unit: str = "bytes") -> None:
-        """Set a phase to ``done`` of ``total`` units and ``size`` bytes; most calls print nothing."""
+        """Update a phase: ``done`` of ``total`` units, ``size`` bytes. Most calls print nothing."""
         now = time.monotonic()
         if phase != self._phase:
             self._phase, self._phase_start, self._first_done = phase, now, done

@@ -1,14 +1,14 @@
-"""The names of published data sets, which a data set has only with the counts and checksums that are known of them.
+"""Published data sets: a name is valid only with the published counts and checksums.
 
-``published_sets.json`` has what a manifest must say, by a dotted path into it; the host side reads the same file. A
-name without any count in it cannot be earned.
+``published_sets.json`` has the expected values by dotted path into the manifest; the host reads the same file. A
+name without a published count is never valid.
 """
 
 import json
 from pathlib import Path
 from typing import Any, Dict, Mapping
 
-OWN = "own data"  # name of a data set that has not earned its own
+OWN = "own data"  # name of an unverified data set
 
 
 def load() -> Dict[str, Any]:
@@ -16,7 +16,7 @@ def load() -> Dict[str, Any]:
 
 
 def shortfall(manifest: Mapping[str, Any]) -> str:
-    """Say why a data set is not the published one whose name it has; empty where it is, or has a name of its own."""
+    """Return why a data set does not match the published one of its name; empty if it matches or has its own name."""
     sets = load()
     if manifest["name"] not in sets:
         return ""

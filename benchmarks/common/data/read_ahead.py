@@ -1,4 +1,4 @@
-"""Does tasks some ahead on threads: what a pipeline of input needs on any framework."""
+"""Prefetching on threads, for the input pipelines of all frameworks."""
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def read_ahead(make: Callable[[S], T], tasks: Iterable[S], ahead: int, threads: int) -> Generator[T, None, None]:
-    """Yield ``make`` of each task in order, called on threads up to ``ahead`` tasks early; ``close`` ends them."""
+    """Yield ``make`` of each task in order, computed by threads up to ``ahead`` tasks early; ``close`` stops them."""
     if ahead == 0:
         yield from map(make, tasks)
         return

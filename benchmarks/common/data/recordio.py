@@ -1,9 +1,9 @@
-"""MXNet's RecordIO files and their index, with the standard library only.
+"""Reader and writer of MXNet's RecordIO files and their index; standard library only.
 
-A ``.rec`` file is a sequence of records, each framed by a magic number and its length; the ``.idx`` file
-next to it has one line ``key<TAB>byte offset`` per record. Image records begin with MXNet's ``IRHeader``: the
-number of labels if there are several (none are written here), the label, the key and an unused number. PyTorch and
-TensorFlow images read and check the same files without MXNet::
+A ``.rec`` file is a sequence of records, each framed by a magic number and its length; the ``.idx`` file has one
+line ``key<TAB>byte offset`` per record. Image records start with MXNet's ``IRHeader``: number of labels if there are
+several (never written here), label, key and an unused number. PyTorch and TensorFlow images read and check the same
+files without MXNet::
 
     with open("val.rec", "rb") as file:
         for key, offset in read_index(Path("val.idx")):
@@ -21,13 +21,13 @@ from benchmarks.common.data.problem import Problem
 
 MAGIC = 0xCED7230A
 MAGIC_BYTES = struct.pack("<I", MAGIC)
-MAX_PART_BYTES = (1 << 29) - 1  # longest part of a record: the length shares its 32-bit word with a 3-bit part flag
+MAX_PART_BYTES = (1 << 29) - 1  # maximum length of a part: the length shares a 32-bit word with a 3-bit part flag
 
 _FRAME = struct.Struct("<II")
 _HEADER = struct.Struct("<IfQQ")
 
-# Position of a part in its record. A payload that contains the magic number on a 4-byte boundary is
-# split there and the magic left out, so that a reader that starts anywhere finds only true beginnings.
+# Position of a part in its record. A payload that contains the magic number on a 4-byte boundary is split there without
+# the magic, so that readers that start anywhere find only real record starts.
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 
 
@@ -66,13 +66,13 @@ def index_line(key: int, offset: int) -> str:
 
 
 def unpack(record: bytes) -> Tuple[float, bytes]:
-    """Split an image record into its label and the image bytes.
+    """Split an image record into label and image bytes.
 
     Raises:
         ValueError: the record is shorter than a header, or has several labels.
     """
     if len(record) < _HEADER.size:
-        raise ValueError(f"a record of {len(record)} bytes has no image header")
+        raise ValueError(f"record of {len(record)} bytes without an image header")
     labels, label, key, _ = _HEADER.unpack_from(record)
     if labels:
         raise ValueError(f"the image header of record {key} announces {labels} labels, expected one")
@@ -80,31 +80,31 @@ def unpack(record: bytes) -> Tuple[float, bytes]:
 
 
 def read_record(file: BinaryIO, offset: int) -> bytes:
-    """Read the record that begins at ``offset`` and leave ``file`` where it ends.
+    """Read the record at ``offset`` and leave ``file`` at its end.
 
     Raises:
-        RecordIOError: no record begins there, or the file ends before the record does.
+        RecordIOError: no record starts at the offset, or the file ends within the record.
     """
     file.seek(offset)
     flag, payload = _read_part(file)
     if flag not in (_WHOLE, _FIRST):
-        raise RecordIOError(file.name, offset, "the middle of a split record, not its beginning")
+        raise RecordIOError(file.name, offset, "the middle of a split record, not its start")
     parts = [payload]
     while flag not in (_WHOLE, _LAST):
         start = file.tell()
         flag, payload = _read_part(file)
         if flag not in (_MIDDLE, _LAST):
-            raise RecordIOError(file.name, start, "a new record begins before the split one has ended")
+            raise RecordIOError(file.name, start, "a new record starts before the split one is complete")
         parts.append(payload)
     return MAGIC_BYTES.join(parts)
 
 
-# Return flag and payload of the part that begins here.
+# Return flag and payload of the part at the current position.
 def _read_part(file: BinaryIO) -> Tuple[int, bytes]:
     start = file.tell()
     header = file.read(_FRAME.size)
     if len(header) < _FRAME.size:
-        raise RecordIOError(file.name, start, "the file ends where the frame of a record was expected")
+        raise RecordIOError(file.name, start, "end of file instead of the next frame")
     magic, word = _FRAME.unpack(header)
     if magic != MAGIC:
         raise RecordIOError(file.name, start, f"found {magic:#010x} where the magic {MAGIC:#010x} belongs")
@@ -132,14 +132,14 @@ def read_index(path: Path) -> Iterator[Tuple[int, int]]:
             position += len(line)
 
 
-# -- a split of a data set -----------------------------------------------------------------------------
+# -- data set splits -----------------------------------------------------------------------------------
 
 
 def inspect(records: Path, index: Path) -> Tuple[int, Dict[str, Any], Dict[str, Any], int]:
-    """Return the count, what a manifest keeps of the first and last record, and the byte at which the last one ends.
+    """Return the count, the manifest entries of the first and last record, and the end of the last one in bytes.
 
     Raises:
-        RecordIOError: the index is empty or broken, or does not point at records.
+        RecordIOError: the index is empty or invalid, or does not point to records.
     """
     count = 0
     first = last = (0, 0)
@@ -157,7 +157,7 @@ def inspect(records: Path, index: Path) -> Tuple[int, Dict[str, Any], Dict[str, 
 
 
 def check(directory: Path, split: Mapping[str, Any]) -> List[Problem]:
-    """Compare the index and the end records of a split, whose files are records and index, with its manifest."""
+    """Compare index, first and last record of a split with its manifest; the files are records and index."""
     records, index = (directory / file["name"] for file in split["files"])
     again = prepare_again(directory)
     try:

@@ -1,20 +1,19 @@
-"""Classical mistakes of a preparation, looked for in samples of the finished set, the same way for every benchmark.
+"""Checks for typical preparation errors in samples of the finished data set, the same for all benchmarks.
 
-A manifest says that the files are those which the preparation wrote, not that they are right. MLPerf's history has sets
-that were whole and useless: shards that all hold the same samples, so that BERT stayed at 0.62
-(mlcommons/training_results_v2.1#10, mlcommons/training#659), an evaluation set of other samples
-(mlcommons/training_policies#354), vocabularies of other sizes (mlcommons/training#233), days that are missing or cut
-short (facebookresearch/dlrm#413).
+A manifest shows that the files are unchanged, not that they are right. Complete but useless data sets in the history
+of MLPerf: shards with identical samples, so that BERT stayed at 0.62 (mlcommons/training_results_v2.1#10,
+mlcommons/training#659), a wrong evaluation set (mlcommons/training_policies#354), vocabularies of a different size
+(mlcommons/training#233), missing or truncated days (facebookresearch/dlrm#413).
 
-A benchmark's ``samples.py`` has ``view(directory, manifest)``, which shows its splits as samples with keys and labels
-and adds what it alone can tell, such as whether tokens are of the vocabulary. Of a split at most ``LOOKED_AT`` samples
-are read: runs of neighbours, and single ones spread evenly over all of it. What that finds among N samples:
+``view(directory, manifest)`` in a benchmark's ``samples.py`` returns the splits as samples with keys and labels, and
+adds benchmark-specific checks, for example that all tokens are in the vocabulary. At most ``LOOKED_AT`` samples of a
+split are read: runs of neighbours, and evenly spaced single samples. Among N samples, they reveal:
 
-- a repeated part, where the order is that of the source, if one of ``RUNS`` runs of sqrt(N) neighbours lies in it, up
-  to N = 150 million; larger sets have shorter runs, which may miss it;
-- samples that are repeated in any order, each f times on average, if f is above 0.1 and f * LOOKED_AT ** 2 / 2 N above
-  6 or so: a set that is twice there up to 200 million samples, Criteo's 4.2 billion rows if a day is there 24 times;
-- empty samples from a share of 1 % on, and evaluation data that are trained on from one of 10 % on, by the same counts.
+- a repeated part in source order, if it contains one of ``RUNS`` runs of sqrt(N) neighbours, up to N = 150 million;
+larger sets have shorter runs, which may miss it;
+- samples repeated f times on average in any order, if f is above 0.1 and f * LOOKED_AT ** 2 / 2 N above about 6: a
+duplicated set of up to 200 million samples, or Criteo's 4.2 billion rows if a day occurs 24 times;
+- 1 % or more empty samples, and 10 % or more evaluation samples in the training data, by the same counts.
 """
 
 import hashlib
@@ -31,12 +30,12 @@ from benchmarks.common.data.source_checks import MOST_SHARE
 
 LOOKED_AT = 50_000
 RUNS = 4
-LEAST = 1000  # samples below which repetitions say nothing: tiny sets are made by hand
-NEIGHBOURS = 4  # equal samples one after the other that are no accident
+LEAST = 1000  # minimum samples for a duplicate check: tiny sets are made by hand
+NEIGHBOURS = 4  # run length of equal samples that cannot be accidental
 LEAST_PAIRS = 3
 MOST_EMPTY = 0.01
-EXPECTED_OF_CLASS = 20  # samples of a class among those looked at, from which on its absence is no accident
-FEW_CHANGES = 0.1  # of those between the labels of neighbours that a shuffled order has
+EXPECTED_OF_CLASS = 20  # expected samples per class from which a missing class cannot be accidental
+FEW_CHANGES = 0.1  # fraction of the label changes in a shuffled order
 
 Keys = Callable[[np.ndarray], Sequence[Optional[bytes]]]  # of the samples with these indices
 
@@ -46,10 +45,9 @@ class Part:
     """One split."""
 
     count: int
-    # What two samples with the same content have in common; b"" for an empty one, None where a sample is too short to
-    # tell it from another one.
+    # Key of a sample's content: b"" for an empty sample, None for a sample that is too short to be distinctive.
     keys: Keys
-    compared: Optional[Keys] = None  # The same for the comparison of evaluation with training, where it is another one
+    compared: Optional[Keys] = None  # Keys to compare evaluation with training data, if different
     labels: Optional[Callable[[np.ndarray], np.ndarray]] = None  # from 0 on
 
 
@@ -57,15 +55,15 @@ class Part:
 class View:
     """A data set as samples."""
 
-    parts: Mapping[str, Part]  # training and evaluation, in this order, by their names in the manifest
-    classes: int = 0  # of the labels; 0: they are not known in number
+    parts: Mapping[str, Part]  # training and evaluation, in this order, by name in the manifest
+    classes: int = 0  # number of classes; 0: unknown
     is_shuffled: bool = False  # whether neighbours in training have to be of mixed labels
-    # What the benchmark alone can tell, each found and expected.
+    # Benchmark-specific checks: finding and expectation
     extra_checks: Callable[[], Iterator[Tuple[str, str]]] = lambda: iter(())
 
 
 def key(content: np.ndarray, *extras: np.ndarray) -> bytes:
-    """Return the key of a sample by its content, empty if that has nothing or one value alone."""
+    """Return the key of a sample; b"" if it is empty or has a single distinct value."""
     if not len(content) or (len(content) > 1 and (content == content[0]).all()):
         return b""
     digest = hashlib.blake2b(np.ascontiguousarray(content).tobytes(), digest_size=8)
@@ -75,12 +73,12 @@ def key(content: np.ndarray, *extras: np.ndarray) -> bytes:
 
 
 def spread(count: int, limit: int = 0) -> np.ndarray:
-    """Return at most ``limit`` of 0 to ``count`` - 1, or LOOKED_AT, evenly and with the last."""
+    """Return up to ``limit`` (default LOOKED_AT) evenly spaced numbers from 0 to ``count`` - 1, including the last."""
     return np.unique(np.linspace(0, max(0, count - 1), min(count, limit or LOOKED_AT)).astype(np.int64))
 
 
 def sample_indices(count: int) -> Tuple[np.ndarray, List[np.ndarray]]:
-    """Return the indices that are looked at, ascending, and the runs of neighbours among them."""
+    """Return the sorted indices to read, and the runs of neighbours among them."""
     if count <= LOOKED_AT:
         return np.arange(count), [np.arange(count)]
     length = min(math.isqrt(count) + 1, LOOKED_AT // (2 * RUNS))
@@ -91,7 +89,7 @@ def sample_indices(count: int) -> Tuple[np.ndarray, List[np.ndarray]]:
 
 
 def find(view: View, directory: Path, may_overlap: bool = False) -> List[Problem]:
-    """Return the mistakes of a data set; ``may_overlap`` if evaluation data that are trained on were accepted."""
+    """Return the errors of a data set; ``may_overlap``: evaluation samples in the training data were accepted."""
     findings: List[Tuple[str, str]] = []
     for name, part in view.parts.items():
         findings += _repeated(name, part)
@@ -127,10 +125,8 @@ def _repeated(name: str, part: Part) -> Iterator[Tuple[str, str]]:
     share = 2 * len(pairs) * part.count / len(keys) ** 2
     if len(pairs) >= LEAST_PAIRS and share > MOST_SHARE:
         first, second = pairs[0]
-        message = (
-            f"{name}: {len(pairs):,} of {len(keys):,} samples repeat another one of them: {second:,} is {first:,} again"
-        )
-        yield f"{message}; of all {part.count:,} that is {share:.2f} for each", f"less than {MOST_SHARE}"
+        message = f"{name}: {len(pairs):,} of {len(keys):,} samples repeat another sample: {second:,} equals {first:,}"
+        yield f"{message}; estimated {share:.2f} per sample for all {part.count:,}", f"less than {MOST_SHARE}"
 
 
 def _labels(name: str, part: Part, view: View) -> Iterator[Tuple[str, str]]:
@@ -148,7 +144,8 @@ def _labels(name: str, part: Part, view: View) -> Iterator[Tuple[str, str]]:
         yield message, "samples of every class"
     if name != next(iter(view.parts)) or not view.is_shuffled:
         return
-    mixed = 1 - float(np.sum((counts / max(1, counts.sum())) ** 2))  # share of neighbours with different labels
+    # expected fraction of neighbours with different labels
+    mixed = 1 - float(np.sum((counts / max(1, counts.sum())) ** 2))
     runs = [part.labels(run) for run in sample_indices(part.count)[1]]
     neighbours = sum(len(run) - 1 for run in runs)
     changes = sum(int(np.count_nonzero(np.diff(run))) for run in runs)
@@ -174,7 +171,7 @@ def _evaluated(view: View) -> Iterator[Tuple[str, str]]:
 
 
 def agreement(right: Mapping[int, bool], subject: str, expected: str, least: float) -> Iterator[Tuple[str, str]]:
-    """Yield what is wrong if less than the share ``least`` of samples, by index, are right."""
+    """Yield an error if less than the fraction ``least`` of the samples is right; ``right`` is by index."""
     wrong = [index for index, is_right in right.items() if not is_right]
     if right and len(wrong) > (1 - least) * len(right):
         yield f"{len(wrong):,} of {len(right):,} {subject}, the first is {wrong[0]:,}", expected

@@ -1,4 +1,4 @@
-"""JPEGs of the sizes of photographs, which cost a decoder what real ones do; nothing can be learnt of them.
+"""Synthetic JPEGs with the size and decoding cost of photographs.
 
 for number, data in enumerate(jpegs(256, 500, 375)):
     (folder / f"{number}.jpg").write_bytes(data)
@@ -10,14 +10,14 @@ from typing import Iterator
 import numpy as np
 
 CELL = 16  # pixels between two colours of the soft background
-GRAIN = 12  # greatest change of brightness of a pixel
+GRAIN = 12  # maximum brightness noise of a pixel
 # With CELL and GRAIN 108 KB for 500 x 375 pixels, as ImageNet's images have on average, and 176 KB for 640 x 480, where
 # COCO's have 163 KB.
 QUALITY = 95
 
 
 def jpegs(count: int, width: int, height: int, seed: int = 0) -> Iterator[bytes]:
-    """Yield generated images as JPEG; the same ones each time, and others for another seed."""
+    """Yield synthetic JPEG images, deterministic for a given seed."""
     from PIL import Image
 
     random = np.random.RandomState(seed)

@@ -18,7 +18,7 @@ from benchmarks.common.data.source_checks import LISTED
 
 OPENERS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 PACKED_SUFFIXES = (*OPENERS, ".zst")  # no pinned package reads Zstandard
-# First bytes of compressed files (RFC 1952 and the formats' specifications), and the command that unpacks them
+# Magic numbers of compressed files (RFC 1952 and the format specifications), and commands to unpack them
 MAGIC = {
     b"\x1f\x8b": ("gzip", ".gz", "gunzip"),
     b"BZh": ("bzip2", ".bz2", "bunzip2"),
@@ -35,13 +35,13 @@ DAMAGED = (
     lzma.LZMAError,
     RuntimeError,  # zipfile, for encrypted members and unknown compression
 )
-UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # UTF-32 in little-endian begins with the first one
-HEAD_BYTES = 1 << 12  # of a file, examined for its encoding
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # little-endian UTF-32 starts with the first one
+HEAD_BYTES = 1 << 12  # bytes read to detect the encoding
 SHARD = re.compile(r"(.*?)-?(\d+)-of-(\d+)(.*)")
 
 
 def plain_name(path: Path) -> str:
-    """Return the file name without the suffix of its compression."""
+    """Return the file name without its compression suffix."""
     return path.stem if path.suffix in PACKED_SUFFIXES else path.name
 
 
@@ -75,24 +75,24 @@ def refuse_compressed(path: Path, expected: str, unpacks: Collection[str] = ()) 
 
 
 def refuse_utf16(head: bytes, name: str) -> None:
-    """Reject a byte order mark of UTF-16, and NUL, which is in each ASCII letter of UTF-16."""
+    """Reject a UTF-16 byte order mark and NUL, which occurs in every ASCII letter of UTF-16."""
     if head.startswith(UTF16_MARKS) or b"\0" in head:
-        problem = f"{name} is UTF-16 or binary: it begins with {head[:8]!r}"
+        problem = f"{name} is UTF-16 or binary: it starts with {head[:8]!r}"
         raise Problem(problem, "UTF-8 text", f"convert it: iconv -f utf-16 -t utf-8 {quote(name)} > NEW")
 
 
 def check(path: Path, expected: str = "UTF-8 text", unpacks: Collection[str] = ()) -> None:
-    """Reject a file that is compressed, except with a suffix in ``unpacks``, or UTF-16; reads its first bytes."""
+    """Reject a file that is UTF-16, or compressed without a suffix in ``unpacks``; reads only its head."""
     refuse_compressed(path, expected, unpacks)
     with undamaged(path), open_binary(path) as file:
         refuse_utf16(file.read(HEAD_BYTES), str(path))
 
 
 def lines(path: Path, expected: str = "UTF-8 text") -> Iterator[Tuple[int, str]]:
-    """Yield the number, from 1, and the text of each line.
+    """Yield line number, from 1, and text.
 
     Raises:
-        Problem: the file is damaged, or not UTF-8.
+        Problem: the file is damaged or not UTF-8.
     """
     refuse_compressed(path, expected, OPENERS)
     number = size = 0
@@ -108,10 +108,10 @@ def lines(path: Path, expected: str = "UTF-8 text") -> Iterator[Tuple[int, str]]
 
 
 def json_lines(path: Path, expected: str) -> Iterator[Tuple[int, Dict[str, Any]]]:
-    """Yield number and object of each line that is not blank.
+    """Yield line number and object of each nonempty line.
 
     Raises:
-        Problem: the file is damaged, not UTF-8, or a line is not a JSON object.
+        Problem: the file is damaged or not UTF-8, or a line is not a JSON object.
     """
     for number, line in lines(path, expected):
         if not line.strip():
@@ -142,7 +142,7 @@ def text_of(row: Mapping[str, Any], key: str, location: str) -> str:
     """Return a string of a JSON object.
 
     Raises:
-        Problem: it is missing, has another type, or an unpaired surrogate, which no tokenizer and no file accepts.
+        Problem: missing, not a string, or with an unpaired surrogate, which tokenizers and files reject.
     """
     value = row.get(key)
     if not isinstance(value, str):
@@ -169,12 +169,12 @@ def check_shards(paths: Sequence[Path]) -> None:
         missing = [number for number in range(int(total)) if number not in numbers]
         if missing and max(numbers) < int(total):
             problem = f"{paths[0].parent} has {len(numbers):,} of {int(total):,} files {prefix}*-of-{total}{suffix}"
-            hint = "copy the missing files, or rename those of a subset"
+            hint = "copy the missing files, or rename the files of a subset"
             raise Problem(f"{problem}, number {missing[0]:,} is missing", "all of them", hint)
 
 
 def not_utf8(*files: Tuple[Path, str]) -> Problem:
-    """Return the problem of text that is not UTF-8: the lines of all files, each with the name that it is shown by."""
+    """Return the problem for text that is not UTF-8, with all affected lines; ``files``: path and displayed name."""
     problems: List[str] = []
     mixed, last = False, ""
     for path, name in files:

@@ -1,4 +1,4 @@
-"""Run one function over many tasks in several processes, and end cleanly in every way it can end."""
+"""Run a function over many tasks in worker processes, with clean shutdown in all cases."""
 
 import multiprocessing
 import os
@@ -15,8 +15,8 @@ from typing import Any, Callable, Generator, NamedTuple, Sequence, Tuple
 from benchmarks.common.data.problem import FAILED, Problem, disk_problem
 from benchmarks.common.data.progress import Progress
 
-# Spawned and not forked: a parent that has loaded a numerical library has threads, which do not survive
-# a fork, and a forked worker would hold its siblings' pipes open after the parent has gone.
+# Spawn, not fork: a parent that has loaded a numerical library has threads, which do not survive a fork, and a forked
+# worker would keep its siblings' pipes open after the parent has exited.
 _CONTEXT = multiprocessing.get_context("spawn")
 _REPORT_PERIOD = 0.2  # seconds
 
@@ -25,10 +25,10 @@ Function = Callable[[Any, Report], Tuple[int, int]]
 
 
 class Workers(NamedTuple):
-    """The worker processes of a preparation."""
+    """Worker processes of a preparation."""
 
-    max_workers: int  # processes, at most
-    folder: Path  # what they write in, whose disk may be full
+    max_workers: int  # maximum number of processes
+    folder: Path  # output folder, for messages about a full disk
     progress: Progress
 
     def run(
@@ -40,18 +40,17 @@ class Workers(NamedTuple):
         size: Callable[[Any], int],
         is_done: Callable[[Any], bool] = lambda task: bool(task.done_path.exists()),
     ) -> None:
-        """Do the tasks that an interrupted preparation has not finished, and report how far all of them are.
+        """Run the tasks that are not finished yet and report the progress.
 
-        A problem in any worker is raised here, after all of them have been stopped. Function and tasks cross to the
-        workers by pickle.
+        A problem in any worker is raised here after all workers have stopped. Function and tasks are pickled.
 
         Args:
-            phase: what is reported.
-            unit: of ``size`` and of a function's first number.
-            function: called with a task and a function to report units and bytes so far; returns their final numbers.
+            phase: name in the progress report.
+            unit: of ``size`` and of the first number that a function returns.
+            function: called with a task and a function that reports units and bytes so far; returns the final numbers.
             tasks: all of them.
             size: units of a task.
-            is_done: whether a task was finished before; by default it has its ``done_path``, which it writes last.
+            is_done: whether a task was finished before; default: its ``done_path`` exists, which is written last.
         """
         waiting = [task for task in tasks if not is_done(task)]
         total = sum(size(task) for task in tasks)
@@ -63,12 +62,12 @@ class Workers(NamedTuple):
         self.progress.update(phase, finished_units, total, unit=unit)
         with closing(_reports(function, waiting, self.max_workers, self.folder)) as reports:
             for number, count, size_written in reports:
-                # A report may come after the end of its task.
+                # A report may arrive after its task has finished.
                 counts[number], sizes[number] = max(counts[number], count), max(sizes[number], size_written)
                 self.progress.update(phase, min(total, finished_units + sum(counts)), total, sum(sizes), unit)
 
 
-# Yield the number of a task with its units and bytes so far, whenever a worker reports them.
+# Yield task number, units and bytes so far for each report of a worker.
 def _reports(
     function: Function, tasks: Sequence[Any], workers: int, folder: Path
 ) -> Generator[Tuple[int, int, int], None, None]:
@@ -76,7 +75,7 @@ def _reports(
         return
     reports = _CONTEXT.Queue()
     with ProcessPoolExecutor(min(workers, len(tasks)), _CONTEXT, _initialize_worker, (reports,)) as pool:
-        # Ctrl-C reaches the whole process group; blocked from its birth on, a worker leaves it to the parent.
+        # Ctrl-C reaches the entire process group. Workers start with it blocked and leave it to the parent.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             pending = {pool.submit(_run_task, function, number, task, folder) for number, task in enumerate(tasks)}
@@ -92,8 +91,8 @@ def _reports(
         except BrokenProcessPool:
             raise Problem(
                 "a worker process was killed",
-                "every worker lives until its parts are done",
-                "look for the out-of-memory killer in dmesg and give the same command again, with fewer --workers",
+                "all workers run until their parts are finished",
+                "check dmesg for the out-of-memory killer and run the same command again, with fewer --workers",
                 FAILED,
             ) from None
         finally:
@@ -101,7 +100,7 @@ def _reports(
                 process.terminate()
 
 
-# Prepare a worker: it ends with its parent, whose pipes it would wait for otherwise.
+# Initialize a worker, which exits with its parent instead of waiting for its pipes.
 def _initialize_worker(reports: Any) -> None:
     global _queue
     _queue = reports
@@ -115,7 +114,7 @@ def _exit_with_parent(sentinel: int) -> None:
     os._exit(1)
 
 
-_queue: Any = None  # where a worker puts its reports
+_queue: Any = None  # queue for the reports of a worker
 
 
 def _run_task(function: Function, number: int, task: Any, folder: Path) -> Tuple[int, int, int]:

@@ -1,11 +1,10 @@
-"""Write a trained model for a server, read it back, and check it on the evaluation set, for any framework.
+"""Write a trained model for serving, load it again, and check it on the evaluation set, for any framework.
 
-An implementation's ``export.py`` says what is exported as a :class:`Subject`, or as :class:`Parts`; how a format is
-written is in the framework's module here, how it is opened in benchmarks/common/serving/model.py. The folder gets the
-model, ``example.npz`` (inputs and outputs of some samples, by name) and ``export.json``, the manifest; of parts, each
-has such a folder, and the manifest lists them.
-Everything runs on the CPU and in fp32, the type in which weights are kept. With ``--through`` the same check is made of
-the model in a server: `encore serve --evaluate`.
+An implementation's ``export.py`` defines the model as a :class:`Subject` or as :class:`Parts`. The framework modules
+here write the formats, benchmarks/common/serving/model.py loads them. The output folder contains the model,
+``example.npz`` (inputs and outputs of some samples, by name) and the manifest ``export.json``. With several parts,
+each has such a folder, listed in the manifest. Everything runs on the CPU in fp32, the type of the weights.
+``--through`` runs the same check with the model in a server: `encore serve --evaluate`.
 """
 
 import argparse
@@ -35,26 +34,26 @@ FILE = "export.json"
 EXAMPLE = "example.npz"
 ONNX_FILE = "model.onnx"
 READY_SECONDS = 10.0  # for a server
-EXAMPLES = 8  # samples in EXAMPLE, at most
-METRICS = 1  # place of the metrics stream in a checkpoint's ``log_lengths``
+EXAMPLES = 8  # maximum number of samples in EXAMPLE
+METRICS = 1  # index of the metrics stream in ``log_lengths`` of a checkpoint
 # Triton's names of NumPy's types.
 TYPES = {
     "bool": "BOOL", "uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32",
 }  # fmt: skip
-# How a model is built that nothing trains.
+# Settings of a model for inference only
 ON_CPU = {
     "device": "cpu", "precision": "fp32", "cuda_graph": False, "kernels": "plain", "optimizer_kernel": "plain",
     "attention": "auto", "fp8": "none", "warm_up_steps": 0, "fused_relu": False,
 }  # fmt: skip
 
 Arrays = Tuple[np.ndarray, ...]
-Infer = Callable[..., Arrays]  # takes the inputs in their order and returns the outputs in theirs
+Infer = Callable[..., Arrays]  # takes the inputs in order and returns the outputs in order
 C = TypeVar("C")
 
 
 @dataclass(frozen=True)
 class Value:
-    """An input or output: its name, and what it means to a client."""
+    """An input or output: name and meaning."""
 
     name: str
     about: str
@@ -64,39 +63,39 @@ class Value:
 class Subject:
     """A model to export, and how it is checked."""
 
-    model: Any  # in the framework's own form, ready for inference: takes the inputs in their order
+    model: Any  # of the framework, ready for inference: takes the inputs in order
     inputs: Sequence[Value]
     outputs: Sequence[Value]
-    example: Arrays  # inputs by which the model is traced; two samples or more where it is batched
-    preprocessing: Mapping[str, Any]  # facts about what a client does to its data before
-    # Passes the evaluation set through a model; returns the quality as the log names it, empty if it evaluates none.
-    # None: one of several parts, which are evaluated together.
+    example: Arrays  # inputs for tracing; at least two samples if batched
+    preprocessing: Mapping[str, Any]  # preprocessing that a client has to do
+    # Runs a model on the evaluation set and returns the quality as in the log, or {} without an evaluation. None: a
+    # part that is evaluated together with the others.
     evaluate: Optional[Callable[[Infer], Mapping[str, float]]] = None
-    original: Optional[Infer] = None  # the training code's own way to the outputs, where it is not ``model`` itself
+    original: Optional[Infer] = None  # computes the outputs with the training code, if that is not ``model``
     batched: bool = True  # whether the first axis of each input and output is the batch, of any size
     # Further axes of inputs and outputs, by name, that have any size.
     any_size: Mapping[str, Sequence[int]] = field(default_factory=dict)
     shown: int = 0  # which call of the evaluation the example is from; where it makes fewer, the last
-    # Largest difference of an output, divided by its largest magnitude in the batch if that is above 1.
+    # Maximum difference of an output, relative to its largest magnitude in the batch if that is above 1.
     tolerance: float = 1e-4
-    # Share of the samples that may differ by more: a last bit turns a decision of a model that chooses by itself.
+    # Fraction of samples that may differ by more: rounding can flip discrete decisions of the model.
     turned: float = 0.0
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Models that a client calls one after the other, such as an encoder and a decoder's step."""
+    """Models that a client calls in turn, such as an encoder and a decoder step."""
 
-    subjects: Mapping[str, Subject]  # by the name of the part, which is that of its folder
-    # Passes the evaluation set through all of them; returns the quality, see `Subject`.
+    subjects: Mapping[str, Subject]  # by part name, which is also its folder
+    # Runs all parts on the evaluation set and returns the quality, see `Subject`.
     evaluate: Callable[[Mapping[str, Infer]], Mapping[str, float]]
 
 
-WHOLE = ""  # the part that is all of a model
+WHOLE = ""  # name of the part if there is only one
 Writer = Callable[[Subject, Path], str]  # writes a subject's model into a folder; returns the name that it got there
-# Takes the configuration, the content of a checkpoint and the folder of the data set.
+# Arguments: configuration, checkpoint content, data folder.
 Prepare = Callable[[Any, Mapping[str, Any], Path], Union[Subject, Parts]]
-# Takes an experiment's folder and a module of benchmarks/common/frameworks; as checkpoints.read_for_inference.
+# Arguments: experiment folder, module of benchmarks/common/frameworks; see checkpoints.read_for_inference.
 Read = Callable[[Path, Any], Tuple[Dict[str, Any], Dict[str, Any]]]
 
 
@@ -110,7 +109,7 @@ class Tools:
 
 
 def on_cpu(config: C, **overrides: Any) -> C:
-    """Return a configuration of a model that nothing trains, with ``overrides`` in addition."""
+    """Return the configuration for inference on a CPU, with ``overrides`` in addition."""
     names = {field_.name for field_ in dataclasses.fields(config)}  # type: ignore[arg-type]
     changes: Dict[str, Any] = {name: value for name, value in ON_CPU.items() if name in names}
     if "compile" in names:
@@ -133,7 +132,7 @@ def require_for_onnx(*modules: str) -> None:
 
 
 class Checked:
-    """Calls the exported model and the one that it was made of, and compares their outputs."""
+    """Calls the exported and the original model and compares their outputs."""
 
     def __init__(self, subject: Subject, exported: Infer, original: Infer) -> None:
         self.subject, self._exported, self._original = subject, exported, original
@@ -170,7 +169,7 @@ class Checked:
             raise Problem(
                 f"{self.turned} samples of {self.samples} differ from the training code's by more than "
                 f"{subject.tolerance:.2g}",
-                f"at most {subject.turned:.0%}, of which a last bit turned a decision",
+                f"at most {subject.turned:.0%}, whose discrete decisions were flipped by rounding",
                 *again,
             )
         if not self.difference <= subject.tolerance:
@@ -199,14 +198,14 @@ def evaluated(experiment: Path, state: Mapping[str, Any]) -> Dict[str, float]:
     if state["evaluated"] != state["step"]:
         return {}
     with open(experiment / "metrics.jsonl", "rb") as file:
-        # An evaluator may have ended after the logs were last measured: a run that has ended has its whole log.
+        # An evaluation may finish after the logs were last measured; the log of a finished run is complete.
         lines = file.read(-1 if state["trained"] else state["log_lengths"][METRICS]).splitlines()
     evaluations = [record for record in map(json.loads, lines) if record["kind"] == "eval"]
     return dict(evaluations[-1]["qualities"]) if evaluations else {}
 
 
 def describe(values: Sequence[Value], arrays: Arrays, subject: Subject) -> List[Dict[str, Any]]:
-    """Return inputs or outputs as the manifest has them; -1 is an axis of any size."""
+    """Return inputs or outputs as in the manifest; -1 is an axis of any size."""
     described = []
     for value, array in zip(values, arrays):
         free = {*subject.any_size.get(value.name, ()), *([0] if subject.batched else [])}
@@ -223,9 +222,9 @@ def as_parts(prepared: Union[Subject, Parts]) -> Parts:
 
 
 def check(parts: Parts, exported: Mapping[str, Infer], tools: Tools) -> Tuple[Dict[str, Checked], Dict[str, Any]]:
-    """Evaluate models that were made of ``parts``; return what each found, and what the check found of all.
+    """Evaluate models exported from ``parts``; return the comparison of each part and the overall result.
 
-    That is the figures of the part that is nearest to its tolerance, with the quality.
+    The overall result is that of the part closest to its tolerance, with the quality.
 
     Raises:
         Problem: the outputs differ by more than the tolerance.
@@ -242,7 +241,7 @@ def check(parts: Parts, exported: Mapping[str, Infer], tools: Tools) -> Tuple[Di
 
 
 def by_position(subject: Subject, run: Callable[[Dict[str, np.ndarray]], Mapping[str, np.ndarray]]) -> Infer:
-    """Return a model that takes and gives arrays by their names as one that does in their order."""
+    """Convert a model with named arrays to one with positional arrays."""
 
     def infer(*inputs: np.ndarray) -> Arrays:
         results = run({value.name: np.ascontiguousarray(array) for value, array in zip(subject.inputs, inputs)})
@@ -252,7 +251,7 @@ def by_position(subject: Subject, run: Callable[[Dict[str, np.ndarray]], Mapping
 
 
 def export(parts: Parts, tools: Tools, format_name: str, folder: Path) -> Dict[str, Any]:
-    """Write and check; return the manifest's fields, with those of each part in ``parts`` if there are several.
+    """Write and check; return the manifest fields, with ``parts`` if there are several.
 
     Raises:
         Problem: the outputs differ by more than the tolerance.
@@ -268,7 +267,7 @@ def export(parts: Parts, tools: Tools, format_name: str, folder: Path) -> Dict[s
     for name, subject in parts.subjects.items():
         inputs, outputs = checked[name].shown
         values = zip((*subject.inputs, *subject.outputs), (*inputs, *outputs))
-        # The first samples that were checked; of a model without a batch, the first.
+        # The first checked samples; the first one of a model without a batch.
         examples: Dict[str, Any] = {
             value.name: array[:EXAMPLES] if subject.batched else array for value, array in values
         }
@@ -285,10 +284,10 @@ def export(parts: Parts, tools: Tools, format_name: str, folder: Path) -> Dict[s
 
 
 def check_served(parts: Parts, tools: Tools, url: str, exported: Path) -> Dict[str, Any]:
-    """Pass the evaluation set through a server, over HTTP; return what the check found.
+    """Check a served model on the evaluation set, over HTTP; return the result.
 
     Raises:
-        Problem: the server does not answer, refuses a request, or its outputs differ by more than the tolerance.
+        Problem: no answer from the server, a rejected request, or outputs that differ by more than the tolerance.
     """
     try:
         served = {}
@@ -307,23 +306,23 @@ def check_served(parts: Parts, tools: Tools, url: str, exported: Path) -> Dict[s
 def main(
     description: Optional[str], config_class: Any, tools: Tools, prepare: Prepare, read: Read = newest
 ) -> NoReturn:
-    """Run the command line that every export.py has: the last line of its output is the manifest or a problem.
+    """Run the command line of an export.py: the last line of its output is the manifest or a problem.
 
-    ``read`` is given where the model that counts is not the one that the run ended with.
+    ``read``: needed if the model to export is not the final one of the run.
     """
     end_process(lambda: _main(description, config_class, tools, prepare, read))
 
 
 def _arguments(description: Optional[str], formats: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experiment", type=Path, required=True, help="folder of an experiment, with checkpoint/")
+    parser.add_argument("--experiment", type=Path, required=True, help="experiment folder, with checkpoint/")
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
     parser.add_argument("-o", "--output", type=Path, help="an empty folder")
     parser.add_argument("--format", choices=formats, default=formats[0])
     parser.add_argument("--facts", type=json.loads, default={}, help="fields for the manifest (JSON)")
     parser.add_argument("--below-target", action="store_true", help="export a model that did not reach its target")
     parser.add_argument("--through", metavar="URL", help="HOST:PORT of a server: check the model there, write nothing")
-    parser.add_argument("--exported", type=Path, metavar="DIR", help="with --through: what the server's model is of")
+    parser.add_argument("--exported", type=Path, metavar="DIR", help="with --through: folder of the served model")
     arguments = parser.parse_args()
     if (arguments.output is None) == (arguments.through is None) or (arguments.through and not arguments.exported):
         parser.error("expected -o DIR, or --through URL with --exported DIR")
@@ -336,7 +335,7 @@ def _main(description: Optional[str], config_class: Any, tools: Tools, prepare: 
         config = configuration.load(config_class, arguments.experiment / "config.json")
         state, saved = read(arguments.experiment, tools.module)
         quality = evaluated(arguments.experiment, state)
-        # As Timeline has it; a quality that was not measured is none that reaches its target.
+        # As in Timeline; an unmeasured quality does not reach its target.
         meets = operator.le if getattr(config, "lower_is_better", False) else operator.ge
         reached = all(name in quality and meets(quality[name], goal) for name, goal in config.targets.items())
         if arguments.through is None and not (arguments.below_target or reached):
@@ -374,7 +373,7 @@ def _main(description: Optional[str], config_class: Any, tools: Tools, prepare: 
 
 
 def write_manifests(content: Mapping[str, Any], folder: Path) -> None:
-    """Write export.json: of the model, or of each part, called NAME-PART, and of all."""
+    """Write export.json for the model, or for all parts, called NAME-PART, and the model."""
     shared = {name: value for name, value in content.items() if name != "parts"}
     for part, fields in content.get("parts", {}).items():
         _write({**shared, **fields, "name": f"{content['name']}-{part}"}, folder / part)

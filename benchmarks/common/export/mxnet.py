@@ -1,4 +1,4 @@
-"""Models of MXNet as ONNX: written by MXNet's own mx2onnx, and read back for a check."""
+"""ONNX export of MXNet models by mx2onnx."""
 
 import contextlib
 import sys
@@ -13,11 +13,11 @@ from benchmarks.common.export.export import ONNX_FILE, TYPES, Arrays, Infer, Sub
 from benchmarks.common.frameworks import mxnet
 
 
-# Give onnx its module ``mapping`` back, whose tables mx2onnx reads: onnx 1.23 has functions in their place.
+# Recreate the module onnx.mapping, which mx2onnx needs: onnx 1.23 replaced its tables by functions.
 def _add_mapping() -> None:
     import onnx
 
-    # mx2onnx asks nothing of types that no network here has.
+    # Types that do not occur here are not needed.
     numbers = {np.dtype(name): onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in (*TYPES, "float64")}
     module: Any = types.ModuleType("onnx.mapping")
     module.NP_TYPE_TO_TENSOR_TYPE = numbers
@@ -25,7 +25,7 @@ def _add_mapping() -> None:
     sys.modules[module.__name__] = onnx.mapping = module
 
 
-# Make weights constants: mx2onnx lists them as inputs too, and a server would ask its clients for them.
+# Convert weights to constants: mx2onnx also lists them as inputs, which a server would require from clients.
 def _remove_weight_inputs(path: Path) -> None:
     import onnx
 
@@ -39,7 +39,7 @@ def _remove_weight_inputs(path: Path) -> None:
 
 
 def write_onnx(subject: Subject, folder: Path) -> str:
-    """Write model.onnx of ``subject.model``, a HybridBlock; Problem where this Python has no onnx or onnxruntime."""
+    """Write model.onnx of ``subject.model``, a HybridBlock; raise Problem without onnx or onnxruntime."""
     require_for_onnx("onnx")
     _add_mapping()
     path = folder / ONNX_FILE

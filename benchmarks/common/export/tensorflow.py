@@ -11,7 +11,7 @@ from benchmarks.common.frameworks import tensorflow
 
 import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints and takes
 
-SIGNATURE = "serving_default"  # the one that servers call
+SIGNATURE = "serving_default"  # called by servers
 
 
 @dataclass(frozen=True)

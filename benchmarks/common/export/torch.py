@@ -1,4 +1,4 @@
-"""Write models of PyTorch as ONNX or as torch.export's own file."""
+"""Write models of PyTorch as ONNX or in torch.export's format."""
 
 import contextlib
 import sys
@@ -16,7 +16,7 @@ from benchmarks.common.run.ranks import Ranks
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))  # the process that exports, as a run's only rank
 OPSET = 20  # ONNX's version that servers of the last years read
-# Bytes of weights in one ONNX file, whose format ends at 2 GiB; more are in a file of their own next to it.
+# Bytes of weights in an ONNX file, which is limited to 2 GiB; more are written to a separate file.
 LARGEST_FILE = 1 << 30
 
 
@@ -34,7 +34,7 @@ def inferring(call: Callable[..., Any]) -> Infer:
     return infer
 
 
-# Axes of any size of each input, as torch.export takes them; the batch is the same in all.
+# Dynamic axes of each input for torch.export; the batch is the same in all.
 def _axes(subject: Subject) -> List[Dict[int, Any]]:
     batch = torch.export.Dim("batch", min=1, max=1 << 16)
     all_axes = []
@@ -50,10 +50,10 @@ def _program(subject: Subject) -> Any:
         return torch.export.export(subject.model, as_tensors(subject.example), dynamic_shapes=axes, strict=False)
 
 
-# Let LSTMs be of any length while they are traced.
+# Allow any length for LSTMs while tracing.
 #
-# PyTorch finds the shape of an LSTM's output by unrolling it, which fixes its length, or by asking oneDNN, which it
-# turns off while it exports (torch/export/_trace.py and torch/_decomp/decompositions.py of 2.13).
+# PyTorch infers the output shape of an LSTM by unrolling it, which fixes its length, or with oneDNN, which it disables
+# during export (torch/export/_trace.py and torch/_decomp/decompositions.py of 2.13).
 @contextlib.contextmanager
 def _lengths(subject: Subject) -> Iterator[None]:
     if any(isinstance(module, torch.nn.LSTM) for module in subject.model.modules()):
@@ -63,7 +63,7 @@ def _lengths(subject: Subject) -> Iterator[None]:
         yield
 
 
-# Send what the exporter prints to standard error: the last line of standard output is ours.
+# Redirect the exporter's output to standard error: the last line of standard output is the result.
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
@@ -80,7 +80,7 @@ def write_torch_export(subject: Subject, folder: Path) -> str:
 
 
 def write_onnx(subject: Subject, folder: Path) -> str:
-    """Write model.onnx; Problem where this Python has no onnxscript or onnxruntime."""
+    """Write model.onnx; raise Problem without onnxscript or onnxruntime."""
     require_for_onnx("onnx", "onnxscript")
     path = folder / ONNX_FILE
     weights = sum(tensor.nbytes for tensor in subject.model.state_dict().values())

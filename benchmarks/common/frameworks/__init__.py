@@ -1,8 +1,8 @@
-"""The functions that a training needs of a framework: the same names in each module, so that Run works with any.
+"""Framework adapters with the same functions in each module, so that Run works with any framework.
 
 ``start(config)`` joins the ranks, ``finish()`` leaves them; ``barrier()`` and ``total(values)`` wait for all ranks,
-``broadcast(...)`` gives them rank 0's weights; ``LaggedSums`` adds up losses and stop votes without a wait;
-``input_wait(ranks)`` measures how long the device waits for data; ``save(path, content)`` and ``load(path)`` write and
-read one file of a checkpoint; ``synchronize()`` waits for the device; ``arithmetic(ranks)`` says what is in force of
-the settings that change numbers.
+``broadcast(...)`` sends the weights of rank 0; ``LaggedSums`` sums losses and stop votes asynchronously;
+``input_wait(ranks)`` measures how long the device waits for data; ``save(path, content)`` and ``load(path)`` write
+and read one file of a checkpoint; ``synchronize()`` waits for the device; ``arithmetic(ranks)`` returns the
+effective settings that change numerics.
 """

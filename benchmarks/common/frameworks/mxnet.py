@@ -1,4 +1,4 @@
-"""MXNet with Horovod: start-up, small sums over all ranks that nobody waits for, checkpoint files, an orderly end."""
+"""MXNet with Horovod: startup, asynchronous sums over ranks, checkpoint files, shutdown."""
 
 import math
 from pathlib import Path
@@ -12,9 +12,8 @@ from benchmarks.common.run.checkpoints import load_arrays, save_arrays
 from benchmarks.common.run.ranks import CONNECTING, Lagged, Ranks
 from benchmarks.common.run.timing import InputWait
 
-# Horovod opens its library with global symbols. DALI carries a C++ runtime of its own: opened after
-# Horovod, it takes some of Horovod's templates for its own and corrupts the heap. So import DALI first,
-# and take hvd from here everywhere.
+# Horovod opens its library with global symbols. DALI contains a separate C++ runtime: if loaded after Horovod, it binds
+# to some of Horovod's templates and corrupts the heap. Import DALI first, and import hvd from this module only.
 import horovod.mxnet as hvd  # isort: skip
 
 __all__ = [
@@ -39,11 +38,11 @@ save, load = save_arrays, load_arrays
 
 
 def start(config: Any) -> Ranks:
-    """Initialize Horovod; each rank takes the GPU of its local rank, or the CPU."""
+    """Initialize Horovod; each rank uses the GPU of its local rank, or the CPU."""
     hvd.init()
     context = mx.cpu()
     if config.device == "gpu":
-        # One visible GPU a rank is how srun's --gpus-per-task hands them out.
+        # With srun --gpus-per-task, each rank sees a single GPU.
         context = mx.gpu(hvd.local_rank() if mx.context.num_gpus() > 1 else 0)
     return Ranks(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), context)
 
@@ -55,12 +54,12 @@ def connect(ranks: Ranks) -> None:
 
 
 def memory(context: Any) -> float:
-    """Return no number: nothing in this framework knows by a formula what it needs."""
+    """Return infinity: no MXNet configuration has a memory estimate."""
     return math.inf
 
 
 def arithmetic(ranks: Ranks) -> Dict[str, Any]:
-    """Return nothing: MXNet does not say whether fp32 is TF32; the variables that decide it are recorded as well."""
+    """Return {}: MXNet does not report whether fp32 is TF32. The variables that control it are recorded elsewhere."""
     return {}
 
 
@@ -71,11 +70,11 @@ def finish() -> None:
 
 
 def load_compiled(path: Path, ranks: Ranks) -> None:
-    """Take nothing: what this framework compiles cannot be kept in a file."""
+    """Do nothing: MXNet cannot save compiled code."""
 
 
 def save_compiled(path: Path, ranks: Ranks) -> None:
-    """Keep nothing; see ``load_compiled``."""
+    """Do nothing; see ``load_compiled``."""
 
 
 def synchronize() -> None:
@@ -83,7 +82,7 @@ def synchronize() -> None:
 
 
 def input_wait(ranks: Ranks) -> InputWait:
-    """Return what measures the waiting for data: the engine computes while a batch is fetched, on any device."""
+    """Return the timer for data waits: on any device, the engine computes while a batch is fetched."""
     return InputWait(mx.nd.waitall)
 
 
@@ -102,10 +101,10 @@ def summing(ranks: Ranks, count: int) -> Callable[[], Any]:
 
 
 def broadcast(parameters: ParameterDict) -> None:
-    """Give all ranks the parameters of rank 0, by a sum to which the others add zeros.
+    """Send the parameters of rank 0 to all ranks, as a sum to which the others add zeros.
 
-    Not by Horovod's broadcast: up to 0.28.1 it reads a tensor's name after the thread that sends the tensor
-    may have freed it (EnqueueTensorBroadcast, horovod/common/operations.cc), which kills a rank now and then.
+    Horovod's broadcast is avoided: up to 0.28.1 it reads a tensor's name after the sending thread may have freed it
+    (EnqueueTensorBroadcast, horovod/common/operations.cc), which occasionally crashes a rank.
     """
     if hvd.size() == 1:
         return
@@ -124,7 +123,7 @@ class LaggedSums:
         self.drain = self._lagged.drain
 
     def send(self, loss: Optional[mx.nd.NDArray], stop: bool) -> Optional[List[float]]:
-        # No concat, whose oneDNN layout Horovod cannot send from a CPU.
+        # Not concat: Horovod cannot send its oneDNN layout from a CPU.
         pair = self._first * (0.0 if loss is None else loss)
         # A name may be in flight only once.
         name = f"{self._name}.{self._sent % (self._lagged.lag + 1)}"

@@ -1,8 +1,8 @@
-"""PyTorch with torch.distributed: start-up by any launcher, sums that nobody waits for, precision, checkpoint files.
+"""PyTorch with torch.distributed: startup by any launcher, asynchronous sums, precision, checkpoint files.
 
-NCCL carries tensors between GPUs, Gloo between CPUs. The launcher gives each process its place as torchrun does
-(RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT); under srun the place is Slurm's
-own and the job gives MASTER_ADDR and MASTER_PORT. With none of them a process is alone.
+NCCL between GPUs, Gloo between CPUs. Ranks come from torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK,
+LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or under srun from Slurm's, with MASTER_ADDR and MASTER_PORT set by the
+job. Without either there is a single process.
 """
 
 import copy
@@ -44,14 +44,14 @@ from benchmarks.common.run.ranks import CONNECTING, Lagged, Ranks
 from benchmarks.common.run.timing import InputWait
 
 T = TypeVar("T")
-# For one collective: longer than the launcher's own watch for ranks that hang, which names the rank, waits for ranks
-# that start (30 minutes: WARM_UP_FACTOR of encore/run/supervise.py).
+# Per collective: longer than the launcher's hang detection, which reports the rank, waits for starting ranks (30
+# minutes: WARM_UP_FACTOR of encore/run/supervise.py).
 TIMEOUT = datetime.timedelta(minutes=40)
-# Type of activations for each ``precision`` of a configuration; weights and optimizer stay in fp32.
+# Activation type for each ``precision``; weights and optimizer state are always fp32.
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
-_groups: List[Any] = [None]  # the groups that this rank belongs to; None is the one of all ranks
-_eager: List[Any] = []  # the group of what is sent next to CUDA graphs, where there are any
+_groups: List[Any] = [None]  # groups of this rank; None is the default group
+_eager: List[Any] = []  # group for collectives outside of CUDA graphs, if graphs are used
 _graphs: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
@@ -81,44 +81,43 @@ def _tasks_per_node(text: str) -> List[int]:
 
 
 def start(config: Any) -> Ranks:
-    """Join the other ranks; each takes the GPU of its local rank, or the CPU. The context is a torch.device."""
+    """Join the other ranks; each uses the GPU of its local rank, or the CPU. The context is a torch.device."""
     rank, size, local_rank, local_size = read_place(os.environ)
     # TF32 for fp32 GEMMs and convolutions, before the first one.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.precision != "fp32"
     torch.backends.cudnn.benchmark = True
     context = torch.device("cpu")
     if config.device == "gpu":
-        # One visible GPU a rank is how srun's --gpus-per-task hands them out.
+        # With srun --gpus-per-task, each rank sees a single GPU.
         context = torch.device("cuda", local_rank if torch.cuda.device_count() > 1 else 0)
         torch.cuda.set_device(context)
         if getattr(config, "cuda_graph", False):
-            # NCCL's watchdog would ask for the state of the device during a capture, which ends it (PyTorch,
-            # CUDA graphs with DistributedDataParallel). What it would have done, end a rank whose collective never
-            # ends, is left to the launcher's watch for ranks that hang.
+            # NCCL's watchdog would query the device during a capture, which invalidates it (PyTorch, CUDA graphs with
+            # DistributedDataParallel). Hangs in collectives are detected by the launcher instead.
             os.environ.setdefault(error_handling(torch.__version__), "0")
     set_caches(os.environ)
     if size > 1:
-        # NCCL takes one rank per GPU; through Gloo ranks can share one, for a check on a machine that has no more.
+        # NCCL requires one GPU per rank. With Gloo, ranks can share a GPU for checks on small machines.
         backend = os.environ.get("ENCORE_BACKEND") or ("nccl" if config.device == "gpu" else "gloo")
         options = group_options(context) if backend == "nccl" else {}
         dist.init_process_group(backend, rank=rank, world_size=size, timeout=TIMEOUT, **options)
         if getattr(config, "cuda_graph", False):
-            # A graph's collectives are in no order with those that are launched one by one, and NCCL asks for the same
-            # order on all ranks of a communicator (NCCL user guide, "Using NCCL with CUDA Graphs").
+            # The collectives of a graph are not ordered with others, and NCCL requires the same order on all ranks of a
+            # communicator (NCCL user guide, "Using NCCL with CUDA Graphs").
             _eager.append(new_group(range(size)))
     return Ranks(rank, size, local_rank, local_size, context)
 
 
 def error_handling(version: str) -> str:
-    """Return the variable that switches NCCL's watchdog off, whose name changed with PyTorch 2.2 (pytorch#114077)."""
+    """Return the variable that disables NCCL's watchdog; it was renamed in PyTorch 2.2 (pytorch#114077)."""
     is_old = tuple(int(part) for part in version.split(".")[:2]) < (2, 2)
     return "NCCL_ASYNC_ERROR_HANDLING" if is_old else "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 def set_caches(environment: MutableMapping[str, str]) -> None:
-    """Let the ranks of a node share what they compile, in a folder of the node.
+    """Share compiler caches between the ranks of a node, in a local folder.
 
-    Triton's own default is below HOME, which nodes may share, and TorchInductor's for Triton one folder a GPU.
+    By default, Triton uses a folder in HOME, which nodes may share, and TorchInductor one Triton folder per GPU.
     """
     folder = Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
     folder = Path(environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder)))
@@ -127,24 +126,24 @@ def set_caches(environment: MutableMapping[str, str]) -> None:
 
 
 def load_compiled(path: Path, ranks: Ranks) -> None:
-    """Put what an earlier run has compiled into the caches of this node; since PyTorch 2.6, and only if there is any.
+    """Load the compiler cache of an earlier run into the caches of this node, if available; since PyTorch 2.6.
 
-    Inductor takes from it what has the same code, sizes, device and release, and compiles the rest. One rank of a node
-    reads it, before the node's first one compiles (abilities.compile_in_turns).
+    Inductor reuses entries with the same code, sizes, device and release, and compiles the rest. One rank per node
+    loads it before any rank compiles (capabilities.compile_in_turns).
     """
     load = getattr(getattr(torch, "compiler", None), "load_cache_artifacts", None)
     if load is not None and ranks.local_rank == 0 and path.is_file():
-        with _only_saves_time("what an earlier run compiled cannot be loaded"):
+        with _only_saves_time("the compiler cache of an earlier run cannot be loaded"):
             load(path.read_bytes())
 
 
 def save_compiled(path: Path, ranks: Ranks) -> None:
-    """Write what torch.compile has compiled or taken from a cache in this process, if it was used."""
+    """Save what torch.compile compiled or loaded from a cache in this process, if it was used."""
     save = getattr(getattr(torch, "compiler", None), "save_cache_artifacts", None)
-    # Else the question would load the compiler.
+    # Otherwise the call would import the compiler.
     if save is None or ranks.rank != 0 or "torch._inductor.compile_fx" not in sys.modules:
         return
-    with _only_saves_time("what was compiled cannot be kept"):
+    with _only_saves_time("the compiler cache cannot be saved"):
         artifacts = save()
         if artifacts is not None:
             with in_one_step(path) as file:
@@ -153,7 +152,7 @@ def save_compiled(path: Path, ranks: Ranks) -> None:
 
 @contextmanager
 def _only_saves_time(problem: str) -> Iterator[None]:
-    # A full disk, a damaged file or another release of PyTorch: each raises an error of its own, and fails no run.
+    # A full disk, a damaged file and a different PyTorch release raise different errors; none may stop the run.
     try:
         yield
     except Exception as error:
@@ -169,7 +168,7 @@ def new_group(ranks: Sequence[int]) -> Any:
 
 
 def eager() -> Any:
-    """Return the group of collectives that no CUDA graph holds: counts, votes, evaluations."""
+    """Return the group for collectives outside of CUDA graphs: counts, votes, evaluations."""
     return _eager[0] if _eager else None
 
 
@@ -178,11 +177,11 @@ def register(captured: Any) -> None:
 
 
 def connect(ranks: Ranks) -> None:
-    """Open the connections of each group by each kind of collective, small and large; all ranks call this together."""
+    """Open the connections of each group with small and large collectives of each kind; a collective call."""
     if ranks.size == 1:
         return
     by_nccl = dist.get_backend() == "nccl"
-    # Gloo connects processes, and carries few collectives of what is on a GPU.
+    # Gloo connects processes, and supports few collectives on GPU tensors.
     device = ranks.context if by_nccl else torch.device("cpu")
     for group in _groups:
         size = dist.get_world_size(group)
@@ -199,20 +198,20 @@ def connect(ranks: Ranks) -> None:
 
 
 def group_options(context: torch.device) -> Dict[str, torch.device]:
-    """Bind NCCL to the rank's GPU, so that it connects at once and never guesses the GPU; since PyTorch 2.3."""
+    """Bind NCCL to the rank's GPU, so that it connects immediately and does not guess the GPU; since PyTorch 2.3."""
     parameters = inspect.signature(dist.init_process_group).parameters
     return {"device_id": context} if context.type == "cuda" and "device_id" in parameters else {}
 
 
 def memory(context: torch.device) -> float:
-    """Return the bytes of this rank's GPU; of a CPU, whose memory the ranks share, no number."""
+    """Return the memory of this rank's GPU in bytes; infinity for a CPU, whose memory is shared by the ranks."""
     return float(torch.cuda.get_device_properties(context).total_memory) if context.type == "cuda" else math.inf
 
 
 def arithmetic(ranks: Ranks) -> Dict[str, Any]:
-    """Return where fp32 is TF32 on this GPU: in products by cuBLAS and in cuDNN; nothing of a CPU.
+    """Return whether fp32 is TF32 on this GPU, for cuBLAS GEMMs and cuDNN; {} on a CPU.
 
-    GPUs have it since compute capability 8.0, and NVIDIA_TF32_OVERRIDE=0 has the last word in NVIDIA's libraries.
+    TF32 requires compute capability 8.0; NVIDIA_TF32_OVERRIDE=0 disables it in NVIDIA's libraries.
     """
     if ranks.context.type != "cuda":
         return {}
@@ -222,16 +221,16 @@ def arithmetic(ranks: Ranks) -> Dict[str, Any]:
 
 
 def finish() -> None:
-    """Wait for all work, let go of the CUDA graphs and leave the group.
+    """Wait for all work, release the CUDA graphs and leave the group.
 
-    In this order: since 2.26 NCCL waits without end for the graphs that hold kernels of a communicator which is
-    destroyed (pytorch#115388).
+    The order matters: since 2.26, destroying an NCCL communicator waits forever for graphs that contain its kernels
+    (pytorch#115388).
     """
     synchronize()
     for captured in list(_graphs):
         captured.reset()
     _graphs.clear()
-    # CUDA notifies NCCL of a graph's end when the device comes to it.
+    # CUDA notifies NCCL of a destroyed graph when the device reaches that point.
     synchronize()
     if dist.is_initialized():
         barrier()
@@ -245,17 +244,17 @@ def synchronize() -> None:
 
 
 def input_wait(ranks: Ranks) -> Any:
-    """Return what measures the waiting for data: a step on the CPU is done when it returns, one on a GPU is queued."""
+    """Return the timer for data waits: a CPU step is complete when it returns, a GPU step is queued."""
     return StreamWait() if ranks.context.type == "cuda" else InputWait()
 
 
 class StreamWait:
-    """InputWait of a CUDA stream, by events before and after each fetch: all that it has between them is the fetch."""
+    """InputWait for a CUDA stream, with events before and after each fetch."""
 
     def __init__(self) -> None:
         self._fetches: Deque[Tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self._milliseconds = 0.0
-        self.total = 0.0  # seconds of all fetches whose events have come
+        self.total = 0.0  # seconds of all fetches with completed events
 
     def fetch(self, call: Callable[[], T]) -> T:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -296,7 +295,7 @@ def total(values: Any) -> List[float]:
     """Sum ``values`` over all ranks and wait for it; leaves ``values`` as they are."""
     tensor = torch.as_tensor(values, dtype=None if torch.is_tensor(values) else torch.float64)
     if size() > 1:
-        # NCCL carries nothing that is on a CPU.
+        # NCCL does not support CPU tensors.
         tensor = tensor.cuda() if dist.get_backend() == "nccl" and not tensor.is_cuda else tensor.clone()
         dist.all_reduce(tensor, group=eager())
     return [float(value) for value in tensor.reshape(-1).tolist()]
@@ -313,8 +312,8 @@ def broadcast(tensors: Iterable[torch.Tensor]) -> None:
 def barrier() -> None:
     if size() == 1:
         return
-    # Not an all-reduce of a tensor made here: Gloo's thread may be the last to let go of it, and needs Python
-    # for that, which kills a process that is just ending.
+    # Not an all-reduce of a temporary tensor: Gloo's thread may be the last to release it and then needs Python, which
+    # crashes a process that is just exiting.
     if dist.get_backend() == "nccl":
         dist.barrier(group=eager(), device_ids=[torch.cuda.current_device()])
         torch.cuda.synchronize()
@@ -328,7 +327,7 @@ def summing(ranks: Ranks, count: int) -> Callable[[], Any]:
 
 
 def agreed(reason: str) -> str:
-    """Return ``reason``, or that another rank has one; empty where no rank has one, which all ranks then know."""
+    """Return ``reason``, or the fact that another rank has one; empty on all ranks if none has one."""
     failing = total([float(bool(reason))])[0]
     return reason or ("not on every rank" if failing else "")
 
@@ -341,7 +340,7 @@ def everywhere(here: Iterable[str], candidates: Iterable[str]) -> List[str]:
 
 
 def average_tensors(tensors: List[torch.Tensor]) -> None:
-    """Set each tensor to its mean over all ranks, by one all-reduce."""
+    """Average each tensor over all ranks with a single all-reduce."""
     if size() == 1:
         return
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -352,10 +351,10 @@ def average_tensors(tensors: List[torch.Tensor]) -> None:
 
 
 def flat_gradients(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
-    """Return one flat tensor that holds the gradients of all ``parameters``, so that one all-reduce sums them.
+    """Return one flat gradient tensor for all ``parameters``, for a single all-reduce.
 
-    Each parameter's ``grad`` is a view of it. Clear it with ``zero_``; an optimizer's ``zero_grad`` would
-    take the views away (call it with set_to_none=False if at all).
+    Each ``grad`` is a view of it. Clear it with ``zero_``; an optimizer's ``zero_grad`` would drop the views unless
+    set_to_none=False.
     """
     listed = list(parameters)
     sizes = [parameter.numel() for parameter in listed]
@@ -374,9 +373,9 @@ class LaggedSums:
         self.drain = self._lagged.drain
 
     def send(self, loss: Optional[torch.Tensor], stop: bool, *scalars: torch.Tensor) -> Optional[List[float]]:
-        """Send without waiting; return the sums of some steps ago, None at first.
+        """Send asynchronously; return the sums of an earlier step, or None.
 
-        The loss, and ``scalars`` on the device, are copied, so that their memory may be used again.
+        Loss and ``scalars`` are copied, so that their memory can be reused.
         """
         mean = self._votes[0] if loss is None else loss.detach().float().reshape(1)
         values = torch.cat((mean, self._votes[int(stop)], *(scalar.float().reshape(1) for scalar in scalars)))
@@ -405,14 +404,14 @@ def save(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write(path: Path, packed: Mapping[str, Any]) -> None:
-    """Write what ``snapshot`` returned."""
+    """Write a ``snapshot``."""
     torch.save(packed, str(path))
 
 
 def snapshot(content: Mapping[str, Any], previous: Any = None) -> Mapping[str, Any]:
     """Copy to host memory what ``save`` would write; reuse the memory of the ``previous`` snapshot.
 
-    Copies from a GPU go to pinned memory, all at once.
+    Copies from a GPU are asynchronous, to pinned memory.
     """
     snapshot: Mapping[str, Any] = _copy(_packed(content), previous)
     synchronize()

@@ -8,11 +8,11 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 # Before the import: TensorFlow reports every library that it finds or misses otherwise.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# oneDNN on every CPU: by itself TensorFlow takes it only where there is AVX-512, and on AVX2 its own convolution of
-# 512 channels took 4 times as long.
+# oneDNN on every CPU: by default TensorFlow uses it only with AVX-512, and on AVX2 its other convolution of 512
+# channels was 4 times slower.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
-# DALI first, for the reason that frameworks/mxnet.py gives; take hvd from here everywhere.
+# DALI first, see frameworks/mxnet.py; import hvd from this module only.
 import nvidia.dali.types  # noqa: F401  # isort: skip
 import horovod.tensorflow as hvd  # isort: skip
 import tensorflow as tf
@@ -23,16 +23,16 @@ from benchmarks.common.run.timing import InputWait
 
 save, load = save_arrays, load_arrays
 
-# All sums outside of a graph, one after the other: TensorFlow returns from Horovod's operators when they are done, and
-# keeps one kernel for all of them, under the name of the first, which Horovod refuses twice at a time.
+# Serializes all sums outside of a graph: TensorFlow's Horovod operators are blocking and share one kernel, under the
+# name of the first, which Horovod rejects if it is in flight twice.
 _sender = ThreadPoolExecutor(1, "sums")
 
 
-_process_sets: List[Any] = []  # those that this rank belongs to, in addition to the one of all ranks
+_process_sets: List[Any] = []  # process sets of this rank, except the one of all ranks
 
 
 def start(config: Any) -> Ranks:
-    """Initialize Horovod; each rank sees the GPU of its local rank alone, or its share of the CPU's cores."""
+    """Initialize Horovod; each rank sees only the GPU of its local rank, or its share of the CPU cores."""
     hvd.init()
     if config.device == "gpu":
         _show_one_gpu(hvd.local_rank())
@@ -48,12 +48,12 @@ def start(config: Any) -> Ranks:
     return Ranks(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), context)
 
 
-# Hide the other GPUs from CUDA itself: DLPack takes DALI's and TensorFlow's device numbers for the same.
+# Hide the other GPUs from CUDA: DLPack assumes that DALI and TensorFlow use the same device numbers.
 def _show_one_gpu(local_rank: int) -> None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = visible.split(",") if visible else []
     if len(devices) == 1:
-        return  # what Slurm's --gpus-per-task leaves to each rank
+        return  # set by Slurm's --gpus-per-task
     if devices and local_rank >= len(devices):
         raise SystemExit(f"local rank {local_rank}, but CUDA_VISIBLE_DEVICES={visible}: start fewer ranks")
     os.environ["CUDA_VISIBLE_DEVICES"] = devices[local_rank] if devices else str(local_rank)
@@ -68,7 +68,7 @@ def process_set(ranks: Sequence[int]) -> Any:
 
 
 def connect(ranks: Ranks) -> None:
-    """Open the connections between the ranks' devices by a small and a large sum in each process set."""
+    """Open the connections between the ranks' devices, with a small and a large sum in each process set."""
     with tf.device(ranks.context):
         for count in CONNECTING if "GPU" in ranks.context else CONNECTING[:1]:
             _summed(tf.zeros(count), f"connect.{count}").result()
@@ -77,12 +77,12 @@ def connect(ranks: Ranks) -> None:
 
 
 def memory(context: Any) -> float:
-    """Return no number: nothing in this framework knows by a formula what it needs."""
+    """Return infinity: no TensorFlow configuration has a memory estimate."""
     return math.inf
 
 
 def arithmetic(ranks: Ranks) -> Dict[str, Any]:
-    """Return whether TensorFlow takes TF32 for fp32 on a GPU that has it; nothing of a CPU."""
+    """Return whether fp32 is TF32 on a GPU that supports it; {} on a CPU."""
     if "GPU" not in ranks.context:
         return {}
     off = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
@@ -95,11 +95,11 @@ def finish() -> None:
 
 
 def load_compiled(path: Path, ranks: Ranks) -> None:
-    """Take nothing: what this framework compiles cannot be kept in a file."""
+    """Do nothing: TensorFlow cannot save compiled code."""
 
 
 def save_compiled(path: Path, ranks: Ranks) -> None:
-    """Keep nothing; see ``load_compiled``."""
+    """Do nothing; see ``load_compiled``."""
 
 
 def synchronize() -> None:
@@ -107,11 +107,11 @@ def synchronize() -> None:
 
 
 def input_wait(ranks: Ranks) -> InputWait:
-    """Return what measures the waiting for data: a step on the CPU is done when it returns, one on a GPU is queued."""
+    """Return the timer for data waits: a CPU step is complete when it returns, a GPU step is queued."""
     return InputWait(_finish_queued if "GPU" in ranks.context else None)
 
 
-# Wait for what is queued on the GPU so far, but, other than ``synchronize``, not for DALI's work there.
+# Wait for queued GPU work of TensorFlow; unlike ``synchronize``, not for DALI's.
 def _finish_queued() -> None:
     tf.square(1.0).numpy()
 
@@ -119,8 +119,8 @@ def _finish_queued() -> None:
 def average(gradients: Sequence[tf.Tensor], compression: str, groups: int) -> List[tf.Tensor]:
     """Return the mean of each gradient over all ranks, for use in a tf.function.
 
-    ``compression`` is the type in which they travel, none or fp16. ``groups`` above 0 sends them in that
-    many lots; else each one goes when it is ready and Horovod fuses by size.
+    ``compression``: communication type, none or fp16. ``groups`` above 0 sends them in that many groups; otherwise
+    each gradient is sent when ready and Horovod fuses by size.
     """
     if hvd.size() == 1:
         return list(gradients)
@@ -150,7 +150,7 @@ def summing(ranks: Ranks, count: int) -> Callable[[], Any]:
 
 
 def broadcast(variables: Sequence[tf.Variable]) -> None:
-    """Give all ranks the values of rank 0, by one sum to which the others add zeros (see frameworks/mxnet.py)."""
+    """Send the values of rank 0 to all ranks, as one sum to which the others add zeros (see frameworks/mxnet.py)."""
     if hvd.size() == 1:
         return
     sent = [variable.read_value() if hvd.rank() == 0 else tf.zeros_like(variable) for variable in variables]

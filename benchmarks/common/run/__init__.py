@@ -1,1 +1,1 @@
-"""The state that every training keeps: configuration, ranks, MLPerf log, metrics, stop votes, checkpoints."""
+"""State of every training: configuration, ranks, MLPerf log, metrics, stop votes, checkpoints."""

@@ -11,9 +11,9 @@ from benchmarks.common.data.problem import REFUSED, Problem
 
 
 def private_folder(path: Path) -> Path:
-    """Create a folder, with mode 0700 in a directory that all users can write to, such as /tmp.
+    """Create a folder; if its parent is world-writable, such as /tmp, with mode 0700.
 
-    Ends the process if another user may have put something there: a symbolic link, or a folder that is not only ours.
+    Exit the process if the path is a symbolic link or another user can write to it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not _is_shared(path.parent):
@@ -35,7 +35,7 @@ def private_folder(path: Path) -> Path:
 
 
 def set_cuda_cache(environment: MutableMapping[str, str]) -> None:
-    """Move CUDA's cache of compiled kernels out of a HOME that all users share, as /tmp is in containers."""
+    """Move CUDA's kernel cache to a private folder if HOME is world-writable, such as /tmp in containers."""
     home = Path(environment.get("HOME") or "/")
     if "CUDA_CACHE_PATH" not in environment and home.is_dir() and _is_shared(home):
         environment["CUDA_CACHE_PATH"] = str(private_folder(home / f"cuda_{os.getuid()}"))

@@ -1,13 +1,13 @@
-"""Checkpoint folders that are either whole or not there, for any framework.
+"""Atomic checkpoint folders for any framework.
 
-``checkpoint/step_00000123/`` holds ``state.json`` and whatever files the framework writes, each with its SHA-256 in
-a file ``NAME.sha256`` next to it (``sha256sum --check`` reads it). A folder is filled under a temporary name and
-renamed when it is complete, so that a crash never leaves half of one. The last two are kept: where the newest is
-damaged, the one before it is used and the damaged one is set aside as ``damaged_00000123``.
+``checkpoint/step_00000123/`` holds ``state.json`` and the files of the framework, each with its SHA-256 in
+``NAME.sha256`` (readable by ``sha256sum --check``). A folder is filled under a temporary name and renamed when it is
+complete, so that a crash cannot leave a partial checkpoint. The last two are retained: if the newest is damaged, it
+is renamed to ``damaged_00000123`` and the previous one is used.
 
-``save_async`` overlaps with training: it copies the content, and a thread of each rank writes it. The save ends when
-the thread of rank 0 has seen the checksums of all ranks' files; no collective is needed. A rank that cannot write
-leaves a file ``rank_0.failed``.
+``save_async`` overlaps with training: it copies the content, and a thread of each rank writes it. The save is
+complete when the thread of rank 0 has seen the checksums of all ranks' files; no collective is needed. A rank that
+cannot write leaves a file ``rank_0.failed``.
 """
 
 import hashlib
@@ -32,34 +32,35 @@ STATE_FILE = "state.json"
 SHARED_FILE = "shared"
 DIGEST, FAILURE = ".sha256", ".failed"
 LOOK_SECONDS = 0.05  # between two looks for the files of the other ranks
-KEPT = 2  # checkpoints that stay: the newest, and the one to go back to where that is damaged
+KEPT = 2  # retained checkpoints: the newest, and a fallback if it is damaged
 CHUNK = 1 << 24
 Content = Callable[[], Mapping[str, Any]]
 
 
 class Checkpoints:
-    """The checkpoints of a run: what rank 0 gives for all, what each rank gives for itself, and the logs' lengths.
+    """Checkpoints of a run: shared content from rank 0, local content from every rank, and the log lengths.
 
-    ``framework``: a module of benchmarks/common/frameworks. ``find``, ``save`` and ``save_async`` are collective calls.
+    ``framework``: a module of benchmarks/common/frameworks. ``find``, ``save`` and ``save_async`` are collective
+    calls.
     """
 
     def __init__(
         self, folder: Path, logs: Sequence[Path], framework: Any, ranks: Ranks, reshards: bool = False
     ) -> None:
-        """Keep checkpoints in ``folder``; with ``reshards`` another number of ranks may read them."""
+        """Store checkpoints in ``folder``; ``reshards``: a different number of ranks can read them."""
         self._folder, self._logs, self._framework, self._ranks = folder, logs, framework, ranks
         self._reshards = reshards
         self._lengths: List[int] = []
-        self._copies: Dict[str, Any] = {}  # what the last ``save_async`` copied, whose memory the next one takes again
+        self._copies: Dict[str, Any] = {}  # buffers of the last ``save_async``, reused by the next
         self._writing: Optional["Future[float]"] = None  # the save in flight
         self.found: Optional[Path] = None
-        self.damaged: Dict[str, str] = {}  # damage of the newer ones that ``find`` passed over, by their names
+        self.damaged: Dict[str, str] = {}  # problems of newer checkpoints that ``find`` skipped, by name
 
     def find(self) -> Dict[str, Any]:
-        """Look for a checkpoint and return its state, empty if there is none; cut the logs back to that moment.
+        """Find the newest valid checkpoint and return its state, or {}; truncate the logs to that step.
 
         Raises:
-            SystemExit: another number of ranks wrote it, or all that are there are damaged; says what to do.
+            SystemExit: the checkpoint has a different number of ranks, or all checkpoints are damaged.
         """
         candidates = sorted(self._folder.glob("step_*"), reverse=True)
         # No rank may look later than rank 0 starts to write a new one.
@@ -70,9 +71,9 @@ class Checkpoints:
             ranks = [rank for rank, is_damaged in enumerate(self._framework.total(flags)) if is_damaged]
             if not ranks:
                 return self._select(path)
-            self.damaged[path.name] = damage or f"rank {ranks[0]} found its own part damaged"
+            self.damaged[path.name] = damage or f"rank {ranks[0]} found its part damaged"
         if candidates:
-            # All stay: what is refused once is refused again, and not begun anew.
+            # Keep all of them: resuming must fail again instead of starting from step 0.
             damages = "; ".join(f"{name}: {damage}" for name, damage in self.damaged.items())
             raise SystemExit(
                 f"no checkpoint in {self._folder} is whole: this experiment cannot be resumed\n"
@@ -80,9 +81,9 @@ class Checkpoints:
             )
         return {}
 
-    # Say what is wrong with the files that this rank reads; empty: nothing.
+    # Return the problems of the files that this rank reads, or an empty string.
     def _damage(self, path: Path) -> str:
-        # A checkpoint of another number of ranks may have no file of this one: that is refused, and no damage.
+        # With a different number of ranks this rank may have no file. That is rejected later, not reported as damage.
         problem = _file_damage(path / STATE_FILE)
         wrote = 0 if problem else _read_state(path)["ranks"]
         if problem or not (self._reshards or wrote == self._ranks.size):
@@ -122,7 +123,7 @@ class Checkpoints:
             (self._folder / name).rename(aside)
 
     def _cut_logs(self, lengths: Sequence[int]) -> None:
-        # What was written after the checkpoint stays in a file next to each log.
+        # Keep what was logged after the checkpoint in a .discarded file.
         for log, length in zip(self._logs, lengths):
             data = log.read_bytes()
             if len(data) > length:
@@ -131,9 +132,9 @@ class Checkpoints:
                 os.truncate(log, length)
 
     def load(self) -> Dict[str, Any]:
-        """Return the shared content and this rank's own together; empty without a checkpoint.
+        """Return shared and local content, or {} without a checkpoint.
 
-        Where it reshards, "every_rank" yields the own content of one rank after the other instead.
+        With ``reshards``, "every_rank" iterates over the local content of all ranks instead.
         """
         if self.found is None:
             return {}
@@ -141,18 +142,18 @@ class Checkpoints:
         if self._reshards:
             parts = [self.found / f"rank_{rank}" for rank in range(_read_state(self.found)["ranks"])]
             return {**shared, "every_rank": map(partial(self._framework.load, in_parts=True), parts)}
-        # Last, since each file sets the random generators to those of the rank that wrote it.
+        # Load the local file last: loading sets the random generators to those of the rank that wrote the file.
         return {**shared, **self._framework.load(self.found / f"rank_{self._ranks.rank}")}
 
     def mark_logs(self) -> None:
-        """Remember the logs' lengths now: what comes later is logged again after a resume."""
+        """Store the current log lengths; a resumed run logs all later lines again."""
         if self._ranks.rank == 0:
             self._lengths = [path.stat().st_size for path in self._logs]
 
     def save(self, step: int, state: Mapping[str, Any], shared: Content, local: Content, kind: str = "step") -> None:
-        """Write a checkpoint; return when it is whole. ``local`` is called on all ranks, then ``shared`` on rank 0.
+        """Write a checkpoint and wait. ``local`` is called on all ranks, then ``shared`` on rank 0.
 
-        One of kind ``trained`` is what a run ended with: nothing resumes from it.
+        ``kind``: "trained" is the final model, which is never resumed from.
         """
         contents = self._contents(shared, local)
         temporary = self._open(step)
@@ -165,9 +166,9 @@ class Checkpoints:
         self._framework.barrier()
 
     def save_async(self, step: int, state: Mapping[str, Any], shared: Content, local: Content) -> None:
-        """Begin to write a checkpoint, of which ``poll_save`` reports the end; returns when its content is copied.
+        """Start writing a checkpoint and return once its content is copied; see ``poll_save``.
 
-        The one before must have ended.
+        The previous save must be complete.
         """
         contents = self._contents(shared, local)
         self._copies = {
@@ -179,9 +180,9 @@ class Checkpoints:
         threads.shutdown(wait=False)
 
     def poll_save(self, waits: bool) -> Optional[float]:
-        """Return the seconds of writing of the save in flight if it has ended, once; None if not, or without one.
+        """Return the write time in seconds of a completed asynchronous save, once; else None.
 
-        Where it ``waits``, it has ended. Raises what kept this rank, or on rank 0 any rank, from writing.
+        ``waits``: block until the save is complete. Raises the error that stopped this rank, or on rank 0 any rank.
         """
         if self._writing is None or not (waits or self._writing.done()):
             return None
@@ -196,13 +197,13 @@ class Checkpoints:
     def _open(self, step: int) -> Path:
         temporary = self._folder / f"writing_{step:08d}"
         if self._ranks.rank == 0:
-            for leftover in self._folder.glob("writing_*"):  # by a run that was killed meanwhile
+            for leftover in self._folder.glob("writing_*"):  # left by a killed run
                 shutil.rmtree(leftover)
             temporary.mkdir(parents=True)
         self._framework.barrier()
         return temporary
 
-    # Write the copies; on rank 0 until the checkpoint is whole. Return the seconds.
+    # Write the copies, on rank 0 also the complete checkpoint. Return the duration in seconds.
     def _write(self, temporary: Path, name: str, state: Mapping[str, Any], lengths: Sequence[int]) -> float:
         began = time.time()
         try:
@@ -210,7 +211,7 @@ class Checkpoints:
                 self._framework.write(temporary / file_name, copy)
                 _write_digest(temporary / file_name)
         except BaseException as error:
-            with suppress(OSError):  # a full disk has room for its name, if not for the text
+            with suppress(OSError):  # a full disk may have room for the file name only
                 (temporary / f"rank_{self._ranks.rank}{FAILURE}").write_text(str(error), encoding="utf-8")
             raise
         if self._ranks.rank == 0:
@@ -234,7 +235,7 @@ class Checkpoints:
 
 
 def publish(temporary: Path, final: Path, state: Mapping[str, Any]) -> None:
-    """Write ``state``, make the checkpoint visible under its ``final`` name, remove the older ones but KEPT."""
+    """Write ``state``, rename the folder to ``final``, and remove all older checkpoints except KEPT."""
     with open(temporary / STATE_FILE, "w", encoding="utf-8") as file:
         json.dump(state, file, indent=1)
         file.flush()
@@ -251,7 +252,7 @@ def _read_state(path: Path) -> Dict[str, Any]:
     return json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
 
 
-# Return the SHA-256 of a file, or of its beginning.
+# Return the SHA-256 of the first ``length`` bytes.
 def _digest(path: Path, length: int = sys.maxsize) -> str:
     digest = hashlib.sha256()
     with open(path, "rb") as file:
@@ -265,7 +266,7 @@ def _write_digest(path: Path) -> None:
         file.write(f"{_digest(path)}  {path.name}\n".encode("ascii"))
 
 
-# Say how a file differs from what was written; empty: not at all.
+# Return how a file differs from its checksum, or an empty string.
 def _file_damage(path: Path) -> str:
     try:
         expected = Path(f"{path}{DIGEST}").read_text(encoding="ascii").split()
@@ -279,7 +280,7 @@ def _file_damage(path: Path) -> str:
 
 
 def save_arrays(path: Path, content: Mapping[str, Any]) -> None:
-    """Write float arrays and bytes by name, for frameworks whose tensors become NumPy arrays."""
+    """Write float arrays and bytes by name, for frameworks that convert tensors to NumPy."""
     arrays: Dict[str, Any] = {
         name: np.frombuffer(v, np.uint8) if isinstance(v, bytes) else v for name, v in content.items()
     }
@@ -293,14 +294,14 @@ def load_arrays(path: Path) -> Dict[str, Any]:
 
 
 def read_for_inference(folder: Path, framework: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-    """Return the state and the content of the newest checkpoint in ``folder``, of any number of ranks.
+    """Return state and content of the newest checkpoint in ``folder``, written by any number of ranks.
 
-    What the run ended with comes before what it could resume from, unless training continued while an evaluator worked,
-    and the checkpoint that it evaluated last is there. The content has what rank 0 kept for all ranks,
-    and below "rank_0", "rank_1" ... what each kept for itself.
+    The final model ("trained") is preferred to a checkpoint for resuming, unless training continued during the last
+    asynchronous evaluation and the evaluated checkpoint still exists. The content is the shared content, with the
+    local content under "rank_0", "rank_1" ...
 
     Raises:
-        Problem: there is none, or the newest one is damaged.
+        Problem: no checkpoint exists, or the newest one is damaged.
     """
     paths = sorted(folder.glob("trained_*")) or sorted(folder.glob("step_*"))
     if not paths:

@@ -1,7 +1,7 @@
-"""Choices of a run where its configuration leaves them open: compiler, graph, kernels, optimizer, attention.
+"""Resolved "auto" settings of a run: compiler, CUDA graph, kernels, optimizer, attention.
 
-Whoever resolves an "auto" calls ``record``; Run writes all of it to the metrics stream and the log, and to the
-checkpoints, from which a resumed run takes it again.
+Code that resolves an "auto" calls ``record``. Run writes all choices to the metrics stream, the log and the
+checkpoints; a resumed run reuses them.
 """
 
 import dataclasses
@@ -14,14 +14,14 @@ KEYS = ("attention", "compile", "cuda_graph", "first_layer", "fp8", "kernels", "
 
 
 class UnavailableError(ValueError):
-    """A choice of the configuration is not on every rank's device or in its software; the text says what to do."""
+    """A requested feature is missing on some rank's device or in its software; the message includes the fix."""
 
 
 _recorded: Dict[str, Any] = {}
 
 
 def record(key: str, choice: Any) -> None:
-    """Note what a key of the configuration became: a value, or one for each operator."""
+    """Record the resolved value of a configuration key, or one value per operator."""
     _recorded[key] = dict(choice) if isinstance(choice, Mapping) else choice
 
 
@@ -30,11 +30,11 @@ def forget() -> None:
 
 
 def resolved(config: Any, saved: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return each choice of a run with ``config``; ``saved`` are those of the checkpoint that it resumed from."""
+    """Return all choices of a run; ``saved``: choices of the checkpoint that was loaded."""
     resolved = {key: getattr(config, key) for key in KEYS if hasattr(config, key)}
     if hasattr(config, "compiles"):
         resolved["xla"] = config.compiles
-    # A resumed run may be on another device: its arithmetic is not that of the checkpoint.
+    # TF32 depends on the device, which may have changed since the checkpoint.
     resolved.update({**{key: value for key, value in saved.items() if key != "tf32"}, **_recorded})
     if "cuda_graph" in resolved and config.device == "cpu":
         resolved["cuda_graph"] = False
@@ -42,7 +42,7 @@ def resolved(config: Any, saved: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def restore(config: T, saved: Mapping[str, Any]) -> T:
-    """Return ``config`` with the choices of a checkpoint in place of "auto"; operators have their own place in it."""
+    """Replace "auto" in ``config`` by the choices of a checkpoint; per-operator choices are restored elsewhere."""
     untyped: Any = config
     names = {key: value for key, value in saved.items() if key in KEYS and not isinstance(value, Mapping)}
     changed = {key: value for key, value in names.items() if getattr(untyped, key, None) == "auto"}

@@ -14,18 +14,18 @@ T = TypeVar("T")
 
 
 def arguments(description: Optional[str], argv: Optional[List[str]]) -> argparse.Namespace:
-    """Read the command line that every ``train.py`` has: config, data and output, each a path."""
+    """Parse the command line of ``train.py``: paths of config, data and output."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration (JSON)")
-    parser.add_argument("--data", type=Path, required=True, help="folder of a prepared data set")
+    parser.add_argument("--data", type=Path, required=True, help="prepared data set")
     parser.add_argument("--output", type=Path, required=True, help="folder for results, may be shared by nodes")
     return parser.parse_args(argv)
 
 
 def load(config_class: Type[T], path: Path) -> T:
-    """Read ``path`` into ``config_class``; a missing or unknown key or a refused value raises ValueError.
+    """Read ``path`` into ``config_class``; raise ValueError for missing keys, unknown keys and invalid values.
 
-    Nothing is filled in silently: the resolved configuration names every field.
+    There are no defaults: the resolved configuration contains every field.
     """
     values: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     names = {field.name for field in dataclasses.fields(config_class)}  # type: ignore[arg-type]
@@ -36,12 +36,12 @@ def load(config_class: Type[T], path: Path) -> T:
 
 
 def refuse_misfits(config: Any, data: Path, ranks: int, memory: float = math.inf) -> None:
-    """Refuse a data set and a number of ranks that ``config`` cannot be trained with.
+    """Reject a data set or a number of ranks that does not fit ``config``.
 
-    The host side asks the Config the same before anything starts, but may not see ``memory``: bytes of a rank's device.
+    The host runs the same check before the start, but may not know ``memory``, the bytes of a rank's device.
 
     Raises:
-        Problem: the first misfit, or there is no data set.
+        Problem: the first misfit, or the data set does not exist.
     """
     if hasattr(config, "misfits"):
         for misfit in config.misfits(manifest.read(data), ranks, memory):

@@ -1,7 +1,7 @@
-"""What a run computes and sends in, and how it is split over its ranks, by the keys that MLPerf asks for since v6.1.
+"""Precision and parallelism of a run, under the log keys that MLPerf requires since v6.1.
 
-The keys and their words are those of mlperf-logging 4.1.68 (compliance_checker/training_6.1.0/common.yaml). They are
-derived from the configuration that is run and from the arithmetic of its device, so that nobody has to declare them.
+Keys and values follow mlperf-logging 4.1.68 (compliance_checker/training_6.1.0/common.yaml). They are derived from
+the configuration and the device, so that nobody has to declare them.
 """
 
 import re
@@ -13,11 +13,11 @@ _FIRST_ROUND = (6, 1)
 
 
 def log_keys(config: Any, choices: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the keys of a run; ``choices`` are Run's, with the arithmetic of the device; None is not known.
+    """Return the log keys of a run; ``choices``: Run.choices, which includes TF32 of the device. None: unknown.
 
-    A network without attention has the precision of its linear layers there, as NVIDIA's logs of dlrm_dcnv2 in v6.0
-    have it. They log 1 for each parallelism, too, though their tables are split over the GPUs as DLRM's are here: none
-    of the four is that. What a configuration has no key of is data-parallel.
+    Without attention, the attention precision is that of the linear layers, as in NVIDIA's dlrm_dcnv2 logs of v6.0.
+    Those logs also have 1 for each parallelism although the embedding tables are split over the GPUs, as in DLRM
+    here: table placement is none of the four kinds. A configuration without a parallelism key is data-parallel.
     """
     kind = _compute_precision(config, choices.get("tf32"))
     return {
@@ -32,17 +32,17 @@ def log_keys(config: Any, choices: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def gemm_precision(config: Any) -> str:
-    """Return in what a configuration's GEMMs are computed: fp8, or its ``precision``; MFU has that peak below it."""
+    """Return the GEMM precision: fp8, or ``precision``. The MFU uses the peak of this precision."""
     return "fp8" if getattr(config, "fp8", "none") != "none" else getattr(config, "precision", "fp32")
 
 
 def required_by(round_name: str) -> bool:
-    """Return whether the round's rules ask for the keys in the log; "published" is no round."""
+    """Return whether the round requires these keys; "published" is not a round."""
     match = re.fullmatch(r"v(\d+)\.(\d+)", round_name)
     return match is not None and (int(match.group(1)), int(match.group(2))) >= _FIRST_ROUND
 
 
-# Word of the linear layers: where fp32 is TF32, the device says; MXNet does not say it of a GPU.
+# Precision of the linear layers. On GPUs, TF32 depends on the device; MXNet does not report it.
 def _compute_precision(config: Any, tf32: Any) -> Optional[str]:
     if config.precision not in ("fp32", "tf32"):
         return WORDS[config.precision]
@@ -51,7 +51,7 @@ def _compute_precision(config: Any, tf32: Any) -> Optional[str]:
     return "tf32" if (any(tf32.values()) if isinstance(tf32, Mapping) else tf32) else "fp32"
 
 
-# Word of the gradients on the wire, which have the weights' type, fp32, unless the configuration says otherwise.
+# Precision of the gradients in communication: fp32, the type of the weights, unless configured otherwise.
 def _communication_precision(config: Any) -> str:
     kind = getattr(config, "communicates", getattr(config, "gradient_compression", "none"))
     return "fp32" if kind in ("none", "tf32") else WORDS[kind]

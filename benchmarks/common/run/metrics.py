@@ -1,6 +1,6 @@
-"""The metrics stream: one JSON object a line, written by rank 0, read by whoever follows the run.
+"""Metrics stream: one JSON object per line, written by rank 0.
 
-Its kinds of record are in benchmarks/common/records.py; each has ``time``, in Unix seconds.
+benchmarks/common/records.py defines the records; each also has ``time`` in Unix seconds.
 """
 
 import json
@@ -17,8 +17,8 @@ from benchmarks.common.run.ranks import Lines, Ranks
 
 T = TypeVar("T")
 
-# Variables that the frameworks and their libraries read, whoever set them: the image, its start, Encore or the user.
-# Not the variables by which a launcher distinguishes ranks, and no secret.
+# Variables that frameworks and libraries read, set by the image, its entrypoint, Encore or the user. Excluded: secrets,
+# and variables that differ between ranks.
 READ_BY = re.compile(
     r"(CUBLAS|CUDA|CUDNN|DALI|HCOLL|KMP|MKL|MXNET|NCCL|NHWC|NVIDIA_TF32|OMP|OPENCV|PYTORCH|TF|TORCH|TRITON|UCX|XLA)_"
     r"|OMPI_MCA_(btl|coll|pml)|HOROVOD_(?!(RANK|SIZE|LOCAL|CROSS|HOSTNAME|GLOO|RENDEZVOUS|SECRET))"
@@ -27,7 +27,7 @@ SECRET = re.compile("TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH")
 
 
 def library_environment() -> Dict[str, str]:
-    """Return what this rank sees of the variables that change how the libraries compute and communicate."""
+    """Return this rank's variables that change computation or communication of the libraries."""
     return {
         name: value
         for name, value in sorted(os.environ.items())
@@ -36,7 +36,7 @@ def library_environment() -> Dict[str, str]:
 
 
 class MetricsStream:
-    """Appends records to ``path`` on rank 0 and does nothing on any other rank."""
+    """Append records to ``path`` on rank 0; a no-op on other ranks."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self._lines = Lines(path, rank)
@@ -47,10 +47,10 @@ class MetricsStream:
 
 
 class StepReports:
-    """Losses of the steps and the speed of each part of the training, and the ranks' agreement to stop.
+    """Step losses, throughput, and the ranks' agreement to stop.
 
-    ``sums`` is a framework's LaggedSums, ``input_wait`` what its ``input_wait`` returns, ``log_interval`` in steps,
-    ``global_batch_size`` in samples of all ranks.
+    ``sums``: LaggedSums of the framework; ``input_wait``: result of its ``input_wait``; ``log_interval``: steps;
+    ``global_batch_size``: samples of all ranks.
     """
 
     def __init__(
@@ -87,14 +87,14 @@ class StepReports:
         return self._input_wait.fetch(call)
 
     def input_share(self) -> float:
-        """Return the share of the time since ``start`` in which the device waited for its next batch."""
+        """Return the fraction of the time since ``start`` in which the device waited for data."""
         return self._input_wait.take() / max(time.time() - self._since, 1e-9)
 
     def add(self, steps: range, loss: Any, stop: bool, learning_rate: Any, samples: Optional[int] = None) -> bool:
-        """Report ``steps`` with their mean loss; True when all ranks know that one of them was asked to stop.
+        """Report ``steps`` with their mean loss; return True once all ranks know of a stop request.
 
-        ``loss`` is the mean over this rank's samples, still on the device; ``samples`` are those of all ranks,
-        by default one global batch. ``learning_rate`` is a number, or a tensor on the device.
+        ``loss``: mean over this rank's samples, on the device. ``samples``: of all ranks, default one global batch.
+        ``learning_rate``: a number, or a tensor on the device.
         """
         scalars = () if isinstance(learning_rate, (int, float)) else (learning_rate,)
         self._pending.append((steps, 0.0 if scalars else learning_rate))
@@ -121,7 +121,7 @@ class StepReports:
         if len(sums) > 2:
             rate = float(f"{sums[2] / self._ranks:.6g}")
         if not math.isfinite(loss):
-            # All ranks read the same sum, so all of them end here.
+            # All ranks read the same sum, so all of them exit here.
             raise SystemExit(
                 f"the loss is not finite at step {done}: found {loss}\n"
                 "  hint: start a new run with a lower learning_rate, or a lower loss_scale with precision=fp16"

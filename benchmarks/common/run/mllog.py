@@ -1,6 +1,6 @@
-"""The MLPerf result log of one run, in the dialect of its round; rank 0 alone writes.
+"""MLPerf result log of a run in the format of its round, written by rank 0.
 
-All dialects have the same methods, one for each moment of a run, so that Run need not know the round::
+All formats implement the same methods, so that Run is independent of the round::
 
     :::MLPv0.5.0 gnmt 1541720386.718600000 (train.py:49) eval_accuracy: {"epoch": 0, "value": 18.87}     v0.5
     :::MLL 1560822683.386 eval_accuracy: {"value": 20.12, "metadata": {"epoch_num": 1, ...}}            v0.6
@@ -23,17 +23,17 @@ from benchmarks.common.run.ranks import Lines
 
 
 def value_of(qualities: Mapping[str, float]) -> Any:
-    """Return a single quality as its number, several by their names, as the rounds' logs have them."""
+    """Return a number for a single quality, else a dict by name, as in the submitted logs."""
     return next(iter(qualities.values())) if len(qualities) == 1 else dict(qualities)
 
 
 def samples(train: int, evaluation: int) -> Dict[str, Any]:
-    """Return the events of the data set's sizes, logged once the input is open."""
+    """Return the events for the data set sizes, logged after opening the input."""
     return {constants.TRAIN_SAMPLES: train, constants.EVAL_SAMPLES: evaluation}
 
 
 class Noted(NamedTuple):
-    """A value of an event with its metadata, where a round's rules ask for more than the value."""
+    """An event value with the metadata that some rounds require."""
 
     value: Any
     metadata: Dict[str, Any]
@@ -41,17 +41,17 @@ class Noted(NamedTuple):
 
 @dataclass(frozen=True)
 class Wording:
-    """How the submitted logs of a benchmark say what all of them say."""
+    """Log conventions of a benchmark, as in the submitted logs."""
 
-    benchmark: str  # its name in the lines of v0.5
+    benchmark: str  # name in v0.5 lines
     accuracy_first: bool = False  # eval_accuracy comes before eval_stop
     evaluated_at: str = "epoch_num"  # key of the number with an evaluation, from v0.7 on
-    factor: float = 1.0  # on each quality from v0.7 on, whose unit is another one there: BLEU of 25.0 is 0.25
-    # Names of qualities in the log, where several are logged by other names than the benchmark's.
+    factor: float = 1.0  # multiplies each quality from v0.7 on: BLEU 25.0 is logged as 0.25
+    # Log names of the qualities, if several are logged under other names.
     names: Mapping[str, str] = field(default_factory=dict)
     # From v0.6 on the clock stops, in hindsight, where the first model was saved that reached the target.
     off_clock: bool = False
-    # Keys of v0.5 for one of later rounds, where V05_KEYS is not what this benchmark's logs have; () leaves it out.
+    # v0.5 keys that differ from V05_KEYS, by the key of later rounds; () omits the key.
     v05_keys: Mapping[str, Tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -62,9 +62,9 @@ def log_of(wording: Wording, path: Path, rank: int, round_name: str) -> Any:
 
 
 class MLLog:
-    """The log from v0.6 on; epochs are counted from 1 in it, from 0 here.
+    """Log of v0.6 and later. Epochs count from 1 in the log, from 0 in the code.
 
-    Each line is flushed as it is written, so that a reader can follow the run.
+    Every line is flushed, so that readers can follow the run.
     """
 
     def __init__(self, path: Path, rank: int, wording: Wording, round_name: str = "v0.7") -> None:
@@ -78,7 +78,7 @@ class MLLog:
         self.event(constants.SEED, seed)
 
     def init_stop(self, choices: Optional[Mapping[str, Any]] = None) -> None:
-        """Log the end of the untimed part, and how the run computes what its configuration leaves open."""
+        """Log the end of the untimed initialization, with the resolved "auto" settings."""
         self._log.end(constants.INIT_STOP, metadata={"choices": dict(choices)} if choices else {})
 
     def run_start(self) -> None:
@@ -99,13 +99,13 @@ class MLLog:
         self._log.start(constants.EPOCH_START, metadata={"epoch_num": epoch + 1})
 
     def epoch_stop(self, epoch: int) -> None:
-        """Log the end of an epoch, and that its model is saved where models are evaluated after the clock."""
+        """Log the end of an epoch, and the saved model if models are evaluated after the run."""
         if self._wording.off_clock:
             self._log.event("save_model", {"iteration": epoch + 1})
         self._log.end(constants.EPOCH_STOP, metadata={"epoch_num": epoch + 1})
 
     def eval_start(self, epoch_num: float) -> None:
-        """Log the start of an evaluation; ``epoch_num`` as the log has it."""
+        """Log the start of an evaluation; ``epoch_num`` in units of the log."""
         self._log.start(constants.EVAL_START, metadata={self._wording.evaluated_at: epoch_num})
 
     def eval_stop(self, epoch_num: float, qualities: Mapping[str, float], targets: Mapping[str, float]) -> None:
@@ -115,8 +115,8 @@ class MLLog:
         factor = 1.0 if self._is_v06 else self._wording.factor
         # 24.0 * 0.01 is not 0.24, which a checker compares with.
         values = {self._wording.names.get(name, name): round(value * factor, 12) for name, value in qualities.items()}
-        # The open division's rules ask for epoch_num until v5.1, whatever those of the benchmark ask for; AMD's logs of
-        # v5.1 have both, with the same number.
+        # The open division requires epoch_num until v5.1 for every benchmark; AMD's v5.1 logs contain both keys with
+        # the same number.
         noted = {"epoch_num": epoch_num, **metadata} if self._wants_epoch_num else metadata
         self._log.event(constants.EVAL_ACCURACY, value_of(values), metadata=noted)
         if self._wording.accuracy_first:
@@ -129,10 +129,10 @@ class MLLog:
         else:
             self._stop_at_save(self._saves, status)
 
-    # Log which model was evaluated last and when it was saved, in seconds of the clock; v0.6 has no run_stop.
+    # Log the last evaluated model and its save time in seconds since run_start; v0.6 has no run_stop.
     #
-    # The clock stops, in hindsight, at the save of the first model that reached the target (MLPerf training rules,
-    # "timing": time-stamped checkpoints). A resumed run finds the times in the log itself.
+    # The clock stops retroactively when the first model that reached the target was saved (MLPerf training rules,
+    # "timing": time-stamped checkpoints). The times are read from the log, which also works for resumed runs.
     def _stop_at_save(self, path: Path, status: Mapping[str, str]) -> None:
         started, saves, evaluated = 0.0, {}, None
         last: Mapping[str, Any] = {}
@@ -156,11 +156,11 @@ class MLLog:
             self._log.end(constants.RUN_STOP, metadata=dict(status), time_ms=time_ms)
 
 
-# A line of v0.6 or of a later round.
+# Line format of v0.6 and later
 LINE = re.compile(r":::MLL(?:OG)? (?:(\S+) (\w+): )?(\{.*\})$")
 
 
-# Yield key, Unix time, value and metadata of each event in a log.
+# Yield key, Unix time, value and metadata of every event.
 def _events(path: Path) -> Iterator[Tuple[str, float, Any, Mapping[str, Any]]]:
     for match in filter(None, map(LINE.search, path.read_text(encoding="utf-8").splitlines())):
         content = json.loads(match.group(3))
@@ -176,7 +176,7 @@ def _mlperf_logger(path: Path, rank: int) -> Any:
     return MLLogger(logger=logger, default_stack_offset=2)
 
 
-# Return file and line of what asked for an event; inspect.stack takes 8 ms for it, within the clock.
+# Return file and line of the calling code. inspect.stack would take 8 ms of timed training.
 def _caller() -> Tuple[str, int]:
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename == __file__:
@@ -184,7 +184,7 @@ def _caller() -> Tuple[str, int]:
     return (Path(frame.f_code.co_filename).name, frame.f_lineno) if frame is not None else ("", 0)
 
 
-# ``:::MLL UNIX_SECONDS KEY: {"value": ..., "metadata": {...}}``: what MLLogger is for later rounds.
+# ``:::MLL UNIX_SECONDS KEY: {"value": ..., "metadata": {...}}``, the v0.6 counterpart of MLLogger.
 class _V06Lines:
     def __init__(self, path: Path, rank: int) -> None:
         self._lines = Lines(path, rank)
@@ -197,7 +197,7 @@ class _V06Lines:
     start = end = event
 
 
-# The tags of mlperf_compliance 0.0.10 (its tags.py) for later keys; what has no tag keeps its key.
+# Tags of mlperf_compliance 0.0.10 (tags.py) for the keys of later rounds; other keys are unchanged.
 V05_KEYS: Mapping[str, Tuple[str, ...]] = {
     constants.GLOBAL_BATCH_SIZE: ("input_batch_size",),
     constants.OPT_BASE_LR: ("opt_learning_rate",),
@@ -211,11 +211,11 @@ V05_KEYS: Mapping[str, Tuple[str, ...]] = {
 
 
 class V05Log:
-    """``:::MLPv0.5.0 BENCHMARK UNIX_SECONDS (FILE:LINE) KEY: JSON``, as in the logs of v0.5; epochs count from 0.
+    """``:::MLPv0.5.0 BENCHMARK UNIX_SECONDS (FILE:LINE) KEY: JSON``, the v0.5 format; epochs count from 0.
 
-    That round has no untimed start: its clock includes the construction of the model. Here kernels are chosen and steps
-    captured as the model is built, which no submission of that round did on the clock, so that all of it comes before
-    run_start, between init_start and init_stop, tags of later rounds, which show how long it took.
+    v0.5 has no untimed initialization: its clock includes model construction. Here, building the model also selects
+    kernels and captures graphs, which no v0.5 submission timed, so all of it is done before run_start, between
+    init_start and init_stop. These tags of later rounds record its duration.
     """
 
     def __init__(self, path: Path, rank: int, wording: Wording) -> None:
@@ -225,7 +225,9 @@ class V05Log:
         self._held: Optional[List[Tuple[str, Any]]] = None
 
     def event(self, key: str, value: Any = None) -> None:
-        """Log ``key``, by its tags of that round, with a JSON ``value``; behind run_start, as in submitted logs."""
+        """Log ``key`` under its v0.5 tags with a JSON ``value``; events before run_start are deferred, as in submitted
+        logs.
+        """
         if self._held is not None:
             self._held.append((key, value))
             return
@@ -246,7 +248,7 @@ class V05Log:
         self._write(constants.INIT_STOP, {"choices": dict(choices)} if choices else None)
 
     def _ignore(self, *_: int) -> None:
-        """Log nothing: this round has neither blocks nor an epoch's end."""
+        """Log nothing: v0.5 has no blocks and no end of an epoch."""
 
     block_start = block_stop = epoch_stop = _ignore
 

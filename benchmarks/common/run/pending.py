@@ -1,14 +1,13 @@
-"""Evaluations that end while training continues, as the submissions of SSD and Mask R-CNN have them.
+"""Asynchronous evaluations that overlap with training, as in the SSD and Mask R-CNN submissions.
 
-An evaluator, on rank 0 alone, works in processes of its own and has
+An evaluator runs on rank 0, in separate processes, and implements
 
-``open()``               before the first evaluation, where what it compares with is loaded
-``start(epoch, found)``  begins to evaluate what was ``found`` after ``epoch``, from 1; keeps it in a file
-``again(epoch)``         begins the same from its file: a resumed run
-``poll()``               the oldest result that was not handed out, None while it is worked on; raises Problem
-``keep(epochs)``         may remove the files of other epochs
-``finish()``             waits for what no result waits for, such as pictures; after the clock has stopped
-``close()``              ends its processes at once
+``open()``                     called before the first evaluation; loads the ground truth ``start(epoch,
+predictions)``  starts evaluating ``predictions`` of ``epoch``, from 1, and stores them in a file ``again(epoch)``
+restarts the evaluation from the file, in a resumed run ``poll()``                     the oldest new result, None if
+it is in progress; raises Problem ``keep(epochs)``               may remove the files of other epochs ``finish()``
+waits for work without a result, such as pictures; after the clock has stopped ``close()``
+terminates its processes
 """
 
 import time
@@ -25,44 +24,44 @@ Result = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Begun:
-    """An evaluation that was begun: what its lines in the logs need once it ends."""
+    """An evaluation in progress, with the data for its log lines."""
 
     position: int  # steps done before it
     epoch: int  # from 1
-    started: float  # Unix time; of a resumed run, that before the resume
+    started: float  # Unix time; preserved by a resume
 
 
 class PendingEvaluations:
-    """The evaluations that were begun and have not ended, and whether the run is to end because of one.
+    """Evaluations in progress, and whether their results end the run.
 
-    ``log`` is called with an evaluation and its result, in the order in which they began, and returns whether the run
-    ends. Where no evaluator is given, as on all ranks but 0, nothing is ever pending.
+    ``log`` is called with each evaluation and its result in order of their start, and returns whether the run ends.
+    Without an evaluator, as on all ranks except 0, nothing is pending.
     """
 
     def __init__(self, log: Callable[[Begun, Result], bool], state: List[Dict[str, Any]]) -> None:
-        """Continue with what ``saved`` returned; those evaluations begin anew once there is an evaluator."""
+        """Restore the result of ``saved``; these evaluations restart once an evaluator is set."""
         self._log, self._begun = log, [Begun(**fields) for fields in state]
         self._evaluator: Any = None
-        # Epochs whose files the last checkpoints need.
+        # Epochs whose files are needed by the retained checkpoints
         self._saved = deque([[fields.epoch for fields in self._begun]], CHECKPOINTS)
         self.ends = False
         self.problem: Optional[Problem] = None  # why no result will come
 
     def open(self, evaluator: Any, ends: bool) -> None:
-        """Let ``evaluator`` work for this run, which may have ended but for saying so."""
+        """Set the evaluator; ``ends``: the run has reached its end except for the last log lines."""
         self._evaluator, self.ends = evaluator, ends
         self._ask(evaluator.open)
         for evaluation in self._begun:
             self._ask(evaluator.again, evaluation.epoch)
 
     def saved(self) -> List[Dict[str, Any]]:
-        """Return what a checkpoint holds of this, and keep the files that a run needs which resumes from it."""
+        """Return the state for a checkpoint, and retain the files that a run resumed from it needs."""
         self._saved.append([evaluation.epoch for evaluation in self._begun])
         return [asdict(evaluation) for evaluation in self._begun]
 
     @property
     def votes(self) -> Tuple[bool, bool, bool]:
-        """Whether the run ends because of a result, whether none will come, and whether one is to come."""
+        """Whether a result ends the run, whether the evaluator failed, and whether a result is pending."""
         return self.ends, self.problem is not None, self._is_waiting()
 
     def _is_waiting(self) -> bool:

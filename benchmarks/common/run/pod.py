@@ -1,9 +1,8 @@
-"""``python -m benchmarks.common.run.pod run --output DIR -- COMMAND``: ranks in a pod, where no `encore run` watches.
+"""``python -m benchmarks.common.run.pod run --output DIR -- COMMAND``: run the ranks of a Kubernetes pod.
 
-What an outside process does for the ranks elsewhere, and nothing more: files in place before they start, a signal
-handed on to the ranks so that they write a checkpoint, an end of ranks that hang, the metrics stream on standard output
-for whoever follows the pod's log, and an exit code from which a failed training can be told from an interrupted one.
-Standard library only.
+Replaces the supervision of `encore run` in a pod: puts files in place before the ranks start, forwards signals to
+the ranks so that they write a checkpoint, kills hanging ranks, copies the metrics stream to standard output for the
+pod log, and returns exit codes that distinguish failed from interrupted trainings. Standard library only.
 """
 
 import argparse
@@ -25,17 +24,17 @@ from typing import Dict, List, NamedTuple, Optional, Sequence
 from benchmarks.common.data.problem import INTERRUPTED
 
 POLL_SECONDS = 0.5
-# A shared file system shows another pod's last record late (NFS: up to 60 s); ranks that failed may write none.
+# Shared file systems show another pod's last record late (NFS: up to 60 s); failed ranks may not write one.
 LATE_SECONDS, LATE_SECONDS_OF_FAILED = 90.0, 5.0
-WARM_UP_FACTOR = 3.0  # times the limit of a step: how long the first one is waited for, as encore/run/supervise.py does
+WARM_UP_FACTOR = 3.0  # multiplies the step limit for the first step, as in encore/run/supervise.py
 LOOK_SECONDS = 5.0  # between two readings of all heartbeats, which are on the network
-STACKS_SECONDS = 2.0  # for a rank to print its stacks before it is killed
-REMAINS = ("result.txt", "metrics.jsonl")  # what a try without a checkpoint leaves
-NUMBER = "PET_NODE_RANK"  # torchrun's number of this node, from 0; a pod that is alone may have none
+STACKS_SECONDS = 2.0  # time for ranks to print their stacks before they are killed
+REMAINS = ("result.txt", "metrics.jsonl")  # files of a previous attempt without a checkpoint
+NUMBER = "PET_NODE_RANK"  # torchrun's node number, from 0; may be unset in a single pod
 
 
 def prepare(files: Path, output: Path, data: Optional[Path]) -> None:
-    """Put the experiment's ``files`` into ``output``, but for a log that is there; the first pod notes what it is."""
+    """Copy the experiment ``files`` to ``output``, except an existing log; the first pod also writes node.json."""
     output.mkdir(parents=True, exist_ok=True)
     number = os.environ.get(NUMBER, "0")
     writing = output / ("config.json.%s.writing" % number)
@@ -45,7 +44,7 @@ def prepare(files: Path, output: Path, data: Optional[Path]) -> None:
         return
     if not any((output / "checkpoint").glob("step_*")):
         for name in REMAINS:
-            # But the head alone, to which no rank has written.
+            # A log with the head only has no lines of a rank.
             if (output / name).exists() and not _same(output / name, files / name):
                 (output / name).replace(output / (name + ".discarded"))
     if not (output / "result.txt").exists():
@@ -60,7 +59,7 @@ def _same(path: Path, other: Path) -> bool:
 
 
 def node_facts() -> Dict[str, object]:
-    """Return what this node has, as encore/machine/node.py names it; what cannot be read is missing or empty."""
+    """Return the hardware of this node with the keys of encore/machine/node.py; unknown values are empty or missing."""
     cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     models = re.findall(r"^model name\s*: (.*)$", cpu, re.MULTILINE)
     query = "index,name,memory.total,driver_version"
@@ -89,7 +88,7 @@ def _gpu(line: str) -> Dict[str, object]:
 
 
 class Relay:
-    """Copies a growing file of JSON lines to standard output, from its start; anew where a resumed run cut it back."""
+    """Copy a growing JSON lines file to standard output; restart if a resumed run truncated it."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
@@ -128,9 +127,9 @@ def beats_since(heartbeats: Path, began: float) -> List[Beat]:
 
 
 def find_hang(beats: Sequence[Beat], seconds: float) -> str:
-    """Return which rank all wait for if none of this pod's made a step for so long; empty: they go on.
+    """Return a description of the hanging rank if no local rank has made a step in time, else an empty string.
 
-    This pod's alone are asked for the time, which its own clock measures: one rank that hangs stops all of them.
+    Only local ranks are checked, since their times come from the same clock: one hanging rank stops all others.
     """
     local_beats = [beat for beat in beats if beat.host == socket.gethostname()]
     if not local_beats:
@@ -148,7 +147,7 @@ def find_hang(beats: Sequence[Beat], seconds: float) -> str:
 
 
 def kill(ranks: Sequence[Beat]) -> None:
-    """End this pod's ranks, which print the stacks of their threads before."""
+    """Print the stacks of this pod's ranks, then kill them."""
     for number in (signal.SIGUSR1, signal.SIGKILL):
         for beat in ranks:
             if beat.host == socket.gethostname():
@@ -158,7 +157,7 @@ def kill(ranks: Sequence[Beat]) -> None:
 
 
 def raise_limits(stack: int, pinned: bool) -> None:
-    """Raise the soft limits that Kubernetes cannot set: of a thread's stack in bytes, and of pinned memory."""
+    """Raise the soft limits that Kubernetes cannot set: thread stack (bytes) and pinned memory."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_STACK)
     resource.setrlimit(resource.RLIMIT_STACK, (stack if hard_limit == -1 else min(stack, hard_limit), hard_limit))
     _, hard_limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -171,10 +170,10 @@ def raise_limits(stack: int, pinned: bool) -> None:
 
 
 def run(output: Path, command: Sequence[str], hang_seconds: float) -> int:
-    """Run the ranks to their end; return 0, their exit code, or INTERRUPTED where they stopped with a checkpoint."""
+    """Run the ranks; return 0, their exit code, or INTERRUPTED if they stopped with a checkpoint."""
     heartbeats, is_first = output / "heartbeat", os.environ.get(NUMBER, "0") == "0"
     for beat in beats_since(heartbeats, 0.0):
-        # Those of an earlier pod, whose numbers are used again.
+        # Ranks of an earlier pod; the rank numbers are reused.
         if beat.host == socket.gethostname():
             with suppress(OSError):
                 (heartbeats / ("rank_%d" % beat.rank)).unlink()
@@ -215,7 +214,7 @@ def run(output: Path, command: Sequence[str], hang_seconds: float) -> int:
 
 
 def outcome_of(metrics: Path, since: float) -> str:
-    """Return how the ranks ended, as the stream says since that Unix time; empty where it does not say it."""
+    """Return the outcome in the metrics stream since that Unix time, or an empty string."""
     with suppress(OSError, ValueError, IndexError, KeyError, TypeError):
         last = json.loads(metrics.read_bytes().splitlines()[-1])
         return str(last["outcome"]) if last["kind"] == "end" and last["time"] >= since else ""
@@ -230,8 +229,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, required=True, help="folder of the experiment")
     parser.add_argument("--files", type=Path, help="prepare: folder with config.json and the head of result.txt")
     parser.add_argument("--data", type=Path, help="prepare: the data set's dataset.json, copied to the output")
-    parser.add_argument("--stack", type=int, default=64 * 2**20, help="run: bytes of a thread's stack")
-    parser.add_argument("--hang-seconds", type=float, default=0.0, help="run: limit of a step; 0: none")
+    parser.add_argument("--stack", type=int, default=64 * 2**20, help="run: thread stack size in bytes")
+    parser.add_argument("--hang-seconds", type=float, default=0.0, help="run: time limit of a step; 0: no limit")
     parser.add_argument("--pinned", action="store_true", help="run: warn where pinned memory is limited")
     options = parser.parse_args(argv[:separator])
     if options.action == "prepare":

@@ -1,12 +1,12 @@
-"""The place of a process in the job."""
+"""Rank and device of a process."""
 
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Deque, List, Optional
 
-# Elements, of 4 bytes, of the collectives that open connections before the clock: NCCL connects when the first one
-# asks, and since 2.22 for each algorithm by itself (NCCL_RUNTIME_CONNECT), of which small and large ones have others.
+# Elements (4 bytes each) of the collectives that open connections before the clock starts. NCCL connects on first use,
+# and since 2.22 separately for each algorithm (NCCL_RUNTIME_CONNECT); small and large collectives use different ones.
 CONNECTING = (1, 1 << 24)
 
 
@@ -22,7 +22,7 @@ class Ranks:
 
 
 class Lines:
-    """Appends lines to a file on rank 0, each flushed, so that a reader can follow the run; nothing on other ranks."""
+    """Append flushed lines to a file on rank 0; a no-op on other ranks."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self._file = open(path, "a", encoding="utf-8") if rank == 0 else None  # noqa: SIM115
@@ -34,11 +34,11 @@ class Lines:
 
 
 class Lagged:
-    """Values handed out ``lag`` sends after they were sent, each by a call that waits for it.
+    """Values that are read ``lag`` sends later.
 
-    Reading a sum at once would stop the device at every step. The late reading also keeps Python from running
-    ahead of the device by more than ``lag`` steps, and all ranks read the same sum at the same step, so that
-    they can agree to stop.
+    Reading a sum immediately would synchronize with the device in every step. The delayed read also limits how far
+    Python runs ahead of the device, and all ranks read the same sum in the same step, so that they can agree to
+    stop.
     """
 
     def __init__(self, lag: int = 2) -> None:
@@ -46,7 +46,7 @@ class Lagged:
         self._waiting: Deque[Callable[[], List[float]]] = deque()
 
     def send(self, read: Callable[[], List[float]]) -> Optional[List[float]]:
-        """Keep ``read`` for later; return what was sent ``lag`` sends ago, None at first."""
+        """Store ``read``; return the value sent ``lag`` sends ago, or None."""
         self._waiting.append(read)
         return self._waiting.popleft()() if len(self._waiting) > self.lag else None
 

@@ -1,6 +1,6 @@
-"""The state that every training keeps: configuration, ranks, logs, position, checkpoints, resume, outcome.
+"""State of every training: configuration, ranks, logs, position, checkpoints, resume, outcome.
 
-A ``train.py`` trains; everything else is asked of a :class:`Run`, which calls no model, optimizer or loss::
+``train.py`` contains the training. A :class:`Run` does the rest and never calls a model, optimizer or loss::
 
     run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
     with run.initialization():
@@ -8,15 +8,16 @@ A ``train.py`` trains; everything else is asked of a :class:`Run`, which calls n
         run.register_state(lambda: {"weights": training.weights})
     run.log(hyperparameters)
     with run.timed(timeline):
-        for epoch in run.blocks():                   # what ends in an evaluation
+        for epoch in run.blocks():                   # a block ends with an evaluation
             for step in run.steps():
                 run.report(train_step(training, run.wait_for(batches.next)), learning_rate)
             if run.evaluates():
                 run.evaluated(evaluate(training, run))
     return run.finish()
 
-Where training continues while others evaluate (``Timeline.evaluates_concurrently``), an evaluator is given before the
-loop by ``run.set_evaluator(evaluator)``, and what a network found by ``run.submit_evaluation(found)``.
+For evaluations that overlap with training (``Timeline.evaluates_concurrently``), call
+``run.set_evaluator(evaluator)`` before the loop and ``run.submit_evaluation(predictions)`` instead of
+``run.evaluated``.
 """
 
 import operator
@@ -41,11 +42,11 @@ from benchmarks.common.run.stopping import Heartbeat, StopRequest, leaving_toget
 from benchmarks.common.run.timeline import Timeline
 
 T = TypeVar("T")
-COMPILED = "compiled.bin"  # in the output folder: what the framework has compiled, for a later run, and of an earlier
+COMPILED = "compiled.bin"  # compiler cache in the output folder, shared with earlier and later runs
 
 
 class Run:
-    """One training on one rank, from its command line to its exit code. Make it with ``start``."""
+    """One training on one rank, from command line to exit code. Create it with ``start``."""
 
     def __init__(
         self, config: Any, framework: Any, data: Path, output: Path, wording: Wording, reshards: bool = False
@@ -73,7 +74,7 @@ class Run:
         self.position: int = state.get("step", 0)  # steps that are done
         self._evaluated: int = state.get("evaluated", 0)  # position of the last evaluation
         self._reached: bool = state.get("reached", False)
-        self._inside_step: bool = state.get("inside_step", False)  # the next step is begun
+        self._inside_step: bool = state.get("inside_step", False)  # the next step has started
         self._losses: List[float] = state.get("losses", [])  # of steps since the last record of the metrics stream
         self._pending = PendingEvaluations(self._log_later, state.get("pending", []))
         self.register_state(dict)
@@ -91,15 +92,15 @@ class Run:
         wording: Wording,
         reshards: bool = False,
     ) -> "Run":
-        """Read the command line that every ``train.py`` has and begin; the log is in the dialect of config.round.
+        """Parse the command line of ``train.py`` and start the run; the log has the format of config.round.
 
-        With ``reshards`` a checkpoint of another number of ranks is resumed from: see Checkpoints.load.
+        ``reshards``: resume from a checkpoint with a different number of ranks, see Checkpoints.load.
         """
         arguments = configuration.arguments(description, argv)
         config = configuration.load(config_class, arguments.config)
         return cls(config, framework, arguments.data, arguments.output, wording, reshards)
 
-    # MLPerf's log in the dialect of the round, opened when there is something to log.
+    # MLPerf log in the format of the round, opened on first use
     @cached_property
     def _log(self) -> Any:
         return log_of(self._wording, self._paths[0], self.ranks.rank, self.config.round)
@@ -113,16 +114,16 @@ class Run:
 
     @property
     def saved(self) -> Dict[str, Any]:
-        """A checkpoint's state, that of all ranks and this rank's own together; empty at the beginning of a run."""
+        """Shared and local checkpoint content of this rank; empty for a new run."""
         return self._checkpoints.load()
 
     def register_state(self, shared: Content, local: Content = dict) -> None:
-        """Name what a checkpoint holds: ``shared`` is called on rank 0, ``local`` before it on every rank."""
+        """Set the checkpoint content: ``local`` is called on every rank, then ``shared`` on rank 0."""
         self._shared, self._own = shared, local
 
     @property
     def choices(self) -> Dict[str, Any]:
-        """Choices of this run where its configuration leaves them open, and the arithmetic of its device."""
+        """Resolved "auto" settings of this run, and TF32 of its device."""
         return {**choices.resolved(self.config, self._choices), **self._framework.arithmetic(self.ranks)}
 
     def _save(self, kind: str = "step", concurrently: bool = False) -> None:
@@ -139,21 +140,21 @@ class Run:
             self._checkpoints.save(self.position, state, self._shared, self._own, kind)
         self._metrics.write(Checkpoint(self.position, round(time.time() - began, 3)))
 
-    # Note the end of the save in flight; raises what went wrong with it.
+    # Record the end of an asynchronous save; raise its error, if any.
     def _note_writing(self, waits: bool = False) -> None:
         seconds = self._checkpoints.poll_save(waits)
         if seconds is not None:
             self._metrics.write(CheckpointWritten(self._written, round(seconds, 3)))
 
     def log(self, events: Mapping[str, Any]) -> None:
-        """Log each item as an event, in order; what a resumed run has in its log already is left out."""
+        """Log all items as events, in order; a no-op for a resumed run, whose log already has them."""
         if self._logs_events:
             for key, value in events.items():
                 self._log.event(key, value)
 
     @contextmanager
     def initialization(self) -> Iterator[None]:
-        """Log what is inside as the untimed part of the run (MLPerf training rules, "timing")."""
+        """Log the block as the untimed initialization (MLPerf training rules, "timing")."""
         if self._logs_events:
             self._log.init_start(self.config.seed)
         try:
@@ -172,12 +173,12 @@ class Run:
     def timed(
         self, timeline: Union[Timeline, Callable[[], Timeline]], flops: Optional[Callable[[], float]] = None
     ) -> Iterator[Timeline]:
-        """Let the clock run for what is inside: reading the data set and training (MLPerf training rules, "timing").
+        """Run the clock during the block: reading the data set and training (MLPerf training rules, "timing").
 
-        It starts when all ranks are connected and their devices idle, and no rank passes before rank 0 has logged it;
-        it stops when all ranks and devices are done. Yields the timeline; one that depends on the data set is made by
-        a function, after the clock has started. So are the model FLOPs that training on a sample takes
-        (benchmarks/common/flops.py), of the unit in which the timeline counts a batch.
+        The clock starts when all ranks are connected and their devices idle, and no rank continues before rank 0 has
+        logged it; it stops when all ranks and devices are finished. Yields the timeline. A timeline that depends on
+        the data set is a function, called after the clock has started; so is ``flops``, the model FLOPs for training
+        on one sample (benchmarks/common/flops.py), in the batch unit of the timeline.
         """
         with startup.part("connect"):
             self._framework.connect(self.ranks)
@@ -204,7 +205,7 @@ class Run:
             self._log.run_stop(self._reached)
             self._pending.finish()
             self._note_writing(waits=True)
-            if self.config.checkpoint_interval:  # off the clock: what `encore export` reads
+            if self.config.checkpoint_interval:  # after the clock has stopped; read by `encore export`
                 self._save("trained")
         if self._failed:
             with leaving_together(self._framework):
@@ -212,7 +213,7 @@ class Run:
         self._metrics.write(End("interrupted" if self.interrupted else "reached" if self._reached else "not_reached"))
 
     def open(self, call: Callable[[], T]) -> T:
-        """Return the data set that ``call`` opens; what is wrong with it is reported once, and ends all ranks."""
+        """Return the data set opened by ``call``; report a problem once and exit on all ranks."""
         try:
             return call()
         except Problem as problem:
@@ -237,9 +238,9 @@ class Run:
         return not self._evaluation_is_due() and self.position % self._timeline.steps_per_epoch == 0
 
     def blocks(self) -> Iterator[int]:
-        """Yield the epoch, from 0, in which each part of the run begins that ends in an evaluation.
+        """Yield the epoch, from 0, in which each block starts; a block ends with an evaluation.
 
-        A resumed run begins where it was interrupted: in a part, or with its evaluation.
+        A resumed run continues where it was interrupted: in a block, or with its evaluation.
         """
         timeline, sums = self._timeline, self._framework.LaggedSums(self.ranks, "step")
         wait = self._framework.input_wait(self.ranks)
@@ -283,7 +284,7 @@ class Run:
             yield steps.start
 
     def step_ranges(self, limit: int) -> Iterator[range]:
-        """Yield the same as ranges of up to ``limit`` steps of one epoch; report each range once."""
+        """Yield ranges of up to ``limit`` steps in one epoch; report each range once."""
         timeline = self._timeline
         while not self._ended and self.position < timeline.steps and not self._evaluation_is_due():
             self._open_part()
@@ -306,12 +307,12 @@ class Run:
                 self._close_part()
 
     def report(self, loss: Any, learning_rate: Any, samples: Optional[int] = None) -> None:
-        """Report the present step or range of steps.
+        """Report the current step or range of steps.
 
         Args:
-            loss: mean over this rank's samples, a tensor on the device, of which nobody waits; None where
-                ``interruptible`` ended within the step, which a resumed run begins with again.
-            learning_rate: of the (last) step: a number, or a tensor on the device, of which nobody waits.
+            loss: mean over this rank's samples, a tensor on the device, read asynchronously; None if ``interruptible``
+                ended within the step, which a resumed run repeats.
+            learning_rate: of the (last) step: a number, or a tensor on the device, read asynchronously.
             samples: of all ranks; default: the global batch size.
         """
         self._heartbeat.beat(self._current.stop - 1)
@@ -326,9 +327,9 @@ class Run:
             self._agree()
 
     def on_skipped_steps(self, skipped: Callable[[], int]) -> None:
-        """Count no step that changed no weight; ``skipped`` returns how many there were since it was asked.
+        """Exclude steps without a weight update from the count; ``skipped`` returns their number since its last call.
 
-        It is asked where an evaluation is due, which waits for the device anyway; the run then goes back by
+        It is called when an evaluation is due, which waits for the device anyway; the position is then reduced by
         that number.
         """
         self._skipped = skipped
@@ -343,7 +344,7 @@ class Run:
     def _evaluation_is_due(self) -> bool:
         return self._evaluated < self.position and self._timeline.evaluates_after(self.position)
 
-    # Begin a part of an epoch: its clock, and the epoch's and the block's lines where they begin.
+    # Start a part of an epoch: its timer, and the log lines at the start of an epoch or block.
     def _open_part(self) -> None:
         if self._part_is_open:
             return
@@ -357,7 +358,7 @@ class Run:
         self._reports.start()
         self._times.start()
 
-    # End a part of an epoch: at the epoch's end, at an evaluation, or when the run is to stop.
+    # End a part of an epoch: at its end, at an evaluation, or when the run stops.
     def _close_part(self) -> None:
         self._part_is_open = False
         self._times.stop()
@@ -372,7 +373,7 @@ class Run:
                 self._end_position()
         self._checkpoints.mark_logs()
 
-    # Do what comes last at a position: the end of an epoch that holds its evaluations, and a checkpoint.
+    # Finish a position: end of an epoch that contains its evaluations, and checkpoint.
     def _end_position(self) -> None:
         timeline, (epoch, done) = self._timeline, divmod(self.position, self._timeline.steps_per_epoch)
         stops = self._reached and timeline.stops_at_target and not timeline.evaluates_concurrently
@@ -388,19 +389,19 @@ class Run:
     # -- evaluations -------------------------------------------------------------------------------------
 
     def evaluates(self) -> bool:
-        """Return whether the evaluation of this block comes now; if so, log its start."""
+        """Return whether the evaluation of this block starts now, and log its start."""
         if self._ended or not self._evaluation_is_due():
             return False
-        # One evaluation at a time: the checker of v0.6 takes no other one that begins before it has ended.
+        # One evaluation at a time: the v0.6 checker rejects overlapping evaluations.
         if (self._timeline.evaluates_concurrently and self._wait_for_results()) or self._ended:
             return False
         self._evaluation = self._start_evaluation(self.position, self.epoch)
         return True
 
     def interruptible(self, batches: Iterable[T]) -> Iterator[T]:
-        """Yield the batches of an evaluation; ends early on all ranks, ``interrupted``, when one is to stop.
+        """Yield the evaluation batches; stop early on all ranks (``interrupted``) after a stop request.
 
-        All ranks need the same number of batches. Parts of a long step may be interruptible too: see ``report``.
+        All ranks need the same number of batches. Parts of a long step can be interruptible, too: see ``report``.
         """
         votes = self._framework.LaggedSums(self.ranks, "stop_evaluation")
         for batch in batches:
@@ -413,7 +414,7 @@ class Run:
         votes.drain()
 
     def total(self, values: Any, expected: int) -> List[float]:
-        """Sum ``values`` over all ranks; the last one counts samples, of which ``expected`` must have come."""
+        """Sum ``values`` over all ranks; the last value counts samples and must sum to ``expected``."""
         sums: List[float] = self._framework.total(values)
         count = sums.pop()
         if count != expected:
@@ -421,9 +422,9 @@ class Run:
         return sums
 
     def evaluated(self, results: Optional[Mapping[str, float]]) -> None:
-        """Log what the evaluation found, None if it was interrupted; decides whether the run continues.
+        """Log the result of an evaluation, None if it was interrupted; decide whether the run continues.
 
-        ``results`` has a value for each of the configuration's targets, and may have other figures.
+        ``results`` has a value for each target of the configuration, and optional other figures.
         """
         if results is None:
             return
@@ -432,12 +433,12 @@ class Run:
         self._end_position()
 
     def evaluated_after_clock(self, epoch: int, results: Mapping[str, float]) -> bool:
-        """Log what the model saved at the end of ``epoch``, from 1, reached; return whether that is all targets."""
+        """Log the result of the model saved after ``epoch``, from 1; return whether it reached all targets."""
         evaluation = self._start_evaluation(epoch * self._timeline.steps_per_epoch, epoch - 1)
         self._reached = self._stop_evaluation(evaluation, results)
         return self._reached
 
-    # Log the start of an evaluation after ``epoch``, from 0; a block whose result comes later ends before it.
+    # Log the start of an evaluation after ``epoch``, from 0; with concurrent evaluation the block ends before it.
     def _start_evaluation(self, position: int, epoch: int) -> Begun:
         timeline = self._timeline
         if timeline.evaluates_concurrently and not timeline.evaluates_inside_epochs:
@@ -445,7 +446,7 @@ class Run:
         self._log.eval_start(timeline.epoch_num(position))
         return Begun(position, epoch + 1, time.time())
 
-    # Log the end of an evaluation and what it ``found``; return whether it reached all targets.
+    # Log the end of an evaluation and its results; return whether they reach all targets.
     def _stop_evaluation(self, evaluation: Begun, results: Mapping[str, float]) -> bool:
         timeline, targets = self._timeline, self.config.targets
         qualities = {name: results[name] for name in targets}
@@ -462,7 +463,7 @@ class Run:
     # -- evaluations by an evaluator: see benchmarks/common/run/pending.py ------------------------------------
 
     def set_evaluator(self, evaluator: Any) -> None:
-        """Let ``evaluator`` work on what ``submit_evaluation`` is given; what a resumed run had begun begins anew."""
+        """Set the evaluator for ``submit_evaluation``; pending evaluations of a resumed run restart."""
         self._evaluates_later = True
         if self.ranks.rank == 0:
             self._pending.open(evaluator, self._reached and self._timeline.stops_at_target)
@@ -473,7 +474,7 @@ class Run:
             return
         self._pending.start(self._evaluation, predictions)
         if not self._timeline.evaluates_concurrently and self._wait_for_results():
-            self._pending.forget()  # interrupted: the resumed run evaluates again
+            self._pending.forget()  # interrupted: the resumed run repeats the evaluation
             return
         self._evaluated = self.position
         self._end_position()
@@ -482,13 +483,13 @@ class Run:
         self._reached |= self._stop_evaluation(evaluation, results)
         return self._reached and self._timeline.stops_at_target
 
-    # Log the results that are there; return whether this rank was asked to stop, or a result asks for it.
+    # Log available results; return whether this rank received a stop request or a result ends the run.
     def _wants_to_stop(self) -> bool:
         if self._pending.collect():
             self._checkpoints.mark_logs()
         return self._stop.requested or any(self._pending.votes[:2])
 
-    # Find out with all ranks whether and why the run ends; return whether a result is still to come.
+    # Agree with all ranks whether and why the run ends; return whether a result is pending.
     def _agree(self) -> bool:
         self._wants_to_stop()
         votes = self._framework.total(list(map(float, (self._reached, self._stop.requested, *self._pending.votes))))
@@ -498,7 +499,7 @@ class Run:
         self._ended |= ends or requested or failed
         return waiting
 
-    # Wait until all results are there or the run ends; return whether one is still to come.
+    # Wait until all results are available or the run ends; return whether a result is pending.
     def _wait_for_results(self) -> bool:
         waiting = self._evaluates_later
         while waiting and not self._ended:

@@ -1,22 +1,22 @@
-"""Learning rate schedules as pure functions of the step, the same for every framework.
+"""Learning rate schedules as pure functions of the step, shared by all frameworks.
 
-``step`` counts from 0. The submissions count the update that they are about to make, from 1 (MXNet's
-Optimizer.num_update, and LearningRateScheduler in NVIDIA's DLRM of v0.7), so that the first step has a rate and the
-last one the end value. All start with a linear warm-up (Goyal et al. 2017, arXiv 1706.02677, section 2.2).
+``step`` counts from 0. The submissions count the next update, from 1 (MXNet's Optimizer.num_update, and
+LearningRateScheduler in NVIDIA's v0.7 DLRM), so that the first step has a nonzero rate and the last step the end
+value. All schedules start with a linear warm-up (Goyal et al. 2017, arXiv 1706.02677, section 2.2).
 """
 
 from typing import Sequence
 
 
 def warmup_factor(step: int, warmup_steps: int) -> float:
-    """Return the share of the base learning rate at ``step`` of a linear warm-up, in (0, 1]."""
+    """Return the linear warm-up factor of the base learning rate at ``step``, in (0, 1]."""
     if step + 1 >= warmup_steps:
         return 1.0
     return (step + 1) / warmup_steps
 
 
 def decay_factor(step: int, start: int, steps: int, power: float) -> float:
-    """Return (1 - progress) ** power of a decay over ``steps`` updates after the first ``start`` ones."""
+    """Return (1 - progress) ** power for a decay over ``steps`` updates after ``start`` updates."""
     progress = max(0.0, (step + 1 - start) / max(1, steps))
     return float((1.0 - min(1.0, progress)) ** power)
 
@@ -33,9 +33,9 @@ def polynomial(step: int, *, base: float, end: float, warmup_steps: int, total_s
 
 
 def stepwise(step: int, *, base: float, factor: float, warmup_steps: int, boundaries: Sequence[int]) -> float:
-    """Warm up to ``base``, then multiply by ``factor`` after each of the ``boundaries`` (in steps).
+    """Warm up to ``base``, then multiply by ``factor`` at each boundary (in steps).
 
-    The schedule of the v0.5 ResNet submissions: factor 0.1 after 30, 60 and 80 epochs (MXNet's MultiFactorScheduler).
+    Schedule of the v0.5 ResNet submissions: factor 0.1 after 30, 60 and 80 epochs (MXNet's MultiFactorScheduler).
     """
     passed = sum(step >= boundary for boundary in boundaries)
     return base * warmup_factor(step, warmup_steps) * factor**passed

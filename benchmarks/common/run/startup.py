@@ -1,7 +1,7 @@
-"""Where the time from the start of a process to its clock goes, part by part, and what each may take.
+"""Startup time by phase, from process start to the start of the clock, with a budget for each phase.
 
-What is inside another part counts as its own alone. A step that torch.compile compiles in its first call, as on one
-rank, is in the part that calls it.
+Nested phases are counted separately. On a single rank, torch.compile runs in the first call of the step and counts
+toward the phase of that call.
 """
 
 import os
@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Dict, Iterator, List
 
-# Seconds of each part on eight GPUs of a node, 60 in all. MLPerf's logs from init_start to run_start have 13 to 45 s in
-# v0.7 and 41 to 143 s in v4.0, imports and joining not counted.
+# Seconds per phase on a node with eight GPUs, 60 in total. From init_start to run_start, MLPerf logs have 13 to 45 s in
+# v0.7 and 41 to 143 s in v4.0, without imports and process group setup.
 BUDGET = {
     "imports": 12.0,  # Python and the framework, up to the first line of the run
     "ranks": 8.0,  # finding the other ranks
-    "network": 10.0,  # weights, optimizer, warm-up steps, and what of the initialization is in no other part
+    "network": 10.0,  # weights, optimizer, warm-up steps and the remaining initialization
     "kernels": 6.0,  # measuring the implementations of operators and optimizers
-    "compile": 10.0,  # torch.compile, one rank of a node after the other
-    "capture": 8.0,  # CUDA graphs, with the calls before them
+    "compile": 10.0,  # torch.compile, one rank per node at a time
+    "capture": 8.0,  # CUDA graphs and their warm-up
     "connect": 4.0,  # opening the connections of all collectives
-    "rest": 2.0,  # all else, such as reading what describes the data set
+    "rest": 2.0,  # everything else, such as reading the manifest
 }
 
 _parts: Dict[str, float] = {}
@@ -29,7 +29,7 @@ _since = [0.0]
 
 
 def reset() -> None:
-    """Forget all parts; what the process has taken so far was its imports."""
+    """Clear all phases and count the time since process start as imports."""
     _parts.clear()
     _open.clear()
     _parts["imports"] = _age()
@@ -37,7 +37,7 @@ def reset() -> None:
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """Count the time of what is inside as the part ``name`` of BUDGET, up to ``seconds_by_part``."""
+    """Add the time of the block to phase ``name`` of BUDGET."""
     _count()
     _open.append(name)
     try:
@@ -48,7 +48,7 @@ def part(name: str) -> Iterator[None]:
 
 
 def seconds_by_part() -> Dict[str, float]:
-    """Return the seconds of each part so far; they add up to the age of the process."""
+    """Return the seconds per phase; their sum is the age of the process."""
     seconds = {**_parts, "rest": _age() - sum(_parts.values())}
     return {name: round(seconds[name], 3) for name in BUDGET if name in seconds}
 
@@ -60,8 +60,8 @@ def _count() -> None:
     _since[0] = now
 
 
-# Seconds since the process began, as the kernel has it (proc(5), /proc/self/stat).
+# Process age in seconds from /proc/self/stat (proc(5))
 def _age() -> float:
     ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
-    clock: int = getattr(time, "CLOCK_BOOTTIME", 7)  # which Python 3.6 has no name for
+    clock: int = getattr(time, "CLOCK_BOOTTIME", 7)  # missing in Python 3.6
     return time.clock_gettime(clock) - ticks / os.sysconf("SC_CLK_TCK")

@@ -1,8 +1,8 @@
-"""How long this rank's steps take and how long it waits for others: a line a minute, by which a slow rank is found.
+"""Step time and waiting time of this rank, one line per minute, to find slow ranks.
 
-Synchronous ranks all take as long as the slowest: its steps show nothing, its waiting does. A rank on a CPU waits where
-none of its own threads runs, is ready or reads a file, and no batch is being fetched. What communication libraries have
-threads for does not count: they may spin. A rank on a GPU queues its work, so that its threads say nothing.
+Synchronous ranks all have the step time of the slowest one, so only the waiting time reveals it. A rank on a CPU
+waits if none of its threads runs, is runnable or reads a file, and no batch is being fetched. Threads of
+communication libraries are ignored: they may spin. A rank on a GPU queues its work, so its threads reveal nothing.
 """
 
 import json
@@ -18,9 +18,9 @@ from benchmarks.common.records import StepWindow, plain
 from benchmarks.common.run.ranks import Ranks
 
 TASKS = "/proc/self/task"
-WINDOW_SECONDS = 60.0  # of a line; the first ones are shorter, so that a slow rank is known soon
+WINDOW_SECONDS = 60.0  # per line; the first ones are shorter, to find slow ranks early
 FIRST_SECONDS = 5.0
-SAMPLE_SECONDS = 0.25  # A minute has 240 samples: a share of waiting is known to 3 points
+SAMPLE_SECONDS = 0.25  # 240 samples per minute: the waiting fraction has a resolution of 3 percentage points
 
 
 def threads() -> Set[str]:
@@ -30,7 +30,7 @@ def threads() -> Set[str]:
 
 
 def read(thread: str, name: str) -> bytes:
-    """Return what the kernel says of a thread; empty of one that has ended. Path.read_text takes 3 times as long."""
+    """Read a /proc file of a thread, b"" if it has exited. Path.read_text takes 3 times as long."""
     try:
         file = os.open(f"{TASKS}/{thread}/{name}", os.O_RDONLY)
     except OSError:
@@ -44,23 +44,23 @@ def read(thread: str, name: str) -> bytes:
 
 
 def is_working(ignored: Collection[str]) -> bool:
-    """Return whether a thread of this process but for ``ignored`` runs, is ready to, or waits for a disk."""
+    """Return whether a thread of this process, except ``ignored``, runs, is runnable or waits for a disk."""
     return any(read(name, "stat").rpartition(b") ")[2][:1] in (b"R", b"D") for name in threads() if name not in ignored)
 
 
 def delays() -> Dict[str, float]:
-    """Return the seconds that each thread has been ready without a core (the kernel's schedstat)."""
+    """Return the seconds that each thread was runnable without a core (schedstat)."""
     fields = {name: read(name, "schedstat").split() for name in threads()}
     return {name: int(values[1]) / 1e9 for name, values in fields.items() if len(values) == 3}
 
 
 class StepTimes:
-    """Appends lines to ``folder``/rank_N.jsonl from a thread that also looks at what the others of this rank do."""
+    """Append lines to ``folder``/rank_N.jsonl from a thread that samples the other threads of this rank."""
 
     def __init__(self, folder: Path, ranks: Ranks, input_wait: Any, communicating: Optional[Collection[str]]) -> None:
-        """Begin to look; ``input_wait`` is the framework's, as of StepReports.
+        """Start sampling; ``input_wait``: see StepReports.
 
-        Of a rank on a CPU, ``communicating`` names the threads of the libraries that it communicates by.
+        ``communicating``: names of the threads of communication libraries, for a rank on a CPU.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._file = open(folder / f"rank_{ranks.rank}.jsonl", "a", encoding="utf-8")  # noqa: SIM115
@@ -78,7 +78,7 @@ class StepTimes:
         threading.Thread(target=self._follow, name="step-times", daemon=True).start()
 
     def start(self) -> None:
-        """Begin a part of the training: its first step begins now."""
+        """Start a part of the training, whose first step starts now."""
         self._since = time.time()
 
     def add(self, steps: range) -> None:
@@ -93,7 +93,7 @@ class StepTimes:
         self._since = None
 
     def end(self) -> None:
-        """Write what no line has yet, and look no more."""
+        """Write the last line and stop sampling."""
         self.stop()
         self._ended.set()
         self._write()
@@ -123,7 +123,7 @@ class StepTimes:
             last = now
             if self._since is not None:
                 self._sampled += now - previous
-                # Of a rank that was stopped, or had no core, the time between two samples is longer: it did not wait.
+                # If the rank was stopped or had no core, the sampling interval is longer; that is not waiting time.
                 if self._others is not None and not self._fetching and not is_working(self._others):
                     self._waited += min(now - previous, 1.5 * SAMPLE_SECONDS)
             if now - self._opened >= min(WINDOW_SECONDS, max(FIRST_SECONDS, (self._opened - self._began) / 2)):
@@ -150,7 +150,7 @@ class StepTimes:
                 delayed=round(sum(max(0.0, ready[name] - self._delays.get(name, 0.0)) for name in ready), 3),
             )
             self._open_window()
-        # A full disk is reported by what writes records and checkpoints.
+        # A full disk is reported when records and checkpoints are written.
         with suppress(OSError, ValueError):
             self._file.write(json.dumps(plain(line)) + "\n")
             self._file.flush()

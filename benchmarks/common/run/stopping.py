@@ -1,4 +1,4 @@
-"""Stop on SIGTERM and SIGINT at a step that all ranks agree on, show that a rank is alive, and end its process."""
+"""Stop all ranks at the same step on SIGTERM and SIGINT, write heartbeats, and exit the process."""
 
 import atexit
 import faulthandler
@@ -14,23 +14,23 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Callable, Iterator, List, NoReturn, Optional, Tuple
 
-HEARTBEAT_SECONDS = 0.05  # between two writings of a rank that makes steps
-ALIVE_SECONDS = 0.5  # the same of one that makes none
+HEARTBEAT_SECONDS = 0.05  # write interval while steps are made
+ALIVE_SECONDS = 0.5  # write interval otherwise
 LAUNCHER_SECONDS = 2.0  # between two looks at the process that supervises this run
 _heartbeats: List["Heartbeat"] = []  # this process's, the newest last
 
 
 def progress() -> None:
-    """Record that this rank has come further within what it does: warmed up a shape, measured a kernel.
+    """Record progress within a step: a warmed-up shape, a measured kernel.
 
-    The launcher waits for the next step only so long; before the first one, some calls of this may be minutes apart.
+    The launcher has a time limit per step; before the first step, some calls may be minutes apart.
     """
     if _heartbeats:
         _heartbeats[-1].again()
 
 
 def start_ticks(pid: int) -> int:
-    """Return the clock ticks from boot to the start of a process (proc(5)); 0 if it has ended or is a zombie."""
+    """Return the process start in clock ticks since boot (proc(5)); 0 if it has exited or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -39,9 +39,9 @@ def start_ticks(pid: int) -> int:
 
 
 def supervisor(experiment: Path) -> Optional[Tuple[int, int]]:
-    """Return PID and start ticks of the ``encore run`` that owns the experiment; None if this process cannot see it.
+    """Return PID and start ticks of the ``encore run`` that owns the experiment; None if it is not visible.
 
-    It may run on another host or in another PID namespace, or there is none.
+    It may run on another host or in another PID namespace, or not exist.
     """
     try:
         owner = json.loads((experiment / "owner.json").read_text(encoding="utf-8"))
@@ -53,10 +53,10 @@ def supervisor(experiment: Path) -> Optional[Tuple[int, int]]:
 
 
 class StopRequest:
-    """Turn SIGTERM and SIGINT into the flag ``requested`` of this rank, which the training loop asks for.
+    """Set the flag ``requested`` on SIGTERM and SIGINT; the training loop polls it.
 
-    Until ``arm`` is called there is nothing to save: a signal then ends the process at once with the
-    shell's convention 128 + signal number.
+    Before ``arm``, there is nothing to save, and a signal exits the process immediately with code 128 + signal
+    number, as in a shell.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class StopRequest:
         signal.signal(signal.SIGINT, self._handle)
         # A crash inside a framework's library leaves the Python stacks in the rank's output.
         faulthandler.enable(file=2, all_threads=True)
-        # The launcher asks a rank that hangs for the stacks of all its threads with SIGUSR1.
+        # The launcher sends SIGUSR1 to print the stacks of all threads of a hanging rank.
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
 
     def arm(self) -> None:
@@ -74,17 +74,17 @@ class StopRequest:
     def _handle(self, number: int, frame: Optional[FrameType]) -> None:
         self.requested = True
         if not self._armed:
-            # Not sys.exit: the stack may be inside a framework call that never returns to Python.
+            # Not sys.exit: a framework call may never return to Python.
             os._exit(128 + number)
 
 
 class Heartbeat:
-    """Keeps ``PID HOST STEP UNIX_TIME ALIVE STARTED`` of one rank in a small file: times of the step and of writing,
-    and the start of the process in clock ticks since boot.
+    """Write ``PID HOST STEP UNIX_TIME ALIVE STARTED`` of one rank to a small file: times of step and write, and process
+    start in clock ticks since boot.
 
-    The launcher compares the files to find a rank that died or hangs, on any node that shares the folder. A thread
-    writes them, so that the last step before a wait is in the file, and so that a rank that waits for another one still
-    shows that it is alive; one that is stopped does not.
+    The launcher compares the files to find dead or hanging ranks on all nodes that share the folder. A thread writes
+    them, so that the file has the last step before a wait, and a rank that waits for another one still has a current
+    ALIVE time; a stopped process does not.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -103,7 +103,7 @@ class Heartbeat:
         self._last = step, time.time()
 
     def again(self) -> None:
-        """Record that this rank is still in its step and has come further."""
+        """Record progress within the current step."""
         self.beat(self._last[0])
 
     def _follow(self) -> None:
@@ -116,12 +116,12 @@ class Heartbeat:
                 self._stop_without_supervisor()
             if self._last != last_written or time.time() - alive >= ALIVE_SECONDS:
                 last_written, alive = self._last, time.time()
-                # A full disk is reported by what writes records and checkpoints.
+                # A full disk is reported when records and checkpoints are written.
                 with suppress(OSError):
                     self._write()
 
     def _stop_without_supervisor(self) -> None:
-        # Nobody would notice a rank that hangs, or end the ranks: stop all of them with a checkpoint
+        # Without a supervisor nobody detects hanging ranks or stops them: stop with a checkpoint.
         pid, ticks = self._supervisor or (0, 0)
         if start_ticks(pid) != ticks:
             self._supervisor = None
@@ -138,7 +138,7 @@ class Heartbeat:
 
 @contextmanager
 def leaving_together(framework: Any) -> Iterator[None]:
-    """Leave the other ranks where all of them end with a message: a rank that just exits may abort the others."""
+    """Call ``framework.finish`` if all ranks exit with an error: a rank that just exits may abort the others."""
     try:
         yield
     except SystemExit:
@@ -147,11 +147,11 @@ def leaving_together(framework: Any) -> Iterator[None]:
 
 
 def end_process(main: Callable[[], int]) -> NoReturn:
-    """Call a training's ``main`` and end with its exit code as Python does, but leave the interpreter whole.
+    """Call ``main`` of a training and exit with its code like Python, but without finalizing the interpreter.
 
-    Threads still run then: the heartbeat's, which may hold the lock of its file, and those of a framework, which may
-    hold what only Python can free, as Gloo's do after a collective. A process whose interpreter is taken apart under
-    them is aborted, and its exit code says nothing of what the training found.
+    Threads are still running: the heartbeat, which may hold the lock of its file, and threads of a framework that
+    need Python to release objects, such as Gloo's after a collective. Finalizing the interpreter would abort the
+    process and lose the exit code of the training.
     """
     code = 1
     try:

@@ -1,4 +1,4 @@
-"""When a run evaluates and keeps a checkpoint: positions in a training, whatever it counts in."""
+"""Positions in a training at which a run evaluates and writes checkpoints."""
 
 from dataclasses import dataclass
 from typing import Any, Callable
@@ -6,25 +6,26 @@ from typing import Any, Callable
 
 @dataclass(frozen=True)
 class Timeline:
-    """Positions are steps done, a step is one update; the log counts epochs, and a block ends with an evaluation."""
+    """A position is a number of completed steps (updates). The log counts epochs; a block ends with an evaluation."""
 
     steps_per_epoch: int
     epochs: int
     evaluates_after: Callable[[int], bool]  # whether an evaluation follows this position
-    # Whether a checkpoint is kept at this position, behind its evaluation if it has one.
+    # Whether a checkpoint is written at this position, after its evaluation if there is one
     checkpoints_after: Callable[[int], bool]
-    epoch_num: Callable[[int], float]  # the log's number of an evaluation at this position
-    # An epoch of the log ends behind its last evaluation and is a block; else before it, and blocks hold epochs.
+    epoch_num: Callable[[int], float]  # epoch number in the log for an evaluation at this position
+    # Each epoch in the log is a block that ends after its last evaluation. Otherwise blocks contain whole epochs, and
+    # an epoch ends before the evaluation.
     evaluates_inside_epochs: bool = False
     stops_at_target: bool = True
-    # A quality that equals its target does not reach it, as in the submissions of some benchmarks.
+    # The target must be exceeded, as in the submissions of some benchmarks.
     target_is_exceeded: bool = False
-    # A quality reaches its target from above: a loss.
+    # The quality is a loss.
     lower_is_better: bool = False
-    # Training continues while an evaluator works: a block ends before its evaluation, whose result comes later.
+    # Training continues during an evaluation: a block ends before its evaluation, whose result arrives later.
     evaluates_concurrently: bool = False
-    training_ranks: int = 0  # ranks that train, where the others have another role; 0: all
-    batch_unit: str = "samples"  # unit in which a batch is counted
+    training_ranks: int = 0  # number of training ranks if others have a different role; 0: all
+    batch_unit: str = "samples"  # unit of the batch size
 
     @property
     def steps(self) -> int:
@@ -52,7 +53,7 @@ def by_epochs(
     stops_at_target: bool = True,
     evaluates_concurrently: bool = False,
 ) -> Timeline:
-    """Evaluate after the epochs of ``evaluates``, which count from 0, and keep checkpoints at their interval.
+    """Evaluate after the epochs selected by ``evaluates``, from 0, and write checkpoints at their interval.
 
     ``config`` has epochs and checkpoint_interval; the log counts epochs from 1.
     """

@@ -1,4 +1,4 @@
-"""Time calls that queue their work on a device, and how long it has nothing to do while its next batch is fetched."""
+"""Time calls that queue work on a device, and the device's idle time while its next batch is fetched."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 def seconds_of(call: Callable[[], Any], count: int, synchronize: Callable[[], Any]) -> float:
-    """Return the seconds of one of ``count`` calls; ``synchronize`` waits for the device, and may for other ranks."""
+    """Return the mean seconds of ``count`` calls; ``synchronize`` waits for the device, optionally for all ranks."""
     synchronize()
     started = time.perf_counter()
     for _ in range(count):
@@ -18,10 +18,11 @@ def seconds_of(call: Callable[[], Any], count: int, synchronize: Callable[[], An
 
 
 class InputWait:
-    """Sums up the time of fetches, of each one from when the device has finished all earlier steps.
+    """Accumulate fetch time, starting when the device has finished all earlier steps.
 
-    Where steps are queued, Python fetches a batch while the device computes: only what is left of the fetch when the
-    device is idle makes the training slower. ``finish`` waits until it is; without it a step is done when it returns.
+    If steps are queued, Python fetches a batch while the device computes; only the part of the fetch in which the
+    device is idle slows the training down. ``finish`` waits until the device is idle; None: a step is complete when
+    it returns.
     """
 
     def __init__(self, finish: Optional[Callable[[], Any]] = None) -> None:
@@ -33,7 +34,7 @@ class InputWait:
 
     def fetch(self, call: Callable[[], T]) -> T:
         started = time.perf_counter()
-        # A watch that began in an earlier fetch and has not ended says that the device was never idle meanwhile.
+        # If a watch from an earlier fetch is still running, the device has not been idle since.
         if self._finish is not None and not self._is_watching():
             # A daemon: a rank that fails must not wait for work that needs the other ranks.
             self._watch = threading.Thread(target=self._watch_device, daemon=True)
@@ -46,7 +47,7 @@ class InputWait:
         return fetched
 
     def take(self) -> float:
-        """Return the seconds since the last call of this; afterwards nothing watches the device."""
+        """Return the seconds since the last call; afterwards no thread watches the device."""
         if self._watch is not None:
             self._watch.join()
         self._is_watching()
@@ -62,6 +63,6 @@ class InputWait:
         assert self._finish is not None
         try:
             self._finish()
-        except Exception as error:  # of a step; whoever waits first gets it
+        except Exception as error:  # raised by a step; reported by the next wait
             self._error = error
         self._idle_since = time.perf_counter()

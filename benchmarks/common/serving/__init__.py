@@ -1,1 +1,1 @@
-"""Code of Triton Inference Server and of its clients: copied next to a model, or started by `encore serve`."""
+"""Triton Inference Server: model code and clients, copied to the model or started by `encore serve`."""

@@ -1,14 +1,13 @@
-"""Ask Triton Inference Server about the samples in example.npz, and compare its outputs with those stored there.
+"""Send the samples of example.npz to Triton Inference Server and compare the outputs with the stored ones.
 
     pip install "tritonclient[http,grpc]" numpy
     python client.py --url localhost:8000
     python client.py --url localhost:8001 --protocol grpc
     python client.py --inputs own.npz --outputs found.npz
 
-example.npz and export.json are looked for next to this file; of a model in parts, each has a folder with both. Ends
-with 0 if each output is within the tolerance of export.json, with 1 if not, and with 2 if the server does not answer or
-refuses the samples. Inputs of your own are arrays by the names in export.json, which also says what they mean and how
-raw data become them (``preprocessing``).
+example.npz and export.json are expected in the folder of this file, or in one folder per part. Exit code 0: all
+outputs are within the tolerance of export.json; 1: they are not; 2: no answer, or the server rejected the samples.
+--inputs has arrays by the names in export.json, which documents their meaning and ``preprocessing``.
 """
 
 import argparse
@@ -24,7 +23,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 POLL_SECONDS = 0.2
-SHOWN = 4  # values of each output that are printed
+SHOWN = 4  # number of printed values per output
 
 Arrays = Dict[str, np.ndarray]
 
@@ -35,7 +34,7 @@ class RefusedError(Exception):
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Give whatever the client's library raises the class of a refusal, with the server's words."""
+    """Convert all exceptions of the client library to RefusedError with the server's message."""
     try:
         yield
     except Exception as error:
@@ -43,7 +42,7 @@ def refusals() -> Iterator[None]:
 
 
 class Server:
-    """A model of a server over HTTP or gRPC."""
+    """A served model over HTTP or gRPC."""
 
     def __init__(self, url: str, protocol: str, manifest: Dict[str, Any]) -> None:
         if protocol == "grpc":
@@ -55,10 +54,10 @@ class Server:
         self.known: Dict[str, Any] = {}
 
     def wait(self, seconds: float) -> None:
-        """Return once the model is ready; RefusedError after ``seconds``."""
+        """Wait until the model is ready; raise RefusedError after ``seconds``."""
         name, end = self.manifest["name"], time.monotonic() + seconds
         while True:
-            # A refused connection has another class in each protocol.
+            # The exception for a refused connection depends on the protocol.
             with contextlib.suppress(Exception):
                 if self.client.is_model_ready(name):
                     return
@@ -67,7 +66,7 @@ class Server:
             time.sleep(POLL_SECONDS)
 
     def settings(self) -> Dict[str, Any]:
-        """Return the model's configuration, with its largest batch and the sizes that it expects; asked for once."""
+        """Return the model configuration, with maximum batch and input sizes; cached."""
         if not self.known:
             with refusals():
                 options = {"as_json": True} if hasattr(self.triton, "service_pb2") else {}
@@ -76,7 +75,7 @@ class Server:
         return self.known
 
     def ask(self, inputs: Arrays) -> Arrays:
-        """Return the outputs for one request; RefusedError with the server's words."""
+        """Return the outputs of one request; raise RefusedError with the server's message."""
         names = [tensor["name"] for tensor in self.manifest["outputs"]]
         arrays = [(tensor["name"], tensor["type"], inputs[tensor["name"]]) for tensor in self.manifest["inputs"]]
         sent = []
@@ -90,25 +89,25 @@ class Server:
 
 
 def to_request(settings: Dict[str, Any], inputs: Arrays) -> Arrays:
-    """Return the inputs as the server takes them: a single value, of a sample or of all, is one of size 1."""
+    """Convert inputs to the server's shapes: a scalar, per sample or overall, has an axis of size 1."""
     single = 1 if largest_batch(settings) else 0
     return {name: array[..., np.newaxis] if array.ndim == single else array for name, array in inputs.items()}
 
 
 def from_response(manifest: Dict[str, Any], settings: Dict[str, Any], outputs: Arrays) -> Arrays:
-    """Return the server's outputs as the exported model has them."""
+    """Convert the server's outputs to the shapes of the exported model."""
     single = 1 if largest_batch(settings) else 0
     ranks = {array["name"]: len(array["shape"]) for array in manifest["outputs"]}
     return {name: array[..., 0] if ranks[name] == single < array.ndim else array for name, array in outputs.items()}
 
 
 def largest_batch(settings: Dict[str, Any]) -> int:
-    """Return how many samples a request may have; 0 for a model without batches."""
+    """Return the maximum batch of a request; 0 for a model without batches."""
     return int(settings.get("max_batch_size", 0))
 
 
 def predict(server: Server, example: Arrays) -> Arrays:
-    """Return the outputs for the inputs in ``example``, in as many requests as the server's largest batch needs."""
+    """Return the outputs for ``example``, split into requests of the maximum batch."""
     manifest, settings = server.manifest, server.settings()
     inputs = to_request(settings, {array["name"]: example[array["name"]] for array in manifest["inputs"]})
     largest = largest_batch(settings)
@@ -138,7 +137,7 @@ def difference(actual: np.ndarray, expected: np.ndarray) -> float:
 
 
 def compare(server: Server, example: Arrays) -> Dict[str, Any]:
-    """Return the largest difference of each output from the example's, and whether all are within the tolerance."""
+    """Return the largest difference of each output, and whether all are within the tolerance."""
     outputs = predict(server, example)
     tolerance = float(server.manifest.get("checked", {}).get("tolerance", 0.0))
     differences = {name: difference(output, example[name]) for name, output in outputs.items()}
@@ -167,14 +166,14 @@ def load(folder: Path) -> "tuple[Dict[str, Any], Arrays]":
 
 
 def send(server: Server, path: Path, target: Optional[Path]) -> None:
-    """Ask about the user's own inputs; write the outputs, or print their beginning."""
+    """Send the user's inputs; write the outputs, or print their first values."""
     names = [number["name"] for number in server.manifest["inputs"]]
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in names if name in stored.files}
-    # A single array, as np.save writes it, is no context.
+    # np.load returns a plain array, not a context manager, for np.save files.
     except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        raise RefusedError(f"{path} is no file of arrays: {error}") from None
+        raise RefusedError(f"{path} is not a file of arrays: {error}") from None
     missing = [name for name in names if name not in arrays]
     if missing:
         raise RefusedError(f"{path} has no {', '.join(missing)}: expected {', '.join(names)}")
@@ -200,8 +199,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--inputs", type=Path, metavar="NPZ", help="your own inputs, by name")
-    parser.add_argument("--outputs", type=Path, metavar="NPZ", help="with --inputs: file for what the server gives")
+    parser.add_argument("--inputs", type=Path, metavar="NPZ", help="inputs to send, by name")
+    parser.add_argument("--outputs", type=Path, metavar="NPZ", help="with --inputs: file for the outputs")
     args = parser.parse_args(arguments)
     if args.inputs is None and args.outputs is not None:
         parser.error("--outputs needs --inputs")

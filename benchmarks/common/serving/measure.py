@@ -1,7 +1,7 @@
-"""Throughput and latency of a served model, next to the same model called directly in this process.
+"""Throughput and latency of a served model, compared with direct calls in this process.
 
-Each client is a thread that sends one request after the other; the direct calls run in as many threads. A cell of the
-grid, a batch and a number of clients, ends after a number of requests, once through the server and once directly.
+Each client is a thread that sends one request at a time; direct calls use the same number of threads. A cell of the
+grid is a batch size and a number of clients, measured through the server and directly.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from benchmarks.common.serving import client, model
 from benchmarks.common.serving.client import Arrays, RefusedError, Server
 
 PERCENTILES = (50, 90, 99)
-WARM_UP = 3  # requests of each client that are not counted
+WARM_UP = 3  # uncounted requests per client
 
 Call = Callable[[], Any]
 
@@ -33,7 +33,7 @@ def time_clients(make: Callable[[], Call], clients: int, requests: int) -> Dict[
     """Return requests a second and percentiles of the latency in milliseconds, of ``clients`` threads."""
     latencies: List[float] = []
     failures: List[Exception] = []
-    # Its wall clock starts when every client is warm.
+    # The clock starts when all clients are warm.
     barrier = threading.Barrier(clients + 1)
 
     def run(share: int) -> None:
@@ -86,7 +86,7 @@ def cells(args: argparse.Namespace) -> List[Dict[str, Any]]:
         sent = client.to_request(settings, inputs)
 
         def through_server(sent: Arrays = sent) -> Call:
-            # A connection of its own for each client.
+            # One connection per client.
             connection = Server(args.url, args.protocol, manifest)
             return lambda: connection.ask(sent)
 
@@ -114,7 +114,7 @@ def numbers(text: str) -> List[int]:
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     client.options(parser)
-    parser.add_argument("--model", help="the model's file, for the direct calls; default: none are made")
+    parser.add_argument("--model", help="model file for direct calls; default: no direct calls")
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="of the direct calls")
     parser.add_argument("--batches", type=numbers, default=[1, 8])
     parser.add_argument("--clients", type=numbers, default=[1, 4])

@@ -1,7 +1,6 @@
-"""A model of `encore export` in Triton's Python backend.
+"""Model of `encore export` in Triton's Python backend.
 
-config.pbtxt says in its parameters what the model is: ``format`` and ``model``, its file. Requests that the server put
-together run as one batch.
+config.pbtxt has ``format`` and ``model`` (its file) as parameters. Requests that the server groups run as one batch.
 """
 
 import json
@@ -11,15 +10,15 @@ from typing import Any, Callable, Dict, List, Sequence
 import numpy as np
 
 Arrays = Dict[str, np.ndarray]
-Run = Callable[[Arrays], Arrays]  # from the inputs to the outputs, each by its name
+Run = Callable[[Arrays], Arrays]  # from inputs to outputs, by name
 
 
 def open_onnx(path: Path, outputs: Sequence[str], device: str) -> Run:
-    """Return an ONNX model in ONNX Runtime, on a GPU where ``device`` says so."""
+    """Open an ONNX model in ONNX Runtime, on a GPU if ``device`` is gpu."""
     import onnxruntime
 
     provider = "CUDAExecutionProvider" if device == "gpu" else "CPUExecutionProvider"
-    # ONNX Runtime would take the CPU in its place, with no more than a warning.
+    # ONNX Runtime would only warn and use the CPU.
     if provider not in onnxruntime.get_available_providers():
         raise RuntimeError(f"this ONNX Runtime has no {provider}: install onnxruntime-gpu, or serve with --device cpu")
     session = onnxruntime.InferenceSession(str(path), providers=[provider])
@@ -34,7 +33,7 @@ def open_onnx(path: Path, outputs: Sequence[str], device: str) -> Run:
 
 
 def open_torch_export(path: Path, outputs: Sequence[str], device: str) -> Run:
-    """Return a program of torch.export; it takes its inputs in the order of config.pbtxt."""
+    """Open a torch.export program; its inputs are in the order of config.pbtxt."""
     import torch
 
     target = torch.device("cuda" if device == "gpu" else "cpu")
@@ -52,7 +51,7 @@ def open_torch_export(path: Path, outputs: Sequence[str], device: str) -> Run:
 
 
 def open_saved_model(path: Path, outputs: Sequence[str], device: str) -> Run:
-    """Return the signature ``serving_default`` of a SavedModel."""
+    """Open the signature ``serving_default`` of a SavedModel."""
     import tensorflow as tf
 
     # The signature belongs to the model, which must not be collected before it.
@@ -66,7 +65,7 @@ def open_saved_model(path: Path, outputs: Sequence[str], device: str) -> Run:
     return run
 
 
-# By the name that `encore export --format` gives.
+# Keys: `encore export --format`
 OPENERS = {"onnx": open_onnx, "torch-export": open_torch_export, "saved-model": open_saved_model}
 
 
@@ -84,7 +83,7 @@ class TritonPythonModel:
         self.run = OPENERS[parameters["format"]](path, self.outputs, device)
 
     def execute(self, requests: List[Any]) -> List[Any]:
-        """Answer requests, all as one batch; one that cannot be run does not take the others with it."""
+        """Answer requests, in one batch if possible; a failing request does not affect the others."""
         batches = [self._arrays(request) for request in requests]
         if not self.batched or len(batches) == 1:
             return [self._answer(inputs) for inputs in batches]

@@ -1,10 +1,10 @@
-"""What networks in plain TensorFlow have in common: types of activations, and batch-norm with running statistics."""
+"""Common parts of plain TensorFlow networks: activation types, and batch norm with running statistics."""
 
 from typing import Sequence
 
 import tensorflow as tf
 
-# Type of activations for each ``precision`` of a configuration; weights, statistics and losses stay in fp32.
+# Activation type for each ``precision``; weights, statistics and losses are always fp32.
 DTYPES = {"fp32": tf.float32, "tf32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
 
 
@@ -18,10 +18,10 @@ def batch_norm(
     epsilon: float,
     training: bool,
 ) -> tf.Tensor:
-    """Normalize (batch, height, width, channels) by the running mean and variance in ``statistics``.
+    """Batch norm of (batch, height, width, channels) with running mean and variance in ``statistics``.
 
-    In training by those of the batch, which move the running ones; the variance is that of a sample (divided by n - 1),
-    as cuDNN's.
+    Training uses and accumulates the statistics of the batch; the variance is the unbiased one (divided by n - 1),
+    as in cuDNN.
     """
     normalized, *batch_statistics = tf.raw_ops.FusedBatchNormV3(
         x=x,

@@ -37,10 +37,11 @@ def resolve(settings: T, ranks: Ranks) -> T:
 
 
 def compile_in_turns(compiles: Callable[[], Any], ranks: Ranks) -> None:
-    """Call ``compiles`` on the first rank of each node, then on its others, which find most in the node's cache.
+    """Call ``compiles`` on the first rank of each node, then on the others, which mostly hit the node's cache.
 
-    It is what a step compiles without its collectives, on noise; a node's only rank compiles in the step itself. The
-    others wait for a lock, which the system takes from a process that ends in any way, and never for a message.
+    ``compiles`` compiles the step without its collectives, on synthetic data; a single rank per node compiles in the
+    step itself. The others wait for a file lock, which the kernel releases whenever the process exits, instead of a
+    message.
     """
     if ranks.size == 1:
         return
@@ -54,11 +55,11 @@ def _compile_in_turns(compiles: Callable[[], Any], ranks: Ranks) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     job = f"{os.environ.get('MASTER_ADDR', '')}_{os.environ.get('MASTER_PORT', '')}".replace("/", "_")
     with open(folder / f"compiles_{job}", "a", encoding="ascii") as file:
-        # Where the lock cannot be had, as in some shared folders, all compile at once.
+        # If locking is not available, as on some shared file systems, all ranks compile at once.
         with suppress(OSError):
             if ranks.local_rank == 0:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        pytorch.barrier()  # by now the first has it; a node's only rank waits with the others of all nodes
+        pytorch.barrier()  # by now the first rank has the lock; single-rank nodes wait here as well
         if ranks.local_size == 1:
             return
         with suppress(OSError):
@@ -89,7 +90,7 @@ def _choose(key: str, setting: Any, best: Any, off: Any, ranks: Ranks) -> Any:
 def lack_of_compiler(device: torch.device) -> Optional[str]:
     """Return why torch.compile cannot be used on ``device``; None if it can."""
     if not hasattr(torch, "compile"):
-        return f"PyTorch {torch.__version__} has no torch.compile, which came with 2.0"
+        return f"PyTorch {torch.__version__} has no torch.compile (since 2.0)"
     if device.type != "cuda":
         return None
     if importlib.util.find_spec("triton") is None:
@@ -99,12 +100,12 @@ def lack_of_compiler(device: torch.device) -> Optional[str]:
 
 
 def lack_of_graphs(device: torch.device) -> Optional[str]:
-    """Return why the whole step cannot be captured; None if it can."""
+    """Return why the step cannot be captured, or None."""
     if "capture_error_mode" not in inspect.signature(torch.cuda.graph.__init__).parameters:
         return f"PyTorch {torch.__version__} cannot capture while other threads use the GPU, which came with 2.1"
-    # The captured update reads its rate from the device.
+    # The captured update reads its learning rate from the device.
     if not hasattr(getattr(torch.ops.aten, "_fused_sgd_", None), "tensor_lr"):
-        return f"PyTorch {torch.__version__} has no fused SGD with its rate in a tensor, which came with 2.3"
+        return f"PyTorch {torch.__version__} has no fused SGD with a tensor learning rate (since 2.3)"
     return None
 
 

@@ -1,4 +1,4 @@
-"""A function of tensors as one CUDA graph, which the CPU launches whole."""
+"""A function of tensors as one CUDA graph."""
 
 from contextlib import contextmanager
 from functools import lru_cache
@@ -12,17 +12,17 @@ from benchmarks.common.run import startup, stopping
 
 @lru_cache(maxsize=None)
 def side_stream() -> torch.cuda.Stream:
-    """Return the stream of every capture, also for what is built for one.
+    """Return the stream for all captures, and for modules built for them.
 
-    DistributedDataParallel keeps nodes of autograd that run on the stream on which it was built: if that is another one
-    than the capture's, PyTorch warns of needless synchronization and of captures that end.
+    DistributedDataParallel keeps autograd nodes that run on the stream on which it was built: on a different stream,
+    PyTorch warns of needless synchronization and of invalidated captures.
     """
     return torch.cuda.Stream()
 
 
 @contextmanager
 def on_side_stream() -> Iterator[None]:
-    """Run what is inside on the side stream, after what was queued before and before what is queued next."""
+    """Run the block on the side stream, ordered with the work before and after it on the current stream."""
     stream = side_stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -33,11 +33,11 @@ def on_side_stream() -> Iterator[None]:
 class Captured:
     """``function`` over fixed memory; call it with tensors of the same shapes, on all ranks together.
 
-    ``warm_up`` runs before the capture on the same stream, as PyTorch's notes on CUDA graphs ask, with the same
-    tensors; what it changes stays changed. A result is valid until the next call.
+    ``warm_up`` runs before the capture on the same stream with the same tensors, as required by PyTorch's notes on
+    CUDA graphs; its side effects remain. A result is valid until the next call.
 
-    With ``pool_of`` both graphs have one memory pool, so that many sizes of a step need that of the largest, which is
-    captured first: a result is then valid until either is called.
+    ``pool_of`` shares the memory pool of another graph, so that many step sizes need only the memory of the largest,
+    which is captured first. A result is then valid until either graph is called.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Captured:
         warm_up: Callable[..., None],
         pool_of: Optional["Captured"] = None,
     ) -> None:
-        # A replay reads and writes what the function works on: it must live as long as the graph.
+        # A replay uses the memory of the function, which must live as long as the graph.
         self._function = function
         self._held = [tensor.clone() for tensor in example]
         with startup.part("capture"):
@@ -57,7 +57,7 @@ class Captured:
             stopping.progress()
             self._graph = torch.cuda.CUDAGraph()
             pool = pool_of._graph.pool() if pool_of is not None else None
-            # thread_local: what other threads ask of the device meanwhile does not end the capture.
+            # thread_local: calls of other threads do not invalidate the capture.
             with torch.cuda.graph(self._graph, pool=pool, stream=side_stream(), capture_error_mode="thread_local"):
                 self._result = function(*self._held)
         pytorch.register(self)
@@ -67,7 +67,7 @@ class Captured:
         self._graph.reset()
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
-        """Copy the tensors in and replay; one that is shorter than its example fills the beginning."""
+        """Copy the tensors in and replay; a shorter tensor fills the start of its buffer."""
         for buffer, new in zip(self._held, tensors):
             target = buffer if buffer.shape == new.shape else buffer[: len(new)]
             target.copy_(new, non_blocking=True)

@@ -1,8 +1,8 @@
-"""Reading the files in which weights are published; nothing that is in them is executed.
+"""Safe readers for published weights; code in the files is never executed.
 
-They are Detectron's pickles of numpy arrays (R-50.pkl), what torch.save writes, and what it wrote before 2017: a tar of
-storages, tensors and names, as resnet34-333f7ec4.pth of torchvision is (pytorch/vision#2068). torch.load reads a tar
-only with weights_only=False, which runs whatever the file names.
+Formats: Detectron's pickles of numpy arrays (R-50.pkl), torch.save files, and torch.save files from before 2017, a
+tar of storages, tensors and names, such as torchvision's resnet34-333f7ec4.pth (pytorch/vision#2068). torch.load
+reads such a tar only with weights_only=False, which executes the pickle.
 """
 
 import pickle
@@ -37,7 +37,7 @@ KINDS = {
 }  # fmt: skip
 
 
-# Reads numpy arrays; ``encoding`` is that of Python 2's strings.
+# Unpickler for numpy arrays; latin1 decodes the strings of Python 2.
 class _Arrays(pickle.Unpickler):
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file, encoding="latin1")
@@ -48,7 +48,7 @@ class _Arrays(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-# Stand-in for torch.nn.Parameter in old state_dicts: its tensor is the first argument, or the first of a state.
+# Stand-in for torch.nn.Parameter in old state_dicts: the tensor is its first argument, or the first item of its state.
 class _Parameter:
     def __new__(cls, data: Any = None, *_: Any) -> "_Parameter":
         parameter = super().__new__(cls)
@@ -89,7 +89,7 @@ def _read_legacy_tar(path: Path) -> Any:
         def member(name: str) -> IO[bytes]:
             member_file = tar.extractfile(name)
             if member_file is None:
-                raise ValueError(f"{name} is no file")
+                raise ValueError(f"{name} is not a file")
             return member_file
 
         with member("storages") as file:
@@ -119,16 +119,16 @@ def _content(path: Path) -> Any:
     try:
         return torch.load(str(path), "cpu", weights_only=True)
     except Exception as error:
-        # Its message recommends to run what is in the file.
-        raise ValueError(f"{type(error).__name__} of torch.load, which reads tensors alone") from None
+        # The message of torch.load recommends executing the file.
+        raise ValueError(f"{type(error).__name__} in torch.load, which reads tensors only") from None
 
 
 def load(path: Path, expected: str, hint: str) -> Dict[str, Any]:
-    """Return what a file of weights holds by name; raises Problem, with the words given, where that cannot be read."""
+    """Return the weights in a file by name; raise Problem with ``expected`` and ``hint`` if it cannot be read."""
     try:
         content = _content(path)
         if not isinstance(content, dict):
-            raise ValueError(f"it holds {type(content).__name__}, no names")
+            raise ValueError(f"it contains {type(content).__name__}, not a dict of names")
         return content
     # A damaged file may raise anything.
     except Exception as error:

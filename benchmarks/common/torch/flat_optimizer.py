@@ -1,7 +1,7 @@
-"""One update of all weights: the sum over the ranks, the loss scale, clipping by the global norm, the optimizer.
+"""Update of all weights: gradient sum over ranks, loss scale, clipping by global norm, optimizer.
 
-Weights and gradients are one flat tensor each, so that all of it is a handful of kernels whatever the model. Nothing
-waits for the device where the optimizer can skip a step by itself (PyTorch's fused one).
+Weights and gradients are one flat tensor each, so that an update needs only a few kernels for any model. If the
+optimizer can skip steps on the device (PyTorch's fused optimizers), there is no synchronization.
 """
 
 import math
@@ -16,8 +16,9 @@ from benchmarks.common.torch import optimizers
 from benchmarks.common.torch.gradient_sums import GradientSlice, GradientSums
 from benchmarks.common.torch.optimizers import Build
 
-Rate = Union[float, torch.Tensor]  # learning rate of a step; a tensor where the device alone knows it
-ALIGNMENT = 64  # elements: each weight begins where wide loads and tensor cores can read it, 256 bytes in fp32
+Rate = Union[float, torch.Tensor]  # learning rate of a step; a tensor if only the device knows it
+# elements: every weight starts at an aligned address (256 bytes in fp32) for wide loads and tensor cores
+ALIGNMENT = 64
 
 
 class ScaleRule(NamedTuple):
@@ -33,17 +34,17 @@ class ScaleRule(NamedTuple):
 
 
 class LossScale:
-    """The scale as a tensor, which nobody reads: it follows the gradients on the device."""
+    """Dynamic loss scale on the device, updated without synchronization."""
 
     def __init__(self, rule: ScaleRule, device: torch.device) -> None:
         self._rule = rule
         self.value = torch.tensor(float(rule.initial), device=device)
         self._good = torch.zeros((), dtype=torch.int64, device=device)
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)  # steps that overflowed, on the device
-        self.seen = 0  # the same on the host, where it waits for each step
+        self.seen = 0  # the same on the host, if it waits for each step
 
     def update(self, finite: torch.Tensor) -> None:
-        """Take into account whether the gradients of a step were ``finite``."""
+        """Update the scale after a step whose gradients were ``finite`` or not."""
         good = torch.where(finite, self._good + 1, 0)
         grows = good >= self._rule.window
         larger = (self.value * 2).clamp_max(max(self._rule.maximum, self._rule.initial))
@@ -61,12 +62,12 @@ class LossScale:
 
 
 class FlatOptimizer:
-    """The updates of ``parameters``, whose weights and gradients become views of flat tensors.
+    """Optimizer for ``parameters``, whose weights and gradients become views of flat tensors.
 
-    With ``split`` each rank updates its share of the weights and keeps the optimizer's state of that alone; a share of
-    the gradients goes to each rank instead of all to all, and the weights come back: as much to send, and the time and
-    memory of the optimizer divided by the ranks (distributed weight update of the submissions). The numbers are the
-    same but for the order of sums.
+    With ``split``, each rank updates its share of the weights and has only that share of the optimizer state.
+    Gradients are reduce-scattered instead of all-reduced, and the weights gathered: the same communication volume,
+    with optimizer time and memory divided by the number of ranks (distributed weight update of the submissions).
+    Results are the same up to the order of sums.
     """
 
     def __init__(
@@ -105,26 +106,25 @@ class FlatOptimizer:
         self.uncounted = 0  # skipped steps that the caller does not count as steps
 
     def skipped_since(self) -> int:
-        """Return how many steps were skipped since the last call, which the caller does not count; waits for them."""
+        """Return the number of uncounted skipped steps since the last call; synchronizes with the device."""
         new = 0 if self.scale is None else int(self.scale.skipped) - self.uncounted
         self.uncounted += new
         return new
 
     def backward(self, loss: torch.Tensor, last: bool = True) -> None:
-        """Add the gradients of ``loss``, times the loss scale; their sum begins in the ``last`` pass before an update.
+        """Add the gradients of ``loss``, times the loss scale; the ``last`` pass before an update starts the reduction.
 
-        Another backward pass than this one adds to the gradients as well; they are then summed by ``step``.
+        Other backward passes also add to the gradients; these are then reduced by ``step``.
         """
         if last and self._sums is not None:
             self._sums.start()
         (loss if self.scale is None else loss * self.scale.value).backward()
 
     def step(self, learning_rate: Union[Rate, Sequence[Rate]], divisor: float) -> None:
-        """Update the weights by the gradients, which are cleared; skip it where they are not finite and are scaled.
+        """Update the weights and clear the gradients; with a loss scale, skip steps with infinite or NaN gradients.
 
         Args:
-            learning_rate: of this step, one or one for each group of the optimizer; a tensor where a CUDA graph reads
-                it, for the fused optimizer.
+            learning_rate: one, or one per parameter group; a tensor if read by a CUDA graph, for the fused optimizer.
             divisor: of the sum of the gradients over all ranks, such as the tokens of all ranks.
         """
         groups = self.inner.param_groups
@@ -143,7 +143,7 @@ class FlatOptimizer:
             dist.all_gather(list(self._flat.chunk(self._ranks.size)), self._mine.detach().clone())
         self.gradients.zero_()
 
-    # Return what to multiply the gradients by, and whether all of them are finite.
+    # Return the factor for the gradients, and whether all of them are finite.
     def _factor(self, divisor: float) -> Tuple[torch.Tensor, torch.Tensor]:
         value = self._flat.new_ones(()) if self.scale is None else self.scale.value
         factor = 1 / (value * divisor)
@@ -157,12 +157,12 @@ class FlatOptimizer:
         if self._clip is not None:
             # As torch.nn.utils.clip_grad_norm_, which the submissions call or repeat.
             factor = factor * (self._clip / (norm * factor + 1e-6)).clamp_max(1)
-        # Without a scale there is nothing to be done about it, and a training that diverges has to show.
+        # Without a loss scale the step is not skipped, so that divergence becomes visible.
         return factor, torch.isfinite(norm) if self.scale is not None else torch.ones_like(norm, dtype=torch.bool)
 
     def _apply(self, factor: torch.Tensor, finite: torch.Tensor) -> None:
         if self.kernel == "fused":
-            # What torch.amp.GradScaler sets for the kernel, which divides and skips by itself.
+            # Set by torch.amp.GradScaler for the fused kernel, which unscales and skips on the device.
             self.inner.grad_scale = 1 / factor
             self.inner.found_inf = (~finite).float()
             self.inner.step()
@@ -175,14 +175,14 @@ class FlatOptimizer:
     # -- checkpoints -------------------------------------------------------------------------------------
 
     def state_dict(self) -> Dict[str, Any]:
-        """Return what all ranks have in common; the weights are the network's."""
+        """Return the state shared by all ranks, without the weights."""
         state: Dict[str, Any] = {"kernel": self.kernel}
         if self.scale is not None:
             state.update(loss_scale=self.scale.state_dict(), uncounted=self.uncounted)
         return state if self.split else {**state, "optimizer": self.inner.state_dict()}
 
     def rank_state_dict(self) -> Dict[str, Any]:
-        """Return what this rank alone has."""
+        """Return the state of this rank."""
         return {"optimizer": self.inner.state_dict()} if self.split else {}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -193,34 +193,35 @@ class FlatOptimizer:
 
 
 class Rates:
-    """The learning rate of each step: that of as many steps as changed the weights, without those that overflowed.
+    """Learning rate by the number of weight updates so far, excluding steps that overflowed.
 
-    As submitted in v0.5 to v0.7: BERT's schedulers.py reads the optimizer's own count, GNMT's fp_optimizers.py calls
-    the scheduler with the optimizer, the Transformer's fp16_trainer.py counts updates. The scale of SSD, NCF and DLRM
-    is constant and skips nothing, Mask R-CNN's scheduler counts every step (maskrcnn_benchmark/engine/trainer.py).
+    As in the v0.5 to v0.7 submissions: BERT's schedulers.py reads the optimizer's step count, GNMT's
+    fp_optimizers.py calls the scheduler with the optimizer, the Transformer's fp16_trainer.py counts updates. SSD,
+    NCF and DLRM have a constant scale and skip nothing; Mask R-CNN's scheduler counts every step
+    (maskrcnn_benchmark/engine/trainer.py).
     """
 
     def __init__(self, optimizer: FlatOptimizer, rate_of: Callable[[int], float], steps: int) -> None:
-        """Take the rate of each of the ``steps`` of a run, counted from 0, that ``optimizer`` makes."""
+        """``rate_of``: learning rate by step, from 0; ``steps``: length of the run."""
         self._optimizer, self._rate_of = optimizer, rate_of
         on_device = optimizer.scale is not None and optimizer.kernel == "fused"
         rates = [rate_of(step) for step in range(steps if on_device else 0)]
         self._table = torch.tensor(rates, device=optimizer.gradients.device)
 
     def of(self, step: int) -> Rate:
-        """Return the rate of a step; a tensor, for which nobody waits, where the device alone knows what it skipped."""
+        """Return the rate of a step; a tensor if only the device knows the number of skipped steps."""
         scale, number = self._optimizer.scale, step + self._optimizer.uncounted
         if scale is None:
             return self._rate_of(step)
         if not len(self._table):
             return self._rate_of(number - scale.seen)
-        # Not by its index: a tensor as one is read on the host.
+        # Not indexing, which would read the tensor on the host.
         return self._table.take(number - scale.skipped)
 
 
 @contextmanager
 def unchanged(network: torch.nn.Module, optimizer: FlatOptimizer) -> Iterator[None]:
-    """Put back what steps inside change, in place, since a graph holds these very tensors."""
+    """Restore parameters and optimizer state on exit, in place, since CUDA graphs refer to these tensors."""
     with preserve_scale(optimizer), optimizers.unchanged(network, optimizer.inner):
         yield
 
@@ -234,7 +235,7 @@ def preserve_scale(optimizer: FlatOptimizer) -> Iterator[None]:
         scale.restore(state)
 
 
-# Return flat weights and gradients, of which those of ``parameters`` become views at the places; shares are equal.
+# Return flat weights, flat gradients and their slices; ``parameters`` become views. All shares have equal size.
 def _flatten(
     parameters: Sequence[torch.nn.Parameter], shares: int
 ) -> Tuple[torch.Tensor, torch.Tensor, List[GradientSlice]]:
@@ -244,7 +245,7 @@ def _flatten(
     gradients = torch.zeros_like(flat)
     slices, start = [], 0
     for parameter, size in zip(parameters, sizes):
-        # Each in its own memory order: channels_last weights stay so, and need no copy before a convolution.
+        # Keep the memory order: channels_last weights need no copy before a convolution.
         view = (parameter.shape, parameter.stride(), start)
         weights = flat.as_strided(*view)
         weights.copy_(parameter.detach())

@@ -1,4 +1,4 @@
-"""Generators of a rank: the same weights on all ranks, other dropout on each, and warm-ups that leave no trace."""
+"""Random generators of a rank: equal weights, different dropout, and warm-ups without side effects."""
 
 from contextlib import contextmanager
 from typing import Iterator
@@ -13,13 +13,13 @@ SEED_STRIDE = 1_000_003  # between the seeds of the ranks' dropout
 
 
 def seed_dropout(seed: int, ranks: Ranks) -> None:
-    """Let what dropout draws differ from rank to rank."""
+    """Seed dropout differently on each rank."""
     torch.manual_seed(seed + (ranks.rank + 1) * SEED_STRIDE)
 
 
 @contextmanager
 def fixed_seed(seed: int) -> Iterator[None]:
-    """Draw on the CPU from ``seed``, and leave the generator as it was: a checkpoint has brought its state."""
+    """Draw from ``seed`` on the CPU and restore the generator, whose state comes from the checkpoint."""
     with torch.random.fork_rng([]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -27,7 +27,7 @@ def fixed_seed(seed: int) -> Iterator[None]:
 
 @contextmanager
 def dry_run(optimizer: FlatOptimizer, ranks: Ranks) -> Iterator[None]:
-    """Let steps at rate 0 be taken inside, and reset the optimizer, the loss scale and the generators behind them."""
+    """Run warm-up steps at rate 0; reset optimizer, loss scale and generators on exit."""
     with preserve_scale(optimizer), torch.random.fork_rng([ranks.context] if ranks.context.type == "cuda" else []):
         yield
         optimizers.reset(optimizer.inner)

@@ -1,8 +1,9 @@
-"""The sum of gradients over the ranks during the backward pass: bucket after bucket, the last weights first.
+"""Bucketed gradient reduction that overlaps with the backward pass, last weights first.
 
-A backward pass makes the gradients of the last layers first, so that most of the sum is done when it ends (Li et al.
-2020, arXiv 2006.15704, section 3.2.3). Buckets are parts of the flat gradient: nothing is copied where the type on the
-wire is that of the gradients. A part that one rank alone needs, because it updates those weights, is reduced to it.
+A backward pass produces the gradients of the last layers first, so that most of the reduction is finished when it
+ends (Li et al. 2020, arXiv 2006.15704, section 3.2.3). Buckets are slices of the flat gradient, without copies if
+the communication type is that of the gradients. A slice that only one rank needs, to update those weights, is
+reduced to that rank.
 """
 
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
@@ -15,7 +16,7 @@ from benchmarks.common.run.ranks import Ranks
 
 
 class GradientSlice(NamedTuple):
-    """Where the gradient of a parameter is in the flat one, what fills it up included."""
+    """Slice of a parameter in the flat gradient, including padding."""
 
     start: int
     end: int
@@ -29,9 +30,9 @@ class Bucket(NamedTuple):
 
 
 def buckets_of(slices: Sequence[GradientSlice], total: int, elements: int, shares: int) -> List[Bucket]:
-    """Cut a flat gradient, from its end on, into parts of whole parameters and of ``elements`` at least.
+    """Split a flat gradient, from its end, into buckets of complete parameters with at least ``elements`` elements.
 
-    Of its ``total`` elements each of the ``shares`` has as many, and a bucket is of one share.
+    The ``total`` elements are divided equally among ``shares``; a bucket never spans two shares.
     """
     size = total // shares
     edges = {share * size for share in range(shares + 1)}
@@ -49,9 +50,9 @@ def buckets_of(slices: Sequence[GradientSlice], total: int, elements: int, share
 
 
 class GradientSums:
-    """Sums a flat gradient over the ranks: begun by the last backward pass of a step, ended by its update.
+    """Reduction of a flat gradient over the ranks, from the last backward pass of a step to its update.
 
-    All ranks begin the sums in one order, whatever order their gradients come in.
+    All ranks start the collectives in the same order, independent of the order of their gradients.
     """
 
     def __init__(
@@ -65,15 +66,16 @@ class GradientSums:
         compression: str = "none",
         shares: int = 1,
     ) -> None:
-        """Watch the gradients of ``parameters``, which are at ``slices`` of the flat ``gradients``.
+        """Register hooks for ``parameters``, whose gradients are ``slices`` of the flat ``gradients``.
 
-        With several ``shares`` each rank gets the sum of its own. ``compression``: the type sent, fp16, bf16 or none.
-        With 0 ``bucket_bytes``, shares that are less, or an older PyTorch there is one sum, after the backward pass.
+        With several ``shares``, each rank gets the sum of its share only. ``compression``: communication type, fp16,
+        bf16 or none. There is a single collective after the backward pass if ``bucket_bytes`` is 0 or larger than a
+        share, or in older PyTorch.
         """
         self._gradients, self._ranks, self._shares = gradients, ranks, shares
         self._type = None if compression == "none" else pytorch.DTYPES[compression]
         elements, share = bucket_bytes // gradients.element_size(), len(gradients) // shares
-        # A node of autograd would tell older ones too, but remembers the stream on which it was made.
+        # Hooks on autograd nodes would work in older releases, but remember the stream of their creation.
         has_hooks = hasattr(torch.Tensor, "register_post_accumulate_grad_hook")  # since PyTorch 2.1
         overlaps = has_hooks and elements > 0 and (shares == 1 or elements <= share)
         self._buckets = buckets_of(slices, len(gradients), elements, shares) if overlaps else []
@@ -81,17 +83,17 @@ class GradientSums:
         for number, bucket in enumerate(self._buckets):
             for parameter in bucket.waits_for:
                 self._of_parameter[parameter].append(number)
-        self._missing: List[int] = []  # Gradients that each bucket waits for; empty while nothing is to be summed
+        self._missing: List[int] = []  # Number of missing gradients per bucket; empty if no reduction is active
         self._in_flight: List[Tuple[Bucket, torch.Tensor, Any]] = []
         for number, parameter in enumerate(parameters if overlaps else ()):
             parameter.register_post_accumulate_grad_hook(self._make_hook(number))
 
     def start(self) -> None:
-        """Begin sums as the gradients of the backward pass that follows come; it is the last one before ``end``."""
+        """Start collectives as gradients of the next backward pass arrive; it is the last one before ``end``."""
         self._missing = [len(bucket.waits_for) for bucket in self._buckets]
 
     def end(self) -> None:
-        """Wait for the sums, those included that no backward pass has begun: on a GPU the stream waits, not Python."""
+        """Wait for all collectives, starting the missing ones; on a GPU only the stream waits."""
         self._missing = []
         if not self._buckets:
             self._sum_at_once()
@@ -123,19 +125,19 @@ class GradientSums:
 
     def _sum_at_once(self) -> None:
         sent, share = self._payload(slice(None)), len(self._gradients) // self._shares
-        # Gloo has no reduce-scatter.
+        # Gloo does not implement reduce-scatter.
         if self._shares > 1 and dist.get_backend() == "nccl":
             dist.reduce_scatter_tensor(sent[self._ranks.rank * share :][:share], sent)
         else:
             dist.all_reduce(sent)
         self._store(sent, slice(None))
 
-    # Divided before, as the submissions do: the sum of many ranks would overflow where no gradient does.
+    # Divide first, as in the submissions: the sum of many ranks could overflow.
     def _payload(self, part: slice) -> torch.Tensor:
         gradients = self._gradients[part]
         return gradients if self._type is None else (gradients / self._ranks.size).to(self._type)
 
     def _store(self, sent: torch.Tensor, part: slice) -> None:
         if self._type is not None:
-            # Not at once: a product is computed in the type of its factors.
+            # In two steps: a product would be computed in the type of its factors.
             self._gradients[part].copy_(sent).mul_(self._ranks.size)

@@ -1,8 +1,7 @@
-"""Which implementation of an operator a run uses: PyTorch's own operators or Triton kernels.
+"""Selection of operator implementations: PyTorch operators or Triton kernels.
 
-An operator's Triton kernels are in a ``kernels.py``, which is imported only where they can run. They are used
-where they give the values and gradients of the plain path on this very device and a short measurement finds them
-faster. A CPU always has the plain path.
+Triton kernels are in a ``kernels.py``, imported only if they can run. They are used if their values and gradients
+match the plain path on this device and a short measurement finds them faster. CPUs always use the plain path.
 """
 
 import importlib
@@ -22,26 +21,26 @@ from benchmarks.common.run.timing import seconds_of
 
 WARMUP, MEASURED = 2, 5  # calls of each candidate
 HELD_CYCLES = 50_000_000  # for which a GPU is held up while calls are queued: some 25 ms
-# Largest error of a kernel, as a share of the largest value, by the type of the activations: some units in the last
-# place of 24, 11 and 8 bits, since the order of a sum is free. TF32 has the bits of fp16.
+# Maximum error of a kernel relative to the largest value, by activation type: a few units in the last place of 24, 11
+# and 8 bits, since the order of sums is arbitrary. TF32 has the precision of fp16.
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-# Options of every kernel: whether a product and a sum round once. The default depends on Triton's release.
+# Options of every kernel: fused multiply-add. The default depends on Triton's release.
 OPTIONS = {"enable_fp_fusion": True}
 
 Results = List[torch.Tensor]
-# Runs an operator forward and backward on inputs of its own, the same at each call; returns values and gradients.
+# Runs an operator forward and backward on fixed inputs; returns values and gradients.
 Call = Callable[[], Results]
 Time = Callable[[Call], float]  # measures a call, in seconds
 
 
 class Operator(NamedTuple):
-    """A part of a step that has a plain path and Triton kernels."""
+    """A part of a step with a plain path and Triton kernels."""
 
     plain: Any
     # Module and name of the implementation in Triton, as in ``benchmarks.dlrm.pytorch.kernels:gather``; "": none.
     triton: str
-    example: Callable[..., Call]  # make a call of an implementation: (implementation, device, dtype, **sizes)
-    # Sizes of the examples whose results are compared: edges of blocks, types of indices.
+    example: Callable[..., Call]  # creates a call of an implementation: (implementation, device, dtype, **sizes)
+    # Sizes of the compared examples: block edges and index types
     small: Tuple[Mapping[str, Any], ...]
 
 
@@ -49,25 +48,25 @@ class Library(NamedTuple):
     """Implementations in a library that an image may have."""
 
     name: str
-    operators: Mapping[str, Any]  # what is here of it, by operator
-    missing: str  # why nothing may be here
+    operators: Mapping[str, Any]  # available operators, by name
+    missing: str  # reason if none is available
 
 
 class Specification(NamedTuple):
-    """A kernel as it is compiled: each argument's type, such as ``*fp16``, or the value of a constant."""
+    """A kernel to compile: type of each argument, such as ``*fp16``, or value of a constant."""
 
     kernel: Any
     variant: str
     arguments: Mapping[str, Any]
     warps: int
-    # Whole numbers that are multiples of 16 in a run, which Triton finds at a launch: loads become wider.
+    # Integer arguments divisible by 16 in a run, which Triton detects at launch to use wider loads.
     divisible: Tuple[str, ...] = ()
 
 
 def why_plain(device: torch.device) -> str:
-    """Return why ``device`` has no Triton kernels; empty where it has."""
+    """Return why ``device`` cannot run Triton kernels, or an empty string."""
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return "Triton compiles for GPUs alone"
+        return "Triton compiles for GPUs only"
     return "" if importlib.util.find_spec("triton") else "Triton is not installed"
 
 
@@ -79,7 +78,7 @@ def implementation(operator: Operator, name: str) -> Any:
 
 
 def power_of_two(number: int, least: int = 16) -> int:
-    """Return the smallest power of two that holds ``number``: a block of Triton; products need 16."""
+    """Return the next power of two, at least ``least``: a Triton block size; GEMMs need 16."""
     return max(least, 1 << (number - 1).bit_length())
 
 
@@ -87,13 +86,13 @@ def power_of_two(number: int, least: int = 16) -> int:
 
 
 def tolerance(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the largest error of a kernel that is taken for rounding."""
+    """Return the maximum error of a kernel that counts as rounding."""
     uses_tf32 = device.type == "cuda" and dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
     return TOLERANCES[torch.float16 if uses_tf32 else dtype]
 
 
 def distance_of(operator: Operator, other: Any, device: torch.device, dtype: torch.dtype) -> float:
-    """Return the largest error of ``other``, an implementation of the operator, next to the plain one."""
+    """Return the maximum error of ``other``, an implementation of the operator, relative to the plain one."""
     largest = 0.0
     for sizes in operator.small:
         plain, results = (
@@ -122,9 +121,9 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def seconds_on_device(call: Callable[[], object]) -> float:
-    """Return the time of a call on a GPU that has work queued, where nobody sees how long the launches take.
+    """Return the device time of a call, without launch overhead: the GPU is kept busy while calls are queued.
 
-    That is the time in a CUDA graph, and in a step whose kernels take longer than their launches.
+    This is the time in a CUDA graph, and in a step whose kernels take longer than their launches.
     """
     if not torch.cuda.is_available():
         return seconds(call)
@@ -142,16 +141,16 @@ def seconds_on_device(call: Callable[[], object]) -> float:
 
 
 def clock(captured: bool) -> Time:
-    """Return how to time what a step calls: without its launches where a CUDA graph makes them."""
+    """Return the timing function for a step, without launch overhead if it is captured."""
     return seconds_on_device if captured else seconds
 
 
 @startup.part("kernels")
 def fastest(measures: Mapping[str, Callable[[], float]], device: torch.device) -> Tuple[str, Dict[str, str]]:
-    """Return the name with the least seconds on rank 0, for all ranks, and what each measurement found.
+    """Return the name with the shortest time on rank 0, for all ranks, and the outcome of each measurement.
 
-    One that refuses the device, type or option of any rank is no candidate: a rank that took it would end, and the
-    others would wait for it. Raises ValueError on all ranks where none is left.
+    A candidate that fails on any rank is excluded: that rank would exit, and the others would wait for it. Raises
+    ValueError on all ranks if none is left.
     """
     names = sorted(measures)
     times, outcomes = [], {}
@@ -159,7 +158,7 @@ def fastest(measures: Mapping[str, Callable[[], float]], device: torch.device) -
         try:
             times.append(measures[name]())
             outcomes[name] = f"{times[-1] * 1e3:.3f} ms"
-        # Triton has exceptions of its own for what does not compile, which only it can name.
+        # Triton's compile errors have their own classes, which only Triton defines.
         except Exception as problem:
             times.append(float("inf"))
             outcomes[name] = (
@@ -187,11 +186,11 @@ def choose(
     saved: Optional[Mapping[str, str]] = None,
     time: Optional[Time] = None,
 ) -> Dict[str, str]:
-    """Return ``plain`` or ``triton`` for each operator; rank 0 prints the choice where the device is a GPU.
+    """Return ``plain`` or ``triton`` for each operator; on GPUs, rank 0 prints the choice.
 
-    ``setting`` names one for all, or "auto" measures each on ``sizes`` by ``time`` (default: seconds); ``saved`` is the
-    choice of a checkpoint.
-    Raises ValueError where the kernels are wanted and cannot run.
+    ``setting``: one for all operators, or "auto" to measure each on ``sizes`` with ``time`` (default: seconds).
+    ``saved``: choices of a checkpoint.
+    Raises ValueError if kernels are requested and cannot run.
     """
     device = ranks.context
     reason = pytorch.agreed(why_plain(device))
@@ -228,11 +227,11 @@ def choose_with(
     sizes: Mapping[str, Mapping[str, Any]],
     saved: Mapping[str, str],
 ) -> Tuple[Dict[str, str], Dict[str, Any]]:
-    """Return name and implementation of each operator: what ``choose`` finds, or the library's.
+    """Return name and implementation of each operator: the result of ``choose``, or the library's.
 
-    ``setting`` may be the library's name, for all that it has; "auto" takes it where it is right and faster, and rank 0
-    prints what was measured. ``saved`` is the choice of a checkpoint.
-    Raises ValueError where the library is wanted or was used and is not here.
+    ``setting``: may be the name of the library, for all operators that it has; "auto" uses it if it is correct and
+    faster, and rank 0 prints the measurements. ``saved``: choices of a checkpoint.
+    Raises ValueError if the library is requested, or was used, and is not available.
     """
     available = {name: library.operators[name] for name in pytorch.everywhere(library.operators, operators)}
     if setting == library.name and not available:
@@ -261,7 +260,7 @@ def choose_with(
     }
 
 
-# Return the fastest that gives what the plain path gives, and what was measured; a candidate loads itself.
+# Return the fastest candidate that matches the plain path, and the measurements; candidates are loaded lazily.
 def _fastest_correct(
     operator: Operator,
     candidates: Mapping[str, Callable[[], Any]],

@@ -1,15 +1,15 @@
-"""LAMB over one flat tensor of weights, in as many launches for any number of tensors (You et al. 2020).
+"""LAMB over one flat weight tensor, with a number of launches independent of the number of tensors (You et al. 2020).
 
-arXiv 1904.00962, algorithm 2, in the variant of apex's FusedLAMB with the arguments of NVIDIA's v0.7 submission of BERT
-(run_pretraining.py: bias correction, grad_averaging, use_nvlamb=False, max_grad_norm 1.0, which
-benchmarks/common/torch/flat_optimizer.py applies). With the gradient g over the global batch, clipped by its norm over
-all tensors, weights w of one tensor, decay d of that tensor, learning rate r and t steps done, this one included:
+arXiv 1904.00962, algorithm 2, in the variant of apex's FusedLAMB with the arguments of NVIDIA's v0.7 submission of
+BERT (run_pretraining.py: bias correction, grad_averaging, use_nvlamb=False, max_grad_norm 1.0, which
+benchmarks/common/torch/flat_optimizer.py applies). With the gradient g over the global batch, clipped by its norm
+over all tensors, weights w of one tensor, decay d of that tensor, learning rate r and step number t, from 1:
 
     m <- b1 m + (1 - b1) g          v <- b2 v + (1 - b2) g^2
     u = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon) + d w
     w <- w - r (|w| / |u|) u        the ratio is 1 where |w| or |u| is 0, and where d is 0 (use_nvlamb=False)
 
-What counts as one tensor is a :class:`ParameterGroup`: queries, keys and values that share a product have a ratio each.
+A :class:`ParameterGroup` counts as one tensor: queries, keys and values in one GEMM have separate ratios.
 """
 
 import importlib
@@ -25,7 +25,7 @@ from benchmarks.common.torch import optimizers
 from benchmarks.common.torch.flat_optimizer import ALIGNMENT
 from benchmarks.common.torch.optimizers import Build
 
-CHUNK = 1 << 18  # elements: five arrays of that size are 5 MB, about what a core has of caches
+CHUNK = 1 << 18  # elements: five such arrays are 5 MB, about the cache of one core
 
 
 class ParameterGroup(NamedTuple):
@@ -46,9 +46,9 @@ def parameter_groups(
     decay_of: Callable[[str], float],
     parts_of: Callable[[str], int] = lambda name: 1,
 ) -> List[ParameterGroup]:
-    """Return where FlatOptimizer puts the parameters, in its order, each divided into ``parts_of`` equal groups.
+    """Return the slices of the parameters in FlatOptimizer's order, each divided into ``parts_of`` equal groups.
 
-    Raises ValueError where a part would not begin at a multiple of ALIGNMENT.
+    Raises ValueError if a part would not start at a multiple of ALIGNMENT.
     """
     groups, start = [], 0
     for name, parameter in parameters:
@@ -65,9 +65,9 @@ Step = Callable[["Lamb", float], None]
 
 
 class Lamb:
-    """The optimizer of one flat parameter, with what FlatOptimizer asks of an optimizer of PyTorch.
+    """Optimizer of one flat parameter, with the interface that FlatOptimizer expects.
 
-    The fused step takes the flat tensor as rows of ALIGNMENT elements, each of one group alone.
+    The fused step views the flat tensor as rows of ALIGNMENT elements, each in a single group.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class Lamb:
         step: Step,
         ranks: Optional[Ranks] = None,
     ) -> None:
-        """Take the weights ``flat``, whose gradient is flat too, of which ``groups`` are the tensors.
+        """``flat``: weights, with a flat gradient; ``groups``: their tensors.
 
-        With ``ranks``, ``flat`` is this rank's share, as FlatOptimizer divides all of them, and the norms are summed.
+        With ``ranks``, ``flat`` is this rank's share, as divided by FlatOptimizer, and norms are summed over ranks.
         """
         self.flat, self.groups, self.options, self._step = flat, list(groups), options, step
         self.param_groups: List[Dict[str, Any]] = [{"lr": 0.0}]
@@ -93,7 +93,7 @@ class Lamb:
         group_of, decay = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, 1)
         self._shared = ranks is not None and ranks.size > 1
         offset = ranks.rank * len(flat) if ranks is not None else 0
-        self._parts = {}  # what this rank has of the groups, by their numbers
+        self._parts = {}  # slices of the groups on this rank, by group number
         for number, group in enumerate(groups):
             start, end = (
                 min(max(position - offset, 0), len(flat)) for position in (group.start, group.start + group.size)
@@ -105,7 +105,7 @@ class Lamb:
         self.group_of, self.decay = group_of.to(flat.device), decay.to(flat.device)  # by rows
         self.scaled = torch.tensor([group.decay != 0 for group in groups], device=flat.device)
         self._present = torch.tensor(list(self._parts), dtype=torch.int64, device=flat.device)
-        # What a step reads again is still in a CPU's cache; a GPU takes all at once.
+        # Chunks stay in the CPU cache between operations; a GPU processes everything at once.
         size = CHUNK if flat.device.type == "cpu" else max(len(flat), 1)
         self.chunks = [slice(start, min(start + size, len(flat))) for start in range(0, len(flat), size)]
 
@@ -127,7 +127,7 @@ class Lamb:
         return [(group, [flat[group.start : group.start + group.size] for flat in flats]) for group in self.groups]
 
     def norms(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """Return the norm of each group of flat tensors, (tensors, groups), over all ranks that have a share of it."""
+        """Return the norms of the groups of flat tensors, (tensors, groups), summed over ranks."""
         parts = [tensor[part] for tensor in tensors for part in self._parts.values()]
         # _foreach_norm: since PyTorch 1.12.
         part_norms = torch._foreach_norm(parts) if hasattr(torch, "_foreach_norm") else [part.norm() for part in parts]
@@ -140,7 +140,7 @@ class Lamb:
 
 
 def fused_step(lamb: Lamb, rate: Any) -> None:
-    """Update all tensors together, on the device: a step that is skipped changes nothing, and nobody waits."""
+    """Update all tensors together on the device, without synchronization; a skipped step changes nothing."""
     (beta1, beta2), epsilon = lamb.options
     goes = torch.ones_like(lamb.steps) if lamb.found_inf is None else 1 - lamb.found_inf
     factor = goes if lamb.grad_scale is None else goes / lamb.grad_scale
@@ -151,7 +151,7 @@ def fused_step(lamb: Lamb, rate: Any) -> None:
     flats = (lamb.flat.grad, weights, lamb.first, lamb.second, update)
     for part in lamb.chunks:
         g, w, m, v, u = (flat[part] for flat in flats)
-        # Weights of 0 where the step is skipped, and no product with what is not finite.
+        # The factors are 0 in a skipped step; do not multiply infinite or NaN values.
         torch.mul(g, factor, out=u)
         if lamb.found_inf is not None:
             u.masked_fill_(goes == 0, 0.0)
@@ -168,7 +168,7 @@ def fused_step(lamb: Lamb, rate: Any) -> None:
 
 
 def plain_step(lamb: Lamb, rate: Any) -> None:
-    """Update one tensor after the other, as the equations stand."""
+    """Update the tensors one by one, following the equations."""
     (beta1, beta2), epsilon = lamb.options
     lamb.steps += 1
     steps = float(lamb.steps)
@@ -213,7 +213,7 @@ def apex_step(apex: Any, lamb: Lamb, rate: Any) -> None:
 
 
 def find_apex() -> Any:
-    """Return what apex_step calls, or None where the image has no apex or one without its CUDA parts."""
+    """Return the functions for apex_step, or None without apex or its CUDA extension."""
     if optimizers.find_apex() is None or not hasattr(importlib.import_module("amp_C"), "multi_tensor_lamb"):
         return None
     applier = importlib.import_module("apex.multi_tensor_apply").multi_tensor_applier
@@ -225,9 +225,10 @@ def find_apex() -> Any:
 def lamb_candidates(
     groups: Sequence[ParameterGroup], options: Options, apex: Any, ranks: Optional[Ranks] = None
 ) -> Dict[str, Build]:
-    """Return LAMB by the name of each implementation at hand; each takes one flat parameter.
+    """Return the available implementations of LAMB by name; each takes one flat parameter.
 
-    With ``ranks`` it is this rank's share of the weights, for the fused one: the others take norms of whole tensors.
+    With ``ranks``, it is this rank's share of the weights, and only "fused" is available: the others need norms of
+    complete tensors.
     """
     steps: Dict[str, Step] = {"fused": fused_step}
     if ranks is None:

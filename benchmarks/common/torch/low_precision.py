@@ -1,8 +1,8 @@
-"""GEMMs in FP8 by PyTorch's own kernel, and weights in 16 or 8 bits that are kept from one update to the next.
+"""FP8 GEMMs with PyTorch's kernel, and cached low-precision copies of weights.
 
-FP8 (arXiv 2209.05433): inputs and weights in E4M3, gradients in E5M2, each tensor with one scale by its own largest
-value. Nothing is kept of earlier calls, so that a resumed run continues bit for bit. All of it is on the device: a
-CUDA graph holds it, and torch.compile makes one kernel of a cast.
+FP8 (arXiv 2209.05433): inputs and weights in E4M3, gradients in E5M2, one scale per tensor from its current maximum.
+There is no scaling history, so that a resumed run is bitwise equal. Everything stays on the device: it can be
+captured in a CUDA graph, and torch.compile fuses a cast into one kernel.
 """
 
 from typing import Any, Callable, List, Optional, Sequence, Tuple
@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-ROWS = 16  # rows of an input must be a multiple of it, and so must both sides of a weight (cuBLASLt)
+ROWS = 16  # required divisor of the rows of an input and of both sides of a weight (cuBLASLt)
 INPUTS, GRADIENTS = "float8_e4m3fn", "float8_e5m2"
 SMALLEST = 1e-12  # largest value below which a tensor counts as zero
 
 
 def cast(tensor: torch.Tensor, kind: torch.dtype) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Return the tensor in ``kind``, times what makes its largest value the largest of the type; and the inverse."""
+    """Scale the tensor to the maximum of ``kind`` and cast it; return it with the inverse scale."""
     largest = torch.linalg.vector_norm(tensor, float("inf"), dtype=torch.float32).clamp_min(SMALLEST)
     limit = torch.finfo(kind).max
     return (tensor.float() * (limit / largest)).to(kind), largest / limit
@@ -27,9 +27,9 @@ def multiply(
     a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, kind: torch.dtype,
     fast: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """(M, K) times the transposed of (N, K), both in FP8 and row after row, as (M, N) in ``kind``.
+    """GEMM of (M, K) and the transpose of (N, K), both row-major FP8, to (M, N) in ``kind``.
 
-    ``fast``: sums inside of the tensor cores, which TransformerEngine takes for forward passes alone.
+    ``fast``: accumulate in the tensor cores, which TransformerEngine does in forward passes only.
     """
     operator: Any = torch._scaled_mm
     return operator(a, b.t(), scale_a=a_scale, scale_b=b_scale, out_dtype=kind, use_fast_accum=fast)
@@ -39,7 +39,7 @@ def _gradients(
     gradient: torch.Tensor, inputs: torch.Tensor, input_scale: torch.Tensor, columns: torch.Tensor, scale: torch.Tensor,
     kind: Optional[torch.dtype],
 ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:  # fmt: skip
-    # Gradients of the input, and of the weight in its ``kind`` unless that is None; inputs and weight by columns.
+    # Gradients of the input, and of the weight in ``kind`` unless that is None; inputs and weight are column-major.
     rounded, gradient_scale = cast(gradient, getattr(torch, GRADIENTS))
     by_input = multiply(rounded, gradient_scale, columns, scale, gradient.dtype, fast=False)
     if kind is None:
@@ -48,7 +48,7 @@ def _gradients(
 
 
 class _Float8Product(torch.autograd.Function):
-    # Hidden states (T, in) by a weight (out, in), of which FP8 copies row by row and column by column are given.
+    # GEMM of hidden states (T, in) and a weight (out, in), given as row-major and column-major FP8 copies.
 
     @staticmethod
     def forward(
@@ -56,7 +56,7 @@ class _Float8Product(torch.autograd.Function):
         scale: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
         inputs, input_scale = cast(hidden, rows.dtype)
-        # What the gradient of the weight reads: by columns.
+        # Column-major, for the weight gradient.
         ctx.save_for_backward(inputs.t().contiguous(), input_scale, columns, scale)
         ctx.weight_type = weight.dtype
         return multiply(inputs, input_scale, rows, scale, hidden.dtype, fast=True)
@@ -73,7 +73,7 @@ def _rows(weight: torch.Tensor, scale: Optional[torch.Tensor]) -> Tuple[torch.Te
 
 
 class _GatheredProduct(torch.autograd.Function):
-    # The same with a weight that is whole only in a layer's own passes, as FSDP gathers it: each of them casts it.
+    # The same for a weight that FSDP gathers only in the passes of its layer: each pass casts it.
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, scale: Optional[torch.Tensor]) -> torch.Tensor:
@@ -100,7 +100,7 @@ def gathered_product(hidden: torch.Tensor, weight: torch.Tensor, scale: Optional
 
 
 class _Kept(torch.autograd.Function):
-    # A weight in the type of its kept copy; the gradient goes to the weight.
+    # Use the cached copy of a weight; the gradient goes to the weight.
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
@@ -113,9 +113,9 @@ class _Kept(torch.autograd.Function):
 
 
 class KeptLinear(nn.Module):
-    """A Linear's product with a copy of its weight in 16 or 8 bits, which ``refresh`` makes anew after an update.
+    """GEMM of a Linear with a cached 16 or 8 bit copy of its weight, updated by ``refresh`` after each step.
 
-    The parameters are the Linear's own, by the same names; the copies are in no checkpoint.
+    The parameters keep their names; the copies are not in checkpoints.
     """
 
     def __init__(self, linear: nn.Linear, kind: torch.dtype) -> None:
@@ -147,7 +147,7 @@ class KeptLinear(nn.Module):
 
 @torch.no_grad()
 def refresh(layers: Sequence[KeptLinear]) -> None:
-    """Copy the weights again, in place, since a graph may hold these very tensors."""
+    """Copy the weights again, in place, since CUDA graphs refer to these tensors."""
     for layer in layers:
         if not layer.in_fp8:
             layer.rows.copy_(layer.weight)
@@ -161,16 +161,16 @@ def refresh(layers: Sequence[KeptLinear]) -> None:
 def why_no_fp8(device: torch.device) -> str:
     """Return why this PyTorch cannot multiply in FP8 on ``device``, found by asking it; empty where it can."""
     if not (hasattr(torch, INPUTS) and hasattr(torch, "_scaled_mm")):
-        return f"PyTorch {torch.__version__} has no FP8, which came with 2.1"
+        return f"PyTorch {torch.__version__} has no FP8 (since 2.1)"
     try:
         error = _error(device)
-    # What this release or GPU refuses has no type of its own.
+    # Errors of unsupported releases and GPUs have no specific class.
     except Exception as problem:
         return f"{type(problem).__name__}: {str(problem).strip().splitlines()[0] if str(problem) else ''}"
     return "" if error < 0.1 else f"wrong by {error:.3g} of the largest value"
 
 
-# The largest error of a product and its gradients next to the plain one, as a share of the largest value.
+# Maximum error of a GEMM and its gradients, relative to the largest value
 def _error(device: torch.device) -> float:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3 * ROWS, 4 * ROWS, generator=generator)
@@ -196,7 +196,7 @@ def _error(device: torch.device) -> float:
 
 
 def keep(modules: Sequence[nn.Module], names: Sequence[str], kind: torch.dtype) -> List[KeptLinear]:
-    """Let the Linears called ``names`` of all ``modules`` keep copies of their weights, and return them."""
+    """Replace the Linears called ``names`` in all ``modules`` by KeptLinear, and return these."""
     layers = []
     for module in modules:
         for name in names:

@@ -1,4 +1,4 @@
-"""What networks with convolutions and batch-norms share: the order of their axes, and what ranks do not share."""
+"""Memory format and batch norm statistics of convolutional networks."""
 
 from typing import List, Sequence
 
@@ -17,6 +17,6 @@ def statistics(network: nn.Module) -> List[torch.Tensor]:
 
 @torch.no_grad()
 def set_statistics(network: nn.Module, values: Sequence[torch.Tensor]) -> None:
-    """Give the batch-norms what ``statistics`` returned."""
+    """Set the batch norm statistics returned by ``statistics``."""
     for buffer, value in zip(statistics(network), values):
         buffer.copy_(value)

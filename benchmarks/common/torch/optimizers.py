@@ -1,7 +1,7 @@
-"""Which implementation of an optimizer to use: apex's fused one, PyTorch's fused one or the plain one.
+"""Selection of an optimizer implementation: apex (fused), PyTorch fused, or plain.
 
-All compute the same update. NGC's images carry apex, others do not: it is found by asking and never required,
-and the fastest of what is there is found by a short measurement on tensors of the model's own shapes.
+All compute the same update. NGC images contain apex, others do not: it is optional, and the fastest available
+implementation is selected by a short measurement with the tensor shapes of the model.
 """
 
 import importlib
@@ -25,7 +25,7 @@ def find_apex() -> Any:
     if not torch.cuda.is_available():
         return None
     try:
-        # Its Python imports without the compiled part and fails at the first step.
+        # apex imports without its CUDA extension, but fails in the first step.
         importlib.import_module("amp_C")
         return importlib.import_module("apex.optimizers")
     except ImportError:
@@ -35,9 +35,9 @@ def find_apex() -> Any:
 def adam_candidates(
     learning_rate: float, betas: Tuple[float, float], epsilon: float, apex: Any, capturable: bool = False
 ) -> Dict[str, Build]:
-    """Return Adam (Kingma and Ba 2015, algorithm 1, no weight decay) by the name of each implementation at hand.
+    """Return the available implementations of Adam by name (Kingma and Ba 2015, algorithm 1, no weight decay).
 
-    ``capturable`` keeps the step count on the GPU, as a CUDA graph needs it.
+    ``capturable``: keep the step count on the GPU, as CUDA graphs require.
     """
     options: Dict[str, Any] = {"lr": learning_rate, "betas": tuple(betas), "eps": epsilon}
     if capturable:
@@ -52,9 +52,9 @@ def adam_candidates(
 
 
 def sgd_candidates(learning_rate: float, momentum: float, weight_decay: float, apex: Any) -> Dict[str, Build]:
-    """Return SGD with momentum by the name of each implementation at hand: b <- m b + g + d w, w <- w - r b.
+    """Return the available implementations of SGD with momentum by name: b <- m b + g + d w, w <- w - r b.
 
-    A rate that is a tensor, as a CUDA graph reads it, is for the fused one alone.
+    Only "fused" accepts a tensor learning rate, as CUDA graphs need.
     """
     options: Dict[str, Any] = {"lr": learning_rate, "momentum": momentum, "weight_decay": weight_decay}
     builders: Dict[str, Build] = {"plain": lambda parameters: torch.optim.SGD(parameters, foreach=True, **options)}
@@ -71,11 +71,11 @@ def choose(
     setting: str = "auto",
     measure: Optional[Measure] = None,
 ) -> Tuple[str, torch.optim.Optimizer]:
-    """Return the name of the implementation that is used for ``parameters``, and the optimizer.
+    """Return the name of the selected implementation for ``parameters``, and the optimizer.
 
-    ``setting`` names one, or "auto" takes the fastest by ``measure`` (seconds of a step; default: on copies of
-    the parameters, so that these need twice their memory and four times for Adam for a moment). Rank 0's
-    measurement decides for all ranks, among what all of them have.
+    ``setting``: a name, or "auto" for the fastest by ``measure`` (seconds of a step; default: on copies of the
+    parameters, which temporarily needs twice their memory, and four times for Adam). The measurement of rank 0
+    decides, among the implementations that all ranks have.
     """
     candidates = {name: candidates[name] for name in pytorch.everywhere(candidates, IMPLEMENTATIONS)}
     if setting == "auto":
@@ -97,12 +97,12 @@ def seconds_of_step(build: Build, parameters: Sequence[torch.nn.Parameter]) -> f
     return kernels.seconds(build(copies).step)
 
 
-# -- state in place: a captured graph holds these very tensors ----------------------------------------
+# -- in-place state: CUDA graphs refer to these tensors -----------------------------------------------
 
 
 @contextmanager
 def unchanged(network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Put back what steps inside change but gradients, in place; where there was no state, it is a fresh one's."""
+    """Restore parameters and optimizer state on exit, in place; gradients are not restored. Missing state is reset."""
     present = (*network.state_dict().values(), *_tensors(optimizer.state_dict()).values())
     copies = [(tensor, tensor.clone()) for tensor in present]
     device = copies[0][0].device
@@ -116,16 +116,16 @@ def unchanged(network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Ite
 
 @torch.no_grad()
 def reset(optimizer: torch.optim.Optimizer) -> None:
-    """Set the state to that of a fresh optimizer, in the same tensors."""
+    """Reset the state to that of a new optimizer, in place."""
     for tensor in _tensors(optimizer.state_dict()).values():
         tensor.zero_()
 
 
 @torch.no_grad()
 def restore(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Give the optimizer a checkpoint's ``state_dict``, in the same tensors where it has a state already.
+    """Load a checkpoint's ``state_dict``, in place if the optimizer already has state.
 
-    ``load_state_dict`` puts new tensors in their place, which a graph captured before would never see.
+    ``load_state_dict`` would replace the tensors, unnoticed by an earlier CUDA graph.
     """
     current = _tensors(optimizer.state_dict())
     if not current:
@@ -138,11 +138,11 @@ def restore(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
         tensor.copy_(new[key])
 
 
-# Return the tensors that change from step to step in a ``state_dict``, which holds the tensors themselves.
+# Return the tensors of a ``state_dict`` that change in each step; they are not copied.
 def _tensors(content: Mapping[str, Any]) -> Dict[Tuple[str, int, str], torch.Tensor]:
     state = [(index, name, value) for index, values in content["state"].items() for name, value in values.items()]
     tensors = {("state", index, name): value for index, name, value in state if torch.is_tensor(value)}
-    # apex counts the steps of a group, not of a parameter.
+    # apex counts steps per group, not per parameter.
     for index, group in enumerate(content["param_groups"]):
         if torch.is_tensor(group.get("step")):
             tensors["group", index, "step"] = group["step"]

@@ -1,1 +1,1 @@
-"""Five networks on one to several devices, by two ways of communication, in MXNet."""
+"""Five networks on one or several devices, with different communication methods, in MXNet."""

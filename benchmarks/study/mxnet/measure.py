@@ -1,10 +1,11 @@
-"""Measure one point of the study: a network on some devices by one way of communication.
+"""Measure one point of the study: a network on a number of devices with one communication method.
 
     $ python -m benchmarks.study.mxnet.measure --config config.json --output OUT
     $ horovodrun -np 2 python -m benchmarks.study.mxnet.measure --config config.json --output OUT
 
-Rank 0 writes OUT/measurement.json when all is measured, whole or not at all. Exit code 0: measured; 2: the
-configuration cannot be measured here; else: failed."""
+Rank 0 writes OUT/measurement.json atomically. Exit code 0: measured; 2: the configuration cannot be measured here;
+otherwise failed.
+"""
 
 import argparse
 import json
@@ -40,17 +41,17 @@ from benchmarks.study.mxnet.training import (
 
 _MIB = 2**20
 _LARGEST = 1 << 16
-_FULL = ("out of memory", "memalloc failed", "alloc failed")  # what MXNet's allocators write into the error
-_MOST_STEPS = 1000  # of a block
+_FULL = ("out of memory", "memalloc failed", "alloc failed")  # error messages of MXNet's allocators
+_MOST_STEPS = 1000  # per block
 _PROFILED = 2  # steps
-# A copy between devices is a gradient's or a weight's; with records on GPUs, that of the images is among them.
+# Copies between devices are gradients or weights; with records on GPUs, also images.
 _UPDATE = re.compile(r"sgd|kvstore|copy[cg]pu2[cg]pu|nccl|horovod|allreduce", re.IGNORECASE)
-# The value that is set is the gradient with which the backward propagation begins.
+# Sets the initial gradient of the backward pass.
 _BACKWARD = re.compile(r"backward|setvalueop")
 
 
 def used_mib(contexts: List[Any]) -> List[float]:
-    """Return what is in use on each device, in MiB; processes on CPUs have one value, whatever their contexts."""
+    """Return the used memory of each device in MiB; a CPU process has one value for all contexts."""
     mx.nd.waitall()
     if contexts[0].device_type != "gpu":
         return [resident_mib()]
@@ -69,7 +70,7 @@ def resident_mib() -> float:
 
 
 def largest_batch(training: Training, step: Callable[[Training, Batch], None]) -> Dict[str, Any]:
-    """Return the largest batch of a device that trains a step, and the one that does not (None: none was tried)."""
+    """Return the largest batch that fits, and the one that does not (None: limit not reached)."""
     config, fits = training.config, 0
     batch = config.batch_size
     while batch <= _LARGEST:
@@ -94,17 +95,17 @@ def _fits(training: Training, batch: int, step: Callable[[Training, Batch], None
 
 
 def stage_of(name: str) -> str:
-    """Return fp, bp or wu for the name of an operator, or of several that MXNet runs as one, joined by commas."""
+    """Return fp, bp or wu for an operator, or several fused ones joined by commas."""
     if _UPDATE.search(name):
         return "wu"
     return "bp" if _BACKWARD.search(name.lower()) else "fp"
 
 
 def seconds_by_stage(training: Training, step: Callable[[], Any]) -> Dict[str, float]:
-    """Profile a few steps; return seconds of a step on one device of this process: fp, bp, wu."""
+    """Profile a few steps; return seconds per step on one device of this process: fp, bp, wu."""
     mx.nd.waitall()
-    # MXNet removes the file that it is given, whatever it is, before it writes the trace: a name of our own, never a
-    # device such as /dev/null. It may still be writing it when the folder is removed.
+    # MXNet deletes an existing file before it writes the trace: use a new name, never a device such as /dev/null. It
+    # may still be writing when the folder is removed.
     folder = tempfile.mkdtemp(prefix="encore-profile-")
     try:
         trace = str(Path(folder, "trace.json"))
@@ -124,16 +125,16 @@ def seconds_by_stage(training: Training, step: Callable[[], Any]) -> Dict[str, f
 
 
 def train_step(training: Training, batch: Batch) -> None:
-    """Forward, backward and update, which nobody has waited for."""
+    """Forward, backward and update, asynchronous."""
     forward_backward(training, batch)
     weight_update(training)
 
 
 def staged_step(training: Training, batch: Batch) -> Dict[str, float]:
-    """Do one step with a wait after each stage; return seconds of the stages and of the whole, each by its own clock.
+    """Run one step with a wait after each stage; return seconds of the stages and of the step.
 
-    The wait keeps the update from beginning while the backward propagation runs: such a step may last longer than a
-    plain one, and the difference is what the overlap of the two hides.
+    The waits keep the update from overlapping with the backward pass: the difference to a plain step is the time
+    hidden by this overlap.
     """
     mx.nd.waitall()
     began = time.perf_counter()
@@ -145,26 +146,27 @@ def staged_step(training: Training, batch: Batch) -> Dict[str, float]:
 
 
 def time_steps(training: Training, next_batch: Callable[[], Batch]) -> Dict[str, Any]:
-    """Return the times of steps: first step, blocks without waits, and steps with a wait after each stage."""
+    """Return step times: first step, blocks without waits, and steps with a wait after each stage."""
     config, process = training.config, training.process
 
     def block_of_steps(steps: int) -> float:
         return seconds_of(lambda: train_step(training, next_batch()), steps, mx.nd.waitall)
 
     first, warm = block_of_steps(1), block_of_steps(1)
-    # Rank 0 decides: a rank with more steps than the others would wait for them for ever.
+    # Rank 0 decides: a rank with more steps would wait for the others forever.
     steps = int(process.first_from_all(float(min(_MOST_STEPS, max(1, math.ceil(config.block_seconds / warm))))))
     blocks, staged = [], []
     for _ in range(config.blocks):
         blocks.append(block_of_steps(steps))
         staged.append([staged_step(training, next_batch()) for _ in range(min(steps, 3))])
-    # One value a block, as for the steps: those within a block are alike, those of two blocks see the machine drift.
+    # One value per block, as for the steps: values in a block are similar, different blocks show the drift of the
+    # machine.
     stages = {name: [sum(times[name] for times in block) / len(block) for block in staged] for name in staged[0][0]}
     return {"first_step_seconds": first, "steps_per_block": steps, "step_seconds": blocks, "stages": stages}
 
 
 def gather_values(values: List[float], training: Training) -> List[float]:
-    """Return a value of each device, on every rank: of one process its own, of several one of each by rank."""
+    """Return one value per device, on every rank: of one process, or one per rank."""
     process = training.process
     if process.processes == 1:
         return values
@@ -176,7 +178,7 @@ def gather_values(values: List[float], training: Training) -> List[float]:
 
 
 def measure(config: Config) -> Tuple[int, Dict[str, Any]]:
-    """The rank, and what goes into the file."""
+    """Return the rank and the measurement."""
     process = start(config)
     empty = used_mib(process.contexts)
     training = build(config, process)

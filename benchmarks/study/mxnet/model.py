@@ -1,13 +1,13 @@
-"""The five networks as symbols, with the layers and widths of MXNet's own example/image-classification/symbols.
+"""The five networks as symbols, with layers and widths of MXNet's example/image-classification/symbols.
 
     from benchmarks.study.mxnet.model import build, describe
     facts = describe(build("googlenet", 1000, 224), (1, 3, 224, 224))
     print(facts["convolutions"], facts["weights"])
 
-Compared with the files in MXNet 1.3.1's tree (the study's release, that of NGC's 18.04, was not at hand): operators
-and the shapes of all arrays are equal. Two things differ: the last pooling of Inception-v3 is over the whole plane,
-which is the same at its own size of image and lets smaller ones through, and a network ends at its logits. The cifar
-form of ResNet is the only one in which its file has 110 layers.
+Compared with the files in MXNet 1.3.1 (the release of the study, that of NGC's 18.04, was not available): operators
+and all array shapes are equal. Two differences: the last pooling of Inception-v3 is global, which is equivalent at
+its image size and allows smaller images, and networks end with the logits. In the ResNet file, only the cifar
+variant has 110 layers.
 """
 
 import json
@@ -20,14 +20,14 @@ Pair = Tuple[int, int]
 
 
 def build(name: str, classes: int, image: int, dropout: float = 0.5) -> mx.sym.Symbol:
-    """Return the logits (batch, classes) of a network for images (batch, 3, image, image); KeyError for others."""
+    """Return the logits (batch, classes) for images (batch, 3, image, image); raise KeyError for an unknown name."""
     return _BUILDERS[name](mx.sym.Variable("data"), classes, image, dropout)
 
 
 def describe(network: mx.sym.Symbol, shape: Tuple[int, int, int, int]) -> Dict[str, Any]:
-    """Return convolutions, fully connected layers, weights, bytes of each array, and the shape of the output.
+    """Return numbers of convolutions, fully connected layers and weights, size of each array, and output shape.
 
-    Weights are what is learnt; a batch norm's fixed scale and its moving figures are not.
+    Only learned weights count, not fixed scales and running statistics of batch norms.
     """
     arguments, outputs, _ = network.infer_shape(data=shape)
     nodes = json.loads(network.tojson())["nodes"]
@@ -74,7 +74,8 @@ def _activation(data: mx.sym.Symbol, kind: str = "relu") -> mx.sym.Symbol:
     return mx.sym.Activation(data, act_type=kind)
 
 
-# Two convolutions of 20 and 50, 500 wide; its weights grow with the image, for nothing pools the plane away.
+# Two convolutions (20 and 50 channels), 500 wide; the weights grow with the image size, since there is no global
+# pooling.
 def _lenet(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> mx.sym.Symbol:
     for filters in (20, 50):
         data = _pool(_activation(_conv(data, filters, (5, 5)), "tanh"), "max", 2, 2)
@@ -96,7 +97,7 @@ def _alexnet(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> m
     return _dense(data, classes)
 
 
-# 1x1; 1x1 then 3x3; 1x1 then 5x5; width behind the pooling. None: a pooling that halves the plane.
+# 1x1; 1x1, 3x3; 1x1, 5x5; width after the pooling. None: a pooling with stride 2.
 _INCEPTION: Tuple[Optional[Tuple[int, ...]], ...] = (
     (64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64), None,
     (192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64),
@@ -126,7 +127,7 @@ def _googlenet(data: mx.sym.Symbol, classes: int, image: int, dropout: float) ->
     return _dense(_whole_plane(data), classes)
 
 
-# Return convolution, batch norm with a fixed scale, ReLU; ``same``: the plane keeps its size.
+# Convolution, batch norm with a fixed scale, ReLU; ``same``: padding that keeps the size.
 def _normed(
     data: mx.sym.Symbol, filters: int, kernel: Pair = (1, 1), stride: int = 1, same: bool = True
 ) -> mx.sym.Symbol:
@@ -167,7 +168,7 @@ def _module_e(data: mx.sym.Symbol, pooling: str) -> mx.sym.Symbol:
     return mx.sym.Concat(_normed(data, 320), *ends, _normed(_pool(data, pooling, 3, 1, 1), 192))
 
 
-# Five convolutions and eleven modules, of which two halve the plane.
+# Five convolutions and eleven modules, two of them with stride 2.
 def _inception_v3(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> mx.sym.Symbol:
     three = (3, 3)
     data = _normed(_normed(data, 32, three, 2, same=False), 32, three, same=False)
@@ -190,10 +191,10 @@ def _inception_v3(data: mx.sym.Symbol, classes: int, image: int, dropout: float)
     return _dense(_whole_plane(_module_e(_module_e(data, "avg"), "max")), classes)
 
 
-_UNITS = 18  # of each of the three stages: (110 layers - 2) / 6
+_UNITS = 18  # in each of the three stages: (110 layers - 2) / 6
 
 
-# 54 units of two convolutions that are normed before them: 1.7 million weights.
+# 54 pre-activation units of two convolutions: 1.7 million weights.
 def _resnet_110(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> mx.sym.Symbol:
     def norm(x: mx.sym.Symbol, **options: Any) -> mx.sym.Symbol:
         return mx.sym.BatchNorm(x, eps=2e-5, momentum=0.9, **options)
@@ -206,7 +207,7 @@ def _resnet_110(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -
         for number in range(_UNITS):
             stride = 2 if stage and not number else 1
             active = _activation(norm(data, fix_gamma=False))
-            # The first unit of each stage has a convolution on its short cut, as in MXNet's file.
+            # The first unit of each stage has a convolution in its shortcut, as in MXNet's file.
             short_cut = data if number else conv(active, filters, stride, 1)
             active = _activation(norm(conv(active, filters, stride), fix_gamma=False))
             data = conv(active, filters, 1) + short_cut

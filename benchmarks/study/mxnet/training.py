@@ -1,4 +1,4 @@
-"""What a step works on, by either way of communication: devices of this process, network, trainer, batches."""
+"""Devices, network, trainer and batches of a measurement, for all communication methods."""
 
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
@@ -10,18 +10,18 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.study.mxnet import model
 from benchmarks.study.mxnet.config import Config
 
-# Images (batch_size, 3, image, image) and labels (batch_size,) on each device of this process.
+# Images (batch_size, 3, image, image) and labels (batch_size,) for each device of this process.
 Batch = List[Tuple[mx.nd.NDArray, mx.nd.NDArray]]
 _KINDS = {"fp16": "float16", "fp32": "float32"}
 
 
 class ProcessInfo(NamedTuple):
-    """This process among those of the measurement."""
+    """Rank and devices of this process."""
 
     rank: int
     processes: int
-    contexts: List[Any]  # devices that this process drives: all of them with a key-value store, one with Horovod
-    # Return rank 0's value on all processes, so that they agree on numbers of steps.
+    contexts: List[Any]  # all devices with a key-value store, one with Horovod
+    # Returns rank 0's value on all processes, so that they agree on a number of steps.
     first_from_all: Callable[[float], float]
 
 
@@ -35,11 +35,11 @@ class Training(NamedTuple):
 
 
 def start(config: Config) -> ProcessInfo:
-    """Join the other processes; raises RuntimeError where their number is not the configuration's."""
+    """Join the other processes; raise RuntimeError if their number differs from the configuration."""
     device = mx.gpu if config.device == "gpu" else mx.cpu
     if config.way != "horovod":
         return ProcessInfo(0, 1, [device(number) for number in range(config.ranks)], lambda value: value)
-    # Imported where it is used alone: with one process there need not be a Horovod.
+    # Imported on demand: a single process does not need Horovod.
     from benchmarks.common.frameworks import mxnet
 
     ranks = mxnet.start(config)
@@ -61,7 +61,7 @@ def finish(config: Config) -> None:
 
 
 def build(config: Config, process: ProcessInfo) -> Training:
-    """Build network and trainer with parameters that depend on the seed alone, equal on all devices."""
+    """Build network and trainer; the parameters depend only on the seed and are equal on all devices."""
     mx.random.seed(config.seed)
     symbol = model.build(config.network, config.classes, config.image, config.dropout)
     facts = model.describe(symbol, (config.batch_size, 3, config.image, config.image))
@@ -76,7 +76,7 @@ def build(config: Config, process: ProcessInfo) -> Training:
     return Training(network, loss, _trainer(network, config), facts, process, config)
 
 
-# Draw the parameters on the host, so that every way and number of devices begins with the same.
+# Initialize on the host, so that all communication methods and numbers of devices start from the same weights.
 def _initialize(network: mx.gluon.SymbolBlock, symbol: mx.sym.Symbol, config: Config, process: ProcessInfo) -> None:
     shape = (config.batch_size, 3, config.image, config.image)
     names = symbol.list_arguments() + symbol.list_auxiliary_states()
@@ -111,7 +111,7 @@ def _trainer(network: mx.gluon.SymbolBlock, config: Config) -> mx.gluon.Trainer:
 
 
 def synthetic(config: Config, process: ProcessInfo) -> Batch:
-    """Return the one synthetic batch: the joint batch of all devices is the same however it is shared out."""
+    """Return the synthetic batch: the global batch is the same for any number of devices."""
     mx.random.seed(config.seed + 1)
     joint = config.batch_size * config.ranks
     images = mx.nd.random.uniform(-1.0, 1.0, shape=(joint, 3, config.image, config.image), ctx=mx.cpu())
@@ -120,7 +120,7 @@ def synthetic(config: Config, process: ProcessInfo) -> Batch:
 
 
 def split_batch(config: Config, process: ProcessInfo, images: mx.nd.NDArray, labels: mx.nd.NDArray) -> Batch:
-    """Return the parts of a joint batch that belong to the devices of this process."""
+    """Return the parts of a global batch for the devices of this process."""
     parts = []
     for number, context in enumerate(process.contexts, process.rank):
         part = slice(number * config.batch_size, (number + 1) * config.batch_size)
@@ -142,12 +142,12 @@ def forward_backward(training: Training, batch: Batch) -> List[mx.nd.NDArray]:
 def weight_update(training: Training) -> None:
     """Let the gradients of all devices meet, and update the weights; not waited for."""
     config = training.config
-    # Horovod's trainer divides by the number of processes itself.
+    # Horovod's trainer also divides by the number of processes.
     training.trainer.step(config.batch_size * len(training.process.contexts))
 
 
 def metric(training: Training, batch: Batch) -> float:
-    """Forward propagation and the share of right answers, which is waited for."""
+    """Forward pass and accuracy; synchronizes."""
     right = [
         (training.network(images).argmax(axis=1).astype("float32") == labels).mean().asscalar()
         for images, labels in batch
@@ -156,7 +156,7 @@ def metric(training: Training, batch: Batch) -> float:
 
 
 def batches(config: Config, process: ProcessInfo) -> Callable[[], Batch]:
-    """Return what gives the next batch of the devices of this process."""
+    """Return a function for the next batch of this process's devices."""
     if not config.records:
         batch = synthetic(config, process)
         return lambda: batch

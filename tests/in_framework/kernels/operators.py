@@ -227,5 +227,5 @@ def test_the_faster_implementation_is_chosen_unless_one_is_set(monkeypatch, caps
     monkeypatch.delenv("TRITON_INTERPRET")
     assert choose("auto") == plain
     assert capsys.readouterr().err == ""
-    with pytest.raises(choices.UnavailableError, match="Triton compiles for GPUs alone; use kernels=auto"):
+    with pytest.raises(choices.UnavailableError, match="Triton compiles for GPUs only; use kernels=auto"):
         choose("triton")
