@@ -1,7 +1,7 @@
 """Every submitted system against the submitted scripts: hyperparameters, settings of DALI, environment.
 
-tests/samples/submitted_configurations.toml contains the commands and variables of the scripts, which
-tools/submitted_configurations.py executed, independently of the system files. `encore reproduce` has the same mapping
+tests/samples/submitted_configurations.toml contains the commands and variables of the submitted scripts, recorded by
+executing them, independently of the system files. `encore reproduce` has the same mapping
 from options to keys (benchmarks/NAME/submitted.toml).
 """
 
