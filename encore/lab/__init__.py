@@ -1,1 +1,1 @@
-"""What stands on the core, and what the core never imports."""
+"""Extensions of the core; the core never imports them."""

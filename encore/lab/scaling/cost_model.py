@@ -1,30 +1,30 @@
-"""The cost of a training step by number of GPUs: compute, and an alpha-beta all-reduce of the gradients.
+"""Training step time by number of GPUs: compute, and an alpha-beta all-reduce of the gradients.
 
     model = fit_steps([Point(gpus=8, time=0.148, samples_per_gpu=208), Point(gpus=16, nodes=2, ...)])
     print(model.predict(Point(gpus=64, nodes=8, time=0.0, samples_per_gpu=26)))
 
     time(n) = compute * samples_per_gpu + fixed + latency * hops(n) + transfer * volume(n)
 
-``hops`` and ``volume`` count messages one after the other, and how often a GPU sends the whole gradient:
+``hops`` counts sequential messages, ``volume`` how often a GPU sends the full gradient:
 
 * ring: hops 2(n-1), volume 2(n-1)/n (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters
   of workstations", JPDC 69, 2009);
 * tree: hops 2 log2(n), volume 2(n-1)/n (Rabenseifner's algorithm in Thakur, Rabenseifner and Gropp,
   "Optimization of collective communication operations in MPICH", IJHPCA 19, 2005; log2 is rounded up);
-* hierarchical: a ring over the g GPUs of a node, each of which then takes part in a tree over the N nodes with
-  its own g-th of the gradient: hops 2(g-1) + 2 log2(N), volume 2(g-1)/g inside and 2(N-1)/N/g between nodes.
+* hierarchical: a ring over the g GPUs of a node, then g trees over the N nodes, one per 1/g of the gradient:
+  hops 2(g-1) + 2 log2(N), volume 2(g-1)/g intra-node and 2(N-1)/N/g inter-node.
 
-The arithmetic of the reduction (their gamma) goes with the bytes and so is part of ``transfer``. Overlap of
-communication and backward pass has no term: what is measured is what it leaves over.
+The reduction arithmetic (gamma in the papers) is proportional to the bytes and therefore part of ``transfer``.
+Overlap of communication with the backward pass has no term: the model is fitted to the exposed time.
 
-Convergence is another factor: time to target = epochs(global batch) * steps per epoch * time of a step, with
-epochs(B) = least * (1 + B / critical) (McCandlish et al. 2018, arXiv 1812.06162).
+Time to target = epochs(global batch) * steps per epoch * step time, with epochs(B) = least * (1 + B / critical)
+(McCandlish et al. 2018, arXiv 1812.06162).
 
-Both are sums of positive terms, fitted to few values: ``sum_j row_j * exp(theta_j)``, whose parameters are positive by
-their form. ``scipy.optimize.leastsq`` minimizes the squared relative errors together with the squared distances
-of the parameters from their priors, which are wide, and without which fewer points than parameters would determine
-nothing. An interval is a profile likelihood's: a value is inside when a point that measured it, added to the points
-that there are, costs the best fit no more than the chi-square quantile. No random numbers take part.
+Both are sums of positive terms fitted to few values: ``sum_j row_j * exp(theta_j)``; the exponential keeps the
+parameters positive. ``scipy.optimize.leastsq`` minimizes the squared relative errors plus the squared distances of
+the parameters from wide priors; without priors, fewer points than parameters would be underdetermined. Intervals are
+profile likelihood intervals: a value is inside if adding it as a measured point increases the minimum by at most the
+chi-square quantile. The computation is deterministic.
 """
 
 import math
@@ -38,11 +38,11 @@ import numpy as np
 from encore.errors import EncoreError
 
 LEVEL = 0.95
-_WIDEST = 40.0  # search for the ends of an interval no further than this in natural logarithms
-# Standard deviation that a point is given where its own is not known or is smaller: no model is better.
+_WIDEST = 40.0  # limit of the search for interval bounds, in natural logarithms
+# Standard deviation assumed for a point if unknown or smaller: no model is more accurate.
 RELATIVE_ERROR = 0.05
-# Priors: fixed costs and one transfer of the gradient take a tenth of the shortest measured time, a hop a ten-
-# thousandth (15 us of a step of 150 ms); each give or take a factor of 10.
+# Priors: fixed costs and one gradient transfer take a tenth of the shortest measured time, a hop a ten-thousandth (15
+# us for a 150 ms step), all within a factor of 10.
 _SHARE, _HOP_SHARE, _FACTOR = 0.1, 1e-4, 10.0
 _COMPUTE_FACTOR = 100.0
 
@@ -52,7 +52,7 @@ Row = Sequence[float]
 
 @dataclass(frozen=True)
 class Prior:
-    """What is assumed of a parameter before anything was measured: log-normal."""
+    """Log-normal prior of a parameter."""
 
     median: float
     factor: float  # one standard deviation up multiplies the median by this, one down divides it
@@ -60,7 +60,7 @@ class Prior:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A predicted value in the unit of the fitted ones, and where a measurement of it would be."""
+    """Predicted value in the unit of the fitted values, with the interval of a measurement."""
 
     value: float
     low: float
@@ -72,22 +72,22 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class PositiveSum:
-    """A sum with one positive parameter for each column of ``rows``, fitted to ``values``."""
+    """Sum with one positive parameter per column of ``rows``, fitted to ``values``."""
 
     rows: Sequence[Row]
     values: Sequence[float]
     errors: Sequence[float]  # relative standard deviations of the values
     priors: Sequence[Prior]
-    start: Any = None  # logarithms of parameters near the best ones; None: the priors' medians
+    start: Any = None  # initial logarithms of the parameters; None: medians of the priors
 
     @property
     def parameters(self) -> tuple[float, ...]:
-        return tuple(float(each) for each in np.exp(self._best[0]))
+        return tuple(float(exponent) for exponent in np.exp(self._best[0]))
 
     @cached_property
     def _best(self) -> tuple[Any, float]:
-        # Logarithms of the best parameters, and their sum of squares. ``least_squares`` has the same algorithm, and
-        # takes three times as long for problems of this size.
+        # Logarithms of the best parameters, and their sum of squares. ``least_squares`` uses the same algorithm, but is
+        # three times slower for problems of this size.
         from scipy.optimize import leastsq
 
         matrix, logs, scale = np.array(self.rows, float), np.log(self.values), np.array(self.errors)
@@ -103,11 +103,11 @@ class PositiveSum:
             return np.concatenate([slopes, np.diag(1 / widths)])
 
         start = centres if self.start is None else self.start
-        found, _ = leastsq(residuals, start, Dfun=jacobian, xtol=1e-10, ftol=1e-10, gtol=1e-8)
-        return found, float(np.sum(residuals(found) ** 2))
+        solution, _ = leastsq(residuals, start, Dfun=jacobian, xtol=1e-10, ftol=1e-10, gtol=1e-8)
+        return solution, float(np.sum(residuals(solution) ** 2))
 
     def predict(self, row: Row, error: float = RELATIVE_ERROR) -> Prediction:
-        """Return the value at ``row``, and the interval of a measurement with this relative error."""
+        """Return the value at ``row`` with the interval of a measurement with this relative error."""
         from scipy.optimize import brentq
         from scipy.stats import chi2
 
@@ -133,7 +133,7 @@ class PositiveSum:
 @dataclass(frozen=True, kw_only=True)
 class Point:
     gpus: int
-    samples_per_gpu: float  # work of one GPU in ``time``; only the ratio between points matters
+    samples_per_gpu: float  # work per GPU in ``time``; only the ratio between points matters
     time: float = math.nan  # measured time, in any unit that all points share
     nodes: int = 1
     relative_error: float = RELATIVE_ERROR
@@ -141,14 +141,14 @@ class Point:
 
 @dataclass(frozen=True)
 class StepModel:
-    """The fitted cost of a step; parameters are in the unit of the points' times."""
+    """Fitted step cost; parameters are in the time unit of the points."""
 
     algorithm: Algorithm
     fitted: PositiveSum
 
     @property
     def parameters(self) -> dict[str, float]:
-        """By name: compute (per sample), fixed, latency (per hop), transfer (of the whole gradient)."""
+        """By name: compute (per sample), fixed, latency (per hop), transfer (of the full gradient)."""
         names = ("compute", "fixed", "latency", "transfer", "transfer between nodes")
         return dict(zip(names, self.fitted.parameters, strict=False))
 
@@ -157,12 +157,12 @@ class StepModel:
         return {name: a * b for (name, b), a in zip(self.parameters.items(), row, strict=True)}
 
     def predict(self, point: Point) -> Prediction:
-        """Return the time at ``point``, with the interval of a measurement there."""
+        """Return the time at ``point`` with the interval of a measurement there."""
         return self.fitted.predict(_row(point, self.algorithm), point.relative_error)
 
 
 def fit_steps(points: Sequence[Point], algorithm: Algorithm | None = None) -> StepModel:
-    """Fit the model; hierarchical where a point has several nodes, else a tree, unless given."""
+    """Fit the model. Default algorithm: hierarchical if any point has multiple nodes, otherwise tree."""
     if len({point.gpus for point in points}) < 2:
         raise EncoreError(
             f"{len(points)} measured points on one number of GPUs",
@@ -172,38 +172,40 @@ def fit_steps(points: Sequence[Point], algorithm: Algorithm | None = None) -> St
     for point in points:
         if not (point.time > 0 and math.isfinite(point.time)):
             raise EncoreError(f"the time on {point.gpus} GPUs is {point.time}", expected="a positive time")
-    chosen: Algorithm = algorithm or ("hierarchical" if any(point.nodes > 1 for point in points) else "tree")
+    resolved_algorithm: Algorithm = algorithm or (
+        "hierarchical" if any(point.nodes > 1 for point in points) else "tree"
+    )
     shortest = min(point.time for point in points)
     per_sample = Prior(min(point.time / point.samples_per_gpu for point in points), _COMPUTE_FACTOR)
     share = Prior(_SHARE * shortest, _FACTOR)
     priors = [per_sample, share, Prior(_HOP_SHARE * shortest, _FACTOR), share]
     fitted = PositiveSum(
-        rows=[_row(point, chosen) for point in points],
+        rows=[_row(point, resolved_algorithm) for point in points],
         values=[point.time for point in points],
         errors=[point.relative_error for point in points],
-        priors=[*priors, share] if chosen == "hierarchical" else priors,
+        priors=[*priors, share] if resolved_algorithm == "hierarchical" else priors,
     )
-    return StepModel(chosen, fitted)
+    return StepModel(resolved_algorithm, fitted)
 
 
 def strong(minutes: dict[int, float]) -> StepModel:
-    """Fit minutes of a whole training by GPUs, its work divided among them; see `share_of`."""
+    """Fit total training minutes by GPU count for strong scaling; see `share_of`."""
     return fit_steps([share_of(gpus, minutes[gpus]) for gpus in sorted(minutes)])
 
 
 def share_of(gpus: int, time: float = math.nan) -> Point:
-    """Return the point of a training that is divided among this many GPUs."""
+    """Return the point for a training divided among this number of GPUs."""
     return Point(gpus=gpus, samples_per_gpu=1 / gpus, time=time)
 
 
 def volumes(gpus: int, nodes: int) -> tuple[float, float]:
-    """How often a GPU sends the whole gradient inside a node, and between nodes: hierarchical."""
-    each = gpus / nodes
-    return 2 * (each - 1) / each, 2 * (nodes - 1) / nodes / each
+    """Return how often a GPU sends the full gradient intra-node and inter-node (hierarchical)."""
+    gpus_per_node = gpus / nodes
+    return 2 * (gpus_per_node - 1) / gpus_per_node, 2 * (nodes - 1) / nodes / gpus_per_node
 
 
 def _row(point: Point, algorithm: Algorithm) -> tuple[float, ...]:
-    # Factors of compute, fixed, latency, transfer, and of the transfer between nodes where there is a hierarchy.
+    # Factors of compute, fixed, latency, transfer, and of the inter-node transfer of a hierarchy.
     n = point.gpus
     if algorithm == "hierarchical":
         hops = 2 * (point.gpus / point.nodes - 1) + 2 * math.ceil(math.log2(point.nodes))
@@ -213,10 +215,10 @@ def _row(point: Point, algorithm: Algorithm) -> tuple[float, ...]:
 
 
 def fit_epochs(measured: Sequence[tuple[float, float]]) -> PositiveSum:
-    """Fit epochs to the target from pairs of global batch and epochs; one pair will do, with a wide interval.
+    """Fit epochs to the target from pairs of global batch and epochs; one pair suffices, with a wide interval.
 
-    The terms of a row are 1 and the global batch: the parameters are the epochs of a small batch, and what a sample
-    more adds. Their ratio is the critical batch, which takes twice as many.
+    The terms of a row are 1 and the global batch: the parameters are the epochs of a small batch and the increase
+    per sample. Their ratio is the critical batch, which doubles the epochs.
     """
     if not measured:
         raise EncoreError("no epochs were measured", hint="run to the target on at least one number of GPUs")
@@ -231,7 +233,7 @@ def fit_epochs(measured: Sequence[tuple[float, float]]) -> PositiveSum:
 
 
 def product(parts: Sequence[Prediction], factor: float) -> Prediction:
-    """Return predictions and a factor multiplied: relative errors add in quadrature, each side for itself."""
+    """Return predictions and a factor multiplied: relative errors add in quadrature, separately for both bounds."""
     value = math.prod(part.value for part in parts)
     down = math.hypot(*(math.log(part.value / part.low) for part in parts))
     up = math.hypot(*(math.log(part.high / part.value) for part in parts))

@@ -26,7 +26,7 @@ from encore.results.rules import canonical
 DEFAULT = MICROWAY
 _COLUMNS = ("benchmark", "gpus", "minutes")
 
-Minutes = dict[int, float]  # to the target of one benchmark by number of GPUs, ascending, each measured
+Minutes = dict[int, float]  # measured minutes to the target of one benchmark by number of GPUs, ascending
 How = Literal["measured", "interpolated", "predicted"]
 
 
@@ -35,7 +35,7 @@ class Option:
     gpus: int
     minutes: float
     how: How = "measured"
-    low: float | None = None  # ends of the 95 % interval where the minutes are predicted
+    low: float | None = None  # bounds of the 95 % interval of predicted minutes
     high: float | None = None
 
     @property
@@ -45,7 +45,7 @@ class Option:
 
 def load_curves(sources: Sequence[str]) -> dict[str, Minutes]:
     """Return minutes by benchmark; EncoreError where a source is none, or mixes kinds of accelerators."""
-    found: dict[str, Minutes] = {}
+    curves: dict[str, Minutes] = {}
     kinds: dict[str, str] = {}
     for source in sources:
         for benchmark, gpus, minutes, kind in _read(source):
@@ -55,9 +55,9 @@ def load_curves(sources: Sequence[str]) -> dict[str, Minutes]:
                     expected="one kind of accelerator",
                     hint="narrow --curves, such as v0.7/NVIDIA/dgxa100",
                 )
-            points = found.setdefault(benchmark, {})
+            points = curves.setdefault(benchmark, {})
             points[gpus] = min(minutes, points.get(gpus, minutes))
-    return {benchmark: dict(sorted(points.items())) for benchmark, points in found.items()}
+    return {benchmark: dict(sorted(points.items())) for benchmark, points in curves.items()}
 
 
 def _read(source: str) -> Iterator[tuple[str, int, float, str]]:
@@ -68,7 +68,7 @@ def _read(source: str) -> Iterator[tuple[str, int, float, str]]:
         return
     measured: list[Measurement]
     if path.is_dir():
-        measured = [measurement_of(side) for side in load_run_sets(path)]
+        measured = [measurement_of(submission) for submission in load_run_sets(path)]
     elif source in {study.key for study in load_studies()}:
         measured = measurements_of_study(source)
     elif source == "published":
@@ -81,9 +81,9 @@ def _read(source: str) -> Iterator[tuple[str, int, float, str]]:
         raise EncoreError(f"there is no {source}", expected="a CSV file or a folder of runs")
     else:
         measured = measurements_of_published(source)
-    for each in measured:
-        if each.gpus and each.minutes:
-            yield each.benchmark, each.gpus, each.minutes, each.system.rpartition("nodes, ")[2]
+    for run in measured:
+        if run.gpus and run.minutes:
+            yield run.benchmark, run.gpus, run.minutes, run.system.rpartition("nodes, ")[2]
 
 
 def _read_file(path: Path) -> Iterator[tuple[str, int, float, str]]:
@@ -109,28 +109,29 @@ def _read_file(path: Path) -> Iterator[tuple[str, int, float, str]]:
 
 
 def options(benchmark: str, measured: Minutes, gpus: int, extrapolate: bool = False) -> tuple[Option, ...]:
-    """Return what a machine of ``gpus`` can give a benchmark: measured counts, and powers of two between them.
+    """Return the options of a benchmark on ``gpus`` GPUs: measured counts, and powers of two between them.
 
-    Between two measured counts the minutes are interpolated, linearly in the logarithms of both. Outside they
-    come from the cost model, where that is wanted. Counts that cost more GPUs and save no time are left out.
+    Minutes between two measured counts are interpolated linearly in the logarithms of both. Outside the measured
+    range they come from the cost model if ``extrapolate`` is set. Counts that use more GPUs without saving time are
+    omitted.
     """
-    least, most = min(measured), max(measured)
-    found = [Option(gpus=n, minutes=minutes) for n, minutes in measured.items() if n <= gpus]
+    least, largest = min(measured), max(measured)
+    choices = [Option(gpus=n, minutes=minutes) for n, minutes in measured.items() if n <= gpus]
     powers = {2**power for power in range(gpus.bit_length())}
     for n in sorted({*powers, gpus} - set(measured)):
-        if least < n < most:
-            found.append(Option(gpus=n, minutes=interpolated(measured, n), how="interpolated"))
+        if least < n < largest:
+            choices.append(Option(gpus=n, minutes=interpolated(measured, n), how="interpolated"))
         elif extrapolate:
             guess = strong(measured).predict(share_of(n))
-            found.append(Option(gpus=n, minutes=guess.value, how="predicted", low=guess.low, high=guess.high))
-    if not found:
+            choices.append(Option(gpus=n, minutes=guess.value, how="predicted", low=guess.low, high=guess.high))
+    if not choices:
         raise EncoreError(
-            f"{benchmark} was measured on {least} to {most} GPUs, and there are {gpus}",
+            f"{benchmark} was measured on {least} to {largest} GPUs, and there are {gpus}",
             expected=f"at least {least} GPUs",
             hint="measure it on fewer with `encore sweep`, or let the cost model guess: --extrapolate",
         )
     useful: list[Option] = []
-    for option in sorted(found, key=lambda each: each.gpus):
+    for option in sorted(choices, key=lambda option_: option_.gpus):
         if not useful or option.minutes < useful[-1].minutes:
             useful.append(option)
     return tuple(useful)

@@ -1,11 +1,11 @@
-"""The studies' own tables again from their data, and which printed figures do not follow from the others.
+"""Tables of the studies, recomputed from their data, and printed figures that contradict other figures.
 
     from encore.lab.scaling.printed_tables import checks
     for check in checks():
         if not check.follows:
             print(check.source, check.place, check.what, check.printed, check.computed)
 
-A figure follows when it is within what its own rounding and that of the figures it is made of allow.
+A figure follows if it is within the rounding of itself and of the figures it is computed from.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WORK_DAY_MINUTES = 480
 
 @dataclass(frozen=True)
 class Span:
-    """A number that is known to be between two others, as a printed one does."""
+    """Number between two bounds, such as a rounded printed number."""
 
     low: float
     high: float
@@ -52,7 +52,7 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A printed figure and what the study's other figures make of it."""
+    """Printed figure and the value computed from other figures of the study."""
 
     source: str
     place: str
@@ -64,30 +64,30 @@ class Check:
 
 
 def span_of(figure: StudyFigure) -> Span:
-    """Return what a printed figure may stand for: half of its last digit to either side."""
+    """Return the range of a printed figure: half of its last digit in both directions."""
     decimals = len(figure.printed.partition(".")[2])
     half = 0.5 * 10.0**-decimals
     return Span(low=figure.value - half, high=figure.value + half)
 
 
 def tables() -> list[Table]:
-    """Return tables 1 to 7 of the scaling study, from its data; table 7 computed from the others."""
+    """Return tables 1 to 7 of the scaling study from its data; table 7 is computed from tables 1 to 6."""
     measured = study_measurements(MICROWAY)
-    made = []
+    results = []
     for number, model in enumerate(_ORDER, 1):
         rows: list[tuple[Cell, ...]] = [
-            (each.gpus, int(each.batch or 0), each.minutes_per_epoch, int(each.epochs or 0), each.precision)
-            for each in sorted(measured, key=lambda each: each.gpus or 0)
-            if each.benchmark == model
+            (figure.gpus, int(figure.batch or 0), figure.minutes_per_epoch, int(figure.epochs or 0), figure.precision)
+            for figure in sorted(measured, key=lambda figure: figure.gpus or 0)
+            if figure.benchmark == model
         ]
         columns = ("# GPUs", "Batch Size", "Average Time per Epoch (min)", "Number of Epochs", "Precision")
-        made.append(Table(title=f"Table {number}. {_TITLES[model]}", columns=columns, rows=tuple(rows)))
+        results.append(Table(title=f"Table {number}. {_TITLES[model]}", columns=columns, rows=tuple(rows)))
     printed = {(check.what): check for check in _table_7()}
     rows = []
     for model in ("resnet", "ssd", "maskrcnn", "gnmt", "transformer", "ncf"):
         pair = [printed[f"{model}, {gpus} GPUs"] for gpus in (4, 8)]
         rows.append((model, *(cell for check in pair for cell in (check.computed, check.printed))))
-    made.append(
+    results.append(
         Table(
             title="Table 7. Speed Ups for all the benchmarks going from 1 to 4 to 8 GPUs",
             columns=("Benchmark", "1-4 GPU", "1-4 GPU, printed", "1-8 GPU", "1-8 GPU, printed"),
@@ -95,11 +95,11 @@ def tables() -> list[Table]:
             note="Computed from tables 1 to 6: minutes per epoch times epochs on 1 GPU over that on several.",
         )
     )
-    return made
+    return results
 
 
 def checks() -> list[Check]:
-    """Return every printed figure of the studies that others of the same study determine."""
+    """Return all printed figures that are determined by other figures of the same study."""
     return [
         *_table_7(),
         *_running_text(),
@@ -117,24 +117,25 @@ def findings() -> Table:
         title="Printed figures that do not follow from the others",
         columns=("study", "place", "figure", "printed", "computed", "note"),
         rows=tuple(
-            (each.source, each.place, each.what, each.printed, shown(each.computed), each.note) for each in failing
+            (failed.source, failed.place, failed.what, failed.printed, shown(failed.computed), failed.note)
+            for failed in failing
         ),
     )
 
 
-def _figures(source: str, **wanted: object) -> list[StudyFigure]:
+def _figures(source: str, **fields: object) -> list[StudyFigure]:
     return [
         figure
         for figure in load_figures()
-        if figure.source == source and all(getattr(figure, name) == value for name, value in wanted.items())
+        if figure.source == source and all(getattr(figure, name) == value for name, value in fields.items())
     ]
 
 
-def _verdict(figure: StudyFigure, what: str, computed: float, follows: bool, note: str = "") -> Check:
+def _verdict(figure: StudyFigure, description: str, computed: float, follows: bool, note: str = "") -> Check:
     return Check(
         source=figure.source,
         place=figure.place,
-        what=what,
+        what=description,
         printed=figure.printed,
         computed=computed,
         follows=follows,
@@ -142,14 +143,14 @@ def _verdict(figure: StudyFigure, what: str, computed: float, follows: bool, not
     )
 
 
-def _check(figure: StudyFigure, what: str, computed: Span, note: str = "") -> Check:
+def _check(figure: StudyFigure, description: str, computed: Span, note: str = "") -> Check:
     middle = (computed.low + computed.high) / 2
     follows = computed.meets(span_of(figure))
     if not follows and not note:
         decimals = len(figure.printed.partition(".")[2])
         cut = int(middle * 10**decimals) / 10**decimals
         note = "cut off, not rounded" if abs(cut - figure.value) < 10.0 ** -(decimals + 3) else ""
-    return _verdict(figure, what, middle, follows, note)
+    return _verdict(figure, description, middle, follows, note)
 
 
 def _totals() -> dict[tuple[str, int | None], Span]:
@@ -158,7 +159,9 @@ def _totals() -> dict[tuple[str, int | None], Span]:
     for figure in _figures(MICROWAY):
         if figure.place.startswith("table") and figure.quantity in ("minutes_per_epoch", "epochs"):
             parts.setdefault((figure.model, figure.gpus), {})[figure.quantity] = figure
-    return {key: span_of(found["minutes_per_epoch"]) * found["epochs"].value for key, found in parts.items()}
+    return {
+        key: span_of(quantities["minutes_per_epoch"]) * quantities["epochs"].value for key, quantities in parts.items()
+    }
 
 
 def _table_7() -> Iterator[Check]:
@@ -169,7 +172,7 @@ def _table_7() -> Iterator[Check]:
 
 
 def _running_text() -> Iterator[Check]:
-    # Check what the text says next to the tables: about, more than, less than.
+    # Check the running text of the tables: about, more than, less than.
     totals = _totals()
     for figure in _figures(MICROWAY, place="text"):
         if figure.gpus is None or (figure.model, figure.gpus) not in totals:
@@ -181,8 +184,8 @@ def _running_text() -> Iterator[Check]:
             follows = {">": total.high > figure.value, "<": total.low < figure.value}.get(
                 figure.relation, total.meets(span_of(figure))
             )
-            what = f"{figure.model}, {figure.gpus} GPUs, minutes {figure.relation}"
-            yield _verdict(figure, what, (total.low + total.high) / 2, follows)
+            description = f"{figure.model}, {figure.gpus} GPUs, minutes {figure.relation}"
+            yield _verdict(figure, description, (total.low + total.high) / 2, follows)
 
 
 def _percent(ratio: Span) -> Span:
@@ -190,13 +193,13 @@ def _percent(ratio: Span) -> Span:
 
 
 def _memory() -> Iterator[Check]:
-    # Compare GPU 0 with the others, and each batch with the smallest.
-    place = "backup: memory usage"
+    # Compare GPU 0 with the other GPUs, and all batches with the smallest.
+    location = "backup: memory usage"
     memory = {
         (figure.model, figure.batch, figure.context): span_of(figure)
-        for figure in _figures(BARC, place=place, quantity="memory_training")
+        for figure in _figures(BARC, place=location, quantity="memory_training")
     }
-    for figure in _figures(BARC, place=place):
+    for figure in _figures(BARC, place=location):
         first = memory.get((figure.model, figure.batch, "GPU0"))
         bases = {
             "memory_gpu0_more_percent": (figure.model, figure.batch, "GPUx"),
@@ -208,8 +211,8 @@ def _memory() -> Iterator[Check]:
 
 
 def _layers() -> Iterator[Check]:
-    # Convolution and fully connected layers add up to the network's. How many an Inception module counts for is not
-    # printed.
+    # Convolution and fully connected layers add up to the network's layers. The layer count of an Inception module is
+    # not printed.
     by_model: dict[str, dict[str, StudyFigure]] = {}
     for figure in _figures(BARC, place="slide: workloads"):
         by_model.setdefault(figure.model, {})[figure.quantity] = figure
@@ -222,55 +225,61 @@ def _layers() -> Iterator[Check]:
 def _precision_and_scaling() -> Iterator[Check]:
     # The gain of fp16 on 16 GPUs follows from the gain on one and from both speed-ups.
     for framework in ("MXNet", "Caffe2"):
-        ours = [figure for figure in _figures(MULTINODE) if framework in figure.context]
-        gains = {figure.relation: figure for figure in ours if figure.quantity == "gain_percent"}
-        on_16 = [figure for figure in ours if (figure.quantity, figure.gpus) == ("speedup", 16)]
+        framework_figures = [figure for figure in _figures(MULTINODE) if framework in figure.context]
+        gains = {figure.relation: figure for figure in framework_figures if figure.quantity == "gain_percent"}
+        on_16 = [figure for figure in framework_figures if (figure.quantity, figure.gpus) == ("speedup", 16)]
         speed = {figure.precision: span_of(figure) for figure in on_16}
         top = span_of(gains["<="])
         factor = Span(1 + top.low / 100, 1 + top.high / 100) * (speed["fp16"] / speed["fp32"])
-        what = f"{framework}, fp16 on 16 GPUs by the largest gain and both speed-ups"
-        yield _check(gains[">="], what, _percent(factor))
+        description = f"{framework}, fp16 on 16 GPUs by the largest gain and both speed-ups"
+        yield _check(gains[">="], description, _percent(factor))
     overheads = _figures(BARC, place="slide: NCCL overhead")
     headline = {figure.relation: figure for figure in overheads if figure.model == "all"}
-    every = sorted((figure for figure in overheads if figure.relation == "="), key=lambda figure: figure.value)
-    for relation, figure in ((">=", every[0]), ("<=", every[-1])):
+    sorted_overheads = sorted(
+        (figure for figure in overheads if figure.relation == "="), key=lambda figure: figure.value
+    )
+    for relation, figure in ((">=", sorted_overheads[0]), ("<=", sorted_overheads[-1])):
         yield _check(headline[relation], f"NCCL overhead {relation}", span_of(figure))
 
 
 def _servers() -> Iterator[Check]:
-    # All GPUs of a server together are that many times what one is.
+    # All GPUs of a server together are the GPU count times one GPU.
     single = {
         (figure.system, figure.quantity): span_of(figure)
         for figure in _figures(DELL, place="slide: PCIe and SXM2", gpus=1)
     }
     for figure in _figures(DELL, place="backup: GPU scaling"):
-        one, note = single.get(("Tesla V100 PCIe", figure.quantity)), ""
-        if "xV100 " not in figure.system or figure.gpus is None or one is None:
+        baseline, note = single.get(("Tesla V100 PCIe", figure.quantity)), ""
+        if "xV100 " not in figure.system or figure.gpus is None or baseline is None:
             continue
         if figure.quantity == "interconnect_bandwidth":
-            computed = one
+            computed = baseline
         elif figure.quantity == "gpu_memory":
             computed = Span(16.0, 32.0) * figure.gpus  # two sizes are sold
         else:
-            ends = [one * figure.gpus, single["Tesla V100 SXM2", figure.quantity] * figure.gpus]
+            ends = [baseline * figure.gpus, single["Tesla V100 SXM2", figure.quantity] * figure.gpus]
             computed = min(ends, key=lambda span: abs(span.low - figure.value))
             note = "between the figures of PCIe and SXM2, neither of which it is a multiple of"
         yield _check(figure, f"{figure.system}, {figure.quantity}", computed, note)
 
 
 def _contradictions() -> Iterator[Check]:
-    # Statements of one study that exclude each other.
+    # Contradictory statements of one study.
     for figure in _figures(DELL, place="slide: time to accuracy", model="maskrcnn"):
-        what = "longest training, minutes; the next line says under 8 hours for all models"
+        description = "longest training, minutes; the next line says under 8 hours for all models"
         follows = figure.value < _WORK_DAY_MINUTES
-        yield _verdict(figure, what, float(_WORK_DAY_MINUTES), follows, "the two lines exclude each other")
+        yield _verdict(figure, description, float(_WORK_DAY_MINUTES), follows, "the two lines exclude each other")
     for figure in _figures(BARC, quantity="largest_batch", model="resnet"):
         yield _verdict(figure, "largest batch of ResNet", 64.0, False, "a backup slide says 64 and 128 in one sentence")
     # Weak scaling: twice the GPUs, twice the images.
-    weak = {each.gpus: each for each in _figures(BARC, place="slide: datasets", quantity="train_samples") if each.gpus}
+    weak = {
+        weak_figure.gpus: weak_figure
+        for weak_figure in _figures(BARC, place="slide: datasets", quantity="train_samples")
+        if weak_figure.gpus
+    }
     for gpus, figure in weak.items():
         computed = weak[1].value * (gpus or 1)
-        # "1M" and "2M" are printed to a million, the others to a thousand.
+        # "1M" and "2M" are printed to a million, the other numbers to a thousand.
         unit = 1_000_000 if figure.value % 1_000_000 == 0 else 1_000
         follows = abs(computed - figure.value) <= unit / 2
         yield _verdict(figure, f"images on {gpus} GPUs, weak scaling", computed, follows)

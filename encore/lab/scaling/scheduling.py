@@ -1,17 +1,17 @@
-"""How to share a machine among benchmarks, from their minutes over GPUs: all done soonest, and the most runs a day.
+"""Schedules of benchmarks on a shared machine, from their minutes by GPU count: shortest makespan, and most runs a day.
 
     from encore.lab.scaling.curves import load_curves, options
     from encore.lab.scaling.scheduling import Job, most_runs, shortest
     jobs = [Job("ssd", options("ssd", load_curves(["microway-dgx1-scaling"])["ssd"], gpus=8))]
     print(shortest(jobs, gpus=8).makespan, most_runs(jobs, gpus=8).rounds_per_day)
 
-What scales badly should share: a run on fewer GPUs takes longer and costs fewer GPU-minutes.
+Benchmarks that scale badly should share: on fewer GPUs a run takes longer but uses fewer GPU-minutes.
 
-The steady state of a machine that is parted into slots, differently at different hours, is a linear program
-(``scipy.optimize.linprog``): rounds a day are made as many as possible, no benchmark runs more than there are
-slots of its size. Its columns are ways to part the machine. There are many, so they are made when they are
-wanted (Gilmore and Gomory, "A linear programming approach to the cutting-stock problem", Operations Research 9,
-1961): the next one is the knapsack that is worth most at the current prices of slots.
+The steady state of a machine with time-sliced partitions is a linear program (``scipy.optimize.linprog``): maximize
+rounds per day, with at most one run per slot. Its columns are the partitions of the machine. They are too numerous
+to enumerate, so columns are generated on demand (Gilmore and Gomory, "A linear programming approach to the
+cutting-stock problem", Operations Research 9, 1961): the next partition is the most valuable knapsack at the current
+slot prices.
 """
 
 from collections.abc import Iterator, Sequence
@@ -55,30 +55,30 @@ class Placement:
 class Schedule:
     gpus: int
     placements: tuple[Placement, ...]
-    bound: float  # no schedule is shorter than this many minutes
+    bound: float  # lower bound on the makespan, minutes
     is_shortest: bool  # whether the search went through everything
 
     @property
     def makespan(self) -> float:
-        return max(each.end for each in self.placements)
+        return max(placement.end for placement in self.placements)
 
 
 def one_by_one(jobs: Sequence[Job]) -> float:
-    """Return minutes of all runs one after the other, each on the GPUs that are fastest for it."""
+    """Return the minutes of all runs in sequence, each on its fastest GPU count."""
     return sum(job.count * min(option.minutes for option in job.options) for job in jobs)
 
 
-# Index of a job, and the option it runs by. A list of them, in order of start, is a schedule.
+# Job index and option. A list of them, by start, is a schedule.
 _Choice = tuple[int, Option]
 
 
 def shortest(jobs: Sequence[Job], gpus: int, states: int = STATES) -> Schedule:
-    """Return the schedule that ends first: by branch and bound, from a list schedule as the first guess.
+    """Return the schedule with the smallest makespan: branch and bound, starting from a list schedule.
 
-    Every order of starts with every choice of GPUs is tried, each run starting as soon as enough GPUs are free
-    and not before the one in front of it; one of these schedules is a shortest one. Branches that cannot beat
-    the best found are cut by two bounds: GPU-minutes left over all GPUs, and each run's earliest end. After
-    ``states`` the best found is given, with the bound that no schedule can beat.
+    The search covers all start orders and all GPU counts. A run starts as soon as enough GPUs are free, but not
+    before its predecessor; at least one optimal schedule has this form. Branches that cannot beat the best schedule
+    are pruned by two bounds: remaining GPU-minutes over all GPUs, and the earliest end of each run. After ``states``
+    states the best schedule so far is returned with a lower bound.
     """
     guess = _list_schedule(jobs, gpus)
     few = sum(job.count for job in jobs) <= _MOST_RUNS
@@ -89,55 +89,55 @@ def shortest(jobs: Sequence[Job], gpus: int, states: int = STATES) -> Schedule:
 
 
 def _search(jobs: Sequence[Job], gpus: int, limit: float, nodes: int) -> tuple[list[_Choice] | None, bool]:
-    # Depth-first over schedules in order of their starts: the best, None if none beats the limit; and whether all of
-    # them were tried with this many nodes
+    # Depth-first search in order of starts. Returns the best schedule, None if it does not beat the limit, and whether
+    # the search was exhaustive with this number of nodes.
     works = [min(option.work for option in job.options) for job in jobs]
     best: list[_Choice] | None = None
-    seen: set[tuple[tuple[int, ...], tuple[float, ...]]] = set()
+    visited: set[tuple[tuple[int, ...], tuple[float, ...]]] = set()
 
-    def is_hopeless(left: tuple[int, ...], free: tuple[float, ...]) -> bool:
-        work = sum(free) + sum(count * work for count, work in zip(left, works, strict=True))
+    def is_hopeless(remaining: tuple[int, ...], free: tuple[float, ...]) -> bool:
+        work = sum(free) + sum(count * work for count, work in zip(remaining, works, strict=True))
         return max(work / gpus, free[-1]) >= limit - _TINY or any(
             count and min(free[o.gpus - 1] + o.minutes for o in job.options) >= limit - _TINY
-            for count, job in zip(left, jobs, strict=True)
+            for count, job in zip(remaining, jobs, strict=True)
         )
 
-    def extend(chosen: list[_Choice], left: tuple[int, ...], free: tuple[float, ...]) -> None:
+    def extend(choices: list[_Choice], remaining: tuple[int, ...], free: tuple[float, ...]) -> None:
         nonlocal best, limit, nodes
-        if not any(left):
+        if not any(remaining):
             if free[-1] < limit - _TINY:
-                limit, best = free[-1], chosen
+                limit, best = free[-1], choices
             return
-        if nodes <= 0 or (left, free) in seen or is_hopeless(left, free):
+        if nodes <= 0 or (remaining, free) in visited or is_hopeless(remaining, free):
             return
         nodes -= 1
-        seen.add((left, free))
+        visited.add((remaining, free))
         moves = [
             (free[option.gpus - 1] + option.minutes, number, option)
-            for number, count in enumerate(left)
+            for number, count in enumerate(remaining)
             if count
             for option in jobs[number].options
         ]
         for end, number, option in sorted(moves, key=lambda move: (move[0], move[2].gpus)):
             if end < limit - _TINY:
-                rest = tuple(count - (i == number) for i, count in enumerate(left))
-                extend([*chosen, (number, option)], rest, _occupied(free, option))
+                rest = tuple(count - (i == number) for i, count in enumerate(remaining))
+                extend([*choices, (number, option)], rest, _occupied(free, option))
 
     extend([], tuple(job.count for job in jobs), (0.0,) * gpus)
     return best, nodes > 0
 
 
 def _occupied(free: tuple[float, ...], option: Option) -> tuple[float, ...]:
-    # When each GPU is free, ascending, once ``option`` has started as early as it can. Later runs start no earlier, so
-    # GPUs that were free before that start count as free from it on.
+    # Ascending times at which the GPUs become free after ``option`` has started as early as possible. Later runs start
+    # no earlier, so GPUs that were idle before that start count as free from then on.
     start = free[option.gpus - 1]
     rest = [max(time, start) for time in free[option.gpus :]]
     return tuple(sorted(rest + [start + option.minutes] * option.gpus))
 
 
-def _makespan(chosen: Sequence[_Choice], gpus: int) -> float:
+def _makespan(choices: Sequence[_Choice], gpus: int) -> float:
     free = (0.0,) * gpus
-    for _, option in chosen:
+    for _, option in choices:
         free = _occupied(free, option)
     return free[-1]
 
@@ -148,10 +148,10 @@ def _lower_bound(jobs: Sequence[Job], gpus: int) -> float:
 
 
 def _list_schedule(jobs: Sequence[Job], gpus: int) -> list[_Choice]:
-    # The best of many list schedules: for each deadline every run gets the fewest GPU-minutes that meet it (the choice
-    # of Turek, Wolf and Yu, "Approximate algorithms scheduling parallelizable tasks", SPAA 1992); the longest run
-    # starts first, or the widest.
-    found = []
+    # Best of two list schedules per deadline: all runs use the fewest GPU-minutes that meet it (the choice of Turek,
+    # Wolf and Yu, "Approximate algorithms scheduling parallelizable tasks", SPAA 1992); the longest run starts first,
+    # or the widest.
+    candidates = []
     slowest_of_all = max(min(option.minutes for option in job.options) for job in jobs)
     for deadline in sorted({option.minutes for job in jobs for option in job.options}):
         if deadline < slowest_of_all:
@@ -160,35 +160,35 @@ def _list_schedule(jobs: Sequence[Job], gpus: int) -> list[_Choice]:
         for number, job in enumerate(jobs):
             meeting = [option for option in job.options if option.minutes <= deadline]
             runs += [(number, min(meeting, key=lambda option: option.work))] * job.count
-        found.append(sorted(runs, key=lambda run: (-run[1].minutes, -run[1].gpus)))
-        found.append(sorted(runs, key=lambda run: (-run[1].gpus, -run[1].minutes)))
-    return min(found, key=lambda each: _makespan(each, gpus))
+        candidates.append(sorted(runs, key=lambda run: (-run[1].minutes, -run[1].gpus)))
+        candidates.append(sorted(runs, key=lambda run: (-run[1].gpus, -run[1].minutes)))
+    return min(candidates, key=lambda candidate: _makespan(candidate, gpus))
 
 
-def _placed(jobs: Sequence[Job], chosen: Sequence[_Choice], gpus: int) -> Iterator[Placement]:
-    # Yield the runs of a schedule with their times and the numbers of their GPUs.
+def _placed(jobs: Sequence[Job], choices: Sequence[_Choice], gpus: int) -> Iterator[Placement]:
+    # Yield the runs of a schedule with start times and GPU numbers.
     free = [0.0] * gpus
-    for number, option in chosen:
+    for number, option in choices:
         start = sorted(free)[option.gpus - 1]
-        taken = [gpu for gpu, time in enumerate(free) if time <= start][: option.gpus]
-        # The next run starts no earlier than this one, whichever GPUs it takes.
+        assigned = [gpu for gpu, time in enumerate(free) if time <= start][: option.gpus]
+        # The next run does not start earlier than this one on any GPU.
         free = [max(time, start) for time in free]
-        for gpu in taken:
+        for gpu in assigned:
             free[gpu] = start + option.minutes
-        yield Placement(benchmark=jobs[number].benchmark, option=option, start=start, on_gpus=tuple(taken))
+        yield Placement(benchmark=jobs[number].benchmark, option=option, start=start, on_gpus=tuple(assigned))
 
 
 _MINUTES_A_DAY = 1440
 _NOTHING = 1e-7
 
-_Parting = tuple[int, ...]  # slots of each size
+_Parting = tuple[int, ...]  # Number of slots by size
 
 
 @dataclass(frozen=True)
 class Share:
     benchmark: str
     option: Option
-    busy: float  # slots of this size that it keeps busy, averaged over the day
+    busy: float  # busy slots of this size, averaged over the day
 
     @property
     def runs_per_day(self) -> float:
@@ -197,16 +197,16 @@ class Share:
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the day in which the machine is parted in one way."""
+    """Part of the day with a fixed partition of the machine."""
 
     share: float  # of the day, 0 to 1
-    slots: tuple[tuple[int, int], ...]  # how many slots, and of how many GPUs
+    slots: tuple[tuple[int, int], ...]  # pairs of slot count and GPUs per slot
 
 
 @dataclass(frozen=True)
 class SteadyState:
     gpus: int
-    rounds_per_day: float  # how often a day every benchmark is run as often as wanted
+    rounds_per_day: float  # rounds a day; a round runs every benchmark ``count`` times
     phases: tuple[Phase, ...]
     shares: tuple[Share, ...]
 
@@ -216,19 +216,19 @@ def rounds_one_by_one(jobs: Sequence[Job]) -> float:
 
 
 def most_runs(jobs: Sequence[Job], gpus: int) -> SteadyState:
-    """Return the steady state with the most rounds a day; in a round each benchmark is run ``count`` times."""
+    """Return the steady state with the highest rounds per day; a round runs every benchmark ``count`` times."""
     sizes = sorted({option.gpus for job in jobs for option in job.options})
     uses = [(number, option) for number, job in enumerate(jobs) for option in job.options]
-    partings = [tuple(gpus // size if size == each else 0 for each in sizes) for size in sizes]
+    partings = [tuple(gpus // size if size == slot_size else 0 for slot_size in sizes) for size in sizes]
     while True:
-        found = _solved(jobs, sizes, uses, partings)
-        # Signs: linprog gives the change of the minimum by each right-hand side, which is never positive.
-        prices, worth = -found.ineqlin.marginals[len(jobs) : -1], -found.ineqlin.marginals[-1]
+        solution = _solved(jobs, sizes, uses, partings)
+        # linprog returns derivatives of the minimum with respect to the right-hand sides, which are never positive.
+        prices, worth = -solution.ineqlin.marginals[len(jobs) : -1], -solution.ineqlin.marginals[-1]
         best, value = _dearest(sizes, prices, gpus)
         if value <= worth * (1 + _NOTHING) + _NOTHING or best in partings:
             break
         partings.append(best)
-    rounds, busy, shares = found.x[0], found.x[1 : 1 + len(uses)], found.x[1 + len(uses) :]
+    rounds, busy, shares = solution.x[0], solution.x[1 : 1 + len(uses)], solution.x[1 + len(uses) :]
     return SteadyState(
         gpus=gpus,
         rounds_per_day=float(rounds),
@@ -249,16 +249,16 @@ def most_runs(jobs: Sequence[Job], gpus: int) -> SteadyState:
 
 
 def _solved(jobs: Sequence[Job], sizes: list[int], uses: list[_Choice], partings: list[_Parting]) -> Any:
-    # The best use of these partings. Unknowns: rounds, slots kept busy by each use, share of each parting. Rows: the
-    # runs of each job, the slots of each size, the day.
+    # Solve for these partitions. Unknowns: rounds, busy slots per use, fraction of the day per partition. Rows: runs
+    # per job, slots per size, the day.
     import numpy as np
     from scipy.optimize import linprog
 
     matrix = np.zeros((len(jobs) + len(sizes) + 1, 1 + len(uses) + len(partings)))
     matrix[: len(jobs), 0] = [job.count for job in jobs]
-    for place, (number, option) in enumerate(uses, 1):
-        matrix[number, place] = -_MINUTES_A_DAY / option.minutes
-        matrix[len(jobs) + sizes.index(option.gpus), place] = 1.0
+    for column, (number, option) in enumerate(uses, 1):
+        matrix[number, column] = -_MINUTES_A_DAY / option.minutes
+        matrix[len(jobs) + sizes.index(option.gpus), column] = 1.0
     matrix[len(jobs) : -1, 1 + len(uses) :] = -np.transpose(partings)
     matrix[-1, 1 + len(uses) :] = 1.0
     goal, limits = np.zeros(matrix.shape[1]), np.zeros(matrix.shape[0])
@@ -267,12 +267,12 @@ def _solved(jobs: Sequence[Job], sizes: list[int], uses: list[_Choice], partings
 
 
 def _dearest(sizes: list[int], prices: Any, gpus: int) -> tuple[_Parting, float]:
-    # The parting whose slots are worth most: an unbounded knapsack.
+    # Most valuable partition: an unbounded knapsack.
     from scipy.optimize import LinearConstraint, milp
 
     within = LinearConstraint([sizes], ub=gpus)
-    found = milp(-prices, integrality=[1] * len(sizes), constraints=within, options={"mip_rel_gap": 0})
-    return tuple(round(count) for count in found.x), float(-found.fun)
+    solution = milp(-prices, integrality=[1] * len(sizes), constraints=within, options={"mip_rel_gap": 0})
+    return tuple(round(count) for count in solution.x), float(-solution.fun)
 
 
 def _source(option: Option) -> str:
@@ -280,10 +280,10 @@ def _source(option: Option) -> str:
 
 
 def schedule_table(schedule: Schedule) -> Table:
-    """Return the runs by start; those of one benchmark that start together on as many GPUs share a row."""
+    """Return the runs by start; simultaneous runs of a benchmark on the same number of GPUs share a row."""
     together: dict[tuple[str, Option, float], list[Placement]] = {}
-    for each in sorted(schedule.placements, key=lambda each: (each.start, each.on_gpus)):
-        together.setdefault((each.benchmark, each.option, each.start), []).append(each)
+    for placement in sorted(schedule.placements, key=lambda placement: (placement.start, placement.on_gpus)):
+        together.setdefault((placement.benchmark, placement.option, placement.start), []).append(placement)
     return Table(
         title="Shortest total time",
         columns=("benchmark", "runs", "GPUs each", "on GPUs", "start", "end", "minutes", "minutes are"),
@@ -312,14 +312,14 @@ def steady_table(steady: SteadyState) -> Table:
         formats={"at a time": ".2f", "runs a day": ".2f", "GPU-hours a run": ".3f"},
         rows=tuple(
             (
-                each.benchmark,
-                each.option.gpus,
-                each.busy,
-                each.runs_per_day,
-                each.option.work / 60,
-                _source(each.option),
+                share.benchmark,
+                share.option.gpus,
+                share.busy,
+                share.runs_per_day,
+                share.option.work / 60,
+                _source(share.option),
             )
-            for each in steady.shares
+            for share in steady.shares
         ),
         note="Runs at a time are averaged over the day. The machine is parted as "
         + "; ".join(
@@ -331,7 +331,7 @@ def steady_table(steady: SteadyState) -> Table:
 
 
 def sentences(jobs: Sequence[Job], schedule: Schedule, steady: SteadyState) -> Iterator[str]:
-    """Say what is gained over one run after the other, and how sure the proposal is."""
+    """Yield sentences on the gain over sequential runs and the quality of the schedule."""
     proof = "no schedule of these choices is shorter"
     if not schedule.is_shortest:
         proof = f"the search was cut short: no schedule is shorter than {schedule.bound:.2f} minutes"
@@ -344,7 +344,7 @@ def sentences(jobs: Sequence[Job], schedule: Schedule, steady: SteadyState) -> I
         f"rounds of all a day: {steady.rounds_per_day:.2f}; one after the other: {rounds:.2f}, "
         f"{steady.rounds_per_day / rounds - 1:+.0%}"
     )
-    used = [each.option for each in schedule.placements] + [each.option for each in steady.shares]
+    used = [entry.option for entry in schedule.placements] + [entry.option for entry in steady.shares]
     if any(option.how == "predicted" for option in used):
         yield "some minutes are the cost model's, outside of what was measured: measure them before you rely on them"
 
@@ -361,16 +361,18 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def gantt(schedule: Schedule, table: Table) -> Figure:
-    names = list(dict.fromkeys(each.benchmark for each in schedule.placements))
+    names = list(dict.fromkeys(placement.benchmark for placement in schedule.placements))
     row = max(12.0, min(26.0, 480 / schedule.gpus))
     panel = Panel(WIDTH, row * schedule.gpus + 60)
     panel.axes((0.0, schedule.makespan or 1.0), None, "minutes", "GPU")
     for gpu in range(schedule.gpus):
         panel.text(panel.left - 6, panel.top + row * (gpu + 0.5) + 4, str(gpu), "end")
-    for each in schedule.placements:
-        style = f"phase s{names.index(each.benchmark) % SERIES + 1}"
-        for gpu in each.on_gpus:
-            panel.bar((each.start, each.start + each.option.minutes), panel.top + row * gpu + 1, row - 2, style)
+    for placement in schedule.placements:
+        style = f"phase s{names.index(placement.benchmark) % SERIES + 1}"
+        for gpu in placement.on_gpus:
+            panel.bar(
+                (placement.start, placement.start + placement.option.minutes), panel.top + row * gpu + 1, row - 2, style
+            )
     for number, name in enumerate(names, 1):
         panel.name(number, name)
     title = "Who has which GPU when"

@@ -1,9 +1,9 @@
-"""The cost model against published results: fitted on the smaller counts, compared with the larger.
+"""Validation of the cost model on published results: fitted to smaller counts, compared with larger counts.
 
     from encore.lab.scaling.validation import error_table
     print(error_table("resnet").as_markdown())
 
-The table in docs/scaling.md is made by this module, through ``python -m encore.cli.documentation``.
+``python -m encore.cli.documentation`` writes the table into docs/scaling.md.
 """
 
 import functools
@@ -23,7 +23,7 @@ from encore.results.table import Table
 
 @dataclass(frozen=True)
 class Series:
-    """Published results of one benchmark that differ in scale: one round, submitter and accelerator."""
+    """Published results of a benchmark at different scales: same round, submitter and accelerator."""
 
     round: str
     submitter: str
@@ -34,7 +34,7 @@ class Series:
         return f"{self.round} {self.submitter} {self.accelerator}"
 
 
-# Google's TPUs of v0.7 are left out: a pod is one node in one description and hundreds in the next.
+# TPUs of v0.7 are omitted: a pod is one node in one description and hundreds in the next.
 SERIES = (
     Series(round="v0.6", submitter="NVIDIA", accelerator="V100"),
     Series(round="v0.6", submitter="Google", accelerator="tpu-v3"),
@@ -54,7 +54,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A published result and what the smaller ones of its series predict."""
+    """Published result and the prediction from smaller results of the same series."""
 
     series: Series
     fitted_on: tuple[int, ...]
@@ -64,7 +64,7 @@ class Check:
 
     @property
     def step_error(self) -> float:
-        """Predicted over measured time of a step, less one: the cost model alone."""
+        """Relative error of the predicted step time: cost model only."""
         return self.step.value / self.measured.point.time - 1
 
     @property
@@ -75,13 +75,13 @@ class Check:
 
 @functools.cache
 def train_samples() -> dict[str, int]:
-    """Return samples of an epoch, for every benchmark with published results whose submitted logs agree on them."""
+    """Return the samples per epoch of all benchmarks with published results and consistent submitted logs."""
     sizes = {cell.benchmark: data_size(cell.benchmark) for cell in load_published()}
     return {name: size.train for name, size in sizes.items() if name and size and size.train}
 
 
 def published_points(series: Series, benchmark: str) -> list[Measured]:
-    found = [
+    points = [
         _measured(cell)
         for cell in load_published()
         if (cell.round, cell.submitter) == (series.round, series.submitter)
@@ -89,17 +89,17 @@ def published_points(series: Series, benchmark: str) -> list[Measured]:
         and family(series.accelerator) == family(cell.hardware.accelerator)
         and cell.score_minutes
     ]
-    return sorted(found, key=lambda each: each.point.gpus)
+    return sorted(points, key=lambda measured: measured.point.gpus)
 
 
 def _measured(cell: PublishedResult) -> Measured:
-    side = submission(cell)
-    gpus, batch, minutes = side.hardware.accelerators, cell.global_batch, cell.score_minutes
-    if not gpus or not batch or not minutes or cell.benchmark is None or side.lengths is None:
+    run = submission(cell)
+    gpus, batch, minutes = run.hardware.accelerators, cell.global_batch, cell.score_minutes
+    if not gpus or not batch or not minutes or cell.benchmark is None or run.lengths is None:
         raise ValueError(f"{cell.name} lacks its number of accelerators, its batch, its epochs or its score")
-    epochs = side.lengths.estimate
+    epochs = run.lengths.estimate
     steps = epochs * train_samples()[cell.benchmark] / batch
-    point = Point(gpus=gpus, nodes=side.hardware.nodes or 1, samples_per_gpu=batch / gpus, time=minutes * 60 / steps)
+    point = Point(gpus=gpus, nodes=run.hardware.nodes or 1, samples_per_gpu=batch / gpus, time=minutes * 60 / steps)
     return Measured(cell=cell, point=point, batch=batch, epochs=epochs, minutes=minutes)
 
 
@@ -108,41 +108,41 @@ def checks(benchmark: str) -> tuple[Check, ...]:
     """Return every larger count of every series, predicted from the two smallest counts, and from the smaller half."""
     if benchmark not in train_samples():
         raise unknown("benchmark with published series", benchmark, train_samples())
-    found: list[Check] = []
+    results: list[Check] = []
     for series in SERIES:
         measured = published_points(series, benchmark)
-        counts = sorted({each.point.gpus for each in measured})
+        counts = sorted({measured_point.point.gpus for measured_point in measured})
         for fitted in sorted({2, (len(counts) + 1) // 2}):
             if 2 <= fitted < len(counts):
-                found += _predicted(series, benchmark, measured, counts[:fitted])
-    if not found:
+                results += _predicted(series, benchmark, measured, counts[:fitted])
+    if not results:
         raise EncoreError(f"too few published results of {benchmark} to predict some from others")
-    return tuple(found)
+    return tuple(results)
 
 
-def _predicted(series: Series, benchmark: str, every: list[Measured], counts: list[int]) -> Iterable[Check]:
-    small = [each for each in every if each.point.gpus in counts]
-    # A hierarchy of one node's GPUs and of nodes, but for TPUs, whose pods of every size are one node in v0.6.
-    nodes_known = any((each.cell.hardware.nodes or 1) > 1 for each in every)
-    steps = fit_steps([each.point for each in small], "hierarchical" if nodes_known else "tree")
-    epochs = fit_epochs([(each.batch, each.epochs) for each in small])
-    for each in (each for each in every if each.point.gpus not in counts):
-        step, needed = steps.predict(each.point), epochs.predict((1.0, each.batch))
+def _predicted(series: Series, benchmark: str, measured: list[Measured], counts: list[int]) -> Iterable[Check]:
+    small = [point for point in measured if point.point.gpus in counts]
+    # Hierarchical within and between nodes, except TPUs: pods of all sizes are one node in v0.6.
+    nodes_known = any((point.cell.hardware.nodes or 1) > 1 for point in measured)
+    steps = fit_steps([point.point for point in small], "hierarchical" if nodes_known else "tree")
+    epochs = fit_epochs([(point.batch, point.epochs) for point in small])
+    for point in (point for point in measured if point.point.gpus not in counts):
+        step, needed = steps.predict(point.point), epochs.predict((1.0, point.batch))
         yield Check(
             series=series,
             fitted_on=tuple(counts),
-            measured=each,
+            measured=point,
             step=step,
-            minutes=product((step, needed), train_samples()[benchmark] / each.batch / 60),
+            minutes=product((step, needed), train_samples()[benchmark] / point.batch / 60),
         )
 
 
 def error_table(benchmark: str) -> Table:
-    found = checks(benchmark)
-    steps = statistics.median(abs(each.step_error) for each in found)
-    minutes = statistics.median(abs(each.minutes_error) for each in found)
-    held = sum(each.step.holds(each.measured.point.time) for each in found)
-    minutes_held = sum(each.minutes.holds(each.measured.minutes) for each in found)
+    results = checks(benchmark)
+    steps = statistics.median(abs(check.step_error) for check in results)
+    minutes = statistics.median(abs(check.minutes_error) for check in results)
+    covered = sum(check.step.holds(check.measured.point.time) for check in results)
+    minutes_held = sum(check.minutes.holds(check.measured.minutes) for check in results)
     return Table(
         title=f"Predicted and published: {benchmark}",
         columns=(
@@ -151,26 +151,26 @@ def error_table(benchmark: str) -> Table:
         ),
         rows=tuple(
             (
-                each.series.name,
-                ", ".join(map(str, each.fitted_on)),
-                each.measured.point.gpus,
-                f"`{each.measured.cell.system}`",
-                f"{each.measured.point.time * 1e3:.3g}",
-                f"{each.step.value * 1e3:.3g}",
-                f"{_two(each.step.low * 1e3)} to {_two(each.step.high * 1e3)}"
-                + ("" if each.step.holds(each.measured.point.time) else " (missed)"),
-                f"{each.step_error:+.0%}",
-                f"{each.measured.minutes:.3g}",
-                f"{each.minutes.value:.3g}",
-                f"{each.minutes_error:+.0%}",
+                check.series.name,
+                ", ".join(map(str, check.fitted_on)),
+                check.measured.point.gpus,
+                f"`{check.measured.cell.system}`",
+                f"{check.measured.point.time * 1e3:.3g}",
+                f"{check.step.value * 1e3:.3g}",
+                f"{_two(check.step.low * 1e3)} to {_two(check.step.high * 1e3)}"
+                + ("" if check.step.holds(check.measured.point.time) else " (missed)"),
+                f"{check.step_error:+.0%}",
+                f"{check.measured.minutes:.3g}",
+                f"{check.minutes.value:.3g}",
+                f"{check.minutes_error:+.0%}",
             )
-            for each in found
+            for check in results
         ),
         note=f"Median error, whatever its sign: {steps:.0%} of a step, {minutes:.0%} of the minutes to the target. "
-        f"Inside the 95 % interval: {held} of {len(found)} steps, {minutes_held} of {len(found)} times.",
+        f"Inside the 95 % interval: {covered} of {len(results)} steps, {minutes_held} of {len(results)} times.",
     )  # fmt: skip
 
 
 def _two(number: float) -> str:
-    # Two significant digits, never as a power of ten.
+    # Two significant digits without an exponent.
     return f"{float(f'{number:.2g}'):g}"

@@ -1,1 +1,1 @@
-"""A trained model in Triton Inference Server: an export, its model repository, and the server."""
+"""Serve a trained model in Triton Inference Server: export, model repository, server."""

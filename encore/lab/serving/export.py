@@ -18,7 +18,7 @@ from encore.run import programs, run_folder
 ENVIRONMENT = "serving"
 PASSPORT = "export.json"
 EXAMPLE = "example.npz"
-# Triton's types with those of NumPy (its docs/user_guide/model_configuration.md, Datatypes).
+# Triton data types and their NumPy types (docs/user_guide/model_configuration.md, Datatypes).
 TYPES = {
     "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64", "INT8": "int8",
     "INT16": "int16", "INT32": "int32", "INT64": "int64", "FP16": "float16", "FP32": "float32", "FP64": "float64",
@@ -30,7 +30,7 @@ PART = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
 class _Read(BaseModel):
-    # What else the file has is for readers of other commands.
+    # Other fields are for other commands.
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
@@ -50,16 +50,16 @@ class _Run(_Read):
 
 
 class Whole(_Read):
-    """export.json of a model or of parts that belong together, as far as it is the same."""
+    """Common fields of export.json for a single model and for models with parts."""
 
     schema_: Literal[1] = Field(1, alias="schema")
-    # Folders of models that a client calls one after the other; empty: the model is in this folder.
+    # Folders of models that a client calls in sequence; empty: the model is in this folder.
     parts: tuple[str, ...] = ()
     run: _Run = _Run()  # the run that it was exported from
 
 
 class Export(_Read):
-    """export.json of a model, as far as a server needs it."""
+    """Fields of a model's export.json that the server needs."""
 
     schema_: Literal[1] = Field(1, alias="schema")
     name: str = Field(pattern=r"^[A-Za-z0-9_][\w.-]*$")
@@ -78,12 +78,12 @@ class Model:
 
 
 def read(folder: Path) -> tuple[Model, ...]:
-    """Return the models that ``folder`` holds; EncoreError if it is no export, or one that is damaged."""
-    whole = read_whole(folder)
-    for part in whole.parts:
+    """Return the models in ``folder``; EncoreError if it is not an export or is damaged."""
+    document = read_whole(folder)
+    for part in document.parts:
         if not PART.fullmatch(part):
             raise EncoreError(f"{folder / PASSPORT} has a part {part!r}", expected="the name of a folder", hint=AGAIN)
-    models = [Model(folder / part, _validated(Export, folder / part)) for part in whole.parts or ("",)]
+    models = [Model(folder / part, _validated(Export, folder / part)) for part in document.parts or ("",)]
     for model in models:
         _check(model.folder, model.export)
     return tuple(models)
@@ -105,16 +105,16 @@ def _validated(kind: type[R], folder: Path) -> R:
         return kind.model_validate(files.read_json(passport))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise EncoreError(f"{passport}: {where}: {first['msg']}", hint=AGAIN) from error
+        location = ".".join(str(part) for part in first["loc"])
+        raise EncoreError(f"{passport}: {location}: {first['msg']}", hint=AGAIN) from error
 
 
 def _check(folder: Path, export: Export) -> None:
-    for each in (*export.inputs, *export.outputs):
-        if each.type not in TYPES:
-            raise names.unknown(f"type of {each.name} in {folder / PASSPORT}:", each.type, TYPES)
-        if export.batched and not each.shape:
-            raise EncoreError(f"{folder / PASSPORT}: {each.name} has no dimension for the batch", hint=AGAIN)
+    for tensor in (*export.inputs, *export.outputs):
+        if tensor.type not in TYPES:
+            raise names.unknown(f"type of {tensor.name} in {folder / PASSPORT}:", tensor.type, TYPES)
+        if export.batched and not tensor.shape:
+            raise EncoreError(f"{folder / PASSPORT}: {tensor.name} has no dimension for the batch", hint=AGAIN)
     if not (folder / export.model).exists():
         raise EncoreError(f"no model {folder / export.model}", expected=f"what {PASSPORT} names", hint=AGAIN)
     _example(folder, export)
@@ -127,15 +127,17 @@ def _example(folder: Path, export: Export) -> dict[str, np.ndarray]:
             arrays = {name: stored[name] for name in stored.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise EncoreError(f"{path} cannot be read: {error}", hint=AGAIN) from error
-    for each in (*export.inputs, *export.outputs):
-        if each.name not in arrays:
-            raise EncoreError(f"{path} has no {each.name}", expected="all inputs and outputs", hint=AGAIN)
-        found = arrays[each.name]
-        sizes = [size if wanted == -1 else wanted for wanted, size in zip(each.shape, found.shape, strict=False)]
-        if len(found.shape) != len(each.shape) or list(found.shape) != sizes or found.dtype != TYPES[each.type]:
+    for tensor in (*export.inputs, *export.outputs):
+        if tensor.name not in arrays:
+            raise EncoreError(f"{path} has no {tensor.name}", expected="all inputs and outputs", hint=AGAIN)
+        array = arrays[tensor.name]
+        sizes = [
+            size if dimension == -1 else dimension for dimension, size in zip(tensor.shape, array.shape, strict=False)
+        ]
+        if len(array.shape) != len(tensor.shape) or list(array.shape) != sizes or array.dtype != TYPES[tensor.type]:
             raise EncoreError(
-                f"{path}: {each.name} is {found.dtype} {list(found.shape)}",
-                expected=f"{TYPES[each.type]} {list(each.shape)}",
+                f"{path}: {tensor.name} is {array.dtype} {list(array.shape)}",
+                expected=f"{TYPES[tensor.type]} {list(tensor.shape)}",
                 hint=AGAIN,
             )
     return arrays
@@ -143,12 +145,12 @@ def _example(folder: Path, export: Export) -> dict[str, np.ndarray]:
 
 def example_inputs(folder: Path, export: Export) -> dict[str, np.ndarray]:
     arrays = _example(folder, export)
-    return {each.name: arrays[each.name] for each in export.inputs}
+    return {tensor.name: arrays[tensor.name] for tensor in export.inputs}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is passed through the server, and where the model is from."""
+    """Evaluation through the server, and the origin of the model."""
 
     source: Path  # the export that is served
     choice: Choice
@@ -157,18 +159,18 @@ class Evaluation:
 
 
 def plan(source: Path, run_path: Path, data: Path | None) -> Evaluation:
-    """Return the evaluation of an export by its run; EncoreError if it is another one's, or its data are missing."""
+    """Return the evaluation of an export from its run; EncoreError if the run does not match or data are missing."""
     run = run_folder.open_run(run_path)
     passport = run.metadata()
-    whole = read_whole(source)
-    if whole.run.id != passport["sha256"]:
+    document = read_whole(source)
+    if document.run.id != passport["sha256"]:
         raise EncoreError(
             f"{source} is not from {run_path}",
-            expected=f"the run {whole.run.name or 'that it was exported from'}",
+            expected=f"the run {document.run.name or 'that it was exported from'}",
             hint="--evaluate RUN: name that run",
         )
     choice = catalogue.choose(passport["name"])
-    experiment = programs.chosen_experiment(run, whole.run.experiment)
+    experiment = programs.chosen_experiment(run, document.run.experiment)
     folder = programs.data_set(data, passport["data"], choice)
     return Evaluation(source.absolute(), choice, experiment.folder.absolute(), folder)
 
@@ -180,6 +182,6 @@ def evaluate(evaluation: Evaluation, url: str, on_step: Callable[[str], None]) -
     """
     variables = programs.variables_of(evaluation.choice, None, [ENVIRONMENT], on_step)
     on_step(f"passing the evaluation set of {evaluation.data} through the server")
-    places = ("--experiment", str(evaluation.experiment), "--data", str(evaluation.data))
+    arguments = ("--experiment", str(evaluation.experiment), "--data", str(evaluation.data))
     served = ("--through", url, "--exported", str(evaluation.source))
-    return programs.call(evaluation.choice, (*places, *served), variables)
+    return programs.call(evaluation.choice, (*arguments, *served), variables)

@@ -1,11 +1,11 @@
-"""A Triton model repository with one export, and what a client of it needs next to it.
+"""Triton model repository for an export, and files for its clients.
 
-FOLDER/model_repository/NAME/config.pbtxt       how Triton serves it (its docs/user_guide/model_configuration.md)
+FOLDER/model_repository/NAME/config.pbtxt       Triton configuration (docs/user_guide/model_configuration.md)
 FOLDER/model_repository/NAME/VERSION/MODEL      and model.py, for the Python backend
-FOLDER/model_repository/NAME/warmup/INPUT       a sample to warm up with
-FOLDER/client.py, export.json, example.npz      python client.py asks the server
+FOLDER/model_repository/NAME/warmup/INPUT       warm-up sample
+FOLDER/client.py, export.json, example.npz      python client.py queries the server
 
-A model in parts has a model of the repository, and a folder for its client, for each of them.
+For an export with parts, each part has a model in the repository and a client folder.
 """
 
 import filecmp
@@ -22,13 +22,13 @@ from encore import paths
 from encore.errors import EncoreError
 from encore.lab.serving.export import EXAMPLE, PASSPORT, Export, Model, example_inputs
 
-SERVED = paths.BENCHMARKS / "common" / "serving"  # code that runs in the server and its clients
+SERVED = paths.BENCHMARKS / "common" / "serving"  # code for the server and its clients
 PYTHON_BACKEND = "python"
 
 
 def _quoted(text: str) -> str:
-    # A byte of a string is as it is, escaped, or three octal digits (Text Format Language Specification, String).
-    plain = {byte: chr(byte) for byte in range(32, 127)} | {ord(each): f"\\{each}" for each in '"\\'}
+    # Bytes are literal, escaped, or three octal digits (Text Format Language Specification, String).
+    plain = {byte: chr(byte) for byte in range(32, 127)} | {ord(char): f"\\{char}" for char in '"\\'}
     return f'"{"".join(plain.get(byte, f"{chr(92)}{byte:03o}") for byte in text.encode())}"'
 
 
@@ -41,9 +41,9 @@ _TEMPLATES.filters["quoted"] = _quoted
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    max_batch: int = 32  # samples that the server puts together, at most
-    delay_us: int = 100  # microseconds that a request may wait for others to fill its batch
-    instances: int = 1  # copies of the model: of each GPU, or of the machine
+    max_batch: int = 32  # maximum batch size
+    delay_us: int = 100  # maximum queueing delay of a request in microseconds (dynamic batching)
+    instances: int = 1  # model instances per GPU, or per machine without GPUs
     device: str = "cpu"
 
 
@@ -55,7 +55,7 @@ class Backend:
 
 def largest_batch(export: Export, settings: Settings) -> int:
     """Return ``max_batch_size``; 0 where requests cannot be put together: the export has a fixed batch or none."""
-    varies = all(each.shape[:1] == (-1,) for each in (*export.inputs, *export.outputs))
+    varies = all(tensor.shape[:1] == (-1,) for tensor in (*export.inputs, *export.outputs))
     return settings.max_batch if export.batched and varies else 0
 
 
@@ -63,13 +63,13 @@ def config_text(
     export: Export, backend: Backend, settings: Settings, samples: Mapping[str, np.ndarray] | None = None
 ) -> str:
     """Return config.pbtxt; ``samples`` are inputs to warm up with."""
-    given = {"export": export, "backend": backend, "settings": settings, "samples": samples}
+    arguments = {"export": export, "backend": backend, "settings": settings, "samples": samples}
     template = _TEMPLATES.get_template("config.pbtxt.j2")
-    return template.render(given, batch=largest_batch(export, settings), warm_up_file=warm_up_file)
+    return template.render(arguments, batch=largest_batch(export, settings), warm_up_file=warm_up_file)
 
 
 def warm_up_file(number: int) -> str:
-    """Return the name of the file with an input to warm up with; an input's own name may not be a file's."""
+    """Return the file name of a warm-up input; input names may not be valid file names."""
     return f"input_{number}"
 
 
@@ -104,22 +104,22 @@ def plan(model: Model, folder: Path) -> Repository:
 
 
 def client_folder(source: Path, model: Model, folder: Path) -> Path:
-    """Return where a client of a model of the export ``source`` finds its passport and example."""
+    """Return the folder where a client of a model of the export ``source`` finds export.json and the example."""
     return folder / model.folder.relative_to(source)
 
 
 def write(
     source: Path, models: Sequence[Model], planned: Sequence[Repository], backend: Backend, settings: Settings
 ) -> None:
-    """Write what `plan` returned for each model of ``source``; EncoreError if the disk does not take it."""
+    """Write the output of `plan` for all models of ``source``; EncoreError if writing fails."""
     folder = planned[0].folder
     try:
         for model, repository in zip(models, planned, strict=True):
             _write_model(model, repository, backend, settings)
-            place = client_folder(source, model, folder)
-            place.mkdir(exist_ok=True)
+            client_dir = client_folder(source, model, folder)
+            client_dir.mkdir(exist_ok=True)
             for name in (PASSPORT, EXAMPLE):
-                shutil.copyfile(model.folder / name, place / name)
+                shutil.copyfile(model.folder / name, client_dir / name)
         shutil.copyfile(source / PASSPORT, folder / PASSPORT)
         shutil.copyfile(SERVED / "client.py", folder / "client.py")
     except OSError as error:
@@ -129,7 +129,7 @@ def write(
 def _write_model(model: Model, repository: Repository, backend: Backend, settings: Settings) -> None:
     version = repository.model / str(repository.version)
     version.mkdir(parents=True, exist_ok=True)
-    # A large model has its weights in files of their own, named after it.
+    # Large models have separate weight files, named after the model.
     for path in sorted(model.folder.glob(f"{model.export.model}*")):
         # A container sees no symbolic link's target.
         if path.is_dir():
@@ -147,18 +147,18 @@ def _write_model(model: Model, repository: Repository, backend: Backend, setting
     (repository.model / "config.pbtxt").write_text(config, encoding="ascii")
 
 
-def _is_same(one: Path, other: Path) -> bool:
-    if one.is_dir() and other.is_dir():
-        compared = filecmp.dircmp(one, other)
-        names = [path.relative_to(one) for path in one.rglob("*") if path.is_file()]
+def _is_same(first: Path, second: Path) -> bool:
+    if first.is_dir() and second.is_dir():
+        compared = filecmp.dircmp(first, second)
+        names = [path.relative_to(first) for path in first.rglob("*") if path.is_file()]
         return not (compared.left_only or compared.right_only) and not any(
-            filecmp.cmpfiles(one, other, map(str, names), shallow=False)[1:]
+            filecmp.cmpfiles(first, second, map(str, names), shallow=False)[1:]
         )
-    return one.is_file() and other.is_file() and filecmp.cmp(one, other, shallow=False)
+    return first.is_file() and second.is_file() and filecmp.cmp(first, second, shallow=False)
 
 
 def _link(source: str | Path, target: str | Path) -> None:
-    # Or copy it from another disk.
+    # Hard link, or copy from a different disk.
     Path(target).unlink(missing_ok=True)
     try:
         os.link(source, target)

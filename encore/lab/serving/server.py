@@ -1,8 +1,8 @@
-"""From an export to a server: its image or wheel, its command, its start and end, and what is asked of it.
+"""Triton server for an export: image or wheel, command, start and stop, and requests.
 
-Without a container the server is that of the wheel nvidia-pytriton, with its Python backend. The wheel has the binary,
-the backend's library, one stub for each version of Python, and the libraries that they load (in nvidia_pytriton.libs).
-The stub loads the Python that it was built for as a library, so that this must be found.
+Without a container the server is the wheel nvidia-pytriton with its Python backend. The wheel contains the binary,
+the backend library, a stub per Python version, and the libraries that they load (in nvidia_pytriton.libs). The stub
+loads the shared library of the Python version that it was built for, which must be found.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ MODELS = "/models"  # the model repository in a container
 
 
 POLL_SECONDS = 0.2
-STOP_SECONDS = 40.0  # Triton gives requests in flight 30 s by default (--exit-timeout-secs)
+STOP_SECONDS = 40.0  # Triton's default grace period for requests in flight is 30 s (--exit-timeout-secs)
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Ports:
 
     def options(self, address: str) -> tuple[str, ...]:
         metrics = (f"--metrics-port={self.metrics}",) if self.metrics else ("--allow-metrics=false",)
-        where = (f"--http-address={address}", f"--grpc-address={address}")
-        return (*where, f"--http-port={self.http}", f"--grpc-port={self.grpc}", *metrics)
+        endpoints = (f"--http-address={address}", f"--grpc-address={address}")
+        return (*endpoints, f"--http-port={self.http}", f"--grpc-port={self.grpc}", *metrics)
 
 
 # -- where it runs --------------------------------------------------------------------------------------------------
@@ -56,24 +56,24 @@ class Place:
     runtime: str
     backend: Backend
     command: Command
-    problem: EncoreError | None = None  # why nothing can be started there; a dry run shows the command all the same
+    problem: EncoreError | None = None  # reason that the server cannot be started; a dry run still prints the command
     image: str = ""
-    backend_files: tuple[Path, ...] = ()  # on the host: what the server loads, which the wheel has in two places
+    backend_files: tuple[Path, ...] = ()  # on the host: files from two locations of the wheel that the server loads
 
 
 def release_for(export: Export) -> Server:
     """Return the image's release that serves the export's format; EncoreError if none does."""
     servers = images.catalogue().server
-    for each in servers:
-        if export.format in each.backends:
-            return each
-    raise names.unknown("format", export.format, {name for each in servers for name in each.backends})
+    for release in servers:
+        if export.format in release.backends:
+            return release
+    raise names.unknown("format", export.format, {name for release in servers for name in release.backends})
 
 
 def in_container(
     runtime: str, export: Export, repository: Repository, settings: Settings, ports: Ports, image: str | None = None
 ) -> Place:
-    """Return the server in NGC's image, or in ``image``; never raises for what the engine lacks."""
+    """Return the server in the NGC image or in ``image``; never raises for missing features of the engine."""
     release, engine = release_for(export), None
     problem: EncoreError | None = None
     backend = Backend(release.backends[export.format], release.platforms.get(export.format, ""))
@@ -105,24 +105,26 @@ def in_container(
 def on_host(
     export: Export, repository: Repository, ports: Ports, python: Path | None, report: environment.OnStep | None
 ) -> Place:
-    """Return the server of nvidia-pytriton, which runs the model by model.py; makes the environments if need be.
+    """Return the server of nvidia-pytriton, which runs the model with model.py; creates the environments if necessary.
 
-    Without ``report`` nothing is made: what is missing is the place's problem.
+    Without ``report`` no environment is created; ``problem`` is the reason if one is missing.
     """
     release_for(export)
-    own, backend, options = export.format == PORTABLE, Backend(PYTHON_BACKEND), ports.options("127.0.0.1")
-    given = {ENVIRONMENT: python} if python else {}
+    is_portable, backend, options = export.format == PORTABLE, Backend(PYTHON_BACKEND), ports.options("127.0.0.1")
+    variables = {ENVIRONMENT: python} if python else {}
     programs = []
-    for name in (ENVIRONMENT,) if own else (ENVIRONMENT, export.framework):
-        known = environment.describe(name)
-        if name not in given and report is None and not known.is_ready:
+    for name in (ENVIRONMENT,) if is_portable else (ENVIRONMENT, export.framework):
+        installed = environment.describe(name)
+        if name not in variables and report is None and not installed.is_ready:
             argv = ("tritonserver", f"--model-repository={repository.models}", *options)
-            shown = Command(argv=argv, environment={}, working_directory=paths.ROOT)
+            placeholder = Command(argv=argv, environment={}, working_directory=paths.ROOT)
             problem = EncoreError(f"no {name} environment yet", hint="the same command without --dry-run makes it")
-            return Place(runtime="host", backend=backend, command=shown, problem=problem)
-        programs.append(given.get(name) or (environment.ensure_environment(name, report) if report else known.python))
+            return Place(runtime="host", backend=backend, command=placeholder, problem=problem)
+        programs.append(
+            variables.get(name) or (environment.ensure_environment(name, report) if report else installed.python)
+        )
     model = ask_python(programs[-1])
-    wheel = find_wheel(model if own else ask_python(programs[0]), model)
+    wheel = find_wheel(model if is_portable else ask_python(programs[0]), model)
     files = (*(wheel / BACKEND).iterdir(), wheel / STUBS / model.version / STUB)
     command = wheel_command(wheel, model, repository, options, os.environ)
     return Place(runtime="host", backend=backend, command=command, backend_files=files)
@@ -160,17 +162,17 @@ def ask_python(program: Path) -> Python:
         raise EncoreError(f"{program} does not run: {error}", hint="--python FILE: a Python") from error
     if done.returncode != 0:
         raise EncoreError(f"{program} does not run: {done.stderr.strip()[-200:]}", hint="--python FILE: a Python")
-    facts = json.loads(done.stdout)
-    return Python(program, facts["version"], tuple(facts["packages"]), facts["wheel"], facts["library"])
+    answer = json.loads(done.stdout)
+    return Python(program, answer["version"], tuple(answer["packages"]), answer["wheel"], answer["library"])
 
 
 SERVER, BACKEND = "tritonserver/bin/tritonserver", "tritonserver/backends/python"
 STUBS = "tritonserver/python_backend_stubs"  # the program that runs model.py, by the version of Python
-LIBRARIES = "nvidia_pytriton.libs"  # what all of them load; next to the package
+LIBRARIES = "nvidia_pytriton.libs"  # libraries of all of these; sibling of the package
 
 
 def find_wheel(server: Python, runs_model: Python) -> Path:
-    """Return the package in ``server``; EncoreError if it is missing or has nothing for the model's Python."""
+    """Return the package in ``server``; EncoreError if it is missing or does not support the model's Python."""
     if not server.wheel:
         raise EncoreError(f"{server.program} has no nvidia-pytriton", expected="its tritonserver", hint=PYTRITON)
     wheel, version = Path(server.wheel), runs_model.version
@@ -196,10 +198,10 @@ def find_wheel(server: Python, runs_model: Python) -> Path:
 def wheel_command(
     wheel: Path, runs_model: Python, repository: Repository, options: tuple[str, ...], caller: Mapping[str, str]
 ) -> Command:
-    """Return the server as a command of this machine; `link_backend` makes what it needs next to the repository."""
+    """Return the server as a host command; `link_backend` creates the files that it needs next to the repository."""
     libraries = (runs_model.library, str(wheel.parent / LIBRARIES), caller.get("LD_LIBRARY_PATH", ""))
-    # The Python backend starts its stub by `bash -c` and quotes no path: relative ones have no space of the user's.
-    # The stub finds its standard library by the `python3` that is first on PATH.
+    # The Python backend starts its stub by `bash -c` without quoting paths: relative paths avoid spaces in user paths.
+    # The stub finds its standard library through the first `python3` on PATH.
     return Command(
         argv=(
             str(wheel / SERVER),
@@ -218,16 +220,16 @@ def wheel_command(
     )
 
 
-def link_backend(place: Place, repository: Repository) -> None:
-    """Put what the server on the host loads together, next to the repository."""
+def link_backend(location: Place, repository: Repository) -> None:
+    """Link the files that the server on the host loads into one folder, in the repository's parent."""
     folder = repository.folder.absolute() / "backends" / "python"
-    for path in place.backend_files:
+    for path in location.backend_files:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / path.name).unlink(missing_ok=True)
         (folder / path.name).symlink_to(path)
 
 
-# -- its start and end ----------------------------------------------------------------------------------------------
+# -- start and stop -----------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -236,7 +238,7 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start the server and wait until all ``models`` are ready; its output goes to ``log``.
 
-    EncoreError if it ends or is not ready after ``seconds``.
+    EncoreError if it exits or is not ready after ``seconds``.
     """
     try:
         with log.open("wb") as output:
@@ -256,7 +258,7 @@ def _wait(child: subprocess.Popen[bytes], ports: Ports, models: Sequence[str], l
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(POLL_SECONDS)
             raise explain(log, f"the server ended with exit code {child.returncode}")
-        # Triton does not notice that its backend's process was never started, and waits for it.
+        # Triton does not detect that its backend process failed to start, and waits for it.
         if STUB_FAILED.search(log.read_text(encoding="utf-8", errors="replace")):
             raise explain(log, "the server cannot start its backend")
         if time.monotonic() > end:
@@ -265,7 +267,7 @@ def _wait(child: subprocess.Popen[bytes], ports: Ports, models: Sequence[str], l
 
 def _is_ready(ports: Ports, model: str) -> bool:
     url = f"http://127.0.0.1:{ports.http}/v2/models/{model}/ready"
-    # Not by way of a proxy of the environment.
+    # Ignore proxy variables of the environment.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=5) as answer:
@@ -274,13 +276,13 @@ def _is_ready(ports: Ports, model: str) -> bool:
         return False
 
 
-# What the shell and the loader print in place of the Python backend's stub.
+# Output of the shell and the loader if the stub of the Python backend cannot be started.
 STUB_FAILED = re.compile(r"^(?:bash: .+|.+: error while loading shared libraries: .+)$", re.MULTILINE)
 
-# An error that every server on a machine without a GPU prints, and that stops nothing.
+# Harmless error of all servers on machines without GPUs.
 WITHOUT_GPU = "CudaDriverHelper has not been initialized."
 
-# What the server prints, what it means, what to do; the first that matches counts.
+# Server message, meaning, fix; the first match counts.
 SYMPTOMS = (
     (r"failed to (?:start|listen).*|[Aa]ddress already in use", "a port is taken", "--http-port and --grpc-port"),
     (
@@ -293,20 +295,20 @@ SYMPTOMS = (
 )
 
 
-def explain(log: Path, found: str) -> EncoreError:
-    """Return what went wrong by the server's own words."""
+def explain(log: Path, status: str) -> EncoreError:
+    """Return the failure reason from the server's log."""
     text = log.read_text(encoding="utf-8", errors="replace")
     reasons = re.findall(r"^(?:E\d.*\] |error: )\"?(.+?)\"?$", text, re.MULTILINE)
-    reasons = STUB_FAILED.findall(text)[:1] or [each for each in reasons if each != WITHOUT_GPU]
+    reasons = STUB_FAILED.findall(text)[:1] or [reason for reason in reasons if reason != WITHOUT_GPU]
     last = reasons[-1] if reasons else ""
     loading = re.findall(r"failed to load '[^']*' version \d+: (.+?)(?:\\n|\"?$)", text, re.MULTILINE)
-    words = (loading or [last or " ".join(text.split()[-20:])])[-1]
+    message = (loading or [last or " ".join(text.split()[-20:])])[-1]
     for pattern, meaning, hint in SYMPTOMS:
         if re.search(pattern, text):
             return EncoreError(
-                f"{found}: {meaning}: {words}", hint=f"{hint}; output in {log}", exit_code=ExitCode.FAILED
+                f"{status}: {meaning}: {message}", hint=f"{hint}; output in {log}", exit_code=ExitCode.FAILED
             )
-    return EncoreError(f"{found}: {words}", hint=f"read {log}", exit_code=ExitCode.FAILED)
+    return EncoreError(f"{status}: {message}", hint=f"read {log}", exit_code=ExitCode.FAILED)
 
 
 def _stop(child: subprocess.Popen[bytes], command: Command) -> None:
@@ -320,11 +322,11 @@ def _stop(child: subprocess.Popen[bytes], command: Command) -> None:
     processes.clean_up(command)
 
 
-# -- what is asked of it ------------------------------------------------------------------------------------------
+# -- requests -----------------------------------------------------------------------------------------------------
 
 
 def ask(python: Path, folder: Path, ports: Ports) -> dict[str, list[dict[str, Any]]]:
-    """Return what the client found of each model over HTTP and over gRPC, with the export's samples."""
+    """Return the client's results per model over HTTP and gRPC, with the samples of the export."""
     client = folder / "client.py"
     return {
         protocol: _json([str(python), str(client), "--json", "--url", url, "--protocol", protocol])
@@ -341,23 +343,23 @@ def measure(
     clients: Sequence[int],
     requests: int,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Return throughput and latency through the server, and of ONNX Runtime called directly where it runs the model.
+    """Return throughput and latency through the server, and of ONNX Runtime called directly for ONNX models.
 
-    Each batch is measured with each number of clients; ``folder`` has the example that is sent.
+    All combinations of batch size and client count are measured; ``folder`` has the example input.
     """
-    words = [str(python), "-m", f"benchmarks.common.{SERVED.name}.measure", "--protocol", "grpc"]
-    words += ["--url", f"127.0.0.1:{ports.grpc}", "--folder", str(folder.absolute())]
-    words += ["--batches", ",".join(map(str, batches)), "--clients", ",".join(map(str, clients))]
-    words += ["--requests", str(requests)]
+    argv = [str(python), "-m", f"benchmarks.common.{SERVED.name}.measure", "--protocol", "grpc"]
+    argv += ["--url", f"127.0.0.1:{ports.grpc}", "--folder", str(folder.absolute())]
+    argv += ["--batches", ",".join(map(str, batches)), "--clients", ",".join(map(str, clients))]
+    argv += ["--requests", str(requests)]
     if model.export.format == PORTABLE:
-        words += ["--model", str((model.folder / model.export.model).absolute())]
-    found: list[dict[str, Any]] = _json(words)
-    return found
+        argv += ["--model", str((model.folder / model.export.model).absolute())]
+    measurements: list[dict[str, Any]] = _json(argv)
+    return measurements
 
 
-def _json(words: Sequence[str]) -> Any:
+def _json(argv: Sequence[str]) -> Any:
     with_code = {**os.environ, "PYTHONPATH": str(paths.ROOT)}
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=with_code, cwd=paths.ROOT)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=with_code, cwd=paths.ROOT)
     try:
         return json.loads(done.stdout)
     except ValueError:

@@ -1,1 +1,1 @@
-"""Studies: questions, the grid of measurements that answers them, and what was published of it."""
+"""Studies: questions, measurement grids, and published figures."""

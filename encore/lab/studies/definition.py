@@ -1,4 +1,4 @@
-"""A study as data: what is measured, on which grid, what was published of it, and which questions it answers.
+"""Study definitions: measurements, grid, published figures, and questions.
 
 from encore.lab.studies.definition import load
 study = load("multi-gpu")
@@ -33,28 +33,28 @@ class Point:
 
     @property
     def key(self) -> str:
-        """Return the name of the point's folder: the values of the axes in their order, of a switch its name."""
-        words = [axis if value is True else str(value).replace("/", "_") for axis, value in self.axes.items()]
-        return "-".join(words)
+        """Return the folder name of the point: axis values in order; for switches the axis name."""
+        parts = [axis if value is True else str(value).replace("/", "_") for axis, value in self.axes.items()]
+        return "-".join(parts)
 
 
 class Program(Strict):
     """The measuring program: config.json in, measurement.json out."""
 
-    module: str  # Python module; the config.py next to it checks a point before anything starts
+    module: str  # Python module; the config.py in its folder validates a point before anything starts
     framework: str  # names the environment, and how ranks are started
-    image: str = ""  # benchmark whose image holds the framework; empty: the program runs on the host alone
+    image: str = ""  # benchmark whose image has the framework; empty: the program runs on the host only
     ranks: str = "ranks"  # axis with the number of devices
-    # Axis and values for which one process drives all devices; else each has its own.
+    # Axis values for which a single process drives all devices; otherwise one process per device.
     one_process: dict[str, tuple[Value, ...]] = Field(default_factory=dict)
-    seconds: float = 10.0  # a point's duration before any was measured, for the estimate of a dry run
+    seconds: float = 10.0  # assumed duration of a point before any measurement, for the estimate of a dry run
 
 
 class Epoch(Strict):
-    """What an epoch is, so that seconds per step become seconds per epoch."""
+    """Epoch size, to convert seconds per step to seconds per epoch."""
 
-    images: int  # of strong scaling, over all devices; of weak scaling, of each device
-    batch: str = "batch_size"  # axis with the samples of a step on each device
+    images: int  # total over all devices for strong scaling; per device for weak scaling
+    batch: str = "batch_size"  # axis with the samples per step and device
 
 
 class Published(Strict):
@@ -62,31 +62,31 @@ class Published(Strict):
 
     source: str  # key of studies.toml in the results' data
     model: str  # axis that is the figures' model
-    # Name of a value of that axis in the figures, where it is another.
+    # Names of axis values in the figures, if different.
     models: dict[str, str] = Field(default_factory=dict)
-    # Axis, and the words for its values that a figure's context has.
+    # Axis, and the terms for its values in a figure's context.
     context: dict[str, dict[str, str]] = Field(default_factory=dict)
 
 
 class Question(Strict):
     text: str
     kind: Kind
-    x: str = ""  # axis from left to right
-    series: tuple[str, ...] = ()  # axes of which each combination of values is a line
-    # Points that the answer is made of; an axis that is not named is taken as it is.
+    x: str = ""  # axis of the plot's x values
+    series: tuple[str, ...] = ()  # axes; a line per combination of their values
+    # Axis values that select the points of the answer; other axes are not restricted.
     where: dict[str, Value] = Field(default_factory=dict)
-    between: tuple[Value, ...] = ()  # two values of ``x`` that are compared with each other
-    quantity: str = ""  # of the printed figures next to it; empty: there are none
-    why: str = ""  # what the study gives as the reason; printed in the last section
+    between: tuple[Value, ...] = ()  # two values of ``x`` that are compared
+    quantity: str = ""  # quantity of the corresponding printed figures; empty: none
+    why: str = ""  # reason in the study; printed in the last section
 
 
 class Part(Strict):
-    """What a smaller grid, such as ``--small``, has in place of the whole one."""
+    """Replacements for a smaller grid, such as ``--small``."""
 
     base: dict[str, Value] = Field(default_factory=dict)
     grid: dict[str, tuple[Value, ...]] = Field(default_factory=dict)
     values: dict[str, dict[str, dict[str, Value]]] = Field(default_factory=dict)
-    # By the number of a question, from 1: what it has in place of its own.
+    # Replaced fields by question number, starting at 1.
     questions: dict[str, dict[str, Any]] = Field(default_factory=dict)
     skip: tuple[dict[str, Value], ...] = ()  # in addition to the study's
     more: tuple[dict[str, tuple[Value, ...]], ...] = ()
@@ -101,45 +101,47 @@ class Study(Definition):
     program: Program
     base: dict[str, Value]
     grid: dict[str, tuple[Value, ...]]
-    # Axis, value, and what else the configuration has with it.
+    # Additional configuration keys by axis and value.
     values: dict[str, dict[str, dict[str, Value]]] = Field(default_factory=dict)
     skip: tuple[dict[str, Value], ...] = ()  # combinations that are not measured
-    # Grids of points next to the first one: values of its axes, and of any key of the configuration.
+    # Additional grids: axis values, and any configuration keys.
     more: tuple[dict[str, tuple[Value, ...]], ...] = ()
-    passes: int = Field(2, ge=1)  # how often each point is measured: the first time in the grid's order, then shuffled
+    passes: int = Field(2, ge=1)  # measurements per point: first in grid order, then shuffled
     epoch: Epoch
     published: Published | None = None
-    links: str = ""  # links of the machine that the study was made on: a file in data/links
+    links: str = ""  # links of the machine used in the study: a file in data/links
     questions: tuple[Question, ...]
     small: Part = Part()
     is_small: bool = False
     request: Request = Request(name="", gpus=None, runtime="host")  # where it is measured: runtime, image and Python
 
     def points(self) -> list[Point]:
-        """Return every point, those with few devices first, so that a study that is cut short has the whole of them."""
-        found = []
+        """Return all points, starting with few devices, so that an interrupted study has complete results for these."""
+        points = []
         for grid in (self.grid, *self.more):
             for combination in itertools.product(*grid.values()):
                 axes = dict(zip(grid, combination, strict=True))
-                if any(all(axes.get(name) == value for name, value in each.items()) for each in self.skip):
+                if any(
+                    all(axes.get(name) == value for name, value in combination_.items()) for combination_ in self.skip
+                ):
                     continue
-                more: dict[str, Value] = {}
+                overrides: dict[str, Value] = {}
                 for axis, value in axes.items():
-                    more.update(self.values.get(axis, {}).get(str(value), {}))
-                found.append(Point(axes, {**self.base, **more, **axes}))
-        return sorted(found, key=lambda point: float(point.axes[self.program.ranks]))
+                    overrides.update(self.values.get(axis, {}).get(str(value), {}))
+                points.append(Point(axes, {**self.base, **overrides, **axes}))
+        return sorted(points, key=lambda point: float(point.axes[self.program.ranks]))
 
     def order(self) -> list[tuple[int, Point]]:
-        """Return each pass's number, from 1, and its points in the order in which they are measured.
+        """Return pass numbers, starting at 1, and points in measuring order.
 
-        What the machine does meanwhile, such as growing warm, is another thing at each point of a shuffled pass, so
-        that two passes differ by it.
+        Shuffled passes decorrelate points from slow changes of the machine, such as its temperature; these then
+        appear as differences between passes.
         """
-        every = self.points()
-        found = [(1, point) for point in every]
+        points = self.points()
+        passes = [(1, point) for point in points]
         for number in range(2, self.passes + 1):
-            found += [(number, point) for point in random.Random(number).sample(every, len(every))]
-        return found
+            passes += [(number, point) for point in random.Random(number).sample(points, len(points))]
+        return passes
 
 
 def known() -> list[str]:
@@ -147,7 +149,7 @@ def known() -> list[str]:
 
 
 def load(name: str, small: bool = False) -> Study:
-    """Return the study ``name``, or that of a TOML file; EncoreError for one that cannot be."""
+    """Return the study ``name`` or the study in a TOML file; EncoreError if it is invalid."""
     path = Path(name) if name.endswith(".toml") or "/" in name else DATA / f"{name}.toml"
     if not path.is_file():
         if path.parent != DATA:
@@ -163,12 +165,12 @@ def load(name: str, small: bool = False) -> Study:
 
 
 def _reduced(study: Study) -> Study:
-    # The study on its small grid.
+    # Study with its small grid.
     part = study.small
     values = {axis: dict(by_value) for axis, by_value in study.values.items()}
     for axis, by_value in part.values.items():
-        for value, more in by_value.items():
-            values.setdefault(axis, {})[value] = {**values.get(axis, {}).get(value, {}), **more}
+        for value, overrides in by_value.items():
+            values.setdefault(axis, {})[value] = {**values.get(axis, {}).get(value, {}), **overrides}
     questions = tuple(
         Question.model_validate({**question.model_dump(), **part.questions.get(str(number), {})})
         for number, question in enumerate(study.questions, 1)
@@ -183,15 +185,15 @@ def _reduced(study: Study) -> Study:
 
 
 def _check(study: Study) -> None:
-    # Refuse what would only be found out while it is measured.
+    # Reject errors that would otherwise appear only while measuring.
     axes = {study.program.ranks, study.epoch.batch, *study.program.one_process}
     for question in study.questions:
         axes |= {*question.series, *question.where, *([question.x] if question.x else [])}
     for axis in sorted(axes):
         if axis not in study.grid:
             raise names.unknown(f"axis in the study {study.name}", axis, study.grid)
-    for each in study.more:
-        absent = sorted(set(study.grid) - set(each))
+    for extra_grid in study.more:
+        absent = sorted(set(study.grid) - set(extra_grid))
         if absent:
             raise EncoreError(f"[[more]] of the study {study.name} does not say {', '.join(absent)}")
     fields, config_of = configuration.field_types(folder(study)), configuration.config_class(folder(study))
@@ -211,19 +213,19 @@ def _check(study: Study) -> None:
 
 
 def folder(study: Study) -> Path:
-    """Return the folder of the measuring program, with its config.py."""
+    """Return the folder of the measuring program, which has its config.py."""
     return paths.ROOT.joinpath(*study.program.module.split(".")[:-1])
 
 
 def changed(study: Study, settings: Sequence[str]) -> Study:
-    """Return the study with other values in its base, each ``key=value``; EncoreError for an axis or an unknown key."""
+    """Return the study with ``key=value`` settings in its base; EncoreError for an axis or an unknown key."""
     if not settings:
         return study
     fields = configuration.field_types(folder(study))
-    values = dict(configuration.parse_setting(each, fields) for each in settings)
+    values = dict(configuration.parse_setting(setting, fields) for setting in settings)
     axes = sorted(set(values) & set(study.grid))
     if axes:
         raise EncoreError(f"--set {axes[0]}: the study's grid sets it", hint="write a study of your own")
-    found = study.model_copy(update={"base": {**study.base, **values}})
-    _check(found)
-    return found
+    updated = study.model_copy(update={"base": {**study.base, **values}})
+    _check(updated)
+    return updated

@@ -1,11 +1,11 @@
-"""The folder of a study: its grid, the state of each point, and what is left to measure.
+"""Study folders: grid, state of the points, and remaining measurements.
 
 results/20261120T101500Z-sweep-resnet/
-    study.json              the study as it was asked for, its machine, and the jobs that points were submitted as
-    1x2/                    a point, named after the values of its axes
-        <run folder>        of a training, as `encore run` makes it; its state is the point's
-        measurement.json    of a measuring program; failed.json instead where it failed
-        pass-2/             the same of the second pass
+    study.json              study definition, machine, and submitted jobs by point
+    1x2/                    a point, named after its axis values
+        <run folder>        of a training, as created by `encore run`; its state is the state of the point
+        measurement.json    from a measuring program; failed.json if it failed
+        pass-2/             the same for the second pass
     report/
 """
 
@@ -33,7 +33,7 @@ _WORST_FIRST: tuple[State, ...] = ("failed", "running", "interrupted", "submitte
 
 
 class Keyed(Protocol):
-    """A point of a grid: the name of its folder, and the values that make it."""
+    """Grid point: folder name and axis values."""
 
     @property
     def key(self) -> str: ...
@@ -43,15 +43,15 @@ class Keyed(Protocol):
 
 
 class Definition(Strict):
-    """What a study measures, as study.json keeps it."""
+    """Definition of a study, as stored in study.json."""
 
-    passes: int = 1  # how often each point is measured
+    passes: int = 1  # measurements per point
 
     def points(self) -> Sequence[Any]:
         raise NotImplementedError
 
     def order(self) -> list[tuple[int, Any]]:
-        """Return each pass's number, from 1, with its points in the order in which they are measured."""
+        """Return pass numbers, starting at 1, with points in measuring order."""
         return [(1, point) for point in self.points()]
 
 
@@ -59,10 +59,10 @@ Defined = TypeVar("Defined", bound=Definition)
 
 
 class StudyJson(TypedDict):
-    """A study and its points."""
+    """Study and its points."""
 
-    study: str  # Its folder
-    points: list[dict[str, Any]]  # Each with ``point``, its name, ``state`` and the values that make it
+    study: str  # Study folder
+    points: list[dict[str, Any]]  # Points with ``point`` (name), ``state`` and axis values
 
 
 @dataclass(frozen=True)
@@ -74,57 +74,59 @@ class Folder(Generic[Defined]):
         return self.path / point.key / (f"pass-{number}" if number > 1 else "")
 
     def run_of(self, point: Keyed) -> RunFolder | None:
-        found = sorted(path.parent for path in self.at(point).glob("[!.]*/run.json"))
-        return RunFolder(found[-1]) if found else None
+        run_dirs = sorted(path.parent for path in self.at(point).glob("[!.]*/run.json"))
+        return RunFolder(run_dirs[-1]) if run_dirs else None
 
     def jobs(self) -> dict[str, str]:
-        """Return the job of each point that was submitted, by its key; none before the study is written."""
+        """Return the submitted jobs by point key; empty before study.json exists."""
         file = self.path / STUDY
         return dict(files.read_json(file)["jobs"]) if file.is_file() else {}
 
     def keep_job(self, point: Keyed, job: str) -> None:
-        """Write down the job of a point; at once, because one that is forgotten would be submitted twice."""
+        """Record the job of a point immediately; an unrecorded job would be submitted twice."""
         stored = files.read_json(self.path / STUDY)
         files.write_json(self.path / STUDY, {**stored, "jobs": {**stored["jobs"], point.key: job}})
 
     def state_of_pass(self, point: Keyed, number: int) -> State:
-        """Return the state of a point's pass, by the files in its folder."""
-        run, place = self.run_of(point), self.at(point, number)
+        """Return the state of a pass, determined from the files in its folder."""
+        run, pass_dir = self.run_of(point), self.at(point, number)
         if run is not None:
             states = {experiment.state().status for experiment in run.experiments()}
             if states <= set(run_folder.FINISHED):
                 return "done"
             return "failed" if "failed" in states else "running" if "running" in states else "interrupted"
-        if (place / MEASUREMENT).is_file():
+        if (pass_dir / MEASUREMENT).is_file():
             return "done"
-        return "failed" if (place / FAILURE).is_file() else "submitted" if point.key in self.jobs() else "to do"
+        return "failed" if (pass_dir / FAILURE).is_file() else "submitted" if point.key in self.jobs() else "to do"
 
     def state(self, point: Keyed) -> State:
         return min((self.state_of_pass(point, number) for number in self._passes()), key=_WORST_FIRST.index)
 
     def measurements(self, point: Keyed) -> list[dict[str, Any]]:
-        found = [self.at(point, number) / MEASUREMENT for number in self._passes()]
-        return [files.read_json(path) for path in found if path.is_file()]
+        paths = [self.at(point, number) / MEASUREMENT for number in self._passes()]
+        return [files.read_json(path) for path in paths if path.is_file()]
 
     def _passes(self) -> range:
         return range(1, self.study.passes + 1)
 
     def left(self) -> list[tuple[int, Any]]:
-        """Return the passes that are not done, each with its point, in the order in which they are measured."""
-        return [(number, each) for number, each in self.study.order() if self.state_of_pass(each, number) != "done"]
+        """Return the unfinished passes with their points, in measuring order."""
+        return [(number, point) for number, point in self.study.order() if self.state_of_pass(point, number) != "done"]
 
     def may_resume(self) -> bool:
-        """Return whether a point has not ended and would not end again as it did, such as for want of memory."""
+        """Return whether an unfinished point may succeed when resumed (unlike, for example, after out of memory)."""
         runs = [self.run_of(point) for _, point in self.left()]
-        return any(run is None or not any(each.state().is_final for each in run.experiments()) for run in runs)
+        return any(
+            run is None or not any(experiment.state().is_final for experiment in run.experiments()) for run in runs
+        )
 
     def as_json(self) -> StudyJson:
-        points = [{"point": each.key, "state": self.state(each), **each.axes} for each in self.study.points()]
+        points = [{"point": point.key, "state": self.state(point), **point.axes} for point in self.study.points()]
         return {"study": str(self.path), "points": points}
 
     def summary(self) -> str:
-        """Return how many points are in which state, such as "38 done, 2 to do"."""
-        states = [self.state(each) for each in self.study.points()]
+        """Return the number of points by state, such as "38 done, 2 to do"."""
+        states = [self.state(point) for point in self.study.points()]
         return ", ".join(f"{states.count(name)} {name}" for name in dict.fromkeys(sorted(states)))
 
     def machine(self) -> dict[str, Any]:
@@ -132,7 +134,7 @@ class Folder(Generic[Defined]):
 
 
 def create(study: Defined, label: str, results: Path) -> Folder[Defined]:
-    """Make the folder of a study, called after the time and the ``label``."""
+    """Create the folder of a study, named after the time and the ``label``."""
     stamp = datetime.now(timezone.utc).strftime(run_folder.STAMP)
     content = {"study": study.model_dump(mode="json"), "machine": node.this_node(), "jobs": {}}
     try:
@@ -149,7 +151,7 @@ def create(study: Defined, label: str, results: Path) -> Folder[Defined]:
 
 
 def open_folder(path: Path, of: type[Defined]) -> Folder[Defined]:
-    """Return the study in ``path``; EncoreError where there is none of this kind, or another version wrote it."""
+    """Return the study in ``path``; EncoreError if it has a different kind, or was written by another version."""
     if not (path / STUDY).is_file():
         raise EncoreError(
             f"{path} is no folder of a study",
@@ -166,19 +168,19 @@ def open_folder(path: Path, of: type[Defined]) -> Folder[Defined]:
 
 
 def measure(
-    folder: Folder[Defined], one: Callable[[Any, int], ExitCode], again: str, only: str | None = None
+    folder: Folder[Defined], measure_point: Callable[[Any, int], ExitCode], again: str, only: str | None = None
 ) -> ExitCode:
-    """Measure each pass that is not done, or those of the point ``only``, by ``one``; ``again`` resumes the study.
+    """Measure all unfinished passes, or only those of point ``only``; ``again`` is the command that resumes the study.
 
-    Continues after a point that fails, and stops when interrupted.
+    Continues after a failed point, and stops when interrupted.
     """
     codes = set()
-    with _alone(folder, again, only):
+    with _study_lock(folder, again, only):
         for number, point in folder.left():
             if only not in (None, point.key):
                 continue
             try:
-                codes.add(one(point, number))
+                codes.add(measure_point(point, number))
             except KeyboardInterrupt:
                 codes.add(ExitCode.INTERRUPTED)
             if ExitCode.INTERRUPTED in codes:
@@ -187,8 +189,8 @@ def measure(
 
 
 @contextmanager
-def _alone(folder: Folder[Defined], again: str, only: str | None) -> Iterator[None]:
-    # Hold the lock of the study, or of one point: two processes on one machine would measure each other.
+def _study_lock(folder: Folder[Defined], again: str, only: str | None) -> Iterator[None]:
+    # Lock the study, or a single point: concurrent measurements on a machine would disturb each other.
     try:
         with FileLock(folder.path / (".lock" if only is None else f".lock-{only}"), timeout=0):
             yield

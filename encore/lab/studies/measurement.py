@@ -1,4 +1,4 @@
-"""Measure the points of a study by its program: config.json in, measurement.json and output.txt out.
+"""Measure study points with the study's program: config.json in, measurement.json and output.txt out.
 
 from encore.lab.studies.measurement import measure
 measure(folder.create(load("multi-gpu", small=True), "study-multi-gpu", Path("results")), print)
@@ -31,41 +31,43 @@ _END_SECONDS = 10.0
 
 
 def seconds_left(folder: Folder[Study]) -> float:
-    """Return how long the passes take that are not done.
+    """Return the estimated duration of the unfinished passes.
 
-    Each as long as the points that were measured and have most values in common with it, in the mean; before any
-    was measured, what the study says.
+    Estimates are means over the measured points with the most axis values in common; before the first measurement,
+    the study's default.
     """
-    known = [
-        (each, found["wall_seconds"])
-        for each in folder.study.points()
-        for found in folder.measurements(each)
-        if found.get("wall_seconds")
+    measured = [
+        (point, measurement["wall_seconds"])
+        for point in folder.study.points()
+        for measurement in folder.measurements(point)
+        if measurement.get("wall_seconds")
     ]
-    if not known:
+    if not measured:
         return len(folder.left()) * folder.study.program.seconds
-    return sum(_seconds_like(each, known) for _, each in folder.left())
+    return sum(_seconds_like(point, measured) for _, point in folder.left())
 
 
-def _seconds_like(point: Point, known: Sequence[tuple[Point, float]]) -> float:
-    common = [sum(each.axes.get(axis) == value for axis, value in point.axes.items()) for each, _ in known]
+def _seconds_like(point: Point, measured: Sequence[tuple[Point, float]]) -> float:
+    common = [
+        sum(other_point.axes.get(axis) == value for axis, value in point.axes.items()) for other_point, _ in measured
+    ]
     return statistics.fmean(
-        seconds for (_, seconds), number in zip(known, common, strict=True) if number == max(common)
+        seconds for (_, seconds), number in zip(measured, common, strict=True) if number == max(common)
     )
 
 
 def command(folder: Folder[Study], point: Point, python: Path | None, number: int = 1) -> Command:
-    """Return what measures a point's pass; ``python`` None: that of the framework's environment, by its usual name."""
-    program, place = folder.study.program, folder.study.request
+    """Return the command that measures a pass; ``python`` None: the default path of the framework's environment."""
+    program, request = folder.study.program, folder.study.request
     output = folder.at(point, number).absolute()
     ranks = int(point.axes[program.ranks])
-    one = any(point.axes.get(axis) in values for axis, values in program.one_process.items())
-    launch = launchers.on_one_node(program.framework, 1 if one else ranks, str(output))
+    is_single_process = any(point.axes.get(axis) in values for axis, values in program.one_process.items())
+    launch = launchers.on_one_node(program.framework, 1 if is_single_process else ranks, str(output))
     on_cpu = point.config.get("device") == "cpu"
-    # A device has as many cores in each point, as a GPU is as large: a speed-up is that of more devices. Contexts of
-    # one process have threads of their own, as processes do; threads that spin while they wait take the others' cores.
-    most = max(int(each.axes[program.ranks]) for each in folder.study.points())
-    threads = {"OMP_NUM_THREADS": str(max(1, node.cores() // most)), "OMP_WAIT_POLICY": "PASSIVE"}
+    # All points use the same number of cores per device, so that speed-ups come from devices only. Contexts in a single
+    # process have separate threads, like processes; spinning threads would take cores from other ranks.
+    max_ranks = max(int(other_point.axes[program.ranks]) for other_point in folder.study.points())
+    threads = {"OMP_NUM_THREADS": str(max(1, node.cores() // max_ranks)), "OMP_WAIT_POLICY": "PASSIVE"}
     variables = threads if on_cpu else {}
     job = Job(
         argv=(
@@ -80,14 +82,14 @@ def command(folder: Folder[Study], point: Point, python: Path | None, number: in
         ),
         environment={"PYTHONUNBUFFERED": "1", **launch.environment, **variables},
         mounts=(Mount(output, str(output), False),),
-        ranks=1 if one else ranks,
+        ranks=1 if is_single_process else ranks,
         gpus=0 if on_cpu else ranks,
     )
-    if place.runtime == "host":
-        return renderers.host(job, python or Path("python"), os.environ, is_user_python=place.python is not None)
+    if request.runtime == "host":
+        return renderers.host(job, python or Path("python"), os.environ, is_user_python=request.python is not None)
     choice = catalogue.choose(program.image)
     device = str(point.config.get("device", ""))
-    target = runtimes.choose(place.runtime or "host", choice, node.this_node(), device, place.image)
+    target = runtimes.choose(request.runtime or "host", choice, node.this_node(), device, request.image)
     return runtimes.render(target, job, runtimes.container_name(output), os.environ)
 
 
@@ -96,93 +98,95 @@ def resume_command(folder: Folder[Study]) -> str:
 
 
 def measure(folder: Folder[Study], on_point: Callable[[Point, str], None], only: str | None = None) -> ExitCode:
-    """Measure every pass that is not done, or those of the point ``only``; one that has failed is tried again."""
+    """Measure all unfinished passes, or only those of point ``only``; failed passes are repeated."""
     request = folder.study.request
     python = request.python
     if request.runtime == "host" and python is None:
         python = environment.ensure_environment(folder.study.program.framework, lambda text: None)
 
-    def one(point: Point, number: int) -> ExitCode:
+    def measure_point(point: Point, number: int) -> ExitCode:
         problem = _measure_one(folder, point, number, command(folder, point, python, number))
         on_point(point, problem or "done")
         return ExitCode.FAILED if problem else ExitCode.REACHED
 
-    return folders.measure(folder, one, resume_command(folder), only)
+    return folders.measure(folder, measure_point, resume_command(folder), only)
 
 
-def _measure_one(folder: Folder[Study], point: Point, number: int, wanted: Command) -> str:
-    # Measure a pass of a point; return what went wrong, or nothing.
+def _measure_one(folder: Folder[Study], point: Point, number: int, command: Command) -> str:
+    # Measure a pass; return the failure reason, or an empty string.
     output = folder.at(point, number)
     output.mkdir(exist_ok=True, parents=True)
     with (output / ".lock").open("wb") as lock:
-        # Inherited by the measuring program: where this process is killed, the next one waits for what it left running.
+        # The measuring program inherits the lock: if this process is killed, the next one waits for its child.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (output / MEASUREMENT).is_file():
             return ""
         (output / FAILURE).unlink(missing_ok=True)
         files.write_json(output / "config.json", dict(point.config))
-        began, others = time.monotonic(), _others_seconds()
-        code = _run(wanted, output / "output.txt", lock.fileno())
+        began, other_seconds = time.monotonic(), _others_seconds()
+        code = _run(command, output / "output.txt", lock.fileno())
     if code == 0 and (output / MEASUREMENT).is_file():
-        found = files.read_json(output / MEASUREMENT)
+        measurement = files.read_json(output / MEASUREMENT)
         seconds = time.monotonic() - began
-        found["wall_seconds"] = round(seconds, 2)
+        measurement["wall_seconds"] = round(seconds, 2)
         if folder.study.request.runtime == "host":
-            used = max(0.0, (_others_seconds() - others) / seconds)
-            found |= {"cores": psutil.cpu_count(), "others_cores": round(used, 3)}
-        files.write_json(output / MEASUREMENT, found)
+            used = max(0.0, (_others_seconds() - other_seconds) / seconds)
+            measurement |= {"cores": psutil.cpu_count(), "others_cores": round(used, 3)}
+        files.write_json(output / MEASUREMENT, measurement)
         return ""
     files.write_json(output / FAILURE, {"exit_code": code})
     return f"exit code {code}: {last_line(output / 'output.txt')}"
 
 
 def _others_seconds() -> float:
-    """Return the CPU time that was spent on this machine, without that of this process and of what it waited for.
+    """Return the CPU time used on this machine by processes other than this one and its reaped children.
 
-    Time that a hypervisor gave to other machines counts. An engine's containers are no descendants: theirs would too.
+    Includes steal time of the hypervisor. Engine containers are not descendants: their time would be included, too.
     """
-    times, own = psutil.cpu_times(), os.times()
+    times, process_times = psutil.cpu_times(), os.times()
     total = times.user + times.nice + times.system + times.irq + times.softirq + times.steal
-    return float(total - own.user - own.system - own.children_user - own.children_system)
+    return float(
+        total - process_times.user - process_times.system - process_times.children_user - process_times.children_system
+    )
 
 
 def last_line(path: Path) -> str:
-    """Return the last line of an output that says something; empty where there is none."""
+    """Return the last non-blank line of an output; empty if none."""
     lines = [line for line in path.read_text("utf-8", "replace").splitlines() if line.strip()]
     errors = [line for line in lines if "error:" in line.lower()]
     return (errors or lines or [""])[-1].strip()
 
 
-def _run(wanted: Command, output: Path, kept: int) -> int:
-    # Run a command, and end all its processes if this one is interrupted.
+def _run(command: Command, output: Path, max_bytes: int) -> int:
+    # Run a command, and kill its process group if interrupted.
     with output.open("wb") as file:
         try:
-            child = processes.start(wanted, file, keep=(kept,))
+            child = processes.start(command, file, keep=(max_bytes,))
         except OSError as error:
-            raise EncoreError(f"{wanted.argv[0]} cannot be started: {error.strerror}") from error
+            raise EncoreError(f"{command.argv[0]} cannot be started: {error.strerror}") from error
         try:
             return child.wait()
         except BaseException:
             processes.end(processes.family(child.pid), _END_SECONDS)
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)  # Members of its group whose parents have ended are no family
+                os.killpg(child.pid, signal.SIGKILL)  # Orphans in the process group are no longer descendants
             raise
 
 
 def script(folder: Folder[Study], per_point: Mapping[str, str]) -> str:
-    """Return a batch script: a Slurm array with a job for each point that is not done, one at a time on a node.
+    """Return a batch script: a Slurm array with a job per unfinished point, one at a time per node.
 
-    ``per_point``: more options of sbatch by name, such as {"partition": "gpu"}.
+    ``per_point``: additional sbatch options by name, such as {"partition": "gpu"}.
     """
-    left = [(number, point) for number, point in enumerate(folder.study.points()) if folder.state(point) != "done"]
-    if not left:
+    remaining = [(number, point) for number, point in enumerate(folder.study.points()) if folder.state(point) != "done"]
+    if not remaining:
         raise EncoreError(f"every point of {folder.path} is done", hint="encore study report FOLDER")
-    most = max(int(point.axes[folder.study.program.ranks]) for _, point in left)
-    numbers = ",".join(str(number) for number, _ in left)
-    on_gpu = any(point.config.get("device") == "gpu" for _, point in left)
+    max_ranks = max(int(point.axes[folder.study.program.ranks]) for _, point in remaining)
+    numbers = ",".join(str(number) for number, _ in remaining)
+    on_gpu = any(point.config.get("device") == "gpu" for _, point in remaining)
     options = {
         "job-name": f"study-{folder.study.name}", "array": numbers, "nodes": "1", "exclusive": "",
-        **({"gpus-per-node": str(most)} if on_gpu else {}), "output": f"{folder.path}/slurm-%a.txt", **per_point,
+        **({"gpus-per-node": str(max_ranks)} if on_gpu else {}), "output": f"{folder.path}/slurm-%a.txt", **per_point,
     }  # fmt: skip
     lines = [f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}" for name, value in options.items()]
     again = f'{resume_command(folder)} --point "$SLURM_ARRAY_TASK_ID"'
@@ -190,7 +194,7 @@ def script(folder: Folder[Study], per_point: Mapping[str, str]) -> str:
 
 
 def submit(folder: Folder[Study], per_point: Mapping[str, str]) -> str:
-    """Submit the points that are not done as one Slurm array; return what sbatch said."""
+    """Submit the unfinished points as a Slurm array; return the output of sbatch."""
     path = folder.path / "array.sh"
     with files.replaced(path) as file:
         file.write(script(folder, per_point).encode())

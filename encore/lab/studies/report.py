@@ -1,4 +1,4 @@
-"""The report of a study: its questions, answered by a sentence made from the data, tables and a plot; and why.
+"""Study reports: a sentence computed from the data, tables and a plot per question, and explanations.
 
 from encore.lab.studies.report import build
 from encore.results.report.report import write_files
@@ -33,9 +33,9 @@ from encore.results.statistics import LEVEL
 from encore.results.table import Cell, Table, grouped, shown, whole
 
 _PUBLISHED = ("model", "GPUs", "batch", "way", "printed", "our point", "ours", "from", "to", "difference")
-_OWN = 5  # columns of a printed figure by itself
+_OWN = 5  # columns that describe the printed figure
 _EPOCH = "s per epoch, extrapolated"
-_ITSELF = (1.0, 1.0, 1.0)  # what is compared with itself
+_ITSELF = (1.0, 1.0, 1.0)  # ratio of the reference point to itself
 _SEEN = 0.1  # percent; below it a gain is printed as none
 
 Series = tuple[Value, ...]
@@ -55,32 +55,32 @@ def build(folder: Folder[Study]) -> Report:
         sentence=f"Intervals ({percent(LEVEL)}) are {_intervals(results)}.",
         folded=(_passes(study, results),),
     )
-    reasons = tuple((each.text, each.why) for each in study.questions if each.why)
-    why = Chapter(key="why", title="Why", tables=tuple(_why(study, results)), terms=reasons)
-    answers = [_answer(study, each, results, number, note) for number, each in enumerate(study.questions, 1)]
+    reasons = tuple((question.text, question.why) for question in study.questions if question.why)
+    explanation = Chapter(key="why", title="Why", tables=tuple(_explanations(study, results)), terms=reasons)
+    answers = [_answer(study, question, results, number, note) for number, question in enumerate(study.questions, 1)]
     return Report(
         title=study.title,
         about=f"{study.about} Points: {folder.summary()}. {_machine(folder.machine())}.",
         notices=tuple(filter(None, (mark, _busy(results)))),
-        chapters=(*answers, passes, why, *_inconsistent(study)),
+        chapters=(*answers, passes, explanation, *_inconsistent(study)),
     )
 
 
 def _answer(study: Study, question: Question, results: Sequence[Result], number: int, note: str) -> Chapter:
-    # Points outside of the grid are those alone that the question names.
+    # Points outside the grid are used only if the question names them.
     points = [
-        each
-        for each in results
-        if each.is_timed
-        and all(each.axes.get(name) == value for name, value in question.where.items())
-        and set(each.axes) <= {*study.grid, *question.where}
+        result
+        for result in results
+        if result.is_timed
+        and all(result.axes.get(name) == value for name, value in question.where.items())
+        and set(result.axes) <= {*study.grid, *question.where}
     ]
     sentence, table, figures, values = _KINDS[question.kind](study, question, points, f"question-{number}")
     tables, folded = [table], list[Table]()
-    by_quantity = grouped(values, lambda each: each.quantity or question.quantity) or {question.quantity: []}
-    for quantity, ours in by_quantity.items():
-        said, compared, absent = _compared(study, quantity, ours)
-        sentence, tables, folded = sentence + said, tables + compared, folded + absent
+    by_quantity = grouped(values, lambda result: result.quantity or question.quantity) or {question.quantity: []}
+    for quantity, measured in by_quantity.items():
+        comparison, compared, absent = _compared(study, quantity, measured)
+        sentence, tables, folded = sentence + comparison, tables + compared, folded + absent
     if not table.rows:
         sentence = "None of the points that answer this is measured yet."
     if question.kind == "memory":
@@ -97,33 +97,39 @@ def _answer(study: Study, question: Question, results: Sequence[Result], number:
     )
 
 
-def _compared(study: Study, quantity: str, ours: Sequence[Ours]) -> tuple[str, list[Table], list[Table]]:
-    # How printed figures compare with ours, in a sentence; the table of those, and that of those without ours.
-    found = printed(study, quantity, ours)
-    if not found:
+def _compared(study: Study, quantity: str, measurements: Sequence[Ours]) -> tuple[str, list[Table], list[Table]]:
+    # Comparison of printed figures with measurements: sentence, table of matches, and table of unmatched figures.
+    printed_figures = printed(study, quantity, measurements)
+    if not printed_figures:
         return "", [], []
-    words, measured = quantity.replace("_", " "), [each for each in found if each.ours]
-    title = f"The study's printed figures: {words}"
-    absent = tuple(each.row[:_OWN] for each in found if not each.ours)
+    label, measured = quantity.replace("_", " "), [figure for figure in printed_figures if figure.ours]
+    title = f"The study's printed figures: {label}"
+    absent = tuple(figure.row[:_OWN] for figure in printed_figures if not figure.ours)
     without = [Table(title=f"{title}, not measured here", columns=_PUBLISHED[:_OWN], rows=absent)] if absent else []
     if not measured:
-        return f" None of the {len(found)} printed figures ({words}) is of a point that was measured here.", [], without
-    tables = [Table(title=title, columns=_PUBLISHED, rows=tuple(each.row for each in measured))]
-    said = f" Of {len(found)} printed figures ({words}) {len(measured)} are of points that were measured here"
-    if not any(each.has_interval for each in measured):
-        return f"{said}, once each: no interval says how far off they may be.", tables, without
-    beyond = sum(each.is_beyond for each in measured)
-    return f"{said}; {beyond} of them are beyond our interval.", tables, without
+        return (
+            f" None of the {len(printed_figures)} printed figures ({label}) is of a point that was measured here.",
+            [],
+            without,
+        )
+    tables = [Table(title=title, columns=_PUBLISHED, rows=tuple(figure.row for figure in measured))]
+    summary = (
+        f" Of {len(printed_figures)} printed figures ({label}) {len(measured)} are of points that were measured here"
+    )
+    if not any(figure.has_interval for figure in measured):
+        return f"{summary}, once each: no interval says how far off they may be.", tables, without
+    beyond = sum(figure.is_beyond for figure in measured)
+    return f"{summary}; {beyond} of them are beyond our interval.", tables, without
 
 
 # -- questions ----------------------------------------------------------------------------------------------------
 
 
 def _lines(question: Question, results: Sequence[Result], least: int = 1) -> Iterator[tuple[Series, list[Result]]]:
-    # Yield each line by its values of the question's series, its results by x; with ``least`` of them at least.
+    # Yield lines by the values of the question's series, with results sorted by x; only lines with ``least`` results.
     for series, line in in_series(results, question.series).items():
         if len(line) >= least:
-            yield series, sorted(line, key=lambda each: _x(each, question))
+            yield series, sorted(line, key=lambda result: _x(result, question))
 
 
 def _x(result: Result, question: Question) -> float:
@@ -131,19 +137,19 @@ def _x(result: Result, question: Question) -> float:
 
 
 def _name(values: Sequence[Value], series: Sequence[str]) -> str:
-    # A number brings the name of its axis along.
+    # Numbers are preceded by the axis name.
     return ", ".join(
         str(value) if isinstance(value, str) else f"{axis.replace('_', ' ')} {value}"
         for value, axis in zip(values, series, strict=True)
     )
 
 
-def _words(axis: str) -> str:
+def _axis_name(axis: str) -> str:
     return "devices" if axis == "ranks" else axis.replace("_", " ")
 
 
 def _epoch_note(study: Study) -> str:
-    # None is run as a whole.
+    # No epoch is run completely.
     return (
         f"Extrapolated: an epoch is {study.epoch.images:,} images, of which some steps were run. Its seconds are its"
         " steps times the seconds of a step, and once what the first step takes longer."
@@ -153,51 +159,54 @@ def _epoch_note(study: Study) -> str:
 def _plots(
     key: str, question: Question, title: str, points: Sequence[Point], table: Table, label: str, linear: bool = False
 ) -> list[Figure]:
-    """Return lines over an axis; ``linear``: with what is proportional to it.
+    """Return line plots over an axis; ``linear`` adds the line of proportional scaling.
 
-    More lines than there are colours and markers are parted into plots that have all but the first word in common.
+    If there are more lines than colours and markers, they are split into plots of lines whose names differ only in
+    the first word.
     """
     lines = grouped(points, lambda point: _name(point[0], question.series))
-    drawn = {name: line for name, line in lines.items() if len(line) > 1}
-    parted = {"": list(drawn)} if len(drawn) <= SERIES else grouped(drawn, lambda name: name.partition(", ")[2])
-    found = []
+    plottable = {name: line for name, line in lines.items() if len(line) > 1}
+    parted = (
+        {"": list(plottable)} if len(plottable) <= SERIES else grouped(plottable, lambda name: name.partition(", ")[2])
+    )
+    figures = []
     for number, (rest, names) in enumerate(parted.items(), 1):
-        shown = {name: drawn[name] for name in names[:SERIES]}
-        counts = [x for line in shown.values() for _, x, *_ in line]
+        selected = {name: plottable[name] for name in names[:SERIES]}
+        counts = [x for line in selected.values() for _, x, *_ in line]
         if not counts:
             continue
         spans = {
             name: [(x, low, high) for _, x, _, low, high in line if low is not None and high is not None]
-            for name, line in shown.items()
+            for name, line in selected.items()
         }
-        found.append(
+        figures.append(
             over_gpus(
                 key if len(parted) == 1 else f"{key}-{number}",
                 f"{title}: {rest}" if rest else title,
-                [(name, [(x, y) for _, x, y, *_ in line]) for name, line in shown.items()],
+                [(name, [(x, y) for _, x, y, *_ in line]) for name, line in selected.items()],
                 table,
                 label,
                 linear=[(x, x / min(counts)) for x in (min(counts), max(counts))] if linear else [],
-                axis=_words(question.x),
+                axis=_axis_name(question.x),
                 spans=spans,
             )
         )
-    return found
+    return figures
 
 
 def _speed_up(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
-    lines, over = list(_lines(question, results, 2)), _words(question.x)
-    found: list[tuple[Series, Result, Interval]] = [
-        (series, each, ratio(line[0].epoch(), each.epoch()) if each is not line[0] else _ITSELF)
+    lines, over = list(_lines(question, results, 2)), _axis_name(question.x)
+    speedups: list[tuple[Series, Result, Interval]] = [
+        (series, result, ratio(line[0].epoch(), result.epoch()) if result is not line[0] else _ITSELF)
         for series, line in lines
-        for each in line
+        for result in line
     ]
     table = Table(
         title=f"Seconds per epoch over {over}",
         columns=(*question.series, question.x, _EPOCH, "from", "to", "speed-up", "least", "most"),
         rows=tuple(
-            (*series, whole(_x(each, question)), each.epoch().estimate, *bounds(each.epoch()), *faster)
-            for series, each, faster in found
+            (*series, whole(_x(result, question)), result.epoch().estimate, *bounds(result.epoch()), *faster)
+            for series, result, faster in speedups
         ),
         note=_epoch_note(study),
     )
@@ -220,35 +229,35 @@ def _speed_up(study: Study, question: Question, results: Sequence[Result], key: 
         )
         if unsure:
             sentence += f" At {unsure} of {len(ends)} the interval includes 1: too noisy to say whether it is faster."
-    points = [(series, _x(each, question), *faster) for series, each, faster in found]
+    points = [(series, _x(result, question), *faster) for series, result, faster in speedups]
     figures = _plots(key, question, f"Speed-up over {over}", points, table, "speed-up", linear=True)
-    return sentence, table, figures, [Ours(each.axes, *faster) for _, each, faster in found]
+    return sentence, table, figures, [Ours(result.axes, *faster) for _, result, faster in speedups]
 
 
 def _against(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
-    (one, other), count = question.between, len(question.series)
+    (fast_way, slow_way), count = question.between, len(question.series)
     rows: list[tuple[Any, ...]] = []
     values, sure = [], 0
     for series, pair in in_series(results, question.series).items():
-        by_way = {each.axes[question.x]: each for each in pair}
-        if one in by_way and other in by_way:
-            slow, fast = by_way[other], by_way[one]
-            found = ratio(slow.step, fast.step)
-            more, low, high = (in_percent(value) for value in found)
+        by_way = {result.axes[question.x]: result for result in pair}
+        if fast_way in by_way and slow_way in by_way:
+            slow, fast = by_way[slow_way], by_way[fast_way]
+            overhead = ratio(slow.step, fast.step)
+            percent_more, low, high = (in_percent(value) for value in overhead)
             sure += low is not None and high is not None and (low > 0 or high < 0)
-            rows.append((*series, fast.step.estimate, slow.step.estimate, more, low, high, found[0]))
-            values.append(Ours(slow.axes, more or 0.0, low, high))
-    columns = (*question.series, f"{one}, s a step", f"{other}, s a step", "overhead, %", "from", "to", "ratio")
-    table = Table(title=f"What {other} takes longer than {one}", columns=columns, rows=tuple(rows))
+            rows.append((*series, fast.step.estimate, slow.step.estimate, percent_more, low, high, overhead[0]))
+            values.append(Ours(slow.axes, percent_more or 0.0, low, high))
+    columns = (*question.series, f"{fast_way}, s a step", f"{slow_way}, s a step", "overhead, %", "from", "to", "ratio")
+    table = Table(title=f"What {slow_way} takes longer than {fast_way}", columns=columns, rows=tuple(rows))
     sentence = ""
     if rows:
-        least, most = min(rows, key=lambda row: row[-1]), max(rows, key=lambda row: row[-1])
+        least, largest = min(rows, key=lambda row: row[-1]), max(rows, key=lambda row: row[-1])
         sentence = (
-            f"{other} takes from {least[-4]:+.1f} % ({_name(least[:count], question.series)}) to {most[-4]:+.1f} %"
-            f" ({_name(most[:count], question.series)}) longer than {one};"
+            f"{slow_way} takes from {least[-4]:+.1f} % ({_name(least[:count], question.series)})"
+            f" to {largest[-4]:+.1f} % ({_name(largest[:count], question.series)}) longer than {fast_way};"
             f" at {sure} of {len(rows)} points the interval leaves out zero."
         )
-    figure = bars(key, table, tuple(range(count)), len(columns) - 1, f"step by {other} over that by {one}")
+    figure = bars(key, table, tuple(range(count)), len(columns) - 1, f"step by {slow_way} over that by {fast_way}")
     return sentence, table, [figure] if figure else [], values
 
 
@@ -279,9 +288,9 @@ def _size(study: Study, question: Question, results: Sequence[Result], key: str)
             f" long as that of {fast[0]} ({fast[2]:,} weights, {fast[1]} layers): {order}."
         )
     points = [
-        (series, _x(each, question), each.epoch().estimate, *bounds(each.epoch()))
+        (series, _x(result, question), result.epoch().estimate, *bounds(result.epoch()))
         for series, line in lines
-        for each in line
+        for result in line
     ]
     return sentence, table, _plots(key, question, "Seconds per epoch", points, table, _EPOCH), []
 
@@ -291,17 +300,17 @@ def _stages(study: Study, question: Question, results: Sequence[Result], key: st
     points: list[Point] = []
     first = len(question.series)
     for series, line in _lines(question, results):
-        for each in line:
-            wu, steps = each.stage("wu"), each.steps()
-            parts = each.stage("fp_bp") + wu
-            operators = [each.operators(name) for name in ("fp", "bp", "wu")]
+        for result in line:
+            wu, steps = result.stage("wu"), result.steps()
+            parts = result.stage("fp_bp") + wu
+            operators = [result.operators(name) for name in ("fp", "bp", "wu")]
             rows.append((
-                *series, whole(_x(each, question)), each.stage("fp_bp") * steps, wu * steps, 100 * wu / parts,
-                100 * parts / each.stage("step"), 100 * each.step.estimate / parts,
-                parts * steps - each.step.estimate * steps, each.stage("metric") * steps,
+                *series, whole(_x(result, question)), result.stage("fp_bp") * steps, wu * steps, 100 * wu / parts,
+                100 * parts / result.stage("step"), 100 * result.step.estimate / parts,
+                parts * steps - result.step.estimate * steps, result.stage("metric") * steps,
                 *(None if seconds is None else seconds * steps for seconds in operators),
             ))  # fmt: skip
-            points.append((series, _x(each, question), 100 * wu / parts, None, None))
+            points.append((series, _x(result, question), 100 * wu / parts, None, None))
     table = Table(
         title="FP + BP and WU",
         columns=(
@@ -318,12 +327,13 @@ def _stages(study: Study, question: Question, results: Sequence[Result], key: st
     )  # fmt: skip
     sentence = ""
     if rows:
-        low, high = min(rows, key=lambda row: row[first + 3]), max(rows, key=lambda row: row[first + 3])
-        waited, plain = ([row[first + place] for row in rows] for place in (4, 5))
+        lowest, high = min(rows, key=lambda row: row[first + 3]), max(rows, key=lambda row: row[first + 3])
+        waited, plain = ([row[first + column] for row in rows] for column in (4, 5))
         sentence = (
-            f"WU is from {low[first + 3]:.0f} % of a step ({_name(low[:first], question.series)} on {low[first]}) to"
-            f" {high[first + 3]:.0f} % ({_name(high[:first], question.series)} on {high[first]}). FP + BP and WU add up"
-            f" to {min(waited):.1f} to {max(waited):.1f} % of the step with a wait after each; a step without waits"
+            f"WU is from {lowest[first + 3]:.0f} % of a step"
+            f" ({_name(lowest[:first], question.series)} on {lowest[first]}) to {high[first + 3]:.0f} %"
+            f" ({_name(high[:first], question.series)} on {high[first]}). FP + BP and WU add up to"
+            f" {min(waited):.1f} to {max(waited):.1f} % of the step with a wait after each; a step without waits"
             f" takes {min(plain):.1f} to {max(plain):.1f} % of their sum, and what is below 100 % is saved by the"
             " overlap of WU with BP."
         )
@@ -334,29 +344,31 @@ def _memory(study: Study, question: Question, results: Sequence[Result], key: st
     rows: list[tuple[Any, ...]] = []
     points: list[Point] = []
     values = []
-    most = max((each.ranks for each in results), default=0)
-    for series, line in _lines(question, [each for each in results if each.ranks == most]):
-        for each in line:
-            before, (first, others) = each.memory("before_training"), each.memory("training")
-            more = in_percent(first / others) if others else None
-            growth = None if each is line[0] else in_percent(first / line[0].memory("training")[0])
-            rows.append((*series, whole(_x(each, question)), before[0], first, others, more, growth))
-            points.append((series, _x(each, question), first, None, None))
+    max_ranks = max((result.ranks for result in results), default=0)
+    for series, line in _lines(question, [result for result in results if result.ranks == max_ranks]):
+        for result in line:
+            before_training, (first, other_ranks) = result.memory("before_training"), result.memory("training")
+            percent_more = in_percent(first / other_ranks) if other_ranks else None
+            growth = None if result is line[0] else in_percent(first / line[0].memory("training")[0])
+            rows.append(
+                (*series, whole(_x(result, question)), before_training[0], first, other_ranks, percent_more, growth)
+            )
+            points.append((series, _x(result, question), first, None, None))
             # Single readings.
             readings = {
-                ("memory_before_training", "others"): before[1],
+                ("memory_before_training", "others"): before_training[1],
                 ("memory_training", "first"): first,
-                ("memory_training", "others"): others,
-                ("memory_gpu0_more_percent", ""): more,
+                ("memory_training", "others"): other_ranks,
+                ("memory_gpu0_more_percent", ""): percent_more,
                 ("memory_growth_percent", ""): growth,
             }
             values += [
-                Ours({**each.axes, "reading": reading}, value, None, None, quantity)
+                Ours({**result.axes, "reading": reading}, value, None, None, quantity)
                 for (quantity, reading), value in readings.items()
                 if value is not None
             ]
     table = Table(
-        title=f"Memory on {most} devices",
+        title=f"Memory on {max_ranks} devices",
         columns=(
             *question.series, question.x, "before, GB", "training, first, GB", "training, others, GB",
             "first over others, %", "growth, %",
@@ -369,31 +381,41 @@ def _memory(study: Study, question: Question, results: Sequence[Result], key: st
     sentence = ""
     grown = [row for row in rows if row[-1] is not None]
     if grown:
-        low, high = min(grown, key=lambda row: row[-1]), max(grown, key=lambda row: row[-1])
+        least, most = min(grown, key=lambda row: row[-1]), max(grown, key=lambda row: row[-1])
         sentence = (
-            f"From the smallest batch to {high[len(question.series)]} the memory in training grows by {low[-1]:.1f} %"
-            f" ({low[0]}) to {high[-1]:.1f} % ({high[0]}); before training there is"
+            f"From the smallest batch to {most[len(question.series)]} the memory in training grows by {least[-1]:.1f} %"
+            f" ({least[0]}) to {most[-1]:.1f} % ({most[0]}); before training there is"
             f" {min(row[-5] for row in rows):.2f} to {max(row[-5] for row in rows):.2f} GB in use."
         )
     return sentence, table, _plots(key, question, "Memory in training", points, table, "GB"), values
 
 
 def _largest_batches(study: Study, results: Sequence[Result]) -> tuple[list[Table], list[Table]]:
-    # Searches for the largest batch that fits, if there were any, and the printed ones.
-    searched = [(each, each.found["largest_batch"]) for each in results if "largest_batch" in each.found]
+    # Searches for the largest batch that fits, if any, and the printed largest batches.
+    searched = [(result, result.found["largest_batch"]) for result in results if "largest_batch" in result.found]
     if not searched:
         return [], []
     values = [
-        Ours({name: value for name, value in each.axes.items() if name != study.epoch.batch}, found["fits"], None, None)
-        for each, found in searched
+        Ours(
+            {name: value for name, value in result.axes.items() if name != study.epoch.batch},
+            largest_batch["fits"],
+            None,
+            None,
+        )
+        for result, largest_batch in searched
     ]
     _, compared, absent = _compared(study, "largest_batch", values)
     table = Table(
         title="Largest batch of a device",
         columns=("point", "devices", "fits", "does not fit"),
         rows=tuple(
-            (_name(list(each.axes.values()), list(each.axes)), each.ranks, found["fits"], found["does_not"])
-            for each, found in searched
+            (
+                _name(list(result.axes.values()), list(result.axes)),
+                result.ranks,
+                largest_batch["fits"],
+                largest_batch["does_not"],
+            )
+            for result, largest_batch in searched
         ),
         note="Doubled until a step no longer fits: the largest is from the first figure to below the second.",
     )
@@ -405,15 +427,15 @@ def _weak(study: Study, question: Question, results: Sequence[Result], key: str)
     points: list[Point] = []
     gains = []
     for series, line in _lines(question, results, 2):
-        for each in line:
-            strong, weak = each.epoch(), each.epoch(weak=True)
-            # Per image: the weak epoch has as many times the images as there are devices.
-            gain = 100 * (1 - weak.estimate / each.ranks / strong.estimate)
-            over = _ITSELF if each is line[0] else ratio(weak, line[0].epoch(weak=True))
-            if each is not line[0]:
-                gains.append((gain, _name(series, question.series), each.ranks))
-            rows.append((*series, each.ranks, strong.estimate, weak.estimate, *over, gain))
-            points.append((series, _x(each, question), *over))
+        for result in line:
+            strong, weak = result.epoch(), result.epoch(weak=True)
+            # Per image: with n devices the weak-scaling epoch has n times the images.
+            gain = 100 * (1 - weak.estimate / result.ranks / strong.estimate)
+            over = _ITSELF if result is line[0] else ratio(weak, line[0].epoch(weak=True))
+            if result is not line[0]:
+                gains.append((gain, _name(series, question.series), result.ranks))
+            rows.append((*series, result.ranks, strong.estimate, weak.estimate, *over, gain))
+            points.append((series, _x(result, question), *over))
     columns = (
         *question.series, "devices", "strong epoch, s", "weak epoch, s", "weak over one", "least", "most",
         "gain per image, %",
@@ -443,7 +465,7 @@ _KINDS: dict[str, Callable[[Study, Question, Sequence[Result], str], Parts]] = {
 }
 
 
-# -- what stands around the answers -------------------------------------------------------------------------------
+# -- chapters around the answers ----------------------------------------------------------------------------------
 
 
 def _mark(study: Study) -> str:
@@ -456,7 +478,7 @@ def _mark(study: Study) -> str:
 
 
 def _busy(results: Sequence[Result]) -> str:
-    busy = [each.others for each in results if each.is_disturbed and each.others]
+    busy = [result.others for result in results if result.is_disturbed and result.others]
     if not busy:
         return ""
     used, cores = max(busy)
@@ -480,36 +502,36 @@ def _intervals(results: Sequence[Result]) -> str:
 
 def _passes(study: Study, results: Sequence[Result]) -> Table:
     rows: list[tuple[Cell, ...]] = []
-    for each in results:
-        if each.is_timed:
-            means = [fmean(one["step_seconds"]) for one in each.passes]
+    for result in results:
+        if result.is_timed:
+            means = [fmean(pass_["step_seconds"]) for pass_ in result.passes]
             apart = max(means) / min(means) if len(means) > 1 else None
             passes = (*means, *[None] * (study.passes - len(means)))
-            others = each.others[0] if each.others else None
-            rows.append((*(each.axes[name] for name in study.grid), *passes, apart, others))
+            other_load = result.others[0] if result.others else None
+            rows.append((*(result.axes[name] for name in study.grid), *passes, apart, other_load))
     numbers = (f"pass {number}, s a step" for number in range(1, study.passes + 1))
     columns = (*study.grid, *numbers, "longest over shortest", "cores of other programs")
     return Table(title="Every point and its passes", columns=columns, rows=tuple(rows)).filled()
 
 
-def _machine(facts: dict[str, Any]) -> str:
-    gpus = facts.get("gpus") or []
-    cpu = str(facts.get("cpu_model") or facts.get("cpu") or "CPU")
-    return f"{len(gpus)} GPUs ({', '.join(sorted({str(each.get('name')) for each in gpus}))}), {cpu}" if gpus else cpu
+def _machine(node: dict[str, Any]) -> str:
+    gpus = node.get("gpus") or []
+    cpu = str(node.get("cpu_model") or node.get("cpu") or "CPU")
+    return f"{len(gpus)} GPUs ({', '.join(sorted({str(gpu.get('name')) for gpu in gpus}))}), {cpu}" if gpus else cpu
 
 
-def _why(study: Study, results: Sequence[Result]) -> Iterator[Table]:
-    # Layers, weights, gradient bytes, and what the links carry.
-    networks = {str(each.axes.get("network", "")): (each, each.found["network"]) for each in results}
+def _explanations(study: Study, results: Sequence[Result]) -> Iterator[Table]:
+    # Layers, weights, gradient bytes, and link traffic.
+    networks = {str(result.axes.get("network", "")): (result, result.found["network"]) for result in results}
     yield Table(
         title="What an update has to move",
         columns=("network", "convolutions", "fully connected", "arrays", "weights", "gradients, MB", "output"),
         rows=tuple(
             (
                 name, network["convolutions"], network["fully_connected"], len(network["sizes"]), network["weights"],
-                each.gradient_bytes / 1e6, "x".join(map(str, network["output"][1:])),
+                result.gradient_bytes / 1e6, "x".join(map(str, network["output"][1:])),
             )
-            for name, (each, network) in networks.items()
+            for name, (result, network) in networks.items()
         ),
     )  # fmt: skip
     if study.links:
@@ -519,14 +541,14 @@ def _why(study: Study, results: Sequence[Result]) -> Iterator[Table]:
 
 
 def _inconsistent(study: Study) -> list[Chapter]:
-    # Which printed figures of this study do not follow from its others.
+    # Printed figures of this study that contradict its other figures.
     if study.published is None:
         return []
-    ours = [each for each in checks() if each.source == study.published.source]
-    failing = [each for each in ours if not each.follows]
+    study_checks = [check for check in checks() if check.source == study.published.source]
+    failing = [check for check in study_checks if not check.follows]
     table = Table(
-        title=f"Printed figures of the study that do not follow from its others: {len(failing)} of {len(ours)}",
+        title=f"Printed figures of the study that do not follow from its others: {len(failing)} of {len(study_checks)}",
         columns=("place", "figure", "printed", "computed", "note"),
-        rows=tuple((each.place, each.what, each.printed, shown(each.computed), each.note) for each in failing),
+        rows=tuple((check.place, check.what, check.printed, shown(check.computed), check.note) for check in failing),
     )
     return [Chapter(key="printed", title="The study's printed figures", tables=(table,))]

@@ -1,4 +1,4 @@
-"""What was measured at the points of a study, with intervals, and how printed figures compare with it."""
+"""Measured results of study points with intervals, and their comparison with printed figures."""
 
 import math
 import statistics
@@ -12,14 +12,14 @@ from encore.results.published.published import StudyFigure, load_figures
 from encore.results.statistics import Sample, interval, ratio_of
 from encore.results.table import grouped
 
-_BUSY = 0.1  # share of the processors from which on others' programs are seen in a time: a rank has one of some cores
+_BUSY = 0.1  # fraction of the cores from which other programs affect the times: a rank has one of several cores
 
 
 @dataclass(frozen=True)
 class Drift:
-    """How far the passes of a point are apart, over all points: what blocks of steps of one process cannot show."""
+    """Pooled variation between passes of a point, which the blocks of a single process cannot show."""
 
-    cv: float  # standard deviation of a pass, as a share of the mean of a point's passes
+    cv: float  # standard deviation of a pass, relative to the mean of the point
     freedom: int
 
 
@@ -27,7 +27,7 @@ class Drift:
 class Result:
     study: Study
     axes: Mapping[str, Value]
-    passes: Sequence[Mapping[str, Any]]  # what each pass has measured
+    passes: Sequence[Mapping[str, Any]]  # measurements by pass
     drift: Drift | None = None  # None: no point has more than one pass
 
     @property
@@ -45,44 +45,46 @@ class Result:
 
     @property
     def step(self) -> Sample:
-        """Seconds of a step, by its passes; of one pass by its blocks."""
-        return self._sample([each["step_seconds"] for each in self.passes])
+        """Seconds per step: one value per pass; with a single pass one value per block."""
+        return self._sample([pass_["step_seconds"] for pass_ in self.passes])
 
     def _sample(self, blocks: Sequence[Sequence[float]]) -> Sample:
         if self.drift is None:
             return Sample.of(blocks[0])
-        found = Sample.of([statistics.fmean(each) for each in blocks])
-        # Two passes of one point happen to be alike, and are no better for it.
-        spread = max(found.cv or 0.0, self.drift.cv) * found.estimate
-        return replace(found, spread=spread, spread_count=self.drift.freedom + 1)
+        sample = Sample.of([statistics.fmean(block) for block in blocks])
+        # A small difference between two passes can be coincidence: use at least the pooled variation.
+        spread = max(sample.cv or 0.0, self.drift.cv) * sample.estimate
+        return replace(sample, spread=spread, spread_count=self.drift.freedom + 1)
 
     def steps(self, weak: bool = False) -> float:
-        """Return the steps of an epoch: all images over the joint batch; with ``weak`` each device has as many."""
+        """Return the steps of an epoch: images over the global batch; ``weak``: this number of images per device."""
         joint = int(self.axes[self.study.epoch.batch]) * self.ranks
         return self.study.epoch.images * (self.ranks if weak else 1) / joint
 
     def epoch(self, weak: bool = False) -> Sample:
-        """Return seconds of an epoch: its steps, and once what the first step takes longer than the others."""
-        first = statistics.fmean(float(each["first_step_seconds"]) for each in self.passes)
-        # The fixed cost has no spread of its own: that of the steps is what is known.
+        """Return seconds per epoch: steps times step time, plus the extra time of the first step."""
+        first = statistics.fmean(float(pass_["first_step_seconds"]) for pass_ in self.passes)
+        # The spread of the fixed cost is unknown: only that of the steps is used.
         fixed = max(0.0, first - self.step.estimate)
-        blocks = [[value * self.steps(weak) + fixed for value in each["step_seconds"]] for each in self.passes]
+        blocks = [[value * self.steps(weak) + fixed for value in pass_["step_seconds"]] for pass_ in self.passes]
         return self._sample(blocks)
 
     def stage(self, name: str) -> float:
-        """Return the mean seconds of a stage of a step: fp_bp, wu, step (both, with waits), metric."""
-        return statistics.fmean(value for each in self.passes for value in each["stages"][name])
+        """Return the mean seconds of a stage of a step: fp_bp, wu, step (both, synchronized), metric."""
+        return statistics.fmean(value for pass_ in self.passes for value in pass_["stages"][name])
 
     def operators(self, name: str) -> float | None:
-        """Return seconds of the operators of a stage in a step of one device: fp, bp, wu; None: not profiled."""
-        found = [float(each["operators"][name]) for each in self.passes if each.get("operators")]
-        return statistics.fmean(found) if found else None
+        """Return operator seconds per step and device by stage: fp, bp, wu; None: not profiled."""
+        seconds = [float(pass_["operators"][name]) for pass_ in self.passes if pass_.get("operators")]
+        return statistics.fmean(seconds) if seconds else None
 
     @property
     def others(self) -> tuple[float, int] | None:
-        """Cores that other programs used in the pass with most, in the mean, and all cores; None: not recorded."""
-        found = [(float(each["others_cores"]), int(each["cores"])) for each in self.passes if "others_cores" in each]
-        return max(found, default=None)
+        """Mean cores used by other programs in the busiest pass, and all cores; None: not recorded."""
+        loads = [
+            (float(pass_["others_cores"]), int(pass_["cores"])) for pass_ in self.passes if "others_cores" in pass_
+        ]
+        return max(loads, default=None)
 
     @property
     def is_disturbed(self) -> bool:
@@ -90,10 +92,10 @@ class Result:
         return self.others is not None and self.others[0] > _BUSY * self.others[1]
 
     def memory(self, when: str) -> tuple[float, float | None]:
-        """Return memory in GB of device 0 and the mean of the others (None: there are none, or one process has all)."""
-        first, *others = self.found["memory_mib"][when]
+        """Return memory in GB of device 0, and the mean of the other devices (None for a single device or process)."""
+        first, *rest = self.found["memory_mib"][when]
         unit = 2**20 / 1e9
-        return first * unit, sum(others) / len(others) * unit if others else None
+        return first * unit, sum(rest) / len(rest) * unit if rest else None
 
     @property
     def gradient_bytes(self) -> int:
@@ -102,18 +104,18 @@ class Result:
 
 
 def read(folder: Folder[Study]) -> list[Result]:
-    """Return every point that was measured, if in one pass alone."""
-    found = [Result(folder.study, point.axes, folder.measurements(point)) for point in folder.study.points()]
-    measured = [each for each in found if each.passes]
+    """Return all measured points, including those with a single pass."""
+    results = [Result(folder.study, point.axes, folder.measurements(point)) for point in folder.study.points()]
+    measured = [result for result in results if result.passes]
     apart = drift(measured)
-    return [replace(each, drift=apart) for each in measured]
+    return [replace(result, drift=apart) for result in measured]
 
 
 def drift(results: Sequence[Result]) -> Drift | None:
     squares, freedom = 0.0, 0
-    for each in results:
-        if each.is_timed and len(each.passes) > 1:
-            means = [statistics.fmean(one["step_seconds"]) for one in each.passes]
+    for result in results:
+        if result.is_timed and len(result.passes) > 1:
+            means = [statistics.fmean(pass_["step_seconds"]) for pass_ in result.passes]
             squares += statistics.variance(means) / statistics.fmean(means) ** 2 * (len(means) - 1)
             freedom += len(means) - 1
     return Drift(math.sqrt(squares / freedom), freedom) if freedom else None
@@ -123,16 +125,16 @@ Interval = tuple[float, float | None, float | None]  # a value, and where it is 
 
 
 def in_series(results: Sequence[Result], series: Sequence[str]) -> dict[tuple[Value, ...], list[Result]]:
-    return grouped(results, lambda each: tuple(each.axes[axis] for axis in series))
+    return grouped(results, lambda result: tuple(result.axes[axis] for axis in series))
 
 
 def ratio(over: Sample, under: Sample) -> Interval:
-    """Return over / under and its interval, which is None and None without a spread."""
-    found = ratio_of(over, under)
-    if found is None:
+    """Return over / under with its interval, None and None without a spread."""
+    sample = ratio_of(over, under)
+    if sample is None:
         return float("nan"), None, None
-    low, high = found.interval() or (None, None)
-    return found.value, low, high
+    low, high = sample.interval() or (None, None)
+    return sample.value, low, high
 
 
 def in_percent(value: float | None) -> float | None:
@@ -140,7 +142,7 @@ def in_percent(value: float | None) -> float | None:
 
 
 def bounds(sample: Sample) -> tuple[float | None, float | None]:
-    """Return the interval of a sample, which is None and None without a spread."""
+    """Return the interval of a sample, None and None without a spread."""
     return interval(sample) or (None, None)
 
 
@@ -148,7 +150,7 @@ def bounds(sample: Sample) -> tuple[float | None, float | None]:
 class Ours:
     axes: Mapping[str, Value]
     value: float
-    low: float | None  # None, as ``high``: a single reading, which has no interval
+    low: float | None  # None, like ``high``: single measurement without an interval
     high: float | None
     quantity: str = ""  # of the printed figures; empty: the question's
 
@@ -166,7 +168,7 @@ class Printed:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether our whole interval is on the wrong side of the figure."""
+        """Whether the complete measured interval is on the wrong side of the printed figure."""
         if self.ours is None or self.ours.low is None or self.ours.high is None:
             return False
         too_large = self.ours.low > self.figure.value and not self.figure.relation.startswith(">")
@@ -191,18 +193,25 @@ class Printed:
     @property
     def row(self) -> tuple[Any, ...]:
         """Model, GPUs, batch, context, printed, our point, ours, from, to, difference."""
-        figure, ours = self.figure, self.ours
+        figure, measured = self.figure, self.ours
         text = f"{'' if figure.relation == '=' else figure.relation + ' '}{figure.printed} {figure.unit}".strip()
-        values = (", ".join(map(str, ours.axes.values())), ours.value, ours.low, ours.high) if ours else (None,) * 4
+        values = (
+            (", ".join(map(str, measured.axes.values())), measured.value, measured.low, measured.high)
+            if measured
+            else (None,) * 4
+        )
         return (figure.model, figure.gpus, figure.batch, figure.context, text, *values, self.difference)
 
 
-def printed(study: Study, quantity: str, ours: Sequence[Ours]) -> list[Printed]:
-    """Return the printed figures of a quantity, each with our value where the point is the same."""
+def printed(study: Study, quantity: str, measurements: Sequence[Ours]) -> list[Printed]:
+    """Return the printed figures of a quantity with the measurements of the same points."""
     if study.published is None or not quantity:
         return []
     return [
-        Printed(figure, next((each for each in ours if _is_same(study, figure, each.axes)), None))
+        Printed(
+            figure,
+            next((measurement for measurement in measurements if _is_same(study, figure, measurement.axes)), None),
+        )
         for figure in load_figures()
         if figure.source == study.published.source and figure.quantity == quantity
     ]
@@ -217,7 +226,7 @@ def _is_same(study: Study, figure: StudyFigure, axes: Mapping[str, Value]) -> bo
         and figure.gpus in (None, axes.get(study.program.ranks))
         and figure.batch in (None, axes.get(study.epoch.batch))
         and not any(
-            axis in axes and figure.context in words.values() and words.get(str(axes[axis])) != figure.context
-            for axis, words in rules.context.items()
+            axis in axes and figure.context in text.values() and text.get(str(axes[axis])) != figure.context
+            for axis, text in rules.context.items()
         )
     )

@@ -1,13 +1,13 @@
-"""Rooflines and kernel tables of training steps, from the JSON that benchmarks/common/checks/roofline.py prints.
+"""Rooflines and kernel tables of training steps, from the JSON output of benchmarks/common/checks/roofline.py.
 
     from encore.lab.studies.roofline import load, roofline_table
     print(roofline_table(load(Path("roofline"))).as_markdown())
 
-Attainable operations per second are min(peak, intensity * bandwidth) (Williams, Waterman and Patterson, "Roofline: an
-insightful visual performance model", CACM 52, 2009), here with a peak and a bandwidth measured on the same machine.
+Attainable operations per second are min(peak, intensity * bandwidth) (Williams, Waterman and Patterson, "Roofline:
+an insightful visual performance model", CACM 52, 2009), with peak and bandwidth measured on the same machine.
 
-Kernels that two frameworks have in common are found by name in two tables of kernels: each the JSON of a roofline, or
-what Nsight Systems writes of any framework: ``nsys stats --report cuda_gpu_kern_sum --format csv REPORT``.
+Common kernels of two frameworks are matched by name in two kernel tables: roofline JSON files, or Nsight Systems
+output of any framework: ``nsys stats --report cuda_gpu_kern_sum --format csv REPORT``.
 """
 
 import csv
@@ -44,12 +44,12 @@ class Measured:
         return bool(self.peaks["device"] == "cpu")
 
     def peak(self, step: Mapping[str, Any]) -> float | None:
-        found = self.peaks["flops_per_second"].get(step["precision"])
-        return float(found) if found is not None else None
+        peak = self.peaks["flops_per_second"].get(step["precision"])
+        return float(peak) if peak is not None else None
 
 
 def load(folder: Path) -> Measured:
-    """Return what the JSON files of a folder hold; EncoreError where there are no ceilings."""
+    """Return the contents of the JSON files in a folder; EncoreError without ceilings."""
     peaks: Mapping[str, Any] | None = None
     steps = []
     for path in sorted(folder.glob("*.json")):
@@ -63,17 +63,17 @@ def load(folder: Path) -> Measured:
 
 
 def fastest(peaks: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the ceilings with what was faster in the file ``path``, where that is of the same device and library.
+    """Return the maximum of the ceilings and those in the file ``path``, if from the same device and library.
 
-    Other programs slow a measurement down, and nothing makes it faster than the device is.
+    Interference can only slow a measurement down, so the fastest one is closest to the device limit.
     """
-    before = (_read(path) if path.is_file() else {}).get("peaks", {})
-    if any(before.get(name) != peaks[name] for name in ("device", "name", "library", "threads")):
+    previous = (_read(path) if path.is_file() else {}).get("peaks", {})
+    if any(previous.get(name) != peaks[name] for name in ("device", "name", "library", "threads")):
         return dict(peaks)
     speeds = ("flops_per_second", "bytes_per_second")
     return {
         **peaks,
-        **{kind: {name: max(value, before[kind][name]) for name, value in peaks[kind].items()} for kind in speeds},
+        **{kind: {name: max(value, previous[kind][name]) for name, value in peaks[kind].items()} for kind in speeds},
     }
 
 
@@ -94,7 +94,7 @@ def _benchmark(step: Mapping[str, Any]) -> str:
 
 
 def _names(measured: Measured) -> list[str]:
-    # A name for each step: its benchmark, and all of its title where that has several.
+    # Step names: the benchmark, with the full title if it has multiple steps.
     benchmarks = list(map(_benchmark, measured.steps))
     return [
         title_of(step) if benchmarks.count(name) > 1 else name
@@ -156,9 +156,11 @@ def roofline_table(measured: Measured) -> Table:
 def classes_table(measured: Measured) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for step, title in zip(measured.steps, _names(measured), strict=True):
-        counted = dict.fromkeys(step["classes"], (0, 0)) | step["by_class"]
+        class_totals = dict.fromkeys(step["classes"], (0, 0)) | step["by_class"]
         classes = sorted(step["classes"].items(), key=lambda item: -item[1])
-        rows += [(title, name, share, counted[name][0] / 1e9, counted[name][1] / 1e9) for name, share in classes]
+        rows += [
+            (title, name, share, class_totals[name][0] / 1e9, class_totals[name][1] / 1e9) for name, share in classes
+        ]
     return Table(
         title="Kernels by class",
         columns=("step", "class", "share of the time", "GFLOP", "GB"),
@@ -170,9 +172,16 @@ def classes_table(measured: Measured) -> Table:
 
 def kernels_table(measured: Measured) -> Table:
     rows = tuple(
-        (title, short_kernel(each["name"]), each["class"], each["share"], each["calls"], each["seconds"] * 1e3)
+        (
+            title,
+            short_kernel(kernel["name"]),
+            kernel["class"],
+            kernel["share"],
+            kernel["calls"],
+            kernel["seconds"] * 1e3,
+        )
         for step, title in zip(measured.steps, _names(measured), strict=True)
-        for each in step["kernels"][:_KERNELS]
+        for kernel in step["kernels"][:_KERNELS]
     )
     columns = ("step", "kernel", "class", "share of the time", "calls", "ms")
     note = "Names without namespaces and arguments, cut; whole in the JSON files."
@@ -180,13 +189,13 @@ def kernels_table(measured: Measured) -> Table:
 
 
 def short_kernel(name: str) -> str:
-    """Return the name of a kernel without return type, namespaces and arguments, of at most 60 characters."""
+    """Return a kernel name without return type, namespaces and arguments, cut to 60 characters."""
     bare = _NAMESPACES.sub("", name)
     depth = 0
-    for place, letter in enumerate(bare):
+    for index, letter in enumerate(bare):
         depth += (letter == "<") - (letter == ">")
         if letter == "(" and depth == 0:
-            bare = bare[:place]
+            bare = bare[:index]
             break
     return bare if len(bare) <= _LONGEST_NAME else f"{bare[: _LONGEST_NAME - 1]}…"
 
@@ -215,8 +224,8 @@ def roofline_figure(measured: Measured) -> Figure | None:
         start = max(x[0], y[0] / measured.bandwidth)
         panel.line([(start, start * measured.bandwidth), (roof / measured.bandwidth, roof), (x[1], roof)], "level")
     panel.clip(end=True)
-    for height, words in _labels(roofs, panel):
-        panel.text(panel.right, height - 4, words, "end halo")
+    for height, label in _labels(roofs, panel):
+        panel.text(panel.right, height - 4, label, "end halo")
     for number, (step, spot) in enumerate(zip(measured.steps, spots, strict=False), 1):
         panel.marks([spot], number)
         panel.name(number, title_of(step))
@@ -226,23 +235,23 @@ def roofline_figure(measured: Measured) -> Figure | None:
 
 
 def _labels(roofs: Mapping[str, float], panel: Panel) -> list[tuple[float, str]]:
-    # Heights and texts of the ceilings, one text for those whose own would cover each other.
-    found: list[tuple[float, str]] = []
+    # Heights and labels of the ceilings; labels that would overlap are combined.
+    labels: list[tuple[float, str]] = []
     for name, roof in sorted(roofs.items(), key=lambda item: -item[1]):
-        height, words = panel.y(roof), f"{name} {_short(roof)}"
-        if found and height - found[-1][0] < _LETTER:
-            found[-1] = (found[-1][0], f"{found[-1][1]}, {words}")
+        height, label = panel.y(roof), f"{name} {_short(roof)}"
+        if labels and height - labels[-1][0] < _LETTER:
+            labels[-1] = (labels[-1][0], f"{labels[-1][1]}, {label}")
         else:
-            found.append((height, words))
-    return found
+            labels.append((height, label))
+    return labels
 
 
-_LETTER = 14.0  # height of a line of text
+_LETTER = 14.0  # line height of a text
 
 
 def _decades(values: Sequence[float]) -> tuple[float, float]:
-    known = [value for value in values if value > 0]
-    return 10.0 ** math.floor(math.log10(min(known))), 10.0 ** math.ceil(math.log10(max(known)) + 0.1)
+    positive = [value for value in values if value > 0]
+    return 10.0 ** math.floor(math.log10(min(positive))), 10.0 ** math.ceil(math.log10(max(positive)) + 0.1)
 
 
 def _powers(span: tuple[float, float]) -> list[float]:
@@ -275,8 +284,8 @@ def read_kernels(path: Path) -> Kernels:
     except (OSError, ValueError) as error:
         raise EncoreError(f"{path} cannot be read: {error}", expected="a table of kernels") from error
     if "kernels" in step:
-        found = {each["name"]: float(each["seconds"]) for each in step["kernels"]}
-        return Kernels(path.stem, found, float(step["busy_seconds"]))
+        seconds_by_name = {kernel["name"]: float(kernel["seconds"]) for kernel in step["kernels"]}
+        return Kernels(path.stem, seconds_by_name, float(step["busy_seconds"]))
     lines = text.splitlines()
     start = next((number for number, line in enumerate(lines) if _TIME in line and _NAME in line), None)
     if start is None:
@@ -292,15 +301,16 @@ def read_kernels(path: Path) -> Kernels:
 
 
 def in_common(first: Kernels, second: Kernels) -> Table:
-    """Return the kernels of both, with the share of the time that each program spends in them."""
+    """Return the common kernels, with their fraction of the time in both programs."""
     names = sorted(first.seconds.keys() & second.seconds.keys(), key=lambda name: -first.share(name))
     shares = [(name, first.share(name), second.share(name)) for name in names]
-    one, other = sum(row[1] for row in shares), sum(row[2] for row in shares)
+    share_a, share_b = sum(row[1] for row in shares), sum(row[2] for row in shares)
     columns = ("kernel", first.title, second.title if second.title != first.title else f"{second.title} (2)")
     return Table(
         title="Kernels in common",
         columns=columns,
         formats=dict.fromkeys(columns[1:], ".1%"),
         rows=tuple(shares),
-        note=f"{len(names)} kernels in common: {one:.0%} of the time of {first.title}, {other:.0%} of {second.title}.",
+        note=f"{len(names)} kernels in common: {share_a:.0%} of the time of {first.title},"
+        f" {share_b:.0%} of {second.title}.",
     )

@@ -1,4 +1,4 @@
-"""Servers, or settings of one, compared with each other by runs of the suite: tables, figures and the page.
+"""Comparison of servers, or of server settings, by suite runs: tables, figures and the page.
 
 from encore.lab.studies.server_comparison import load_runs, servers_report, tables
 for table in tables(load_runs(["a=results/a", "b=results/b"]), base=None):
@@ -43,7 +43,7 @@ from encore.results.report.report import Report
 from encore.results.statistics import LEVEL, interval
 from encore.results.table import Cell, Table, grouped, whole
 
-BASE_FAMILY = "P100"  # the accelerator that the study takes as the base, as the first round of MLPerf did
+BASE_FAMILY = "P100"  # base accelerator of the study, as in the first MLPerf round
 PCIE, NVLINK = "PCIe", "NVLink"
 SINGLE = ("fp32",)
 LIMITS = (("a day", 1440.0), ("four hours", 240.0), ("two hours", 120.0))  # minutes that the study asks for
@@ -54,87 +54,91 @@ MOST_GPUS = 4096
 class ServerRun:
     server: str
     side: RunSet
-    # Its system is the server's name; its label also has what sets this one apart from others on this server.
+    # The system is the server name; the label also has the settings that distinguish runs on this server.
     measured: Measurement
-    links: str = ""  # PCIe or NVLink between its GPUs; empty where that is not known, or there are fewer than two
+    links: str = ""  # PCIe or NVLink between GPUs; empty if unknown or fewer than two GPUs
 
     @property
     def where(self) -> tuple[object, ...]:
-        """What must be equal where two servers, and nothing else, are compared with each other."""
-        each = self.measured
-        return (each.benchmark, each.framework, each.gpus, each.precision, each.batch)
+        """Settings that must be equal when only servers are compared."""
+        run = self.measured
+        return (run.benchmark, run.framework, run.gpus, run.precision, run.batch)
 
 
-def load_runs(named: Sequence[str], links: Mapping[str, str] = {}) -> list[ServerRun]:
+def load_runs(arguments: Sequence[str], links: Mapping[str, str] = {}) -> list[ServerRun]:
     """Return every set below the folders ``NAME=FOLDER`` or ``FOLDER``; ``links``: NVLink or PCIe by server or host."""
-    found = []
-    for text in named:
+    runs = []
+    for text in arguments:
         name, _, path = text.partition("=") if "=" in text and not Path(text).exists() else ("", "", text)
         if not Path(path).exists():
             raise EncoreError(f"there is no {path}", expected="RUN or NAME=RUN", hint="name a run folder")
-        for side in load_run_sets(path):
-            measured, host = measurement_of(side), side.settings.get("node.hostname")
+        for run in load_run_sets(path):
+            measured, host = measurement_of(run), run.settings.get("node.hostname")
             server = name or (f"{host}, {measured.system}" if host else measured.system)
-            # Logs of the first rounds have no batch: that of all ranks by the run's configuration.
-            own, ranks = side.settings.get("configuration.batch_size"), side.ranks
-            batch = measured.batch or (float(own) * ranks if isinstance(own, int) and ranks else None)
+            # Logs of the first rounds have no batch: use the global batch of the run configuration.
+            batch_size, ranks = run.settings.get("configuration.batch_size"), run.ranks
+            batch = measured.batch or (float(batch_size) * ranks if isinstance(batch_size, int) and ranks else None)
             measured = replace(measured, label=server, system=server, batch=batch)
-            kind = links.get(server) or links.get(str(host)) or _links_of(side)
-            found.append(ServerRun(server=server, side=side, measured=measured, links=kind))
-    return _distinct(found)
+            kind = links.get(server) or links.get(str(host)) or _links_of(run)
+            runs.append(ServerRun(server=server, side=run, measured=measured, links=kind))
+    return _distinct(runs)
 
 
 def _distinct(runs: Sequence[ServerRun]) -> list[ServerRun]:
-    # The runs with framework, precision and batch in the label where a server has several of them.
+    # Add framework, precision and batch to the label if a server has multiple runs.
     by_server = grouped(runs, lambda run: (run.server, run.measured.benchmark))
-    found = []
+    labelled = []
     for run in runs:
-        own, same = _setting(run), by_server[run.server, run.measured.benchmark]
-        # Where a training is scaled strongly, the batch of a GPU follows from their number.
+        settings, same = _setting(run), by_server[run.server, run.measured.benchmark]
+        # With strong scaling, the batch per GPU follows from the GPU count.
         among = (same, same, [other for other in same if other.measured.gpus == run.measured.gpus])
-        words = [own[at] for at in range(3) if len({_setting(other)[at] for other in among[at]}) > 1]
-        found.append(replace(run, measured=replace(run.measured, label=", ".join([run.server, *filter(None, words)]))))
-    return found
+        label_parts = [
+            settings[index] for index in range(3) if len({_setting(other)[index] for other in among[index]}) > 1
+        ]
+        labelled.append(
+            replace(run, measured=replace(run.measured, label=", ".join([run.server, *filter(None, label_parts)])))
+        )
+    return labelled
 
 
 def _setting(run: ServerRun) -> tuple[str, str, str]:
-    # Framework, precision and batch of a GPU.
-    each = run.measured
-    batch = f"batch {each.batch / each.gpus:,.0f} a GPU" if each.batch and each.gpus else ""
-    return each.framework or "", each.precision, batch
+    # Framework, precision and batch per GPU.
+    measured = run.measured
+    batch = f"batch {measured.batch / measured.gpus:,.0f} a GPU" if measured.batch and measured.gpus else ""
+    return measured.framework or "", measured.precision, batch
 
 
-def _links_of(side: RunSet) -> str:
+def _links_of(run: RunSet) -> str:
     # The links that the run found, a system description names, or the form of the accelerator shows.
-    hardware = side.hardware
-    if (side.ranks or 0) < 2 or side.is_cpu:
+    hardware = run.hardware
+    if (run.ranks or 0) < 2 or run.is_cpu:
         return ""
-    found = side.passport.get("links")
-    if isinstance(found, dict) and found.get("kind"):
-        return str(found["kind"])
+    links = run.passport.get("links")
+    if isinstance(links, dict) and links.get("kind"):
+        return str(links["kind"])
     text = f"{hardware.accelerator_interconnect or ''} {hardware.accelerator or ''}".lower()
     if "nvlink" in text or "nvswitch" in text or "sxm" in text:
         return NVLINK
     return PCIE if "pci" in text else ""
 
 
-def base_of(runs: Sequence[ServerRun], wanted: str | None) -> str:
-    """Return the base: the wanted server, else one with a P100, else the first that was named."""
+def base_of(runs: Sequence[ServerRun], requested: str | None) -> str:
+    """Return the base: the requested server, otherwise a server with a P100, otherwise the first."""
     names = [run.server for run in runs]
-    if wanted is not None:
-        if wanted not in names:
-            raise unknown("base", wanted, dict.fromkeys(names))
-        return wanted
+    if requested is not None:
+        if requested not in names:
+            raise unknown("base", requested, dict.fromkeys(names))
+        return requested
     cards = [run for run in runs if family(run.side.hardware.accelerator) == BASE_FAMILY]
     return (cards or list(runs))[0].server
 
 
 def tables(runs: Sequence[ServerRun], base: str | None = None) -> list[Table]:
-    """Return every table that these runs fill; EncoreError where there is none."""
+    """Return all tables with rows for these runs; EncoreError if none."""
     if not runs:
         raise EncoreError("no run was found", expected="run folders of one or more servers", hint="name RUN...")
     measured = [run.measured for run in runs]
-    found = [
+    candidates = [
         time_to_target(runs),
         relative_scores(runs, base),
         scaling_efficiency(measured),
@@ -144,31 +148,34 @@ def tables(runs: Sequence[ServerRun], base: str | None = None) -> list[Table]:
         by_framework(runs),
         by_batch(runs),
     ]
-    return [table for table in found if table.rows]
+    return [table for table in candidates if table.rows]
 
 
 def relative_scores(runs: Sequence[ServerRun], base: str | None = None) -> Table:
-    """Return scores relative to the base's on the fewest GPUs that it has of each benchmark; no rows without it.
+    """Return scores relative to the base with its fewest GPUs per benchmark; no rows without a base.
 
-    Of several on as few GPUs it is the one that was named first.
+    With multiple base runs on this GPU count, the first counts.
     """
-    chosen = base_of(runs, base)
-    # Of several of one name the last one counts.
-    ordered = sorted((run.measured for run in reversed(runs)), key=lambda each: (each.benchmark, -(each.gpus or 0)))
-    if not any(each.minutes and each.system == chosen for each in ordered):
-        return Table(title=f"Score relative to {chosen}", columns=(), rows=())
-    return relative_to(ordered, chosen)
+    base_name = base_of(runs, base)
+    # The last of multiple runs with the same name counts.
+    ordered = sorted(
+        (run.measured for run in reversed(runs)), key=lambda measured: (measured.benchmark, -(measured.gpus or 0))
+    )
+    if not any(measured.minutes and measured.system == base_name for measured in ordered):
+        return Table(title=f"Score relative to {base_name}", columns=(), rows=())
+    return relative_to(ordered, base_name)
 
 
 def time_to_target(runs: Sequence[ServerRun]) -> Table:
     rows = []
     for run in sorted(runs, key=lambda run: (run.measured.benchmark, run.server, run.measured.gpus or 0)):
-        each, side = run.measured, run.side
-        span = interval(side.score) if side.score else None
+        measured, run_set = run.measured, run.side
+        span = interval(run_set.score) if run_set.score else None
         rows.append((
-            each.benchmark, run.server, each.framework, each.gpus, side.ranks if side.is_cpu else None, run.links,
-            each.precision, whole(each.batch), each.minutes, *(span or (None, None)), each.minutes_per_epoch,
-            each.epochs, f"{side.converged} of {side.runs}",
+            measured.benchmark, run.server, measured.framework, measured.gpus,
+            run_set.ranks if run_set.is_cpu else None, run.links, measured.precision, whole(measured.batch),
+            measured.minutes, *(span or (None, None)), measured.minutes_per_epoch, measured.epochs,
+            f"{run_set.converged} of {run_set.runs}",
         ))  # fmt: skip
     columns = (
         "benchmark", "server", "framework", "GPUs", "CPU ranks", "links", "precision", "batch", "minutes",
@@ -178,7 +185,7 @@ def time_to_target(runs: Sequence[ServerRun]) -> Table:
 
 
 def by_links(runs: Sequence[ServerRun]) -> Table:
-    """Return PCIe against NVLink, where all else is equal but the server."""
+    """Return PCIe and NVLink runs that are otherwise equal except for the server."""
     return Table(
         title="PCIe against NVLink",
         columns=("benchmark", "GPUs", "PCIe", "NVLink", "PCIe min", "NVLink min", "speed-up %", "saved min"),
@@ -194,9 +201,9 @@ def by_links(runs: Sequence[ServerRun]) -> Table:
 
 
 def by_precision(runs: Sequence[ServerRun]) -> Table:
-    """Return single against mixed precision: percent and minutes of the time to the target.
+    """Return single and mixed precision: percent and minutes of the time to target.
 
-    Of equal batches, where a server has such: mixed precision has room for larger ones.
+    Uses equal batches if a server has them: mixed precision has room for larger batches.
     """
     rows: list[tuple[Cell, ...]] = []
     for same in grouped(runs, lambda run: (run.server, *run.where[:3])).values():
@@ -222,14 +229,21 @@ def by_precision(runs: Sequence[ServerRun]) -> Table:
 
 
 def first_epochs(runs: Sequence[ServerRun]) -> Table:
-    """Return the time of one epoch against that of two: what a run over one epoch alone does not show."""
-    known = [(run.measured, run.side.phases.get("first_epoch_s"), run.side.phases.get("epoch_s")) for run in runs]
+    """Return the times of one and two epochs: a single-epoch run does not show the later ones."""
+    epochs = [(run.measured, run.side.phases.get("first_epoch_s"), run.side.phases.get("epoch_s")) for run in runs]
     return Table(
         title="One against two epochs",
         columns=("benchmark", "server", "GPUs", "one epoch min", "two epochs min", "two over one"),
         rows=tuple(
-            (each.benchmark, each.label, each.gpus, first / 60, (first + later) / 60, (first + later) / first)
-            for each, first, later in known
+            (
+                measured.benchmark,
+                measured.label,
+                measured.gpus,
+                first / 60,
+                (first + later) / 60,
+                (first + later) / first,
+            )
+            for measured, first, later in epochs
             if first and later
         ),
         note="Without evaluations; medians over the runs, the second epoch is the median of all but the first. Below 2 "
@@ -238,7 +252,7 @@ def first_epochs(runs: Sequence[ServerRun]) -> Table:
 
 
 def by_framework(runs: Sequence[ServerRun]) -> Table:
-    """Return frameworks against each other on one server: epochs, time of an epoch, time to the target."""
+    """Return frameworks on the same server: epochs, time per epoch, time to target."""
     same = grouped(runs, lambda run: (run.server, run.measured.benchmark, run.measured.gpus)).values()
     return Table(
         title="Frameworks against each other",
@@ -248,20 +262,21 @@ def by_framework(runs: Sequence[ServerRun]) -> Table:
         ),
         rows=tuple(
             (
-                each.benchmark, each.system, each.gpus, each.framework, each.precision, each.epochs,
-                each.minutes_per_epoch, minutes, max(slow for _, slow in known) / minutes,
+                measured.benchmark, measured.system, measured.gpus, measured.framework, measured.precision,
+                measured.epochs, measured.minutes_per_epoch, minutes, max(slow for _, slow in pairs) / minutes,
             )
-            for known in (_several(group, lambda each: each.framework) for group in same)
-            for each, minutes in known
+            for pairs in (_several(group, lambda measured: measured.framework) for group in same)
+            for measured, minutes in pairs
         ),
     )  # fmt: skip
 
 
 def by_batch(runs: Sequence[ServerRun]) -> Table:
-    """Return what a larger batch does to epochs and minutes, all else being equal."""
+    """Return the effect of larger batches on epochs and minutes, all else being equal."""
     same = grouped(runs, lambda run: (run.server, *run.where[:4])).values()
     by_size = (
-        sorted(_several(group, lambda each: each.batch), key=lambda pair: pair[0].batch or 0.0) for group in same
+        sorted(_several(group, lambda measured: measured.batch), key=lambda pair: pair[0].batch or 0.0)
+        for group in same
     )
     return Table(
         title="Batch variants",
@@ -271,37 +286,45 @@ def by_batch(runs: Sequence[ServerRun]) -> Table:
         ),
         rows=tuple(
             (
-                each.benchmark, each.system, each.gpus, whole(each.batch), each.epochs, each.minutes_per_epoch,
-                minutes, known[0][1] / minutes,
+                measured.benchmark, measured.system, measured.gpus, whole(measured.batch), measured.epochs,
+                measured.minutes_per_epoch, minutes, pairs[0][1] / minutes,
             )
-            for known in by_size
-            for each, minutes in known
+            for pairs in by_size
+            for measured, minutes in pairs
         ),
     )  # fmt: skip
 
 
 def _several(runs: Iterable[ServerRun], value: Callable[[Measurement], object]) -> list[tuple[Measurement, float]]:
-    # The runs that ended with their minutes, where they differ in a value; none where they do not.
-    known = [(run.measured, run.measured.minutes) for run in runs if run.measured.minutes and value(run.measured)]
-    return known if len({value(each) for each, _ in known}) > 1 else []
+    # Finished runs with their minutes, if they differ in the value; otherwise none.
+    finished = [(run.measured, run.measured.minutes) for run in runs if run.measured.minutes and value(run.measured)]
+    return finished if len({value(measured) for measured, _ in finished}) > 1 else []
 
 
 def _pairs(
     runs: Iterable[ServerRun], first: Callable[[ServerRun], bool], second: Callable[[ServerRun], bool]
 ) -> list[tuple[ServerRun, ServerRun, float, float]]:
-    # Each pair of a first and a second run that both ended, with their minutes.
-    known = [(run, run.measured.minutes) for run in runs if run.measured.minutes]
-    return [(one, other, slow, fast) for one, slow in known if first(one) for other, fast in known if second(other)]
+    # Pairs of a first and a second finished run, with their minutes.
+    finished = [(run, run.measured.minutes) for run in runs if run.measured.minutes]
+    return [
+        (first_run, second_run, slow, fast)
+        for first_run, slow in finished
+        if first(first_run)
+        for second_run, fast in finished
+        if second(second_run)
+    ]
 
 
 def gpus_needed(runs: Sequence[ServerRun]) -> Table:
     """Return the fewest GPUs, a power of two, per benchmark and server, and the interval of the minutes on them.
 
-    Where one number of GPUs was measured there is no model: what was measured is compared with the limit.
+    With a single measured GPU count there is no model: the measured minutes are compared with the limit.
     """
-    ended = [run for run in runs if run.measured.gpus and run.measured.minutes]
+    finished = [run for run in runs if run.measured.gpus and run.measured.minutes]
     rows: list[tuple[Cell, ...]] = []
-    for (benchmark, server), same in sorted(grouped(ended, lambda run: (run.measured.benchmark, run.server)).items()):
+    for (benchmark, server), same in sorted(
+        grouped(finished, lambda run: (run.measured.benchmark, run.server)).items()
+    ):
         points: dict[int, float] = {}
         for gpus, minutes in ((run.measured.gpus or 0, run.measured.minutes or 0.0) for run in same):
             points[gpus] = min(minutes, points.get(gpus, minutes))
@@ -328,20 +351,20 @@ def _fewest(points: dict[int, float], limit: float) -> tuple[Cell, ...]:
         return (None, minutes, None, None, None, "not enough; measure on another number of GPUs for the model")
     model = strong(points)
     counts = [2**power for power in range(MOST_GPUS.bit_length())]
-    # An interval takes a search: only where the expected minutes are within the limit can its upper end be.
+    # Intervals require a search: compute them only if the expected minutes are within the limit.
     likely = [n for n in counts if sum(model.parts(share_of(n)).values()) <= limit]
     if not likely:
         return (None, None, None, None, None, f"not with {MOST_GPUS} GPUs")
     fewest, sure = likely[0], next((n for n in likely if model.predict(share_of(n)).high <= limit), None)
-    found = model.predict(share_of(fewest))
+    prediction = model.predict(share_of(fewest))
     how = "model, measured there" if fewest in points else "model"
-    return (fewest, found.value, found.low, found.high, sure, how)
+    return (fewest, prediction.value, prediction.low, prediction.high, sure, how)
 
 
-# -- how busy a machine was while a run's clock was running, from the telemetry of its run folder -------------------
+# -- machine load while a run's clock was running, from the telemetry of its run folder --------------------------
 
 _KIB_PER_MIB = 1024.0
-# Columns, and what a reading calls them: of the machine, then of one GPU; counters run on.
+# Columns and telemetry fields: of the machine, then per GPU; counters are cumulative.
 _OF_MACHINE = {"CPU %": "cpu_percent", "memory MiB": "memory_used_mib"}
 _OF_GPUS = {
     "GPU %": "use_percent", "GPU memory MiB": "memory_mib", "GPU watts": "power_watts",
@@ -352,34 +375,44 @@ _COLUMNS = ("minutes", *_OF_MACHINE, "GPUs", *_OF_GPUS, *_COUNTERS)
 
 
 def utilisation_of(logs: Sequence[RunLog]) -> dict[str, Cell]:
-    """Return the means over the timed part of a set of runs, by column; empty where nothing was read meanwhile."""
+    """Return means over the timed part of a set of runs, by column; empty without readings in it."""
     nodes = [by_node(log) for log in logs]
-    parts = [part for each in nodes for part in each.values()]
+    parts = [part for parts_by_node in nodes for part in parts_by_node.values()]
     readings = [reading for part in parts for reading in part]
     if not readings:
         return {}
     cards = [card for reading in readings for card in reading.get("gpus", ())]
-    means = {column: _mean(each.get(name) for each in readings) for column, name in _OF_MACHINE.items()}
+    means = {
+        column: _mean(parts_by_node.get(name) for parts_by_node in readings) for column, name in _OF_MACHINE.items()
+    }
     for column, name in _OF_GPUS.items():
-        mean = _mean(each.get(name) for each in cards)
+        mean = _mean(parts_by_node.get(name) for parts_by_node in cards)
         means[column] = mean / _KIB_PER_MIB if mean is not None and name.endswith("_kib_s") else mean
-    seconds = sum((log.elapsed_minutes or 0.0) * 60 for log, found in zip(logs, nodes, strict=True) if found)
+    seconds = sum(
+        (log.elapsed_minutes or 0.0) * 60 for log, utilisation in zip(logs, nodes, strict=True) if utilisation
+    )
     return {
         "minutes": seconds / 60,
-        "GPUs": max(sum(max(len(r.get("gpus", ())) for r in part) for part in each.values()) for each in nodes if each),
+        "GPUs": max(
+            sum(max(len(r.get("gpus", ())) for r in part) for part in parts_by_node.values())
+            for parts_by_node in nodes
+            if parts_by_node
+        ),
         **means,
         **{column: _rate(parts, name) for column, name in _COUNTERS.items()},
     }
 
 
 def utilisation_table(runs: Iterable[ServerRun]) -> Table:
-    found = [(run.measured, utilisation_of(run.side.logs)) for run in runs]
+    utilisations = [(run.measured, utilisation_of(run.side.logs)) for run in runs]
     return Table(
         title="Utilisation over the timed part",
         columns=("server", "benchmark", *_COLUMNS),
         formats=dict.fromkeys((*_OF_MACHINE, *_OF_GPUS), ".1f"),
         rows=tuple(
-            (each.label, each.benchmark, *(means[column] for column in _COLUMNS)) for each, means in found if means
+            (measured.label, measured.benchmark, *(means[column] for column in _COLUMNS))
+            for measured, means in utilisations
+            if means
         ),
         note="Means of the samples between run_start and run_stop, one a second; of a GPU the mean over all; traffic "
         "in MiB/s per GPU. GPU %: share of the time in which a kernel ran, not of its units that were busy.",
@@ -387,24 +420,24 @@ def utilisation_table(runs: Iterable[ServerRun]) -> Table:
 
 
 def _mean(values: Iterable[Any]) -> float | None:
-    known = [float(value) for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+    numbers = [float(value) for value in values if value is not None]
+    return statistics.fmean(numbers) if numbers else None
 
 
 def _rate(parts: Sequence[list[dict[str, Any]]], name: str) -> float | None:
-    # MiB/s per GPU by a counter in KiB that runs on, from the first and the last reading of each part.
+    # MiB/s per GPU of a cumulative KiB counter, from the first and the last reading of each part.
     rates = []
     for readings in parts:
         for gpu in range(min((len(reading.get("gpus", ())) for reading in readings), default=0)):
-            known = [(r["time"], r["gpus"][gpu].get(name)) for r in readings if r["gpus"][gpu].get(name) is not None]
-            if len(known) > 1 and known[-1][0] > known[0][0]:
-                rates.append((known[-1][1] - known[0][1]) / _KIB_PER_MIB / (known[-1][0] - known[0][0]))
+            points = [(r["time"], r["gpus"][gpu].get(name)) for r in readings if r["gpus"][gpu].get(name) is not None]
+            if len(points) > 1 and points[-1][0] > points[0][0]:
+                rates.append((points[-1][1] - points[0][1]) / _KIB_PER_MIB / (points[-1][0] - points[0][0]))
     return _mean(rates)
 
 
-# -- what the study printed, and the pages -------------------------------------------------------------------------
+# -- printed figures of the study, and the pages -----------------------------------------------------------------
 
-# Places of the study with figures that a table of ours is compared with, in its order.
+# Tables of the study that correspond to a table of ours, in its order.
 PLACES = (
     ("slide: time to accuracy", "Published: time to the target"),
     ("slide: PCIe and SXM2", "Published: PCIe and SXM2, one GPU"),
@@ -424,7 +457,10 @@ ON_CPUS = (
 
 def published_tables() -> list[Table]:
     columns = ("benchmark", "system", "GPUs", "batch", "precision", "figure", "printed", "unit", "context")
-    by_place = grouped((each for each in load_figures() if each.source == DELL), lambda each: each.place)
+    by_place = grouped(
+        (dell_figure for dell_figure in load_figures() if dell_figure.source == DELL),
+        lambda dell_figure: dell_figure.place,
+    )
     return [
         Table(
             title=title,
@@ -435,53 +471,62 @@ def published_tables() -> list[Table]:
                     figure.quantity.replace("_", " "), f"{figure.relation} {figure.printed}".removeprefix("= "),
                     figure.unit, figure.context,
                 )
-                for figure in by_place[place]
+                for figure in by_place[location]
             ),
-            note=f"{DELL}, {place}.",
+            note=f"{DELL}, {location}.",
         )
-        for place, title in PLACES
-        if place in by_place
+        for location, title in PLACES
+        if location in by_place
     ]  # fmt: skip
 
 
 def servers_report(
     runs: Sequence[str], *, base: str | None = None, machines: Sequence[Path] = (), rooflines: Sequence[Path] = ()
 ) -> Report:
-    """Read runs, machines and rooflines, and say everything that can be said of them."""
+    """Return the complete report on runs, machines and rooflines."""
     described = [load_machine(path) for path in machines]
-    found = load_runs(runs, {each.server.name: each.server.kind for each in described})
-    known = {each.server.name for each in described}
-    for run in found:
-        # A run of an earlier version of Encore, or somebody else's, has none.
+    loaded_runs = load_runs(runs, {machine.server.name: machine.server.kind for machine in described})
+    described_names = {machine.server.name for machine in described}
+    for run in loaded_runs:
+        # Runs of earlier versions of Encore, or of other programs, lack these fields.
         with suppress(KeyError, TypeError, AttributeError):
             server = from_json(run.side.passport["links"])
-            if server.name not in known:
+            if server.name not in described_names:
                 described.append(Machine(server))
-                known.add(server.name)
+                described_names.add(server.name)
     measured = [roofline.load(folder) for folder in rooflines]
-    parts = [machine_report(each) for each in described] + [roofline_report(each) for each in measured]
-    compared = [*tables(found, base), gpus_needed(found), utilisation_table(found)]
-    figures = [*_figures(found, base), *(figure for part in parts for figure in part.figures)]
-    # Several machines share keys, and each is the name of a file.
+    parts = [machine_report(machine) for machine in described] + [roofline_report(machine) for machine in measured]
+    compared = [*tables(loaded_runs, base), gpus_needed(loaded_runs), utilisation_table(loaded_runs)]
+    figures = [*_figures(loaded_runs, base), *(figure for part in parts for figure in part.figures)]
+    # Keys may repeat between machines, but are also file names.
     keys = Counter[str]()
     for number, figure in enumerate(figures):
         keys[figure.key] += 1
         if keys[figure.key] > 1:
             figures[number] = replace(figure, key=f"{figure.key}-{keys[figure.key]}")
-    on_cpus = any(run.side.is_cpu for run in found) or any(part.notices for part in parts)
-    every = [*compared, *(table for part in parts for table in part.tables)]
-    return replace(page("Servers compared", every, figures, on_cpus=on_cpus), studies=tuple(published_tables()))
+    on_cpus = any(run.side.is_cpu for run in loaded_runs) or any(part.notices for part in parts)
+    all_tables = [*compared, *(table for part in parts for table in part.tables)]
+    return replace(page("Servers compared", all_tables, figures, on_cpus=on_cpus), studies=tuple(published_tables()))
 
 
 def _figures(runs: Sequence[ServerRun], base: str | None) -> list[Figure]:
     measured = [run.measured for run in runs]
-    named = [replace(each, label=f"{each.label}, {each.gpus or '?'}") for each in measured]
-    lines = [
-        replace(each, benchmark=", ".join(filter(None, (each.benchmark, each.system, each.precision))))
-        for each in measured
+    labelled = [
+        replace(measured_run, label=f"{measured_run.label}, {measured_run.gpus or '?'}") for measured_run in measured
     ]
-    found: list[Figure | None] = [
-        *(each for name in dict.fromkeys(m.benchmark for m in named) for each in quality_curves(named, name)),
+    lines = [
+        replace(
+            measured_run,
+            benchmark=", ".join(filter(None, (measured_run.benchmark, measured_run.system, measured_run.precision))),
+        )
+        for measured_run in measured
+    ]
+    figures: list[Figure | None] = [
+        *(
+            measured_run
+            for name in dict.fromkeys(m.benchmark for m in labelled)
+            for measured_run in quality_curves(labelled, name)
+        ),
         *time_over_gpus(lines),
         efficiency(measured),
         bars("relative", relative_scores(runs, base), (0, 1, 2), 4, "times as fast as the base"),
@@ -490,14 +535,16 @@ def _figures(runs: Sequence[ServerRun], base: str | None) -> list[Figure]:
         bars("frameworks", by_framework(runs), label=(0, 1, 3), value=8, axis="times as fast as the slowest"),
         bars("batches", by_batch(runs), label=(0, 1, 3), value=7, axis="speed-up over the smallest batch"),
     ]
-    return [figure for figure in found if figure is not None]
+    return [figure for figure in figures if figure is not None]
 
 
 def machine_report(machine: Machine) -> Report:
     links, figures = [matrix(machine.server)] if machine.server.gpus else [], [picture(machine.server)]
     speeds, title = speeds_figure(machine), f"The machine {machine.server.name}"
-    measured = [each for each in machine.speeds.get("collectives", ()) if each["kind"] == "all-reduce"]
-    rates = [(each["bytes"], each["rate"]) for each in measured]
+    measured = [
+        collective for collective in machine.speeds.get("collectives", ()) if collective["kind"] == "all-reduce"
+    ]
+    rates = [(collective["bytes"], collective["rate"]) for collective in measured]
     rates += [(size, rate) for size, rate in machine.by_tool.get("all-reduce", ())]
     sums = [sums_table(machine.speeds["ranks"], max(rates)[1])] if rates else []
     return page(

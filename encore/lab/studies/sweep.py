@@ -1,4 +1,4 @@
-"""A sweep: trainings of a benchmark on several numbers of GPUs, each point run here or submitted to Slurm.
+"""Sweeps: trainings of a benchmark at multiple GPU counts, run on this machine or submitted to Slurm.
 
 from encore.lab.studies.sweep import Sweep, request_of
 sweep = Sweep(request=Request(name="resnet", gpus=None), gpus=(1, 2, 4, 8), mode="strong")
@@ -33,7 +33,7 @@ from encore.slurm.script import Wanted
 from encore.ssh import hosts
 
 Mode = Literal["strong", "weak"]
-# How a point's run reports what it does; without a folder, what comes before it.
+# Progress hooks of a point's run; without a folder, hooks before the run.
 HooksOf = Callable[["GridPoint", RunFolder | None], runner.Hooks]
 
 
@@ -43,8 +43,8 @@ class GridPoint:
     gpus_per_node: int
     precision: str | None = None
     image: str | None = None  # release of the image's base
-    batch: int | None = None  # of a rank, where the precision brings one along
-    benchmark: str = ""  # where the sweep is of several
+    batch: int | None = None  # batch per rank, if set with the precision
+    benchmark: str = ""  # for sweeps over multiple benchmarks
 
     @property
     def gpus(self) -> int:
@@ -53,8 +53,8 @@ class GridPoint:
     @property
     def key(self) -> str:
         """``2x8-fp16``: the name of the point's folder."""
-        words = (self.benchmark, f"{self.nodes}x{self.gpus_per_node}", self.precision, self.image)
-        return "-".join(filter(None, words))
+        parts = (self.benchmark, f"{self.nodes}x{self.gpus_per_node}", self.precision, self.image)
+        return "-".join(filter(None, parts))
 
     @property
     def axes(self) -> dict[str, Any]:
@@ -62,15 +62,15 @@ class GridPoint:
 
 
 class Sweep(Definition):
-    # What all points have in common; ``hosts`` are those of the largest, the others have the first ones.
+    # Common settings of all points; ``hosts`` are for the largest point, smaller points use the first hosts.
     request: Request
-    gpus: tuple[int, ...]  # GPUs of each node; ranks where there are none
+    gpus: tuple[int, ...]  # GPUs per node; ranks on CPUs
     nodes: tuple[int, ...] = (1,)
-    # Several benchmarks, each with its image (None: as chosen for a run); empty: the request's alone.
+    # Benchmarks with their images (None: the default image of a run); empty: only the request's benchmark.
     benchmarks: dict[str, str | None] = Field(default_factory=dict)
-    # Each such as fp16, or fp16:128 with the batch of a rank, of weak scaling; empty: as the system has it.
+    # fp16, or fp16:128 with the batch per rank for weak scaling; empty: the system's precision.
     precisions: tuple[str, ...] = ()
-    full_nodes: bool = False  # of several nodes only points with the most GPUs that are named
+    full_nodes: bool = False  # multi-node points only with the largest GPU count
     # Releases of the base of the benchmark's image, the first one to be compared with; empty: no such axis.
     images: tuple[str, ...] = ()
     mode: Mode = "strong"
@@ -78,7 +78,7 @@ class Sweep(Definition):
 
     @field_serializer("request")
     def _without_secrets(self, request: Request) -> dict[str, Any]:
-        # Leave out the values of secrets: whoever resumes the study has them in the environment.
+        # Omit secret values: whoever resumes the study has them in the environment.
         return asdict(replace(request, environment=tuple(map(run_metadata.without_value, request.environment))))
 
     def points(self) -> list[GridPoint]:
@@ -89,8 +89,8 @@ class Sweep(Definition):
                     expected=f"numbers from 1 to {planning.MAX_GPUS}",
                     hint=f"such as {name} 1,2,4",
                 )
-        batches = dict(_precision(each, self.mode) for each in self.precisions)
-        found = [
+        batches = dict(_precision(spec, self.mode) for spec in self.precisions)
+        points = [
             GridPoint(nodes, gpus, precision, image, batches.get(precision), benchmark)
             for benchmark, nodes, gpus, precision, image in itertools.product(
                 self.benchmarks or ("",),
@@ -101,11 +101,11 @@ class Sweep(Definition):
             )
             if nodes == 1 or not self.full_nodes or gpus == max(self.gpus)
         ]
-        return sorted(found, key=lambda point: (point.gpus, point.nodes, point.precision or ""))
+        return sorted(points, key=lambda point: (point.gpus, point.nodes, point.precision or ""))
 
 
 def _precision(text: str, mode: Mode) -> tuple[str | None, int | None]:
-    # Split ``fp16:128`` into the precision and the batch of a rank.
+    # Split ``fp16:128`` into the precision and the batch per rank.
     name, colon, batch = text.partition(":")
     if not colon:
         return name, None
@@ -117,11 +117,11 @@ def _precision(text: str, mode: Mode) -> tuple[str | None, int | None]:
 
 
 def request_of(sweep: Sweep, point: GridPoint, results: Path) -> Request:
-    """Return the run of a point, whose folder goes into ``results``."""
+    """Return the run request of a point; the run folder is created in ``results``."""
     _refuse_settings(sweep)
     common = replace(sweep.request, name=point.benchmark or sweep.request.name)
     choice = catalogue.choose(common.name)
-    # The same system for every point: the one that fits the largest node best, unless it is named.
+    # All points use the same system: as named, otherwise the best match for the largest node.
     system = planning.choose_system(choice, max(sweep.gpus), node.this_node(), common.system, common.round)
     precision = [f"precision={point.precision}"] if point.precision else []
     precision += [f"batch_size={point.batch}"] if point.batch else []
@@ -139,34 +139,34 @@ def request_of(sweep: Sweep, point: GridPoint, results: Path) -> Request:
 
 
 def hosts_of(sweep: Sweep, point: GridPoint) -> tuple[hosts.Host, ...]:
-    """Return the hosts of a point of several nodes; EncoreError where they are too few. One node is this machine."""
-    given = sweep.request.hosts
-    if point.nodes == 1 or not given:
+    """Return the hosts of a multi-node point; EncoreError if too few. Single-node points run on this machine."""
+    hosts_given = sweep.request.hosts
+    if point.nodes == 1 or not hosts_given:
         return ()
-    if len(given) < point.nodes or min(each.slots for each in given[: point.nodes]) < point.gpus_per_node:
+    if len(hosts_given) < point.nodes or min(host.slots for host in hosts_given[: point.nodes]) < point.gpus_per_node:
         raise EncoreError(
-            f"--hosts {','.join(map(str, given))} for {point.nodes} nodes of {point.gpus_per_node} GPUs",
+            f"--hosts {','.join(map(str, hosts_given))} for {point.nodes} nodes of {point.gpus_per_node} GPUs",
             expected="as many hosts as the most nodes, with as many GPUs as the most of a node",
             hint="name more hosts, or fewer --nodes",
         )
-    return tuple(hosts.Host(each.name, point.gpus_per_node) for each in given[: point.nodes])
+    return tuple(hosts.Host(host.name, point.gpus_per_node) for host in hosts_given[: point.nodes])
 
 
 def _image(sweep: Sweep, point: GridPoint, choice: catalogue.Choice) -> str | None:
     # The benchmark's image on the point's release, as `encore images build --base` names it.
-    own = sweep.benchmarks.get(point.benchmark) or sweep.request.image
+    image = sweep.benchmarks.get(point.benchmark) or sweep.request.image
     if point.image is None:
-        return own
-    if own is not None or sweep.request.runtime == "host":
-        given = "--image" if own is not None else "--runtime host"
-        raise EncoreError(f"--images with {given}", hint=f"leave out {given}: the sweep names the images")
+        return image
+    if image is not None or sweep.request.runtime == "host":
+        option = "--image" if image is not None else "--runtime host"
+        raise EncoreError(f"--images with {option}", hint=f"leave out {option}: the sweep names the images")
     if point.image == images.STANDIN:
         return building.image_name(choice, images.STANDIN)
     return building.image_name(choice, images.find_release(choice.implementation.framework, point.image).release)
 
 
 def _refuse_settings(sweep: Sweep) -> None:
-    # Refuse settings of what the grid itself sets.
+    # Reject settings of grid axes.
     if sweep.global_batch is not None and (sweep.mode == "weak" or sweep.global_batch < 1):
         raise EncoreError(
             f"--global-batch {sweep.global_batch} with {sweep.mode} scaling",
@@ -176,7 +176,7 @@ def _refuse_settings(sweep: Sweep) -> None:
     names = {setting.partition("=")[0].strip() for setting in sweep.request.settings}
     for name, wrong, option in (
         ("batch_size", sweep.mode == "strong", "--global-batch, or --weak"),
-        ("batch_size", any(":" in each for each in sweep.precisions), "--precision NAME:BATCH"),
+        ("batch_size", any(":" in spec for spec in sweep.precisions), "--precision NAME:BATCH"),
         ("precision", bool(sweep.precisions), "--precision"),
     ):
         if wrong and name in names:
@@ -190,10 +190,10 @@ def batch_settings(
     global_batch: int | None = None,
     rates: Sequence[str] = ("learning_rate",),
 ) -> tuple[str, ...]:
-    """Return what makes the batch of a point strong (one global batch) or weak (one batch per rank).
+    """Return settings that make the batch of a point strong (one global batch) or weak (one batch per rank).
 
-    The learning rate belongs to the global batch: it stays in strong scaling, and follows Encore's rule for
-    other numbers of GPUs in weak scaling. Empty where the system's own rule already does as wanted.
+    The learning rate belongs to the global batch: it is unchanged in strong scaling, and follows Encore's rule for
+    other GPU counts in weak scaling. Empty if the rule of the system already has this result.
     """
     if global_batch is not None:
         if global_batch % point.gpus:
@@ -202,8 +202,8 @@ def batch_settings(
                 expected="a multiple of every number of ranks",
                 hint="another --global-batch",
             )
-        kept = {name: system.config[name] for name in rates if name in system.config}
-        return (f"batch_size={global_batch // point.gpus}", *_as_settings(kept))
+        rates_set = {name: system.config[name] for name in rates if name in system.config}
+        return (f"batch_size={global_batch // point.gpus}", *_as_settings(rates_set))
     strong = mode == "strong"
     if strong == system.keep_global_batch:
         return ()
@@ -221,7 +221,7 @@ def _as_settings(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def is_submitted(sweep: Sweep, point: GridPoint, submit_all: bool) -> bool:
-    """Return whether a scheduler runs a point: of several nodes without hosts, or every one."""
+    """Return whether a scheduler runs a point: multi-node points without hosts, or all points."""
     return submit_all or (point.nodes > 1 and not sweep.request.hosts)
 
 
@@ -232,9 +232,9 @@ def refuse(sweep: Sweep, results: Path, submit_all: bool) -> list[tuple[GridPoin
         request = request_of(sweep, point, results)
         if is_submitted(sweep, point, submit_all):
             if not commands.is_installed():
-                wanted = f"a point of {point.nodes} nodes" if point.nodes > 1 else "--submit"
+                requirement = f"a point of {point.nodes} nodes" if point.nodes > 1 else "--submit"
                 raise EncoreError(
-                    f"{wanted} needs a scheduler, and there is no Slurm here",
+                    f"{requirement} needs a scheduler, and there is no Slurm here",
                     expected="points on this machine, or a login node of a cluster",
                     hint="leave out --nodes and --submit, or name the nodes: --hosts n1:4,n2:4",
                 )
@@ -255,10 +255,10 @@ def resume_command(folder: Folder[Sweep]) -> str:
 
 
 def run(folder: Folder[Sweep], hooks: HooksOf, limits: Limits, submit_all: bool = False) -> ExitCode:
-    """Run or submit every point that has not ended; continue after a point that fails, stop when interrupted."""
+    """Run or submit all unfinished points; continue after a failed point, stop when interrupted."""
 
-    def one(point: GridPoint, number: int) -> ExitCode:
-        # What a job has begun only a job resumes: this machine may be a login node.
+    def run_point(point: GridPoint, number: int) -> ExitCode:
+        # Runs started by a job are resumed only by a job: this machine may be a login node.
         if is_submitted(folder.study, point, submit_all) or point.key in folder.jobs():
             _submit(folder, point)
             return ExitCode.REACHED
@@ -266,43 +266,43 @@ def run(folder: Folder[Sweep], hooks: HooksOf, limits: Limits, submit_all: bool 
         if existing is not None:
             return runner.resume(existing, hooks(point, existing), limits).code
         plan = planning.asked(planning.make_plan(request_of(folder.study, point, folder.at(point))))
-        made = runner.prepare_and_create(plan, hooks(point, None))
-        return runner.execute(plan, made, hooks(point, made), limits).code
+        created = runner.prepare_and_create(plan, hooks(point, None))
+        return runner.execute(plan, created, hooks(point, created), limits).code
 
-    return folders.measure(folder, one, resume_command(folder))
+    return folders.measure(folder, run_point, resume_command(folder))
 
 
 def _submit(folder: Folder[Sweep], point: GridPoint) -> None:
-    # Hand a point to the scheduler, unless its job is still queued or running.
+    # Submit a point to the scheduler, unless its job is still queued or running.
     if not commands.is_installed():
         raise EncoreError(f"point {point.key} needs a scheduler, and there is no Slurm here")
     job = folder.jobs().get(point.key)
-    # One that the controller has forgotten is not live.
+    # Jobs unknown to the controller are not live.
     if job is not None and commands.show_job(job).get("JobState", "COMPLETED") not in queue.ENDED:
         return
     existing = folder.run_of(point)
     if existing is not None:
-        wanted = submission.prepare_resume(existing.path, Wanted(cluster=folder.study.request.cluster))
+        resume = submission.prepare_resume(existing.path, Wanted(cluster=folder.study.request.cluster))
     else:
-        wanted = prepared(point, request_of(folder.study, point, folder.at(point)))
-    folder.keep_job(point, submission.submit(wanted))
+        resume = prepared(point, request_of(folder.study, point, folder.at(point)))
+    folder.keep_job(point, submission.submit(resume))
 
 
 def prepared(point: GridPoint, request: Request) -> Prepared:
-    """Return the batch job of a point; needs no Slurm."""
-    wanted = Wanted(nodes=point.nodes, gpus_per_node=point.gpus_per_node, cluster=request.cluster)
+    """Return the batch job of a point; does not need Slurm."""
+    resources = Wanted(nodes=point.nodes, gpus_per_node=point.gpus_per_node, cluster=request.cluster)
     # Nodes and GPUs are the job's, not the command line's.
-    asked = replace(request, gpus=None, nodes=None)
-    return submission.prepare(asked, _arguments(asked), wanted)
+    request_ = replace(request, gpus=None, nodes=None)
+    return submission.prepare(request_, _arguments(request_), resources)
 
 
 def _arguments(request: Request) -> tuple[str, ...]:
-    # The options of ``encore run`` that make this request, without its GPUs and its cluster file.
+    # Options of ``encore run`` for this request, without GPUs and cluster file.
     names = ("system", "round", "data", "results", "runs", "seed", "runtime", "image", "python")
-    given = {f"--{name}": value for name in names if (value := getattr(request, name)) is not None}
-    found = [word for name, value in given.items() for word in (name, str(value))]
-    found += [word for setting in request.settings for word in ("--set", setting)]
-    found += [word for variable in request.environment for word in ("--env", variable)]
+    options = {f"--{name}": value for name in names if (value := getattr(request, name)) is not None}
+    argv = [word for name, value in options.items() for word in (name, str(value))]
+    argv += [word for setting in request.settings for word in ("--set", setting)]
+    argv += [word for variable in request.environment for word in ("--env", variable)]
     if request.drop_caches is not None:
-        found.append("--drop-caches" if request.drop_caches else "--no-drop-caches")
-    return tuple(found)
+        argv.append("--drop-caches" if request.drop_caches else "--no-drop-caches")
+    return tuple(argv)

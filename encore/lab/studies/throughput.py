@@ -1,9 +1,9 @@
-"""What the points of a sweep measured: samples per second in steady state, the time to the target, releases compared.
+"""Results of a sweep: steady-state samples per second, time to target, and a comparison of releases.
 
 from encore.lab.studies.throughput import measured, throughput_table
 print(throughput_table(measured(open_folder(path, Sweep))).as_markdown())
 
-The published figures of a benchmark by release are in its ``published_releases.toml``; they are marked as such.
+Published figures by release are in the benchmark's ``published_releases.toml``; tables mark them as published.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from encore.results.statistics import Sample
 from encore.results.table import Cell, Table, grouped
 from encore.run.follow import Tail
 
-_STEADY = 0.2  # share of the steps that warm up where a run has no second epoch
+_STEADY = 0.2  # fraction of warm-up steps in runs without a second epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +34,14 @@ class Result:
     point: GridPoint
     state: State
     global_batch: int | None = None
-    # Training alone, over the epochs of all runs but the first epoch of each; evaluations left out.
+    # Training throughput over all epochs except the first of each run; without evaluations.
     samples_per_second: Sample | None = None
-    input_share: float | None = None  # share of the training time spent waiting for data
+    input_share: float | None = None  # fraction of the training time spent waiting for data
     minutes: Sample | None = None  # time to the target of the runs that reached it
     reached: int = 0
     runs: int = 0
-    unit: str = "samples"  # what a batch counts: the Transformer's are token positions
-    on_cpu: bool = False  # its ranks had no GPUs
+    unit: str = "samples"  # unit of the batch: token positions for the Transformer
+    on_cpu: bool = False  # ranks without GPUs
 
     def times_as_fast_as(self, base: Result | None) -> float | None:
         if base is None or self.samples_per_second is None or base.samples_per_second is None:
@@ -61,7 +61,7 @@ def _result(folder: Folder[Sweep], point: GridPoint) -> Result:
     speeds = [speed for stream in streams for speed in steady_speeds(stream)]
     shares = [record["input_share"] for stream in streams for record in stream if record["kind"] == "epoch"]
     starts = [record for stream in streams for record in stream if record["kind"] == "start"]
-    logs = [read_run(each.result) for each in run.experiments() if each.result.exists()]
+    logs = [read_run(finished.result) for finished in run.experiments() if finished.result.exists()]
     minutes = [log.minutes for log in logs if log.minutes is not None]
     configuration = files.read_json(run.path / "run.json").get("configuration", {})
     return Result(
@@ -79,129 +79,132 @@ def _result(folder: Folder[Sweep], point: GridPoint) -> Result:
 
 
 def devices(results: Iterable[Result]) -> str:
-    """Return what the points have several of: GPUs, or the ranks of a CPU."""
-    return "ranks" if any(each.on_cpu for each in results) else "GPUs"
+    """Return the unit of the points' device counts: GPUs, or ranks on a CPU."""
+    return "ranks" if any(result.on_cpu for result in results) else "GPUs"
 
 
 def _speed(results: Sequence[Result]) -> str:
-    # The name of a column of speeds, by what the batch of the points that ended counts.
-    return f"{next((each.unit for each in results if each.state == 'done'), 'samples')}/s"
+    # Column name of speeds, from the batch unit of the finished points.
+    return f"{next((result.unit for result in results if result.state == 'done'), 'samples')}/s"
 
 
 def steady_speeds(stream: Sequence[dict[str, Any]]) -> list[float]:
-    """Return samples per second of each epoch that did not warm up.
+    """Return samples per second of all epochs after warm-up.
 
-    The first epoch after a start warms up. Where there is no other, the last four fifths of its steps count.
+    The first epoch after a start is warm-up. Without further epochs, the last four fifths of its steps count.
     """
     marks = [record for record in stream if record["kind"] in ("start", "epoch")]
-    warm = [record for before, record in itertools.pairwise(marks) if before["kind"] == record["kind"] == "epoch"]
+    warm = [record for previous, record in itertools.pairwise(marks) if previous["kind"] == record["kind"] == "epoch"]
     if warm:
         return [float(record["samples_per_second"]) for record in warm]
     starts = [record for record in marks if record["kind"] == "start"]
     steps = [record for record in stream if record["kind"] == "step"]
-    kept = steps[int(_STEADY * len(steps)) :]
-    if not starts or len(kept) < 2 or kept[-1]["time"] <= kept[0]["time"]:
+    steady = steps[int(_STEADY * len(steps)) :]
+    if not starts or len(steady) < 2 or steady[-1]["time"] <= steady[0]["time"]:
         return []
-    count = kept[-1]["step"] - kept[0]["step"]
-    return [count * starts[0]["global_batch_size"] / (kept[-1]["time"] - kept[0]["time"])]
+    count = steady[-1]["step"] - steady[0]["step"]
+    return [count * starts[0]["global_batch_size"] / (steady[-1]["time"] - steady[0]["time"])]
 
 
 def _with_ratios(results: Sequence[Result]) -> list[tuple[Result, Result | None, float | None]]:
-    # Each result with the one on the fewest GPUs of its precision, and its speed over that one's.
-    found = []
-    for each in results:
-        known = [r for r in results if r.samples_per_second and r.point.precision == each.point.precision]
-        base = min(known, key=lambda r: (r.point.gpus, r.point.nodes), default=None)
-        found.append((each, base, each.times_as_fast_as(base)))
-    return found
+    # Results with their base (fewest GPUs with the same precision), and the speed ratio.
+    rows = []
+    for result in results:
+        measured = [r for r in results if r.samples_per_second and r.point.precision == result.point.precision]
+        base = min(measured, key=lambda r: (r.point.gpus, r.point.nodes), default=None)
+        rows.append((result, base, result.times_as_fast_as(base)))
+    return rows
 
 
 def speed_ups(results: Sequence[Result]) -> dict[str, list[tuple[float, float]]]:
-    """Return GPUs and speed-up over the fewest GPUs, by precision; of points with as many, the one on fewest nodes."""
+    """Return GPUs and speed-up over the fewest GPUs, by precision; for equal GPU counts, with the fewest nodes."""
     lines: dict[str, dict[float, float]] = {}
-    for each, _, ratio in sorted(_with_ratios(results), key=lambda found: (found[0].point.gpus, found[0].point.nodes)):
+    for result, _, ratio in sorted(_with_ratios(results), key=lambda row: (row[0].point.gpus, row[0].point.nodes)):
         if ratio:
-            lines.setdefault(each.point.precision or "throughput", {}).setdefault(each.point.gpus, ratio)
-    return {name: sorted(found.items()) for name, found in lines.items()}
+            lines.setdefault(result.point.precision or "throughput", {}).setdefault(result.point.gpus, ratio)
+    return {name: sorted(row.items()) for name, row in lines.items()}
 
 
 def speed_up_figure(
     lines: Mapping[str, Sequence[tuple[float, float]]], table: Table, devices: str = "GPUs"
 ) -> Figure | None:
-    """Return the throughput over the one on the fewest GPUs, or other ``devices``: these and speed-up, by name."""
+    """Return the speed-up over the fewest GPUs (or other ``devices``) as lines by name."""
     several = [(name, points) for name, points in lines.items() if len(points) > 1]
     if not several:
         return None
-    least = min(points[0][0] for _, points in several)
-    most = max(points[-1][0] for _, points in several)
-    linear = [(least, 1.0), (most, most / least)]
+    min_devices = min(points[0][0] for _, points in several)
+    max_devices = max(points[-1][0] for _, points in several)
+    linear = [(min_devices, 1.0), (max_devices, max_devices / min_devices)]
     title = "Speed-up of the throughput"
     return over_gpus("speed-up", title, several, table, "speed-up", linear=linear, axis=devices)
 
 
 def throughput_table(results: Sequence[Result]) -> Table:
     """Return a row per point; speed-up and efficiency against the fewest GPUs of the same precision."""
-    what, speed = devices(results), _speed(results)
+    unit, speed = devices(results), _speed(results)
     rows: list[tuple[Cell, ...]] = []
-    for each, base, ratio in _with_ratios(results):
-        sample = each.samples_per_second
+    for result, base, ratio in _with_ratios(results):
+        sample = result.samples_per_second
         rows.append((
-            each.point.key,
-            each.global_batch,
+            result.point.key,
+            result.global_batch,
             sample.estimate if sample else None,
             f"{sample.cv:.1%}" if sample and sample.cv is not None else "",
             ratio,
-            ratio * base.point.gpus / each.point.gpus if ratio and base else None,
-            f"{each.input_share:.0%}" if each.input_share is not None else "",
-            each.minutes.estimate if each.minutes else None,
-            f"{each.reached} of {each.runs}" if each.state == "done" else each.state,
+            ratio * base.point.gpus / result.point.gpus if ratio and base else None,
+            f"{result.input_share:.0%}" if result.input_share is not None else "",
+            result.minutes.estimate if result.minutes else None,
+            f"{result.reached} of {result.runs}" if result.state == "done" else result.state,
         ))  # fmt: skip
     return Table(
-        title=f"Throughput by number of {what}",
+        title=f"Throughput by number of {unit}",
         columns=("point", "batch", speed, "spread", "speed-up", "efficiency", "waiting", "min", "reached"),
         formats={speed: ",.1f", "speed-up": ".3f", "efficiency": ".3f"},
         rows=tuple(rows),
-        note=f"Point: nodes x {what}. Speed is that of training, without the first epoch and the evaluations; spread"
-        f" is its standard deviation over epochs. Speed-up against the fewest {what}; efficiency is speed-up over the"
-        f" growth in {what}. Waiting: share of the time without data. Minutes to the target, of the runs that reached"
+        note=f"Point: nodes x {unit}. Speed is that of training, without the first epoch and the evaluations; spread"
+        f" is its standard deviation over epochs. Speed-up against the fewest {unit}; efficiency is speed-up over the"
+        f" growth in {unit}. Waiting: share of the time without data. Minutes to the target, of the runs that reached"
         " it.",
     )
 
 
 def predictions(folder: Folder[Sweep], results: Sequence[Result], gpus: Sequence[int]) -> Table:
-    """Return samples per second on other numbers of GPUs, by the cost model fitted to the points of each precision.
+    """Return predicted samples per second at other GPU counts, from the cost model fitted to the points of each
+    precision.
 
-    No row for a precision that ended on one number of GPUs only. Everything on one node is predicted on one
-    node, however many GPUs that would have.
+    Precisions with a single finished GPU count have no rows. If all points are on one node, predictions are for a
+    single node with any number of GPUs.
     """
-    what, speed = devices(results), _speed(results)
+    unit, speed = devices(results), _speed(results)
     rows: list[tuple[Cell, ...]] = []
-    for precision, known in grouped((r for r in results if r.samples_per_second), lambda r: r.point.precision).items():
-        if len({each.point.gpus for each in known}) < 2:
+    for precision, measured in grouped(
+        (r for r in results if r.samples_per_second), lambda r: r.point.precision
+    ).items():
+        if len({result.point.gpus for result in measured}) < 2:
             continue
-        model = fit_steps([_point(each) for each in known])
-        per_node = max(each.point.gpus_per_node for each in known)
-        several = any(each.point.nodes > 1 for each in known)
-        batch = known[0].global_batch or 1
+        model = fit_steps([_point(result) for result in measured])
+        per_node = max(result.point.gpus_per_node for result in measured)
+        several = any(result.point.nodes > 1 for result in measured)
+        batch = measured[0].global_batch or 1
         for count in gpus:
-            total = batch if folder.study.mode == "strong" else batch // known[0].point.gpus * count
+            total = batch if folder.study.mode == "strong" else batch // measured[0].point.gpus * count
             nodes = -(-count // per_node) if several else 1
             step = model.predict(Point(gpus=count, nodes=nodes, samples_per_gpu=total / count))
             speeds = (total / step.value, total / step.high, total / step.low)
             rows.append((count, nodes, precision or "", total, *speeds))
     return Table(
         title="Predicted throughput",
-        columns=(what, "nodes", "precision", "global batch", speed, "95 % from", "95 % to"),
+        columns=(unit, "nodes", "precision", "global batch", speed, "95 % from", "95 % to"),
         formats={speed: ",.1f", "95 % from": ",.1f", "95 % to": ",.1f"},
         rows=tuple(rows),
         note="By the cost model of docs/scaling.md, on the number of nodes in its row; the interval is where a "
-        f"measurement would be. Empty where fewer than two numbers of {what} have ended.",
+        f"measurement would be. Empty where fewer than two numbers of {unit} have ended.",
     )
 
 
-def _point(each: Result) -> Point:
+def _point(result: Result) -> Point:
     # A measured point as the cost model wants it: seconds per step.
-    point, batch, speed = each.point, each.global_batch or 1, each.samples_per_second
+    point, batch, speed = result.point, result.global_batch or 1, result.samples_per_second
     seconds = batch / speed.estimate if speed else 0.0
     return Point(gpus=point.gpus, nodes=point.nodes, samples_per_gpu=batch / point.gpus, time=seconds)
 
@@ -214,7 +217,7 @@ MEASURED = "this sweep"
 class PublishedRelease(catalogue.Strict):
     release: str
     machine: str
-    speed_up: float  # over the first one of its figure
+    speed_up: float  # relative to the first release of the figure
 
 
 class PublishedReleases(catalogue.Strict):
@@ -229,16 +232,16 @@ def published(benchmark: str) -> PublishedReleases | None:
 
 
 def releases_table(results: Sequence[Result], figure: PublishedReleases | None) -> Table:
-    """Return a row per release and number of GPUs, with its speed-up over the first release on as many."""
+    """Return a row per release and GPU count, with the speed-up over the first release on this GPU count."""
     rows: list[tuple[Cell, ...]] = []
     first: dict[tuple[object, ...], Result] = {}
-    for each in results:
-        base = first.setdefault((each.point.nodes, each.point.gpus, each.point.precision), each)
-        speed = each.samples_per_second.estimate if each.samples_per_second else None
-        rows.append((each.point.image, f"{each.point.gpus} GPUs", speed, each.times_as_fast_as(base), MEASURED))
+    for result in results:
+        base = first.setdefault((result.point.nodes, result.point.gpus, result.point.precision), result)
+        speed = result.samples_per_second.estimate if result.samples_per_second else None
+        rows.append((result.point.image, f"{result.point.gpus} GPUs", speed, result.times_as_fast_as(base), MEASURED))
     note = "Samples per second of training; speed-up over the first release on as many GPUs."
     if figure:
-        rows += [(each.release, each.machine, None, each.speed_up, "published") for each in figure.figures]
+        rows += [(result.release, result.machine, None, result.speed_up, "published") for result in figure.figures]
         note += f" Published: {figure.source}; {figure.conditions}; not measured here."
     return Table(
         title="Speed-up by release of the image",
@@ -250,17 +253,17 @@ def releases_table(results: Sequence[Result], figure: PublishedReleases | None) 
 
 
 def releases_figure(table: Table) -> Figure | None:
-    known = tuple(row for row in table.rows if row[3] is not None)
-    if not any(row[4] == MEASURED for row in known):
+    rows = tuple(row for row in table.rows if row[3] is not None)
+    if not any(row[4] == MEASURED for row in rows):
         return None
-    return bars("release-sweep", replace(table, rows=known), label=(0, 1, 4), value=3, axis="speed-up")
+    return bars("release-sweep", replace(table, rows=rows), label=(0, 1, 4), value=3, axis="speed-up")
 
 
-# -- the report of a sweep ----------------------------------------------------------------------------------------
+# -- sweep report -------------------------------------------------------------------------------------------------
 
 
 def tables_of(folder: Folder[Sweep], results: Sequence[Result], predict: Sequence[int] = ()) -> list[Table]:
-    """Return the throughput, next to that of published releases, and what is predicted of other numbers of GPUs."""
+    """Return the tables of throughput, published releases, and predictions for other GPU counts."""
     tables = [throughput_table(results)]
     if folder.study.images:
         tables.append(releases_table(results, published(folder.study.request.name)))
@@ -268,12 +271,12 @@ def tables_of(folder: Folder[Sweep], results: Sequence[Result], predict: Sequenc
 
 
 def write(folder: Folder[Sweep], results: Sequence[Result], tables: Sequence[Table]) -> list[Path]:
-    """Write FOLDER/report with these tables and all that `encore report` says of the runs that have ended."""
-    runs = [folder.run_of(each.point) for each in results if each.state == "done"]
+    """Write FOLDER/report with these tables and the content of `encore report` for the finished runs."""
+    runs = [folder.run_of(result.point) for result in results if result.state == "done"]
     report = build_report([run.path for run in runs if run is not None])
     if folder.study.images:
         figure = releases_figure(tables[1])
     else:
         figure = speed_up_figure(speed_ups(results), tables[0], devices(results))
-    drawn = (figure, *report.figures) if figure else report.figures
-    return write_files(replace(report, tables=(*tables, *report.tables), figures=drawn), folder.path / "report")
+    figures = (figure, *report.figures) if figure else report.figures
+    return write_files(replace(report, tables=(*tables, *report.tables), figures=figures), folder.path / "report")

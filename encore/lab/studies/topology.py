@@ -1,11 +1,11 @@
-"""What a machine is, and how fast its links are: measured, tabulated, and drawn as an SVG.
+"""Machine topology and link speeds: measurements, tables, and an SVG drawing.
 
     from encore.lab.studies.topology import describe, picture
     machine = describe(node.this_node(), ranks=2, on_step=print)
     print(picture(machine.server).alone())
 
-The bandwidths are those of ranks that exchange data as a training does; where nccl-tests is installed, its all-reduce
-and all-to-all are measured as well.
+Bandwidths are measured between ranks with the data exchange of a training, and with the all-reduce and all-to-all of
+nccl-tests if installed.
 """
 
 import contextlib
@@ -42,17 +42,17 @@ _ROW = re.compile(r"\s*(\d+)\s+\d+\s+\w+\s+\S+\s+-?\d+\s+([\d.]+)\s+([\d.]+)\s+(
 
 
 class MachineJson(TypedDict):
-    """A machine's links, and what they carry."""
+    """Links of a machine, and their measured speeds."""
 
     server: links.Links
-    speeds: dict[str, Any]  # What benchmarks/common/checks/link_speeds.py measured; empty: nothing
+    speeds: dict[str, Any]  # Output of benchmarks/common/checks/link_speeds.py; empty: not measured
     nccl_tests: dict[str, list[list[float]]]  # Bytes and bus bandwidth in bytes per second, by kind
 
 
 @dataclass(frozen=True)
 class Machine:
     server: Server
-    # What benchmarks/common/checks/link_speeds.py wrote; empty where nothing was measured.
+    # Output of benchmarks/common/checks/link_speeds.py; empty if not measured.
     speeds: Mapping[str, Any] = field(default_factory=dict)
     # Bytes and bus bandwidth in bytes per second by nccl-tests, by kind.
     by_tool: Mapping[str, list[list[float]]] = field(default_factory=dict)
@@ -73,7 +73,7 @@ def load_machine(path: Path) -> Machine:
 
 
 def describe(machine: Node, ranks: int, on_step: Callable[[str], None], python: Path | None = None) -> Machine:
-    """Return this machine; with two or more ranks also what they measure."""
+    """Return the topology of this machine; with two or more ranks also their measured speeds."""
     server = links.this_server(machine)
     if ranks < 2:
         return Machine(server)
@@ -88,9 +88,9 @@ def measure(machine: Node, ranks: int, on_step: Callable[[str], None], python: P
     with tempfile.TemporaryDirectory(prefix="encore-links-") as folder:
         launch = launchers.on_one_node(framework, ranks, folder)
         result = Path(folder) / "links.json"
-        where = ("--device", "gpu" if machine.gpus else "cpu", "--output", str(result))
+        arguments = ("--device", "gpu" if machine.gpus else "cpu", "--output", str(result))
         job = Job(
-            argv=(*launch.inner, "python", "-m", "benchmarks.common.checks.link_speeds", *where),
+            argv=(*launch.inner, "python", "-m", "benchmarks.common.checks.link_speeds", *arguments),
             environment={"PYTHONUNBUFFERED": "1", **launch.environment, **threads},
             mounts=(),
             ranks=ranks,
@@ -112,17 +112,17 @@ def measure(machine: Node, ranks: int, on_step: Callable[[str], None], python: P
 
 
 def nccl_tests(gpus: int) -> dict[str, list[list[float]]]:
-    """Return what nccl-tests measures from 64 KiB to 256 MiB; empty where it is not installed or fails."""
-    sizes, found = ("-b", "64K", "-e", "256M", "-f", "16", "-g", str(gpus)), {}
+    """Return nccl-tests results from 64 KiB to 256 MiB; empty if it is not installed or fails."""
+    sizes, measurements = ("-b", "64K", "-e", "256M", "-f", "16", "-g", str(gpus)), {}
     for kind, program in NCCL_TESTS.items():
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             done = subprocess.run([program, *sizes], capture_output=True, text=True, timeout=_SECONDS, check=True)
-            found[kind] = parse_nccl_tests(done.stdout)
-    return found
+            measurements[kind] = parse_nccl_tests(done.stdout)
+    return measurements
 
 
 def parse_nccl_tests(text: str) -> list[list[float]]:
-    """Return bytes and bus bandwidth in bytes per second of each row, out of place."""
+    """Return bytes and out-of-place bus bandwidth (bytes per second) per row."""
     rows = (_ROW.match(line) for line in text.splitlines() if not line.startswith("#"))
     return [[float(row[1]), float(row[4]) * 1e9] for row in rows if row is not None]
 
@@ -146,14 +146,22 @@ def pairs_table(machine: Machine) -> Table:
 def peer_table(machine: Machine) -> Table:
     access = machine.speeds.get("peer_access") or []
     names = [f"GPU{number}" for number in range(len(access))]
-    rows = tuple((name, *("yes" if each else "no" for each in row)) for name, row in zip(names, access, strict=True))
+    rows = tuple(
+        (name, *("yes" if accessible else "no" for accessible in row)) for name, row in zip(names, access, strict=True)
+    )
     return Table(title=f"Peer access on {machine.server.name}", columns=("GPU", *names), rows=rows)
 
 
 def collectives_table(machine: Machine) -> Table:
     rows: list[tuple[Cell, ...]] = [
-        (each["kind"], int(each["bytes"]), each["seconds"] * 1e6, each["rate"] / 1e9, machine.speeds["backend"])
-        for each in machine.speeds.get("collectives", ())
+        (
+            collective["kind"],
+            int(collective["bytes"]),
+            collective["seconds"] * 1e6,
+            collective["rate"] / 1e9,
+            machine.speeds["backend"],
+        )
+        for collective in machine.speeds.get("collectives", ())
     ]
     rows += [
         (kind, int(size), None, rate / 1e9, "nccl-tests")
@@ -172,8 +180,8 @@ def collectives_table(machine: Machine) -> Table:
 def speeds_figure(machine: Machine) -> Figure | None:
     table = collectives_table(machine)
     lines = {
-        f"{kind}, {by}": [(float(size or 0) / 2**20, float(rate or 0)) for _, size, _, rate, _ in rows]
-        for (kind, by), rows in grouped(table.rows, lambda row: (row[0], row[4])).items()
+        f"{kind}, {backend}": [(float(size or 0) / 2**20, float(rate or 0)) for _, size, _, rate, _ in rows]
+        for (kind, backend), rows in grouped(table.rows, lambda row: (row[0], row[4])).items()
     }
     axis, label = "MiB of a rank", "GB/s, bus bandwidth"
     return over_gpus("links", table.title, list(lines.items()), table, label, axis=axis) if lines else None
@@ -185,9 +193,9 @@ _GPU, _GAP, _EDGE = 58.0, 8.0, 10.0
 _TALL, _CPU_TOP, _SWITCH_TOP, _GPU_TOP = 30.0, 26.0, 92.0, 158.0
 
 
-def _box(left: float, top: float, width: float, label: str, height: float = _TALL) -> str:
-    shape = f'<path class="axis" d="M{left:g} {top:g}h{width:g}v{height:g}h-{width:g}z"/>'
-    return shape + _text(left + width / 2, top + height / 2 + 4, label, "mid")
+def _box(x: float, y: float, width: float, label: str, height: float = _TALL) -> str:
+    shape = f'<path class="axis" d="M{x:g} {y:g}h{width:g}v{height:g}h-{width:g}z"/>'
+    return shape + _text(x + width / 2, y + height / 2 + 4, label, "mid")
 
 
 def _line(start: tuple[float, float], end: tuple[float, float], style: str = "axis") -> str:
@@ -201,44 +209,53 @@ def _text(x: float, y: float, text: str, style: str = "") -> str:
 def picture(server: Server) -> Figure:
     """Return sockets, PCIe switches, GPUs, network adapters and links as an SVG, with the matrix of the links."""
     columns = server.near or ((),)
-    at: dict[str, float] = {}
-    left, width = _EDGE, _EDGE
+    positions: dict[str, float] = {}
+    x, width = _EDGE, _EDGE
     centres = []
     for gpus in columns:
         wide = max(2, len(gpus)) * (_GPU + _GAP) - _GAP
-        centres.append(left + wide / 2)
-        at.update({gpu: left + number * (_GPU + _GAP) + _GPU / 2 for number, gpu in enumerate(gpus)})
-        left, width = left + wide + 3 * _GAP, left + wide + _EDGE
-    low = _GPU_TOP + _TALL
+        centres.append(x + wide / 2)
+        positions.update({gpu: x + number * (_GPU + _GAP) + _GPU / 2 for number, gpu in enumerate(gpus)})
+        x, width = x + wide + 3 * _GAP, x + wide + _EDGE
+    bottom = _GPU_TOP + _TALL
     if not server.gpus:
-        # It still has its sockets.
+        # Sockets are drawn without GPUs, too.
         centres = [_EDGE + 60 + number * 150 for number in range(server.sockets or 1)]
-        width, low = centres[-1] + 60 + _EDGE, _CPU_TOP + _TALL
-    what = f"{len(server.gpus)} x {server.gpu_model or 'GPU'}" if server.gpus else "no GPU"
-    links_drawn, low = _nvlinks(server, at, low) if server.nvlinks else ([], low)
+        width, bottom = centres[-1] + 60 + _EDGE, _CPU_TOP + _TALL
+    label = f"{len(server.gpus)} x {server.gpu_model or 'GPU'}" if server.gpus else "no GPU"
+    links_drawn, bottom = _nvlinks(server, positions, bottom) if server.nvlinks else ([], bottom)
     parts = [
         *_sockets(server, centres),
-        *(part for gpus, centre in zip(columns, centres, strict=False) for part in _switches(server, gpus, at, centre)),
+        *(
+            part
+            for gpus, centre in zip(columns, centres, strict=False)
+            for part in _switches(server, gpus, positions, centre)
+        ),
         *links_drawn,
-        _text(0, 12, ", ".join(filter(None, (server.name, what))), "strong"),
+        _text(0, 12, ", ".join(filter(None, (server.name, label))), "strong"),
     ]
     width, title = max(width, 340.0), f"Links of {server.name or 'the server'}"
-    shape = f'viewBox="0 0 {width:g} {low + 14:g}" role="img" aria-label="{escape_text(title)}"'
-    # As wide as its GPUs: a page may make it smaller, and does not blow it up.
+    shape = f'viewBox="0 0 {width:g} {bottom + 14:g}" role="img" aria-label="{escape_text(title)}"'
+    # Natural width from the number of GPUs: pages may shrink it, but not enlarge it.
     svg = f'<svg {shape} style="max-width:{width:g}px">{"".join(parts)}</svg>'
-    name = "".join(each if each.isalnum() else "-" for each in server.name.lower()).strip("-") or "this"
+    name = "".join(char if char.isalnum() else "-" for char in server.name.lower()).strip("-") or "this"
     return Figure(f"server-{name}", title, svg, matrix(server))
 
 
 def matrix(server: Server) -> Table:
-    """Return the links of all pairs, as nvidia-smi names them."""
+    """Return the links of all pairs, in nvidia-smi notation."""
     devices = (*server.gpus, *server.adapters)
     return Table(
         title=f"Links of {server.name or 'the server'}",
         columns=("device", *devices, "CPUs near", "NUMA node"),
         rows=tuple(
-            (one, *(server.link(one, other) for other in devices), server.cpus.get(one, ""), server.numa.get(one, ""))
-            for one in devices
+            (
+                device,
+                *(server.link(device, other) for other in devices),
+                server.cpus.get(device, ""),
+                server.numa.get(device, ""),
+            )
+            for device in devices
         ),
         note="NV4: four NVLinks; PIX: one PCIe switch; PXB: several; PHB: a CPU's host bridge; NODE: several of one "
         "NUMA node; SYS: the connection between NUMA nodes.",
@@ -255,53 +272,56 @@ def _sockets(server: Server, centres: Sequence[float]) -> Iterator[str]:
             yield _text((centres[number - 1] + centre) / 2, middle - 5, "SYS", "mid quiet")
 
 
-def _switches(server: Server, gpus: Sequence[str], at: Mapping[str, float], centre: float) -> Iterator[str]:
-    # The GPUs of a socket, with the switches that are between them and it.
+def _switches(server: Server, gpus: Sequence[str], positions: Mapping[str, float], centre: float) -> Iterator[str]:
+    # GPUs of a socket, with the switches between them and the socket.
     switched: set[str] = set()
     for group in server.switches:
-        mine = [each for each in group if each in gpus]
-        if not mine:
+        attached = [gpu for gpu in group if gpu in gpus]
+        if not attached:
             continue
-        adapters = [each for each in group if each in server.adapters]
-        spot = sum(at[each] for each in mine) / len(mine)
+        adapters = [gpu for gpu in group if gpu in server.adapters]
+        spot = sum(positions[gpu] for gpu in attached) / len(attached)
         yield _box(spot - 34, _SWITCH_TOP, 68, "switch", 24)
         yield _line((centre, _CPU_TOP + _TALL), (spot, _SWITCH_TOP))
         if adapters:
             yield _text(spot, _SWITCH_TOP - 5, ", ".join(adapters), "mid quiet halo")
-        yield from (_line((spot, _SWITCH_TOP + 24), (at[each], _GPU_TOP)) for each in mine)
-        switched.update(mine)
-    yield from (_line((centre, _CPU_TOP + _TALL), (at[each], _GPU_TOP)) for each in gpus if each not in switched)
-    yield from (_box(at[each] - _GPU / 2, _GPU_TOP, _GPU, each) for each in gpus)
+        yield from (_line((spot, _SWITCH_TOP + 24), (positions[gpu], _GPU_TOP)) for gpu in attached)
+        switched.update(attached)
+    yield from (_line((centre, _CPU_TOP + _TALL), (positions[gpu], _GPU_TOP)) for gpu in gpus if gpu not in switched)
+    yield from (_box(positions[gpu] - _GPU / 2, _GPU_TOP, _GPU, gpu) for gpu in gpus)
 
 
-def _nvlinks(server: Server, at: Mapping[str, float], low: float) -> tuple[list[str], float]:
+def _nvlinks(server: Server, positions: Mapping[str, float], bottom: float) -> tuple[list[str], float]:
     # The NVLinks below the GPUs, and the lower edge.
     if server.has_nvswitch:
-        top, left, right = low + 46, min(at.values()) - _GPU / 2, max(at.values()) + _GPU / 2
+        top, x, right = bottom + 46, min(positions.values()) - _GPU / 2, max(positions.values()) + _GPU / 2
         count = next(iter(server.nvlinks.values()))
-        parts = [_line((spot, low), (spot, top), "l s1") for spot in at.values()]
-        parts.append(_text(left + _GPU / 2 + 5, low + 28, f"{count} links each", "halo"))
-        return [*parts, _box(left, top, right - left, "NVSwitch")], top + _TALL
+        parts = [_line((spot, bottom), (spot, top), "l s1") for spot in positions.values()]
+        parts.append(_text(x + _GPU / 2 + 5, bottom + 28, f"{count} links each", "halo"))
+        return [*parts, _box(x, top, right - x, "NVSwitch")], top + _TALL
     parts, deepest = [], 0.0
-    by_width = sorted(server.nvlinks.items(), key=lambda link: abs(at[link[0][0]] - at[link[0][1]]))
-    for (one, other), count in by_width:
-        middle, depth = (at[one] + at[other]) / 2, 10 + 0.24 * abs(at[one] - at[other]) + 3 * math.log2(count + 1)
-        arc = f"M{at[one]:g} {low:g}Q{middle:g} {low + 2 * depth:g} {at[other]:g} {low:g}"
+    by_width = sorted(server.nvlinks.items(), key=lambda link: abs(positions[link[0][0]] - positions[link[0][1]]))
+    for (first, second), count in by_width:
+        middle, depth = (
+            (positions[first] + positions[second]) / 2,
+            10 + 0.24 * abs(positions[first] - positions[second]) + 3 * math.log2(count + 1),
+        )
+        arc = f"M{positions[first]:g} {bottom:g}Q{middle:g} {bottom + 2 * depth:g} {positions[second]:g} {bottom:g}"
         parts.append(f'<path class="l s{min(count, 8)}" style="stroke-width:{0.8 + count:g}" d="{arc}"/>')
-        parts.append(_text(middle, low + depth + 4, str(count), "mid halo strong"))
+        parts.append(_text(middle, bottom + depth + 4, str(count), "mid halo strong"))
         deepest = max(deepest, depth)
     return [
         *parts,
-        _text(_EDGE, low + deepest + 26, "number and width of an arc: NVLinks", "quiet"),
-    ], low + deepest + 30
+        _text(_EDGE, bottom + deepest + 26, "number and width of an arc: NVLinks", "quiet"),
+    ], bottom + deepest + 30
 
 
-# -- the bytes of a step over its links ---------------------------------------------------------------------------
+# -- link traffic of a step ---------------------------------------------------------------------------------------
 #
-# P2P is what a key-value store does: each array has an owner, the largest first given to the device with the least so
-# far; the others copy their gradients to the owner and copy the weights back. A ring passes each array's parts round,
-# 2 (n - 1) / n of its bytes over each link (all-reduce). Two GPUs without a link between them reach each other by
-# NVLinks through a third, two hops, of those the one with the widest narrower link.
+# P2P is the method of key-value stores: arrays are assigned to owners, the largest first, to the device with the least
+# data so far; other devices send their gradients to the owner and fetch the weights. A ring all-reduce sends
+# 2 (n - 1) / n of the bytes over each link. GPUs without a direct link use two NVLink hops via a third GPU: the path
+# with the widest bottleneck.
 
 Pair = tuple[int, int]  # two GPUs, the lower number first
 
@@ -310,43 +330,43 @@ Pair = tuple[int, int]  # two GPUs, the lower number first
 class Links:
     title: str
     gpus: int
-    gb_per_second: float  # of one link in one direction
+    gb_per_second: float  # per link and direction
     widths: dict[Pair, int]  # links between two GPUs
-    ring: tuple[int, ...]  # order of a ring through all GPUs over links alone
+    ring: tuple[int, ...]  # order of a ring through all GPUs that uses links only
 
-    def path(self, one: int, other: int) -> tuple[int, ...]:
-        """Return the GPUs on the way from one to the other; empty where NVLinks do not connect them in two hops."""
-        if _pair(one, other) in self.widths:
-            return (one, other)
+    def path(self, source: int, target: int) -> tuple[int, ...]:
+        """Return the path between two GPUs; empty if NVLinks do not connect them in at most two hops."""
+        if _pair(source, target) in self.widths:
+            return (source, target)
         through = [
-            (min(self.widths[_pair(one, each)], self.widths[_pair(each, other)]), -each)
-            for each in range(self.gpus)
-            if {_pair(one, each), _pair(each, other)} <= set(self.widths)
+            (min(self.widths[_pair(source, middle)], self.widths[_pair(middle, target)]), -middle)
+            for middle in range(self.gpus)
+            if {_pair(source, middle), _pair(middle, target)} <= set(self.widths)
         ]
-        return (one, -max(through)[1], other) if through else ()
+        return (source, -max(through)[1], target) if through else ()
 
 
-def _pair(one: int, other: int) -> Pair:
-    return (min(one, other), max(one, other))
+def _pair(first: int, second: int) -> Pair:
+    return (min(first, second), max(first, second))
 
 
 def links_of(name: str) -> Links:
     content = catalogue.read_toml(DATA / "links" / f"{name}.toml")
-    widths = {_pair(one, other): count for one, other, count in content.pop("pairs")}
+    widths = {_pair(first, second): count for first, second, count in content.pop("pairs")}
     return Links(widths=widths, ring=tuple(content.pop("ring")), **content)
 
 
 def _moved(links: Links, sent: Iterable[tuple[int, int, float]]) -> dict[Pair, float]:
-    # Bytes over each link, of bytes from one GPU to another; two hops count on both links.
+    # Bytes per link for transfers between GPUs; two-hop transfers count on both links.
     moved: dict[Pair, float] = {}
-    for one, other, size in sent:
-        for pair in itertools.starmap(_pair, itertools.pairwise(links.path(one, other))):
+    for first, second, size in sent:
+        for pair in itertools.starmap(_pair, itertools.pairwise(links.path(first, second))):
             moved[pair] = moved.get(pair, 0.0) + size
     return moved
 
 
 def tree(links: Links, sizes: Sequence[int], devices: int) -> dict[Pair, float]:
-    """Return bytes of a step over each link by P2P, both directions together."""
+    """Return bytes per link and step by P2P, sum of both directions."""
     load, sent = [0] * devices, []
     for size in sorted(sizes, reverse=True):
         owner = load.index(min(load))
@@ -356,14 +376,14 @@ def tree(links: Links, sizes: Sequence[int], devices: int) -> dict[Pair, float]:
 
 
 def ring(links: Links, sizes: Sequence[int], devices: int) -> dict[Pair, float]:
-    """Return bytes of a step over each link by an all-reduce in a ring, both directions together.
+    """Return bytes per link and step by a ring all-reduce, sum of both directions.
 
-    A ring of some of the GPUs closes over the path from its last to its first.
+    A ring of a subset of GPUs is closed by the path from the last to the first.
     """
     order = [gpu for gpu in links.ring if gpu < devices]
     share = 2.0 * (devices - 1) / devices * sum(sizes)
     pairs = zip(order, [*order[1:], order[0]], strict=True) if devices > 1 else ()
-    return _moved(links, [(one, other, share) for one, other in pairs])
+    return _moved(links, [(first, second, share) for first, second in pairs])
 
 
 def two_hops(links: Links, devices: int) -> list[tuple[int, ...]]:
@@ -371,14 +391,16 @@ def two_hops(links: Links, devices: int) -> list[tuple[int, ...]]:
 
 
 def traffic_table(links: Links, by_network: Mapping[str, Sequence[int]], devices: int) -> Table:
-    """Return what a step moves at most over one link by either way, and the least time that takes, by network."""
+    """Return the maximum bytes per step over a link for both methods, and the minimum time, by network."""
     rows = []
     for name, sizes in by_network.items():
         row: list[Cell] = [name, len(sizes), sum(sizes) / 1e6]
-        for way in (tree, ring):
-            moved = way(links, sizes, devices)
-            times = {pair: each / 2 / (links.widths[pair] * links.gb_per_second * 1e9) for pair, each in moved.items()}
-            pair = max(times, key=lambda each: (times[each], each))
+        for algorithm in (tree, ring):
+            moved = algorithm(links, sizes, devices)
+            times = {
+                pair: traffic / 2 / (links.widths[pair] * links.gb_per_second * 1e9) for pair, traffic in moved.items()
+            }
+            pair = max(times, key=lambda traffic: (times[traffic], traffic))
             row += [f"{pair[0]}-{pair[1]}", moved[pair] / 1e6, 1000 * times[pair]]
         rows.append(tuple(row))
     hops = ", ".join("-".join(map(str, path)) for path in two_hops(links, devices))

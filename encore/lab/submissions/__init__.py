@@ -1,1 +1,1 @@
-"""Submissions: MLPerf's package of results, written and checked, and a published configuration run here."""
+"""MLPerf submissions: write and check packages, and reproduce published configurations."""

@@ -1,12 +1,12 @@
-"""MLPerf's submission tree from runs, as mlperf-logging's package checker wants it.
+"""Build MLPerf submission trees from runs for mlperf-logging's package checker.
 
     SUBMITTER/
         results/SYSTEM/BENCHMARK/result_0.txt ...
         systems/SYSTEM.json
         benchmarks/BENCHMARK/implementations/SYSTEM/    run.json, config.json and the code that was run
 
-Logs are copied byte for byte (gzip is unpacked). The checker is the one of the round; rounds that it does not
-know are packed and not judged.
+Logs are copied unchanged (gzip is unpacked). The package checker of the round is used; rounds that it does not
+support are packed without a verdict.
 """
 
 import gzip
@@ -42,7 +42,7 @@ from encore.results.scores.score import SCALING_FILE, read_scaling
 _PLAIN_NAME = re.compile(r"[^A-Za-z0-9._+-]+")
 _CHECKED_SINCE = "v0.6"
 _AVAILABILITY_SINCE = "v4.0"
-# The words that a system description has for a log's submission_status (mlperf-logging, system_desc_checker.py)
+# Values of a system description by the submission_status in a log (mlperf-logging, system_desc_checker.py)
 _AVAILABILITY = {
     "onprem": "Available on-premise",
     "cloud": "Available cloud",
@@ -53,7 +53,7 @@ _ERROR = re.compile(r"^(?:ERROR|CRITICAL)\s+-\s*(.*)")
 _ACCEPTED = ("FOUND NO ERRORS, SUCCESS", "ALL CHECKS PASSED")
 _MOST_ERRORS = 20
 _LONGEST_CHECK_S = 1800
-# The fields of a system description, and what they are called here
+# Fields of a system description, with their names in Encore
 _FIELDS = {
     "number_of_nodes": "nodes",
     "host_processors_per_node": "cpus_per_node",
@@ -73,7 +73,7 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class Package:
-    """One submitter's tree of one round."""
+    """Tree of a submitter for a round."""
 
     folder: Path
     round: str
@@ -82,20 +82,20 @@ class Package:
 
 
 class PackageJson(TypedDict):
-    """One submitter's tree of one round, and what the package checker says of it."""
+    """Tree of a submitter for a round, and the verdict of the package checker."""
 
     folder: str
     round: str
     sets: int
     logs: int
-    accepted: bool | None  # Null where the checker knows nothing of the round
+    accepted: bool | None  # Null if the checker does not support the round
     summary: str
     errors: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class PackageVerdict:
-    """What the package checker says; ``accepted`` is None where it knows nothing of the round."""
+    """Verdict of the package checker; ``accepted`` is None if it does not support the round."""
 
     package: Package
     accepted: bool | None
@@ -112,7 +112,7 @@ class PackageVerdict:
 
 def write_archive(runs: Sequence[Path], output: Path, submitter: str | None = None) -> list[Package]:
     """Pack every set of runs at or below ``runs`` into ``output``; one package per round and submitter."""
-    sets = _sets([side for path in runs for side in load_run_sets(path)], submitter)
+    sets = _sets([logged_run for path in runs for logged_run in load_run_sets(path)], submitter)
     rounds = {round_ for round_, *_ in sets}
     packages: dict[Path, Package] = {}
     for (round_, org, system, benchmark), sides in sets.items():
@@ -121,7 +121,7 @@ def write_archive(runs: Sequence[Path], output: Path, submitter: str | None = No
         if results.exists():
             raise EncoreError(f"{results} is there already", hint="give a new folder, or remove the old archive")
         results.mkdir(parents=True)
-        logs = [run.path for side in sides for run in side.logs]
+        logs = [run.path for logged_run in sides for run in logged_run.logs]
         for number, log in enumerate(logs):
             _copy_log(log, results / f"result_{number}.txt")
         (folder / "systems").mkdir(exist_ok=True)
@@ -129,8 +129,8 @@ def write_archive(runs: Sequence[Path], output: Path, submitter: str | None = No
         text = json.dumps(described, indent=2, ensure_ascii=False)
         (folder / "systems" / f"{system}.json").write_text(text + "\n", encoding="utf-8")
         _copy_runs(sides, benchmark, folder / "benchmarks" / benchmark / "implementations" / system)
-        known = packages.get(folder, Package(folder=folder, round=round_, sets=0, logs=0))
-        packages[folder] = replace(known, sets=known.sets + 1, logs=known.logs + len(logs))
+        package = packages.get(folder, Package(folder=folder, round=round_, sets=0, logs=0))
+        packages[folder] = replace(package, sets=package.sets + 1, logs=package.logs + len(logs))
     return list(packages.values())
 
 
@@ -142,8 +142,8 @@ def check_package(package: Package) -> PackageVerdict:
         return PackageVerdict(package, None, summary)
     ruleset = f"{package.round.removeprefix('v')}.0"
     accepted, errors = run_checker("package_checker", package.folder, ruleset)
-    found = "accepts it" if accepted else "does not accept it"
-    summary = f"packed {logs} in {count_of(package.sets, 'set')}; the package checker, {ruleset}, {found}"
+    verdict = "accepts it" if accepted else "does not accept it"
+    summary = f"packed {logs} in {count_of(package.sets, 'set')}; the package checker, {ruleset}, {verdict}"
     return PackageVerdict(package, accepted, summary, () if accepted else errors)
 
 
@@ -174,36 +174,36 @@ def run_checker(name: str, folder: Path, ruleset: str) -> tuple[bool, tuple[str,
 
 
 def _sets(sides: Sequence[RunSet], submitter: str | None) -> dict[tuple[str, str, str, str], list[RunSet]]:
-    # By round, submitter, system and benchmark: a set's runs may be in several run folders
-    found: dict[tuple[str, str, str, str], list[RunSet]] = {}
-    for side in sides:
-        if side.round is None or side.benchmark is None:
-            lacking = "round" if side.benchmark else "benchmark"
+    # By round, submitter, system and benchmark: runs of a set may be in multiple run folders
+    groups: dict[tuple[str, str, str, str], list[RunSet]] = {}
+    for run in sides:
+        if run.round is None or run.benchmark is None:
+            lacking = "round" if run.benchmark else "benchmark"
             raise EncoreError(
-                f"the {lacking} of {side.folder} is not known",
+                f"the {lacking} of {run.folder} is not known",
                 expected="logs that say what they are of",
                 hint="archive the folders of other logs without it",
             )
-        org = submitter or submitter_of(side.logs) or "unknown"
-        key = (side.round, _plain(org), _plain(_system_name(side)), side.benchmark)
-        found.setdefault(key, []).append(side)
-    return found
+        org = submitter or submitter_of(run.logs) or "unknown"
+        key = (run.round, _plain(org), _plain(_system_name(run)), run.benchmark)
+        groups.setdefault(key, []).append(run)
+    return groups
 
 
 def _plain(name: str) -> str:
-    # A name that is a folder's and nothing else: no separators, no leading dots
+    # Safe folder name: no separators or leading dots
     return _PLAIN_NAME.sub("_", name.strip()).lstrip(".") or "unknown"
 
 
-def _system_name(side: RunSet) -> str:
-    # The host, ranks and framework of a run of Encore; the folder above the benchmark's of a submission
-    if side.passport:
-        node = side.passport.get("node")
+def _system_name(run: RunSet) -> str:
+    # Host, ranks and framework of an Encore run; for submissions, the parent of the benchmark folder
+    if run.passport:
+        node = run.passport.get("node")
         host = (node.get("hostname") if isinstance(node, dict) else None) or "host"
-        image = side.passport.get("implementation") or side.hardware.framework or ""
-        return f"{host}_{side.passport.get('system', '')}_n{side.passport.get('nodes', 1)}_{image}"
-    folder = (side.folder or Path()).absolute()
-    named_after_benchmark = folder.name.lower() in (side.benchmark, "mask", "results")
+        image = run.passport.get("implementation") or run.hardware.framework or ""
+        return f"{host}_{run.passport.get('system', '')}_n{run.passport.get('nodes', 1)}_{image}"
+    folder = (run.folder or Path()).absolute()
+    named_after_benchmark = folder.name.lower() in (run.benchmark, "mask", "results")
     return folder.parent.name if named_after_benchmark else folder.name
 
 
@@ -218,31 +218,33 @@ def _copy_log(source: Path, target: Path) -> None:
 
 
 def _copy_runs(sides: Sequence[RunSet], benchmark: str, target: Path) -> None:
-    # The records of the runs, and the benchmark's code as it is in this checkout: run.json says what has changed since
-    of_runs = [side for side in sides if side.passport]
+    # Copy the run records and the benchmark code of this checkout; run.json records later changes
+    of_runs = [run for run in sides if run.passport]
     if not of_runs:
         return
-    for number, side in enumerate(of_runs):
-        kept = target / f"run_{number}"
-        kept.mkdir(parents=True)
+    for number, run in enumerate(of_runs):
+        destination = target / f"run_{number}"
+        destination.mkdir(parents=True)
         for name in ("run.json", "config.json", "system.json"):
-            source = (side.folder or Path()) / name
+            source = (run.folder or Path()) / name
             if source.is_file():
-                shutil.copyfile(source, kept / name)
+                shutil.copyfile(source, destination / name)
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
     for source in (paths.benchmark_folder(benchmark), paths.BENCHMARKS / "common"):
         if source.is_dir():
             shutil.copytree(source, target / "code" / source.name, ignore=ignored)
 
 
-def _system_of(side: RunSet, round_: str) -> dict[str, Any]:
-    # MLPerf's system description: the run's own, else what is known of the system, in its form
-    own = (side.folder or Path()) / "system.json"
-    known = json.loads(own.read_text("utf-8")) if own.is_file() else {}
-    described: dict[str, Any] = {**_of_system(side.hardware), **known}
+def _system_of(logged_run: RunSet, round_: str) -> dict[str, Any]:
+    # MLPerf system description: from the run if present, otherwise converted from the known system data
+    path = (logged_run.folder or Path()) / "system.json"
+    description = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    described: dict[str, Any] = {**_of_system(logged_run.hardware), **description}
     if not is_before(round_, _AVAILABILITY_SINCE):
         described["status"] = _AVAILABILITY.get(described["status"], described["status"])
-    division = next((run.division for run in side.logs if run.division), None) or described.get("division", "closed")
+    division = next((run.division for run in logged_run.logs if run.division), None) or described.get(
+        "division", "closed"
+    )
     return {**described, "division": division}
 
 
@@ -265,18 +267,18 @@ _SAME_FACTOR = 1e-6
 
 
 def check_trees(root: Path, ruleset: str | None = None) -> list[ComplianceReport]:
-    """Return a report on each submitter's tree at or directly below ``root``."""
-    # The checkers are processes of their own, so that threads are enough to use every core.
+    """Return a report per submitter tree at or directly below ``root``."""
+    # The checkers are separate processes; threads suffice to use all cores.
     with ThreadPoolExecutor(cores()) as pool:
-        return list(pool.map(partial(_check_tree, asked=ruleset), submission_trees(root)))
+        return list(pool.map(partial(_check_tree, round_override=ruleset), submission_trees(root)))
 
 
 def submission_trees(root: Path) -> list[Path]:
-    """Return the submitters' trees at or directly below ``root``, of which there is at least one."""
-    found = [folder for folder in (root, *_folders(root)) if (folder / "results").is_dir()]
-    if not found:
+    """Return the submitter trees at or directly below ``root``; raises if none."""
+    trees = [folder for folder in (root, *_folders(root)) if (folder / "results").is_dir()]
+    if not trees:
         raise EncoreError(f"no submission tree in {root}", expected=_EXPECTED, hint="name the submitter's folder")
-    return found
+    return trees
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -286,11 +288,11 @@ def _folders(folder: Path) -> list[Path]:
         raise EncoreError(f"cannot read {folder}: {error.strerror}", hint="check the path") from error
 
 
-def _check_tree(folder: Path, asked: str | None) -> ComplianceReport:
+def _check_tree(folder: Path, round_override: str | None) -> ComplianceReport:
     sets = [of_benchmark for of_system in _folders(folder / "results") for of_benchmark in _folders(of_system)]
-    ruleset, how = (asked, "as asked for") if asked else _ruleset_of(sets)
+    ruleset, how = (round_override, "as asked for") if round_override else _ruleset_of(sets)
     findings = [*_of_systems(folder, sets), *_of_code(folder, sets)]
-    findings += [each for one in sets for each in _of_set(one, ruleset)]
+    findings += [finding for result_set in sets for finding in _of_set(result_set, ruleset)]
     if not sets:
         findings.append(_finding("no folder results/SYSTEM/BENCHMARK", _EXPECTED, "put the logs there"))
     if ruleset in official.rulesets():
@@ -304,13 +306,13 @@ def _check_tree(folder: Path, asked: str | None) -> ComplianceReport:
     )
 
 
-def _finding(found: str, expected: str, hint: str, severity: Severity = "error", rule: str = _RULES) -> Finding:
-    return Finding(line=None, rule=rule, expected=expected, found=found, hint=hint, severity=severity)
+def _finding(problem: str, expected: str, hint: str, severity: Severity = "error", rule: str = _RULES) -> Finding:
+    return Finding(line=None, rule=rule, expected=expected, found=problem, hint=hint, severity=severity)
 
 
 def _ruleset_of(sets: list[Path]) -> tuple[str | None, str]:
-    # The ruleset of most first logs of the sets
-    firsts = (next(iter(sorted(each.glob("result*.txt"))), None) for each in sets)
+    # Most common ruleset of the first logs of the sets
+    firsts = (next(iter(sorted(result_set.glob("result*.txt"))), None) for result_set in sets)
     rounds = Counter(run.round for file in firsts if file and (run := read_run(file)).round)
     if not rounds:
         return None, "no log of the tree shows its round"
@@ -319,18 +321,20 @@ def _ruleset_of(sets: list[Path]) -> tuple[str | None, str]:
 
 
 def _of_systems(folder: Path, sets: list[Path]) -> Iterator[Finding]:
-    for system in dict.fromkeys(each.parent.name for each in sets):
-        wanted = f"systems/{system}.json with the system's description, division closed or open"
-        description, why = _description(folder, system)
+    for system in dict.fromkeys(result_set.parent.name for result_set in sets):
+        expected = f"systems/{system}.json with the system's description, division closed or open"
+        description, reason = _description(folder, system)
         if description is None:
-            yield _finding(f"systems/{system}.json: {why}", wanted, "describe the system; see mlcommons/submissions")
+            yield _finding(
+                f"systems/{system}.json: {reason}", expected, "describe the system; see mlcommons/submissions"
+            )
         elif description.get("division") not in ("closed", "open"):
             division = str(description.get("division"))[:40]
-            yield _finding(f"systems/{system}.json: division {division!r}", wanted, "write closed or open")
+            yield _finding(f"systems/{system}.json: division {division!r}", expected, "write closed or open")
 
 
 def _of_code(folder: Path, sets: list[Path]) -> Iterator[Finding]:
-    for benchmark in dict.fromkeys(each.name for each in sets):
+    for benchmark in dict.fromkeys(result_set.name for result_set in sets):
         if not (folder / "benchmarks" / benchmark).is_dir():
             expected = f"benchmarks/{benchmark} with the code that was run and its README"
             yield _finding(f"no folder benchmarks/{benchmark}", expected, "add the code", "warning")
@@ -349,30 +353,32 @@ def _description(folder: Path, system: str) -> tuple[dict[str, object] | None, s
     return (content, "") if isinstance(content, dict) else (None, "not a JSON object")
 
 
-def _of_set(one: Path, ruleset: str | None) -> Iterator[Finding]:
-    where = f"results/{one.parent.name}/{one.name}"
+def _of_set(result_set: Path, ruleset: str | None) -> Iterator[Finding]:
+    location = f"results/{result_set.parent.name}/{result_set.name}"
     allowed, required = _known_benchmarks(ruleset)
-    if allowed and one.name not in allowed:
+    if allowed and result_set.name not in allowed:
         expected = f"a benchmark of {ruleset}: {', '.join(sorted(allowed))}"
-        meant = canonical(one.name)
+        meant = canonical(result_set.name)
         hint = f"rename it to {meant}" if meant in allowed else "remove it, or name its round with --ruleset"
         # The package checker skips such a folder without a word of error.
-        yield _finding(f"{where}: not checked by the package checker", expected, hint)
-    names = [entry.name for entry in one.iterdir() if entry.is_file()]
+        yield _finding(f"{location}: not checked by the package checker", expected, hint)
+    names = [entry.name for entry in result_set.iterdir() if entry.is_file()]
     numbers = sorted(int(match[1]) for name in names if (match := _RESULT.fullmatch(name)))
-    count = required.get(one.name)
+    count = required.get(result_set.name)
     if count and len(numbers) != count:
         expected = f"exactly {count}, result_0.txt to result_{count - 1}.txt"
         yield _finding(
-            f"{where}: {count_of(len(numbers), 'result file')}", expected, "submit as many runs as the round asks for"
+            f"{location}: {count_of(len(numbers), 'result file')}",
+            expected,
+            "submit as many runs as the round asks for",
         )
     elif numbers != list(range(len(numbers))):
         expected = f"result_0.txt to result_{len(numbers) - 1}.txt"
-        yield _finding(f"{where}: the numbers of the files have gaps", expected, "number them from 0", "warning")
+        yield _finding(f"{location}: the numbers of the files have gaps", expected, "number them from 0", "warning")
     unexpected = [name for name in names if not _RESULT.fullmatch(name) and name not in _KNOWN_FILES]
     if unexpected:
-        found = f"{where}: {count_of(len(unexpected), 'other file')}, such as {min(unexpected)[:60]}"
-        yield _finding(found, "result_N.txt, scaling.json and power/ alone", "remove or rename them", "warning")
+        problem = f"{location}: {count_of(len(unexpected), 'other file')}, such as {min(unexpected)[:60]}"
+        yield _finding(problem, "result_N.txt, scaling.json and power/ alone", "remove or rename them", "warning")
 
 
 def _known_benchmarks(ruleset: str | None) -> tuple[frozenset[str], dict[str, int]]:
@@ -392,24 +398,27 @@ def _official(folder: Path, sets: list[Path], ruleset: str) -> Iterator[Finding]
         if not accepted:
             expected, hint = "a tree that the package checker accepts", "see the findings of `encore check`"
             rule = f"{official.version()}, package_checker {ruleset}"
-            yield from (_finding(each.replace(str(copy), folder.name), expected, hint, rule=rule) for each in errors)
+            yield from (
+                _finding(message.replace(str(copy), folder.name), expected, hint, rule=rule) for message in errors
+            )
         if _version(ruleset) >= _version(_NO_POINTS_BEFORE):
-            for one in sets:
-                yield from _of_scaling(one, read_scaling(copy / one.relative_to(folder)).factor)
+            for result_set in sets:
+                yield from _of_scaling(result_set, read_scaling(copy / result_set.relative_to(folder)).factor)
     if _version(ruleset) >= _version(_NO_REPOSITORY_CHECK_BEFORE):
         for error in run_checker("repo_checker", folder, ruleset)[1]:
             rule = f"{official.version()}, repo_checker {ruleset}"
-            # It takes every relative link for a broken one.
+            # The checker treats all relative links as broken.
             severity: Severity = "warning" if "symbolic link" in error else "error"
             yield _finding(error, "files that a Git repository takes", "rename, remove or shorten them", severity, rule)
 
 
-def _of_scaling(one: Path, computed: float | None) -> Iterator[Finding]:
-    given = read_scaling(one).factor
-    if abs((given or 1.0) - (computed or 1.0)) <= _SAME_FACTOR:
+def _of_scaling(result_set: Path, computed: float | None) -> Iterator[Finding]:
+    factor = read_scaling(result_set).factor
+    if abs((factor or 1.0) - (computed or 1.0)) <= _SAME_FACTOR:
         return
     yield _finding(
-        f"results/{one.parent.name}/{one.name}: {SCALING_FILE} " + (f"has {given:.6f}" if given else "is not there"),
+        f"results/{result_set.parent.name}/{result_set.name}: {SCALING_FILE} "
+        + (f"has {factor:.6f}" if factor else "is not there"),
         f"a factor of {computed:.6f}" if computed else f"no {SCALING_FILE}",
         "let the package checker write it",
         rule=f"{official.version()}, rcp_checker: the factor by the reference convergence points",
@@ -421,20 +430,20 @@ def _version(ruleset: str) -> tuple[int, ...]:
 
 
 def _copy_of_links(folder: Path, sets: list[Path], copy: Path) -> Path:
-    # A tree of links to the files of ``folder``, without scaling.json and systems that are not described. The package
-    # checker ends at the first system without a description; it is a finding already
+    # Tree of links to the files of ``folder``, without scaling.json and undescribed systems. The package checker stops
+    # at the first system without a description, which is already reported as a finding.
     (copy / "results").mkdir(parents=True)
     if (folder / "systems").is_dir():
         (copy / "systems").symlink_to((folder / "systems").resolve(), target_is_directory=True)
-    for one in sets:
-        if _description(folder, one.parent.name)[0] is None:
+    for result_set in sets:
+        if _description(folder, result_set.parent.name)[0] is None:
             continue
-        target = copy / one.relative_to(folder)
+        target = copy / result_set.relative_to(folder)
         target.mkdir(parents=True)
-        for entry in one.iterdir():
+        for entry in result_set.iterdir():
             if entry.name != SCALING_FILE:
                 (target / entry.name).symlink_to(entry.resolve(), target_is_directory=entry.is_dir())
-        parameters = one.parent / "package_checker_params"
+        parameters = result_set.parent / "package_checker_params"
         if parameters.is_file() and not (target.parent / parameters.name).exists():
             (target.parent / parameters.name).symlink_to(parameters.resolve())
     return copy

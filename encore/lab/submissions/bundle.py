@@ -1,8 +1,8 @@
-"""One file that a stranger can verify: a run, or a set of logs, with hashes, its score and a signature.
+"""Single-file bundles that third parties can verify: a run or logs, with hashes, score and signature.
 
-``bundle.json`` is first in the archive. It has the hash of every other file, what computed the score, and the score;
-``bundle.json.sig`` is its signature by an SSH key, as ``ssh-keygen -Y sign`` makes it. Nothing is believed when it is
-verified: hashes, scores and what two files say of one thing are computed again.
+``bundle.json`` is the first file of the archive, with the hash of all other files, the version that computed the
+score, and the score. ``bundle.json.sig`` is its SSH signature (``ssh-keygen -Y sign``). Verification recomputes
+hashes, scores and consistency.
 """
 
 import hashlib
@@ -32,9 +32,9 @@ SCHEMA = 1
 MANIFEST, SIGNATURE = "bundle.json", "bundle.json.sig"
 DATA = "dataset.json"
 SIGN_SECONDS = 300  # a person may have to type a passphrase
-NAMESPACE = "encore-bundle"  # of the signature: one made for another purpose is none
+NAMESPACE = "encore-bundle"  # signature namespace: signatures for other purposes are invalid
 RULE = "encore/lab/submissions/bundle.py"
-# Of a folder of a run: what it is judged by, but no checkpoint, and nothing that ranks print.
+# Files of a run folder that verification needs; no checkpoints or rank output
 _RUN = re.compile(
     r"(run|system|links|gate)\.json|result_\d+\.txt"
     r"|experiment_\d+/((config|state)\.json|result\.txt|[a-z]+([._][^/]*)?\.jsonl|steps/rank_\d+\.jsonl)"
@@ -49,34 +49,34 @@ class PackedFile(TypedDict):
 
 
 class Manifest(TypedDict):
-    """The first file of a bundle; its signature is in bundle.json.sig."""
+    """First file of a bundle; bundle.json.sig is its signature."""
 
     schema: int  # Version of this format
     created: str  # UTC
-    encore: release.Release  # What computed the scores
+    encore: release.Release  # Version that computed the scores
     name: str  # Of the folder that was packed
     files: dict[str, PackedFile]  # Every other file
     scores: list[ClaimJson]
 
 
 class VerifiedJson(TypedDict):
-    """What a verification found."""
+    """Result of a verification."""
 
     name: str
-    signer: str  # As ssh-keygen names it; empty where nobody signed
+    signer: str  # Identity from ssh-keygen; empty if unsigned
     files: int
-    scores: tuple[Mapping[str, Any], ...]  # As claimed, and computed again
-    findings: list[FindingJson]  # What is wrong with the bundle
-    audit: list[FindingJson]  # What is odd in logs that are as claimed
+    scores: tuple[Mapping[str, Any], ...]  # Claimed and recomputed
+    findings: list[FindingJson]  # Errors in the bundle
+    audit: list[FindingJson]  # Anomalies in logs that match their claims
     accepted: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """What a verification found; ``findings`` are what is wrong, ``audit`` what is odd in logs that are as claimed."""
+    """Result of a verification; ``findings`` are errors, ``audit`` anomalies in logs that match their claims."""
 
     name: str
-    signer: str  # as ssh-keygen names it; empty where nobody signed
+    signer: str  # identity from ssh-keygen; empty if unsigned
     files: int
     scores: tuple[Mapping[str, Any], ...]
     findings: tuple[Finding, ...]
@@ -89,7 +89,8 @@ class Verified:
     def as_json(self) -> VerifiedJson:
         return {
             "name": self.name, "signer": self.signer, "files": self.files, "scores": self.scores,
-            "findings": [each.as_json() for each in self.findings], "audit": [each.as_json() for each in self.audit],
+            "findings": [finding.as_json() for finding in self.findings],
+            "audit": [finding.as_json() for finding in self.audit],
             "accepted": self.accepted,
         }  # fmt: skip
 
@@ -98,16 +99,16 @@ class Verified:
 
 
 def write_bundle(folder: Path, output: Path, key: Path | None = None) -> int:
-    """Pack a run folder, or a folder of logs, and sign it with an SSH key; return how many files are in it.
+    """Pack a run folder or a folder of logs, sign it with an SSH key, and return the number of files.
 
     Raises:
-        EncoreError: it has no log, ``output`` is there already, or the key cannot sign.
+        EncoreError: the folder has no log, ``output`` exists, or signing failed.
     """
     if output.exists():
         raise EncoreError(f"{output} is there already", hint="give a new name, or remove it")
     scores = score_folder(folder)
-    chosen = dict(_chosen(folder))
-    contents = {name: path.read_bytes() for name, path in sorted(chosen.items())}
+    members = dict(_bundle_members(folder))
+    contents = {name: path.read_bytes() for name, path in sorted(members.items())}
     manifest: Manifest = {
         "schema": SCHEMA,
         "created": files.utc_now(),
@@ -132,8 +133,8 @@ def write_bundle(folder: Path, output: Path, key: Path | None = None) -> int:
     return len(contents)
 
 
-# Name in the bundle and path of each file of a run, or of a folder of logs and its system's description.
-def _chosen(folder: Path) -> Iterator[tuple[str, Path]]:
+# Bundle names and paths of the files of a run, or of a folder of logs with the system description.
+def _bundle_members(folder: Path) -> Iterator[tuple[str, Path]]:
     if (folder / "run.json").exists():
         for path in folder.rglob("*"):
             name = path.relative_to(folder).as_posix()
@@ -148,17 +149,19 @@ def _chosen(folder: Path) -> Iterator[tuple[str, Path]]:
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
             yield f"results/{path.relative_to(folder).as_posix()}", path
-    # results/SYSTEM/BENCHMARK and systems/SYSTEM.json, as MLPerf has them
+    # results/SYSTEM/BENCHMARK and systems/SYSTEM.json, as in MLPerf submissions
     system = folder.absolute().parent
     described = system.parent.parent / "systems" / f"{system.name}.json"
     if described.is_file():
         yield f"systems/{described.name}", described
 
 
-# Scores without what depends on where the logs are.
+# Scores without fields that depend on the location of the logs.
 def _claims(scores: Sequence[Score], folder: Path) -> list[ClaimJson]:
-    own = ({**score.as_json(), "folder": score.folder.relative_to(folder).as_posix()} for score in scores)
-    return [cast(ClaimJson, {k: value for k, value in each.items() if k != "round_is_guess"}) for each in own]
+    score_records = ({**score.as_json(), "folder": score.folder.relative_to(folder).as_posix()} for score in scores)
+    return [
+        cast(ClaimJson, {k: value for k, value in record.items() if k != "round_is_guess"}) for record in score_records
+    ]
 
 
 def _sha256(content: bytes) -> str:
@@ -181,13 +184,13 @@ def _signature(text: bytes, key: Path) -> bytes:
         return (Path(scratch) / SIGNATURE).read_bytes()
 
 
-def _ssh_keygen(what: str, *arguments: str, given: bytes = b"") -> str:
-    command = ["ssh-keygen", "-Y", what, "-n", NAMESPACE, *arguments]
+def _ssh_keygen(action: str, *arguments: str, stdin: bytes = b"") -> str:
+    command = ["ssh-keygen", "-Y", action, "-n", NAMESPACE, *arguments]
     try:
-        done = subprocess.run(command, input=given, capture_output=True, check=False, timeout=SIGN_SECONDS)
+        done = subprocess.run(command, input=stdin, capture_output=True, check=False, timeout=SIGN_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise EncoreError(
-            f"ssh-keygen -Y {what} did not end in {SIGN_SECONDS} s",
+            f"ssh-keygen -Y {action} did not end in {SIGN_SECONDS} s",
             expected="a key whose passphrase is given in time, or that ssh-agent has",
             hint="ssh-add KEY",
         ) from error
@@ -195,7 +198,7 @@ def _ssh_keygen(what: str, *arguments: str, given: bytes = b"") -> str:
         raise EncoreError("ssh-keygen is not installed", hint="install openssh-client, 8.2 or newer") from error
     text = (done.stdout + done.stderr).decode(errors="replace").strip()
     if done.returncode != 0:
-        raise EncoreError(f"ssh-keygen -Y {what}: {text.splitlines()[-1] if text else 'failed'}")
+        raise EncoreError(f"ssh-keygen -Y {action}: {text.splitlines()[-1] if text else 'failed'}")
     return text
 
 
@@ -203,15 +206,15 @@ def _ssh_keygen(what: str, *arguments: str, given: bytes = b"") -> str:
 
 
 def verify(bundle: Path, signers: Path | None = None, identity: str | None = None) -> Verified:
-    """Verify a bundle without a network, in the memory of its largest file.
+    """Verify a bundle offline; needs memory for the largest file only.
 
     Args:
-        bundle: as ``write_bundle`` makes it.
-        signers: an allowed_signers file of ssh-keygen; without one a signature only says which key made it.
-        identity: who has to have signed, by a name in ``signers``.
+        bundle: a file from ``write_bundle``.
+        signers: an allowed_signers file of ssh-keygen; without it a signature only identifies the key.
+        identity: required signer, by a name in ``signers``.
 
     Raises:
-        EncoreError: it is no bundle that can be read at all.
+        EncoreError: the file is not a readable bundle.
     """
     if bundle.is_dir():
         hint = f"pack it: encore archive {bundle} -o run.tar.gz --bundle --key KEY"
@@ -220,26 +223,26 @@ def verify(bundle: Path, signers: Path | None = None, identity: str | None = Non
         _check_signers(signers)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "bundle"
-        found = list(_unpack(bundle, folder))
+        findings = list(_unpack(bundle, folder))
         manifest = _manifest(bundle, folder)
         signer, problems = _signer(folder, signers, identity)
-        found += [*problems, *_of_hashes(folder, manifest["files"])]
+        findings += [*problems, *_of_hashes(folder, manifest["files"])]
         root = folder if (folder / "run.json").exists() else folder / "results"
         scores = _scores(root, manifest["scores"])
         claims = _claims(scores, root)
         if json.dumps(claims, sort_keys=True) != json.dumps(manifest["scores"], sort_keys=True):
-            found.append(
+            findings.append(
                 _finding("its score is not that of its logs", f"{_times(claims)}", f"{_times(manifest['scores'])}")
             )
         if (folder / "run.json").exists():
-            found += _contradictions(folder)
+            findings += _contradictions(folder)
             if DATA not in manifest["files"]:
                 hint = "pack it where its data set is"
-                found.append(_finding("what the run was trained on is not in it", DATA, "nothing", hint, "warning"))
-        audit = tuple(each for one in audit_scores(scores) for each in one.findings)
+                findings.append(_finding("what the run was trained on is not in it", DATA, "nothing", hint, "warning"))
+        audit = tuple(finding for score_audit in audit_scores(scores) for finding in score_audit.findings)
         return Verified(
             name=str(manifest["name"]), signer=signer, files=len(manifest["files"]), scores=tuple(claims),
-            findings=tuple(found), audit=audit,
+            findings=tuple(findings), audit=audit,
         )  # fmt: skip
 
 
@@ -255,12 +258,12 @@ def _check_signers(signers: Path) -> None:
     entries = [(number, line.split()) for number, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
     if not entries:
         raise _unsupported_signers(f"{signers} has no key")
-    for number, words in entries:
-        place = f"{signers}, line {number}"
-        if words[0].startswith(_KEY_TYPES):
-            raise _unsupported_signers(f"{place}: a public key without the name of its signer")
-        if not any(word.startswith(_KEY_TYPES) for word in words[1:]):
-            raise _unsupported_signers(f"{place}: {words[0][:40]!r} is not followed by an SSH public key")
+    for number, fields in entries:
+        location = f"{signers}, line {number}"
+        if fields[0].startswith(_KEY_TYPES):
+            raise _unsupported_signers(f"{location}: a public key without the name of its signer")
+        if not any(word.startswith(_KEY_TYPES) for word in fields[1:]):
+            raise _unsupported_signers(f"{location}: {fields[0][:40]!r} is not followed by an SSH public key")
 
 
 def _unsupported_signers(problem: str) -> EncoreError:
@@ -271,40 +274,44 @@ def _unsupported_signers(problem: str) -> EncoreError:
     )
 
 
-# A value of the wrong kind in a file of the bundle is what is wrong with it, not with this program.
+# Values of the wrong type in a bundle file are findings, not program errors.
 def _contradictions(folder: Path) -> Iterator[Finding]:
     try:
-        for each in consistency.contradictions(folder):
-            yield _finding(*each)
+        for contradiction in consistency.contradictions(folder):
+            yield _finding(*contradiction)
     except (EncoreError, OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         yield _finding("its files are not those of a run", "files as encore run writes them", repr(error))
 
 
-# Logs that fit several rounds, of which a folder's name decided, are scored by the round that is claimed.
+# Logs that match multiple rounds, decided by a folder name, are scored by the claimed round.
 def _scores(root: Path, claims: Sequence[Any]) -> list[Score]:
-    found = score_folder(root) if root.exists() else []
-    rounds = {str(each.get("round")) for each in claims}
-    if len(rounds) == 1 and rounds < set(ROUNDS) and any(each.round_is_guess or each.round is None for each in found):
+    scored = score_folder(root) if root.exists() else []
+    rounds = {str(score.get("round")) for score in claims}
+    if (
+        len(rounds) == 1
+        and rounds < set(ROUNDS)
+        and any(score.round_is_guess or score.round is None for score in scored)
+    ):
         return score_folder(root, rounds.pop())
-    return found
+    return scored
 
 
-# Write the files of an archive below ``folder``, and say what no bundle has: links, other paths, a name twice.
+# Extract an archive below ``folder``, and yield findings for links, other paths and duplicate names.
 def _unpack(bundle: Path, folder: Path) -> Iterator[Finding]:
     folder.mkdir()
-    room, seen = _MOST_BYTES, set[str]()
+    room, names = _MOST_BYTES, set[str]()
     with files.archive_errors(bundle):
         for count, (member, size, content) in enumerate(files.tar_members(bundle)):
             if count >= _MOST_FILES:
                 raise ValueError(f"it has more than {_MOST_FILES:,} members")
             name = files.plain_path(member)
-            if name is None or name != member or content is None or name in seen:
+            if name is None or name != member or content is None or name in names:
                 yield _finding("the archive has what no bundle has", "plain files, each once", repr(member))
                 continue
             room -= size
             if room < 0:
                 raise ValueError(f"its files have more than {_MOST_BYTES // 1024**3} GiB")
-            seen.add(name)
+            names.add(name)
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             with (folder / name).open("wb") as target:
                 shutil.copyfileobj(content, target)
@@ -313,18 +320,22 @@ def _unpack(bundle: Path, folder: Path) -> Iterator[Finding]:
 def _manifest(bundle: Path, folder: Path) -> dict[str, Any]:
     expected = "a file that encore archive --bundle made"
     try:
-        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        whole = all(isinstance(found[name], kind) for name, kind in (("files", dict), ("scores", list), ("name", str)))
-        whole = whole and all(isinstance(each, dict) and "sha256" in each for each in found["files"].values())
-        whole = whole and all(isinstance(each, dict) for each in found["scores"])
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        is_valid = all(
+            isinstance(manifest[name], kind) for name, kind in (("files", dict), ("scores", list), ("name", str))
+        )
+        is_valid = is_valid and all(
+            isinstance(entry, dict) and "sha256" in entry for entry in manifest["files"].values()
+        )
+        is_valid = is_valid and all(isinstance(entry, dict) for entry in manifest["scores"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise EncoreError(f"{bundle}: no {MANIFEST} that can be read: {error}", expected=expected) from error
-    if not whole or found.get("schema") != SCHEMA:
-        raise EncoreError(f"{bundle}: {MANIFEST} of schema {found.get('schema')}", expected=f"schema {SCHEMA}")
-    return dict(found)
+    if not is_valid or manifest.get("schema") != SCHEMA:
+        raise EncoreError(f"{bundle}: {MANIFEST} of schema {manifest.get('schema')}", expected=f"schema {SCHEMA}")
+    return dict(manifest)
 
 
-# Who signed, and what is wrong with it.
+# Signer, and findings about the signature.
 def _signer(folder: Path, signers: Path | None, identity: str | None) -> tuple[str, list[Finding]]:
     text, signature = (folder / MANIFEST).read_bytes(), folder / SIGNATURE
     if not signature.exists():
@@ -335,35 +346,37 @@ def _signer(folder: Path, signers: Path | None, identity: str | None) -> tuple[s
     options = ["-s", str(signature)]
     try:
         if signers is None:
-            found = _ssh_keygen("check-novalidate", *options, given=text)
+            output = _ssh_keygen("check-novalidate", *options, stdin=text)
             hint = "name who may sign: --signers FILE"
-            unknown = _finding("whose key signed it is not known", "a key in a file of signers", found, hint, "warning")
-            return found, [unknown]
+            unknown = _finding(
+                "whose key signed it is not known", "a key in a file of signers", output, hint, "warning"
+            )
+            return output, [unknown]
         if identity is None:
             identity = _ssh_keygen("find-principals", "-f", str(signers), *options).splitlines()[0]
         if not _IDENTITY.fullmatch(identity):
             raise EncoreError(f"no name of a signer: {identity!r}")
-        return _ssh_keygen("verify", "-f", str(signers), "-I", identity, *options, given=text), []
+        return _ssh_keygen("verify", "-f", str(signers), "-I", identity, *options, stdin=text), []
     except EncoreError as error:
         return "", [_finding("its signature is not valid", f"one by a key of {signers or 'anybody'}", str(error))]
 
 
-def _of_hashes(folder: Path, wanted: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+def _of_hashes(folder: Path, expected_hashes: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    for name in sorted(wanted.keys() | there - {MANIFEST, SIGNATURE}):
+    for name in sorted(expected_hashes.keys() | there - {MANIFEST, SIGNATURE}):
         if name not in there:
             yield _finding("a file is missing", name, "nothing")
-        elif name not in wanted:
+        elif name not in expected_hashes:
             yield _finding("a file is not in bundle.json", "no other file", name)
-        elif (hashed := _sha256_of(folder / name)) != wanted[name]["sha256"]:
-            yield _finding(f"{name} is not the file that was packed", str(wanted[name]["sha256"]), hashed)
+        elif (hashed := _sha256_of(folder / name)) != expected_hashes[name]["sha256"]:
+            yield _finding(f"{name} is not the file that was packed", str(expected_hashes[name]["sha256"]), hashed)
 
 
 def _times(claims: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(f"{each.get('benchmark')} {each.get('score_minutes')}" for each in claims) or "no score"
+    return ", ".join(f"{claim.get('benchmark')} {claim.get('score_minutes')}" for claim in claims) or "no score"
 
 
 def _finding(
-    found: str, expected: str, what: str, hint: str = "ask whoever made it", severity: Any = "error"
+    problem: str, expected: str, rule: str, hint: str = "ask whoever made it", severity: Any = "error"
 ) -> Finding:
-    return Finding(line=None, rule=RULE, expected=expected, found=f"{found}: {what}", hint=hint, severity=severity)
+    return Finding(line=None, rule=RULE, expected=expected, found=f"{problem}: {rule}", hint=hint, severity=severity)

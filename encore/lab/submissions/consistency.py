@@ -1,6 +1,6 @@
-"""What two files of one run say of the same thing, and must say alike: log, metrics, configuration, telemetry, system.
+"""Consistency of values that are recorded in several files of a run: log, metrics, configuration, telemetry, system.
 
-Whoever changes one of them has to change the others with it, to the second and the last digit.
+A forged value must match in all files, to the second and to the last digit.
 """
 
 import filecmp
@@ -17,24 +17,24 @@ from encore.results.logs.metrics import lines_of
 from encore.results.logs.run_log import RunLog, read_run
 from encore.run.run_folder import FINISHED, checksum
 
-Contradiction = tuple[str, str, str]  # what contradicts, what one file says, what the other says
+Contradiction = tuple[str, str, str]  # quantity, value in the first file, value in the second file
 
-_CLOCKS = 5.0  # seconds by which times of one event may differ: the launcher's, rank 0's and telemetry's
+_CLOCKS = 5.0  # maximum difference in seconds between records of an event: the launcher's, rank 0's and telemetry's
 _SHUTDOWN = 120.0  # seconds from the last evaluation to run_stop, and from there to the exit of all ranks
-_WINDOW = 0.02  # fraction by which the window of a rank's step times may differ from the time between two records
+_WINDOW = 0.02  # maximum relative difference between a rank's step-time window and the time between two records
 _GAP = 15.0  # seconds without a reading of telemetry, which is one a second: a busy machine misses some
 
 
 def contradictions(folder: Path) -> Iterator[Contradiction]:
-    """Yield what contradicts in a run folder, or in what of it a bundle has."""
+    """Yield the contradictions in a run folder, or in the files of it that are in a bundle."""
     passport = _object(folder / "run.json")
     yield from _of_passport(folder, passport)
-    places = sorted(folder.glob("experiment_*"))
-    if len(places) != len(passport["seeds"]):
-        yield "experiments", f"{len(passport['seeds'])} seeds (run.json)", str(len(places))
-    for place in places:
+    experiments = sorted(folder.glob("experiment_*"))
+    if len(experiments) != len(passport["seeds"]):
+        yield "experiments", f"{len(passport['seeds'])} seeds (run.json)", str(len(experiments))
+    for experiment in experiments:
         with suppress(ValueError):
-            yield from _of_experiment(folder, place, int(place.name.partition("_")[2]), passport)
+            yield from _of_experiment(folder, experiment, int(experiment.name.partition("_")[2]), passport)
 
 
 def _of_passport(folder: Path, passport: dict[str, Any]) -> Iterator[Contradiction]:
@@ -46,7 +46,7 @@ def _of_passport(folder: Path, passport: dict[str, Any]) -> Iterator[Contradicti
     node, system = passport.get("node", {}), _object(folder / "system.json")
     gpus = node.get("gpus", [])
     on_gpu = _value(passport, "device") == "gpu"
-    for key, said in {
+    for key, claimed in {
         "number_of_nodes": str(passport.get("nodes")),
         "host_processor_model_name": node.get("cpu", ""),
         "host_processors_per_node": str(node.get("sockets") or ""),
@@ -58,23 +58,23 @@ def _of_passport(folder: Path, passport: dict[str, Any]) -> Iterator[Contradicti
         "framework": passport.get("implementation", ""),
         "operating_system": node.get("operating_system", ""),
     }.items():
-        if system.get(key) != said:
-            yield f"system.json, {key}", f"{said} (run.json)", str(system.get(key))
+        if system.get(key) != claimed:
+            yield f"system.json, {key}", f"{claimed} (run.json)", str(system.get(key))
 
 
-def _of_experiment(folder: Path, place: Path, number: int, passport: dict[str, Any]) -> Iterator[Contradiction]:
-    config, state = _object(place / "config.json"), _object(place / "state.json")
+def _of_experiment(folder: Path, experiment: Path, number: int, passport: dict[str, Any]) -> Iterator[Contradiction]:
+    config, state = _object(experiment / "config.json"), _object(experiment / "state.json")
     for key in sorted(config.keys() | passport.get("configuration", {}).keys()):
-        wanted = passport["seeds"][number] if key == "seed" else _value(passport, key)
-        if config.get(key) != wanted:
-            yield f"{place.name}/config.json, {key}", f"{wanted} (run.json)", str(config.get(key))
+        expected = passport["seeds"][number] if key == "seed" else _value(passport, key)
+        if config.get(key) != expected:
+            yield f"{experiment.name}/config.json, {key}", f"{expected} (run.json)", str(config.get(key))
     published = folder / f"result_{number}.txt"
     if not published.exists():
         if state.get("status") in FINISHED:
             yield published.name, f"a log: {state['status']} (state.json)", "none"
         return
-    if not filecmp.cmp(published, place / "result.txt", shallow=False):
-        yield f"{published.name} is not {place.name}/result.txt", "one log", "two"
+    if not filecmp.cmp(published, experiment / "result.txt", shallow=False):
+        yield f"{published.name} is not {experiment.name}/result.txt", "one log", "two"
     log = read_run(published)
     if log.seeds and config.get("seed") not in log.seeds:
         yield f"{published.name}, seed", f"{config.get('seed')} (config.json)", str(log.seeds[0])
@@ -82,28 +82,32 @@ def _of_experiment(folder: Path, place: Path, number: int, passport: dict[str, A
         if state.get("status") in FINISHED:
             yield f"{published.name}, its clock", f"a start and an end: {state['status']} (state.json)", log.explanation
         return
-    records = list(json_objects(lines_of(place / "metrics.jsonl")))
-    steps = {path.name: list(json_objects(lines_of(path))) for path in sorted(place.glob("steps/rank_*.jsonl"))}
-    infinite = [*_nonfinite(f"{place.name}/metrics.jsonl", records)]
-    infinite += [each for name, lines in steps.items() for each in _nonfinite(f"{place.name}/steps/{name}", lines)]
+    records = list(json_objects(lines_of(experiment / "metrics.jsonl")))
+    steps = {path.name: list(json_objects(lines_of(path))) for path in sorted(experiment.glob("steps/rank_*.jsonl"))}
+    infinite = [*_nonfinite(f"{experiment.name}/metrics.jsonl", records)]
+    infinite += [
+        error for name, lines in steps.items() for error in _nonfinite(f"{experiment.name}/steps/{name}", lines)
+    ]
     yield from infinite
     if infinite:
         return
-    yield from _of_times(place, state, log, log.start_s, log.stop_s)
+    yield from _of_times(experiment, state, log, log.start_s, log.stop_s)
     parts = parts_of(records, log.start_s, log.stop_s)
     # No telemetry is written in pods.
     if "kubernetes" not in passport:
-        yield from _of_telemetry(place, parts)
-    yield from _of_metrics(place, log, records, log.start_s, log.stop_s)
-    yield from _of_evaluations(place, log, records, log.stop_s)
-    yield from _of_sizes(place, log, records, passport)
-    yield from _of_end(place, state, records, steps)
-    yield from _of_steps(place, steps, is_resumed=len(parts) > 1)
+        yield from _of_telemetry(experiment, parts)
+    yield from _of_metrics(experiment, log, records, log.start_s, log.stop_s)
+    yield from _of_evaluations(experiment, log, records, log.stop_s)
+    yield from _of_sizes(experiment, log, records, passport)
+    yield from _of_end(experiment, state, records, steps)
+    yield from _of_steps(experiment, steps, is_resumed=len(parts) > 1)
 
 
-def _of_times(place: Path, state: dict[str, Any], log: RunLog, start: float, stop: float) -> Iterator[Contradiction]:
-    began, ended = (unix_time(state.get(name)) for name in ("started", "ended"))
-    if began is None or ended is None or not (began - _CLOCKS <= start <= stop <= ended + _CLOCKS):
+def _of_times(
+    experiment: Path, state: dict[str, Any], log: RunLog, start: float, stop: float
+) -> Iterator[Contradiction]:
+    began, end_time = (unix_time(state.get(name)) for name in ("started", "ended"))
+    if began is None or end_time is None or not (began - _CLOCKS <= start <= stop <= end_time + _CLOCKS):
         yield (
             f"{log.path.name}, its clock",
             f"{state.get('started')} to {state.get('ended')} (state.json)",
@@ -112,38 +116,40 @@ def _of_times(place: Path, state: dict[str, Any], log: RunLog, start: float, sto
 
 
 def parts_of(records: Sequence[dict[str, Any]], start: float, stop: float) -> list[tuple[float, float]]:
-    """Return from when to when ranks trained while the clock ran: a stop and a resume are between two of them."""
-    parts, begin, last = [], start, start
-    for each in records:
-        time = each.get("time")
+    """Return the intervals in which ranks trained while the clock ran, separated by a stop and resume."""
+    parts, part_start, last = [], start, start
+    for record in records:
+        time = record.get("time")
         if not isinstance(time, int | float):
             continue
-        if each.get("kind") == "start" and each.get("resumed_step"):
-            parts.append((begin, last))
-            begin = time
+        if record.get("kind") == "start" and record.get("resumed_step"):
+            parts.append((part_start, last))
+            part_start = time
         last = max(start, time)
-    return [*parts, (begin, stop)]
+    return [*parts, (part_start, stop)]
 
 
-# A node may join or leave where a run was resumed, and a lost one answers no more some time before it: each file has no
-# gap where it has readings, and those of some node reach through each part.
-def _of_telemetry(place: Path, parts: Sequence[tuple[float, float]]) -> Iterator[Contradiction]:
-    paths = sorted(place.glob("telemetry*.jsonl"))
-    read = {path.name: [each["time"] for each in json_objects(lines_of(path)) if _has_time(each)] for path in paths}
-    for begin, end in parts:
-        inside = {name: [time for time in times if begin < time < end] for name, times in read.items()}
-        through = [_gap([begin, *times, end]) for times in inside.values()]
-        shortest = min(through, default=end - begin)
+# Nodes may join or leave when a run is resumed, and a lost node stops reporting some time earlier. No file may have a
+# gap between its readings, and the readings of at least one node must cover each interval.
+def _of_telemetry(experiment: Path, parts: Sequence[tuple[float, float]]) -> Iterator[Contradiction]:
+    paths = sorted(experiment.glob("telemetry*.jsonl"))
+    read = {
+        path.name: [reading["time"] for reading in json_objects(lines_of(path)) if _has_time(reading)] for path in paths
+    }
+    for part_start, end in parts:
+        inner_times = {name: [time for time in times if part_start < time < end] for name, times in read.items()}
+        through = [_gap([part_start, *times, end]) for times in inner_times.values()]
+        shortest = min(through, default=end - part_start)
         if not paths or shortest > _GAP:
-            yield _gap_of(f"{place.name}/telemetry.jsonl", shortest)
-        for name, times in inside.items():
-            # Of the last part to its end, which each node comes to
-            gap = _gap([begin, *times, *([end] if (begin, end) == parts[-1] else [])]) if times else 0.0
+            yield _gap_of(f"{experiment.name}/telemetry.jsonl", shortest)
+        for name, times in inner_times.items():
+            # Up to the end of the last interval, which all nodes reach
+            gap = _gap([part_start, *times, *([end] if (part_start, end) == parts[-1] else [])]) if times else 0.0
             if gap > max(_GAP, shortest):
-                yield _gap_of(f"{place.name}/{name}", gap)
+                yield _gap_of(f"{experiment.name}/{name}", gap)
     for name, times in read.items():
         if times != sorted(times):
-            yield f"{place.name}/{name}", "readings in the order of time", "another order"
+            yield f"{experiment.name}/{name}", "readings in the order of time", "another order"
 
 
 def _has_time(reading: dict[str, Any]) -> bool:
@@ -155,16 +161,16 @@ def _gap(times: Sequence[float]) -> float:
 
 
 def _gap_of(name: str, seconds: float) -> Contradiction:
-    wanted = f"a reading each second, at most {_GAP:.0f} s apart"
-    return f"{name} while the clock ran", wanted, f"{seconds:.0f} s without one"
+    expected = f"a reading each second, at most {_GAP:.0f} s apart"
+    return f"{name} while the clock ran", expected, f"{seconds:.0f} s without one"
 
 
-# Rank 0 writes each evaluation to the log and to the metrics, with the times of both.
+# Rank 0 writes evaluations to both the log and the metrics, with both times.
 def _of_metrics(
-    place: Path, log: RunLog, records: Sequence[dict[str, Any]], start: float, stop: float
+    experiment: Path, log: RunLog, records: Sequence[dict[str, Any]], start: float, stop: float
 ) -> Iterator[Contradiction]:
-    ends = [each for each in records if each.get("kind") == "end"]
-    # Minigo plays its evaluations after run_stop
+    ends = [record for record in records if record.get("kind") == "end"]
+    # Minigo runs its evaluation games after run_stop
     latest = math.inf if log.benchmark in OFF_THE_CLOCK else stop + _CLOCKS
     if (
         not ends
@@ -172,31 +178,35 @@ def _of_metrics(
         or not stop - _CLOCKS <= ends[-1]["time"] <= latest
     ):
         yield (
-            f"{place.name}/metrics.jsonl, its end",
+            f"{experiment.name}/metrics.jsonl, its end",
             f"{stop:.0f} (the log)",
             str(ends[-1].get("time") if ends else "none"),
         )
-    begins = [each["time"] for each in records if each.get("kind") == "start" and each.get("resumed_step") == 0]
+    begins = [record["time"] for record in records if record.get("kind") == "start" and record.get("resumed_step") == 0]
     if not begins or abs(begins[-1] - start) > 6 * _CLOCKS:
-        yield f"{place.name}/metrics.jsonl, its start", f"{start:.0f} (the log)", str(begins[-1] if begins else "none")
-    evaluated = [each.get("qualities", {}) for each in records if each.get("kind") == "eval"]
-    qualities = sorted(float(value) for each in evaluated for value in each.values())
+        yield (
+            f"{experiment.name}/metrics.jsonl, its start",
+            f"{start:.0f} (the log)",
+            str(begins[-1] if begins else "none"),
+        )
+    evaluated = [record.get("qualities", {}) for record in records if record.get("kind") == "eval"]
+    qualities = sorted(float(value) for record in evaluated for value in record.values())
     logged = sorted(value for quality in log.quality for value in quality.values.values())
     if len(qualities) != len(logged) or not all(map(_alike, qualities, logged)):
-        yield f"{place.name}/metrics.jsonl, qualities", f"{logged[-3:]} (the log)", f"{qualities[-3:]}"
+        yield f"{experiment.name}/metrics.jsonl, qualities", f"{logged[-3:]} (the log)", f"{qualities[-3:]}"
     reached = bool(ends) and ends[-1].get("outcome") == "reached"
     if reached != log.converged:
         yield (
-            f"{place.name}/metrics.jsonl, outcome",
+            f"{experiment.name}/metrics.jsonl, outcome",
             f"{'reached' if log.converged else 'not reached'} (the log)",
             "another",
         )
 
 
 def _of_evaluations(
-    place: Path, log: RunLog, records: Sequence[dict[str, Any]], stop: float
+    experiment: Path, log: RunLog, records: Sequence[dict[str, Any]], stop: float
 ) -> Iterator[Contradiction]:
-    name = f"{place.name}/metrics.jsonl"
+    name = f"{experiment.name}/metrics.jsonl"
     evaluations = [record for record in records if record.get("kind") == "eval"]
     pairs = list(zip(log.quality, evaluations, strict=False))
     for point, record in pairs:
@@ -207,20 +217,20 @@ def _of_evaluations(
     is_numbered = all(logged is not None and logged == int(logged) for logged, _ in epochs)
     if is_numbered and len({epoch for _, epoch in epochs}) == len(epochs) and len(shifts) > 1:
         yield f"{name}, epochs", f"{[logged for logged, _ in epochs]} (the log)", f"{[epoch for _, epoch in epochs]}"
-    begun = sum(phase.name == "eval_start" for phase in log.phases)
+    started = sum(phase.name == "eval_start" for phase in log.phases)
     is_resumed = any(record.get("resumed_step") for record in records)
-    if begun > len(log.quality) and not is_resumed:
-        yield f"{log.path.name}, evaluations", f"{begun} (eval_start)", f"{len(log.quality)} (eval_accuracy)"
+    if started > len(log.quality) and not is_resumed:
+        yield f"{log.path.name}, evaluations", f"{started} (eval_start)", f"{len(log.quality)} (eval_accuracy)"
     last = log.quality[-1].time_s if log.quality else None
     if last is not None and log.benchmark not in OFF_THE_CLOCK and not last - _CLOCKS <= stop <= last + _SHUTDOWN:
         yield f"{log.path.name}, run_stop", f"after the last evaluation at {last:.0f}", f"{stop:.0f}"
 
 
 def _of_sizes(
-    place: Path, log: RunLog, records: Sequence[dict[str, Any]], passport: dict[str, Any]
+    experiment: Path, log: RunLog, records: Sequence[dict[str, Any]], passport: dict[str, Any]
 ) -> Iterator[Contradiction]:
     start = next((record for record in records if record.get("kind") == "start"), {})
-    ranks, name = passport["nodes"] * passport["ranks_per_node"], f"{place.name}/metrics.jsonl"
+    ranks, name = passport["nodes"] * passport["ranks_per_node"], f"{experiment.name}/metrics.jsonl"
     if start.get("ranks", ranks) != ranks and not any(record.get("resumed_step") for record in records):
         yield f"{name}, ranks", f"{ranks} (run.json)", str(start["ranks"])
     batch, rank_batch = start.get("global_batch_size"), _value(passport, "batch_size")
@@ -232,44 +242,48 @@ def _of_sizes(
         yield f"{name}, global batch", f"a multiple of {rank_batch}, for up to {ranks} ranks (run.json)", str(batch)
 
 
-# Whoever shortens the log has to shorten what every process wrote after the new end as well.
+# A shortened log also requires shortening all process records after the new end.
 def _of_end(
-    place: Path, state: dict[str, Any], records: Sequence[dict[str, Any]], steps: dict[str, list[dict[str, Any]]]
+    experiment: Path, state: dict[str, Any], records: Sequence[dict[str, Any]], steps: dict[str, list[dict[str, Any]]]
 ) -> Iterator[Contradiction]:
     end = next((record["time"] for record in reversed(records) if record.get("kind") == "end"), None)
-    ended = unix_time(state.get("ended"))
-    if end is None or ended is None:
+    end_time = unix_time(state.get("ended"))
+    if end is None or end_time is None:
         return
-    if ended > end + _SHUTDOWN:
+    if end_time > end + _SHUTDOWN:
         yield (
-            f"{place.name}/state.json, ended",
+            f"{experiment.name}/state.json, ended",
             f"at most {_SHUTDOWN:.0f} s after {end:.0f} (metrics.jsonl)",
-            f"{ended:.0f}",
+            f"{end_time:.0f}",
         )
     times = [record["time"] for record in records if _has_time(record)]
     if max(times) > end + _CLOCKS or any(later < earlier - _CLOCKS for earlier, later in itertools.pairwise(times)):
         yield (
-            f"{place.name}/metrics.jsonl",
+            f"{experiment.name}/metrics.jsonl",
             f"records in the order of time, up to the end at {end:.0f}",
             "another order",
         )
     for name, lines in steps.items():
         latest = max((line["time"] for line in lines), default=end)
         if latest > end + _CLOCKS:
-            yield f"{place.name}/steps/{name}", f"no step after {end:.0f} (metrics.jsonl)", f"{latest:.0f}"
-    for path in sorted(place.glob("telemetry*.jsonl")):
-        latest = max((each["time"] for each in json_objects(lines_of(path)) if _has_time(each)), default=end)
-        if latest > min(ended + _CLOCKS, end + _SHUTDOWN):
-            yield f"{place.name}/{path.name}", f"no reading after {ended:.0f} (state.json)", f"{latest:.0f}"
+            yield f"{experiment.name}/steps/{name}", f"no step after {end:.0f} (metrics.jsonl)", f"{latest:.0f}"
+    for path in sorted(experiment.glob("telemetry*.jsonl")):
+        latest = max((reading["time"] for reading in json_objects(lines_of(path)) if _has_time(reading)), default=end)
+        if latest > min(end_time + _CLOCKS, end + _SHUTDOWN):
+            yield f"{experiment.name}/{path.name}", f"no reading after {end_time:.0f} (state.json)", f"{latest:.0f}"
 
 
-def _of_steps(place: Path, steps: dict[str, list[dict[str, Any]]], *, is_resumed: bool) -> Iterator[Contradiction]:
+def _of_steps(experiment: Path, steps: dict[str, list[dict[str, Any]]], *, is_resumed: bool) -> Iterator[Contradiction]:
     for name, lines in steps.items():
         for earlier, later in itertools.pairwise(lines):
             between, window = later["time"] - earlier["time"], later["window"]
             slack = 1.0 + _WINDOW * abs(between)
             if window > between + slack or (window < between - slack and not is_resumed):
-                yield f"{place.name}/steps/{name}, window", f"{between:.1f} s since the last record", f"{window:.1f} s"
+                yield (
+                    f"{experiment.name}/steps/{name}, window",
+                    f"{between:.1f} s since the last record",
+                    f"{window:.1f} s",
+                )
                 break
 
 
@@ -283,9 +297,9 @@ def _nonfinite(name: str, records: Sequence[dict[str, Any]]) -> Iterator[Contrad
                 return
 
 
-def _alike(one: float, other: float) -> bool:
-    # A log has shares or percentages, as its round wants them, and fewer digits.
-    return any(math.isclose(factor * one, other, rel_tol=1e-3, abs_tol=1e-3) for factor in (1.0, 100.0, 0.01))
+def _alike(first: float, second: float) -> bool:
+    # Logs have fractions or percentages, as the round requires, with fewer digits.
+    return any(math.isclose(factor * first, second, rel_tol=1e-3, abs_tol=1e-3) for factor in (1.0, 100.0, 0.01))
 
 
 def _value(passport: dict[str, Any], key: str) -> Any:
@@ -293,5 +307,5 @@ def _value(passport: dict[str, Any], key: str) -> Any:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    found = read_json(path) if path.exists() else {}
-    return found if isinstance(found, dict) else {}
+    content = read_json(path) if path.exists() else {}
+    return content if isinstance(content, dict) else {}

@@ -1,7 +1,8 @@
-"""submitted.toml: which option or variable of a submitted implementation is which key of a benchmark here.
+"""submitted.toml: mapping from options and variables of submitted implementations to configuration keys.
 
-One file next to each benchmark.toml, one table per implementation, and ``benchmarks/common/submitted.toml`` for what
-all submissions share: the cluster's variables, and those that frameworks and NCCL read.
+Each benchmark.toml has a submitted.toml in the same folder, with a table per implementation.
+``benchmarks/common/submitted.toml`` covers variables common to all submissions: the cluster's, and those read by
+frameworks and NCCL.
 """
 
 import json
@@ -23,34 +24,34 @@ _MOST_SETTINGS = 5000
 
 
 class Implementation(Strict):
-    """One submitted implementation of a benchmark, and how its options become keys."""
+    """Submitted implementation of a benchmark, and the mapping of its options to keys."""
 
     title: str
     framework: str
-    # Benchmark and implementation here that take its keys, as the command line names them; empty: the default
+    # Benchmark and implementation for the keys, in command-line notation; empty: the default
     choice: str = ""
     # Patterns of the folder's path, such as ``*/resnet/implementations/*mxnet*``
     folders: tuple[str, ...] = Field(min_length=1)
     program: tuple[str, ...] = ()  # File names of the training program in the command
-    # Read behind the configuration, in this order, up to the one with the command
+    # Scripts after the configuration, in this order, up to the script with the command
     scripts: tuple[str, ...] = ("run_and_time.sh",)
-    command: str = ""  # Variable that holds the command, where it is handed over as a text
-    checked: tuple[str, ...]  # Rounds whose configurations this table was compared with
+    command: str = ""  # Variable that holds the command, if it is passed as a text
+    checked: tuple[str, ...]  # Rounds whose configurations were compared with this table
     last_round: str = ""  # The last with this task under these folders; empty: all
-    afterwards: str = ""  # What they hold since
-    pairs_after: str = ""  # Option behind whose value the command has pairs ``KEY value``
-    # Option that names a JSON file of the folder, whose entries are options as well: ``solver.batchsize``
+    afterwards: str = ""  # Reason for rejecting later rounds
+    pairs_after: str = ""  # Option whose value is followed by ``KEY value`` pairs
+    # Option with the name of a JSON file in the folder, whose entries are also options: ``solver.batchsize``
     settings: str = ""
     # Files of options, by pattern of the configuration's name; a later file and the command have the last word
     flag_files: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     keep_global_batch: bool = False
-    # What the submitted code takes for an option that the command lacks
+    # Defaults of the submitted code for options that are not in the command
     defaults: dict[str, str] = Field(default_factory=dict)
     keys: dict[str, str]  # Key here: expression over the options
-    # The same for keys that one implementation here has alone
+    # Additional keys by implementation
     implementations: dict[str, dict[str, str]] = Field(default_factory=dict)
-    # Option, ``option=value`` where only that value has this meaning, or variable without counterpart.  ``layers_*``
-    # stands for all options of which no key is made and that begin so; they are one line together.
+    # Options, ``option=value`` (only for that value) or variables without counterpart. ``layers_*`` is a single line
+    # for all unmapped options with that prefix.
     without: dict[str, str] = Field(default_factory=dict)
 
 
@@ -59,7 +60,7 @@ class Submitted(Strict):
 
 
 class Machine(Strict):
-    """A system that the names of configurations begin with."""
+    """System, by a prefix of configuration names."""
 
     name: str
     accelerator: str
@@ -67,18 +68,18 @@ class Machine(Strict):
 
 class Common(Strict):
     read: tuple[str, ...]  # Beginnings of the names of environment variables that frameworks, NCCL and MPI read
-    left_out: dict[str, str]  # Variables among them that no system here sets: why
+    left_out: dict[str, str]  # Those variables that no system sets, with the reason
     nodes: tuple[str, ...]  # Variables with the number of nodes, by pattern; the first that is set counts
-    gpus: tuple[str, ...]  # The same for the GPUs of a node
-    # Variables of the scripts that are no hyperparameters, by pattern: what takes their place here
+    gpus: tuple[str, ...]  # The same for GPUs per node
+    # Script variables other than hyperparameters, by pattern, with their counterpart
     variables: dict[str, str]
-    options: dict[str, str]  # Options of many programs that are no hyperparameters
-    machine: dict[str, Machine]  # By the beginning of a configuration's name
+    options: dict[str, str]  # Common options other than hyperparameters
+    machine: dict[str, Machine]  # By prefix of the configuration name
 
     def meaning(self, variable: str) -> str:
-        """Return what takes the place of a variable; empty where nothing is known of it."""
-        found = (text for pattern, text in self.variables.items() if fnmatchcase(variable, pattern))
-        return next(found, self.left_out.get(variable, ""))
+        """Return the counterpart of a variable; empty if unknown."""
+        meanings = (text for pattern, text in self.variables.items() if fnmatchcase(variable, pattern))
+        return next(meanings, self.left_out.get(variable, ""))
 
 
 @cache
@@ -88,16 +89,24 @@ def common() -> Common:
 
 @cache
 def implementations() -> list[tuple[str, Implementation]]:
-    """Return every implementation with the name of its benchmark's folder."""
+    """Return all implementations with the folder name of their benchmark."""
     files = sorted(paths.BENCHMARKS.glob("*/submitted.toml"))
     of_benchmarks = [file for file in files if (file.parent / "benchmark.toml").exists()]
-    return [(file.parent.name, each) for file in of_benchmarks for each in parse(Submitted, file).implementation]
+    return [
+        (file.parent.name, implementation)
+        for file in of_benchmarks
+        for implementation in parse(Submitted, file).implementation
+    ]
 
 
 def of_folder(folder: str) -> list[tuple[str, Implementation]]:
-    """Return the implementations that a folder of a results repository may be, by its path."""
+    """Return the implementations that match a folder of a results repository."""
     path = f"/{folder.lower().strip('/')}"
-    return [(name, each) for name, each in implementations() if any(fnmatch(path, p) for p in each.folders)]
+    return [
+        (name, implementation)
+        for name, implementation in implementations()
+        if any(fnmatch(path, p) for p in implementation.folders)
+    ]
 
 
 @dataclass(frozen=True)
@@ -107,78 +116,78 @@ class Option:
     name: str  # As expressions name it: ``batch_size`` for ``--batch-size``
     shown: str
     value: Value
-    every: str = ""  # All its values where it was given more than once, with spaces between
+    every: str = ""  # All values of a repeated option, separated by spaces
 
 
 def _plain(value: Value) -> Value:
-    # A word without the quotes and spaces of a dictionary or tuple of Python's
+    # Word without the quotes and spaces of Python dictionaries and tuples
     return Value(re.sub(r"['\s]", "", value.text), value.sources, value.is_known)
 
 
-def options_of(words: tuple[Value, ...], pairs_after: str = "", programs: Collection[str] = ()) -> dict[str, Option]:
-    """Return the options of a command; of one that is given twice, the last.
+def options_of(argv: tuple[Value, ...], pairs_after: str = "", programs: Collection[str] = ()) -> dict[str, Option]:
+    """Return the options of a command; the last occurrence counts.
 
-    The name of one of the ``programs`` is no value of the launcher's option before it.
+    A name in ``programs`` is not a value of the preceding launcher option.
     """
-    given: list[tuple[str, list[Value]]] = []
-    behind: list[Value] = []  # where the values behind the last option go
-    for word in map(_plain, words):
+    occurrences: list[tuple[str, list[Value]]] = []
+    trailing: list[Value] = []  # values after the last option
+    for word in map(_plain, argv):
         match = re.fullmatch(r"(--?[A-Za-z][\w.-]*)(?:=(.*))?", word.text, re.DOTALL)
         if match:
             values = [Value(match[2] or "", word.sources, match[2] is None or word.is_known)]
-            given.append((match[1], values))
-            behind = values if match[2] is None else []
+            occurrences.append((match[1], values))
+            trailing = values if match[2] is None else []
         elif word.text.rpartition("/")[2] in programs:
-            behind = []
+            trailing = []
         else:
-            behind += [Value(" "), word] if len(behind) > 1 else [word]
-    found: dict[str, Option] = {}
-    for shown, values in given:
-        _add(found, shown, joined(values))
-    if pairs_after and _name(pairs_after) in found:
-        _add_pairs(found, words, pairs_after)
-    return found
+            trailing += [Value(" "), word] if len(trailing) > 1 else [word]
+    options: dict[str, Option] = {}
+    for spelling, values in occurrences:
+        _add(options, spelling, joined(values))
+    if pairs_after and _name(pairs_after) in options:
+        _add_pairs(options, argv, pairs_after)
+    return options
 
 
 def options_of_json(text: str, sources: frozenset[str]) -> dict[str, Option]:
-    """Return the entries of a file of settings by their path, ``layers.fc1.size``; ValueError if it is not JSON.
+    """Return the entries of a settings file by path, ``layers.fc1.size``; ValueError if it is not JSON.
 
-    Of a list of objects each counts by its own ``name``; a list of plain values is their text with spaces between.
+    Objects in a list are identified by their ``name``; lists of plain values are joined by spaces.
     """
-    found: dict[str, Option] = {}
+    options: dict[str, Option] = {}
     waiting: list[tuple[str, Any]] = [("", json.loads(text))]
-    while waiting and len(found) < _MOST_SETTINGS:
+    while waiting and len(options) < _MOST_SETTINGS:
         path, value = waiting.pop()
-        if isinstance(value, list) and any(isinstance(each, dict) for each in value):
-            value = {str(each.get("name", n)): each for n, each in enumerate(value) if isinstance(each, dict)}
+        if isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
+            value = {str(entry.get("name", n)): entry for n, entry in enumerate(value) if isinstance(entry, dict)}
         if isinstance(value, dict):
-            waiting += [(f"{path}.{name}" if path else name, each) for name, each in reversed(value.items())]
+            waiting += [(f"{path}.{name}" if path else name, entry) for name, entry in reversed(value.items())]
         elif path:
             parts = value if isinstance(value, list) else [value]
-            plain = " ".join(each if isinstance(each, str) else json.dumps(each) for each in parts)[:LONGEST_VALUE]
-            _add(found, path, Value(plain, sources))
-    return found
+            plain = " ".join(entry if isinstance(entry, str) else json.dumps(entry) for entry in parts)[:LONGEST_VALUE]
+            _add(options, path, Value(plain, sources))
+    return options
 
 
 def _name(option: str) -> str:
     return option.lstrip("-").replace("-", "_").replace(".", "_")
 
 
-def _add(found: dict[str, Option], shown: str, value: Value) -> None:
-    name = _name(shown)
-    earlier = found[name].every + " " if name in found else ""
-    found[name] = Option(name, shown, value, (earlier + value.text)[-LONGEST_VALUE:])
+def _add(options: dict[str, Option], spelling: str, value: Value) -> None:
+    name = _name(spelling)
+    earlier = options[name].every + " " if name in options else ""
+    options[name] = Option(name, spelling, value, (earlier + value.text)[-LONGEST_VALUE:])
 
 
-def _add_pairs(found: dict[str, Option], words: tuple[Value, ...], after: str) -> None:
-    # Take ``KEY value`` pairs behind an option's value for options of their own
-    plain = [_plain(word) for word in words]
-    begin = next(n for n, word in enumerate(plain) if word.text == after) + 2
-    rest = plain[begin:]
-    option = found[_name(after)]
-    found[_name(after)] = Option(option.name, option.shown, plain[begin - 1] if begin <= len(plain) else Value())
+def _add_pairs(options: dict[str, Option], argv: tuple[Value, ...], after: str) -> None:
+    # Treat ``KEY value`` pairs after an option value as options
+    plain = [_plain(word) for word in argv]
+    first = next(n for n, word in enumerate(plain) if word.text == after) + 2
+    rest = plain[first:]
+    option = options[_name(after)]
+    options[_name(after)] = Option(option.name, option.shown, plain[first - 1] if first <= len(plain) else Value())
     for key, value in zip(rest[::2], rest[1::2], strict=False):
-        _add(found, key.text, Value(value.text, key.sources | value.sources, value.is_known))
+        _add(options, key.text, Value(value.text, key.sources | value.sources, value.is_known))
 
 
 @dataclass(frozen=True)
@@ -186,13 +195,13 @@ class Mapped:
     key: str
     value: Any
     options: tuple[str, ...]  # Options that the command gave
-    sources: frozenset[str]  # Variables of the scripts that they were made from
-    origin: Literal["command", "code"]  # code: the submitted code's own value, which no option changed
+    sources: frozenset[str]  # Script variables that the value depends on
+    origin: Literal["command", "code"]  # code: default of the submitted code, not changed by an option
 
 
 @dataclass
 class _Reading:
-    # Notes what one expression asks for
+    # Records the options and variables used by an expression
 
     options: dict[str, Option]
     defaults: dict[str, str]
@@ -201,12 +210,12 @@ class _Reading:
     used: dict[str, Value] = field(default_factory=dict)
 
     def option(self, name: str, default: str | None = None) -> str:
-        found = self.options.get(_name(name))
-        if found is not None:
-            if not found.value.is_known:
-                raise NoValueError(f"{found.shown} is known on the submitter's machine alone")
-            self.used[found.name] = found.value
-            return found.value.text
+        option = self.options.get(_name(name))
+        if option is not None:
+            if not option.value.is_known:
+                raise NoValueError(f"{option.shown} is known on the submitter's machine alone")
+            self.used[option.name] = option.value
+            return option.value.text
         default = self.defaults.get(_name(name), default)
         if default is None:
             raise NoValueError(f"the command has no option {name}")
@@ -217,21 +226,21 @@ class _Reading:
         return self.options[_name(name)].every
 
     def has(self, name: str) -> bool:
-        found = self.options.get(_name(name))
-        if found is not None:
-            self.used[found.name] = found.value
-        return found is not None
+        option = self.options.get(_name(name))
+        if option is not None:
+            self.used[option.name] = option.value
+        return option is not None
 
     def variable(self, name: str, default: str | None = None) -> str:
-        found = self.variables.get(name)
-        if found is None or (not found.text and default is not None):
+        variable = self.variables.get(name)
+        if variable is None or (not variable.text and default is not None):
             if default is None:
                 raise NoValueError(f"{name} is not set")
             return default
-        if not found.is_known:
+        if not variable.is_known:
             raise NoValueError(f"{name} is known on the submitter's machine alone")
-        self.used[name] = Value(found.text, found.sources | {name})
-        return found.text
+        self.used[name] = Value(variable.text, variable.sources | {name})
+        return variable.text
 
     def name(self, name: str) -> Any:
         return self.facts[name] if name in self.facts else self.option(name)
@@ -239,20 +248,23 @@ class _Reading:
 
 def map_options(
     implementation: Implementation,
-    own: str,
+    implementation_name: str,
     options: dict[str, Option],
-    facts: Mapping[str, Any],
+    constants: Mapping[str, Any],
     variables: Mapping[str, Value],
 ) -> tuple[list[Mapped], dict[str, str]]:
-    """Return every key that the options give, and those that they do not, with the reason.
+    """Return the keys determined by the options, and the undetermined keys with the reason.
 
-    ``own`` names the implementation here, which may have keys that the others have not. Expressions also know
-    ``variables`` of the scripts, and ``facts``: round, configuration, nodes, gpus (of a node), ranks.
+    ``implementation_name`` names the implementation in Encore, which may have additional keys. Expressions can also
+    use ``variables`` of the scripts, and ``constants``: round, configuration, nodes, gpus (per node), ranks.
     """
     mapped, missing = [], {}
     defaults = {_name(name): value for name, value in implementation.defaults.items()}
-    for key, expression in {**implementation.keys, **implementation.implementations.get(own, {})}.items():
-        reading = _Reading(options, defaults, facts, variables)
+    for key, expression in {
+        **implementation.keys,
+        **implementation.implementations.get(implementation_name, {}),
+    }.items():
+        reading = _Reading(options, defaults, constants, variables)
         functions: dict[str, Callable[..., Any]] = {
             "option": reading.option, "has": reading.has, "every": reading.every, "variable": reading.variable,
         }  # fmt: skip
@@ -261,7 +273,7 @@ def map_options(
         except NoValueError as error:
             missing[key] = str(error)
             continue
-        sources = frozenset(name for each in reading.used.values() for name in each.sources)
-        given = tuple(options[name].shown if name in options else name for name in reading.used)
-        mapped.append(Mapped(key, value, given, sources, "command" if given else "code"))
+        sources = frozenset(name for option in reading.used.values() for name in option.sources)
+        options_used = tuple(options[name].shown if name in options else name for name in reading.used)
+        mapped.append(Mapped(key, value, options_used, sources, "command" if options_used else "code"))
     return mapped, missing

@@ -25,7 +25,7 @@ _MOST_LINES_OF_FLAGS = 2000
 
 @dataclass(frozen=True)
 class Left:
-    """An option or a variable that becomes no key, and what that means."""
+    """Unmapped option or variable, with its meaning."""
 
     name: str
     value: str
@@ -34,7 +34,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Difference:
-    """A key or variable with another value than in a system here; None: not set."""
+    """Key or variable that differs from a system in Encore; None: not set."""
 
     name: str
     published: Any
@@ -43,22 +43,22 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """One configuration of a published folder, and what of it can be reproduced here."""
+    """Published configuration, and its reproducible part."""
 
     source: Source
     file: str
-    benchmark: str  # Folder of the benchmark here; empty where there is none for what was published
+    benchmark: str  # Benchmark folder in Encore; empty if it is not implemented
     implementation: Implementation | None
     nodes: int
     gpus: int
     gpus_are_known: bool = True
     mapped: tuple[Mapped, ...] = ()
-    missing: dict[str, str]  # Keys that have no value, with the reason
+    missing: dict[str, str]  # Keys without a value, with the reason
     left: tuple[Left, ...] = ()
     environment: dict[str, dict[str, str]]
-    base: str  # Image that the submitted Dockerfile begins with
+    base: str  # Base image of the submitted Dockerfile
     notes: tuple[Note, ...] = ()
-    refused: str = ""  # Why there is no system; empty where there is one
+    refused: str = ""  # Reason if there is no system, otherwise empty
     system: System | None = None
     nearest: System | None = None  # The system here with the fewest differences
     alternative: tuple[Choice, System] | None = None  # Nearest system, if the options cannot be mapped
@@ -84,11 +84,11 @@ class Reproduction:
 
     @property
     def known_left(self) -> tuple[Left, ...]:
-        return tuple(each for each in self.left if each.meaning)
+        return tuple(option for option in self.left if option.meaning)
 
     @property
     def unknown_left(self) -> tuple[Left, ...]:
-        return tuple(each for each in self.left if not each.meaning)
+        return tuple(option for option in self.left if not option.meaning)
 
 
 def _choice(benchmark: str, implementation: Implementation) -> Choice:
@@ -107,7 +107,7 @@ _MIN_LETTERS = 6  # Shortest abbreviation of a benchmark in a path: llama2_70b f
 
 
 def _unmapped(folder: str) -> str:
-    """Return the benchmark without submitted.toml that a path names, else an empty string."""
+    """Return the benchmark in a path that has no submitted.toml, otherwise an empty string."""
     parts = [re.sub(r"[^a-z0-9]", "", part.lower()) for part in folder.split("/")]
     unmapped = {choice.folder.parent.name for choice in catalogue.choices().values()}
     unmapped -= {name for name, _ in option_mapping.implementations()}
@@ -117,20 +117,20 @@ def _unmapped(folder: str) -> str:
     return ""
 
 
-def _alternative(made: Reproduction) -> tuple[Choice, System] | None:
+def _alternative(reproduction: Reproduction) -> tuple[Choice, System] | None:
     # Nearest system by source, round, accelerator and number of GPUs
-    accelerator = machine.accelerator if (machine := _machine(made.name)) else ""
+    accelerator = machine.accelerator if (machine := _machine(reproduction.name)) else ""
 
     def similarity(system: System) -> tuple[bool, ...]:
         return (
-            system.source.endswith(f"{made.source.shown}, configuration {made.name}"),
-            system.round == made.source.round,
+            system.source.endswith(f"{reproduction.source.shown}, configuration {reproduction.name}"),
+            system.round == reproduction.source.round,
             system.accelerator == accelerator,
-            (system.nodes, system.gpus_per_node) == (made.nodes, made.gpus),
+            (system.nodes, system.gpus_per_node) == (reproduction.nodes, reproduction.gpus),
             system.kind == "submitted",
         )
 
-    choices = [choice for choice in _choices(made.benchmark) if choice.name == choice.benchmark.name]
+    choices = [choice for choice in _choices(reproduction.benchmark) if choice.name == choice.benchmark.name]
     systems = [system for choice in choices for system in catalogue.systems(choice) if system.kind != "small"]
     return (choices[0], max(systems, key=similarity)) if systems else None
 
@@ -141,96 +141,107 @@ def _machine(configuration_name: str) -> option_mapping.Machine | None:
 
 
 def reproduce(source: Source, file: str, nodes: int | None = None, gpus: int | None = None) -> Reproduction:
-    """Read a configuration and compare it with the systems here; NoValueError if its file is not understood.
+    """Read a configuration and compare it with the systems in Encore; NoValueError if it cannot be parsed.
 
-    ``nodes`` and ``gpus`` of each are for a configuration that does not set them.
+    ``nodes`` and ``gpus`` (per node) are for configurations that do not set them.
     """
     common = option_mapping.common()
-    known = option_mapping.of_folder(source.shown) or option_mapping.of_folder(source.folder)
-    benchmark = known[0][0] if known else _unmapped(source.shown) or _unmapped(source.folder)
-    read = scripts.read(source, file, [each for _, each in known], common, nodes, gpus)
+    matches = option_mapping.of_folder(source.shown) or option_mapping.of_folder(source.folder)
+    benchmark = matches[0][0] if matches else _unmapped(source.shown) or _unmapped(source.folder)
+    read = scripts.read(source, file, [candidate for _, candidate in matches], common, nodes, gpus)
     text = source.read("Dockerfile") or ""
     environment = _environment(read, scripts.environment(text), common)
-    made = Reproduction(
+    reproduction = Reproduction(
         source=source, file=file, benchmark=benchmark, implementation=read.implementation, nodes=read.nodes,
         gpus=read.gpus, gpus_are_known=read.gpus_are_known, missing={}, environment=environment,
         base=scripts.base_image(text), notes=read.notes,
     )  # fmt: skip
     implementation, refused = read.implementation, "Encore has no benchmark for this folder"
-    if implementation is None and known:
+    if implementation is None and matches:
         programs = ", ".join(read.programs[:6]) or "nothing"
         refused = f"the training program of {benchmark} was not found in the scripts, which start {programs}"
     elif implementation is None and benchmark:
         refused = f"the options of {_choices(benchmark)[0].benchmark.title} are not mapped yet (no submitted.toml)"
     if implementation is None and benchmark:
-        made = replace(made, alternative=_alternative(made))
+        reproduction = replace(reproduction, alternative=_alternative(reproduction))
     if implementation is not None:
         last = implementation.last_round
         if not (last and source.round and _numbers(source.round) > _numbers(last)):
-            return _as_system(made, read, common, implementation)
+            return _as_system(reproduction, read, common, implementation)
         refused = implementation.afterwards
-    return replace(made, implementation=None, left=_left(read, [], common, None), refused=refused)
+    return replace(reproduction, implementation=None, left=_unmapped_settings(read, [], common, None), refused=refused)
 
 
 def _numbers(round_name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", round_name))
 
 
-def _as_system(made: Reproduction, read: Scripts, common: Common, implementation: Implementation) -> Reproduction:
-    choice = _choice(made.benchmark, implementation)
+def _as_system(
+    reproduction: Reproduction, read: Scripts, common: Common, implementation: Implementation
+) -> Reproduction:
+    choice = _choice(reproduction.benchmark, implementation)
     rounds = list(choice.benchmark.rounds)
-    facts = {
-        "round": made.source.round, "configuration": made.name, "nodes": read.nodes, "gpus": read.gpus,
+    constants = {
+        "round": reproduction.source.round, "configuration": reproduction.name, "nodes": read.nodes, "gpus": read.gpus,
         "ranks": read.nodes * read.gpus,
     }  # fmt: skip
-    given, unread = _with_settings(made.source, implementation, read)
-    made = replace(made, notes=(*made.notes, *unread))
-    options = {**_flags(made.source, implementation, made.name), **given}
+    published_options, unread = _with_settings(reproduction.source, implementation, read)
+    reproduction = replace(reproduction, notes=(*reproduction.notes, *unread))
+    options = {**_flags(reproduction.source, implementation, reproduction.name), **published_options}
     mapped, missing = option_mapping.map_options(
-        implementation, choice.implementation_name, options, facts, read.values()
+        implementation, choice.implementation_name, options, constants, read.values()
     )
     if not read.gpus_are_known:
         missing["gpus_per_node"] = "neither a variable nor the name has the number of GPUs: give --gpus-per-node"
-    made = replace(made, mapped=tuple(mapped), missing=missing, left=_left(read, mapped, common, implementation, given))
-    machine = _machine(made.name)
-    base = machine.name if machine else _slug(made.name)
-    values = {each.key: list(each.value) if isinstance(each.value, tuple) else each.value for each in mapped}
-    own = {
+    reproduction = replace(
+        reproduction,
+        mapped=tuple(mapped),
+        missing=missing,
+        left=_unmapped_settings(read, mapped, common, implementation, published_options),
+    )
+    machine = _machine(reproduction.name)
+    base = machine.name if machine else _slug(reproduction.name)
+    values = {
+        mapped_key.key: list(mapped_key.value) if isinstance(mapped_key.value, tuple) else mapped_key.value
+        for mapped_key in mapped
+    }
+    implementation_values = {
         key: values[key] for key in implementation.implementations.get(choice.implementation_name, {}) if key in values
     }
     try:
         system = System(
-            kind="submitted" if made.source.round in rounds else "later",
-            round=made.source.round if made.source.round in rounds else rounds[-1],
+            kind="submitted" if reproduction.source.round in rounds else "later",
+            round=reproduction.source.round if reproduction.source.round in rounds else rounds[-1],
             system=f"{base}_n{read.nodes}" if read.nodes > 1 else base,
-            submitter=made.source.shown.split("/")[0] if "/" in made.source.shown else "",
-            submission=made.source.submission,
+            submitter=reproduction.source.shown.split("/")[0] if "/" in reproduction.source.shown else "",
+            submission=reproduction.source.submission,
             framework=implementation.framework,
-            source=f"mlcommons/training_results_{made.source.round}, {made.source.shown}, configuration {made.name}",
+            source=f"mlcommons/training_results_{reproduction.source.round}, {reproduction.source.shown},"
+            f" configuration {reproduction.name}",
             nodes=read.nodes,
             gpus_per_node=read.gpus,
             accelerator=machine.accelerator if machine else "GPU",
             keep_global_batch=implementation.keep_global_batch,
-            config={key: value for key, value in values.items() if key not in own},
-            implementations={choice.implementation_name: own} if own else {},
-            environment=made.environment,
+            config={key: value for key, value in values.items() if key not in implementation_values},
+            implementations={choice.implementation_name: implementation_values} if implementation_values else {},
+            environment=reproduction.environment,
         )  # fmt: skip
-        whole = system.model_copy(update={"config": values})
-        resolved = configuration.resolve(choice, whole, system.nodes, system.gpus_per_node, [])
+        full_system = system.model_copy(update={"config": values})
+        resolved = configuration.resolve(choice, full_system, system.nodes, system.gpus_per_node, [])
     except (EncoreError, ValidationError) as error:
-        return replace(made, refused=" ".join(str(error).split("\n  "))[:500])
+        return replace(reproduction, refused=" ".join(str(error).split("\n  "))[:500])
     nearest, differences = _nearest(choice, system, resolved)
     if differences:
-        system = system.model_copy(update={"system": _free_name(choice, system, made)})
-    return replace(made, system=system, nearest=nearest, differences=differences)
+        system = system.model_copy(update={"system": _free_name(choice, system, reproduction)})
+    return replace(reproduction, system=system, nearest=nearest, differences=differences)
 
 
-def _free_name(choice: Choice, system: System, made: Reproduction) -> str:
-    # A name that no system of the round has: of two with one name, one would never be found
-    taken = {ours.system for ours in catalogue.systems(choice) if ours.round == system.round}
-    whole = _slug(made.name)
-    later = f"{whole}_{made.source.round or 'new'}"
-    return next((name for name in (system.system, whole, later) if name not in taken), f"{later}_new")
+def _free_name(choice: Choice, system: System, reproduction: Reproduction) -> str:
+    # Name not used by a system of the round: a duplicate would be unreachable
+    used_names = {existing.system for existing in catalogue.systems(choice) if existing.round == system.round}
+    full_name = _slug(reproduction.name)
+    later = f"{full_name}_{reproduction.source.round or 'new'}"
+    return next((name for name in (system.system, full_name, later) if name not in used_names), f"{later}_new")
 
 
 def _slug(name: str) -> str:
@@ -243,43 +254,45 @@ def _plain(value: Any) -> Any:
 
 def _flags(source: Source, implementation: Implementation, name: str) -> dict[str, option_mapping.Option]:
     # The options of the files that the command names, for this configuration
-    found: dict[str, option_mapping.Option] = {}
+    options: dict[str, option_mapping.Option] = {}
     for pattern, files in implementation.flag_files.items():
         if re.fullmatch(pattern.replace("*", ".*"), name):
             for file in files:
                 lines = (source.read(file) or "").splitlines()[:_MOST_LINES_OF_FLAGS]
-                words = tuple(Value(line.strip()) for line in lines if line.lstrip().startswith("--"))
-                found |= option_mapping.options_of(words)
-    return found
+                flags = tuple(Value(line.strip()) for line in lines if line.lstrip().startswith("--"))
+                options |= option_mapping.options_of(flags)
+    return options
 
 
 def _with_settings(
     source: Source, implementation: Implementation, read: Scripts
 ) -> tuple[dict[str, option_mapping.Option], list[Note]]:
-    # The options of the command with the entries of the JSON file that one of them names
+    # Options of the command and entries of the JSON settings file
     options = read.options()
-    named = options.get(implementation.settings) if implementation.settings else None
-    if named is None:
+    settings_option = options.get(implementation.settings) if implementation.settings else None
+    if settings_option is None:
         return options, []
-    file = named.value.text
+    file = settings_option.value.text
     try:
-        found = option_mapping.options_of_json(source.read(file) or "", named.value.sources)
+        settings = option_mapping.options_of_json(source.read(file) or "", settings_option.value.sources)
     except (ValueError, RecursionError):
-        return options, [Note(file or named.shown, 0, "is no JSON file of the folder: its settings are not known")]
-    return {**found, **options}, []
+        return options, [
+            Note(file or settings_option.shown, 0, "is no JSON file of the folder: its settings are not known")
+        ]
+    return {**settings, **options}, []
 
 
 def _environment(read: Scripts, image: dict[str, str], common: Common) -> dict[str, dict[str, str]]:
     # The variables that frameworks, NCCL and MPI read, by the file that has the last word
-    found: dict[str, dict[str, str]] = {"Dockerfile": {}}
+    variables: dict[str, dict[str, str]] = {"Dockerfile": {}}
     for name, value in image.items():
         if _is_read(name, common) and name not in read.variables:
-            found["Dockerfile"][name] = value
+            variables["Dockerfile"][name] = value
     for name, variable in read.variables.items():
         is_set = variable.is_exported and variable.file and variable.value.is_known
         if is_set and _is_read(name, common):
-            found.setdefault(variable.file, {})[name] = variable.text.strip()
-    return {file: values for file, values in found.items() if values}
+            variables.setdefault(variable.file, {})[name] = variable.text.strip()
+    return {file: values for file, values in variables.items() if values}
 
 
 def _is_read(name: str, common: Common) -> bool:
@@ -289,74 +302,78 @@ def _is_read(name: str, common: Common) -> bool:
 def left_options(
     options: dict[str, option_mapping.Option], mapped: list[Mapped], without: dict[str, str], common: Common
 ) -> list[Left]:
-    """Return the options that no key was made from."""
-    used = {option for each in mapped for option in each.options}
+    """Return the unmapped options."""
+    used = {option for key in mapped for option in key.options}
     patterns = [name for name in without if name.endswith("*")]
-    found: list[Left] = []
+    unmapped: list[Left] = []
     together: dict[str, int] = {}
     for option in options.values():
         if option.shown in used:
             continue
         stated = without.get(f"{option.name}={option.value.text}") or without.get(option.name)
-        pattern = next((each for each in patterns if fnmatchcase(option.name, each)), None)
+        pattern = next((key for key in patterns if fnmatchcase(option.name, key)), None)
         if pattern and not stated:
             together[pattern] = together.get(pattern, 0) + 1
             continue
-        found.append(Left(option.shown, option.value.shown, stated or common.options.get(option.name, "")))
-    return found + [Left(name, count_of(count, "option"), without[name]) for name, count in together.items()]
+        unmapped.append(Left(option.shown, option.value.shown, stated or common.options.get(option.name, "")))
+    return unmapped + [Left(name, count_of(count, "option"), without[name]) for name, count in together.items()]
 
 
-def _left(
+def _unmapped_settings(
     read: Scripts,
     mapped: list[Mapped],
     common: Common,
     implementation: Implementation | None,
-    given: dict[str, option_mapping.Option] | None = None,
+    published_options: dict[str, option_mapping.Option] | None = None,
 ) -> tuple[Left, ...]:
     # The options and the configuration's variables that become no key
     without = implementation.without if implementation else {}
-    used_variables = {name for each in mapped for name in each.sources}
-    found = left_options(given or read.options(), mapped, without, common)
+    used_variables = {name for key in mapped for name in key.sources}
+    unmapped = left_options(published_options or read.options(), mapped, without, common)
     unknown = {name for option in read.options().values() for name in option.value.sources}
     for name in sorted(read.of_configuration - used_variables):
         if _is_read(name, common) and read.variables[name].is_exported:
             continue
         meaning = without.get(name) or common.meaning(name)
-        # One that is in an option was stated there.
+        # Variables in an option are already reported there.
         if meaning or name not in unknown:
             unused = "" if implementation is None else "no option of the training command has it"
-            found.append(Left(name, _shown(read.variables[name]), meaning or unused))
-    return tuple(found)
+            unmapped.append(Left(name, _variable_text(read.variables[name]), meaning or unused))
+    return tuple(unmapped)
 
 
-def _shown(variable: Variable) -> str:
-    return " ".join(each.shown for each in variable.values)
+def _variable_text(variable: Variable) -> str:
+    return " ".join(element.shown for element in variable.values)
 
 
 def _nearest(
     choice: Choice, system: System, resolved: configuration.Configuration
 ) -> tuple[System | None, tuple[Difference, ...]]:
-    # The system here with the fewest differences, and those
-    found: list[tuple[System, tuple[Difference, ...]]] = []
-    for ours in catalogue.systems(choice):
-        if ours.kind in COMPARED and ours.round == system.round and ours.framework in (system.framework, ""):
-            theirs = configuration.resolve(choice, ours, ours.nodes, ours.gpus_per_node, [])
-            found.append((ours, _differences(system, resolved, ours, theirs)))
-    if not found:
+    # System with the fewest differences, and the differences
+    candidates: list[tuple[System, tuple[Difference, ...]]] = []
+    for candidate in catalogue.systems(choice):
+        if (
+            candidate.kind in COMPARED
+            and candidate.round == system.round
+            and candidate.framework in (system.framework, "")
+        ):
+            candidate_config = configuration.resolve(choice, candidate, candidate.nodes, candidate.gpus_per_node, [])
+            candidates.append((candidate, _differences(system, resolved, candidate, candidate_config)))
+    if not candidates:
         return None, ()
-    return min(found, key=lambda each: (len(each[1]), each[0].system != system.system))
+    return min(candidates, key=lambda pair: (len(pair[1]), pair[0].system != system.system))
 
 
 def _differences(
-    system: System, resolved: configuration.Configuration, ours: System, theirs: configuration.Configuration
+    system: System, resolved: configuration.Configuration, nearest: System, nearest_config: configuration.Configuration
 ) -> tuple[Difference, ...]:
     published: dict[str, Any] = {"nodes": system.nodes, "gpus_per_node": system.gpus_per_node, **resolved.plain()}
-    here: dict[str, Any] = {"nodes": ours.nodes, "gpus_per_node": ours.gpus_per_node, **theirs.plain()}
+    here: dict[str, Any] = {"nodes": nearest.nodes, "gpus_per_node": nearest.gpus_per_node, **nearest_config.plain()}
     published |= _variables(system)
-    here |= _variables(ours)
+    here |= _variables(nearest)
     names = dict.fromkeys([*published, *here])
     pairs = ((name, _plain(published.get(name)), _plain(here.get(name))) for name in names)
-    return tuple(Difference(name, left, right) for name, left, right in pairs if left != right)
+    return tuple(Difference(name, value, right) for name, value, right in pairs if value != right)
 
 
 def _variables(system: System) -> dict[str, str]:
@@ -369,39 +386,43 @@ _HEAD = (
 )  # fmt: skip
 
 
-def command(made: Reproduction, data: Path | None = None) -> list[str]:
-    """Return the words behind ``encore``; empty where there is no command.
+def command(reproduction: Reproduction, data: Path | None = None) -> list[str]:
+    """Return the arguments of ``encore``; empty if there is no command.
 
-    The system here with the fewest differences, and ``--set`` and ``--env`` for each: so that a configuration that
-    has no system file runs as it was published. A variable that the published one lacks is set to nothing.
+    The command starts the nearest system with ``--set`` and ``--env`` for all differences, so that a configuration
+    without a system file runs as published. Variables that the published configuration lacks are set to an empty
+    value.
     """
-    choice, nearest = made.choice, made.nearest
-    if choice is None or made.system is None or nearest is None:
+    choice, nearest = reproduction.choice, reproduction.nearest
+    if choice is None or reproduction.system is None or nearest is None:
         return []
-    words = start(choice, nearest.system, made.system, data)
-    published = {each.name: each.published for each in made.differences}
-    # With another number of GPUs the rules would change the rate and the batch: what was published counts.
+    argv = start(choice, nearest.system, reproduction.system, data)
+    published = {difference.name: difference.published for difference in reproduction.differences}
+    # The rules would adapt rate and batch to a different number of GPUs: use the published values.
     if published.keys() & {*_PLACE}:
-        kept = [name for name in ("batch_size", *choice.benchmark.rates) if name in made.system.config]
-        published = {**published, **{name: made.system.config[name] for name in kept if name not in published}}
+        overridden = [name for name in ("batch_size", *choice.benchmark.rates) if name in reproduction.system.config]
+        published = {
+            **published,
+            **{name: reproduction.system.config[name] for name in overridden if name not in published},
+        }
     for name, value in published.items():
         if name.startswith("$"):
-            words += ["--env", f"{name[1:]}={value or ''}"]
+            argv += ["--env", f"{name[1:]}={value or ''}"]
         elif name not in (*_PLACE, "round"):
-            words += ["--set", f"{name}={json.dumps(value)}"]
-    return words
+            argv += ["--set", f"{name}={json.dumps(value)}"]
+    return argv
 
 
 def start(choice: Choice, name: str, system: System, data: Path | None) -> list[str]:
-    """Return the words after ``encore`` that start system ``name`` with the round, nodes and GPUs of ``system``."""
+    """Return the arguments that start system ``name`` with the round, nodes and GPUs of ``system``."""
     nodes, gpus = system.nodes, system.gpus_per_node
     folder = data or Path("data") / choice.benchmark.full_data.name
     runs = choice.benchmark.rounds[system.round].runs
     if nodes > 1:
-        words = ["submit", choice.name, "--nodes", str(nodes), "--gpus-per-node", str(gpus)]
+        argv = ["submit", choice.name, "--nodes", str(nodes), "--gpus-per-node", str(gpus)]
     else:
-        words = ["run", choice.name, str(gpus)]
-    return [*words, "--system", name, "--round", system.round, "--data", str(folder), "--runs", str(runs)]
+        argv = ["run", choice.name, str(gpus)]
+    return [*argv, "--system", name, "--round", system.round, "--data", str(folder), "--runs", str(runs)]
 
 
 def _value(value: object) -> str:
@@ -409,10 +430,12 @@ def _value(value: object) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def as_toml(made: Reproduction, system: System) -> str:
-    title = made.implementation.title if made.implementation else made.benchmark
+def as_toml(reproduction: Reproduction, system: System) -> str:
+    title = reproduction.implementation.title if reproduction.implementation else reproduction.benchmark
     ranks = f"{system.nodes} x {system.gpus_per_node} GPUs"
-    lines = [f"# {title}, configuration {made.name} of {system.submitter or 'a folder'}: {ranks}.".replace("\n", " ")]
+    lines = [
+        f"# {title}, configuration {reproduction.name} of {system.submitter or 'a folder'}: {ranks}.".replace("\n", " ")
+    ]
     lines += [f"{name} = {_value(getattr(system, name))}" for name in _HEAD]
     lines += ["keep_global_batch = true"] if system.keep_global_batch else []
     tables = {
@@ -425,14 +448,14 @@ def as_toml(made: Reproduction, system: System) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_system(made: Reproduction, path: Path) -> None:
-    """Write the system file; EncoreError where there is none to write, or a file is there already."""
-    if made.system is None:
-        raise EncoreError(f"there is no system to write: {made.refused}", expected="a configuration that maps")
+def write_system(reproduction: Reproduction, path: Path) -> None:
+    """Write the system file; EncoreError if there is no system, or the file exists."""
+    if reproduction.system is None:
+        raise EncoreError(f"there is no system to write: {reproduction.refused}", expected="a configuration that maps")
     if path.exists():
         raise EncoreError(f"{path} is there already", hint="name a new file with -o")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(as_toml(made, made.system), encoding="utf-8")
+        path.write_text(as_toml(reproduction, reproduction.system), encoding="utf-8")
     except OSError as error:
         raise EncoreError(f"{path} cannot be written: {error}", hint="name another file with -o") from error

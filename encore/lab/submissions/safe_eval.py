@@ -1,6 +1,6 @@
-"""The small expressions by which submitted.toml makes a key from options: no attributes, no calls but the ones here.
+"""Evaluate expressions of submitted.toml, which compute a key from options: no attributes, only listed functions.
 
-The expressions belong to this project; the options that they are given come from a published folder and are texts.
+The expressions are part of this project; the option values are strings from published files.
 """
 
 import ast
@@ -21,11 +21,11 @@ _LONGEST = 4096
 
 
 class NoValueError(Exception):
-    """An expression that has no value for these options; the text says why."""
+    """Expression without a value for these options; the message is the reason."""
 
 
-def _texts(text: str) -> tuple[str, ...]:
-    return tuple(each for each in re.split(r"[\s,()\[\]]+", text) if each)
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(text_part for text_part in re.split(r"[\s,()\[\]]+", text) if text_part)
 
 
 def _table(text: str) -> dict[str, str]:
@@ -34,8 +34,8 @@ def _table(text: str) -> dict[str, str]:
     return {name.strip(" '\""): value.strip(" '\"") for name, _, value in pairs}
 
 
-def _whole(value: str | float) -> int:
-    # A number that is whole, written in any way: ``"287"``, ``"0.0"``
+def _integer(value: str | float) -> int:
+    # Whole number in any notation: ``"287"``, ``"0.0"``
     number = float(value)
     if not number.is_integer():
         raise ValueError(f"{value} is not a whole number")
@@ -43,10 +43,10 @@ def _whole(value: str | float) -> int:
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "int": _whole, "float": float, "bool": bool, "min": min, "max": max, "ceil": math.ceil, "str": str,
-    "ints": lambda text: tuple(int(each) for each in _texts(text)),
-    "floats": lambda text: tuple(float(each) for each in _texts(text)),
-    "shares": lambda numbers: tuple(round(each / max(numbers), 9) for each in numbers),
+    "int": _integer, "float": float, "bool": bool, "min": min, "max": max, "ceil": math.ceil, "str": str,
+    "ints": lambda text: tuple(int(part) for part in _split(text)),
+    "floats": lambda text: tuple(float(part) for part in _split(text)),
+    "shares": lambda numbers: tuple(round(number / max(numbers), 9) for number in numbers),
     "table": _table,
 }  # fmt: skip
 
@@ -57,16 +57,16 @@ def evaluate(
     functions: Mapping[str, Callable[..., Any]],
     operators: Mapping[type, Operator] = OPERATORS,
 ) -> Any:
-    """Return the value of an expression; ``names`` gives what a name stands for.
+    """Return the value of an expression; ``names`` resolves names.
 
-    NoValueError says why there is none.
+    Raises NoValueError with the reason if it cannot be evaluated.
     """
 
-    def inside(part: ast.expr) -> Any:
-        return _value(part, inside, names, {**FUNCTIONS, **functions}, operators)
+    def evaluate_node(part: ast.expr) -> Any:
+        return _value(part, evaluate_node, names, {**FUNCTIONS, **functions}, operators)
 
     try:
-        return inside(ast.parse(text.strip(), mode="eval").body)
+        return evaluate_node(ast.parse(text.strip(), mode="eval").body)
     except (KeyError, IndexError) as error:
         raise NoValueError(f"there is no {error}") from error
     except (ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError) as error:
@@ -75,7 +75,7 @@ def evaluate(
 
 def _value(
     node: ast.expr,
-    inside: Callable[[ast.expr], Any],
+    evaluate_node: Callable[[ast.expr], Any],
     names: Callable[[str], Any],
     functions: Mapping[str, Callable[..., Any]],
     operators: Mapping[type, Operator],
@@ -86,33 +86,33 @@ def _value(
         case ast.Name():
             return names(node.id)
         case ast.Tuple() | ast.List():
-            return tuple(inside(each) for each in node.elts)
+            return tuple(evaluate_node(operand) for operand in node.elts)
         case ast.UnaryOp(op=ast.Not()):
-            return not inside(node.operand)
+            return not evaluate_node(node.operand)
         case ast.UnaryOp():
-            return -inside(node.operand)
+            return -evaluate_node(node.operand)
         case ast.BinOp():
-            return _limited(operators[type(node.op)](inside(node.left), inside(node.right)))
+            return _limited(operators[type(node.op)](evaluate_node(node.left), evaluate_node(node.right)))
         case ast.BoolOp(values=[*first, last]):
-            # The first that decides, and no one behind it is asked.
-            for each in first:
-                value = inside(each)
+            # Short-circuit: operands after the deciding one are not evaluated.
+            for operand in first:
+                value = evaluate_node(operand)
                 if bool(value) is isinstance(node.op, ast.Or):
                     return value
-            return inside(last)
+            return evaluate_node(last)
         case ast.Compare():
-            return operators[type(node.ops[0])](inside(node.left), inside(node.comparators[0]))
+            return operators[type(node.ops[0])](evaluate_node(node.left), evaluate_node(node.comparators[0]))
         case ast.IfExp():
-            return inside(node.body) if inside(node.test) else inside(node.orelse)
+            return evaluate_node(node.body) if evaluate_node(node.test) else evaluate_node(node.orelse)
         case ast.Subscript():
-            return inside(node.value)[inside(node.slice)]
+            return evaluate_node(node.value)[evaluate_node(node.slice)]
         case ast.Call(func=ast.Name(id=name)):
-            return functions[name](*(inside(each) for each in node.args))
+            return functions[name](*(evaluate_node(operand) for operand in node.args))
     raise ValueError(f"{ast.dump(node)[:40]} is not read in an expression")
 
 
 def _limited(value: Any) -> Any:
-    # Refuse what an option with a very long value could grow into
+    # Limit the growth of results computed from long option values.
     if isinstance(value, (str, tuple)) and len(value) > _LONGEST:
         raise ValueError("the value is too long")
     return value

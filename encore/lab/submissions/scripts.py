@@ -1,4 +1,4 @@
-"""Read one configuration with the scripts that use it, as the first rank of a Slurm job would."""
+"""Read a configuration with the scripts that use it, as rank 0 of a Slurm job would."""
 
 import re
 import shlex
@@ -17,21 +17,21 @@ MOST_RANKS = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Scripts:
-    """What a configuration and its scripts come to."""
+    """Result of a configuration and its scripts."""
 
     variables: dict[str, Variable]
-    of_configuration: frozenset[str]  # Names of the variables that the configuration, and what it includes, sets
+    of_configuration: frozenset[str]  # Names of the variables set by the configuration and the files it includes
     nodes: int
     gpus: int
-    gpus_are_known: bool  # False: neither a variable nor the name has their number; 1 is assumed
-    command: tuple[Value, ...]  # Words of the training command; empty where it was not found
-    # First words of all that the scripts would start, where the training command was not found
+    gpus_are_known: bool  # False: the GPU count is neither in a variable nor in the name; 1 is assumed
+    command: tuple[Value, ...]  # Training command with arguments; empty if not found
+    # First words of all commands in the scripts, if the training command was not found
     programs: tuple[str, ...]
-    implementation: Implementation | None  # The one of several whose program the command has
+    implementation: Implementation | None  # Implementation whose program is in the command
     notes: tuple[Note, ...]
 
     def values(self) -> dict[str, Value]:
-        return {name: each.value for name, each in self.variables.items()}
+        return {name: variable.value for name, variable in self.variables.items()}
 
     def options(self) -> dict[str, Option]:
         if self.implementation is None:
@@ -47,26 +47,26 @@ def read(
     given_nodes: int | None = None,
     given_gpus: int | None = None,
 ) -> Scripts:
-    """Read a configuration's file and the scripts behind it; NoValueError if the file itself is not understood.
+    """Read a configuration file and the scripts after it; NoValueError if the configuration cannot be parsed.
 
-    The numbers of nodes, and of GPUs of each, are the configuration's unless they are given.
+    ``given_nodes`` and ``given_gpus`` (per node) override the numbers of the configuration.
     """
-    given = {"SLURM_LOCALID": "0", "DATADIR": "/data", "DGXSYSTEM": name_of(file)}
-    reader = Reader(source.read, given)
+    initial = {"SLURM_LOCALID": "0", "DATADIR": "/data", "DGXSYSTEM": name_of(file)}
+    reader = Reader(source.read, initial)
     try:
         reader.read(file)
     except ShellError as error:
         raise NoValueError(str(error)) from error
-    of_configuration = frozenset(name for name, each in reader.state.variables.items() if each.file)
-    files = {each.file for each in reader.state.variables.values()} | {file}
+    of_configuration = frozenset(name for name, entry in reader.state.variables.items() if entry.file)
+    files = {entry.file for entry in reader.state.variables.values()} | {file}
     named_nodes, named_gpus = layout_of(name_of(file))
     nodes = given_nodes or _count(reader.state.variables, common.nodes) or named_nodes or 1
     known_gpus = given_gpus or _count(reader.state.variables, common.gpus) or named_gpus
     gpus = known_gpus or 1
     for name, count in (("SLURM_NTASKS", nodes * gpus), ("SLURM_JOB_NUM_NODES", nodes), ("SLURM_NNODES", nodes)):
         reader.state.variables.setdefault(name, Variable((Value(str(count)),), "", 0))
-    failed, found = [], None
-    for script in dict.fromkeys(script for each in candidates for script in each.scripts):
+    failed, command = [], None
+    for script in dict.fromkeys(script for entry in candidates for script in entry.scripts):
         if source.read(script) is None:
             failed.append(Note(script, 0, "is not in the folder"))
             continue
@@ -74,24 +74,24 @@ def read(
             reader.read(script)
         except ShellError as error:
             failed.append(Note(script, 0, str(error)))
-        if found := _command(reader, candidates):
+        if command := _command(reader, candidates):
             break
-    implementation, words, where = found or (None, (), None)
+    implementation, argv, location = command or (None, (), None)
     notes = [
         note
         for note in reader.state.notes
-        if note.file in files or where is None or note.file != where[0] or note.line <= where[1]
+        if note.file in files or location is None or note.file != location[0] or note.line <= location[1]
     ]
-    # Where the command was found, another implementation's script is not missed.
+    # If the command was found, missing scripts of other implementations do not matter.
     notes += [note for note in failed if implementation is None or note.file in implementation.scripts]
-    names = dict.fromkeys(each.words[0].text for each in reader.state.invocations if each.words[0].text)
+    names = dict.fromkeys(entry.words[0].text for entry in reader.state.invocations if entry.words[0].text)
     return Scripts(
         variables=dict(reader.state.variables),
         of_configuration=of_configuration,
         nodes=nodes,
         gpus=gpus,
         gpus_are_known=known_gpus is not None,
-        command=words,
+        command=argv,
         programs=tuple(names),
         implementation=implementation,
         notes=tuple(notes),
@@ -104,26 +104,35 @@ def _count(variables: dict[str, Variable], patterns: tuple[str, ...]) -> int | N
     for name in names:
         if variables[name].value.is_known and variables[name].text:
             try:
-                found = calculate(variables[name].text)
+                count = calculate(variables[name].text)
             except NotUnderstoodError:
                 continue
-            if 0 < found < MOST_RANKS:
-                return found
+            if 0 < count < MOST_RANKS:
+                return count
     return None
 
 
 def _command(
     reader: Reader, candidates: list[Implementation]
 ) -> tuple[Implementation, tuple[Value, ...], tuple[str, int] | None] | None:
-    # The first command, in a variable or started, that has the program of an implementation, and where it is
+    # First command, in a variable or started, with the program of an implementation, and its position
     variables = reader.state.variables
-    held = [(each, variables[each.command]) for each in candidates if each.command in variables]
-    places = [([each], tuple(variable.value.split()), variable.file, variable.line) for each, variable in held]
-    places += [(candidates, started.words, started.file, started.line) for started in reader.state.invocations]
-    for possible, words, file, line in places:
-        for each in possible:
-            if any(word.text.rpartition("/")[2] in each.program for word in words):
-                return each, words, (file, line)
+    command_variables = [
+        (implementation, variables[implementation.command])
+        for implementation in candidates
+        if implementation.command in variables
+    ]
+    candidates_found = [
+        ([implementation], tuple(variable.value.split()), variable.file, variable.line)
+        for implementation, variable in command_variables
+    ]
+    candidates_found += [
+        (candidates, started.words, started.file, started.line) for started in reader.state.invocations
+    ]
+    for possible, argv, file, line in candidates_found:
+        for implementation in possible:
+            if any(word.text.rpartition("/")[2] in implementation.program for word in argv):
+                return implementation, argv, (file, line)
     return None
 
 
@@ -134,45 +143,45 @@ _EARLIER = re.compile(r"\$\{?(\w+)\}?")
 def _instructions(text: str) -> list[tuple[str, str]]:
     without = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     joined = re.sub(r"\\[ \t]*\n", " ", without)
-    found = re.findall(r"^[ \t]*(ARG|FROM|ENV)[ \t]+(.*)$", joined, re.MULTILINE | re.IGNORECASE)
-    return [(name.upper(), rest.strip()) for name, rest in found]
+    matches = re.findall(r"^[ \t]*(ARG|FROM|ENV)[ \t]+(.*)$", joined, re.MULTILINE | re.IGNORECASE)
+    return [(name.upper(), rest.strip()) for name, rest in matches]
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError:
         return text.split()
 
 
-def _expanded(text: str, known: dict[str, str]) -> str:
-    return _EARLIER.sub(lambda match: known.get(match[1], match[0])[:1024], text)[:4096]
+def _expanded(text: str, variables: dict[str, str]) -> str:
+    return _EARLIER.sub(lambda match: variables.get(match[1], match[0])[:1024], text)[:4096]
 
 
 def base_image(text: str) -> str:
-    """Return the image of the last FROM that is no earlier stage; empty where there is none."""
-    known: dict[str, str] = {}
+    """Return the image of the last FROM that is not an earlier stage; empty if none."""
+    variables: dict[str, str] = {}
     stages: set[str] = set()
     base = ""
     for name, rest in _instructions(text):
         if name == "ARG" and "=" in rest:
             variable, _, value = rest.partition("=")
-            known[variable.strip()] = " ".join(_words(value))
+            variables[variable.strip()] = " ".join(_split_words(value))
         elif name == "FROM":
-            words = [word for word in rest.split() if not word.startswith("--")]
-            image = _expanded(words[0], known) if words else ""
+            arguments = [word for word in rest.split() if not word.startswith("--")]
+            image = _expanded(arguments[0], variables) if arguments else ""
             base = base if image in stages else image
-            stages |= {words[2]} if len(words) > 2 else set()
+            stages |= {arguments[2]} if len(arguments) > 2 else set()
     return base
 
 
 def environment(text: str) -> dict[str, str]:
-    """Return the variables that ENV sets; of one that is set twice, the last."""
-    found: dict[str, str] = {}
+    """Return the variables that ENV sets; the last assignment counts."""
+    variables: dict[str, str] = {}
     for name, rest in _instructions(text):
         if name != "ENV":
             continue
-        # Docker's older form has one variable, and a space in place of the sign.
+        # Docker's old form: a single variable, separated by a space instead of an equals sign
         form = rest if re.match(r"\w+=", rest) else re.sub(r"^(\w+)\s+", r"\1=", rest)
-        found |= dict(word.split("=", 1) for word in _words(form) if _ASSIGNMENT.match(word))
-    return found
+        variables |= dict(word.split("=", 1) for word in _split_words(form) if _ASSIGNMENT.match(word))
+    return variables

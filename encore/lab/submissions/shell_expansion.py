@@ -1,6 +1,6 @@
-"""Values of a shell script's words and variables, each with the variables that it was made from.
+"""Expand words and variables of shell scripts, and track the variables that values depend on.
 
-Expands quotes, ``$NAME``, ``${NAME:-word}``, ``$((...))``; programs are never run.
+Supports quotes, ``$NAME``, ``${NAME:-word}``, ``$((...))``; programs are never executed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from encore.lab.submissions.safe_eval import OPERATORS, NoValueError, evaluate
 from encore.lab.submissions.shell_lexer import MOST_NESTED, ShellError, behind, split
 
 LONGEST_VALUE = 64 * 1024
-MOST_PARTS = 10_000  # Of one value
+MOST_PARTS = 10_000  # Maximum parts per value
 MOST_NOTES = 1000
-# Commands, and what the values of all variables and words are made of; in a real configuration it is some thousands
+# Maximum commands plus parts of all values and words; submitted configurations need some thousands
 MOST_STEPS = 100_000
-LONGEST_PATTERN = 64  # Characters of a pattern in ``${NAME/pattern/}``: a longer one could be slow to match
+LONGEST_PATTERN = 64  # Maximum length of the pattern in ``${NAME/pattern/}``: longer patterns could be slow to match
 LONGEST_CUT = 1024  # Characters of the text
 # Variables that the shell, the cluster or the person who starts the scripts sets
 FROM_OUTSIDE = frozenset({
@@ -28,7 +28,7 @@ FROM_OUTSIDE = frozenset({
     "PIPESTATUS", "UID", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_NTASKS", "SLURM_NNODES",
     "SLURM_JOB_NUM_NODES",
 })  # fmt: skip
-# Programs whose output no training depends on: where it is missing, nothing is said
+# Programs whose output is irrelevant for training: no note if it is missing
 QUIET = re.compile(
     r"\s*(date|hostname|whoami|pwd|mktemp|od|ls|nproc|seq|squeue|scontrol|basename \$|dirname \$|nvidia-smi|id)\b"
 )
@@ -37,57 +37,57 @@ _OWN_FOLDER = re.compile(
 )
 _OWN_NAME = re.compile(r"\s*basename\s+\$\(\s*readlink\s+-f\s+\$\{?(BASH_SOURCE(\[0\])?|0)\}?\s*\)\s*\|\s*sed\b.*")
 _PARAMETER = re.compile(r"(#|!)?([A-Za-z_]\w*|[0-9@*#?$!-])(\[[^\]]*\])?")
-_WHOLE_ARRAY = re.compile(r'"\$\{(\w+)\[@\]\}"')  # The one word that becomes several, or none, in spite of its quotes
+_WHOLE_ARRAY = re.compile(r'"\$\{(\w+)\[@\]\}"')  # Quoted word that expands to zero or more words
 _SPECIAL = re.compile(r"""[\\'"$`]""")
 _NUMBERS = re.compile(r"[\d\s+\-*/%()<>=!]*\Z")
 _MOST_DIGITS = 18
-# What is more than a word between spaces where ``eval`` reads a text once more
+# Syntax other than plain words, when ``eval`` parses a text again
 _READ_AGAIN = re.compile(r"""['"\\$`;|&<>()#\n]""")
 
 
 class NotUnderstoodError(Exception):
-    """A part of a word that is outside of what is read here; the text says which."""
+    """Unsupported part of a word; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A text with what it was made from."""
+    """Text with the variables that it depends on."""
 
     text: str = ""
-    sources: frozenset[str] = frozenset()  # Variables that it was read from, by way of others as well
-    # False where a part is known on the submitter's machine alone, such as the output of a program
+    sources: frozenset[str] = frozenset()  # Variables that it depends on, directly or indirectly
+    # False if a part is known only on the submitter's machine, such as the output of a program
     is_known: bool = True
-    parts: tuple[Value, ...] = ()  # What it was put together from, where that has different sources
+    parts: tuple[Value, ...] = ()  # Concatenated parts, if their sources differ
 
     def own_parts(self) -> tuple[Value, ...]:
-        """Return what it was put together from, itself if it is one piece, nothing if it is empty."""
+        """Return the concatenated parts; the value itself if it is a single part, nothing if it is empty."""
         return self.parts or ((self,) if self.text or self.sources or not self.is_known else ())
 
     def also(self, name: str) -> Value:
-        """Return the value as that of the variable ``name``."""
-        parts = tuple(replace(each, sources=each.sources | {name}) for each in self.parts)
+        """Return the value with the variable ``name`` as an additional source."""
+        parts = tuple(replace(part, sources=part.sources | {name}) for part in self.parts)
         return replace(self, sources=self.sources | {name}, parts=parts)
 
     @property
     def shown(self) -> str:
-        """The text for a reader, with what is missing of it."""
+        """Text for messages; unknown parts are marked."""
         return self.text if self.is_known else f"{self.text}..." if self.text else "not known here"
 
     def split(self) -> list[Value]:
-        """Return its words, each with the sources of its own parts."""
-        words, current = list[Value](), list[Value]()
+        """Return the words, each with the sources of its parts."""
+        fields, current = list[Value](), list[Value]()
         for part in (*(self.parts or (self,)), Value(" ")):
             for piece in re.findall(r"\s+|\S+", part.text) or [""]:
                 if not piece.isspace():
                     current += Value(piece, part.sources, part.is_known).own_parts()
                     continue
                 word, current = joined(current), []
-                words += [word] if word.text or not word.is_known else []
-        return words
+                fields += [word] if word.text or not word.is_known else []
+        return fields
 
 
 def joined(values: Iterable[Value]) -> Value:
-    """Return values one behind the other; ValueError where that is longer than any real script's."""
+    """Concatenate values; ValueError if the result is longer than in any submitted script."""
     parts, length = list[Value](), 0
     for value in values:
         parts += value.own_parts()
@@ -101,13 +101,13 @@ def joined(values: Iterable[Value]) -> Value:
 
 
 UNKNOWN = Value("", is_known=False)
-# A part of a word, None between two elements of an array; and whether it stays whole: else it is split at spaces
+# Part of a word, or None between two array elements; and whether it is quoted (not split at spaces)
 Piece = tuple[Value | None, bool]
 
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable as it was last assigned; an array has several values."""
+    """Variable with its last assignment; arrays have multiple values."""
 
     values: tuple[Value, ...]
     file: str
@@ -116,17 +116,17 @@ class Variable:
 
     @property
     def value(self) -> Value:
-        """What ``$NAME`` gives: of an array its first element."""
+        """Value of ``$NAME``; for an array its first element."""
         return self.values[0] if self.values else Value()
 
     @property
     def text(self) -> str:
-        return " ".join(each.text for each in self.values)
+        return " ".join(value.text for value in self.values)
 
 
 @dataclass(frozen=True)
 class Note:
-    """A place in a script that was not understood, and what it was taken for."""
+    """Unsupported syntax in a script, and the assumed result."""
 
     file: str
     line: int
@@ -138,7 +138,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Invocation:
-    """A program that the script would start, with its words; it is never started."""
+    """Program that the script would start, with its arguments; it is never started."""
 
     words: tuple[Value, ...]
     file: str
@@ -147,7 +147,7 @@ class Invocation:
 
 @dataclass
 class State:
-    """What a script has assigned, would have started, and what of it was not understood."""
+    """Variables, invocations and notes of the interpreted scripts."""
 
     variables: dict[str, Variable] = field(default_factory=dict)
     invocations: list[Invocation] = field(default_factory=list)
@@ -156,16 +156,16 @@ class State:
     _steps: int = 0
 
     def spend(self, steps: int, line: int) -> None:
-        """Count what was done; ShellError where that is more than any real script needs."""
+        """Add to the step count; ShellError above the limit for submitted scripts."""
         self._steps += steps
         if self._steps > MOST_STEPS:
             raise ShellError(line, f"more than {MOST_STEPS:,} commands and parts of values")
 
     def note(self, file: str, line: int, reason: str) -> None:
-        """Keep a note, once; behind MOST_NOTES of them nobody reads one more."""
-        made = Note(file, line, reason)
-        if len(self.notes) < MOST_NOTES and made not in self.notes:
-            self.notes.append(made)
+        """Add a note if it is new and there are fewer than MOST_NOTES."""
+        note = Note(file, line, reason)
+        if len(self.notes) < MOST_NOTES and note not in self.notes:
+            self.notes.append(note)
 
 
 class Expander:
@@ -174,7 +174,7 @@ class Expander:
         self._file = file
 
     def words(self, raw: str, line: int) -> list[Value]:
-        """Return the words that ``raw`` becomes, split at the spaces of what is not quoted."""
+        """Return the words that ``raw`` expands to; unquoted parts are split at spaces."""
         array = _WHOLE_ARRAY.fullmatch(raw)
         if array and array[1] in self._state.variables:
             return list(self._state.variables[array[1]].values)
@@ -188,54 +188,54 @@ class Expander:
                 parts += [None] if number else []
                 if text or (not value.is_known and len(texts) == 1):
                     parts.append(replace(value, text=text, parts=()))
-        words = itertools.groupby(parts, lambda part: part is not None)
-        return [joined(part for part in word if part is not None) for is_word, word in words if is_word]
+        groups = itertools.groupby(parts, lambda part: part is not None)
+        return [joined(part for part in word if part is not None) for is_word, word in groups if is_word]
 
     def whole(self, raw: str, line: int, depth: int = 0) -> Value:
-        """Return ``raw`` as one text, as an assignment takes it."""
+        """Return ``raw`` expanded to a single text, as in an assignment."""
         return joined(Value(" ") if value is None else value for value, _ in self._pieces(raw, line, depth))
 
     def again(self, values: list[Value], line: int) -> list[Value]:
-        """Return the words of the one command that ``eval`` makes of its own; none where it makes something else."""
-        made = joined(part for value in values for part in (value, Value(" ")))
-        if not _READ_AGAIN.search(made.text):
-            return made.split()
-        tokens = split(made.text) if made.is_known else []
+        """Return the words of the command that ``eval`` executes; empty if it is not a single known command."""
+        text = joined(part for value in values for part in (value, Value(" ")))
+        if not _READ_AGAIN.search(text.text):
+            return text.split()
+        tokens = split(text.text) if text.is_known else []
         if not tokens or not all(token.is_word for token in tokens):
-            self._state.note(self._file, line, f"eval {_short(made.text)}: not one command that is known; passed over")
+            self._state.note(self._file, line, f"eval {_short(text.text)}: not one command that is known; passed over")
             return []
-        words = [word for token in tokens for word in self.words(token.text, line)]
-        return [replace(word, sources=word.sources | made.sources) for word in words]
+        fields = [word for token in tokens for word in self.words(token.text, line)]
+        return [replace(word, sources=word.sources | text.sources) for word in fields]
 
     def _pieces(self, raw: str, line: int, depth: int) -> Iterator[Piece]:
         if depth > MOST_NESTED:
             raise ShellError(line, f"more than {MOST_NESTED} expansions in each other")
-        at, quoted = 0, False
-        while at < len(raw):
-            sign = raw[at]
-            if sign == "\\" and at + 1 < len(raw):
-                escaped = raw[at + 1]
+        pos, quoted = 0, False
+        while pos < len(raw):
+            sign = raw[pos]
+            if sign == "\\" and pos + 1 < len(raw):
+                escaped = raw[pos + 1]
                 keeps = quoted and escaped not in '$`"\\'
                 if escaped != "\n":
                     yield Value(f"\\{escaped}" if keeps else escaped), True
-                at += 2
+                pos += 2
             elif sign == "'" and not quoted:
-                end = raw.index("'", at + 1)
-                yield Value(raw[at + 1 : end]), True
-                at = end + 1
+                end = raw.index("'", pos + 1)
+                yield Value(raw[pos + 1 : end]), True
+                pos = end + 1
             elif sign == '"':
                 quoted = not quoted
                 yield Value(), True
-                at += 1
+                pos += 1
             elif sign in "$`":
-                end = behind(raw, at)
-                yield from self._expansion(raw[at:end], line, quoted, depth)
-                at = end
+                end = behind(raw, pos)
+                yield from self._expansion(raw[pos:end], line, quoted, depth)
+                pos = end
             else:
-                special = _SPECIAL.search(raw, at + 1)
+                special = _SPECIAL.search(raw, pos + 1)
                 end = special.start() if special else len(raw)
-                yield Value(raw[at:end]), True
-                at = end
+                yield Value(raw[pos:end]), True
+                pos = end
 
     def _expansion(self, text: str, line: int, quoted: bool, depth: int) -> Iterator[Piece]:
         try:
@@ -246,8 +246,8 @@ class Expander:
             elif text == "$":
                 yield Value("$"), True
             else:
-                inside = text[2:-1] if text.startswith("${") else text[1:]
-                for number, value in enumerate(self._parameter(inside, line, depth)):
+                body = text[2:-1] if text.startswith("${") else text[1:]
+                for number, value in enumerate(self._parameter(body, line, depth)):
                     yield from [(None, quoted)] if number else []
                     yield value, quoted
         except NotUnderstoodError as error:
@@ -255,9 +255,9 @@ class Expander:
             yield UNKNOWN, quoted
 
     def _output(self, program: str, line: int) -> Value:
-        # What a program would print, where the scripts' usual ones ask for their own name or folder
+        # Output of a program; supported for scripts that determine their name or folder
         if _OWN_NAME.fullmatch(program):
-            # What the scripts call the configuration
+            # Configuration name as the scripts use it
             return Value(self._file.rpartition("/")[2].removeprefix("config_").removesuffix(".sh"))
         if _OWN_FOLDER.fullmatch(program):
             return Value(".")
@@ -266,21 +266,21 @@ class Expander:
         return UNKNOWN
 
     def _arithmetic(self, text: str, line: int, depth: int) -> Value:
-        named = re.sub(r"(?<![\w${#])([A-Za-z_]\w*)", r"${\1}", text)
-        made = self.whole(named, line, depth + 1)
-        if not made.is_known:
-            return Value("", made.sources, is_known=False)
-        return Value(str(calculate(made.text)), made.sources)
+        expression = re.sub(r"(?<![\w${#])([A-Za-z_]\w*)", r"${\1}", text)
+        result = self.whole(expression, line, depth + 1)
+        if not result.is_known:
+            return Value("", result.sources, is_known=False)
+        return Value(str(calculate(result.text)), result.sources)
 
-    def _parameter(self, inside: str, line: int, depth: int) -> tuple[Value, ...]:
-        # Several values where all of an array are asked for
-        match = _PARAMETER.match(inside)
+    def _parameter(self, body: str, line: int, depth: int) -> tuple[Value, ...]:
+        # Multiple values for all elements of an array
+        match = _PARAMETER.match(body)
         if match is None or match[1] == "!":
             raise NotUnderstoodError("an expansion of this form is not read")
         prefix, name, index = match.groups()
         if index not in (None, "[0]", "[@]", "[*]") and name in self._state.variables:
             raise NotUnderstoodError("an element of an array")
-        rest, is_whole = inside[match.end() :], index in ("[@]", "[*]")
+        rest, is_whole = body[match.end() :], index in ("[@]", "[*]")
         values = self._lookup(name, is_whole)
         if prefix == "#" and name:
             length = len(values or ()) if is_whole else len(values[0].text if values else "")
@@ -292,16 +292,16 @@ class Expander:
         return values
 
     def _lookup(self, name: str, is_whole: bool) -> tuple[Value, ...] | None:
-        # The values of a variable, one unless ``is_whole``; None where it is not set
+        # Values of a variable, only the first unless ``is_whole``; None if it is not set
         if name in ("BASH_SOURCE", "0"):
             return (Value(f"./{self._file}"),)
-        known = self._state.variables.get(name)
-        if known is None:
+        variable = self._state.variables.get(name)
+        if variable is None:
             return None
-        return known.values if is_whole else (known.value,)
+        return variable.values if is_whole else (variable.value,)
 
     def _changed(self, name: str, values: tuple[Value, ...] | None, rest: str, line: int, depth: int) -> Value:
-        # ``${NAME<rest>}``: a default, an alternative, or a value without a part of it
+        # ``${NAME<rest>}``: a default, an alternative, or a value with a pattern removed
         value = values[0] if values else None
         default = re.match(r"(:?)([-=+?])", rest)
         if default:
@@ -313,17 +313,17 @@ class Expander:
                 return value
             if default[2] == "?" or name in FROM_OUTSIDE:
                 return UNKNOWN
-            made = self.whole(word, line, depth + 1)
-            return Value(made.text, made.sources | {name}, made.is_known)
+            result = self.whole(word, line, depth + 1)
+            return Value(result.text, result.sources | {name}, result.is_known)
         if value is None:
             return Value()
-        # Each place of the text is compared with the pattern.
+        # The pattern is compared at every position of the text.
         self._state.spend(min(len(value.text), LONGEST_CUT), line)
         return Value(_cut(value.text, rest), value.sources, value.is_known)
 
 
 def _cut(text: str, how: str) -> str:
-    # ``text`` without what a pattern matches, as ``%``, ``%%``, ``#``, ``##`` and ``/`` do it
+    # ``text`` with a pattern removed or replaced: ``%``, ``%%``, ``#``, ``##`` and ``/``
     match = re.match(r"(%%|%|##|#|//|/|,,|\^\^)", how)
     if match is None or len(how) > LONGEST_PATTERN:
         raise NotUnderstoodError("an expansion of this form is not read")
@@ -333,22 +333,22 @@ def _cut(text: str, how: str) -> str:
     if len(text) > LONGEST_CUT or pattern.count("*") > 2 or re.search(r"[$`'\"\[\]]", pattern):
         raise NotUnderstoodError("a pattern of this form is not read")
     if sign[0] == "/":
-        wanted, _, replacement = pattern.partition("/")
-        expression = ".*".join(".".join(map(re.escape, part.split("?"))) for part in wanted.split("*"))
-        return re.sub(expression, lambda _: replacement, text, count=0 if sign == "//" else 1) if wanted else text
+        glob, _, replacement = pattern.partition("/")
+        expression = ".*".join(".".join(map(re.escape, part.split("?"))) for part in glob.split("*"))
+        return re.sub(expression, lambda _: replacement, text, count=0 if sign == "//" else 1) if glob else text
     matches = re.compile(translate(pattern)).match
-    places = range(len(text) + 1)
-    # The longest end begins furthest left, the longest beginning ends furthest right.
-    for place in places if sign in ("%%", "#") else reversed(places):
-        if sign[0] == "%" and matches(text, place):
-            return text[:place]
-        if sign[0] == "#" and matches(text, 0, place):
-            return text[place:]
+    positions = range(len(text) + 1)
+    # The longest suffix starts leftmost, the longest prefix ends rightmost.
+    for position in positions if sign in ("%%", "#") else reversed(positions):
+        if sign[0] == "%" and matches(text, position):
+            return text[:position]
+        if sign[0] == "#" and matches(text, 0, position):
+            return text[position:]
     return text
 
 
 def calculate(text: str) -> int:
-    """Return the whole number that an arithmetic expression of the shell gives; division rounds towards zero."""
+    """Return the integer value of a shell arithmetic expression; division rounds towards zero."""
     plain = text.strip()
     if not _NUMBERS.match(plain) or re.search(rf"\d{{{_MOST_DIGITS + 1}}}", plain):
         raise NotUnderstoodError("an expression of this form is not read")
@@ -358,16 +358,16 @@ def calculate(text: str) -> int:
         raise NotUnderstoodError("an expression of this length is not read")
     without_zeros = re.sub(r"\b0+(?=\d)", "", plain)
     try:
-        made = int(evaluate(without_zeros, str, {}, _ROUNDING_TOWARDS_ZERO))
+        result = int(evaluate(without_zeros, str, {}, _ROUNDING_TOWARDS_ZERO))
     except NoValueError:
         raise NotUnderstoodError("this has no value") from None
-    if abs(made) >= 10**_MOST_DIGITS:
+    if abs(result) >= 10**_MOST_DIGITS:
         raise NotUnderstoodError("the number is too large")
-    return made
+    return result
 
 
-def _quotient(left: int, right: int) -> int:
-    return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+def _quotient(dividend: int, divisor: int) -> int:
+    return abs(dividend) // abs(divisor) * (1 if (dividend < 0) == (divisor < 0) else -1)
 
 
 _ROUNDING_TOWARDS_ZERO = {

@@ -1,8 +1,7 @@
-"""Read a shell script as the shell would, without running anything: assignments, conditions, sourced files.
+"""Interpret a shell script without executing programs: assignments, conditions, sourced files.
 
-Programs are noted with their words and never started; loops and functions are passed over. What is not understood is
-noted with file and line, and a condition that depends on it does not hold. Files are looked for in the folder that
-was handed over and nowhere else.
+Programs are recorded with their arguments and never started; loops and functions are skipped. Unsupported syntax is
+recorded with file and line, and conditions that depend on it are false. Files are read only from the given folder.
 """
 
 import contextlib
@@ -25,9 +24,9 @@ from encore.lab.submissions.shell_expansion import (
 )  # fmt: skip
 from encore.lab.submissions.shell_lexer import IGNORED, ShellError, Token, split
 
-MOST_SOURCED = 8  # Depth to which files source each other
+MOST_SOURCED = 8  # Maximum depth of nested ``source``
 LONGEST_SCRIPT = 128 * 1024  # Characters: the longest of any submission has 40,000
-_MOST_TOKENS = 500  # Of a condition: real ones have some tens
+_MOST_TOKENS = 500  # Maximum tokens in a condition; submitted scripts have up to about 50
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _DECLARES = frozenset({"export", "declare", "typeset", "readonly", "local"})
@@ -38,26 +37,29 @@ _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt,
     "-le": operator.le,
 }  # fmt: skip
-# What ``-a`` takes the least of and ``-o`` the most: what is not known is in between
+# ``-a`` is the minimum, ``-o`` the maximum; unknown is in between
 _CERTAINTY = (False, None, True)
 
-ReadFile = Callable[[str], "str | None"]  # Returns the text of a file by its path inside the folder, None if none
+# Returns the text of a file by its path in the folder, None if it does not exist
+ReadFile = Callable[[str], "str | None"]
 
 
 class _Exit(Exception):
-    """The script ends here."""
+    """The script executed ``exit``."""
 
 
 class Reader:
-    """Reads the scripts of one folder, one after another, into one state."""
+    """Interprets the scripts of a folder in sequence with a shared state."""
 
-    def __init__(self, read_file: ReadFile, given: Mapping[str, str] | None = None) -> None:
-        named = {name: Variable((Value(text),), "", 0, is_exported=True) for name, text in (given or {}).items()}
-        self.state = State(variables=named)
+    def __init__(self, read_file: ReadFile, environment: Mapping[str, str] | None = None) -> None:
+        variables = {
+            name: Variable((Value(text),), "", 0, is_exported=True) for name, text in (environment or {}).items()
+        }
+        self.state = State(variables=variables)
         self._read_file = read_file
 
     def read(self, file: str) -> None:
-        """Read a script of the folder; ShellError if it is not understood as a whole."""
+        """Read a script of the folder; ShellError if it cannot be parsed."""
         try:
             self.source(file, 0)
         except _Exit:
@@ -67,7 +69,7 @@ class Reader:
             raise ShellError(0, f"{file}: {reason}") from None
 
     def source(self, file: str, depth: int) -> None:
-        """Read a script that others source, ``depth`` of them."""
+        """Read a script that is sourced at this ``depth``."""
         text = self._read_file(file)
         if text is None:
             raise ShellError(0, f"{file}: there is no such file in the folder")
@@ -88,8 +90,8 @@ class Reader:
 
 
 class _Run:
-    # Goes over the tokens of one script once; ``active`` is false where a condition does not hold. What reads a
-    # command returns its status, None where that is unknown.
+    # Single pass over the tokens of a script; ``active`` is false in untaken branches. Methods that read a command
+    # return its status, None if unknown.
 
     def __init__(self, reader: Reader, tokens: list[Token], file: str, depth: int) -> None:
         self._reader = reader
@@ -103,7 +105,7 @@ class _Run:
     def all(self) -> None:
         while self._next.text:
             self._block(active=True)
-            self._at += 1  # a closing word or bracket that nothing opened
+            self._at += 1  # closing word or bracket without an opening
 
     # -- tokens ------------------------------------------------------------------------------------------
 
@@ -115,22 +117,22 @@ class _Run:
         return self._next.text in texts
 
     def _take(self, *texts: str) -> bool:
-        taken = self._next_is(*texts)
-        self._at += taken
-        return taken
+        matches = self._next_is(*texts)
+        self._at += matches
+        return matches
 
     def _expect(self, text: str) -> None:
         if not self._take(text):
             raise ShellError(self._next.line, f"{text!r} is missing")
 
     def _until(self, text: str, line: int, reason: str) -> list[Token]:
-        # Take what is before a token, and that itself
-        begin = self._at
+        # Consume the tokens up to and including ``text``
+        start = self._at
         while not self._take(text):
             if not self._next.text:
                 raise ShellError(line, reason)
             self._at += 1
-        return self._tokens[begin : self._at - 1]
+        return self._tokens[start : self._at - 1]
 
     def _skip_lines(self) -> None:
         while self._take("\n"):
@@ -143,7 +145,7 @@ class _Run:
     # -- grammar -----------------------------------------------------------------------------------------
 
     def _block(self, *stops: str, active: bool) -> bool | None:
-        # Commands up to one of ``stops``; the status is that of the last
+        # Commands up to one of ``stops``; returns the status of the last
         status: bool | None = True
         while self._next.text and not self._next_is(*stops, ")", ";;"):
             if not self._take("\n", ";", "&"):
@@ -156,8 +158,8 @@ class _Run:
             runs = status is self._next_is("&&")
             self._at += 1
             self._skip_lines()
-            made = self._pipeline(active and runs)
-            status = made if runs else status
+            next_status = self._pipeline(active and runs)
+            status = next_status if runs else status
         return status
 
     def _pipeline(self, active: bool) -> bool | None:
@@ -171,7 +173,7 @@ class _Run:
     def _command(self, active: bool) -> bool | None:
         token = self._next
         self._state.spend(1, token.line)
-        is_call = any(each.text == "(" and each.joined for each in self._tokens[self._at + 1 : self._at + 2])
+        is_call = any(token_.text == "(" and token_.joined for token_ in self._tokens[self._at + 1 : self._at + 2])
         compound = {
             "if": self._if, "case": self._case, "[[": self._test, "{": self._group, "(": self._group,
             **dict.fromkeys(("for", "while", "until", "select"), self._loop),
@@ -191,8 +193,8 @@ class _Run:
             return compound[token.text](token, active)
         return self._simple(active)
 
-    def _group(self, begin: Token, active: bool) -> bool | None:
-        closing = {"{": "}", "(": ")"}[begin.text]
+    def _group(self, opening: Token, active: bool) -> bool | None:
+        closing = {"{": "}", "(": ")"}[opening.text]
         status = self._block(closing, active=active)
         self._expect(closing)
         self._skip_redirections()
@@ -202,11 +204,11 @@ class _Run:
         done = False
         status: bool | None = True
         while True:
-            held = self._block("then", active=active and not done)
+            condition = self._block("then", active=active and not done)
             self._expect("then")
-            runs = active and not done and held is True
-            made = self._block("elif", "else", "fi", active=runs)
-            status, done = (made, True) if runs else (status, done)
+            runs = active and not done and condition is True
+            branch_status = self._block("elif", "else", "fi", active=runs)
+            status, done = (branch_status, True) if runs else (status, done)
             if not self._take("elif"):
                 break
         if self._take("else"):
@@ -214,9 +216,9 @@ class _Run:
         self._expect("fi")
         return status
 
-    def _case(self, begin: Token, active: bool) -> bool | None:
+    def _case(self, keyword: Token, active: bool) -> bool | None:
         if not self._next.text:
-            raise ShellError(begin.line, "'case' has no word")
+            raise ShellError(keyword.line, "'case' has no word")
         value = self._value(self._next) if active else Value()
         self._at += 1
         self._skip_lines()
@@ -225,44 +227,46 @@ class _Run:
         done = False
         while not self._take("esac"):
             self._take("(")
-            patterns = [each for each in self._until(")", self._tokens[-1].line, "'esac' is missing") if each.is_word]
-            wanted = [each.text.strip("'\"") for each in patterns]
-            runs = active and not done and value.is_known and matches(value.text, wanted)
+            patterns = [
+                token for token in self._until(")", self._tokens[-1].line, "'esac' is missing") if token.is_word
+            ]
+            globs = [token.text.strip("'\"") for token in patterns]
+            runs = active and not done and value.is_known and matches(value.text, globs)
             self._block("esac", active=runs)
             done = done or runs
             self._take(";;")
             self._skip_lines()
         return True
 
-    def _loop(self, begin: Token, active: bool) -> bool | None:
-        # Passed over: what it assigns is not known
+    def _loop(self, keyword: Token, active: bool) -> bool | None:
+        # Loops are skipped: variables assigned in them are unknown
         self._block("do", active=False)
         self._expect("do")
-        inside = self._at
+        body_start = self._at
         self._block("done", active=False)
-        assigned = [t.text for t in self._tokens[inside : self._at] if t.is_word and _ASSIGNMENT.match(t.text)]
+        assigned = [t.text for t in self._tokens[body_start : self._at] if t.is_word and _ASSIGNMENT.match(t.text)]
         self._expect("done")
         self._skip_redirections()
         if active and assigned:
-            self._note(begin.line, f"a loop that assigns {assigned[0].partition('=')[0]}; passed over")
+            self._note(keyword.line, f"a loop that assigns {assigned[0].partition('=')[0]}; passed over")
         return True
 
-    def _test(self, begin: Token, active: bool) -> bool | None:
-        inside = self._until("]]", begin.line, "']]' is missing")
-        return self._condition(inside, begin.line) if active else None
+    def _test(self, keyword: Token, active: bool) -> bool | None:
+        operands = self._until("]]", keyword.line, "']]' is missing")
+        return self._condition(operands, keyword.line) if active else None
 
     def _simple(self, active: bool) -> bool | None:
         words: list[Token] = []
-        begin = self._at
+        start = self._at
         while (token := self._next).is_word or token.text not in _ENDS_COMMAND:
             if token.is_word:
                 words.append(token)
                 self._at += 1
                 continue
             if words and token.joined and words[-1].text.isdigit():
-                words.pop()  # the number of a file that is redirected
+                words.pop()  # file descriptor of a redirection
             self._at += 1 if token.text == "(" else 2
-        if self._at == begin:
+        if self._at == start:
             self._at += 1
         if not active or not words:
             return True if active else None
@@ -272,14 +276,14 @@ class _Run:
 
     # -- conditions --------------------------------------------------------------------------------------
 
-    def _condition(self, inside: list[Token], line: int) -> bool | None:
-        found = None
+    def _condition(self, operands: list[Token], line: int) -> bool | None:
+        result = None
         with contextlib.suppress(IndexError, NotUnderstoodError):
-            found = self._holds(inside)
-        if found is None:
-            shown = " ".join(token.text for token in inside)
-            self._note(line, f"[ {shown} ] is not known here; taken for false")
-        return found
+            result = self._holds(operands)
+        if result is None:
+            text = " ".join(token.text for token in operands)
+            self._note(line, f"[ {text} ] is not known here; taken for false")
+        return result
 
     def _holds(self, tokens: Sequence[Token]) -> bool | None:
         if len(tokens) > _MOST_TOKENS:
@@ -290,19 +294,19 @@ class _Run:
                 return choose(map(self._holds, parts), key=_CERTAINTY.index)
         match [token.text for token in tokens]:
             case ["!", *_]:
-                found = self._holds(tokens[1:])
-                return None if found is None else not found
+                negated = self._holds(tokens[1:])
+                return None if negated is None else not negated
             case ["(", *_, ")"]:
                 return self._holds(tokens[1:-1])
             case ["-z" | "-n" as sign, *operand] if len(operand) < 2:
-                # An expansion of nothing without quotes is no word at all to [.
+                # An unquoted empty expansion is not an argument of [.
                 value = self._value(tokens[1]) if operand else Value()
                 return (value.text == "") == (sign == "-z") if value.is_known else None
             case [sign, *_] if sign in _FILE_TESTS:
                 value = self._value(tokens[1])
                 return self._reader.is_file(value.text) if value.is_known else None
             case [text] if text.startswith("(("):  # inside [[ ]] they only group
-                return self._holds([replace(each, line=tokens[0].line) for each in split(text[1:-1])])
+                return self._holds([replace(inner, line=tokens[0].line) for inner in split(text[1:-1])])
             case [_]:
                 value = self._value(tokens[0])
                 return value.text != "" if value.is_known else None
@@ -321,13 +325,13 @@ class _Run:
             for word in words:
                 self._assign(word)
             return True
-        named, rest = words[count], words[count + 1 :]
-        match named.text:
+        program_word, rest = words[count], words[count + 1 :]
+        match program_word.text:
             case declares if declares in _DECLARES:
                 self._declare(declares, rest)
             case "source" | ".":
-                path = self._expander.words(rest[0].text, named.line) if rest else []
-                return self._source(path[0] if path else UNKNOWN, named.line)
+                path = self._expander.words(rest[0].text, program_word.line) if rest else []
+                return self._source(path[0] if path else UNKNOWN, program_word.line)
             case ":":
                 for word in rest:
                     # ``: ${NAME:=word}``
@@ -339,8 +343,8 @@ class _Run:
             case "exit":
                 raise _Exit
             case "eval":
-                made = self._words(rest)
-                self._invoke(self._expander.again(made, rest[0].line) if made else [], rest)
+                values = self._words(rest)
+                self._invoke(self._expander.again(values, rest[0].line) if values else [], rest)
             case program if program not in IGNORED:
                 self._invoke(self._words(words[count:]), words[count:])
         return True
@@ -348,15 +352,15 @@ class _Run:
     def _words(self, words: Sequence[Token]) -> list[Value]:
         return [value for word in words for value in self._expander.words(word.text, word.line)]
 
-    def _invoke(self, made: list[Value], words: list[Token]) -> None:
-        if made:
-            self._count(made, words[0].line)
-            self._state.invocations.append(Invocation(tuple(made), self._file, words[0].line))
+    def _invoke(self, values: list[Value], words: list[Token]) -> None:
+        if values:
+            self._count(values, words[0].line)
+            self._state.invocations.append(Invocation(tuple(values), self._file, words[0].line))
 
-    def _source(self, wanted: Value, line: int) -> bool:
-        path = wanted.text.removeprefix("./").removeprefix("/")
-        if not wanted.is_known or not self._reader.is_file(wanted.text):
-            self._note(line, f"sources {wanted.text or 'a file'}, which is not in the folder")
+    def _source(self, target: Value, line: int) -> bool:
+        path = target.text.removeprefix("./").removeprefix("/")
+        if not target.is_known or not self._reader.is_file(target.text):
+            self._note(line, f"sources {target.text or 'a file'}, which is not in the folder")
             return False
         if self._depth >= MOST_SOURCED:
             self._note(line, f"sources {path} at a depth of {MOST_SOURCED}; passed over")
@@ -367,11 +371,11 @@ class _Run:
     def _declare(self, how: str, words: list[Token]) -> None:
         exports = how == "export" or any(re.fullmatch(r"-\w*x\w*", word.text) for word in words)
         for word in words:
-            known = self._state.variables.get(word.text)
+            variable = self._state.variables.get(word.text)
             if _ASSIGNMENT.match(word.text):
                 self._assign(word, exports=exports)
-            elif exports and known is not None and _NAME.fullmatch(word.text):
-                self._state.variables[word.text] = replace(known, is_exported=True)
+            elif exports and variable is not None and _NAME.fullmatch(word.text):
+                self._state.variables[word.text] = replace(variable, is_exported=True)
 
     def _assign(self, word: Token, *, exports: bool = False) -> None:
         match = _ASSIGNMENT.match(word.text)
@@ -379,34 +383,34 @@ class _Run:
             return
         name, index, appends = match.groups()
         raw = word.text[match.end() :]
-        known = self._state.variables.get(name)
+        variable = self._state.variables.get(name)
         if index:
             self._note(word.line, f"{name}{index}: an element of an array; passed over")
             return
         if raw.startswith("("):
             values = self._words([replace(part, line=word.line) for part in split(raw[1:-1]) if part.is_word])
-            values = [*known.values, *values] if appends and known is not None else values
+            values = [*variable.values, *values] if appends and variable is not None else values
         else:
             values = [self._expander.whole(raw, word.line)]
-            if appends and known is not None:
-                values = [joined((known.value, *values)), *known.values[1:]]
+            if appends and variable is not None:
+                values = [joined((variable.value, *values)), *variable.values[1:]]
         self._count(values, word.line)
-        kept = tuple(value.also(name) for value in values)
-        # A default that the variable has already been given by another file changes nothing.
-        if known is None or f"${{{name}" not in raw or known.values != kept:
-            was_exported = known is not None and known.is_exported
-            known = Variable(kept, self._file, word.line, is_exported=was_exported)
-        self._state.variables[name] = replace(known, is_exported=exports or known.is_exported)
+        new_values = tuple(value.also(name) for value in values)
+        # A default does not change a variable that another file has set.
+        if variable is None or f"${{{name}" not in raw or variable.values != new_values:
+            was_exported = variable is not None and variable.is_exported
+            variable = Variable(new_values, self._file, word.line, is_exported=was_exported)
+        self._state.variables[name] = replace(variable, is_exported=exports or variable.is_exported)
 
     def _count(self, values: Sequence[Value], line: int) -> None:
-        self._state.spend(sum(1 + len(each.parts) for each in values), line)
+        self._state.spend(sum(1 + len(value.parts) for value in values), line)
 
     def _note(self, line: int, reason: str) -> None:
         self._state.note(self._file, line, reason)
 
 
 def matches(text: str, patterns: Sequence[str]) -> bool:
-    """Whether a text is of one of the shell's patterns; overlong ones, which could be slow to match, are of none."""
+    """Return whether a text matches a shell pattern. Overlong patterns could be slow and never match."""
     short = [pattern for pattern in patterns if len(pattern) <= 256 and pattern.count("*") <= 8]
     return len(text) <= 4096 and any(fnmatchcase(text, pattern) for pattern in short)
 
@@ -424,13 +428,13 @@ def _parted(tokens: Sequence[Token], signs: Collection[str]) -> list[list[Token]
     return parts
 
 
-def _compared(left: Value, sign: str, raw: str, right: Value) -> bool | None:
-    if not (left.is_known and right.is_known):
+def _compared(lhs: Value, sign: str, raw: str, rhs: Value) -> bool | None:
+    if not (lhs.is_known and rhs.is_known):
         return None
     if sign in _NUMBERS:
-        return _NUMBERS[sign](calculate(left.text), calculate(right.text))
+        return _NUMBERS[sign](calculate(lhs.text), calculate(rhs.text))
     if sign in ("=", "==", "!="):
         is_pattern = not raw.startswith(("'", '"')) or "*" in raw.split('"')[-1] + raw.split('"')[0]
-        same = matches(left.text, [right.text]) if is_pattern else left.text == right.text
+        same = matches(lhs.text, [rhs.text]) if is_pattern else lhs.text == rhs.text
         return same == (sign != "!=")
     return None

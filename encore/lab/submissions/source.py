@@ -1,4 +1,4 @@
-"""What SOURCE names: a folder of a results repository, a configuration in it, or a result folder."""
+"""Resolve the SOURCE argument: a folder of a results repository, a configuration in it, or a result folder."""
 
 import contextlib
 import itertools
@@ -19,40 +19,40 @@ from encore.lab.submissions import option_mapping
 from encore.results.published.systems import framework_of, release_of
 from encore.run import hints
 
-LONGEST_FILE = 1024 * 1024  # Bytes of a text: the longest script of any submission has 40 kB
-# Files of an archive that scripts and their configurations are in: no logs, no programs
+LONGEST_FILE = 1024 * 1024  # Maximum bytes of a text file: the longest submitted script has 40 kB
+# Archive members with scripts and configurations: no logs or programs
 _TEXTS = re.compile(
     r"^(?!.*/results/)(?:.*/)?(?:[^/.]+|[^/]*Dockerfile[^/]*|[^/]+\.(?:sh|sub|json|flags|conf|cfg|ya?ml|txt))$"
 )
 
 
 class Tree:
-    """Files by their path below a root, ``/`` between the parts."""
+    """Files by path below a root, ``/`` as separator."""
 
     def __init__(self, path: Path, *, is_archive: bool = False) -> None:
-        self.name = str(path)  # What the tree is in messages
+        self.name = str(path)  # Name of the tree in messages
         self.is_archive = is_archive
-        # Of an archive the texts are in a folder that ends with this object.
+        # Temporary folder with the texts of an archive; deleted with this object.
         self._unpacked = ExitStack()
         self._root = (
             self._unpacked.enter_context(unpacked(path, _TEXTS, LONGEST_FILE)) if is_archive else path.resolve()
         )
 
-    def _inside(self, path: str) -> Path | None:
+    def _resolve(self, path: str) -> Path | None:
         plain = plain_path(path)
         if plain is None:
             return None
-        found = (self._root / plain).resolve()
-        return found if found.is_relative_to(self._root) else None
+        target = (self._root / plain).resolve()
+        return target if target.is_relative_to(self._root) else None
 
     def read(self, path: str) -> str | None:
-        """Return a file's text; None where there is none that may be read. EncoreError if it is too long."""
-        found = self._inside(path)
+        """Return the text of a file; None if it does not exist or must not be read. EncoreError if it is too long."""
+        target = self._resolve(path)
         try:
             # A named pipe or a device would be waited for.
-            if found is None or not stat.S_ISREG(found.stat().st_mode):
+            if target is None or not stat.S_ISREG(target.stat().st_mode):
                 return None
-            with found.open("rb") as file:
+            with target.open("rb") as file:
                 content = file.read(LONGEST_FILE + 1)
         except (OSError, ValueError):
             return None
@@ -64,9 +64,9 @@ class Tree:
         return content.decode("utf-8", errors="replace")
 
     def _names(self, folder: str, is_wanted: Callable[[Path], bool]) -> list[str]:
-        found = self._inside(folder)
+        directory = self._resolve(folder)
         try:
-            return sorted(each.name for each in (found.iterdir() if found else ()) if is_wanted(each))
+            return sorted(path.name for path in (directory.iterdir() if directory else ()) if is_wanted(path))
         except OSError:
             return []
 
@@ -91,7 +91,7 @@ _MOST_FOLDERS = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One folder of scripts, with the configurations that are asked for."""
+    """Folder of scripts, with the selected configurations."""
 
     tree: Tree
     folder: str  # Of the scripts, below the tree's root
@@ -101,35 +101,37 @@ class Source:
     submission: str = ""  # Result folder that was given
 
     def read(self, file: str) -> str | None:
-        """Return the text of a file in the folder of the scripts."""
+        """Return the text of a file in the script folder."""
         return self.tree.read(f"{self.folder}/{file}" if self.folder else file)
 
 
 def open_source(path: Path, configuration: str | None, round_name: str | None) -> Source:
-    """Return what ``path`` names; EncoreError for a path with nothing in it to reproduce."""
-    tree, inside, whole = _open(path)
+    """Return the source at ``path``; EncoreError if it has nothing to reproduce."""
+    tree, subpath, full_path = _open(path)
     submission = ""
-    if inside.endswith(".sh"):
-        inside, _, name = inside.rpartition("/")
-        if tree.read(f"{inside}/{name}" if inside else name) is None:
+    if subpath.endswith(".sh"):
+        subpath, _, name = subpath.rpartition("/")
+        if tree.read(f"{subpath}/{name}" if subpath else name) is None:
             raise EncoreError(f"{path} cannot be read", expected="a text file", hint="name another configuration")
         files = [name]
     else:
-        result = _RESULT.fullmatch(inside)
-        found = _scripts_of_result(tree, *result.groups()) if result and not _configurations(tree, inside) else None
-        if found and result:
-            inside, files = found
+        result = _RESULT.fullmatch(subpath)
+        result_scripts = (
+            _scripts_of_result(tree, *result.groups()) if result and not _configurations(tree, subpath) else None
+        )
+        if result_scripts and result:
+            subpath, files = result_scripts
             submission = result[2]
         else:
-            files = _configurations(tree, inside)
+            files = _configurations(tree, subpath)
     if not files:
-        raise _nothing(tree, inside, path)
+        raise _nothing(tree, subpath, path)
     if configuration is not None:
-        files = [_chosen(configuration, files)]
-    shown = _shown(tree, inside)
+        files = [_select_configuration(configuration, files)]
+    display_path = _display_path(tree, subpath)
     return Source(
-        tree=tree, folder=inside, shown=shown, configurations=tuple(files), submission=submission,
-        round=round_name or _round_of(whole, tree, inside),
+        tree=tree, folder=subpath, shown=display_path, configurations=tuple(files), submission=submission,
+        round=round_name or _round_of(full_path, tree, subpath),
     )  # fmt: skip
 
 
@@ -146,17 +148,17 @@ def layout_of(name: str) -> tuple[int | None, int | None]:
 
 
 def _open(path: Path) -> tuple[Tree, str, str]:
-    # The tree, the place in it and the whole path, which names the round
-    whole = str(path.absolute())
+    # Tree, subpath in it, and full path, which names the round
+    full_path = str(path.absolute())
     for outer in (path, *path.parents):
         if is_archive(outer):
             tree = Tree(outer, is_archive=True)
-            inside = "" if outer == path else path.relative_to(outer).as_posix()
+            subpath = "" if outer == path else path.relative_to(outer).as_posix()
             top = tree.folders("")
             # GitHub's archives have all in one folder.
-            if len(top) == 1 and not tree.files("") and not (tree.files(inside) or tree.folders(inside)):
-                inside = f"{top[0]}/{inside}".rstrip("/")
-            return tree, inside.rstrip("/"), whole
+            if len(top) == 1 and not tree.files("") and not (tree.files(subpath) or tree.folders(subpath)):
+                subpath = f"{top[0]}/{subpath}".rstrip("/")
+            return tree, subpath.rstrip("/"), full_path
     if not path.exists():
         raise EncoreError(
             f"{path} does not exist",
@@ -165,51 +167,54 @@ def _open(path: Path) -> tuple[Tree, str, str]:
         )
     resolved = path.resolve()
     folder = resolved if resolved.is_dir() else resolved.parent
-    root = next((each.parent for each in (folder, *folder.parents) if _is_below_submitter(each)), folder)
-    return Tree(root), resolved.relative_to(root).as_posix().removeprefix("."), whole
+    root = next((ancestor.parent for ancestor in (folder, *folder.parents) if _is_below_submitter(ancestor)), folder)
+    return Tree(root), resolved.relative_to(root).as_posix().removeprefix("."), full_path
 
 
 def _is_below_submitter(folder: Path) -> bool:
-    # Whether a folder is one of those that a submitter's has; links out of the submitter's are not followed
+    # Whether a folder belongs to a submitter tree; links out of the tree are not followed
     return folder.name in _BELOW_SUBMITTER or (folder.name == "code" and folder.parent.name == "submission")
 
 
 def _configurations(tree: Tree, folder: str) -> list[str]:
-    # The names of the configurations, without those that others include
-    found = [name for name in tree.files(folder) if _CONFIGURATION.fullmatch(name)]
-    return [name for name in found if not _INCLUDED.search(name_of(name))] or found
+    # Names of configurations that are not included by other files
+    names = [name for name in tree.files(folder) if _CONFIGURATION.fullmatch(name)]
+    return [name for name in names if not _INCLUDED.search(name_of(name))] or names
 
 
-def _chosen(wanted: str, files: list[str]) -> str:
+def _select_configuration(name: str, files: list[str]) -> str:
     for file in files:
-        if wanted in (file, name_of(file)):
+        if name in (file, name_of(file)):
             return file
-    raise names.unknown("configuration", wanted, [name_of(file) for file in files])
+    raise names.unknown("configuration", name, [name_of(file) for file in files])
 
 
-def _nothing(tree: Tree, inside: str, path: Path) -> EncoreError:
-    # What to do where there is no configuration: folders with some, else where the scripts are
-    result, of_system = _RESULT.fullmatch(inside), _SYSTEM.search(inside)
+def _nothing(tree: Tree, subpath: str, path: Path) -> EncoreError:
+    # Error for a folder without configurations: suggests folders with configurations, otherwise with scripts
+    result, of_system = _RESULT.fullmatch(subpath), _SYSTEM.search(subpath)
     lacks = "leads to no config_*.sh of its benchmark, machine and number of nodes" if result else "has no config_*.sh"
     base = f"{result[1]}/" if result and result[1] else ""
     folders = _implementations(tree, base, result[3]) if result else []
-    if of_system and tree.folders(inside):
-        folders = [f"{inside}/{name}" for name in tree.folders(inside)]
+    if of_system and tree.folders(subpath):
+        folders = [f"{subpath}/{name}" for name in tree.folders(subpath)]
         return EncoreError(
             f"{path} is the folder of a system", expected="that of a benchmark in it", hint=_name_one(tree, folders)
         )
-    # A folder of a system may be empty: the scripts are next to it.
-    tops = [base or inside.partition("/implementations/")[0], *map(str, PurePosixPath(inside).parents)]
+    # The folder of a system may be empty; the scripts are then in a sibling folder.
+    tops = [base or subpath.partition("/implementations/")[0], *map(str, PurePosixPath(subpath).parents)]
     for near in itertools.chain([folders], (_within(tree, top.strip("./")) for top in tops)):
-        below = [each for each in near if _configurations(tree, each)]
-        scripts = [each for each in near if _scripts(tree, each)]
+        below = [directory for directory in near if _configurations(tree, directory)]
+        scripts = [directory for directory in near if _scripts(tree, directory)]
         if below or scripts:
             break
     if scripts and not below:
-        system = result[2] if result else inside.rpartition("/")[2]
-        nearest = [_same_name(each.rpartition("/")[2], system) for each in scripts]
-        scripts = [each for each, same in zip(scripts, nearest, strict=True) if same == max(nearest)]
-        listed = [f"{tree.name}/{each}: {', '.join(_scripts(tree, each)[:4])}" for each in scripts[:_MOST_SHOWN]]
+        system = result[2] if result else subpath.rpartition("/")[2]
+        nearest = [_same_name(directory.rpartition("/")[2], system) for directory in scripts]
+        scripts = [directory for directory, same in zip(scripts, nearest, strict=True) if same == max(nearest)]
+        listed = [
+            f"{tree.name}/{directory}: {', '.join(_scripts(tree, directory)[:4])}"
+            for directory in scripts[:_MOST_SHOWN]
+        ]
         return EncoreError(
             f"{path} {lacks}: what it was run with is in scripts that Encore does not read",
             expected="config_*.sh, as NVIDIA and those who follow it have them",
@@ -224,32 +229,32 @@ def _nothing(tree: Tree, inside: str, path: Path) -> EncoreError:
 
 def _within(tree: Tree, top: str) -> list[str]:
     # The folders below one, the nearest first, until there are more with configurations than are shown
-    found, waiting, shown = [], [top], 0
+    matches, waiting, count = [], [top], 0
     for _ in range(_MOST_FOLDERS):
-        if not waiting or shown > _MOST_SHOWN:
+        if not waiting or count > _MOST_SHOWN:
             break
         folder = waiting.pop(0)
         inner = [f"{folder}/{name}".strip("/") for name in tree.folders(folder)]
-        shown += sum(bool(_configurations(tree, each)) for each in inner)
-        found += inner
+        count += sum(bool(_configurations(tree, directory)) for directory in inner)
+        matches += inner
         waiting += inner
-    return found
+    return matches
 
 
 def _scripts(tree: Tree, folder: str) -> list[str]:
-    # The scripts of a folder, those that start a training first
-    found = [name for name in tree.files(folder) if name.endswith((".sh", ".sub"))]
-    return sorted(found, key=lambda name: (not name.startswith("run"), name))
+    # Scripts of a folder; scripts that start a training first
+    names = [name for name in tree.files(folder) if name.endswith((".sh", ".sub"))]
+    return sorted(names, key=lambda name: (not name.startswith("run"), name))
 
 
 def _name_one(tree: Tree, folders: list[str]) -> str:
-    # A command for each folder, which can be pasted
-    listed = [hints.command("reproduce", f"{tree.name}/{each}") for each in folders[:_MOST_SHOWN]]
+    # A command per folder, to be pasted
+    listed = [hints.command("reproduce", f"{tree.name}/{directory}") for directory in folders[:_MOST_SHOWN]]
     return "\n    ".join(["name one of", *listed])
 
 
 def _scripts_of_result(tree: Tree, above: str | None, system: str, benchmark: str) -> tuple[str, list[str]] | None:
-    # The folder and the configurations that lead to a result, those that name its system before the others
+    # Script folder and configurations of a result; configurations that name its system first
     base = f"{above}/" if above else ""
     machine = _Machine(system, tree, f"{base}systems")
     ranked = {
@@ -258,7 +263,7 @@ def _scripts_of_result(tree: Tree, above: str | None, system: str, benchmark: st
         for file in _configurations(tree, folder)
         if (rank := machine.rank(tree, folder, file))
     }
-    best = [place for place, rank in ranked.items() if rank == max(ranked.values())]
+    best = [directory for directory, rank in ranked.items() if rank == max(ranked.values())]
     folders = list(dict.fromkeys(folder for folder, _ in best))
     if len(folders) > 1:
         raise EncoreError(
@@ -270,80 +275,84 @@ def _scripts_of_result(tree: Tree, above: str | None, system: str, benchmark: st
 
 
 def _implementations(tree: Tree, base: str, benchmark: str) -> list[str]:
-    # The folders that implement a benchmark: of v0.5 by what they train, since named after the benchmark
+    # Folders that implement a benchmark: named after the task in v0.5, later after the benchmark
     tops = [f"{base}{top}" for top in ("benchmarks", "benchmark")]
-    named = [folder for top in tops for folder in _below(tree, f"{top}/{benchmark}", 3)]
-    # v2.0 and v2.1 of one submitter have the system above the benchmark.
+    folders = [folder for top in tops for folder in _below(tree, f"{top}/{benchmark}", 3)]
+    # In v2.0 and v2.1 a submitter has the system above the benchmark.
     above = [f"{top}/implementations" for top in tops]
-    named += [f"{top}/{each}/{benchmark}" for top in above for each in tree.folders(top)]
+    folders += [f"{top}/{name}/{benchmark}" for top in above for name in tree.folders(top)]
     early = [folder for task in tree.folders(f"{base}code") for folder in _below(tree, f"{base}code/{task}", 1)]
-    return named + [each for each in early if any(ours == benchmark for ours, _ in option_mapping.of_folder(each))]
+    return folders + [
+        name
+        for name in early
+        if any(mapped_benchmark == benchmark for mapped_benchmark, _ in option_mapping.of_folder(name))
+    ]
 
 
 def _below(tree: Tree, folder: str, levels: int) -> list[str]:
-    # The folders below one, and those below them
+    # Subfolders down to a depth of ``levels``
     inner = [f"{folder}/{name}" for name in tree.folders(folder)]
-    return inner + [each for one in inner if levels > 1 for each in _below(tree, one, levels - 1)]
+    return inner + [directory for folder_ in inner if levels > 1 for directory in _below(tree, folder_, levels - 1)]
 
 
 class _Machine:
-    # The system of a result, by its name and its description
+    # System of a result, by name and description
 
     def __init__(self, system: str, tree: Tree, folder: str) -> None:
         description = _description(tree, f"{folder}/{system}.json")
         self._names = (system, _without_framework(system))
-        others = {file.removesuffix(".json") for file in tree.files(folder)} - {system}
-        self._others = [_without_framework(each) for each in others]
-        self._words = _words(system) | {str(description.get("division"))}
+        other_systems = {file.removesuffix(".json") for file in tree.files(folder)} - {system}
+        self._others = [_without_framework(other) for other in other_systems]
+        self._name_parts = _name_parts(system) | {str(description.get("division"))}
         described = _count(description.get("number_of_nodes"))
-        named = re.search(r"_n(\d{1,6})_", f"{system}_")
-        self._nodes = described or int(named[1] if named else 1)
-        # v0.5 describes a whole cluster, of which each benchmark took its own part.
+        node_match = re.search(r"_n(\d{1,6})_", f"{system}_")
+        self._nodes = described or int(node_match[1] if node_match else 1)
+        # v0.5 describes the full cluster; benchmarks used a part of it.
         self._is_part = not described and "_multi_" in system
         self._gpus = _count(description.get("accelerators_per_node"))
         self._parts = _accelerators(f"{description.get('accelerator_model_name', '')} {system}")
         self._box = re.match(r"dgx(?:a100|h100|1|2)", system.lower())
 
     def rank(self, tree: Tree, folder: str, file: str) -> tuple[int, ...] | None:
-        # How well a configuration fits, by its folders, name and text; None for one of another machine
+        # Match score of a configuration by folders, name and text; None for a different machine
         folders, name, text = folder.split("/")[-3:], name_of(file), _text_with_includes(tree, folder, file)
-        of_folder = max(self._same(each) for each in folders)
+        of_folder = max(self._same(directory) for directory in folders)
         release = release_of(self._names[0])
         has_release = bool(release) and f":{release}" in (tree.read(f"{folder}/Dockerfile") or "")
-        shared = (len(self._words & _words(" ".join(folders))), has_release, -folder.count("/"))
+        shared = (len(self._name_parts & _name_parts(" ".join(folders))), has_release, -folder.count("/"))
         if _plain(name) in map(_plain, self._names):
             return _EQUAL + 1, name in self._names, of_folder, *shared
-        own = _MEASURES.sub("", name)
-        of_name = self._same(own)
-        in_front, behind = _IN_FRONT.match(name), re.search(r"_(\d{1,4})x\d+x", name)
-        nodes = int(in_front[1]) if in_front else _number(text, "NODES") or int(behind[1] if behind else 1)
+        own_name = _MEASURES.sub("", name)
+        of_name = self._same(own_name)
+        in_front, suffix = _IN_FRONT.match(name), re.search(r"_(\d{1,4})x\d+x", name)
+        nodes = int(in_front[1]) if in_front else _number(text, "NODES") or int(suffix[1] if suffix else 1)
         gpus, parts = _number(text, "GPU"), _accelerators(name)
         fits = not (gpus and self._gpus and gpus != self._gpus) and all(
-            not one or not other or one & other for one, other in zip(parts, self._parts, strict=True)
+            not own_words or not other or own_words & other for own_words, other in zip(parts, self._parts, strict=True)
         )
         if (
             (nodes == 1 if self._is_part else nodes != self._nodes)
             or (self._box and not name.lower().startswith(self._box[0]))
-            # A folder of the system's own name may have the configuration of the machine that its scripts are from.
+            # A folder named after the system may have the configuration of the machine that its scripts come from.
             or (of_folder < _EQUAL and not fits)
-            or (not of_name and self._is_anothers(own))
+            or (not of_name and self._is_anothers(own_name))
             or (not of_folder and not of_name and any(map(self._is_anothers, folders)))
         ):
             return None
         return of_folder, fits, of_name, *shared
 
     def _same(self, name: str) -> int:
-        return max(_same_name(name, each) for each in self._names)
+        return max(_same_name(name, candidate) for candidate in self._names)
 
     def _is_anothers(self, name: str) -> bool:
-        # Whether it is the name of another system; NVIDIA's are in everybody's scripts
-        return not re.match(r"[dh]gx|gb\d", name.lower()) and any(_same_name(name, each) for each in self._others)
+        # Whether it is the name of a different system; NVIDIA's are in all submitters' scripts
+        return not re.match(r"[dh]gx|gb\d", name.lower()) and any(_same_name(name, other) for other in self._others)
 
 
 _EQUAL = 2
 _ACCELERATOR = re.compile(r"gb[23]00|[bh][123]00|[vpa]100|a[34]0|l40?|h20|mi\d{3}")
 _IN_FRONT = re.compile(rf"(\d{{1,4}})x(?=[A-Za-z])(?!{_ACCELERATOR.pattern})", re.IGNORECASE)
-# What a name has of numbers: nodes in front; nodes x GPUs x batch behind
+# Numeric parts of a name: leading nodes; trailing nodes x GPUs x batch
 _MEASURES = re.compile(rf"^{_IN_FRONT.pattern}|[_-]\d+x\d+x.*$", re.IGNORECASE)
 _MEMORY = re.compile(r"(\d{2,3})gb?(?![a-z0-9])")
 
@@ -358,42 +367,42 @@ def _plain(name: str) -> str:
 
 
 def _same_name(name: str, system: str) -> int:
-    # 2 for the name of a system, 1 for the beginning of one or one that begins with it, else 0
-    short, long = sorted((name, _MEASURES.sub("", system)), key=lambda each: len(_plain(each)))
-    if _plain(short) == _plain(long) or _words(short) == _words(long):
+    # 2 for the name of a system, 1 for a prefix in either direction, otherwise 0
+    short, long = sorted((name, _MEASURES.sub("", system)), key=lambda candidate: len(_plain(candidate)))
+    if _plain(short) == _plain(long) or _name_parts(short) == _name_parts(long):
         return _EQUAL
     parts = re.split(r"[^A-Za-z0-9+]+|x(?=\d)", long)
     begins = bool(_plain(short)) and _plain(short) in itertools.accumulate(map(_plain, parts))
-    return int(begins or (bool(_words(name)) and _words(name) <= _words(_MEASURES.sub("", system))))
+    return int(begins or (bool(_name_parts(name)) and _name_parts(name) <= _name_parts(_MEASURES.sub("", system))))
 
 
-def _words(name: str) -> set[str]:
+def _name_parts(name: str) -> set[str]:
     return set(re.findall(r"[a-z0-9]+", name.lower()))
 
 
 def _accelerators(text: str) -> tuple[set[str], set[str]]:
-    # The accelerators that a text names, and the sizes of their memory
+    # Accelerators and memory sizes in a text
     return set(_ACCELERATOR.findall(text.lower())), set(_MEMORY.findall(text.lower()))
 
 
 def _text_with_includes(tree: Tree, folder: str, file: str) -> str:
-    # A configuration behind the files of its folder that it sources
+    # Text of a configuration, preceded by the files that it sources
     text = tree.read(f"{folder}/{file}") or ""
     included = re.findall(r"^\s*(?:source|\.)\s.*?([\w.+-]+\.sh)", text, re.MULTILINE)
     return "\n".join([*(tree.read(f"{folder}/{name}") or "" for name in included if name != file), text])
 
 
-def _number(text: str, what: str) -> int:
-    # The last number that a script gives a variable such as DGXNNODES; 0 where it gives none
-    pattern = rf"^\s*(?:export\s+)?DGX\w*{what}S?=\"?(?:\$\{{\w+:[-=])?\"?(\d{{1,6}})\b"
-    found = re.findall(pattern, text, re.MULTILINE)
-    return int(found[-1]) if found else 0
+def _number(text: str, pattern_name: str) -> int:
+    # Last number that a script assigns to a variable such as DGXNNODES; 0 if none
+    pattern = rf"^\s*(?:export\s+)?DGX\w*{pattern_name}S?=\"?(?:\$\{{\w+:[-=])?\"?(\d{{1,6}})\b"
+    numbers = re.findall(pattern, text, re.MULTILINE)
+    return int(numbers[-1]) if numbers else 0
 
 
 def _description(tree: Tree, path: str) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(tree.read(path) or "{}")
-        return found if isinstance(found, dict) else {}
+        description = json.loads(tree.read(path) or "{}")
+        return description if isinstance(description, dict) else {}
     return {}
 
 
@@ -402,23 +411,23 @@ def _count(value: object) -> int:
     return int(text) if text.isdigit() and len(text) < 7 else 0
 
 
-def _shown(tree: Tree, inside: str) -> str:
-    # The folder as the repository has it: behind the submitter's name, or behind ``v0.5.0``
+def _display_path(tree: Tree, subpath: str) -> str:
+    # Folder relative to the repository: below the submitter's parent, or below ``v0.5.0``
     root = tree.name.replace("\\", "/")
-    path = f"/{inside}" if tree.is_archive else f"{root}/{inside}"
+    path = f"/{subpath}" if tree.is_archive else f"{root}/{subpath}"
     early = re.search(r"/(v\d\.\d\.\d/.+)", path)
     if early:
         return early[1]
     parts = path.strip("/").split("/")
-    where = next((n for n, part in enumerate(parts) if part in ("benchmarks", "results") and n), None)
-    return "/".join(parts[where - 1 :] if where else parts[-3:])
+    index = next((n for n, part in enumerate(parts) if part in ("benchmarks", "results") and n), None)
+    return "/".join(parts[index - 1 :] if index else parts[-3:])
 
 
-def _round_of(whole: str, tree: Tree, inside: str) -> str:
-    # The round that the path names, else that of the base image; empty where neither is known
-    named = _ROUND.findall(f"{whole}/{inside}")
-    if named:
-        return f"v{named[-1]}"
-    dockerfile = tree.read(f"{inside}/Dockerfile" if inside else "Dockerfile") or ""
-    releases = {each.release: each.round for each in images.catalogue().submitted}
-    return next((found for tag, found in releases.items() if f":{tag}-" in dockerfile), "")
+def _round_of(full_path: str, tree: Tree, subpath: str) -> str:
+    # Round in the path, otherwise from the base image; empty if unknown
+    rounds = _ROUND.findall(f"{full_path}/{subpath}")
+    if rounds:
+        return f"v{rounds[-1]}"
+    dockerfile = tree.read(f"{subpath}/Dockerfile" if subpath else "Dockerfile") or ""
+    releases = {release.release: release.round for release in images.catalogue().submitted}
+    return next((round_name for tag, round_name in releases.items() if f":{tag}-" in dockerfile), "")
