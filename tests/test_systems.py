@@ -60,14 +60,14 @@ def submitted() -> list[Submitted]:
         for entry in submission["configuration"]:
             command = tuple(shell_expansion.Value(word) for word in shlex.split(entry["command"]))
             programs = {word.text.rpartition("/")[2] for word in command}
-            implementations = option_mapping.of_folder(folder)
+            implementations = option_mapping.find_implementations(folder)
             name, implementation = next(item for item in implementations if programs & set(item[1].program))
             choice = catalogue.choose(name)
             systems = [system for system in catalogue.systems(choice) if system.system == entry["system"]]
             system = next(s for s in systems if folder in s.source and round_name in s.source)
             scripts = {"Dockerfile": submission["dockerfile"], **entry.get("environment", {})}
             tables = {file: dict(word.split("=", 1) for word in text.split()) for file, text in scripts.items()}
-            options = option_mapping.options_of(command, implementation.pairs_after)
+            options = option_mapping.parse_options(command, implementation.pairs_after)
             configurations.append(
                 Submitted(choice, round_name, system, entry["config"], implementation, options, effective(tables))
             )

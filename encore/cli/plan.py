@@ -74,10 +74,10 @@ def plan(
             "minutes": schedule.makespan,
             "lower_bound": schedule.bound,
             "is_shortest": schedule.is_shortest,
-            "one_after_the_other": scheduling.one_by_one(jobs),
+            "one_after_the_other": scheduling.sequential_minutes(jobs),
             "runs": schedule.placements,
         }
-        most = {**vars(steady), "rounds_one_after_the_other": scheduling.rounds_one_by_one(jobs)}
+        most = {**vars(steady), "rounds_one_after_the_other": scheduling.sequential_rounds(jobs)}
         content: Shared = {
             "gpus": schedule.gpus, "curves": sources, "benchmarks": jobs, "shortest": shortest, "most_runs": most
         }  # fmt: skip

@@ -16,12 +16,12 @@ from encore.cli import options
 from encore.cli.layout import console, limited_lines, say, show, text, write_json
 from encore.containers import images
 from encore.errors import EncoreError, ExitCode
-from encore.lab.submissions.reproduction import Difference, Left, Reproduction, command, write_system
+from encore.lab.submissions.reproduction import Difference, Reproduction, UnmappedOption, command, write_system
 from encore.lab.submissions.reproduction import reproduce as read_configuration
 from encore.lab.submissions.reproduction import start as start_command
 from encore.lab.submissions.safe_eval import NoValueError
 from encore.lab.submissions.shell_expansion import Note
-from encore.lab.submissions.source import Source, name_of, open_source
+from encore.lab.submissions.source import Source, configuration_name, open_source
 from encore.results.format import count_of
 from encore.run import hints
 
@@ -55,7 +55,7 @@ class ReproductionJson(TypedDict):
     keys: dict[str, MappedKey]
     missing: dict[str, str]  # Keys that have no value, with the reason
     environment: dict[str, dict[str, str]]  # Variables of the ranks, by the file that sets them
-    without_counterpart: tuple[Left, ...]
+    without_counterpart: tuple[UnmappedOption, ...]
     not_understood: tuple[Note, ...]
     base_image: str  # That the submitted Dockerfile begins with
     base_image_now: str
@@ -117,7 +117,7 @@ def reproduce(
     every = [_read(opened, file, nodes, gpus_per_node) for file in opened.configurations]
     read = [each for each in every if isinstance(each, Reproduction)]
     if len(every) > 1 and (start or output):
-        listed = [name_of(file) for file in opened.configurations]
+        listed = [configuration_name(file) for file in opened.configurations]
         wanted = ["--run"] if start else ["-o", str(output)]
         raise EncoreError(
             f"{wanted[0]} with {len(listed)} configurations",
@@ -150,7 +150,7 @@ def _read(opened: Source, file: str, nodes: int | None, gpus: int | None) -> Rep
     try:
         return read_configuration(opened, file, nodes, gpus)
     except NoValueError as error:
-        return {"configuration": name_of(file), "not_understood": str(error)}
+        return {"configuration": configuration_name(file), "not_understood": str(error)}
 
 
 def _standing(made: Reproduction) -> str:

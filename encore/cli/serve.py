@@ -20,7 +20,7 @@ from encore.lab.serving import repository as repositories
 from encore.lab.serving import server
 from encore.lab.serving.export import Model
 from encore.lab.serving.repository import Repository, Settings, config_text
-from encore.lab.serving.server import Place, Ports
+from encore.lab.serving.server import Deployment, Ports
 from encore.machine import node
 
 
@@ -185,7 +185,7 @@ def serve(
 
 
 def _show(
-    screen: Console, models: Sequence[Model], planned: Sequence[Repository], settings: Settings, place: Place,
+    screen: Console, models: Sequence[Model], planned: Sequence[Repository], settings: Settings, place: Deployment,
     as_json: bool,
 ) -> None:  # fmt: skip
     configs = [

@@ -88,7 +88,7 @@ def _list_studies(as_json: bool) -> None:
     from encore.lab.studies import definition, multi_node
 
     rows: list[tuple[Cell, ...]] = []
-    for name in definition.known():
+    for name in definition.study_names():
         study = definition.load(name)
         small = len(definition.load(name, True).points()) if study.small.grid else None
         rows.append((name, study.title, len(study.points()), small))

@@ -179,7 +179,7 @@ def _measure_points(folder: Folder[Study], only: str | None) -> ExitCode:
     total = len(folder.study.points()) * folder.study.passes
 
     def on_point(point: definition.Point, what: str) -> None:
-        say(screen, text(f"{total - len(folder.left())} of {total}: {point.key}: {what}"))
+        say(screen, text(f"{total - len(folder.unfinished())} of {total}: {point.key}: {what}"))
 
     code = measurement.measure(folder, on_point, only)
     if code == ExitCode.INTERRUPTED:
@@ -190,7 +190,7 @@ def _measure_points(folder: Folder[Study], only: str | None) -> ExitCode:
 
 def _print_points(folder: Folder[Study], as_json: bool) -> None:
     # Every point with its command and the time that all will take.
-    study, left, seconds = folder.study, folder.left(), measurement.seconds_left(folder)
+    study, left, seconds = folder.study, folder.unfinished(), measurement.seconds_left(folder)
     commands = {each.key: " ".join(measurement.command(folder, each, None).argv) for each in study.points()}
     if as_json:
         content: StudyPlan = {**folder.as_json(), "minutes": seconds / 60, "commands": commands}
@@ -252,7 +252,7 @@ def _print_nodes(study: multi_node.NodeStudy, grid: Sweep, small: bool, as_json:
         if sweep.is_submitted(grid, point, False):
             why = "a job of the scheduler: encore submit shows it"
         elif not is_open:
-            plan = planning.make_plan(sweep.request_of(grid, point, paths.default_results()))
+            plan = planning.make_plan(sweep.point_request(grid, point, paths.default_results()))
             command, why = runner.as_shell(runner.dry_run_command(plan)), ""
         framework = names[point.benchmark]
         found.append({"framework": framework, "point": point.key, "batch": point.batch, "command": command, "why": why})
@@ -299,7 +299,7 @@ def report(
     if isinstance(asked, dict) and "program" in asked:
         _report_study(paths_of[0], as_json)
     elif len(inputs) == 2 and all(path.is_file() for path in paths_of):
-        tables = [roofline.in_common(*map(roofline.read_kernels, paths_of))]
+        tables = [roofline.common_kernels_table(*map(roofline.read_kernels, paths_of))]
         tables += [table for table in server_comparison.published_tables() if "kernels" in table.title]
         put(tables, as_json)
     else:

@@ -170,7 +170,7 @@ def _names(text: str | None) -> tuple[str, ...]:
 def _print_grid(study: Folder[Sweep], as_json: bool) -> None:
     grid, rows = study.study, []
     for point in grid.points():
-        request = sweeps.request_of(grid, point, study.at(point))
+        request = sweeps.point_request(grid, point, study.point_folder(point))
         # Without hosts a point of several nodes is planned by the scheduler's side.
         is_planned = not sweeps.is_submitted(grid, point, False)
         batch = describe_scale(planning.make_plan(request).configuration) if is_planned else ""
@@ -199,7 +199,7 @@ def _report(screen: Console, study: Folder[Sweep], predict: tuple[int, ...], as_
     from encore.lab.studies import throughput
 
     results = throughput.measured(study)
-    tables = throughput.tables_of(study, results, predict)
+    tables = throughput.sweep_tables(study, results, predict)
     runs = [study.run_of(each.point) for each in results if each.state == "done"]
     written = throughput.write(study, results, tables) if runs else []
     if as_json:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.lab.scaling.printed_tables import MICROWAY, Span, checks, span_of, tables
+from encore.lab.scaling.printed_tables import MICROWAY, Span, checks, rounding_range, tables
 from encore.results.compare.run_set import load_run_sets
 from encore.results.published.published import load_figures, load_published, select
 from encore.results.report.figures import all_figures
@@ -47,9 +47,9 @@ def test_tables_of_the_study_and_printed_figures(recorded: Record) -> None:
         ],
         "with a note": [check.what for check in results if check.note],
         "checked": len(results),
-        "span of 4.080": vars(span_of(figure)),
+        "span of 4.080": vars(rounding_range(figure)),
     })  # fmt: skip
-    assert [Span(low=1, high=2).meets(Span(low=low, high=3)) for low in (2, 2.1)] == [True, False]
+    assert [Span(low=1, high=2).overlaps(Span(low=low, high=3)) for low in (2, 2.1)] == [True, False]
 
 
 def measurement(benchmark: str, gpus: int, minutes: float, **values: Any) -> Measurement:

@@ -14,14 +14,21 @@ from encore.errors import EncoreError
 from encore.lab.scaling import cost_model, validation
 from encore.lab.scaling.cost_model import Algorithm, Point, PositiveSum, Prediction, Prior, fit_epochs, fit_steps
 from encore.lab.scaling.curves import Option, load_curves, options
-from encore.lab.scaling.overlap import DGX_H100, Links, lost, overlap_table, sum_seconds, sums_table
+from encore.lab.scaling.overlap import (
+    DGX_H100,
+    Links,
+    allreduce_seconds,
+    allreduce_table,
+    exposed_seconds,
+    overlap_table,
+)
 from encore.lab.scaling.scheduling import (
     Job,
     Schedule,
     most_runs,
-    one_by_one,
-    rounds_one_by_one,
     schedule_table,
+    sequential_minutes,
+    sequential_rounds,
     shortest,
 )
 from encore.results.published.published import load_published
@@ -71,8 +78,8 @@ def test_step_is_the_sum_of_its_terms(
 )
 def test_interval_grows_with_the_distance(gpus: int, prediction: tuple[float, ...]) -> None:
     # Recorded from minutes 1 / n + 0.02; of simulated trainings on 128 GPUs more than 90 % were inside
-    model = cost_model.strong({n: 1 / n + 0.02 for n in (1, 2, 4)})
-    assert (model.algorithm, prediction) == ("tree", approximate(model.predict(cost_model.share_of(gpus))))
+    model = cost_model.fit_strong_scaling({n: 1 / n + 0.02 for n in (1, 2, 4)})
+    assert (model.algorithm, prediction) == ("tree", approximate(model.predict(cost_model.strong_scaling_point(gpus))))
 
 
 def test_more_points_leave_less_to_the_priors() -> None:
@@ -115,7 +122,7 @@ def test_relative_errors_of_a_product_add_in_quadrature() -> None:
 )
 def test_points_that_cannot_be_fitted_are_rejected(minutes: dict[int, float], message: str) -> None:
     with pytest.raises(EncoreError, match=message):
-        cost_model.strong(minutes)
+        cost_model.fit_strong_scaling(minutes)
 
 
 # -- published results ----------------------------------------------------------------------------------
@@ -155,7 +162,7 @@ def step(seconds: float, megabytes: int) -> Step:
 # A ring of n sends 2 (n - 1) / n of 100 MB; between two nodes each of the four GPUs sends a fourth of the gradient.
 @pytest.mark.parametrize(("gpus", "seconds"), [(1, 0.0), (2, 0.1), (4, 0.15), (8, 0.4), (16, 0.525)])
 def test_all_reduce_takes_its_bytes_over_the_links(gpus: int, seconds: float) -> None:
-    assert sum_seconds(1e8, gpus, SLOW) == pytest.approx(seconds)
+    assert allreduce_seconds(1e8, gpus, SLOW) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +176,7 @@ def test_all_reduce_takes_its_bytes_over_the_links(gpus: int, seconds: float) ->
 def test_overlap_hides_full_buckets_in_the_backward_pass(
     seconds: float, megabytes: int, without: float, overlapped: float
 ) -> None:
-    times = [lost(step(seconds, megabytes), 4, SLOW, overlap=overlap) for overlap in (False, True)]
+    times = [exposed_seconds(step(seconds, megabytes), 4, SLOW, overlap=overlap) for overlap in (False, True)]
     assert times == pytest.approx([without, overlapped])
 
 
@@ -184,7 +191,7 @@ def test_tables() -> None:
         pytest.approx((3.17371333, 0.123719525, 0.106677788)),
     ]
     assert rows[1][5] == pytest.approx(6.11574559)
-    assert [sums_table(ranks, 1e9).rows[0][2] for ranks in (2, 8)] == pytest.approx([672.464516, 1176.812903])
+    assert [allreduce_table(ranks, 1e9).rows[0][2] for ranks in (2, 8)] == pytest.approx([672.464516, 1176.812903])
 
 
 def random_jobs(seed: int, count: int, gpus: int) -> list[Job]:
@@ -227,7 +234,10 @@ def test_search_with_a_limit_reports_a_lower_bound() -> None:
     jobs = random_jobs(5, 12, 8)
     schedule = shortest(jobs, 8, states=80)
     assert_valid(schedule, jobs)
-    assert (schedule.is_shortest, schedule.bound, one_by_one(jobs)) == (False, *map(pytest.approx, (52.09875, 123.19)))
+    assert (schedule.is_shortest, schedule.bound, sequential_minutes(jobs)) == (
+        False,
+        *map(pytest.approx, (52.09875, 123.19)),
+    )
     assert schedule.bound <= schedule.makespan <= 64.38 + 1e-9
 
 
@@ -268,7 +278,7 @@ def test_benchmark_that_scales_badly_shares_the_machine() -> None:
     jobs = [Job(benchmark=name, options=options(name, curves[name], 8)) for name in ("resnet", "ncf")]
     steady = most_runs(jobs, 8)
     assert {share.benchmark: share.option.gpus for share in steady.shares} == {"resnet": 8, "ncf": 1}
-    assert steady.rounds_per_day > rounds_one_by_one(jobs)
+    assert steady.rounds_per_day > sequential_rounds(jobs)
 
 
 # -- curves ---------------------------------------------------------------------------------------------

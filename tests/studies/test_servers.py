@@ -81,7 +81,7 @@ def test_tables_of_servers(runs: list[ServerRun], recorded: Callable[[str, objec
         variant(runs[0], "a", "PCIe", minutes=90.0, precision="fp16", batch=3328.0),
         variant(runs[0], "a", "PCIe", minutes=160.0, precision="fp16", gpus=2),
     ]
-    box = server_comparison._distinct([
+    box = server_comparison._label_runs([
         variant(runs[0], "box", minutes=60.0, precision="fp32", batch=64.0, gpus=1),
         variant(runs[0], "box", minutes=50.0, precision="fp32", batch=32.0, gpus=1),
         variant(runs[0], "box", minutes=30.0, precision="fp16", batch=64.0, gpus=1),
@@ -94,7 +94,7 @@ def test_tables_of_servers(runs: list[ServerRun], recorded: Callable[[str, objec
         "several": plain(server_comparison.tables(several, "a")),
         "labels": [run.measured.label for run in box], "box": plain(server_comparison.tables(box)),
         "epochs": plain([server_comparison.first_epochs([two_epochs])]),
-        "use": {run.server: server_comparison.utilisation_of(run.side.logs) for run in runs},
+        "use": {run.server: server_comparison.mean_utilisation(run.side.logs) for run in runs},
     })  # fmt: skip
     with pytest.raises(EncoreError, match="base"):
         server_comparison.tables(runs, "newer")
@@ -176,7 +176,7 @@ def test_kernels_of_two_profiles_are_compared(tmp_path: Path) -> None:
     report = "Processing\n\nTime (%),Total Time (ns),Instances,Name\n45.0,450000000,3,gemm\n55.0,550000000,1,sort\n"
     (tmp_path / "b.csv").write_text(report, encoding="utf-8")
     profiles = [roofline.read_kernels(tmp_path / name) for name in ("a.json", "b.csv")]
-    assert roofline.in_common(*profiles).rows == (("gemm", 0.8, pytest.approx(0.45)),)
+    assert roofline.common_kernels_table(*profiles).rows == (("gemm", 0.8, pytest.approx(0.45)),)
     (tmp_path / "c.csv").write_text("no table", encoding="utf-8")
     with pytest.raises(EncoreError, match="no table of kernels"):
         roofline.read_kernels(tmp_path / "c.csv")

@@ -57,9 +57,9 @@ def create(
     for point in study.points():
         if (value := seconds(point)) is not None:
             for number in range(1, study.passes + 1):
-                folder.at(point, number).mkdir(parents=True)
+                folder.point_folder(point, number).mkdir(parents=True)
                 content = measurement_json(point, value * passes[(number - 1) % len(passes)])
-                files.write_json(folder.at(point, number) / MEASUREMENT, content)
+                files.write_json(folder.point_folder(point, number) / MEASUREMENT, content)
     return folder
 
 
@@ -140,7 +140,7 @@ def test_report_answers_every_question(folder: Folder[Study], tmp_path: Path, re
     """8 GPUs are 1.78 times as fast as one, and NCCL costs 16.4 %, as printed; memory has no interval."""
     report = page.build(folder)
     write_files(report, tmp_path)
-    machine = page._machine(folder.machine())
+    machine = page._machine_summary(folder.machine())
     recorded("multi_gpu.json", {**contents(report), "about": report.about.replace(machine, "MACHINE")})
     assert report.chapters[0].sentence.split(";")[0] in (tmp_path / "report.html").read_text("utf-8")
     assert "None" not in (tmp_path / "report.md").read_text("utf-8")
@@ -154,7 +154,8 @@ def test_report_compares_the_largest_batches(tmp_path: Path, recorded: Recorded)
         if "largest_batch" in point.axes:
             batches = {"largest_batch": {"fits": 128, "does_not": 256}}
             files.write_json(
-                folder.at(point) / MEASUREMENT, {**batches, "network": folder.measurements(point)[0]["network"]}
+                folder.point_folder(point) / MEASUREMENT,
+                {**batches, "network": folder.measurements(point)[0]["network"]},
             )
     recorded("largest_batches.json", contents(page.build(folder))["tables"]["question_6"])
 
@@ -166,7 +167,7 @@ def test_report_of_busy_cpus_has_wide_intervals(tmp_path: Path, recorded: Record
     assert passes[0] != passes[1] and sorted(passes[0]) == sorted(passes[1])
     folder = create(study, tmp_path, lambda point: 0.01, (1.0, 1.3))
     for point in folder.study.points()[:3]:
-        path = folder.at(point, 2) / MEASUREMENT
+        path = folder.point_folder(point, 2) / MEASUREMENT
         path.write_text(json.dumps({**json.loads(path.read_text()), "others_cores": 1.25, "cores": 2}))
     report = page.build(folder)
     recorded("busy_cpus.json", {**contents(report), "about": ""})
@@ -176,7 +177,7 @@ def test_report_of_busy_cpus_has_wide_intervals(tmp_path: Path, recorded: Record
     assert "<summary>The study&#39;s printed figures: speedup, not measured here (24)" in html
     assert "Measured on CPUs" in html and "Measured on CPUs" in markdown
     for point in folder.study.points():
-        (folder.at(point, 2) / MEASUREMENT).unlink()
+        (folder.point_folder(point, 2) / MEASUREMENT).unlink()
     assert "drifts between two points is not in them" in page.build(folder).chapters[-3].sentence
     assert {folder.state(point) for point in folder.study.points()} == {"to do"}
 
@@ -208,7 +209,7 @@ def test_every_rank_on_a_cpu_has_the_same_threads(tmp_path: Path) -> None:
 
 
 def test_links_of_a_dgx_1() -> None:
-    links = topology.links_of("dgx1-v100")
+    links = topology.load_links("dgx1-v100")
     listing = (paths.ROOT / "tests" / "samples" / "topology" / "dgx1-v100.txt").read_text("utf-8")
     nvlinks = parse_topology(listing).nvlinks.items()
     assert {tuple(sorted(int(gpu[3:]) for gpu in pair)): width for pair, width in nvlinks} == links.widths
@@ -221,7 +222,7 @@ def test_links_of_a_dgx_1() -> None:
 
 
 def test_bytes_of_a_step_on_a_dgx_1() -> None:
-    links = topology.links_of("dgx1-v100")
+    links = topology.load_links("dgx1-v100")
     # Two arrays with one of two GPUs as owner each: to the owner and back
     assert topology.tree(links, [100, 60], 2) == {(0, 1): 2 * 100 + 2 * 60}
     assert topology.ring(links, [100, 60], 1) == {}

@@ -18,7 +18,7 @@ from encore.errors import EncoreError, ExitCode
 from encore.lab.studies import definition, multi_node, sweep, throughput
 from encore.lab.studies import folder as folders
 from encore.lab.studies.folder import Folder
-from encore.lab.studies.sweep import GridPoint, Sweep, batch_settings, hosts_of, request_of
+from encore.lab.studies.sweep import GridPoint, Sweep, batch_settings, point_hosts, point_request
 from encore.lab.studies.throughput import Result
 from encore.machine import node
 from encore.results.statistics import Sample
@@ -50,7 +50,7 @@ def finish(
 ) -> run_folder.RunFolder:
     """Create the run folder of a point, with a slow first epoch and two fast ones."""
     passport = {"benchmark": "resnet", "round": "v0.7", "configuration": {"device": {"value": device}}}
-    run = run_folder.create(study.at(point), "resnet-mxnet-cpu", lambda path: passport, {}, {}, [1])
+    run = run_folder.create(study.point_folder(point), "resnet-mxnet-cpu", lambda path: passport, {}, {}, [1])
     experiment = run.experiments()[0]
     records: list[dict[str, Any]] = [{"kind": "start", "time": 0.0, "global_batch_size": 64, **start}]
     records += [
@@ -76,7 +76,7 @@ def test_points_are_all_combinations_with_few_gpus_first(tmp_path: Path) -> None
     points = grid.points()
     axes = {"nodes": 2, "gpus_per_node": 2, "benchmark": "bert"}
     assert (len(points), points[-1].key, points[-1].axes) == (2 * 3, "bert-2x2", axes)
-    requests = [request_of(grid, point, tmp_path) for point in points]
+    requests = [point_request(grid, point, tmp_path) for point in points]
     assert {(request.name, request.image) for request in requests} == {("resnet", "a.sif"), ("bert", None)}
 
 
@@ -100,7 +100,7 @@ def test_strong_scaling_keeps_batch_and_learning_rate(
 @pytest.mark.parametrize("mode", ["strong", "weak"])
 def test_submitted_number_of_gpus_has_no_deviations(mode: str) -> None:
     grid = sweep_of("resnet", 8, mode=mode, request={"system": "dgx1", "round": "v0.7"})
-    assert not planning.make_plan(request_of(grid, grid.points()[0], Path("results"))).configuration.deviations
+    assert not planning.make_plan(point_request(grid, grid.points()[0], Path("results"))).configuration.deviations
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_submitted_number_of_gpus_has_no_deviations(mode: str) -> None:
 )  # fmt: skip
 def test_invalid_grid_is_rejected(grid: Sweep, message: str, tmp_path: Path) -> None:
     with pytest.raises(EncoreError, match=message):
-        request_of(grid, grid.points()[-1], tmp_path)
+        point_request(grid, grid.points()[-1], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -150,12 +150,12 @@ def test_releases_are_points_and_compared_with_the_published_ones(tmp_path: Path
     printed = json.loads(CliRunner().invoke(app, ["sweep", "bert-squad", *options]).stdout)
     assert [point["point"] for point in printed["points"]] == ["1x1-25.12", "1x1-21.11"]
     assert Sweep.model_validate(printed["grid"]) == grid
-    images = [request_of(grid, point, tmp_path).image for point in grid.points()]
+    images = [point_request(grid, point, tmp_path).image for point in grid.points()]
     assert images == ["localhost/encore/bert-squad:25.12", "localhost/encore/bert-squad:21.11"]
     study = folders.create(grid, "sweep", tmp_path)
     for point, speed in zip(grid.points(), (100.0, 150.0), strict=True):
         finish(study, point, speed)
-    table = throughput.tables_of(study, throughput.measured(study))[1]
+    table = throughput.sweep_tables(study, throughput.measured(study))[1]
     assert [(row[0], *row[2:]) for row in table.rows] == [
         ("25.12", 100.0, 1.0, throughput.MEASURED),
         ("21.11", 150.0, 1.5, throughput.MEASURED),
@@ -284,7 +284,7 @@ def test_submitted_point_is_a_job_of_encore_submit(tmp_path: Path) -> None:
     request = {"system": "cpu", "seed": 3, "cluster": cluster, "environment": ("A=b",), "drop_caches": False}
     grid = sweep_of("resnet", 2, nodes=(2,), mode="weak", request=request)
     (point,) = grid.points()
-    prepared = sweep.prepared(point, request_of(grid, point, tmp_path / "2x2"))
+    prepared = sweep.prepare_job(point, point_request(grid, point, tmp_path / "2x2"))
     assert (prepared.submission.nodes, prepared.plan.configuration.ranks) == (2, 4)
     assert "#SBATCH --partition=main" in prepared.script
     assert shlex.split(prepared.script.splitlines()[-1])[2:] == [
@@ -362,7 +362,7 @@ def test_points_of_the_node_study() -> None:
     points = [point for point in grid.points() if point.benchmark == "resnet"]
     assert [point.gpus for point in points if point.precision == "fp16"] == [1, 2, 4, 8, 12, 16]
     assert {(point.precision, point.batch) for point in points} == {("fp32", 64), ("fp16", 128)}
-    assert (hosts_of(grid, points[0]), hosts_of(grid, points[-1])) == ((), HOSTS)
+    assert (point_hosts(grid, points[0]), point_hosts(grid, points[-1])) == ((), HOSTS)
 
 
 def test_tables_of_the_node_study(recorded: Callable[[str, object], None]) -> None:

@@ -188,12 +188,12 @@ def fit_steps(points: Sequence[Point], algorithm: Algorithm | None = None) -> St
     return StepModel(resolved_algorithm, fitted)
 
 
-def strong(minutes: dict[int, float]) -> StepModel:
+def fit_strong_scaling(minutes: dict[int, float]) -> StepModel:
     """Fit total training minutes by GPU count for strong scaling; see `share_of`."""
-    return fit_steps([share_of(gpus, minutes[gpus]) for gpus in sorted(minutes)])
+    return fit_steps([strong_scaling_point(gpus, minutes[gpus]) for gpus in sorted(minutes)])
 
 
-def share_of(gpus: int, time: float = math.nan) -> Point:
+def strong_scaling_point(gpus: int, time: float = math.nan) -> Point:
     """Return the point for a training divided among this number of GPUs."""
     return Point(gpus=gpus, samples_per_gpu=1 / gpus, time=time)
 

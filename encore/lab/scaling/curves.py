@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from encore.errors import EncoreError
-from encore.lab.scaling.cost_model import share_of, strong
+from encore.lab.scaling.cost_model import fit_strong_scaling, strong_scaling_point
 from encore.lab.scaling.printed_tables import MICROWAY
 from encore.results.compare.run_set import load_run_sets
 from encore.results.published.published import load_studies
@@ -120,9 +120,9 @@ def options(benchmark: str, measured: Minutes, gpus: int, extrapolate: bool = Fa
     powers = {2**power for power in range(gpus.bit_length())}
     for n in sorted({*powers, gpus} - set(measured)):
         if least < n < largest:
-            choices.append(Option(gpus=n, minutes=interpolated(measured, n), how="interpolated"))
+            choices.append(Option(gpus=n, minutes=interpolate(measured, n), how="interpolated"))
         elif extrapolate:
-            guess = strong(measured).predict(share_of(n))
+            guess = fit_strong_scaling(measured).predict(strong_scaling_point(n))
             choices.append(Option(gpus=n, minutes=guess.value, how="predicted", low=guess.low, high=guess.high))
     if not choices:
         raise EncoreError(
@@ -137,6 +137,6 @@ def options(benchmark: str, measured: Minutes, gpus: int, extrapolate: bool = Fa
     return tuple(useful)
 
 
-def interpolated(measured: Minutes, gpus: int) -> float:
+def interpolate(measured: Minutes, gpus: int) -> float:
     """Return minutes between two measured counts, linear in the logarithms; ``measured`` has ascending counts."""
     return float(np.exp(np.interp(np.log(gpus), np.log(list(measured)), np.log(list(measured.values())))))

@@ -45,16 +45,16 @@ def measured_steps() -> dict[str, Step]:
     return {name: step for name, step in steps.items() if step is not None}
 
 
-def sum_seconds(size: float, gpus: int, links: Links) -> float:
+def allreduce_seconds(size: float, gpus: int, links: Links) -> float:
     """Return the seconds of an all-reduce of ``size`` bytes on otherwise idle links."""
     intra_node, inter_node = volumes(gpus, max(1, gpus // links.gpus))
     return size * (intra_node / links.inside + inter_node / links.between)
 
 
-def lost(step: Step, gpus: int, links: Links, *, overlap: bool) -> float:
+def exposed_seconds(step: Step, gpus: int, links: Links, *, overlap: bool) -> float:
     """Return the exposed seconds per step of the fp16 gradient all-reduce."""
     size = float(step.parameters * _BYTES)
-    all_reduce = sum_seconds(size, gpus, links)
+    all_reduce = allreduce_seconds(size, gpus, links)
     if not overlap:
         return all_reduce
     buckets = max(1.0, size / BUCKET_BYTES)
@@ -78,13 +78,13 @@ def _rows(links: Links, gpus: Sequence[int]) -> Iterator[tuple[Cell, ...]]:
         for share in SHARES:
             step = step_time.model_copy(update={"samples": step_time.samples // share})
             for count in gpus:
-                after, during = (lost(step, count, links, overlap=overlap) for overlap in (False, True))
+                after, during = (exposed_seconds(step, count, links, overlap=overlap) for overlap in (False, True))
                 saved = (after - during) / (step.seconds + after)
                 size, seconds = step.parameters * _BYTES / 1e6, step.seconds * 1e3
                 yield name, size, step.samples, seconds, count, after * 1e3, during * 1e3, saved
 
 
-def sums_table(ranks: int, bus_bandwidth: float) -> Table:
+def allreduce_table(ranks: int, bus_bandwidth: float) -> Table:
     """Return the all-reduce time over ``ranks`` of a machine at a measured bus bandwidth in bytes per second.
 
     nccl-tests (doc/PERFORMANCE.md) counts 2(n-1)/n of the bytes for all algorithms.

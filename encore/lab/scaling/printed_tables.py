@@ -46,7 +46,7 @@ class Span:
     def __truediv__(self, other: Span) -> Span:
         return Span(low=self.low / other.high, high=self.high / other.low)
 
-    def meets(self, other: Span) -> bool:
+    def overlaps(self, other: Span) -> bool:
         return self.low <= other.high + 1e-12 and other.low <= self.high + 1e-12
 
 
@@ -63,7 +63,7 @@ class Check:
     note: str = ""
 
 
-def span_of(figure: StudyFigure) -> Span:
+def rounding_range(figure: StudyFigure) -> Span:
     """Return the range of a printed figure: half of its last digit in both directions."""
     decimals = len(figure.printed.partition(".")[2])
     half = 0.5 * 10.0**-decimals
@@ -145,7 +145,7 @@ def _verdict(figure: StudyFigure, description: str, computed: float, follows: bo
 
 def _check(figure: StudyFigure, description: str, computed: Span, note: str = "") -> Check:
     middle = (computed.low + computed.high) / 2
-    follows = computed.meets(span_of(figure))
+    follows = computed.overlaps(rounding_range(figure))
     if not follows and not note:
         decimals = len(figure.printed.partition(".")[2])
         cut = int(middle * 10**decimals) / 10**decimals
@@ -160,7 +160,8 @@ def _totals() -> dict[tuple[str, int | None], Span]:
         if figure.place.startswith("table") and figure.quantity in ("minutes_per_epoch", "epochs"):
             parts.setdefault((figure.model, figure.gpus), {})[figure.quantity] = figure
     return {
-        key: span_of(quantities["minutes_per_epoch"]) * quantities["epochs"].value for key, quantities in parts.items()
+        key: rounding_range(quantities["minutes_per_epoch"]) * quantities["epochs"].value
+        for key, quantities in parts.items()
     }
 
 
@@ -182,7 +183,7 @@ def _running_text() -> Iterator[Check]:
             yield _check(figure, f"{figure.model}, {figure.gpus} GPUs", totals[figure.model, 1] / total)
         elif figure.quantity == "training_minutes":
             follows = {">": total.high > figure.value, "<": total.low < figure.value}.get(
-                figure.relation, total.meets(span_of(figure))
+                figure.relation, total.overlaps(rounding_range(figure))
             )
             description = f"{figure.model}, {figure.gpus} GPUs, minutes {figure.relation}"
             yield _verdict(figure, description, (total.low + total.high) / 2, follows)
@@ -196,7 +197,7 @@ def _memory() -> Iterator[Check]:
     # Compare GPU 0 with the other GPUs, and all batches with the smallest.
     location = "backup: memory usage"
     memory = {
-        (figure.model, figure.batch, figure.context): span_of(figure)
+        (figure.model, figure.batch, figure.context): rounding_range(figure)
         for figure in _figures(BARC, place=location, quantity="memory_training")
     }
     for figure in _figures(BARC, place=location):
@@ -228,8 +229,8 @@ def _precision_and_scaling() -> Iterator[Check]:
         framework_figures = [figure for figure in _figures(MULTINODE) if framework in figure.context]
         gains = {figure.relation: figure for figure in framework_figures if figure.quantity == "gain_percent"}
         on_16 = [figure for figure in framework_figures if (figure.quantity, figure.gpus) == ("speedup", 16)]
-        speed = {figure.precision: span_of(figure) for figure in on_16}
-        top = span_of(gains["<="])
+        speed = {figure.precision: rounding_range(figure) for figure in on_16}
+        top = rounding_range(gains["<="])
         factor = Span(1 + top.low / 100, 1 + top.high / 100) * (speed["fp16"] / speed["fp32"])
         description = f"{framework}, fp16 on 16 GPUs by the largest gain and both speed-ups"
         yield _check(gains[">="], description, _percent(factor))
@@ -239,13 +240,13 @@ def _precision_and_scaling() -> Iterator[Check]:
         (figure for figure in overheads if figure.relation == "="), key=lambda figure: figure.value
     )
     for relation, figure in ((">=", sorted_overheads[0]), ("<=", sorted_overheads[-1])):
-        yield _check(headline[relation], f"NCCL overhead {relation}", span_of(figure))
+        yield _check(headline[relation], f"NCCL overhead {relation}", rounding_range(figure))
 
 
 def _servers() -> Iterator[Check]:
     # All GPUs of a server together are the GPU count times one GPU.
     single = {
-        (figure.system, figure.quantity): span_of(figure)
+        (figure.system, figure.quantity): rounding_range(figure)
         for figure in _figures(DELL, place="slide: PCIe and SXM2", gpus=1)
     }
     for figure in _figures(DELL, place="backup: GPU scaling"):

@@ -63,7 +63,7 @@ class Schedule:
         return max(placement.end for placement in self.placements)
 
 
-def one_by_one(jobs: Sequence[Job]) -> float:
+def sequential_minutes(jobs: Sequence[Job]) -> float:
     """Return the minutes of all runs in sequence, each on its fastest GPU count."""
     return sum(job.count * min(option.minutes for option in job.options) for job in jobs)
 
@@ -85,7 +85,7 @@ def shortest(jobs: Sequence[Job], gpus: int, states: int = STATES) -> Schedule:
     better, complete = _search(jobs, gpus, _makespan(guess, gpus), states // gpus if few else 0)
     best = better or guess
     bound = _makespan(best, gpus) if complete else _lower_bound(jobs, gpus)
-    return Schedule(gpus=gpus, placements=tuple(_placed(jobs, best, gpus)), bound=bound, is_shortest=complete)
+    return Schedule(gpus=gpus, placements=tuple(_placements(jobs, best, gpus)), bound=bound, is_shortest=complete)
 
 
 def _search(jobs: Sequence[Job], gpus: int, limit: float, nodes: int) -> tuple[list[_Choice] | None, bool]:
@@ -121,13 +121,13 @@ def _search(jobs: Sequence[Job], gpus: int, limit: float, nodes: int) -> tuple[l
         for end, number, option in sorted(moves, key=lambda move: (move[0], move[2].gpus)):
             if end < limit - _TINY:
                 rest = tuple(count - (i == number) for i, count in enumerate(remaining))
-                extend([*choices, (number, option)], rest, _occupied(free, option))
+                extend([*choices, (number, option)], rest, _start_option(free, option))
 
     extend([], tuple(job.count for job in jobs), (0.0,) * gpus)
     return best, nodes > 0
 
 
-def _occupied(free: tuple[float, ...], option: Option) -> tuple[float, ...]:
+def _start_option(free: tuple[float, ...], option: Option) -> tuple[float, ...]:
     # Ascending times at which the GPUs become free after ``option`` has started as early as possible. Later runs start
     # no earlier, so GPUs that were idle before that start count as free from then on.
     start = free[option.gpus - 1]
@@ -138,7 +138,7 @@ def _occupied(free: tuple[float, ...], option: Option) -> tuple[float, ...]:
 def _makespan(choices: Sequence[_Choice], gpus: int) -> float:
     free = (0.0,) * gpus
     for _, option in choices:
-        free = _occupied(free, option)
+        free = _start_option(free, option)
     return free[-1]
 
 
@@ -165,7 +165,7 @@ def _list_schedule(jobs: Sequence[Job], gpus: int) -> list[_Choice]:
     return min(candidates, key=lambda candidate: _makespan(candidate, gpus))
 
 
-def _placed(jobs: Sequence[Job], choices: Sequence[_Choice], gpus: int) -> Iterator[Placement]:
+def _placements(jobs: Sequence[Job], choices: Sequence[_Choice], gpus: int) -> Iterator[Placement]:
     # Yield the runs of a schedule with start times and GPU numbers.
     free = [0.0] * gpus
     for number, option in choices:
@@ -181,7 +181,7 @@ def _placed(jobs: Sequence[Job], choices: Sequence[_Choice], gpus: int) -> Itera
 _MINUTES_A_DAY = 1440
 _NOTHING = 1e-7
 
-_Parting = tuple[int, ...]  # Number of slots by size
+_Partition = tuple[int, ...]  # Number of slots by size
 
 
 @dataclass(frozen=True)
@@ -211,23 +211,23 @@ class SteadyState:
     shares: tuple[Share, ...]
 
 
-def rounds_one_by_one(jobs: Sequence[Job]) -> float:
-    return _MINUTES_A_DAY / one_by_one(jobs)
+def sequential_rounds(jobs: Sequence[Job]) -> float:
+    return _MINUTES_A_DAY / sequential_minutes(jobs)
 
 
 def most_runs(jobs: Sequence[Job], gpus: int) -> SteadyState:
     """Return the steady state with the highest rounds per day; a round runs every benchmark ``count`` times."""
     sizes = sorted({option.gpus for job in jobs for option in job.options})
     uses = [(number, option) for number, job in enumerate(jobs) for option in job.options]
-    partings = [tuple(gpus // size if size == slot_size else 0 for slot_size in sizes) for size in sizes]
+    partitions = [tuple(gpus // size if size == slot_size else 0 for slot_size in sizes) for size in sizes]
     while True:
-        solution = _solved(jobs, sizes, uses, partings)
+        solution = _solve_partitions(jobs, sizes, uses, partitions)
         # linprog returns derivatives of the minimum with respect to the right-hand sides, which are never positive.
         prices, worth = -solution.ineqlin.marginals[len(jobs) : -1], -solution.ineqlin.marginals[-1]
-        best, value = _dearest(sizes, prices, gpus)
-        if value <= worth * (1 + _NOTHING) + _NOTHING or best in partings:
+        best, value = _best_partition(sizes, prices, gpus)
+        if value <= worth * (1 + _NOTHING) + _NOTHING or best in partitions:
             break
-        partings.append(best)
+        partitions.append(best)
     rounds, busy, shares = solution.x[0], solution.x[1 : 1 + len(uses)], solution.x[1 + len(uses) :]
     return SteadyState(
         gpus=gpus,
@@ -235,9 +235,9 @@ def most_runs(jobs: Sequence[Job], gpus: int) -> SteadyState:
         phases=tuple(
             Phase(
                 share=float(share),
-                slots=tuple((count, size) for count, size in zip(parting, sizes, strict=True) if count),
+                slots=tuple((count, size) for count, size in zip(partition, sizes, strict=True) if count),
             )
-            for parting, share in zip(partings, shares, strict=True)
+            for partition, share in zip(partitions, shares, strict=True)
             if share > _NOTHING
         ),
         shares=tuple(
@@ -248,25 +248,25 @@ def most_runs(jobs: Sequence[Job], gpus: int) -> SteadyState:
     )
 
 
-def _solved(jobs: Sequence[Job], sizes: list[int], uses: list[_Choice], partings: list[_Parting]) -> Any:
+def _solve_partitions(jobs: Sequence[Job], sizes: list[int], uses: list[_Choice], partitions: list[_Partition]) -> Any:
     # Solve for these partitions. Unknowns: rounds, busy slots per use, fraction of the day per partition. Rows: runs
     # per job, slots per size, the day.
     import numpy as np
     from scipy.optimize import linprog
 
-    matrix = np.zeros((len(jobs) + len(sizes) + 1, 1 + len(uses) + len(partings)))
+    matrix = np.zeros((len(jobs) + len(sizes) + 1, 1 + len(uses) + len(partitions)))
     matrix[: len(jobs), 0] = [job.count for job in jobs]
     for column, (number, option) in enumerate(uses, 1):
         matrix[number, column] = -_MINUTES_A_DAY / option.minutes
         matrix[len(jobs) + sizes.index(option.gpus), column] = 1.0
-    matrix[len(jobs) : -1, 1 + len(uses) :] = -np.transpose(partings)
+    matrix[len(jobs) : -1, 1 + len(uses) :] = -np.transpose(partitions)
     matrix[-1, 1 + len(uses) :] = 1.0
     goal, limits = np.zeros(matrix.shape[1]), np.zeros(matrix.shape[0])
     goal[0], limits[-1] = -1.0, 1.0
     return linprog(goal, A_ub=matrix, b_ub=limits, method="highs")
 
 
-def _dearest(sizes: list[int], prices: Any, gpus: int) -> tuple[_Parting, float]:
+def _best_partition(sizes: list[int], prices: Any, gpus: int) -> tuple[_Partition, float]:
     # Most valuable partition: an unbounded knapsack.
     from scipy.optimize import LinearConstraint, milp
 
@@ -335,10 +335,10 @@ def sentences(jobs: Sequence[Job], schedule: Schedule, steady: SteadyState) -> I
     proof = "no schedule of these choices is shorter"
     if not schedule.is_shortest:
         proof = f"the search was cut short: no schedule is shorter than {schedule.bound:.2f} minutes"
-    rounds = rounds_one_by_one(jobs)
+    rounds = sequential_rounds(jobs)
     yield (
         f"all done after {schedule.makespan:.2f} minutes ({proof}); "
-        f"one after the other, each on what is fastest for it: {one_by_one(jobs):.2f}"
+        f"one after the other, each on what is fastest for it: {sequential_minutes(jobs):.2f}"
     )
     yield (
         f"rounds of all a day: {steady.rounds_per_day:.2f}; one after the other: {rounds:.2f}, "

@@ -82,7 +82,7 @@ def train_samples() -> dict[str, int]:
 
 def published_points(series: Series, benchmark: str) -> list[Measured]:
     points = [
-        _measured(cell)
+        _read_measurement(cell)
         for cell in load_published()
         if (cell.round, cell.submitter) == (series.round, series.submitter)
         and cell.benchmark == benchmark
@@ -92,7 +92,7 @@ def published_points(series: Series, benchmark: str) -> list[Measured]:
     return sorted(points, key=lambda measured: measured.point.gpus)
 
 
-def _measured(cell: PublishedResult) -> Measured:
+def _read_measurement(cell: PublishedResult) -> Measured:
     run = submission(cell)
     gpus, batch, minutes = run.hardware.accelerators, cell.global_batch, cell.score_minutes
     if not gpus or not batch or not minutes or cell.benchmark is None or run.lengths is None:
@@ -114,13 +114,13 @@ def checks(benchmark: str) -> tuple[Check, ...]:
         counts = sorted({measured_point.point.gpus for measured_point in measured})
         for fitted in sorted({2, (len(counts) + 1) // 2}):
             if 2 <= fitted < len(counts):
-                results += _predicted(series, benchmark, measured, counts[:fitted])
+                results += _predict_series(series, benchmark, measured, counts[:fitted])
     if not results:
         raise EncoreError(f"too few published results of {benchmark} to predict some from others")
     return tuple(results)
 
 
-def _predicted(series: Series, benchmark: str, measured: list[Measured], counts: list[int]) -> Iterable[Check]:
+def _predict_series(series: Series, benchmark: str, measured: list[Measured], counts: list[int]) -> Iterable[Check]:
     small = [point for point in measured if point.point.gpus in counts]
     # Hierarchical within and between nodes, except TPUs: pods of all sizes are one node in v0.6.
     nodes_known = any((point.cell.hardware.nodes or 1) > 1 for point in measured)
@@ -157,7 +157,7 @@ def error_table(benchmark: str) -> Table:
                 f"`{check.measured.cell.system}`",
                 f"{check.measured.point.time * 1e3:.3g}",
                 f"{check.step.value * 1e3:.3g}",
-                f"{_two(check.step.low * 1e3)} to {_two(check.step.high * 1e3)}"
+                f"{_two_digits(check.step.low * 1e3)} to {_two_digits(check.step.high * 1e3)}"
                 + ("" if check.step.holds(check.measured.point.time) else " (missed)"),
                 f"{check.step_error:+.0%}",
                 f"{check.measured.minutes:.3g}",
@@ -171,6 +171,6 @@ def error_table(benchmark: str) -> Table:
     )  # fmt: skip
 
 
-def _two(number: float) -> str:
+def _two_digits(number: float) -> str:
     # Two significant digits without an exponent.
     return f"{float(f'{number:.2g}'):g}"

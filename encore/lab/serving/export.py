@@ -49,7 +49,7 @@ class _Run(_Read):
     experiment: int = 0
 
 
-class Whole(_Read):
+class ExportDocument(_Read):
     """Common fields of export.json for a single model and for models with parts."""
 
     schema_: Literal[1] = Field(1, alias="schema")
@@ -79,21 +79,21 @@ class Model:
 
 def read(folder: Path) -> tuple[Model, ...]:
     """Return the models in ``folder``; EncoreError if it is not an export or is damaged."""
-    document = read_whole(folder)
+    document = read_document(folder)
     for part in document.parts:
         if not PART.fullmatch(part):
             raise EncoreError(f"{folder / PASSPORT} has a part {part!r}", expected="the name of a folder", hint=AGAIN)
-    models = [Model(folder / part, _validated(Export, folder / part)) for part in document.parts or ("",)]
+    models = [Model(folder / part, _validate(Export, folder / part)) for part in document.parts or ("",)]
     for model in models:
         _check(model.folder, model.export)
     return tuple(models)
 
 
-def read_whole(folder: Path) -> Whole:
-    return _validated(Whole, folder)
+def read_document(folder: Path) -> ExportDocument:
+    return _validate(ExportDocument, folder)
 
 
-def _validated(kind: type[R], folder: Path) -> R:
+def _validate(kind: type[R], folder: Path) -> R:
     passport = folder / PASSPORT
     if not passport.is_file():
         raise EncoreError(
@@ -162,7 +162,7 @@ def plan(source: Path, run_path: Path, data: Path | None) -> Evaluation:
     """Return the evaluation of an export from its run; EncoreError if the run does not match or data are missing."""
     run = run_folder.open_run(run_path)
     passport = run.metadata()
-    document = read_whole(source)
+    document = read_document(source)
     if document.run.id != passport["sha256"]:
         raise EncoreError(
             f"{source} is not from {run_path}",

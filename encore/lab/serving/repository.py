@@ -26,7 +26,7 @@ SERVED = paths.BENCHMARKS / "common" / "serving"  # code for the server and its 
 PYTHON_BACKEND = "python"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     # Bytes are literal, escaped, or three octal digits (Text Format Language Specification, String).
     plain = {byte: chr(byte) for byte in range(32, 127)} | {ord(char): f"\\{char}" for char in '"\\'}
     return f'"{"".join(plain.get(byte, f"{chr(92)}{byte:03o}") for byte in text.encode())}"'
@@ -36,7 +36,7 @@ _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     keep_trailing_newline=True,
 )  # fmt: skip
-_TEMPLATES.filters["quoted"] = _quoted
+_TEMPLATES.filters["quoted"] = _quote
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ class Ports:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Deployment:
     runtime: str
     backend: Backend
     command: Command
@@ -72,7 +72,7 @@ def release_for(export: Export) -> Server:
 
 def in_container(
     runtime: str, export: Export, repository: Repository, settings: Settings, ports: Ports, image: str | None = None
-) -> Place:
+) -> Deployment:
     """Return the server in the NGC image or in ``image``; never raises for missing features of the engine."""
     release, engine = release_for(export), None
     problem: EncoreError | None = None
@@ -99,12 +99,12 @@ def in_container(
     )
     target = Target(runtime=runtime, engine=engine, image=reference)
     command = runtimes.render(target, job, runtimes.container_name(repository.folder.absolute()), os.environ)
-    return Place(runtime=runtime, backend=backend, command=command, problem=problem, image=reference)
+    return Deployment(runtime=runtime, backend=backend, command=command, problem=problem, image=reference)
 
 
 def on_host(
     export: Export, repository: Repository, ports: Ports, python: Path | None, report: environment.OnStep | None
-) -> Place:
+) -> Deployment:
     """Return the server of nvidia-pytriton, which runs the model with model.py; creates the environments if necessary.
 
     Without ``report`` no environment is created; ``problem`` is the reason if one is missing.
@@ -119,15 +119,15 @@ def on_host(
             argv = ("tritonserver", f"--model-repository={repository.models}", *options)
             placeholder = Command(argv=argv, environment={}, working_directory=paths.ROOT)
             problem = EncoreError(f"no {name} environment yet", hint="the same command without --dry-run makes it")
-            return Place(runtime="host", backend=backend, command=placeholder, problem=problem)
+            return Deployment(runtime="host", backend=backend, command=placeholder, problem=problem)
         programs.append(
             variables.get(name) or (environment.ensure_environment(name, report) if report else installed.python)
         )
-    model = ask_python(programs[-1])
-    wheel = find_wheel(model if is_portable else ask_python(programs[0]), model)
+    model = inspect_python(programs[-1])
+    wheel = find_wheel(model if is_portable else inspect_python(programs[0]), model)
     files = (*(wheel / BACKEND).iterdir(), wheel / STUBS / model.version / STUB)
     command = wheel_command(wheel, model, repository, options, os.environ)
-    return Place(runtime="host", backend=backend, command=command, backend_files=files)
+    return Deployment(runtime="host", backend=backend, command=command, backend_files=files)
 
 
 ASK = """
@@ -155,7 +155,7 @@ class Python:
     library: str  # folder of libpython; empty: the interpreter was built without it
 
 
-def ask_python(program: Path) -> Python:
+def inspect_python(program: Path) -> Python:
     try:
         done = subprocess.run([str(program), "-c", ASK], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -220,7 +220,7 @@ def wheel_command(
     )
 
 
-def link_backend(location: Place, repository: Repository) -> None:
+def link_backend(location: Deployment, repository: Repository) -> None:
     """Link the files that the server on the host loads into one folder, in the repository's parent."""
     folder = repository.folder.absolute() / "backends" / "python"
     for path in location.backend_files:

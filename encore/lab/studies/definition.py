@@ -144,7 +144,7 @@ class Study(Definition):
         return passes
 
 
-def known() -> list[str]:
+def study_names() -> list[str]:
     return sorted(path.stem for path in DATA.glob("*.toml"))
 
 
@@ -154,17 +154,17 @@ def load(name: str, small: bool = False) -> Study:
     if not path.is_file():
         if path.parent != DATA:
             raise EncoreError(f"no file {path}", hint="name the TOML file of the study")
-        raise names.unknown("study", name, known())
+        raise names.unknown("study", name, study_names())
     study = catalogue.parse(Study, path, name=path.stem)
     if small:
         if not study.small.grid:
             raise EncoreError(f"the study {name} has no small grid", hint="leave out --small, or add [small.grid]")
-        study = _reduced(study)
+        study = _small_study(study)
     _check(study)
     return study
 
 
-def _reduced(study: Study) -> Study:
+def _small_study(study: Study) -> Study:
     # Study with its small grid.
     part = study.small
     values = {axis: dict(by_value) for axis, by_value in study.values.items()}

@@ -70,11 +70,11 @@ class Folder(Generic[Defined]):
     path: Path
     study: Defined
 
-    def at(self, point: Keyed, number: int = 1) -> Path:
+    def point_folder(self, point: Keyed, number: int = 1) -> Path:
         return self.path / point.key / (f"pass-{number}" if number > 1 else "")
 
     def run_of(self, point: Keyed) -> RunFolder | None:
-        run_dirs = sorted(path.parent for path in self.at(point).glob("[!.]*/run.json"))
+        run_dirs = sorted(path.parent for path in self.point_folder(point).glob("[!.]*/run.json"))
         return RunFolder(run_dirs[-1]) if run_dirs else None
 
     def jobs(self) -> dict[str, str]:
@@ -82,14 +82,14 @@ class Folder(Generic[Defined]):
         file = self.path / STUDY
         return dict(files.read_json(file)["jobs"]) if file.is_file() else {}
 
-    def keep_job(self, point: Keyed, job: str) -> None:
+    def record_job(self, point: Keyed, job: str) -> None:
         """Record the job of a point immediately; an unrecorded job would be submitted twice."""
         stored = files.read_json(self.path / STUDY)
         files.write_json(self.path / STUDY, {**stored, "jobs": {**stored["jobs"], point.key: job}})
 
     def state_of_pass(self, point: Keyed, number: int) -> State:
         """Return the state of a pass, determined from the files in its folder."""
-        run, pass_dir = self.run_of(point), self.at(point, number)
+        run, pass_dir = self.run_of(point), self.point_folder(point, number)
         if run is not None:
             states = {experiment.state().status for experiment in run.experiments()}
             if states <= set(run_folder.FINISHED):
@@ -103,19 +103,19 @@ class Folder(Generic[Defined]):
         return min((self.state_of_pass(point, number) for number in self._passes()), key=_WORST_FIRST.index)
 
     def measurements(self, point: Keyed) -> list[dict[str, Any]]:
-        paths = [self.at(point, number) / MEASUREMENT for number in self._passes()]
+        paths = [self.point_folder(point, number) / MEASUREMENT for number in self._passes()]
         return [files.read_json(path) for path in paths if path.is_file()]
 
     def _passes(self) -> range:
         return range(1, self.study.passes + 1)
 
-    def left(self) -> list[tuple[int, Any]]:
+    def unfinished(self) -> list[tuple[int, Any]]:
         """Return the unfinished passes with their points, in measuring order."""
         return [(number, point) for number, point in self.study.order() if self.state_of_pass(point, number) != "done"]
 
     def may_resume(self) -> bool:
         """Return whether an unfinished point may succeed when resumed (unlike, for example, after out of memory)."""
-        runs = [self.run_of(point) for _, point in self.left()]
+        runs = [self.run_of(point) for _, point in self.unfinished()]
         return any(
             run is None or not any(experiment.state().is_final for experiment in run.experiments()) for run in runs
         )
@@ -176,7 +176,7 @@ def measure(
     """
     codes = set()
     with _study_lock(folder, again, only):
-        for number, point in folder.left():
+        for number, point in folder.unfinished():
             if only not in (None, point.key):
                 continue
             try:

@@ -43,8 +43,8 @@ def seconds_left(folder: Folder[Study]) -> float:
         if measurement.get("wall_seconds")
     ]
     if not measured:
-        return len(folder.left()) * folder.study.program.seconds
-    return sum(_seconds_like(point, measured) for _, point in folder.left())
+        return len(folder.unfinished()) * folder.study.program.seconds
+    return sum(_seconds_like(point, measured) for _, point in folder.unfinished())
 
 
 def _seconds_like(point: Point, measured: Sequence[tuple[Point, float]]) -> float:
@@ -59,7 +59,7 @@ def _seconds_like(point: Point, measured: Sequence[tuple[Point, float]]) -> floa
 def command(folder: Folder[Study], point: Point, python: Path | None, number: int = 1) -> Command:
     """Return the command that measures a pass; ``python`` None: the default path of the framework's environment."""
     program, request = folder.study.program, folder.study.request
-    output = folder.at(point, number).absolute()
+    output = folder.point_folder(point, number).absolute()
     ranks = int(point.axes[program.ranks])
     is_single_process = any(point.axes.get(axis) in values for axis, values in program.one_process.items())
     launch = launchers.on_one_node(program.framework, 1 if is_single_process else ranks, str(output))
@@ -105,16 +105,16 @@ def measure(folder: Folder[Study], on_point: Callable[[Point, str], None], only:
         python = environment.ensure_environment(folder.study.program.framework, lambda text: None)
 
     def measure_point(point: Point, number: int) -> ExitCode:
-        problem = _measure_one(folder, point, number, command(folder, point, python, number))
+        problem = _measure_pass(folder, point, number, command(folder, point, python, number))
         on_point(point, problem or "done")
         return ExitCode.FAILED if problem else ExitCode.REACHED
 
     return folders.measure(folder, measure_point, resume_command(folder), only)
 
 
-def _measure_one(folder: Folder[Study], point: Point, number: int, command: Command) -> str:
+def _measure_pass(folder: Folder[Study], point: Point, number: int, command: Command) -> str:
     # Measure a pass; return the failure reason, or an empty string.
-    output = folder.at(point, number)
+    output = folder.point_folder(point, number)
     output.mkdir(exist_ok=True, parents=True)
     with (output / ".lock").open("wb") as lock:
         # The measuring program inherits the lock: if this process is killed, the next one waits for its child.
@@ -123,14 +123,14 @@ def _measure_one(folder: Folder[Study], point: Point, number: int, command: Comm
             return ""
         (output / FAILURE).unlink(missing_ok=True)
         files.write_json(output / "config.json", dict(point.config))
-        began, other_seconds = time.monotonic(), _others_seconds()
+        began, other_seconds = time.monotonic(), _background_cpu_seconds()
         code = _run(command, output / "output.txt", lock.fileno())
     if code == 0 and (output / MEASUREMENT).is_file():
         measurement = files.read_json(output / MEASUREMENT)
         seconds = time.monotonic() - began
         measurement["wall_seconds"] = round(seconds, 2)
         if folder.study.request.runtime == "host":
-            used = max(0.0, (_others_seconds() - other_seconds) / seconds)
+            used = max(0.0, (_background_cpu_seconds() - other_seconds) / seconds)
             measurement |= {"cores": psutil.cpu_count(), "others_cores": round(used, 3)}
         files.write_json(output / MEASUREMENT, measurement)
         return ""
@@ -138,7 +138,7 @@ def _measure_one(folder: Folder[Study], point: Point, number: int, command: Comm
     return f"exit code {code}: {last_line(output / 'output.txt')}"
 
 
-def _others_seconds() -> float:
+def _background_cpu_seconds() -> float:
     """Return the CPU time used on this machine by processes other than this one and its reaped children.
 
     Includes steal time of the hypervisor. Engine containers are not descendants: their time would be included, too.

@@ -11,7 +11,7 @@ from dataclasses import replace
 from encore import catalogue, names
 from encore.catalogue import Strict
 from encore.lab.studies.definition import DATA
-from encore.lab.studies.results import in_percent, ratio
+from encore.lab.studies.results import ratio, to_percent
 from encore.lab.studies.sweep import Sweep
 from encore.lab.studies.throughput import Result, devices
 from encore.results.published.published import StudyFigure, load_figures
@@ -84,7 +84,7 @@ def tables(study: NodeStudy, results: Sequence[Result]) -> list[Table]:
         speed_by_point = {(r.point.nodes, r.point.gpus, r.point.precision): r.samples_per_second for r in measured}
         for precision, same in grouped(measured, lambda result: result.point.precision).items():
             batch, epochs = (
-                _printed(printed_figures, quantity=quantity, precision=precision, context=framework.printed)
+                _printed_value(printed_figures, quantity=quantity, precision=precision, context=framework.printed)
                 for quantity in ("batch_per_gpu", "epochs")
             )
             inputs.append((name, precision, same[0].point.batch, framework.printed, batch, epochs))
@@ -98,15 +98,16 @@ def tables(study: NodeStudy, results: Sequence[Result]) -> list[Table]:
             speeds.append((
                 name, point.precision, point.nodes, point.gpus, speed.estimate if speed else None, value, low, high,
                 value / point.gpus if value else None,
-                _printed(printed_figures, quantity="speedup", precision=point.precision, gpus=point.gpus), result.state,
+                _printed_value(printed_figures, quantity="speedup", precision=point.precision, gpus=point.gpus),
+                result.state,
             ))  # fmt: skip
         percents = [result for result in printed_figures if result.quantity == "gain_percent"]
         ends = " to ".join(result.printed for result in percents if result.gpus is None)
         for nodes, gpus in dict.fromkeys((r.point.nodes, r.point.gpus) for r in measured):
             half, single = speed_by_point.get((nodes, gpus, "fp16")), speed_by_point.get((nodes, gpus, "fp32"))
             if half and single:
-                printed = _printed(percents, gpus=gpus) or ends
-                gains.append((name, nodes, gpus, *map(in_percent, ratio(half, single)), printed))
+                printed = _printed_value(percents, gpus=gpus) or ends
+                gains.append((name, nodes, gpus, *map(to_percent, ratio(half, single)), printed))
     unit = devices(results)
     each_has = "batch of a rank" if unit == "ranks" else "batch of a GPU"
     note = (
@@ -136,7 +137,7 @@ def tables(study: NodeStudy, results: Sequence[Result]) -> list[Table]:
     ]  # fmt: skip
 
 
-def _printed(figures: Sequence[StudyFigure], **fields: object) -> str:
+def _printed_value(figures: Sequence[StudyFigure], **fields: object) -> str:
     # The printed value; empty if the study does not print it.
     same = (f for f in figures if all(getattr(f, name) == value for name, value in fields.items()))
     return next((figure.printed for figure in same), "")

@@ -16,14 +16,14 @@ from encore.lab.studies.definition import Question, Study, Value
 from encore.lab.studies.folder import Folder
 from encore.lab.studies.results import (
     Interval,
-    Ours,
+    Measurement,
     Result,
     bounds,
-    in_percent,
-    in_series,
-    printed,
+    compare_printed,
+    group_by_series,
     ratio,
     read,
+    to_percent,
 )
 from encore.results.format import percent
 from encore.results.report.figures import Figure, bars, over_gpus
@@ -33,36 +33,36 @@ from encore.results.statistics import LEVEL
 from encore.results.table import Cell, Table, grouped, shown, whole
 
 _PUBLISHED = ("model", "GPUs", "batch", "way", "printed", "our point", "ours", "from", "to", "difference")
-_OWN = 5  # columns that describe the printed figure
+_FIGURE_COLUMNS = 5  # columns that describe the printed figure
 _EPOCH = "s per epoch, extrapolated"
-_ITSELF = (1.0, 1.0, 1.0)  # ratio of the reference point to itself
-_SEEN = 0.1  # percent; below it a gain is printed as none
+_UNITY = (1.0, 1.0, 1.0)  # ratio of the reference point to itself
+_MIN_GAIN = 0.1  # percent; below it a gain is printed as none
 
 Series = tuple[Value, ...]
 Point = tuple[Series, float, float, float | None, float | None]  # series, x, y, and from where to where y is
-Parts = tuple[str, Table, list[Figure], list[Ours]]
+Parts = tuple[str, Table, list[Figure], list[Measurement]]
 
 
 def build(folder: Folder[Study]) -> Report:
     study, results = folder.study, read(folder)
     if not results:
         raise EncoreError(f"no point of {folder.path} is measured", hint="encore study run --resume FOLDER")
-    mark = _mark(study)
+    mark = _cpu_notice(study)
     note = "Measured on CPUs or on a small grid." if mark else ""
     passes = Chapter(
         key="passes",
         title="How far the passes are apart",
         sentence=f"Intervals ({percent(LEVEL)}) are {_intervals(results)}.",
-        folded=(_passes(study, results),),
+        folded=(_passes_table(study, results),),
     )
     reasons = tuple((question.text, question.why) for question in study.questions if question.why)
     explanation = Chapter(key="why", title="Why", tables=tuple(_explanations(study, results)), terms=reasons)
     answers = [_answer(study, question, results, number, note) for number, question in enumerate(study.questions, 1)]
     return Report(
         title=study.title,
-        about=f"{study.about} Points: {folder.summary()}. {_machine(folder.machine())}.",
-        notices=tuple(filter(None, (mark, _busy(results)))),
-        chapters=(*answers, passes, explanation, *_inconsistent(study)),
+        about=f"{study.about} Points: {folder.summary()}. {_machine_summary(folder.machine())}.",
+        notices=tuple(filter(None, (mark, _busy_notice(results)))),
+        chapters=(*answers, passes, explanation, *_contradictions(study)),
     )
 
 
@@ -79,7 +79,7 @@ def _answer(study: Study, question: Question, results: Sequence[Result], number:
     tables, folded = [table], list[Table]()
     by_quantity = grouped(values, lambda result: result.quantity or question.quantity) or {question.quantity: []}
     for quantity, measured in by_quantity.items():
-        comparison, compared, absent = _compared(study, quantity, measured)
+        comparison, compared, absent = _compare_printed(study, quantity, measured)
         sentence, tables, folded = sentence + comparison, tables + compared, folded + absent
     if not table.rows:
         sentence = "None of the points that answer this is measured yet."
@@ -97,15 +97,21 @@ def _answer(study: Study, question: Question, results: Sequence[Result], number:
     )
 
 
-def _compared(study: Study, quantity: str, measurements: Sequence[Ours]) -> tuple[str, list[Table], list[Table]]:
+def _compare_printed(
+    study: Study, quantity: str, measurements: Sequence[Measurement]
+) -> tuple[str, list[Table], list[Table]]:
     # Comparison of printed figures with measurements: sentence, table of matches, and table of unmatched figures.
-    printed_figures = printed(study, quantity, measurements)
+    printed_figures = compare_printed(study, quantity, measurements)
     if not printed_figures:
         return "", [], []
     label, measured = quantity.replace("_", " "), [figure for figure in printed_figures if figure.ours]
     title = f"The study's printed figures: {label}"
-    absent = tuple(figure.row[:_OWN] for figure in printed_figures if not figure.ours)
-    without = [Table(title=f"{title}, not measured here", columns=_PUBLISHED[:_OWN], rows=absent)] if absent else []
+    absent = tuple(figure.row[:_FIGURE_COLUMNS] for figure in printed_figures if not figure.ours)
+    without = (
+        [Table(title=f"{title}, not measured here", columns=_PUBLISHED[:_FIGURE_COLUMNS], rows=absent)]
+        if absent
+        else []
+    )
     if not measured:
         return (
             f" None of the {len(printed_figures)} printed figures ({label}) is of a point that was measured here.",
@@ -127,7 +133,7 @@ def _compared(study: Study, quantity: str, measurements: Sequence[Ours]) -> tupl
 
 def _lines(question: Question, results: Sequence[Result], least: int = 1) -> Iterator[tuple[Series, list[Result]]]:
     # Yield lines by the values of the question's series, with results sorted by x; only lines with ``least`` results.
-    for series, line in in_series(results, question.series).items():
+    for series, line in group_by_series(results, question.series).items():
         if len(line) >= least:
             yield series, sorted(line, key=lambda result: _x(result, question))
 
@@ -197,7 +203,7 @@ def _plots(
 def _speed_up(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
     lines, over = list(_lines(question, results, 2)), _axis_name(question.x)
     speedups: list[tuple[Series, Result, Interval]] = [
-        (series, result, ratio(line[0].epoch(), result.epoch()) if result is not line[0] else _ITSELF)
+        (series, result, ratio(line[0].epoch(), result.epoch()) if result is not line[0] else _UNITY)
         for series, line in lines
         for result in line
     ]
@@ -231,22 +237,22 @@ def _speed_up(study: Study, question: Question, results: Sequence[Result], key: 
             sentence += f" At {unsure} of {len(ends)} the interval includes 1: too noisy to say whether it is faster."
     points = [(series, _x(result, question), *faster) for series, result, faster in speedups]
     figures = _plots(key, question, f"Speed-up over {over}", points, table, "speed-up", linear=True)
-    return sentence, table, figures, [Ours(result.axes, *faster) for _, result, faster in speedups]
+    return sentence, table, figures, [Measurement(result.axes, *faster) for _, result, faster in speedups]
 
 
-def _against(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
+def _overhead(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
     (fast_way, slow_way), count = question.between, len(question.series)
     rows: list[tuple[Any, ...]] = []
     values, sure = [], 0
-    for series, pair in in_series(results, question.series).items():
+    for series, pair in group_by_series(results, question.series).items():
         by_way = {result.axes[question.x]: result for result in pair}
         if fast_way in by_way and slow_way in by_way:
             slow, fast = by_way[slow_way], by_way[fast_way]
             overhead = ratio(slow.step, fast.step)
-            percent_more, low, high = (in_percent(value) for value in overhead)
+            percent_more, low, high = (to_percent(value) for value in overhead)
             sure += low is not None and high is not None and (low > 0 or high < 0)
             rows.append((*series, fast.step.estimate, slow.step.estimate, percent_more, low, high, overhead[0]))
-            values.append(Ours(slow.axes, percent_more or 0.0, low, high))
+            values.append(Measurement(slow.axes, percent_more or 0.0, low, high))
     columns = (*question.series, f"{fast_way}, s a step", f"{slow_way}, s a step", "overhead, %", "from", "to", "ratio")
     table = Table(title=f"What {slow_way} takes longer than {fast_way}", columns=columns, rows=tuple(rows))
     sentence = ""
@@ -261,11 +267,11 @@ def _against(study: Study, question: Question, results: Sequence[Result], key: s
     return sentence, table, [figure] if figure else [], values
 
 
-def _size(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
+def _network_size(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
     rows: list[tuple[Any, ...]] = []
     lines, first = list(_lines(question, results)), len(question.series)
     for series, line in lines:
-        network, last, fewest = line[0].found["network"], line[-1], line[0].epoch().estimate
+        network, last, fewest = line[0].first_pass["network"], line[-1], line[0].epoch().estimate
         layers = network["convolutions"] + network["fully_connected"]
         rows.append((
             *series, layers, network["weights"], network["weights"] / layers, last.gradient_bytes / 1e6,
@@ -348,8 +354,8 @@ def _memory(study: Study, question: Question, results: Sequence[Result], key: st
     for series, line in _lines(question, [result for result in results if result.ranks == max_ranks]):
         for result in line:
             before_training, (first, other_ranks) = result.memory("before_training"), result.memory("training")
-            percent_more = in_percent(first / other_ranks) if other_ranks else None
-            growth = None if result is line[0] else in_percent(first / line[0].memory("training")[0])
+            percent_more = to_percent(first / other_ranks) if other_ranks else None
+            growth = None if result is line[0] else to_percent(first / line[0].memory("training")[0])
             rows.append(
                 (*series, whole(_x(result, question)), before_training[0], first, other_ranks, percent_more, growth)
             )
@@ -363,7 +369,7 @@ def _memory(study: Study, question: Question, results: Sequence[Result], key: st
                 ("memory_growth_percent", ""): growth,
             }
             values += [
-                Ours({**result.axes, "reading": reading}, value, None, None, quantity)
+                Measurement({**result.axes, "reading": reading}, value, None, None, quantity)
                 for (quantity, reading), value in readings.items()
                 if value is not None
             ]
@@ -392,11 +398,13 @@ def _memory(study: Study, question: Question, results: Sequence[Result], key: st
 
 def _largest_batches(study: Study, results: Sequence[Result]) -> tuple[list[Table], list[Table]]:
     # Searches for the largest batch that fits, if any, and the printed largest batches.
-    searched = [(result, result.found["largest_batch"]) for result in results if "largest_batch" in result.found]
+    searched = [
+        (result, result.first_pass["largest_batch"]) for result in results if "largest_batch" in result.first_pass
+    ]
     if not searched:
         return [], []
     values = [
-        Ours(
+        Measurement(
             {name: value for name, value in result.axes.items() if name != study.epoch.batch},
             largest_batch["fits"],
             None,
@@ -404,7 +412,7 @@ def _largest_batches(study: Study, results: Sequence[Result]) -> tuple[list[Tabl
         )
         for result, largest_batch in searched
     ]
-    _, compared, absent = _compared(study, "largest_batch", values)
+    _, compared, absent = _compare_printed(study, "largest_batch", values)
     table = Table(
         title="Largest batch of a device",
         columns=("point", "devices", "fits", "does not fit"),
@@ -422,7 +430,7 @@ def _largest_batches(study: Study, results: Sequence[Result]) -> tuple[list[Tabl
     return [table, *compared], absent
 
 
-def _weak(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
+def _weak_scaling(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
     rows: list[tuple[Any, ...]] = []
     points: list[Point] = []
     gains = []
@@ -431,7 +439,7 @@ def _weak(study: Study, question: Question, results: Sequence[Result], key: str)
             strong, weak = result.epoch(), result.epoch(weak=True)
             # Per image: with n devices the weak-scaling epoch has n times the images.
             gain = 100 * (1 - weak.estimate / result.ranks / strong.estimate)
-            over = _ITSELF if result is line[0] else ratio(weak, line[0].epoch(weak=True))
+            over = _UNITY if result is line[0] else ratio(weak, line[0].epoch(weak=True))
             if result is not line[0]:
                 gains.append((gain, _name(series, question.series), result.ranks))
             rows.append((*series, result.ranks, strong.estimate, weak.estimate, *over, gain))
@@ -448,7 +456,7 @@ def _weak(study: Study, question: Question, results: Sequence[Result], key: str)
         sentence = (
             "For the same images weak scaling takes as long as strong scaling, to a tenth of a percent: the first step,"
             " which an epoch has once, is all that can differ, and next to the others it is nothing."
-            if best < _SEEN
+            if best < _MIN_GAIN
             else f"For the same images weak scaling takes up to {best:.1f} % less time than strong scaling ({name},"
             f" {devices} devices): its longer epoch has the cost of the first step once as well."
         )
@@ -457,18 +465,18 @@ def _weak(study: Study, question: Question, results: Sequence[Result], key: str)
 
 _KINDS: dict[str, Callable[[Study, Question, Sequence[Result], str], Parts]] = {
     "speed-up": _speed_up,
-    "against": _against,
-    "size": _size,
+    "against": _overhead,
+    "size": _network_size,
     "stages": _stages,
     "memory": _memory,
-    "weak": _weak,
+    "weak": _weak_scaling,
 }
 
 
 # -- chapters around the answers ----------------------------------------------------------------------------------
 
 
-def _mark(study: Study) -> str:
+def _cpu_notice(study: Study) -> str:
     if study.base.get("device") != "cpu":
         return "The small grid: not the study's points." if study.is_small else ""
     return (
@@ -477,8 +485,8 @@ def _mark(study: Study) -> str:
     )
 
 
-def _busy(results: Sequence[Result]) -> str:
-    busy = [result.others for result in results if result.is_disturbed and result.others]
+def _busy_notice(results: Sequence[Result]) -> str:
+    busy = [result.background_load for result in results if result.is_disturbed and result.background_load]
     if not busy:
         return ""
     used, cores = max(busy)
@@ -500,21 +508,21 @@ def _intervals(results: Sequence[Result]) -> str:
     )
 
 
-def _passes(study: Study, results: Sequence[Result]) -> Table:
+def _passes_table(study: Study, results: Sequence[Result]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for result in results:
         if result.is_timed:
             means = [fmean(pass_["step_seconds"]) for pass_ in result.passes]
             apart = max(means) / min(means) if len(means) > 1 else None
             passes = (*means, *[None] * (study.passes - len(means)))
-            other_load = result.others[0] if result.others else None
+            other_load = result.background_load[0] if result.background_load else None
             rows.append((*(result.axes[name] for name in study.grid), *passes, apart, other_load))
     numbers = (f"pass {number}, s a step" for number in range(1, study.passes + 1))
     columns = (*study.grid, *numbers, "longest over shortest", "cores of other programs")
     return Table(title="Every point and its passes", columns=columns, rows=tuple(rows)).filled()
 
 
-def _machine(node: dict[str, Any]) -> str:
+def _machine_summary(node: dict[str, Any]) -> str:
     gpus = node.get("gpus") or []
     cpu = str(node.get("cpu_model") or node.get("cpu") or "CPU")
     return f"{len(gpus)} GPUs ({', '.join(sorted({str(gpu.get('name')) for gpu in gpus}))}), {cpu}" if gpus else cpu
@@ -522,7 +530,7 @@ def _machine(node: dict[str, Any]) -> str:
 
 def _explanations(study: Study, results: Sequence[Result]) -> Iterator[Table]:
     # Layers, weights, gradient bytes, and link traffic.
-    networks = {str(result.axes.get("network", "")): (result, result.found["network"]) for result in results}
+    networks = {str(result.axes.get("network", "")): (result, result.first_pass["network"]) for result in results}
     yield Table(
         title="What an update has to move",
         columns=("network", "convolutions", "fully connected", "arrays", "weights", "gradients, MB", "output"),
@@ -535,12 +543,12 @@ def _explanations(study: Study, results: Sequence[Result]) -> Iterator[Table]:
         ),
     )  # fmt: skip
     if study.links:
-        links = topology.links_of(study.links)
+        links = topology.load_links(study.links)
         sizes = {name: [4 * int(size) for size in network["sizes"].values()] for name, (_, network) in networks.items()}
         yield topology.traffic_table(links, sizes, links.gpus)
 
 
-def _inconsistent(study: Study) -> list[Chapter]:
+def _contradictions(study: Study) -> list[Chapter]:
     # Printed figures of this study that contradict its other figures.
     if study.published is None:
         return []

@@ -31,7 +31,7 @@ class Result:
     drift: Drift | None = None  # None: no point has more than one pass
 
     @property
-    def found(self) -> Mapping[str, Any]:
+    def first_pass(self) -> Mapping[str, Any]:
         return self.passes[0]
 
     @property
@@ -41,7 +41,7 @@ class Result:
     @property
     def is_timed(self) -> bool:
         """Whether steps were timed; a search for the largest batch times none."""
-        return "step_seconds" in self.found
+        return "step_seconds" in self.first_pass
 
     @property
     def step(self) -> Sample:
@@ -79,7 +79,7 @@ class Result:
         return statistics.fmean(seconds) if seconds else None
 
     @property
-    def others(self) -> tuple[float, int] | None:
+    def background_load(self) -> tuple[float, int] | None:
         """Mean cores used by other programs in the busiest pass, and all cores; None: not recorded."""
         loads = [
             (float(pass_["others_cores"]), int(pass_["cores"])) for pass_ in self.passes if "others_cores" in pass_
@@ -89,18 +89,18 @@ class Result:
     @property
     def is_disturbed(self) -> bool:
         """Whether other programs took more than a tenth of the processors while it was measured."""
-        return self.others is not None and self.others[0] > _BUSY * self.others[1]
+        return self.background_load is not None and self.background_load[0] > _BUSY * self.background_load[1]
 
     def memory(self, when: str) -> tuple[float, float | None]:
         """Return memory in GB of device 0, and the mean of the other devices (None for a single device or process)."""
-        first, *rest = self.found["memory_mib"][when]
+        first, *rest = self.first_pass["memory_mib"][when]
         unit = 2**20 / 1e9
         return first * unit, sum(rest) / len(rest) * unit if rest else None
 
     @property
     def gradient_bytes(self) -> int:
         width = 2 if self.axes.get("precision") == "fp16" else 4
-        return width * int(self.found["network"]["weights"])
+        return width * int(self.first_pass["network"]["weights"])
 
 
 def read(folder: Folder[Study]) -> list[Result]:
@@ -124,7 +124,7 @@ def drift(results: Sequence[Result]) -> Drift | None:
 Interval = tuple[float, float | None, float | None]  # a value, and where it is from and to
 
 
-def in_series(results: Sequence[Result], series: Sequence[str]) -> dict[tuple[Value, ...], list[Result]]:
+def group_by_series(results: Sequence[Result], series: Sequence[str]) -> dict[tuple[Value, ...], list[Result]]:
     return grouped(results, lambda result: tuple(result.axes[axis] for axis in series))
 
 
@@ -137,7 +137,7 @@ def ratio(over: Sample, under: Sample) -> Interval:
     return sample.value, low, high
 
 
-def in_percent(value: float | None) -> float | None:
+def to_percent(value: float | None) -> float | None:
     return None if value is None else 100 * (value - 1)
 
 
@@ -147,7 +147,7 @@ def bounds(sample: Sample) -> tuple[float | None, float | None]:
 
 
 @dataclass(frozen=True)
-class Ours:
+class Measurement:
     axes: Mapping[str, Value]
     value: float
     low: float | None  # None, like ``high``: single measurement without an interval
@@ -156,11 +156,11 @@ class Ours:
 
 
 @dataclass(frozen=True)
-class Printed:
+class PrintedComparison:
     """A printed figure and our value at the same point; None where that was not measured."""
 
     figure: StudyFigure
-    ours: Ours | None
+    ours: Measurement | None
 
     @property
     def has_interval(self) -> bool:
@@ -203,12 +203,12 @@ class Printed:
         return (figure.model, figure.gpus, figure.batch, figure.context, text, *values, self.difference)
 
 
-def printed(study: Study, quantity: str, measurements: Sequence[Ours]) -> list[Printed]:
+def compare_printed(study: Study, quantity: str, measurements: Sequence[Measurement]) -> list[PrintedComparison]:
     """Return the printed figures of a quantity with the measurements of the same points."""
     if study.published is None or not quantity:
         return []
     return [
-        Printed(
+        PrintedComparison(
             figure,
             next((measurement for measurement in measurements if _is_same(study, figure, measurement.axes)), None),
         )

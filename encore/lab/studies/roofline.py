@@ -85,7 +85,7 @@ def _read(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def title_of(step: Mapping[str, Any]) -> str:
+def step_title(step: Mapping[str, Any]) -> str:
     return f"{_benchmark(step)}, {step['precision']}, batch {step['batch_size']}"
 
 
@@ -97,7 +97,7 @@ def _names(measured: Measured) -> list[str]:
     # Step names: the benchmark, with the full title if it has multiple steps.
     benchmarks = list(map(_benchmark, measured.steps))
     return [
-        title_of(step) if benchmarks.count(name) > 1 else name
+        step_title(step) if benchmarks.count(name) > 1 else name
         for step, name in zip(measured.steps, benchmarks, strict=True)
     ]
 
@@ -228,7 +228,7 @@ def roofline_figure(measured: Measured) -> Figure | None:
         panel.text(panel.right, height - 4, label, "end halo")
     for number, (step, spot) in enumerate(zip(measured.steps, spots, strict=False), 1):
         panel.marks([spot], number)
-        panel.name(number, title_of(step))
+        panel.name(number, step_title(step))
     panel.name(None, f"measured ceilings, {measured.bandwidth / 1e9:.4g} GB/s")
     title = "Roofline" + (" of this machine's CPU" if measured.is_cpu else f" of {measured.peaks['name']}")
     return Figure("roofline", title, panel.svg(title), roofline_table(measured))
@@ -300,7 +300,7 @@ def read_kernels(path: Path) -> Kernels:
     return Kernels(path.stem, seconds, sum(seconds.values()))
 
 
-def in_common(first: Kernels, second: Kernels) -> Table:
+def common_kernels_table(first: Kernels, second: Kernels) -> Table:
     """Return the common kernels, with their fraction of the time in both programs."""
     names = sorted(first.seconds.keys() & second.seconds.keys(), key=lambda name: -first.share(name))
     shares = [(name, first.share(name), second.share(name)) for name in names]

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from encore.errors import EncoreError
-from encore.lab.scaling.cost_model import share_of, strong
-from encore.lab.scaling.overlap import sums_table
+from encore.lab.scaling.cost_model import fit_strong_scaling, strong_scaling_point
+from encore.lab.scaling.overlap import allreduce_table
 from encore.lab.scaling.printed_tables import DELL
 from encore.lab.studies import roofline
 from encore.lab.studies.topology import (
@@ -59,7 +59,7 @@ class ServerRun:
     links: str = ""  # PCIe or NVLink between GPUs; empty if unknown or fewer than two GPUs
 
     @property
-    def where(self) -> tuple[object, ...]:
+    def settings_key(self) -> tuple[object, ...]:
         """Settings that must be equal when only servers are compared."""
         run = self.measured
         return (run.benchmark, run.framework, run.gpus, run.precision, run.batch)
@@ -79,12 +79,12 @@ def load_runs(arguments: Sequence[str], links: Mapping[str, str] = {}) -> list[S
             batch_size, ranks = run.settings.get("configuration.batch_size"), run.ranks
             batch = measured.batch or (float(batch_size) * ranks if isinstance(batch_size, int) and ranks else None)
             measured = replace(measured, label=server, system=server, batch=batch)
-            kind = links.get(server) or links.get(str(host)) or _links_of(run)
+            kind = links.get(server) or links.get(str(host)) or _link_kind(run)
             runs.append(ServerRun(server=server, side=run, measured=measured, links=kind))
-    return _distinct(runs)
+    return _label_runs(runs)
 
 
-def _distinct(runs: Sequence[ServerRun]) -> list[ServerRun]:
+def _label_runs(runs: Sequence[ServerRun]) -> list[ServerRun]:
     # Add framework, precision and batch to the label if a server has multiple runs.
     by_server = grouped(runs, lambda run: (run.server, run.measured.benchmark))
     labelled = []
@@ -108,7 +108,7 @@ def _setting(run: ServerRun) -> tuple[str, str, str]:
     return measured.framework or "", measured.precision, batch
 
 
-def _links_of(run: RunSet) -> str:
+def _link_kind(run: RunSet) -> str:
     # The links that the run found, a system description names, or the form of the accelerator shows.
     hardware = run.hardware
     if (run.ranks or 0) < 2 or run.is_cpu:
@@ -194,7 +194,7 @@ def by_links(runs: Sequence[ServerRun]) -> Table:
                 pcie.measured.benchmark, pcie.measured.gpus, pcie.server, nvlink.server, slow, fast,
                 (slow / fast - 1) * 100, slow - fast,
             )
-            for same in grouped(runs, lambda run: run.where).values()
+            for same in grouped(runs, lambda run: run.settings_key).values()
             for pcie, nvlink, slow, fast in _pairs(same, lambda run: run.links == PCIE, lambda run: run.links == NVLINK)
         ),
     )  # fmt: skip
@@ -206,7 +206,7 @@ def by_precision(runs: Sequence[ServerRun]) -> Table:
     Uses equal batches if a server has them: mixed precision has room for larger batches.
     """
     rows: list[tuple[Cell, ...]] = []
-    for same in grouped(runs, lambda run: (run.server, *run.where[:3])).values():
+    for same in grouped(runs, lambda run: (run.server, *run.settings_key[:3])).values():
         pairs = _pairs(
             same,
             lambda run: run.measured.precision in SINGLE,
@@ -265,7 +265,7 @@ def by_framework(runs: Sequence[ServerRun]) -> Table:
                 measured.benchmark, measured.system, measured.gpus, measured.framework, measured.precision,
                 measured.epochs, measured.minutes_per_epoch, minutes, max(slow for _, slow in pairs) / minutes,
             )
-            for pairs in (_several(group, lambda measured: measured.framework) for group in same)
+            for pairs in (_variants(group, lambda measured: measured.framework) for group in same)
             for measured, minutes in pairs
         ),
     )  # fmt: skip
@@ -273,9 +273,9 @@ def by_framework(runs: Sequence[ServerRun]) -> Table:
 
 def by_batch(runs: Sequence[ServerRun]) -> Table:
     """Return the effect of larger batches on epochs and minutes, all else being equal."""
-    same = grouped(runs, lambda run: (run.server, *run.where[:4])).values()
+    same = grouped(runs, lambda run: (run.server, *run.settings_key[:4])).values()
     by_size = (
-        sorted(_several(group, lambda measured: measured.batch), key=lambda pair: pair[0].batch or 0.0)
+        sorted(_variants(group, lambda measured: measured.batch), key=lambda pair: pair[0].batch or 0.0)
         for group in same
     )
     return Table(
@@ -295,7 +295,7 @@ def by_batch(runs: Sequence[ServerRun]) -> Table:
     )  # fmt: skip
 
 
-def _several(runs: Iterable[ServerRun], value: Callable[[Measurement], object]) -> list[tuple[Measurement, float]]:
+def _variants(runs: Iterable[ServerRun], value: Callable[[Measurement], object]) -> list[tuple[Measurement, float]]:
     # Finished runs with their minutes, if they differ in the value; otherwise none.
     finished = [(run.measured, run.measured.minutes) for run in runs if run.measured.minutes and value(run.measured)]
     return finished if len({value(measured) for measured, _ in finished}) > 1 else []
@@ -329,7 +329,7 @@ def gpus_needed(runs: Sequence[ServerRun]) -> Table:
         for gpus, minutes in ((run.measured.gpus or 0, run.measured.minutes or 0.0) for run in same):
             points[gpus] = min(minutes, points.get(gpus, minutes))
         counts = ", ".join(map(str, sorted(points)))
-        rows += [(benchmark, server, counts, name, *_fewest(points, limit)) for name, limit in LIMITS]
+        rows += [(benchmark, server, counts, name, *_fewest_gpus(points, limit)) for name, limit in LIMITS]
     return Table(
         title="GPUs for a day, four hours, two hours",
         columns=(
@@ -343,20 +343,20 @@ def gpus_needed(runs: Sequence[ServerRun]) -> Table:
     )  # fmt: skip
 
 
-def _fewest(points: dict[int, float], limit: float) -> tuple[Cell, ...]:
+def _fewest_gpus(points: dict[int, float], limit: float) -> tuple[Cell, ...]:
     if len(points) < 2:
         ((gpus, minutes),) = points.items()
         if minutes <= limit:
             return (gpus, minutes, None, None, None, "measured")
         return (None, minutes, None, None, None, "not enough; measure on another number of GPUs for the model")
-    model = strong(points)
+    model = fit_strong_scaling(points)
     counts = [2**power for power in range(MOST_GPUS.bit_length())]
     # Intervals require a search: compute them only if the expected minutes are within the limit.
-    likely = [n for n in counts if sum(model.parts(share_of(n)).values()) <= limit]
+    likely = [n for n in counts if sum(model.parts(strong_scaling_point(n)).values()) <= limit]
     if not likely:
         return (None, None, None, None, None, f"not with {MOST_GPUS} GPUs")
-    fewest, sure = likely[0], next((n for n in likely if model.predict(share_of(n)).high <= limit), None)
-    prediction = model.predict(share_of(fewest))
+    fewest, sure = likely[0], next((n for n in likely if model.predict(strong_scaling_point(n)).high <= limit), None)
+    prediction = model.predict(strong_scaling_point(fewest))
     how = "model, measured there" if fewest in points else "model"
     return (fewest, prediction.value, prediction.low, prediction.high, sure, how)
 
@@ -374,7 +374,7 @@ _COUNTERS = {"NVLink sent": "nvlink_sent_kib", "NVLink received": "nvlink_receiv
 _COLUMNS = ("minutes", *_OF_MACHINE, "GPUs", *_OF_GPUS, *_COUNTERS)
 
 
-def utilisation_of(logs: Sequence[RunLog]) -> dict[str, Cell]:
+def mean_utilisation(logs: Sequence[RunLog]) -> dict[str, Cell]:
     """Return means over the timed part of a set of runs, by column; empty without readings in it."""
     nodes = [by_node(log) for log in logs]
     parts = [part for parts_by_node in nodes for part in parts_by_node.values()]
@@ -404,7 +404,7 @@ def utilisation_of(logs: Sequence[RunLog]) -> dict[str, Cell]:
 
 
 def utilisation_table(runs: Iterable[ServerRun]) -> Table:
-    utilisations = [(run.measured, utilisation_of(run.side.logs)) for run in runs]
+    utilisations = [(run.measured, mean_utilisation(run.side.logs)) for run in runs]
     return Table(
         title="Utilisation over the timed part",
         columns=("server", "benchmark", *_COLUMNS),
@@ -546,7 +546,7 @@ def machine_report(machine: Machine) -> Report:
     ]
     rates = [(collective["bytes"], collective["rate"]) for collective in measured]
     rates += [(size, rate) for size, rate in machine.by_tool.get("all-reduce", ())]
-    sums = [sums_table(machine.speeds["ranks"], max(rates)[1])] if rates else []
+    sums = [allreduce_table(machine.speeds["ranks"], max(rates)[1])] if rates else []
     return page(
         title,
         [*links, pairs_table(machine), peer_table(machine), collectives_table(machine), *sums],

@@ -116,7 +116,7 @@ def _precision(text: str, mode: Mode) -> tuple[str | None, int | None]:
     return name, int(batch)
 
 
-def request_of(sweep: Sweep, point: GridPoint, results: Path) -> Request:
+def point_request(sweep: Sweep, point: GridPoint, results: Path) -> Request:
     """Return the run request of a point; the run folder is created in ``results``."""
     _refuse_settings(sweep)
     common = replace(sweep.request, name=point.benchmark or sweep.request.name)
@@ -134,11 +134,11 @@ def request_of(sweep: Sweep, point: GridPoint, results: Path) -> Request:
         # The user's settings come last and win.
         settings=(*batch, *precision, *common.settings),
         image=_image(sweep, point, choice),
-        hosts=hosts_of(sweep, point),
+        hosts=point_hosts(sweep, point),
     )
 
 
-def hosts_of(sweep: Sweep, point: GridPoint) -> tuple[hosts.Host, ...]:
+def point_hosts(sweep: Sweep, point: GridPoint) -> tuple[hosts.Host, ...]:
     """Return the hosts of a multi-node point; EncoreError if too few. Single-node points run on this machine."""
     hosts_given = sweep.request.hosts
     if point.nodes == 1 or not hosts_given:
@@ -229,7 +229,7 @@ def refuse(sweep: Sweep, results: Path, submit_all: bool) -> list[tuple[GridPoin
     """Refuse a grid with a point that cannot be run; return the warnings of the points for this machine."""
     warnings = []
     for point in sweep.points():
-        request = request_of(sweep, point, results)
+        request = point_request(sweep, point, results)
         if is_submitted(sweep, point, submit_all):
             if not commands.is_installed():
                 requirement = f"a point of {point.nodes} nodes" if point.nodes > 1 else "--submit"
@@ -238,7 +238,7 @@ def refuse(sweep: Sweep, results: Path, submit_all: bool) -> list[tuple[GridPoin
                     expected="points on this machine, or a login node of a cluster",
                     hint="leave out --nodes and --submit, or name the nodes: --hosts n1:4,n2:4",
                 )
-            preflight.refuse_failed(submission.checks(prepared(point, request)))
+            preflight.refuse_failed(submission.checks(prepare_job(point, request)))
             continue
         plan = planning.make_plan(request)
         if point.image is not None and plan.target.runtime == "host":
@@ -265,7 +265,7 @@ def run(folder: Folder[Sweep], hooks: HooksOf, limits: Limits, submit_all: bool 
         existing = folder.run_of(point)
         if existing is not None:
             return runner.resume(existing, hooks(point, existing), limits).code
-        plan = planning.asked(planning.make_plan(request_of(folder.study, point, folder.at(point))))
+        plan = planning.asked(planning.make_plan(point_request(folder.study, point, folder.point_folder(point))))
         created = runner.prepare_and_create(plan, hooks(point, None))
         return runner.execute(plan, created, hooks(point, created), limits).code
 
@@ -284,11 +284,11 @@ def _submit(folder: Folder[Sweep], point: GridPoint) -> None:
     if existing is not None:
         resume = submission.prepare_resume(existing.path, Wanted(cluster=folder.study.request.cluster))
     else:
-        resume = prepared(point, request_of(folder.study, point, folder.at(point)))
-    folder.keep_job(point, submission.submit(resume))
+        resume = prepare_job(point, point_request(folder.study, point, folder.point_folder(point)))
+    folder.record_job(point, submission.submit(resume))
 
 
-def prepared(point: GridPoint, request: Request) -> Prepared:
+def prepare_job(point: GridPoint, request: Request) -> Prepared:
     """Return the batch job of a point; does not need Slurm."""
     resources = Wanted(nodes=point.nodes, gpus_per_node=point.gpus_per_node, cluster=request.cluster)
     # Nodes and GPUs are the job's, not the command line's.

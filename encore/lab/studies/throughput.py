@@ -262,7 +262,7 @@ def releases_figure(table: Table) -> Figure | None:
 # -- sweep report -------------------------------------------------------------------------------------------------
 
 
-def tables_of(folder: Folder[Sweep], results: Sequence[Result], predict: Sequence[int] = ()) -> list[Table]:
+def sweep_tables(folder: Folder[Sweep], results: Sequence[Result], predict: Sequence[int] = ()) -> list[Table]:
     """Return the tables of throughput, published releases, and predictions for other GPU counts."""
     tables = [throughput_table(results)]
     if folder.study.images:

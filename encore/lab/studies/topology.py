@@ -350,13 +350,13 @@ def _pair(first: int, second: int) -> Pair:
     return (min(first, second), max(first, second))
 
 
-def links_of(name: str) -> Links:
+def load_links(name: str) -> Links:
     content = catalogue.read_toml(DATA / "links" / f"{name}.toml")
     widths = {_pair(first, second): count for first, second, count in content.pop("pairs")}
     return Links(widths=widths, ring=tuple(content.pop("ring")), **content)
 
 
-def _moved(links: Links, sent: Iterable[tuple[int, int, float]]) -> dict[Pair, float]:
+def _link_bytes(links: Links, sent: Iterable[tuple[int, int, float]]) -> dict[Pair, float]:
     # Bytes per link for transfers between GPUs; two-hop transfers count on both links.
     moved: dict[Pair, float] = {}
     for first, second, size in sent:
@@ -372,7 +372,7 @@ def tree(links: Links, sizes: Sequence[int], devices: int) -> dict[Pair, float]:
         owner = load.index(min(load))
         load[owner] += size
         sent += [(owner, other, 2.0 * size) for other in range(devices) if other != owner]
-    return _moved(links, sent)
+    return _link_bytes(links, sent)
 
 
 def ring(links: Links, sizes: Sequence[int], devices: int) -> dict[Pair, float]:
@@ -383,7 +383,7 @@ def ring(links: Links, sizes: Sequence[int], devices: int) -> dict[Pair, float]:
     order = [gpu for gpu in links.ring if gpu < devices]
     share = 2.0 * (devices - 1) / devices * sum(sizes)
     pairs = zip(order, [*order[1:], order[0]], strict=True) if devices > 1 else ()
-    return _moved(links, [(first, second, share) for first, second in pairs])
+    return _link_bytes(links, [(first, second, share) for first, second in pairs])
 
 
 def two_hops(links: Links, devices: int) -> list[tuple[int, ...]]:

@@ -125,7 +125,7 @@ def write_archive(runs: Sequence[Path], output: Path, submitter: str | None = No
         for number, log in enumerate(logs):
             _copy_log(log, results / f"result_{number}.txt")
         (folder / "systems").mkdir(exist_ok=True)
-        described = {**_system_of(sides[0], round_), "submitter": org, "system_name": system}
+        described = {**_system_description(sides[0], round_), "submitter": org, "system_name": system}
         text = json.dumps(described, indent=2, ensure_ascii=False)
         (folder / "systems" / f"{system}.json").write_text(text + "\n", encoding="utf-8")
         _copy_runs(sides, benchmark, folder / "benchmarks" / benchmark / "implementations" / system)
@@ -235,11 +235,11 @@ def _copy_runs(sides: Sequence[RunSet], benchmark: str, target: Path) -> None:
             shutil.copytree(source, target / "code" / source.name, ignore=ignored)
 
 
-def _system_of(logged_run: RunSet, round_: str) -> dict[str, Any]:
+def _system_description(logged_run: RunSet, round_: str) -> dict[str, Any]:
     # MLPerf system description: from the run if present, otherwise converted from the known system data
     path = (logged_run.folder or Path()) / "system.json"
     description = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    described: dict[str, Any] = {**_of_system(logged_run.hardware), **description}
+    described: dict[str, Any] = {**_check_system(logged_run.hardware), **description}
     if not is_before(round_, _AVAILABILITY_SINCE):
         described["status"] = _AVAILABILITY.get(described["status"], described["status"])
     division = next((run.division for run in logged_run.logs if run.division), None) or described.get(
@@ -248,7 +248,7 @@ def _system_of(logged_run: RunSet, round_: str) -> dict[str, Any]:
     return {**described, "division": division}
 
 
-def _of_system(system: System) -> dict[str, Any]:
+def _check_system(system: System) -> dict[str, Any]:
     described: dict[str, Any] = dict.fromkeys(DESCRIPTION_FIELDS, "")
     described |= {"division": "closed", "status": system.status or "onprem"}
     values = {name: getattr(system, field) for name, field in _FIELDS.items()}
@@ -290,13 +290,13 @@ def _folders(folder: Path) -> list[Path]:
 
 def _check_tree(folder: Path, round_override: str | None) -> ComplianceReport:
     sets = [of_benchmark for of_system in _folders(folder / "results") for of_benchmark in _folders(of_system)]
-    ruleset, how = (round_override, "as asked for") if round_override else _ruleset_of(sets)
-    findings = [*_of_systems(folder, sets), *_of_code(folder, sets)]
-    findings += [finding for result_set in sets for finding in _of_set(result_set, ruleset)]
+    ruleset, how = (round_override, "as asked for") if round_override else _detect_ruleset(sets)
+    findings = [*_check_systems(folder, sets), *_check_code(folder, sets)]
+    findings += [finding for result_set in sets for finding in _check_set(result_set, ruleset)]
     if not sets:
         findings.append(_finding("no folder results/SYSTEM/BENCHMARK", _EXPECTED, "put the logs there"))
     if ruleset in official.rulesets():
-        findings += _official(folder, sets, ruleset)
+        findings += _run_official_checkers(folder, sets, ruleset)
     return ComplianceReport(
         path=folder,
         ruleset=ruleset,
@@ -310,7 +310,7 @@ def _finding(problem: str, expected: str, hint: str, severity: Severity = "error
     return Finding(line=None, rule=rule, expected=expected, found=problem, hint=hint, severity=severity)
 
 
-def _ruleset_of(sets: list[Path]) -> tuple[str | None, str]:
+def _detect_ruleset(sets: list[Path]) -> tuple[str | None, str]:
     # Most common ruleset of the first logs of the sets
     firsts = (next(iter(sorted(result_set.glob("result*.txt"))), None) for result_set in sets)
     rounds = Counter(run.round for file in firsts if file and (run := read_run(file)).round)
@@ -320,10 +320,10 @@ def _ruleset_of(sets: list[Path]) -> tuple[str | None, str]:
     return f"{round_.removeprefix('v')}.0", "from the logs"
 
 
-def _of_systems(folder: Path, sets: list[Path]) -> Iterator[Finding]:
+def _check_systems(folder: Path, sets: list[Path]) -> Iterator[Finding]:
     for system in dict.fromkeys(result_set.parent.name for result_set in sets):
         expected = f"systems/{system}.json with the system's description, division closed or open"
-        description, reason = _description(folder, system)
+        description, reason = _read_description(folder, system)
         if description is None:
             yield _finding(
                 f"systems/{system}.json: {reason}", expected, "describe the system; see mlcommons/submissions"
@@ -333,14 +333,14 @@ def _of_systems(folder: Path, sets: list[Path]) -> Iterator[Finding]:
             yield _finding(f"systems/{system}.json: division {division!r}", expected, "write closed or open")
 
 
-def _of_code(folder: Path, sets: list[Path]) -> Iterator[Finding]:
+def _check_code(folder: Path, sets: list[Path]) -> Iterator[Finding]:
     for benchmark in dict.fromkeys(result_set.name for result_set in sets):
         if not (folder / "benchmarks" / benchmark).is_dir():
             expected = f"benchmarks/{benchmark} with the code that was run and its README"
             yield _finding(f"no folder benchmarks/{benchmark}", expected, "add the code", "warning")
 
 
-def _description(folder: Path, system: str) -> tuple[dict[str, object] | None, str]:
+def _read_description(folder: Path, system: str) -> tuple[dict[str, object] | None, str]:
     path = folder / "systems" / f"{system}.json"
     try:
         if path.stat().st_size > _LARGEST_DESCRIPTION:
@@ -353,7 +353,7 @@ def _description(folder: Path, system: str) -> tuple[dict[str, object] | None, s
     return (content, "") if isinstance(content, dict) else (None, "not a JSON object")
 
 
-def _of_set(result_set: Path, ruleset: str | None) -> Iterator[Finding]:
+def _check_set(result_set: Path, ruleset: str | None) -> Iterator[Finding]:
     location = f"results/{result_set.parent.name}/{result_set.name}"
     allowed, required = _known_benchmarks(ruleset)
     if allowed and result_set.name not in allowed:
@@ -391,9 +391,9 @@ def _known_benchmarks(ruleset: str | None) -> tuple[frozenset[str], dict[str, in
     return allowed, dict(get_result_file_counts("training"))
 
 
-def _official(folder: Path, sets: list[Path], ruleset: str) -> Iterator[Finding]:
+def _run_official_checkers(folder: Path, sets: list[Path], ruleset: str) -> Iterator[Finding]:
     with tempfile.TemporaryDirectory() as scratch:
-        copy = _copy_of_links(folder, sets, Path(scratch) / folder.name)
+        copy = _link_tree(folder, sets, Path(scratch) / folder.name)
         accepted, errors = run_checker("package_checker", copy, ruleset)
         if not accepted:
             expected, hint = "a tree that the package checker accepts", "see the findings of `encore check`"
@@ -403,7 +403,7 @@ def _official(folder: Path, sets: list[Path], ruleset: str) -> Iterator[Finding]
             )
         if _version(ruleset) >= _version(_NO_POINTS_BEFORE):
             for result_set in sets:
-                yield from _of_scaling(result_set, read_scaling(copy / result_set.relative_to(folder)).factor)
+                yield from _check_scaling(result_set, read_scaling(copy / result_set.relative_to(folder)).factor)
     if _version(ruleset) >= _version(_NO_REPOSITORY_CHECK_BEFORE):
         for error in run_checker("repo_checker", folder, ruleset)[1]:
             rule = f"{official.version()}, repo_checker {ruleset}"
@@ -412,7 +412,7 @@ def _official(folder: Path, sets: list[Path], ruleset: str) -> Iterator[Finding]
             yield _finding(error, "files that a Git repository takes", "rename, remove or shorten them", severity, rule)
 
 
-def _of_scaling(result_set: Path, computed: float | None) -> Iterator[Finding]:
+def _check_scaling(result_set: Path, computed: float | None) -> Iterator[Finding]:
     factor = read_scaling(result_set).factor
     if abs((factor or 1.0) - (computed or 1.0)) <= _SAME_FACTOR:
         return
@@ -429,14 +429,14 @@ def _version(ruleset: str) -> tuple[int, ...]:
     return tuple(int(part) for part in ruleset.split("."))
 
 
-def _copy_of_links(folder: Path, sets: list[Path], copy: Path) -> Path:
+def _link_tree(folder: Path, sets: list[Path], copy: Path) -> Path:
     # Tree of links to the files of ``folder``, without scaling.json and undescribed systems. The package checker stops
     # at the first system without a description, which is already reported as a finding.
     (copy / "results").mkdir(parents=True)
     if (folder / "systems").is_dir():
         (copy / "systems").symlink_to((folder / "systems").resolve(), target_is_directory=True)
     for result_set in sets:
-        if _description(folder, result_set.parent.name)[0] is None:
+        if _read_description(folder, result_set.parent.name)[0] is None:
             continue
         target = copy / result_set.relative_to(folder)
         target.mkdir(parents=True)

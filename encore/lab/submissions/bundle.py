@@ -168,7 +168,7 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _sha256_of(path: Path) -> str:
+def _file_sha256(path: Path) -> str:
     content = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -226,7 +226,7 @@ def verify(bundle: Path, signers: Path | None = None, identity: str | None = Non
         findings = list(_unpack(bundle, folder))
         manifest = _manifest(bundle, folder)
         signer, problems = _signer(folder, signers, identity)
-        findings += [*problems, *_of_hashes(folder, manifest["files"])]
+        findings += [*problems, *_check_hashes(folder, manifest["files"])]
         root = folder if (folder / "run.json").exists() else folder / "results"
         scores = _scores(root, manifest["scores"])
         claims = _claims(scores, root)
@@ -361,14 +361,14 @@ def _signer(folder: Path, signers: Path | None, identity: str | None) -> tuple[s
         return "", [_finding("its signature is not valid", f"one by a key of {signers or 'anybody'}", str(error))]
 
 
-def _of_hashes(folder: Path, expected_hashes: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+def _check_hashes(folder: Path, expected_hashes: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     for name in sorted(expected_hashes.keys() | there - {MANIFEST, SIGNATURE}):
         if name not in there:
             yield _finding("a file is missing", name, "nothing")
         elif name not in expected_hashes:
             yield _finding("a file is not in bundle.json", "no other file", name)
-        elif (hashed := _sha256_of(folder / name)) != expected_hashes[name]["sha256"]:
+        elif (hashed := _file_sha256(folder / name)) != expected_hashes[name]["sha256"]:
             yield _finding(f"{name} is not the file that was packed", str(expected_hashes[name]["sha256"]), hashed)
 
 

@@ -28,16 +28,16 @@ _GAP = 15.0  # seconds without a reading of telemetry, which is one a second: a 
 def contradictions(folder: Path) -> Iterator[Contradiction]:
     """Yield the contradictions in a run folder, or in the files of it that are in a bundle."""
     passport = _object(folder / "run.json")
-    yield from _of_passport(folder, passport)
+    yield from _check_run_record(folder, passport)
     experiments = sorted(folder.glob("experiment_*"))
     if len(experiments) != len(passport["seeds"]):
         yield "experiments", f"{len(passport['seeds'])} seeds (run.json)", str(len(experiments))
     for experiment in experiments:
         with suppress(ValueError):
-            yield from _of_experiment(folder, experiment, int(experiment.name.partition("_")[2]), passport)
+            yield from _check_experiment(folder, experiment, int(experiment.name.partition("_")[2]), passport)
 
 
-def _of_passport(folder: Path, passport: dict[str, Any]) -> Iterator[Contradiction]:
+def _check_run_record(folder: Path, passport: dict[str, Any]) -> Iterator[Contradiction]:
     if checksum(passport) != passport.get("sha256"):
         yield "run.json was changed", str(passport.get("sha256")), checksum(passport)
     data, manifest = passport.get("data", {}), _object(folder / "dataset.json")
@@ -62,7 +62,7 @@ def _of_passport(folder: Path, passport: dict[str, Any]) -> Iterator[Contradicti
             yield f"system.json, {key}", f"{claimed} (run.json)", str(system.get(key))
 
 
-def _of_experiment(folder: Path, experiment: Path, number: int, passport: dict[str, Any]) -> Iterator[Contradiction]:
+def _check_experiment(folder: Path, experiment: Path, number: int, passport: dict[str, Any]) -> Iterator[Contradiction]:
     config, state = _object(experiment / "config.json"), _object(experiment / "state.json")
     for key in sorted(config.keys() | passport.get("configuration", {}).keys()):
         expected = passport["seeds"][number] if key == "seed" else _value(passport, key)
@@ -91,19 +91,19 @@ def _of_experiment(folder: Path, experiment: Path, number: int, passport: dict[s
     yield from infinite
     if infinite:
         return
-    yield from _of_times(experiment, state, log, log.start_s, log.stop_s)
-    parts = parts_of(records, log.start_s, log.stop_s)
+    yield from _check_times(experiment, state, log, log.start_s, log.stop_s)
+    parts = training_intervals(records, log.start_s, log.stop_s)
     # No telemetry is written in pods.
     if "kubernetes" not in passport:
-        yield from _of_telemetry(experiment, parts)
-    yield from _of_metrics(experiment, log, records, log.start_s, log.stop_s)
-    yield from _of_evaluations(experiment, log, records, log.stop_s)
-    yield from _of_sizes(experiment, log, records, passport)
-    yield from _of_end(experiment, state, records, steps)
-    yield from _of_steps(experiment, steps, is_resumed=len(parts) > 1)
+        yield from _check_telemetry(experiment, parts)
+    yield from _check_metrics(experiment, log, records, log.start_s, log.stop_s)
+    yield from _check_evaluations(experiment, log, records, log.stop_s)
+    yield from _check_sizes(experiment, log, records, passport)
+    yield from _check_end(experiment, state, records, steps)
+    yield from _check_steps(experiment, steps, is_resumed=len(parts) > 1)
 
 
-def _of_times(
+def _check_times(
     experiment: Path, state: dict[str, Any], log: RunLog, start: float, stop: float
 ) -> Iterator[Contradiction]:
     began, end_time = (unix_time(state.get(name)) for name in ("started", "ended"))
@@ -115,7 +115,7 @@ def _of_times(
         )
 
 
-def parts_of(records: Sequence[dict[str, Any]], start: float, stop: float) -> list[tuple[float, float]]:
+def training_intervals(records: Sequence[dict[str, Any]], start: float, stop: float) -> list[tuple[float, float]]:
     """Return the intervals in which ranks trained while the clock ran, separated by a stop and resume."""
     parts, part_start, last = [], start, start
     for record in records:
@@ -131,7 +131,7 @@ def parts_of(records: Sequence[dict[str, Any]], start: float, stop: float) -> li
 
 # Nodes may join or leave when a run is resumed, and a lost node stops reporting some time earlier. No file may have a
 # gap between its readings, and the readings of at least one node must cover each interval.
-def _of_telemetry(experiment: Path, parts: Sequence[tuple[float, float]]) -> Iterator[Contradiction]:
+def _check_telemetry(experiment: Path, parts: Sequence[tuple[float, float]]) -> Iterator[Contradiction]:
     paths = sorted(experiment.glob("telemetry*.jsonl"))
     read = {
         path.name: [reading["time"] for reading in json_objects(lines_of(path)) if _has_time(reading)] for path in paths
@@ -141,12 +141,12 @@ def _of_telemetry(experiment: Path, parts: Sequence[tuple[float, float]]) -> Ite
         through = [_gap([part_start, *times, end]) for times in inner_times.values()]
         shortest = min(through, default=end - part_start)
         if not paths or shortest > _GAP:
-            yield _gap_of(f"{experiment.name}/telemetry.jsonl", shortest)
+            yield _gap_contradiction(f"{experiment.name}/telemetry.jsonl", shortest)
         for name, times in inner_times.items():
             # Up to the end of the last interval, which all nodes reach
             gap = _gap([part_start, *times, *([end] if (part_start, end) == parts[-1] else [])]) if times else 0.0
             if gap > max(_GAP, shortest):
-                yield _gap_of(f"{experiment.name}/{name}", gap)
+                yield _gap_contradiction(f"{experiment.name}/{name}", gap)
     for name, times in read.items():
         if times != sorted(times):
             yield f"{experiment.name}/{name}", "readings in the order of time", "another order"
@@ -160,13 +160,13 @@ def _gap(times: Sequence[float]) -> float:
     return max((later - earlier for earlier, later in itertools.pairwise(times)), default=0.0)
 
 
-def _gap_of(name: str, seconds: float) -> Contradiction:
+def _gap_contradiction(name: str, seconds: float) -> Contradiction:
     expected = f"a reading each second, at most {_GAP:.0f} s apart"
     return f"{name} while the clock ran", expected, f"{seconds:.0f} s without one"
 
 
 # Rank 0 writes evaluations to both the log and the metrics, with both times.
-def _of_metrics(
+def _check_metrics(
     experiment: Path, log: RunLog, records: Sequence[dict[str, Any]], start: float, stop: float
 ) -> Iterator[Contradiction]:
     ends = [record for record in records if record.get("kind") == "end"]
@@ -192,7 +192,7 @@ def _of_metrics(
     evaluated = [record.get("qualities", {}) for record in records if record.get("kind") == "eval"]
     qualities = sorted(float(value) for record in evaluated for value in record.values())
     logged = sorted(value for quality in log.quality for value in quality.values.values())
-    if len(qualities) != len(logged) or not all(map(_alike, qualities, logged)):
+    if len(qualities) != len(logged) or not all(map(_is_close, qualities, logged)):
         yield f"{experiment.name}/metrics.jsonl, qualities", f"{logged[-3:]} (the log)", f"{qualities[-3:]}"
     reached = bool(ends) and ends[-1].get("outcome") == "reached"
     if reached != log.converged:
@@ -203,7 +203,7 @@ def _of_metrics(
         )
 
 
-def _of_evaluations(
+def _check_evaluations(
     experiment: Path, log: RunLog, records: Sequence[dict[str, Any]], stop: float
 ) -> Iterator[Contradiction]:
     name = f"{experiment.name}/metrics.jsonl"
@@ -226,7 +226,7 @@ def _of_evaluations(
         yield f"{log.path.name}, run_stop", f"after the last evaluation at {last:.0f}", f"{stop:.0f}"
 
 
-def _of_sizes(
+def _check_sizes(
     experiment: Path, log: RunLog, records: Sequence[dict[str, Any]], passport: dict[str, Any]
 ) -> Iterator[Contradiction]:
     start = next((record for record in records if record.get("kind") == "start"), {})
@@ -243,7 +243,7 @@ def _of_sizes(
 
 
 # A shortened log also requires shortening all process records after the new end.
-def _of_end(
+def _check_end(
     experiment: Path, state: dict[str, Any], records: Sequence[dict[str, Any]], steps: dict[str, list[dict[str, Any]]]
 ) -> Iterator[Contradiction]:
     end = next((record["time"] for record in reversed(records) if record.get("kind") == "end"), None)
@@ -273,7 +273,9 @@ def _of_end(
             yield f"{experiment.name}/{path.name}", f"no reading after {end_time:.0f} (state.json)", f"{latest:.0f}"
 
 
-def _of_steps(experiment: Path, steps: dict[str, list[dict[str, Any]]], *, is_resumed: bool) -> Iterator[Contradiction]:
+def _check_steps(
+    experiment: Path, steps: dict[str, list[dict[str, Any]]], *, is_resumed: bool
+) -> Iterator[Contradiction]:
     for name, lines in steps.items():
         for earlier, later in itertools.pairwise(lines):
             between, window = later["time"] - earlier["time"], later["window"]
@@ -297,7 +299,7 @@ def _nonfinite(name: str, records: Sequence[dict[str, Any]]) -> Iterator[Contrad
                 return
 
 
-def _alike(first: float, second: float) -> bool:
+def _is_close(first: float, second: float) -> bool:
     # Logs have fractions or percentages, as the round requires, with fewer digits.
     return any(math.isclose(factor * first, second, rel_tol=1e-3, abs_tol=1e-3) for factor in (1.0, 100.0, 0.01))
 

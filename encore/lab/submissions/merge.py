@@ -65,7 +65,7 @@ class _Tree:
         )
 
     @property
-    def used(self) -> frozenset[tuple[str, str]]:
+    def referenced_systems(self) -> frozenset[tuple[str, str]]:
         """Systems with results or code in the tree."""
         depths = {"results": (2, _SET_DEPTH), "benchmarks": (_CODE_DEPTH - 1, _CODE_DEPTH)}
         parts = (path.parts for path in self.files)
@@ -141,24 +141,24 @@ def _collisions(trees: Sequence[_Tree]) -> Iterator[Collision]:
         for unit, paths in grouped(tree.files, _unit).items():
             units.setdefault(unit, []).append((tree, {path: tree.files[path] for path in paths}))
     for unit, of in units.items():
-        differ = _differing([files for _, files in of], is_set=unit.parts[1] == "results")
+        differ = _differing_files([files for _, files in of], is_set=unit.parts[1] == "results")
         if differ:
             of_many = f"{count_of(len(differ), 'file')} not the same, such as {differ[0].name}"
             problem = "not the same" if unit == differ[0] else of_many
             hint = "keep that of one tree, or give one another name"
             yield Collision(str(unit), problem, _folders(tree for tree, _ in of), hint)
-    yield from _spelled_alike(trees)
+    yield from _similar_names(trees)
     parents = {parent for tree in trees for path in tree.files for parent in path.parents}
     for path in sorted(parents & {path for tree in trees for path in tree.files}):
         both = _folders(
             tree for tree in trees if any(path in (candidate, *candidate.parents) for candidate in tree.files)
         )
         yield Collision(str(path), "a file in one tree and a folder in another", both, "rename one of them")
-    yield from _undescribed(trees)
+    yield from _missing_descriptions(trees)
 
 
 # Names that collide on some file systems; macOS also equates the two Unicode forms of a letter.
-def _spelled_alike(trees: Sequence[_Tree]) -> Iterator[Collision]:
+def _similar_names(trees: Sequence[_Tree]) -> Iterator[Collision]:
     spellings: dict[str, dict[str, dict[PurePosixPath, list[_Tree]]]] = {}
     for tree in trees:
         for path in dict.fromkeys(
@@ -179,7 +179,7 @@ def _unit(path: PurePosixPath) -> PurePosixPath:
 
 
 # Files that differ between the trees with this unit; all trees must have all files of a set.
-def _differing(of: Sequence[_Files], *, is_set: bool) -> list[PurePosixPath]:
+def _differing_files(of: Sequence[_Files], *, is_set: bool) -> list[PurePosixPath]:
     differing = []
     for path in sorted({path for files in of for path in files}):
         first, *rest = (files[path] for files in of if path in files)
@@ -190,9 +190,9 @@ def _differing(of: Sequence[_Files], *, is_set: bool) -> list[PurePosixPath]:
 
 
 # Either two systems with the same name, or a system whose results are in a separate tree.
-def _undescribed(trees: Sequence[_Tree]) -> Iterator[Collision]:
+def _missing_descriptions(trees: Sequence[_Tree]) -> Iterator[Collision]:
     for tree in trees:
-        for name in sorted(tree.used - tree.systems):
+        for name in sorted(tree.referenced_systems - tree.systems):
             describing = [other for other in trees if name in other.systems]
             if describing:
                 path = f"{name[0]}/systems/{name[1]}.json"

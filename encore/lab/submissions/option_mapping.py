@@ -18,7 +18,7 @@ from pydantic import Field
 from encore import paths
 from encore.catalogue import Strict, parse
 from encore.lab.submissions.safe_eval import NoValueError, evaluate
-from encore.lab.submissions.shell_expansion import LONGEST_VALUE, Value, joined
+from encore.lab.submissions.shell_expansion import LONGEST_VALUE, Value, concatenate
 
 _MOST_SETTINGS = 5000
 
@@ -99,7 +99,7 @@ def implementations() -> list[tuple[str, Implementation]]:
     ]
 
 
-def of_folder(folder: str) -> list[tuple[str, Implementation]]:
+def find_implementations(folder: str) -> list[tuple[str, Implementation]]:
     """Return the implementations that match a folder of a results repository."""
     path = f"/{folder.lower().strip('/')}"
     return [
@@ -124,7 +124,7 @@ def _plain(value: Value) -> Value:
     return Value(re.sub(r"['\s]", "", value.text), value.sources, value.is_known)
 
 
-def options_of(argv: tuple[Value, ...], pairs_after: str = "", programs: Collection[str] = ()) -> dict[str, Option]:
+def parse_options(argv: tuple[Value, ...], pairs_after: str = "", programs: Collection[str] = ()) -> dict[str, Option]:
     """Return the options of a command; the last occurrence counts.
 
     A name in ``programs`` is not a value of the preceding launcher option.
@@ -143,13 +143,13 @@ def options_of(argv: tuple[Value, ...], pairs_after: str = "", programs: Collect
             trailing += [Value(" "), word] if len(trailing) > 1 else [word]
     options: dict[str, Option] = {}
     for spelling, values in occurrences:
-        _add(options, spelling, joined(values))
+        _add(options, spelling, concatenate(values))
     if pairs_after and _name(pairs_after) in options:
         _add_pairs(options, argv, pairs_after)
     return options
 
 
-def options_of_json(text: str, sources: frozenset[str]) -> dict[str, Option]:
+def parse_json_options(text: str, sources: frozenset[str]) -> dict[str, Option]:
     """Return the entries of a settings file by path, ``layers.fc1.size``; ValueError if it is not JSON.
 
     Objects in a list are identified by their ``name``; lists of plain values are joined by spaces.
@@ -200,7 +200,7 @@ class Mapped:
 
 
 @dataclass
-class _Reading:
+class _Lookup:
     # Records the options and variables used by an expression
 
     options: dict[str, Option]
@@ -264,7 +264,7 @@ def map_options(
         **implementation.keys,
         **implementation.implementations.get(implementation_name, {}),
     }.items():
-        reading = _Reading(options, defaults, constants, variables)
+        reading = _Lookup(options, defaults, constants, variables)
         functions: dict[str, Callable[..., Any]] = {
             "option": reading.option, "has": reading.has, "every": reading.every, "variable": reading.variable,
         }  # fmt: skip

@@ -16,7 +16,7 @@ from encore.lab.submissions import option_mapping, scripts
 from encore.lab.submissions.option_mapping import Common, Implementation, Mapped
 from encore.lab.submissions.scripts import Scripts
 from encore.lab.submissions.shell_expansion import Note, Value, Variable
-from encore.lab.submissions.source import Source, name_of
+from encore.lab.submissions.source import Source, configuration_name
 from encore.results.format import count_of
 
 COMPARED = ("submitted", "later")
@@ -24,7 +24,7 @@ _MOST_LINES_OF_FLAGS = 2000
 
 
 @dataclass(frozen=True)
-class Left:
+class UnmappedOption:
     """Unmapped option or variable, with its meaning."""
 
     name: str
@@ -54,7 +54,7 @@ class Reproduction:
     gpus_are_known: bool = True
     mapped: tuple[Mapped, ...] = ()
     missing: dict[str, str]  # Keys without a value, with the reason
-    left: tuple[Left, ...] = ()
+    left: tuple[UnmappedOption, ...] = ()
     environment: dict[str, dict[str, str]]
     base: str  # Base image of the submitted Dockerfile
     notes: tuple[Note, ...] = ()
@@ -66,7 +66,7 @@ class Reproduction:
 
     @property
     def name(self) -> str:
-        return name_of(self.file)
+        return configuration_name(self.file)
 
     @property
     def choice(self) -> Choice | None:
@@ -83,11 +83,11 @@ class Reproduction:
         return self.implementation is not None and self.source.round in self.implementation.checked
 
     @property
-    def known_left(self) -> tuple[Left, ...]:
+    def known_left(self) -> tuple[UnmappedOption, ...]:
         return tuple(option for option in self.left if option.meaning)
 
     @property
-    def unknown_left(self) -> tuple[Left, ...]:
+    def unknown_left(self) -> tuple[UnmappedOption, ...]:
         return tuple(option for option in self.left if not option.meaning)
 
 
@@ -146,7 +146,7 @@ def reproduce(source: Source, file: str, nodes: int | None = None, gpus: int | N
     ``nodes`` and ``gpus`` (per node) are for configurations that do not set them.
     """
     common = option_mapping.common()
-    matches = option_mapping.of_folder(source.shown) or option_mapping.of_folder(source.folder)
+    matches = option_mapping.find_implementations(source.shown) or option_mapping.find_implementations(source.folder)
     benchmark = matches[0][0] if matches else _unmapped(source.shown) or _unmapped(source.folder)
     read = scripts.read(source, file, [candidate for _, candidate in matches], common, nodes, gpus)
     text = source.read("Dockerfile") or ""
@@ -167,7 +167,7 @@ def reproduce(source: Source, file: str, nodes: int | None = None, gpus: int | N
     if implementation is not None:
         last = implementation.last_round
         if not (last and source.round and _numbers(source.round) > _numbers(last)):
-            return _as_system(reproduction, read, common, implementation)
+            return _build_system(reproduction, read, common, implementation)
         refused = implementation.afterwards
     return replace(reproduction, implementation=None, left=_unmapped_settings(read, [], common, None), refused=refused)
 
@@ -176,7 +176,7 @@ def _numbers(round_name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", round_name))
 
 
-def _as_system(
+def _build_system(
     reproduction: Reproduction, read: Scripts, common: Common, implementation: Implementation
 ) -> Reproduction:
     choice = _choice(reproduction.benchmark, implementation)
@@ -185,7 +185,7 @@ def _as_system(
         "round": reproduction.source.round, "configuration": reproduction.name, "nodes": read.nodes, "gpus": read.gpus,
         "ranks": read.nodes * read.gpus,
     }  # fmt: skip
-    published_options, unread = _with_settings(reproduction.source, implementation, read)
+    published_options, unread = _add_settings(reproduction.source, implementation, read)
     reproduction = replace(reproduction, notes=(*reproduction.notes, *unread))
     options = {**_flags(reproduction.source, implementation, reproduction.name), **published_options}
     mapped, missing = option_mapping.map_options(
@@ -260,11 +260,11 @@ def _flags(source: Source, implementation: Implementation, name: str) -> dict[st
             for file in files:
                 lines = (source.read(file) or "").splitlines()[:_MOST_LINES_OF_FLAGS]
                 flags = tuple(Value(line.strip()) for line in lines if line.lstrip().startswith("--"))
-                options |= option_mapping.options_of(flags)
+                options |= option_mapping.parse_options(flags)
     return options
 
 
-def _with_settings(
+def _add_settings(
     source: Source, implementation: Implementation, read: Scripts
 ) -> tuple[dict[str, option_mapping.Option], list[Note]]:
     # Options of the command and entries of the JSON settings file
@@ -274,7 +274,7 @@ def _with_settings(
         return options, []
     file = settings_option.value.text
     try:
-        settings = option_mapping.options_of_json(source.read(file) or "", settings_option.value.sources)
+        settings = option_mapping.parse_json_options(source.read(file) or "", settings_option.value.sources)
     except (ValueError, RecursionError):
         return options, [
             Note(file or settings_option.shown, 0, "is no JSON file of the folder: its settings are not known")
@@ -301,11 +301,11 @@ def _is_read(name: str, common: Common) -> bool:
 
 def left_options(
     options: dict[str, option_mapping.Option], mapped: list[Mapped], without: dict[str, str], common: Common
-) -> list[Left]:
+) -> list[UnmappedOption]:
     """Return the unmapped options."""
     used = {option for key in mapped for option in key.options}
     patterns = [name for name in without if name.endswith("*")]
-    unmapped: list[Left] = []
+    unmapped: list[UnmappedOption] = []
     together: dict[str, int] = {}
     for option in options.values():
         if option.shown in used:
@@ -315,8 +315,10 @@ def left_options(
         if pattern and not stated:
             together[pattern] = together.get(pattern, 0) + 1
             continue
-        unmapped.append(Left(option.shown, option.value.shown, stated or common.options.get(option.name, "")))
-    return unmapped + [Left(name, count_of(count, "option"), without[name]) for name, count in together.items()]
+        unmapped.append(UnmappedOption(option.shown, option.value.shown, stated or common.options.get(option.name, "")))
+    return unmapped + [
+        UnmappedOption(name, count_of(count, "option"), without[name]) for name, count in together.items()
+    ]
 
 
 def _unmapped_settings(
@@ -325,7 +327,7 @@ def _unmapped_settings(
     common: Common,
     implementation: Implementation | None,
     published_options: dict[str, option_mapping.Option] | None = None,
-) -> tuple[Left, ...]:
+) -> tuple[UnmappedOption, ...]:
     # The options and the configuration's variables that become no key
     without = implementation.without if implementation else {}
     used_variables = {name for key in mapped for name in key.sources}
@@ -338,7 +340,7 @@ def _unmapped_settings(
         # Variables in an option are already reported there.
         if meaning or name not in unknown:
             unused = "" if implementation is None else "no option of the training command has it"
-            unmapped.append(Left(name, _variable_text(read.variables[name]), meaning or unused))
+            unmapped.append(UnmappedOption(name, _variable_text(read.variables[name]), meaning or unused))
     return tuple(unmapped)
 
 

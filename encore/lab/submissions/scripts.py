@@ -5,12 +5,12 @@ import shlex
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from encore.lab.submissions.option_mapping import Common, Implementation, Option, options_of
+from encore.lab.submissions.option_mapping import Common, Implementation, Option, parse_options
 from encore.lab.submissions.safe_eval import NoValueError
-from encore.lab.submissions.shell_expansion import Note, NotUnderstoodError, Value, Variable, calculate
+from encore.lab.submissions.shell_expansion import Note, UnsupportedSyntaxError, Value, Variable, calculate
 from encore.lab.submissions.shell_interpreter import Reader
 from encore.lab.submissions.shell_lexer import ShellError
-from encore.lab.submissions.source import Source, layout_of, name_of
+from encore.lab.submissions.source import Source, configuration_name, parse_layout
 
 MOST_RANKS = 1_000_000
 
@@ -35,8 +35,8 @@ class Scripts:
 
     def options(self) -> dict[str, Option]:
         if self.implementation is None:
-            return options_of(self.command)
-        return options_of(self.command, self.implementation.pairs_after, self.implementation.program)
+            return parse_options(self.command)
+        return parse_options(self.command, self.implementation.pairs_after, self.implementation.program)
 
 
 def read(
@@ -51,7 +51,7 @@ def read(
 
     ``given_nodes`` and ``given_gpus`` (per node) override the numbers of the configuration.
     """
-    initial = {"SLURM_LOCALID": "0", "DATADIR": "/data", "DGXSYSTEM": name_of(file)}
+    initial = {"SLURM_LOCALID": "0", "DATADIR": "/data", "DGXSYSTEM": configuration_name(file)}
     reader = Reader(source.read, initial)
     try:
         reader.read(file)
@@ -59,7 +59,7 @@ def read(
         raise NoValueError(str(error)) from error
     of_configuration = frozenset(name for name, entry in reader.state.variables.items() if entry.file)
     files = {entry.file for entry in reader.state.variables.values()} | {file}
-    named_nodes, named_gpus = layout_of(name_of(file))
+    named_nodes, named_gpus = parse_layout(configuration_name(file))
     nodes = given_nodes or _count(reader.state.variables, common.nodes) or named_nodes or 1
     known_gpus = given_gpus or _count(reader.state.variables, common.gpus) or named_gpus
     gpus = known_gpus or 1
@@ -105,7 +105,7 @@ def _count(variables: dict[str, Variable], patterns: tuple[str, ...]) -> int | N
         if variables[name].value.is_known and variables[name].text:
             try:
                 count = calculate(variables[name].text)
-            except NotUnderstoodError:
+            except UnsupportedSyntaxError:
                 continue
             if 0 < count < MOST_RANKS:
                 return count
@@ -154,7 +154,7 @@ def _split_words(text: str) -> list[str]:
         return text.split()
 
 
-def _expanded(text: str, variables: dict[str, str]) -> str:
+def _expand(text: str, variables: dict[str, str]) -> str:
     return _EARLIER.sub(lambda match: variables.get(match[1], match[0])[:1024], text)[:4096]
 
 
@@ -169,7 +169,7 @@ def base_image(text: str) -> str:
             variables[variable.strip()] = " ".join(_split_words(value))
         elif name == "FROM":
             arguments = [word for word in rest.split() if not word.startswith("--")]
-            image = _expanded(arguments[0], variables) if arguments else ""
+            image = _expand(arguments[0], variables) if arguments else ""
             base = base if image in stages else image
             stages |= {arguments[2]} if len(arguments) > 2 else set()
     return base

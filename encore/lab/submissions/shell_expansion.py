@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import translate
 
 from encore.lab.submissions.safe_eval import OPERATORS, NoValueError, evaluate
-from encore.lab.submissions.shell_lexer import MOST_NESTED, ShellError, behind, split
+from encore.lab.submissions.shell_lexer import MOST_NESTED, ShellError, element_end, split
 
 LONGEST_VALUE = 64 * 1024
 MOST_PARTS = 10_000  # Maximum parts per value
@@ -45,7 +45,7 @@ _MOST_DIGITS = 18
 _READ_AGAIN = re.compile(r"""['"\\$`;|&<>()#\n]""")
 
 
-class NotUnderstoodError(Exception):
+class UnsupportedSyntaxError(Exception):
     """Unsupported part of a word; the message is the reason."""
 
 
@@ -59,11 +59,11 @@ class Value:
     is_known: bool = True
     parts: tuple[Value, ...] = ()  # Concatenated parts, if their sources differ
 
-    def own_parts(self) -> tuple[Value, ...]:
+    def flat_parts(self) -> tuple[Value, ...]:
         """Return the concatenated parts; the value itself if it is a single part, nothing if it is empty."""
         return self.parts or ((self,) if self.text or self.sources or not self.is_known else ())
 
-    def also(self, name: str) -> Value:
+    def add_source(self, name: str) -> Value:
         """Return the value with the variable ``name`` as an additional source."""
         parts = tuple(replace(part, sources=part.sources | {name}) for part in self.parts)
         return replace(self, sources=self.sources | {name}, parts=parts)
@@ -79,18 +79,18 @@ class Value:
         for part in (*(self.parts or (self,)), Value(" ")):
             for piece in re.findall(r"\s+|\S+", part.text) or [""]:
                 if not piece.isspace():
-                    current += Value(piece, part.sources, part.is_known).own_parts()
+                    current += Value(piece, part.sources, part.is_known).flat_parts()
                     continue
-                word, current = joined(current), []
+                word, current = concatenate(current), []
                 fields += [word] if word.text or not word.is_known else []
         return fields
 
 
-def joined(values: Iterable[Value]) -> Value:
+def concatenate(values: Iterable[Value]) -> Value:
     """Concatenate values; ValueError if the result is longer than in any submitted script."""
     parts, length = list[Value](), 0
     for value in values:
-        parts += value.own_parts()
+        parts += value.flat_parts()
         length += len(value.text)
         if length > LONGEST_VALUE or len(parts) > MOST_PARTS:
             raise ValueError(f"a value has more than {LONGEST_VALUE:,} characters or {MOST_PARTS:,} parts")
@@ -173,7 +173,7 @@ class Expander:
         self._state = state
         self._file = file
 
-    def words(self, raw: str, line: int) -> list[Value]:
+    def expand_words(self, raw: str, line: int) -> list[Value]:
         """Return the words that ``raw`` expands to; unquoted parts are split at spaces."""
         array = _WHOLE_ARRAY.fullmatch(raw)
         if array and array[1] in self._state.variables:
@@ -189,22 +189,22 @@ class Expander:
                 if text or (not value.is_known and len(texts) == 1):
                     parts.append(replace(value, text=text, parts=()))
         groups = itertools.groupby(parts, lambda part: part is not None)
-        return [joined(part for part in word if part is not None) for is_word, word in groups if is_word]
+        return [concatenate(part for part in word if part is not None) for is_word, word in groups if is_word]
 
-    def whole(self, raw: str, line: int, depth: int = 0) -> Value:
+    def expand_text(self, raw: str, line: int, depth: int = 0) -> Value:
         """Return ``raw`` expanded to a single text, as in an assignment."""
-        return joined(Value(" ") if value is None else value for value, _ in self._pieces(raw, line, depth))
+        return concatenate(Value(" ") if value is None else value for value, _ in self._pieces(raw, line, depth))
 
-    def again(self, values: list[Value], line: int) -> list[Value]:
+    def eval_words(self, values: list[Value], line: int) -> list[Value]:
         """Return the words of the command that ``eval`` executes; empty if it is not a single known command."""
-        text = joined(part for value in values for part in (value, Value(" ")))
+        text = concatenate(part for value in values for part in (value, Value(" ")))
         if not _READ_AGAIN.search(text.text):
             return text.split()
         tokens = split(text.text) if text.is_known else []
         if not tokens or not all(token.is_word for token in tokens):
             self._state.note(self._file, line, f"eval {_short(text.text)}: not one command that is known; passed over")
             return []
-        fields = [word for token in tokens for word in self.words(token.text, line)]
+        fields = [word for token in tokens for word in self.expand_words(token.text, line)]
         return [replace(word, sources=word.sources | text.sources) for word in fields]
 
     def _pieces(self, raw: str, line: int, depth: int) -> Iterator[Piece]:
@@ -228,7 +228,7 @@ class Expander:
                 yield Value(), True
                 pos += 1
             elif sign in "$`":
-                end = behind(raw, pos)
+                end = element_end(raw, pos)
                 yield from self._expansion(raw[pos:end], line, quoted, depth)
                 pos = end
             else:
@@ -250,7 +250,7 @@ class Expander:
                 for number, value in enumerate(self._parameter(body, line, depth)):
                     yield from [(None, quoted)] if number else []
                     yield value, quoted
-        except NotUnderstoodError as error:
+        except UnsupportedSyntaxError as error:
             self._state.note(self._file, line, f"{_short(text)}: {error}; taken for unknown")
             yield UNKNOWN, quoted
 
@@ -267,7 +267,7 @@ class Expander:
 
     def _arithmetic(self, text: str, line: int, depth: int) -> Value:
         expression = re.sub(r"(?<![\w${#])([A-Za-z_]\w*)", r"${\1}", text)
-        result = self.whole(expression, line, depth + 1)
+        result = self.expand_text(expression, line, depth + 1)
         if not result.is_known:
             return Value("", result.sources, is_known=False)
         return Value(str(calculate(result.text)), result.sources)
@@ -276,17 +276,17 @@ class Expander:
         # Multiple values for all elements of an array
         match = _PARAMETER.match(body)
         if match is None or match[1] == "!":
-            raise NotUnderstoodError("an expansion of this form is not read")
+            raise UnsupportedSyntaxError("an expansion of this form is not read")
         prefix, name, index = match.groups()
         if index not in (None, "[0]", "[@]", "[*]") and name in self._state.variables:
-            raise NotUnderstoodError("an element of an array")
+            raise UnsupportedSyntaxError("an element of an array")
         rest, is_whole = body[match.end() :], index in ("[@]", "[*]")
         values = self._lookup(name, is_whole)
         if prefix == "#" and name:
             length = len(values or ()) if is_whole else len(values[0].text if values else "")
             return (Value(str(length)),)
         if rest:
-            return (self._changed(name, values, rest, line, depth),)
+            return (self._modify(name, values, rest, line, depth),)
         if values is None:
             return (UNKNOWN if name in FROM_OUTSIDE else Value("", frozenset([name])),)
         return values
@@ -300,7 +300,7 @@ class Expander:
             return None
         return variable.values if is_whole else (variable.value,)
 
-    def _changed(self, name: str, values: tuple[Value, ...] | None, rest: str, line: int, depth: int) -> Value:
+    def _modify(self, name: str, values: tuple[Value, ...] | None, rest: str, line: int, depth: int) -> Value:
         # ``${NAME<rest>}``: a default, an alternative, or a value with a pattern removed
         value = values[0] if values else None
         default = re.match(r"(:?)([-=+?])", rest)
@@ -308,30 +308,30 @@ class Expander:
             word = rest[default.end() :]
             is_set = value is not None and bool(value.text or not default[1] or not value.is_known)
             if default[2] == "+":
-                return self.whole(word, line, depth + 1) if is_set else Value()
+                return self.expand_text(word, line, depth + 1) if is_set else Value()
             if is_set and value is not None:
                 return value
             if default[2] == "?" or name in FROM_OUTSIDE:
                 return UNKNOWN
-            result = self.whole(word, line, depth + 1)
+            result = self.expand_text(word, line, depth + 1)
             return Value(result.text, result.sources | {name}, result.is_known)
         if value is None:
             return Value()
         # The pattern is compared at every position of the text.
         self._state.spend(min(len(value.text), LONGEST_CUT), line)
-        return Value(_cut(value.text, rest), value.sources, value.is_known)
+        return Value(_remove_pattern(value.text, rest), value.sources, value.is_known)
 
 
-def _cut(text: str, how: str) -> str:
+def _remove_pattern(text: str, how: str) -> str:
     # ``text`` with a pattern removed or replaced: ``%``, ``%%``, ``#``, ``##`` and ``/``
     match = re.match(r"(%%|%|##|#|//|/|,,|\^\^)", how)
     if match is None or len(how) > LONGEST_PATTERN:
-        raise NotUnderstoodError("an expansion of this form is not read")
+        raise UnsupportedSyntaxError("an expansion of this form is not read")
     sign, pattern = match[1], how[match.end() :]
     if sign in (",,", "^^"):
         return text.lower() if sign == ",," else text.upper()
     if len(text) > LONGEST_CUT or pattern.count("*") > 2 or re.search(r"[$`'\"\[\]]", pattern):
-        raise NotUnderstoodError("a pattern of this form is not read")
+        raise UnsupportedSyntaxError("a pattern of this form is not read")
     if sign[0] == "/":
         glob, _, replacement = pattern.partition("/")
         expression = ".*".join(".".join(map(re.escape, part.split("?"))) for part in glob.split("*"))
@@ -351,18 +351,18 @@ def calculate(text: str) -> int:
     """Return the integer value of a shell arithmetic expression; division rounds towards zero."""
     plain = text.strip()
     if not _NUMBERS.match(plain) or re.search(rf"\d{{{_MOST_DIGITS + 1}}}", plain):
-        raise NotUnderstoodError("an expression of this form is not read")
+        raise UnsupportedSyntaxError("an expression of this form is not read")
     if not plain:
         return 0
     if len(plain) > 256:
-        raise NotUnderstoodError("an expression of this length is not read")
+        raise UnsupportedSyntaxError("an expression of this length is not read")
     without_zeros = re.sub(r"\b0+(?=\d)", "", plain)
     try:
         result = int(evaluate(without_zeros, str, {}, _ROUNDING_TOWARDS_ZERO))
     except NoValueError:
-        raise NotUnderstoodError("this has no value") from None
+        raise UnsupportedSyntaxError("this has no value") from None
     if abs(result) >= 10**_MOST_DIGITS:
-        raise NotUnderstoodError("the number is too large")
+        raise UnsupportedSyntaxError("the number is too large")
     return result
 
 

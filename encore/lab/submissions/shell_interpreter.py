@@ -15,12 +15,12 @@ from encore.lab.submissions.shell_expansion import (
     UNKNOWN,
     Expander,
     Invocation,
-    NotUnderstoodError,
     State,
+    UnsupportedSyntaxError,
     Value,
     Variable,
     calculate,
-    joined,
+    concatenate,
 )  # fmt: skip
 from encore.lab.submissions.shell_lexer import IGNORED, ShellError, Token, split
 
@@ -76,7 +76,7 @@ class Reader:
         if len(text) > LONGEST_SCRIPT:
             raise ShellError(0, f"{file}: longer than {LONGEST_SCRIPT:,} characters")
         try:
-            _Run(self, split(text), file, depth).all()
+            _Interpreter(self, split(text), file, depth).run()
         except ShellError as error:
             if error.line:
                 raise ShellError(0, f"{file}:{error.line}: {error.reason}") from None
@@ -89,7 +89,7 @@ class Reader:
         return self._read_file(path.removeprefix("./")) is not None
 
 
-class _Run:
+class _Interpreter:
     # Single pass over the tokens of a script; ``active`` is false in untaken branches. Methods that read a command
     # return its status, None if unknown.
 
@@ -102,7 +102,7 @@ class _Run:
         self._expander = Expander(reader.state, file)
         self._at = 0
 
-    def all(self) -> None:
+    def run(self) -> None:
         while self._next.text:
             self._block(active=True)
             self._at += 1  # closing word or bracket without an opening
@@ -272,32 +272,32 @@ class _Run:
             return True if active else None
         if words[0].text == "[":
             return self._condition(words[1:-1] if words[-1].text == "]" else words[1:], words[0].line)
-        return self._perform(words)
+        return self._execute(words)
 
     # -- conditions --------------------------------------------------------------------------------------
 
     def _condition(self, operands: list[Token], line: int) -> bool | None:
         result = None
-        with contextlib.suppress(IndexError, NotUnderstoodError):
-            result = self._holds(operands)
+        with contextlib.suppress(IndexError, UnsupportedSyntaxError):
+            result = self._evaluate(operands)
         if result is None:
             text = " ".join(token.text for token in operands)
             self._note(line, f"[ {text} ] is not known here; taken for false")
         return result
 
-    def _holds(self, tokens: Sequence[Token]) -> bool | None:
+    def _evaluate(self, tokens: Sequence[Token]) -> bool | None:
         if len(tokens) > _MOST_TOKENS:
             return None
         for signs, choose in ((("||", "-o"), max), (("&&", "-a"), min)):
-            parts = _parted(tokens, signs)
+            parts = _split_at(tokens, signs)
             if len(parts) > 1:
-                return choose(map(self._holds, parts), key=_CERTAINTY.index)
+                return choose(map(self._evaluate, parts), key=_CERTAINTY.index)
         match [token.text for token in tokens]:
             case ["!", *_]:
-                negated = self._holds(tokens[1:])
+                negated = self._evaluate(tokens[1:])
                 return None if negated is None else not negated
             case ["(", *_, ")"]:
-                return self._holds(tokens[1:-1])
+                return self._evaluate(tokens[1:-1])
             case ["-z" | "-n" as sign, *operand] if len(operand) < 2:
                 # An unquoted empty expansion is not an argument of [.
                 value = self._value(tokens[1]) if operand else Value()
@@ -306,20 +306,20 @@ class _Run:
                 value = self._value(tokens[1])
                 return self._reader.is_file(value.text) if value.is_known else None
             case [text] if text.startswith("(("):  # inside [[ ]] they only group
-                return self._holds([replace(inner, line=tokens[0].line) for inner in split(text[1:-1])])
+                return self._evaluate([replace(inner, line=tokens[0].line) for inner in split(text[1:-1])])
             case [_]:
                 value = self._value(tokens[0])
                 return value.text != "" if value.is_known else None
             case [_, sign, raw]:
-                return _compared(self._value(tokens[0]), sign, raw, self._value(tokens[2]))
+                return _compare(self._value(tokens[0]), sign, raw, self._value(tokens[2]))
         return None
 
     def _value(self, token: Token) -> Value:
-        return self._expander.whole(token.text, token.line)
+        return self._expander.expand_text(token.text, token.line)
 
     # -- commands ----------------------------------------------------------------------------------------
 
-    def _perform(self, words: list[Token]) -> bool | None:
+    def _execute(self, words: list[Token]) -> bool | None:
         count = next((n for n, word in enumerate(words) if not _ASSIGNMENT.match(word.text)), len(words))
         if count == len(words):
             for word in words:
@@ -330,7 +330,7 @@ class _Run:
             case declares if declares in _DECLARES:
                 self._declare(declares, rest)
             case "source" | ".":
-                path = self._expander.words(rest[0].text, program_word.line) if rest else []
+                path = self._expander.expand_words(rest[0].text, program_word.line) if rest else []
                 return self._source(path[0] if path else UNKNOWN, program_word.line)
             case ":":
                 for word in rest:
@@ -343,14 +343,14 @@ class _Run:
             case "exit":
                 raise _Exit
             case "eval":
-                values = self._words(rest)
-                self._invoke(self._expander.again(values, rest[0].line) if values else [], rest)
+                values = self._expand_words(rest)
+                self._invoke(self._expander.eval_words(values, rest[0].line) if values else [], rest)
             case program if program not in IGNORED:
-                self._invoke(self._words(words[count:]), words[count:])
+                self._invoke(self._expand_words(words[count:]), words[count:])
         return True
 
-    def _words(self, words: Sequence[Token]) -> list[Value]:
-        return [value for word in words for value in self._expander.words(word.text, word.line)]
+    def _expand_words(self, words: Sequence[Token]) -> list[Value]:
+        return [value for word in words for value in self._expander.expand_words(word.text, word.line)]
 
     def _invoke(self, values: list[Value], words: list[Token]) -> None:
         if values:
@@ -388,14 +388,14 @@ class _Run:
             self._note(word.line, f"{name}{index}: an element of an array; passed over")
             return
         if raw.startswith("("):
-            values = self._words([replace(part, line=word.line) for part in split(raw[1:-1]) if part.is_word])
+            values = self._expand_words([replace(part, line=word.line) for part in split(raw[1:-1]) if part.is_word])
             values = [*variable.values, *values] if appends and variable is not None else values
         else:
-            values = [self._expander.whole(raw, word.line)]
+            values = [self._expander.expand_text(raw, word.line)]
             if appends and variable is not None:
-                values = [joined((variable.value, *values)), *variable.values[1:]]
+                values = [concatenate((variable.value, *values)), *variable.values[1:]]
         self._count(values, word.line)
-        new_values = tuple(value.also(name) for value in values)
+        new_values = tuple(value.add_source(name) for value in values)
         # A default does not change a variable that another file has set.
         if variable is None or f"${{{name}" not in raw or variable.values != new_values:
             was_exported = variable is not None and variable.is_exported
@@ -415,7 +415,7 @@ def matches(text: str, patterns: Sequence[str]) -> bool:
     return len(text) <= 4096 and any(fnmatchcase(text, pattern) for pattern in short)
 
 
-def _parted(tokens: Sequence[Token], signs: Collection[str]) -> list[list[Token]]:
+def _split_at(tokens: Sequence[Token], signs: Collection[str]) -> list[list[Token]]:
     # The tokens between the signs that are in no parentheses
     parts: list[list[Token]] = [[]]
     depth = 0
@@ -428,7 +428,7 @@ def _parted(tokens: Sequence[Token], signs: Collection[str]) -> list[list[Token]
     return parts
 
 
-def _compared(lhs: Value, sign: str, raw: str, rhs: Value) -> bool | None:
+def _compare(lhs: Value, sign: str, raw: str, rhs: Value) -> bool | None:
     if not (lhs.is_known and rhs.is_known):
         return None
     if sign in _NUMBERS:

@@ -43,7 +43,7 @@ class Token:
     joined: bool = False  # No space before the token
 
 
-def behind(text: str, start: int, depth: int = 0) -> int:
+def element_end(text: str, start: int, depth: int = 0) -> int:
     """Return the end index of the quoted part, expansion or character at ``start``."""
     sign = text[start]
     if sign == "\\":
@@ -75,7 +75,7 @@ def _end(text: str, start: int, depth: int = 0) -> int:
         elif sign == "#" and opening == "(" and text[pos - 1] in " \t\n":
             pos = _line_end(text, pos)
         else:
-            pos = pos + 1 if opening == '"' and sign == "'" else behind(text, pos, depth)
+            pos = pos + 1 if opening == '"' and sign == "'" else element_end(text, pos, depth)
     raise ShellError(0, f"{_QUOTES.get(opening, repr(opening))} is not closed")
 
 
@@ -93,7 +93,7 @@ def _end_of_arithmetic(text: str, start: int) -> int:
 def _end_of_word(text: str, start: int) -> int:
     pos = start
     while pos < len(text) and text[pos] not in _ENDS_WORD:
-        pos = behind(text, pos)
+        pos = element_end(text, pos)
         if text[pos : pos + 1] == "(" and _ARRAY.match(text[start:pos]):
             return _end(text, pos)
     return min(pos, len(text))

@@ -125,7 +125,7 @@ def open_source(path: Path, configuration: str | None, round_name: str | None) -
         else:
             files = _configurations(tree, subpath)
     if not files:
-        raise _nothing(tree, subpath, path)
+        raise _missing_configuration(tree, subpath, path)
     if configuration is not None:
         files = [_select_configuration(configuration, files)]
     display_path = _display_path(tree, subpath)
@@ -135,13 +135,13 @@ def open_source(path: Path, configuration: str | None, round_name: str | None) -
     )  # fmt: skip
 
 
-def name_of(file: str) -> str:
+def configuration_name(file: str) -> str:
     """Return ``DGXA100`` for ``config_DGXA100.sh``."""
     match = _CONFIGURATION.fullmatch(file)
     return match[1] if match else file.removesuffix(".sh")
 
 
-def layout_of(name: str) -> tuple[int | None, int | None]:
+def parse_layout(name: str) -> tuple[int | None, int | None]:
     """Return nodes and GPUs per node from a configuration's name, such as ``DGXH100_128x8x1``."""
     match = _LAYOUT.search(name)
     return (int(match[1]), int(match[2])) if match else (None, None)
@@ -179,17 +179,17 @@ def _is_below_submitter(folder: Path) -> bool:
 def _configurations(tree: Tree, folder: str) -> list[str]:
     # Names of configurations that are not included by other files
     names = [name for name in tree.files(folder) if _CONFIGURATION.fullmatch(name)]
-    return [name for name in names if not _INCLUDED.search(name_of(name))] or names
+    return [name for name in names if not _INCLUDED.search(configuration_name(name))] or names
 
 
 def _select_configuration(name: str, files: list[str]) -> str:
     for file in files:
-        if name in (file, name_of(file)):
+        if name in (file, configuration_name(file)):
             return file
-    raise names.unknown("configuration", name, [name_of(file) for file in files])
+    raise names.unknown("configuration", name, [configuration_name(file) for file in files])
 
 
-def _nothing(tree: Tree, subpath: str, path: Path) -> EncoreError:
+def _missing_configuration(tree: Tree, subpath: str, path: Path) -> EncoreError:
     # Error for a folder without configurations: suggests folders with configurations, otherwise with scripts
     result, of_system = _RESULT.fullmatch(subpath), _SYSTEM.search(subpath)
     lacks = "leads to no config_*.sh of its benchmark, machine and number of nodes" if result else "has no config_*.sh"
@@ -198,11 +198,13 @@ def _nothing(tree: Tree, subpath: str, path: Path) -> EncoreError:
     if of_system and tree.folders(subpath):
         folders = [f"{subpath}/{name}" for name in tree.folders(subpath)]
         return EncoreError(
-            f"{path} is the folder of a system", expected="that of a benchmark in it", hint=_name_one(tree, folders)
+            f"{path} is the folder of a system",
+            expected="that of a benchmark in it",
+            hint=_suggest_commands(tree, folders),
         )
     # The folder of a system may be empty; the scripts are then in a sibling folder.
     tops = [base or subpath.partition("/implementations/")[0], *map(str, PurePosixPath(subpath).parents)]
-    for near in itertools.chain([folders], (_within(tree, top.strip("./")) for top in tops)):
+    for near in itertools.chain([folders], (_find_configurations(tree, top.strip("./")) for top in tops)):
         below = [directory for directory in near if _configurations(tree, directory)]
         scripts = [directory for directory in near if _scripts(tree, directory)]
         if below or scripts:
@@ -223,11 +225,11 @@ def _nothing(tree: Tree, subpath: str, path: Path) -> EncoreError:
     return EncoreError(
         f"{path} {lacks}",
         expected="the folder of an implementation, such as NVIDIA/benchmarks/resnet/implementations/mxnet",
-        hint=_name_one(tree, below) if below else "give the folder with the scripts of one benchmark",
+        hint=_suggest_commands(tree, below) if below else "give the folder with the scripts of one benchmark",
     )
 
 
-def _within(tree: Tree, top: str) -> list[str]:
+def _find_configurations(tree: Tree, top: str) -> list[str]:
     # The folders below one, the nearest first, until there are more with configurations than are shown
     matches, waiting, count = [], [top], 0
     for _ in range(_MOST_FOLDERS):
@@ -247,7 +249,7 @@ def _scripts(tree: Tree, folder: str) -> list[str]:
     return sorted(names, key=lambda name: (not name.startswith("run"), name))
 
 
-def _name_one(tree: Tree, folders: list[str]) -> str:
+def _suggest_commands(tree: Tree, folders: list[str]) -> str:
     # A command per folder, to be pasted
     listed = [hints.command("reproduce", f"{tree.name}/{directory}") for directory in folders[:_MOST_SHOWN]]
     return "\n    ".join(["name one of", *listed])
@@ -269,7 +271,7 @@ def _scripts_of_result(tree: Tree, above: str | None, system: str, benchmark: st
         raise EncoreError(
             f"{system}/{benchmark} may come from any of {len(folders)} folders",
             expected="one whose name, machine, number of nodes and of GPUs fit best",
-            hint=_name_one(tree, folders),
+            hint=_suggest_commands(tree, folders),
         )
     return (folders[0], [file for _, file in best]) if folders else None
 
@@ -277,22 +279,24 @@ def _scripts_of_result(tree: Tree, above: str | None, system: str, benchmark: st
 def _implementations(tree: Tree, base: str, benchmark: str) -> list[str]:
     # Folders that implement a benchmark: named after the task in v0.5, later after the benchmark
     tops = [f"{base}{top}" for top in ("benchmarks", "benchmark")]
-    folders = [folder for top in tops for folder in _below(tree, f"{top}/{benchmark}", 3)]
+    folders = [folder for top in tops for folder in _subfolders(tree, f"{top}/{benchmark}", 3)]
     # In v2.0 and v2.1 a submitter has the system above the benchmark.
     above = [f"{top}/implementations" for top in tops]
     folders += [f"{top}/{name}/{benchmark}" for top in above for name in tree.folders(top)]
-    early = [folder for task in tree.folders(f"{base}code") for folder in _below(tree, f"{base}code/{task}", 1)]
+    early = [folder for task in tree.folders(f"{base}code") for folder in _subfolders(tree, f"{base}code/{task}", 1)]
     return folders + [
         name
         for name in early
-        if any(mapped_benchmark == benchmark for mapped_benchmark, _ in option_mapping.of_folder(name))
+        if any(mapped_benchmark == benchmark for mapped_benchmark, _ in option_mapping.find_implementations(name))
     ]
 
 
-def _below(tree: Tree, folder: str, levels: int) -> list[str]:
+def _subfolders(tree: Tree, folder: str, levels: int) -> list[str]:
     # Subfolders down to a depth of ``levels``
     inner = [f"{folder}/{name}" for name in tree.folders(folder)]
-    return inner + [directory for folder_ in inner if levels > 1 for directory in _below(tree, folder_, levels - 1)]
+    return inner + [
+        directory for folder_ in inner if levels > 1 for directory in _subfolders(tree, folder_, levels - 1)
+    ]
 
 
 class _Machine:
@@ -315,15 +319,15 @@ class _Machine:
 
     def rank(self, tree: Tree, folder: str, file: str) -> tuple[int, ...] | None:
         # Match score of a configuration by folders, name and text; None for a different machine
-        folders, name, text = folder.split("/")[-3:], name_of(file), _text_with_includes(tree, folder, file)
-        of_folder = max(self._same(directory) for directory in folders)
+        folders, name, text = folder.split("/")[-3:], configuration_name(file), _text_with_includes(tree, folder, file)
+        of_folder = max(self._match_system(directory) for directory in folders)
         release = release_of(self._names[0])
         has_release = bool(release) and f":{release}" in (tree.read(f"{folder}/Dockerfile") or "")
         shared = (len(self._name_parts & _name_parts(" ".join(folders))), has_release, -folder.count("/"))
         if _plain(name) in map(_plain, self._names):
             return _EQUAL + 1, name in self._names, of_folder, *shared
         own_name = _MEASURES.sub("", name)
-        of_name = self._same(own_name)
+        of_name = self._match_system(own_name)
         in_front, suffix = _IN_FRONT.match(name), re.search(r"_(\d{1,4})x\d+x", name)
         nodes = int(in_front[1]) if in_front else _number(text, "NODES") or int(suffix[1] if suffix else 1)
         gpus, parts = _number(text, "GPU"), _accelerators(name)
@@ -335,16 +339,16 @@ class _Machine:
             or (self._box and not name.lower().startswith(self._box[0]))
             # A folder named after the system may have the configuration of the machine that its scripts come from.
             or (of_folder < _EQUAL and not fits)
-            or (not of_name and self._is_anothers(own_name))
-            or (not of_folder and not of_name and any(map(self._is_anothers, folders)))
+            or (not of_name and self._is_other_system(own_name))
+            or (not of_folder and not of_name and any(map(self._is_other_system, folders)))
         ):
             return None
         return of_folder, fits, of_name, *shared
 
-    def _same(self, name: str) -> int:
+    def _match_system(self, name: str) -> int:
         return max(_same_name(name, candidate) for candidate in self._names)
 
-    def _is_anothers(self, name: str) -> bool:
+    def _is_other_system(self, name: str) -> bool:
         # Whether it is the name of a different system; NVIDIA's are in all submitters' scripts
         return not re.match(r"[dh]gx|gb\d", name.lower()) and any(_same_name(name, other) for other in self._others)
 
