@@ -1,4 +1,4 @@
-"""What can be run: benchmarks, their implementations and the systems of each, read from their TOML files."""
+"""Catalogue of benchmarks, implementations and systems, read from TOML files."""
 
 import sys
 import typing
@@ -23,7 +23,7 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 class Strict(BaseModel):
-    """Data that is read from a file, in which an unknown key is an error."""
+    """Model of a file; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -35,25 +35,25 @@ class Horovod(Strict):
 
 
 class Framework(Strict):
-    """An entry of environments.toml: what is said of a framework, once for all of its implementations."""
+    """Entry of environments.toml: a framework, shared by all implementations."""
 
     title: str
     requirements: str
     python: tuple[str, ...]  # Minor versions, the best first
     disk_gib: float
     check: str  # Python that proves that an environment works
-    image_check: str = ""  # Module that the test of an image runs in addition
-    # How ranks find and reach each other, and so what can start them.
+    image_check: str = ""  # Module run by image tests in addition
+    # Rendezvous and communication of ranks, which determines the launchers.
     communication: Literal["horovod", "torch.distributed"]
     imports: tuple[str, ...]  # Modules that every rank imports, in this order
-    cuda: str  # Expression over them: the version of CUDA that it was built with; empty without
-    gpus: str  # Expression over them: the number of GPUs that it sees
-    # Names of a system description, each with the patterns of the packages that have its version.
+    cuda: str  # Expression over these modules: CUDA version of the build; empty without CUDA
+    gpus: str  # Expression over these modules: number of visible GPUs
+    # Fields of a system description, with the package patterns that provide the version.
     software: dict[str, tuple[str, ...]]
     horovod: Horovod | None = None
-    # Variables of the ranks without which an image may take another precision for ``precision=fp32``.
+    # Variables without which images may use another precision for ``precision=fp32``.
     fp32: dict[str, str] = Field(default_factory=dict)
-    exports: tuple[str, ...] = ()  # Formats in which a trained model is written, the best first; see docs/serving.md
+    exports: tuple[str, ...] = ()  # Export formats, best first; see docs/serving.md
 
 
 class _Frameworks(RootModel[dict[str, Framework]]):
@@ -61,36 +61,36 @@ class _Frameworks(RootModel[dict[str, Framework]]):
 
 
 class Implementation(Strict):
-    # Version of the schema of its config.json; a higher one where a key is removed, or has another type.
+    # Schema version of config.json; increased when a key is removed or changes its type.
     config_schema: int = 1
     framework: str  # Names the environment (requirements/environments.toml) and the container base
-    module: str  # Python package that holds train.py, config.py and bench.py
-    # The lowest versions that it was seen to train with, by their names in a system description.
+    module: str  # Python package with train.py, config.py and bench.py
+    # Lowest tested versions, by field of a system description.
     needs: dict[str, str] = Field(default_factory=dict)
-    # Of `./run.sh NAME 2` with the toy data set, environment installed, on 2 cores of an AMD EPYC; 2026-11-27.
+    # Minutes of `./run.sh NAME 2` with toy data and installed environment, on 2 cores of an AMD EPYC; 2026-11-27.
     toy_minutes: float
 
 
 class Quality(Strict):
     title: str
-    config: str  # Field of Config that holds its target
-    log_name: str = ""  # Its name in eval_accuracy, where a benchmark has several; empty: the name in benchmark.toml
+    config: str  # Config field of the target
+    log_name: str = ""  # Name in eval_accuracy if there are several qualities; default: the name in benchmark.toml
 
 
 class Round(Strict):
-    """What a round of MLPerf Training asks of a benchmark; where MLPerf has none, what its publication reports."""
+    """Requirements of an MLPerf Training round, or figures from the publication if the benchmark is not in MLPerf."""
 
-    targets: dict[str, float]  # Value of each quality at which the clock stops, in the quality's own unit
-    runs: int  # Runs that a score is made of
+    targets: dict[str, float]  # Targets by quality, in the unit of the quality; reaching them stops the clock
+    runs: int  # Runs per score
 
 
 class Role(Strict):
-    """What some of a run's ranks do where not all do the same; a rank may have several roles, or all."""
+    """Task of some ranks if not all ranks do the same; a rank may have several roles."""
 
     title: str
     config: str  # Field of Config with the number of ranks that have it; 0: all
-    place: Literal["first", "last"]  # Which of the ranks those are
-    trains: bool = False  # Their batches together are the global batch
+    place: Literal["first", "last"]  # Position of these ranks
+    trains: bool = False  # The global batch is the sum over these ranks
 
     def ranks(self, config: Mapping[str, Any], size: int) -> range:
         """Return the ranks of ``size`` that have this role in a resolved configuration."""
@@ -112,24 +112,24 @@ class SmallData(Strict):
 class Weights(Strict):
     rounds: tuple[str, ...] = ()  # Empty: all
     title: str
-    file: str  # Its name, under which the data folder may hold it
-    also: tuple[str, ...] = ()  # Files that have to be next to it
+    file: str  # File name, also in the data folder
+    also: tuple[str, ...] = ()  # Files required in the same folder
     source: str  # Where to get it
-    # Digests of the files that count as this one, or what they begin with.
+    # Accepted digests, or their prefixes.
     checksums: dict[Literal["md5", "sha256"], tuple[str, ...]] = Field(default_factory=dict)
     published: str = ""  # Where the digests are published
 
 
 class RawFile(Strict):
-    """A file of the raw data, or a folder of them, at exactly one place."""
+    """A raw data file or folder, with exactly one source."""
 
-    url: str = ""  # Of a file; ``{number}`` in it counts from 0
+    url: str = ""  # URL of a file; ``{number}`` counts from 0
     r2: str = ""  # Metadata (.uri) that MLCommons' R2 downloader reads
     gs: str = ""  # Object or pattern for gsutil
     login: str = ""  # Page on which a user may get it after a login
-    file: str = ""  # Its name in the folder; default: that of the URL
-    count: int = Field(default=1, ge=1)  # Files that ``url`` stands for
-    bytes: int = 0  # Of all of them; 0 where nobody publishes it
+    file: str = ""  # File name in the folder; default: from the URL
+    count: int = Field(default=1, ge=1)  # Number of files described by ``url``
+    bytes: int = 0  # Total size; 0 if unpublished
     unpacked_bytes: int = 0  # The same, of gzip files that are unpacked before the preparation
     md5: str = Field(default="", pattern="^([0-9a-f]{32})?$")
     sha256: str = Field(default="", pattern="^([0-9a-f]{64})?$")
@@ -150,14 +150,15 @@ class RawFile(Strict):
 
 
 class Download(Strict):
-    """Where the raw data of a benchmark come from, and what their preparation needs."""
+    """Sources of a benchmark's raw data, and the inputs of the preparation."""
 
-    same_as: str = ""  # Another benchmark that reads the same data set
+    same_as: str = ""  # Benchmark with the same data set
     files: tuple[RawFile, ...] = ()
-    prepared_bytes: int = 0  # Of the prepared data set and what its preparation keeps meanwhile, at most
-    prepare: tuple[str, ...] = ("DIR",)  # Raw data, such as DIR/a, and options of encore data prepare; patterns too
+    prepared_bytes: int = 0  # Largest size of the prepared data set plus temporary files
+    # Raw data, such as DIR/a, and options of encore data prepare; may contain patterns
+    prepare: tuple[str, ...] = ("DIR",)
     terms: str = ""  # On which they may be had
-    needs: str = ""  # What a user has to add before the preparation
+    needs: str = ""  # Files that the user has to add before the preparation
 
 
 class Difference(Strict):
@@ -168,9 +169,9 @@ class Difference(Strict):
 
 
 class Benchmark(Strict):
-    """benchmark.toml: a task, once for all of its implementations."""
+    """benchmark.toml: a task, shared by all implementations."""
 
-    name: str  # As the command line takes it; its folder is a Python package: ``_`` for each ``-``
+    name: str  # Command line name; the folder is a Python package with ``_`` for ``-``
     title: str
     area: str
     data_set: str
@@ -179,7 +180,7 @@ class Benchmark(Strict):
     default_round: str
     # Keys in units of the learning rate, which follow the global batch with it.
     rates: tuple[str, ...] = ("learning_rate",)
-    # The submissions' trained weights, by the key that names the file to begin with, or is empty.
+    # Initial weights of the submissions, by the key for the file name, which may be empty.
     weights: dict[str, tuple[Weights, ...]] = Field(default_factory=dict)
     differences: tuple[Difference, ...] = ()  # Besides the image, which containers/images.toml has
     roles: dict[str, Role] = Field(default_factory=dict)  # Empty where all ranks do the same
@@ -200,7 +201,7 @@ class Benchmark(Strict):
         return {name: config[quality.config] for name, quality in self.qualities.items()}
 
     def submitted_weights(self, round_name: str) -> dict[str, Weights]:
-        """Return the weights that the submissions of a round began with, by the key that names their file."""
+        """Return the initial weights of a round's submissions, by the key for the file name."""
         return {
             key: weights
             for key, candidates in self.weights.items()
@@ -209,39 +210,39 @@ class Benchmark(Strict):
         }
 
     def training_ranks(self, config: Mapping[str, Any], size: int) -> int:
-        """Return how many of ``size`` ranks train, each with a batch of its own."""
+        """Return the number of ranks that train on separate batches, out of ``size``."""
         return next((len(role.ranks(config, size)) for role in self.roles.values() if role.trains), size)
 
     def named(self, logged: Mapping[str, float]) -> dict[str, float]:
-        """Return the values of one evaluation in a log, by the names of the qualities."""
+        """Map an evaluation's logged values to the names of the qualities."""
         if len(self.qualities) == 1:
             return dict(zip(self.qualities, logged.values(), strict=False))
         names = {name: quality.log_name or name for name, quality in self.qualities.items()}
         return {name: logged[log_name] for name, log_name in names.items() if log_name in logged}
 
 
-# submitted: in ``round``; later: in a round after it, trained here by its rules; study: published elsewhere;
-# derived: worked out from a submission for other GPUs; small: for trying the code.
+# submitted: in ``round``; later: in a later round, trained here by this round's rules; study: published elsewhere;
+# derived: adapted from a submission to other GPUs; small: for trying the code.
 SystemKind = Literal["submitted", "later", "study", "derived", "small"]
 
 
 class System(Strict):
-    """systems/*.toml: the values of one configuration, with the place that they were read from."""
+    """systems/*.toml: values of a configuration, with their source."""
 
     kind: SystemKind
     round: str
     system: str
     submitter: str
-    submission: str  # Name of the result folder in the round's repository; empty where there is none
-    # What it was submitted or published with; empty: any. With another one it is not the same configuration.
+    submission: str  # Result folder in the round's repository; empty if there was no submission
+    # Submitted or published framework; empty: any. Other frameworks make it a different configuration.
     framework: str = ""
     source: str
     nodes: int = Field(ge=1)
     gpus_per_node: int = Field(ge=1)
     accelerator: str
-    keep_global_batch: bool = False  # With another number of ranks: keep the global batch, not the batch of a rank
+    keep_global_batch: bool = False  # Keep the global batch, not the per-rank batch, for other numbers of ranks
     config: dict[str, Any]
-    # Values that one implementation must have instead of those in ``config``.
+    # Values of an implementation that override ``config``.
     implementations: dict[str, dict[str, Any]] = Field(default_factory=dict)
     # Environment variables of the ranks, by the file in ``source`` that sets them.
     environment: dict[str, dict[str, str]] = Field(default_factory=dict)
@@ -267,7 +268,7 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """``resnet`` for the default implementation, ``resnet-pytorch`` for another one."""
+        """``resnet`` for the default implementation, ``resnet-pytorch`` for other implementations."""
         default = self.implementation_name == self.benchmark.default_implementation
         return self.benchmark.name if default else f"{self.benchmark.name}-{self.implementation_name}"
 
@@ -297,7 +298,7 @@ def parse(model: type[Parsed], path: Path, **defaults: Any) -> Parsed:
 
 
 def _keys_next_to(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    # The keys that the model has at the place of one that it has not.
+    # Valid keys at the location of an unknown key.
     for part in location[:-1]:
         field = model.model_fields.get(str(part)) or model.model_fields.get("root")
         nested = (field.annotation, *typing.get_args(field.annotation)) if field else ()
@@ -324,7 +325,7 @@ def benchmarks() -> dict[str, Benchmark]:
 
 @cache
 def choices() -> dict[str, Choice]:
-    """Return every benchmark and implementation by the name that the command line takes."""
+    """Return all benchmarks and implementations by command line name."""
     all_choices = (
         Choice(benchmark, implementation)
         for benchmark in benchmarks().values()
@@ -341,9 +342,10 @@ def choose(name: str) -> Choice:
 
 
 def systems(choice: Choice) -> list[System]:
-    """Return every system of an implementation, ordered by round, number of GPUs and name.
+    """Return the systems of an implementation, ordered by round, number of GPUs and name.
 
-    Those in the benchmark's folder are for all implementations, those in the implementation's for it alone.
+    Systems in the benchmark's folder are for all implementations, systems in the implementation's folder only for
+    it.
     """
     folders = (choice.folder.parent / "systems", choice.folder / "systems")
     files = [path for folder in folders for path in folder.glob("*.toml")]
@@ -358,7 +360,7 @@ def _read_system(path: Path, implementation: str) -> System:
     return system.model_copy(update={"file": path.name, "config": config})
 
 
-ON_GPUS = "gpu"  # Name of the toy data set's system with ``device = "gpu"``, which has no file of its own
+ON_GPUS = "gpu"  # Toy system with ``device = "gpu"``, which has no file
 
 
 def find_system(choice: Choice, name: str, round_name: str | None) -> System:

@@ -1,4 +1,4 @@
-"""The state of the checkout: which commit, and what differs from it."""
+"""State of the checkout: commit and uncommitted changes."""
 
 import hashlib
 import subprocess
@@ -14,7 +14,7 @@ class CodeState(TypedDict):
 
 
 def _git(*arguments: str) -> str | None:
-    # An installed wheel may be inside of another repository.
+    # An installed wheel may be inside of an unrelated repository.
     if paths.IS_INSTALLED:
         return None
     try:

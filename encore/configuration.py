@@ -1,7 +1,7 @@
-"""Resolve a configuration: every value of config.py with the place that it comes from.
+"""Resolve a configuration: the values of config.py with their origins.
 
-Precedence, lowest first: the defaults in config.py, the round's quality targets in benchmark.toml, the system
-file, the rule for another number of ranks, ``--set``. Environment variables: the system file, ``--env``.
+Precedence, lowest first: the defaults in config.py, the round's quality targets in benchmark.toml, the system file,
+the rule for a changed number of ranks, ``--set``. Environment variables: the system file, ``--env``.
 """
 
 import dataclasses
@@ -22,14 +22,14 @@ from encore import names, paths
 from encore.catalogue import Choice, System, Weights
 from encore.errors import EncoreError
 
-# Why a system file of a kind is no submitted configuration, as it stands.
+# Reasons why system files are not submitted configurations, by kind.
 UNSUBMITTED = {
     "later": "submitted in a later round, trained by the rules of this one",
     "study": "a study, not a submission",
     "derived": "derived from a submission",
     "small": "the toy data set",
 }
-MOST_INT = 2**31 - 1  # The largest whole number in a configuration: frameworks hold most of them in 32 bits
+MOST_INT = 2**31 - 1  # Largest integer in a configuration: frameworks store most integers in 32 bits
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Deviation:
-    key: str  # The configuration key; else ``gpus`` or ``framework``
+    key: str  # Configuration key, ``gpus`` or ``framework``
     text: str
 
 
@@ -51,7 +51,7 @@ class Configuration:
     nodes: int
     ranks_per_node: int
     values: dict[str, Value]
-    deviations: tuple[Deviation, ...]  # What differs from the configuration of the system file; empty: exactly that one
+    deviations: tuple[Deviation, ...]  # Differences from the system file; empty: identical
 
     @property
     def ranks(self) -> int:
@@ -73,20 +73,20 @@ class Configuration:
 
     @property
     def division(self) -> str:
-        # MLPerf division by whose rules the run is checked.
+        # MLPerf division for the compliance check.
         return "closed" if self.is_submitted else "open"
 
     @property
     def needed_weights(self) -> dict[str, Weights]:
-        # Weights that the submission began with, by the key that names their file; none where it is left empty.
+        # Initial weights of the submission, by the key for the file name; skips empty keys.
         candidates = _submitted_weights(self.choice, self.system, self.get("device"))
         return {key: weights for key, weights in candidates.items() if self.get(key)}
 
     @property
     def environment(self) -> dict[str, Value]:
-        """Environment variables of the system file that hold for this configuration, by name.
+        """Environment variables of the system file, by name.
 
-        They were chosen for one framework on GPUs: with another one, and on a CPU, there are none.
+        They are specific to a framework on GPUs: empty for other frameworks and on CPUs.
         """
         if self.system.framework not in ("", self.choice.implementation.framework) or self.get("device") == "cpu":
             return {}
@@ -104,9 +104,9 @@ class Configuration:
         return True
 
     def misfits(self, manifest: Mapping[str, Any], memory: float) -> list[tuple[str, str, str]]:
-        """Return why the ranks would refuse a data set: found, expected and what to do, as Config says.
+        """Return why the ranks would reject a data set: problem, expectation and fix, from Config.
 
-        ``manifest`` has the fields of its dataset.json; ``memory`` is what a rank may fill at most, in bytes.
+        ``manifest`` has the fields of dataset.json; ``memory`` is the limit per rank, in bytes.
         """
         config = config_class(self.choice.folder)(**self.plain())
         return config.misfits(manifest, self.ranks, memory) if hasattr(config, "misfits") else []
@@ -116,12 +116,12 @@ class Configuration:
 
 
 def _config_files(folder: Path) -> list[Path]:
-    # What the implementations of a benchmark have in common, if anything, and the implementation's own.
+    # Configuration shared by the implementations, if any, and the implementation's configuration.
     return [path for path in (folder.parent / "config.py", folder / "config.py") if path.exists()]
 
 
 def _load(path: Path, name: str) -> Any:
-    # The module in ``path``, known as ``name`` from now on.
+    # Load the module in ``path`` as ``name``.
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise EncoreError(f"{path} cannot be loaded", hint="restore the file")
@@ -133,17 +133,17 @@ def _load(path: Path, name: str) -> Any:
 
 @cache
 def config_class(folder: Path) -> type[Any]:
-    # The Config dataclass of an implementation, loaded from its file: host code imports no benchmark.
+    # Load the implementation's Config dataclass from its file: host code does not import benchmarks.
     *shared, config_file = _config_files(folder)
     for path in (paths.BENCHMARKS / "common" / "config_checks.py", *shared):
-        # By the name under which the implementation imports it, so that no package has to be imported.
+        # Use the module name that the implementation imports, to avoid importing the package.
         _load(path, f"benchmarks.{path.parent.name}.{path.stem}")
     config: type[Any] = _load(config_file, f"_config_of_{folder.parent.name}_{folder.name}").Config
     return config
 
 
 def memory_model(folder: Path) -> Any | None:
-    # The module that models the GPU memory of a benchmark, loaded from its file; None where there is none.
+    # Load the benchmark's GPU memory model from its file; None without one.
     config_class(folder)
     modules = [folder.parent / f"{name}.py" for name in ("architecture", "memory")]
     if not all(path.exists() for path in modules):
@@ -153,7 +153,7 @@ def memory_model(folder: Path) -> Any | None:
 
 @cache
 def written_records() -> Any:
-    # The module with the types of what a training and a preparation write, loaded from its file.
+    # Load the record types written by trainings and preparations from their file.
     return _load(paths.BENCHMARKS / "common" / "records.py", "benchmarks.common.records")
 
 
@@ -161,7 +161,7 @@ def field_types(folder: Path) -> dict[str, Any]:
     return typing.get_type_hints(config_class(folder))
 
 
-@cache  # one takes as long to make as a hundred values to check
+@cache  # creating one takes as long as validating a hundred values
 def _adapter(type_: Any) -> TypeAdapter[Any]:
     return TypeAdapter(type_, config=ConfigDict(strict=True, allow_inf_nan=False))
 
@@ -170,12 +170,12 @@ def checked(name: str, value: Any, type_: Any) -> Any:
     if type_ is int and isinstance(value, int) and abs(value) > MOST_INT:
         raise EncoreError(f"{name} = {value} is too large", expected=f"a whole number up to {MOST_INT}")
     try:
-        # As JSON, which has no tuples: lists are taken for them, and nothing else is converted.
+        # Validate as JSON, which has no tuples: accept lists for tuples, without other conversions.
         return _adapter(type_).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
         if typing.get_origin(type_) is not Literal:
             raise EncoreError(f"{name} = {value!r} has the wrong type", expected=_type_name(type_)) from error
-        # Which of them the device has is the configuration's own check.
+        # Config checks which of the choices the device supports.
         raise EncoreError(
             f"{name} = {value!r} is not possible",
             expected=f"one of {', '.join(map(str, typing.get_args(type_)))}",
@@ -190,7 +190,7 @@ def _type_name(type_: Any) -> str:
 
 
 def parse_setting(setting: str, types_of: dict[str, Any]) -> tuple[str, Any]:
-    # Split ``key=value`` and read the value as the field's type; EncoreError says what is wrong.
+    # Split ``key=value`` and convert the value to the field's type; raises EncoreError.
     name, separator, text = setting.partition("=")
     name = name.strip()
     if name == "seed":
@@ -209,7 +209,7 @@ def parse_setting(setting: str, types_of: dict[str, Any]) -> tuple[str, Any]:
 
 
 def _shorter_warmup(system: System, overrides: dict[str, Value]) -> dict[str, Value]:
-    # The warm-up of a small system that is asked for fewer epochs than it has: all of them.
+    # Shorten the warm-up of toy systems that train fewer epochs than it has.
     epochs = overrides.get("epochs")
     warmup = system.config.get("warmup_epochs", 0)
     if system.kind != "small" or epochs is None or "warmup_epochs" in overrides or not 0 < epochs.value < warmup:
@@ -224,14 +224,14 @@ def scaled(
     rates: Sequence[str] = ("learning_rate",),
     training: Callable[[int], int] = lambda ranks: ranks,
 ) -> dict[str, Value]:
-    """Return the batch and learning rate for a number of ranks that the system file is not for.
+    """Return batch and learning rate for a number of ranks that differs from the system file.
 
-    The batch of a rank stays, and the learning rate follows the global batch: in proportion for SGD
-    (Goyal et al. 2017, arXiv 1706.02677, section 2.1), with its square root for LARS, between the
-    proportional rule and what was submitted (20 times the batch of DGX-1 at 2.9 times the rate in v0.7), and
-    for Adam, near to what was (8 times the batch at 2.5 times the rate, GNMT in v0.7).
-    Systems that keep the global batch divide it among the ranks instead. ``rates`` are the keys in units of the rate,
-    ``training`` returns how many of some ranks train.
+    The per-rank batch stays, and the learning rate follows the global batch: linearly for SGD (Goyal et al. 2017,
+    arXiv 1706.02677, section 2.1), with the square root for LARS, which is between linear scaling and the
+    submissions (20 times the batch of DGX-1 at 2.9 times the rate in v0.7), and for Adam, similar to the submissions
+    (8 times the batch at 2.5 times the rate, GNMT in v0.7). Systems that keep the global batch divide it among the
+    ranks instead. ``rates`` are the keys in units of the learning rate, ``training`` maps a number of ranks to the
+    number of training ranks.
     """
     submitted_ranks = training(system.nodes * system.gpus_per_node)
     ranks = training(nodes * ranks_per_node)
@@ -258,7 +258,7 @@ def scaled(
 
 
 def _submitted_weights(choice: Choice, system: System, device: str) -> dict[str, Weights]:
-    # Initial weights of a submission, whatever its round; none on a CPU, which only tries the code.
+    # Initial weights of a submission in any round; empty on CPUs, which only test the code.
     begins = system.kind in ("submitted", "later") and device == "gpu"
     return choice.benchmark.submitted_weights(system.round) if begins else {}
 
@@ -271,7 +271,7 @@ def _deviations(
     overrides: dict[str, Value],
     weights: Collection[str],
 ) -> tuple[Deviation, ...]:
-    # The differences; ``weights`` are keys whose file may be anywhere: whether it is the one is checked.
+    # List deviations. Weight files may be in any location: checksums are verified elsewhere.
     deviations = []
     if (nodes, ranks_per_node) != (system.nodes, system.gpus_per_node) and not system.keep_global_batch:
         layout = f"{nodes} x {ranks_per_node} GPUs instead of {system.nodes} x {system.gpus_per_node}"
@@ -341,7 +341,7 @@ def resolve(
 
 
 def describe_scale(configuration: Configuration) -> str:
-    # ``2 x 32 = global batch 64`` with the ranks that train, and those of each role where there are some.
+    # ``2 x 32 = global batch 64`` with the training ranks, and the ranks per role.
     batch, total = configuration.get("batch_size"), configuration.global_batch
     roles = configuration.choice.benchmark.roles.values()
     role_ranks = [(role.title, role.ranks(configuration.plain(), configuration.ranks)) for role in roles]
@@ -350,7 +350,7 @@ def describe_scale(configuration: Configuration) -> str:
 
 
 def fields_with_meaning(folder: Path) -> dict[str, str]:
-    """Return the comment behind each field in config.py: its unit and meaning; an implementation's own counts."""
+    """Return the field comments in config.py: unit and meaning. Comments of the implementation take precedence."""
     meanings = {}
     lines = (line for path in _config_files(folder) for line in path.read_text(encoding="utf-8").splitlines())
     for line in lines:

@@ -1,7 +1,7 @@
-"""Data sets: preparing and checking them in the framework's environment, and looking at them before a run.
+"""Preparation and verification of data sets in the framework's environment, and checks before a run.
 
-The work is done by ``benchmarks/<benchmark>/prepare.py``, a child process that reports its progress in JSON
-lines; here the host side starts it, follows it, and reads the passport it leaves.
+``benchmarks/<benchmark>/prepare.py`` does the work in a child process that reports progress as JSON lines. The host
+side starts it, reports its progress, and reads the dataset.json that it writes.
 """
 
 import json
@@ -19,51 +19,52 @@ from encore import catalogue, job, names, paths
 from encore.errors import EncoreError, ExitCode
 
 PASSPORT = "dataset.json"
-PARTS = "parts"  # Folder of an unfinished preparation, inside the data folder
+PARTS = "parts"  # Folder for an unfinished preparation, inside the data folder
 SCHEMA = 1
-# What is known of published data sets, for the names that they may have.
+# Published data sets by name, with their counts and checksums.
 PUBLISHED = paths.BENCHMARKS / "common" / "data" / "published_sets.json"
 STOP_SECONDS = 10.0  # Time that a child gets to stop after SIGINT
-LAST_LINES = 5  # Lines of a child's standard error that are shown when it broke without saying why
+LAST_LINES = 5  # Lines of standard error in the message if a child fails without a reported problem
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What ``encore data prepare`` was asked for; None leaves the choice to the benchmark."""
+    """Options of ``encore data prepare``; None: default of the benchmark."""
 
     source: Path | None = None  # Folder with the raw data; None for the toy data set
     name: str | None = None
     workers: int | None = None
     seed: int | None = None
     overwrite: bool = False
-    options: tuple[str, ...] = ()  # The benchmark's own, as they were given: its ``prepare.py`` judges them
+    options: tuple[str, ...] = ()  # Options specific to the benchmark, checked by ``prepare.py``
 
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """One line of a child's progress; ``note`` alone when it has something to say."""
+    """A progress report of a child, or only a ``note``."""
 
     phase: str = ""
     done: int = 0
     total: int | None = None
-    unit: str = "bytes"  # What ``done`` and ``total`` count
+    unit: str = "bytes"  # Unit of ``done`` and ``total``
     note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataPassport:
-    """What the host side needs of a data set's ``dataset.json``."""
+    """Fields of ``dataset.json`` used by the host side."""
 
     directory: Path
     benchmark: str
     name: str
     id: str  # Hash of the content: equal data have equal ids
     classes: int
-    counts: Mapping[str, int]  # Records of each split
-    files: Mapping[str, int] = field(repr=False)  # Bytes of each file
+    counts: Mapping[str, int]  # Records per split
+    files: Mapping[str, int] = field(repr=False)  # Bytes per file
     shared_with: tuple[str, ...] = ()  # All benchmarks that read it, where it is more than one
-    unlisted_bytes: int = 0  # Size of the files that are too many to be listed, such as images
-    unearned: str = ""  # Why it is not the published data set whose name it has; empty where it is, or has another name
+    unlisted_bytes: int = 0  # Size of files that are not listed because they are numerous, such as images
+    # Differences from the published data set of that name; empty if identical or if the name is not published
+    unearned: str = ""
 
     @property
     def bytes(self) -> int:
@@ -105,13 +106,13 @@ def prepare_command(python: str, benchmark: str, directory: Path, preparation: P
 
 
 def paths_in(options: Sequence[str]) -> dict[str, Path]:
-    """Return the words of a benchmark's own options that name what is there, seen from here, with their paths."""
+    """Return existing paths among the benchmark's options, as absolute paths by option."""
     arguments = (word for word in options if not word.startswith("-") and not word.isdecimal())
     return {word: path for word in arguments if (path := Path(word).absolute()).exists()}
 
 
 def check_options(benchmark: str, preparation: Preparation) -> None:
-    # Let the benchmark judge its own options before anything is set up; its command line needs no framework.
+    # Let the benchmark check its options before setting up anything; its command line needs no framework.
     command = prepare_command(sys.executable, benchmark, Path(), preparation)
     if preparation.options:
         for problem in follow([*command, "--check-options", "--progress", "json"], lambda update: None):
@@ -133,12 +134,12 @@ def prepare(
     runner: Path | job.Command,
     on_update: OnUpdate = lambda update: None,
 ) -> DataPassport:
-    """Prepare a data set, or resume preparing it, and return its passport.
+    """Prepare a data set, or resume its preparation, and return its DataPassport.
 
-    ``runner`` is the Python that does the work, or a whole command that does it elsewhere.
+    ``runner`` is the Python interpreter, or a full command that prepares the data elsewhere.
 
     Raises:
-        EncoreError: refused (exit code 2), broke on the way (1) or was interrupted (130).
+        EncoreError: invalid request (exit code 2), failed (1) or interrupted (130).
     """
     if isinstance(runner, job.Command):
         problems = follow(list(runner.argv), on_update, runner.environment)
@@ -167,7 +168,7 @@ def verify(
 
 
 def follow(command: list[str], on_update: OnUpdate, environment: Mapping[str, str] | None = None) -> list[EncoreError]:
-    """Run a ``prepare.py``, hand its progress on, and return its problems, none when it did its work."""
+    """Run a ``prepare.py``, report its progress, and return its problems, if any."""
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         try:
             child = subprocess.Popen(
@@ -189,7 +190,7 @@ def follow(command: list[str], on_update: OnUpdate, environment: Mapping[str, st
         with child:
             try:
                 for line in child.stdout or ():
-                    # An image announces itself before its command; that is no word of the preparation's.
+                    # Container images print a banner before the command's output.
                     if environment is None or line.startswith("{"):
                         problems += _take(line, on_update)
                 child.wait()
@@ -247,7 +248,7 @@ def _judge(code: int, problems: list[EncoreError], errors: IO[str]) -> list[Enco
 
 
 def stop(child: subprocess.Popen[Any]) -> None:
-    # End the child; a terminal's Ctrl-C has reached it already, a signal to this process alone has not.
+    # Stop the child. Ctrl-C in a terminal signals the process group, but a signal to this process does not reach it.
     child.send_signal(signal.SIGINT)
     try:
         child.communicate(timeout=STOP_SECONDS)
@@ -259,10 +260,10 @@ def stop(child: subprocess.Popen[Any]) -> None:
 
 
 def read_passport(directory: Path) -> DataPassport:
-    """Read a data set's passport.
+    """Read a data set's dataset.json.
 
     Raises:
-        EncoreError: the folder is missing, half-written, or its passport cannot be read.
+        EncoreError: the folder is missing or half-written, or dataset.json cannot be read.
     """
     path = directory / PASSPORT
     again = f"encore data prepare BENCHMARK -o {directory} --overwrite"
@@ -293,7 +294,7 @@ def read_passport(directory: Path) -> DataPassport:
 
 
 def read_manifest(directory: Path, benchmark: str) -> Mapping[str, Any]:
-    """Return all fields of a data set's dataset.json; empty if a run cannot use it, which ``check_data`` reports."""
+    """Return all fields of dataset.json; empty if it cannot be used for a run, which ``check_data`` reports."""
     try:
         check_data(directory, benchmark)
     except EncoreError:
@@ -303,7 +304,7 @@ def read_manifest(directory: Path, benchmark: str) -> Mapping[str, Any]:
 
 
 def _shortfall(manifest: Mapping[str, Any]) -> str:
-    # Say what a passport lacks of the published data set that it names, as its preparation judges it.
+    # Differences from the published data set of the same name, by the preparation's criteria.
     published = json.loads(PUBLISHED.read_text(encoding="utf-8")).get(manifest["name"])
     if published is None:
         return ""
@@ -322,7 +323,7 @@ def _shortfall(manifest: Mapping[str, Any]) -> str:
 
 
 def holds(directory: Path, name: str) -> bool:
-    """Return whether a folder holds the whole data set of this name."""
+    """Return whether a folder contains the complete data set of this name."""
     try:
         return read_passport(directory).name == name
     except EncoreError:
@@ -350,10 +351,10 @@ def _absent(directory: Path) -> EncoreError:
 
 
 def check_data(directory: Path, benchmark: str) -> DataPassport:
-    """Check that a run may use a data folder, in milliseconds: passport, benchmark, size of every file.
+    """Check in milliseconds that a run can use a data folder: dataset.json, benchmark, size of all files.
 
     Raises:
-        EncoreError: it may not, and what to do.
+        EncoreError: it cannot be used, with the fix.
     """
     try:
         passport = read_passport(directory)
@@ -403,7 +404,7 @@ def data_folders() -> list[tuple[str, Path, DataPassport | EncoreError]]:
 
 
 def _benchmarks_of(directory: Path) -> tuple[str, ...]:
-    # The names of all benchmarks that read a data set; none if its passport cannot be read.
+    # Names of all benchmarks that use a data set; empty if dataset.json cannot be read.
     try:
         passport = read_passport(directory)
     except EncoreError:

@@ -1,9 +1,9 @@
-"""Raw data from where the field publishes them: what ``[download]`` of a benchmark.toml names, by wget, curl or gsutil.
+"""Download raw data from their publishers, as listed in ``[download]`` of benchmark.toml, by wget, curl or gsutil.
 
-A file is written as NAME.part and takes its name once it is whole and has its checksum, so that a half of it is never
-prepared; the same command resumes it. MLCommons documents a script to be piped into a shell (mlcommons/r2-downloader,
-mlc-r2-downloader.sh); what it does is done here from the metadata that it reads: the address of a folder, and a list of
-its files with their MD5.
+Files are written as NAME.part and renamed after their checksum is verified, so that incomplete files are never
+prepared; the same command resumes a download. MLCommons documents a script to be piped into a shell
+(mlcommons/r2-downloader, mlc-r2-downloader.sh). This module does the same with the script's metadata: the URL of a
+folder, and a list of files with MD5 checksums.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ from encore import catalogue, data
 from encore.errors import EncoreError, ExitCode
 
 PART = ".part"
-IN_FOLDER = "DIR"  # What stands for the folder of the raw data in a benchmark.toml
+IN_FOLDER = "DIR"  # Placeholder for the raw data folder in benchmark.toml
 TOOLS = ("wget", "curl")
-POLL_SECONDS = 0.2  # Between two looks at how much of a file is there
-CHUNK = 1 << 22  # Bytes that a checksum reads at once
+POLL_SECONDS = 0.2  # Interval between progress reports
+CHUNK = 1 << 22  # Bytes per read for checksums
 R2_SCRIPT = "https://raw.githubusercontent.com/mlcommons/r2-downloader/refs/heads/main/mlc-r2-downloader.sh"
 AGAIN = "give the same command again: it resumes where it stopped"
 # A line of the list of MD5 that MLCommons publishes, as md5sum writes it.
@@ -39,9 +39,9 @@ class Fetch:
     kind: str  # url, r2, gs or login
     address: str
     target: Path  # A file; of r2 and gs a folder
-    bytes: int = 0  # 0 where nobody publishes it
-    unpacked_bytes: int = 0  # Of a gzip file that has to be unpacked before the preparation
-    checksums: Mapping[str, tuple[str, ...]]  # By algorithm, the digests, or their beginnings, that are right
+    bytes: int = 0  # 0 if unpublished
+    unpacked_bytes: int = 0  # Unpacked size of a gzip file that is unpacked before the preparation
+    checksums: Mapping[str, tuple[str, ...]]  # Accepted digests, or their prefixes, by algorithm
     source: str
 
     @property
@@ -49,7 +49,7 @@ class Fetch:
         return self.target.with_suffix("") if self.unpacked_bytes else self.target
 
     def command(self, tool: str) -> str:
-        """Return what does this in a shell, for a person to read; a page to log in to is no command."""
+        """Return the equivalent shell command, or instructions for pages with a login."""
         if self.kind == "r2":
             return f"bash <(curl -s {R2_SCRIPT}) -d {shlex.quote(str(self.target))} {self.address}"
         if self.kind == "login":
@@ -60,7 +60,7 @@ class Fetch:
 
     def state(self) -> str:
         if self.kind in ("r2", "gs"):
-            # Whether all of it is there is what their own tools find out, by checksums.
+            # Their tools verify completeness by checksums.
             return "unchecked" if self.target.is_dir() and any(self.target.iterdir()) else "missing"
         is_packed = bool(self.unpacked_bytes) and self.target.exists()
         if self.final.exists() and not is_packed:
@@ -68,7 +68,7 @@ class Fetch:
         return "started" if is_packed or part_of(self.target).exists() else "missing"
 
     def missing_bytes(self) -> int:
-        """Return the bytes that it still takes on the disk, as far as they are known."""
+        """Return the required disk space in bytes, as far as sizes are known."""
         if self.state() == "present":
             return 0
         if self.unpacked_bytes:
@@ -87,7 +87,7 @@ class Plan:
     fetches: tuple[Fetch, ...]
     prepared_bytes: int
     terms: str
-    needs: str  # What a user has to add before the preparation
+    needs: str  # Files that the user has to add before the preparation
     words: tuple[str, ...]  # Of the preparation: the raw data, and options
 
     def preparation(self) -> data.Preparation:
@@ -99,7 +99,7 @@ class Plan:
         return [*_PREPARE, self.benchmark, str(preparation.source), "-o", str(self.output), *preparation.options]
 
     def _found(self, word: str) -> str:
-        # A word with the folder in the place of DIR, and the one file that a pattern there fits.
+        # Replace DIR by the folder, and a pattern by the single file that matches it.
         if not word.startswith(IN_FOLDER):
             return word
         name = word[len(IN_FOLDER) :].lstrip("/")
@@ -115,12 +115,12 @@ def part_of(path: Path) -> Path:
 
 
 def plan(benchmark: catalogue.Benchmark, directory: Path, output: Path) -> Plan:
-    """Return what a benchmark's raw data are made of and where they come to; asks no server."""
+    """Return the downloads of a benchmark's raw data, without network access."""
     download = benchmark.download
     if download.same_as:
         download = catalogue.benchmarks()[download.same_as].download
     fetches = [fetch for file in download.files for fetch in _fetches(file, directory)]
-    # Weights to begin with that are published as one file; others come with the data, or are named by the run.
+    # Initial weights published as one file; other weights are part of the data, or are specified for the run.
     for weights in (fetch for group in benchmark.weights.values() for fetch in group):
         if re.match("https?://", weights.source) and weights.source.endswith(f"/{weights.file}"):
             target = directory / weights.file
@@ -160,10 +160,10 @@ def _fetches(file: catalogue.RawFile, directory: Path) -> Iterator[Fetch]:
 
 
 def check_space(plan: Plan) -> None:
-    """Refuse a download that the disk has no room for, with the data set that is prepared of it.
+    """Reject a download if the disk is too small for the raw data and the prepared data set.
 
     Raises:
-        EncoreError: too little is free, by the sizes that are published.
+        EncoreError: not enough free space, based on published sizes.
     """
     needed: dict[int, tuple[Path, int]] = {}
     raw = sum(fetch.missing_bytes() for fetch in plan.fetches)
@@ -193,7 +193,7 @@ def choose_tool(tool_name: str | None) -> str:
 
 
 def argv(tool: str, url: str, path: Path) -> list[str]:
-    """Return the command that downloads a file, or continues what is there of it."""
+    """Return the command that starts or resumes a download."""
     if tool == "curl":
         retry = ["--retry", "5", "--retry-connrefused", "--connect-timeout", "60", "--speed-time", "60"]
         quiet = ["--silent", "--show-error", "--fail", "--location"]
@@ -207,11 +207,11 @@ def gsutil(fetch: Fetch) -> list[str]:
 
 
 def run(plan: Plan, tool: str, on_update: data.OnUpdate) -> None:
-    """Get what is missing, and check what is there.
+    """Download missing files and verify existing files.
 
     Raises:
-        EncoreError: no room, a wrong checksum, or a file that is behind a login (exit code 2); a downloader failed (1);
-            an interruption (130).
+        EncoreError: not enough space, a wrong checksum, or a file that requires a login (exit code 2); a downloader
+            failed (1); an interruption (130).
     """
     check_space(plan)
     plan.directory.mkdir(parents=True, exist_ok=True)
@@ -245,7 +245,7 @@ def _fetch_file(fetch: Fetch, tool: str, on_update: data.OnUpdate) -> None:
     try:
         _follow(argv(tool, fetch.address, part), part, phase, on_update)
     except EncoreError as error:
-        # The file may have been whole when the command was interrupted: a server has no more of it, which curl reports.
+        # The file may have been complete before an interruption: curl reports an error if the server has no more data.
         is_whole = error.exit_code is ExitCode.FAILED and part.exists() and bool(fetch.checksums)
         if not is_whole or wrong_checksum(part, fetch.checksums):
             raise
@@ -254,10 +254,10 @@ def _fetch_file(fetch: Fetch, tool: str, on_update: data.OnUpdate) -> None:
 
 
 def check(path: Path, fetch: Fetch) -> None:
-    """Compare a file with its checksums.
+    """Verify a file's checksums.
 
     Raises:
-        EncoreError: it has another one; the file stays as it is.
+        EncoreError: mismatch; the file is not changed.
     """
     wrong = wrong_checksum(path, fetch.checksums)
     if wrong:
@@ -270,7 +270,7 @@ def check(path: Path, fetch: Fetch) -> None:
 
 
 def wrong_checksum(path: Path, checksums: Mapping[str, Sequence[str]]) -> tuple[str, str] | None:
-    """Return the algorithm and the digest of a file by which it is not the one that is expected."""
+    """Return the algorithm and digest of a mismatch, or None."""
     for name, digests in checksums.items():
         hasher = hashlib.new(name)
         with path.open("rb") as file:
@@ -305,10 +305,10 @@ def _fetch_r2(fetch: Fetch, tool: str, on_update: data.OnUpdate) -> None:
 
 
 def listed(text: str, fetch: Fetch) -> dict[str, str]:
-    """Return the MD5 of each file in a list of MLCommons', by its name below the folder.
+    """Return the MD5 checksums in MLCommons' list, by path below the folder.
 
     Raises:
-        EncoreError: a line is none, or its name would come to lie outside of the folder.
+        EncoreError: a line is invalid, or a path is outside of the folder.
     """
     checksums = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -325,10 +325,10 @@ def listed(text: str, fetch: Fetch) -> dict[str, str]:
 
 
 def _follow(command: list[str], path: Path, phase: data.Update, on_update: data.OnUpdate) -> None:
-    """Run a downloader and report how much of ``path`` is there.
+    """Run a downloader and report the size of ``path``.
 
     Raises:
-        EncoreError: it is not installed, failed (with its last words), or was interrupted.
+        EncoreError: it is not installed, failed (with its last output), or was interrupted.
     """
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         try:

@@ -1,9 +1,8 @@
-"""The framework environments of the `host` runtime: made once by uv, one builder at a time.
+"""Framework environments of the `host` runtime, built by uv, one process at a time.
 
-An environment is in the user's cache under a key made of everything that goes into it, so that a changed
-requirement makes a new one and every checkout shares the same one. One that was interrupted is made again from uv's
-own cache. Horovod, which takes a minute to compile, is a wheel in the cache under a key of its own: made of what
-compiled code depends on, and of nothing else.
+Environments are in the user's cache. The key is a hash of all inputs: changed requirements create a new environment,
+and checkouts share environments. Interrupted builds start over from uv's cache. Horovod, which takes a minute to
+compile, is cached as a wheel; its key only contains dependencies of the compiled code.
 """
 
 import contextlib
@@ -31,18 +30,18 @@ from encore import catalogue, installer, paths
 from encore.catalogue import Horovod
 from encore.errors import EncoreError, ExitCode
 
-# CMake's toolchain file, by which Horovod is compiled in fewer translation units.
+# CMake toolchain file that compiles Horovod in fewer translation units.
 TOOLCHAIN = paths.REQUIREMENTS / "horovod.cmake"
 HOROVOD_SOURCE = paths.REQUIREMENTS / "horovod.txt"
 
 HASH = re.compile(r" \\\n +--hash=\S+")
-OnStep = Callable[[str], None]  # Called with a short description of each step
-PROGRESS_SECONDS = 5.0  # Between two reports of a command that still runs
+OnStep = Callable[[str], None]  # Called with a short description of a step
+PROGRESS_SECONDS = 5.0  # Interval between progress reports of a running command
 MINOR_VERSION = re.compile(r"3\.\d+")
 
 
 def this_platform(python: str, mpi: bool) -> dict[str, str]:
-    # What compiled code depends on besides its sources and the framework; ``python`` is such as 3.11.
+    # Dependencies of compiled code in addition to sources and framework; ``python`` is such as 3.11.
     release = {}
     with contextlib.suppress(OSError):
         release = platform.freedesktop_os_release()
@@ -67,7 +66,7 @@ class Environment:
 
     @property
     def folder(self) -> Path:
-        # Versions without hashes: all files of a version give the same environment
+        # Without hashes: all files of a version create the same environment
         pins = HASH.sub("", self.requirements.read_text(encoding="utf-8"))
         content = [pins, _version(self.interpreter), self.check]
         horovod = self.horovod.model_dump(by_alias=True) if self.horovod else {}
@@ -100,7 +99,7 @@ def _version(interpreter: str) -> str:
 
 @cache
 def _mpi_version() -> str:
-    # What the MPI compiler says of itself: Open MPI's, else MPICH's option.
+    # Version reported by the MPI compiler: Open MPI's option first, then MPICH's.
     for option in ("--showme:version", "-v"):
         done = subprocess.run(["mpicc", option], capture_output=True, text=True, check=False)
         match = re.search(r"(Open MPI|MPICH version) [\w.]+", done.stdout)
@@ -155,7 +154,7 @@ def describe(framework: str) -> Environment:
 
 
 def ensure_environment(framework: str, on_step: OnStep | None = None) -> Path:
-    """Return the Python of the environment of ``framework``, which is made if need be.
+    """Return the Python interpreter of the framework's environment; build it if required.
 
     Raises EncoreError with one clear line for a missing compiler, an unsuitable Python, no network, a full disk.
     """
@@ -187,9 +186,9 @@ def packages(python: Path) -> dict[str, str]:
 
 
 def software(framework: str, installed: Mapping[str, str]) -> dict[str, str]:
-    """Return the versions that a system description lists, named as MLPerf does: dali_version; empty if unknown.
+    """Return the versions in a system description, with MLPerf's names such as dali_version; empty if unknown.
 
-    ``installed`` are the packages of an environment or of an image, by name.
+    ``installed`` are the packages in an environment or image, by name.
     """
     versions = {}
     for name, patterns in catalogue.framework(framework).software.items():
@@ -219,7 +218,7 @@ def wheel_folder(
 
 
 def _wheels(environment: Environment, horovod: Horovod) -> Path:
-    # A caller's own settings, such as HOROVOD_GPU_OPERATIONS, reach the build too.
+    # User settings, such as HOROVOD_GPU_OPERATIONS, also affect the build.
     user_variables = {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
     switches = {**user_variables, **build_switches(horovod, environment.mpi)}
     here = this_platform(_version(environment.interpreter), environment.mpi)
@@ -229,7 +228,7 @@ def _wheels(environment: Environment, horovod: Horovod) -> Path:
 def _compile(environment: Environment, horovod: Horovod, folder: Path, run: Callable[[Sequence[str]], None]) -> None:
     writing = folder.with_suffix(".writing")
     shutil.rmtree(writing, ignore_errors=True)
-    # Not from pip's cache: a wheel that was compiled for another framework or MPI has the same name.
+    # Disable pip's cache: wheels compiled for other frameworks or MPIs have the same name.
     options = ["--no-cache-dir", "--no-binary", "horovod", "--no-build-isolation", "--no-deps", "--require-hashes"]
     pip = [sys.executable, "-m", "pip", "--python", str(environment.python), "wheel", *options]
     run([*pip, "--wheel-dir", str(writing), "--requirement", str(HOROVOD_SOURCE)])
@@ -261,7 +260,7 @@ def _make(environment: Environment, report: OnStep) -> None:
         report(f"no Python {environment.interpreter} on PATH: installing it with uv")
     run = partial(_run, environment, report)
     run(installer.venv_command(environment.interpreter, environment.folder))
-    # Not --require-hashes: uv finds no hash of 2.13.0+cpu, PyTorch's CPU build, among those of the pinned 2.13.0
+    # Not --require-hashes: uv does not find the hash of 2.13.0+cpu, PyTorch's CPU build, for the pinned 2.13.0
     pins = ("--no-deps", "--verify-hashes", "--requirements", str(environment.requirements))
     run(installer.install_command(python, *pins))
     if horovod and wheels:
@@ -283,14 +282,14 @@ def _run(environment: Environment, report: OnStep, command: Sequence[str]) -> No
         **installer.environment(),
         **(build_switches(environment.horovod, environment.mpi) if environment.horovod else {}),
         "PATH": f"{environment.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
-        # Horovod's setup.py starts eight compilers on any machine; flags of a make that this runs under are its own.
+        # Horovod's setup.py always starts eight compilers; flags of a surrounding make do not apply.
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
         "CMAKE_TOOLCHAIN_FILE": str(TOOLCHAIN),
     }
     with log.open("ab") as file:
         file.write(f"\n$ {' '.join(command)}\n".encode())
         file.flush()
-        # In a session of its own: Ctrl-C ends this process, which then ends the child and prints how to continue.
+        # New session: Ctrl-C stops this process, which then stops the child and prints how to continue.
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -323,7 +322,7 @@ def _wait(child: subprocess.Popen[bytes], report: OnStep) -> int:
 
 
 AGAIN = "check the network and pip's settings (pip config list), and run the same command again"
-# What uv and pip print, what it means, what to do; the first that matches counts.
+# Output of uv and pip, meaning and fix; the first match counts.
 SYMPTOMS = (
     ("No space left on device", "the disk is full", "free some space and run the same command again"),
     (
@@ -351,7 +350,7 @@ SYMPTOMS = (
 
 
 def _explain(environment: Environment, log: Path) -> EncoreError:
-    # What went wrong, from the last command's output.
+    # Explain the failure from the last command's output.
     output = log.read_text(encoding="utf-8", errors="replace").rsplit("\n$ ", 1)[-1]
     failed = f"the {environment.framework} environment could not be made"
     for pattern, meaning, hint in SYMPTOMS:

@@ -6,17 +6,17 @@ from enum import IntEnum
 class ExitCode(IntEnum):
     """Exit codes of ``encore`` and ``run.sh``, documented in docs/exit-codes.md."""
 
-    REACHED = 0  # The command did what it was asked; for a run: every experiment reached its quality target
+    REACHED = 0  # Success; for a run: all experiments reached the quality target
     FAILED = 1  # Something broke after the start: a rank died or hung, a disk filled up
-    REFUSED = 2  # Refused before the start: a wrong name, value, environment or data set
-    # The run ended as planned, but at least one experiment missed the quality target. Of the self-test: no check
-    # failed, but the time limit left some out.
+    REFUSED = 2  # Rejected before the start: a wrong name, value, environment or data set
+    # The run completed as planned, but at least one experiment missed the quality target. Self-test: no check failed,
+    # but the time limit skipped some.
     NOT_REACHED = 3
     INTERRUPTED = 130  # Stopped by SIGINT or SIGTERM; ``--resume`` continues from the checkpoint
 
 
 class EncoreError(Exception):
-    """A problem of the user's, reported as what was found, what was expected and what to do.
+    """A problem that the user can fix, reported as problem, expectation and fix.
 
     The command line prints it without a traceback and exits with ``exit_code``.
     """

@@ -1,4 +1,4 @@
-"""JSON files written whole or not at all, and the time stamps in them."""
+"""Atomic JSON files, their timestamps, and bounded reading of archives."""
 
 import bz2
 import errno
@@ -40,7 +40,7 @@ def text_of(path: Path | str) -> str:
 
 
 def lines_at_end(path: Path, size: int) -> list[str]:
-    # Those in the last ``size`` bytes, the first one perhaps cut; none of a file that cannot be read.
+    # Lines in the last ``size`` bytes, the first may be truncated; empty for unreadable files.
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - size))
@@ -50,7 +50,7 @@ def lines_at_end(path: Path, size: int) -> list[str]:
 
 
 def json_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    # Of JSON lines; one that is cut, damaged or no object is passed over.
+    # Objects in JSON lines; skips truncated, damaged and other lines.
     for line in lines:
         with suppress(ValueError, RecursionError):
             record = json.loads(line)
@@ -59,7 +59,7 @@ def json_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def unix_time(text: object) -> float | None:
-    # Of what ``utc_now`` writes.
+    # Inverse of ``utc_now``.
     with suppress(ValueError):
         return datetime.strptime(str(text), _UTC).replace(tzinfo=timezone.utc).timestamp()
     return None
@@ -70,7 +70,7 @@ def existing(folder: Path) -> Path:
 
 
 def plain(value: object) -> Any:
-    """Return the fields of a dataclass or model by their names, or a path as text: the ``default`` of json.dumps."""
+    """Return a dataclass or model as a dictionary, or a path as text: the ``default`` of json.dumps."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     if is_dataclass(value):
@@ -81,7 +81,7 @@ def plain(value: object) -> Any:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` so that a reader sees the old file or the new one, never half of it."""
+    """Write ``content`` atomically: readers see the old or the new file."""
     with replaced(path) as file:
         file.write((json.dumps(content, indent=2, default=plain) + "\n").encode())
 
@@ -90,8 +90,8 @@ def write_json(path: Path, content: Any) -> None:
 def replaced(path: Path) -> Iterator[IO[bytes]]:
     """Open a new file that replaces ``path`` at the end of the block, or is removed after an exception.
 
-    Symbolic links are never followed: ``path`` itself is replaced, and the temporary file is created (O_EXCL) under a
-    random name.
+    Symbolic links are not followed: ``path`` is replaced, and the temporary file is created (O_EXCL) under a random
+    name.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.writing")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -107,7 +107,7 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
 
 
 def user_name(number: int) -> str:
-    """Return the name of a user, or the number of a user without a name."""
+    """Return the name of a user, or the user ID if it has no name."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
@@ -135,7 +135,7 @@ _DAMAGED = (
 
 
 class TooLarge(OSError):
-    """A compressed file whose content is larger than that of any plausible log."""
+    """A compressed file with more content than any plausible log."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(errno.EFBIG, problem)
@@ -145,7 +145,7 @@ class TooLarge(OSError):
 
 
 def max_unpacked(path: Path) -> int:
-    """Return the limit for the content of a compressed file, in bytes."""
+    """Return the limit for a compressed file's content, in bytes."""
     return _FREE_BYTES + _MAX_RATIO * path.stat().st_size
 
 
@@ -177,7 +177,7 @@ def is_archive(path: Path) -> bool:
 
 
 def plain_path(path: str) -> str | None:
-    # A path without ``.`` and double ``/``; None for one that leads out of its root.
+    # Path without ``.`` and double ``/``; None for paths outside of the root.
     parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
     if path.startswith(("/", "\\")) or ".." in parts or any(":" in part[:2] for part in parts[:1]) or "\0" in path:
         return None
@@ -198,7 +198,7 @@ def archive_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def unpacked(archive: Path, pattern: re.Pattern[str], max_bytes: int = _MOST_UNPACKED) -> Iterator[Path]:
-    """Give a folder with those files of an archive whose names fit, until the block ends; it is called as the archive.
+    """Unpack matching files of an archive to a temporary folder, which has the archive's name.
 
     Links, devices, paths that lead out of the archive and files of more than ``max_bytes`` bytes are skipped.
     """
@@ -236,10 +236,10 @@ def _members(archive: Path) -> Iterator[tuple[str, int, IO[bytes] | None]]:
 
 
 def tar_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes] | None]]:
-    """Yield name, size in bytes and content of each member, which is None unless it is a regular file.
+    """Yield name, size in bytes and content per member; content is None unless it is a regular file.
 
-    The archive is read once, from start to end, and bounded: by the sizes in the headers before their content is
-    read, and by the bytes that are unpacked.
+    The archive is streamed and bounded: by the sizes in the headers before their content is read, and by the
+    unpacked bytes.
     """
     room = limit = max_unpacked(archive)
     with archive.open("rb") as raw, _decompressed(raw) as stream:

@@ -1,8 +1,8 @@
-"""Install packages by uv, with the settings that pip has on this machine: indexes, certificates, folders of wheels.
+"""Install packages by uv, with pip's settings on this machine: indexes, certificates, wheel folders.
 
     $ .venv/bin/python encore/installer.py --requirements requirements/encore.txt
 
-Standard library only: setup.sh runs it before anything else is installed.
+Standard library only: setup.sh runs it before installing packages.
 """
 
 import ast
@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# uv's variable for each setting of pip, and what is between several values.
+# pip settings, uv variables, and separators of multiple values.
 VARIABLES = {
     "index-url": ("UV_DEFAULT_INDEX", " "),
     "extra-index-url": ("UV_INDEX", " "),
@@ -31,7 +31,7 @@ SETTING = re.compile(r"^(global|install|:env:)\.\.?([\w-]+)=(.*)$", re.MULTILINE
 
 
 def settings(listed: str) -> dict[str, list[str]]:
-    """Return the words of each of pip's settings, as ``pip config list`` prints them; the environment's win."""
+    """Return the values in the output of ``pip config list`` by setting; environment variables take precedence."""
     kinds = ("global", "install", ":env:")
     matches = sorted(SETTING.findall(listed), key=lambda matches: kinds.index(matches[0]))
     return {name: str(ast.literal_eval(value)).split() for _, name, value in matches}
@@ -41,18 +41,18 @@ def variables(listed: str) -> dict[str, str]:
     values = settings(listed).items()
     uv_variables = {VARIABLES[name][0]: VARIABLES[name][1].join(words) for name, words in values if name in VARIABLES}
     if not {"UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS"} & set(uv_variables):
-        # PyPI has torch with CUDA, whose libraries no environment installs.
+        # PyPI's torch uses CUDA, and the environments do not contain CUDA's libraries.
         uv_variables["UV_TORCH_BACKEND"] = "cpu"
     return {**uv_variables, "UV_INDEX_STRATEGY": "first-index", "UV_NO_PROGRESS": "1"}
 
 
 def environment() -> dict[str, str]:
-    """Return this process's variables and those of pip's settings; variables of uv take precedence."""
+    """Return this process's environment plus pip's settings; uv variables take precedence."""
     of_pip = tuple(sorted(item for item in os.environ.items() if item[0].startswith("PIP_")))
     return {**variables(_list_settings(of_pip)), **os.environ}
 
 
-@functools.cache  # pip takes a second for each answer
+@functools.cache  # a call to pip takes a second
 def _list_settings(of_pip: tuple[tuple[str, str], ...]) -> str:
     command = [sys.executable, "-m", "pip", "config", "list"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout

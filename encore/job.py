@@ -1,4 +1,4 @@
-"""A job: one command for all ranks with its mounts and environment, the same on every runtime."""
+"""A job: one command for all ranks with mounts and environment, independent of the runtime."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from encore import catalogue, launchers
 from encore.configuration import Configuration
 from encore.launchers import Launch
 
-# Variables that a rank takes over from the caller; all others must be named with --env.
+# Variables passed from the caller to the ranks; other variables require --env.
 PASSED_ON = (
     "CUDA_VISIBLE_DEVICES",
     "HOME",
@@ -41,15 +41,15 @@ class Mount:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What to start, independent of how. Paths in ``argv`` are targets of mounts."""
+    """Command and environment, independent of the runtime. Paths in ``argv`` are mount targets."""
 
-    # The training command, behind a launcher that runs inside; programs are found on the job's PATH.
+    # Training command, prefixed by a launcher inside the runtime; programs are found on the job's PATH.
     argv: tuple[str, ...]
-    environment: Mapping[str, str]  # All that the ranks see, but for PATH, which the runtime gives
+    environment: Mapping[str, str]  # Complete environment of the ranks except PATH, which the runtime sets
     mounts: tuple[Mount, ...]
     ranks: int
     gpus: int  # GPUs per node; 0 on a CPU
-    launch: Launch = launchers.ALONE  # Its ``inner`` is in ``argv`` already
+    launch: Launch = launchers.ALONE  # ``argv`` already contains ``inner``
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +57,11 @@ class Command:
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     working_directory: Path
-    # Removes what the command may leave behind outside of its own processes; empty: nothing can be left.
+    # Removes leftovers outside of the command's processes; empty if there cannot be any.
     cleanup: tuple[str, ...] = ()
     runtime: str = "host"
     rank_folders: tuple[Path, ...] = ()  # Folders that must be there for the ranks' output
-    samplers: tuple[tuple[str, ...], ...] = ()  # Write the telemetry of the other nodes until their input ends
+    samplers: tuple[tuple[str, ...], ...] = ()  # Write telemetry of the other nodes until stdin is closed
 
 
 def rank_environment(
@@ -92,9 +92,9 @@ def training_job(
     launch: Launch | None = None,
     weights: tuple[Mount, ...] = (),
 ) -> Job:
-    """Return the job that trains one experiment whose folder is ``output``; by default on this node.
+    """Return the training job of the experiment in ``output``; by default on this node.
 
-    ``weights`` are the files that it begins with, where they are not in the folder of the data set.
+    ``weights`` are initial weight files outside of the data folder.
     """
     framework = configuration.choice.implementation.framework
     launch = launch or launchers.on_one_node(framework, configuration.ranks, str(output))

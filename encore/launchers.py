@@ -1,8 +1,8 @@
-"""How the ranks of an experiment are started: by the framework's own launcher on one node, by srun on many.
+"""Launchers of an experiment's ranks: the framework's launcher on one node, srun on several nodes.
 
-A launcher is data: what comes before the training command inside the environment or container (``inner``,
-starts all ranks of a node), what comes before the runtime's command (``outer``, starts one process a rank on
-every node), and the variables by which the ranks find each other.
+A launcher is data: the prefix of the training command inside the environment or container (``inner``, starts all
+ranks of a node), the prefix of the runtime's command (``outer``, starts one process per rank on all nodes), and the
+variables for the rendezvous.
 """
 
 import re
@@ -19,20 +19,20 @@ class Launch:
     inner: tuple[str, ...] = ()
     outer: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    # Option of ``outer`` that hands on one variable by its name, such as ``-x``; empty: it hands on all.
+    # Option of ``outer`` that exports a variable, such as ``-x``; empty: all variables are exported.
     export: tuple[str, ...] = ()
-    # Starts one process on every node, to clean up; empty where there is this node alone.
+    # Starts one process per node, for cleanup; empty on a single node.
     everywhere: tuple[str, ...] = ()
-    # Variables that each rank gets from its launcher, by name; a container must pass them on.
+    # Variables set by the launcher per rank; containers must pass them.
     passed: tuple[str, ...] = ()
-    cores: int | None = None  # Cores that all ranks of a node have together; None: those of this process
-    # Folders by which a rank reaches its launcher; a container must have them at the same place.
+    cores: int | None = None  # Cores shared by the ranks of a node; None: all cores of this process
+    # Folders used by ranks to reach the launcher; containers must mount them at the same path.
     folders: tuple[str, ...] = ()
 
 
 ALONE = Launch("python")  # A single rank needs none
 
-# A single rank has no launcher that would make Horovod leave MPI alone.
+# A single rank has no launcher that disables MPI in Horovod.
 HOROVOD_BY_GLOO = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 HOROVOD_BY_MPI = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
 
@@ -42,26 +42,26 @@ def by_horovod(framework: str) -> bool:
 
 
 def own_framework() -> str:
-    """Return the framework whose library measures machines and counts steps: the one that brings its own launcher."""
+    """Return the framework with a launcher, which is also used to benchmark machines and count steps."""
     frameworks = sorted({choice.implementation.framework for choice in catalogue.choices().values()})
     return next(name for name in frameworks if not by_horovod(name))
 
 
 @dataclass(frozen=True)
 class HorovodBuild:
-    """What a Horovod was built with, as ``horovodrun --check-build`` prints it."""
+    """Build options of Horovod, as printed by ``horovodrun --check-build``."""
 
-    controllers: tuple[str, ...]  # MPI, Gloo: by which the ranks find and steer each other
-    operations: tuple[str, ...]  # NCCL, MPI, Gloo and others: by which tensors travel
+    controllers: tuple[str, ...]  # MPI, Gloo: control plane
+    operations: tuple[str, ...]  # NCCL, MPI, Gloo and others: data plane
 
     def __str__(self) -> str:
         return f"controllers {', '.join(self.controllers) or 'none'}; operations {', '.join(self.operations) or 'none'}"
 
 
 def parse_check_build(text: str) -> HorovodBuild | None:
-    """Return what a table of ``horovodrun --check-build`` marks; None if there is no table.
+    """Parse the checked options of ``horovodrun --check-build``; None without a table.
 
-    Its frameworks say nothing: Horovod marks one that is not installed, too.
+    The framework section is ignored: Horovod also checks frameworks that are not installed.
     """
     parts = re.split(r"^\s*Available (.+):\s*$", text, flags=re.MULTILINE)[1:]
     marked = {
@@ -77,10 +77,10 @@ Controller = Literal["gloo", "mpi"]
 
 
 def controller(build: HorovodBuild | None, mpirun: bool, ranks: int) -> Controller | None:
-    """Return how the ranks of one node meet: by Gloo if the Horovod has it, else by MPI; None if neither can be.
+    """Return the controller for ranks on one node: Gloo if Horovod supports it, else MPI; None if neither is usable.
 
-    One that was not asked is taken to have Gloo, as the environments of this project have. A single rank needs no
-    ``mpirun``.
+    Horovod builds that were not queried are assumed to support Gloo, like this project's environments. A single rank
+    does not need ``mpirun``.
     """
     if build is None or "Gloo" in build.controllers:
         return "gloo"
@@ -90,7 +90,7 @@ def controller(build: HorovodBuild | None, mpirun: bool, ranks: int) -> Controll
 def on_one_node(
     framework: str, ranks: int, output: str, meeting: Controller | None = "gloo", as_root: bool = False
 ) -> Launch:
-    """Return all ranks on this node; each keeps its output in a file of its own below ``output``/ranks."""
+    """Return the launcher for ranks on this node; output goes to a file per rank below ``output``/ranks."""
     logs = f"{output}/ranks"
     if not by_horovod(framework):
         # --standalone: a rendezvous on a free port of this node. 3: standard output and error, to files.
@@ -102,9 +102,8 @@ def on_one_node(
     if meeting != "mpi":
         command = ("horovodrun", "--gloo", "-np", str(ranks), "--output-filename", logs)
         return Launch("horovodrun", inner=command, environment=environment)
-    # As NVIDIA's submissions have it on one node (v0.7, resnet/implementations/mxnet/run_and_time.sh). Ranks on this
-    # node inherit the environment, so that no variable has to be named. Files are named as horovodrun names them:
-    # without the job's number in the path.
+    # Options of NVIDIA's submissions on one node (v0.7, resnet/implementations/mxnet/run_and_time.sh). Local ranks
+    # inherit the environment, so no variables are exported. ``nojobid``: the same file names as horovodrun.
     root = ("--allow-run-as-root",) if as_root else ()
     options = (*root, "--bind-to", "none", "-np", str(ranks), "--output-filename", f"{logs}:nojobid")
     return Launch("mpirun", inner=("mpirun", *options), environment=environment)

@@ -12,9 +12,9 @@ _CUTOFF = 0.6
 
 
 def unknown(kind: str, name: str, candidates: Iterable[str]) -> EncoreError:
-    """Return an error for ``name``, which is no ``kind``, that offers the nearest of ``candidates``.
+    """Return an error for an unknown ``name`` of this ``kind``, with the nearest of ``candidates``.
 
-    Those that contain the name are meant rather than one that is spelt like it.
+    Candidates that contain the name are preferred over similar spellings.
     """
     choices, lowered = sorted(candidates), name.lower()
     by_case = {choice.lower(): choice for choice in reversed(choices)}

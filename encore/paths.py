@@ -1,7 +1,7 @@
-"""Where things are: the project, the user's cache (XDG), data and results.
+"""Paths of the project, the user's cache (XDG), data and results.
 
-In a checkout, data, results and what is built are below it. An installed wheel has what a run needs of the checkout in
-``encore/tree``, and writes nothing there: data go to the user's (XDG_DATA_HOME), results to the current folder.
+Checkouts contain data, results and build output. Installed wheels contain the required part of the checkout in
+``encore/tree``, which is read-only: data go to XDG_DATA_HOME, results to the current folder.
 """
 
 import os
@@ -38,5 +38,5 @@ def build_folder() -> Path:
 
 
 def absolute(path: Path) -> Path:
-    """Return a path from the root without ``..``; links stay, since other nodes may have them elsewhere."""
+    """Return an absolute path without ``..``; keeps links, which may differ between nodes."""
     return Path(os.path.abspath(path))  # noqa: PTH100

@@ -1,4 +1,4 @@
-"""What GPUs can compute by their data sheets, and what a training made of it: MFU (arXiv 2204.02311, appendix B)."""
+"""Peak throughput from GPU data sheets, and model FLOPs utilization, MFU (arXiv 2204.02311, appendix B)."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _SIZES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 @cache
 def peak_of(gpu: str, precision: str) -> tuple[float, str] | None:
-    """Return the FLOP/s of a GPU by the driver's name for it, and the source; None where no data sheet has it."""
+    """Return FLOP/s and source by the driver's GPU name; None without a data sheet."""
     sheet = _sheet("gpus", gpu)
     tflops = sheet["tflops"].get(precision) if sheet else None
     return None if sheet is None or tflops is None else (1e12 * tflops, sheet["source"])
@@ -21,7 +21,7 @@ def peak_of(gpu: str, precision: str) -> tuple[float, str] | None:
 
 @cache
 def bandwidth_of(gpu: str) -> tuple[float, str] | None:
-    """Return the bytes per second of a GPU's memory, and the source; None where no data sheet has it."""
+    """Return memory bandwidth in bytes per second, and source; None without a data sheet."""
     sheet = _sheet("memory", gpu)
     return None if sheet is None else (1e12 * sheet["terabytes"], sheet["source"])
 
@@ -32,15 +32,15 @@ def _sheet(table: str, gpu: str) -> Mapping[str, Any] | None:
 
 
 def utilization(flops: float, speed: float, unit: str, gpu: str, precision: str, gpus: int) -> dict[str, Any]:
-    """Return what a training reached, as run.json has it.
+    """Return the utilization of a training, as stored in run.json.
 
     Args:
-        flops: model FLOPs of a sample.
+        flops: model FLOPs per sample.
         speed: samples per second.
-        unit: what they are, such as ``samples``.
-        gpu: the driver's name of its GPUs; empty of a run on CPUs.
-        precision: of its GEMMs.
-        gpus: on which it trains.
+        unit: name of a sample in plural, such as ``samples``.
+        gpu: the driver's GPU name; empty on CPUs.
+        precision: precision of GEMMs.
+        gpus: number of GPUs.
     """
     measured: dict[str, Any] = {
         "unit": unit, "flops_per_sample": flops, "samples_per_second": speed, "flops_per_second": flops * speed,

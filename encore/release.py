@@ -1,4 +1,4 @@
-"""What this Encore is: its version, that of the rules that it judges by, and digests of what it carries."""
+"""Version of Encore and its rules, and digests of its data and benchmarks."""
 
 import hashlib
 import platform
@@ -42,7 +42,7 @@ def facts() -> Release:
 
 
 def digest(folder: Path) -> str:
-    """Return the SHA-256 over names and contents of a folder's files, without those that Python compiles."""
+    """Return the SHA-256 of the names and contents of a folder's files, except .pyc files."""
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.suffix != ".pyc":

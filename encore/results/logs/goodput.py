@@ -1,10 +1,10 @@
-"""Goodput: the share of a run's wall clock that trained, and what the rest was.
+"""Goodput: the fraction of a run's wall-clock time spent on training, and a breakdown of the remaining time.
 
     from encore.results.logs.goodput import goodput_of
     print(goodput_of(read_run("RUN/result_0.txt")).share)
 
-The wall clock is that of the experiment, from the start of its launcher to its end, pauses included; of another log,
-from its first event to its last. Training repeated after a resume does not count as training.
+Wall-clock time is measured from the launcher's start to its end, including pauses; for logs from other programs,
+from the first to the last event. Training repeated after a resume does not count as training.
 """
 
 import itertools
@@ -28,7 +28,7 @@ WRITTEN = "checkpoints written meanwhile"  # While training continued: no part o
 
 @dataclass(frozen=True)
 class Goodput:
-    """Seconds of the wall clock, and of each of PARTS; they add up to it."""
+    """Wall-clock seconds, and their breakdown into PARTS."""
 
     wall: float
     parts: dict[str, float]
@@ -40,7 +40,7 @@ class Goodput:
 
 
 def goodput_of(run: RunLog) -> Goodput | None:
-    """Return where the wall clock went; None of a log without a start of the training, or without an end."""
+    """Return the breakdown of the wall-clock time; None if the log has no training start or no end."""
     start, end = _bounds(run)
     stop = run.stop_s if run.stop_s is not None else run.last_s
     phases = phases_of(replace(run, stop_s=stop))
@@ -69,7 +69,7 @@ def goodput_of(run: RunLog) -> Goodput | None:
 
 
 def _bounds(run: RunLog) -> tuple[float | None, float | None]:
-    # By state.json, in whole seconds, which the log's own times widen; else by the log.
+    # state.json has whole seconds, which the times in the log extend; without it, the log's times are used.
     first = min((phase.time_s for phase in run.phases), default=run.start_s)
     last = run.last_s if run.last_s is not None else run.stop_s
     experiment = experiment_of(run.path)
@@ -99,7 +99,7 @@ def _repeated_seconds(records: Sequence[dict[str, Any]]) -> float:
 
 
 def table_of(runs: Sequence[RunLog]) -> Table | None:
-    """Return goodput and GPU energy of each run of Encore; None where there is none."""
+    """Return goodput and GPU energy per Encore run, or None without such runs."""
     rows = tuple(_rows(runs))
     if not rows:
         return None

@@ -14,7 +14,7 @@ _LONGEST_LINE = 1 << 16
 
 
 class Record(BaseModel):
-    """One line of the stream; ``time`` is in Unix seconds, ``step`` counts from 1 over the whole run."""
+    """One line of the stream; ``time``: Unix seconds, ``step``: counted from 1 over the full run."""
 
     kind: Literal["start", "step"]
     time: float = Field(0.0, ge=0, lt=1e12)
@@ -27,22 +27,22 @@ class Record(BaseModel):
 
 
 def experiment_of(log: Path) -> Path | None:
-    """Return the folder of the experiment that a log is of, None of a log that is not Encore's.
+    """Return the experiment folder of a log, or None if the log was not written by Encore.
 
-    It is next to the log, or named by the log's number: ``experiment_0`` of ``result_0.txt``.
+    The log is in that folder, or in its parent with the same number: ``experiment_0`` for ``result_0.txt``.
     """
     folders = (log.parent, log.parent / f"experiment_{log.stem.rpartition('_')[2]}")
     return next((folder for folder in folders if any(folder.glob("*.jsonl"))), None)
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """Yield the lines of a stream, none where it cannot be read; a line too long for a record comes in pieces."""
+    """Yield the lines of a stream in pieces of at most 65,536 characters; empty if it cannot be read."""
     with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
         yield from iter(lambda: file.readline(_LONGEST_LINE), "")
 
 
 def record_of(line: str) -> Record | None:
-    """Return a line's record, None of another kind or of a damaged line."""
+    """Parse a record; None for other kinds and damaged lines."""
     with suppress(ValidationError):
         return Record.model_validate_json(line)
     return None

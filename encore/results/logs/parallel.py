@@ -1,10 +1,10 @@
-"""Reads many files, or sets of files, on all cores, and gives the results in their order.
+"""Parallel reading of files, or sets of files, on all cores, with results in input order.
 
     from encore.results.logs.parallel import map_files
     for run in map_files(read_run, paths):
         print(run.minutes)
 
-Files that one core reads within a moment are read in this process: starting others takes as long.
+Small inputs are read in this process: starting worker processes would take as long.
 """
 
 import gc
@@ -23,23 +23,23 @@ FileSet = tuple[Path, list[Path]]  # A folder, and files in it
 OnRead = Callable[[int, int], None]  # Called with the bytes that are read so far, and with all there are
 
 _WORTHWHILE = 16 << 20  # Bytes of logs that one core reads in about 0.3 s; two processes start in a tenth of that
-_CHUNK = 2  # No core is left with many at the end
-_SETS_PER_CORE = 8  # So many that no core waits long for the last one
+_CHUNK = 2  # Small, to balance the load at the end
+_SETS_PER_CORE = 8  # Enough sets per core to balance the load
 _NEW_OBJECTS = 100_000
-_PACKED = 10  # Bytes of text in a byte of a compressed log
+_PACKED = 10  # Typical compression ratio of logs
 
 
 def map_files(read: Callable[[Path], Result], files: Sequence[Path], on_read: OnRead | None = None) -> Iterator[Result]:
-    """Yield ``read(file)`` for each file, in their order; ``read`` must be a function that pickle can name."""
+    """Yield ``read(file)`` in input order; ``read`` must be picklable."""
     return _map(read, files, [_size(file) for file in files], on_read)
 
 
 def map_sets(
     read: Callable[[FileSet], Result], sets: Sequence[FileSet], on_read: OnRead | None = None
 ) -> Iterator[Result] | None:
-    """Yield ``read(set)`` for each set of files, as ``map_files`` does; None where the sets are too few for the cores.
+    """Yield ``read(set)`` per set of files, like ``map_files``; None if there are too few sets for the cores.
 
-    What is made of a whole set is made where its files were read, and these need not be sent from there.
+    Results are computed in the process that reads the files, which need not be sent to this process.
     """
     sizes = [sum(map(_size, files)) for _, files in sets]
     if len(sets) < _SETS_PER_CORE * _workers(len(sets), sum(sizes)):
@@ -61,7 +61,7 @@ def _map(
 
 
 def _workers(parts: int, total: int) -> int:
-    # A fork copies the locks that other threads hold, and not the threads.
+    # A fork copies locks held by other threads, but not the threads.
     if parts < 2 or total < _WORTHWHILE or threading.active_count() > 1 or not hasattr(os, "fork"):
         return 1
     from encore.machine.node import cores
@@ -84,7 +84,7 @@ def _in_processes(read: Callable[[Part], Result], parts: Sequence[Part], workers
 
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _start_worker)
     try:
-        # A worker that is interrupted before _start_worker would print a traceback: it inherits what is blocked here.
+        # Workers inherit the blocked signals: one interrupted before _start_worker would print a traceback.
         blocked_signals = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
         try:
             results = pool.map(read, parts, chunksize=_CHUNK)
@@ -102,13 +102,14 @@ def _in_processes(read: Callable[[Part], Result], parts: Sequence[Part], workers
         pool.shutdown(cancel_futures=True)
 
 
-# Leave signals to the parent, and end with it: a killed parent cannot tell its workers.
+# Ignore signals, which the parent handles, and exit with the parent: a killed parent cannot stop its workers.
 def _start_worker() -> None:
     from multiprocessing import parent_process
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Readings leave few cycles: a search among all objects for every 700 new ones takes a fifth of the time.
+    # Parsing creates few reference cycles, but the default garbage collection every 700 objects takes a fifth of the
+    # time.
     gc.freeze()
     gc.set_threshold(_NEW_OBJECTS)
     parent = parent_process()

@@ -30,14 +30,14 @@ from pydantic_core import from_json
 from encore.files import Bounded, max_unpacked
 
 Dialect = Literal["v0.5", "mll", "mllog", "mlperf"]
-# Called with the line number and the text of a line that has an event's mark but is no event.
+# Called with line number and text of lines with an event marker but without a valid event.
 OnDamage = Callable[[int, str], None]
 
-MAX_LINE = 1 << 20  # Longest line read as a whole; what follows in such a line is skipped, so memory stays constant
+MAX_LINE = 1 << 20  # Longest line in bytes; the rest of longer lines is skipped to bound the memory
 _BLOCK = 1 << 18
 _EXCERPT = 1000
 _MAX_EXACT_INT = 1 << 53
-_LARGEST = 1e30  # No quantity of a run is larger; sums and squares of numbers below it stay finite
+_LARGEST = 1e30  # Upper limit for all quantities; keeps sums and squares finite
 _MAX_DAMAGED = 8
 _GZIP_MAGIC = b"\x1f\x8b"
 _MARKS = (b":::ML", b"MLPerf:")
@@ -59,12 +59,12 @@ _NO_METADATA: Mapping[str, object] = MappingProxyType({})
 
 
 class Event(NamedTuple):
-    """One event of a log. ``time_s`` is in seconds since the epoch the log itself uses.
+    """One log event. ``time_s``: seconds since the epoch used by the log.
 
-    In ``v0.5`` and ``mlperf`` the benchmark's name is in every line: it is ``metadata["benchmark"]``.
+    In ``v0.5`` and ``mlperf``, all lines contain the benchmark's name: ``metadata["benchmark"]``.
     """
 
-    # A tuple, because a log has thousands of events and a frozen dataclass takes three times as long to make.
+    # NamedTuple: logs have thousands of events, and creating frozen dataclasses takes three times as long.
     time_s: float | None
     key: str
     value: object
@@ -72,7 +72,7 @@ class Event(NamedTuple):
     line: int = 0
     dialect: Dialect = "mllog"
     namespace: str = ""
-    refused_time: str = ""  # What ``time_ms`` holds where it is no number that can be a time
+    refused_time: str = ""  # ``time_ms`` if it is not a valid time
 
 
 def _ignore(line: int, text: str) -> None:
@@ -83,10 +83,10 @@ ReadEvents = Callable[[Path, OnDamage], Iterator[Event]]
 
 
 def read_events(path: str | PathLike[str], on_damage: OnDamage = _ignore) -> Iterator[Event]:
-    """Yield the events of the log at ``path`` in file order, whatever else is in the file.
+    """Yield the events in file order, ignoring all other content.
 
-    Foreign text, broken UTF-8, NUL bytes and lines without end are passed over; only the file system's own
-    errors (``OSError``) are raised. A damaged event is reported to ``on_damage`` and never yielded in part.
+    Other text, invalid UTF-8, NUL bytes and endless lines are skipped; only ``OSError`` is raised. Damaged events
+    are reported to ``on_damage`` and never yielded in part.
     """
     with Path(path).open("rb") as raw:
         compressed = raw.peek(2).startswith(_GZIP_MAGIC)
@@ -102,7 +102,7 @@ def read_events(path: str | PathLike[str], on_damage: OnDamage = _ignore) -> Ite
             on_damage(0, f":::ML the compressed file is damaged: {error}")
 
 
-# Yield the lines that hold a mark, with their numbers.
+# Yield the lines with an event marker, and their numbers.
 def _marked_lines(stream: BufferedReader | Bounded) -> Iterator[tuple[int, bytes]]:
     number = 0
     for block in _blocks(stream):
@@ -115,10 +115,10 @@ def _marked_lines(stream: BufferedReader | Bounded) -> Iterator[tuple[int, bytes
                 yield number, line[:MAX_LINE]
 
 
-# Yield many whole lines at a time; at least MAX_LINE bytes of a longer one.
+# Yield blocks of complete lines; at least MAX_LINE bytes of longer lines.
 def _blocks(stream: BufferedReader | Bounded) -> Iterator[bytes]:
     rest = b""
-    while block := stream.read1(_BLOCK):  # One read: what precedes damage is not lost with it
+    while block := stream.read1(_BLOCK):  # A single read keeps the data before a damaged block
         end = block.rfind(b"\n") + 1
         if end:
             yield rest + block[:end]
@@ -129,7 +129,7 @@ def _blocks(stream: BufferedReader | Bounded) -> Iterator[bytes]:
         yield rest
 
 
-# Event of a line that has one and nothing after it, as nearly all do; None for any other line.
+# Fast path for lines with one event and no other text after it, which is almost all lines; None for other lines.
 def _plain_event(line: bytes, number: int) -> Event | None:
     start = line.find(_MARKS[0])
     if not line.startswith(_PLAIN, start) or line.find(_MARKS[1], 0, start) >= 0:
@@ -141,7 +141,7 @@ def _plain_event(line: bytes, number: int) -> Event | None:
 
 
 def has_mark(path: Path) -> bool:
-    """Whether a line of the file has an event's mark, or its damage; True where it cannot be read: that is reported."""
+    """Return whether a line has an event marker or damage; True for unreadable files, which are reported later."""
     damaged: list[int] = []
     try:
         return any(True for _ in read_events(path, lambda line, _: damaged.append(line))) or bool(damaged)
@@ -150,7 +150,7 @@ def has_mark(path: Path) -> bool:
 
 
 def parse_line(text: str, number: int = 0, on_damage: OnDamage = _ignore) -> Iterator[Event]:
-    """Yield the events of one line of text: none, one, or several written by processes at the same time."""
+    """Yield the events in a line of text: several if processes wrote at the same time."""
     match = _TOKEN.search(text)
     if match is None and ":::ML" in text:
         on_damage(number, text[:_EXCERPT])
@@ -166,18 +166,18 @@ def parse_line(text: str, number: int = 0, on_damage: OnDamage = _ignore) -> Ite
             if damaged == _MAX_DAMAGED and following:
                 yield from _parse_pieces(text[end:], number, on_damage)
                 return
-        # An event's own text may hold a mark (an echoed command): continue after the event, not inside it.
+        # Event text may contain a marker (an echoed command): continue after the event.
         match = _TOKEN.search(text, end)
 
 
-# Yield the rest of a line with many damaged events, each cut at the next mark: linear in the line's length.
+# Yield the remaining events of a line with many damaged events, cut at every marker: linear in the line's length.
 def _parse_pieces(text: str, number: int, on_damage: OnDamage) -> Iterator[Event]:
     starts = [match.start() for match in _TOKEN.finditer(text)]
     for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):
         yield from parse_line(text[start:stop], number, on_damage)
 
 
-# Event that starts at ``token``, and where the text after it begins.
+# Event at ``token``, and the end of the event.
 def _parse_event(text: str, token: re.Match[str], limit: int, number: int) -> tuple[Event | None, int]:
     mark = token.group()
     if mark == ":::MLLOG":
@@ -260,7 +260,7 @@ def _parse_mlperf(body: str, number: int) -> Event | None:
     )
 
 
-# JSON value at ``start``, or None where there is none. RecursionError: thousands of brackets.
+# JSON value at ``start``, or None. RecursionError: thousands of brackets.
 def _json_at(text: str, start: int) -> tuple[object, int]:
     while start < len(text) and text[start] in " \t":
         start += 1
@@ -270,7 +270,7 @@ def _json_at(text: str, start: int) -> tuple[object, int]:
         return None, start
 
 
-# V0.5 value: JSON where it is JSON, else the text itself, None where there is none.
+# V0.5 value: JSON if possible, else the text, or None if empty.
 def _bare_or_json(text: str) -> object:
     text = text.strip()
     if not text:
@@ -281,7 +281,7 @@ def _bare_or_json(text: str) -> object:
         return text
 
 
-# Seconds. Some logs have ``time_s: 0.0`` in place of ``time_ms``: no time at all.
+# Seconds. Some logs have ``time_s: 0.0`` without ``time_ms``: such events have no time.
 def _time_of(record: Mapping[str, object]) -> float | None:
     milliseconds = number_of(record.get("time_ms"))
     if milliseconds is not None:
@@ -290,9 +290,9 @@ def _time_of(record: Mapping[str, object]) -> float | None:
 
 
 def number_of(value: object) -> float | None:
-    """Return a number, also one written as text; None for anything else (``True`` is no number).
+    """Return a number, including numbers in text; None for other values and ``True``.
 
-    ``float`` reads the digits of every script and underscores between them; no logger writes these.
+    ``float`` also accepts digits of other scripts and underscores, which loggers do not write.
     """
     if type(value) is float or type(value) is int:
         return float(value) if -_LARGEST < value < _LARGEST else None

@@ -1,8 +1,7 @@
-"""One log, summed up: what ran, how long, whether it reached its target, and why not where it did not.
+"""Summary of one log: benchmark, duration, whether the target was reached, and the reason if it was not.
 
-from encore.results.logs.run_log import read_run
-run = read_run("result_0.txt")
-print(run.benchmark, run.minutes, run.reason, run.explanation)
+from encore.results.logs.run_log import read_run run = read_run("result_0.txt") print(run.benchmark, run.minutes,
+run.reason, run.explanation)
 """
 
 import json
@@ -21,8 +20,8 @@ from encore.results.format import format_distinct
 from encore.results.logs.reader import Dialect, Event, ReadEvents, number_of, read_events
 from encore.results.rules import BLEU_BENCHMARKS, ROUND_KEYS, Target, canonical, find_round, targets_of
 
-_MOST_EVALUATIONS = 100_000  # Public logs have up to some hundred; what comes after this many is no training
-_RECENT = 8  # Evaluations before one that it may repeat, as several ranks' logs do
+_MOST_EVALUATIONS = 100_000  # Public logs have a few hundred; the limit bounds the memory
+_RECENT = 8  # Evaluations that are compared for duplicates from several ranks
 _VALUES = 16
 
 _BOX_AND_MASK = ("BBOX", "SEGM")
@@ -40,7 +39,7 @@ class Quality:
     values: Mapping[str, float]
 
 
-# Numbers of an evaluation; Mask R-CNN's of v0.6 are a pair, or are deeper, under "accuracy".
+# Evaluation values; Mask R-CNN's v0.6 logs have pairs, some of them nested under "accuracy".
 def _values(value: object, name: str) -> dict[str, float]:
     if isinstance(value, list) and len(value) == len(_BOX_AND_MASK):
         value = dict(zip(_BOX_AND_MASK, value, strict=True))
@@ -54,7 +53,7 @@ def _values(value: object, name: str) -> dict[str, float]:
 
 
 def is_nonnumeric(event: Event) -> bool:
-    """Return whether an evaluation of v0.7 or later has no number; earlier logs have numbers as text."""
+    """Return whether an evaluation is not a number. Logs before v0.7 have numbers as text."""
     if event.key != "eval_accuracy" or event.dialect != "mllog":
         return False
     return isinstance(event.value, str) or not _values(event.value, "value")
@@ -76,13 +75,13 @@ _PHASES = frozenset(
 )
 _DAMAGED_KEY = re.compile(r'"key":\s*"(\w+)"|:::MLL [\d.]+ (\w+):|:::MLPv\S+ \S+ [\d.]+ \(.*?:\d+\) (\w+)')
 _NAMING_DIALECTS = frozenset({"v0.5", "mlperf"})
-# The years 2017 and 2100. MLPerf began in 2018; a time outside is in another unit, or no time.
+# Years 2017 and 2100. MLPerf started in 2018; times outside are invalid or in other units.
 _EARLIEST_S, _LATEST_S = 1_483_228_800, 4_102_444_800
-# HugeCTR's converter of v0.7 adds milliseconds to the seconds since 1970: the differences alone are right.
+# HugeCTR's v0.7 converter adds milliseconds to Unix seconds: only differences are correct.
 _HUGECTR = "format_ctr_output.py"
-# Events by which a log says between evaluations how far it has trained
+# Events that report training progress between evaluations
 _PROGRESS = frozenset({"block_stop", "tracked_stats", "train_loss", "throughput"})
-# What logs state of their own speed: samples per second, and seconds of a step and of a validation.
+# Speeds and durations in logs: samples per second, and seconds per step and per validation.
 STATED = frozenset({"throughput", "imgs_sec", "train_step_time", "validation_time"})
 _DECIDING = frozenset({"run_start", "run_stop", "eval_result"})
 _NO_HYPERPARAMETER = re.compile(
@@ -139,7 +138,7 @@ class Progress(NamedTuple):
 
 
 class Stated(NamedTuple):
-    """A speed or a duration that the log states of itself, such as ``throughput``."""
+    """A speed or duration reported by the log, such as ``throughput``."""
 
     name: str
     value: float
@@ -149,7 +148,7 @@ class Stated(NamedTuple):
 
 @dataclass(kw_only=True)
 class RunLog:
-    """What one log says. ``minutes`` is there exactly when the run converged and the log is whole."""
+    """Summary of a log. ``minutes`` is set only if the run converged and the log is complete."""
 
     path: Path
     round: str | None = None
@@ -157,7 +156,7 @@ class RunLog:
     # Whether the round was taken from the date or the keys, which neighbouring rounds share.
     round_is_guess: bool = False
     benchmark: str | None = None
-    unknown_benchmark: str = ""  # What the log names in place of a benchmark that is known
+    unknown_benchmark: str = ""  # Benchmark name in the log if it is unknown
     division: str | None = None
     org: str | None = None
     platform: str | None = None
@@ -176,13 +175,13 @@ class RunLog:
     eval_samples: float | None = None
     hyperparameters: dict[str, object] = field(default_factory=dict)
     phases: list[Phase] = field(default_factory=list)
-    stated: list[Stated] = field(default_factory=list)  # What the log states of its own speed, in file order
+    stated: list[Stated] = field(default_factory=list)  # Speeds reported by the log, in file order
     progress: list[Progress] = field(default_factory=list)
     last_s: float | None = None  # Time of the latest event
     # Line and time of every run_start; the first one counts, as of the stops.
     starts: list[tuple[int, float]] = field(default_factory=list)
     stops: list[tuple[int, float]] = field(default_factory=list)
-    # Line and value of each evaluation in a log of v0.7 or later whose value is not a number: text, null, NaN.
+    # Line and value of non-numeric evaluations in logs since v0.7: text, null, NaN.
     nonnumeric: list[tuple[int, str]] = field(default_factory=list)
     # Line of the first run_start or run_stop without a time at which a run can have been.
     untimely_line: int | None = None
@@ -202,12 +201,12 @@ class RunLog:
 
     @property
     def met(self) -> list[Quality]:
-        """The evaluations that met the targets; all, where no target is known."""
+        """Evaluations that met the targets; all evaluations if the target is unknown."""
         return [point for point in self.quality if all(target.met_by(point.values) for target in self.targets)]
 
     @property
     def best_quality(self) -> Mapping[str, float]:
-        """The values of the last evaluation that met the targets, else of the last one."""
+        """Values of the last evaluation that met the targets, or of the last evaluation."""
         evaluations = self.met or self.quality
         return evaluations[-1].values if evaluations else {}
 
@@ -216,23 +215,23 @@ _PLACEHOLDER = "SUBMISSION_ORG_PLACEHOLDER"  # Default of the reference implemen
 
 
 def submitter_of(runs: Iterable[RunLog]) -> str | None:
-    """Return the submitter that most logs name; None if no log names one."""
+    """Return the most frequent submitter in the logs, or None."""
     names = Counter(run.org for run in runs if run.org and run.org != _PLACEHOLDER)
     return names.most_common(1)[0][0] if names else None
 
 
-# A log while it is read: what is known of the run, and what decides whether its time counts.
+# Parser state of a log, and evidence that decides whether its time counts.
 @dataclass
 class _Reading:
     run: RunLog
     benchmarks: dict[str, None] = field(default_factory=dict)
     keys: set[str] = field(default_factory=set)
-    # In file order, without those that repeat one before them; as many as a log can mean.
+    # Unique evaluations in file order, up to _MOST_EVALUATIONS.
     evaluations: list[Quality] = field(default_factory=list)
     numberless: int | None = None  # Line of the first evaluation without a number, such as NaN
-    # Places in ``evaluations`` by epoch, samples and step, of metrics that are logged one by one.
+    # Indices into ``evaluations`` by epoch, samples and step, for metrics logged in separate events.
     newest: dict[_Position, int] = field(default_factory=dict)
-    # A log has as many as ranks: a dictionary keeps their order and finds one at once.
+    # One per rank: a dictionary keeps the order and finds duplicates quickly.
     seeds: dict[int, None] = field(default_factory=dict)
     restarted: int | None = None
     untimely: Event | None = None  # The first run_start or run_stop without a time at which a run can have been
@@ -242,14 +241,14 @@ class _Reading:
 
     @property
     def benchmark(self) -> str | None:
-        """The first one that the log names."""
+        """First benchmark in the log."""
         return next(iter(self.benchmarks), None)
 
     def note_damaged(self, line: int, text: str) -> None:
-        """Note a damaged event: does it spoil the log?
+        """Record a damaged event, and whether it invalidates the log.
 
-        It does where it is the start or the end of the run, or may be the start. Any other can only take an
-        evaluation away, and what is left of those must reach the target by itself.
+        It does if the event is, or may be, the start or end of the run. Other damaged events can only hide an
+        evaluation, and the remaining evaluations must reach the target.
         """
         self.last_damaged = (line, text[:_TEXT_LIMIT])
         match = _DAMAGED_KEY.search(text)
@@ -260,7 +259,7 @@ class _Reading:
             self.damaged.append((line, text[:_TEXT_LIMIT]))
 
     def note(self, events: Iterable[Event]) -> None:
-        """Note the events of a log."""
+        """Process the events of the log."""
         run, handlers = self.run, dict[str, tuple[_Note, ...]]()
         latest = -math.inf
         for event in events:
@@ -310,7 +309,7 @@ class _Reading:
     def round_key(self, event: Event) -> None:
         self.keys.add(event.key)
 
-    # Event without its impossible time, which a run must not be measured by.
+    # Remove invalid times, which must not be used to measure the run.
     def _drop_invalid_time(self, event: Event) -> Event:
         if event.time_s and str(event.metadata.get("file")).endswith(_HUGECTR):
             return event
@@ -339,13 +338,13 @@ class _Reading:
         if run.status is None and status is not None:
             run.status = str(status)[:_TEXT_LIMIT].lower()
         elif status is not None and str(status).lower() != run.status:
-            # Two processes that disagree on the outcome: the worse one holds.
+            # If processes disagree on the outcome, use the worse one.
             run.status = "aborted" if "success" in (run.status, str(status).lower()) else run.status
         if event.time_s is not None and len(run.stops) < _LIMIT:
             run.stops.append((event.line, event.time_s))
 
     def eval_accuracy(self, event: Event) -> None:
-        """Note an evaluation, unless it repeats one of those before it."""
+        """Add an evaluation unless it is a duplicate."""
         metadata, value, batch = event.metadata, event.value, self.run.global_batch
         if isinstance(value, dict) and event.dialect in _NAMING_DIALECTS:
             metadata = value
@@ -371,7 +370,8 @@ class _Reading:
         if not repeats and (metric is None or not self._merge_metrics(point, (point.epoch, samples, steps))):
             self.evaluations.append(point)
 
-    # Join metrics of one checkpoint that are logged one by one, as Stable Diffusion's; return whether it was.
+    # Merge metrics of the same checkpoint that are logged separately, as by Stable Diffusion. Returns whether it was
+    # merged.
     def _merge_metrics(self, point: Quality, position: _Position) -> bool:
         index = self.newest.get(position)
         if index is None or not self.evaluations[index].values.keys().isdisjoint(point.values):
@@ -425,10 +425,10 @@ class _Reading:
         if epoch or samples or step:
             self.run.progress.append(Progress(event.time_s, epoch, samples, step))
         if len(self.run.progress) == _LIMIT:
-            del self.run.progress[::2]  # The latest ones are needed, and how it began
+            del self.run.progress[::2]  # Keep the latest entries and the start
 
     def finish(self, round_: str | None) -> RunLog:
-        """Return the run, judged by the rules of a round, by default of the log's own."""
+        """Return the run, evaluated by the rules of ``round_``, by default the round of the log."""
         run = self.run
         start = run.starts[0][1] if run.starts else None
         evidence = (run.dialects, self.benchmark, run.division, self.keys, start)
@@ -451,12 +451,12 @@ class _Reading:
         start = self.run.starts[0][1] if self.run.starts else None
         stop = self.run.stops[0][1] if self.run.stops else None
         if start is not None and self.eval_result_s is not None:
-            # Minigo of v0.6 is evaluated off the clock: eval_result holds the seconds to the checkpoint that won,
-            # and there is no run_stop, or one that was written after the evaluation.
+            # Minigo v0.6 is evaluated off the clock: eval_result has the seconds to the winning checkpoint, and
+            # run_stop is missing or was written after the evaluation.
             return start, start + self.eval_result_s, self.eval_result_s / 60
         return start, stop, (stop - start) / 60 if start is not None and stop is not None else None
 
-    # Why the log has no time, in the order in which a reader would ask.
+    # Reason why the log has no time; the order is from basic to specific.
     def _judge(self) -> tuple[Reason | None, str]:
         elapsed = self.run.elapsed_minutes
         if self.run.events == 0 and self.last_damaged:
@@ -522,7 +522,7 @@ _NOTES: dict[str, _Note] = {
 }
 
 
-# What an event of this key is noted as.
+# Event handlers for a key.
 def _handlers_for(key: str) -> tuple[_Note, ...]:
     notes = [
         (key == "submission_benchmark", _Reading.note_benchmark),
@@ -536,7 +536,7 @@ def _handlers_for(key: str) -> tuple[_Note, ...]:
 
 
 def read_run(path: str | PathLike[str], round_: str | None = None, read: ReadEvents = read_events) -> RunLog:
-    """Read the log at ``path``; never raises, neither on what is in it nor where it cannot be opened."""
+    """Read the log at ``path``; never raises, even for invalid or unreadable files."""
     reading = _Reading(RunLog(path=Path(path)))
     try:
         reading.note(read(reading.run.path, reading.note_damaged))
@@ -546,7 +546,7 @@ def read_run(path: str | PathLike[str], round_: str | None = None, read: ReadEve
     return reading.finish(round_)
 
 
-# Name the damage; that of a compressed file is in no line of it.
+# Describe the damage; damage in compressed files has no line number.
 def _describe_damage(line: int, text: str) -> str:
     return f"line {line} holds a damaged event: {text[:80].strip()}" if line else text.removeprefix(":::ML ")
 
@@ -561,7 +561,7 @@ def _describe_invalid_time(event: Event) -> str:
     return f"{location} is at {seconds:.6g} s, which is not in the years 2017 to 2100: in another unit?"
 
 
-# Name the first value of each target that its unit does not have.
+# Name the first value per target that is outside of its unit's range.
 def _unit_hints(quality: Sequence[Quality], targets: tuple[Target, ...]) -> Iterator[str]:
     for target in targets:
         values = [(point.values[target.name], point.line) for point in quality if target.name in point.values]
@@ -572,8 +572,8 @@ def _unit_hints(quality: Sequence[Quality], targets: tuple[Target, ...]) -> Iter
             yield f"{problem}, which is {direction} {target.limit:g}: in another unit, such as per cent?"
 
 
-# BLEU as 0 to 100. Logs of v0.7 write fractions; so does any log whose values never pass 1.
-# But for one of v0.5 or v0.6 in the lines of its round: there, so little is BLEU of a run that learns nothing.
+# Convert BLEU to 0 to 100. v0.7 logs have fractions, like all logs with values up to 1. Exception: v0.5 and v0.6 logs
+# in their rounds' format, where such a low BLEU means that the run does not learn.
 def _bleu_to_percent(
     quality: list[Quality], benchmark: str | None, round_: str | None, has_new_lines: bool
 ) -> list[Quality]:

@@ -1,10 +1,10 @@
-"""The step times of every rank of an experiment, and which of them the others wait for.
+"""Step times per rank of an experiment, and detection of slow ranks.
 
     from encore.results.logs.steps import slow_rank, windows_of
     print(slow_rank(windows_of(Path("RUN/experiment_0"))))
 
-benchmarks/common/run/step_times.py writes them. All ranks of a synchronous training take as long as the slowest one,
-so that it shows by waiting less than the others.
+Written by benchmarks/common/run/step_times.py. In synchronous training, all ranks have the step time of the slowest
+rank, which is visible because it waits less than the other ranks.
 """
 
 import itertools
@@ -21,8 +21,8 @@ from encore.results.table import Table
 
 FOLDER = "steps"
 _LAST_BYTES = 4096  # About a dozen lines
-RECENT_SECONDS = 150.0  # Two windows of a minute, of which the last ended at most a minute ago
-MIN_SECONDS = 60.0  # Recent windows of each rank: shorter ones show noise of the start
+RECENT_SECONDS = 150.0  # Two windows of a minute, the last of which is at most a minute old
+MIN_SECONDS = 60.0  # Recent windows per rank: less time shows start-up noise
 # Fraction of time: a healthy run of tools/slowdowns, with 2 ranks on 2 shared cores, stayed below it.
 LEAST_WAIT = 0.15
 MAX_CPU_DELAY = 0.1  # Fraction of time without a free core, above which shared cores are the cause
@@ -30,33 +30,33 @@ MAX_CPU_DELAY = 0.1  # Fraction of time without a free core, above which shared 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """About a minute of one rank; shares are of its training time."""
+    """About a minute of one rank; fractions are relative to its training time."""
 
     rank: int
-    time: float  # Its end, in Unix seconds
+    time: float  # End, in Unix seconds
     node: str
     local_rank: int
     step: int
     steps: int
     window: float  # Seconds
-    median: float  # Seconds of a step
+    median: float  # Median step time, seconds
     p99: float
-    waiting: float | None  # Share in which nothing of it ran: it waited for other ranks; None on a GPU
-    input: float | None  # Share in which its device waited for its next batch
-    cpu: float  # Seconds of all its threads
-    delayed: float  # Seconds in which its threads were ready and had no core
+    waiting: float | None  # Fraction of time waiting for other ranks, without running code; None on a GPU
+    input: float | None  # Fraction of time the device waited for the next batch
+    cpu: float  # CPU seconds of all threads
+    delayed: float  # Seconds that runnable threads waited for a core
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlowRank:
-    """The rank that the others wait for; fractions are of the training time."""
+    """Rank that slows down all ranks; fractions are relative to the training time."""
 
     rank: int
     node: str
     local_rank: int
-    waiting: float  # Time in which this rank waited for others
+    waiting: float  # Fraction of time this rank waited
     others: float  # Median of the other ranks
-    cpu_delay: float  # Time in which threads of this rank were ready and had no core
+    cpu_delay: float  # Fraction of time that runnable threads of this rank waited for a core
 
     def __str__(self) -> str:
         if self.cpu_delay > MAX_CPU_DELAY:
@@ -68,7 +68,7 @@ class SlowRank:
 
 
 def windows_of(experiment: Path, recent: bool = False) -> dict[int, list[Window]]:
-    """Return the windows of each rank in order; ``recent``: the last ones alone, for which little is read."""
+    """Return the windows per rank, in order; ``recent``: only the last ones, which reads little data."""
     windows = {}
     for path in sorted((experiment / FOLDER).glob("rank_*.jsonl")):
         with suppress(OSError, ValueError):
@@ -85,9 +85,9 @@ def _windows(rank: int, lines: Iterable[str]) -> Iterable[Window]:
 
 
 def slow_rank(windows: Mapping[int, Sequence[Window]], now: float | None = None) -> SlowRank | None:
-    """Return the rank that the others wait for at ``now`` (default: the last window); None if there is none.
+    """Return the slow rank at ``now`` (default: the last window), or None.
 
-    Every rank needs MIN_SECONDS of recent windows, and the same rank must wait least in both halves of them.
+    All ranks need MIN_SECONDS of recent windows, and the same rank must wait least in both halves.
     """
     end = now or max((ranks[-1].time for ranks in windows.values() if ranks), default=0.0)
     recent = {
@@ -119,14 +119,14 @@ def slow_rank(windows: Mapping[int, Sequence[Window]], now: float | None = None)
 
 
 def waiting_of(windows: Sequence[Window]) -> float | None:
-    """Return the share of the time in which a rank waited for others; None where it is not known."""
+    """Return the fraction of time a rank waited for other ranks, or None if unknown."""
     measured = [(window.waiting, window.window) for window in windows if window.waiting is not None]
     total = sum(seconds for _, seconds in measured)
     return sum(share * seconds for share, seconds in measured) / total if total else None
 
 
 def late_shares(windows: Mapping[int, Sequence[Window]], edges: Sequence[float]) -> dict[int, list[float]]:
-    """Return for each rank the share of each interval of time by which the others waited longer than it."""
+    """Return the lateness per rank and interval: the additional time fraction that the other ranks waited."""
     late_by_rank: dict[int, list[float]] = {rank: [] for rank in windows}
     for start, end in itertools.pairwise(edges):
         waiting = {
@@ -142,7 +142,7 @@ def late_shares(windows: Mapping[int, Sequence[Window]], edges: Sequence[float])
 
 
 def table_of(windows: Mapping[int, Sequence[Window]], file: str) -> Table:
-    """Return each rank's steps over the whole run, whose log is called ``file``."""
+    """Return the step times per rank over the full run; ``file`` is the name of its log."""
     columns = ("rank", "node", "device", "steps", "median s", "p99 s", "waits for others", "waits for data", "no core")
     return Table(
         title=f"Steps of the ranks, {file}",

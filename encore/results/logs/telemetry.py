@@ -1,4 +1,4 @@
-"""Telemetry of all nodes of a run, and the energy of their GPUs.
+"""Telemetry of a run's nodes, and GPU energy.
 
     from encore.results.logs.telemetry import by_node, gpu_kilojoules
     print(gpu_kilojoules(read_run("RUN/result_0.txt")))
@@ -22,11 +22,11 @@ from encore.results.logs.run_log import RunLog
 Reading = dict[str, Any]
 
 RECENT_SECONDS = 30.0  # Readings that say how a GPU is now
-_LAST_BYTES = 1 << 17  # As many of 8 GPUs
-_IN_USE = 50  # Percent of the time in which a kernel ran
-_SLOW_CLOCK = 0.9  # Of the others' median: GPUs of one kind differ by less
-_LEAST_SEEN = 0.9  # Share of the time that readings are near
-_GAP_SECONDS = 2.5  # Between two readings of one a second: more is a gap, whose energy is a guess
+_LAST_BYTES = 1 << 17  # RECENT_SECONDS of readings with 8 GPUs
+_IN_USE = 50  # Percent of time with a running kernel
+_SLOW_CLOCK = 0.9  # Fraction of the other GPUs' median clock: equal GPUs differ by less
+_LEAST_SEEN = 0.9  # Smallest fraction of time with readings
+_GAP_SECONDS = 2.5  # Readings are taken every second: longer intervals are gaps with unknown energy
 
 
 def files_of(experiment: Path) -> list[Path]:
@@ -34,7 +34,7 @@ def files_of(experiment: Path) -> list[Path]:
 
 
 def by_node(run: RunLog) -> dict[str, list[Reading]]:
-    """Return the readings of each node while the clock was running, by time; none without a clock or telemetry."""
+    """Return the readings per node between run_start and run_stop; empty without a clock or telemetry."""
     experiment = experiment_of(run.path)
     if experiment is None or run.start_s is None:
         return {}
@@ -46,7 +46,7 @@ def readings_of(experiment: Path, start: float = 0.0, stop: float = math.inf) ->
     for path in files_of(experiment):
         for reading in _readings(lines_of(path)):
             if start <= reading["time"] <= stop:
-                # A file of one node's before others had any does not name it.
+                # Files from single-node runs of older versions do not contain the node.
                 by_node.setdefault(str(reading.get("node", path.stem)), []).append(reading)
     return {
         node: sorted(readings, key=lambda reading: float(reading["time"])) for node, readings in sorted(by_node.items())
@@ -58,14 +58,14 @@ def _readings(lines: Iterable[str]) -> Iterator[Reading]:
 
 
 def in_use(gpu: Reading) -> bool:
-    """Return whether a kernel ran most of the time before a reading; one that does not say so counts as in use."""
+    """Return whether a kernel ran most of the time before the reading, or if that is unknown."""
     return gpu.get("use_percent") is None or gpu["use_percent"] >= _IN_USE
 
 
 def slow_gpu(experiment: Path, now: float) -> str:
-    """Return which GPU of a running experiment has far lower clocks than the others, and why; empty if none has.
+    """Return the GPU with far lower clocks than the other GPUs in use, with reasons, or an empty string.
 
-    All ranks of a synchronous training wait for it. Those that are not in use say nothing.
+    All ranks wait for such a GPU in synchronous training.
     """
     clocks: dict[tuple[str, int], list[float]] = {}
     reasons: dict[tuple[str, int], int] = {}

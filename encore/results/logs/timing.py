@@ -1,7 +1,6 @@
-"""Where a run's time went, and how far it had to train, by the timestamps of its log.
+"""Time per phase of a run, and training length, from the timestamps in the log.
 
-from encore.results.logs.timing import phases_of, length_of
-run = read_run("result_0.txt")
+from encore.results.logs.timing import phases_of, length_of run = read_run("result_0.txt")
 print(phases_of(run)["evaluate_s"], length_of(run))
 """
 
@@ -17,37 +16,37 @@ from encore.results.rules import benchmark_of
 
 _EPOCH_STARTS = ("epoch_start", "train_epoch")
 _TRAINING_STARTS = (*_EPOCH_STARTS, "block_start")
-# No run of any round trained for this many epochs: a larger number is one of steps or samples.
+# Runs never have this many epochs: larger numbers are steps or samples.
 _STEPS_FROM = {"unet3d": 10_000}
 _STEPS_FROM_ELSE = 1000
-_STEPS_BELOW = 100_000  # A benchmark that counts samples needs more of them
+_STEPS_BELOW = 100_000  # Benchmarks that count samples have larger numbers
 _SLACK_S = 1.0
-MOST_POINTS = 30  # Evaluations of a curve that a plot can show
+MOST_POINTS = 30  # Points per plotted curve
 _COUNTS_SAMPLES = frozenset({"bert"})  # NVIDIA's BERT of v0.7 writes epoch 1, and the samples trained as train_samples
 
 
-# Names of the seconds of a run; start, train and evaluate add up to its time.
+# Phases of a run; start, train and evaluate add up to the run's time.
 PHASES = (
     "init_s",  # From init_start to init_stop, off the clock
     "start_s",  # From run_start to the first epoch
     "train_s",  # On the clock, neither starting nor evaluating
-    "evaluate_s",  # In evaluations; where they run during the training, their time counts here
+    "evaluate_s",  # Evaluations, including evaluations during training
     "first_epoch_s",
-    "epoch_s",  # An epoch after the first, without its evaluation: the median
+    "epoch_s",  # Median epoch after the first, without evaluations
     "evaluation_s",  # One evaluation: the median
 )
 
 
 @dataclass(frozen=True)
 class Length:
-    """How far a run trained until it reached its target."""
+    """Training length until the target was reached."""
 
     value: float
-    unit: str  # epochs or samples as the log counts them, evaluations where it counts neither
+    unit: str  # Epochs or samples as counted by the log, otherwise evaluations
 
 
 class Mark(NamedTuple):
-    """How far a run had trained, ``seconds`` after its run_start; whether an evaluation ended then."""
+    """Training progress at ``seconds`` after run_start; ``evaluated``: an evaluation finished."""
 
     seconds: float
     length: float
@@ -56,7 +55,7 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """Quality of one run over its minutes since run_start: evaluations on the clock, the last one decided the run."""
+    """Quality over minutes since run_start, for evaluations on the clock; the last one decided the run."""
 
     minutes: tuple[float, ...] = ()
     # As long as ``minutes``, by the names of the targets: "value", or "BBOX" and "SEGM" of Mask R-CNN.
@@ -64,7 +63,7 @@ class Curve:
 
 
 def phases_of(run: RunLog) -> dict[str, float]:
-    """Return where the time of the run went, by the names in PHASES, as far as the log says."""
+    """Return seconds by name in PHASES, as far as the log contains them."""
     from_init = list(itertools.dropwhile(lambda phase: phase.name != "init_start", run.phases))
     ready = next((phase for phase in from_init if phase.name == "init_stop"), None)
     durations = {"init_s": ready.time_s - from_init[0].time_s if ready else None}
@@ -88,18 +87,18 @@ def phases_of(run: RunLog) -> dict[str, float]:
 
 
 def mean_phases(runs: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
-    """Return the mean of each phase over the runs that have it, in seconds: as a score is one, they add up to it."""
+    """Return the mean seconds per phase over the runs with that phase; like scores, they add up to the run's time."""
     means = {}
     for name in PHASES:
         values = [value for phases in runs if (value := phases.get(name)) is not None]
         if values:
-            # A run without evaluations on its clock has spent none of it on them.
+            # Runs without evaluations on the clock count as 0 s.
             means[name] = math.fsum(values) / (len(runs) if name == "evaluate_s" else len(values))
     return means
 
 
 def length_of(run: RunLog) -> Length | None:
-    """Return epochs or samples up to the evaluation that met the target, else to the last one."""
+    """Return the epochs or samples until the evaluation that met the target, or until the last evaluation."""
     point = deciding(run)
     return None if point is None else _length_at(run, point)
 
@@ -120,8 +119,8 @@ def _length_at(run: RunLog, point: Quality) -> Length | None:
 def deciding(run: RunLog) -> Quality | None:
     """Return the evaluation that ended the run: the last one on the clock.
 
-    Where none on the clock met the target, it is the first that did: Minigo's checkpoints are evaluated later, up to
-    that one, which is the last where no target is known (in the open division).
+    If no evaluation on the clock met the target, return the first that did: Minigo's checkpoints are evaluated
+    later, until the first that reaches the target. If the target is unknown (open division), return the last.
     """
     met = run.met if run.targets else run.met[-1:]
     limit = math.inf if run.stop_s is None else run.stop_s + _SLACK_S
@@ -133,14 +132,14 @@ def deciding(run: RunLog) -> Quality | None:
 
 
 def curve_of(run: RunLog, max_points: int = MOST_POINTS) -> Curve:
-    """Return the quality over time, thinned to what a plot can show: the first and the deciding evaluation stay."""
+    """Return quality over time, reduced to ``max_points``; keeps the first and the deciding evaluation."""
     points: list[tuple[tuple[float | None, float | None], float, dict[str, float]]] = []
     for point in run.quality:
         if run.start_s is None or point.time_s is None or point.time_s > (run.stop_s or math.inf) + _SLACK_S:
             continue
         position, minutes = (point.epoch, point.samples), (point.time_s - run.start_s) / 60
         if points and points[-1][0] == position != (None, None) and not points[-1][2].keys() & point.values.keys():
-            # Some logs write each metric of one evaluation on a line of its own.
+            # Some logs have a separate line per metric of an evaluation.
             points[-1] = (position, minutes, {**points[-1][2], **point.values})
         else:
             points.append((position, minutes, dict(point.values)))
@@ -155,9 +154,9 @@ def curve_of(run: RunLog, max_points: int = MOST_POINTS) -> Curve:
 
 
 def marks_of(run: RunLog, further: Sequence[Mark] = ()) -> list[Mark]:
-    """Return how far the run had trained at which time, each further than the one before, as ``Benchmark.points_in``.
+    """Return increasing training progress over time, in units of ``Benchmark.points_in``.
 
-    ``further`` are marks from elsewhere, such as Encore's metrics. Empty where the log counts in another unit.
+    ``further`` are marks from other sources, such as Encore's metrics. Empty if the log counts in other units.
     """
     benchmark = benchmark_of(run.benchmark)
     start, unit = run.start_s, benchmark.points_in if benchmark else "epochs"
@@ -172,7 +171,7 @@ def marks_of(run: RunLog, further: Sequence[Mark] = ()) -> list[Mark]:
         if mark.seconds > last.seconds and mark.length > last.length:
             marks.append(mark)
         elif marks and mark.evaluated and mark.length >= last.length - slack and mark.length > previous.length:
-            marks[-1] = mark  # The time of a block's end that includes its evaluation
+            marks[-1] = mark  # Time of a block's end that includes the evaluation
     return marks
 
 
@@ -196,12 +195,12 @@ def _evaluation_marks(run: RunLog, unit: str, start: float) -> Iterator[Mark]:
             yield Mark(point.time_s - start, value, True)
 
 
-# Marks of the log between its evaluations.
+# Progress marks between evaluations.
 def _progress_marks(run: RunLog, unit: str, start: float) -> Iterator[Mark]:
     batch, steps = run.global_batch or 0.0, [progress.step for progress in run.progress if progress.step]
-    # NeMo's logs of v5.1 write samples as ``step``, others steps.
+    # NeMo's v5.1 logs have samples in ``step``, other logs have steps.
     by_samples = batch > 1 and len(steps) > 1 and all(step % batch == 0 for step in steps)
-    # 3D U-Net's logs from v3.1 on write samples as the epochs of a block.
+    # 3D U-Net's logs since v3.1 have samples in a block's epoch.
     epochs, size = [progress.epoch for progress in run.progress if progress.epoch], run.train_samples or 0.0
     divisor = size if size > 1 and len(epochs) > 1 and all(epoch % size == 0 for epoch in epochs) else 1.0
     for progress in run.progress:
@@ -216,13 +215,13 @@ def _progress_marks(run: RunLog, unit: str, start: float) -> Iterator[Mark]:
                 yield Mark(phase.time_s - start, len(epochs_started) - 1.0)
 
 
-# Numbers of the epochs begun before the evaluation.
+# Numbers of the epochs started before the evaluation.
 def _started_epochs(run: RunLog, point: Quality) -> list[float | None]:
     until = math.inf if point.time_s is None else point.time_s
     return [phase.epoch for phase in run.phases if phase.name in _EPOCH_STARTS and phase.time_s <= until]
 
 
-# Epochs begun before the evaluation; the evaluations themselves where the log has no epochs.
+# Epochs started before the evaluation; number of evaluations for logs without epochs.
 def _count_length(run: RunLog, point: Quality) -> Length:
     epochs_started = len(_started_epochs(run, point))
     return Length(
@@ -230,19 +229,19 @@ def _count_length(run: RunLog, point: Quality) -> Length:
     )
 
 
-# Epochs begun before the evaluation, where the log numbers its epochs from 0 and without gaps. Such logs number their
-# evaluations from 1, from 0, or from -1 (NVIDIA's Transformer of v0.5).
+# Epochs started before the evaluation, in logs that number epochs from 0 without gaps. Such logs number evaluations
+# from 1, from 0, or from -1 (NVIDIA's Transformer of v0.5).
 def _zero_based_epoch(run: RunLog, point: Quality, logged: float) -> float | None:
     labels = [epoch for epoch in _started_epochs(run, point) if epoch is not None]
     is_contiguous = bool(labels) and labels == list(range(len(labels)))
     return float(len(labels)) if is_contiguous and abs(logged - labels[-1]) <= 1 else None
 
 
-# Epochs done at an evaluation inside an epoch, numbered by that epoch's number and the part done.
-# So NVIDIA's DLRM of v0.7 has them: 1.9 after nine tenths of epoch 1, where epochs are numbered from 1.
+# Completed epochs at an evaluation inside an epoch, for logs with fractional epoch numbers. Example: NVIDIA's DLRM of
+# v0.7 has 1.9 after nine tenths of epoch 1, with epochs numbered from 1.
 def _fractional_epoch(run: RunLog, point: Quality, logged: float) -> float | None:
     until = math.inf if point.time_s is None else point.time_s
-    # Some logs round the times, so that the epoch seems to end before its evaluation has.
+    # Some logs round times, and the epoch seems to end before its evaluation.
     eval_starts = [phase.time_s for phase in run.phases if phase.name == "eval_start" and phase.time_s <= until]
     until = max(eval_starts, default=until)
     names = ("epoch_start", "epoch_stop")
@@ -258,7 +257,7 @@ def _fractional_epoch(run: RunLog, point: Quality, logged: float) -> float | Non
 
 
 def intervals_of(phases: Sequence[Phase], name: str, stop: float) -> Iterator[tuple[float, float]]:
-    """Yield the intervals from each start to the next end; several ranks' starts before one end are one."""
+    """Yield intervals from start to end events; starts of several ranks before one end are merged."""
     start: float | None = None
     for phase in sorted(phases, key=lambda phase: phase.time_s):
         if phase.name == f"{name}_start" and start is None:
@@ -274,7 +273,7 @@ def _total_overlap(intervals: Sequence[tuple[float, float]], low: float = 0.0, h
     return sum(max(min(end, high) - max(start, low), 0.0) for start, end in intervals)
 
 
-# Seconds of each epoch, from its start to the next one's, without the evaluations in it.
+# Seconds per epoch, from start to next start, without evaluations.
 def _epochs(phases: Sequence[Phase], evaluations: Sequence[tuple[float, float]], stop: float) -> list[float]:
     starts: dict[float | None, float] = {}
     for phase in phases:

@@ -1,10 +1,10 @@
-"""The published results as data: every score that Encore knows, with its system.
+"""All published results known to Encore, with their systems.
 
     from encore.results.published.published import load_published, select
     for result in select(load_published(), benchmark="resnet", round_="v0.7"):
         print(result.name, result.score_minutes)
 
-Where the figures come from is in ``encore/results/data/PROVENANCE.md``.
+Sources: ``encore/results/data/PROVENANCE.md``.
 """
 
 import csv
@@ -57,7 +57,7 @@ _FRAMEWORKS = (
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """What a result was measured on. ``described`` is False where it is only read off the system's name."""
+    """System of a result. ``described``: from a system description, else derived from the system's name."""
 
     described: bool
     nodes: int | None = None
@@ -75,7 +75,7 @@ class System:
     operating_system: str | None = None
     status: str | None = None
     software: Mapping[str, str] = field(default_factory=dict)
-    caveat: str = ""  # What is wrong with the file that describes it
+    caveat: str = ""  # Problem of the description file
 
     @property
     def accelerators(self) -> int | None:
@@ -95,8 +95,8 @@ class PublishedResult:
     benchmark: str | None  # None where the submitted logs do not say it
     runs: int
     converged: int | None
-    score_minutes: float | None  # The raw score; None where the submitted logs give none
-    # By which MLCommons multiplies the raw score, from the set's scaling.json; None where there is none.
+    score_minutes: float | None  # Raw score; None if the submitted logs have no score
+    # MLCommons' factor from raw to official score, from scaling.json; None without that file.
     scaling_factor: float | None
     official_minutes: float | None  # The official score: the raw one times the factor, or as it is without a factor
     fastest_minutes: float | None
@@ -115,11 +115,11 @@ class PublishedResult:
 
     @property
     def name(self) -> str:
-        """The name by which commands take it: ``v0.7/NVIDIA/dgx1_ngc20.06_mxnet``."""
+        """Name on the command line: ``v0.7/NVIDIA/dgx1_ngc20.06_mxnet``."""
         return f"{self.round}/{self.submitter}/{self.system}"
 
     def as_json(self) -> dict[str, object]:
-        """Return the result as plain data, its name included."""
+        """Return the result as plain data, including its name."""
         return {"name": self.name, **asdict(self)}
 
 
@@ -139,7 +139,7 @@ class Study:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyFigure:
-    """One figure of a study as printed; ``relation`` is "=", "~", "<", ">", "<=" or ">=" as in the text."""
+    """A figure as printed in a study; ``relation`` is "=", "~", "<", ">", "<=" or ">="."""
 
     source: str
     place: str
@@ -177,7 +177,7 @@ def select(
     accelerator: str | None = None,
     division: str | None = None,
 ) -> list[PublishedResult]:
-    """Return those results that fit; case does not matter, and system and accelerator are any part of the name."""
+    """Filter results, ignoring case; system and accelerator match any part of the name."""
     canonical_name = canonical(benchmark) or benchmark
     return [
         result
@@ -192,11 +192,11 @@ def select(
 
 
 def system_of(round_: str, submitter: str, system: str) -> System:
-    """Return the system as its submitter described it, else what its name says."""
+    """Return the submitter's system description, else the hardware encoded in the system name."""
     described = _described(round_).get(submitter, {}).get(system)
     if described is not None:
         return System(described=True, **described)
-    # As far as submitters put them into the names of their systems.
+    # Submitters often encode the hardware in system names.
     framework = next((label for mark, label in _FRAMEWORKS if mark in system.lower()), None)
     nodes, per_node, accelerator = _hardware_from_name(system)
     return System(
@@ -206,7 +206,7 @@ def system_of(round_: str, submitter: str, system: str) -> System:
 
 @functools.cache
 def load_studies() -> tuple[Study, ...]:
-    """Return the studies whose figures ``load_figures`` holds."""
+    """Return the studies of ``load_figures``."""
     with (DATA / "studies.toml").open("rb") as file:
         tables = tomllib.load(file)
     return tuple(Study(key=key, **{**table, "authors": tuple(table["authors"])}) for key, table in tables.items())
@@ -214,7 +214,7 @@ def load_studies() -> tuple[Study, ...]:
 
 @functools.cache
 def load_figures() -> tuple[StudyFigure, ...]:
-    """Return every figure that the studies give in their text."""
+    """Return all figures printed in the studies."""
     with (DATA / "studies.csv").open(encoding="utf-8", newline="") as file:
         return tuple(
             StudyFigure(
@@ -258,7 +258,7 @@ def _hardware_from_name(name: str) -> tuple[int | None, int | None, str | None]:
     nodes = int(match[1]) if match else None
     tpu = _TPU.search(name)
     if tpu:
-        # Names count cores, of which a chip has two; descriptions count chips.
+        # Names count cores, descriptions count chips of two cores.
         return nodes, int(tpu[2]) // 2, f"TPU v{tpu[1]}"
     for pattern, accelerator, count in _NAMED_BOXES:
         if pattern.match(name):
@@ -275,7 +275,7 @@ def _hardware_from_name(name: str) -> tuple[int | None, int | None, str | None]:
 
 @functools.lru_cache(maxsize=4)
 def lines_of(round_: str) -> tuple[str, ...]:
-    """Return the digests of a round by their lines: what it was made from, then one set each, as JSON."""
+    """Return the digest lines of a round: the source, then one JSON line per set."""
     path = DIGESTS / f"{round_}.jsonl.xz"
     if not path.is_file():
         return ()

@@ -1,6 +1,6 @@
-"""System descriptions: what a submission says of itself, read whatever its syntax, and what of it can be compared.
+"""Tolerant reader for system descriptions of submissions, and comparable names of accelerators and frameworks.
 
-``data/systems/`` was made from checkouts of the public result repositories with
+``data/systems/`` was generated from checkouts of the public result repositories with
 
     python -m encore.results.published.systems FOLDER
 """
@@ -23,7 +23,7 @@ _LONGEST_COUNT = 10
 _NOT_IN_A_KEY = re.compile(r"[^a-z0-9]+")
 _LINE = re.compile(r"(\w+): (\{.*\})")
 _COUNTED_CPU = re.compile(r"(\d+)\s*x\s+(.+)", re.IGNORECASE)
-# Google's v0.5 names a slice of a TPU pod by its cores, and repeats their number as that of a node.
+# Google's v0.5 names a TPU pod slice by its number of cores, and repeats that number per node.
 _SLICE = re.compile(r"tpuv\d-(\d+)")
 _ROUND = re.compile(r"training_results_(v\d\.\d)")
 _KNOWN = frozenset({"system_name", "framework", "number_of_nodes", "nodes", "accelerators_per_node"})
@@ -31,13 +31,13 @@ _PLACEHOLDERS = frozenset({"", "n/a", "na", "none", "todo", "cpuname", "-", "{}"
 
 
 def described(path: Path) -> System:
-    """Return the system that the file describes; one of which nothing is known where it cannot be read."""
+    """Return the system in a description file; an empty system if the file cannot be read."""
     description, caveat = read_description(path)
     return from_description(description, caveat) if description else System(described=False, caveat=caveat)
 
 
 def read_description(path: Path) -> tuple[dict[str, Any], str]:
-    """Return a system description, and what is wrong with its file: some submitted ones are no valid JSON."""
+    """Return a system description and the problem of its file: some submitted files are not valid JSON."""
     try:
         if path.stat().st_size > _LIMIT:
             return {}, f"{path.name} is too large for a system description"
@@ -56,7 +56,7 @@ def read_description(path: Path) -> tuple[dict[str, Any], str]:
     )
 
 
-# JSON value, and what is wrong with its syntax.
+# JSON value, and the syntax problem.
 def _load_lenient(text: str) -> tuple[object, str]:
     try:
         return json.loads(text, strict=False), ""
@@ -71,7 +71,7 @@ def _load_lenient(text: str) -> tuple[object, str]:
         return None, caveat
 
 
-# Description as NVIDIA wrote it in v0.6: the values of log lines, with Python's dictionaries in them.
+# NVIDIA's v0.6 description: values of log lines that contain Python dictionaries.
 def _lines(text: str) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for line in text.splitlines():
@@ -99,7 +99,7 @@ def _key(key: object) -> str:
 
 
 def from_description(description: Mapping[str, Any], caveat: str = "") -> System:
-    """Return the system that MLPerf's system description describes; what is empty there stays unknown."""
+    """Return the system of an MLPerf system description; empty fields stay unknown."""
     description = {_key(key): value for key, value in description.items()}
     if isinstance(description.get("nodes"), list | dict):
         description = _description_from_entry(description)
@@ -175,7 +175,7 @@ def _count(text: str | None) -> int | None:
     return int(digits[0]) if digits and 0 < len(digits[0]) < _LONGEST_COUNT else None
 
 
-# Yield round, submitter, system and what it is, of every description in checkouts of the result repositories.
+# Yield round, submitter, system name and system for all descriptions in checkouts of the result repositories.
 def _submitted(root: Path) -> Iterator[tuple[str, str, str, System]]:
     cells = {(cell.round, cell.submitter, cell.system) for cell in load_published()}
     for path in sorted(root.rglob("*.json")):
@@ -242,7 +242,7 @@ _ABOVE = 5
 
 
 def family(accelerator: str | None) -> str | None:
-    """Return the accelerator's short name, such as V100 or TPUV3; None where the text names none that is known."""
+    """Return the accelerator's short name, such as V100 or TPUV3; None if it is unknown."""
     match = _FAMILY.search(_TRADEMARK.sub("", accelerator or ""))
     if match is None:
         return None
@@ -250,12 +250,12 @@ def family(accelerator: str | None) -> str | None:
 
 
 def model_of(accelerator: str | None) -> str | None:
-    """Return the family with its form factor, such as V100-SXM2 or V100S-PCIe: these differ in power and speed."""
+    """Return the family with the form factor, which affects power and speed: V100-SXM2 or V100S-PCIe."""
     name = family(accelerator)
     form = _FORM.search(accelerator or "")
     if name is None or form is None:
         return name
-    # From the A100 on there is one SXM socket, named with and without its number.
+    # There is only one SXM socket from A100 on, named with or without a number.
     socket = {"s": f"SXM{form[2] if name == 'V100' else ''}", "p": "PCIe", "n": "NVL"}[form[1][0].lower()]
     return f"{name}-{socket}"
 
@@ -276,16 +276,16 @@ def release_of(*texts: str | None) -> str | None:
 
 
 def nearest_description(folder: Path) -> System | None:
-    """Return the system of a submission's logs: ``systems/<system>.json`` next to or above ``results/``."""
+    """Return the system of submitted logs: ``systems/<system>.json`` in or above the parent of ``results/``."""
     parents = [folder.absolute(), *folder.absolute().parents][:_ABOVE]
     paths = [above / "systems" / f"{system.name}.json" for system in parents[:3] for above in parents]
     return next((described(path) for path in paths if path.is_file()), None)
 
 
 def cells_at(folder: Path, round_: str | None, benchmark: str | None) -> list[PublishedResult]:
-    """Return the published cells whose system is a folder in the path, nearest folder first.
+    """Return the published cells with a system name in the path, nearest folder first.
 
-    Round and submitter, where the path names them as well, decide between cells of one name.
+    Round and submitter in the path resolve ambiguous names.
     """
     parts = [part.lower() for part in folder.absolute().parts]
     canonical_name = canonical(benchmark)
@@ -305,7 +305,7 @@ def cells_at(folder: Path, round_: str | None, benchmark: str | None) -> list[Pu
 
 
 def rounds_system(folder: Path, round_: str | None, platform: str | None) -> System:
-    """Return the system by the folder's name, else by what the logs call their platform."""
+    """Return the system by folder name, else by the platform in the logs."""
     cells = cells_at(folder, round_, None)
     if cells:
         return system_of(cells[0].round, cells[0].submitter, cells[0].system)

@@ -1,7 +1,7 @@
-"""Published results as MLCommons lays them out, a row per system and a column per benchmark, and how verdicts err.
+"""Published results in MLCommons' layout (a row per system, a column per benchmark), and error rates of verdicts.
 
-from encore.results.published.tables import result_table
-print(result_table(select(load_published(), round_="v0.7")).as_markdown())
+from encore.results.published.tables import result_table print(result_table(select(load_published(),
+round_="v0.7")).as_markdown())
 """
 
 import csv
@@ -13,7 +13,7 @@ from typing import Any
 from encore.results.published.published import DATA, PublishedResult
 from encore.results.table import Table, grouped
 
-GROUPS = ("round", "division", "availability")  # What distinguishes the sections of MLCommons' table
+GROUPS = ("round", "division", "availability")  # Keys of the sections in MLCommons' table
 _SYSTEM = ("submitter", "system", "accelerator", "count", "software")
 _DIVISIONS = ("closed", "open", "")
 _AVAILABILITIES = ("Available on-premise", "Available cloud", "Available", "Preview", "RDI", "")
@@ -69,9 +69,9 @@ def _select_columns(table: Table, columns: Sequence[str]) -> Table:
 
 
 def parts_of_width(table: Table, width: int, name_width: int) -> list[Table]:
-    """Return the section in parts whose benchmarks fit next to names of ``name_width`` characters.
+    """Split the section so that names of ``name_width`` characters and the benchmarks fit into ``width``.
 
-    A part has the systems with a result in it.
+    Parts only contain systems with results.
     """
     systems = [column for column in table.columns if column in _SYSTEM]
     widths = {
@@ -117,7 +117,7 @@ def load_calibration() -> list[dict[str, str]]:
 
 
 def calibration_table() -> _Rates:
-    """Return the head, and a line for each population and number of runs, ``reproduced / different`` in per cent."""
+    """Return the head, and one row per population and number of runs: ``reproduced / different`` in percent."""
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for line in load_calibration():
         if line["apart"] != SHIFT:
@@ -127,7 +127,7 @@ def calibration_table() -> _Rates:
 
 
 def shift_table() -> _Rates:
-    """Return the same for sets that converge differently, a column for each number of runs."""
+    """Return the rates for sets that converge differently, one column per number of runs."""
     rows: dict[str, dict[str, str]] = {}
     for line in load_calibration():
         if line["apart"] == SHIFT:
@@ -137,7 +137,7 @@ def shift_table() -> _Rates:
 
 
 def forecast_table() -> _Rates:
-    """Return how often the forecast of a cut log held its true time, by benchmark and cut, in per cent."""
+    """Return how often the forecast of a truncated log contained the true time, by benchmark and cut, in percent."""
     head = ["benchmark", "cut after", "logs", "with a forecast", "inside", "median error", "median width"]
     return head, [
         [

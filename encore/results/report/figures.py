@@ -1,8 +1,7 @@
-"""The plots of the studies, from any measurements: SVG that follows the page's colours, each with its table.
+"""SVG plots of measurements in the page's colours, with their data as tables.
 
-from encore.results.report.figures import time_over_gpus
-figure = time_over_gpus(of_study("microway-dgx1-scaling"))
-Path("figure.svg").write_text(figure.alone())
+from encore.results.report.figures import time_over_gpus figure =
+time_over_gpus(study_measurements("microway-dgx1-scaling")) Path("figure.svg").write_text(figure.standalone_svg())
 """
 
 import itertools
@@ -35,10 +34,10 @@ _LANE = 62
 _DOT = 8.0
 _ROWS = (0, 1, -1, 2, -2)
 _PHASES = (("start_s", "start", "s6"), ("train_s", "train", "s1"), ("evaluate_s", "evaluate", "s3"))
-_ZOOM = 0.6  # A view that shows more than this share of all qualities enlarges nothing
-_LONGEST = 4.0  # A run that missed the target is drawn up to this many times the longest that reached it
+_ZOOM = 0.6  # Largest height of an enlarged view, fraction of the full quality range
+_LONGEST = 4.0  # Longest plotted time of a run that missed the target, relative to the slowest converged run
 _MOST_SET_MARKS = 40
-_ROUNDED = 1e-4  # By which a published score may differ from the mean of its runs
+_ROUNDED = 1e-4  # Relative tolerance between a published score and the mean of the runs
 _DIAMOND = "m-4.4 0l4.4-4.4 4.4 4.4-4.4 4.4z"
 _SHAPES = {"ours": DOT, "theirs": SQUARE}
 _HOLLOW = {"ours": "m-3.4 0a3.4 3.4 0 1 0 6.8 0a3.4 3.4 0 1 0-6.8 0", "theirs": "m-2.7-2.7h5.4v5.4h-5.4z"}
@@ -97,7 +96,7 @@ def _lane(panel: Panel, top: float, name: str, style: str, run_set: RunSet) -> N
     panel.text(panel.left, top + 15, f"{name}: {_describe(run_set)}", "halo")
 
 
-# Each run's minutes, scaled as the score next to them is.
+# Minutes per run, scaled like the displayed score.
 def _minutes(run_set: RunSet) -> list[float]:
     scaled = run_set.score_kind == "official" and run_set.score_is_official
     return [minutes * (run_set.scaling_factor or 1.0 if scaled else 1.0) for minutes in run_set.minutes]
@@ -111,8 +110,8 @@ def _describe(run_set: RunSet) -> str:
     return f"{converged} run{'' if converged == '1' else 's'}, {kind} {run_set.score.estimate:.2f} min"
 
 
-# How many of the fastest and of the slowest runs the score leaves out: the ones without which it is the mean. A run
-# that missed its target is dropped first, in place of the slowest.
+# Number of fastest and slowest runs that the score drops, found by comparing the mean with the score. Runs that missed
+# the target are dropped before the slowest runs.
 def _dropped_counts(run_set: RunSet) -> tuple[int, int]:
     ordered = sorted(_minutes(run_set))
     if run_set.score is None or not run_set.score_is_official:
@@ -130,13 +129,13 @@ def _span(run_set: RunSet) -> Range | None:
 
 
 def missed_minutes(run_set: RunSet) -> list[float]:
-    """Return the minutes of the runs that ended without reaching the target."""
+    """Return the minutes of the runs that did not reach the target."""
     limit = _LONGEST * max(run_set.minutes, default=float("inf"))
     elapsed = [run.elapsed_minutes for run in run_set.logs if not run.converged]
     return [minutes for minutes in elapsed if minutes is not None and 0 < minutes < min(limit, 1e6)]
 
 
-# How far above the middle each dot is, so that none hides another.
+# Vertical offsets that keep the dots from overlapping.
 def _stack_dots(pixels: Sequence[float]) -> list[float]:
     positions: list[Point] = []
     for x in pixels:
@@ -146,7 +145,7 @@ def _stack_dots(pixels: Sequence[float]) -> list[float]:
 
 
 def quality_plots(current: RunSet, baseline: RunSet | None) -> list[Plot]:
-    """Return quality over minutes for each metric, the submission behind, and once more enlarged at the target."""
+    """Plot quality over minutes per metric, the submission in the background, with a magnified view at the target."""
     current_curves, baseline_curves = current.curves, baseline.curves if baseline is not None else ()
     all_targets = current.targets or (baseline.targets if baseline else ())
     targets, qualities = (
@@ -171,13 +170,13 @@ def quality_plots(current: RunSet, baseline: RunSet | None) -> list[Plot]:
     return plots
 
 
-# Points of each curve that has a finite one.
+# Points per curve; curves without finite points are dropped.
 def _points(curves: Sequence[Curve], name: str) -> list[list[Point]]:
     lines = [list(zip(curve.minutes, curve.values.get(name, ()), strict=False)) for curve in curves]
     return [line for line in lines if line and all(abs(x) < 1e6 and abs(y) < 1e9 for x, y in line)]
 
 
-# Ranges of minutes and quality around the target; None where that would enlarge nothing.
+# Ranges of minutes and quality around the target, or None if the view would not be larger.
 def _target_view(lines: Sequence[Sequence[Point]], target: float) -> tuple[Range, Range] | None:
     levels = [y for line in lines for _, y in line]
     height = max(*levels, target) - min(*levels, target)
@@ -217,16 +216,16 @@ def _quality_over_minutes(
     return Plot(title, panel.svg(f"{title}; {len(front)} of your runs end with {ends}"), "")
 
 
-# Points of a line in a range of minutes, and the ones before and after it.
+# Points inside a range of minutes, plus one neighbour on either side.
 def _in_view(line: Sequence[Point], x: Range) -> list[Point]:
     near = [n for n, point in enumerate(line) if x[0] <= point[0] <= x[1]]
     return list(line[max(near[0] - 1, 0) : near[-1] + 2]) if near else []
 
 
 def ratio_line(factor: Factor, margin: float, *, labelled: bool = True) -> str:
-    """Return a ratio with its interval on one line of text, the margin shaded; 0.8 and 1.25 are its ends.
+    """Draw a ratio and its interval as a line from 0.8 to 1.25 with the margin shaded.
 
-    ``labelled``: it is read out; else the numbers are next to it.
+    ``labelled``: add the numbers for screen readers. Omit them if the numbers are in the surrounding table.
     """
     if factor.ratio is None or factor.ratio <= 0:
         return ""
@@ -270,13 +269,13 @@ def phase_bars(current: RunSet, baseline: RunSet | None) -> Plot | None:
     )
 
 
-_MOST_RANKS = 32  # Rows of a heat map: of more ranks those that are waited for most
+_MOST_RANKS = 32  # Rows of a heat map; with more ranks, the slowest are shown
 _CELL = 14
 _SHADES = 5
 
 
 def steps_map(windows: Mapping[int, Sequence[Window]], file: str) -> Plot | None:
-    """Return how much longer the others waited than each rank, over time: a dark row is a slow rank."""
+    """Plot the lateness per rank over time: a dark row is a slow rank."""
     measured = {
         rank: rank_windows for rank, rank_windows in windows.items() if any(w.waiting is not None for w in rank_windows)
     }
@@ -305,7 +304,7 @@ def steps_map(windows: Mapping[int, Sequence[Window]], file: str) -> Plot | None
 
 
 WIDTH, _HEIGHT = 560, 340
-_SMALL = 0.15  # Times below this share of the longest go into the magnified plot
+_SMALL = 0.15  # Threshold of the magnified plot, fraction of the longest time
 _MOST_LINES = 8
 _MOST_BARS = 24
 _MOST_MARKS = 60
@@ -321,7 +320,7 @@ class Figure:
     table: Table
 
     def standalone_svg(self) -> str:
-        """Return the SVG as a file of its own, which brings its style along."""
+        """Return the SVG with embedded styles, as a self-contained file."""
         head, rest = self.svg.split(">", 1)
         style = STYLE.read_text("utf-8")
         return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{style}</style>{rest}'
@@ -346,9 +345,9 @@ def all_figures(measurements: Sequence[Measurement], baseline: str | None = None
 
 
 def quality_curves(measurements: Sequence[Measurement], benchmark: str) -> list[Figure]:
-    """Return the quality over the length of the training, one figure per quality and unit of length.
+    """Plot quality over training length, one figure per metric and unit of length.
 
-    Each has a line per run, a colour per system, and the target.
+    Lines are runs, colours are systems; the target is marked.
     """
     selected = [measurement for measurement in measurements if measurement.benchmark == benchmark]
     kinds = dict.fromkeys((curve.name, curve.over) for measurement in selected for curve in measurement.curves)
@@ -395,7 +394,7 @@ def _quality(measurements: Sequence[Measurement], name: str, over: str, key: str
 
 
 def time_over_gpus(measurements: Sequence[Measurement]) -> list[Figure]:
-    """Return the time to the target over GPUs, and the short ones once more, magnified."""
+    """Plot the time to the target over GPUs, with a magnified plot for short times."""
     all_lines = _lines(measurements)
     if not all_lines:
         return []
@@ -443,9 +442,9 @@ def over_gpus(
     axis: str = "GPUs",
     spans: Mapping[str, Sequence[Span]] | None = None,
 ) -> Figure:
-    """Return lines over GPUs, or another ``axis``, from 0 on; ``linear`` is what perfect scaling would be.
+    """Draw lines over GPUs, or over another ``axis``, from 0; ``linear`` shows perfect scaling.
 
-    ``spans`` has intervals by the line's name. One that is wider than half of the values goes out of the picture.
+    ``spans``: intervals by line name. Intervals wider than half of the values are cut at the plot's edge.
     """
     panel = Panel(WIDTH, _HEIGHT)
     counts = sorted({x for _, points in lines for x, _ in points})
@@ -466,7 +465,7 @@ def over_gpus(
 
 
 def bars(key: str, table: Table, label: tuple[int, ...], value: int, axis: str) -> Figure | None:
-    """Return bars from 0, each with its name above it, whole; of ratios with a line at 1."""
+    """Draw bars from 0 with the full label above the bar; ratios get a line at 1."""
     if not table.rows:
         return None
     rows = table.rows[:_MOST_BARS]
@@ -484,12 +483,12 @@ def bars(key: str, table: Table, label: tuple[int, ...], value: int, axis: str) 
     return Figure(key, table.title, panel.svg(table.title), table)
 
 
-# What a title adds where there are more lines than colours: the table has them all.
+# Note for the title if there are more lines than colours; the table contains all lines.
 def _of(count: int) -> str:
     return f" (the first {_MOST_LINES} of {count}; all are in the table)" if count > _MOST_LINES else ""
 
 
-# Minutes over GPUs of every benchmark that was run on more than one number of them.
+# Minutes over GPUs per benchmark with at least two GPU counts.
 def _lines(measurements: Sequence[Measurement]) -> list[tuple[str, list[Point]]]:
     grouped: dict[str, dict[float, float]] = {}
     several = len({(measurement.framework, measurement.release) for measurement in measurements}) > 1

@@ -20,18 +20,18 @@ from encore.results.published.published import PublishedResult, load_figures, lo
 from encore.results.published.systems import cells_at, framework_of, model_of, release_of
 from encore.results.table import Table, grouped, whole
 
-_NUMBERED_FROM = 2  # Epochs by which a log's numbers may differ from those that were trained
+_NUMBERED_FROM = 2  # Largest difference between logged and trained epochs
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Quality of one run over what its log counts; ``name`` says which quality, where there are several."""
+    """Quality of one run over its logged length; ``name`` distinguishes several metrics."""
 
     name: str
     points: tuple[tuple[float, float], ...]
     target: float | None
     over: str = "epochs"  # Unit of the points' first number: epochs, samples, steps or samples, or evaluations
-    quality: str = "quality"  # What it is, such as top-1 accuracy or log perplexity
+    quality: str = "quality"  # Metric, such as top-1 accuracy or log perplexity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,8 @@ class Measurement:
     benchmark: str
     system: str
     framework: str | None = None
-    gpus: int | None = None  # Accelerators; None of a run on CPUs, whose system has its ranks
-    # As the source counts it: samples of a step over all GPUs in logs; studies also write it per GPU.
+    gpus: int | None = None  # Accelerators; None on CPUs, where ``system`` has the number of ranks
+    # Logs: samples per step over all GPUs. Studies may report samples per GPU.
     batch: float | None = None
     minutes_per_epoch: float | None = None
     epochs: float | None = None
@@ -53,7 +53,7 @@ class Measurement:
 
 
 def title_of(run_set: RunSet) -> str:
-    """Return the whole name of a set: round, submitter and system of a public one, else what its folder is called."""
+    """Return the full name: round, submitter and system of a published result, else the folder name."""
     if run_set.published is not None:
         return run_set.published.name
     if run_set.passport or run_set.folder is None:
@@ -97,7 +97,7 @@ def published_measurement(cell: PublishedResult) -> Measurement:
 
 
 def study_measurements(key: str) -> list[Measurement]:
-    """Return the measurements of a study's tables: one for each model, number of GPUs, batch and precision."""
+    """Return the measurements in the study's tables, one per model, GPU count, batch and precision."""
     cells: dict[tuple[str, str, int | None, int | None, str], dict[str, float]] = {}
     for figure in load_figures():
         if figure.source != key or figure.relation != "=" or not figure.place.startswith("table"):
@@ -122,7 +122,7 @@ def study_measurements(key: str) -> list[Measurement]:
     ]
 
 
-# Yield each quality of each run over what all logs of the set count; else over the number of the evaluation.
+# Yield one curve per run and metric, over the length that all logs share, else over evaluation numbers.
 def _curves(runs: Sequence[RunLog]) -> Iterator[Curve]:
     positions = [_evaluation_positions(run) for run in runs if run.quality]
     (over, *other_units) = dict.fromkeys(over for over, _ in positions) or ("evaluations",)
@@ -140,13 +140,13 @@ def _curves(runs: Sequence[RunLog]) -> Iterator[Curve]:
             yield Curve(name, tuple(points), target.value if target else None, over, quality)
 
 
-# Unit of a run's length and where each evaluation is in it; evaluations where some are nowhere.
+# Unit of the run's length and position of every evaluation; ``evaluations`` if some positions are missing.
 def _evaluation_positions(run: RunLog) -> tuple[str, list[float]]:
     length, last = length_of(run), deciding(run)
     over = length.unit if length else "evaluations"
     logged = [point.samples if over == "samples" else point.epoch for point in run.quality]
     positions = [position for position in logged if position is not None]
-    # The curve ends where the run's length does, though the log may number its epochs from 0 or from -1.
+    # End the curve at the run's length: the log may number epochs from 0 or from -1.
     at_end = last.epoch if last is not None else None
     shift = length.value - at_end if length is not None and at_end is not None and over == "epochs" else 0.0
     several = len(set(positions)) > 1 or len(positions) == 1
@@ -183,7 +183,7 @@ def synopsis(measurements: Sequence[Measurement]) -> list[Table]:
 
 
 def speed_up_table(measurements: Sequence[Measurement]) -> Table:
-    """Return how many times faster than on the fewest GPUs, by the time to the target."""
+    """Return the speed-up over the smallest number of GPUs, by time to the target."""
     return Table(
         title="Speed-up by number of GPUs",
         columns=("benchmark", "system", "from GPUs", "to GPUs", "speed-up"),
@@ -222,7 +222,10 @@ def scaling_efficiency(measurements: Sequence[Measurement]) -> Table:
 
 
 def relative_to(measurements: Sequence[Measurement], baseline: str) -> Table:
-    """Return the time of the baseline, a label or system in any case, over that of each: above 1 is faster."""
+    """Return the baseline's time divided by the time of every measurement: above 1 is faster.
+
+    ``baseline`` is a label or a system, case-insensitive.
+    """
     baseline_name = baseline.lower()
     bases = {
         measurement.benchmark: measurement.minutes
@@ -250,7 +253,7 @@ def relative_to(measurements: Sequence[Measurement], baseline: str) -> Table:
     )
 
 
-# What to say of a baseline that is not in the tables: how to add it where it was published.
+# Error for an unknown baseline, with the option that adds a published one.
 def _unknown_baseline(measurements: Sequence[Measurement], baseline: str) -> EncoreError:
     labels = sorted({measurement.label.lstrip("/") for measurement in measurements})
     error = unknown("baseline", baseline, labels)
@@ -295,7 +298,7 @@ def by_release(measurements: Sequence[Measurement]) -> Table:
 
 
 def by_precision(measurements: Sequence[Measurement]) -> Table:
-    """Return speed-up of each precision against the slowest one, on the same system and GPUs."""
+    """Return the speed-up per precision relative to the slowest, on the same system and GPUs."""
     with_precision = [
         measurement for measurement in measurements if measurement.precision and measurement.minutes_per_epoch
     ]
@@ -324,7 +327,7 @@ def by_precision(measurements: Sequence[Measurement]) -> Table:
 
 
 def quality_table(measurements: Sequence[Measurement], name: str, over: str) -> Table:
-    """Return every evaluation of every run by the quality called ``name`` over one unit: what its plot shows."""
+    """Return the data of a quality plot: all evaluations of metric ``name`` over one unit."""
     curves = [
         (measurement, number, curve)
         for measurement in measurements
@@ -345,7 +348,7 @@ def quality_table(measurements: Sequence[Measurement], name: str, over: str) -> 
 
 
 def all_tables(measurements: Sequence[Measurement], baseline: str | None = None) -> list[Table]:
-    """Return every table that these measurements fill; EncoreError where there is nothing to tabulate."""
+    """Return all non-empty tables; raises EncoreError without measurements."""
     if not measurements:
         raise EncoreError("no measurement to make tables of", hint="name a run, or a study with --study")
     builders = (speed_up_table, scaling_efficiency, by_release, by_precision)
@@ -362,8 +365,8 @@ def _growth(base: Measurement, measurement: Measurement) -> float:
     return (measurement.gpus or 1) / (base.gpus or 1)
 
 
-# Each measurement with the one on the fewest GPUs of the same kind: of several the one of the same batch, all together
-# or of each GPU, else the fastest.
+# Pair measurements with the measurement on the fewest GPUs of the same group: with the same batch (global or per GPU)
+# if there are several, else the fastest.
 def _scaling_pairs(measurements: Sequence[Measurement]) -> Iterator[tuple[Measurement, Measurement]]:
     timed = [measurement for measurement in measurements if measurement.gpus and measurement.minutes]
     for kind in grouped(timed, _group_key).values():
@@ -384,7 +387,7 @@ def _group_key(measurement: Measurement) -> tuple[object, ...]:
     )
 
 
-# The system's name without the number of nodes, which must not part what is to be compared.
+# System name without the number of nodes, so that different sizes stay comparable.
 def _system_type(measurement: Measurement) -> str:
     return measurement.system.rpartition("nodes, ")[2]
 

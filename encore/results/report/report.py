@@ -1,4 +1,4 @@
-"""The report of runs: Markdown, and one HTML page that needs nothing else.
+"""Reports about runs: Markdown, and one self-contained HTML page.
 
 from encore.results.report.report import build_report, write_files
 write_files(build_report([Path("results/20260101T120000Z-resnet-mxnet-dgxa100")]), Path("report"))
@@ -84,7 +84,7 @@ _TONES = {
 }  # fmt: skip
 
 
-_Stat = tuple[str, str, str]  # Name, value and what there is to know of it
+_Stat = tuple[str, str, str]  # Name, value and details
 
 
 class SetJson(ComparisonJson):
@@ -104,28 +104,28 @@ class ReportedJson(TypedDict):
 @dataclass(frozen=True, kw_only=True)
 class Section:
     title: str
-    ruling: str  # The verdict's words, or that this is a run on a toy data set, which no submission is compared with
+    ruling: str  # Verdict, or a note that toy runs are not compared with submissions
     tone: str
     comparison: Comparison
-    reports: tuple[ComplianceReport, ...]  # The check of each log
+    reports: tuple[ComplianceReport, ...]  # Compliance reports, one per log
     convergence: Convergence | None
     explanation: Explanation | None
     stats: tuple[_Stat, ...]
     compliance: str
-    found: tuple[tuple[Finding, str], ...]  # What audit and rules found, each thing once, with its places
+    found: tuple[tuple[Finding, str], ...]  # Unique findings of the audit and the rules, with their locations
     runs: Table
     factors: Table
     differences: Table | None
     plots: tuple[Plot, ...]  # Quality over minutes, and enlarged at the target; losses and wins over generations
-    bars: tuple[Plot, ...]  # The time of each run, and where it went
+    bars: tuple[Plot, ...]  # Time per run, and time per phase
     sentences: tuple[str, ...]
-    machine: tuple[Table, ...]  # Goodput, and the steps of the ranks of each run
-    choices: Table | None  # What the runs took where their configuration leaves it open
-    translations: Table | None  # A few of a run that translates
+    machine: tuple[Table, ...]  # Goodput, and step times per rank and run
+    choices: Table | None  # Automatic choices of the runs, by configuration key
+    translations: Table | None  # Sample translations
     texts: Table | None  # A few that a language model continued
-    detections: tuple[Detected, ...]  # A few images of a run that detects objects
-    generations: Table | None  # Those of a run that learns from games against itself
-    game: Game | None  # One of its last generation
+    detections: tuple[Detected, ...]  # Sample images with detected objects
+    generations: Table | None  # Self-play generations
+    game: Game | None  # Sample game of the last generation
 
     @property
     def side(self) -> RunSet:
@@ -133,7 +133,7 @@ class Section:
 
     @property
     def official(self) -> float | None:
-        """The official score, where it is another number than the raw one."""
+        """Official score, if it differs from the raw score."""
         return official_minutes(self.side)
 
     @property
@@ -142,7 +142,7 @@ class Section:
 
     @property
     def ratio(self) -> str:
-        """The ratio of the times with its interval, as a small plot; empty where there is none."""
+        """Ratio of the times with its interval as a small plot; empty without a ratio."""
         factor = self.comparison.score
         return ratio_line(factor, self.comparison.within) if factor is not None else ""
 
@@ -158,7 +158,7 @@ class Section:
 
     @property
     def converged_as(self) -> str:
-        """What the comparison with the reference convergence points comes to; empty where there is none."""
+        """Outcome of the comparison with the reference convergence points; empty without one."""
         return self.convergence.outcome.value if self.convergence is not None else ""
 
     def as_json(self) -> SetJson:
@@ -179,7 +179,10 @@ def section(
     *,
     is_selected: bool = False,
 ) -> Section:
-    """Return what is shown of a set and of the check of its logs; ``is_selected``: the user chose the submission."""
+    """Build the report section for a comparison and its compliance reports.
+
+    ``is_selected``: the user selected the submission.
+    """
     small = not is_selected and is_small(comparison)
     if small:
         comparison = replace(
@@ -249,7 +252,7 @@ def section(
     )
 
 
-# What each run made of its devices, as run.json has it.
+# Hardware utilization per run, from run.json.
 def _utilization(run_set: RunSet) -> Iterable[str]:
     by_run = run_set.passport.get("utilization")
     for number, utilization in (by_run if isinstance(by_run, dict) else {}).items():
@@ -275,7 +278,7 @@ def is_small(comparison: Comparison) -> bool:
 
 
 def tone(ruling: str, lengths: Factor | None = None) -> str:
-    """Return good, bad, open or plain: how a verdict looks. To need fewer epochs is nothing bad."""
+    """Return the tone of a verdict: good, bad, open or plain. Needing fewer epochs is not bad."""
     if ruling == Verdict.CONVERGES_DIFFERENTLY.value and lengths is not None and (lengths.ratio or 1.0) < 1:
         return "plain"
     return _TONES.get(ruling, "plain")
@@ -311,7 +314,7 @@ def _scores(whose: str, run_set: RunSet, span: tuple[float, float] | None) -> It
 
 
 def official_minutes(run_set: RunSet) -> float | None:
-    """Return the official score where it is another number than the raw one."""
+    """Return the official score if it differs from the raw score."""
     return None if run_set.scaling_factor == 1.0 else run_set.official_minutes
 
 
@@ -328,7 +331,7 @@ def _compliance(reports: Sequence[ComplianceReport]) -> str:
     return text + (f"; {passed_but_for_data} but for the size of the data set" if passed_but_for_data > passed else "")
 
 
-# Yield what the audit and the rules found, each thing once, errors first.
+# Yield unique findings of the audit and the rules, errors first.
 def _group_findings(run_set: RunSet, reports: Sequence[ComplianceReport]) -> Iterable[tuple[Finding, str]]:
     findings = [
         (finding, finding.path.name if finding.path else "")
@@ -403,12 +406,12 @@ def _factors(comparison: Comparison) -> Table:
     )
 
 
-# The report's own; templates of other folders may take what is there, such as its styles, by ``part(FILE)``.
+# Templates of reports. Templates in other folders can include these files with ``part(FILE)``, such as styles.
 TEMPLATES = Path(__file__).parents[1] / "templates"
 
 
 def page(folder: Path, template: str, **values: Any) -> str:
-    """Return a page through a template of ``folder``, which sees ``values``; one of HTML escapes them."""
+    """Render a template in ``folder`` with ``values``; HTML templates escape them."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -428,13 +431,13 @@ def page(folder: Path, template: str, **values: Any) -> str:
     environment.filters["plain"] = lambda text: " ".join(str(text).split()).replace("|", "/").replace("[", "\\[")
     environment.filters["breakable"] = lambda name: Markup("_<wbr>").join(str(name).split("_"))
     always = {"part": part, "version": __version__, "svg": Markup, "level": percent(LEVEL)}
-    # Imported templates see globals alone.
+    # Imported templates only see globals.
     environment.globals.update({**always, **values})
     return environment.get_template(template).render()
 
 
 def write(contents: Mapping[str, str], folder: Path, name: str = "report") -> list[Path]:
-    """Write a page's files into ``folder``, which is made; return them. EncoreError if the disk does not take them."""
+    """Create ``folder``, write the files and return their paths; raises EncoreError on write errors."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, content in contents.items():
@@ -450,16 +453,16 @@ def write(contents: Mapping[str, str], folder: Path, name: str = "report") -> li
 
 @dataclass(frozen=True, kw_only=True)
 class Chapter:
-    """A part of a report with words of its own, such as a question and its answer."""
+    """A report chapter with text, such as a question and its answer."""
 
-    key: str  # Names its tables' files
+    key: str  # Prefix of the table files
     title: str
     sentence: str = ""
-    note: str = ""  # What has to be known of every figure in it
+    note: str = ""  # Note about all figures of the chapter
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
     folded: tuple[Table, ...] = ()  # Tables that are shown on demand
-    terms: tuple[tuple[str, str], ...] = ()  # A list at its end: a term and what is to be said of it
+    terms: tuple[tuple[str, str], ...] = ()  # Glossary at the end: terms and definitions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -470,10 +473,10 @@ class Report:
     studies: tuple[Table, ...] = ()
     created: str = field(default_factory=lambda: datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))
     title: str = "Encore report"
-    packages: tuple[ComplianceReport, ...] = ()  # What the package checker says of each submitter's tree
+    packages: tuple[ComplianceReport, ...] = ()  # Package checker reports, one per submitter tree
     about: str = ""  # The first paragraph
     chapters: tuple[Chapter, ...] = ()
-    notices: tuple[str, ...] = ()  # What a reader has to know first, such as that nothing here ran on a GPU
+    notices: tuple[str, ...] = ()  # Notices at the top, such as that no run used a GPU
 
     @property
     def summary(self) -> Table:
@@ -504,9 +507,9 @@ def build_report(
     packages: Sequence[ComplianceReport] = (),
     on_read: OnRead | None = None,
 ) -> Report:
-    """Read every set of runs at or below ``paths`` and everything that can be said of them.
+    """Read all run sets at or below ``paths`` and build the report.
 
-    ``studied`` are a study's own tables, ``packages`` what the package checker says of the submitters' trees.
+    ``studied`` are tables of a study, ``packages`` are package checker reports of submitter trees.
     """
     read = [_read_sets(path, on_read) for path in paths]
     reports = {report.path: report for _, checked in read for report in checked}
@@ -531,7 +534,7 @@ def build_report(
     )
 
 
-# Every set at or below a path, and the check of each of their logs.
+# Scores at or below a path, with one compliance report per log.
 def _read_sets(path: Path, on_read: OnRead | None) -> tuple[list[Score], list[ComplianceReport]]:
     scores, reports = score_and_check(existing(path), on_read=on_read)
     if not scores:
@@ -540,7 +543,7 @@ def _read_sets(path: Path, on_read: OnRead | None) -> tuple[list[Score], list[Co
 
 
 def measurements(run_sets: Sequence[RunSet], study: str | None, published: str | None) -> list[Measurement]:
-    """Return those of our own sets, of a study, and of the published results with this part in their name."""
+    """Return measurements of the run sets, of a study, and of published results with this part in the name."""
     selected = [measurement_of(run_set) for run_set in run_sets] + measurements_of_study(study)
     return selected + measurements_of_published(published, {measurement.benchmark for measurement in selected} or None)
 
@@ -556,7 +559,7 @@ def measurements_of_study(key: str | None) -> list[Measurement]:
 
 
 def measurements_of_published(part: str | None, benchmarks: Collection[str] | None = None) -> list[Measurement]:
-    """Return the published results of these benchmarks with ``part`` in their name; EncoreError where there is none."""
+    """Return published results with ``part`` in the name; raises EncoreError if none matches."""
     if part is None:
         return []
     cells = [

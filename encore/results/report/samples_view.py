@@ -20,7 +20,7 @@ from encore.results.table import Cell, Table
 Line = TypeVar("Line", bound=BaseModel)
 
 
-# The address of a picture as an image, which no style of a page reaches.
+# Data URL of an image: styles of the page do not apply to it.
 def _data_url(svg: str) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode("utf-8", "replace")).decode("ascii")
 
@@ -28,7 +28,7 @@ def _data_url(svg: str) -> str:
 def read_first(
     folder: Path | None, name: str, kind: type[Line], max_lines: int, max_chars: int
 ) -> tuple[Path, list[Line]]:
-    """Return the file of the first experiment that has something to show, and that; nothing where there is none."""
+    """Return the first experiment's file with valid records, and the records; an empty path and list without any."""
     files = {
         path.parent.name[11:]: path for path in (folder.glob(f"experiment_*/{name}") if folder is not None else ())
     }
@@ -45,9 +45,9 @@ def read(path: Path, kind: type[Line], max_lines: int, max_chars: int) -> Iterat
                 yield kind.model_validate_json(line)
 
 
-TRANSLATIONS = "translations.jsonl"  # In the folder of an experiment: one JSON object per sentence of the test set
-SHOWN = 5  # Sentences at each end
-LONGEST = 300  # Characters of a text that are shown
+TRANSLATIONS = "translations.jsonl"  # One JSON object per test sentence, in the experiment folder
+SHOWN = 5  # Number of best and of worst sentences
+LONGEST = 300  # Longest displayed text, characters
 _MOST_LINES = 100_000
 _LONGEST_LINE = 1 << 16
 
@@ -57,8 +57,8 @@ class Translation(BaseModel):
     source: str
     hypothesis: str
     reference: str
-    bleu: float = Field(allow_inf_nan=False)  # The sentence's own, 0 to 100: not what a run is judged by
-    # Agreement of characters, 0 to 100; distinguishes sentences without four words of the reference.
+    bleu: float = Field(allow_inf_nan=False)  # Sentence BLEU, 0 to 100; the run's quality is corpus BLEU
+    # Character agreement, 0 to 100; ranks sentences that share no 4-gram with the reference.
     chrf: float = Field(allow_inf_nan=False)
     epoch: int
 
@@ -82,7 +82,7 @@ def translations_table(folder: Path | None) -> Table | None:
     )
 
 
-TEXTS = "texts.jsonl"  # In the folder of an experiment: one JSON object per text that a trained network continued
+TEXTS = "texts.jsonl"  # One JSON object per continued text, in the experiment folder
 _MOST_TEXTS = 8
 
 
@@ -94,7 +94,7 @@ class Continuation(BaseModel):
 
 
 def texts_table(folder: Path | None) -> Table | None:
-    """Return what the network of the first experiment that has some texts made of their begins; None without any."""
+    """Return the texts continued by the network of the first experiment with texts, or None."""
     path, texts = read_first(folder, TEXTS, Continuation, _MOST_TEXTS, _LONGEST_LINE)
     if not texts:
         return None
@@ -119,9 +119,9 @@ def _shorten(text: str) -> str:
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
-DETECTIONS = "detections.jsonl"  # In the folder of an experiment: one JSON object per image
-IN_REPORT = 2  # Images at each end that a report shows
-PANEL, GAP = 360, 8  # Width in pixels in which each side is shown, and between them
+DETECTIONS = "detections.jsonl"  # One JSON object per image, in the experiment folder
+IN_REPORT = 2  # Number of best and of worst images in a report
+PANEL, GAP = 360, 8  # Panel width and gap, pixels
 KEY = (
     "Left: detections with a score of at least 0.3, 20 at most; dashed: matches no object at IoU 0.5. "
     "Right: the objects; dotted: a crowd."
@@ -158,7 +158,7 @@ Size = Annotated[int, Field(gt=0, le=_LARGEST)]
 class Shape(BaseModel):
     label: Name
     box: tuple[Finite, Finite, Finite, Finite]  # x, y, width and height
-    # x, y and length of each run of pixels of the mask, one after the other; empty without a mask.
+    # Pixel runs of the mask as (x, y, length) triples; empty without a mask.
     runs: Annotated[tuple[int, ...], _at_most(_MOST_RUNS)] = ()
     score: Finite | None = None  # A detection's
     matched: bool = True  # Whether a detection matches an object
@@ -173,7 +173,7 @@ class Detected(BaseModel):
     image: int
     file: Name
     epoch: int
-    precision: Finite  # Average precision at IoU 0.5 within this image, 0 to 1: not what a run is judged by
+    precision: Finite  # Average precision at IoU 0.5 in this image, 0 to 1; the run's quality covers all images
     width: Size
     height: Size
     jpeg: Annotated[str, AfterValidator(_jpeg)]  # In base64
@@ -206,12 +206,12 @@ def images_of(folder: Path | None) -> list[Detected]:
 
 
 def select_for_report(images: Sequence[Detected]) -> list[Detected]:
-    """Return a few of both ends."""
+    """Return a few of the best and of the worst images."""
     return [image for which in ("best", "worst") for image in [i for i in images if i.which == which][:IN_REPORT]]
 
 
 def image_svg(image: Detected) -> str:
-    """Return a picture as SVG that needs nothing else."""
+    """Return a self-contained SVG of the image and its boxes."""
     unit = image.width / PANEL
     gap = GAP * unit
     (width, height), total_width = image.shown_size, 2 * image.width + gap
@@ -246,7 +246,7 @@ def _box(shape: Shape, unit: float, image: Detected) -> str:
     dashes = f' stroke-dasharray="{1.5 * unit:.2f} {3 * unit:.2f}"' if shape.crowd else dashes
     score = "" if shape.score is None else f" {shape.score:.2f}"
     text = f"{shape.label}{score}"
-    # Above the box, or inside it where there is no room; about as wide as its letters.
+    # Label above the box, or inside if there is not enough room; its width is estimated from the number of letters.
     label_y = y - 13 * unit if y > 13 * unit else y
     label_x = max(0.0, min(x, image.width - (6.4 * len(text) + 6) * unit))
     return (
@@ -263,12 +263,12 @@ def _colour(shape: Shape) -> str:
     return _COLOURS[zlib.crc32(shape.label.encode("utf-8", "replace")) % len(_COLOURS)]
 
 
-# In the folder of an experiment: one JSON object a generation.
+# One JSON object per generation, in the experiment folder.
 GENERATIONS, EVALUATIONS, GAMES = "generations.jsonl", "evaluations.jsonl", "shown_games.jsonl"
-LETTERS = "ABCDEFGHJKLMNOPQRST"  # The columns of a board; there is no I
-UNIT = 28  # Pixels between two lines of a board
+LETTERS = "ABCDEFGHJKLMNOPQRST"  # Board columns; I is skipped by convention
+UNIT = 28  # Pixels between board lines
 LONGEST_LIST = 12  # Moves without a stone at the end that are listed below a board
-_LIMITS = (10_000, 1 << 16)  # Lines of a file, and characters of one
+_LIMITS = (10_000, 1 << 16)  # Largest number of lines per file, and of characters per line
 _WIDTH, _HEIGHT = 400, 296
 
 
@@ -276,7 +276,7 @@ class Generation(BaseModel):
     generation: int = Field(ge=1)
     games: float
     moves: float  # A game, in the mean
-    black_wins: float  # Share of the games
+    black_wins: float  # Fraction of the games
     resigned: float
     policy_loss: float = Field(allow_inf_nan=False)
     value_loss: float = Field(allow_inf_nan=False)
@@ -289,7 +289,7 @@ class Evaluation(BaseModel):
 
 
 class Game(BaseModel):
-    """A game of self-play; a point is row * size + column from the top left, size * size is a pass."""
+    """Self-play game. Points are row * size + column from the top left; size * size is a pass."""
 
     generation: int = Field(ge=1)
     game: int
@@ -325,7 +325,7 @@ class Game(BaseModel):
 
     @property
     def hidden_moves(self) -> str:
-        """Moves that have no stone of their own at the end: captured, played upon, passes."""
+        """Moves without a visible stone at the end: captured, replaced, or passes."""
         visible, numbered = set(last_moves(self).values()), enumerate(self.moves, 1)
         listed = [f"{number} {point_name(move, self.size)}" for number, move in numbered if number not in visible]
         rest = f" and {len(listed) - LONGEST_LIST} more" if len(listed) > LONGEST_LIST else ""
@@ -333,7 +333,7 @@ class Game(BaseModel):
 
 
 def generations_table(folder: Path | None) -> Table | None:
-    """Return the figures of each generation of the first experiment that has some; None without any."""
+    """Return the generations of the first experiment that has any, or None."""
     generations, matches = generations_of(folder)
     if not generations:
         return None
@@ -371,7 +371,7 @@ def generations_table(folder: Path | None) -> Table | None:
 
 
 def generation_plots(folder: Path | None) -> list[Plot]:
-    """Return the losses and the win rate over generations; nothing of a single generation."""
+    """Plot losses and win rate over generations; empty for a single generation."""
     generations, matches = generations_of(folder)
     losses = {
         "policy loss": [(float(n), entry.policy_loss) for n, entry in generations.items()],
@@ -398,9 +398,9 @@ def _lines(title: str, series: Mapping[str, list[tuple[float, float]]]) -> Plot 
 
 
 def generations_of(folder: Path | None) -> tuple[dict[int, Generation], dict[int, Evaluation]]:
-    """Return generations and evaluations by their number, of the first experiment that has some.
+    """Return generations and evaluations by number, from the first experiment that has any.
 
-    A resumed run writes a generation again: its last line counts.
+    Resumed runs repeat generations: the last line counts.
     """
     path, lines = read_first(folder, GENERATIONS, Generation, *_LIMITS)
     evaluations = read(path.with_name(EVALUATIONS), Evaluation, *_LIMITS) if lines else ()
@@ -421,7 +421,7 @@ def game_of(folder: Path | None) -> Game | None:
 
 
 def last_moves(game: Game) -> dict[int, int]:
-    """Return, for each point with a stone at the end, the number of the move that put it there, from 1."""
+    """Return the move number, from 1, for all points with a stone at the end."""
     numbers = {move: number for number, move in enumerate(game.moves, 1)}
     return {point: numbers[point] for point, stone in enumerate(game.stones) if stone and point in numbers}
 
@@ -432,7 +432,7 @@ def point_name(move: int, size: int) -> str:
 
 
 def board_svg(game: Game) -> str:
-    """Return the board at the end as SVG that needs nothing else, with the number of each stone's move."""
+    """Return a self-contained SVG of the final board with move numbers."""
     size, width = game.size, (game.size + 2) * UNIT
     first, last = UNIT * 1.5, UNIT * (game.size + 0.5)
     lines = "".join(f"M{first} {first + UNIT * n}H{last}M{first + UNIT * n} {first}V{last}" for n in range(size))

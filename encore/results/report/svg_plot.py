@@ -19,13 +19,13 @@ Range = tuple[float, float]
 Span = tuple[float, float, float]  # A value of x, and from where to where y is there
 
 SERIES = 8
-_LETTER = 6.9  # Width of a letter at 12 px, on average
+_LETTER = 6.9  # Average letter width at 12 px
 _ROW = 17.0
 _LOGARITHMIC_FROM = 16
 _HALF_DIGIT = 3.5
 _TICKS_APART = 30.0
-# Each series has a colour and a marker of its own, so that neither print nor colour vision hides which is which.
-# Paths relative to the marker's centre.
+# Series differ in colour and marker, which stay distinguishable in print and with colour blindness. SVG paths relative
+# to the marker's centre.
 _SHAPES = (
     "h0",
     "v0",
@@ -37,7 +37,7 @@ _SHAPES = (
     "m-3.6-3l3.6 2 3.6-2v6l-3.6-2-3.6 2z",
 )
 CROSS = "m-3-3l6 6m0-6l-6 6"
-# Lines of no length: their round or square ends make the marker, in a fifth of an outline's text.
+# Zero-length lines: the round or square line caps draw the marker, in a fifth of an outline's size.
 DOT, SQUARE = "h0", "v0"
 _DRAWN = {CROSS: "x", DOT: "dot", SQUARE: "square"}
 
@@ -57,7 +57,7 @@ class Scale:
 
 
 class Panel:
-    """An SVG that is being drawn. What is drawn before ``axes`` is in pixels, afterwards in the axes' units."""
+    """SVG under construction. Coordinates are pixels before ``axes`` and axis units afterwards."""
 
     def __init__(self, width: float, height: float, *, left: float = 46, right: float = 12, top: float = 24) -> None:
         self.width, self.height, self.bottom = width, height, height - 36
@@ -77,15 +77,15 @@ class Panel:
         *,
         integers: bool = False,
     ) -> None:
-        """Draw axes with their grid.
+        """Add axes with a grid.
 
         Args:
             x: range of x.
             y: range of y; None: no axis.
             x_label: name of x.
             y_label: name of y.
-            at: the ticks of x, on a logarithmic axis where they span a factor of 16.
-            whole: x counts something, and has no tick between two whole numbers.
+            x_ticks: ticks of x; the axis is logarithmic if they span a factor of 16.
+            integers: x is a count: only integer ticks.
         """
         logarithmic = len(x_ticks) > 1 and x_ticks[-1] / x_ticks[0] > _LOGARITHMIC_FROM
         self.x = Scale(*x, self.left, self.right, logarithmic)
@@ -118,8 +118,8 @@ class Panel:
         return spaced
 
     def line(self, points: Sequence[Point], style: str | int) -> None:
-        """Draw a line; a number is that series' style."""
-        # Steps of whole pixels: a page has thousands of them.
+        """Add a line; an integer selects a series' style."""
+        # Relative whole pixels keep the page small: it has thousands of points.
         pixels = [(round(self.x(x)), round(self.y(y))) for x, y in points]
         steps = (
             f"{x - previous_x} {y - previous_y}" for (previous_x, previous_y), (x, y) in itertools.pairwise(pixels)
@@ -128,28 +128,28 @@ class Panel:
             self._path(f"l {_style(style)}", f"M{pixels[0][0]} {pixels[0][1]}l{' '.join(steps).replace(' -', '-')}")
 
     def marks(self, points: Sequence[Point], style: str | int, shape: str | None = None) -> None:
-        """Draw a marker at each point, all of one shape: the series' own, or the given one."""
+        """Add markers at the points, in the series' shape or in ``shape``."""
         form = shape or _SHAPES[_index(style)]
         if points:
             markers = (f"M{_px(self.x(x))} {_px(self.y(y))}{form}" for x, y in points)
             self._path(f"{_DRAWN.get(form, 'm')} {_style(style)}", "".join(markers))
 
     def whiskers(self, spans: Sequence[Span], style: str | int, aside: float = 0.0) -> None:
-        """Draw intervals as vertical lines, cut at the axes, ``aside`` pixels from their x."""
+        """Add intervals as vertical lines, clipped at the axes and shifted by ``aside`` pixels."""
         clipped = ((x, max(low, self.y.low), min(high, self.y.high)) for x, low, high in spans)
         ends = ((_px(self.x(x) + aside), _px(self.y(low)), _px(self.y(high))) for x, low, high in clipped)
         if spans:
             self._path(f"l thin {_style(style)}", "".join(f"M{x} {low}V{high}" for x, low, high in ends))
 
     def clip(self, *, end: bool = False) -> None:
-        """Hide what is drawn outside of the axes from here on, until the end of the clip."""
+        """Clip subsequent elements to the axes until ``end``."""
         box = f"{_px(self.left)} {_px(self.top)} {_px(self.right - self.left)} {_px(self.bottom - self.top)}"
         x, y, width, height = box.split(" ")
         shape = f'x="{x}" y="{y}" width="{width}" height="{height}" viewBox="{box}"'
         self._parts.append("</svg>" if end else f"<svg {shape}>")
 
     def level(self, value: float, label: str) -> None:
-        """Draw a horizontal line, such as a target; its label is above the axes, where it covers nothing."""
+        """Add a horizontal line, such as a target, with its label above the axes."""
         self._path("level", f"M{_px(self.left)} {_px(self.y(value))}H{_px(self.right)}")
         self.text(self.right, 9, label, "end")
         self._path("level", f"M{_px(self.right - len(label) * _LETTER - 28)} 5h22")
@@ -158,7 +158,7 @@ class Panel:
         self._path("level", f"M{_px(self.x(value))} {_px(self.top)}V{_px(self.bottom)}")
 
     def bar(self, x: Range, top: float, height: float, style: str | int) -> None:
-        """Draw a bar from one value of x to the other; ``top`` and ``height`` are in pixels."""
+        """Add a bar between two x values; ``top`` and ``height`` are in pixels."""
         start, end = sorted((self.x(x[0]), self.x(x[1])))
         start, end = max(start, self.left - 1), min(end, self.right + 1)
         shape = f'x="{_px(start)}" y="{_px(top)}" width="{_px(max(end - start, 0.5))}" height="{_px(height)}"'
@@ -180,12 +180,12 @@ class Panel:
             self._legend.append((swatch, label))
 
     def svg(self, label: str) -> str:
-        """Return the drawing as an element of a page, with the label that is read out; without one it is silent."""
+        """Return the SVG element with ``label`` for screen readers; an empty label hides it from them."""
         height = self._draw_legend()
         label_attributes = f'role="img" aria-label="{escape_text(label)}"' if label else 'aria-hidden="true"'
         return f'<svg viewBox="0 0 {_px(self.width)} {_px(height)}" {label_attributes}>{"".join(self._parts)}</svg>'
 
-    # Write the names below the axes, whole: a long one continues in the next row.
+    # Write the legend below the axes; long names wrap.
     def _draw_legend(self) -> float:
         x, y = 0.0, self.height + 6
         for swatch, label in self._legend:
@@ -217,7 +217,7 @@ def _px(value: float) -> str:
 
 
 def ticks(low: float, high: float, max_ticks: int = 6, *, integers: bool = False) -> list[float]:
-    """Return round numbers from low to high, at most ``max_ticks`` of them; whole ones where they count something."""
+    """Return at most ``max_ticks`` round numbers from low to high; ``integers``: whole numbers only."""
     if not high > low:
         return [low]
     rough = (high - low) / (max_ticks - 1)
@@ -229,7 +229,7 @@ def ticks(low: float, high: float, max_ticks: int = 6, *, integers: bool = False
 
 
 def format_tick(value: float, ticks: Sequence[float]) -> str:
-    """Return a tick's number with the digits that its step needs."""
+    """Format a tick with the digits that the step needs."""
     step = min((b - a for a, b in itertools.pairwise(ticks)), default=abs(value) or 1.0)
     digits = max(0, -math.floor(math.log10(step) + 1e-9)) if step > 0 else 0
     if any(round(tick, digits) != tick and abs(round(tick, digits) - tick) > 1e-9 for tick in ticks):

@@ -1,10 +1,10 @@
-"""The energy of a set of runs, from the power logs that some submissions from v4.0 on have next to their results.
+"""Energy of a run set, from the power logs of some submissions since v4.0.
 
     from encore.results.scores.power import energy_of
     print(energy_of(score).kilojoules)
 
-``power/result_0/node_0.txt`` holds a node's readings in watts, ``sw_0.txt`` an estimate for a switch. The mean is over
-the runs that the score counts, as mlperf-logging's result_summarizer has it, which prints joules and calls them kJ.
+``power/result_0/node_0.txt`` contains node readings in watts, ``sw_0.txt`` an estimate for a switch. The mean covers
+the counted runs, like mlperf-logging's result_summarizer, which prints joules and labels them kJ.
 """
 
 import math
@@ -43,7 +43,7 @@ class Energy:
     official_kilojoules: float | None  # Times the factor of scaling.json; None without one
     watts: float | None  # Mean power while the counted runs trained
     nodes: int | None
-    runs: tuple[tuple[str, float | None], ...]  # File and kilojoules of each run with a time
+    runs: tuple[tuple[str, float | None], ...]  # File and kilojoules of the runs with a time
     missing: str = ""
 
     def as_json(self) -> EnergyJson:
@@ -62,7 +62,7 @@ class _NoEnergyError(Exception):
 
 
 def energy_of(score: Score) -> Energy | None:
-    """Return the energy of a set; None where it has no power folder."""
+    """Return the energy of a set, or None without a power folder."""
     if not (score.folder / "power").is_dir():
         return None
     kilojoules: dict[str, float] = {}
@@ -99,7 +99,7 @@ def _missing(score: Score, reasons: dict[str, str], nodes: set[int]) -> str:
     return "; ".join(lacking[:3]) or several
 
 
-# Joules of a run and its nodes.
+# Energy of a run in joules, and its number of nodes.
 def _run_energy(folder: Path, run: RunLog) -> tuple[float, int]:
     if not folder.is_dir():
         raise _NoEnergyError(f"no folder power/{folder.name}")
@@ -112,7 +112,7 @@ def _run_energy(folder: Path, run: RunLog) -> tuple[float, int]:
     return joules + sum(_switch_energy(file, seconds) for file in files if _SWITCH.fullmatch(file.name)), len(nodes)
 
 
-# Joules of a node: its mean power while it was measured, over the time that the run is scored with.
+# Joules: mean power during the measurement, times the scored time.
 def _node_energy(file: Path, seconds: float) -> float:
     events = sorted(
         (event for event in read_events(file) if event.time_s is not None), key=lambda event: event.time_s or 0.0

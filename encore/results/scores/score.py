@@ -1,12 +1,12 @@
-"""Scores sets of runs by the rules of their round.
+"""Scores of run sets by the rules of their round.
 
     from encore.results.scores.score import score_folder
     for score in score_folder("results/dgxa100/resnet"):
         print(score.round, score.benchmark, score.score_minutes, score.missing)
 
-A score is the mean of the runs without the fastest and the slowest (training_rules.adoc, benchmark results). That is
-the raw score. A set that converges in fewer epochs than the reference is held to the reference's epochs: from v2.0 on
-mlperf-logging's package checker writes a factor into the set's scaling.json, by which the official score is multiplied.
+The raw score is the mean of the runs without the fastest and the slowest (training_rules.adoc, benchmark results).
+Sets that converge in fewer epochs than the reference get the reference's epochs: since v2.0, mlperf-logging's
+package checker writes a factor into scaling.json, and the official score is the raw score times that factor.
 """
 
 import itertools
@@ -32,9 +32,7 @@ from encore.results.logs.run_log import Reason, RunLog, read_run
 from encore.results.rules import LATER_ROUNDS, ROUNDS, Rule, is_before, is_hpc, rule_for
 
 _RESULT = re.compile(r"result.*\.txt(\.gz)?", re.IGNORECASE)
-_SUBMISSION = frozenset(
-    {"benchmarks", "benchmark", "systems", "code"}
-)  # Folders next to results/ in a submitter's tree
+_SUBMISSION = frozenset({"benchmarks", "benchmark", "systems", "code"})  # Siblings of results/ in a submitter's tree
 _OTHER_LOG = re.compile(r".*\.(txt|log|out)(\.gz)?", re.IGNORECASE)
 
 
@@ -48,7 +46,7 @@ class Lack(str, Enum):
 
 @dataclass(frozen=True)
 class Flag:
-    """Something that the scoring did and a reader should know; ``log`` is the one it concerns, None: the set."""
+    """Note about the scoring; ``log`` is the log concerned, None: the set."""
 
     text: str
     log: Path | None = None
@@ -97,20 +95,20 @@ class ScoreJson(ClaimJson):
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """The score of one set of runs, or what it lacks."""
+    """Score of a run set, or the reason why it has none."""
 
     folder: Path
     round: str | None
     benchmark: str | None
     runs: tuple[RunLog, ...]
-    required: int | None  # Runs the round asks for; None where round or benchmark is not known
+    required: int | None  # Runs required by the round; None if the round or benchmark is unknown
     counted: tuple[RunLog, ...] = ()
     dropped: tuple[RunLog, ...] = ()
     score_minutes: float | None = None  # The raw score
-    scaling_factor: float | None = None  # From the set's scaling.json; None where there is none
-    lack: Lack | None = None  # Why there is no score; None where there is one
+    scaling_factor: float | None = None  # From scaling.json; None without that file
+    lack: Lack | None = None  # Reason why there is no score; None with a score
     missing: str = ""  # The same as a sentence
-    flags: tuple[Flag, ...] = ()  # What the scoring did; what is odd about the logs are the audit's findings
+    flags: tuple[Flag, ...] = ()  # Notes about the scoring; unusual logs are findings of the audit
     # Whether the round was taken from the date or the keys of the logs, which neighbouring rounds share.
     round_is_guess: bool = False
 
@@ -160,7 +158,7 @@ class Score:
         }
 
 
-# Round to the millionth of a minute: the rest is what floating point makes of seconds since 1970.
+# Round to 1e-6 minutes: smaller digits are floating-point noise from Unix times.
 def _rounded(minutes: float | None) -> float | None:
     return None if minutes is None else round(minutes, 6)
 
@@ -192,9 +190,9 @@ def judge_folder(
     round_: str | None = None,
     on_read: OnRead | None = None,
 ) -> list[Judged]:
-    """Return ``judge`` of each set at or below ``path``, made where the logs of the set are read: on all cores.
+    """Return ``judge`` of every set at or below ``path``, computed on all cores in the process that reads the logs.
 
-    ``judge`` must be a function that pickle can name.
+    ``judge`` must be picklable.
     """
     root = existing(path)
     sets = list(find_sets(root))
@@ -227,10 +225,10 @@ def no_log(root: Path) -> EncoreError:
 
 
 def find_sets(root: Path) -> Iterator[FileSet]:
-    """Yield folders with result files, each with its files in order of their numbers.
+    """Yield folders with result files, and the files in numerical order.
 
-    Where no file is named like a result, any text with an MLPerf line will do, but not below a folder that has
-    results: those are raw logs of the same runs. Of a submitter's tree only ``results/`` is read.
+    Without files named like results, any text file with an MLPerf line is used, except below folders that have
+    results: these are raw logs of the same runs. In a submitter's tree, only ``results/`` is read.
     """
     if root.is_dir():
         yield from _sets_below(root, True, set())
@@ -250,7 +248,7 @@ def _sets_below(root: Path, any_log: bool, visited: set[Path]) -> Iterator[FileS
     files = [entry for entry in entries if entry.is_file()]
     result_files = [entry for entry in files if _RESULT.fullmatch(entry.name)]
     if not result_files and (root / "run.json").is_file():
-        # Encore's own run folder before its first experiment has ended
+        # Encore run folder before the end of the first experiment
         result_files = sorted(log for log in root.glob("experiment_*/result.txt") if log.is_file())
     log_files = result_files or [
         entry for entry in files if any_log and _OTHER_LOG.fullmatch(entry.name) and has_mark(entry)
@@ -258,18 +256,18 @@ def _sets_below(root: Path, any_log: bool, visited: set[Path]) -> Iterator[FileS
     if log_files:
         yield root, sorted(log_files, key=_natural)
     if result_files and (root / "run.json").is_file():
-        # Encore's own run folder: what is deeper are the parts that its result files were made of.
+        # Encore run folder: deeper files are the sources of its result files.
         return
     folders = [entry for entry in entries if entry.is_dir()]
     if not _SUBMISSION.isdisjoint(folder.name for folder in folders):
-        # A submitter's tree: logs next to results/ are examples and output of the code
+        # Submitter's tree: logs outside of results/ are examples and program output
         folders = [folder for folder in folders if folder.name == "results"] or folders
     for folder in folders:
         yield from _sets_below(folder, any_log and not result_files, visited)
 
 
 def score_runs(folder: Path, runs: Sequence[RunLog]) -> Score:
-    """Score the runs of one benchmark and round, in the order of their files."""
+    """Score runs of one benchmark and round, in file order."""
     round_, benchmark, batch = _set_key(runs)
     rule = rule_for(round_, benchmark, batch)
     scaling = read_scaling(folder, round_)
@@ -311,11 +309,11 @@ def _apply_rule(rule: Rule, score: Score) -> Score:
     return _olympic(rule, replace(score, flags=(*score.flags, *_crashes(runs))), converged, missed)
 
 
-_MISSED = frozenset({Reason.ABORTED, Reason.TARGET_MISSED})  # Outcomes of a run that did not converge
-# A log without an end is of a run that crashed, which MLCommons counts as one that did not converge. Any other reason
-# is one of the log, which then says nothing about the run.
+_MISSED = frozenset({Reason.ABORTED, Reason.TARGET_MISSED})  # Outcomes of runs that did not converge
+# A log without an end means that the run crashed, which MLCommons counts as not converged. All other reasons are
+# problems of the log and tell nothing about the run.
 _CRASHED = frozenset({Reason.NO_EVENTS, Reason.NO_START, Reason.NO_STOP})
-NOT_CONVERGED = _MISSED | _CRASHED  # What a run without a time may be, for its set to be judged
+NOT_CONVERGED = _MISSED | _CRASHED  # Reasons without a time that still allow scoring the set
 
 
 def _crashes(runs: Sequence[RunLog]) -> Iterator[Flag]:
@@ -340,7 +338,7 @@ def _olympic(rule: Rule, score: Score, runs: Sequence[RunLog], missed: int) -> S
 
 
 def score_logs(folder: Path, logs: Sequence[RunLog]) -> Iterator[Score]:
-    """Score the logs of a folder, in the order of their files: the set, or the sets that they are of."""
+    """Score the logs of a folder, in file order, as one or several sets."""
     sets: dict[tuple[str | None, str | None], list[RunLog]] = {}
     strays: list[RunLog] = []
     for run in one_round(logs):
@@ -354,8 +352,8 @@ def score_logs(folder: Path, logs: Sequence[RunLog]) -> Iterator[Score]:
         strays += unnamed
         sets = {key: runs for key, runs in sets.items() if key[1] is not None}
     if len(sets) == 1:
-        # A result file without a whole event among good ones, or one that ends before it names its benchmark, is a run
-        # of this set.
+        # Result files without a complete event, or that end before the benchmark's name, belong to the set of the
+        # remaining files.
         runs = next(iter(sets.values()))
         score = score_runs(folder, sorted([*runs, *strays], key=lambda run: _natural(run.path)))
         yield replace(score, flags=(*score.flags, *_mixed_rounds_flag(logs, score.round)))
@@ -366,7 +364,7 @@ def score_logs(folder: Path, logs: Sequence[RunLog]) -> Iterator[Score]:
         yield score_runs(folder, strays)
 
 
-# Say that the logs of a folder, scored by one round, look like those of several.
+# Flag the folder if logs scored by one round look like logs from different rounds.
 def _mixed_rounds_flag(logs: Sequence[RunLog], scoring_round: str | None) -> Iterator[Flag]:
     (first, count), *other_rounds = Counter(run.round for run in logs if run.round).most_common() or [("", 0)]
     if other_rounds:
@@ -375,9 +373,9 @@ def _mixed_rounds_flag(logs: Sequence[RunLog], scoring_round: str | None) -> Ite
 
 
 def one_round(runs: Sequence[RunLog]) -> list[RunLog]:
-    """Return the logs of a folder, read again by one round where they seem to be of several: one folder is one round.
+    """Return the folder's logs, parsed by one round: logs in one folder are from one round.
 
-    What a log or its place states is taken for those that leave it open; else the round that most of them seem to be.
+    A round stated in a log or path is used for logs that leave it open; otherwise the most frequent guess is used.
     """
     stated = {run.round for run in runs if run.round in LATER_ROUNDS and not run.round_is_guess}
     guessed = Counter(run.round for run in runs if run.round and run.round_is_guess)
@@ -422,12 +420,12 @@ def _natural(path: Path) -> list[tuple[int, int | str]]:
 _LARGEST_FILE = 1 << 16
 _LARGEST_FACTOR = 10  # The largest of 497 public factors is 1.19
 SCALING_FILE = "scaling.json"
-SCALED_SINCE = "v2.0"  # The first round with a scaling.json, of one set; from v2.1 on every set that needs one has one
+SCALED_SINCE = "v2.0"  # First round with a scaling.json, in one set; since v2.1 in all sets that need one
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """The factor of a set; None without a ``scaling.json``, or with an unusable one, which ``flag`` then says."""
+    """Factor of a set; None without a usable ``scaling.json``, with the problem in ``flag``."""
 
     factor: float | None = None
     flag: str = ""
@@ -456,7 +454,7 @@ def read_scaling(folder: Path, round_: str | None = None) -> Scaling:
 
 
 def official(minutes: float | None, factor: float | None) -> float | None:
-    """Return the official score of a raw one; None where the factor is not known."""
+    """Return the official score for a raw score, or None without a factor."""
     return minutes * factor if minutes is not None and factor is not None else None
 
 
