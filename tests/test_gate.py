@@ -60,4 +60,4 @@ def test_site_has_its_pages_and_no_dead_link(tmp_path: Path) -> None:
 
 
 def test_picture_of_the_architecture_is_up_to_date() -> None:
-    assert architecture.PICTURE.read_text(encoding="utf-8") == architecture.drawn(), "hint: make docs"
+    assert architecture.PICTURE.read_text(encoding="utf-8") == architecture.draw(), "hint: make docs"

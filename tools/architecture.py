@@ -53,7 +53,7 @@ def modules(house: str) -> dict[str, Path]:
     # Every module below encore/ or benchmarks/ with its file
     files = sorted((paths.ROOT / house).rglob("*.py"))
     return {
-        ".".join(each.relative_to(paths.ROOT).with_suffix("").parts).removesuffix(".__init__"): each for each in files
+        ".".join(path.relative_to(paths.ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in files
     }
 
 
@@ -69,79 +69,81 @@ def room(module: str) -> str:
 def imported(module: str, tree: ast.Module | None = None) -> set[str]:
     # The modules of the same house that a module needs: at its top, in a function, or by ``python -m NAME``
     house = module.partition(".")[0]
-    found, named = set(), set()
+    dependencies, targets = set(), set()
     for node in ast.walk(tree or ast.parse(modules(house)[module].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            dependencies |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            dependencies |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            named.add(node.value)
-    known = modules(house)
-    found |= {name for name in named & set(known) if known[name].name != "__init__.py"}
+            targets.add(node.value)
+    available = modules(house)
+    dependencies |= {name for name in targets & set(available) if available[name].name != "__init__.py"}
     # The version in encore/__init__.py is on the ground floor.
-    return {name for name in found if name in known and name not in (module, house)}
+    return {name for name in dependencies if name in available and name not in (module, house)}
 
 
 def rooms(house: str) -> dict[str, set[str]]:
     # The rooms that each room imports; without those that nothing joins, which have no code
     graph: dict[str, set[str]] = defaultdict(set)
     for module in modules(house):
-        graph[room(module)] |= {room(each) for each in imported(module)} - {room(module)}
+        graph[room(module)] |= {room(target) for target in imported(module)} - {room(module)}
     joined = {name for name, needed in graph.items() if needed}.union(*graph.values())
     return {name: graph[name] for name in graph if name in joined}
 
 
 def below(graph: Graph, name: str) -> set[str]:
     # Every room that is reached from one
-    return graph[name].union(*(below(graph, each) for each in graph[name]))
+    return graph[name].union(*(below(graph, successor) for successor in graph[name]))
 
 
 def layers(graph: Graph) -> list[list[str]]:
     # The rooms from the ground up, each above all that it imports; CycleError where two import each other
     height: dict[str, int] = {}
     for name in TopologicalSorter(graph).static_order():
-        height[name] = 1 + max((height[each] for each in graph[name]), default=-1)
+        height[name] = 1 + max((height[successor] for successor in graph[name]), default=-1)
     return [sorted(name for name in graph if height[name] == level) for level in range(max(height.values()) + 1)]
 
 
-def placed(levels: list[list[str]], graph: Graph, left: float, bottom: float) -> dict[str, tuple[float, float]]:
+def placed(levels: list[list[str]], graph: Graph, x0: float, bottom: float) -> dict[str, tuple[float, float]]:
     # The middle of each box: a room is above the rooms that it imports, as far as its neighbours allow
     widest = max(map(len, levels)) * (WIDTH + GAP)
-    found: dict[str, tuple[float, float]] = {}
+    positions: dict[str, tuple[float, float]] = {}
     for number, level in enumerate(levels):
-        wish = {name: sum(found[each][0] for each in graph[name]) / max(1, len(graph[name])) for name in level}
+        wish = {
+            name: sum(positions[room_name][0] for room_name in graph[name]) / max(1, len(graph[name])) for name in level
+        }
         step = widest / len(level)
-        for place, name in enumerate(sorted(level, key=lambda each: (wish[each], each))):
-            found[name] = (round(left + step * (place + 0.5), 1), bottom - RISE * number)
-    return found
+        for index, name in enumerate(sorted(level, key=lambda room_name: (wish[room_name], room_name))):
+            positions[name] = (round(x0 + step * (index + 0.5), 1), bottom - RISE * number)
+    return positions
 
 
-def drawn() -> str:
+def draw() -> str:
     # The picture as SVG
     graphs = {house: rooms(house) for house in HOUSES}
     levels = {house: layers(graph) for house, graph in graphs.items()}
     height = 80 + RISE * max(map(len, levels.values()))
-    left, houses, walls = 20.0, [], []
+    x, houses, walls = 20.0, [], []
     for (house, graph), fill in zip(graphs.items(), ("#e8f0fe", "#eaf7ea"), strict=True):
-        boxes = placed(levels[house], graph, left, height - 50)
+        boxes = placed(levels[house], graph, x, height - 50)
         arrows = [
-            ((boxes[name][0], boxes[name][1] + HEIGHT / 2), (boxes[each][0], boxes[each][1] - HEIGHT / 2))
+            ((boxes[name][0], boxes[name][1] + HEIGHT / 2), (boxes[target][0], boxes[target][1] - HEIGHT / 2))
             for name in sorted(graph)
-            for each in sorted(graph[name])
-            if not any(each in below(graph, other) for other in graph[name])
+            for target in sorted(graph[name])
+            if not any(target in below(graph, other) for other in graph[name])
         ]
-        houses.append({"name": house, "x": left, "boxes": boxes, "arrows": arrows, "fill": fill})
-        left += max(map(len, levels[house])) * (WIDTH + GAP) + 60
-        walls.append(left - 30)
-    return TEMPLATE.render(houses=houses, width=round(left), height=height, wall=walls[0])
+        houses.append({"name": house, "x": x, "boxes": boxes, "arrows": arrows, "fill": fill})
+        x += max(map(len, levels[house])) * (WIDTH + GAP) + 60
+        walls.append(x - 30)
+    return TEMPLATE.render(houses=houses, width=round(x), height=height, wall=walls[0])
 
 
 def main(check: bool = False) -> None:
     # Write the picture, or say that it is not the code's
     if check:
-        raise typer.Exit(int(PICTURE.read_text(encoding="utf-8") != drawn()))
-    PICTURE.write_text(drawn(), encoding="utf-8")
+        raise typer.Exit(int(PICTURE.read_text(encoding="utf-8") != draw()))
+    PICTURE.write_text(draw(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -31,13 +31,13 @@ LOOKED_UP = frozenset(rule.name for rule in RULES if rule.in_digests)
 Change = Callable[[float], float]
 
 
-def kept(run: RunLog, is_kept: Callable[[float], bool]) -> RunLog:
+def filter_events(run: RunLog, is_kept: Callable[[float], bool]) -> RunLog:
     # The log without the events at other times; what begins before all of them stays
     return replace(
         run,
-        phases=tuple(each for each in run.phases if is_kept(each.time_s)),
-        quality=tuple(each for each in run.quality if is_kept(each.time_s or 0.0)),
-        stated=tuple(each for each in run.stated if is_kept(each.time_s)),
+        phases=tuple(event for event in run.phases if is_kept(event.time_s)),
+        quality=tuple(event for event in run.quality if is_kept(event.time_s or 0.0)),
+        stated=tuple(event for event in run.stated if is_kept(event.time_s)),
     )
 
 
@@ -53,25 +53,27 @@ def late_and_cut(run: RunLog) -> RunLog:
     start = after.start_s or 0.0
     phases = tuple(phase for phase in run.phases if phase.time_s >= start or phase.name.startswith(("init", "run")))
     quality = tuple(point for point in run.quality if point.time_s is None or point.time_s >= start)
-    return replace(kept(after, lambda time: time >= start), phases=phases, quality=quality)
+    return replace(filter_events(after, lambda time: time >= start), phases=phases, quality=quality)
 
 
 def retimed(run: RunLog, number: int, change: Change) -> RunLog:
     # A copy of the log under another name, its times changed and rounded to milliseconds as a file would
 
-    def at(seconds: float) -> float:
+    def new_time(seconds: float) -> float:
         return round(change(seconds) * 1000) / 1000
 
-    start, stop = at(run.start_s or 0.0), at(run.stop_s or 0.0)
+    start, stop = new_time(run.start_s or 0.0), new_time(run.stop_s or 0.0)
     return replace(
         run,
         path=run.path.with_name(f"result_{number}.txt"),
         start_s=start,
         stop_s=stop,
         minutes=(stop - start) / 60,
-        phases=tuple(type(each)(each.name, at(each.time_s), each.epoch, each.line) for each in run.phases),
-        quality=tuple(replace(each, time_s=at(each.time_s)) if each.time_s else each for each in run.quality),
-        stated=tuple(each._replace(time_s=at(each.time_s)) for each in run.stated),
+        phases=tuple(type(event)(event.name, new_time(event.time_s), event.epoch, event.line) for event in run.phases),
+        quality=tuple(
+            replace(event, time_s=new_time(event.time_s)) if event.time_s else event for event in run.quality
+        ),
+        stated=tuple(event._replace(time_s=new_time(event.time_s)) for event in run.stated),
     )
 
 
@@ -86,29 +88,29 @@ def moved(run: RunLog, start: float, squeeze: bool = False) -> RunLog:
 
 def stopped_before(run: RunLog) -> RunLog:
     # The log that ends at the evaluation before the last, whose quality is given to that one
-    *_, before, last = run.quality
-    end = before.time_s or 0.0
-    quality = (*run.quality[:-2], replace(before, values=last.values))
+    *_, previous, last = run.quality
+    end = previous.time_s or 0.0
+    quality = (*run.quality[:-2], replace(previous, values=last.values))
     minutes = (end - (run.start_s or 0.0)) / 60
-    ended = replace(kept(run, lambda time: time <= end), quality=quality)
-    return replace(ended, stop_s=end, minutes=minutes, elapsed_minutes=minutes)
+    truncated = replace(filter_events(run, lambda time: time <= end), quality=quality)
+    return replace(truncated, stop_s=end, minutes=minutes, elapsed_minutes=minutes)
 
 
 def cut(run: RunLog) -> RunLog:
     # The log without a fifth of the run in its middle
     start, stop = run.start_s or 0.0, run.stop_s or 0.0
-    one, two = start + 0.4 * (stop - start), start + 0.6 * (stop - start)
-    left = kept(run, lambda time: not one < time < two)
-    return retimed(left, _number(run), lambda t: t - (two - one) if t >= two else t)
+    cut_start, cut_end = start + 0.4 * (stop - start), start + 0.6 * (stop - start)
+    remaining = filter_events(run, lambda time: not cut_start < time < cut_end)
+    return retimed(remaining, _number(run), lambda t: t - (cut_end - cut_start) if t >= cut_end else t)
 
 
 def shuffled(run: RunLog) -> RunLog:
     # The log with its lines from run_start to run_stop in another order
     events: list[Phase | Quality | Stated] = [*run.phases, *run.quality, *run.stated]
-    inside = [event for event in events if (run.start_s or 0.0) < (event.time_s or 0.0) < (run.stop_s or 0.0)]
-    lines = [event.line for event in inside]
+    timed_events = [event for event in events if (run.start_s or 0.0) < (event.time_s or 0.0) < (run.stop_s or 0.0)]
+    lines = [event.line for event in timed_events]
     random.Random(len(lines)).shuffle(lines)
-    new = {id(event): line for event, line in zip(inside, lines, strict=True)}
+    new = {id(event): line for event, line in zip(timed_events, lines, strict=True)}
     return replace(
         run,
         phases=tuple(sorted((e._replace(line=new.get(id(e), e.line)) for e in run.phases), key=lambda e: e.line)),
@@ -147,7 +149,7 @@ def _number(run: RunLog) -> int:
 
 def fakes(runs: Sequence[RunLog]) -> dict[str, list[RunLog]]:
     # Sets as somebody might fake them, by what was done
-    first, *others = runs
+    first, *other_runs = runs
     start, count = first.start_s or 0.0, len(runs)
     slow, fast = max(runs, key=_minutes), min(runs, key=_minutes)
     rest = [run for run in runs if run is not slow]
@@ -155,16 +157,16 @@ def fakes(runs: Sequence[RunLog]) -> dict[str, list[RunLog]]:
     stretched = [retimed(first, n, lambda t, n=n: start + (t - start) * STRETCH**n) for n in range(count)]  # type: ignore[misc]
 
     def scaled(run: RunLog, factor: float) -> RunLog:
-        begin = run.start_s or 0.0
-        return retimed(run, _number(run), lambda t: begin + (t - begin) * factor)
+        run_start = run.start_s or 0.0
+        return retimed(run, _number(run), lambda t: run_start + (t - run_start) * factor)
 
-    def whole(unit: float) -> list[RunLog]:
+    def rounded(unit: float) -> list[RunLog]:
         return [retimed(run, _number(run), lambda t: round(t / unit) * unit) for run in runs]
 
     def later(share: float, seconds: float = 0.0, squeeze: bool = False) -> list[RunLog]:
         return [moved(run, (run.start_s or 0.0) + share * _minutes(run) * 60 + seconds, squeeze) for run in runs]
 
-    made = {
+    fake_sets = {
         "every `run_start` 10 minutes later, or a quarter of the run": [late(run) for run in runs],
         "the same, and the training events before it taken out": [late_and_cut(run) for run in runs],
         "every `run_start` 5 % of the run later": later(0.05),
@@ -195,14 +197,14 @@ def fakes(runs: Sequence[RunLog]) -> dict[str, list[RunLog]]:
         "all times of each run multiplied by a factor of its own": [
             scaled(run, 0.9 + 0.01 * n) for n, run in enumerate(runs)
         ],
-        "all times of one run multiplied by 0.6": [scaled(first, 0.6), *others],
-        "another platform in one log": [replace(first, platform="another"), *others],
+        "all times of one run multiplied by 0.6": [scaled(first, 0.6), *other_runs],
+        "another platform in one log": [replace(first, platform="another"), *other_runs],
         "another platform in all logs": [replace(run, platform="another") for run in runs],
         "a fifth cut out of the middle of each run": [cut(run) for run in runs],
         "a clock that goes back by a twentieth of the run": [jumped(run) for run in runs],
         "the lines of each log in another order": [shuffled(run) for run in runs],
-        "all times whole seconds": whole(1.0),
-        "all times multiples of 30 s": whole(30.0),
+        "all times whole seconds": rounded(1.0),
+        "all times multiples of 30 s": rounded(30.0),
         "one seed in all logs": [replace(run, seeds=(1,)) for run in runs],
         "qualities as per cent": [
             replace(
@@ -216,8 +218,10 @@ def fakes(runs: Sequence[RunLog]) -> dict[str, list[RunLog]]:
         ],
     }  # fmt: skip
     if all(len(run.quality) > 2 and run.quality[-2].time_s for run in runs):
-        made["stopped at the evaluation before, with the quality of the last"] = [stopped_before(run) for run in runs]
-    return made
+        fake_sets["stopped at the evaluation before, with the quality of the last"] = [
+            stopped_before(run) for run in runs
+        ]
+    return fake_sets
 
 
 def _minutes(run: RunLog) -> float:
@@ -226,50 +230,50 @@ def _minutes(run: RunLog) -> float:
 
 def errors(folder: Path, runs: Sequence[RunLog]) -> set[str]:
     # The rules for errors and warnings that find something, once the runs of the set are these
-    found = audit_score(score_runs(folder, runs), in_digests=True)
-    return {each.rule for each in found if each.severity != "note"}
+    findings = audit_score(score_runs(folder, runs), in_digests=True)
+    return {finding.rule for finding in findings if finding.severity != "note"}
 
 
 def tries(score: Score) -> Iterator[tuple[str, bool, bool]]:
     # Yield each fake of the set, whether the audit finds it, and whether it does without the look-up
     runs = [run for run in score.converged if run.starts]
-    before = errors(score.folder, runs)
-    made = [(what, score.folder, fake) for what, fake in fakes(runs).items()]
-    made.append((RENAMED, Path("results", "another", score.folder.name), runs))
-    for what, folder, fake in made:
-        new = errors(folder, fake) - before
-        yield what, bool(new), bool(new - LOOKED_UP)
+    genuine = errors(score.folder, runs)
+    candidates = [(title, score.folder, fake) for title, fake in fakes(runs).items()]
+    candidates.append((RENAMED, Path("results", "another", score.folder.name), runs))
+    for title, folder, fake in candidates:
+        new = errors(folder, fake) - genuine
+        yield title, bool(new), bool(new - LOOKED_UP)
 
 
 def main(folders: Folders) -> None:
     sets = logs = tried = 0
     with_finding: dict[str, list[str]] = {rule.name: [] for rule in RULES}
-    files, seen, of, alone = (Counter[str]() for _ in range(4))
+    files, detected, of, without_lookup = (Counter[str]() for _ in range(4))
     for folder in folders:
         for audit in audit_path(folder):
             sets, logs = sets + 1, logs + len(audit.score.runs)
             name = f"{folder.name}/{audit.score.folder.relative_to(folder).as_posix()}"
             for rule in {finding.rule for finding in audit.findings}:
-                found = [finding for finding in audit.findings if finding.rule == rule]
+                findings = [finding for finding in audit.findings if finding.rule == rule]
                 with_finding[rule].append(name)
-                files[rule] += len({finding.path for finding in found if finding.path is not None})
+                files[rule] += len({finding.path for finding in findings if finding.path is not None})
             runs = [run for run in audit.score.converged if run.starts]
             if len(runs) >= LEAST_RUNS and sets % EVERY == 0:
                 tried += 1
-                for what, is_found, without in tries(audit.score):
-                    of[what] += 1
-                    seen[what] += is_found
-                    alone[what] += without
+                for title, is_found, without in tries(audit.score):
+                    of[title] += 1
+                    detected[title] += is_found
+                    without_lookup[title] += without
     rules = {
-        name: {"sets": len(found), "logs": files[name], "examples": found[:EXAMPLES]}
-        for name, found in with_finding.items()
+        name: {"sets": len(findings), "logs": files[name], "examples": findings[:EXAMPLES]}
+        for name, findings in with_finding.items()
     }
     content = {
         "from": [folder.name for folder in folders],
         "sets": sets,
         "logs": logs,
         "rules": rules,
-        "fakes": {"sets": tried, "of": dict(of), "found": dict(seen), "alone": dict(alone)},
+        "fakes": {"sets": tried, "of": dict(of), "found": dict(detected), "alone": dict(without_lookup)},
     }
     file_of("audit").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     print(f"{sets} sets, {logs} logs")

@@ -29,17 +29,17 @@ def sets_in(checkout: Path) -> Iterator[Path]:
 
 def packed_and_verified(key: Path, folder: Path) -> tuple[Path, float, str]:
     """Return how many seconds a set took, and what was found wrong with it."""
-    begun = time.monotonic()
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        made = Path(scratch) / "bundle.tar.gz"
+        archive = Path(scratch) / "bundle.tar.gz"
         signers = key.with_name("signers")
         try:
-            bundle.write_bundle(folder, made, key)
-            found = bundle.verify(made, signers, "submitter")
-            wrong = "" if found.accepted else "; ".join(str(each) for each in found.findings)
+            bundle.write_bundle(folder, archive, key)
+            verification = bundle.verify(archive, signers, "submitter")
+            wrong = "" if verification.accepted else "; ".join(str(finding) for finding in verification.findings)
         except EncoreError as error:
             wrong = str(error)
-    return folder, time.monotonic() - begun, wrong
+    return folder, time.monotonic() - started, wrong
 
 
 def signing_key(folder: Path) -> Path:
@@ -52,16 +52,18 @@ def signing_key(folder: Path) -> Path:
 def main(checkouts: Folders) -> None:
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(os.cpu_count()) as pool:
         check = partial(packed_and_verified, signing_key(Path(folder)))
-        taken: list[float] = []
+        durations: list[float] = []
         refused = 0
-        for found in pool.map(_all_sets, checkouts):
-            for path, seconds, wrong in pool.map(check, found, chunksize=4):
-                taken.append(seconds)
+        for results in pool.map(_all_sets, checkouts):
+            for path, seconds, wrong in pool.map(check, results, chunksize=4):
+                durations.append(seconds)
                 refused += bool(wrong)
                 if wrong:
                     print(f"{path}: {wrong}", flush=True)
-    if taken:
-        print(f"{len(taken):,} sets, {refused} refused; {median(taken):.1f} s a set, {max(taken):.1f} s at most")
+    if durations:
+        print(
+            f"{len(durations)} sets, {refused} rejected; {median(durations):.1f} s per set, max {max(durations):.1f} s"
+        )
 
 
 def _all_sets(checkout: Path) -> Sequence[Path]:

@@ -79,13 +79,13 @@ class Row:
 
 def cuts_of(log: RunLog) -> list[Cut]:
     seconds, marks = (log.minutes or 0.0) * 60, marks_of(log)
-    found = []
+    cuts = []
     for name, share in CUTS.items():
-        at = 600.0 if share is None else share * seconds
+        elapsed = 600.0 if share is None else share * seconds
         if share is not None or seconds >= LEAST_S:
-            pace = pace_of([mark for mark in marks if mark.seconds <= at])
-            found.append(Cut(cut=name, pace=pace, elapsed=at, minutes=log.minutes or 0.0))
-    return found
+            pace = pace_of([mark for mark in marks if mark.seconds <= elapsed])
+            cuts.append(Cut(cut=name, pace=pace, elapsed=elapsed, minutes=log.minutes or 0.0))
+    return cuts
 
 
 def read_cut(path: Path, round_: str) -> tuple[RunLog, list[Cut]]:
@@ -96,13 +96,13 @@ def read_cut(path: Path, round_: str) -> tuple[RunLog, list[Cut]]:
 
 
 def read_sets(folder: Path) -> list[Read]:
-    found = list(find_sets(folder))
-    files = [file for _, each in found for file in each]
+    listed_sets = list(find_sets(folder))
+    files = [file for _, files_of_set in listed_sets for file in files_of_set]
     round_ = folder.name.rpartition("_")[2]
     results = map_files(partial(read_cut, round_=round_), files)
     sets = []
-    for _, each in found:
-        read = [next(results) for _ in each]
+    for _, files_of_set in listed_sets:
+        read = [next(results) for _ in files_of_set]
         logs = [log for log, cuts in read if cuts]
         name = later_name(logs[0].benchmark, round_) if logs else None
         if name and logs[0].global_batch:
@@ -111,12 +111,12 @@ def read_sets(folder: Path) -> list[Read]:
     return sets
 
 
-def rows_of(sets: Iterable[Read], *held: str) -> list[Row]:
-    """Forecast every cut log without the runs of its own round and of those ``held``."""
+def rows_of(sets: Iterable[Read], *held_out: str) -> list[Row]:
+    """Forecast every cut log without the runs of its own round and of those ``held_out``."""
     rows = []
-    for each in sets:
-        lengths = known_lengths(each.first, excluded_rounds={each.round, *held})
-        rows += [row_of(each.round, cut, lengths) for cut in each.cuts]
+    for read in sets:
+        lengths = known_lengths(read.first, excluded_rounds={read.round, *held_out})
+        rows += [row_of(read.round, cut, lengths) for cut in read.cuts]
     return rows
 
 
@@ -133,92 +133,98 @@ def row_of(round_: str, cut: Cut, lengths: Lengths | None) -> Row:
 
 def moves_of(rows: Sequence[Row], stage: str) -> list[float] | None:
     """Return by how much low end, middle and high end have to be moved; each round weighs the same."""
-    found = [row for row in rows if row.stage == stage and row.times]
-    if len(found) < FEWEST:
+    forecasts = [row for row in rows if row.stage == stage and row.times]
+    if len(forecasts) < FEWEST:
         return None
-    of_round = {name: sum(row.round == name for row in found) for name in {row.round for row in found}}
-    weights = np.array([1 / of_round[row.round] for row in found])
-    times = np.array([row.times for row in found])
-    true = np.array([row.true for row in found])
-    side = (1 + LEVEL) / 2
-    below = weighted_quantiles(times[:, 0] - true, weights, [side])
+    of_round = {name: sum(row.round == name for row in forecasts) for name in {row.round for row in forecasts}}
+    weights = np.array([1 / of_round[row.round] for row in forecasts])
+    times = np.array([row.times for row in forecasts])
+    true = np.array([row.true for row in forecasts])
+    quantile = (1 + LEVEL) / 2
+    below = weighted_quantiles(times[:, 0] - true, weights, [quantile])
     middle = weighted_quantiles(true - times[:, 1], weights, [0.5])
-    above = weighted_quantiles(true - times[:, 2], weights, [side])
-    return [round(float(each[0]), 5) for each in (below, middle, above)]
+    above = weighted_quantiles(true - times[:, 2], weights, [quantile])
+    return [round(float(move[0]), 5) for move in (below, middle, above)]
 
 
 def of_benchmark(sets: Sequence[Read]) -> tuple[list[Row], dict[str, list[Row]]]:
     """Return the forecasts without each one's own round, and by round those of the others without it as well."""
-    rounds = sorted({each.round for each in sets})
-    others = {held: rows_of([each for each in sets if each.round != held], held) for held in rounds}
-    return rows_of(sets), others
+    rounds = sorted({read.round for read in sets})
+    held_out = {
+        round_name: rows_of([read for read in sets if read.round != round_name], round_name) for round_name in rounds
+    }
+    return rows_of(sets), held_out
 
 
-def judged(rows: Sequence[Row], others: Mapping[str, Sequence[Row]], pooled: Sequence[Row]) -> list[tuple[Row, Judged]]:
+def judged(
+    rows: Sequence[Row], held_out: Mapping[str, Sequence[Row]], pooled: Sequence[Row]
+) -> list[tuple[Row, Judged]]:
     """Return each forecast, held out, with whether the true time was inside, the error of the middle, and the width."""
-    found: list[tuple[Row, Judged]] = []
+    results: list[tuple[Row, Judged]] = []
     moves: dict[tuple[str, str], list[float] | None] = {}
     for row in rows:
         if row.times is None:
             continue
         key = row.round, row.stage
         if key not in moves:
-            elsewhere = [each for each in pooled if each.round != row.round]
-            moves[key] = moves_of(others[row.round], row.stage) or moves_of(elsewhere, row.stage)
+            elsewhere = [candidate for candidate in pooled if candidate.round != row.round]
+            moves[key] = moves_of(held_out[row.round], row.stage) or moves_of(elsewhere, row.stage)
         below, middle, above = moves[key] or (0.0, 0.0, 0.0)
-        low, expected, high = spread(np.array(row.times), below, middle, above)
+        lower, expected, upper = spread(np.array(row.times), below, middle, above)
         true = math.exp(row.true)
-        inside = low * (1 - 1e-9) <= true <= high * (1 + 1e-9)
-        found.append((row, (float(inside), abs(expected / true - 1), high / low - 1)))
-    return found
+        is_inside = lower * (1 - 1e-9) <= true <= upper * (1 + 1e-9)
+        results.append((row, (float(is_inside), abs(expected / true - 1), upper / lower - 1)))
+    return results
 
 
-def counted(found: Sequence[Judged]) -> dict[str, object]:
-    each = np.array(found)
-    middle = {"inside": each[:, 0].mean(), "error": np.median(each[:, 1]), "width": np.median(each[:, 2])}
-    return {"forecasts": len(found), **{key: round(float(value), 4) for key, value in middle.items()}}
+def counted(forecasts: Sequence[Judged]) -> dict[str, object]:
+    values = np.array(forecasts)
+    middle = {"inside": values[:, 0].mean(), "error": np.median(values[:, 1]), "width": np.median(values[:, 2])}
+    return {"forecasts": len(forecasts), **{key: round(float(value), 4) for key, value in middle.items()}}
 
 
-def table(name: str, rows: Sequence[Row], found: Sequence[tuple[Row, Judged]]) -> list[dict[str, object]]:
+def table(name: str, rows: Sequence[Row], results: Sequence[tuple[Row, Judged]]) -> list[dict[str, object]]:
     lines: list[dict[str, object]] = []
     for cut in CUTS:
-        runs, each = sum(row.cut == cut for row in rows), [each for row, each in found if row.cut == cut]
+        runs, matches = sum(row.cut == cut for row in rows), [matches for row, matches in results if row.cut == cut]
         if runs:
-            lines.append({"benchmark": name, "cut": cut, "runs": runs, **(counted(each) if each else {"forecasts": 0})})
+            lines.append(
+                {"benchmark": name, "cut": cut, "runs": runs, **(counted(matches) if matches else {"forecasts": 0})}
+            )
     return lines
 
 
-def by_round(found: Sequence[tuple[Row, Judged]]) -> list[dict[str, object]]:
-    rounds = sorted({row.round for row, _ in found})
-    return [{"round": name, **counted([each for row, each in found if row.round == name])} for name in rounds]
+def by_round(results: Sequence[tuple[Row, Judged]]) -> list[dict[str, object]]:
+    rounds = sorted({row.round for row, _ in results})
+    return [{"round": name, **counted([forecast for row, forecast in results if row.round == name])} for name in rounds]
 
 
 def main(folders: Folders) -> None:
     sets: dict[str, list[Read]] = defaultdict(list)
     for folder in folders:
-        for each in read_sets(folder):
-            sets[each.benchmark].append(each)
+        for read in read_sets(folder):
+            sets[read.benchmark].append(read)
         print(folder.name, flush=True)
     names = sorted(sets)
     with ProcessPoolExecutor() as pool:
-        made = dict(zip(names, pool.map(of_benchmark, [sets[name] for name in names]), strict=True))
-    held, everything = [], [row for rows, _ in made.values() for row in rows]
+        by_benchmark = dict(zip(names, pool.map(of_benchmark, [sets[name] for name in names]), strict=True))
+    lines, everything = [], [row for rows, _ in by_benchmark.values() for row in rows]
     total: list[tuple[Row, Judged]] = []
     moves: dict[str, dict[str, list[float]]] = {}
-    for name, (rows, others) in made.items():
-        pooled = [row for other, (each, _) in made.items() if other != name for row in each]
-        found = judged(rows, others, pooled)
-        total += found
-        held += table(name, rows, found)
+    for name, (rows, held_out) in by_benchmark.items():
+        pooled = [row for other, (read, _) in by_benchmark.items() if other != name for row in read]
+        results = judged(rows, held_out, pooled)
+        total += results
+        lines += table(name, rows, results)
         # Moves from a single round hold for no other: such a benchmark takes those of all.
         several = len({row.round for row in rows}) > 1
-        moves[name] = {stage: each for stage in STAGES if several and (each := moves_of(rows, stage))}
+        moves[name] = {stage: read for stage in STAGES if several and (read := moves_of(rows, stage))}
         print(name, flush=True)
-    held += table("all", everything, total)
-    moves["any"] = {stage: each for stage in STAGES if (each := moves_of(everything, stage))}
-    content = {"level": LEVEL, "moves": moves, "held_out": held, "by_round": by_round(total)}
+    lines += table("all", everything, total)
+    moves["any"] = {stage: read for stage in STAGES if (read := moves_of(everything, stage))}
+    content = {"level": LEVEL, "moves": moves, "held_out": lines, "by_round": by_round(total)}
     (DATA / "forecast.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-    for line in (*held, *content["by_round"]):
+    for line in (*lines, *content["by_round"]):
         print(line)
 
 

@@ -38,7 +38,7 @@ _STEP_NOISE = 0.003  # Spread of the time per epoch of one system, as public set
 _DIFFERENT = (Verdict.FASTER, Verdict.SLOWER, Verdict.CONVERGES_DIFFERENTLY)
 
 
-def drawn(epochs: Callable[[random.Random], float], spread: float = _STEP_NOISE) -> Population:
+def population(epochs: Callable[[random.Random], float], spread: float = _STEP_NOISE) -> Population:
     # Runs of these epochs, whose time per epoch varies
 
     def draw(chance: random.Random) -> tuple[float, float]:
@@ -48,15 +48,15 @@ def drawn(epochs: Callable[[random.Random], float], spread: float = _STEP_NOISE)
     return draw
 
 
-def stepped(epochs: int, more: int, share: float) -> Population:
-    # Runs of some epochs, of which a share takes ``more``: what is evaluated once an epoch, or once in four
-    return drawn(lambda chance: float(epochs + (more if chance.random() < share else 0)))
+def stepped(epochs: int, extra: int, share: float) -> Population:
+    # Runs of some epochs, of which a share takes ``extra``: what is evaluated once an epoch, or once in four
+    return population(lambda chance: float(epochs + (extra if chance.random() < share else 0)))
 
 
 POPULATIONS: dict[str, Population] = {
-    **{f"time per epoch, spread {n} %": drawn(lambda chance: 1.0, n / 100) for n in (1, 2, 4)},
-    "epochs, spread 4 %": drawn(lambda chance: chance.lognormvariate(0.0, 0.04)),
-    "epochs, spread 8 %": drawn(lambda chance: chance.lognormvariate(0.0, 0.08)),
+    **{f"time per epoch, spread {n} %": population(lambda chance: 1.0, n / 100) for n in (1, 2, 4)},
+    "epochs, spread 4 %": population(lambda chance: chance.lognormvariate(0.0, 0.04)),
+    "epochs, spread 8 %": population(lambda chance: chance.lognormvariate(0.0, 0.08)),
     "40 epochs, 44 in a tenth of the runs": stepped(40, 4, 0.1),
     "4 epochs, 5 in a fifth of the runs": stepped(4, 1, 0.2),
     "14 epochs, 15 in half of the runs": stepped(14, 1, 0.5),
@@ -69,13 +69,15 @@ SHIFTS: dict[str, tuple[Population, Population]] = {
 }
 
 
-def verdict_of(ours: Runs, theirs: Runs) -> Verdict:
+def verdict_of(current: Runs, baseline: Runs) -> Verdict:
     # The verdict on two sets of runs that are comparable
     sides = []
-    for runs in (ours, theirs):
+    for runs in (current, baseline):
         trimmed = 1 if len(runs) >= 5 else 0
-        counted = range(trimmed, len(runs) - trimmed)
-        trained = [TrainedRun(*run, reached=True, counted=number in counted) for number, run in enumerate(sorted(runs))]
+        included = range(trimmed, len(runs) - trimmed)
+        trained = [
+            TrainedRun(*run, reached=True, counted=number in included) for number, run in enumerate(sorted(runs))
+        ]
         sides.append((Sample.of([minutes for minutes, _ in runs], trimmed), *length_samples(trained, trimmed)))
     (score, lengths, per_length), (their_score, their_lengths, their_per_length) = sides
     time = make_factor("time", "min", score, their_score)
@@ -83,19 +85,19 @@ def verdict_of(ours: Runs, theirs: Runs) -> Verdict:
         raise ValueError("a set without runs")
     per_epoch = make_factor("minutes per epoch", "min", per_length, their_per_length)
     epochs = length_factor("epochs", lengths, their_lengths)
-    return decide(time, per_epoch, epochs, WITHIN, single=len(ours) == 1)[0]
+    return decide(time, per_epoch, epochs, WITHIN, single=len(current) == 1)[0]
 
 
 def tally(pairs: Iterator[tuple[Runs, Runs]], apart: float) -> Counter[str]:
     # How often the verdict is reproduced, and how often a difference, with ours that far apart
-    found: Counter[str] = Counter()
-    for number, (ours, theirs) in enumerate(pairs):
+    counts: Counter[str] = Counter()
+    for number, (current, baseline) in enumerate(pairs):
         times = 1 + apart if number % 2 else 1 / (1 + apart)
-        verdict = verdict_of([(minutes * times, epochs) for minutes, epochs in ours], theirs)
-        found["trials"] += 1
-        found["reproduced"] += verdict is Verdict.REPRODUCED
-        found["different"] += verdict in _DIFFERENT
-    return found
+        verdict = verdict_of([(minutes * times, epochs) for minutes, epochs in current], baseline)
+        counts["trials"] += 1
+        counts["reproduced"] += verdict is Verdict.REPRODUCED
+        counts["different"] += verdict in _DIFFERENT
+    return counts
 
 
 def simulated(
@@ -104,8 +106,8 @@ def simulated(
     # Yield pairs of sets, the same ones in every call
     chance = random.Random(f"{name} {sizes}")
     for _ in range(trials):
-        ours, theirs = ([draw(chance) for _ in range(size)] for draw, size in zip(populations, sizes, strict=True))
-        yield ours, theirs
+        current, baseline = ([draw(chance) for _ in range(size)] for draw, size in zip(populations, sizes, strict=True))
+        yield current, baseline
 
 
 def split(sets: Sequence[Runs], sizes: tuple[int, int], times: int) -> Iterator[tuple[Runs, Runs]]:
@@ -113,25 +115,25 @@ def split(sets: Sequence[Runs], sizes: tuple[int, int], times: int) -> Iterator[
     chance = random.Random(f"public {sizes}")
     for runs in sets:
         for _ in range(times):
-            drawn = chance.sample(runs, sum(sizes))
-            yield drawn[: sizes[0]], drawn[sizes[0] :]
+            sample = chance.sample(runs, sum(sizes))
+            yield sample[: sizes[0]], sample[sizes[0] :]
 
 
 def public_sets(folders: Sequence[Path]) -> list[Runs]:
     # Every set below the folders with a score, epochs and enough runs to be split
-    found = []
+    sets = []
     for root in folders:
         for score in score_folder(root):
             lengths = [(run.minutes, length_of(run)) for run in score.converged]
             runs = [(minutes, length.value) for minutes, length in lengths if minutes and length and length.value]
             if score.score_minutes is not None and len(runs) >= min(map(sum, PUBLIC_SIZES)):
-                found.append(runs)
-    return found
+                sets.append(runs)
+    return sets
 
 
-def row(population: str, sizes: tuple[int, int], apart: str, found: Counter[str]) -> dict[str, str]:
+def row(population: str, sizes: tuple[int, int], apart: str, tallied: Counter[str]) -> dict[str, str]:
     # A line of the file
-    counts = [str(found[name]) for name in ("trials", "reproduced", "different")]
+    counts = [str(tallied[name]) for name in ("trials", "reproduced", "different")]
     return dict(zip(COLUMNS, (population, *map(str, sizes), apart, *counts), strict=True))
 
 
@@ -148,8 +150,8 @@ def rows_of_public_sets(sets: Sequence[Runs]) -> Iterator[dict[str, str]]:
     for sizes in PUBLIC_SIZES:
         enough = [runs for runs in sets if len(runs) >= sum(sizes)]
         for apart in APART:
-            found = tally(split(enough, sizes, SPLITS), apart)
-            yield row(f"{len(enough)} public sets, split", sizes, f"{apart:g}", found)
+            counts = tally(split(enough, sizes, SPLITS), apart)
+            yield row(f"{len(enough)} public sets, split", sizes, f"{apart:g}", counts)
 
 
 def main(logs: Annotated[list[Path], typer.Option(help="a tree of public logs")] = ()) -> None:

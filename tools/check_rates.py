@@ -24,8 +24,8 @@ def accepted(run: RunLog, report: ComplianceReport) -> bool:
     # Whether the log passes without the rules of our own
     if report.ruleset in (None, "0.5.0"):
         return run.converged
-    own = (finding for finding in report.findings if finding.code in ("", TARGET_NOT_MET))
-    return not any(finding.severity == "error" for finding in own)
+    findings = (finding for finding in report.findings if finding.code in ("", TARGET_NOT_MET))
+    return not any(finding.severity == "error" for finding in findings)
 
 
 def codes_of(report: ComplianceReport) -> set[str]:
@@ -40,22 +40,22 @@ def main(folders: Folders) -> None:
     # does; where the two differ, the codes of our errors
     rounds: dict[str, tuple[Counter[str], Counter[str]]] = {}
     for folder in folders:
-        found = list(find_sets(folder))
-        results = map_files(read_and_check, [file for _, each in found for file in each])
+        listed = list(find_sets(folder))
+        results = map_files(read_and_check, [file for _, paths_of_set in listed for file in paths_of_set])
         none = Counter(logs=0, official=0, ours=0), Counter[str]()
         verdicts, differ = rounds.setdefault(folder.name.rpartition("_")[2], none)
-        for where, each in found:
-            sets, logs = sets + 1, logs + len(each)
+        for folder_of_set, paths_of_set in listed:
+            sets, logs = sets + 1, logs + len(paths_of_set)
             codes: Counter[str] = Counter()
-            for log, report in (next(results) for _ in each):
+            for log, report in (next(results) for _ in paths_of_set):
                 good = accepted(log, report)
                 codes.update(codes_of(report) if good else ())
                 verdicts.update({"logs": 1, "official": int(good), "ours": int(report.passed)})
                 if good != report.passed:
-                    errors = {one.code for one in report.findings if one.severity == "error"}
+                    errors = {finding.code for finding in report.findings if finding.severity == "error"}
                     differ[" and ".join(sorted(errors)) or "ours passes"] += 1
             for code, count in codes.items():
-                fired.setdefault(code, []).append(f"{folder.name}/{where.relative_to(folder).as_posix()}")
+                fired.setdefault(code, []).append(f"{folder.name}/{folder_of_set.relative_to(folder).as_posix()}")
                 files[code] += count
         print(folder.name, dict(verdicts), dict(differ), flush=True)
     rules = {

@@ -25,27 +25,27 @@ COLUMNS = (
 _EQUAL, _NEAR = 1e-9, 1e-3
 
 
-def kind(given: float | None, computed: float | None) -> str | None:
-    if given is None:
+def kind(stated: float | None, computed: float | None) -> str | None:
+    if stated is None:
         return "computed alone" if (computed or 1.0) > 1 else None
-    off = abs(given - (computed or 1.0))
+    off = abs(stated - (computed or 1.0))
     return "equal" if off < _EQUAL else "within 0.001" if off < _NEAR else "different"
 
 
 def of_round(checkout: Path, round_: str, listed: list[str]) -> Iterator[str]:
     # What is counted about each set; differences go to ``listed``
     for score in score_folder(checkout, round_):
-        given, found = read_scaling(score.folder).factor, convergence_of(score)
+        stated, convergence = read_scaling(score.folder).factor, convergence_of(score)
         yield "sets"
-        yield from ["with scaling.json"] if given else []
-        yield from [found.outcome.value] if found else []
+        yield from ["with scaling.json"] if stated else []
+        yield from [convergence.outcome.value] if convergence else []
         # A factor that the checker computes for a set with too few epochs counts only where a review accepted the set.
-        computed = found.factor if found and (given or found.outcome.value == "passed") else None
-        what = kind(given, computed)
-        yield from [what] if what else []
-        if what in ("within 0.001", "different", "computed alone"):
-            state = found.outcome.value if found else "no points"
-            listed.append(f"{what}: {round_}/{score.folder.relative_to(checkout)}: {given} {computed} ({state})")
+        computed = convergence.factor if convergence and (stated or convergence.outcome.value == "passed") else None
+        outcome = kind(stated, computed)
+        yield from [outcome] if outcome else []
+        if outcome in ("within 0.001", "different", "computed alone"):
+            state = convergence.outcome.value if convergence else "no points"
+            listed.append(f"{outcome}: {round_}/{score.folder.relative_to(checkout)}: {stated} {computed} ({state})")
 
 
 def main(checkouts: Folder, rounds: Annotated[list[str], typer.Argument()] = ()) -> None:

@@ -51,7 +51,7 @@ class Mutant:
     killed: bool | None = None  # Whether a test failed; None where no test was found, or one fails without the mutant
 
 
-def places(tree: ast.Module) -> Iterator[ast.AST]:
+def mutable_nodes(tree: ast.Module) -> Iterator[ast.AST]:
     # Yield the nodes that can be changed; annotations and docstrings have none
     for node in ast.walk(tree):
         operator = getattr(node, "op", None) or (getattr(node, "ops", None) or [None])[0]
@@ -60,7 +60,7 @@ def places(tree: ast.Module) -> Iterator[ast.AST]:
             yield node
 
 
-def changed(node: ast.AST) -> ast.AST:
+def mutate(node: ast.AST) -> ast.AST:
     # ``node`` with one change
     if isinstance(node, ast.Constant):
         return ast.Constant(node.value + 1)  # type: ignore[operator]
@@ -77,16 +77,18 @@ def draw(root: Path, sources: Sequence[str], number: int, seed: int) -> Iterator
     listed = subprocess.run(["git", "ls-files", *sources], cwd=root, capture_output=True, text=True, check=True).stdout
     files = [name for name in listed.split() if name.endswith(".py")]
     texts = {name: (root / name).read_text(encoding="utf-8") for name in files}
-    every = [(name, place) for name, text in texts.items() for place in range(len([*places(ast.parse(text))]))]
-    for name, place in random.Random(seed).sample(every, min(number, len(every))):
-        node = [*places(ast.parse(texts[name]))][place]
-        before, after = ast.get_source_segment(texts[name], node), f"({ast.unparse(changed(node))})"
+    candidates = [
+        (name, index) for name, text in texts.items() for index in range(len([*mutable_nodes(ast.parse(text))]))
+    ]
+    for name, index in random.Random(seed).sample(candidates, min(number, len(candidates))):
+        node = [*mutable_nodes(ast.parse(texts[name]))][index]
+        original, after = ast.get_source_segment(texts[name], node), f"({ast.unparse(mutate(node))})"
         lines = texts[name].encode().splitlines(keepends=True)
         start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
         end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
-        whole = texts[name].encode()
-        text = (whole[:start] + after.encode() + whole[end:]).decode()
-        yield Mutant(name, node.lineno, before or "", after, []), text
+        source = texts[name].encode()
+        text = (source[:start] + after.encode() + source[end:]).decode()
+        yield Mutant(name, node.lineno, original or "", after, []), text
 
 
 def tests_by_coverage(file: Path) -> Callable[[Mutant], list[str]]:
@@ -99,9 +101,9 @@ def tests_by_coverage(file: Path) -> Callable[[Mutant], list[str]]:
     def tests(mutant: Mutant) -> list[str]:
         lines = next((lines for path, lines in by_line.items() if path.endswith(f"/{mutant.file}")), {})
         last = max((line for line in lines if line <= mutant.line), default=0)
-        names = {*lines.get(last, ())} - {""} or {name for each in lines.values() for name in each if name}
-        chosen = sorted(names, key=lambda name: (looks[name], name))[:MOST_TESTS]
-        return list(dict.fromkeys(name.rpartition("|")[0] for name in chosen))
+        names = {*lines.get(last, ())} - {""} or {name for contexts in lines.values() for name in contexts if name}
+        selected = sorted(names, key=lambda name: (looks[name], name))[:MOST_TESTS]
+        return list(dict.fromkeys(name.rpartition("|")[0] for name in selected))
 
     return tests
 
@@ -134,32 +136,32 @@ def main(
     output: Annotated[Path | None, typer.Option(help="write what was found as JSON")] = None,
 ) -> None:
     # Draw mutants and try them; prints a line each, and how many were killed
-    found: list[Mutant] = []
+    tried: list[Mutant] = []
     covering = tests_by_coverage(coverage) if coverage else lambda mutant: []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "checkout"
         subprocess.run(["git", "clone", "--quiet", ".", str(root)], check=True)
-        fail_unchanged = functools.cache(lambda chosen: fails(root, chosen, marks))
+        fail_unchanged = functools.cache(lambda test_set: fails(root, test_set, marks))
         for mutant, text in draw(root, sources, number, seed):
             killed, looked = None, list[str]()
             sets = [tests.split(",")] if tests else [covering(mutant), importers(root, mutant.file)]
-            for chosen in filter(None, sets):
+            for test_set in filter(None, sets):
                 (root / mutant.file).write_text(text, encoding="utf-8")
                 # Python knows a module's compiled form by the time and size of its source: each mutant has a time.
-                os.utime(root / mutant.file, (len(found), len(found)))
-                looked += chosen
-                noticed = fails(root, chosen, marks)
+                os.utime(root / mutant.file, (len(tried), len(tried)))
+                looked += test_set
+                noticed = fails(root, test_set, marks)
                 subprocess.run(["git", "checkout", "--quiet", mutant.file], cwd=root, check=True)
-                if not noticed or not fail_unchanged((*chosen,)):
+                if not noticed or not fail_unchanged((*test_set,)):
                     killed = noticed
                 if killed:
                     break
-            found.append(Mutant(**{**asdict(mutant), "tests": looked, "killed": killed}))
+            tried.append(Mutant(**{**asdict(mutant), "tests": looked, "killed": killed}))
             state = {True: "killed", False: "SURVIVED", None: "no test"}[killed]
             print(f"{state:9} {mutant.file}:{mutant.line} {mutant.before!r} -> {mutant.after!r}", flush=True)
             if output:
-                output.write_text(json.dumps([asdict(each) for each in found], indent=1), encoding="utf-8")
-    print(f"{sum(each.killed is True for each in found)} of {len(found)} mutants killed")
+                output.write_text(json.dumps([asdict(entry) for entry in tried], indent=1), encoding="utf-8")
+    print(f"{sum(entry.killed is True for entry in tried)} of {len(tried)} mutants killed")
 
 
 if __name__ == "__main__":

@@ -31,47 +31,48 @@ def discounts(counts: dict[Gram, int]) -> tuple[float, float, float]:
     of = Counter(counts.values())
     if all(of[count] for count in range(1, 4)):
         share = of[1] / (of[1] + 2 * of[2])
-        one, two, three = (count - (count + 1) * share * of[count + 1] / of[count] for count in range(1, 4))
-        if 0 < one < 1 and 0 < two < 2 and 0 < three < 3:
-            return one, two, three
+        d1, d2, d3 = (count - (count + 1) * share * of[count + 1] / of[count] for count in range(1, 4))
+        if 0 < d1 < 1 and 0 < d2 < 2 and 0 < d3 < 3:
+            return d1, d2, d3
     return 0.5, 1.0, 1.5
 
 
 def orders(tokens: Sequence[int], highest: int) -> list[Order]:
     """Return, from order 1 on, counts of grams and of their contexts, the weight of the order below, and discounts."""
-    counts: dict[Gram, int] = Counter(zip(*(tokens[begin:] for begin in range(highest)), strict=False))
-    found: list[Order] = []
+    counts: dict[Gram, int] = Counter(zip(*(tokens[offset:] for offset in range(highest)), strict=False))
+    model: list[Order] = []
     while counts:
-        taken = discounts(counts)
+        discount = discounts(counts)
         total: dict[Gram, int] = defaultdict(int)
-        left: dict[Gram, float] = defaultdict(float)
+        freed: dict[Gram, float] = defaultdict(float)
         for gram, count in counts.items():
             total[gram[:-1]] += count
-            left[gram[:-1]] += taken[min(count, 3) - 1]
-        found.append((counts, dict(total), {context: left[context] / total[context] for context in total}, taken))
-        counts = Counter(gram[1:] for gram in counts) if len(found) < highest else {}
-    return found[::-1]
+            freed[gram[:-1]] += discount[min(count, 3) - 1]
+        model.append((counts, dict(total), {context: freed[context] / total[context] for context in total}, discount))
+        counts = Counter(gram[1:] for gram in counts) if len(model) < highest else {}
+    return model[::-1]
 
 
 def probability(model: Sequence[Order], context: Gram, token: int, entries: int) -> float:
     """Return that of a token after ``context``, of which the last tokens count."""
-    found = 1.0 / entries
-    for number, (counts, total, left, taken) in enumerate(model):
-        before = context[len(context) - number :]
-        if before not in total:
+    p = 1.0 / entries
+    for number, (counts, total, freed, discount) in enumerate(model):
+        history = context[len(context) - number :]
+        if history not in total:
             break
-        count = counts.get((*before, token), 0)
-        found = left[before] * found + (max(count - taken[min(count, 3) - 1], 0) / total[before] if count else 0.0)
-    return found
+        count = counts.get((*history, token), 0)
+        p = freed[history] * p + (max(count - discount[min(count, 3) - 1], 0) / total[history] if count else 0.0)
+    return p
 
 
-def loss(train: Sequence[int], held: Sequence[int], order: int, entries: int) -> float:
-    """Return the mean loss of the tokens of ``held`` behind the first one, in nats."""
+def loss(train: Sequence[int], tokens: Sequence[int], order: int, entries: int) -> float:
+    """Return the mean loss of the tokens of ``tokens`` behind the first one, in nats."""
     model = orders(train, order)
     chances = (
-        probability(model, tuple(held[max(0, at - order + 1) : at]), held[at], entries) for at in range(1, len(held))
+        probability(model, tuple(tokens[max(0, position - order + 1) : position]), tokens[position], entries)
+        for position in range(1, len(tokens))
     )
-    return -sum(map(math.log, chances)) / (len(held) - 1)
+    return -sum(map(math.log, chances)) / (len(tokens) - 1)
 
 
 def main(
@@ -81,11 +82,11 @@ def main(
     samples: Annotated[int, typer.Option(help="eval_samples of the network.")] = 1024,
 ) -> None:
     """Print the log perplexity of each order on the evaluation samples of a network."""
-    found = open_data(data)
-    train, held = (part.tokens.tolist() for part in (found.train, found.test))
-    held = held[: min(samples, (len(held) - 1) // length) * length + 1]
-    for each in range(1, order + 1):
-        print(f"{each}-gram: {loss(train, held, each, found.vocabulary):.4f} on {len(held) - 1:,} tokens")
+    data_set = open_data(data)
+    train, tokens = (part.tokens.tolist() for part in (data_set.train, data_set.test))
+    tokens = tokens[: min(samples, (len(tokens) - 1) // length) * length + 1]
+    for n in range(1, order + 1):
+        print(f"{n}-gram: {loss(train, tokens, n, data_set.vocabulary):.4f} on {len(tokens) - 1:,} tokens")
 
 
 if __name__ == "__main__":

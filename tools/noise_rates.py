@@ -33,42 +33,42 @@ def late(series: Series) -> Series:
 
 
 def trials(
-    every: Sequence[Series], count: int | None, number: int, chance: random.Random
+    sets: Sequence[Series], count: int | None, number: int, chance: random.Random
 ) -> Iterator[tuple[Series, list[Series]]]:
     # Yield runs with others of their set, all of them or ``count``; of runs that are equal there is one
-    runs = list({each.values: each for each in every}.values())
-    for one in chance.sample(runs, min(number, len(runs))) if len(runs) >= max(LEAST, (count or 0) + 1) else ():
-        others = [each for each in runs if each is not one]
-        yield one, others if count is None else chance.sample(others, count)
+    runs = list({other.values: other for other in sets}.values())
+    for subject in chance.sample(runs, min(number, len(runs))) if len(runs) >= max(LEAST, (count or 0) + 1) else ():
+        rest = [other for other in runs if other is not subject]
+        yield subject, rest if count is None else chance.sample(rest, count)
 
 
-def measured(every: Sequence[Series], count: int | None, is_loss: bool, seed: int = 0) -> Counter[str]:
+def measured(sets: Sequence[Series], count: int | None, is_loss: bool, seed: int = 0) -> Counter[str]:
     # Numbers of runs that were tested, and that were outside as they are and late
-    found: Counter[str] = Counter()
-    number = len(every) if is_loss else OF_A_SET
-    for one, others in trials(every, count, number, random.Random(str((len(every), count, seed)))):
-        found["tested"] += 1
-        found["outside"] += run_in_band(one, others, is_loss, LEVEL).first is not None
-        if count is None and len(one.at) > 1:
-            found["late tested"] += 1
-            found["late"] += run_in_band(late(one), others, is_loss, LEVEL).first is not None
-    return found
+    counts: Counter[str] = Counter()
+    number = len(sets) if is_loss else OF_A_SET
+    for subject, rest in trials(sets, count, number, random.Random(str((len(sets), count, seed)))):
+        counts["tested"] += 1
+        counts["outside"] += run_in_band(subject, rest, is_loss, LEVEL).first is not None
+        if count is None and len(subject.at) > 1:
+            counts["late tested"] += 1
+            counts["late"] += run_in_band(late(subject), rest, is_loss, LEVEL).first is not None
+    return counts
 
 
 def table(title: str, name: str, rows: dict[str, Counter[str]]) -> str:
     shares = {
         key: (
-            each["tested"],
+            row["tested"],
             *(
-                100 * each[top] / each[of] if each[of] else None
+                100 * row[top] / row[of] if row[of] else None
                 for top, of in (("outside", "tested"), ("late", "late tested"))
             ),
         )
-        for key, each in rows.items()
+        for key, row in rows.items()
     }
     columns = (name, "runs tested", "outside, %", "one evaluation late, %")
-    made = Table(title=title, columns=columns, rows=tuple((key, *each) for key, each in shares.items()))
-    return replace(made, formats=dict.fromkeys(columns[2:], ".1f")).as_markdown()
+    rates = Table(title=title, columns=columns, rows=tuple((key, *row) for key, row in shares.items()))
+    return replace(rates, formats=dict.fromkeys(columns[2:], ".1f")).as_markdown()
 
 
 def main(
@@ -76,23 +76,27 @@ def main(
 ) -> None:
     rows: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     if runs:
-        sides = [side for root in runs for side in load_run_sets(root)]
-        for benchmark in sorted({side.benchmark or "?" for side in sides}):
-            every = [each for side in sides if side.benchmark == benchmark for each in losses_of(side)]
+        sides = [run_set for root in runs for run_set in load_run_sets(root)]
+        for benchmark in sorted({run_set.benchmark or "?" for run_set in sides}):
+            sets = [series for run_set in sides if run_set.benchmark == benchmark for series in losses_of(run_set)]
             for count in (2, 3, 4, 6):
                 for seed in range(10):
-                    rows["runs"][f"{benchmark}, against {count}"] += measured(every, count, is_loss=True, seed=seed)
+                    rows["runs"][f"{benchmark}, against {count}"] += measured(sets, count, is_loss=True, seed=seed)
     else:
-        kept = [name for name in ROUNDS if (DATA / "digests" / f"{name}.jsonl.xz").is_file()]
-        for side in (side for name in kept for side in digests(name)):
-            for every in qualities_of(side).values():
-                found = measured(every, None, is_loss=False)
-                for kind, key in (("benchmark", side.benchmark), ("round", side.round), ("runs", "all of the others")):
-                    rows[kind][key or "?"] += found
+        rounds = [name for name in ROUNDS if (DATA / "digests" / f"{name}.jsonl.xz").is_file()]
+        for run_set in (run_set for name in rounds for run_set in digests(name)):
+            for sets in qualities_of(run_set).values():
+                counts = measured(sets, None, is_loss=False)
+                for kind, key in (
+                    ("benchmark", run_set.benchmark),
+                    ("round", run_set.round),
+                    ("runs", "all of the others"),
+                ):
+                    rows[kind][key or "?"] += counts
                 for count in (2, 3, 4, 9):
-                    rows["runs"][f"{count}"] += measured(every, count, is_loss=False)
-    for kind, found in rows.items():
-        print(table(kind, kind, {key: each for key, each in found.items() if each["tested"]}), end="\n\n")
+                    rows["runs"][f"{count}"] += measured(sets, count, is_loss=False)
+    for kind, counts in rows.items():
+        print(table(kind, kind, {key: series for key, series in counts.items() if series["tested"]}), end="\n\n")
 
 
 if __name__ == "__main__":

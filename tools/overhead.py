@@ -53,9 +53,9 @@ def seconds(command: Sequence[str], variables: Mapping[str, str], expected: int)
 
 def measure(title: str, command: Sequence[str], work: Path, ranks: int) -> None:
     # Print the median of the seconds that Encore's command takes longer than what it starts, pair by pair
-    ours = [*command, "--seed", "1", "--data", str(work / "digits"), "--results", str(work / "results")]
-    ours += [word for setting in SHORT for word in ("--set", setting)]
-    planned = json.loads(subprocess.check_output([*ours, "--dry-run", "--json"], text=True, cwd=paths.ROOT))
+    encore_command = [*command, "--seed", "1", "--data", str(work / "digits"), "--results", str(work / "results")]
+    encore_command += [word for setting in SHORT for word in ("--set", setting)]
+    planned = json.loads(subprocess.check_output([*encore_command, "--dry-run", "--json"], text=True, cwd=paths.ROOT))
     output = planned["argv"][planned["argv"].index("--output") + 1]
     differences = []
     for number in range(PAIRS):
@@ -64,7 +64,7 @@ def measure(title: str, command: Sequence[str], work: Path, ranks: int) -> None:
             (folder / "ranks" / f"rank.{rank}").mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(planned["configuration"]), encoding="utf-8")
         bare = seconds([word.replace(output, str(folder)) for word in planned["argv"]], planned["environment"], 0)
-        differences.append(seconds(ours, os.environ, 3) - bare)
+        differences.append(seconds(encore_command, os.environ, 3) - bare)
         print(f"{title}, pair {number + 1}: bare {bare:.2f} s, Encore {differences[-1]:+.2f} s", flush=True)
     print(f"{title}: median {statistics.median(differences):+.2f} s of {PAIRS} pairs", flush=True)
 
@@ -87,12 +87,12 @@ def telemetry_pairs(work: Path) -> None:
 def telemetry_share(work: Path) -> float:
     # The share of a core that sampling takes
     telemetry, process = Telemetry(work / "telemetry.jsonl"), psutil.Process()
-    before = process.cpu_times()
+    start_times = process.cpu_times()
     telemetry.start()
     time.sleep(TELEMETRY_SECONDS)
     telemetry.stop()
     after = process.cpu_times()
-    return (after.user + after.system - before.user - before.system) / TELEMETRY_SECONDS
+    return (after.user + after.system - start_times.user - start_times.system) / TELEMETRY_SECONDS
 
 
 def main(

@@ -48,78 +48,82 @@ def softmax(values: torch.Tensor, dim: int, dtype: Any = None) -> torch.Tensor:
     return values.softmax(dim)
 
 
-def drawn(network: Network) -> Network:
+def initialize(network: Network) -> Network:
     # In fp32, since a file of adapters has that; gates are large enough for gpt-oss's limit.
-    for name, each in network.to_empty(device="cpu").named_parameters():
-        torch.nn.init.normal_(each, std=1.0 if "gate_up" in name else 0.3)
+    for name, parameter in network.to_empty(device="cpu").named_parameters():
+        torch.nn.init.normal_(parameter, std=1.0 if "gate_up" in name else 0.3)
     return network.double()
 
 
-def published(kind: Any, configuration: Any, ours: Network, **more: Any) -> Any:
+def load_reference(kind: Any, configuration: Any, network: Network, **options: Any) -> Any:
     # Hugging Face's network with the weights of ours, and 0 for the biases that only theirs has
-    shape = ours.shape
-    theirs = kind(configuration(
+    shape = network.shape
+    reference = kind(configuration(
         vocab_size=shape.vocabulary, num_hidden_layers=shape.layers, hidden_size=shape.width, head_dim=shape.size,
         num_attention_heads=shape.heads, num_key_value_heads=shape.key_value_heads, intermediate_size=shape.inner_width,
-        rope_theta=shape.rope_base, rms_norm_eps=shape.epsilon, attn_implementation="eager", use_cache=False, **more,
+        rope_theta=shape.rope_base, rms_norm_eps=shape.epsilon, attn_implementation="eager", use_cache=False, **options,
     )).double()  # fmt: skip
-    biases = {name: torch.zeros_like(each) for name, each in theirs.state_dict().items() if name.endswith("bias")}
-    weights = {published_name(name): each for name, each in ours.state_dict().items() if "_lora." not in name}
-    theirs.load_state_dict({**biases, **weights})
-    return theirs
+    biases = {
+        name: torch.zeros_like(tensor) for name, tensor in reference.state_dict().items() if name.endswith("bias")
+    }
+    weights = {published_name(name): tensor for name, tensor in network.state_dict().items() if "_lora." not in name}
+    reference.load_state_dict({**biases, **weights})
+    return reference
 
 
-def gradient(theirs: Any, name: str) -> torch.Tensor:
-    return theirs.get_parameter(published_name(name)).grad
+def gradient(reference: Any, name: str) -> torch.Tensor:
+    return reference.get_parameter(published_name(name)).grad
 
 
 class Case(NamedTuple):
     title: str
-    ours: Network
-    theirs: Any
+    network: Network
+    reference: Any
     length: int = LENGTH
-    gradient: Callable[[Any, str], torch.Tensor] = gradient  # of theirs, by our name of a parameter
+    gradient: Callable[[Any, str], torch.Tensor] = gradient  # of the reference, by our parameter name
 
 
 def llama() -> Iterator[Case]:
     # With a context of 64 some of a head's frequencies are divided, some are kept, and some are between.
     scaled = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     for scaling, rope in ((Scaling(), None), (Scaling(8.0, 1.0, 4.0, 64), {"rope_type": "llama3", **scaled})):
-        ours = drawn(Network(Shape(VOCABULARY, 3, 64, 4, 2, 96, 500000.0, scaling, 1e-5)))
-        theirs = published(LlamaForCausalLM, LlamaConfig, ours, rope_scaling=rope)
-        yield Case(f"llama {'with' if rope else 'without'} scaling", ours, theirs)
+        network = initialize(Network(Shape(VOCABULARY, 3, 64, 4, 2, 96, 500000.0, scaling, 1e-5)))
+        reference = load_reference(LlamaForCausalLM, LlamaConfig, network, rope_scaling=rope)
+        yield Case(f"llama {'with' if rope else 'without'} scaling", network, reference)
 
 
 def gpt_oss() -> Iterator[Case]:
     shape = Shape(VOCABULARY, 3, 64, 4, 2, 40, 150000.0, Scaling(), 1e-5, 24, 5, 2, "gpt_oss", WINDOW, sinks=True)
-    more = {"num_local_experts": shape.experts, "num_experts_per_tok": shape.chosen, "sliding_window": WINDOW}
+    options = {"num_local_experts": shape.experts, "num_experts_per_tok": shape.chosen, "sliding_window": WINDOW}
     for length in (WINDOW - 1, WINDOW, WINDOW + 1, LENGTH):
-        ours = drawn(Network(shape))
-        theirs = published(GptOssForCausalLM, GptOssConfig, ours, rope_scaling=None, attention_bias=False, **more)
-        yield Case(f"gpt-oss, window of {WINDOW}, {length} positions", ours, theirs, length)
+        network = initialize(Network(shape))
+        reference = load_reference(
+            GptOssForCausalLM, GptOssConfig, network, rope_scaling=None, attention_bias=False, **options
+        )
+        yield Case(f"gpt-oss, window of {WINDOW}, {length} positions", network, reference, length)
 
 
-def adapter_gradient(theirs: Any, name: str) -> torch.Tensor:
+def adapter_gradient(reference: Any, name: str) -> torch.Tensor:
     # peft has a copy of the first matrix for each product: the gradient of the one that they share is the sum.
-    place, matrix = name.split("_lora.")  # layers.0.self_attn.qkv and up.2.weight, for example
-    stem, products = place.rsplit(".", 1)
+    prefix, matrix = name.split("_lora.")  # layers.0.self_attn.qkv and up.2.weight, for example
+    stem, products = prefix.rsplit(".", 1)
     kind = "A" if matrix.startswith("down") else "B"
-    chosen = products if kind == "A" else products[int(matrix.split(".")[1])]
-    names = [f"{adapters.PREFIX}.{stem}.{each}_proj.lora_{kind}.default.weight" for each in chosen]
-    return torch.stack([theirs.get_parameter(each).grad for each in names]).sum(0)
+    selected = products if kind == "A" else products[int(matrix.split(".")[1])]
+    names = [f"{adapters.PREFIX}.{stem}.{item}_proj.lora_{kind}.default.weight" for item in selected]
+    return torch.stack([reference.get_parameter(item).grad for item in names]).sum(0)
 
 
 def lora() -> Iterator[Case]:
     rule = adapters.Rule(16, 32, 0.0, 0)
     network = Network(Shape(VOCABULARY, 3, 64, 4, 2, 96, 10000.0, Scaling(), 1e-5))
     adapters.add(network, rule, 0)
-    ours = drawn(network)
+    adapted = initialize(network)
     with TemporaryDirectory() as folder:
-        trained = {name: each.detach() for name, each in adapters.trained(ours).items()}
-        adapters.save(Path(folder), trained, rule, fused=False, base="")
-        theirs = published(LlamaForCausalLM, LlamaConfig, ours)
-        theirs = PeftModel.from_pretrained(theirs, folder, is_trainable=True).double()
-    yield Case("lora read by peft, on q, k, v and o", ours, theirs, gradient=adapter_gradient)
+        adapter_weights = {name: parameter.detach() for name, parameter in adapters.trained(adapted).items()}
+        adapters.save(Path(folder), adapter_weights, rule, fused=False, base="")
+        reference = load_reference(LlamaForCausalLM, LlamaConfig, adapted)
+        reference = PeftModel.from_pretrained(reference, folder, is_trainable=True).double()
+    yield Case("lora read by peft, on q, k, v and o", adapted, reference, gradient=adapter_gradient)
 
 
 CASES = {"llama": llama, "lora": lora, "gpt-oss": gpt_oss}
@@ -128,16 +132,24 @@ CASES = {"llama": llama, "lora": lora, "gpt-oss": gpt_oss}
 def differences(case: Case) -> dict[str, float]:
     tokens = torch.randint(VOCABULARY, (BATCH, case.length + 1))
     inputs, labels = tokens[:, :-1], tokens[:, 1:]
-    logits = case.theirs(inputs).logits
+    logits = case.reference(inputs).logits
     expected = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     expected.backward()
-    loss = case.ours(inputs, labels) / labels.numel()
+    loss = case.network(inputs, labels) / labels.numel()
     loss.backward()
-    pairs = [(case.gradient(case.theirs, name), each.grad) for name, each in adapters.trained(case.ours).items()]
+    pairs = [
+        (case.gradient(case.reference, name), parameter.grad)
+        for name, parameter in adapters.trained(case.network).items()
+    ]
     # torch's maximum, as Python's passes over NaN.
-    gradients = torch.stack([(own - their).abs().max() / their.abs().max() for their, own in pairs]).max()
+    gradients = torch.stack(
+        [
+            (actual - expected_gradient).abs().max() / expected_gradient.abs().max()
+            for expected_gradient, actual in pairs
+        ]
+    ).max()
     with torch.no_grad():
-        logits = (case.ours(inputs) - logits).abs().max()
+        logits = (case.network(inputs) - logits).abs().max()
     return {"logits": logits.item(), "loss": (loss - expected).abs().item(), "gradients": gradients.item()}
 
 
@@ -147,15 +159,15 @@ def main() -> None:
     network = parser.parse_args().network
     if ABSENT:
         sys.exit(f"error: {ABSENT}: next to torch, pip install transformers==4.57.1 peft==0.21.2; set PYTHONPATH=.")
-    print(", ".join(f"{each} {version(each)}" for each in ("torch", "transformers", "peft")))
+    print(", ".join(f"{package} {version(package)}" for package in ("torch", "transformers", "peft")))
     LlamaRMSNorm.forward = GptOssRMSNorm.forward = norm
     functional.softmax = softmax
     torch.manual_seed(0)
     far = []
     for case in CASES[network]():
-        found = differences(case)
-        print(f"{case.title}: {', '.join(f'{name} {value:.1e}' for name, value in found.items())}", flush=True)
-        far += [] if all(value <= LIMIT for value in found.values()) else [case.title]
+        results = differences(case)
+        print(f"{case.title}: {', '.join(f'{name} {value:.1e}' for name, value in results.items())}", flush=True)
+        far += [] if all(value <= LIMIT for value in results.values()) else [case.title]
     if far:
         sys.exit(f"error: a difference is above {LIMIT:.0e}: {'; '.join(far)}")
 

@@ -60,7 +60,7 @@ def record(source: Path, target: Path, fault: Recorded) -> None:
     (folder,) = target.iterdir()
     experiment, chance = folder / "experiment_0", random.Random(target.name)
     text = (experiment / "result.txt").read_text("utf-8")
-    start, stop = (float(found[1]) / 1000 for key in ("run_start", "run_stop") if (found := _event(text, key)))
+    start, stop = (float(match[1]) / 1000 for key in ("run_start", "run_stop") if (match := _event(text, key)))
 
     factor = fault.slower * SECONDS * chance.gauss(1, SPREAD) / (stop - start)
 
@@ -72,7 +72,7 @@ def record(source: Path, target: Path, fault: Recorded) -> None:
 
     for path in (experiment / "result.txt", folder / "result_0.txt"):
         path.write_text(
-            re.sub(r'(?<="time_ms": )\d+', lambda each: str(round(later(int(each[0]) / 1000) * 1000)), text)
+            re.sub(r'(?<="time_ms": )\d+', lambda timestamp: str(round(later(int(timestamp[0]) / 1000) * 1000)), text)
         )
     _rewrite(experiment / "telemetry.jsonl", lambda line: _reading(moved(line), later(start), fault, chance))
     for path in experiment.glob("steps/*.jsonl"):
@@ -80,8 +80,8 @@ def record(source: Path, target: Path, fault: Recorded) -> None:
     share = {"input_share": fault.input_share * chance.uniform(0.8, 1.2)}
     _rewrite(experiment / "metrics.jsonl", lambda line: {**moved(line), **(share if line["kind"] == "epoch" else {})})
     state = json.loads((experiment / "state.json").read_text("utf-8"))
-    ended = later(unix_time(state["ended"]) or stop)
-    (experiment / "state.json").write_text(json.dumps({**state, "ended": ended}), encoding="utf-8")
+    end_time = later(unix_time(state["ended"]) or stop)
+    (experiment / "state.json").write_text(json.dumps({**state, "ended": end_time}), encoding="utf-8")
     passport = json.loads((folder / "run.json").read_text("utf-8"))
     passport["image"] = {"reference": "localhost/encore/resnet:latest", "digest": fault.image}
     (folder / "run.json").write_text(json.dumps(passport), encoding="utf-8")

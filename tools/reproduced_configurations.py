@@ -17,7 +17,7 @@ from encore.lab.submissions.source import open_source
 from tools import Folders, run
 
 
-def every(folder: Path) -> Iterator[Reproduction | str]:
+def find_reproductions(folder: Path) -> Iterator[Reproduction | str]:
     # Each configuration of a folder; a text where it is not understood
     try:
         source = open_source(folder, None, None)
@@ -31,44 +31,49 @@ def every(folder: Path) -> Iterator[Reproduction | str]:
             yield f"{folder}/{file}: {error}"
 
 
-def line(each: Reproduction | str) -> str:
-    if isinstance(each, str):
-        return each
-    if each.equals and each.nearest:
-        standing = f"is {each.nearest.file}"
-    elif each.refused:
-        standing = f"refused: {each.refused[:140]}"
+def line(reproduction: Reproduction | str) -> str:
+    if isinstance(reproduction, str):
+        return reproduction
+    if reproduction.equals and reproduction.nearest:
+        standing = f"is {reproduction.nearest.file}"
+    elif reproduction.refused:
+        standing = f"refused: {reproduction.refused[:140]}"
     else:
-        near = each.nearest.file if each.nearest else "none"
-        what = ", ".join(f"{d.name} {d.published!r} for {d.ours!r}" for d in each.differences[:6])
-        standing = f"near {near}: {len(each.differences)} differ ({what}); missing {list(each.missing)}"
-    counts = f"{len(each.mapped)} keys, {len(each.known_left)} without, {len(each.unknown_left)} unknown"
-    return f"{each.source.round} {each.source.shown} {each.name}: {counts}; {standing}"
+        near = reproduction.nearest.file if reproduction.nearest else "none"
+        differences = ", ".join(f"{d.name} {d.published!r} for {d.ours!r}" for d in reproduction.differences[:6])
+        standing = (
+            f"near {near}: {len(reproduction.differences)} differ ({differences}); missing {list(reproduction.missing)}"
+        )
+    left = f"{len(reproduction.known_left)} without, {len(reproduction.unknown_left)} unknown"
+    counts = f"{len(reproduction.mapped)} keys, {left}"
+    return f"{reproduction.source.round} {reproduction.source.shown} {reproduction.name}: {counts}; {standing}"
 
 
-def counts_of(each: Reproduction | str) -> dict[str, int]:
-    if isinstance(each, str):
+def counts_of(reproduction: Reproduction | str) -> dict[str, int]:
+    if isinstance(reproduction, str):
         return {"not understood": 1}
-    maps, not_found = each.implementation is not None, "was not found" in each.refused
+    maps, not_found = reproduction.implementation is not None, "was not found" in reproduction.refused
     return {
-        "equal": each.equals,
-        "maps, no key missing": each.system is not None and not each.missing,
-        "a key without a value": maps and bool(each.missing),
-        "refused by the checks": maps and not each.missing and not each.system,
-        "trains nothing that is a benchmark here": not each.benchmark,
-        "another task under the same name": bool(each.benchmark and not maps and not not_found),
+        "equal": reproduction.equals,
+        "maps, no key missing": reproduction.system is not None and not reproduction.missing,
+        "a key without a value": maps and bool(reproduction.missing),
+        "refused by the checks": maps and not reproduction.missing and not reproduction.system,
+        "trains nothing that is a benchmark here": not reproduction.benchmark,
+        "another task under the same name": bool(reproduction.benchmark and not maps and not not_found),
         "program not found": not_found,
-        "with a system": each.system is not None,
-        "keys": len(each.mapped),
-        "without counterpart": len(each.known_left),
-        "unknown": len(each.unknown_left),
-        "notes": len(each.notes),
+        "with a system": reproduction.system is not None,
+        "keys": len(reproduction.mapped),
+        "without counterpart": len(reproduction.known_left),
+        "unknown": len(reproduction.unknown_left),
+        "notes": len(reproduction.notes),
     }
 
 
-def counts_of_result(folder: Path, found: list[Reproduction | str]) -> dict[str, int]:
-    read = [each for each in found if not isinstance(each, str)]
-    submissions = [each.nearest.submission for each in read if each.equals and each.nearest]
+def counts_of_result(folder: Path, reproductions: list[Reproduction | str]) -> dict[str, int]:
+    read = [reproduction for reproduction in reproductions if not isinstance(reproduction, str)]
+    submissions = [
+        reproduction.nearest.submission for reproduction in read if reproduction.equals and reproduction.nearest
+    ]
     return {
         "result folders": 1,
         "with one configuration": len(read) == 1,
@@ -82,16 +87,18 @@ def main(roots: Folders) -> None:
     # Print a line for each configuration and for each result folder without one that equals, then the counts
     counts, of_results, unknown = (collections.Counter[str]() for _ in range(3))
     folders = sorted({path.parent for root in roots for path in root.rglob("config_*.sh")})
-    for each in (each for folder in folders for each in every(folder)):
-        counts.update({"configurations": 1, **counts_of(each)})
-        unknown.update(() if isinstance(each, str) else [left.name for left in each.unknown_left])
-        print(line(each))
+    for reproduction in (reproduction for folder in folders for reproduction in find_reproductions(folder)):
+        counts.update({"configurations": 1, **counts_of(reproduction)})
+        unknown.update(
+            () if isinstance(reproduction, str) else [unknown_name.name for unknown_name in reproduction.unknown_left]
+        )
+        print(line(reproduction))
     for folder in sorted(path for root in roots for path in root.rglob("results/*/*") if path.is_dir()):
-        found = list(every(folder))
-        of_folder = counts_of_result(folder, found)
+        reproductions = list(find_reproductions(folder))
+        of_folder = counts_of_result(folder, reproductions)
         of_results.update(of_folder)
         if not of_folder["equal"]:
-            print(f"result {folder.parent.name}/{folder.name}: {', '.join(map(line, found))}")
+            print(f"result {folder.parent.name}/{folder.name}: {', '.join(map(line, reproductions))}")
     print(dict(counts))
     print(dict(of_results))
     print("unknown:", unknown.most_common(140))

@@ -24,8 +24,8 @@ LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 
 def linked(page: Path) -> set[Path]:
     # The files that a page links to; a folder's are those directly in it
-    found = {(page.parent / name).resolve() for name in LINK.findall(page.read_text(encoding="utf-8"))}
-    return {file for path in found for file in (path.iterdir() if path.is_dir() else [path]) if file.is_file()}
+    targets = {(page.parent / name).resolve() for name in LINK.findall(page.read_text(encoding="utf-8"))}
+    return {file for path in targets for file in (path.iterdir() if path.is_dir() else [path]) if file.is_file()}
 
 
 def stage(folder: Path) -> None:

@@ -44,7 +44,7 @@ class Fault:
     options: tuple[str, ...] = ()
     harm: Harm | None = None  # Called again and again while the ranks train
     under: tuple[str, ...] = ()
-    at: str = "steps"  # When the harm begins: start, or with the steps
+    start: str = "steps"  # When the harm begins: start, or with the steps
     load: int = 0  # Programs that compute next to the ranks
     paused: float = 0.0  # Seconds between a stop in the middle and its resume
     read_rate: int = 0  # Bytes per second from the disk that has the data set; 0: the folder as it is
@@ -53,12 +53,12 @@ class Fault:
 def duty(share: float, ranks: slice, seconds: float = 0.5) -> Harm:
     """Suspend some ranks for a share of the time."""
 
-    def harm(experiment: Path, found: Sequence[psutil.Process]) -> None:
-        for each in found[ranks]:
-            each.suspend()
+    def harm(experiment: Path, rank_processes: Sequence[psutil.Process]) -> None:
+        for process in rank_processes[ranks]:
+            process.suspend()
         time.sleep(seconds * share)
-        for each in found[ranks]:
-            each.resume()
+        for process in rank_processes[ranks]:
+            process.resume()
         time.sleep(seconds * (1 - share))
 
     return harm
@@ -67,12 +67,12 @@ def duty(share: float, ranks: slice, seconds: float = 0.5) -> Harm:
 def quota(share: float, ranks: slice) -> Harm:
     """Give some ranks a share of a core, together."""
 
-    def harm(experiment: Path, found: Sequence[psutil.Process]) -> None:
+    def harm(experiment: Path, rank_processes: Sequence[psutil.Process]) -> None:
         CGROUP.mkdir(exist_ok=True)
         (CGROUP / "cpu.cfs_quota_us").write_text(f"{int(share * 100_000)}")
-        for each in found[ranks]:
+        for process in rank_processes[ranks]:
             with suppress(OSError):
-                (CGROUP / "cgroup.procs").write_text(str(each.pid))
+                (CGROUP / "cgroup.procs").write_text(str(process.pid))
         time.sleep(0.5)
 
     return harm
@@ -80,15 +80,15 @@ def quota(share: float, ranks: slice) -> Harm:
 
 def while_(mark: str, seconds: float) -> Harm:
     """Suspend rank 0 whenever a file of this pattern is new."""
-    seen: set[Path] = set()
+    known_files: set[Path] = set()
 
-    def harm(experiment: Path, found: Sequence[psutil.Process]) -> None:
-        new = set(experiment.glob(mark)) - seen
-        seen.update(new)
+    def harm(experiment: Path, rank_processes: Sequence[psutil.Process]) -> None:
+        new = set(experiment.glob(mark)) - known_files
+        known_files.update(new)
         if new:
-            found[0].suspend()
+            rank_processes[0].suspend()
             time.sleep(seconds)
-            found[0].resume()
+            rank_processes[0].resume()
         time.sleep(0.002)
 
     return harm
@@ -98,10 +98,10 @@ def at_start(seconds: float) -> Harm:
     """Suspend all ranks once."""
     done: list[bool] = []
 
-    def harm(experiment: Path, found: Sequence[psutil.Process]) -> None:
-        if not done and len(found) == 2:
+    def harm(experiment: Path, rank_processes: Sequence[psutil.Process]) -> None:
+        if not done and len(rank_processes) == 2:
             done.append(True)
-            duty(1.0, slice(None), seconds)(experiment, found)
+            duty(1.0, slice(None), seconds)(experiment, rank_processes)
         time.sleep(0.05)
 
     return harm
@@ -111,12 +111,12 @@ def in_evaluations(seconds: float) -> Harm:
     """Suspend all ranks once in each evaluation."""
     done: list[int] = []
 
-    def harm(experiment: Path, found: Sequence[psutil.Process]) -> None:
+    def harm(experiment: Path, rank_processes: Sequence[psutil.Process]) -> None:
         log = experiment / "result.txt"
-        begun = log.read_text("utf-8").count('"eval_start"') if log.exists() else 0
-        if begun > len(done):
-            done.append(begun)
-            duty(1.0, slice(None), seconds)(experiment, found)
+        evaluations = log.read_text("utf-8").count('"eval_start"') if log.exists() else 0
+        if evaluations > len(done):
+            done.append(evaluations)
+            duty(1.0, slice(None), seconds)(experiment, rank_processes)
         time.sleep(0.01)
 
     return harm
@@ -140,7 +140,7 @@ FAULTS: Mapping[str, Fault] = {
     "suspended-rank-1-50": Fault("slow rank", harm=duty(0.5, slice(1, 2))),
     "suspended-rank-1-70": Fault("slow rank", harm=duty(0.7, slice(1, 2))),
     **{f"link-{rate}-mbit": Fault("slow link", under=slow_link(rate)) for rate in (1600, 1200, 800, 600, 400)},
-    **{f"slow-start-{seconds}": Fault("start", harm=at_start(seconds), at="start") for seconds in (8, 15, 25)},
+    **{f"slow-start-{seconds}": Fault("start", harm=at_start(seconds), start="start") for seconds in (8, 15, 25)},
     **{f"slow-checkpoints-{s}": Fault("checkpoints", harm=while_("checkpoint/writing_*", s)) for s in (2, 4)},
     **{f"slow-evaluations-{seconds}": Fault("evaluation", harm=in_evaluations(seconds)) for seconds in (3, 6)},
     **{f"paused-{seconds}": Fault("stopped or repeated", paused=seconds) for seconds in (5, 15)},
@@ -154,14 +154,14 @@ FAULTS: Mapping[str, Fault] = {
 
 
 @contextmanager
-def loaded(count: int) -> Iterator[None]:
+def load_cores(count: int) -> Iterator[None]:
     programs = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(count)]
     try:
         yield
     finally:
-        for each in programs:
-            each.kill()
-            each.wait()
+        for program in programs:
+            program.kill()
+            program.wait()
 
 
 @contextmanager
@@ -171,8 +171,8 @@ def slow_disk(rate: int, work: Path) -> Iterator[tuple[tuple[str, ...], tuple[st
         yield (), ()
         return
     image, folder, group = work / "disk.img", work / "disk", Path("/sys/fs/cgroup/blkio/encore-slowdowns")
-    for each in (folder, group):
-        each.mkdir(parents=True, exist_ok=True)
+    for path in (folder, group):
+        path.mkdir(parents=True, exist_ok=True)
     with image.open("wb") as file:
         file.truncate(32 << 20)
     subprocess.run(("mkfs.ext4", "-q", "-F", str(image)), check=True)
@@ -194,11 +194,11 @@ def slow_disk(rate: int, work: Path) -> Iterator[tuple[tuple[str, ...], tuple[st
 def train(fault: Fault, results: Path, tries: int = 3) -> None:
     """Train into ``results``; again while other programs take more than QUIET cores, whose runs are no evidence."""
     for number in range(tries):
-        begun, busy, own = time.monotonic(), _busy(), _own()
+        started, busy, own_start = time.monotonic(), _busy(), _own_cpu()
         attempt(fault, results)
-        others = (_busy() - busy - (_own() - own)) / (time.monotonic() - begun)
-        print(f"{results.name}: other programs took {others:.2f} cores", flush=True)
-        if others <= QUIET or number == tries - 1:
+        other_load = (_busy() - busy - (_own_cpu() - own_start)) / (time.monotonic() - started)
+        print(f"{results.name}: other programs took {other_load:.2f} cores", flush=True)
+        if other_load <= QUIET or number == tries - 1:
             return
         results.rename(results.with_name(f"noisy-{results.name}-{number}"))
 
@@ -208,25 +208,25 @@ def _busy() -> float:
     return sum(times) - times.idle - times.iowait - times.guest
 
 
-def _own() -> float:
+def _own_cpu() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def attempt(fault: Fault, results: Path) -> None:
     command = (sys.executable, "-m", "encore.cli.app", "run")
-    with slow_disk(fault.read_rate, results.parent) as (options, under), loaded(fault.load):
+    with slow_disk(fault.read_rate, results.parent) as (options, under), load_cores(fault.load):
         first = (*command, *BENCHMARK, *fault.options, *options, "--results", str(results))
-        code = harmed(fault, results, (*fault.under, *under, *first))
+        code = train_with_harm(fault, results, (*fault.under, *under, *first))
         if fault.paused:
             time.sleep(fault.paused)
-            (begun,) = results.iterdir()
-            code = harmed(replace(fault, paused=0.0), results, (*command, "--resume", str(begun)))
+            (run_folder,) = results.iterdir()
+            code = train_with_harm(replace(fault, paused=0.0), results, (*command, "--resume", str(run_folder)))
     if code not in (0, 3):
         raise SystemExit(f"{results.name}: exit code {code}")
 
 
-def harmed(fault: Fault, results: Path, command: Sequence[str]) -> int:
+def train_with_harm(fault: Fault, results: Path, command: Sequence[str]) -> int:
     child = subprocess.Popen(command, cwd=paths.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
     while child.poll() is None:
         experiment = next(results.glob("[0-9]*/experiment_0"), None)
@@ -235,7 +235,7 @@ def harmed(fault: Fault, results: Path, command: Sequence[str]) -> int:
         if fault.paused and step >= PAUSED_AT:
             child.terminate()
             return child.wait()
-        if fault.harm is not None and experiment is not None and beats and (fault.at == "start" or step >= 0):
+        if fault.harm is not None and experiment is not None and beats and (fault.start == "start" or step >= 0):
             with suppress(psutil.Error):
                 fault.harm(experiment, [psutil.Process(beat.pid) for beat in beats])
         else:
@@ -243,9 +243,9 @@ def harmed(fault: Fault, results: Path, command: Sequence[str]) -> int:
     return child.returncode
 
 
-def side_of(results: Sequence[Path]) -> RunSet:
-    found = [side for each in results for side in load_run_sets(each)]
-    return replace(found[0], logs=tuple(log for side in found for log in side.logs))
+def join_run_sets(results: Sequence[Path]) -> RunSet:
+    run_sets = [run_set for folder in results for run_set in load_run_sets(folder)]
+    return replace(run_sets[0], logs=tuple(log for run_set in run_sets for log in run_set.logs))
 
 
 def unharmed(work: Path) -> list[Path]:
@@ -253,14 +253,14 @@ def unharmed(work: Path) -> list[Path]:
 
 
 def rows(work: Path) -> Iterator[tuple[str, str, list[Cause]]]:
-    theirs = side_of(unharmed(work))
+    baseline = join_run_sets(unharmed(work))
     for results in sorted(work.glob("fault-*")):
         name = results.name.removeprefix("fault-")
-        yield name, FAULTS[name].cause, find_causes(side_of([results]), theirs)
+        yield name, FAULTS[name].cause, find_causes(join_run_sets([results]), baseline)
     with tempfile.TemporaryDirectory() as folder:
-        recorded = side_of(list(recorded_gpus.unharmed(unharmed(work), Path(folder))))
+        recorded = join_run_sets(list(recorded_gpus.unharmed(unharmed(work), Path(folder))))
         for name, cause, results in recorded_gpus.faults(unharmed(work), Path(folder)):
-            yield name, cause, find_causes(side_of([results]), recorded)
+            yield name, cause, find_causes(join_run_sets([results]), recorded)
 
 
 def main(
@@ -270,27 +270,27 @@ def main(
     seconds: Annotated[float, typer.Option(help="begin no further run after this time")] = float("inf"),
 ) -> None:
     work.mkdir(parents=True, exist_ok=True)
-    wanted = [(Fault(""), work / f"unharmed-{len(unharmed(work)) + number:03d}") for number in range(unharmed_runs)]
+    trainings = [(Fault(""), work / f"unharmed-{len(unharmed(work)) + number:03d}") for number in range(unharmed_runs)]
     names = FAULTS if faults == "all" else filter(None, faults.split(","))
-    wanted += [(FAULTS[name], work / f"fault-{name}") for name in names if not (work / f"fault-{name}").exists()]
+    trainings += [(FAULTS[name], work / f"fault-{name}") for name in names if not (work / f"fault-{name}").exists()]
     ends = time.monotonic() + seconds
-    for fault, results in wanted:
+    for fault, results in trainings:
         if time.monotonic() < ends:
             train(fault, results)
     if len(unharmed(work)) < 2:
         return
-    found = list(rows(work))
-    for name, expected, causes in found:
+    table = list(rows(work))
+    for name, expected, causes in table:
         first = causes[0].name if causes else "none"
-        shown = "; ".join(f"{each.name} {each.share:+.0%}" for each in causes[:3]) or "not slower"
-        print(f"{'right' if first == expected else 'WRONG':<6} {name:<22} {expected:<26} {shown}")
-    right = sum(bool(causes) and causes[0].name == expected for _, expected, causes in found)
+        listed = "; ".join(f"{cause.name} {cause.share:+.0%}" for cause in causes[:3]) or "not slower"
+        print(f"{'right' if first == expected else 'WRONG':<6} {name:<22} {expected:<26} {listed}")
+    right = sum(bool(causes) and causes[0].name == expected for _, expected, causes in table)
     pairs = list(itertools.permutations(unharmed(work), 2))
-    sides = {each: side_of([each]) for each in unharmed(work)}
+    sides = {cause: join_run_sets([cause]) for cause in unharmed(work)}
     alarms = [(a.name, b.name, causes) for a, b in pairs if (causes := find_causes(sides[a], sides[b]))]
-    print(f"named first: {right} of {len(found)}; false alarms: {len(alarms)} of {len(pairs)} pairs")
-    for mine, other, causes in alarms[:10]:
-        print(f"  {mine} against {other}: {causes[0].message} {causes[0].share:+.0%}")
+    print(f"named first: {right} of {len(table)}; false alarms: {len(alarms)} of {len(pairs)} pairs")
+    for current, baseline, causes in alarms[:10]:
+        print(f"  {current} against {baseline}: {causes[0].message} {causes[0].share:+.0%}")
 
 
 if __name__ == "__main__":

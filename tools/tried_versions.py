@@ -64,7 +64,10 @@ def trained(choice: Choice, python: Path, folder: Path, work: Path) -> compatibi
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     facts = interpreters.ask(python, interpreters.question(choice.implementation.framework, (), 0), variables)
     software = environment.software(choice.implementation.framework, facts.packages)
-    versions = {"python": facts.python, **{name.removesuffix("_version"): each for name, each in software.items()}}
+    versions = {
+        "python": facts.python,
+        **{name.removesuffix("_version"): version for name, version in software.items()},
+    }
     return compatibility.Tried(
         implementation=choice.name,
         where="cpu",
@@ -79,8 +82,8 @@ def trained(choice: Choice, python: Path, folder: Path, work: Path) -> compatibi
 def _reason(results: Path, errors: str) -> str:
     # The last line of what went wrong: a rank's, or the command's own
     ranks = sorted(results.glob("*/experiment_0/ranks/**/stderr*")) + sorted(results.glob("*/experiment_0/ranks/*.txt"))
-    said = [line for file in ranks for line in files.text_of(file).splitlines() if "Error: " in line]
-    line = (said or errors.strip().splitlines() or ["no output"])[0]
+    messages = [line for file in ranks for line in files.text_of(file).splitlines() if "Error: " in line]
+    line = (messages or errors.strip().splitlines() or ["no output"])[0]
     # No place of this machine, and no rank.
     return re.sub(r"/\S+/", "", re.sub(r"^\[rank\d+\]: ", "", line.strip()))
 
@@ -96,9 +99,9 @@ def main(
     python = environment.ensure_environment(choices[0].implementation.framework, print)
     folder = installed(package, python, work, ["--no-deps"] if no_deps else [])
     for choice in choices:
-        found = trained(choice, python, folder, work)
-        compatibility.add(found)
-        print(f"{found.implementation}, {folder.name}: {found.problem or 'trained'}", flush=True)
+        row = trained(choice, python, folder, work)
+        compatibility.add(row)
+        print(f"{row.implementation}, {folder.name}: {row.problem or 'trained'}", flush=True)
 
 
 if __name__ == "__main__":

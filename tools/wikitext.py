@@ -27,12 +27,15 @@ def main(
     held_out: Annotated[float, typer.Option(min=0.01, max=1.0, help="Share of the last file's letters.")] = 0.25,
 ) -> None:
     """Write the articles."""
-    *before, last = [articles(path) for path in files]
-    first, wanted = len(last), held_out * sum(map(len, last))
-    while sum(map(len, last[first:])) < wanted:
+    *training_files, last = [articles(path) for path in files]
+    first, held_out_size = len(last), held_out * sum(map(len, last))
+    while sum(map(len, last[first:])) < held_out_size:
         first -= 1
     to.mkdir(parents=True, exist_ok=True)
-    parts = {"train": [*(text for each in before for text in each), *last[:first]], "test": last[first:]}
+    parts = {
+        "train": [*(text for file_articles in training_files for text in file_articles), *last[:first]],
+        "test": last[first:],
+    }
     for name, texts in parts.items():
         lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
         (to / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")

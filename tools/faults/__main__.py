@@ -51,7 +51,7 @@ def attempt(bench: Bench, fault: str, seed: int) -> Verdict:
 
 def table(verdicts: Verdicts) -> Table:
     # Faults by benchmarks
-    kinds = {place: verdict.kind for place, verdict in verdicts.items()}
+    kinds = {key: verdict.kind for key, verdict in verdicts.items()}
     names = tuple(dict.fromkeys(name for _, name in verdicts))
     faults = dict.fromkeys(fault for fault, _ in verdicts)
     rows = tuple((fault, *(kinds.get((fault, name)) for name in names)) for fault in faults)
@@ -76,13 +76,13 @@ def try_all(names: Sequence[str], faults: Sequence[str], seed: int, work: Path, 
     return verdicts
 
 
-def named(text: str) -> tuple[str, ...]:
+def parse_faults(text: str) -> tuple[str, ...]:
     # The faults of a list, or those named by commas
-    found = LISTS.get(text) or tuple(text.split(","))
-    unknown = set(found) - set(FAULTS)
+    names = LISTS.get(text) or tuple(text.split(","))
+    unknown = set(names) - set(FAULTS)
     if unknown:
         raise typer.BadParameter(f"no fault {', '.join(sorted(unknown))}; see --help")
-    return found
+    return names
 
 
 def main(
@@ -93,21 +93,25 @@ def main(
     output: Annotated[Path | None, typer.Option("--json", help="file for the verdicts")] = None,
     minutes: Annotated[float, typer.Option(help="begin no fault after that")] = 1e9,
 ) -> None:
-    chosen = named(faults)
-    names = list(catalogue.choices()) if "all" in benchmarks else [catalogue.choose(each).name for each in benchmarks]
+    fault_names = parse_faults(faults)
+    names = (
+        list(catalogue.choices())
+        if "all" in benchmarks
+        else [catalogue.choose(benchmark).name for benchmark in benchmarks]
+    )
     with tempfile.TemporaryDirectory() as folder:
-        place = (work or Path(folder)).absolute()
-        place.mkdir(parents=True, exist_ok=True)
-        cluster = place / "cluster.toml"
+        work_folder = (work or Path(folder)).absolute()
+        work_folder.mkdir(parents=True, exist_ok=True)
+        cluster = work_folder / "cluster.toml"
         cluster.write_text('runtime = "host"\n', encoding="utf-8")
         os.environ["ENCORE_CLUSTER"] = str(cluster)
-        verdicts = try_all(names, chosen, seed, place, minutes * 60)
+        verdicts = try_all(names, fault_names, seed, work_folder, minutes * 60)
     if output:
-        found = [
+        verdict_list = [
             {"fault": fault, "benchmark": name, "verdict": verdict.kind, "text": verdict.text}
             for (fault, name), verdict in verdicts.items()
         ]
-        output.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        output.write_text(json.dumps(verdict_list, indent=1), encoding="utf-8")
     counts = Counter(verdict.kind for verdict in verdicts.values())
     print(table(verdicts).as_markdown(), ", ".join(f"{count} {kind}" for kind, count in counts.items()), sep="\n\n")
     raise typer.Exit(1 if counts["FAULT"] else 0)

@@ -38,8 +38,8 @@ def mounted(folder: Path, size: int) -> Iterator[Callable[[str], object]]:
 def mounting(fault: Callable[..., Verdict]) -> Callable[..., Verdict]:
     # A fault that is tried only where this user may mount a file system
 
-    def tried(*given: Any) -> Verdict:
-        return fault(*given) if can_mount() else Verdict("not tried", "mounting needs root")
+    def tried(*arguments: Any) -> Verdict:
+        return fault(*arguments) if can_mount() else Verdict("not tried", "mounting needs root")
 
     return tried
 
@@ -63,8 +63,8 @@ def full_disk(trial: Trial) -> Verdict:
         return _limited(trial, trial.moment.uniform(0.1, 0.9))
     with mounted(trial.results, max(size, 2**16)) as remount:
         done = trial.do(trial.run_command())
-        made = list(trial.results.glob("[!.]*/run.json"))
-        if done.code == 2 and not made:
+        run_files = list(trial.results.glob("[!.]*/run.json"))
+        if done.code == 2 and not run_files:
             return Verdict("refused") if "hint: " in done.output else Verdict("FAULT", done.output[-400:])
         if done.code == 1 and "disk is full" not in done.output and "space" not in done.output:
             return Verdict("FAULT", f"the cause is not named: {done.output[-600:]}")
@@ -75,12 +75,12 @@ def full_disk(trial: Trial) -> Verdict:
 def _limited(trial: Trial, share: float) -> Verdict:
     # Do the same with a limit on the size of a file
     largest = max(path.stat().st_size for path in trial.bench.uninterrupted.rglob("*") if path.is_file())
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest * share), before[1]))
+    previous = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest * share), previous[1]))
     try:
         encore = trial.begin()
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, previous)
     return trial.after(trial.ended(encore))
 
 
@@ -98,10 +98,10 @@ def full_disk_preparation(trial: Trial) -> Verdict:
 
 
 @mounting
-def read_only(what: str, trial: Trial) -> Verdict:
+def read_only(target: str, trial: Trial) -> Verdict:
     # Give a file system that cannot be written for a new run's results, a run that is resumed, or the data
     with mounted(trial.results, 4 << 30) as remount:
-        if what == "results":
+        if target == "results":
             remount("ro")
             return trial.judged(trial.results, trial.do(trial.run_command()), {})
         run = trial.copied(trial.bench.stopped)
@@ -115,8 +115,8 @@ def read_only(what: str, trial: Trial) -> Verdict:
 def read_only_data(trial: Trial) -> Verdict:
     # Train from a data set that cannot be written
     run, data = trial.copied(trial.bench.stopped), trial.bench.data
-    with aside(data) as whole, mounted(data, 1 << 30) as remount:
-        shutil.copytree(whole, data, dirs_exist_ok=True)
+    with aside(data) as backup, mounted(data, 1 << 30) as remount:
+        shutil.copytree(backup, data, dirs_exist_ok=True)
         remount("ro")
         return trial.resumed(run)
 
@@ -145,9 +145,9 @@ HARM: dict[str, Callable[[Path, Trial], None]] = {
 def harmed_data(how: str, passport: bool, trial: Trial) -> Verdict:
     # Harm a file of the data set: resuming refuses it, or reading every byte finds it; whole again, it resumes
     run = trial.copied(trial.bench.stopped)
-    with aside(trial.bench.data) as whole:
-        shutil.copytree(whole, trial.bench.data)
-        names = ["dataset.json"] if passport else _names_of(whole)
+    with aside(trial.bench.data) as backup:
+        shutil.copytree(backup, trial.bench.data)
+        names = ["dataset.json"] if passport else _names_of(backup)
         HARM[how](trial.bench.data / trial.moment.choice(names), trial)
         if how == "flipped":
             # A run does not read every byte before it starts: at the size of the full sets that takes an hour.
@@ -183,9 +183,9 @@ def same_data(trial: Trial, done: Done, folder: Path) -> Verdict:
         for name in _names_of(trial.bench.data)
         if not (folder / name).is_file() or (folder / name).read_bytes() != (trial.bench.data / name).read_bytes()
     ]
-    more = sorted(path.name for path in folder.iterdir() if not (trial.bench.data / path.name).exists())
-    found = [*(f"{name} differs" for name in other), *(f"{name} is left" for name in more), *trial.left()]
-    return verdict_of(found)
+    extra = sorted(path.name for path in folder.iterdir() if not (trial.bench.data / path.name).exists())
+    problems = [*(f"{name} differs" for name in other), *(f"{name} is left" for name in extra), *trial.left()]
+    return verdict_of(problems)
 
 
 def killed_preparation(number: signal.Signals, trial: Trial) -> Verdict:
@@ -249,8 +249,8 @@ def _resume_killed(trial: Trial) -> Verdict:
     # Kill the resume as well
     run = trial.copied(trial.bench.stopped)
     encore = trial.spawn(hints.resume(run))
-    done, every = len(steps(run)), len(steps(trial.bench.uninterrupted))
-    trial.wait_for_records(encore, trial.moment.randrange(min(done + 1, every), every + 1))
+    done, total = len(steps(run)), len(steps(trial.bench.uninterrupted))
+    trial.wait_for_records(encore, trial.moment.randrange(min(done + 1, total), total + 1))
     encore.kill()
     return trial.after(trial.ended(encore), killed=True)
 
@@ -286,9 +286,9 @@ def _harmed_finished(how: str, file: str, trial: Trial) -> Verdict:
     # Harm a file of a finished run and resume it: its result stays in any case
     run = trial.copied(trial.bench.uninterrupted)
     HARM[how](FILES[file](run, trial), trial)
-    before = snapshot(run)
+    original = snapshot(run)
     verdict = trial.resumed(run)
-    changed = sorted(name for name, _ in before.items() ^ snapshot(run).items())
+    changed = sorted(name for name, _ in original.items() ^ snapshot(run).items())
     return Verdict("FAULT", f"changed {', '.join(changed)}") if changed and verdict.kind != "FAULT" else verdict
 
 
@@ -317,8 +317,10 @@ def _moved_run(trial: Trial) -> Verdict:
 
 def _undisturbed(trial: Trial, runs: list[Path], wrong: list[str]) -> Verdict:
     # The verdict on runs that must not have noticed each other; ``wrong`` is what their commands did wrong
-    found = [f"{run.name}: {each}" for run in runs for each in differences(run, trial.bench.uninterrupted)]
-    return verdict_of([*found, *trial.left(), *wrong])
+    problems = [
+        f"{run.name}: {difference}" for run in runs for difference in differences(run, trial.bench.uninterrupted)
+    ]
+    return verdict_of([*problems, *trial.left(), *wrong])
 
 
 def _two_resumes(trial: Trial) -> Verdict:

@@ -42,21 +42,24 @@ Kind = Literal["as uninterrupted", "refused", "FAULT", "not tried"]
 def settings(name: str) -> tuple[str, ...]:
     # What makes the small run of a benchmark two evaluations long, with a target that nothing reaches
     choice = catalogue.choose(name)
-    known, system = configuration.field_types(choice.folder), choice.benchmark.small_data.system
+    fields, system = configuration.field_types(choice.folder), choice.benchmark.small_data.system
     of_round = choice.benchmark.rounds[catalogue.find_system(choice, system, None).round].targets
     # BLEU and F1 go to 100, the others to 1.
-    found = [f"{choice.benchmark.qualities[each].config}={100.0 if of_round[each] > 1 else 1.0}" for each in of_round]
+    overrides = [
+        f"{choice.benchmark.qualities[override].config}={100.0 if of_round[override] > 1 else 1.0}"
+        for override in of_round
+    ]
     config = catalogue.find_system(choice, system, None).config
     interval = config.get("eval_interval_samples")
     if interval is None:
-        found.append("epochs=2")
-    elif "max_samples" in known:
-        found.append(f"max_samples={2 * interval}")
+        overrides.append("epochs=2")
+    elif "max_samples" in fields:
+        overrides.append(f"max_samples={2 * interval}")
     else:
         # The rules leave out the first floor(batch / 8 + 2) evaluations.
-        found.append(f"max_steps={(config['batch_size'] // 8 + 4) * -(-interval // config['batch_size'])}")
-    found += ["eval_epochs=[1, 2]"] if "eval_epochs" in known else []
-    return tuple(word for each in found for word in ("--set", each))
+        overrides.append(f"max_steps={(config['batch_size'] // 8 + 4) * -(-interval // config['batch_size'])}")
+    overrides += ["eval_epochs=[1, 2]"] if "eval_epochs" in fields else []
+    return tuple(word for override in overrides for word in ("--set", override))
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,9 @@ class Verdict:
     text: str = ""
 
 
-def verdict_of(found: list[str], otherwise: Verdict = Verdict("as uninterrupted")) -> Verdict:
+def verdict_of(problems: list[str], otherwise: Verdict = Verdict("as uninterrupted")) -> Verdict:
     # The verdict that lists what was found, where that is anything
-    return Verdict("FAULT", "; ".join(found)) if found else otherwise
+    return Verdict("FAULT", "; ".join(problems)) if problems else otherwise
 
 
 @dataclass(frozen=True)
@@ -139,8 +142,8 @@ class Trial:
     @property
     def run(self) -> Path:
         # The only run folder
-        (found,) = [path.parent for path in self.results.glob("[!.]*/run.json")]
-        return found
+        (folder,) = [path.parent for path in self.results.glob("[!.]*/run.json")]
+        return folder
 
     @property
     def temporary(self) -> Path:
@@ -189,9 +192,17 @@ class Trial:
 
     def run_command(self) -> str:
         # The command of a new run
-        where = ("--data", str(self.bench.data), "--results", str(self.results), "--seed", "7")
-        words = ("encore", "run", self.bench.name, str(RANKS), *where, *settings(self.bench.name), *self.options)
-        return shlex.join(words)
+        locations = ("--data", str(self.bench.data), "--results", str(self.results), "--seed", "7")
+        arguments = (
+            "encore",
+            "run",
+            self.bench.name,
+            str(RANKS),
+            *locations,
+            *settings(self.bench.name),
+            *self.options,
+        )
+        return shlex.join(arguments)
 
     def begin(self) -> subprocess.Popen[str]:
         # Start a new run
@@ -231,46 +242,46 @@ class Trial:
 
     def resumed(self, run: Path, hint: str = "") -> Verdict:
         # Resume a run as the printed hint says, or as status would say; ranks that still run are ended as printed
-        before = snapshot(run)
+        original = snapshot(run)
         done = self.do(hint or hints.resume(run))
         cancel = CANCEL.search(done.output)
         if done.code == 2 and cancel:
-            ended = self.do(cancel.group())
+            cancelled = self.do(cancel.group())
             # Ranks whose supervisor was killed end by themselves too, between the two commands.
-            if ended.code and GONE not in ended.output:
-                return Verdict("FAULT", f"{cancel.group()} ends with {ended.code}: {ended.output[-300:]}")
-            before = snapshot(run)
+            if cancelled.code and GONE not in cancelled.output:
+                return Verdict("FAULT", f"{cancel.group()} ends with {cancelled.code}: {cancelled.output[-300:]}")
+            original = snapshot(run)
             done = self.do(hint or hints.resume(run))
-        return self.judged(run, done, before)
+        return self.judged(run, done, original)
 
     def after(self, done: Done, killed: bool = False) -> Verdict:
         # Judge the end of a run that something happened to, and its resume
         allowed = (-signal.SIGKILL,) if killed else (1, 3, 130)
         if done.code not in allowed or (done.code == 130 and traceback_of(done)):
             return Verdict("FAULT", f"ends with {done.code}: {done.output[-600:]}")
-        left = [] if killed else self.left()
-        if left:
-            return Verdict("FAULT", f"after the fault {'; '.join(left)}")
+        leftovers = [] if killed else self.left()
+        if leftovers:
+            return Verdict("FAULT", f"after the fault {'; '.join(leftovers)}")
         printed = [line.partition("resume with: ")[2] for line in done.output.splitlines() if "resume with: " in line]
         if not printed and done.code not in (3, -signal.SIGKILL):
             return Verdict("FAULT", "no hint how to resume")
         return self.resumed(self.run, printed[-1] if printed else "")
 
-    def judged(self, run: Path, done: Done, before: dict[str, str]) -> Verdict:
+    def judged(self, run: Path, done: Done, original: dict[str, str]) -> Verdict:
         # Judge what a resume has left: the run as uninterrupted, or refused and as it was
-        found = [*self.left(), *(["a traceback"] if traceback_of(done) else [])]
+        problems = [*self.left(), *(["a traceback"] if traceback_of(done) else [])]
         if done.code in (0, 3):
-            found += differences(run, self.bench.uninterrupted)
+            problems += differences(run, self.bench.uninterrupted)
         elif done.code in (1, 2) and "hint: " in done.output:
-            changed = {name for name, _ in before.items() ^ snapshot(run).items()}
+            changed = {name for name, _ in original.items() ^ snapshot(run).items()}
             if done.code == 1:
                 changed = {name for name in changed if not set(Path(name).parts) & set(REPORTED)}
-                found += ["advises to resume"] if "resume with: " in done.output else []
-            found += [f"refused and changed {name}" for name in sorted(changed)]
+                problems += ["advises to resume"] if "resume with: " in done.output else []
+            problems += [f"refused and changed {name}" for name in sorted(changed)]
         else:
-            found.append(f"exit code {done.code}: {done.output[-400:]}")
+            problems.append(f"exit code {done.code}: {done.output[-400:]}")
         return verdict_of(
-            found, Verdict("as uninterrupted") if done.code in (0, 3) else Verdict("refused", refusal(done))
+            problems, Verdict("as uninterrupted") if done.code in (0, 3) else Verdict("refused", refusal(done))
         )
 
     def left(self) -> list[str]:
@@ -278,19 +289,19 @@ class Trial:
         end = time.monotonic() + DYING_SECONDS
         while self.processes() and time.monotonic() < end:
             time.sleep(0.1)
-        found = [f"process {process.pid} is left" for process in self.processes()]
+        leftovers = [f"process {process.pid} is left" for process in self.processes()]
         names = [path for pattern in TEMPORARY for path in self.results.rglob(pattern)]
         names += [path for path in self.temporary.glob("*") if not path.name.startswith(CACHES)]
-        return found + [f"{path.relative_to(self.bench.work)} is left" for path in names]
+        return leftovers + [f"{path.relative_to(self.bench.work)} is left" for path in names]
 
     def processes(self) -> list[psutil.Process]:
         # The living processes of this trial
-        found = []
+        children = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if str(self.folder) in " ".join(process.cmdline()) and process.pid != os.getpid():
-                    found.append(process)
-        return found
+                    children.append(process)
+        return children
 
 
 def refusal(done: Done) -> str:
@@ -306,17 +317,17 @@ def traceback_of(done: Done) -> bool:
 
 def steps(run: Path) -> list[tuple[int, float]]:
     # The number and the loss of all steps of a run's first experiment
-    return [(each["step"], each["loss"]) for each in records(run / "experiment_0" / "metrics.jsonl", "step")]
+    return [(record["step"], record["loss"]) for record in records(run / "experiment_0" / "metrics.jsonl", "step")]
 
 
 def differences(run: Path, uninterrupted: Path) -> list[str]:
     # Say in what a run differs from the uninterrupted one: losses, evaluations, log events in their order
     numbers = [number for number, _ in steps(run)]
-    mine, other = (evaluations(each / "experiment_0" / "metrics.jsonl") for each in (run, uninterrupted))
+    actual, expected = (evaluations(folder / "experiment_0" / "metrics.jsonl") for folder in (run, uninterrupted))
     wrong = {
         "steps are there twice": sorted(set(numbers)) != numbers,
         "other losses": steps(run) != steps(uninterrupted),
-        "other evaluations": mine != other,
+        "other evaluations": actual != expected,
         "other log events": events(run) != events(uninterrupted),
     }
     return [text for text, is_so in wrong.items() if is_so]
