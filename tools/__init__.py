@@ -1,4 +1,4 @@
-"""What measures the kit, or makes its data, and is no test of it."""
+"""Tools that measure Encore or generate its data."""
 
 import sys
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Folders = Annotated[list[Path], typer.Argument(exists=True, file_okay=False)]
 
 
 def run(main: Callable[..., None], manual: str | None) -> None:
-    """Run a tool by its command line, the parameters of ``main``; --help prints ``manual`` as it is written."""
+    """Run a tool with the parameters of ``main`` as command line; --help prints ``manual`` verbatim."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(help="\b\n" + (manual or "").replace("\n\n", "\n\n\b\n"))(main)
     try:

@@ -1,10 +1,10 @@
-"""Draw the rooms of the code and the imports between them as docs/architecture.svg.
+"""Draw the packages and their imports as docs/architecture.svg.
 
     $ python -m tools.architecture            # `make docs`
-    $ python -m tools.architecture --check    # exit code 1 if the picture is not that of the code
+    $ python -m tools.architecture --check    # exit code 1 if the picture is outdated
 
-A room is a folder; an arrow leads from a room to one whose modules it imports, and is left out where a longer way
-leads there too. What crosses the wall between encore/ and benchmarks/ is no import.
+A box is a folder. An arrow is an import between two folders, omitted if there is a longer path between them. There
+are no imports between encore/ and benchmarks/.
 """
 
 import ast
@@ -21,8 +21,8 @@ from encore import paths
 from tools import run
 
 PICTURE = paths.ROOT / "docs" / "architecture.svg"
-HOUSES = {"encore": ("results", "lab"), "benchmarks": ("common",)}  # Folders whose folders are rooms of their own
-WIDTH, HEIGHT, GAP, RISE = 136, 30, 12, 64  # Of a box, and the distances between boxes and between layers, in pixels
+HOUSES = {"encore": ("results", "lab"), "benchmarks": ("common",)}  # folders whose subfolders are separate boxes
+WIDTH, HEIGHT, GAP, RISE = 136, 30, 12, 64  # box size, and distances between boxes and between layers, in pixels
 
 Graph = Mapping[str, set[str]]
 
@@ -50,7 +50,7 @@ checkpoint, exit code out</text>
 
 @cache
 def modules(house: str) -> dict[str, Path]:
-    # Every module below encore/ or benchmarks/ with its file
+    # All modules in encore/ or benchmarks/ with their files
     files = sorted((paths.ROOT / house).rglob("*.py"))
     return {
         ".".join(path.relative_to(paths.ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in files
@@ -58,7 +58,7 @@ def modules(house: str) -> dict[str, Path]:
 
 
 def room(module: str) -> str:
-    # The room of a module, such as ``results.logs``; the house's name for one in no folder
+    # The box of a module, such as ``results.logs``; the top-level name for a module outside of folders
     house, *parts = module.split(".")
     if modules(house)[module].name != "__init__.py":
         parts = parts[:-1]
@@ -67,7 +67,7 @@ def room(module: str) -> str:
 
 @cache
 def imported(module: str, tree: ast.Module | None = None) -> set[str]:
-    # The modules of the same house that a module needs: at its top, in a function, or by ``python -m NAME``
+    # The modules of the same package that a module imports, also in functions, or runs with ``python -m NAME``
     house = module.partition(".")[0]
     dependencies, targets = set(), set()
     for node in ast.walk(tree or ast.parse(modules(house)[module].read_text(encoding="utf-8"))):
@@ -84,7 +84,7 @@ def imported(module: str, tree: ast.Module | None = None) -> set[str]:
 
 
 def rooms(house: str) -> dict[str, set[str]]:
-    # The rooms that each room imports; without those that nothing joins, which have no code
+    # The imports between boxes, without isolated boxes, which have no code
     graph: dict[str, set[str]] = defaultdict(set)
     for module in modules(house):
         graph[room(module)] |= {room(target) for target in imported(module)} - {room(module)}
@@ -98,7 +98,7 @@ def below(graph: Graph, name: str) -> set[str]:
 
 
 def layers(graph: Graph) -> list[list[str]]:
-    # The rooms from the ground up, each above all that it imports; CycleError where two import each other
+    # Layers from the bottom up, each above all of its imports; CycleError for a cycle
     height: dict[str, int] = {}
     for name in TopologicalSorter(graph).static_order():
         height[name] = 1 + max((height[successor] for successor in graph[name]), default=-1)
@@ -106,7 +106,7 @@ def layers(graph: Graph) -> list[list[str]]:
 
 
 def placed(levels: list[list[str]], graph: Graph, x0: float, bottom: float) -> dict[str, tuple[float, float]]:
-    # The middle of each box: a room is above the rooms that it imports, as far as its neighbours allow
+    # The center of each box, as close as possible to the boxes that it imports
     widest = max(map(len, levels)) * (WIDTH + GAP)
     positions: dict[str, tuple[float, float]] = {}
     for number, level in enumerate(levels):

@@ -1,9 +1,9 @@
-"""Measure how often each rule of the audit fires on the public sets, and which fakes made of them it finds.
+"""Measure how often each audit rule fires on the public sets, and how many generated fakes are detected.
 
     python -m tools.audit_rates training_results_v0.5 ... training_results_v5.1
 
-writes encore/results/data/audit_rates.json. Each DIR is a checkout of one round. A log that a later round has again
-is no copy: the rules allow that.
+writes encore/results/data/audit_rates.json. Each DIR is a checkout of one round. A log that occurs again in a later
+round is not a copy: the rules allow it.
 """
 
 import json
@@ -32,7 +32,7 @@ Change = Callable[[float], float]
 
 
 def filter_events(run: RunLog, is_kept: Callable[[float], bool]) -> RunLog:
-    # The log without the events at other times; what begins before all of them stays
+    # Keep only the events at selected times; events before the run remain
     return replace(
         run,
         phases=tuple(event for event in run.phases if is_kept(event.time_s)),
@@ -57,7 +57,7 @@ def late_and_cut(run: RunLog) -> RunLog:
 
 
 def retimed(run: RunLog, number: int, change: Change) -> RunLog:
-    # A copy of the log under another name, its times changed and rounded to milliseconds as a file would
+    # Copy a log under another name with changed times, rounded to milliseconds as in a file
 
     def new_time(seconds: float) -> float:
         return round(change(seconds) * 1000) / 1000
@@ -78,7 +78,7 @@ def retimed(run: RunLog, number: int, change: Change) -> RunLog:
 
 
 def moved(run: RunLog, start: float, squeeze: bool = False) -> RunLog:
-    # The log with another run_start; ``squeeze``: the events after it moved along, so that none is before it
+    # Change run_start; ``squeeze`` also moves later events, so that none precedes it
     old, stop = run.start_s or 0.0, run.stop_s or 0.0
     if not squeeze:
         return replace(run, start_s=start, starts=((run.starts[0][0], start),), minutes=(stop - start) / 60)
@@ -87,7 +87,7 @@ def moved(run: RunLog, start: float, squeeze: bool = False) -> RunLog:
 
 
 def stopped_before(run: RunLog) -> RunLog:
-    # The log that ends at the evaluation before the last, whose quality is given to that one
+    # End the log at the second-to-last evaluation, with the quality of the last
     *_, previous, last = run.quality
     end = previous.time_s or 0.0
     quality = (*run.quality[:-2], replace(previous, values=last.values))
@@ -97,7 +97,7 @@ def stopped_before(run: RunLog) -> RunLog:
 
 
 def cut(run: RunLog) -> RunLog:
-    # The log without a fifth of the run in its middle
+    # Remove a fifth of the run from its middle
     start, stop = run.start_s or 0.0, run.stop_s or 0.0
     cut_start, cut_end = start + 0.4 * (stop - start), start + 0.6 * (stop - start)
     remaining = filter_events(run, lambda time: not cut_start < time < cut_end)
@@ -105,7 +105,7 @@ def cut(run: RunLog) -> RunLog:
 
 
 def shuffled(run: RunLog) -> RunLog:
-    # The log with its lines from run_start to run_stop in another order
+    # Shuffle the lines between run_start and run_stop
     events: list[Phase | Quality | Stated] = [*run.phases, *run.quality, *run.stated]
     timed_events = [event for event in events if (run.start_s or 0.0) < (event.time_s or 0.0) < (run.stop_s or 0.0)]
     lines = [event.line for event in timed_events]
@@ -120,13 +120,13 @@ def shuffled(run: RunLog) -> RunLog:
 
 
 def jumped(run: RunLog) -> RunLog:
-    # The log whose clock goes back by a twentieth of the run in its middle
+    # Set the clock back by a twentieth of the run in its middle
     start, stop = run.start_s or 0.0, run.stop_s or 0.0
     return retimed(run, _number(run), lambda t: t - 0.05 * (stop - start) if t > (start + stop) / 2 else t)
 
 
 def jittered(run: RunLog, number: int, noise: float = 0.0) -> RunLog:
-    # The log a day later, each time up to a second away, and its qualities by a share of up to ``noise``
+    # Shift the log by a day, jitter its times by up to a second and its qualities by up to ``noise``
     dice = random.Random(number)
     copy = retimed(run, number, lambda t: t + 86400.0 + dice.uniform(0.0, 1.0))
     quality = tuple(
@@ -137,7 +137,7 @@ def jittered(run: RunLog, number: int, noise: float = 0.0) -> RunLog:
 
 
 def restated(run: RunLog, factor: float) -> RunLog:
-    # The log with the figures of its own speed as they are once all times are multiplied
+    # Scale the throughput figures in the log for times multiplied by ``factor``
     return replace(
         run, stated=tuple(e._replace(value=e.value * factor ** (1 if "time" in e.name else -1)) for e in run.stated)
     )
@@ -148,7 +148,7 @@ def _number(run: RunLog) -> int:
 
 
 def fakes(runs: Sequence[RunLog]) -> dict[str, list[RunLog]]:
-    # Sets as somebody might fake them, by what was done
+    # Plausible fakes of a set, by description
     first, *other_runs = runs
     start, count = first.start_s or 0.0, len(runs)
     slow, fast = max(runs, key=_minutes), min(runs, key=_minutes)
@@ -229,13 +229,13 @@ def _minutes(run: RunLog) -> float:
 
 
 def errors(folder: Path, runs: Sequence[RunLog]) -> set[str]:
-    # The rules for errors and warnings that find something, once the runs of the set are these
+    # The rules with errors or warnings for these runs
     findings = audit_score(score_runs(folder, runs), in_digests=True)
     return {finding.rule for finding in findings if finding.severity != "note"}
 
 
 def tries(score: Score) -> Iterator[tuple[str, bool, bool]]:
-    # Yield each fake of the set, whether the audit finds it, and whether it does without the look-up
+    # Yield each fake of a set, whether it is detected, and whether it is detected without the look-up
     runs = [run for run in score.converged if run.starts]
     genuine = errors(score.folder, runs)
     candidates = [(title, score.folder, fake) for title, fake in fakes(runs).items()]

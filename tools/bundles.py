@@ -1,9 +1,9 @@
-"""Pack each public set of results as a signed bundle and verify it: nothing of it may be refused.
+"""Pack and verify all public result sets as signed bundles; none may be rejected.
 
     $ python -m tools.bundles training_results_v0.5 ... training_results_v5.1
 
-Each DIR is a checkout of one round. Prints each set that is refused, and at last how many sets there are, how many were
-refused, and how long one took.
+Each DIR is a checkout of one round. Prints the rejected sets, then the numbers of sets and rejections, and the time
+per set.
 """
 
 import os
@@ -23,12 +23,12 @@ from tools import Folders, run
 
 
 def sets_in(checkout: Path) -> Iterator[Path]:
-    """Yield the folders of results/SYSTEM/BENCHMARK, or in v0.5 of results/SYSTEM, that hold logs."""
+    """Yield the folders results/SYSTEM/BENCHMARK, or results/SYSTEM in v0.5, that contain logs."""
     yield from sorted({score.folder for score in score_folder(checkout)})
 
 
 def packed_and_verified(key: Path, folder: Path) -> tuple[Path, float, str]:
-    """Return how many seconds a set took, and what was found wrong with it."""
+    """Return the duration in seconds and the problems of a set."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         archive = Path(scratch) / "bundle.tar.gz"

@@ -1,10 +1,10 @@
-"""Measure how often the forecast of a run that still trains is right, and by how much its interval has to be widened.
+"""Measure the accuracy of forecasts for unfinished runs, and by how much their intervals must be widened.
 
     python -m tools.calibrate_forecast training_results_v0.5 ... training_results_v5.1
 
-overwrites encore/results/data/forecast.json. Each DIR is a checkout of one round. Each log that reached its target is
-cut after 5, 10 and 20 % of its time and after ten minutes, and its time forecast without any public run of its round.
-``held_out`` and ``by_round`` count, for each round with what the other rounds show; ``moves`` are of all rounds.
+overwrites encore/results/data/forecast.json. Each DIR is a checkout of one round. Each log that reached its target
+is cut after 5, 10 and 20 % of its time and after ten minutes, and its time forecast without public runs of its
+round. ``held_out`` and ``by_round`` evaluate each round with the data of the others; ``moves`` are for all rounds.
 """
 
 import json
@@ -38,17 +38,17 @@ from tools import Folders, run
 
 CUTS: Mapping[str, float | None] = {"5 %": 0.05, "10 %": 0.1, "20 %": 0.2, "10 minutes": None}
 LEAST_S = 720  # Runs shorter than this are not cut after ten minutes
-# Share of the true times inside the interval of the rounds it is made of. Rounds differ more than runs of one: it
-# takes a little more than 90 % for 90 % of a round that is left out.
+# Fraction of the true times in the interval of the same rounds. Differences between rounds are larger than in a round:
+# slightly more than 90 % is needed for 90 % of a held-out round.
 LEVEL = 0.905
-FEWEST = 40  # Forecasts of one stage that a benchmark needs for moves of its own
+FEWEST = 40  # minimum forecasts per stage for benchmark-specific moves
 
 Judged = tuple[float, float, float]  # Whether it was inside, relative error, relative width
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """A log that was cut: what was known of its pace then, if anything, and what its time was."""
+    """A truncated log: its pace at that time, if known, and its true time."""
 
     cut: str
     pace: Pace | None
@@ -58,7 +58,7 @@ class Cut:
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """The runs of a set that converged; the first one stands for their batch and hyperparameters."""
+    """Converged runs of a set; the first one has their batch and hyperparameters."""
 
     benchmark: str
     round: str
@@ -68,7 +68,7 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A forecast: its quantiles and the true time, as logarithms of minutes; None without one."""
+    """A forecast: quantiles (None without a forecast) and true time, as logarithms of minutes."""
 
     round: str
     cut: str
@@ -112,7 +112,7 @@ def read_sets(folder: Path) -> list[Read]:
 
 
 def rows_of(sets: Iterable[Read], *held_out: str) -> list[Row]:
-    """Forecast every cut log without the runs of its own round and of those ``held_out``."""
+    """Forecast every truncated log without the runs of its round and of the rounds ``held_out``."""
     rows = []
     for read in sets:
         lengths = known_lengths(read.first, excluded_rounds={read.round, *held_out})
@@ -132,7 +132,7 @@ def row_of(round_: str, cut: Cut, lengths: Lengths | None) -> Row:
 
 
 def moves_of(rows: Sequence[Row], stage: str) -> list[float] | None:
-    """Return by how much low end, middle and high end have to be moved; each round weighs the same."""
+    """Return the shifts of lower bound, median and upper bound; all rounds have equal weight."""
     forecasts = [row for row in rows if row.stage == stage and row.times]
     if len(forecasts) < FEWEST:
         return None
@@ -148,7 +148,7 @@ def moves_of(rows: Sequence[Row], stage: str) -> list[float] | None:
 
 
 def of_benchmark(sets: Sequence[Read]) -> tuple[list[Row], dict[str, list[Row]]]:
-    """Return the forecasts without each one's own round, and by round those of the others without it as well."""
+    """Return the forecasts without the round of each, and by round those of the others without that round."""
     rounds = sorted({read.round for read in sets})
     held_out = {
         round_name: rows_of([read for read in sets if read.round != round_name], round_name) for round_name in rounds
@@ -159,7 +159,7 @@ def of_benchmark(sets: Sequence[Read]) -> tuple[list[Row], dict[str, list[Row]]]
 def judged(
     rows: Sequence[Row], held_out: Mapping[str, Sequence[Row]], pooled: Sequence[Row]
 ) -> list[tuple[Row, Judged]]:
-    """Return each forecast, held out, with whether the true time was inside, the error of the middle, and the width."""
+    """Return each held-out forecast with: true time inside the interval, error of the median, interval width."""
     results: list[tuple[Row, Judged]] = []
     moves: dict[tuple[str, str], list[float] | None] = {}
     for row in rows:
@@ -216,7 +216,7 @@ def main(folders: Folders) -> None:
         results = judged(rows, held_out, pooled)
         total += results
         lines += table(name, rows, results)
-        # Moves from a single round hold for no other: such a benchmark takes those of all.
+        # Moves from a single round do not generalize: use those of all benchmarks.
         several = len({row.round for row in rows}) > 1
         moves[name] = {stage: read for stage in STAGES if several and (read := moves_of(rows, stage))}
         print(name, flush=True)

@@ -1,11 +1,11 @@
-"""Measures how often the verdicts of ``encore compare`` are right, on simulated runs and on public sets.
+"""Measure how often the verdicts of ``encore compare`` are right, on simulated runs and on public sets.
 
     python -m tools.calibrate_verdicts                      # a minute; rewrites encore/results/data/calibration.csv
     python -m tools.calibrate_verdicts --logs DIR --logs DIR    # also the rows of public sets, from these trees of logs
 
-Pairs of sets are drawn from one population and all times of one of them are multiplied, so that how far apart they
-are is known; every other pair is apart the other way round. A public set is split at random instead. Everything is
-seeded. ``make docs`` puts the table on docs/compare.md.
+Pairs of sets are sampled from one population, and all times of one are multiplied by a known factor, alternating in
+direction. Public sets are split at random instead. Everything is seeded. ``make docs`` puts the table in
+docs/compare.md.
 """
 
 import csv
@@ -26,7 +26,7 @@ from encore.results.scores.score import score_folder
 from encore.results.statistics import Sample
 from tools import run
 
-Runs = list[tuple[float, float]]  # Minutes and epochs of each run
+Runs = list[tuple[float, float]]  # minutes and epochs per run
 Population = Callable[[random.Random], tuple[float, float]]
 
 TRIALS = 2000
@@ -34,12 +34,12 @@ SPLITS = 20
 APART = (0.0, 0.05, 0.1, 0.2)
 SIZES = ((1, 5), (3, 5), (5, 5), (10, 10))
 PUBLIC_SIZES = ((1, 4), (3, 5), (5, 5))
-_STEP_NOISE = 0.003  # Spread of the time per epoch of one system, as public sets of one epoch count have it
+_STEP_NOISE = 0.003  # standard deviation of the time per epoch of one system, as in public sets with equal epochs
 _DIFFERENT = (Verdict.FASTER, Verdict.SLOWER, Verdict.CONVERGES_DIFFERENTLY)
 
 
 def population(epochs: Callable[[random.Random], float], spread: float = _STEP_NOISE) -> Population:
-    # Runs of these epochs, whose time per epoch varies
+    # Runs with these epochs and a random time per epoch
 
     def draw(chance: random.Random) -> tuple[float, float]:
         length = epochs(chance)
@@ -49,7 +49,7 @@ def population(epochs: Callable[[random.Random], float], spread: float = _STEP_N
 
 
 def stepped(epochs: int, extra: int, share: float) -> Population:
-    # Runs of some epochs, of which a share takes ``extra``: what is evaluated once an epoch, or once in four
+    # Runs of which a fraction takes ``extra`` epochs, for evaluations every epoch or every four
     return population(lambda chance: float(epochs + (extra if chance.random() < share else 0)))
 
 
@@ -89,7 +89,7 @@ def verdict_of(current: Runs, baseline: Runs) -> Verdict:
 
 
 def tally(pairs: Iterator[tuple[Runs, Runs]], apart: float) -> Counter[str]:
-    # How often the verdict is reproduced, and how often a difference, with ours that far apart
+    # Count reproduced and different verdicts, with the current set slower or faster by ``apart``
     counts: Counter[str] = Counter()
     for number, (current, baseline) in enumerate(pairs):
         times = 1 + apart if number % 2 else 1 / (1 + apart)
@@ -103,7 +103,7 @@ def tally(pairs: Iterator[tuple[Runs, Runs]], apart: float) -> Counter[str]:
 def simulated(
     name: str, sizes: tuple[int, int], trials: int, populations: tuple[Population, Population]
 ) -> Iterator[tuple[Runs, Runs]]:
-    # Yield pairs of sets, the same ones in every call
+    # Yield pairs of sets, deterministic
     chance = random.Random(f"{name} {sizes}")
     for _ in range(trials):
         current, baseline = ([draw(chance) for _ in range(size)] for draw, size in zip(populations, sizes, strict=True))
@@ -146,7 +146,7 @@ def rows_of_simulation() -> Iterator[dict[str, str]]:
 
 
 def rows_of_public_sets(sets: Sequence[Runs]) -> Iterator[dict[str, str]]:
-    # Yield what the public sets give
+    # Yield the rows for public sets
     for sizes in PUBLIC_SIZES:
         enough = [runs for runs in sets if len(runs) >= sum(sizes)]
         for apart in APART:

@@ -1,9 +1,9 @@
-"""Measure how often each rule of our own fires on public logs that mlperf-logging's checker passes.
+"""Measure how often Encore's additional rules fire on public logs that pass mlperf-logging's checker.
 
     python -m tools.check_rates training_results_v0.5 ... training_results_v5.1
 
-writes encore/results/data/check_rates.json. Each DIR is a checkout of one round. v0.5 has no other checker: there the
-logs that reached their target count.
+writes encore/results/data/check_rates.json. Each DIR is a checkout of one round. v0.5 has no other checker: there,
+all logs that reached their target count.
 """
 
 import json
@@ -21,7 +21,7 @@ EXAMPLES = 3
 
 
 def accepted(run: RunLog, report: ComplianceReport) -> bool:
-    # Whether the log passes without the rules of our own
+    # Whether the log passes without the additional rules
     if report.ruleset in (None, "0.5.0"):
         return run.converged
     findings = (finding for finding in report.findings if finding.code in ("", TARGET_NOT_MET))
@@ -36,8 +36,8 @@ def main(folders: Folders) -> None:
     sets = logs = 0
     fired: dict[str, list[str]] = {}
     files: Counter[str] = Counter()
-    # By round: logs, how many mlperf-logging's checker passes (v0.5: that reached their target), and how many ours
-    # does; where the two differ, the codes of our errors
+    # By round: number of logs, of logs that pass mlperf-logging's checker (v0.5: that reached their target), of logs
+    # that pass here; for differences, the codes of our errors
     rounds: dict[str, tuple[Counter[str], Counter[str]]] = {}
     for folder in folders:
         listed = list(find_sets(folder))

@@ -33,13 +33,13 @@ def kind(stated: float | None, computed: float | None) -> str | None:
 
 
 def of_round(checkout: Path, round_: str, listed: list[str]) -> Iterator[str]:
-    # What is counted about each set; differences go to ``listed``
+    # Yield what to count for each set; append differences to ``listed``
     for score in score_folder(checkout, round_):
         stated, convergence = read_scaling(score.folder).factor, convergence_of(score)
         yield "sets"
         yield from ["with scaling.json"] if stated else []
         yield from [convergence.outcome.value] if convergence else []
-        # A factor that the checker computes for a set with too few epochs counts only where a review accepted the set.
+        # A computed factor of a set with too few epochs counts only if a review accepted the set.
         computed = convergence.factor if convergence and (stated or convergence.outcome.value == "passed") else None
         outcome = kind(stated, computed)
         yield from [outcome] if outcome else []

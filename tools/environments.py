@@ -1,9 +1,9 @@
-"""Make the environments of all frameworks and of the kernels' tests, or the named ones, each in a process of its own.
+"""Create the Python environments of all frameworks and of the kernel tests, or the named ones, in parallel.
 
     $ python -m tools.environments
     $ python -m tools.environments mxnet
 
-Installing packages keeps one core busy, compiling Horovod keeps all of them: side by side they take less time.
+Package installation uses one core, the compilation of Horovod all cores, so that parallel processes are faster.
 """
 
 import signal

@@ -1,13 +1,13 @@
-"""Change one operator or constant at a time and see whether the tests notice.
+"""Mutation testing: change one operator or constant at a time and run the tests.
 
     $ python -m tools.mutants encore/results --number 20 --seed 1 --tests tests/results
     $ make test ARGS="-m 'not training and not engine and not cluster' --cov . --cov-context test"
     $ python -m tools.mutants encore benchmarks --number 100 --seed 7 --coverage .coverage --output mutants.json
 
-A mutant replaces one comparison, arithmetic operator, ``and``/``or`` or ``not``, or adds one to a number. It is killed
-when one of its tests fails; tests that fail without it, too, show nothing. Its tests are those which the data of a
-measured coverage have on its line, the ones that look at least elsewhere first, then the test files without trainings
-that import the module. Mutants are made in a clone of the checkout, which has what was committed.
+A mutant replaces one comparison, arithmetic operator, ``and``/``or`` or ``not``, or increments a number. It is
+killed if one of its tests fails; tests that also fail without it do not count. Its tests are those that cover its
+line in the coverage data, the most specific first, then the test files without trainings that import the module.
+Mutants are created in a clone of the checkout, which contains committed files only.
 """
 
 import ast
@@ -41,7 +41,7 @@ WITHOUT_TRAININGS = "in_framework or not training and not engine and not cluster
 
 @dataclass(frozen=True)
 class Mutant:
-    # A change of one place, and which tests looked at it
+    # A single change, and the tests that were run
 
     file: str
     line: int
@@ -73,7 +73,7 @@ def mutate(node: ast.AST) -> ast.AST:
 
 
 def draw(root: Path, sources: Sequence[str], number: int, seed: int) -> Iterator[tuple[Mutant, str]]:
-    # Yield ``number`` mutants with the text of their whole files, each place equally likely
+    # Yield ``number`` mutants with the source of their files; all nodes are equally likely
     listed = subprocess.run(["git", "ls-files", *sources], cwd=root, capture_output=True, text=True, check=True).stdout
     files = [name for name in listed.split() if name.endswith(".py")]
     texts = {name: (root / name).read_text(encoding="utf-8") for name in files}
@@ -92,7 +92,7 @@ def draw(root: Path, sources: Sequence[str], number: int, seed: int) -> Iterator
 
 
 def tests_by_coverage(file: Path) -> Callable[[Mutant], list[str]]:
-    # A function that finds the tests of a mutant's line, or of its module where the line runs at import
+    # Return a function for the tests that cover a mutant's line, or its module if the line runs at import
     data = CoverageData(str(file))
     data.read()
     by_line = {path: data.contexts_by_lineno(path) for path in data.measured_files()}
@@ -128,14 +128,14 @@ def fails(root: Path, tests: Sequence[str], marks: str) -> bool:
 
 def main(
     sources: Annotated[list[str], typer.Argument(help="folders or files of this checkout")],
-    tests: Annotated[str, typer.Option(help="test files and folders, with commas between them")] = "",
+    tests: Annotated[str, typer.Option(help="test files and folders, separated by commas")] = "",
     coverage: Annotated[Path | None, typer.Option(help="measured with contexts: chooses the tests")] = None,
     marks: Annotated[str, typer.Option(help="pytest's -m")] = WITHOUT_TRAININGS,
     number: int = 20,
     seed: int = 1,
-    output: Annotated[Path | None, typer.Option(help="write what was found as JSON")] = None,
+    output: Annotated[Path | None, typer.Option(help="file for the results (JSON)")] = None,
 ) -> None:
-    # Draw mutants and try them; prints a line each, and how many were killed
+    # Create and test mutants; print one line each, and the number of killed ones
     tried: list[Mutant] = []
     covering = tests_by_coverage(coverage) if coverage else lambda mutant: []
     with tempfile.TemporaryDirectory() as folder:
@@ -147,7 +147,7 @@ def main(
             sets = [tests.split(",")] if tests else [covering(mutant), importers(root, mutant.file)]
             for test_set in filter(None, sets):
                 (root / mutant.file).write_text(text, encoding="utf-8")
-                # Python knows a module's compiled form by the time and size of its source: each mutant has a time.
+                # Python identifies a .pyc file by time and size of the source: give each mutant a different time.
                 os.utime(root / mutant.file, (len(tried), len(tried)))
                 looked += test_set
                 noticed = fails(root, test_set, marks)

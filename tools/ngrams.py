@@ -1,11 +1,11 @@
-"""Measures what an n-gram model reaches on a data set of Llama's: what a network has to be better than.
+"""Measure the loss of an n-gram model on a Llama data set, as a lower bound for a trained network.
 
     python -m tools.ngrams ~/.local/share/encore/llama31-8b --order 2 --length 128 --samples 100
 
-Interpolated modified Kneser-Ney smoothing (Chen and Goodman 1998, TR-10-98, section 3): three discounts an order by the
-counts of counts, lower orders by the number of different tokens before, below them all the uniform distribution. Only
-the training part is counted. A token of the evaluation samples is predicted from those before it, whatever sample they
-are of; the network sees those of its own sample alone, but all of them.
+Interpolated modified Kneser-Ney smoothing (Chen and Goodman 1998, TR-10-98, section 3): three discounts per order
+from the counts of counts, lower orders from the number of distinct preceding tokens, and finally the uniform
+distribution. Only the training split is counted. Each evaluation token is predicted from the preceding tokens,
+across samples; a network sees only its sample, but all of it.
 """
 
 import math
@@ -24,9 +24,9 @@ Order = tuple[dict[Gram, int], dict[Gram, int], dict[Gram, float], tuple[float, 
 
 
 def discounts(counts: dict[Gram, int]) -> tuple[float, float, float]:
-    """Return what is taken off counts of 1, 2, and 3 or more (equation 26).
+    """Return the discounts of counts 1, 2, and 3 or more (equation 26).
 
-    Where that gives none, as among single tokens, they are those that KenLM's lmplz offers (--discount_fallback).
+    If they are undefined, as for single tokens, use those of KenLM's lmplz (--discount_fallback).
     """
     of = Counter(counts.values())
     if all(of[count] for count in range(1, 4)):
@@ -38,7 +38,7 @@ def discounts(counts: dict[Gram, int]) -> tuple[float, float, float]:
 
 
 def orders(tokens: Sequence[int], highest: int) -> list[Order]:
-    """Return, from order 1 on, counts of grams and of their contexts, the weight of the order below, and discounts."""
+    """Return for each order, from 1, the counts of grams and contexts, the weight of the lower order, and discounts."""
     counts: dict[Gram, int] = Counter(zip(*(tokens[offset:] for offset in range(highest)), strict=False))
     model: list[Order] = []
     while counts:
@@ -54,7 +54,7 @@ def orders(tokens: Sequence[int], highest: int) -> list[Order]:
 
 
 def probability(model: Sequence[Order], context: Gram, token: int, entries: int) -> float:
-    """Return that of a token after ``context``, of which the last tokens count."""
+    """Return the probability of a token after ``context``, using its last tokens."""
     p = 1.0 / entries
     for number, (counts, total, freed, discount) in enumerate(model):
         history = context[len(context) - number :]
@@ -66,7 +66,7 @@ def probability(model: Sequence[Order], context: Gram, token: int, entries: int)
 
 
 def loss(train: Sequence[int], tokens: Sequence[int], order: int, entries: int) -> float:
-    """Return the mean loss of the tokens of ``tokens`` behind the first one, in nats."""
+    """Return the mean loss of ``tokens`` after the first one, in nats."""
     model = orders(train, order)
     chances = (
         probability(model, tuple(tokens[max(0, position - order + 1) : position]), tokens[position], entries)
@@ -81,7 +81,7 @@ def main(
     length: Annotated[int, typer.Option(help="sequence_length of the network.")] = 128,
     samples: Annotated[int, typer.Option(help="eval_samples of the network.")] = 1024,
 ) -> None:
-    """Print the log perplexity of each order on the evaluation samples of a network."""
+    """Print the log perplexity of each order on the evaluation samples."""
     data_set = open_data(data)
     train, tokens = (part.tokens.tolist() for part in (data_set.train, data_set.test))
     tokens = tokens[: min(samples, (len(tokens) - 1) // length) * length + 1]

@@ -1,10 +1,11 @@
-"""Measures how often ``encore compare`` calls the losses or qualities of genuine runs other than noise, and of others.
+"""Measure how often ``encore compare`` classifies losses or qualities as outside of noise, for genuine and changed
+runs.
 
     python -m tools.noise_rates                     # public sets, by benchmark and by round: 3 minutes
     python -m tools.noise_rates --runs results      # losses of run folders with several experiments
 
-Of each set, runs are tested against others of the same set, and once more as if each evaluation came one later, which
-nothing but another training explains. The digests keep 30 evaluations at most, so that longer runs are left out.
+Runs are tested against other runs of the same set, first unchanged, then with each evaluation shifted by one, which
+only a different training can explain. The digests contain at most 30 evaluations, so that longer runs are excluded.
 """
 
 import random
@@ -24,7 +25,7 @@ from encore.results.table import Table
 from tools import run
 
 OF_A_SET = 2  # Runs that are tested
-LEAST = 5  # Runs of a set that is measured
+LEAST = 5  # Minimum runs in a set
 
 
 def late(series: Series) -> Series:
@@ -35,7 +36,7 @@ def late(series: Series) -> Series:
 def trials(
     sets: Sequence[Series], count: int | None, number: int, chance: random.Random
 ) -> Iterator[tuple[Series, list[Series]]]:
-    # Yield runs with others of their set, all of them or ``count``; of runs that are equal there is one
+    # Yield a run and the other runs of its set, all or ``count``; equal runs count once
     runs = list({other.values: other for other in sets}.values())
     for subject in chance.sample(runs, min(number, len(runs))) if len(runs) >= max(LEAST, (count or 0) + 1) else ():
         rest = [other for other in runs if other is not subject]

@@ -1,11 +1,11 @@
-"""What the host side costs, measured on this machine or on a real two-node Slurm: not a test, since machines are noisy.
+"""Measure the overhead of the host side on this machine or on a two-node Slurm cluster.
 
     $ .venv/bin/python -m tools.overhead            # 5 pairs of runs, about 3 minutes on 2 cores
     $ .venv/bin/python -m tools.overhead --slurm    # as root; 5 pairs on each number of nodes, about 5 minutes
     $ .venv/bin/python -m tools.overhead --telemetry    # 5 pairs of runs with and without it, about 8 minutes
 
-Compares `./run.sh resnet 2`, in a Slurm job `encore run`, with the launcher's own command over the same configuration,
-data, seed and environment, whole commands in turn; and measures the share of a core that telemetry takes.
+Compares `./run.sh resnet 2`, or `encore run` in a Slurm job, with the plain launcher command for the same
+configuration, data, seed and environment, in turn; and measures the CPU fraction that telemetry uses.
 """
 
 import json
@@ -33,7 +33,7 @@ ON_NODES = (sys.executable, "-m", "encore.cli.app", "run", "resnet")
 SHORT = ("epochs=1", "warmup_epochs=0", "quality_target=1.0", "checkpoint_interval=0")
 TELEMETRY_SECONDS = 20.0
 TELEMETRY_PAIRS = 5
-# Encore as it is, but that telemetry never starts
+# Encore without telemetry
 WITHOUT = """
 from encore.cli.app import main
 from encore.machine.telemetry import Telemetry
@@ -43,7 +43,7 @@ main()
 
 
 def seconds(command: Sequence[str], variables: Mapping[str, str], expected: int) -> float:
-    # The wall time of a command that must end with this exit code
+    # Wall time of a command, which must exit with this code
     started = time.perf_counter()
     done = subprocess.run(command, cwd=paths.ROOT, env=variables, capture_output=True, text=True, check=False)
     if done.returncode != expected:
@@ -52,7 +52,7 @@ def seconds(command: Sequence[str], variables: Mapping[str, str], expected: int)
 
 
 def measure(title: str, command: Sequence[str], work: Path, ranks: int) -> None:
-    # Print the median of the seconds that Encore's command takes longer than what it starts, pair by pair
+    # Print the median of the additional seconds of Encore's command compared with the launcher, by pair
     encore_command = [*command, "--seed", "1", "--data", str(work / "digits"), "--results", str(work / "results")]
     encore_command += [word for setting in SHORT for word in ("--set", setting)]
     planned = json.loads(subprocess.check_output([*encore_command, "--dry-run", "--json"], text=True, cwd=paths.ROOT))
@@ -70,7 +70,7 @@ def measure(title: str, command: Sequence[str], work: Path, ranks: int) -> None:
 
 
 def telemetry_pairs(work: Path) -> None:
-    # Print how much longer a run takes with telemetry, pair by pair, either one first in turn
+    # Print the additional time of a run with telemetry by pair, in alternating order
     options = ["run", "resnet", "2", "--seed", "1", "--data", str(work / "digits"), "--results", str(work / "results")]
     options += ["--set", "quality_target=1.0", "--set", "epochs=2"]
     kinds = {"with": [sys.executable, "-m", "encore.cli.app"], "without": [sys.executable, "-c", WITHOUT]}
@@ -85,7 +85,7 @@ def telemetry_pairs(work: Path) -> None:
 
 
 def telemetry_share(work: Path) -> float:
-    # The share of a core that sampling takes
+    # Fraction of a core used by sampling
     telemetry, process = Telemetry(work / "telemetry.jsonl"), psutil.Process()
     start_times = process.cpu_times()
     telemetry.start()

@@ -1,14 +1,14 @@
-"""Compares the networks of Llama and gpt-oss with Hugging Face's in float64, with the same random weights by name.
+"""Compare the networks of Llama and gpt-oss with Hugging Face's in float64, using the same random weights.
 
-    pip install transformers==4.57.1 peft==0.21.2             # next to torch 2.13.0, in the Python that runs this
-    PYTHONPATH=. python tools/parity.py llama|lora|gpt-oss    # from the checkout; seconds on a CPU
+    pip install transformers==4.57.1 peft==0.21.2             # into the Python that runs this, with torch 2.13.0
+    PYTHONPATH=. python tools/parity.py llama|lora|gpt-oss    # in the checkout; seconds on a CPU
 
-Of each case it prints the largest difference of the logits, of the mean loss, and of a parameter's gradients relative
-to the largest of them. Exit code 1: one is above 1e-10. transformers computes norms, a softmax and its loss in float32:
-its norms and that softmax are replaced by the same in float64, and its loss is torch's cross-entropy of its logits.
-Rotary frequencies are fp32 in both: equal at these sizes, while at others some differ by a rounding, about 1e-7.
+Prints the largest difference of logits and mean loss for each case, and of the gradients relative to the largest
+gradient of a parameter. Exit code 1: a difference exceeds 1e-10. transformers computes norms, a softmax and its loss
+in float32: norms and softmax are replaced by float64 versions, and the loss by torch's cross-entropy of its logits.
+Rotary frequencies are fp32 in both: equal at these sizes, while other sizes have rounding differences of about 1e-7.
 
-By its file and not by ``-m``: tools/__init__.py needs Typer, which no framework's environment has.
+Run the file, not ``-m tools.parity``: tools/__init__.py needs Typer, which the framework environments do not have.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ try:
     from benchmarks.llama.pytorch import adapters
     from benchmarks.llama.pytorch.network import Network, published_name
     from benchmarks.llama.shapes import Scaling, Shape
-except ImportError as error:  # --help needs none of them
+except ImportError as error:  # not needed for --help
     ABSENT = str(error)
 
 LIMIT = 1e-10
@@ -84,7 +84,7 @@ class Case(NamedTuple):
 
 
 def llama() -> Iterator[Case]:
-    # With a context of 64 some of a head's frequencies are divided, some are kept, and some are between.
+    # With a context of 64, some frequencies of a head are divided, some are kept, and some are interpolated.
     scaled = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     for scaling, rope in ((Scaling(), None), (Scaling(8.0, 1.0, 4.0, 64), {"rope_type": "llama3", **scaled})):
         network = initialize(Network(Shape(VOCABULARY, 3, 64, 4, 2, 96, 500000.0, scaling, 1e-5)))
@@ -104,7 +104,7 @@ def gpt_oss() -> Iterator[Case]:
 
 
 def adapter_gradient(reference: Any, name: str) -> torch.Tensor:
-    # peft has a copy of the first matrix for each product: the gradient of the one that they share is the sum.
+    # peft has one copy of the first matrix per projection: the gradient of the shared matrix is their sum.
     prefix, matrix = name.split("_lora.")  # layers.0.self_attn.qkv and up.2.weight, for example
     stem, products = prefix.rsplit(".", 1)
     kind = "A" if matrix.startswith("down") else "B"

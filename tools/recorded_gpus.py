@@ -1,7 +1,8 @@
-"""Recordings of runs on CPUs, edited to what a node of eight GPUs would have written: unharmed, or slowed by a fault.
+"""CPU runs edited to look like those of a node with eight GPUs, healthy or slowed down by a fault.
 
-Nothing here was seen on a GPU. What a fault changes is stated in FAULTS; the rest is the unharmed run's own noise, but
-for the time on the clock, which becomes that of longer runs, of which a GPU's differ less than those on shared cores.
+No GPU was involved. FAULTS defines the changes of each fault. The remaining noise is that of the original run,
+except for the run time, which is replaced by that of longer runs: GPU run times vary less than those on shared
+cores.
 """
 
 import json
@@ -16,23 +17,23 @@ from typing import Any
 from encore.files import unix_time
 
 GPUS = 8
-SECONDS, SPREAD = 300.0, 0.01  # Of an unharmed run's clock: mean, and standard deviation as a share of it
+SECONDS, SPREAD = 300.0, 0.01  # run time of a healthy run: mean, and standard deviation as a fraction of it
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """A fault, and what it leaves in the records of a run that is ``slower`` by this factor while its clock runs."""
+    """A fault, and its traces in the records of a run whose time is multiplied by ``slower``."""
 
     cause: str = ""
     slower: float = 1.0
     harmed: int = GPUS  # GPUs
-    clock: float = 1.0  # Factor on the SM clock of those
-    reasons: int = 0  # Bits of NVML's clock event reasons in nine of ten readings of those
+    clock: float = 1.0  # Factor on the SM clock of these GPUs
+    reasons: int = 0  # NVML clock event reasons in nine of ten readings of these GPUs
     sent_rate: float = 2e4  # Bytes per second over TCP
-    nvlink_rate: float = 5e7  # KiB per second of a GPU
+    nvlink_rate: float = 5e7  # KiB per second and GPU
     read_rate: float = 1e4  # Bytes per second from disks
-    input_share: float = 0.002  # Of the training in which a rank waits for its data
+    input_share: float = 0.002  # Fraction of the training in which a rank waits for data
     image: str = "sha256:1"
 
 
@@ -55,7 +56,7 @@ FAULTS: Mapping[str, Recorded] = {
 
 
 def record(source: Path, target: Path, fault: Recorded) -> None:
-    """Write the results folder ``source`` of one run to ``target`` as if ``fault`` had been there."""
+    """Write the results folder ``source`` of one run to ``target`` with the traces of ``fault``."""
     shutil.copytree(source, target, symlinks=True)
     (folder,) = target.iterdir()
     experiment, chance = folder / "experiment_0", random.Random(target.name)
@@ -88,14 +89,14 @@ def record(source: Path, target: Path, fault: Recorded) -> None:
 
 
 def unharmed(sources: list[Path], work: Path) -> Iterator[Path]:
-    """Yield a recording of each unharmed run with GPUs in it."""
+    """Yield a recording with GPUs for each healthy run."""
     for source in sources:
         record(source, work / source.name, Recorded())
         yield work / source.name
 
 
 def faults(sources: list[Path], work: Path) -> Iterator[tuple[str, str, Path]]:
-    """Yield each fault's name, its cause and a recording, each made of another unharmed run."""
+    """Yield name, cause and recording of each fault, each based on a different healthy run."""
     for number, (name, fault) in enumerate(FAULTS.items()):
         record(sources[number % len(sources)], work / name, fault)
         yield name, fault.cause, work / name
@@ -123,7 +124,7 @@ def _reading(line: Line, start: float, fault: Recorded, chance: random.Random) -
 
 
 def _gpu(fault: Recorded, chance: random.Random) -> Line:
-    # A GPU at work meets its power limit now and then.
+    # A busy GPU occasionally reaches its power limit.
     usual = 0x04 if chance.random() < 0.1 else 0
     return {
         "use_percent": 98,
@@ -134,6 +135,6 @@ def _gpu(fault: Recorded, chance: random.Random) -> Line:
 
 
 def _window(line: Line, factor: float) -> Line:
-    # What a rank waits for others is not known where its device computes.
+    # Waiting for other ranks is not measured on GPUs.
     longer = {name: line[name] * factor for name in ("window", "median", "p99", "cpu", "delayed")}
     return {**line, **longer, "waiting": None}

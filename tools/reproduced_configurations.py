@@ -1,9 +1,9 @@
-"""Hold every published configuration of a results repository against the systems here, as `encore reproduce` does.
+"""Compare all published configurations of a results repository with Encore's systems, as `encore reproduce` does.
 
     $ .venv/bin/python -m tools.reproduced_configurations FOLDER...
 
-FOLDER is a checkout, or a part of one; every folder below it that has config_*.sh is read, and every result folder
-``results/SYSTEM/BENCHMARK`` that leads to one. Nothing in it is run.
+FOLDER is a checkout or a part of it. Reads every subfolder with config_*.sh, and every result folder
+``results/SYSTEM/BENCHMARK`` that refers to one. Nothing is executed.
 """
 
 import collections
@@ -18,7 +18,7 @@ from tools import Folders, run
 
 
 def find_reproductions(folder: Path) -> Iterator[Reproduction | str]:
-    # Each configuration of a folder; a text where it is not understood
+    # All configurations of a folder; a message for one that cannot be read
     try:
         source = open_source(folder, None, None)
     except EncoreError as error:
@@ -84,7 +84,7 @@ def counts_of_result(folder: Path, reproductions: list[Reproduction | str]) -> d
 
 
 def main(roots: Folders) -> None:
-    # Print a line for each configuration and for each result folder without one that equals, then the counts
+    # Print a line for each configuration, and for each result folder without a matching one, then the counts
     counts, of_results, unknown = (collections.Counter[str]() for _ in range(3))
     folders = sorted({path.parent for root in roots for path in root.rglob("config_*.sh")})
     for reproduction in (reproduction for folder in folders for reproduction in find_reproductions(folder)):

@@ -1,11 +1,11 @@
-"""Harm trainings on two ranks of this machine, and count how often the cause is named first: a measurement, not a test.
+"""Inject slowdowns into trainings on two local ranks and measure how often the right cause is ranked first.
 
-    $ .venv/bin/python -m tools.slowdowns WORK --unharmed 6             # runs of the configuration as it is
-    $ .venv/bin/python -m tools.slowdowns WORK --faults load-4,batch    # harmed ones, compared with all of those
+    $ .venv/bin/python -m tools.slowdowns WORK --unharmed 6             # healthy runs
+    $ .venv/bin/python -m tools.slowdowns WORK --faults load-4,batch    # slow runs, compared with all healthy ones
 
-As root, for cgroups, network namespaces and disks. Every run stays in WORK, those that other programs slowed as well;
-without options the table of all of them is printed, and how often each unharmed run compared with another one gets a
-cause. Faults of GPUs are recordings of the unharmed runs into which tools/recorded_gpus.py writes GPUs.
+Requires root for cgroups, network namespaces and disks. All runs stay in WORK, including those disturbed by other
+programs. Without options, prints the table of all runs, and how often a cause is assigned to pairs of healthy runs.
+GPU faults are healthy runs edited by tools/recorded_gpus.py.
 """
 
 import itertools
@@ -32,7 +32,7 @@ from encore.results.compare.run_set import RunSet, load_run_sets
 from tools import recorded_gpus, run
 
 BENCHMARK = ("resnet", "2", "--seed", "1", "--set", "quality_target=1.0", "--set", "epochs=2")
-QUIET = 0.15  # Cores of other programs, the kernel's own among them
+QUIET = 0.15  # cores used by other programs, including the kernel
 PAUSED_AT = 20  # Steps of 48
 CGROUP = Path("/sys/fs/cgroup/cpu/encore-slowdowns")
 Harm = Callable[[Path, Sequence[psutil.Process]], None]
@@ -40,18 +40,18 @@ Harm = Callable[[Path, Sequence[psutil.Process]], None]
 
 @dataclass(frozen=True)
 class Fault:
-    cause: str  # What has to be named first
+    cause: str  # cause that must be ranked first
     options: tuple[str, ...] = ()
-    harm: Harm | None = None  # Called again and again while the ranks train
+    harm: Harm | None = None  # called repeatedly during the training
     under: tuple[str, ...] = ()
-    start: str = "steps"  # When the harm begins: start, or with the steps
-    load: int = 0  # Programs that compute next to the ranks
-    paused: float = 0.0  # Seconds between a stop in the middle and its resume
+    start: str = "steps"  # start of the fault: start of the process, or first step
+    load: int = 0  # number of additional busy programs
+    paused: float = 0.0  # seconds between interruption and resume
     read_rate: int = 0  # Bytes per second from the disk that has the data set; 0: the folder as it is
 
 
 def duty(share: float, ranks: slice, seconds: float = 0.5) -> Harm:
-    """Suspend some ranks for a share of the time."""
+    """Suspend some ranks for a fraction of the time."""
 
     def harm(experiment: Path, rank_processes: Sequence[psutil.Process]) -> None:
         for process in rank_processes[ranks]:
@@ -65,7 +65,7 @@ def duty(share: float, ranks: slice, seconds: float = 0.5) -> Harm:
 
 
 def quota(share: float, ranks: slice) -> Harm:
-    """Give some ranks a share of a core, together."""
+    """Limit some ranks to a fraction of a core in total."""
 
     def harm(experiment: Path, rank_processes: Sequence[psutil.Process]) -> None:
         CGROUP.mkdir(exist_ok=True)
@@ -108,7 +108,7 @@ def at_start(seconds: float) -> Harm:
 
 
 def in_evaluations(seconds: float) -> Harm:
-    """Suspend all ranks once in each evaluation."""
+    """Suspend all ranks once per evaluation."""
     done: list[int] = []
 
     def harm(experiment: Path, rank_processes: Sequence[psutil.Process]) -> None:
@@ -123,7 +123,7 @@ def in_evaluations(seconds: float) -> Harm:
 
 
 def slow_link(megabits: int) -> tuple[str, ...]:
-    """Return what runs a command in a network namespace whose loopback has this bandwidth."""
+    """Return a command prefix for a network namespace with limited loopback bandwidth."""
     limit = f"ip link set lo up && tc qdisc add dev lo root tbf rate {megabits}mbit burst 256kb latency 1s"
     return ("unshare", "--net", "sh", "-c", f'{limit} && exec "$@"', "sh")
 
@@ -166,7 +166,7 @@ def load_cores(count: int) -> Iterator[None]:
 
 @contextmanager
 def slow_disk(rate: int, work: Path) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Give options for the data set on a disk of its own, and what runs a command that reads it at ``rate``."""
+    """Yield options for a data set on a separate disk, and a command prefix that limits its read rate."""
     if not rate:
         yield (), ()
         return
@@ -192,7 +192,7 @@ def slow_disk(rate: int, work: Path) -> Iterator[tuple[tuple[str, ...], tuple[st
 
 
 def train(fault: Fault, results: Path, tries: int = 3) -> None:
-    """Train into ``results``; again while other programs take more than QUIET cores, whose runs are no evidence."""
+    """Train into ``results``; repeat while other programs use more than QUIET cores."""
     for number in range(tries):
         started, busy, own_start = time.monotonic(), _busy(), _own_cpu()
         attempt(fault, results)
@@ -265,9 +265,9 @@ def rows(work: Path) -> Iterator[tuple[str, str, list[Cause]]]:
 
 def main(
     work: Path,
-    unharmed_runs: Annotated[int, typer.Option("--unharmed", help="further runs that nothing harms")] = 0,
+    unharmed_runs: Annotated[int, typer.Option("--unharmed", help="number of additional healthy runs")] = 0,
     faults: Annotated[str, typer.Option(help="names with commas, or all")] = "",
-    seconds: Annotated[float, typer.Option(help="begin no further run after this time")] = float("inf"),
+    seconds: Annotated[float, typer.Option(help="start no further run after this time")] = float("inf"),
 ) -> None:
     work.mkdir(parents=True, exist_ok=True)
     trainings = [(Fault(""), work / f"unharmed-{len(unharmed(work)) + number:03d}") for number in range(unharmed_runs)]

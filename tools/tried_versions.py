@@ -1,13 +1,12 @@
-"""Train implementations for an epoch on a CPU with another version of a package, and write down what was seen.
+"""Train implementations for one epoch on a CPU with another version of a package, and record the result.
 
     $ .venv/bin/python -m tools.tried_versions ncf dlrm --package torch==2.0.1 --work build/versions
     $ .venv/bin/python -m tools.tried_versions ssd --package nvidia-dali-cuda120==1.29.0 --no-deps --work build/versions
 
-Without a package it is the framework's environment as it is. The package goes into a folder of its own, which comes
-before the environment on the path; a plain build of PyTorch takes about 6 GB with CUDA's libraries. Two ranks train the
-small data set through `encore run --python`. What came of it is added to containers/tried.json, from which `make docs`
-writes docs/support.md; what a benchmark needs (``needs`` in its benchmark.toml) follows from there. Not a test: it
-downloads gigabytes.
+Without a package, the environment is unchanged. The package is installed in a separate folder that precedes the
+environment in the search path; a plain PyTorch build takes about 6 GB with the CUDA libraries. Two ranks train the
+toy data set through `encore run --python`. The result is added to containers/tried.json, from which `make docs`
+writes docs/support.md; ``needs`` in benchmark.toml follows from it. It downloads gigabytes.
 """
 
 import os
@@ -28,7 +27,7 @@ from encore.machine import interpreters
 from tools import run
 
 RANKS = 2
-# `encore` without the check of what is too old: it is what this finds out
+# `encore` without the version check, whose limits are measured here
 ENCORE = """
 from encore.cli import app
 from encore.containers import compatibility
@@ -41,7 +40,7 @@ def installed(requirement: str, python: Path, work: Path, options: Sequence[str]
     # The folder that has the package, installed if it is not there yet; an empty one without a package
     folder = work / (requirement or "as-it-is")
     if requirement and not (folder / "installed").exists():
-        # An environment has no pip of its own.
+        # The environments have no pip.
         pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--upgrade"]
         command = [*pip, "--target", str(folder), *options]
         subprocess.run([*command, requirement], check=True)
@@ -52,10 +51,10 @@ def installed(requirement: str, python: Path, work: Path, options: Sequence[str]
 
 
 def trained(choice: Choice, python: Path, folder: Path, work: Path) -> compatibility.Tried:
-    # Train one epoch of the toy data set; return what was seen
+    # Train one epoch of the toy data set; return the result
     variables = {**os.environ, "PYTHONPATH": str(folder)}
     results = work / "results" / f"{folder.name}-{choice.name}"
-    # One epoch is all warm-up where there is any.
+    # Otherwise the epoch would be warm-up only.
     has_warmup = "warmup_epochs" in configuration.field_types(choice.folder)
     settings = ["epochs=1", *(["warmup_epochs=0"] if has_warmup else [])]
     command = [sys.executable, "-c", ENCORE, "run", choice.name, str(RANKS)]
@@ -80,11 +79,11 @@ def trained(choice: Choice, python: Path, folder: Path, work: Path) -> compatibi
 
 
 def _reason(results: Path, errors: str) -> str:
-    # The last line of what went wrong: a rank's, or the command's own
+    # The last error message, of a rank or of the command
     ranks = sorted(results.glob("*/experiment_0/ranks/**/stderr*")) + sorted(results.glob("*/experiment_0/ranks/*.txt"))
     messages = [line for file in ranks for line in files.text_of(file).splitlines() if "Error: " in line]
     line = (messages or errors.strip().splitlines() or ["no output"])[0]
-    # No place of this machine, and no rank.
+    # Without local paths and ranks
     return re.sub(r"/\S+/", "", re.sub(r"^\[rank\d+\]: ", "", line.strip()))
 
 

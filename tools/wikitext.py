@@ -1,8 +1,8 @@
-"""Makes JSON lines of WikiText's articles, each a document, for `encore data prepare llama31-8b`.
+"""Convert WikiText articles to JSON lines for `encore data prepare llama31-8b`, one document per article.
 
     python -m tools.wikitext wiki.valid.raw wiki.test.raw -o DIR --held-out 0.25
 
-What is read first trains; the last articles, as many as hold ``--held-out`` of the last file, are for evaluation.
+The last articles, ``--held-out`` of the last file, are for evaluation, all others for training.
 """
 
 import json

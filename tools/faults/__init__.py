@@ -1,1 +1,1 @@
-"""Breaks runs in every way that a machine and its user can, and checks what is left: see ``__main__``."""
+"""Fault injection for runs: see ``__main__``."""

@@ -1,11 +1,11 @@
-"""Break runs in every way that a machine and its user can, and compare what is left with an uninterrupted run.
+"""Fault injection: break runs, resume them, and compare the result with an uninterrupted run.
 
     $ .venv/bin/python -m tools.faults ncf --faults sigkill-rank,flipped-shared
     $ .venv/bin/python -m tools.faults all --seed 3 --work /var/tmp/faults --json faults.json
 
-Each fault happens at a random moment, or place in a file, of a training on the toy data set; the run is resumed as the
-printed hint says. The verdict is "as uninterrupted" (losses, evaluations and log events are those of the uninterrupted
-run), "refused" (with what to do, and nothing is changed), or FAULT. Exit code 1 where there is one.
+Each fault occurs at a random time, or file offset, of a training on the toy data set; the run is resumed with the
+printed hint. The verdict is "as uninterrupted" (same losses, evaluations and log events), "refused" (with a hint,
+and without changes), or FAULT. Exit code 1: at least one FAULT.
 """
 
 import json
@@ -33,7 +33,7 @@ LISTS = {"all": (*FAULTS,), "short": SHORT}
 
 
 def attempt(bench: Bench, fault: str, seed: int) -> Verdict:
-    # Try one fault; a fault of the runner's own counts as one
+    # Try one fault; an exception of the fault runner counts as FAULT
     moment = random.Random(f"{seed} {bench.name} {fault}")
     trial = Trial(bench, bench.work / f"{fault}-{seed}", moment)
     shutil.rmtree(trial.folder, ignore_errors=True)
@@ -59,11 +59,11 @@ def table(verdicts: Verdicts) -> Table:
 
 
 def try_all(names: Sequence[str], faults: Sequence[str], seed: int, work: Path, seconds: float) -> Verdicts:
-    # Try every fault on every benchmark while there is time; print each verdict
+    # Try all faults on all benchmarks until the time is up; print the verdicts
     verdicts: Verdicts = {}
     for name in names:
         bench = Bench(name, work / name, seed)
-        # Made with its data set, before any fault.
+        # Created before any fault, with its data set.
         print(f"{name}: the uninterrupted run is {bench.uninterrupted}", flush=True)
         for fault in faults:
             started = time.monotonic()
@@ -77,7 +77,7 @@ def try_all(names: Sequence[str], faults: Sequence[str], seed: int, work: Path, 
 
 
 def parse_faults(text: str) -> tuple[str, ...]:
-    # The faults of a list, or those named by commas
+    # The faults of a list, or separated by commas
     names = LISTS.get(text) or tuple(text.split(","))
     unknown = set(names) - set(FAULTS)
     if unknown:
@@ -86,12 +86,12 @@ def parse_faults(text: str) -> tuple[str, ...]:
 
 
 def main(
-    benchmarks: Annotated[list[str], typer.Argument(metavar="BENCHMARK...", help="as encore list has them, or all")],
+    benchmarks: Annotated[list[str], typer.Argument(metavar="BENCHMARK...", help="names from encore list, or all")],
     faults: Annotated[str, typer.Option(help="names by commas, short, or all")] = "all",
-    seed: Annotated[int, typer.Option(help="of moments and places")] = 0,
-    work: Annotated[Path | None, typer.Option(help="keeps what was made, and uses what is there")] = None,
+    seed: Annotated[int, typer.Option(help="seed of times and offsets")] = 0,
+    work: Annotated[Path | None, typer.Option(help="folder that keeps and reuses intermediate results")] = None,
     output: Annotated[Path | None, typer.Option("--json", help="file for the verdicts")] = None,
-    minutes: Annotated[float, typer.Option(help="begin no fault after that")] = 1e9,
+    minutes: Annotated[float, typer.Option(help="start no further fault after this time")] = 1e9,
 ) -> None:
     fault_names = parse_faults(faults)
     names = (

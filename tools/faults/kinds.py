@@ -1,4 +1,4 @@
-"""The faults, by name: each takes a trial, breaks something in it, and returns the verdict."""
+"""Faults by name: each breaks something in a trial and returns the verdict."""
 
 import contextlib
 import functools
@@ -26,7 +26,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 @contextlib.contextmanager
 def mounted(folder: Path, size: int) -> Iterator[Callable[[str], object]]:
-    # Mount a file system of ``size`` bytes; yields what mounts it again with other options
+    # Mount a file system of ``size`` bytes; yield a function to remount it with other options
     folder.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
     try:
@@ -56,8 +56,8 @@ def _size(folder: Path) -> int:
 
 
 def full_disk(trial: Trial) -> Verdict:
-    # Let the disk fill up at some moment of the run; with room again it resumes
-    # Once and a half: two checkpoints stay, and a third is written before the first goes.
+    # Fill up the disk during the run; resume with free space. 1.5 times the space of a run: two checkpoints remain
+    # while a third is written.
     size = int(_size(trial.bench.uninterrupted) * trial.moment.uniform(0.1, 1.2))
     if not can_mount():
         return _limited(trial, trial.moment.uniform(0.1, 0.9))
@@ -73,7 +73,7 @@ def full_disk(trial: Trial) -> Verdict:
 
 
 def _limited(trial: Trial, share: float) -> Verdict:
-    # Do the same with a limit on the size of a file
+    # The same with a file size limit
     largest = max(path.stat().st_size for path in trial.bench.uninterrupted.rglob("*") if path.is_file())
     previous = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest * share), previous[1]))
@@ -86,7 +86,7 @@ def _limited(trial: Trial, share: float) -> Verdict:
 
 @mounting
 def full_disk_preparation(trial: Trial) -> Verdict:
-    # Let the disk fill up under a preparation; with room again the same command ends it
+    # Fill up the disk during a preparation; run it again with free space
     _ = trial.bench.uninterrupted
     folder = trial.folder / "data"
     with mounted(folder, max(2**16, int(_size(trial.bench.data) * trial.moment.uniform(0.1, 0.9)))) as remount:
@@ -99,7 +99,7 @@ def full_disk_preparation(trial: Trial) -> Verdict:
 
 @mounting
 def read_only(target: str, trial: Trial) -> Verdict:
-    # Give a file system that cannot be written for a new run's results, a run that is resumed, or the data
+    # Make the file system read-only for a new run or a resumed run
     with mounted(trial.results, 4 << 30) as remount:
         if target == "results":
             remount("ro")
@@ -143,14 +143,14 @@ HARM: dict[str, Callable[[Path, Trial], None]] = {
 
 
 def harmed_data(how: str, passport: bool, trial: Trial) -> Verdict:
-    # Harm a file of the data set: resuming refuses it, or reading every byte finds it; whole again, it resumes
+    # Damage a file of the data set: resuming or a full verification must detect it; resume after a repair
     run = trial.copied(trial.bench.stopped)
     with aside(trial.bench.data) as backup:
         shutil.copytree(backup, trial.bench.data)
         names = ["dataset.json"] if passport else _names_of(backup)
         HARM[how](trial.bench.data / trial.moment.choice(names), trial)
         if how == "flipped":
-            # A run does not read every byte before it starts: at the size of the full sets that takes an hour.
+            # A run does not read all files before it starts, which takes an hour for full data sets.
             done = trial.do(shlex.join(["encore", "data", "verify", trial.bench.data.name, str(trial.bench.data)]))
             return Verdict("refused", done.output) if done.code == 2 else Verdict("FAULT", "verify finds nothing")
         return trial.resumed(run)
@@ -162,7 +162,7 @@ def _names_of(folder: Path) -> list[str]:
 
 
 def moved_data(trial: Trial) -> Verdict:
-    # Move the data set: refused; moved back, the run resumes
+    # Move the data set: refused; move it back and resume
     run = trial.copied(trial.bench.stopped)
     with aside(trial.bench.data):
         first = trial.resumed(run)
@@ -174,7 +174,7 @@ def prepare_command(trial: Trial, folder: Path) -> str:
 
 
 def same_data(trial: Trial, done: Done, folder: Path) -> Verdict:
-    # Judge a preparation by the files of the one that nothing happened to
+    # Compare a prepared data set with that of an undisturbed preparation
     _ = trial.bench.uninterrupted  # makes it
     if done.code:
         return Verdict("FAULT", f"prepare ends with {done.code}: {done.output[-400:]}")
@@ -189,7 +189,7 @@ def same_data(trial: Trial, done: Done, folder: Path) -> Verdict:
 
 
 def killed_preparation(number: signal.Signals, trial: Trial) -> Verdict:
-    # Stop a preparation at some moment, and give the command again
+    # Interrupt a preparation and run the command again
     folder = trial.folder / "data"
     _ = trial.bench.uninterrupted
     child = trial.spawn(prepare_command(trial, folder))
@@ -278,12 +278,12 @@ FILES: dict[str, Callable[[Path, Trial], Path]] = {
 
 
 def _harmed(how: str, file: str, trial: Trial) -> Verdict:
-    # Harm a file of a stopped run and resume it
+    # Damage a file of a stopped run and resume it
     return trial.resume_stopped(lambda run: HARM[how](FILES[file](run, trial), trial))
 
 
 def _harmed_finished(how: str, file: str, trial: Trial) -> Verdict:
-    # Harm a file of a finished run and resume it: its result stays in any case
+    # Damage a file of a finished run and resume it: the result must remain
     run = trial.copied(trial.bench.uninterrupted)
     HARM[how](FILES[file](run, trial), trial)
     original = snapshot(run)
@@ -302,7 +302,7 @@ def _all_checkpoints_harmed(trial: Trial) -> Verdict:
     for path in (run / "experiment_0" / "checkpoint").glob("*/shared"):
         flip(path, trial)
     first = trial.resumed(run)
-    # What is refused once is refused again, and not begun anew over what is there.
+    # A second resume must be refused as well, instead of starting over.
     return trial.resumed(run) if first.kind == "refused" else first
 
 
@@ -312,11 +312,11 @@ def _moved_run(trial: Trial) -> Verdict:
     return trial.resumed(run.rename(trial.results / "to another place" / "run"))
 
 
-# -- two at once ----------------------------------------------------------------------------------------
+# -- concurrency -------------------------------------------------------------------------------------
 
 
 def _undisturbed(trial: Trial, runs: list[Path], wrong: list[str]) -> Verdict:
-    # The verdict on runs that must not have noticed each other; ``wrong`` is what their commands did wrong
+    # Verdict for runs that must not affect each other; ``wrong``: problems of their commands
     problems = [
         f"{run.name}: {difference}" for run in runs for difference in differences(run, trial.bench.uninterrupted)
     ]
@@ -324,14 +324,14 @@ def _undisturbed(trial: Trial, runs: list[Path], wrong: list[str]) -> Verdict:
 
 
 def _two_resumes(trial: Trial) -> Verdict:
-    # Resume twice at once: one runs, the other is refused, or finds nothing left to do
+    # Resume twice concurrently: one runs, the other is refused or finds a finished run
     run = trial.copied(trial.bench.stopped)
     codes = sorted(child.wait() for child in [trial.spawn(hints.resume(run)) for _ in range(2)])
     return _undisturbed(trial, [run], [] if codes in ([2, 3], [3, 3]) else [f"exit codes {codes}"])
 
 
 def _resume_of_the_living(trial: Trial) -> Verdict:
-    # Resume a run that runs: refused, and the run does not notice
+    # Resume a running run: refused, without affecting it
     encore = trial.begin()
     trial.wait_for_moment(encore)
     second = trial.do(hints.resume(trial.run))
@@ -342,7 +342,7 @@ def _resume_of_the_living(trial: Trial) -> Verdict:
 
 
 def _two_runs(trial: Trial) -> Verdict:
-    # Start two runs in the same second with one results folder: each gets its own
+    # Start two runs in the same second in one results folder: each gets a separate run folder
     codes = [child.wait() for child in [trial.begin() for _ in range(2)]]
     runs = sorted(path.parent for path in trial.results.glob("[!.]*/run.json"))
     is_right = codes == [3, 3] and len(runs) == 2

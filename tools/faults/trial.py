@@ -1,4 +1,4 @@
-"""What a fault is tried on: a benchmark with its uninterrupted run, a run that was stopped, and the verdict."""
+"""Trial of a fault: benchmark with an uninterrupted run, a stopped run, and the verdict."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ RANKS = 2
 LONGEST_SECONDS = 300
 DYING_SECONDS = 10.0  # A process that was killed may need so long on a busy machine until it is gone
 CANCEL = re.compile(r"\S*encore cancel .+$", re.MULTILINE)
-GONE = "its processes are gone"  # What a cancel says of a run that has ended meanwhile
-CACHES = ("torchinductor_", "__pycache__", "__autograph")  # What PyTorch and TensorFlow compile and keep in TMPDIR
+GONE = "its processes are gone"  # message of a cancel if the run has exited meanwhile
+CACHES = ("torchinductor_", "__pycache__", "__autograph")  # compiler caches of PyTorch and TensorFlow in TMPDIR
 TEMPORARY = ("*.writing", "writing_*", "*.partial")
-# What a resume may write before its ranks have refused the checkpoints
+# Files that a resume may write before its ranks reject the checkpoints
 REPORTED = ("ranks", "heartbeat", "telemetry.jsonl", "state.json", "owner.json", ".owner.lock")
 Kind = Literal["as uninterrupted", "refused", "FAULT", "not tried"]
 
 
 def settings(name: str) -> tuple[str, ...]:
-    # What makes the small run of a benchmark two evaluations long, with a target that nothing reaches
+    # Settings for a small run with two evaluations and an unreachable target
     choice = catalogue.choose(name)
     fields, system = configuration.field_types(choice.folder), choice.benchmark.small_data.system
     of_round = choice.benchmark.rounds[catalogue.find_system(choice, system, None).round].targets
-    # BLEU and F1 go to 100, the others to 1.
+    # BLEU and F1 are up to 100, other qualities up to 1.
     overrides = [
         f"{choice.benchmark.qualities[override].config}={100.0 if of_round[override] > 1 else 1.0}"
         for override in of_round
@@ -64,20 +64,20 @@ def settings(name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Verdict:
-    # What became of a run after a fault
+    # Outcome of a run after a fault
 
     kind: Kind
     text: str = ""
 
 
 def verdict_of(problems: list[str], otherwise: Verdict = Verdict("as uninterrupted")) -> Verdict:
-    # The verdict that lists what was found, where that is anything
+    # FAULT with the problems, if any
     return Verdict("FAULT", "; ".join(problems)) if problems else otherwise
 
 
 @dataclass(frozen=True)
 class Done:
-    # A command that has ended
+    # A finished command
 
     code: int
     output: str
@@ -85,7 +85,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Bench:
-    # A benchmark on its toy data set, in a folder for all of its trials
+    # A benchmark on its toy data set, with a folder for all trials
 
     name: str
     work: Path
@@ -93,19 +93,19 @@ class Bench:
 
     @property
     def data(self) -> Path:
-        # The toy data set; made once for all implementations
+        # The toy data set, shared by all implementations
         return self.work.parent / "data" / catalogue.choose(self.name).benchmark.name
 
     @functools.cached_property
     def uninterrupted(self) -> Path:
-        # The run that nothing happens to
+        # A run without faults
         python = environment.ensure_environment(catalogue.choose(self.name).implementation.framework)
         data.prepare(self.data.name, self.data, data.Preparation(), python)
         return self._made("uninterrupted", lambda trial: trial.ended(trial.begin()), 3)
 
     @functools.cached_property
     def stopped(self) -> Path:
-        # A run that was stopped in its second epoch: it has a checkpoint from there, and one of the first's end
+        # A run stopped in its second epoch, with one checkpoint from there and one from the end of the first
         count = len(steps(self.uninterrupted))
         return self._made("stopped", lambda trial: _stop(trial, count // 2 + 1, count), 130)
 
@@ -147,13 +147,13 @@ class Trial:
 
     @property
     def temporary(self) -> Path:
-        # TMPDIR of all trials of the benchmark, one after another: what is compiled is compiled once
+        # TMPDIR of all trials of the benchmark, which run one at a time and share compiler caches
         return self.bench.work / "tmp"
 
     # -- commands ----------------------------------------------------------------------------------------
 
     def spawn(self, command: str) -> subprocess.Popen[str]:
-        # Start a command as a shell would that knows ``encore``; its output goes to a file
+        # Start a shell command with ``encore`` in PATH and its output in a file
         programs = self.bench.work.parent / "bin"
         for folder in (self.folder, self.temporary):
             folder.mkdir(parents=True, exist_ok=True)
@@ -191,7 +191,7 @@ class Trial:
         return self.ended(self.spawn(command))
 
     def run_command(self) -> str:
-        # The command of a new run
+        # Command of a new run
         locations = ("--data", str(self.bench.data), "--results", str(self.results), "--seed", "7")
         arguments = (
             "encore",
@@ -217,7 +217,7 @@ class Trial:
     # -- moments -----------------------------------------------------------------------------------------
 
     def wait_for_records(self, encore: subprocess.Popen[str], count: int) -> None:
-        # Wait until the training has reported ``count`` losses, or has ended
+        # Wait until the training has reported ``count`` losses or has exited
         end = time.monotonic() + LONGEST_SECONDS
         while encore.poll() is None and time.monotonic() < end:
             for metrics in self.results.glob("[!.]*/experiment_0/metrics.jsonl"):
@@ -226,7 +226,7 @@ class Trial:
             time.sleep(0.02)
 
     def wait_for_moment(self, encore: subprocess.Popen[str]) -> None:
-        # Wait for some moment of the training: after a step, and a part of a second more
+        # Wait for a random time of the training: a step and a fraction of a second
         self.wait_for_records(encore, self.moment.randrange(1, len(steps(self.bench.uninterrupted))))
         time.sleep(self.moment.uniform(0, 0.2))
 
@@ -235,19 +235,19 @@ class Trial:
         return [beat.pid for beat in processes.heartbeats(self.run / "experiment_0" / "heartbeat")]
 
     def copied(self, run: Path) -> Path:
-        # A copy of a run folder: what a run is that was moved
+        # Copy a run folder, as if the run had been moved
         return Path(shutil.copytree(run, self.results / run.name))
 
     # -- verdicts ----------------------------------------------------------------------------------------
 
     def resumed(self, run: Path, hint: str = "") -> Verdict:
-        # Resume a run as the printed hint says, or as status would say; ranks that still run are ended as printed
+        # Resume a run with the printed hint, or that of status; stop running ranks with the printed command
         original = snapshot(run)
         done = self.do(hint or hints.resume(run))
         cancel = CANCEL.search(done.output)
         if done.code == 2 and cancel:
             cancelled = self.do(cancel.group())
-            # Ranks whose supervisor was killed end by themselves too, between the two commands.
+            # Ranks without a supervisor may also exit between the two commands.
             if cancelled.code and GONE not in cancelled.output:
                 return Verdict("FAULT", f"{cancel.group()} ends with {cancelled.code}: {cancelled.output[-300:]}")
             original = snapshot(run)
@@ -255,7 +255,7 @@ class Trial:
         return self.judged(run, done, original)
 
     def after(self, done: Done, killed: bool = False) -> Verdict:
-        # Judge the end of a run that something happened to, and its resume
+        # Evaluate the exit of a run after a fault, and its resume
         allowed = (-signal.SIGKILL,) if killed else (1, 3, 130)
         if done.code not in allowed or (done.code == 130 and traceback_of(done)):
             return Verdict("FAULT", f"ends with {done.code}: {done.output[-600:]}")
@@ -268,7 +268,7 @@ class Trial:
         return self.resumed(self.run, printed[-1] if printed else "")
 
     def judged(self, run: Path, done: Done, original: dict[str, str]) -> Verdict:
-        # Judge what a resume has left: the run as uninterrupted, or refused and as it was
+        # Evaluate a resume: as uninterrupted, or refused without changes
         problems = [*self.left(), *(["a traceback"] if traceback_of(done) else [])]
         if done.code in (0, 3):
             problems += differences(run, self.bench.uninterrupted)
@@ -305,23 +305,23 @@ class Trial:
 
 
 def refusal(done: Done) -> str:
-    # The first line of a refusal
+    # First line of a refusal
     lines = [line for line in done.output.splitlines() if "error: " in line or " failed" in line or " damaged" in line]
     return lines[0].strip() if lines else ""
 
 
 def traceback_of(done: Done) -> bool:
-    # Whether a command ended in a traceback, or showed a rank's as the reason
+    # Whether a command ended with a traceback, its own or that of a rank
     return "Traceback (most recent call last)" in done.output
 
 
 def steps(run: Path) -> list[tuple[int, float]]:
-    # The number and the loss of all steps of a run's first experiment
+    # Number and loss of all steps of the first experiment
     return [(record["step"], record["loss"]) for record in records(run / "experiment_0" / "metrics.jsonl", "step")]
 
 
 def differences(run: Path, uninterrupted: Path) -> list[str]:
-    # Say in what a run differs from the uninterrupted one: losses, evaluations, log events in their order
+    # Differences of a run from the uninterrupted one: losses, evaluations, order of log events
     numbers = [number for number, _ in steps(run)]
     actual, expected = (evaluations(folder / "experiment_0" / "metrics.jsonl") for folder in (run, uninterrupted))
     wrong = {
@@ -334,7 +334,7 @@ def differences(run: Path, uninterrupted: Path) -> list[str]:
 
 
 def events(run: Path) -> list[str]:
-    # The keys of a result log in order; a damaged line is a key of its own
+    # Keys of a result log in order; a damaged line counts as a key
     damage: list[str] = []
     keys = [event.key for event in reader.read_events(run / "result_0.txt", lambda line, text: damage.append(text))]
     return keys + damage
