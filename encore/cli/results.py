@@ -347,7 +347,7 @@ def summary(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
     for rule, found in grouped(findings, lambda finding: finding.rule).items():
         first = found[0]
         if first.severity != "note":
-            place = f", {first.place}" if first.place else ""
+            place = f", {first.location}" if first.location else ""
             more = f", and {len(found) - 1} more" if len(found) > 1 else ""
             yield f"audit, {first.severity}, {rule}{place}: {first.found}{more}", _COLOURS[first.severity]
 
@@ -375,7 +375,7 @@ def _print_audit(screen: Console, audit: Audit) -> None:
             text(f"  {first.severity}: {rule}", _COLOURS[first.severity]),
             text(_how_often(first), "dim"),
         )
-        places = [f"{each.place}: {each.found}" if each.place else each.found for each in findings[:_PLACES]]
+        places = [f"{each.location}: {each.found}" if each.location else each.found for each in findings[:_PLACES]]
         more = [f"and {len(findings) - _PLACES} more"] if len(findings) > _PLACES else []
         for line in (*places, *more, f"expected: {first.expected}", f"hint:     {first.hint}"):
             _say(screen, line)

@@ -61,7 +61,7 @@ class Finding:
         return "small data" if self.kind == "small_data" else self.severity
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Location such as ``result_0.txt line 7``, as far as known"""
         line = f"line {self.line}" if self.line is not None else ""
         return f"{self.path.name if self.path else ''} {line}".strip()
@@ -231,7 +231,7 @@ def _format_text(finding: Finding) -> str:
 
 def _format_lines(findings: Sequence[Finding]) -> Iterator[str]:
     for finding in findings:
-        location = f"{finding.place}: " if finding.place else ""
+        location = f"{finding.location}: " if finding.location else ""
         yield _printable(f"{finding.severity}: {location}{_format_text(finding)}")
 
 

@@ -151,8 +151,8 @@ def interval(sample: Sample) -> tuple[float, float] | None:
         return None
     half = _quantile(sample.freedom) * error * abs(sample.estimate)
     # A spread as large as the mean leaves room below zero, where no time and no count can be.
-    low = sample.estimate - half
-    return max(low, 0.0) if sample.estimate > 0 else low, sample.estimate + half
+    lower = sample.estimate - half
+    return max(lower, 0.0) if sample.estimate > 0 else lower, sample.estimate + half
 
 
 def z_score(current: Sample, baseline: Sample) -> float | None:
@@ -197,8 +197,8 @@ def _deviation(values: Sequence[float]) -> float | None:
 # (Tukey and McLaughlin, Sankhya A 25, 1963), for runs that take 4 or 5 epochs.
 def _standard_error(ordered: Sequence[float], trimmed: int) -> float:
     count, remaining = len(ordered), len(ordered) - 2 * trimmed
-    low, high = ordered[trimmed], ordered[-1 - trimmed]
-    winsorized = _deviation([min(max(value, low), high) for value in ordered]) or 0.0
+    lower, upper = ordered[trimmed], ordered[-1 - trimmed]
+    winsorized = _deviation([min(max(value, lower), upper) for value in ordered]) or 0.0
     robust = winsorized * math.sqrt((count - 1) / (remaining * (remaining - 1))) if remaining > 1 else 0.0
     return max((_deviation(ordered) or 0.0) / math.sqrt(count), robust)
 

@@ -21,14 +21,14 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
-    # Number formats by column, such as ".3f"; default as in ``shown``
+    # Number formats by column, such as ".3f"; default as in ``cell_text``
     formats: Mapping[str, str] = field(default_factory=dict)
 
     def texts(self, row: tuple[Cell, ...]) -> list[str]:
         return [
             format(cell + 0.0, self.formats[column])
             if column in self.formats and isinstance(cell, int | float)
-            else shown(cell)
+            else cell_text(cell)
             for column, cell in zip(self.columns, row, strict=True)
         ]
 
@@ -71,7 +71,7 @@ def _escape_csv(cell: Cell) -> Cell:
     return "" if cell is None else cell
 
 
-def shown(cell: Cell) -> str:
+def cell_text(cell: Cell) -> str:
     """Return a cell as text: five significant digits, and numbers from 1000 on without a fraction."""
     if cell is None:
         return ""
@@ -84,7 +84,7 @@ def shown(cell: Cell) -> str:
     return f"{cell:,}" if isinstance(cell, int) else cell
 
 
-def whole(number: float | None) -> Cell:
+def compact(number: float | None) -> Cell:
     """Convert to int if the fraction is zero."""
     return int(number) if number is not None and number == int(number) else number
 

@@ -86,7 +86,7 @@ CASES = {
     "report LOG --detections": "has no detections",
     "report --study microway-dgx1": "did you mean 'microway-dgx1-scaling'",
     "published --round 6.1": "no published result of v6.1",
-    "check OTHER --ruleset 9.9": "there is no ruleset '9.9'",
+    "check OTHER --ruleset 9.9": "unknown ruleset '9.9'",
     "run resnet --gpus 2": "--gpus 2: the number follows the benchmark, without an option",
     "submit resnet --gpus 2": "run resnet 2; or ./run.sh resnet 2",
     "run resnet 2 --hosts n1:4,n2:4 --hostfile x --dry-run": "--hosts and --hostfile",

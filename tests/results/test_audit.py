@@ -305,7 +305,7 @@ def test_rules_report_their_cases_and_no_honest_neighbours(
     for case, sets in CASES.items():
         audits = {kind: audit_files(tmp_path / case / kind, make()) for kind, make in zip(KINDS, sets, strict=True)}
         findings[case] = {
-            kind: [[item.severity, item.rule, item.place, item.found] for item in audit.findings]
+            kind: [[item.severity, item.rule, item.location, item.found] for item in audit.findings]
             for kind, audit in audits.items()
         }
         reported = [case.partition(" ")[0] in {rule for _, rule, *_ in findings[case][kind]} for kind in KINDS]
@@ -330,7 +330,7 @@ def test_copies_within_a_tree_and_of_another_tree(tmp_path: Path, recorded: Call
 
 
 @pytest.mark.parametrize(
-    ("stated_s", "texts"), [(103.0, []), (110.0, ["110 s of validation by the log itself, 100 s by its clock"])]
+    ("stated_s", "texts"), [(103.0, []), (110.0, ["110 s of validation in the log, 100 s by the timestamps"])]
 )
 def test_stated_times_of_validations(stated_s: float, texts: list[str]) -> None:
     stated = (Stated("validation_time", stated_s, 200.0, 7), Stated("validation_time", 9.0, 99.0, 8))

@@ -296,7 +296,7 @@ def test_hardware_of_the_nearest_submission_is_not_known(tmp_path: Path) -> None
     ours, theirs = (load_texts(tmp_path / str(minutes), *a100_texts(minutes)) for minutes in (39.8, 41.0))
     submitted = replace(theirs, label="v0.7/Lab/box", hardware=System(described=False))
     reasons = compare_with(ours, submitted, Match(How.NEAREST, "?")).reasons
-    assert "accelerator and number of accelerators of v0.7/Lab/box not known; name a submission" in reasons
+    assert "accelerator and number of accelerators of v0.7/Lab/box unknown; specify a submission" in reasons
 
 
 def test_published_names_are_found_and_unknown_names_get_suggestions(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ from encore.results.report.samples_view import (
     texts_table,
     translations_table,
 )
-from encore.results.table import Table, shown
+from encore.results.table import Table, cell_text
 from tests.results.result_logs import START_MS, dell_texts, resnet_v07, uneven, write_set
 
 A100 = "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"
@@ -229,7 +229,7 @@ def test_figures_are_written_with_their_style(page: Path) -> None:
     [(4.424e-05, "4.42e-05"), (0.0, "0"), (0.25, "0.25"), (39.78012, "39.78"), (3777824.0, "3,777,824")],
 )
 def test_small_numbers_do_not_look_like_zero(number: float, text: str) -> None:
-    assert shown(number) == text
+    assert cell_text(number) == text
 
 
 def test_tone_of_verdicts() -> None:

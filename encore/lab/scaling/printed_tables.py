@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from encore.results.published.published import StudyFigure, load_figures
 from encore.results.report.measurements import study_measurements
-from encore.results.table import Cell, Table, shown
+from encore.results.table import Cell, Table, cell_text
 
 MICROWAY, DELL, MULTINODE, BARC = (
     "microway-dgx1-scaling", "dell-demystifying", "dell-multinode-v100", "barc2019-dgx1",
@@ -117,7 +117,7 @@ def findings() -> Table:
         title="Printed figures that do not follow from the others",
         columns=("study", "place", "figure", "printed", "computed", "note"),
         rows=tuple(
-            (failed.source, failed.place, failed.what, failed.printed, shown(failed.computed), failed.note)
+            (failed.source, failed.place, failed.what, failed.printed, cell_text(failed.computed), failed.note)
             for failed in failing
         ),
     )

@@ -30,7 +30,7 @@ from encore.results.report.figures import Figure, bars, over_gpus
 from encore.results.report.report import Chapter, Report
 from encore.results.report.svg_plot import SERIES
 from encore.results.statistics import LEVEL
-from encore.results.table import Cell, Table, grouped, shown, whole
+from encore.results.table import Cell, Table, cell_text, compact, grouped
 
 _PUBLISHED = ("model", "GPUs", "batch", "way", "printed", "our point", "ours", "from", "to", "difference")
 _FIGURE_COLUMNS = 5  # columns that describe the printed figure
@@ -211,7 +211,7 @@ def _speed_up(study: Study, question: Question, results: Sequence[Result], key: 
         title=f"Seconds per epoch over {over}",
         columns=(*question.series, question.x, _EPOCH, "from", "to", "speed-up", "least", "most"),
         rows=tuple(
-            (*series, whole(_x(result, question)), result.epoch().estimate, *bounds(result.epoch()), *faster)
+            (*series, compact(_x(result, question)), result.epoch().estimate, *bounds(result.epoch()), *faster)
             for series, result, faster in speedups
         ),
         note=_epoch_note(study),
@@ -311,7 +311,7 @@ def _stages(study: Study, question: Question, results: Sequence[Result], key: st
             parts = result.stage("fp_bp") + wu
             operators = [result.operators(name) for name in ("fp", "bp", "wu")]
             rows.append((
-                *series, whole(_x(result, question)), result.stage("fp_bp") * steps, wu * steps, 100 * wu / parts,
+                *series, compact(_x(result, question)), result.stage("fp_bp") * steps, wu * steps, 100 * wu / parts,
                 100 * parts / result.stage("step"), 100 * result.step.estimate / parts,
                 parts * steps - result.step.estimate * steps, result.stage("metric") * steps,
                 *(None if seconds is None else seconds * steps for seconds in operators),
@@ -357,7 +357,7 @@ def _memory(study: Study, question: Question, results: Sequence[Result], key: st
             percent_more = to_percent(first / other_ranks) if other_ranks else None
             growth = None if result is line[0] else to_percent(first / line[0].memory("training")[0])
             rows.append(
-                (*series, whole(_x(result, question)), before_training[0], first, other_ranks, percent_more, growth)
+                (*series, compact(_x(result, question)), before_training[0], first, other_ranks, percent_more, growth)
             )
             points.append((series, _x(result, question), first, None, None))
             # Single readings.
@@ -557,6 +557,8 @@ def _contradictions(study: Study) -> list[Chapter]:
     table = Table(
         title=f"Printed figures of the study that do not follow from its others: {len(failing)} of {len(study_checks)}",
         columns=("place", "figure", "printed", "computed", "note"),
-        rows=tuple((check.place, check.what, check.printed, shown(check.computed), check.note) for check in failing),
+        rows=tuple(
+            (check.place, check.what, check.printed, cell_text(check.computed), check.note) for check in failing
+        ),
     )
     return [Chapter(key="printed", title="The study's printed figures", tables=(table,))]

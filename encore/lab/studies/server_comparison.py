@@ -41,7 +41,7 @@ from encore.results.report.figures import Figure, bars, efficiency, quality_curv
 from encore.results.report.measurements import Measurement, measurement_of, relative_to, scaling_efficiency
 from encore.results.report.report import Report
 from encore.results.statistics import LEVEL, interval
-from encore.results.table import Cell, Table, grouped, whole
+from encore.results.table import Cell, Table, compact, grouped
 
 BASE_FAMILY = "P100"  # base accelerator of the study, as in the first MLPerf round
 PCIE, NVLINK = "PCIe", "NVLink"
@@ -173,7 +173,7 @@ def time_to_target(runs: Sequence[ServerRun]) -> Table:
         span = interval(run_set.score) if run_set.score else None
         rows.append((
             measured.benchmark, run.server, measured.framework, measured.gpus,
-            run_set.ranks if run_set.is_cpu else None, run.links, measured.precision, whole(measured.batch),
+            run_set.ranks if run_set.is_cpu else None, run.links, measured.precision, compact(measured.batch),
             measured.minutes, *(span or (None, None)), measured.minutes_per_epoch, measured.epochs,
             f"{run_set.converged} of {run_set.runs}",
         ))  # fmt: skip
@@ -217,7 +217,7 @@ def by_precision(runs: Sequence[ServerRun]) -> Table:
             (
                 single.measured.benchmark, single.server, single.measured.gpus, mixed.measured.precision, slow,
                 fast, (slow / fast - 1) * 100, slow - fast, (1 - fast / slow) * 100,
-                whole(single.measured.batch), whole(mixed.measured.batch),
+                compact(single.measured.batch), compact(mixed.measured.batch),
             )
             for single, mixed, slow, fast in equal or pairs
         ]  # fmt: skip
@@ -286,7 +286,7 @@ def by_batch(runs: Sequence[ServerRun]) -> Table:
         ),
         rows=tuple(
             (
-                measured.benchmark, measured.system, measured.gpus, whole(measured.batch), measured.epochs,
+                measured.benchmark, measured.system, measured.gpus, compact(measured.batch), measured.epochs,
                 measured.minutes_per_epoch, minutes, pairs[0][1] / minutes,
             )
             for pairs in by_size

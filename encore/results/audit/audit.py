@@ -3,7 +3,7 @@
 from encore.results.audit.audit import audit_path
 for audit in audit_path("results/20260101T120000Z-resnet-mxnet-dgxa100"):
     for finding in audit.findings:
-        print(finding.severity, finding.rule, finding.place, finding.found)
+        print(finding.severity, finding.rule, finding.location, finding.found)
 """
 
 from collections import Counter
@@ -22,9 +22,9 @@ from encore.results.scores.score import Score, score_folder
 from encore.results.table import grouped
 
 _ONE_CLOCK = "take every time from the clock of the process that logs it, in milliseconds since 1970"
-_KEEP = "keep the log as the training wrote it; run the experiment again where it is lost"
-_OWN_RUN = "run each experiment by itself, with a seed of its own, and keep its log"
-_DECLARE = "declare what was run: the values of the configuration that ran, and the precision of its kernels"
+_KEEP = "keep the log as the training wrote it; if it is lost, repeat the run"
+_OWN_RUN = "run each experiment separately with a new seed, and keep the log"
+_DECLARE = "declare the values of the configuration that ran, and the precision of the kernels"
 _ALIKE = "run all experiments of a set with one program, configuration and system"
 
 # Names as in data/audit_rates.json and in the findings
@@ -34,7 +34,7 @@ RULES = (
         meaning="an epoch, a block or an evaluation more than a second before `run_start`",
         severity="error",
         expected="run_start before the first training event",
-        hint="log run_start before the first sample is read; where the log was edited, run again",
+        hint="log run_start before the first sample is read; if the log was edited, repeat the run",
         check=per_log(logs.late_start),
     ),
     Rule(
@@ -47,10 +47,10 @@ RULES = (
     ),
     Rule(
         name="fast_beginning",
-        meaning="training up to the first evaluation more than 1.2 times as fast as between any two later ones",
+        meaning="training before the first evaluation more than 1.2 times as fast as between any later evaluations",
         severity="error",
         expected="the beginning, with the start-up in it, no faster than the rest",
-        hint="log run_start before the first sample is read; a run from a checkpoint is no whole run",
+        hint="log run_start before the first sample is read; a run resumed from a checkpoint is not a complete run",
         check=per_log(logs.fast_beginning),
     ),
     Rule(
@@ -66,7 +66,7 @@ RULES = (
         meaning="training or validation more than 1.04 times as fast by the clock as by the throughput, step time or "
         "validation time in the same log",
         severity="error",
-        expected="the speed that the log states of itself",
+        expected="the speed stated in the log",
         hint=_KEEP,
         check=per_log(logs.faster_than_stated),
     ),
@@ -75,7 +75,7 @@ RULES = (
         meaning="more than 2 minutes from `init_stop` to `run_start`",
         severity="warning",
         expected="run_start right after init_stop",
-        hint="log init_stop when the initialization ends, and start the clock before the data are touched",
+        hint="log init_stop at the end of the initialization, and start the clock before the data are touched",
         check=per_log(logs.idle_before_start),
     ),
     Rule(
@@ -90,7 +90,7 @@ RULES = (
         name="clock_backwards",
         meaning="an event more than a second older than one above it in the file",
         severity="error",
-        expected="times that never go back",
+        expected="increasing times",
         hint=_ONE_CLOCK,
         check=per_log(logs.clock_backwards),
     ),
@@ -98,13 +98,13 @@ RULES = (
         name="round_start",
         meaning="`run_start` at a multiple of 100 seconds",
         severity="error",
-        expected="a time of which the last five digits are not all 0",
+        expected="a time that is not a multiple of 100 s",
         hint=_KEEP,
         check=per_log(logs.round_start),
     ),
     Rule(
         name="round_times",
-        meaning="every time in the log is a whole second",
+        meaning="all times in the log are full seconds",
         severity="warning",
         expected="times in milliseconds",
         hint=_ONE_CLOCK,
@@ -136,7 +136,7 @@ RULES = (
     ),
     Rule(
         name="quality_units",
-        meaning="a quality that its metric cannot have, such as 75.9 for a fraction, or that is not a number",
+        meaning="a quality outside the range of the metric, such as 75.9 for a fraction, or not a number",
         severity="error",
         expected="the quality in the unit of the target",
         hint="log the quality in the unit that the round's rules use",
@@ -146,39 +146,39 @@ RULES = (
         name="same_run",
         meaning="two logs with the same start and stop",
         severity="error",
-        expected="a run of its own in each file",
+        expected="a different run in each file",
         hint=_OWN_RUN,
         check=sets.same_run,
     ),
     Rule(
         name="shifted_copy",
-        meaning="two logs with the same time between all their events, at another time of day or stretched",
+        meaning="two logs with the same time between all events, shifted or scaled",
         severity="error",
-        expected="a run of its own in each file",
+        expected="a different run in each file",
         hint=_OWN_RUN,
         check=sets.shifted_copy,
     ),
     Rule(
         name="equal_curves",
-        meaning="two logs with the same qualities in all evaluations, at least 4 of them different",
+        meaning="two logs with equal qualities in all evaluations, with at least 4 distinct values",
         severity="error",
-        expected="evaluations of a run of its own",
+        expected="different evaluations in each run",
         hint=_OWN_RUN,
         check=sets.equal_curves,
     ),
     Rule(
         name="equal_statements",
-        meaning="two logs that state the same throughputs, step and validation times, at least 3 of them different",
+        meaning="two logs with equal throughputs, step and validation times, with at least 3 distinct values",
         severity="error",
-        expected="figures of a run of its own",
+        expected="different figures in each run",
         hint=_OWN_RUN,
         check=sets.equal_statements,
     ),
     Rule(
         name="similar_curves",
-        meaning="two logs whose qualities differ by less than 0.22 % in each evaluation, though they change much",
+        meaning="two logs whose qualities differ by less than 0.22 % in all evaluations, but change much more in a run",
         severity="error",
-        expected="evaluations of a run of its own",
+        expected="different evaluations in each run",
         hint=_OWN_RUN,
         check=sets.similar_curves,
     ),
@@ -192,42 +192,42 @@ RULES = (
     ),
     Rule(
         name="copy_of_another_set",
-        meaning="a log that is also in another set of the tree, or of a folder given as `--against`",
+        meaning="a log that is also in a different set of the tree, or in a folder given as `--against`",
         severity="warning",
-        expected="a run of its own in each set",
+        expected="different runs in each set",
         hint=_OWN_RUN,
     ),
     Rule(
         name="altered_copy_of_another_set",
-        meaning="the same, at another time of day or with all times multiplied",
+        meaning="the same, shifted in time or with all times multiplied",
         severity="error",
-        expected="a run of its own in each set",
+        expected="different runs in each set",
         hint=_OWN_RUN,
     ),
     Rule(
         name="published_run",
-        meaning="runs with the times of a public set, in a folder that is not that set's",
+        meaning="runs with the times of a public set, but in a different folder",
         severity="warning",
-        expected="runs of one's own",
+        expected="new runs",
         hint="name the public set that these runs are of",
         check=published_runs.published_run,
         in_digests=True,
     ),
     Rule(
         name="altered_published_run",
-        meaning="the same with all times multiplied or on another platform, or a run with the evaluations of a public "
-        "one and such times",
+        meaning="the same with all times multiplied or on a different platform, or a run with the evaluations of a "
+        "public run and such times",
         severity="error",
-        expected="runs of one's own",
+        expected="new runs",
         hint=_OWN_RUN,
         check=published_runs.altered_published_run,
         in_digests=True,
     ),
     Rule(
         name="published_curve",
-        meaning="a log with the qualities of a public run, at least 4 different, at other times or with another end",
+        meaning="a log with the qualities of a public run, at least 4 distinct, but different times or a different end",
         severity="error",
-        expected="evaluations of a run of one's own",
+        expected="evaluations of a new run",
         hint=_OWN_RUN,
         check=published_runs.published_curve,
         in_digests=True,
@@ -236,37 +236,37 @@ RULES = (
         name="equal_seeds",
         meaning="two logs with the same seed",
         severity="warning",
-        expected="a seed of its own in each log, from the clock or /dev/urandom",
-        hint="draw a new seed for each run and log it",
+        expected="a different seed in each log, from the clock or /dev/urandom",
+        hint="generate and log a new seed for each run",
         check=sets.equal_seeds,
     ),
     Rule(
         name="edited_outlier",
         meaning="a dropped run, 1.2 times away from the score, that starts or stops at a multiple of 100 seconds",
         severity="error",
-        expected="a dropped run with times like those of the others",
+        expected="a dropped run with times similar to the other runs",
         hint=_KEEP,
         check=sets.edited_outlier,
     ),
     Rule(
         name="outlier",
-        meaning="a run five times as long as the others, or a fifth",
+        meaning="a run that is five times as long as the other runs, or a fifth",
         severity="error",
-        expected="run times of one size",
-        hint="look for what held this run up; where its times were edited, run again",
+        expected="similar run times",
+        hint="look for the reason of the delay; if the times were edited, repeat the run",
         check=sets.outlier,
     ),
     Rule(
         name="different_pace",
-        meaning="minutes per epoch of one run 1.5 times those of the others, or less than two thirds",
+        meaning="one run with 1.5 times the minutes per epoch of the other runs, or less than two thirds",
         severity="warning",
         expected="epochs that take about the same time in all runs",
-        hint="look for what held this run up, or left work out of it",
+        hint="look for the reason of the delay, or for skipped work",
         check=sets.different_pace,
     ),
     Rule(
         name="different_system",
-        meaning="runs of one set that name different platforms, submitters or divisions",
+        meaning="runs with different platforms, submitters or divisions in the same set",
         severity="error",
         expected="one system, submitter and division",
         hint=_ALIKE,
@@ -280,7 +280,7 @@ RULES = (
     ),
     Rule(
         name="different_batch",
-        meaning="runs of one set with different global batches",
+        meaning="runs with different global batches in the same set",
         severity="error",
         expected="one global batch",
         hint=_ALIKE,
@@ -290,7 +290,7 @@ RULES = (
     ),
     Rule(
         name="different_hyperparameters",
-        meaning="runs of one set with different optimizer settings",
+        meaning="runs with different optimizer settings in the same set",
         severity="warning",
         expected="one set of hyperparameters",
         hint=_ALIKE,
@@ -298,7 +298,7 @@ RULES = (
     ),
     Rule(
         name="different_program",
-        meaning="runs of one set that log `run_start` from different lines of the program",
+        meaning="runs in the same set that log `run_start` from different lines of the program",
         severity="warning",
         expected="one version of the program",
         hint=_ALIKE,
@@ -306,7 +306,7 @@ RULES = (
     ),
     Rule(
         name="different_format",
-        meaning="runs of one set in different dialects",
+        meaning="runs with different dialects in the same set",
         severity="error",
         expected="one dialect",
         hint=_ALIKE,
@@ -316,32 +316,32 @@ RULES = (
         name="surplus_files",
         meaning="more result files than the round scores",
         severity="error",
-        expected="as many result files as the round asks for",
-        hint="keep the runs that were planned, in their order, and not the best ones",
+        expected="the number of result files that the round requires",
+        hint="keep the planned runs in order, not the best ones",
         check=sets.surplus_files,
     ),
     Rule(
         name="missing_files",
         meaning="fewer result files than the round scores",
         severity="note",
-        expected="as many result files as the round asks for",
+        expected="the number of result files that the round requires",
         hint="run the missing experiments",
         check=sets.missing_files,
     ),
     Rule(
         name="skipped_numbers",
-        meaning="result files whose numbers have gaps",
+        meaning="gaps in the numbers of the result files",
         severity="warning",
         expected="result_0.txt, result_1.txt ... without gaps",
-        hint="submit the runs in the order in which they ran, all of them",
+        hint="submit all runs in the order in which they ran",
         check=sets.skipped_numbers,
     ),
     Rule(
         name="odd_name",
-        meaning="a result file that is named differently from the others",
+        meaning="a result file with a different name pattern",
         severity="warning",
         expected="result_0.txt, result_1.txt ...",
-        hint="take the file out, or number it as the others",
+        hint="remove the file, or number it like the other files",
         check=sets.odd_name,
     ),
     Rule(
@@ -349,15 +349,15 @@ RULES = (
         meaning="a result file without any event",
         severity="error",
         expected="a log in each result file",
-        hint="take the file out, or replace it by the log of its run",
+        hint="remove the file, or replace it by the log of the run",
         check=per_log(sets.empty_file),
     ),
     Rule(
         name="damaged_events",
-        meaning="damaged events, none of which gives the time",
+        meaning="damaged events that do not affect the time",
         severity="warning",
         expected="whole events",
-        hint="let only rank 0 write events, each as one line in one write",
+        hint="let only rank 0 write events, with one write per line",
         check=per_log(sets.damaged_events),
     ),
     Rule(
@@ -370,8 +370,8 @@ RULES = (
     ),
     Rule(
         name="declared_parallelism",
-        meaning="a parallelism that is no whole number, or whose product does not divide the accelerators of "
-        "the system description",
+        meaning="a parallelism that is not a positive integer, or with a product that does not divide the number of "
+        "accelerators in the system description",
         severity="error",
         expected="parallelism that divides the accelerators",
         hint=_DECLARE,
@@ -379,8 +379,7 @@ RULES = (
     ),
     Rule(
         name="declared_batch",
-        meaning="a micro-batch whose product with the data-parallel ranks and the accumulation steps is not the "
-        "global batch",
+        meaning="a micro-batch times data-parallel ranks and accumulation steps that is not the global batch",
         severity="error",
         expected="micro-batch x data-parallel ranks x accumulation steps = global batch",
         hint=_DECLARE,
@@ -428,10 +427,10 @@ RULES = (
     ),
     Rule(
         name="unreadable_profile",
-        meaning="a profile next to logs that declare a precision, which cannot be compared with it",
+        meaning="a profile in a folder of logs that declare a precision, but cannot be compared with it",
         severity="warning",
         expected="a trace of torch.profiler, or cuda_gpu_kern_sum of nsys as CSV",
-        hint="write it again: encore bench NAME --profile FILE",
+        hint="write the profile again: encore bench NAME --profile FILE",
         check=declarations.unreadable_profile,
     ),
 )

@@ -213,7 +213,7 @@ def round_times(run: RunLog) -> Iterator[Anomaly]:
     times = [phase.time_s for phase in run.phases]
     are_whole_seconds = all(milliseconds(time_s) % 1000 == 0 for time_s in times)
     if "mlperf" not in run.dialects and len(times) >= _LEAST_TIMES and are_whole_seconds:
-        yield Anomaly(f"{len(times)} times, each a whole second", run.path, starting_line(run))
+        yield Anomaly(f"{len(times)} times, all full seconds", run.path, starting_line(run))
 
 
 def repeated_event(name: str) -> Callable[[RunLog], Iterator[Anomaly]]:
@@ -297,7 +297,7 @@ def faster_than_stated(run: RunLog) -> Iterator[Anomaly]:
             and _FASTER_THAN_STATED < pace.ratio < largest
             and (pace.ratio - 1) * pace.seconds > _LEAST_S
         ):
-            message = f"{name} {pace.stated:.6g} by the log itself, {pace.ratio:.3f} times as fast by its clock"
+            message = f"{name} {pace.stated:.6g} in the log, {pace.ratio:.3f} times as fast by the timestamps"
             yield Anomaly(message, run.path, figures[0].line)
             return
     yield from _validation(run)
@@ -354,5 +354,5 @@ def _validation(run: RunLog) -> Iterator[Anomaly]:
     clock = math.fsum(figure.time_s - max(start for start in starts if start <= figure.time_s) for figure in figures)
     stated = math.fsum(figure.value for figure in figures)
     if stated > clock * _FASTER_THAN_STATED and stated - clock > _LEAST_S:
-        message = f"{duration(stated)} of validation by the log itself, {duration(clock)} by its clock"
+        message = f"{duration(stated)} of validation in the log, {duration(clock)} by the timestamps"
         yield Anomaly(message, run.path, figures[0].line)

@@ -133,7 +133,7 @@ def _matching_curves(score: Score, run: RunLog) -> Iterator[tuple[_PublicRun, li
             log_values[:-1] == public_values[: len(log_values) - 1] for (_, log_values), (_, public_values) in pairs
         ):
             times = zip(curve.minutes, public.minutes, strict=False)
-            yield public, [own / public_values for own, public_values in times if public_values > 0]
+            yield public, [minutes / public_values for minutes, public_values in times if public_values > 0]
 
 
 # Public sets whose times equal these up to a factor, with the factor and the number of matching runs

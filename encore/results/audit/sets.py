@@ -137,7 +137,7 @@ def equal_statements(score: Score) -> Iterator[Anomaly]:
         return values if len(set(values)) >= _LEAST_FIGURES else None
 
     for run, first in _find_repeats(score, figures):
-        yield Anomaly(f"all {len(run.stated)} figures of its speed as in {first}", run.path, run.stated[0].line)
+        yield Anomaly(f"all {len(run.stated)} speed figures as in {first}", run.path, run.stated[0].line)
 
 
 def equal_seeds(score: Score) -> Iterator[Anomaly]:
@@ -148,7 +148,7 @@ def equal_seeds(score: Score) -> Iterator[Anomaly]:
 def similar_curves(score: Score) -> Iterator[Anomaly]:
     if score.benchmark in _LITTLE_NOISE:
         return
-    curves = [(run, [each for point in run.quality for each in point.values.values()]) for run in score.runs]
+    curves = [(run, [quality for point in run.quality for quality in point.values.values()]) for run in score.runs]
     long = [(run, curve) for run, curve in curves if len(set(curve)) >= _LEAST_EVALUATIONS and min(curve) > 0]
     for number, (run, curve) in enumerate(long):
         # Much less than the qualities themselves change by.
@@ -156,7 +156,7 @@ def similar_curves(score: Score) -> Iterator[Anomaly]:
         for other, other_curve in long[:number]:
             is_candidate = len(other_curve) == len(curve) and other_curve != curve
             if is_candidate and all(
-                abs(value / each - 1) < tolerance for value, each in zip(curve, other_curve, strict=True)
+                abs(value / quality - 1) < tolerance for value, quality in zip(curve, other_curve, strict=True)
             ):
                 message = f"all {len(run.quality)} evaluations within {100 * tolerance:.2g} % of {other.path.name}"
                 yield Anomaly(message, run.path, run.quality[0].line)

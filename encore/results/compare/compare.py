@@ -45,8 +45,8 @@ _LEAST_SHARE_OF_DATA = {"dlrm": 0.4}
 # Two times of the same run, both rounded to a millisecond. Digests store minutes with nine digits.
 _ROUNDED_MINUTES = 0.0016 / 60
 _DIGITS = 6  # Significant digits of qualities in the digests
-SAME_RUNS = "these are the submitted runs themselves: nothing was run again, so nothing was tested"
-SAME_LOGS = "both are the same runs: nothing was run again, so nothing was tested"
+SAME_RUNS = "these are the submitted runs: without new runs, nothing was tested"
+SAME_LOGS = "both sets contain the same runs: without new runs, nothing was tested"
 
 
 class Verdict(str, Enum):
@@ -71,11 +71,11 @@ class Factor:
     ratio: float | None = None
     interval: tuple[float, float] | None = None  # Confidence interval (90 %) of the true ratio
     z: float | None = None  # Distance between the means in standard errors, from the spread of the submitted runs
-    found: Ratio | None = None  # Tested ratio; None if it does not decide the verdict
+    tested_ratio: Ratio | None = None  # Tested ratio; None if it does not decide the verdict
     note: str = ""
 
     def outcome(self, within: float) -> Outcome:
-        return self.found.outcome(within) if self.found is not None else Outcome.UNDECIDED
+        return self.tested_ratio.outcome(within) if self.tested_ratio is not None else Outcome.UNDECIDED
 
     def is_beyond(self, within: float) -> bool:
         return self.outcome(within) in (Outcome.BELOW, Outcome.ABOVE)
@@ -86,7 +86,7 @@ def make_factor(name: str, unit: str, current: Sample | None, baseline: Sample |
         return None
     notes = {
         (True, False): "one run: its spread is taken from the submission",
-        (False, True): "the spread of the submitted runs is not known and taken to be yours",
+        (False, True): "the spread of the submitted runs is unknown; assumed to equal yours",
     }
     ratio = ratio_of(current, baseline)
     return Factor(
@@ -97,7 +97,7 @@ def make_factor(name: str, unit: str, current: Sample | None, baseline: Sample |
         ratio=ratio.value if ratio else None,
         interval=ratio.interval() if ratio else None,
         z=z_score(current, baseline),
-        found=ratio,
+        tested_ratio=ratio,
         note=notes.get((current.spread is None, baseline.spread is None), ""),
     )
 
@@ -107,8 +107,8 @@ def length_factor(unit: str, current: Sample | None, baseline: Sample | None) ->
     factor = make_factor(f"{unit} to the target", unit, current, baseline)
     if factor is None or current is None or current.count > 1:
         return factor
-    has_error = factor.found is not None and factor.found.error
-    return replace(factor, found=None, interval=factor.interval if has_error else None)
+    has_error = factor.tested_ratio is not None and factor.tested_ratio.error
+    return replace(factor, tested_ratio=None, interval=factor.interval if has_error else None)
 
 
 def decide(
@@ -150,16 +150,16 @@ def explain_undecided(current: Sample, baseline: Sample, more_runs: int | None, 
         runs = "1 more run" if more_runs == 1 else f"{more_runs} more runs"
         yield f"about {runs} would decide, if mean and spread stay as they are"
     elif ratio.error is None:
-        yield "one run, and no spread of the submission is known: run at least twice more"
+        yield "one run, and the spread of the submission is unknown: add at least two runs"
     else:
         fixed_ratio = ratio_of(replace(current, spread=0.0), baseline)
         half = fixed_ratio.half_width if fixed_ratio is not None else None
         reason = f"the ratio is too near {1 + within:g} or its inverse"
         if half is not None and half <= math.log1p(within) < (ratio.half_width or 0.0):
-            reason = f"your own runs vary by {(current.cv or 0.0) * 100:.1f} %"
+            reason = f"your runs vary by {(current.cv or 0.0) * 100:.1f} %"
         if half is not None and half > math.log1p(within):
             percent = min(math.expm1(half), 1.0) * 100
-            reason = f"the spread of the submitted runs alone leaves {percent:.1f} % or more either way"
+            reason = f"the spread of the submitted runs leaves {percent:.1f} % or more in both directions"
         yield f"even {MAX_FURTHER_RUNS} more runs would not decide, if mean and spread stay as they are: {reason}"
 
 
@@ -336,7 +336,7 @@ def compare_with(current: RunSet, baseline: RunSet | None, match: Match, within:
         verdict=verdict,
         reasons=tuple(reasons),
         caveats=tuple(_caveats(current, baseline, match.how)),
-        confidence=decisive.found.confidence(within) if decisive and decisive.found else None,
+        confidence=decisive.tested_ratio.confidence(within) if decisive and decisive.tested_ratio else None,
         score_interval=interval(borrowed) if borrowed else None,
         further_runs=further,
         forecasts=_forecasts(current),
@@ -427,7 +427,7 @@ def _reach_verdict(
     if score is None or score.ratio is None or current.score is None:
         return (
             Verdict.NOT_COMPARABLE,
-            [f"{baseline.label} has no {'published ' if baseline.published else ''}score"],
+            [f"{baseline.label} does not have a {'published ' if baseline.published else ''}score"],
             None,
         )
     if doubts:
@@ -443,13 +443,13 @@ def _obstacles(current: RunSet, baseline: RunSet, how: How) -> Iterator[str]:
     if current.benchmark != baseline.benchmark:
         yield f"a run of {current.benchmark}, a result of {baseline.benchmark}"
     if current.benchmark is None and baseline.benchmark is None:
-        yield "neither set says which benchmark it is of"
+        yield "neither set identifies its benchmark"
     if not same_target(current, baseline):
-        unknown = "a round that is not known"
+        unknown = "an unknown round"
         yield f"{current.round or unknown} and {baseline.round or unknown} have different quality targets"
     on_cpu = _is_cpu_run(current, baseline) and not same_system
     if on_cpu:
-        yield "a run on a CPU is no reproduction of a result on accelerators"
+        yield "a CPU run cannot reproduce a result on accelerators"
     full = _full_data_size(current, baseline)
     if full:
         yield f"trained on {current.train_samples:,.0f} samples; the benchmark's data set has {full:,}"
@@ -458,7 +458,7 @@ def _obstacles(current: RunSet, baseline: RunSet, how: How) -> Iterator[str]:
     if how is How.NEAREST and not current.is_cpu:
         yield from _unknown_hardware(current, baseline)
     if current.submission.get("kind") == "study":
-        yield "a run of a study's system, which is no submission"
+        yield "the system is from a study, not from a submission"
 
 
 def _is_cpu_run(current: RunSet, baseline: RunSet) -> bool:
@@ -494,9 +494,9 @@ def _unknown_hardware(current: RunSet, baseline: RunSet) -> Iterator[str]:
     unknown_baseline = [name for name, (value, baseline_value) in pairs.items() if value and not baseline_value]
     candidates = join_names([baseline.label, *equally_near(current, baseline.label)])
     if unknown_current:
-        yield f"{' and '.join(unknown_current)} of this run not known; these fit: {candidates}; name one of them"
+        yield f"{' and '.join(unknown_current)} of this run unknown; matches: {candidates}; specify a submission"
     if unknown_baseline:
-        yield f"{' and '.join(unknown_baseline)} of {baseline.label} not known; name a submission"
+        yield f"{' and '.join(unknown_baseline)} of {baseline.label} unknown; specify a submission"
 
 
 # Notes that do not prevent the comparison
@@ -534,12 +534,12 @@ def _hardware_caveats(current: RunSet, baseline: RunSet, how: How) -> Iterator[s
     has_accelerator = family(current.hardware.accelerator) is not None
     is_nearest = how is How.NEAREST
     if not has_accelerator and not is_nearest and not current.is_cpu:
-        assumption = ": taken to be what was submitted" if baseline.published is not None else ""
-        yield f"the logs do not say what they ran on{assumption}"
+        assumption = ": assumed to be the submitted hardware" if baseline.published is not None else ""
+        yield f"the logs do not identify their hardware{assumption}"
     elif family(baseline.hardware.accelerator) is None and baseline.hardware.accelerators != 0:
-        yield f"what {baseline.label} ran on is not known here"
+        yield f"the hardware of {baseline.label} is unknown"
     if is_nearest and has_accelerator and current.ranks and (candidates := equally_near(current, baseline.label)):
-        yield f"equally near: {join_names(candidates)}; name one of them"
+        yield f"equally near: {join_names(candidates)}; specify a submission"
 
 
 def same_runs(current: RunSet, baseline: RunSet) -> bool:

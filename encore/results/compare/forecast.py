@@ -82,7 +82,7 @@ class Pace(NamedTuple):
 
     seconds: float
     length: float
-    each: float
+    seconds_per_unit: float
     stage: str
 
 
@@ -103,7 +103,7 @@ def forecast(run: RunLog, marks: Sequence[Mark] = (), own_lengths: Sequence[floa
         elapsed_minutes=elapsed / 60,
         length=pace.length,
         unit=benchmark.points_in,
-        minutes_per_length=pace.each / 60,
+        minutes_per_length=pace.seconds_per_unit / 60,
         why="how far a run has to train is not known",
     )
     lengths = known_lengths(run, own_lengths)
@@ -112,11 +112,11 @@ def forecast(run: RunLog, marks: Sequence[Mark] = (), own_lengths: Sequence[floa
     times = minutes_to_target(pace, lengths, elapsed)
     if times is None:
         return replace(result, why=f"it has trained further than each of {count_of(lengths.runs, 'known run')}")
-    low, middle, high = widen(times, later_name(run.benchmark, run.round), pace.stage)
+    lower, middle, high = widen(times, later_name(run.benchmark, run.round), pace.stage)
     return replace(
         result,
         minutes=float(max(middle, elapsed / 60)),
-        low=float(max(low, elapsed / 60)),
+        low=float(max(lower, elapsed / 60)),
         high=float(high),
         length_to_target=max(math.exp(lengths.quantiles([0.5])[0]), pace.length),
         runs=lengths.runs,
@@ -197,7 +197,7 @@ def minutes_to_target(pace: Pace, lengths: Lengths, elapsed: float) -> Numbers |
     remaining = lengths.values > math.log(pace.length * (1 + 1e-4))
     if not remaining.any() or not lengths.weights[remaining].sum() > 0:
         return None
-    seconds = pace.seconds + (np.exp(lengths.values[remaining]) - pace.length) * pace.each
+    seconds = pace.seconds + (np.exp(lengths.values[remaining]) - pace.length) * pace.seconds_per_unit
     minutes = np.log(np.maximum(seconds, elapsed) / 60)
     return weighted_quantiles(minutes, lengths.weights[remaining], QUANTILES)
 
@@ -210,8 +210,8 @@ def widen(times: Numbers, benchmark: str | None, stage: str) -> tuple[float, flo
 
 
 def spread(times: Numbers, below: float, middle: float, above: float) -> tuple[float, float, float]:
-    low, expected, high = times[0] - below, times[1] + middle, times[2] + above
-    return math.exp(min(low, expected)), math.exp(expected), math.exp(max(high, expected))
+    lower, expected, high = times[0] - below, times[1] + middle, times[2] + above
+    return math.exp(min(lower, expected)), math.exp(expected), math.exp(max(high, expected))
 
 
 @functools.cache
@@ -230,24 +230,26 @@ def known_lengths(
     name = later_name(run.benchmark, run.round)
     batch = run.global_batch if (run.global_batch or 0) > 0 else None
     public = public_lengths(name) if name and batch and not small_data_findings(run) else ()
-    sets = [known for known in public if known.round not in excluded_rounds]
+    sets = [length_set for length_set in public if length_set.round not in excluded_rounds]
     if own_lengths:
         sets.append(KnownLengths("", batch or 1.0, np.log(np.array(own_lengths)), run.hyperparameters))
     if not sets:
         return None
-    values = np.concatenate([known.lengths for known in sets])
-    counts = [len(known.lengths) for known in sets]
-    log_ratios = np.repeat([math.log(known.batch / (batch or known.batch)) for known in sets], counts)
+    values = np.concatenate([length_set.lengths for length_set in sets])
+    counts = [len(length_set.lengths) for length_set in sets]
+    log_ratios = np.repeat([math.log(length_set.batch / (batch or length_set.batch)) for length_set in sets], counts)
     set_weights = np.repeat([1 / count for count in counts], counts)
-    similarities = np.repeat([_similarity(run.hyperparameters, known.hyperparameters) for known in sets], counts)
+    similarities = np.repeat(
+        [_similarity(run.hyperparameters, length_set.hyperparameters) for length_set in sets], counts
+    )
     batch_weights = (
         np.exp(-0.5 * (log_ratios / _NEAR_BATCH) ** 2)
         + 0.02 * np.exp(-0.5 * (log_ratios / _FAR_BATCH) ** 2)
         + 1e-5 * np.exp(-abs(log_ratios))
     )
     moved = values - _slope(log_ratios, values, set_weights) * log_ratios
-    runs = sum(len(known.lengths) for known in sets if known.hyperparameters is not None)
-    points = sum(known.hyperparameters is None for known in sets)
+    runs = sum(len(length_set.lengths) for length_set in sets if length_set.hyperparameters is not None)
+    points = sum(length_set.hyperparameters is None for length_set in sets)
     return Lengths(moved, set_weights * batch_weights * similarities, runs, points)
 
 
@@ -277,11 +279,13 @@ def public_lengths(benchmark: str) -> tuple[KnownLengths, ...]:
     """Return all public sets and reference points of a benchmark (current name) that count in its unit."""
     info = benchmark_of(benchmark)
     unit = info.points_in if info else "epochs"
-    sets = [known for name in _rounds() for known in _read_round(benchmark, name, unit)]
+    sets = [length_set for name in _rounds() for length_set in _read_round(benchmark, name, unit)]
     points = _reference_points(benchmark)
     if sets:
-        middle = float(np.median(np.concatenate([known.lengths for known in sets])))
-        points = [known for known in points if abs(float(np.median(known.lengths)) - middle) < _OTHER_UNIT]
+        middle = float(np.median(np.concatenate([length_set.lengths for length_set in sets])))
+        points = [
+            length_set for length_set in points if abs(float(np.median(length_set.lengths)) - middle) < _OTHER_UNIT
+        ]
     return (*sets, *points)
 
 

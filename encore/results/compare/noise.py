@@ -254,8 +254,8 @@ def run_in_band(
     epochs = dict(zip(run.at, run.epochs, strict=False))
     if len(beyond):
         n = int(beyond[0])
-        low, high = float(mean[n] - half_widths[n]), float(mean[n] + half_widths[n])
-        first = Point(at=steps[n], epoch=epochs.get(steps[n]), value=float(rows[0, n]), low=low, high=high)
+        lower, upper = float(mean[n] - half_widths[n]), float(mean[n] + half_widths[n])
+        first = Point(at=steps[n], epoch=epochs.get(steps[n]), value=float(rows[0, n]), low=lower, high=upper)
         return replace(result, outside=len(beyond), first=first)
     if len(finite.at) < len(run.at):
         step = run.at[len(finite.at)]
@@ -293,8 +293,8 @@ def _spread(rows: Rows, reach: int) -> Rows:
     if reach:
         total = np.cumsum(np.insert(variance, 0, 0.0, -1), -1)
         index = np.arange(variance.shape[-1])
-        low, high = np.maximum(index - reach, 0), np.minimum(index + reach, index[-1]) + 1
-        near = np.maximum(total[..., high] - total[..., low], 0.0) / (high - low)
+        first, last = np.maximum(index - reach, 0), np.minimum(index + reach, index[-1]) + 1
+        near = np.maximum(total[..., last] - total[..., first], 0.0) / (last - first)
         variance = (variance * (rows.shape[-2] - 1) + near) / rows.shape[-2]
     least = 1e-3 * np.median(variance, -1, keepdims=True) + 1e-6 * variance.mean(-1, keepdims=True)
     return np.asarray(np.sqrt(variance + least))

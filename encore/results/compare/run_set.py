@@ -236,11 +236,11 @@ def length_samples(runs: Sequence[TrainedRun], trimmed: int) -> tuple[Sample | N
     if not reached:
         return None, Sample.of(speeds) if speeds else None
     lengths, per_length = Sample.of([run.length for run in reached], trimmed), Sample.of(speeds, trimmed)
-    counted = [run for run in reached if run.counted] or reached
-    total = sum(run.length for run in counted)
+    scored = [run for run in reached if run.counted] or reached
+    total = sum(run.length for run in scored)
     return (
-        replace(lengths, estimate=total / len(counted)),
-        replace(per_length, estimate=sum(run.minutes for run in counted) / total),
+        replace(lengths, estimate=total / len(scored)),
+        replace(per_length, estimate=sum(run.minutes for run in scored) / total),
     )
 
 

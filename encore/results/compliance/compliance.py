@@ -166,9 +166,9 @@ def parse_ruleset(ruleset: str | None) -> str | None:
     available = [name for name in rulesets if name and (name == "0.5.0" or name in official.rulesets())]
     if text not in available:
         raise EncoreError(
-            f"there is no ruleset {ruleset!r}",
+            f"unknown ruleset {ruleset!r}",
             expected=", ".join(available),
-            hint="leave --ruleset out to find it",
+            hint="omit --ruleset to detect it",
         )
     return text
 
@@ -178,10 +178,10 @@ def _findings(log: _Log, ruleset: str | None) -> tuple[list[Finding], str]:
     if ruleset is None:
         unknown_round = Finding(
             line=None,
-            rule="each round has rules of its own",
-            expected="a log that names its round",
+            rule="the rules depend on the round",
+            expected="a log that identifies the round",
             found=run.round_found,
-            hint="name it: --ruleset 0.7.0",
+            hint="set it: --ruleset 0.7.0",
         )
         return [unknown_round], "none"
     small = small_data_findings(run)
@@ -218,9 +218,9 @@ def _damaged_event(line: int, text: str) -> Finding:
         line=line,
         code="damaged_event",
         rule="the log format of the round",
-        expected="a whole event on the line",
+        expected="a complete event on the line",
         found=text[:120].strip(),
-        hint="let only rank 0 write events, each as one line in one write",
+        hint="let only rank 0 write events, with one write per line",
         kind="reading",
     )
 

@@ -25,7 +25,7 @@ from encore.results.findings import ComplianceReport, Finding
 from encore.results.logs.run_log import RunLog
 from encore.results.rules import ROUNDS, benchmark_of, is_before
 from encore.results.scores.score import Score, read_scaling
-from encore.results.table import shown
+from encore.results.table import cell_text
 
 # Earlier rounds had the points, and did not multiply scores by the factor: of v2.0 one set has a scaling.json.
 _SCALED_SINCE = "v2.1"
@@ -271,7 +271,7 @@ def _compare_with_point(checker: Any, score: Score, batch: float, lengths: list[
     passed, factor = checker._eval_submission_record(record, list(lengths), "")
     point, mean = _point(record), _trimmed_mean(score.benchmark, lengths)
     if factor > _LARGEST_FACTOR:
-        counts = f"the logs count {shown(mean)} to the target where the reference counts {shown(point.mean)}"
+        counts = f"the logs count {cell_text(mean)} to the target where the reference counts {cell_text(point.mean)}"
         return _not_checked(score, f"{counts}: another unit")
     info = benchmark_of(score.benchmark)
     unit = info.points_in if info else "epochs"
@@ -309,12 +309,12 @@ def _dropped_runs(benchmark: str | None) -> int:
 
 
 def _conclusions(mean: float, point: Point, unit: str, factor: float, passed: bool) -> Iterator[str]:
-    limit = f"a mean of fewer than {shown(point.least)} would be too few"
-    yield f"{shown(mean)} {unit} to the target, the reference {shown(point.mean)}; {limit}"
+    limit = f"a mean of fewer than {cell_text(point.least)} would be too few"
+    yield f"{cell_text(mean)} {unit} to the target, the reference {cell_text(point.mean)}; {limit}"
     if not passed:
         yield f"fewer {unit} than chance explains at a level of 5 %: the package checker does not accept the set"
-        yield f"a review that does multiplies the score by {shown(point.mean)} / {shown(mean)} = {factor:.4f}"
+        yield f"a review that does multiplies the score by {cell_text(point.mean)} / {cell_text(mean)} = {factor:.4f}"
     elif factor > 1:
-        yield f"the score is multiplied by {shown(point.mean)} / {shown(mean)} = {factor:.4f}"
+        yield f"the score is multiplied by {cell_text(point.mean)} / {cell_text(mean)} = {factor:.4f}"
     else:
         yield f"no fewer {unit} than the reference: the score stays as it is"

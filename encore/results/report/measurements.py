@@ -18,7 +18,7 @@ from encore.results.logs.run_log import RunLog, submitter_of
 from encore.results.logs.timing import deciding, length_of
 from encore.results.published.published import PublishedResult, load_figures, load_published
 from encore.results.published.systems import cells_at, framework_of, model_of, release_of
-from encore.results.table import Table, grouped, whole
+from encore.results.table import Table, compact, grouped
 
 _NUMBERED_FROM = 2  # Largest difference between logged and trained epochs
 
@@ -168,10 +168,10 @@ def synopsis(measurements: Sequence[Measurement]) -> list[Table]:
                 (
                     measurement.label if "/" in measurement.label else measurement.system,
                     measurement.gpus,
-                    whole(measurement.batch),
+                    compact(measurement.batch),
                     measurement.minutes_per_epoch,
-                    whole(measurement.epochs),
-                    whole(measurement.samples),
+                    compact(measurement.epochs),
+                    compact(measurement.samples),
                     measurement.minutes,
                     measurement.precision,
                 )
