@@ -1,7 +1,7 @@
-"""The on-disk format: COCO's images and JSON files as published, and the objects of all images in arrays.
+"""On-disk format: COCO's images and JSON files as published, with the objects as arrays.
 
 A prepared folder has ``train2017/``, ``val2017/``, ``annotations/{instances,boxes}_{train,val}2017.json`` and, for
-``train`` and ``val``, one ``.npy`` file for each name in ARRAYS, such as ``train_boxes.npy``. Arrays are read through
+``train`` and ``val``, one ``.npy`` file per name in ARRAYS, such as ``train_boxes.npy``. Arrays are read through
 memory maps::
 
     data = open_data(Path("data/ssd"))
@@ -33,7 +33,6 @@ def json_file(part: str) -> str:
 
 
 def boxes_file(part: str) -> str:
-    # A part's images and boxes alone
     return f"annotations/boxes_{part}2017.json"
 
 
@@ -56,29 +55,29 @@ class Names(Sequence[str]):
         return len(self.encoded)
 
     def __getitem__(self, position: Any) -> Any:
-        found = self.encoded[position]
-        return [each.decode() for each in found] if isinstance(position, slice) else found.decode()
+        encoded = self.encoded[position]
+        return [name.decode() for name in encoded] if isinstance(position, slice) else encoded.decode()
 
 
 @dataclass(frozen=True)
 class Part:
-    """One of train and val: N images in the order of their ids, with A objects; arrays are memory maps."""
+    """Train or val: N images in ascending order of ids, with A objects. Arrays are memory maps."""
 
     folder: Path  # of the images
     json: Path  # the annotations as published
-    # The boxes of the arrays in COCO's form, for DALI's reader, which parses them after the clock has started
+    # Boxes in COCO's JSON format, for DALI's reader, which parses the file after the clock has started
     boxes_json: Path
     image_ids: np.ndarray  # int64 (N,)
     files: Sequence[str]  # N names in ``folder``
     sizes: np.ndarray  # int32 (N, 2): width and height in pixels
     offsets: np.ndarray  # int64 (N + 1,): the objects of image i are offsets[i] to offsets[i + 1] - 1
-    # float32 (A, 4): x, y, width and height in pixels as COCO has them, width and height above 0; a published box may
-    # reach out of its image
+    # float32 (A, 4): x, y, width and height in pixels as in COCO, width and height above 0; published boxes may extend
+    # beyond the image
     boxes: np.ndarray
     labels: np.ndarray  # int16 (A,): 1 to C, in the order of the category ids; 0 is the background
     areas: np.ndarray  # float32 (A,): of the masks, in pixels
     crowds: np.ndarray  # bool (A,)
-    # int64 (A + 1,): the polygons of object a; none where it has an RLE, which the JSON alone holds
+    # int64 (A + 1,): the polygons of object a; none for an RLE, which is only in the JSON file
     polygon_offsets: np.ndarray
     # int64 (P + 1,): the numbers of polygon p are points[point_offsets[p] : point_offsets[p + 1]]
     point_offsets: np.ndarray
@@ -96,7 +95,7 @@ class Part:
         return np.flatnonzero(np.diff(self.offsets)).astype(np.int32)
 
     def polygons(self, number: int) -> List[np.ndarray]:
-        """Return the polygons of an object, each float32 (points, 2)."""
+        """Return the polygons of an object as float32 (points, 2)."""
         first, last = int(self.polygon_offsets[number]), int(self.polygon_offsets[number + 1])
         bounds = self.point_offsets[first : last + 1]
         return [np.asarray(self.points[bounds[p] : bounds[p + 1]]).reshape(-1, 2) for p in range(last - first)]
@@ -106,34 +105,34 @@ class Part:
 class DataSet:
     train: Part
     val: Part
-    categories: Sequence[Category]  # in the order of their ids: label = position + 1
+    categories: Sequence[Category]  # in ascending order of ids: label = position + 1
     manifest: Mapping[str, Any]
     folder: Path
 
 
 def open_data(folder: Path) -> DataSet:
-    """Open a prepared data set; reads no array and no image, so that it may be open before the clock starts.
+    """Open a prepared data set without reading arrays or images, so that it can be opened before the clock starts.
 
     Raises:
-        Problem: there is none, it is half-written, or its files are not those of its manifest.
+        Problem: the data set is missing, incomplete, or does not match dataset.json.
     """
-    found = manifest.read(folder)
+    content = manifest.read(folder)
     with opening(folder, "detection"):
         parts = {part: _open_part(folder, part) for part in PARTS}
         expected = []
         for name, part in parts.items():
             if not part.boxes_json.exists():
                 raise Problem(f"{part.boxes_json} is missing", "SSD's boxes", prepare_again(folder))
-            count, objects = found["splits"][name]["count"], len(part.boxes)
+            count, objects = content["splits"][name]["count"], len(part.boxes)
             lengths = {"files": count, "sizes": count, "image_ids": count, "offsets": count + 1}
             lengths.update({"labels": objects, "areas": objects, "crowds": objects, "polygon_offsets": objects + 1})
             expected += [
                 (f"entries in {array_file(name, array)}", len(getattr(part, array)), length)
                 for array, length in lengths.items()
             ]
-        check_sizes(folder, found, expected)
-        categories = tuple(Category(int(number), str(name)) for number, name in found["facts"]["categories"])
-        return DataSet(parts["train"], parts["val"], categories, found, folder)
+        check_sizes(folder, content, expected)
+        categories = tuple(Category(int(number), str(name)) for number, name in content["facts"]["categories"])
+        return DataSet(parts["train"], parts["val"], categories, content, folder)
 
 
 def load(folder: Path, part: str, array: str) -> np.ndarray:

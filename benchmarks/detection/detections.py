@@ -1,4 +1,4 @@
-"""What a network found in images, as arrays, as a file, and in the order that makes it independent of the ranks."""
+"""Detections as arrays and as a file, in an order that does not depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Detections:
     boxes: np.ndarray  # float32 (D, 4): x, y, width and height in pixels of the original image
     scores: np.ndarray  # float32 (D,)
     labels: np.ndarray  # int16 (D,): 1 to C
-    # D masks of the size of their image as COCO's compressed RLE ("counts"), or None where there are boxes alone
+    # D masks in the size of the image as COCO's compressed RLE ("counts"); None if only boxes are detected
     masks: Optional[Sequence[bytes]] = None
 
     def __len__(self) -> int:
@@ -40,10 +40,10 @@ def empty(masks: bool = False) -> Detections:
     return Detections(**arrays, masks=[] if masks else None)
 
 
-def joined(parts: Sequence[Detections]) -> Detections:
-    """Return the detections of ``parts``, at least one, by ascending image id; those of an image keep their order.
+def join_detections(parts: Sequence[Detections]) -> Detections:
+    """Return the detections of ``parts`` (at least one) in ascending order of image ids, stable per image.
 
-    An image must be in one part alone, so that its detections count once.
+    Detections of an image must be in only one part, otherwise they would be counted twice.
 
     Raises:
         RuntimeError: an image is in two parts.
@@ -56,12 +56,12 @@ def joined(parts: Sequence[Detections]) -> Detections:
     masks: Optional[List[bytes]] = None
     if all(part.masks is not None for part in parts):
         masks = [mask for part in parts for mask in part.masks or ()]
-    together = Detections(**arrays, masks=masks)
-    return together.take(np.argsort(together.images, kind="stable"))
+    detections = Detections(**arrays, masks=masks)
+    return detections.take(np.argsort(detections.images, kind="stable"))
 
 
 def to_bytes(detections: Detections) -> bytes:
-    """Return a file of NumPy's with plain arrays, of which ``from_bytes`` makes the same detections."""
+    """Return the content of an .npz file with plain arrays, the inverse of ``from_bytes``."""
     arrays = {name: np.asarray(getattr(detections, name), dtype) for name, dtype in DTYPES.items()}
     if detections.masks is not None:
         arrays["mask_lengths"] = np.array([len(mask) for mask in detections.masks], np.int32)
@@ -72,16 +72,16 @@ def to_bytes(detections: Detections) -> bytes:
 
 
 def from_bytes(data: bytes) -> Detections:
-    """Return the detections of which ``to_bytes`` made ``data``; nothing in it is run, as a pickle's would be."""
+    """Return the detections in ``data``, the inverse of ``to_bytes``. No code is run, in contrast to a pickle."""
     with np.load(io.BytesIO(data)) as arrays:
         masks: Optional[List[bytes]] = None
         if "mask_lengths" in arrays:
-            text, ends = arrays["mask_bytes"].tobytes(), np.cumsum(arrays["mask_lengths"]).tolist()
-            masks = [text[begin:end] for begin, end in zip([0, *ends], ends)]
+            data_bytes, ends = arrays["mask_bytes"].tobytes(), np.cumsum(arrays["mask_lengths"]).tolist()
+            masks = [data_bytes[start:end] for start, end in zip([0, *ends], ends)]
         return Detections(**{name: arrays[name] for name in DTYPES}, masks=masks)
 
 
 def write(path: Path, detections: Detections) -> None:
-    """Write a file; whoever reads finds the old one or the new one whole."""
+    """Write a file atomically."""
     with in_one_step(path, durable=True) as file:
         file.write(to_bytes(detections))

@@ -1,4 +1,4 @@
-"""The process of an Evaluator: a request a line on standard input, an answer a line on standard output.
+"""Process of an Evaluator: requests on standard input, answers on standard output, one per line.
 
     $ python -m benchmarks.detection.evaluation_worker --data DATA --output OUT --workers 1 --kinds bbox segm
     {"epoch": 1, "file": "OUT/detections/epoch_0001.npz"}
@@ -6,12 +6,12 @@
     {"epoch": 1, "result": {"bbox": 0.21, "segm": 0.19}}
     {"drawn": 1}
 
-After each part of its work it says that it is alive. It ends when standard input does, in the middle of an evaluation,
-too: then its training has ended.
+"alive" is reported after every chunk of work. The process exits at the end of standard input, also during an
+evaluation, because then the training has ended.
 
-In OUT it leaves ``detections.jsonl``, the images of an evaluation with the best and the worst results: what was found
-in them and what is there. A line is one image: a JPEG of at most LONGEST pixels a side, in base64, boxes in its pixels,
-and masks as runs of its pixels. `encore report --detections` and the report draw them.
+OUT/detections.jsonl contains the images with the best and worst results of the evaluation, one per line: a JPEG in
+base64 of up to LONGEST pixels per side, with detections and objects. Boxes and masks (runs of pixels) refer to this
+JPEG. `encore report --detections` and the report draw the images.
 """
 
 import argparse
@@ -38,21 +38,21 @@ from benchmarks.common.data.images import to_rgb
 from benchmarks.common.data.problem import Problem
 from benchmarks.detection import detections
 from benchmarks.detection.annotations import DataSet, open_data
-from benchmarks.detection.evaluation import KINDS, Chunk, Compared, Map, Match, Truth
+from benchmarks.detection.evaluation import KINDS, Chunk, Comparison, Map, Match, Truth
 
-PARENT_SECONDS = 0.5  # between two looks of a matching process at its parent
-CHUNKS, CHUNKS_PER_WORKER = 16, 4  # parts of the work of one process, and of each of several
-FILE = "detections.jsonl"  # in the folder of an experiment
-SHOWN = 4  # images at each end
-LONGEST = 400  # pixels of a picture's longer side; a smaller image stays as it is
+PARENT_SECONDS = 0.5  # polling interval for the parent process
+CHUNKS, CHUNKS_PER_WORKER = 16, 4  # chunks for a single process, and per worker process
+FILE = "detections.jsonl"  # in the experiment folder
+SHOWN = 4  # images in the best and in the worst group
+LONGEST = 400  # pixels of the longer side after downscaling; smaller images are not resized
 LOWEST_SCORE = 0.3
-MOST = 20  # detections that are drawn in an image, with at least LOWEST_SCORE
+MOST = 20  # detections drawn per image, with a score of at least LOWEST_SCORE
 JPEG_QUALITY = 80
-_truth: Dict[str, Truth] = {}  # this process's own; those that match inherit it
+_truth: Dict[str, Truth] = {}  # inherited by the forked worker processes
 
 
 def main() -> None:
-    # Ctrl-C and Slurm signal all processes of a job: the training decides when this one ends.
+    # Ctrl-C and Slurm send signals to all processes of a job; the training process stops this one.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes that match detections with objects")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, required=True, help="what is compared")
     arguments = parser.parse_args()
-    # What a library prints must not look like an answer.
+    # Output of libraries must not be read as an answer.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     data = open_data(arguments.data)
@@ -76,15 +76,15 @@ def main() -> None:
         def answer(content: Dict[str, Any]) -> None:
             print(json.dumps(content), file=answers, flush=True)
 
-        def watched(match: Any, parts: Any, epoch: int = request["epoch"]) -> Iterator[List[Match]]:
+        def report_progress(match: Any, parts: Any, epoch: int = request["epoch"]) -> Iterator[List[Match]]:
             for matches in processes(match, parts):
                 answer({"alive": epoch})
                 yield matches
 
-        compared = truth.compare(detections.from_bytes(Path(request["file"]).read_bytes()), watched, chunks)
-        answer({"epoch": request["epoch"], "result": truth.precision_of(compared)})
+        comparison = truth.compare(detections.from_bytes(Path(request["file"]).read_bytes()), report_progress, chunks)
+        answer({"epoch": request["epoch"], "result": truth.precision_of(comparison)})
         try:
-            write_pictures(arguments.output, request["epoch"], truth, compared, data)
+            write_pictures(arguments.output, request["epoch"], truth, comparison, data)
         except (OSError, Problem) as problem:
             print(f"no pictures of epoch {request['epoch']}: {problem}", file=sys.stderr)
         answer({"drawn": request["epoch"]})
@@ -124,27 +124,27 @@ def _end_with_parent() -> None:
 # -- pictures --------------------------------------------------------------------------------------------
 
 
-def write_pictures(output: Path, epoch: int, truth: Truth, compared: Compared, data: DataSet) -> None:
-    """Replace the file by the pictures of ``epoch``, from 1; whoever reads finds the old file or the new one whole."""
+def write_pictures(output: Path, epoch: int, truth: Truth, comparison: Comparison, data: DataSet) -> None:
+    """Replace the file of images with the images of ``epoch``, counted from 1, atomically."""
     # The best pictures, from the best on, then the worst, from the worst on
-    ranked = sorted(_precisions(truth, compared, data), key=lambda each: (-each[0], -each[1], each[2]))
+    ranked = sorted(_precisions(truth, comparison, data), key=lambda row: (-row[0], -row[1], row[2]))
     best, worst = ranked[:SHOWN], ranked[SHOWN:][-SHOWN:][::-1]
     with in_one_step(output / FILE) as file:
-        for which, chosen in (("best", best), ("worst", worst)):
-            for precision, _, position in chosen:
-                facts = {"epoch": epoch, "which": which, "precision": round(precision, 4)}
-                line = json.dumps({**facts, **_picture(position, truth, compared, data)})
+        for rank_kind, ranking in (("best", best), ("worst", worst)):
+            for precision, _, position in ranking:
+                header = {"epoch": epoch, "which": rank_kind, "precision": round(precision, 4)}
+                line = json.dumps({**header, **_picture(position, truth, comparison, data)})
                 file.write(f"{line}\n".encode())
 
 
 def image_precision(matched: np.ndarray, ignored: np.ndarray, scores: np.ndarray, objects: int) -> float:
-    """Return the average precision within one image at one overlap, all of its categories together, 0 to 1.
+    """Return the average precision in an image at one IoU threshold, over all categories, 0 to 1.
 
     Args:
         matched: bool (D,), in any order.
         ignored: bool (D,): matches a crowd.
         scores: float (D,)
-        objects: number of objects that are no crowds, at least 1.
+        objects: number of objects without crowds, at least 1.
     """
     order = np.argsort(-scores[~ignored], kind="stable")
     hits = matched[~ignored][order]
@@ -153,50 +153,50 @@ def image_precision(matched: np.ndarray, ignored: np.ndarray, scores: np.ndarray
     return float(envelope[hits].sum() / objects)
 
 
-def _precisions(truth: Truth, compared: Compared, data: DataSet) -> Iterator[Tuple[float, int, int]]:
-    # Precision at the lowest overlap, number of objects and position of each image that has an object
+def _precisions(truth: Truth, comparison: Comparison, data: DataSet) -> Iterator[Tuple[float, int, int]]:
+    # For every image with objects: precision at the lowest IoU threshold, number of objects, position
     kind = truth.kinds[-1]
-    matched, ignored = (each[0] for each in compared.matches[kind])
-    places = compared.keys % len(data.val)
-    order = np.argsort(places, kind="stable")
-    bounds = np.searchsorted(places[order], np.arange(len(data.val) + 1))
+    matched, ignored = (array[0] for array in comparison.matches[kind])
+    image_positions = comparison.keys % len(data.val)
+    order = np.argsort(image_positions, kind="stable")
+    bounds = np.searchsorted(image_positions[order], np.arange(len(data.val) + 1))
     for position in range(len(data.val)):
         of_image = slice(int(data.val.offsets[position]), int(data.val.offsets[position + 1]))
         objects = int(np.count_nonzero(~data.val.crowds[of_image]))
         if objects:
-            own = order[bounds[position] : bounds[position + 1]]
-            scores = compared.detections.scores[own]
-            yield image_precision(matched[own], ignored[own], scores, objects), objects, position
+            selection = order[bounds[position] : bounds[position + 1]]
+            scores = comparison.detections.scores[selection]
+            yield image_precision(matched[selection], ignored[selection], scores, objects), objects, position
 
 
-def _picture(position: int, truth: Truth, compared: Compared, data: DataSet) -> Dict[str, Any]:
+def _picture(position: int, truth: Truth, comparison: Comparison, data: DataSet) -> Dict[str, Any]:
     with Image.open(data.val.path(position)) as opened:
         image = to_rgb(opened)
     scale = min(1.0, LONGEST / max(image.size))
-    size = tuple(max(1, round(side * scale)) for side in image.size)
-    written = io.BytesIO()
-    image.resize(size, Image.BILINEAR).save(written, "JPEG", quality=JPEG_QUALITY)
-    names = [each.name for each in data.categories]
+    size = tuple(max(1, round(length * scale)) for length in image.size)
+    jpeg = io.BytesIO()
+    image.resize(size, Image.BILINEAR).save(jpeg, "JPEG", quality=JPEG_QUALITY)
+    names = [category.name for category in data.categories]
     number = int(data.val.image_ids[position])
-    own = np.flatnonzero(compared.detections.images == number)
-    own = own[np.argsort(-compared.detections.scores[own], kind="stable")][:MOST]
-    own = own[compared.detections.scores[own] >= LOWEST_SCORE]
-    found, matched = compared.detections.take(own), compared.matches[truth.kinds[-1]][0][0, own]
-    masks: Sequence[Optional[bytes]] = found.masks or [None] * len(found)
-    rows = zip(found.labels.tolist(), found.boxes.tolist(), found.scores.tolist(), matched.tolist(), masks)
+    selection = np.flatnonzero(comparison.detections.images == number)
+    selection = selection[np.argsort(-comparison.detections.scores[selection], kind="stable")][:MOST]
+    selection = selection[comparison.detections.scores[selection] >= LOWEST_SCORE]
+    selected, matched = comparison.detections.take(selection), comparison.matches[truth.kinds[-1]][0][0, selection]
+    masks: Sequence[Optional[bytes]] = selected.masks or [None] * len(selected)
+    rows = zip(selected.labels.tolist(), selected.boxes.tolist(), selected.scores.tolist(), matched.tolist(), masks)
     original = (image.size[1], image.size[0])
     return {
         "image": number,
         "file": data.val.files[position],
         "width": size[0],
         "height": size[1],
-        "jpeg": base64.b64encode(written.getvalue()).decode("ascii"),
+        "jpeg": base64.b64encode(jpeg.getvalue()).decode("ascii"),
         "truth": [
             {
-                **_shape(names[label - 1], each["bbox"], each.get("segmentation"), size, scale),
-                "crowd": bool(each["iscrowd"]),
+                **_shape(names[label - 1], category["bbox"], category.get("segmentation"), size, scale),
+                "crowd": bool(category["iscrowd"]),
             }
-            for label, each in truth.objects_of(number)
+            for label, category in truth.objects_of(number)
         ],
         "found": [
             {
@@ -217,7 +217,7 @@ def _shape(name: str, box: Sequence[float], mask: Any, size: Tuple[int, ...], sc
 
 
 def _runs(mask: np.ndarray) -> List[int]:
-    # X, y and length of each run of pixels in a row of ``mask``, (height, width)
+    # x, y and length of the horizontal runs in ``mask`` (height, width)
     edges = np.diff(np.pad(mask.astype(np.int8), ((0, 0), (1, 1))), axis=1)
     rows, begins = np.nonzero(edges == 1)
     _, ends = np.nonzero(edges == -1)

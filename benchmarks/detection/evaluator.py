@@ -1,4 +1,4 @@
-"""Average precision in processes of its own, next to training: rank 0's side of ``common/run/pending.py``."""
+"""Average precision in separate processes while training continues: implements ``common/run/pending.py`` on rank 0."""
 
 import json
 import os
@@ -14,31 +14,31 @@ from benchmarks.common.data.problem import FAILED, Problem
 from benchmarks.detection import detections
 from benchmarks.detection.annotations import DataSet
 
-# In the folder of an experiment: a file for each evaluation, of which only those stay that may be needed again
+# In the experiment folder: one file per evaluation, kept while it may still be needed
 FOLDER = "detections"
 FINISHING_SECONDS = 30.0
-# The launcher's file in the folder of an experiment, with the seconds without a heartbeat after which a process hangs;
-# and what holds where there is none. 0 never
+# File of the launcher in the experiment folder: seconds without a heartbeat after which a process counts as hung;
+# default. 0: never
 HANG_LIMIT, HANG_SECONDS = "ranks/hang_seconds", 600.0
-LONGEST_GAP = 10.0  # seconds between two looks that count at most: of a job that was suspended as a whole nothing hangs
+LONGEST_GAP = 10.0  # seconds counted between two polls at most: a suspended job is not hung
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class Evaluator:
-    """Compares detections with the objects of ``data.val``, one evaluation after the other.
+    """Compares detections with the objects of ``data.val``, in the order of the evaluations.
 
-    Its process loads the annotations once, when it starts. It reads the detections from files, so that none are lost
-    if a run is interrupted, and leaves pictures of the best and worst images of the last evaluation.
+    The process loads the annotations at its start. It reads detections from files, so that an interrupted run does
+    not lose them, and writes images of the best and worst results of the last evaluation.
     """
 
     def __init__(self, data: DataSet, qualities: Mapping[str, str], output: Path, workers: int = 1) -> None:
-        """Start nothing yet.
+        """Set up without starting the process.
 
         Args:
-            data: whose part ``val`` is evaluated.
-            qualities: for "bbox" or "segm" or both the name of its average precision in a result.
-            output: folder of the experiment.
-            workers: processes that match detections with objects; one does not divide the work.
+            data: ``val`` is evaluated.
+            qualities: name of the average precision in a result, by kind ("bbox", "segm").
+            output: experiment folder.
+            workers: processes that match detections with objects.
         """
         self._data, self._qualities, self._output, self._workers = data, dict(qualities), output, workers
         self._folder = output / FOLDER
@@ -46,11 +46,11 @@ class Evaluator:
         self._unread = b""
         self._answers: List[Dict[str, Any]] = []
         self._queue: List[int] = []
-        self._handed_out = self._drawn = 0
+        self._reported = self._drawn = 0
         self._looked, self._silent = time.monotonic(), 0.0
 
     def open(self) -> None:
-        """Start the process, which loads the annotations while training begins."""
+        """Start the process, which loads the annotations while training starts."""
         self._folder.mkdir(parents=True, exist_ok=True)
         folders = ["--data", str(self._data.folder.resolve()), "--output", str(self._output.resolve())]
         options = [*folders, "--workers", str(self._workers), "--kinds", *self._qualities]
@@ -59,16 +59,16 @@ class Evaluator:
         if self._process.stdout is not None:
             os.set_blocking(self._process.stdout.fileno(), False)
 
-    def start(self, epoch: int, found: detections.Detections) -> None:
-        """Begin to evaluate what was ``found`` after ``epoch``, from 1; returns when a file has it."""
-        detections.write(self._file(epoch), found)
+    def start(self, epoch: int, results: detections.Detections) -> None:
+        """Write the detections of ``epoch`` (from 1) to a file and request the evaluation."""
+        detections.write(self._file(epoch), results)
         self.again(epoch)
 
     def again(self, epoch: int) -> None:
-        """Begin to evaluate what the file of ``epoch`` has.
+        """Request the evaluation of the file of ``epoch``.
 
         Raises:
-            Problem: there is no such file.
+            Problem: the file is missing.
         """
         if not self._file(epoch).exists():
             raise Problem(
@@ -86,25 +86,25 @@ class Evaluator:
             self._process.stdin.write(request.encode())
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise self._gone() from None
+            raise self._exit_problem() from None
 
     def poll(self) -> Optional[Mapping[str, float]]:
-        """Return the oldest result that was not handed out, None while it is worked on.
+        """Return the oldest unreported result, or None if it is not ready.
 
         Raises:
-            Problem: the process has ended, or hangs.
+            Problem: the process has exited, or hangs.
         """
-        ended = self._read()
+        at_eof = self._read()
         if self._answers:
             answer = self._answers.pop(0)
-            self._handed_out = self._queue.pop(0)
+            self._reported = self._queue.pop(0)
             return {self._qualities[kind]: value for kind, value in answer["result"].items()}
-        if ended and self._queue:
-            raise self._gone()
+        if at_eof and self._queue:
+            raise self._exit_problem()
         now = time.monotonic()
         self._looked, self._silent = now, self._silent + min(now - self._looked, LONGEST_GAP)
         if self._queue and 0 < self._hang_seconds() < self._silent:
-            raise self._hanging()
+            raise self._hang_problem()
         return None
 
     def keep(self, epochs: Set[int]) -> None:
@@ -112,9 +112,9 @@ class Evaluator:
             path.unlink()
 
     def finish(self) -> None:
-        """Wait for the pictures of the last result that was handed out, some seconds at most."""
+        """Wait up to FINISHING_SECONDS for the images of the last reported result."""
         end = time.monotonic() + FINISHING_SECONDS
-        while self._drawn < self._handed_out and time.monotonic() < end and not self._read():
+        while self._drawn < self._reported and time.monotonic() < end and not self._read():
             time.sleep(0.02)
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class Evaluator:
         except (OSError, ValueError):
             return HANG_SECONDS
 
-    def _hanging(self) -> Problem:
+    def _hang_problem(self) -> Problem:
         return Problem(
             f"the process that evaluates epoch {self._queue[0]} hangs: it gave no heartbeat for {self._silent:.0f} "
             f"s (process {self._process.pid if self._process is not None else '-'} on {socket.gethostname()})",
@@ -163,11 +163,11 @@ class Evaluator:
             FAILED,
         )
 
-    def _gone(self) -> Problem:
+    def _exit_problem(self) -> Problem:
         code = self._process.wait() if self._process is not None else 0
-        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+        status = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
         return Problem(
-            f"the process that evaluates epoch {self._queue[0]} ended with {how}",
+            f"the process that evaluates epoch {self._queue[0]} ended with {status}",
             "the average precision of its detections",
             "look for its message above; where it was killed, give the node more memory; then resume the run, "
             "which has a checkpoint and loses no evaluation",

@@ -1,4 +1,4 @@
-"""The command line of both benchmarks' ``prepare.py``: what they declare of their data set."""
+"""Data set declaration of SSD and Mask R-CNN for ``prepare.py``."""
 
 import argparse
 from pathlib import Path
@@ -8,9 +8,9 @@ from benchmarks.common.data import prepare
 from benchmarks.common.data.manifest import Add, compare, prepare_again
 from benchmarks.common.data.problem import Problem
 
-BENCHMARKS = ("ssd", "maskrcnn")  # they read the same data set; its manifest has the first one's name
+BENCHMARKS = ("ssd", "maskrcnn")  # Both read the same data set; dataset.json contains the first name
 COCO = "coco2017"
-# What makes a set COCO 2017. Images with annotations are what SSD's submitted logs train and evaluate on
+# Counts of COCO 2017. SSD's submitted logs train and evaluate on the images with annotations
 PUBLISHED = {
     "images in train": 118287,
     "images in val": 5000,
@@ -19,7 +19,7 @@ PUBLISHED = {
     "categories": 80,
 }
 # The fields of annotations.Part with the same names, and ``bytes`` (int64 (N,)) and ``checksums`` (uint8 (N, 32),
-# sha256) of the image files, which only a verification reads. ``files`` holds names in UTF-8, padded with zeros to
+# sha256) of the image files, which are only read by a verification. ``files`` has names in UTF-8, padded with zeros to
 # equal length
 ARRAYS = (
     "image_ids",
@@ -47,25 +47,25 @@ def add_options(options: argparse._ArgumentGroup) -> None:
 
 
 def check_counts(name: str, counts: Mapping[str, int]) -> List[Problem]:
-    """COCO is COCO only with all of its images; other names may have any number."""
+    """Require the published counts for the name coco2017; other names may have any counts."""
     if name != COCO:
         return []
     hint = "complete the source, or give the data set another name with --name"
     return [
-        Problem(f"{COCO} with {counts[what]:,} {what}", f"{expected:,}", hint)
-        for what, expected in PUBLISHED.items()
-        if counts[what] != expected
+        Problem(f"{COCO} with {counts[key]:,} {key}", f"{expected:,}", hint)
+        for key, expected in PUBLISHED.items()
+        if counts[key] != expected
     ]
 
 
 def check(directory: Path, manifest: Dict[str, Any]) -> List[Problem]:
-    """Compare the counts with the name, and the lengths of the arrays with each other."""
+    """Check the counts for this name, and the lengths of the arrays."""
     problems = list(prepare.opens("benchmarks.detection.annotations")(directory, manifest))
     return problems or check_counts(manifest["name"], manifest["facts"]["counts"])
 
 
 def check_images(directory: Path, manifest: Dict[str, Any], quick: bool, add: Add) -> List[Problem]:
-    """Compare the images with the arrays of their sizes and checksums: all of them, each problem by its file."""
+    """Compare all images with the arrays of sizes and checksums; report a problem per file."""
     from benchmarks.detection.annotations import PARTS, Names, images_folder, load
 
     problems: List[Problem] = []

@@ -1,9 +1,9 @@
-"""The toy data set: scikit-learn's real handwritten digits pasted into generated scenes, written as COCO is published.
+"""Toy data set: handwritten digits of scikit-learn in generated scenes, in COCO's published format.
 
-A scene is 96 to 160 pixels wide and high, with a soft dark background and up to MOST_DIGITS bright digits at random
-places and sizes. A digit's polygons are the outlines of what is seen of it, in whole pixels; as in COCO, a hole counts
-as a part of its digit. Now and then a cluster of small digits of one kind is annotated as a crowd, by one RLE, and some
-scenes have no object at all.
+A scene is 96 to 160 pixels wide and high, with a dark blurred background and up to MOST_DIGITS bright digits at
+random positions and sizes. Polygons are outlines of the visible part of a digit, in pixel corners; as in COCO, a
+hole belongs to the object. Some scenes have a crowd, a cluster of small digits of the same class with one RLE, and
+some have no objects.
 """
 
 import io
@@ -18,7 +18,7 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.detection.annotations import images_folder, json_file
 
 NAME = "digit-scenes"
-VAL_SHARE = 0.12  # scenes to evaluate on, for each to train on
+VAL_SHARE = 0.12  # validation scenes per training scene
 HELD_OUT = 297  # digits that only the scenes to evaluate on show, of 1,797
 # Names by id; the ids have gaps, as COCO's have
 CATEGORIES = dict(
@@ -27,13 +27,13 @@ CATEGORIES = dict(
         ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"),
     )
 )
-SIDES = (96, 160)  # least and greatest width and height of a scene in pixels
-DIGIT_SIDES = (28, 72)  # least and greatest height of a digit in pixels
+SIDES = (96, 160)  # minimum and maximum width and height of scenes in pixels
+DIGIT_SIDES = (28, 72)  # minimum and maximum height of digits in pixels
 CROWD_SIDES = (10, 14)
 CROWD_DIGITS = (4, 8)
 MOST_DIGITS = 4
-EMPTY_SHARE, CROWD_SHARE = 0.02, 0.06  # shares of the scenes that have no object and that have a crowd
-OVERLAP = 0.15  # a digit may cover this share of the box of another at most
+EMPTY_SHARE, CROWD_SHARE = 0.02, 0.06  # fraction of scenes without objects, and with a crowd
+OVERLAP = 0.15  # maximum overlap with another digit, as a fraction of the smaller box
 INK = 0.4  # opacity from which on a pixel belongs to a digit
 QUALITY = 90  # JPEG quality
 
@@ -46,7 +46,7 @@ class Patch(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """An image to write, and its objects as annotations have them."""
+    """Image to write, with objects in COCO's annotation format."""
 
     id: int
     width: int
@@ -61,13 +61,13 @@ class Digits(NamedTuple):
 
 
 def write_scenes(folder: Path, seed: int, train: int) -> None:
-    """Write images and JSON files below ``folder``; the same seed gives the same scenes."""
-    every = _load_digits()
-    order = np.random.default_rng([seed, 0]).permutation(len(every.labels))
-    held, shown = order[:HELD_OUT], order[HELD_OUT:]
-    parts = (("train", shown, train), ("val", held, max(1, round(train * VAL_SHARE))))
-    for number, (part, chosen, count) in enumerate(parts, 1):
-        digits = Digits(every.images[chosen], every.labels[chosen])
+    """Write images and JSON files in ``folder``; the scenes are determined by ``seed``."""
+    all_digits = _load_digits()
+    order = np.random.default_rng([seed, 0]).permutation(len(all_digits.labels))
+    val_digits, train_digits = order[:HELD_OUT], order[HELD_OUT:]
+    parts = (("train", train_digits, train), ("val", val_digits, max(1, round(train * VAL_SHARE))))
+    for number, (part, indices, count) in enumerate(parts, 1):
+        digits = Digits(all_digits.images[indices], all_digits.labels[indices])
         _write_part(folder, part, digits, count, np.random.default_rng([seed, number]))
 
 
@@ -78,38 +78,38 @@ def _load_digits() -> Digits:
         raise Problem(
             f"{error.name} is not installed in this Python", "scikit-learn", "pip install scikit-learn"
         ) from None
-    every = load_digits()
-    return Digits(every.images, every.target)
+    dataset = load_digits()
+    return Digits(dataset.images, dataset.target)
 
 
 def _write_part(folder: Path, part: str, digits: Digits, count: int, generator: np.random.Generator) -> None:
-    def drawn() -> Iterator[Picture]:
-        # Neither in the order of their ids nor without gaps, as COCO's images are.
+    def draw_pictures() -> Iterator[Picture]:
+        # Unordered ids with gaps, as in COCO
         for image_id in (generator.permutation(4 * count)[:count] + 1).tolist():
-            width, height = (int(side) for side in generator.integers(*SIDES, size=2, endpoint=True))
+            width, height = (int(length) for length in generator.integers(*SIDES, size=2, endpoint=True))
             pixels, objects = draw_scene(digits, width, height, generator)
             file = io.BytesIO()
             Image.fromarray(pixels).save(file, "JPEG", quality=QUALITY)
             yield Picture(image_id, width, height, file.getvalue(), objects)
 
-    write_part(folder, part, drawn(), CATEGORIES, {"info": {"description": f"Encore's {NAME}"}})
+    write_part(folder, part, draw_pictures(), CATEGORIES, {"info": {"description": f"Encore's {NAME}"}})
 
 
 def write_part(
     folder: Path, part: str, pictures: Iterable[Picture], categories: Mapping[int, str], head: Mapping[str, Any]
 ) -> None:
-    """Write images and their JSON file, which begins with ``head``, as COCO is published."""
-    place, path = folder / images_folder(part), folder / json_file(part)
-    for each in (place, path.parent):
-        each.mkdir(parents=True, exist_ok=True)
+    """Write images and the JSON file in COCO's published format; the JSON starts with ``head``."""
+    image_directory, path = folder / images_folder(part), folder / json_file(part)
+    for directory in (image_directory, path.parent):
+        directory.mkdir(parents=True, exist_ok=True)
     images: List[Dict[str, Any]] = []
     annotations: List[Dict[str, Any]] = []
     for picture in pictures:
         name = f"{picture.id:012}.jpg"
-        (place / name).write_bytes(picture.jpeg)
+        (image_directory / name).write_bytes(picture.jpeg)
         images.append({"id": picture.id, "file_name": name, "width": picture.width, "height": picture.height})
-        for facts in picture.objects:
-            annotations.append({"id": len(annotations) + 1, "image_id": picture.id, **facts})
+        for annotation in picture.objects:
+            annotations.append({"id": len(annotations) + 1, "image_id": picture.id, **annotation})
     listed = [{"id": number, "name": name} for number, name in categories.items()]
     content = {**head, "images": images, "annotations": annotations, "categories": listed}
     path.write_text(json.dumps(content), encoding="utf-8")
@@ -118,15 +118,15 @@ def write_part(
 def draw_scene(
     digits: Digits, width: int, height: int, generator: np.random.Generator
 ) -> Tuple[np.ndarray, List[Dict[str, Any]]]:
-    """Return the pixels, uint8 (height, width, 3), and the objects as COCO's annotations have them."""
+    """Return the pixels, uint8 (height, width, 3), and the objects in COCO's annotation format."""
     # Soft spots of dark colours
     spots = Image.fromarray(generator.integers(0, 90, size=(5, 5, 3), dtype=np.uint8))
     pixels = np.asarray(spots.resize((width, height), Image.BICUBIC)).astype(np.float32)
     if generator.random() < EMPTY_SHARE:
         return pixels.round().astype(np.uint8), []
     crowd = _crowd(digits, width, height, generator) if generator.random() < CROWD_SHARE else []
-    patches = _place(digits, crowd, width, height, generator)
-    seen: List[np.ndarray] = []
+    patches = _place_digits(digits, crowd, width, height, generator)
+    masks: List[np.ndarray] = []
     for patch in (*crowd, *patches):
         colour = generator.integers(150, 255, size=3, endpoint=True)
         rows, columns = patch.opacity.shape
@@ -134,17 +134,17 @@ def draw_scene(
         window += (colour - window) * patch.opacity[:, :, None]
         mask = np.zeros((height, width), bool)
         mask[patch.y : patch.y + rows, patch.x : patch.x + columns] = patch.opacity > INK
-        for before in seen:
-            before &= ~mask
-        seen.append(mask)
+        for covered_mask in masks:
+            covered_mask &= ~mask
+        masks.append(mask)
     objects = []
-    for patch, mask in zip(patches, seen[len(crowd) :]):
-        found = outlines(mask)
-        area = sum(map(_doubled_area, found)) / 2
-        objects.append(_annotation(patch.label, [outline.ravel().tolist() for outline in found], mask, area, 0))
+    for patch, mask in zip(patches, masks[len(crowd) :]):
+        polygons = outlines(mask)
+        area = sum(map(_double_area, polygons)) / 2
+        objects.append(_annotation(patch.label, [outline.ravel().tolist() for outline in polygons], mask, area, 0))
     if crowd:
-        mask = np.logical_or.reduce(seen[: len(crowd)])
-        # COCO's RLE counts pixels column by column, and begins with those outside.
+        mask = np.logical_or.reduce(masks[: len(crowd)])
+        # COCO's RLE counts pixels column by column, starting with background.
         flat = mask.ravel(order="F")
         bounds = np.concatenate(([0], np.flatnonzero(np.diff(flat)) + 1, [len(flat)]))
         counts = [0] * int(flat[0]) + np.diff(bounds).tolist()
@@ -154,7 +154,7 @@ def draw_scene(
 
 
 def _enlarge(digit: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    # A digit's opacity at another size, cut to the box of its ink
+    # Resize the opacity of a digit and crop it to the ink
     large = Image.fromarray((digit / 16).astype(np.float32)).resize((columns, rows), Image.BICUBIC)
     opacity = np.asarray(large).clip(0, 1)
     ink = opacity > INK
@@ -162,8 +162,10 @@ def _enlarge(digit: np.ndarray, rows: int, columns: int) -> np.ndarray:
     return opacity[y[0] : y[-1] + 1, x[0] : x[-1] + 1]
 
 
-def _place(digits: Digits, crowd: List[Patch], width: int, height: int, generator: np.random.Generator) -> List[Patch]:
-    placed: List[Patch] = []
+def _place_digits(
+    digits: Digits, crowd: List[Patch], width: int, height: int, generator: np.random.Generator
+) -> List[Patch]:
+    patches_placed: List[Patch] = []
     for _ in range(int(generator.integers(1, MOST_DIGITS, endpoint=True))):
         number = int(generator.integers(len(digits.labels)))
         rows = int(generator.integers(*DIGIT_SIDES, endpoint=True))
@@ -173,31 +175,31 @@ def _place(digits: Digits, crowd: List[Patch], width: int, height: int, generato
             y = int(generator.integers(height - opacity.shape[0], endpoint=True))
             x = int(generator.integers(width - opacity.shape[1], endpoint=True))
             patch = Patch(int(digits.labels[number]), x, y, opacity)
-            near = max((_covered(patch, other) for other in placed), default=0.0)
-            if near <= OVERLAP and not any(_covered(patch, other) for other in crowd):
-                placed.append(patch)
+            near = max((_overlap(patch, other) for other in patches_placed), default=0.0)
+            if near <= OVERLAP and not any(_overlap(patch, other) for other in crowd):
+                patches_placed.append(patch)
                 break
-    return placed
+    return patches_placed
 
 
 def _crowd(digits: Digits, width: int, height: int, generator: np.random.Generator) -> List[Patch]:
     label = int(generator.integers(10))
     same = np.flatnonzero(digits.labels == label)
-    side = int(generator.integers(*CROWD_SIDES, endpoint=True))
-    count = min(int(generator.integers(*CROWD_DIGITS, endpoint=True)), width // side)
-    left = int(generator.integers(width - count * side, endpoint=True))
-    top = int(generator.integers(height - side, endpoint=True))
-    chosen = generator.choice(same, count)
+    size = int(generator.integers(*CROWD_SIDES, endpoint=True))
+    count = min(int(generator.integers(*CROWD_DIGITS, endpoint=True)), width // size)
+    x = int(generator.integers(width - count * size, endpoint=True))
+    y = int(generator.integers(height - size, endpoint=True))
+    members = generator.choice(same, count)
     return [
-        Patch(label, left + place * side, top, _enlarge(digits.images[number], side, side))
-        for place, number in enumerate(chosen)
+        Patch(label, x + column * size, y, _enlarge(digits.images[number], size, size))
+        for column, number in enumerate(members)
     ]
 
 
-def _covered(one: Patch, other: Patch) -> float:
-    (a, b), (c, d) = one.opacity.shape, other.opacity.shape
-    rows = min(one.y + a, other.y + c) - max(one.y, other.y)
-    columns = min(one.x + b, other.x + d) - max(one.x, other.x)
+def _overlap(first: Patch, second: Patch) -> float:
+    (a, b), (c, d) = first.opacity.shape, second.opacity.shape
+    rows = min(first.y + a, second.y + c) - max(first.y, second.y)
+    columns = min(first.x + b, second.x + d) - max(first.x, second.x)
     return max(0, rows) * max(0, columns) / min(a * b, c * d)
 
 
@@ -217,32 +219,32 @@ def _annotation(label: int, segmentation: Any, mask: np.ndarray, area: float, cr
 
 
 def outlines(mask: np.ndarray) -> List[np.ndarray]:
-    """Return the outer boundary of each region of a mask as corners of pixels, each int (points, 2) of x and y.
+    """Return the outer boundaries of the regions in a mask as pixel corners, int (points, 2) of x and y.
 
-    Every pixel of a region gives its free sides as steps with the region at the right hand; steps are joined to loops.
-    Where two pixels touch by a corner alone, two steps begin at it: the loop turns right, and keeps them apart.
+    Free pixel sides are directed steps with the region on the right, and are joined to loops. At a corner that two
+    pixels share diagonally there are two outgoing steps: the loop turns right, which separates the regions.
     """
-    top, left = (int(np.flatnonzero(mask.any(axis=axis))[0]) for axis in (1, 0))
-    padded = np.pad(mask[top:, left:], 1)
+    y_offset, x_offset = (int(np.flatnonzero(mask.any(axis=axis))[0]) for axis in (1, 0))
+    padded = np.pad(mask[y_offset:, x_offset:], 1)
     steps: Dict[Tuple[int, int], List[Tuple[int, int]]] = {}
-    for (dy, dx), (begin, end) in _SIDES.items():
+    for (dy, dx), (start, end) in _SIDES.items():
         free = padded[1:-1, 1:-1] & ~np.roll(padded, (-dy, -dx), (0, 1))[1:-1, 1:-1]
-        for y, x in np.add(np.argwhere(free), (top, left)).tolist():
-            steps.setdefault((x + begin[0], y + begin[1]), []).append((x + end[0], y + end[1]))
-    found = []
+        for y, x in np.add(np.argwhere(free), (y_offset, x_offset)).tolist():
+            steps.setdefault((x + start[0], y + start[1]), []).append((x + end[0], y + end[1]))
+    loops = []
     while steps:
-        loop = _follow(steps)
-        if _doubled_area(loop) > 0:  # a hole runs the other way
-            found.append(loop)
-    return found
+        loop = _trace_loop(steps)
+        if _double_area(loop) > 0:  # a hole runs the other way
+            loops.append(loop)
+    return loops
 
 
-def _doubled_area(loop: np.ndarray) -> int:
+def _double_area(loop: np.ndarray) -> int:
     x, y = loop[:, 0], loop[:, 1]
     return int(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1)))
 
 
-# Neighbour of a pixel as (y, x), and the corners, (x, y) from its own, between which the side to it runs.
+# Neighbour of a pixel as (dy, dx): start and end corner (x, y) of the side between them
 _SIDES = {
     (-1, 0): ((0, 0), (1, 0)),
     (0, 1): ((1, 0), (1, 1)),
@@ -251,20 +253,20 @@ _SIDES = {
 }
 
 
-def _follow(steps: Dict[Tuple[int, int], List[Tuple[int, int]]]) -> np.ndarray:
-    # Take one loop out of ``steps`` and return its corners
-    first = at = next(iter(steps))
-    way = (0, 0)
+def _trace_loop(steps: Dict[Tuple[int, int], List[Tuple[int, int]]]) -> np.ndarray:
+    # Remove one loop from ``steps`` and return its corners
+    first = corner = next(iter(steps))
+    direction = (0, 0)
     corners: List[Tuple[int, int]] = []
     while True:
-        ends = steps[at]
-        right = (at[0] - way[1], at[1] + way[0])
+        ends = steps[corner]
+        right = (corner[0] - direction[1], corner[1] + direction[0])
         end = ends.pop(ends.index(right) if right in ends else 0)
         if not ends:
-            del steps[at]
-        step = (end[0] - at[0], end[1] - at[1])
-        if step != way:
-            corners.append(at)
-        at, way = end, step
-        if at == first:
+            del steps[corner]
+        step = (end[0] - corner[0], end[1] - corner[1])
+        if step != direction:
+            corners.append(corner)
+        corner, direction = end, step
+        if corner == first:
             return np.array(corners)

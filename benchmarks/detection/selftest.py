@@ -1,4 +1,4 @@
-"""Images of COCO's sizes for the self-test of SSD and Mask R-CNN: input at the rate of real ones."""
+"""Images in COCO's sizes for the self-test of SSD and Mask R-CNN, which decode at the rate of real images."""
 
 import tempfile
 from pathlib import Path
@@ -22,7 +22,7 @@ def real_images(folder: Path, count: int) -> None:
     with tempfile.TemporaryDirectory(dir=str(folder.parent)) as raw:
         random = np.random.RandomState(0)
         for part, images in (("train", count), ("val", EVALUATED)):
-            # Another seed for other images to evaluate on
+            # A different seed for validation images
             photos = enumerate(jpegs(images, WIDTH, HEIGHT, seed=int(part == "val")), 1)
             pictures = (
                 Picture(number, WIDTH, HEIGHT, jpeg, [_rectangle(random) for _ in range(OBJECTS)])
@@ -35,13 +35,13 @@ def real_images(folder: Path, count: int) -> None:
 
 
 def _rectangle(random: np.random.RandomState) -> Dict[str, Any]:
-    width, height = (int(side * share) for side, share in zip((WIDTH, HEIGHT), 0.1 + 0.3 * random.rand(2)))
-    left, top = int(random.randint(WIDTH - width)), int(random.randint(HEIGHT - height))
-    right, bottom = left + width, top + height
+    width, height = (int(length * share) for length, share in zip((WIDTH, HEIGHT), 0.1 + 0.3 * random.rand(2)))
+    x0, y0 = int(random.randint(WIDTH - width)), int(random.randint(HEIGHT - height))
+    x1, y1 = x0 + width, y0 + height
     return {
         "category_id": int(random.randint(1, CATEGORIES + 1)),
-        "segmentation": [[float(each) for each in (left, top, right, top, right, bottom, left, bottom)]],
-        "bbox": [float(each) for each in (left, top, width, height)],
+        "segmentation": [[float(coordinate) for coordinate in (x0, y0, x1, y0, x1, y1, x0, y1)]],
+        "bbox": [float(coordinate) for coordinate in (x0, y0, width, height)],
         "area": float(width * height),
         "iscrowd": 0,
     }

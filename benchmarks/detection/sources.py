@@ -20,11 +20,11 @@ DOWNLOAD = "download it from cocodataset.org, or name the folder that holds all 
 AGAIN = "download it again: the published checksum shows whether it is whole"
 
 
-class Place(NamedTuple):
-    """A file, or a member of a zip."""
+class SourceFile(NamedTuple):
+    """File, or member of a zip file."""
 
     path: str
-    member: str = ""  # empty: ``path`` is the file itself
+    member: str = ""  # empty: ``path`` is the file
     size: int = 0  # bytes
 
     def __str__(self) -> str:
@@ -33,8 +33,8 @@ class Place(NamedTuple):
 
 class Images(NamedTuple):
     container: str  # the folder, or the zip
-    prefix: str  # what is before each name in the zip; None of a folder's
-    sizes: Mapping[str, int]  # bytes of each file, by name
+    prefix: str  # path before the names in the zip file; empty for a folder
+    sizes: Mapping[str, int]  # file size in bytes by name
     fingerprint: str
 
     @property
@@ -44,23 +44,23 @@ class Images(NamedTuple):
 
 class Source(NamedTuple):
     images: Mapping[str, Images]
-    annotations: Mapping[str, Place]
+    annotations: Mapping[str, SourceFile]
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the names, sizes and times of change of all files, but not of their place."""
-        facts: List[Any] = [self.images[part].fingerprint for part in PARTS]
+        """Hash of names, sizes and modification times, but not of the location."""
+        entries: List[Any] = [self.images[part].fingerprint for part in PARTS]
         for part in PARTS:
-            place = self.annotations[part]
-            facts.append((place.size, Path(place.path).stat().st_mtime_ns))
-        return hashlib.sha256(repr(facts).encode()).hexdigest()
+            file = self.annotations[part]
+            entries.append((file.size, Path(file.path).stat().st_mtime_ns))
+        return hashlib.sha256(repr(entries).encode()).hexdigest()
 
 
 def find(origin: Path) -> Source:
-    """List COCO's files below ``origin``; images may be in its folder ``images``.
+    """List COCO's files in ``origin``; images may also be in ``origin/images``.
 
     Raises:
-        Problem: a folder, a zip or a JSON file is missing, or a zip is not whole.
+        Problem: a folder, zip file or JSON file is missing, or a zip file is incomplete.
     """
     if not origin.is_dir():
         raise Problem(f"{origin} is no folder", LAYOUT, "name the folder that holds them as the raw data")
@@ -80,29 +80,29 @@ def _find_images(origin: Path, part: str) -> Images:
 
 def _list_folder(folder: Path) -> Images:
     with os.scandir(folder) as entries:
-        files = sorted((each.name, each.stat()) for each in entries if not each.name.startswith("."))
-    listing = repr([(name, facts.st_size, facts.st_mtime_ns) for name, facts in files])
-    sizes = {name: facts.st_size for name, facts in files}
+        files = sorted((entry.name, entry.stat()) for entry in entries if not entry.name.startswith("."))
+    listing = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in files])
+    sizes = {name: stat.st_size for name, stat in files}
     return Images(str(folder), "", sizes, hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest())
 
 
 def _list_zip(path: Path) -> Images:
-    with opened(path) as archive:
-        files = [each for each in archive.infolist() if not each.is_dir()]
-    prefixes = {each.filename.rpartition("/")[0] for each in files}
+    with open_zip(path) as archive:
+        files = [member for member in archive.infolist() if not member.is_dir()]
+    prefixes = {member.filename.rpartition("/")[0] for member in files}
     if len(prefixes) != 1:
         raise Problem(f"{path} has images in {len(prefixes)} folders", f"one folder, {path.stem}/", AGAIN)
     prefix = f"{prefixes.pop()}/".lstrip("/")
-    sizes = {each.filename[len(prefix) :]: each.file_size for each in files}
-    facts = path.stat()
-    return Images(str(path), prefix, sizes, repr((path.name, facts.st_size, facts.st_mtime_ns)))
+    sizes = {member.filename[len(prefix) :]: member.file_size for member in files}
+    stat = path.stat()
+    return Images(str(path), prefix, sizes, repr((path.name, stat.st_size, stat.st_mtime_ns)))
 
 
-def _find_annotations(origin: Path, part: str) -> Place:
-    wanted = json_file(part)
-    for path in (origin / wanted, origin / Path(wanted).name):
+def _find_annotations(origin: Path, part: str) -> SourceFile:
+    name = json_file(part)
+    for path in (origin / name, origin / Path(name).name):
         if path.is_file():
-            return Place(str(path), "", path.stat().st_size)
+            return SourceFile(str(path), "", path.stat().st_size)
     path = origin / ANNOTATIONS_ZIP
     if not path.is_file():
         label = next(origin.glob("**/labels/**/*.txt"), None)
@@ -112,36 +112,36 @@ def _find_annotations(origin: Path, part: str) -> Place:
                 LAYOUT,
                 "convert the labels to COCO's JSON, with a segmentation for Mask R-CNN",
             )
-        raise Problem(f"{origin} has no {wanted} and no {ANNOTATIONS_ZIP}", LAYOUT, DOWNLOAD)
-    with opened(path) as archive:
-        found = [each for each in archive.infolist() if each.filename.endswith(Path(wanted).name)]
-    if not found:
-        raise Problem(f"{path} has no {wanted}", "the zip of COCO 2017's train and val annotations", AGAIN)
-    return Place(str(path), found[0].filename, found[0].file_size)
+        raise Problem(f"{origin} has no {name} and no {ANNOTATIONS_ZIP}", LAYOUT, DOWNLOAD)
+    with open_zip(path) as archive:
+        members = [member for member in archive.infolist() if member.filename.endswith(Path(name).name)]
+    if not members:
+        raise Problem(f"{path} has no {name}", "the zip of COCO 2017's train and val annotations", AGAIN)
+    return SourceFile(str(path), members[0].filename, members[0].file_size)
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a zip; Problem if it, or what is read of it, is damaged."""
+def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a zip file; raises Problem if it, or data read from it, is damaged."""
     with text_files.undamaged(path, "a complete zip"), zipfile.ZipFile(path) as archive:
         yield archive
 
 
-def content(place: Place) -> bytes:
-    """Return the content of a file or of a zip's member."""
-    if not place.member:
-        return Path(place.path).read_bytes()
-    with opened(Path(place.path)) as archive:
-        return archive.read(place.member)
+def read_content(file: SourceFile) -> bytes:
+    """Return the content of a file or a zip member."""
+    if not file.member:
+        return Path(file.path).read_bytes()
+    with open_zip(Path(file.path)) as archive:
+        return archive.read(file.member)
 
 
 def read_all(images: Images, names: Sequence[str]) -> Iterator[Tuple[str, bytes]]:
-    """Yield name and bytes of some images of a part; damaged members of a zip have no bytes."""
+    """Yield names and bytes of images; damaged zip members have no bytes."""
     if not images.is_zip:
         for name in names:
             yield name, _read_file(Path(images.container, name), images.sizes[name])
         return
-    with opened(Path(images.container)) as archive:
+    with open_zip(Path(images.container)) as archive:
         for name in names:
             try:
                 yield name, archive.read(images.prefix + name)

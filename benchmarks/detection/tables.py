@@ -1,7 +1,7 @@
-"""A part's JSON file as COCO publishes it, each annotation checked, and its objects as arrays.
+"""COCO's JSON file of a part: checks of all annotations, and conversion to arrays.
 
-The file is parsed whole, as pycocotools does: instances_train2017.json, 450 MB, takes some GB for half a minute. What
-stays are the objects, whose polygons are arrays.
+The file is parsed completely, like in pycocotools: instances_train2017.json (450 MB) needs some GB for half a
+minute. Only the objects are kept, with polygons as arrays.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.text_files import load_json
 from benchmarks.detection.annotations import array_file
-from benchmarks.detection.sources import AGAIN, Place, content
+from benchmarks.detection.sources import AGAIN, SourceFile, read_content
 
-# Kinds of errors of an annotation
+# Errors of annotations
 OUTSIDE = "box outside its image"
 NO_AREA = "box without area"
 NO_IMAGE = "annotation of an image without entry"
@@ -30,9 +30,9 @@ BAD_RLE = "RLE that does not fit its image"
 RLE_INSTANCE = "RLE mask with iscrowd=0 (training needs polygons: convert it)"
 INCOMPLETE = "incomplete annotation"
 
-REACH_OUT = "boxes that reach out by rounding, and by how many pixels"
+OUTSIDE_BY_ROUNDING = "boxes that reach out by rounding, and by how many pixels"
 MAX_COORDINATE = 1 << 16  # pixels; pycocotools rasterizes a polygon point by point, also outside of the image
-ROUNDING = 1.0  # pixels that a box may reach out of its image: published boxes are rounded, and look like drawn ones
+ROUNDING = 1.0  # pixels that a box may extend beyond the image: published boxes are rounded
 
 
 class Entry(NamedTuple):
@@ -51,85 +51,90 @@ class Object(NamedTuple):
     box: Tuple[float, ...]  # x, y, width, height
     area: float
     crowd: bool
-    polygons: List[np.ndarray]  # float32 (2 * points,) each; none where the segmentation is an RLE
-    reaches_out: float  # pixels by which the box reaches out of its image
+    polygons: List[np.ndarray]  # float32 (2 * points,); empty for an RLE
+    overhang: float  # pixels that the box extends beyond the image
     is_flawed: bool  # whether something of it is wrong
-    place: int = 0  # in the file's list of annotations
+    entry: int = 0  # Position in the list of annotations of the file
 
 
 class Table(NamedTuple):
-    """The content of one JSON file."""
+    """Content of a JSON file."""
 
-    json: Place
-    entries: Tuple[Entry, ...]  # in the order of their ids
+    json: SourceFile
+    entries: Tuple[Entry, ...]  # in ascending order of ids
     categories: Tuple[Tuple[int, str], ...]  # ids and names, in the order of the ids
-    objects: List[Object]  # that can be used, in the order of their images and ids
-    errors: Dict[str, List[str]]  # annotations with an error, by its kind
+    objects: List[Object]  # usable objects, in ascending order of image id and id
+    errors: Dict[str, List[str]]  # annotations with an error, by error
     annotated: FrozenSet[int]  # ids of images with an annotation
 
     def without(self, names: FrozenSet[str], drops_flawed: bool) -> Table:
         """Return the table without some images and, if ``drops_flawed``, without objects that have an error."""
         entries = tuple(entry for entry in self.entries if entry.name not in names)
         ids = frozenset(entry.id for entry in entries)
-        kept = [each for each in self.objects if each.image_id in ids and not (drops_flawed and each.is_flawed)]
-        _refuse_twice(self.json, "annotation id", [each.number for each in kept])
-        return self._replace(entries=entries, objects=kept, annotated=self.annotated & ids)
+        objects = [item for item in self.objects if item.image_id in ids and not (drops_flawed and item.is_flawed)]
+        _reject_duplicates(self.json, "annotation id", [item.number for item in objects])
+        return self._replace(entries=entries, objects=objects, annotated=self.annotated & ids)
 
     @property
-    def reaching_out(self) -> List[float]:
-        """Number of boxes that reach out of their image by no more than rounding explains, and pixels at most."""
-        out = [each.reaches_out for each in self.objects if each.reaches_out > 0]
+    def boxes_outside(self) -> List[float]:
+        """Number of boxes that extend beyond the image within the rounding tolerance, and the maximum in pixels."""
+        out = [item.overhang for item in self.objects if item.overhang > 0]
         return [len(out), round(max(out, default=0.0), 3)]
 
 
-def load(place: Place) -> Dict[str, Any]:
-    """Return a JSON file's content; Problem if it is no whole JSON object."""
+def load(file: SourceFile) -> Dict[str, Any]:
+    """Return the content of a JSON file; raises Problem if it is not a complete JSON object."""
     try:
-        found = load_json(content(place), str(place))
-        if not isinstance(found, dict):
-            raise ValueError(f"a {type(found).__name__} where an object is expected")
+        document = load_json(read_content(file), str(file))
+        if not isinstance(document, dict):
+            raise ValueError(f"a {type(document).__name__} where an object is expected")
     except ValueError as error:
-        raise Problem(f"{place} cannot be read: {error}", "COCO's JSON of instances", AGAIN) from None
-    return found
+        raise Problem(f"{file} cannot be read: {error}", "COCO's JSON of instances", AGAIN) from None
+    return document
 
 
-def read(place: Place) -> Table:
+def read(file: SourceFile) -> Table:
     """Read and check a JSON file.
 
     Raises:
-        Problem: the file is no whole JSON object of COCO's form, or an id of an image or category comes twice.
+        Problem: the file is not a complete JSON object in COCO's format, or has a duplicate id of an image or category.
     """
-    whole, keys = load(place), ("images", "categories", "annotations")
+    document, keys = load(file), ("images", "categories", "annotations")
     try:
-        images, kinds, annotations = (list(whole.get(key, ())) for key in keys)
+        images, kinds, annotations = (list(document.get(key, ())) for key in keys)
         entries = [
-            Entry(_integer(each, "id"), _text(each, "file_name"), _integer(each, "width"), _integer(each, "height"))
-            for each in images
+            Entry(
+                _integer(record, "id"),
+                _text(record, "file_name"),
+                _integer(record, "width"),
+                _integer(record, "height"),
+            )
+            for record in images
         ]
-        categories = [(_integer(each, "id"), _text(each, "name")) for each in kinds]
+        categories = [(_integer(record, "id"), _text(record, "name")) for record in kinds]
     except (ValueError, KeyError, TypeError) as error:
-        why = f"no {error}" if isinstance(error, KeyError) else error
-        raise Problem(f"{place} cannot be read: {why}", "COCO's JSON of instances", AGAIN) from None
+        reason = f"no {error}" if isinstance(error, KeyError) else error
+        raise Problem(f"{file} cannot be read: {reason}", "COCO's JSON of instances", AGAIN) from None
     for key in keys:
-        if not whole.get(key):
-            raise Problem(f"{place} has no {key}", "COCO's JSON of instances", AGAIN)
-    _refuse_twice(place, "image id", [entry.id for entry in entries])
-    _refuse_twice(place, "image file", [entry.name for entry in entries])
-    _refuse_twice(place, "category id", [number for number, _ in categories])
+        if not document.get(key):
+            raise Problem(f"{file} has no {key}", "COCO's JSON of instances", AGAIN)
+    _reject_duplicates(file, "image id", [entry.id for entry in entries])
+    _reject_duplicates(file, "image file", [entry.name for entry in entries])
+    _reject_duplicates(file, "category id", [number for number, _ in categories])
     sizes = {entry.id: (entry.width, entry.height) for entry in entries}
     labels = {number: label for label, (number, _) in enumerate(sorted(categories), 1)}
     usable: List[Object] = []
     errors: Dict[str, List[str]] = {}
-    for number, each in enumerate(annotations):
-        found, wrong = check(each, sizes, labels)
-        if found is not None:
-            usable.append(found._replace(place=number))
-        for kind, text in wrong.items():
+    for number, record in enumerate(annotations):
+        item, item_errors = check(record, sizes, labels)
+        if item is not None:
+            usable.append(item._replace(entry=number))
+        for kind, text in item_errors.items():
             errors.setdefault(kind, []).append(text)
-    usable.sort(key=lambda each: each[:2])
-    images_of = (each.get("image_id") for each in annotations if isinstance(each, dict))
-    annotated = frozenset(each for each in images_of if isinstance(each, int))
-    return Table(place, tuple(sorted(entries)), tuple(sorted(categories)), usable, errors, annotated)
+    usable.sort(key=lambda record: record[:2])
+    images_of = (record.get("image_id") for record in annotations if isinstance(record, dict))
+    annotated = frozenset(record for record in images_of if isinstance(record, int))
+    return Table(file, tuple(sorted(entries)), tuple(sorted(categories)), usable, errors, annotated)
 
 
 def _integer(entry: Mapping[str, Any], key: str) -> int:
@@ -152,10 +157,10 @@ def _number(value: Any, key: str) -> float:
     return float(value)
 
 
-def _refuse_twice(place: Place, what: str, values: List[Any]) -> None:
+def _reject_duplicates(file: SourceFile, kind: str, values: List[Any]) -> None:
     ((value, count),) = Counter(values).most_common(1) or [(None, 0)]
     if count > 1:
-        raise Problem(f"{place} has the {what} {value} twice", f"each {what} once", "remove one of them")
+        raise Problem(f"{file} has the {kind} {value} twice", f"each {kind} once", "remove one of them")
 
 
 # -- one annotation ---------------------------------------------------------------------------------------
@@ -164,9 +169,9 @@ def _refuse_twice(place: Place, what: str, values: List[Any]) -> None:
 def check(
     annotation: Any, sizes: Mapping[int, Tuple[int, int]], labels: Mapping[int, int]
 ) -> Tuple[Optional[Object], Dict[str, str]]:
-    """Return the object of an annotation, None where nothing of it can be used, and what is wrong by kind of error.
+    """Return the object of an annotation (None if it is unusable), and its errors by kind.
 
-    ``sizes`` are width and height by image id, ``labels`` 1 to C by category id.
+    ``sizes``: width and height by image id; ``labels``: 1 to C by category id.
     """
     name = f"annotation {annotation.get('id', '?') if isinstance(annotation, dict) else '?'}"
     try:
@@ -185,37 +190,37 @@ def check(
     if image not in sizes:
         return None, {NO_IMAGE: f"{name}, image {image}"}
     (x, y, width, height), (columns, rows) = box, sizes[image]
-    shown = f"{name}, [{', '.join(f'{value:g}' for value in box)}]"
-    out = max(-x, -y, x + width - columns, y + height - rows, 0.0)
+    description = f"{name}, [{', '.join(f'{value:g}' for value in box)}]"
+    overhang = max(-x, -y, x + width - columns, y + height - rows, 0.0)
     polygons, wrong = _outline(segmentation, bool(is_crowd), columns, rows)
     errors = {}
     if category not in labels:
         errors[NO_CATEGORY] = f"{name}, category {category}"
     if min(width, height) <= 0:
-        errors[NO_AREA] = shown
-    elif out > ROUNDING:
-        errors[OUTSIDE] = f"{shown} in an image of {columns} x {rows}"
+        errors[NO_AREA] = description
+    elif overhang > ROUNDING:
+        errors[OUTSIDE] = f"{description} in an image of {columns} x {rows}"
     if wrong:
         errors[wrong] = f"{name} of image {image}"
-    inside = x < columns and y < rows and x + width > 0 and y + height > 0
-    if NO_CATEGORY in errors or NO_AREA in errors or not inside or not segmentation:
+    touches_image = x < columns and y < rows and x + width > 0 and y + height > 0
+    if NO_CATEGORY in errors or NO_AREA in errors or not touches_image or not segmentation:
         return None, errors
-    return Object(image, number, labels[category], box, area, bool(is_crowd), polygons, out, bool(errors)), errors
+    return Object(image, number, labels[category], box, area, bool(is_crowd), polygons, overhang, bool(errors)), errors
 
 
 def _outline(segmentation: Any, is_crowd: bool, columns: int, rows: int) -> Tuple[List[np.ndarray], str]:
-    # The usable polygons of a segmentation and the kind of its first error, empty without one
+    # Usable polygons of a segmentation, and the first error (empty: none)
     if not segmentation:
         return [], NO_OUTLINE
     if isinstance(segmentation, dict):
-        if not _fits(segmentation, columns, rows):
+        if not _is_valid_rle(segmentation, columns, rows):
             return [], BAD_RLE
         return [], "" if is_crowd else RLE_INSTANCE
     if not isinstance(segmentation, list):
         return [], BAD_POLYGON
     errors = [_polygon_error(polygon) for polygon in segmentation]
-    kept = [np.array(polygon, np.float32) for polygon, error in zip(segmentation, errors) if not error]
-    return kept, next(filter(None, errors), "")
+    polygons = [np.array(polygon, np.float32) for polygon, error in zip(segmentation, errors) if not error]
+    return polygons, next(filter(None, errors), "")
 
 
 def _polygon_error(polygon: Any) -> str:
@@ -223,24 +228,24 @@ def _polygon_error(polygon: Any) -> str:
     # False for NaN as well
     if not is_list or not all(type(value) in (int, float) and abs(value) < MAX_COORDINATE for value in polygon):
         return BAD_POLYGON
-    return FEW_POINTS if len(polygon) < 6 else ""  # pycocotools takes four numbers for a box
+    return FEW_POINTS if len(polygon) < 6 else ""  # pycocotools reads four numbers as a box
 
 
-def _fits(rle: Mapping[str, Any], columns: int, rows: int) -> bool:
+def _is_valid_rle(rle: Mapping[str, Any], columns: int, rows: int) -> bool:
     # pycocotools writes beyond the end of the mask if the counts exceed the size
     size, counts = rle.get("size"), rle.get("counts")
-    if size != [rows, columns] or not all(type(side) is int for side in size):
+    if size != [rows, columns] or not all(type(length) is int for length in size):
         return False
     if isinstance(counts, str):
-        counts = _uncompressed(counts)
+        counts = _decompress_rle(counts)
     if not isinstance(counts, list) or not all(type(count) is int and count >= 0 for count in counts):
         return False
     return sum(counts) == columns * rows
 
 
-def _uncompressed(text: str) -> List[int]:
-    # Six bits per character, the sixth for "continued"; from the fourth on, differences from the count before the last
-    # (rleFrString in pycocotools' maskApi.c). An invalid text gives a negative count.
+def _decompress_rle(text: str) -> List[int]:
+    # Six bits per character, the sixth means "continued"; from the fourth count, differences from the count two
+    # positions before (rleFrString in pycocotools' maskApi.c). Invalid text returns a negative count.
     counts: List[int] = []
     value = shift = 0
     for character in text:
@@ -260,20 +265,20 @@ def _uncompressed(text: str) -> List[int]:
 
 
 def write_arrays(table: Table, part: str, scratch: Path) -> None:
-    found = table.objects
-    polygons = [polygon for each in found for polygon in each.polygons]
-    owners = np.searchsorted([entry.id for entry in table.entries], [each.image_id for each in found])
+    objects = table.objects
+    polygons = [polygon for item in objects for polygon in item.polygons]
+    owners = np.searchsorted([entry.id for entry in table.entries], [item.image_id for item in objects])
     encoded = [entry.name.encode("utf-8", "surrogateescape") for entry in table.entries]
     arrays: Dict[str, np.ndarray] = {
         "image_ids": np.array([entry.id for entry in table.entries], np.int64),
         "files": np.array(encoded, np.bytes_),
         "sizes": np.array([(entry.width, entry.height) for entry in table.entries], np.int32),
         "offsets": _ends(np.bincount(owners, minlength=len(table.entries))),
-        "boxes": np.array([each.box for each in found], np.float32),
-        "areas": np.array([each.area for each in found], np.float32),
-        "labels": np.array([each.label for each in found], np.int16),
-        "crowds": np.array([each.crowd for each in found], bool),
-        "polygon_offsets": _ends(len(each.polygons) for each in found),
+        "boxes": np.array([item.box for item in objects], np.float32),
+        "areas": np.array([item.area for item in objects], np.float32),
+        "labels": np.array([item.label for item in objects], np.int16),
+        "crowds": np.array([item.crowd for item in objects], bool),
+        "polygon_offsets": _ends(len(item.polygons) for item in objects),
         "point_offsets": _ends(map(len, polygons)),
         "points": np.concatenate([np.zeros(0, np.float32), *polygons]),
     }
@@ -282,5 +287,5 @@ def write_arrays(table: Table, part: str, scratch: Path) -> None:
 
 
 def _ends(counts: Iterable[int]) -> np.ndarray:
-    # Where each of some groups begins, and where the last one ends
+    # Offsets of groups, including the end of the last group
     return np.cumsum([0, *counts], dtype=np.int64)

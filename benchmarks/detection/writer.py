@@ -1,4 +1,4 @@
-"""Writes a data set of COCO's form: checks annotations and images, places the files, and writes arrays and manifest."""
+"""Writes a data set in COCO's format: checks annotations and images, stores files, arrays and dataset.json."""
 
 import argparse
 import hashlib
@@ -25,12 +25,12 @@ from benchmarks.common.data.workers import Report, Workers
 from benchmarks.detection import scenes, sources, tables
 from benchmarks.detection.annotations import PARTS, array_file, boxes_file, images_folder, json_file, load
 from benchmarks.detection.preparation import ARRAYS, COCO, PUBLISHED, check_counts
-from benchmarks.detection.tables import REACH_OUT, Entry, Table
+from benchmarks.detection.tables import OUTSIDE_BY_ROUNDING, Entry, Table
 
-VERSION = "3"  # raise it when the same source and options give other bytes: unfinished parts are then made again
-PART_IMAGES = 1024  # images of a task: about 170 MB and some ten seconds of one core for COCO, lost at most per worker
+VERSION = "3"  # Increase it if the output changes for the same source and options; unfinished parts are then discarded
+PART_IMAGES = 1024  # images per task: about 170 MB and ten seconds on a core for COCO, the maximum loss per worker
 TOLERATED = (tables.OUTSIDE, tables.NO_AREA, tables.FEW_POINTS)
-SHOWN = 5  # errors of one kind that a message names
+SHOWN = 5  # errors listed per kind in a message
 SKIP = "fix them, or add --skip-flawed to skip them: what is done already is kept"
 NameSets = Dict[str, FrozenSet[str]]  # names of images by part
 
@@ -46,7 +46,7 @@ class Task(NamedTuple):
 
     @property
     def drops_flawed(self) -> bool:
-        """Whether objects with errors are skipped; those of COCO 2017 itself are known and kept."""
+        """Whether objects with errors are skipped; the known errors of COCO 2017 are kept."""
         return self.skips and self.name != COCO
 
     def without(self, skipped: NameSets) -> Dict[str, Table]:
@@ -54,41 +54,45 @@ class Task(NamedTuple):
 
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
-    """Find images and annotations; all that decides what is written goes into the fingerprint."""
+    """List images and annotations; the fingerprint covers everything that determines the output."""
     if args.origin is None:
-        facts: Any = (VERSION, scenes.NAME, args.name, args.seed, args.scenes)
-        return Listing(None, hashlib.sha256(repr(facts).encode()).hexdigest())
+        key: Any = (VERSION, scenes.NAME, args.name, args.seed, args.scenes)
+        return Listing(None, hashlib.sha256(repr(key).encode()).hexdigest())
     source = sources.find(args.origin)
-    facts = (VERSION, args.name, args.seed, args.origin.resolve().name, source.fingerprint)
-    return Listing(source, hashlib.sha256(repr(facts).encode()).hexdigest())
+    key = (VERSION, args.name, args.seed, args.origin.resolve().name, source.fingerprint)
+    return Listing(source, hashlib.sha256(repr(key).encode()).hexdigest())
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
     task = _plan(listing, args, scratch, progress)
-    missing = _without_file(task)
-    kept = task.without(missing)
-    _check_objects(task, kept)
-    _count(task, kept)
-    found = _place_images(task, kept)
-    damaged = {part: [f"{name}: {why}" for name, why in found[part].items() if isinstance(why, str)] for part in PARTS}
-    lines = [line for part in PARTS for line in _line(f"{part}: images with errors", damaged[part])]
-    _refuse(task, lines, "images that can be decoded, of the size that their entries have")
-    usable = {
-        part: {name: facts for name, facts in found[part].items() if not isinstance(facts, str)} for part in PARTS
+    missing = _find_missing(task)
+    part_tables = task.without(missing)
+    _check_objects(task, part_tables)
+    _count(task, part_tables)
+    placed = _place_images(task, part_tables)
+    damaged = {
+        part: [f"{name}: {reason}" for name, reason in placed[part].items() if isinstance(reason, str)]
+        for part in PARTS
     }
-    skipped = {part: missing[part] | (found[part].keys() - usable[part].keys()) for part in PARTS}
+    lines = [line for part in PARTS for line in _line(f"{part}: images with errors", damaged[part])]
+    _reject(task, lines, "images that can be decoded, of the size that their entries have")
+    usable = {
+        part: {name: digest_entry for name, digest_entry in placed[part].items() if not isinstance(digest_entry, str)}
+        for part in PARTS
+    }
+    skipped = {part: missing[part] | (placed[part].keys() - usable[part].keys()) for part in PARTS}
     train, val = ({name: digest for name, (_, digest) in usable[part].items()} for part in PARTS)
     common = source_checks.overlap(val.items(), train.values(), "images", args.allow_overlap, progress)
-    kept = task.without(skipped)
+    part_tables = task.without(skipped)
     for part in PARTS:
-        tables.write_arrays(kept[part], part, scratch)
-        sizes, digests = zip(*(usable[part][entry.name] for entry in kept[part].entries))
+        tables.write_arrays(part_tables[part], part, scratch)
+        sizes, digests = zip(*(usable[part][entry.name] for entry in part_tables[part].entries))
         checksums = np.frombuffer(bytes.fromhex("".join(digests)), np.uint8).reshape(-1, 32)
         write_array(scratch / array_file(part, "bytes"), np.array(sizes, np.int64))
         write_array(scratch / array_file(part, "checksums"), checksums)
-        _place_json(task, part, kept[part])
-        _write_boxes(scratch, part, kept[part])
-    return _content(task, args, kept, skipped, common)
+        _place_json(task, part, part_tables[part])
+        _write_boxes(scratch, part, part_tables[part])
+    return _content(task, args, part_tables, skipped, common)
 
 
 def _plan(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Task:
@@ -107,7 +111,7 @@ def _plan(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     if first != second:
         different = [f"{number} {label}" for number, label in sorted(set(first) ^ set(second))]
         raise Problem(
-            f"train and val have different categories: {_some(different)}",
+            f"train and val have different categories: {_first_names(different)}",
             "the same ids and names in both JSON files",
             f"give {source.annotations['train']} and {source.annotations['val']} one list of categories",
         )
@@ -121,8 +125,8 @@ def _plan(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
 # -- errors ---------------------------------------------------------------------------------------------
 
 
-def _without_file(task: Task) -> NameSets:
-    # The names of the entries that have no file, where they are skipped
+def _find_missing(task: Task) -> NameSets:
+    # Names of entries without a file, if these are skipped
     missing: NameSets = {}
     lines: List[str] = []
     for part, table in task.tables.items():
@@ -131,7 +135,7 @@ def _without_file(task: Task) -> NameSets:
         missing[part] = frozenset(entries - files)
         lines += _line(f"images without file in {container}", sorted(missing[part]))
         lines += _line(f"files in {container} without entry in {table.json}", sorted(files - entries))
-    _refuse(task, lines, "one entry in the JSON file for each image file")
+    _reject(task, lines, "one entry in the JSON file for each image file")
     for part, table in task.tables.items():
         if len(missing[part]) == len(table.entries):
             container = task.source.images[part].container
@@ -139,52 +143,52 @@ def _without_file(task: Task) -> NameSets:
     return missing
 
 
-def _check_objects(task: Task, kept: Mapping[str, Table]) -> None:
+def _check_objects(task: Task, part_tables: Mapping[str, Table]) -> None:
     lines: List[str] = []
-    for part, table in kept.items():
+    for part, table in part_tables.items():
         for kind, errors in sorted(table.errors.items()):
             line = _line(f"{part}: {kind}", errors, f" in {table.json}")
             if task.name == COCO and kind in TOLERATED:
                 task.progress.note(f"published so, and kept for the evaluation: {line[0]}")
             else:
                 lines += line
-        count, farthest = table.reaching_out
+        count, farthest = table.boxes_outside
         if count:
             task.progress.note(f"{part}: {count:,} boxes reach out of their image, by {farthest:g} pixels at most")
         images = len(table.entries)
-        empty = images - len({each.image_id for each in table.objects})
+        empty = images - len({item.image_id for item in table.objects})
         if empty:
             task.progress.note(f"{part}: {empty:,} of {images:,} images have no object")
-    _refuse(task, lines, "objects within images and categories that the file has")
-    for part, table in kept.items():
+    _reject(task, lines, "objects within images and categories that the file has")
+    for part, table in part_tables.items():
         if not table.objects:
             raise Problem(f"{part} has no object that can be used", "at least one", "look at its annotations")
 
 
-def _refuse(task: Task, lines: Sequence[str], expected: str) -> None:
+def _reject(task: Task, lines: Sequence[str], expected: str) -> None:
     if lines and not task.skips:
         raise Problem("\n    ".join(lines), expected, SKIP, keeps=True)
     for line in lines:
         task.progress.note(f"skipped: {line}")
 
 
-def _line(what: str, names: Sequence[str], place: str = "") -> List[str]:
-    return [f"{len(names):,} {what}: {_some(names)}{place}"] if names else []
+def _line(kind: str, names: Sequence[str], suffix: str = "") -> List[str]:
+    return [f"{len(names):,} {kind}: {_first_names(names)}{suffix}"] if names else []
 
 
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - SHOWN
-    return "; ".join(names[:SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+def _first_names(names: Sequence[str]) -> str:
+    hidden = len(names) - SHOWN
+    return "; ".join(names[:SHOWN]) + (f" and {hidden:,} more" if hidden > 0 else "")
 
 
-def _count(task: Task, kept: Mapping[str, Table]) -> Dict[str, int]:
-    # The counts that the manifest states, by the names of PUBLISHED, which COCO itself must have
-    counts = {"categories": len(kept["train"].categories)}
-    for part, table in kept.items():
+def _count(task: Task, part_tables: Mapping[str, Table]) -> Dict[str, int]:
+    # Counts for dataset.json, named as in PUBLISHED, and checked for COCO
+    counts = {"categories": len(part_tables["train"].categories)}
+    for part, table in part_tables.items():
         counts[f"images in {part}"] = len(table.entries)
         counts[f"images with annotations in {part}"] = len(table.annotated)
         counts[f"objects in {part}"] = len(table.objects)
-        counts[f"crowds in {part}"] = sum(each.crowd for each in table.objects)
+        counts[f"crowds in {part}"] = sum(item.crowd for item in table.objects)
     for problem in check_counts(task.name, counts):
         raise problem
     return counts
@@ -194,8 +198,8 @@ def _count(task: Task, kept: Mapping[str, Table]) -> Dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """Some images of a part; crosses to a worker process."""
+class ImageBatch:
+    """Images for a worker process."""
 
     images: sources.Images
     entries: Tuple[Entry, ...]
@@ -203,57 +207,60 @@ class Pictures:
     done_path: Path  # the file of the facts, which is written last
 
 
-def _place_images(task: Task, kept: Mapping[str, Table]) -> Dict[str, Dict[str, Any]]:
-    # By part and name, bytes and sha256 or what is wrong
-    every: Dict[str, List[Pictures]] = {part: [] for part in PARTS}
-    for part, table in kept.items():
+def _place_images(task: Task, part_tables: Mapping[str, Table]) -> Dict[str, Dict[str, Any]]:
+    # By part and name: bytes and sha256, or an error
+    batches: Dict[str, List[ImageBatch]] = {part: [] for part in PARTS}
+    for part, table in part_tables.items():
         folder, images = task.scratch / images_folder(part), task.source.images[part]
         folder.mkdir(exist_ok=True)
         for number, cut in enumerate(range(0, len(table.entries), PART_IMAGES)):
             some = table.entries[cut : cut + PART_IMAGES]
-            own = images._replace(sizes={entry.name: images.sizes[entry.name] for entry in some})
-            every[part].append(Pictures(own, some, folder, task.scratch / f"{part}-images-{number:05}.json"))
-    both = [each for part in PARTS for each in every[part]]
-    waiting = [each for each in both if not each.done_path.exists()]
+            batch_images = images._replace(sizes={entry.name: images.sizes[entry.name] for entry in some})
+            batches[part].append(
+                ImageBatch(batch_images, some, folder, task.scratch / f"{part}-images-{number:05}.json")
+            )
+    both = [batch for part in PARTS for batch in batches[part]]
+    waiting = [batch for batch in both if not batch.done_path.exists()]
     check_room(
-        task.scratch.parent, sum(sum(each.images.sizes.values()) for each in waiting if not _links(each, task.scratch))
+        task.scratch.parent,
+        sum(sum(batch.images.sizes.values()) for batch in waiting if not _can_link(batch, task.scratch)),
     )
     pool = Workers(task.processes, task.scratch.parent, task.progress)
-    pool.run("images", "images", write_pictures, both, lambda each: len(each.entries))
-    done = {part: [read_facts(each.done_path) for each in every[part]] for part in PARTS}
-    return {part: {name: size for facts in done[part] for name, size in facts.items()} for part in PARTS}
+    pool.run("images", "images", write_images, both, lambda batch: len(batch.entries))
+    done = {part: [read_facts(batch.done_path) for batch in batches[part]] for part in PARTS}
+    return {part: {name: size for entries in done[part] for name, size in entries.items()} for part in PARTS}
 
 
-def _links(task: Pictures, scratch: Path) -> bool:
+def _can_link(task: ImageBatch, scratch: Path) -> bool:
     return not task.images.is_zip and Path(task.images.container).stat().st_dev == scratch.stat().st_dev
 
 
-def write_pictures(task: Pictures, report: Report) -> Tuple[int, int]:
-    """Check and place the images of a task; a function of worker processes.
+def write_images(task: ImageBatch, report: Report) -> Tuple[int, int]:
+    """Check and store the images of a task, in a worker process.
 
-    The facts are, by name, bytes and sha256 or else what is wrong.
+    The results are, by name, bytes and sha256, or an error.
     """
     sizes = {entry.name: (entry.width, entry.height) for entry in task.entries}
-    found: Dict[str, Any] = {}
+    results: Dict[str, Any] = {}
     total = 0
     for name, data in sources.read_all(task.images, list(sizes)):
-        wrong = look_at(data, sizes[name])
+        wrong = image_error(data, sizes[name])
         if wrong is None:
-            _put(task, name, data)
-        found[name] = wrong or [len(data), hashlib.sha256(data).hexdigest()]
+            _store(task, name, data)
+        results[name] = wrong or [len(data), hashlib.sha256(data).hexdigest()]
         total += len(data)
-        report(len(found), total)
-    write_facts(task.done_path, found)
+        report(len(results), total)
+    write_facts(task.done_path, results)
     return len(task.entries), total
 
 
-def look_at(data: bytes, size: Tuple[int, int]) -> Optional[str]:
-    """Return what is wrong with an image, or None; its EXIF orientation is not applied, as pycocotools does not."""
+def image_error(data: bytes, size: Tuple[int, int]) -> Optional[str]:
+    """Return the error of an image, or None. The EXIF orientation is not applied, as in pycocotools."""
     if not data:
         return "unusable: no bytes"
     try:
         with opened(data) as image:
-            found = image.size
+            pixels = image.size
             check_pixels(image)
             if image.mode == "CMYK" and image.format != "JPEG":
                 raise CorruptImage(f"{image.format} in CMYK, which DALI inverts: convert it to RGB")
@@ -262,22 +269,22 @@ def look_at(data: bytes, size: Tuple[int, int]) -> Optional[str]:
             image.load()
     except CorruptImage as error:
         return f"unusable: {error}"
-    if found != size:
-        return f"{found[0]} x {found[1]} pixels, its entry has {size[0]} x {size[1]}"
+    if pixels != size:
+        return f"{pixels[0]} x {pixels[1]} pixels, its entry has {size[0]} x {size[1]}"
     return None
 
 
-def _put(task: Pictures, name: str, data: bytes) -> None:
-    # As a hard link where the file system can, which takes no room, else as a copy
+def _store(task: ImageBatch, name: str, data: bytes) -> None:
+    # Use a hard link, which takes no space, if supported by the file system, else a copy
     path = task.folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    if task.images.is_zip or not _linked(Path(task.images.container, name), path):
+    if task.images.is_zip or not _link(Path(task.images.container, name), path):
         temporary = task.done_path.with_suffix(f".{os.getpid()}")
         temporary.write_bytes(data)
         temporary.replace(path)
 
 
-def _linked(source: Path, path: Path) -> bool:
+def _link(source: Path, path: Path) -> bool:
     path.unlink() if path.exists() else None
     with suppress(OSError):
         os.link(os.path.realpath(source), path)
@@ -288,36 +295,36 @@ def _linked(source: Path, path: Path) -> bool:
 # -- JSON files -----------------------------------------------------------------------------------------
 
 
-def _place_json(task: Task, part: str, kept: Table) -> None:
-    # As it is, or without what is skipped
-    place, path = kept.json, task.scratch / json_file(part)
+def _place_json(task: Task, part: str, table: Table) -> None:
+    # Unchanged, or without skipped entries
+    source, path = table.json, task.scratch / json_file(part)
     path.parent.mkdir(exist_ok=True)
     path.unlink() if path.exists() else None
-    if (task.drops_flawed and kept.errors) or len(kept.entries) < len(task.tables[part].entries):
-        content, images = tables.load(place), {entry.id for entry in kept.entries}
-        content["images"] = [each for each in content["images"] if int(each["id"]) in images]
-        # By their places: an annotation that cannot be used may have the id of one that can.
-        places = sorted(each.place for each in kept.objects)
-        content["annotations"] = [content["annotations"][each] for each in places]
+    if (task.drops_flawed and table.errors) or len(table.entries) < len(task.tables[part].entries):
+        content, images = tables.load(source), {entry.id for entry in table.entries}
+        content["images"] = [record for record in content["images"] if int(record["id"]) in images]
+        # By index, since an unusable annotation may have the id of a usable one
+        indices = sorted(record.entry for record in table.objects)
+        content["annotations"] = [content["annotations"][record] for record in indices]
         path.write_text(json.dumps(content), encoding="utf-8")
-    elif place.member:
-        path.write_bytes(sources.content(place))
-    elif not _linked(Path(place.path), path):
-        shutil.copyfile(place.path, path)
+    elif source.member:
+        path.write_bytes(sources.read_content(source))
+    elif not _link(Path(source.path), path):
+        shutil.copyfile(source.path, path)
 
 
-def _write_boxes(scratch: Path, part: str, kept: Table) -> None:
-    # Images and boxes alone, which are a seventh of COCO's file, as v0.7's prepare-json.py does
+def _write_boxes(scratch: Path, part: str, table: Table) -> None:
+    # Only images and boxes, a seventh of COCO's file, as in v0.7's prepare-json.py
     images = [
-        {"id": each.id, "file_name": each.name, "width": each.width, "height": each.height} for each in kept.entries
+        {"id": item.id, "file_name": item.name, "width": item.width, "height": item.height} for item in table.entries
     ]
     # The shortest decimals that are the same number in fp32
     boxes = ([*map(float, map(str, row))] for row in load(scratch, part, "boxes"))
     annotations = [
-        {"id": number, "image_id": each.image_id, "category_id": kept.categories[each.label - 1][0], "bbox": box}
-        for number, (each, box) in enumerate(zip(kept.objects, boxes), 1)
+        {"id": number, "image_id": item.image_id, "category_id": table.categories[item.label - 1][0], "bbox": box}
+        for number, (item, box) in enumerate(zip(table.objects, boxes), 1)
     ]
-    listed = [{"id": number, "name": name} for number, name in kept.categories]
+    listed = [{"id": number, "name": name} for number, name in table.categories]
     content = {"images": images, "annotations": annotations, "categories": listed}
     (scratch / boxes_file(part)).write_text(json.dumps(content, separators=(",", ":")), encoding="ascii")
 
@@ -326,9 +333,9 @@ def _write_boxes(scratch: Path, part: str, kept: Table) -> None:
 
 
 def _content(
-    task: Task, args: argparse.Namespace, kept: Mapping[str, Table], skipped: NameSets, common: int
+    task: Task, args: argparse.Namespace, part_tables: Mapping[str, Table], skipped: NameSets, common: int
 ) -> Content:
-    counts, splits, described = _count(task, kept), {}, []
+    counts, splits, described = _count(task, part_tables), {}, []
     for part in PARTS:
         texts = (json_file(part), boxes_file(part))
         described += [{**describe_file(task.scratch / name), "name": name} for name in texts]
@@ -338,19 +345,19 @@ def _content(
     errors = {
         part: {
             **{kind: len(names) for kind, names in table.errors.items()},
-            REACH_OUT: table.reaching_out,
+            OUTSIDE_BY_ROUNDING: table.boxes_outside,
             "images left out": sorted(skipped[part])[:SHOWN],
             "number of images left out": len(skipped[part]),
         }
-        for part, table in kept.items()
+        for part, table in part_tables.items()
     }
     numbers = " + ".join(f"{splits[part].samples:,}" for part in PARTS)
     return Content(
         name=task.name,
         splits=splits,
         summary=f"{numbers} images, {counts['objects in train']:,} + {counts['objects in val']:,} objects",
-        classes=[name for _, name in kept["train"].categories],
-        facts={"categories": [list(each) for each in kept["train"].categories], "counts": counts},
+        classes=[name for _, name in part_tables["train"].categories],
+        facts={"categories": [list(category) for category in part_tables["train"].categories], "counts": counts},
         how={"flaws": errors, "seed": args.seed, "in_both": common},
         tool={"version": VERSION, "numpy": np.__version__, "pillow": PIL.__version__},
         described=described,

@@ -1,9 +1,8 @@
-"""The on-disk format: rows of clicks in blocks of columns, read through a memory map.
+"""On-disk format: rows of clicks in blocks of columns, read through a memory map.
 
-A file holds ``ceil(rows / BLOCK_ROWS)`` blocks. A block has one line of BLOCK_ROWS four-byte little-endian words
-per column: the label (int32, 0 or 1), 13 numbers (float32, log(1 + max(0, x))), 26 table rows (int32). So a
-rank that owns some tables reads their columns alone, and any range of rows is a few long reads. What is behind
-the last row of the last block is zero.
+A file has ``ceil(rows / BLOCK_ROWS)`` blocks. A block has BLOCK_ROWS four-byte little-endian words per column: the
+label (int32, 0 or 1), 13 numbers (float32, log(1 + max(0, x))), 26 table rows (int32). A rank reads only the columns
+of its tables, and any range of rows needs only a few long reads. The last block is padded with zeros.
 """
 
 from pathlib import Path
@@ -12,8 +11,8 @@ import numpy as np
 
 from benchmarks.common.data.files import allocate
 
-NUMBERS = 13  # integer features of a row
-TABLES = 26  # categorical features of a row, each with its embedding table
+NUMBERS = 13  # integer features per row
+TABLES = 26  # categorical features per row, with an embedding table each
 COLUMNS = 1 + NUMBERS + TABLES
 FIRST_TABLE = 1 + NUMBERS  # column of the first table
 BLOCK_ROWS = 1024  # divides the submitted global batch of 55,296
@@ -33,10 +32,10 @@ def create(path: Path, rows: int) -> None:
 
 
 def open_blocks(path: Path, rows: int, writable: bool = False) -> np.memmap:
-    """Open the file as an array (blocks, COLUMNS, BLOCK_ROWS) of words.
+    """Open the file as an array (blocks, COLUMNS, BLOCK_ROWS).
 
     Raises:
-        ValueError: it has another size than ``rows`` ask for.
+        ValueError: the file size does not match ``rows``.
     """
     size = path.stat().st_size
     if size != file_bytes(rows):
@@ -47,10 +46,10 @@ def open_blocks(path: Path, rows: int, writable: bool = False) -> np.memmap:
 
 def write_column(blocks: np.ndarray, column: int, first_row: int, values: np.ndarray) -> None:
     """Put four-byte ``values`` into a column from ``first_row`` on."""
-    words = values.view(WORD)
+    encoded = values.view(WORD)
     done = 0
-    while done < len(words):
+    while done < len(encoded):
         block, lane = divmod(first_row + done, BLOCK_ROWS)
-        count = min(BLOCK_ROWS - lane, len(words) - done)
-        blocks[block, column, lane : lane + count] = words[done : done + count]
+        count = min(BLOCK_ROWS - lane, len(encoded) - done)
+        blocks[block, column, lane : lane + count] = encoded[done : done + count]
         done += count

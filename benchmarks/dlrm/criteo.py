@@ -1,7 +1,7 @@
-"""Criteo's click logs: which files there are, how they split, and their text parsed without a Python loop over rows.
+"""Criteo's click logs: list of files, split, and text parsing without a Python loop over rows.
 
-A row is a label, 13 integers and 26 hexadecimal values, separated by tabs; any of them but the label may be
-empty. The Terabyte logs (day_0 to day_23) and Kaggle's train.txt have it alike.
+A row has a label, 13 integers and 26 hexadecimal values, separated by tabs; all except the label may be empty. The
+format is the same in the Terabyte logs (day_0 to day_23) and in Kaggle's train.txt.
 """
 
 import re
@@ -18,17 +18,17 @@ DAYS = 24
 TERABYTE = "criteo-1tb"
 # Samples in NVIDIA's v0.7 logs: days 0 to 22, and the first half of day 23.
 TERABYTE_ROWS = {"train": 4195197692, "val": 89137319}
-HELD_OUT = 1 / 7  # share of a single file that is held out: Kaggle's train.txt is seven days in order
+HELD_OUT = 1 / 7  # fraction of a single file that is held out: Kaggle's train.txt has seven days in order
 SUFFIXES = (".txt", ".csv", ".tsv")
-CHUNK = 8 << 20  # bytes read at once
-TAIL = 1 << 16  # bytes at the end of a file that are searched for its last row: many times a row
+CHUNK = 8 << 20  # bytes per read
+TAIL = 1 << 16  # bytes at the end of a file that are searched for the last row: much longer than a row
 UNPACKED = "text that can be read from any place"
 
 TAB, NEWLINE, RETURN, MINUS = 9, 10, 13, 45
-NUMBER_DIGITS = 10  # characters of the largest number next to its sign: the logs' counts fit in 32 bits
+NUMBER_DIGITS = 10  # maximum digits of a number, without sign: counts in the logs fit in 32 bits
 HEX_DIGITS = 8
 MAX_INT = 2**31 - 1
-DIGITS = np.full(256, 255, np.uint8)  # value of a character
+DIGITS = np.full(256, 255, np.uint8)  # digit value by character
 DIGITS[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
 DIGITS[np.frombuffer(b"ABCDEF", np.uint8)] = np.arange(10, 16)
 
@@ -39,30 +39,30 @@ Report = Callable[[int], None]
 
 
 class Range(NamedTuple):
-    """Bytes of a file that begin and end with whole lines; the last line of a file may lack its newline."""
+    """Byte range of a file, with complete lines; the last line of a file may have no newline."""
 
     path: str
-    begin: int
+    start: int
     end: int
 
     @property
     def size(self) -> int:
-        return self.end - self.begin
+        return self.end - self.start
 
 
 class Source(NamedTuple):
     name: str
     train: Tuple[Range, ...]
     val: Tuple[Range, ...]
-    made: str  # how the splits were cut, for the manifest
+    description: str  # how the splits were cut, for the manifest
 
 
 def list_source(
     origin: Path, validation_fraction: Optional[float], report: Report, note: Callable[[str], None]
 ) -> Source:
-    """Find Criteo's files in a folder, or take the file that is named; ``report`` gets the bytes looked at.
+    """List Criteo's files in a folder, or a single file; ``report`` receives the number of scanned bytes.
 
-    ``note`` gets what is there and not used.
+    ``note`` receives messages about unused files.
     """
     if origin.is_file():
         return _single(origin, validation_fraction, report)
@@ -78,8 +78,10 @@ def list_source(
             with test.open("rb") as file:
                 columns = file.readline().count(b"\t") + 1
             if columns == COLUMNS:
-                return Source(origin.name, (_whole(train),), (_whole(test),), f"{train.name}; {test.name} held out")
-            # Kaggle's own test.txt has no labels.
+                return Source(
+                    origin.name, (_file_range(train),), (_file_range(test),), f"{train.name}; {test.name} held out"
+                )
+            # Kaggle's test.txt has no labels.
             note(f"{test} is not used: its first row has {columns} fields, and a label makes it {COLUMNS}")
         return _single(train, validation_fraction, report)
     for path in sorted(filter(Path.is_file, origin.iterdir())):
@@ -100,43 +102,43 @@ def _days(days: Dict[int, Path], report: Report) -> Source:
             "day_0 to day_23, or the first few of them: the last one is held out",
             "put the missing files into the folder",
         )
-    train = tuple(_whole(days[number]) for number in range(last))
-    held = _whole(days[last])
+    train = tuple(_file_range(days[number]) for number in range(last))
+    val_range = _file_range(days[last])
     # With the odd line: 89,137,319 lines of the Terabyte logs' day 23.
-    lines = (_count_lines(held, report) + 1) // 2
-    held = held._replace(end=_offset_of_line(held, lines, report))
+    lines = (_count_lines(val_range, report) + 1) // 2
+    val_range = val_range._replace(end=_offset_of_line(val_range, lines, report))
     name = TERABYTE if last + 1 == DAYS else f"criteo-{last + 1}-days"
-    return Source(name, train, (held,), f"days 0 to {last - 1}; the first {lines:,} lines of day {last} held out")
+    return Source(name, train, (val_range,), f"days 0 to {last - 1}; the first {lines:,} lines of day {last} held out")
 
 
-# Hold out the last lines of one file.
+# Hold out the last lines of a file
 def _single(path: Path, fraction: Optional[float], report: Report) -> Source:
-    whole = _whole(path)
-    lines = _count_lines(whole, report)
-    held = round(lines * (HELD_OUT if fraction is None else fraction))
-    if not 0 < held < lines:
+    full_range = _file_range(path)
+    lines = _count_lines(full_range, report)
+    val_lines = round(lines * (HELD_OUT if fraction is None else fraction))
+    if not 0 < val_lines < lines:
         raise Problem(
-            f"{path} has {lines:,} lines, of which {held:,} are held out",
+            f"{path} has {lines:,} lines, of which {val_lines:,} are held out",
             "lines to train on and lines to evaluate on",
             "a larger file, or another --validation-fraction",
         )
-    cut = _offset_of_line(whole, lines - held, report)
+    cut = _offset_of_line(full_range, lines - val_lines, report)
     name = path.stem if path.parent.name in ("", ".") else path.parent.name
-    train, val = (whole._replace(end=cut),), (whole._replace(begin=cut),)
-    return Source(name, train, val, f"{path.name}, its last {held:,} lines held out")
+    train, val = (full_range._replace(end=cut),), (full_range._replace(start=cut),)
+    return Source(name, train, val, f"{path.name}, its last {val_lines:,} lines held out")
 
 
-# All of a file but blank lines at its end; one that ends within a row was cut short.
-def _whole(path: Path) -> Range:
+# Full range without blank lines at the end; rejects a file that is truncated within a row
+def _file_range(path: Path) -> Range:
     text_files.check(path, UNPACKED)
     end, tail, rows = path.stat().st_size, b"", b""
     with path.open("rb") as file:
         while end and not rows:
-            begin = max(0, end - TAIL)
-            file.seek(begin)
-            tail = file.read(end - begin)
+            start = max(0, end - TAIL)
+            file.seek(start)
+            tail = file.read(end - start)
             rows = tail.rstrip(b"\r\n")
-            end = begin + len(rows)
+            end = start + len(rows)
     if not rows:
         raise Problem(f"{path} is empty", "rows of clicks", "download it again")
     newline = tail.find(b"\n", len(rows))
@@ -144,52 +146,52 @@ def _whole(path: Path) -> Range:
         return Range(str(path), 0, end + newline + 1 - len(rows))
     fields = rows.rsplit(b"\n", 1)[-1].count(TAB) + 1
     if fields != COLUMNS:
-        found = f"{path} ends within a row: {fields} of {COLUMNS} fields, and no line end"
-        raise Problem(found, "whole rows: the file was cut short", "download or unpack it again")
+        problem = f"{path} ends within a row: {fields} of {COLUMNS} fields, and no line end"
+        raise Problem(problem, "whole rows: the file was cut short", "download or unpack it again")
     return Range(str(path), 0, end)
 
 
-def _chunks(whole: Range, report: Report) -> Iterator[bytes]:
-    with open(whole.path, "rb") as file:
-        while file.tell() < whole.end:
-            chunk = file.read(min(CHUNK, whole.end - file.tell()))
+def _chunks(file_range: Range, report: Report) -> Iterator[bytes]:
+    with open(file_range.path, "rb") as file:
+        while file.tell() < file_range.end:
+            chunk = file.read(min(CHUNK, file_range.end - file.tell()))
             yield chunk
             report(len(chunk))
 
 
-def _count_lines(whole: Range, report: Report) -> int:
+def _count_lines(file_range: Range, report: Report) -> int:
     lines, last = 0, b"\n"
-    for chunk in _chunks(whole, report):
+    for chunk in _chunks(file_range, report):
         lines, last = lines + chunk.count(b"\n"), chunk[-1:]
     return lines + (last != b"\n")
 
 
-# The byte at which a line (from 1: what is behind that many lines) begins.
-def _offset_of_line(whole: Range, line: int, report: Report) -> int:
-    begin = 0
-    for chunk in _chunks(whole, report):
+# Offset of the first byte after the given number of lines
+def _offset_of_line(file_range: Range, line: int, report: Report) -> int:
+    start = 0
+    for chunk in _chunks(file_range, report):
         count = chunk.count(b"\n")
         if line <= count:
-            return begin + int(np.flatnonzero(np.frombuffer(chunk, np.uint8) == NEWLINE)[line - 1]) + 1
+            return start + int(np.flatnonzero(np.frombuffer(chunk, np.uint8) == NEWLINE)[line - 1]) + 1
         line -= count
-        begin += len(chunk)
-    return begin
+        start += len(chunk)
+    return start
 
 
-def ranges(whole: Sequence[Range], size: int) -> List[Range]:
-    """Cut ranges into pieces of about ``size`` bytes; a piece takes the line that crosses its end."""
+def ranges(file_ranges: Sequence[Range], size: int) -> List[Range]:
+    """Split ranges into pieces of about ``size`` bytes; a line that crosses the end belongs to the piece."""
     return [
-        Range(each.path, begin, min(begin + size, each.end))
-        for each in whole
-        for begin in range(each.begin, each.end, size)
+        Range(file_range.path, start, min(start + size, file_range.end))
+        for file_range in file_ranges
+        for start in range(file_range.start, file_range.end, size)
     ]
 
 
 def read_lines(text: Range) -> Iterator[bytes]:
-    """Yield pieces of whole lines: those that begin in the range, up to the line that crosses its end."""
+    """Yield complete lines in pieces: all lines that start in the range."""
     with open(text.path, "rb") as file:
-        file.seek(max(0, text.begin - 1))
-        if text.begin > 0 and file.read(1)[0] != NEWLINE:
+        file.seek(max(0, text.start - 1))
+        if text.start > 0 and file.read(1)[0] != NEWLINE:
             file.readline()
         while file.tell() < text.end:
             piece = file.read(min(CHUNK, text.end - file.tell()))
@@ -202,17 +204,17 @@ def read_lines(text: Range) -> Iterator[bytes]:
 
 
 class Rows(NamedTuple):
-    """The well-formed rows of a piece of text."""
+    """Well-formed rows of a text."""
 
     # (COLUMNS, rows) int32: label, numbers as they are (0 where empty), categories modulo the index limit.
     columns: np.ndarray
-    lines: int  # of the text, malformed ones included
+    lines: int  # including malformed lines
     malformed: int
-    first_malformed: int  # number of the first malformed line, from 0; -1 when there is none
+    first_malformed: int  # first malformed line, counted from 0; -1: none
 
 
 def parse(text: bytes, index_limit: int) -> Rows:
-    """Read whole lines; what is no row is counted and left out. The last line needs its newline."""
+    """Parse complete lines; malformed lines are counted and skipped. The last line must have a newline."""
     data = np.frombuffer(text, np.uint8)
     ends = np.flatnonzero(data == NEWLINE)
     begins = np.concatenate((np.zeros(1, ends.dtype), ends[:-1] + 1)) if len(ends) else ends
@@ -221,7 +223,7 @@ def parse(text: bytes, index_limit: int) -> Rows:
     good = np.searchsorted(tabs, ends) - first_tab == COLUMNS - 1
     rows = np.flatnonzero(good)
     inner = tabs[first_tab[rows][:, None] + np.arange(COLUMNS - 1)]
-    # Windows' line ends.
+    # CRLF line ends
     stops = ends[rows] - (data[np.maximum(ends[rows] - 1, 0)] == RETURN)
     starts = np.concatenate((begins[rows][:, None], inner + 1), axis=1)
     lengths = np.concatenate((inner, stops[:, None]), axis=1) - starts
@@ -252,22 +254,22 @@ def _values(
     return values, valid & decimal.all(axis=1) & hexadecimal.all(axis=1)
 
 
-# Whole numbers of type ``kind`` by the last ``lengths`` characters before ``ends``, and which have at most ``most``
-# digits of ``base`` and nothing else.
+# Integers of type ``kind`` from the last ``lengths`` characters before ``ends``, and whether they have at most
+# ``max_digits`` valid digits of ``base``
 def _digits(
-    data: np.ndarray, ends: np.ndarray, lengths: np.ndarray, base: int, most: int, kind: Any
+    data: np.ndarray, ends: np.ndarray, lengths: np.ndarray, base: int, max_digits: int, kind: Any
 ) -> Tuple[np.ndarray, np.ndarray]:
-    fine, total = lengths <= most, np.zeros(ends.shape, kind)
-    for place in range(min(most, int(lengths.max(initial=0)))):
-        inside = place < lengths
-        digit = DIGITS[data[np.maximum(ends - 1 - place, 0)]]  # anything where that is before the text
-        fine &= ~inside | (digit < base)
-        total += np.where(inside, digit, 0).astype(kind) * kind(base**place)
+    fine, total = lengths <= max_digits, np.zeros(ends.shape, kind)
+    for column in range(min(max_digits, int(lengths.max(initial=0)))):
+        is_digit = column < lengths
+        digit = DIGITS[data[np.maximum(ends - 1 - column, 0)]]  # anything where that is before the text
+        fine &= ~is_digit | (digit < base)
+        total += np.where(is_digit, digit, 0).astype(kind) * kind(base**column)
     return total, fine
 
 
-def transformed(column: int, values: np.ndarray) -> np.ndarray:
-    """Values of a column as training reads them: numbers become log(1 + x), negative ones count as 0."""
+def transform(column: int, values: np.ndarray) -> np.ndarray:
+    """Return a column as training reads it: log(1 + x) for numbers, with negative numbers as 0."""
     if 1 <= column <= NUMBERS:
         return np.log1p(np.maximum(values, 0), dtype=np.float32)
     return values.astype(WORD, copy=False)

@@ -7,14 +7,16 @@ from benchmarks.dlrm.blocks import NUMBERS
 
 
 def training_flops(config: Any, tables: int) -> float:
-    """FLOPs of forward and backward pass on a row of ``tables`` categories; its numbers have no gradient."""
+    """FLOPs of forward and backward pass per row with ``tables`` categories. The gradient of the numbers is not
+    computed.
+    """
     width, vectors = config.bottom_mlp[-1], tables + 1
     bottom = (NUMBERS, *config.bottom_mlp)
     top = (width + vectors * (vectors - 1) // 2, *config.top_mlp)
-    # All pairs of the interaction are one product, of which half is used.
+    # The interaction is a full product of all vectors, of which half is used.
     forward = _layers(bottom) + product(vectors, width, vectors) + _layers(top)
     return TRAINING * forward - product(1, *bottom[:2])
 
 
 def _layers(widths: Sequence[int]) -> float:
-    return sum(product(1, before, after) for after, before in zip(widths[1:], widths))
+    return sum(product(1, inputs, outputs) for outputs, inputs in zip(widths[1:], widths))

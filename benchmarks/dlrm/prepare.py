@@ -13,19 +13,20 @@ from functools import partial
 
 from benchmarks.common.data import prepare
 
-INDEX_LIMIT = 40_000_000  # as submitted: NVIDIA's v0.7 logs name their data set "40m.limit", and no table has more rows
+# as submitted: the data set in NVIDIA's v0.7 logs is named "40m.limit", and no table is larger
+INDEX_LIMIT = 40_000_000
 
 
 def add_options(options: argparse._ArgumentGroup) -> None:
-    """Add the options on what a row of clicks becomes, and which rows are held out."""
+    """Add options for the encoding of rows and for the held-out rows."""
     add = options.add_argument
     limit = "categories are taken modulo N; default: %(default)s, as submitted"
     add("--index-limit", type=prepare.number(1, 2**31 - 1), default=INDEX_LIMIT, metavar="N", help=limit)
     rare = "values seen less than T times in training share a row; default: 0, as submitted: none do"
     add("--frequency-threshold", type=prepare.number(0, 255), default=0, metavar="T", help=rare)
     add("--skip-corrupt", action="store_true", help="leave out any number of malformed rows")
-    held = "share at the end of a single file that is held out; default: a seventh"
-    add("--validation-fraction", type=prepare.fraction, metavar="F", help=held)
+    held_out_help = "share at the end of a single file that is held out; default: a seventh"
+    add("--validation-fraction", type=prepare.fraction, metavar="F", help=held_out_help)
 
 
 DATA_SET = prepare.DataSet(

@@ -1,8 +1,8 @@
-"""The toy data set: synthetic clicks in Criteo's own text format, with a known law behind them.
+"""Toy data set: synthetic clicks in Criteo's text format, with a known distribution.
 
-Each of the 26 categories and some of the numbers push the logit of a click by an amount of their own; a pair
-of tables adds a product of hidden vectors, which only the interaction can learn. Popular values are drawn more
-often, as in real logs. The same seed gives the same text, whatever the machine.
+Categories and some of the numbers add effects to the logit of a click; one pair of tables adds a product of hidden
+vectors, which only the interaction can learn. Popular values are more frequent, as in real logs. The text is
+determined by the seed on all machines.
 """
 
 from pathlib import Path
@@ -13,13 +13,13 @@ from benchmarks.dlrm.blocks import NUMBERS, TABLES
 
 NAME = "made-clicks"
 ROWS = {"train": 131072, "val": 16384}
-# Values of the first tables; the others have the last entry's many, some tens, as Criteo's have.
+# Number of values of the first tables; other tables have LAST_SIZE. Some have only tens of values, as in Criteo's logs
 SIZES = (900, 600, 400, 300, 200, 3, 120, 80, 63, 900, 500, 250, 10, 150, 100, 55, 4, 97, 14)
 LAST_SIZE = 36
-SPREAD = 0.55  # standard deviation of the logits that one category gives
+SPREAD = 0.55  # standard deviation of the effect of a category on the logit
 HIDDEN = 4  # width of the hidden vectors of the interacting pair
 INTERCEPT = -1.3
-MISSING = 0.1  # share of empty fields, as far as they may be empty
+MISSING = 0.1  # fraction of empty fields, where allowed
 
 
 def write_text(folder: Path, seed: int) -> None:
@@ -31,7 +31,7 @@ def write_text(folder: Path, seed: int) -> None:
     hashes = [generator.randint(1, 2**32, size=size, dtype=np.int64) for size in sizes]
     for name, split in (("train", "train"), ("test", "val")):
         rows = ROWS[split]
-        # The square of a uniform number prefers the first values.
+        # Squares of uniform numbers are concentrated at the first values.
         indices = [(generator.rand(rows) ** 2 * size).astype(np.int64) for size in sizes]
         numbers = np.floor(np.exp(generator.randn(rows, NUMBERS) * 1.5 + 1.0)).astype(np.int64) - 1
         logits = INTERCEPT + np.log1p(np.maximum(numbers, 0)).dot(slopes) - slopes.sum() * 1.4

@@ -1,10 +1,10 @@
-"""Writes click logs as blocks of columns, in three stages that worker processes run: parse, tables, shuffle.
+"""Writes click logs as blocks of columns in three stages of worker processes: parse, tables, shuffle.
 
-Parse: a piece of text becomes a part file of chunks; a chunk holds the 40 columns of up to CHUNK_ROWS rows, which
-are already sorted by the bucket that each row was dealt into at random. Tables: one worker counts a category's
-values over all parts and lists those that get a row of their own. Shuffle: one worker takes a bucket's rows from
-all chunks, column by column, in a random order of their own, to their place in the final file. Dealing and
-ordering together are a uniform shuffle, and no stage holds more than a chunk or a column of a bucket.
+Parse: a piece of text is converted to a part file with chunks of up to CHUNK_ROWS rows in 40 columns; rows are
+assigned to random buckets and sorted by bucket. Tables: a worker counts the values of a category in all parts and
+lists the values with a table row. Shuffle: a worker reads the rows of a bucket from all chunks, column by column,
+and writes them in random order to the final file. Both steps together are a uniform shuffle. A stage needs memory
+for only a chunk or a column of a bucket.
 """
 
 import argparse
@@ -27,16 +27,16 @@ from benchmarks.dlrm import blocks, criteo, synthetic
 from benchmarks.dlrm.blocks import BLOCK_ROWS, COLUMNS, FIRST_TABLE, ROW_BYTES, TABLES, WORD
 from benchmarks.dlrm.criteo import Range, Source
 
-# Raise it when the same source and options give other bytes: unfinished parts are then made again.
+# Increase it if the output changes for the same source and options; unfinished parts are then discarded
 VERSION = "1"
 SPLITS = ("train", "val")
-# The values behind the rows of all tables, in order: what encodes further data in the same way.
+# Values by table row, for all tables in order, to encode other data in the same way
 VALUES = "tables.bin"
-MALFORMED_SHARE = 1e-4  # share of malformed rows that is left out without asking
-PART_BYTES = 1 << 30  # text of a part
-CHUNK_ROWS = 1 << 19  # rows of a chunk: 84 MB
-BUCKET_BYTES = 1 << 32  # text that a bucket stands for: about 17 million rows, 70 MB a column
-MOST_COUNTED = 255  # counts of values stop here, so that they fit into a byte
+MALFORMED_SHARE = 1e-4  # maximum fraction of malformed rows that is skipped automatically
+PART_BYTES = 1 << 30  # text per part
+CHUNK_ROWS = 1 << 19  # rows per chunk: 84 MB
+BUCKET_BYTES = 1 << 32  # text per bucket: about 17 million rows, 70 MB per column
+MAX_COUNT = 255  # counts are clipped, to fit into a byte
 
 
 class Plan(NamedTuple):
@@ -49,7 +49,7 @@ class Plan(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A piece of text and the file of its rows."""
+    """Piece of text and the file for its rows."""
 
     text: Range
     split: int  # 0 train, 1 val
@@ -64,19 +64,19 @@ class Part(NamedTuple):
 
     @property
     def offsets_path(self) -> Path:
-        """First row of each bucket in each chunk, (chunks, buckets + 1)."""
+        """First row by bucket in the chunks, (chunks, buckets + 1)."""
         return self.rows.with_suffix(".npy")
 
 
 class Facts(NamedTuple):
     rows: int
     malformed: int
-    first_malformed: int  # line of the part, from 0; -1 when there is none
+    first_malformed: int  # line in the part, counted from 0; -1: none
     lines: int
 
 
 class Table(NamedTuple):
-    """One category; ``done_path`` has its values that get a row of their own, in ascending order."""
+    """Category; ``done_path`` has the values with a table row, in ascending order."""
 
     number: int
     parts: Tuple[Part, ...]
@@ -85,7 +85,7 @@ class Table(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Rows of one bucket and their place in the final file; ``done_path`` exists when it has been written."""
+    """Rows of a bucket and their location in the final file; ``done_path`` exists after they are written."""
 
     number: int
     parts: Tuple[Part, ...]
@@ -109,14 +109,14 @@ def parse_part(part: Part, report: Report) -> Tuple[int, int]:
     first = -1
     with in_one_step(part.rows, durable=True) as file:
         for text in criteo.read_lines(part.text):
-            found = criteo.parse(text, part.plan.index_limit)
-            if found.malformed and first < 0:
-                first = lines + found.first_malformed
-            malformed += found.malformed
-            lines += found.lines
-            rows += found.columns.shape[1]
-            waiting.append(found.columns)
-            if sum(each.shape[1] for each in waiting) >= CHUNK_ROWS:
+            columns = criteo.parse(text, part.plan.index_limit)
+            if columns.malformed and first < 0:
+                first = lines + columns.first_malformed
+            malformed += columns.malformed
+            lines += columns.lines
+            rows += columns.columns.shape[1]
+            waiting.append(columns.columns)
+            if sum(chunk.shape[1] for chunk in waiting) >= CHUNK_ROWS:
                 offsets.append(_write_chunk(file, waiting, part.buckets, generator))
             read += len(text)
             report(read, read)
@@ -127,34 +127,34 @@ def parse_part(part: Part, report: Report) -> Tuple[int, int]:
     return part.text.size, part.text.size
 
 
-# Deal the waiting rows into buckets and write them; return where each bucket begins.
+# Assign rows to random buckets and write them, sorted by bucket; return the bucket offsets
 def _write_chunk(file: BinaryIO, waiting: List[np.ndarray], buckets: int, generator: np.random.Generator) -> np.ndarray:
     columns = np.concatenate(waiting, axis=1)
     waiting.clear()
     dealt = generator.integers(buckets, size=columns.shape[1])
     order = np.argsort(dealt, kind="stable")
     for column in columns:
-        file.write(column.astype(WORD)[order])  # not tofile: it loses the error of its last write
+        file.write(column.astype(WORD)[order])  # not tofile, which ignores an error in its last write
     return np.concatenate(([0], np.cumsum(np.bincount(dealt, minlength=buckets))))[None]
 
 
 def read_column(part: Part, column: int, bucket: int = -1) -> Iterator[np.ndarray]:
-    """Yield a column of a part, chunk by chunk: all of its rows, or those of one bucket."""
+    """Yield a column of a part chunk by chunk: all rows, or the rows of a bucket."""
     first = 0
     with part.rows.open("rb") as file:
         for chunk in np.load(part.offsets_path):
             rows = int(chunk[-1])
-            begin, end = (0, rows) if bucket < 0 else (int(chunk[bucket]), int(chunk[bucket + 1]))
-            file.seek(first + (column * rows + begin) * WORD.itemsize)
-            yield np.fromfile(file, WORD, end - begin)
+            start, end = (0, rows) if bucket < 0 else (int(chunk[bucket]), int(chunk[bucket + 1]))
+            file.seek(first + (column * rows + start) * WORD.itemsize)
+            yield np.fromfile(file, WORD, end - start)
             first += rows * ROW_BYTES
 
 
 def list_values(table: Table, report: Report) -> Tuple[int, int]:
-    """Count the values of one category and write those that are kept.
+    """Count the values of a category and write the values with a table row.
 
-    Without a threshold the values of both splits get rows, as in the submissions' tables; with one, what the
-    training rows hold often enough.
+    Without a threshold the values in both splits get rows, as in the submitted tables; otherwise only values that
+    are frequent enough in the training rows.
     """
     threshold, counts = table.plan.threshold, np.zeros(table.plan.index_limit, np.uint8)
     for part in table.parts:
@@ -165,40 +165,40 @@ def list_values(table: Table, report: Report) -> Tuple[int, int]:
                 counts[chunk] = 1
                 continue
             values, times = np.unique(chunk, return_counts=True)
-            counts[values] = np.minimum(counts[values] + times, MOST_COUNTED)
-    kept = np.flatnonzero(counts >= max(1, threshold)).astype(WORD)
+            counts[values] = np.minimum(counts[values] + times, MAX_COUNT)
+    frequent = np.flatnonzero(counts >= max(1, threshold)).astype(WORD)
     with in_one_step(table.done_path) as file:
-        file.write(kept.data)
-    return 1, kept.nbytes
+        file.write(frequent.data)
+    return 1, frequent.nbytes
 
 
-def indices_of(values: np.ndarray, kept: np.ndarray, plan: Plan) -> np.ndarray:
+def indices_of(values: np.ndarray, frequent: np.ndarray, plan: Plan) -> np.ndarray:
     """Return table rows of values: their rank among ``kept``, behind the shared row 0 where there is a threshold."""
     shift = int(plan.threshold > 1)
-    if not len(kept):
+    if not len(frequent):
         return np.zeros(len(values), WORD)
     if len(values) * 16 < plan.index_limit:
-        place = np.minimum(np.searchsorted(kept, values), len(kept) - 1)
-        return np.where(kept[place] == values, place + shift, 0).astype(WORD)
+        index = np.minimum(np.searchsorted(frequent, values), len(frequent) - 1)
+        return np.where(frequent[index] == values, index + shift, 0).astype(WORD)
     rows = np.zeros(plan.index_limit, WORD)
-    rows[kept] = np.arange(shift, len(kept) + shift)
+    rows[frequent] = np.arange(shift, len(frequent) + shift)
     return rows[values]
 
 
 def write_bucket(bucket: Bucket, report: Report) -> Tuple[int, int]:
-    """Put the rows of a bucket in random order, as training reads them, into the final file."""
+    """Write the rows of a bucket in random order to the final file, in the format for training."""
     generator = np.random.default_rng([bucket.plan.seed, bucket.parts[0].split, bucket.number, TABLES])
     order = generator.permutation(bucket.rows).astype(np.int32 if bucket.rows < 2**31 else np.int64)
-    place = blocks.open_blocks(bucket.file, bucket.file_rows, writable=True)
+    target = blocks.open_blocks(bucket.file, bucket.file_rows, writable=True)
     for column in range(COLUMNS):
         values = np.concatenate([piece for part in bucket.parts for piece in read_column(part, column, bucket.number)])
         if column >= FIRST_TABLE:
-            kept = np.fromfile(str(bucket.tables[column - FIRST_TABLE].done_path), WORD)
-            values = indices_of(values, kept, bucket.plan)
-        blocks.write_column(place, column, bucket.first_row, criteo.transformed(column, values)[order])
-        written = (column + 1) * bucket.rows * WORD.itemsize
-        report(written, written)
-    place.flush()
+            frequent = np.fromfile(str(bucket.tables[column - FIRST_TABLE].done_path), WORD)
+            values = indices_of(values, frequent, bucket.plan)
+        blocks.write_column(target, column, bucket.first_row, criteo.transform(column, values)[order])
+        free_bytes = (column + 1) * bucket.rows * WORD.itemsize
+        report(free_bytes, free_bytes)
+    target.flush()
     bucket.done_path.touch()
     return bucket.rows * ROW_BYTES, bucket.rows * ROW_BYTES
 
@@ -210,31 +210,31 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     """Find the text; the toy data set has none yet."""
     options = (args.seed, args.index_limit, args.frequency_threshold)
     source = None
-    facts: Any = (VERSION, synthetic.NAME, args.name, *options)
+    key: Any = (VERSION, synthetic.NAME, args.name, *options)
     if args.origin is not None:
         source = criteo.list_source(args.origin, args.validation_fraction, progress.counter("scan"), progress.note)
         source = source._replace(name=args.name or source.name)
-        facts = [VERSION, source.name, source.made, *options]
-        for path, begin, end in (*source.train, *source.val):
-            facts.append((Path(path).name, begin, end, Path(path).stat().st_mtime_ns))
-    return Listing(source, hashlib.sha256(repr(facts).encode()).hexdigest())
+        key = [VERSION, source.name, source.description, *options]
+        for path, start, end in (*source.train, *source.val):
+            key.append((Path(path).name, start, end, Path(path).stat().st_mtime_ns))
+    return Listing(source, hashlib.sha256(repr(key).encode()).hexdigest())
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
     source = listing.source or _synthetic_source(args, scratch)
     plan = Plan(scratch, args.index_limit, args.frequency_threshold, args.seed)
     parts = cut(source, plan)
-    every = (*parts["train"], *parts["val"])
-    tables = tuple(Table(number, every, scratch / f"table-{number:02}.values", plan) for number in range(TABLES))
+    all_parts = (*parts["train"], *parts["val"])
+    tables = tuple(Table(number, all_parts, scratch / f"table-{number:02}.values", plan) for number in range(TABLES))
     workers = Workers(args.workers, scratch.parent, progress)
-    if not all(part.done_path.exists() for part in every):
-        # The rows of all text, by the length of its first lines.
+    if not all(part.done_path.exists() for part in all_parts):
+        # Estimate the number of rows from the length of the first lines.
         with open(source.train[0].path, "rb") as file:
             sample = file.read(1 << 20)
-        rows = round(sum(part.text.size for part in every) * sample.count(b"\n") / max(1, len(sample)))
+        rows = round(sum(part.text.size for part in all_parts) * sample.count(b"\n") / max(1, len(sample)))
         present = sum(path.stat().st_size for path in scratch.iterdir())
         check_room(scratch.parent, 2 * ROW_BYTES * rows - present)
-    workers.run("parse", "bytes", parse_part, every, lambda part: part.text.size)
+    workers.run("parse", "bytes", parse_part, all_parts, lambda part: part.text.size)
     malformed = check_malformed(parts, args.skip_corrupt, progress)
     common = check_overlap(source, args.allow_overlap, progress)
     check_labels(parts["val"])
@@ -260,7 +260,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
             "malformed": malformed,
             "seed": args.seed,
         },
-        how={"made": source.made, "in_both": common},
+        how={"made": source.description, "in_both": common},
         tool={"version": VERSION, "numpy": np.__version__},
     )
 
@@ -276,17 +276,17 @@ def _synthetic_source(args: argparse.Namespace, scratch: Path) -> Source:
 
 def cut(source: Source, plan: Plan) -> Dict[str, Tuple[Part, ...]]:
     parts: Dict[str, Tuple[Part, ...]] = {}
-    for number, (split, whole) in enumerate(zip(SPLITS, (source.train, source.val))):
-        buckets = -(-sum(each.size for each in whole) // BUCKET_BYTES)
+    for number, (split, file_ranges) in enumerate(zip(SPLITS, (source.train, source.val))):
+        buckets = -(-sum(file_range.size for file_range in file_ranges) // BUCKET_BYTES)
         parts[split] = tuple(
-            Part(text, number, place, buckets, plan.scratch / f"{split}-{place:05}.rows", plan)
-            for place, text in enumerate(criteo.ranges(whole, PART_BYTES))
+            Part(text, number, number_in_split, buckets, plan.scratch / f"{split}-{number_in_split:05}.rows", plan)
+            for number_in_split, text in enumerate(criteo.ranges(file_ranges, PART_BYTES))
         )
     return parts
 
 
 def deal(split: str, parts: Sequence[Part], tables: Tuple[Table, ...], rows: int) -> List[Bucket]:
-    """Make the file of a split, and return its buckets with their place in it."""
+    """Create the file of a split, and return its buckets with their locations."""
     plan = parts[0].plan
     file = plan.scratch / f"{split}.bin"
     sizes = sum(np.diff(np.load(part.offsets_path)).sum(axis=0) for part in parts)
@@ -305,51 +305,52 @@ def deal(split: str, parts: Sequence[Part], tables: Tuple[Table, ...], rows: int
 
 
 def check_malformed(parts: Dict[str, Tuple[Part, ...]], skip: bool, progress: Progress) -> int:
-    """Count malformed rows; refuse more of them than an accident explains."""
+    """Count malformed rows, and reject more than MALFORMED_SHARE."""
     malformed = lines = 0
     first = ""
-    lines_before: Dict[str, int] = defaultdict(int)  # of each file; its parts come in order
-    for split, own in parts.items():
+    lines_before: Dict[str, int] = defaultdict(int)  # by file; parts are in order
+    for split, split_parts in parts.items():
         rows = 0
-        for part in own:
-            facts = Facts(*read_facts(part.done_path))
-            malformed, lines, rows = malformed + facts.malformed, lines + facts.lines, rows + facts.rows
-            if facts.malformed and not first:
-                number = lines_before[part.text.path] + facts.first_malformed + 1
+        for part in split_parts:
+            part_facts = Facts(*read_facts(part.done_path))
+            malformed, lines, rows = malformed + part_facts.malformed, lines + part_facts.lines, rows + part_facts.rows
+            if part_facts.malformed and not first:
+                number = lines_before[part.text.path] + part_facts.first_malformed + 1
                 first = f"the first is line {number:,} of {part.text.path}"
-            lines_before[part.text.path] += facts.lines
+            lines_before[part.text.path] += part_facts.lines
         if rows == 0:
-            expected, hint = "a label, 13 integers, 26 hexadecimal values", f"look at {own[0].text.path}"
+            expected, hint = "a label, 13 integers, 26 hexadecimal values", f"look at {split_parts[0].text.path}"
             raise Problem(f"no well-formed row in {split}", expected, hint)
-    found = f"{malformed:,} of {lines:,} rows are malformed; {first}"
+    problem = f"{malformed:,} of {lines:,} rows are malformed; {first}"
     if malformed > lines * MALFORMED_SHARE and not skip:
         raise Problem(
-            found,
+            problem,
             f"at most {MALFORMED_SHARE:.2%}: label 0 or 1, 13 integers, 26 hexadecimal values, tabs between",
             "fix the file, or give the same command with --skip-corrupt to leave them out",
             keeps=True,
         )
     if malformed:
-        progress.note(f"left out: {found}")
+        progress.note(f"left out: {problem}")
     return malformed
 
 
 def check_overlap(source: Source, allowed: bool, progress: Progress) -> int:
-    """Return how many rows of a test file are rows of the training file too; days and ends of a log are other clicks.
+    """Return the number of test rows that are also in the training file. Not used for days and for the end of a log,
+    which are different clicks.
 
     Raises:
-        Problem: they are too many.
+        Problem: the number is too large.
     """
     test = Path(source.val[0].path)
     if test.stem != "test":
         return 0
-    with test.open("rb") as held, open(source.train[0].path, "rb") as train:
-        named = ((f"line {number:,} of {test}", hash(line.rstrip())) for number, line in enumerate(held, 1))
-        return source_checks.overlap(named, (hash(line.rstrip()) for line in train), "rows", allowed, progress)
+    with test.open("rb") as test_file, open(source.train[0].path, "rb") as train:
+        hashed_lines = ((f"line {number:,} of {test}", hash(line.rstrip())) for number, line in enumerate(test_file, 1))
+        return source_checks.overlap(hashed_lines, (hash(line.rstrip()) for line in train), "rows", allowed, progress)
 
 
 def check_labels(parts: Sequence[Part]) -> None:
-    """Refuse evaluation rows of one label alone: their AUC has no value."""
+    """Reject evaluation rows with only one label, for which the AUC is undefined."""
     labels = {label for part in parts for piece in read_column(part, 0) for label in np.unique(piece)}
     if len(labels) < 2:
         raise Problem(
@@ -360,7 +361,7 @@ def check_labels(parts: Sequence[Part]) -> None:
 
 
 def check_terabyte(name: str, rows: Dict[str, int]) -> None:
-    """Refuse to call a data set the full one without all of its rows."""
+    """Reject the name of the full data set if rows are missing."""
     if name == criteo.TERABYTE and rows != criteo.TERABYTE_ROWS:
         raise Problem(
             f"{name} with {rows['train']:,} + {rows['val']:,} rows",

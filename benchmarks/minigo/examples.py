@@ -1,8 +1,8 @@
-"""Positions to train on: of the window's games, or of the data set's, as planes, policy and value.
+"""Training positions from the games of the window or of the data set, as planes, policy and value.
 
-In a prepared data set ``moves.npy`` (int16) has the moves of all games one after the other, ``starts.npy`` (int64)
-where each begins and the last one ends, ``outcomes.npy`` (int8) 1 where black won and -1 where white did. The last
-``held_out`` games are never trained on. ``target.npz`` is the target model.
+In a prepared data set ``moves.npy`` (int16) has the concatenated moves of all games, ``starts.npy`` (int64) the
+offsets, ``outcomes.npy`` (int8) 1 if black won and -1 if white won. The last ``held_out`` games are not used for
+training. ``target.npz`` is the target model.
 """
 
 import json
@@ -24,16 +24,18 @@ Array = Any
 
 
 class GoGames:
-    """Games of a prepared folder, each as a record in which every move has one visit."""
+    """Games in a prepared folder, as records with one visit per move."""
 
     def __init__(self, folder: Path, board_size: int) -> None:
-        """Open the folder; raises Problem if its games are of another board size."""
-        facts = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))["facts"]
-        if facts["board_size"] != board_size:
-            found = f"{folder} has games on {facts['board_size']} x {facts['board_size']}"
-            raise Problem(found, f"{board_size} x {board_size}", "name another data set with --data, or set board_size")
+        """Open the folder; raises Problem if the board size differs."""
+        manifest_facts = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))["facts"]
+        if manifest_facts["board_size"] != board_size:
+            problem = f"{folder} has games on {manifest_facts['board_size']} x {manifest_facts['board_size']}"
+            raise Problem(
+                problem, f"{board_size} x {board_size}", "name another data set with --data, or set board_size"
+            )
         self._moves, self._starts, self._outcomes = (np.load(str(folder / name), mmap_mode="r") for name in FILES[:3])
-        self._size, self.held_out = board_size, int(facts["held_out"])
+        self._size, self.held_out = board_size, int(manifest_facts["held_out"])
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -45,8 +47,8 @@ class GoGames:
         outcome = float(self._outcomes[number])
         return Game(int(number), moves, visits, np.zeros(len(moves), np.float32), outcome, 0.0, False, False)
 
-    def places(self, held_out: bool) -> Array:
-        """Return all positions of the held-out games, or of the others: (positions, 2) of game and ply."""
+    def positions(self, held_out: bool) -> Array:
+        """Return all positions of held-out games, or of training games: (positions, 2) of game and ply."""
         first = len(self) - self.held_out
         games = range(first, len(self)) if held_out else range(first)
         lengths = np.diff(self._starts)[games.start : games.stop]
@@ -55,18 +57,18 @@ class GoGames:
 
 
 def open_data(folder: Path) -> Tuple[int, int]:
-    """Open a data set for a check; return how many games it trains on and holds out."""
-    facts = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))["facts"]
-    games = GoGames(folder, facts["board_size"])
+    """Open a data set to verify it; return the numbers of training and held-out games."""
+    manifest_facts = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))["facts"]
+    games = GoGames(folder, manifest_facts["board_size"])
     return len(games) - games.held_out, games.held_out
 
 
 class Examples(NamedTuple):
-    """Positions in the order in which they are trained on."""
+    """Positions in training order."""
 
     planes: Array  # uint8 (positions, N, N, planes)
     policy: Array  # float32 (positions, N x N + 1): the search's visits as shares of 1, or the move that was played
-    value: Array  # float32 (positions,): 1 where the side to move won, else -1
+    value: Array  # float32 (positions,): 1 if the player to move won, otherwise -1
 
 
 def read_window(output: Path, config: Any, generation: int) -> List[Game]:
@@ -75,50 +77,49 @@ def read_window(output: Path, config: Any, generation: int) -> List[Game]:
     Raises:
         Problem: a record is damaged, or games are missing.
     """
-    found: List[Game] = []
+    window_games: List[Game] = []
     for number in schedule.window(config, generation):
         folder = generation_folder(output, number)
         hint = PLAYED_AGAIN if number == generation else NOT_PLAYED_AGAIN
         games = read_generation(folder, config.board_size, hint)
         if len(games) != config.games:
             raise Problem(f"{folder} has {len(games)} games", f"{config.games}", hint.format(folder.name))
-        found += games
-    return found
+        window_games += games
+    return window_games
 
 
 def sample(games: Sequence[Game], config: Any, generation: int, global_batch: int) -> Array:
-    """Draw the positions of a generation, the same on every rank: int32 (positions, 2) of game and ply, shuffled.
+    """Sample the positions of a generation: int32 (positions, 2) of game and ply, shuffled, equal on all ranks.
 
-    They fill whole steps: what is left of the last one is not trained on, as in the submitted train.py; but one step
-    there always is.
+    The number of positions is rounded down to full steps, as in the submitted train.py, but to at least one step.
     """
     searched = [np.flatnonzero(game.visits.any(axis=1)) for game in games]
-    places = np.concatenate([np.stack([np.full_like(plies, n), plies], 1) for n, plies in enumerate(searched)])
+    positions = np.concatenate([np.stack([np.full_like(plies, n), plies], 1) for n, plies in enumerate(searched)])
     generator = np.random.RandomState((config.seed + generation) % 2**32)
-    order = generator.permutation(len(places))
-    count = int(len(places) * config.sample_share) // global_batch * global_batch
-    return places[order[:count]] if count else places[np.resize(order, global_batch)]
+    order = generator.permutation(len(positions))
+    count = int(len(positions) * config.sample_share) // global_batch * global_batch
+    return positions[order[:count]] if count else positions[np.resize(order, global_batch)]
 
 
-def own_part(places: Array, part: int, parts: int, batch: int) -> Array:
-    """Return what one of ``parts`` ranks trains on: its ``batch`` of each step."""
-    return places.reshape(-1, parts, batch, 2)[:, part].reshape(-1, 2)
+def rank_part(positions: Array, part: int, parts: int, batch: int) -> Array:
+    """Return the positions of one of ``parts`` ranks: its ``batch`` in every step."""
+    return positions.reshape(-1, parts, batch, 2)[:, part].reshape(-1, 2)
 
 
-def build(games: Union[List[Game], GoGames], places: Array, config: Any) -> Examples:
-    """Replay the games up to the drawn positions."""
+def build(games: Union[List[Game], GoGames], positions: Array, config: Any) -> Examples:
+    """Replay the games up to the sampled positions."""
     size = config.board_size
-    shape = (len(places), size, size, PLANES[config.features])
-    planes, policy = np.empty(shape, np.uint8), np.empty((len(places), size**2 + 1), np.float32)
-    value = np.empty(len(places), np.float32)
+    shape = (len(positions), size, size, PLANES[config.features])
+    planes, policy = np.empty(shape, np.uint8), np.empty((len(positions), size**2 + 1), np.float32)
+    value = np.empty(len(positions), np.float32)
     rules = rules_of(config)
-    by_game = np.lexsort((places[:, 1], places[:, 0]))
+    by_game = np.lexsort((positions[:, 1], positions[:, 0]))
     number = -1
     for row in by_game:
-        if places[row, 0] != number:
-            number = int(places[row, 0])
+        if positions[row, 0] != number:
+            number = int(positions[row, 0])
             game, position = games[number], Position(rules)
-        for move in game.moves[len(position.moves) : places[row, 1]]:
+        for move in game.moves[len(position.moves) : positions[row, 1]]:
             position.play(int(move))
         ply = len(position.moves)
         position.planes(planes[row])
@@ -128,9 +129,9 @@ def build(games: Union[List[Game], GoGames], places: Array, config: Any) -> Exam
 
 
 def searched_policy(visits: Array, ply: int, config: Any) -> Array:
-    """Return float32 (moves,): the visits as shares of 1.
+    """Return the visits as a distribution, float32 (moves,).
 
-    Those of a move that was drawn have the power by which it was drawn (CalculateSearchPi in cc/mcts_tree.cc, v0.7).
+    For sampled moves the exponent of the sampling is applied (CalculateSearchPi in cc/mcts_tree.cc, v0.7).
     """
     power = config.policy_softmax_temp if ply < soft_moves(config) else 1.0
     weights = visits.astype(np.float32) ** power
@@ -138,7 +139,7 @@ def searched_policy(visits: Array, ply: int, config: Any) -> Array:
 
 
 def turned(examples: Examples, generator: Any) -> Examples:
-    """Return the examples, each turned or mirrored by a symmetry of the board that is drawn for it."""
+    """Return the examples, each with a random symmetry of the board."""
     planes, policy = np.empty_like(examples.planes), np.empty_like(examples.policy)
     size = planes.shape[1]
     kinds = generator.randint(0, 8, len(planes))
@@ -152,5 +153,5 @@ def turned(examples: Examples, generator: Any) -> Examples:
 
 
 def _turn(boards: Array, kind: int) -> Array:
-    found = np.rot90(boards, kind % 4, axes=(1, 2))
-    return found[:, :, ::-1] if kind >= 4 else found
+    rotated = np.rot90(boards, kind % 4, axes=(1, 2))
+    return rotated[:, :, ::-1] if kind >= 4 else rotated

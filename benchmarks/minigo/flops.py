@@ -1,4 +1,4 @@
-"""Model FLOPs of Minigo's network in training: benchmarks/common/flops.py. Self-play is not in them."""
+"""Model FLOPs of Minigo's network in training, without self-play: benchmarks/common/flops.py."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from benchmarks.minigo.models import PLANES, POLICY_CHANNELS, VALUE_CHANNELS
 
 
 def training_flops(config: Any) -> float:
-    """FLOPs of forward and backward pass on a position; its planes have no gradient."""
+    """FLOPs of forward and backward pass per position. The gradient of the planes is not computed."""
     size, width = config.board_size, config.conv_width
     points = size * size
     first = convolution(size, size, 3, PLANES[config.features], width)

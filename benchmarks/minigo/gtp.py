@@ -13,7 +13,7 @@ from benchmarks.minigo import models, sgf
 from benchmarks.minigo.engine import BLACK, WHITE, Evaluate, IllegalMove, Position, Rules, Search, Study, name_of
 from benchmarks.minigo.engine.position import COLUMNS, fixed_handicap
 
-UNIFORM = "uniform"  # A model without knowledge: every move is as likely, no side is ahead
+UNIFORM = "uniform"  # Model with a uniform policy and value 0
 COLORS = {"b": BLACK, "black": BLACK, "w": WHITE, "white": WHITE}
 
 
@@ -25,50 +25,50 @@ class Server:
     """A player that answers the commands of the protocol."""
 
     def __init__(self, evaluate: Evaluate, rules: Rules, search: Search, seed: int = 0, name: str = "Encore") -> None:
-        """Prepare a player whose network ``evaluate`` knows one board size, that of ``rules``."""
+        """Prepare a player; the network ``evaluate`` supports only the board size of ``rules``."""
         self._evaluate, self._rules, self._search, self._seed, self._name = evaluate, rules, search, seed, name
         self._commands: Dict[str, Callable[[List[str]], str]] = {
             "protocol_version": lambda _: "2",
             "name": lambda _: self._name,
             "version": lambda _: "",
-            "known_command": lambda words: str(words[0] in self._commands).lower(),
+            "known_command": lambda args: str(args[0] in self._commands).lower(),
             "list_commands": lambda _: "\n".join(self._commands),
             "quit": lambda _: "",
             "boardsize": self._boardsize,
-            "clear_board": lambda _: self._begin(Position(self._rules)),
+            "clear_board": lambda _: self._start(Position(self._rules)),
             "komi": self._komi,
             "play": self._play,
             "genmove": self._genmove,
             "undo": self._undo,
-            "fixed_handicap": lambda words: self._place(fixed_handicap(self._rules.size, int(words[0]))),
-            "place_free_handicap": lambda words: self._place(fixed_handicap(self._rules.size, int(words[0]))),
-            "set_free_handicap": lambda words: self._place([_move(word, self._rules.size) for word in words]),
+            "fixed_handicap": lambda args: self._place_stones(fixed_handicap(self._rules.size, int(args[0]))),
+            "place_free_handicap": lambda args: self._place_stones(fixed_handicap(self._rules.size, int(args[0]))),
+            "set_free_handicap": lambda args: self._place_stones([_move(word, self._rules.size) for word in args]),
             "time_settings": lambda _: "",
             "time_left": lambda _: "",
             "final_score": self._final_score,
             "showboard": self._showboard,
             "loadsgf": self._loadsgf,
         }
-        self._begin(Position(self._rules))
+        self._start(Position(self._rules))
 
     def serve(self, commands: Iterable[str], answers: TextIO) -> None:
         for line in commands:
-            words = line.partition("#")[0].split()
-            if not words:
+            args = line.partition("#")[0].split()
+            if not args:
                 continue
-            number = words.pop(0) if words[0].isdigit() else ""
-            success, text = self.answer(words)
+            number = args.pop(0) if args[0].isdigit() else ""
+            success, text = self.answer(args)
             answers.write(f"{'=' if success else '?'}{number} {text}\n\n")
             answers.flush()
-            if words[:1] == ["quit"]:
+            if args[:1] == ["quit"]:
                 return
 
-    def answer(self, words: List[str]) -> "tuple[bool, str]":
-        command = self._commands.get(words[0]) if words else None
+    def answer(self, args: List[str]) -> "tuple[bool, str]":
+        command = self._commands.get(args[0]) if args else None
         if command is None:
             return False, "unknown command"
         try:
-            return True, command(words[1:])
+            return True, command(args[1:])
         except Refused as refused:
             return False, str(refused)
         except IllegalMove as error:
@@ -82,28 +82,28 @@ class Server:
     def _position(self) -> Position:
         return self._study.position
 
-    def _begin(self, position: Position) -> str:
+    def _start(self, position: Position) -> str:
         self._study = Study(position, self._search, self._seed)
         return ""
 
-    def _boardsize(self, words: List[str]) -> str:
-        if int(words[0]) != self._rules.size:
-            # The protocol's own words, and then what to do about it.
+    def _boardsize(self, args: List[str]) -> str:
+        if int(args[0]) != self._rules.size:
+            # The message of the protocol, followed by a hint.
             size = self._rules.size
-            raise Refused(f"unacceptable size: the model plays on {size} x {size}; use a model of {words[0]}")
-        return self._begin(Position(self._rules))
+            raise Refused(f"unacceptable size: the model plays on {size} x {size}; use a model of {args[0]}")
+        return self._start(Position(self._rules))
 
-    def _komi(self, words: List[str]) -> str:
-        self._rules = replace(self._rules, komi=float(words[0]))
+    def _komi(self, args: List[str]) -> str:
+        self._rules = replace(self._rules, komi=float(args[0]))
         return self._replay(self._position, self._position.moves)
 
     def _replay(self, start: Position, moves: Iterable[int]) -> str:
-        position = start.beginning(self._rules)
+        position = start.initial(self._rules)
         for move in moves:
             position.play(move)
-        return self._begin(position)
+        return self._start(position)
 
-    # Pass for the other side where it would be its turn: the protocol lets a side play twice.
+    # Pass for the opponent if it is not the turn of this colour: the protocol allows consecutive moves of a player.
     def _turn(self, word: str) -> None:
         color = COLORS.get(word.lower())
         if color is None:
@@ -113,26 +113,26 @@ class Server:
         if self._position.moves:
             self._study.play(self._rules.size**2)
         else:
-            self._begin(self._position.beginning(first=color))
+            self._start(self._position.initial(first=color))
 
-    def _play(self, words: List[str]) -> str:
-        move = _move(words[1], self._rules.size)
-        before = self._position.copy()
-        self._turn(words[0])
+    def _play(self, args: List[str]) -> str:
+        move = _move(args[1], self._rules.size)
+        previous = self._position.copy()
+        self._turn(args[0])
         try:
             self._study.play(move)
         except IllegalMove:
-            self._begin(before)
+            self._start(previous)
             raise
         return ""
 
-    def _genmove(self, words: List[str]) -> str:
-        self._turn(words[0])
+    def _genmove(self, args: List[str]) -> str:
+        self._turn(args[0])
         self._study.search_with(self._evaluate)
         value = self._study.value if self._position.to_play == BLACK else -self._study.value
         if self._search.disable_resign_pct < 1 and value < self._search.max_resign_threshold:
             return "resign"
-        # Where the other side has passed, no stone is played into what is alive or dead for certain.
+        # After an opponent pass, no stone is played into unconditional life or dead areas.
         passed = self._position.moves[-1:] == (self._rules.size**2,)
         move = self._study.choose(restrict_pass_alive=passed)
         self._study.play(move)
@@ -143,12 +143,12 @@ class Server:
             raise Refused("cannot undo")
         return self._replay(self._position, self._position.moves[:-1])
 
-    def _place(self, points: List[int]) -> str:
+    def _place_stones(self, points: List[int]) -> str:
         if self._position.moves or self._position.stones().any():
             raise Refused("board not empty")
         if len(set(points)) < len(points) or self._rules.size**2 in points:
             raise Refused("bad vertex list")
-        self._begin(Position(self._rules, points, to_play=WHITE))
+        self._start(Position(self._rules, points, to_play=WHITE))
         return " ".join(name_of(point, self._rules.size) for point in points)
 
     def _final_score(self, _: List[str]) -> str:
@@ -163,16 +163,16 @@ class Server:
         ]
         return "\n".join(["", columns, *rows, columns])
 
-    def _loadsgf(self, words: List[str]) -> str:
-        record = sgf.read(Path(words[0]), self._rules.features)
+    def _loadsgf(self, args: List[str]) -> str:
+        record = sgf.read(Path(args[0]), self._rules.features)
         if record.rules.size != self._rules.size:
             raise Refused(f"cannot load file: a board of {record.rules.size}, the model plays on {self._rules.size}")
-        moves = record.moves[: int(words[1]) - 1] if len(words) > 1 else record.moves
+        moves = record.moves[: int(args[1]) - 1] if len(args) > 1 else record.moves
         self._rules = replace(self._rules, komi=record.rules.komi)
         return self._replay(record.position(), moves)
 
 
-# The move of a vertex such as ``D4`` or ``pass``; ValueError where it is none.
+# Move of a vertex such as ``D4`` or ``pass``; raises ValueError for other text
 def _move(word: str, size: int) -> int:
     if word.lower() == "pass":
         return size**2
@@ -183,24 +183,24 @@ def _move(word: str, size: int) -> int:
 
 
 def uniform(planes: Any) -> "tuple[Any, Any]":
-    """Evaluate without knowledge: every move is as likely, no side is ahead."""
+    """Return a uniform policy and value 0."""
     import numpy as np
 
     return np.ones((len(planes), planes.shape[1] ** 2 + 1), np.float32), np.zeros(len(planes), np.float32)
 
 
 def evaluator_of(model: str, size: int, implementation: str, batch: int) -> "tuple[Evaluate, Rules]":
-    """Return the network of a file, for ``batch`` positions at once, and the rules of the board that it plays on.
+    """Return the network in a file, for batches of ``batch`` positions, and the rules for its board.
 
     Raises:
-        Problem: there is no such file, or it is a model of another board than ``size`` (0: any).
+        Problem: the file does not exist, or the model is for a board other than ``size`` (0: any).
     """
     if model == UNIFORM:
         return uniform, Rules(size=size or 9)
     if not Path(model).exists():
         raise Problem(f"no model {model}", f"a file that a run has written, or {UNIFORM}", "give its path")
     shape, _ = models.load(Path(model), size)
-    # A program that plays shows what we write to standard error.
+    # GTP clients show standard error to the user.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     rules = Rules(size=shape.board_size, features=shape.features)
     config = importlib.import_module(f"{implementation}.config").Config(

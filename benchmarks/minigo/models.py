@@ -1,8 +1,8 @@
-"""Files of models: the weights of a network by name, and its shape; numpy only.
+"""Model files: named weights and architecture of a network; numpy only.
 
-A model file is a NumPy archive with an array for each weight and ``shape``, a line of JSON. It is what a run writes
-for each generation, what a target model and initial weights are, and what ``encore play`` loads. A run's has the
-momenta and the count of steps as well, with which another run may go on.
+A model file is a NumPy archive with an array per weight and ``shape``, a line of JSON. Runs write one per
+generation; target models, initial weights and models of ``encore play`` have this format. Files of runs also have
+momenta and the number of steps, to continue in another run.
 """
 
 import json
@@ -28,14 +28,14 @@ Arrays = Dict[str, "np.ndarray[Any, Any]"]
 
 @dataclass(frozen=True)
 class Shape:
-    """What a network looks like; the reference's flags of the same names (dual_net.py)."""
+    """Architecture of a network, with the names of the reference's flags (dual_net.py)."""
 
     board_size: int
     features: str
     conv_width: int
     trunk_layers: int
     fc_width: int
-    # Whether the value head's outcome is black's, as in the reference, and not that of the side to move
+    # Whether the value head predicts the outcome for black, as in the reference, not for the player to move
     black_value: bool = False
 
     @classmethod
@@ -56,15 +56,15 @@ def read_bytes(path: Path) -> bytes:
 
 
 def is_archive(path: Path) -> bool:
-    """Return whether a file is a NumPy archive, whole or damaged, as models of runs are."""
+    """Return whether a file is a NumPy archive, complete or damaged, like models of runs."""
     return read_bytes(path)[:2] == b"PK"
 
 
-def check_board(path: Path, found: int, wanted: int) -> None:
-    """Raise Problem if a model is for another board than the one played on; 0: any."""
-    if wanted not in (0, found):
-        text = f"{path} is a model for {found} x {found}"
-        raise Problem(text, f"one for {wanted} x {wanted}", "name another model, or set board_size")
+def check_board(path: Path, size: int, expected_size: int) -> None:
+    """Raise Problem if a model is for a different board size; 0: any."""
+    if expected_size not in (0, size):
+        text = f"{path} is a model for {size} x {size}"
+        raise Problem(text, f"one for {expected_size} x {expected_size}", "name another model, or set board_size")
 
 
 class Start(NamedTuple):
@@ -75,24 +75,26 @@ class Start(NamedTuple):
 
 
 def weight_shapes(shape: Shape) -> Dict[str, Tuple[int, ...]]:
-    """Return the shape of each array in the order of the network: (height, width, in, out), dense (in, out)."""
+    """Return the shapes of all arrays in the order of the network: (height, width, in, out), dense (in, out)."""
     width, points = shape.conv_width, shape.board_size**2
-    found: Dict[str, Tuple[int, ...]] = {}
+    array_shapes: Dict[str, Tuple[int, ...]] = {}
 
     def conv_norm(name: str, size: int, channels: int, filters: int, scaled: bool = True) -> None:
-        found[f"{name}.weight"] = (size, size, channels, filters)
+        array_shapes[f"{name}.weight"] = (size, size, channels, filters)
         parts = ("gamma", "beta", "mean", "variance") if scaled else ("mean", "variance")
-        found.update({f"{name}.{part}": (filters,) for part in parts})
+        array_shapes.update({f"{name}.{part}": (filters,) for part in parts})
 
     conv_norm("stem", 3, PLANES[shape.features], width)
     for block in range(shape.trunk_layers):
         conv_norm(f"block{block}.1", 3, width, width)
         conv_norm(f"block{block}.2", 3, width, width)
     conv_norm("policy", 1, width, POLICY_CHANNELS, scaled=False)
-    found.update({"policy_dense.weight": (POLICY_CHANNELS * points, points + 1), "policy_dense.bias": (points + 1,)})
+    array_shapes.update(
+        {"policy_dense.weight": (POLICY_CHANNELS * points, points + 1), "policy_dense.bias": (points + 1,)}
+    )
     conv_norm("value", 1, width, VALUE_CHANNELS, scaled=False)
     return {
-        **found,
+        **array_shapes,
         "value_hidden.weight": (VALUE_CHANNELS * points, shape.fc_width),
         "value_hidden.bias": (shape.fc_width,),
         "value_dense.weight": (shape.fc_width, 1),
@@ -101,7 +103,7 @@ def weight_shapes(shape: Shape) -> Dict[str, Tuple[int, ...]]:
 
 
 def initial_weights(shape: Shape, seed: int) -> Arrays:
-    """Draw the weights of an untrained network as TensorFlow's layers do: Glorot and Bengio 2010, uniform."""
+    """Initialize weights like TensorFlow's layers: Glorot and Bengio 2010, uniform."""
     generator = np.random.RandomState(seed % 2**32)
 
     def draw(name: str, size: Tuple[int, ...]) -> Any:
@@ -116,14 +118,14 @@ def initial_weights(shape: Shape, seed: int) -> Arrays:
 
 
 def save(path: Path, shape: Shape, arrays: Mapping[str, Any]) -> None:
-    """Write a model file in one step: it is whole or not there."""
+    """Write a model file atomically."""
     with in_one_step(path, durable=True) as file:
         text = np.frombuffer(json.dumps(asdict(shape)).encode(), np.uint8)
         np.savez(file, **{SHAPE: text, **arrays})
 
 
 def load(path: Path, board_size: int = 0) -> Tuple[Shape, Arrays]:
-    """Read a model file; raises Problem if it is none, is damaged, or is of another size than ``board_size``."""
+    """Read a model file; raises Problem if it is invalid, damaged, or for a board size other than ``board_size``."""
     try:
         with np.load(str(path)) as archive:
             shape = Shape(**json.loads(archive[SHAPE].tobytes().decode()))
@@ -138,7 +140,7 @@ def load(path: Path, board_size: int = 0) -> Tuple[Shape, Arrays]:
 
 
 def load_start(path: Path, board_size: int) -> Start:
-    """Read a model file as what a run begins with; without momenta and steps it begins at step 0."""
+    """Read a model file as the start of a run; without momenta and steps it starts at step 0."""
     shape, arrays = load(path, board_size)
     with np.load(str(path)) as archive:
         momenta = {name[len(MOMENTA) :]: archive[name] for name in archive.files if name.startswith(MOMENTA)}

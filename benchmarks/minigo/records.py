@@ -1,8 +1,8 @@
-"""Games in files: one for each self-play worker and generation, appended in whole games, each with a checksum.
+"""Files of games: one per self-play worker and generation, appended game by game with checksums.
 
-A record is its length and CRC-32 (two little-endian uint32), and a body: number, plies, outcome, margin, flags; moves
-(int16) and values (float16) of the plies; for each ply how many moves were visited (uint16), then those moves and
-their visits (uint16 each). A worker that was killed leaves at most one part of a record, at the end: it is cut off.
+A record is its length and CRC-32 (two little-endian uint32), and a body: number, plies, outcome, margin, flags;
+moves (int16) and values (float16) by ply; number of visited moves by ply (uint16), then the visited moves and their
+visits (both uint16). A killed worker may leave an incomplete record at the end, which is truncated.
 """
 
 import json
@@ -42,13 +42,13 @@ def encode(game: Game) -> bytes:
 
 def decode(body: bytes, board_size: int) -> Game:
     number, plies, outcome, margin, flags = HEAD.unpack_from(body)
-    at = HEAD.size
+    offset = HEAD.size
 
     def take(kind: str, count: int) -> Array:
-        nonlocal at
-        found = np.frombuffer(body, kind, count, at)
-        at += found.nbytes
-        return found
+        nonlocal offset
+        array = np.frombuffer(body, kind, count, offset)
+        offset += array.nbytes
+        return array
 
     moves, values, counts = take("<i2", plies), take("<f2", plies), take("<u2", plies)
     searched = int(counts.sum())
@@ -63,28 +63,28 @@ PLAYED_AGAIN = "remove {}, and start the run again: its games are played again"
 NOT_PLAYED_AGAIN = "copy {} back from where it is whole, or begin a new run: the run has continued from its games"
 
 
-# The bodies of the whole records, and the length in bytes of all of them.
+# Bodies of the complete records, and their total length in bytes
 def _bodies(path: Path, hint: str = PLAYED_AGAIN) -> Tuple[List[bytes], int]:
     data = path.read_bytes()
-    bodies, at = [], 0
-    while at + PREFIX.size <= len(data):
-        length, checksum = PREFIX.unpack_from(data, at)
-        body = data[at + PREFIX.size : at + PREFIX.size + length]
+    bodies, offset = [], 0
+    while offset + PREFIX.size <= len(data):
+        length, checksum = PREFIX.unpack_from(data, offset)
+        body = data[offset + PREFIX.size : offset + PREFIX.size + length]
         if len(body) < length:
             break
         if zlib.crc32(body) != checksum or length < HEAD.size:
-            found = f"{path}: the record at byte {at} differs from its checksum"
-            raise Problem(found, "records as self-play wrote them", hint.format(path.name))
+            problem = f"{path}: the record at byte {offset} differs from its checksum"
+            raise Problem(problem, "records as self-play wrote them", hint.format(path.name))
         bodies.append(body)
-        at += PREFIX.size + length
-    return bodies, at
+        offset += PREFIX.size + length
+    return bodies, offset
 
 
 class GameFile:
-    """The games of one worker in one generation, for appending; knows which ones it has."""
+    """Games of a worker in a generation, for appending, with the numbers of existing games."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file; what a killed worker left of an unfinished record is cut off."""
+        """Open the file, and truncate an incomplete record of a killed worker."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "ab")  # noqa: SIM115
         bodies, length = _bodies(path)
@@ -107,10 +107,10 @@ def generation_folder(output: Path, generation: int) -> Path:
 
 
 def read_generation(folder: Path, board_size: int, hint: str = PLAYED_AGAIN) -> List[Game]:
-    """Return the games of a generation in the order of their numbers.
+    """Return the games of a generation in ascending order of numbers.
 
     Raises:
-        Problem: a record is damaged, for which ``hint`` says what to do, or a game is there twice.
+        Problem: a record is damaged, with ``hint``, or a game is duplicated.
     """
     paths = sorted(folder.glob("*.games"))
     games = [decode(body, board_size) for path in paths for body in _bodies(path, hint)[0]]
@@ -123,14 +123,14 @@ def read_generation(folder: Path, board_size: int, hint: str = PLAYED_AGAIN) -> 
 
 # -- one game of each generation with the position at its end, which `encore report` draws ----------------
 
-# In the folder of an experiment: one line a game; a resumed run may write that of a generation again
+# In the experiment folder: one line per game; a resumed run may repeat generations
 SHOWN = "shown_games.jsonl"
 
 
 def show(output: Path, generation: int, game: Game, config: Any) -> None:
-    """Append a game of ``generation``, from 1: its moves, row * size + column from the top left, and the last stones.
+    """Append a game of ``generation``, from 1: moves as row * size + column from the top left, and the final stones.
 
-    Stones are 0 empty, 1 black and 2 white, in the order of the points; outcome and margin are black's.
+    Stones are 0 empty, 1 black and 2 white, in the order of points; outcome and margin are for black.
     """
     position = Position(rules_of(config))
     for move in game.moves.tolist():

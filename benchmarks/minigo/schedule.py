@@ -7,13 +7,13 @@ from typing import Any, List
 from benchmarks.common.run.timeline import Timeline, by_epochs
 from benchmarks.minigo.engine import Rules, Search
 
-# Game numbers of a generation begin at a multiple of this, so that a number is of one game of a run only
+# Game numbers of a generation start at a multiple, so that they are unique in a run
 GAMES_PER_GENERATION = 10**6
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Which ranks of a run train and which play: as benchmark.toml declares, the first and the last ones."""
+    """Ranks that train and ranks that play: the first and the last ranks, as declared in benchmark.toml."""
 
     training: range
     selfplay: range
@@ -26,7 +26,9 @@ class Roles:
 
 
 def learning_rate(config: Any, step: int) -> float:
-    """Return the rate of a step, those of the initial weights included: tf.train.piecewise_constant of dual_net.py."""
+    """Return the rate of a step, counted including the steps of the initial weights: tf.train.piecewise_constant of
+    dual_net.py.
+    """
     return config.rates[bisect_left(config.rate_boundaries, step)]
 
 
@@ -55,13 +57,13 @@ def share(total: int, part: int, parts: int) -> range:
 
 def game_numbers(config: Any, generation: int, part: int, parts: int) -> range:
     """Return the numbers of the games that one of ``parts`` players plays in a generation, from 1."""
-    own = share(config.games, part, parts)
+    part_numbers = share(config.games, part, parts)
     first = generation * GAMES_PER_GENERATION
-    return range(first + own.start, first + own.stop)
+    return range(first + part_numbers.start, first + part_numbers.stop)
 
 
 def window(config: Any, generation: int) -> List[int]:
-    """Return the generations whose games one is trained on, the oldest first."""
+    """Return the generations used to train a generation, in ascending order."""
     return list(range(max(1, generation - config.window + 1), generation + 1))
 
 
@@ -103,16 +105,16 @@ def search_of(config: Any, readouts: int) -> Search:
 
 
 def soft_moves(config: Any) -> int:
-    """Return how many first moves of a game are drawn by their visits (MctsPlayer of v0.6, MctsTree of v0.7)."""
+    """Return the number of first moves that are sampled by visits (MctsPlayer of v0.6, MctsTree of v0.7)."""
     points: int = config.board_size**2
     return points // 12 // 2 * 2
 
 
 def match_search(config: Any) -> Search:
-    """Return the search of a match: without noise, and without resignation from v0.7 on (eval.flags).
+    """Return the search for matches: without noise, and since v0.7 without resignation (eval.flags).
 
-    In self-play the submitted default (train_loop.py, v0.7) forbids a move into unconditional life after four passes of
-    the other side, in a match always (MctsPlayer::SuggestMove); v0.6 knows no unconditional life.
+    In self-play the submitted default (train_loop.py, v0.7) prohibits moves into unconditional life after four
+    opponent passes, in matches always (MctsPlayer::SuggestMove); v0.6 does not compute unconditional life.
     """
     return Search(
         readouts=config.eval_readouts,

@@ -1,4 +1,6 @@
-"""One rank's games of a generation: the engine searches, the network evaluates, whole games go to a file."""
+"""Self-play of a rank in a generation: the engine searches, the network evaluates, finished games are appended to a
+file.
+"""
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +16,7 @@ from benchmarks.minigo.models import PLANES
 from benchmarks.minigo.records import GameFile, generation_folder
 from benchmarks.minigo.schedule import match_search, rules_of, search_of
 
-SLICE_SECONDS = 0.25  # Between two moments at which the ranks ask each other whether to stop
+SLICE_SECONDS = 0.25  # Interval between stop votes of the ranks
 Array = Any
 
 
@@ -26,26 +28,26 @@ def play_for(seconds: float, turn: Callable[[], Iterator[Game]], is_done: Callab
 
 
 def match_turn(games: Games, evaluators: Sequence[Evaluate], planes: Array) -> Iterator[Game]:
-    """Search and evaluate the games of each player, who has an evaluator, and yield those that end."""
+    """Search and evaluate the games of all players, one evaluator per player, and yield finished games."""
     for player, evaluate in enumerate(evaluators):
         count = games.leaves(planes, player)
         yield from games.answer(*evaluate(planes[:count]), player)
 
 
 class Groups:
-    """Groups of one player's games in turn: while a thread evaluates the leaves of one, the next one is searched.
+    """Alternates groups of games: while a thread evaluates the leaves of a group, the next group is searched.
 
-    Leaves wait for their answer from one turn to the next, so that what is played does not depend on time.
+    Evaluations are applied in a fixed order, so that games do not depend on timing.
     """
 
     def __init__(self, games: Games, evaluate: Evaluate, planes: Sequence[Array]) -> None:
-        """Begin with games that have as many groups as there are ``planes``, batches of leaves."""
+        """Start with games in as many groups as there are ``planes``, the batches of leaves."""
         self._games, self._evaluate, self._planes = games, evaluate, planes
         self._thread = ThreadPoolExecutor(1)
         self._waiting: "Dict[int, Future[Any]]" = {}
 
     def turn(self) -> Iterator[Game]:
-        """Answer, then search each group, and yield the games that end."""
+        """Apply evaluations and search, group by group, and yield finished games."""
         for group, planes in enumerate(self._planes):
             if group in self._waiting:
                 policy, value = self._waiting.pop(group).result()
@@ -58,13 +60,13 @@ class Groups:
 
 
 def batch_of(config: Any) -> Array:
-    """Return uint8 (batch, N, N, planes): the positions of a pass of the network."""
+    """Return uint8 (batch, N, N, planes): input buffer of the network."""
     size = config.board_size
     return np.zeros((config.inference_batch, size, size, PLANES[config.features]), np.uint8)
 
 
 class Worker:
-    """Plays its share of a generation's games; those that its files have already are not played again."""
+    """Plays the games of a rank in a generation, except games that already exist."""
 
     def __init__(
         self, config: Any, output: Path, generation: int, part: int, parts: int, evaluate: Evaluate, done: Set[int]
@@ -120,11 +122,11 @@ def outcomes(games: Sequence[Game]) -> Dict[str, float]:
 
 
 class MatchWorker:
-    """Plays its share of a match between two networks, each of which has black in every other game."""
+    """Plays the games of a rank in a match of two networks with alternating colours."""
 
     def __init__(self, config: Any, evaluators: Tuple[Evaluate, Evaluate], games: range, seed: int) -> None:
         self._count = len(games)
-        # Games that are over, and those of them that the first network won; a draw counts half
+        # Finished games, and wins of the first network; a draw counts half
         self.played, self.wins = 0, 0.0
         if games:
             played = Games(

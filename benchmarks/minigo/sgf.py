@@ -19,15 +19,15 @@ HINT = "leave the file out, or export the game again from the program that wrote
 
 @dataclass(frozen=True)
 class Record:
-    """A game of the main line of an SGF file."""
+    """Main line of a game in an SGF file."""
 
     rules: Rules
     black: Tuple[int, ...]  # Stones placed before the first move, AB
     white: Tuple[int, ...]
     to_play: int
     moves: Tuple[int, ...]
-    winner: int  # 1 black, 2 white, 0 neither or not known
-    margin: Optional[float]  # Points by which black is ahead as the record says; None where it was not counted
+    winner: int  # 1 black, 2 white, 0 draw or unknown
+    margin: Optional[float]  # Lead of black in points according to RE; None without a count
     result: str  # RE as it is in the file
 
     def position(self) -> Position:
@@ -35,11 +35,11 @@ class Record:
 
 
 def read(path: Path, features: str = "agz", superko: bool = True) -> Record:
-    """Return the game of a file; ``superko=False`` also reads those of servers that know the simple ko rule alone.
+    """Return the game in a file; ``superko=False`` also accepts games of servers with only the simple ko rule.
 
     Raises:
-        Problem: the file cannot be read or is no SGF of Go on a board of 5, 9, 13 or 19.
-        IllegalMove: a move that the rules do not allow, with its number.
+        Problem: the file cannot be read, or is not an SGF file of Go with board size 5, 9, 13 or 19.
+        IllegalMove: a move is illegal, with its number.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -49,7 +49,7 @@ def read(path: Path, features: str = "agz", superko: bool = True) -> Record:
 
 
 def parse(text: str, name: str = "SGF", features: str = "agz", superko: bool = True) -> Record:
-    """Return the game of a text; ``name`` is what errors call it."""
+    """Return the game in a text; ``name`` is used in errors."""
     nodes = _main_line(text, name)
     if not nodes:
         raise Problem(f"{name}: no node", "a game in SGF, such as (;SZ[9];B[ee])", HINT)
@@ -79,36 +79,36 @@ def replay(record: Record, name: str = "SGF") -> Position:
 # The nodes of the first variation everywhere.
 def _main_line(text: str, name: str) -> List[Node]:
     nodes: List[Node] = []
-    begin = text.find("(")
-    at, depth, key, ended = max(begin, 0), 0, "", False
-    while at < len(text) and text[at:].strip("\0 \t\r\n"):
-        found = _TOKEN.match(text, at)
-        if found is None:
-            raise _damaged(name, text, at)
-        at = found.end()
-        mark, word, value = found.group("mark", "name", "value")
+    start = text.find("(")
+    offset, depth, key, has_ended = max(start, 0), 0, "", False
+    while offset < len(text) and text[offset:].strip("\0 \t\r\n"):
+        token = _TOKEN.match(text, offset)
+        if token is None:
+            raise _damaged(name, text, offset)
+        offset = token.end()
+        mark, word, value = token.group("mark", "name", "value")
         if mark == "(":
             depth += 1
         elif mark == ")":
-            # What follows the end of the first line that is closed are other variations and other games.
-            depth, ended = depth - 1, True
+            # Later text belongs to other variations and games.
+            depth, has_ended = depth - 1, True
             if depth == 0:
                 return nodes
         elif depth == 0:
-            raise _damaged(name, text, at)
-        elif not ended and mark == ";":
+            raise _damaged(name, text, offset)
+        elif not has_ended and mark == ";":
             nodes.append({})
-        elif not ended and word is not None:
+        elif not has_ended and word is not None:
             key = "".join(letter for letter in word if letter.isupper())
-        elif not ended and value is not None and nodes and key:
+        elif not has_ended and value is not None and nodes and key:
             nodes[-1].setdefault(key, []).append(re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL))
     raise Problem(f"{name}: the file ends before its game does", "a closing bracket for each that opens", HINT)
 
 
-def _damaged(name: str, text: str, at: int) -> Problem:
-    line = text.count("\n", 0, at) + 1
-    found = f"{name}, line {line}: {text[at : at + 20]!r} is no SGF"
-    return Problem(found, "properties with values in brackets, such as ;B[ee]", HINT)
+def _damaged(name: str, text: str, offset: int) -> Problem:
+    line = text.count("\n", 0, offset) + 1
+    problem = f"{name}, line {line}: {text[offset : offset + 20]!r} is no SGF"
+    return Problem(problem, "properties with values in brackets, such as ;B[ee]", HINT)
 
 
 def _rules(root: Node, name: str, features: str) -> Rules:
@@ -156,21 +156,21 @@ def _points(values: List[str], size: int, name: str) -> Tuple[int, ...]:
     points: List[int] = []
     for value in values:
         first, _, last = value.partition(":")
-        low = _point(first, size, name)
-        high = _point(last or first, size, name)
-        rows, columns = range(low // size, high // size + 1), range(low % size, high % size + 1)
+        corner = _point(first, size, name)
+        opposite = _point(last or first, size, name)
+        rows, columns = range(corner // size, opposite // size + 1), range(corner % size, opposite % size + 1)
         points += [row * size + column for row in rows for column in columns]
     return tuple(points)
 
 
 # Who won, and black's lead where it was counted.
 def _result(text: str) -> Tuple[int, Optional[float]]:
-    found = re.fullmatch(r"\s*([BW])\+(.*)", text, re.DOTALL)
-    if found is None:
+    match = re.fullmatch(r"\s*([BW])\+(.*)", text, re.DOTALL)
+    if match is None:
         return 0, 0.0 if text.strip().lower() in ("0", "draw", "jigo") else None
-    winner = BLACK if found.group(1) == "B" else WHITE
+    winner = BLACK if match.group(1) == "B" else WHITE
     try:
-        points = float(found.group(2))
+        points = float(match.group(2))
     except ValueError:
         return winner, None
     return winner, points if winner == BLACK else -points

@@ -1,4 +1,4 @@
-"""Writes games as arrays, and the target model: one process, so nothing is kept of a part of it."""
+"""Writes games as arrays, and the target model, in one process without resume."""
 
 import argparse
 import hashlib
@@ -17,7 +17,7 @@ from benchmarks.common.data.progress import Progress
 from benchmarks.minigo import models, sgf
 from benchmarks.minigo.engine import BLACK, Games, IllegalMove, Rules, Search
 
-VERSION = "1"  # Raise it when the same source and options give other bytes
+VERSION = "1"  # Increase it if the output changes for the same source and options
 NO_RESULT = "no result"
 FLAWLESS = "SGF with a result, such as RE[B+R], and moves that the rules allow"
 SMALL_GAMES = 400
@@ -31,16 +31,16 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     """Hash the source's files (names, sizes, times of change) and the options."""
     paths = sorted(args.origin.rglob("*.sgf")) if args.origin is not None else []
     if args.origin is not None and not paths:
-        found = f"{args.origin} holds no file *.sgf"
-        raise Problem(found, "games in SGF, at any depth", "name another folder as the raw data")
+        problem = f"{args.origin} holds no file *.sgf"
+        raise Problem(problem, "games in SGF, at any depth", "name another folder as the raw data")
     listed = [(str(path.relative_to(args.origin)), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    facts = json.dumps([VERSION, listed, _digest(args), args.name, args.seed, args.board_size, args.held_out])
-    return Listing(paths, hashlib.sha256(facts.encode()).hexdigest())
+    key = json.dumps([VERSION, listed, _digest(args), args.name, args.seed, args.board_size, args.held_out])
+    return Listing(paths, hashlib.sha256(key.encode()).hexdigest())
 
 
 def _digest(args: argparse.Namespace) -> str:
-    given = args.target is not None and args.target.is_file()
-    return hashlib.sha256(args.target.read_bytes()).hexdigest() if given else ""
+    has_target = args.target is not None and args.target.is_file()
+    return hashlib.sha256(args.target.read_bytes()).hexdigest() if has_target else ""
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
@@ -54,8 +54,8 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     held_out = max(1, int(len(games) * args.held_out))
     order = np.random.RandomState(args.seed % 2**32).permutation(len(games))
     games = [games[number] for number in order]
-    held = {moves.tobytes() for moves, _ in games[-held_out:]}
-    trained = [game for game in games[:-held_out] if game[0].tobytes() not in held]
+    held_out_moves = {moves.tobytes() for moves, _ in games[-held_out:]}
+    trained = [game for game in games[:-held_out] if game[0].tobytes() not in held_out_moves]
     left_out["copies of held-out games"] = len(games) - held_out - len(trained)
     games = trained + games[-held_out:]
     for reason, count in sorted(left_out.items()):
@@ -82,10 +82,10 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     )
 
 
-# What writes the target model, which can be read and is one for this board.
+# Validate the target model, and return a function that writes it
 def _target(args: argparse.Namespace, size: int) -> Callable[[Path], None]:
     if args.target is not None and not models.is_archive(args.target):
-        from benchmarks.minigo.tensorflow import networks  # TensorFlow, for such a graph alone
+        from benchmarks.minigo.tensorflow import networks  # TensorFlow is only needed for frozen graphs
 
         content = networks.read(args.target, size)
         return lambda path: networks.save(path, *content)
@@ -94,15 +94,15 @@ def _target(args: argparse.Namespace, size: int) -> Callable[[Path], None]:
         return lambda path: models.save(path, shape, arrays)
     shape = models.Shape(board_size=size, **SMALL_SHAPE)  # type: ignore[arg-type]
     arrays = models.initial_weights(shape, args.seed)
-    # Every move is as good as any other to it, and every position even: its search sees games that end, no more.
+    # Uniform policy and value 0: the search only sees ends of games.
     blind = {name: np.zeros_like(a) for name, a in arrays.items() if name.startswith(("policy_dense", "value_dense"))}
     return lambda path: models.save(path, shape, {**arrays, **blind})
 
 
-# Return the games of SGF files on boards of ``size``; counts what is left out, by its reason.
+# Return the games of SGF files on boards of ``size``; counts skipped games by reason.
 #
 # Raises:
-#     Problem: files that are no games, or whose moves no rules allow, or without result: all of them at once.
+#     Problem: files that are not games, have illegal moves or no result: all in one error.
 def _read(
     paths: Sequence[Path], args: argparse.Namespace, size: int, left_out: Dict[str, int], progress: Progress
 ) -> List[Game]:
@@ -110,7 +110,7 @@ def _read(
     flaws: List[str] = []
     for path in paths:
         try:
-            # Servers that know the simple ko rule alone let positions come again.
+            # Games of servers with only the simple ko rule may repeat positions.
             record = sgf.read(path, superko=False)
         except Problem as error:
             flaws.append(error.found)
@@ -142,16 +142,18 @@ def _reason(record: sgf.Record, size: int) -> str:
 
 
 def generate(size: int, seed: int) -> List[Game]:
-    """Return games of a search that counts stones: what the toy data set has in place of professionals."""
+    """Return games of a search that counts stones, for the toy data set."""
     rules = Rules(size=size, komi=SMALL_KOMI)
     search = Search(readouts=64, parallel_leaves=2, soft_pick_cutoff=6)
     games = Games(rules, [search], SMALL_GAMES, seed, count=SMALL_GAMES)
     planes = np.zeros((1024, size, size, rules.planes), np.uint8)
-    found = []
+    finished_games = []
     while games.running:
         rows = games.leaves(planes)
         stones = planes[:rows, :, :, :2].sum(axis=(1, 2), dtype=np.float32)
         value = np.tanh((stones[:, 0] - stones[:, 1]) / size)
         policy = np.full((rows, size**2 + 1), 1 / (size**2 + 1), np.float32)
-        found += games.answer(policy, value.astype(np.float32))
-    return [(game.moves, 1 if game.outcome > 0 else -1) for game in sorted(found, key=lambda game: game.number)]
+        finished_games += games.answer(policy, value.astype(np.float32))
+    return [
+        (game.moves, 1 if game.outcome > 0 else -1) for game in sorted(finished_games, key=lambda game: game.number)
+    ]

@@ -18,7 +18,7 @@ MOST_ID = 2**31 - 2  # ids are stored in 32 bits
 
 
 def read(negative: Path, name: Optional[str]) -> Interactions:
-    """Return the interactions of the files that ``negative`` is one of, their ids and negatives unchanged."""
+    """Return the interactions of the files with ``negative``, with unchanged ids and negatives."""
     stem = negative.name[: -len(NEGATIVES)]
     train, pairs, test = (negative.with_name(stem + end) for end in (".train.rating", ".train.pairs", ".test.rating"))
     train = pairs if pairs.is_file() and not train.is_file() else train
@@ -45,8 +45,8 @@ def read(negative: Path, name: Optional[str]) -> Interactions:
             "remove them from the training file",
         )
     order = np.lexsort((items, users))
-    made = f"the NCF paper's files {stem}.*: as they are, {negatives.shape[1]} negatives listed"
-    return Interactions(name or stem, count, users[order], items[order], test_items, negatives, made)
+    description = f"the NCF paper's files {stem}.*: as they are, {negatives.shape[1]} negatives listed"
+    return Interactions(name or stem, count, users[order], items[order], test_items, negatives, description)
 
 
 def _read_pairs(path: Path) -> Tuple[np.ndarray, np.ndarray]:
@@ -54,8 +54,8 @@ def _read_pairs(path: Path) -> Tuple[np.ndarray, np.ndarray]:
     for number, line in enumerate(path.read_bytes().rstrip().splitlines(), 1):
         pair = line.rstrip().split(b"\t", 2)[:2]
         if len(pair) < 2 or not all(map(bytes.isdigit, pair)) or max(map(int, pair)) > MOST_ID:
-            found = f"{path}, line {number:,}: {line.rstrip()[:60].decode('utf-8', 'replace')!r}"
-            raise Problem(found, f"user TAB item, whole numbers from 0 to {MOST_ID:,}", "correct or remove the line")
+            problem = f"{path}, line {number:,}: {line.rstrip()[:60].decode('utf-8', 'replace')!r}"
+            raise Problem(problem, f"user TAB item, whole numbers from 0 to {MOST_ID:,}", "correct or remove the line")
         values.extend(map(int, pair))
     if not values:
         raise Problem(f"{path} is empty", "user TAB item", "restore the file")
@@ -66,8 +66,8 @@ def _read_pairs(path: Path) -> Tuple[np.ndarray, np.ndarray]:
 def _check_users(train_users: np.ndarray, test_users: np.ndarray, train: Path, test: Path) -> None:
     users, counts = np.unique(test_users, return_counts=True)
     if (counts > 1).any():
-        found = f"{test} lists user {users[np.argmax(counts > 1)]} {counts.max()} times"
-        raise Problem(found, "one held-out item of each user", "remove the repeated lines")
+        problem = f"{test} lists user {users[np.argmax(counts > 1)]} {counts.max()} times"
+        raise Problem(problem, "one held-out item of each user", "remove the repeated lines")
     if not np.array_equal(test_users, np.arange(len(test_users))):
         raise Problem(
             f"{test} does not list the users 0, 1, 2 ... in order",
@@ -75,11 +75,11 @@ def _check_users(train_users: np.ndarray, test_users: np.ndarray, train: Path, t
             "sort the lines, and number the users without gaps",
         )
     if train_users.max() >= len(test_users):
-        found = f"{train} has user {train_users.max()}, {test} has users 0 to {len(test_users) - 1}"
-        raise Problem(found, "the same users in both", "complete the files")
+        problem = f"{train} has user {train_users.max()}, {test} has users 0 to {len(test_users) - 1}"
+        raise Problem(problem, "the same users in both", "complete the files")
 
 
-# (users, negatives); each line must belong to the held-out pair of its user.
+# (users, negatives); every line must have the held-out pair of the user
 def _read_negatives(path: Path, test_items: np.ndarray) -> np.ndarray:
     lines = path.read_bytes().rstrip().splitlines()
     if len(lines) != len(test_items):

@@ -1,4 +1,4 @@
-"""Writes interactions as arrays: one process, some minutes for ml-20m, so nothing is kept of a part of it."""
+"""Writes interactions as arrays, in one process (some minutes for ml-20m), without resume."""
 
 import argparse
 import hashlib
@@ -14,8 +14,8 @@ from benchmarks.common.data.progress import Progress
 from benchmarks.ncf import interactions, paper, ratings
 from benchmarks.ncf.interactions import Interactions
 
-VERSION = "1"  # raise it when the same source and options give other bytes
-ROOM_FACTOR = 8  # bytes written per byte of a text source, at most: 999 negatives for each user
+VERSION = "1"  # increase it if the output changes for the same source and options
+ROOM_FACTOR = 8  # maximum ratio of output to source bytes, because of 999 negatives per user
 
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
@@ -25,8 +25,8 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     if origin is not None:
         paths = sorted(path for path in origin.iterdir() if path.is_file()) if origin.is_dir() else [origin]
         listed = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    facts = json.dumps([VERSION, listed, args.name, args.seed])
-    return Listing(origin, hashlib.sha256(facts.encode()).hexdigest())
+    key = json.dumps([VERSION, listed, args.name, args.seed])
+    return Listing(origin, hashlib.sha256(key.encode()).hexdigest())
 
 
 def read(origin: Optional[Path], name: Optional[str], seed: int) -> Interactions:
@@ -36,10 +36,10 @@ def read(origin: Optional[Path], name: Optional[str], seed: int) -> Interactions
     negatives = sorted(origin.glob(f"*{paper.NEGATIVES}"))
     if negatives:
         return paper.read(negatives[0], name)
-    # Every rating counts, whatever its stars (implicit feedback; He et al. 2017, section 4.1).
-    name, found, where = ratings.read(origin, name)
-    made = f"{where}: the last rating of each user held out, {interactions.MLPERF_NEGATIVES} negatives drawn"
-    return interactions.leave_one_out(name, found, where, made, seed)
+    # All ratings count as interactions, for any number of stars (implicit feedback; He et al. 2017, section 4.1).
+    name, data, source = ratings.read(origin, name)
+    description = f"{source}: the last rating of each user held out, {interactions.MLPERF_NEGATIVES} negatives drawn"
+    return interactions.leave_one_out(name, data, source, description, seed)
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
@@ -51,7 +51,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     users, notes = len(data.test_items), data.notes()
     for note in notes:
         progress.note(note)
-    # The smallest type that holds every item id: 999 negatives a user are most of the bytes.
+    # Use the smallest type for item ids: 999 negatives per user are most of the bytes.
     item_type = np.uint16 if data.items <= 1 << 16 else np.int32
     arrays = {
         "train_users.npy": data.train_users.astype(np.int32),
@@ -69,6 +69,6 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
         },
         summary=f"{len(data.train_users):,} + {users:,}",
         facts={"users": users, "items": data.items, "negatives": int(data.negatives.shape[1])},
-        how={"made": data.made, "notes": list(notes), "seed": args.seed},
+        how={"made": data.description, "notes": list(notes), "seed": args.seed},
         tool={"version": VERSION, "numpy": np.__version__},
     )

@@ -1,7 +1,8 @@
-"""The input of ResNet, defined once in DALI for CPU and GPU and for every framework.
+"""Input of ResNet in DALI, for CPU and GPU and all frameworks.
 
-Training: read RecordIO by shards, decode a random crop (only the region of interest), resize, mirror,
-normalize. Evaluation: resize the shorter side, crop the centre, normalize; every image exactly once."""
+Training: read a RecordIO shard, decode a random crop (only the region of interest), resize, mirror, normalize.
+Evaluation: resize the shorter side, crop the centre, normalize; every image exactly once.
+"""
 
 import sys
 from contextlib import contextmanager
@@ -20,13 +21,13 @@ from benchmarks.resnet import mlperf, schedule
 from benchmarks.resnet.config import Hyperparameters
 from benchmarks.resnet.flops import training_flops
 
-# Mean and standard deviation of ImageNet's training images, per colour, on the scale 0..255. The means are
-# those in the v0.5 logs (input_mean_subtraction); the deviations are the usual 0.229, 0.224, 0.225.
+# Mean and standard deviation of ImageNet's training images per colour, in 0..255. The means are from the v0.5 logs
+# (input_mean_subtraction), the standard deviations are the usual 0.229, 0.224, 0.225.
 MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
 
 
-# Read the encoded images and labels of this rank's shard; labels are made where the images are.
+# Read encoded images and labels of the shard of this rank; labels are on the device of the images.
 def _read(config: Hyperparameters, data: Path, split: str, ranks: Ranks, **options: Any) -> Tuple[Any, Any]:
     if config.dali_decoder_cache_mb:
         # As submitted: the cache hits only if a rank has the same images in every epoch, and then needs no file.
@@ -48,7 +49,7 @@ def _decoder(config: Hyperparameters) -> Dict[str, Any]:
         return {"device": "cpu", "output_type": types.RGB}
     padding = config.dali_nvjpeg_padding_mb * 1024 * 1024
     options = {"device": "mixed", "output_type": types.RGB, "hw_decoder_load": config.dali_hw_decoder_load}
-    # Not affine: DALI would tie the threads of each rank to the same cores.
+    # With affinity, DALI would pin the threads of all ranks to the same cores.
     options.update(device_memory_padding=padding, host_memory_padding=padding, affine=False)
     options.update(preallocate_width_hint=config.dali_preallocate_width)
     options.update(preallocate_height_hint=config.dali_preallocate_height)
@@ -59,9 +60,9 @@ def _decoder(config: Hyperparameters) -> Dict[str, Any]:
     return options
 
 
-# Return whether DALI's decoder may reserve memory for its outputs at the start.
-# nvImageCodec's decoder ends with "Setting sample dim is not allowed when batch is already allocated" (DALI 2.4.0 on an
-# H200). It is the default in DALI 1.39 and since 2.2, and not between: known by an argument of its own.
+# Return whether DALI's decoder can reserve memory for outputs at the start. The decoder based on nvImageCodec fails
+# with "Setting sample dim is not allowed when batch is already allocated" (DALI 2.4.0 on an H200). It is the default in
+# DALI 1.39 and since 2.2, but not between, and is identified by an argument that only it has.
 def _reserves_outputs() -> bool:
     return "adjust_orientation" not in backend.GetSchema("decoders__Image").GetArgumentNames()
 
@@ -90,14 +91,14 @@ def _normalize(images: Any, config: Hyperparameters, mirror: Any) -> Any:
     )
 
 
-# Crop and resize: either decode only the region of interest, or whole images that a cache keeps.
+# Crop and resize: decode only the region of interest, or full images if they are cached
 def _random_crop(jpegs: Any, config: Hyperparameters, seed: int) -> Any:
     options, resizing = _decoder(config), _resizing(config)
-    area, ratio, side = list(config.crop_area), list(config.crop_ratio), config.image_size
+    area, ratio, size = list(config.crop_area), list(config.crop_ratio), config.image_size
     crop = {"random_area": area, "random_aspect_ratio": ratio, "num_attempts": 100, "seed": seed}
     if config.dali_decoder_cache_mb:
-        return fn.random_resized_crop(fn.decoders.image(jpegs, **options), size=(side, side), **crop, **resizing)
-    return fn.resize(fn.decoders.image_random_crop(jpegs, **options, **crop), resize_x=side, resize_y=side, **resizing)
+        return fn.random_resized_crop(fn.decoders.image(jpegs, **options), size=(size, size), **crop, **resizing)
+    return fn.resize(fn.decoders.image_random_crop(jpegs, **options, **crop), resize_x=size, resize_y=size, **resizing)
 
 
 @pipeline_def
@@ -118,7 +119,7 @@ def _evaluation(config: Hyperparameters, data: Path, ranks: Ranks) -> Any:
     return _normalize(fn.resize(images, resize_shorter=config.eval_resize, **_resizing(config)), config, 0), labels
 
 
-# Seed other crops for each rank; the order of images is the same: the reader cuts the shards, then shuffles.
+# Different crops on every rank. The order of images is not affected: the reader shards before it shuffles.
 def _seed(config: Hyperparameters, ranks: Ranks) -> int:
     return config.seed + 1000 * ranks.rank
 
@@ -142,7 +143,7 @@ def _build(definition: Any, config: Hyperparameters, data: Path, ranks: Ranks, g
 def training_pipeline(
     config: Hyperparameters, data: Path, ranks: Ranks, gpu: int = 0, checkpoint: Optional[bytes] = None
 ) -> Any:
-    """Build the endless training pipeline on a GPU by its number, or exactly resume a ``checkpoint`` of one."""
+    """Build the endless training pipeline for GPU number ``gpu``, or resume exactly from ``checkpoint``."""
     if config.device == "gpu" and config.dali_pinned_mb:
         backend.PreallocatePinnedMemory(config.dali_pinned_mb * 1024 * 1024)
     if config.device == "gpu" and config.dali_decoder_hint and not _reserves_outputs() and ranks.rank == 0:
@@ -161,14 +162,14 @@ def count_records(index: Path) -> int:
 
 
 def steps_per_epoch(train_images: int, config: Hyperparameters, ranks: Ranks) -> int:
-    """Steps of a pass over the training images; the last one is filled up."""
+    """Steps per epoch over the training images, with a padded last step."""
     return -(-train_images // (config.batch_size * ranks.size))
 
 
 class Batches:
-    """The batches of a pipeline as tensors: images in config.layout, labels (batch,), on this rank's device.
+    """Batches of a pipeline as tensors on this rank's device: images in config.layout, labels (batch,).
 
-    DALI fills the memory of one again when it is asked for the next.
+    DALI reuses the memory of a batch when the next batch is requested.
     """
 
     def __init__(self, tensors: Any, config: Hyperparameters, ranks: Ranks, source: Any) -> None:
@@ -195,15 +196,15 @@ class Batches:
 def training_input(
     tensors: Any, config: Hyperparameters, data: Path, ranks: Ranks, checkpoint: Optional[bytes] = None
 ) -> Batches:
-    """Return the endless stream of training batches of one rank; it resumes exactly from another one's checkpoint."""
+    """Return the endless stream of training batches of a rank, which can resume exactly from a checkpoint."""
     return Batches(tensors, config, ranks, training_pipeline(config, data, ranks, tensors.gpu(ranks), checkpoint))
 
 
 @contextmanager
 def opened(run: Run, tensors: Any, saved: Mapping[str, Any]) -> Iterator[Tuple[Batches, "EvaluationInput", int]]:
-    """Start the clock, open the data set, of which nothing is read before, and log its size; the input is ``saved``'s.
+    """Start the clock, open the data set, which is not read before, and log its size; resume the input from ``saved``.
 
-    Yields batches to train on, the evaluation's, and the steps of an epoch.
+    Yields training batches, evaluation input and steps per epoch.
     """
     config, ranks = run.config, run.ranks
     flops = partial(training_flops, config)
@@ -219,24 +220,24 @@ def opened(run: Run, tensors: Any, saved: Mapping[str, Any]) -> Iterator[Tuple[B
 
 
 class EvaluationInput:
-    """Passes over this rank's share of the validation images, each counted exactly once."""
+    """Passes over the shard of validation images of this rank; every image counts exactly once."""
 
     def __init__(self, tensors: Any, config: Hyperparameters, data: Path, ranks: Ranks) -> None:
         self._batch_size = config.eval_batch_size or config.batch_size
         self.total = count_records(data / "val.idx")
-        # As DALI cuts them into shards.
-        begin, end = (self.total * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1))
-        self._mine = end - begin
-        # All ranks run as many batches as the largest shard needs, so that they stay together.
+        # The shards of DALI
+        start, end = (self.total * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1))
+        self._shard_size = end - start
+        # All ranks run the number of batches of the largest shard, to stay synchronized.
         self.batches = -(-self.total // (ranks.size * self._batch_size))
-        # Its outputs start over after each pass over the shard.
+        # The pipeline restarts after a pass over the shard.
         source = _build(_evaluation, config, data, ranks, tensors.gpu(ranks), batch_size=self._batch_size)
         self._batches = Batches(tensors, config, ranks, source)
 
     def one_pass(self) -> Iterator[Tuple[Any, Any, int]]:
-        """Yield batches of images and labels with the number of their first images that count."""
+        """Yield batches of images and labels with the number of valid images, which are at the start of the batch."""
         for number in range(self.batches):
-            valid = max(0, min(self._batch_size, self._mine - number * self._batch_size))
+            valid = max(0, min(self._batch_size, self._shard_size - number * self._batch_size))
             yield (*self._batches.next(), valid)
 
 
@@ -253,10 +254,10 @@ def bench_subject(
     evaluation: Call,
     titles: Tuple[str, str],
 ) -> bench.Subject:
-    """Return the measurements of every bench.py of ResNet.
+    """Return the measurements of bench.py for all frameworks.
 
-    ``bare`` and ``evaluation`` take nothing; ``step`` takes images and labels, of the synthetic ``batch`` or real ones.
-    ``titles`` are of the measurement and of the bare loop.
+    ``bare`` and ``evaluation`` have no arguments; ``step`` takes images and labels, synthetic (``batch``) or real.
+    ``titles``: title of the measurement, name of the bare loop.
     """
     real = training_input(tensors, config, data, ranks)
 

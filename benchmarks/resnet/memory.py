@@ -1,7 +1,7 @@
-"""Memory that a training step of ResNet keeps on a GPU: a model and no measurement; standard library only.
+"""Model of the GPU memory of a training step of ResNet; standard library only.
 
-The host side loads it to warn before a run. The tensors are computed from the network's shape, and a test compares
-the activations with those that PyTorch saves. What libraries take besides is allowed for in round figures.
+The host side uses it for warnings before a run. Tensor sizes are computed from the architecture; a test compares
+activations with the tensors saved by PyTorch. For libraries there is a constant allowance.
 """
 
 from typing import Iterator, NamedTuple
@@ -11,18 +11,18 @@ from benchmarks.resnet.config import Hyperparameters
 
 GIB = 2**30
 LIBRARIES = int(1.5 * GIB)  # CUDA's context, code and workspaces of cuDNN and cuBLAS, buffers of NCCL: an allowance
-FRAGMENTS = 0.1  # share of the activations that the allocator's rounding and gaps take: an allowance
-DECODED_BYTES = 500 * 375 * 3  # A decoded image of ImageNet's usual size; DALI holds a batch of them while it crops
+FRAGMENTS = 0.1  # fraction of the activations lost to rounding and gaps of the allocator: an allowance
+DECODED_BYTES = 500 * 375 * 3  # Decoded image of ImageNet's usual size; DALI has a batch of decoded images for cropping
 
 
 class Memory(NamedTuple):
-    """Bytes by their use."""
+    """Bytes by use."""
 
     weights: int  # in fp32, and a copy in the type of the products
     gradients: int
     momenta: int
-    activations: int  # tensors that the forward pass keeps for the backward pass
-    input: int  # batches that wait, and what DALI holds to make them
+    activations: int  # tensors saved for the backward pass
+    input: int  # batches in the queue, and buffers of DALI
     allowances: int
 
     @property
@@ -39,10 +39,10 @@ def _out(size: int, conv: Conv) -> int:
     return (size - 1) // conv.stride + 1
 
 
-# Numbers that each part of the network keeps for one image.
-# A convolution keeps its input, which is the ReLU's output before it; a batch-norm keeps its input, the convolution's
-# output. The sum with the shortcut and the last ReLU are one tensor: the next block's input.
-def _kept(config: Hyperparameters) -> Iterator[int]:
+# Numbers saved per image, by layer. A convolution saves its input, which is the output of the preceding ReLU; a
+# batch-norm saves its input, the output of the convolution. The sum with the shortcut and the last ReLU share a tensor:
+# the input of the next block.
+def _kept_values(config: Hyperparameters) -> Iterator[int]:
     first = stem(config)
     size = _out(config.image_size, first)
     yield config.image_size**2 * image_channels(config)
@@ -59,11 +59,11 @@ def _kept(config: Hyperparameters) -> Iterator[int]:
 
 
 def activations(config: Hyperparameters, framework: str) -> int:
-    """Bytes that the forward pass of one micro-batch keeps; at its end a step needs the most."""
+    """Bytes saved in the forward pass of a micro-batch; memory usage is highest at its end."""
     images = config.batch_size // getattr(config, "accumulation_steps", 1)
-    numbers = sum(_kept(config)) * product_bytes(config)
+    numbers = sum(_kept_values(config)) * product_bytes(config)
     if framework == "pytorch":
-        # It keeps where each maximum was, as int64; the others look for it again.
+        # PyTorch saves the index of every maximum as int64; other frameworks recompute it.
         first = stem(config)
         size = _out(_out(config.image_size, first), Conv(first.channels, first.channels, 3, 2))
         numbers += size**2 * first.channels * 8
@@ -71,7 +71,7 @@ def activations(config: Hyperparameters, framework: str) -> int:
 
 
 def parameters(config: Hyperparameters) -> int:
-    """Count the weights: convolutions, gamma and beta of each, and the dense layer."""
+    """Number of weights: convolutions, gamma and beta, and the dense layer."""
     convs = [stem(config)]
     for block in residual_blocks(config):
         convs += [*block.convs, *([block.project] if block.project else [])]
@@ -80,20 +80,20 @@ def parameters(config: Hyperparameters) -> int:
 
 
 def needed(config: Hyperparameters, framework: str) -> Memory:
-    """Return what one rank needs on its GPU."""
+    """Return the GPU memory that a rank needs."""
     count, size = parameters(config), product_bytes(config)
     copy = count * size if size < 4 else 0
     image = config.image_size**2 * image_channels(config) * size
-    kept = activations(config, framework)
+    activation_bytes = activations(config, framework)
     # Batches in the queue, one in work and one in use; decoder buffers per thread; the cache of decoded images.
     padding_mb = getattr(config, "dali_nvjpeg_padding_mb", 256) * config.dali_threads + config.dali_decoder_cache_mb
     batches = (config.dali_prefetch + 2) * config.batch_size * image + config.batch_size * DECODED_BYTES
     return Memory(
         weights=count * 4 + copy,
-        # MXNet keeps them in the type of its weights, the others in fp32.
+        # MXNet keeps gradients in the type of the weights, other frameworks in fp32.
         gradients=count * (size if framework == "mxnet" else 4),
         momenta=count * 4,
-        activations=kept,
+        activations=activation_bytes,
         input=batches + padding_mb * 2**20,
-        allowances=LIBRARIES + int(kept * FRAGMENTS),
+        allowances=LIBRARIES + int(activation_bytes * FRAGMENTS),
     )

@@ -1,8 +1,9 @@
-"""The unfinished data set: parts that worker processes write, and their joining into one file per split.
+"""Unfinished data set: part files written by worker processes, and their concatenation into one file per split.
 
-``parts/`` in the data folder holds ``plan.json`` (which preparation this is), ``train-00000.rec`` with
-its facts ``train-00000.json`` per part, and later the growing ``train.rec``. A part exists once its facts
-do. Joining takes parts away as it goes, so the data set never needs its size twice."""
+``parts/`` in the data folder contains ``plan.json`` (identifies the preparation), ``train-00000.rec`` and
+``train-00000.json`` (metadata) per part, and later the growing ``train.rec``. A part is complete if its metadata
+exist. Parts are deleted while they are joined, so the data set never needs twice its size.
+"""
 
 import hashlib
 import io
@@ -23,10 +24,10 @@ from benchmarks.common.data.recordio import frame, index_line, pack
 from benchmarks.common.data.workers import Report
 from benchmarks.resnet.sources import Item, Source, read_item
 
-DEFAULT_QUALITY = 95  # JPEG quality (1 to 100) of what has to be re-encoded, im2rec's default
+DEFAULT_QUALITY = 95  # JPEG quality (1 to 100) of re-encoded images, the default of im2rec
 
-# Baseline, extended and progressive Huffman frames are what libjpeg-turbo, nvJPEG and the hardware
-# decoder share; lossless, hierarchical and arithmetic-coded ones are re-encoded.
+# Baseline, extended and progressive Huffman frames are supported by libjpeg-turbo, nvJPEG and the hardware decoder;
+# lossless, hierarchical and arithmetic-coded frames are re-encoded.
 _PLAIN_FRAMES = (0xC0, 0xC1, 0xC2)
 _FRAMES = tuple(code for code in range(0xC0, 0xD0) if code not in (0xC4, 0xC8, 0xCC))
 _WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD9))
@@ -35,28 +36,28 @@ _WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD9))
 class Encoding(NamedTuple):
     """Options of the encoding."""
 
-    # Pixels of the short side; larger images are reduced to it, smaller ones are left alone.
+    # Pixels of the short side; larger images are downscaled, smaller images are not changed
     resize: Optional[int] = None
-    # JPEG quality, 1 to 100; None keeps the original bytes of JPEGs that need no resizing.
+    # JPEG quality, 1 to 100; None keeps the bytes of JPEGs that are not resized
     quality: Optional[int] = None
-    trust: bool = False  # whether JPEGs whose bytes are kept are not decoded to see that they can be
+    trust: bool = False  # whether unchanged JPEGs are stored without a test decode
 
 
 def encode(data: bytes, encoding: Encoding) -> bytes:
-    """JPEG bytes of an image file of any format that Pillow reads.
+    """Return JPEG bytes for an image file in any format that Pillow reads.
 
-    A plain JPEG keeps its bytes, CMYK ones too, as the published packings of ImageNet do; DALI decodes
-    them. The EXIF orientation is not applied, and DALI 1.35 does not apply it to kept bytes either.
+    Plain JPEGs are not re-encoded, including CMYK, as in the published packings of ImageNet; DALI can decode them.
+    The EXIF orientation is not applied, nor does DALI 1.35 apply it to unchanged files.
 
     Raises:
-        CorruptImage: the bytes are not a complete image, or its pixels have no defined range.
+        CorruptImage: the bytes are not a complete image, or the range of pixel values is undefined.
     """
-    kept = is_plain_jpeg(data)
-    if kept and encoding.trust and encoding.resize is None and encoding.quality is None:
+    is_kept = is_plain_jpeg(data)
+    if is_kept and encoding.trust and encoding.resize is None and encoding.quality is None:
         return data
     with images.opened(data) as image:
         shrinks = encoding.resize is not None and min(image.size) > encoding.resize
-        if kept and encoding.quality is None and not shrinks:
+        if is_kept and encoding.quality is None and not shrinks:
             # At one eighth of the size the decoder still walks through every coded bit.
             image.draft(None, (1, 1))
             image.load()
@@ -68,14 +69,14 @@ def _save(image: Image.Image, short_side: Optional[int], quality: int) -> bytes:
     rgb = images.to_rgb(image)
     if short_side is not None:
         scale = short_side / min(rgb.size)
-        rgb = rgb.resize([max(1, round(side * scale)) for side in rgb.size], Image.BICUBIC)
+        rgb = rgb.resize([max(1, round(length * scale)) for length in rgb.size], Image.BICUBIC)
     buffer = io.BytesIO()
     rgb.save(buffer, "JPEG", quality=quality)
     return buffer.getvalue()
 
 
 def is_plain_jpeg(data: bytes) -> bool:
-    """Whether every decoder takes these bytes: 8 bits, Huffman-coded, sequential or progressive."""
+    """Whether all decoders support these bytes: 8 bits, Huffman-coded, sequential or progressive."""
     if data[:2] != b"\xff\xd8":
         return False
     position = 2
@@ -90,18 +91,18 @@ def is_plain_jpeg(data: bytes) -> bool:
     return False
 
 
-# Images in a part: about 110 MB and some ten seconds of one core for ImageNet, lost at most per worker.
+# Images per part: about 110 MB and ten seconds on a core for ImageNet, the maximum loss per worker
 PART_IMAGES = 1024
 
 
 @dataclass(frozen=True)
 class Part:
-    """The images of one part file and how to store them; crosses to a worker process."""
+    """Images of a part file and their encoding, for a worker process."""
 
     records: Path
-    first_key: int  # place of its first image in the split; a skipped image leaves its key unused
+    first_key: int  # position of the first image in the split; keys of skipped images are unused
     items: Tuple[Item, ...]
-    labels: Dict[str, int]  # number of each class
+    labels: Dict[str, int]  # class name: class number
     encoding: Encoding
 
     @property
@@ -112,19 +113,19 @@ class Part:
 @dataclass(frozen=True)
 class Facts:
     bytes: int
-    index: List[Tuple[int, int]]  # key and offset of each record
-    corrupt: List[Tuple[str, str]]  # name and reason of each image that could not be decoded
-    keys: List[str]  # for each record, a key that equal images share
+    index: List[Tuple[int, int]]  # key and offset per record
+    corrupt: List[Tuple[str, str]]  # name and error per image that could not be decoded
+    keys: List[str]  # per record: key that is equal for equal images
 
 
-Finished = Dict[Path, Facts]  # facts of parts, by the path of their records, in the order of the split
+PartFacts = Dict[Path, Facts]  # Metadata by record file, in the order of the split
 
 
 def plan(source: Source, split: str, parts: Path, encoding: Encoding) -> List[Part]:
     labels, items = source.labels, source.images[split]
     return [
-        Part(parts / f"{split}-{number:05}.rec", begin, tuple(items[begin : begin + PART_IMAGES]), labels, encoding)
-        for number, begin in enumerate(range(0, len(items), PART_IMAGES))
+        Part(parts / f"{split}-{number:05}.rec", start, tuple(items[start : start + PART_IMAGES]), labels, encoding)
+        for number, start in enumerate(range(0, len(items), PART_IMAGES))
     ]
 
 
@@ -148,30 +149,30 @@ def write_part(part: Part, report: Report) -> Tuple[int, int]:
     return len(part.items), size
 
 
-def finished(parts: Sequence[Part], joined: Path) -> Finished:
-    """The parts of a split, by their path, that need not be made again: whole files, and joined ones."""
-    found: Finished = {}
+def finished_parts(parts: Sequence[Part], joined: Path) -> PartFacts:
+    """Return the completed parts of a split: complete files, and parts that have been joined."""
+    parts_done: PartFacts = {}
     size = joined.stat().st_size if joined.exists() else 0
-    inside = 0  # bytes of the joined file that its parts account for, as long as they follow each other
+    joined_bytes = 0  # bytes in the joined file from contiguous parts; -1 after a gap
     for part in parts:
-        facts = None
+        part_facts = None
         with suppress(FileNotFoundError, ValueError, TypeError):  # unfinished, or torn where the machine stopped
-            facts = Facts(*read_facts(part.facts_path))
+            part_facts = Facts(*read_facts(part.facts_path))
         is_there = part.records.exists()
-        if facts and is_there and part.records.stat().st_size == facts.bytes:
-            inside, found[part.records] = -1, facts
-        elif facts and not is_there and inside >= 0 and inside + facts.bytes <= size:
-            inside, found[part.records] = inside + facts.bytes, facts
+        if part_facts and is_there and part.records.stat().st_size == part_facts.bytes:
+            joined_bytes, parts_done[part.records] = -1, part_facts
+        elif part_facts and not is_there and joined_bytes >= 0 and joined_bytes + part_facts.bytes <= size:
+            joined_bytes, parts_done[part.records] = joined_bytes + part_facts.bytes, part_facts
         else:
-            inside = -1
-    return found
+            joined_bytes = -1
+    return parts_done
 
 
-def join(facts: Finished, joined: Path, report: Callable[[int], None]) -> Tuple[File, File]:
-    """Append the parts to one file, taking each away once it is safely there, and write the index.
+def join(parts_done: PartFacts, joined: Path, report: Callable[[int], None]) -> Tuple[File, File]:
+    """Append the parts to one file, delete each part after fsync, and write the index.
 
-    An interrupted joining is resumed: what is already joined is read again for its checksum. ``report``
-    is called with the bytes dealt with since its last call.
+    An interrupted join is resumed; joined bytes are read again for the checksum. ``report`` is called with the
+    number of bytes since the last call.
     """
     digest = hashlib.sha256()
 
@@ -181,10 +182,10 @@ def join(facts: Finished, joined: Path, report: Callable[[int], None]) -> Tuple[
 
     joined.touch()
     with joined.open("r+b") as output:
-        output.truncate(sum(fact.bytes for path, fact in facts.items() if not path.exists()))
+        output.truncate(sum(fact.bytes for path, fact in parts_done.items() if not path.exists()))
         for chunk in iter(partial(output.read, CHUNK), b""):
             count(chunk)
-        for path in filter(Path.exists, facts):
+        for path in filter(Path.exists, parts_done):
             with path.open("rb") as part:
                 for chunk in iter(partial(part.read, CHUNK), b""):
                     output.write(chunk)
@@ -193,9 +194,9 @@ def join(facts: Finished, joined: Path, report: Callable[[int], None]) -> Tuple[
             os.fsync(output.fileno())
             path.unlink()
         size = output.tell()
-    index, begin = joined.with_suffix(".idx"), 0
+    index, part_start = joined.with_suffix(".idx"), 0
     with in_one_step(index, durable=True) as lines:
-        for fact in facts.values():
-            lines.writelines(index_line(key, begin + offset).encode() for key, offset in fact.index)
-            begin += fact.bytes
+        for fact in parts_done.values():
+            lines.writelines(index_line(key, part_start + offset).encode() for key, offset in fact.index)
+            part_start += fact.bytes
     return {"name": joined.name, "bytes": size, "sha256": digest.hexdigest()}, describe_file(index)

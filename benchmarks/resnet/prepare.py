@@ -26,30 +26,30 @@ def add_options(options: argparse._ArgumentGroup) -> None:
     add("--quality", type=prepare.number(1, 100), metavar="Q", help="re-encode as JPEG of this quality, 1 to 100")
     add("--skip-corrupt", action="store_true", help="leave corrupt images out")
     add("--trust", action="store_true", help="do not decode images whose bytes are kept")
-    held = "held out of each class when the source has no split; default: %(default)s"
-    add("--validation-fraction", type=prepare.fraction, default=0.1, metavar="F", help=held)
+    held_out_help = "held out of each class when the source has no split; default: %(default)s"
+    add("--validation-fraction", type=prepare.fraction, default=0.1, metavar="F", help=held_out_help)
 
 
 def check_counts(name: str, classes: int, images: Mapping[str, int]) -> List[Problem]:
-    """ImageNet is ImageNet only with all of its classes and images; other names may have any number."""
+    """Require the published numbers of classes and images for the name imagenet; other names may have any numbers."""
     if name != "imagenet":
         return []
     hint = "complete the source, or give the data set another name with --name"
     rules = [("classes", classes, IMAGENET_CLASSES)]
     rules += [(f"images in {split}", images.get(split, 0), expected) for split, expected in IMAGENET_COUNTS.items()]
     return [
-        Problem(f"imagenet with {found:,} {what}", f"{expected:,}", hint)
-        for what, found, expected in rules
-        if found != expected
+        Problem(f"imagenet with {count:,} {label}", f"{expected:,}", hint)
+        for label, count, expected in rules
+        if count != expected
     ]
 
 
 def check(directory: Path, manifest: Dict[str, Any]) -> List[Problem]:
-    """Look at the counts, and at the first and the last record of each split."""
+    """Check the counts, and the first and last record of every split."""
     splits = manifest["splits"]
     images = {name: split["count"] + split["skipped"] for name, split in splits.items()}
     problems = check_counts(manifest["name"], len(manifest["classes"]), images)
-    return problems + [each for split in splits.values() for each in recordio.check(directory, split)]
+    return problems + [problem for split in splits.values() for problem in recordio.check(directory, split)]
 
 
 DATA_SET = prepare.DataSet(

@@ -1,4 +1,4 @@
-"""Common parts of exported models of all frameworks: their input, and the quality of their output."""
+"""Common parts of exported models for all frameworks: input format and accuracy."""
 
 from pathlib import Path
 from typing import Any, Callable, Dict
@@ -17,14 +17,14 @@ LOGITS = "one for each class; the largest is the answer"
 def subject(
     model: Any, config: Hyperparameters, folder: Path, evaluation: EvaluationInput, array: Callable[[Any], np.ndarray]
 ) -> Subject:
-    """Return what is exported: images of three colours to logits, evaluated by top-1 accuracy.
+    """Return the export of a model from images with three colours to logits, evaluated by top-1 accuracy.
 
     Args:
         model: takes images in ``config.layout``.
-        config: without a fourth colour.
-        folder: of the data set.
-        evaluation: passes over it.
-        array: turns a batch of ``evaluation`` into one of NumPy.
+        config: without the fourth colour.
+        folder: data set.
+        evaluation: validation batches.
+        array: converts tensors of ``evaluation`` to NumPy.
     """
     shape = (3, config.image_size, config.image_size)
     return Subject(

@@ -1,6 +1,6 @@
-"""The source of a preparation: images of two splits with their labels, listed before one of them is read.
+"""Sources of a data set: images of two splits with labels, listed before images are read.
 
-Class folders, ImageNet's official tars (read where they are: no file is unpacked), or scikit-learn's digits.
+Class folders, ImageNet's official tar files (read in place without unpacking), or scikit-learn's digits.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ Report = Callable[[int], None]
 
 
 class Item(NamedTuple):
-    """One image: a range of a container, or a file below it, or bytes that are in no file."""
+    """Image: a range of bytes in a container, a file in a folder, or bytes in memory."""
 
-    name: str  # class and file name, unique within its split
-    kind: str  # name of its class
+    name: str  # class and file name, unique within the split
+    kind: str  # class name
     container: str  # path of the tar, or of the folder that ``name`` is relative to
-    offset: int  # byte at which it begins in the container; -1 for a file of its own
+    offset: int  # first byte in the container; -1 for a separate file
     size: int  # bytes
     changed: int  # time of change of the file or the container, nanoseconds
     payload: bytes = b""
@@ -33,9 +33,9 @@ class Item(NamedTuple):
 class Source(NamedTuple):
     name: str
     classes: Tuple[str, ...]
-    images: Dict[str, List[Item]]  # those of train and of val
-    made: str  # description of it and of its split, for the manifest
-    left_out: int = 0  # files that are no images by their suffix
+    images: Dict[str, List[Item]]  # by split, train and val
+    description: str  # description of the source and the split, for dataset.json
+    left_out: int = 0  # number of files without an image suffix
 
     @property
     def labels(self) -> Dict[str, int]:
@@ -46,13 +46,13 @@ class Source(NamedTuple):
         return {split: len(items) for split, items in self.images.items()}
 
 
-def mixed(seed: int, name: str) -> bytes:
-    """Sort key of a shuffle that depends on seed and names alone, on no version of a random generator."""
+def shuffle_key(seed: int, name: str) -> bytes:
+    """Sort key for shuffling that depends only on seed and name, and not on the version of a random generator."""
     return hashlib.sha256(f"{seed}:{name}".encode("utf-8", "surrogateescape")).digest()
 
 
 def read_item(item: Item) -> bytes:
-    """Return the bytes of an image, read where it is."""
+    """Return the bytes of an image."""
     if item.payload:
         return item.payload
     is_file = item.offset < 0
@@ -76,15 +76,17 @@ def read_item(item: Item) -> bytes:
 
 
 def by_class(items: Iterable[Item], seed: int) -> List[List[Item]]:
-    """Group images by their class; a group is in the order in which images of it are held out, by seed and name."""
+    """Group images by class; groups are sorted by the order in which images are held out, from seed and name."""
     groups: Dict[str, List[Item]] = {}
     for item in items:
         groups.setdefault(item.kind, []).append(item)
-    return [sorted(groups[kind], key=lambda item: mixed(seed, "held out:" + item.name)) for kind in sorted(groups)]
+    return [
+        sorted(groups[kind], key=lambda item: shuffle_key(seed, "held out:" + item.name)) for kind in sorted(groups)
+    ]
 
 
 def check_classes(source: Source) -> None:
-    """Refuse a source of one class, and one of which a class is missing in a split, by the name of the class."""
+    """Reject sources with only one class, or with a class that is missing in a split."""
     if len(source.classes) == 1:
         raise Problem(
             f"all images are in one class folder, {source.classes[0]}",
@@ -98,16 +100,16 @@ def check_classes(source: Source) -> None:
         absent = sorted(set(source.classes) - {item.kind for item in items})
         if absent:
             raise Problem(
-                f"{split} has no image of {some(absent)}",
+                f"{split} has no image of {first_names(absent)}",
                 "images of every class in both splits",
                 "add images of it, or take the class out of the other split",
             )
 
 
-def some(names: Sequence[str], limit: int = 5) -> str:
-    """The first names of a list, and how many more there are."""
-    shown = ", ".join(names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit:,} more"
+def first_names(names: Sequence[str], limit: int = 5) -> str:
+    """The first names in a list, and the number of other names."""
+    listed = ", ".join(names[:limit])
+    return listed if len(names) <= limit else f"{listed} and {len(names) - limit:,} more"
 
 
 VAL_FOLDERS = ("val", "validation", "test")
@@ -118,10 +120,10 @@ def list_folders(origin: Path, seed: int, fraction: float, report: Report) -> So
     """List ``train/`` and ``val/`` (or ``validation/``, ``test/``), or one tree of class folders."""
     name = origin.resolve().name
     if not (origin / "train").is_dir():
-        items, found, left_out = walk_classes(origin, report, 0)
+        items, class_names, left_out = walk_classes(origin, report, 0)
         images = hold_out(items, seed, fraction)
-        made = f"one tree of class folders, {fraction:g} of every class held out here"
-        return Source(name, tuple(found), images, made, left_out)
+        description = f"one tree of class folders, {fraction:g} of every class held out here"
+        return Source(name, tuple(class_names), images, description, left_out)
     val = find_val(origin)
     if val is None:
         raise Problem(
@@ -130,18 +132,18 @@ def list_folders(origin: Path, seed: int, fraction: float, report: Report) -> So
             f"add one, or prepare {origin / 'train'} to hold images of each class out",
         )
     train, trained, left_out = walk_classes(origin / "train", report, 0)
-    held, seen, left_out_val = walk_classes(val, report, len(train))
-    made = f"class folders, split into train and {val.name} by the source"
-    classes = tuple(sorted({*trained, *seen}))
-    return Source(name, classes, {"train": train, "val": held}, made, left_out + left_out_val)
+    val_items, val_classes, left_out_val = walk_classes(val, report, len(train))
+    description = f"class folders, split into train and {val.name} by the source"
+    classes = tuple(sorted({*trained, *val_classes}))
+    return Source(name, classes, {"train": train, "val": val_items}, description, left_out + left_out_val)
 
 
 def find_val(origin: Path) -> Optional[Path]:
     return next((origin / name for name in VAL_FOLDERS if (origin / name).is_dir()), None)
 
 
-def walk_classes(root: Path, report: Report, before: int) -> Tuple[List[Item], List[str], int]:
-    """List the images below each class folder of ``root``; the classes; the number of files left out."""
+def walk_classes(root: Path, report: Report, count_before: int) -> Tuple[List[Item], List[str], int]:
+    """List the images in the class folders of ``root``, the classes, and the number of ignored files."""
     with os.scandir(root) as entries:
         classes = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     if not classes:
@@ -159,22 +161,22 @@ def walk_classes(root: Path, report: Report, before: int) -> Tuple[List[Item], L
             if os.path.splitext(path)[1].lower() not in SUFFIXES:  # noqa: PTH122 - a million times
                 left_out += 1
                 continue
-            facts = os.stat(os.path.join(root, path))  # noqa: PTH116,PTH118
-            items.append(Item(path, name, str(root), -1, facts.st_size, facts.st_mtime_ns))
+            stat = os.stat(os.path.join(root, path))  # noqa: PTH116,PTH118
+            items.append(Item(path, name, str(root), -1, stat.st_size, stat.st_mtime_ns))
             if len(items) % 256 == 0:
-                report(before + len(items))
+                report(count_before + len(items))
         if len(items) == before_class:
             empty.append(name)
-    report(before + len(items))
+    report(count_before + len(items))
     if not items:
         raise Problem(
-            f"the folders {some(classes)} in {root} hold no images",
+            f"the folders {first_names(classes)} in {root} hold no images",
             "files with the suffixes " + " ".join(SUFFIXES),
             "name the folder above the class folders",
         )
     if empty:
         raise Problem(
-            f"no image in {len(empty):,} of {len(classes):,} class folders of {root}: {some(empty)}",
+            f"no image in {len(empty):,} of {len(classes):,} class folders of {root}: {first_names(empty)}",
             "files with the suffixes " + " ".join(SUFFIXES),
             "add images to these folders, or remove them",
         )
@@ -183,8 +185,8 @@ def walk_classes(root: Path, report: Report, before: int) -> Tuple[List[Item], L
 
 def _files(root: Path, folder: str) -> Iterator[str]:
     with os.scandir(root / folder) as entries:
-        found = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
-    for name, is_folder in found:
+        entries_sorted = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
+    for name, is_folder in entries_sorted:
         path = f"{folder}/{name}"
         if is_folder:
             yield from _files(root, path)
@@ -193,7 +195,7 @@ def _files(root: Path, folder: str) -> Iterator[str]:
 
 
 def hold_out(items: List[Item], seed: int, fraction: float) -> Dict[str, List[Item]]:
-    """Hold the same fraction of every class out, at least one image, chosen by seed and name."""
+    """Hold out the same fraction of every class, at least one image, selected by seed and name."""
     images: Dict[str, List[Item]] = {"train": [], "val": []}
     for group in by_class(items, seed):
         if len(group) < 2:
@@ -216,7 +218,7 @@ META = "data/meta.mat"
 
 
 def list_imagenet(origin: Path, report: Report) -> Source:
-    """List ILSVRC2012's tars in place: the training tar of class tars, the flat validation tar."""
+    """List ILSVRC2012's tar files in place: the training tar of class tars and the flat validation tar."""
     if not (origin / TRAIN_TAR).exists():
         raise Problem(f"{origin} has {VAL_TAR} but no {TRAIN_TAR}", "both", "download it from image-net.org")
     train: List[Item] = []
@@ -231,7 +233,7 @@ def list_imagenet(origin: Path, report: Report) -> Source:
     return Source("imagenet", classes, images, "ILSVRC2012's tars, their own split")
 
 
-def _list_val(origin: Path, report: Report, before: int) -> List[Item]:
+def _list_val(origin: Path, report: Report, count_before: int) -> List[Item]:
     if not (origin / VAL_TAR).exists():
         folder = find_val(origin)
         if folder is None:
@@ -240,9 +242,9 @@ def _list_val(origin: Path, report: Report, before: int) -> List[Item]:
                 "the validation images",
                 f"download {VAL_TAR} from image-net.org, or sort its images into val/CLASS/",
             )
-        return walk_classes(folder, report, before)[0]
+        return walk_classes(folder, report, count_before)[0]
     images = sorted(members(origin / VAL_TAR, 0, None), key=lambda item: item.name)
-    report(before + len(images))
+    report(count_before + len(images))
     truth = ground_truth(origin / DEVKIT)
     if len(truth) != len(images):
         raise Problem(
@@ -253,13 +255,13 @@ def _list_val(origin: Path, report: Report, before: int) -> List[Item]:
     return [image._replace(kind=kind) for image, kind in zip(images, truth)]
 
 
-def members(tar: Path, begin: int, size: Optional[int], within: str = "") -> Iterator[Item]:
+def members(tar: Path, start: int, size: Optional[int], within: str = "") -> Iterator[Item]:
     """Yield the files in a tar, or in the tar inside ``tar`` from ``begin`` on, not unpacked, and of no class yet."""
-    facts = tar.stat()
-    place = f"{within} in {tar}" if within else str(tar)
-    end = facts.st_size if size is None else min(begin + size, facts.st_size)
+    stat = tar.stat()
+    location = f"{within} in {tar}" if within else str(tar)
+    end = stat.st_size if size is None else min(start + size, stat.st_size)
     with tar.open("rb", buffering=4096) as file:
-        file.seek(begin)
+        file.seek(start)
         try:
             with tarfile.open(fileobj=file, mode="r:") as archive:
                 first = archive.firstmember  # type: ignore[attr-defined]
@@ -273,16 +275,16 @@ def members(tar: Path, begin: int, size: Optional[int], within: str = "") -> Ite
                         raise tarfile.ReadError("it ends within " + member.name)
                     if member.isfile():
                         name = member.name[2:] if member.name.startswith("./") else member.name
-                        yield Item(name, "", str(tar), member.offset_data, member.size, facts.st_mtime_ns)
+                        yield Item(name, "", str(tar), member.offset_data, member.size, stat.st_mtime_ns)
         except tarfile.TarError as error:
-            raise Problem(f"{place} is no whole tar: {error}", "the whole file", "download it again") from None
+            raise Problem(f"{location} is no whole tar: {error}", "the whole file", "download it again") from None
 
 
 def ground_truth(devkit: Path) -> List[str]:
-    """Read the WordNet ids of the validation images in the order of their names, from the development kit.
+    """Read the WordNet ids of the validation images, in the order of their names, from the development kit.
 
-    ``meta.mat`` numbers the leaf synsets 1 to 1000 by ILSVRC2012_ID, which is not the order of their
-    WordNet ids; the ground truth file has such a number on each line.
+    ``meta.mat`` numbers the leaf synsets 1 to 1000 by ILSVRC2012_ID, which is not the order of WordNet ids; the
+    ground truth file has one of these numbers per line.
     """
     if not devkit.exists():
         raise Problem(
@@ -312,15 +314,16 @@ def ground_truth(devkit: Path) -> List[str]:
 
 
 DIGITS_HELD_OUT = 297
-DIGITS_SIDE = 32  # pixels. An 8x8 digit would be a single JPEG block, and no crop or resize would leave a stroke whole.
-DIGITS_QUALITY = 95  # JPEG quality: high, because the blocks of a low one are as large as the strokes
+DIGITS_SIDE = 32  # pixels. An 8x8 digit would be a single JPEG block, and crops and resizing would destroy the strokes
+DIGITS_QUALITY = 95  # JPEG quality: high, because blocks of low quality are as large as the strokes
 
 
 def list_digits(seed: int) -> Source:
-    """List scikit-learn's 1,797 handwritten digits: 1,500 to train on, 297 held out, every class in both alike.
+    """List scikit-learn's 1,797 handwritten digits: 1,500 for training, 297 held out, with equal fractions of all
+    classes.
 
-    They are enlarged from 8x8 to 32x32 by the bicubic filter and stored as JPEG of quality 95, so that
-    the whole path from decoding to cropping is the one that ImageNet takes.
+    The digits are enlarged from 8x8 to 32x32 by the bicubic filter and stored as JPEG of quality 95, so that the
+    same steps from decoding to cropping as for ImageNet are used.
     """
     try:
         from PIL import Image
@@ -339,20 +342,20 @@ def list_digits(seed: int) -> Source:
         payload = buffer.getvalue()
         items.append(Item(f"{label}/{number:04}.jpg", str(label), "", -1, len(payload), 0, payload))
     classes = tuple(str(label) for label in range(10))
-    made = (
+    description = (
         f"scikit-learn's load_digits, 8x8 enlarged to {DIGITS_SIDE}x{DIGITS_SIDE} by the bicubic filter, "
         f"JPEG of quality {DIGITS_QUALITY}; {DIGITS_HELD_OUT} of {len(items):,} held out here"
     )
-    # The k-th of n images of a class is at the fraction k/n: a cut through the sorted fractions takes
-    # the same share of every class.
+    # Image k of n in a class has the fraction k/n: a cut through the sorted fractions takes the same fraction of all
+    # classes.
     ranked = sorted(
-        ((place + 0.5) / len(group), item.kind, item)
+        ((rank + 0.5) / len(group), item.kind, item)
         for group in by_class(items, seed)
-        for place, item in enumerate(group)
+        for rank, item in enumerate(group)
     )
-    chosen = [item for _, _, item in ranked]
-    images = {"train": chosen[DIGITS_HELD_OUT:], "val": chosen[:DIGITS_HELD_OUT]}
-    return Source("digits", classes, images, made)
+    val_digits = [item for _, _, item in ranked]
+    images = {"train": val_digits[DIGITS_HELD_OUT:], "val": val_digits[:DIGITS_HELD_OUT]}
+    return Source("digits", classes, images, description)
 
 
 WORDNET_ID = re.compile(r"n\d{8}")
@@ -370,12 +373,12 @@ def list_images(origin: Optional[Path], seed: int, fraction: float, report: Repo
     else:
         source = list_folders(origin, seed, fraction, report)
     check_classes(source)
-    # Class folders under any name are ImageNet by their classes' form and all of its counts.
+    # Class folders with any name are identified as ImageNet by class names and counts.
     is_imagenet = not check_counts("imagenet", len(source.classes), source.counts)
     if is_imagenet and all(WORDNET_ID.fullmatch(name) for name in source.classes):
         source = source._replace(name="imagenet")
-    # im2rec --shuffle does the same: a reader's shuffle buffer holds some thousand images, fewer than
-    # ImageNet has in four classes, so the order on the disk must be mixed already.
-    source.images["train"].sort(key=lambda item: mixed(seed, item.name))
+    # As im2rec --shuffle: the shuffle buffer of a reader has a few thousand images, less than four classes of ImageNet,
+    # so the order in the file must be shuffled.
+    source.images["train"].sort(key=lambda item: shuffle_key(seed, item.name))
     source.images["val"].sort(key=lambda item: item.name)
     return source

@@ -9,18 +9,20 @@ COLOURS = 3  # a fourth channel is padding
 
 
 def training_flops(config: Any, classes: int) -> float:
-    """FLOPs of forward and backward pass on an image; ``classes`` count the background, and images have no gradient."""
+    """FLOPs of forward and backward pass per image; ``classes`` includes the background. The gradient of images is not
+    computed.
+    """
     width, maps = config.width, map_sizes(config.image_size)
     half = -(-config.image_size // 2)
     first = convolution(half, half, 7, COLOURS, width)
-    forward, size, before = first, -(-half // 2), width
+    forward, size, inputs = first, -(-half // 2), width
     for blocks, channels, stride in zip(config.blocks, (width, 2 * width, 4 * width), (1, 2, 1)):
         size = -(-size // stride)
-        forward += convolution(size, size, 3, before, channels)
+        forward += convolution(size, size, 3, inputs, channels)
         forward += (2 * blocks - 1) * convolution(size, size, 3, channels, channels)
-        if before != channels:
-            forward += convolution(size, size, 1, before, channels)
-        before = channels
+        if inputs != channels:
+            forward += convolution(size, size, 1, inputs, channels)
+        inputs = channels
     channels = [4 * width, 8 * width, 8 * width, 4 * width, 4 * width, 4 * width][: len(maps)]
     inner = [4 * width, 4 * width, 2 * width, 2 * width, 2 * width]
     for number, after in enumerate(channels):

@@ -152,7 +152,7 @@ def test_positions_are_drawn_once_and_divided(three_generations: tuple[Path, Sim
     positions = examples.sample(games, config, 3, 12)
     assert len(positions) == len({tuple(position) for position in positions}) == 60, "half of the searched positions"
     assert np.array_equal(positions, examples.sample(games, config, 3, 12))
-    parts = [examples.own_part(positions, part, 2, 6) for part in range(2)]
+    parts = [examples.rank_part(positions, part, 2, 6) for part in range(2)]
     assert sorted(map(tuple, np.concatenate(parts))) == sorted(map(tuple, positions))
     built = examples.build(games, positions, config)
     assert built.value.tolist() == [games[number].outcome * (1 - ply % 2 * 2) for number, ply in positions]
@@ -188,7 +188,7 @@ def test_toy_data_set_has_games_and_an_untrained_target(toy: Callable[[str], Pat
     folder = toy("minigo")
     games = GoGames(folder, 5)
     assert (len(games), games.held_out) == (400, 20)
-    assert len(games.places(held_out=True)) == sum(len(games[number].moves) for number in range(380, 400))
+    assert len(games.positions(held_out=True)) == sum(len(games[number].moves) for number in range(380, 400))
     _, arrays = models.load(folder / "target.npz", 5)
     assert not arrays["policy_dense.weight"].any()
     with pytest.raises(Problem, match="games on 5 x 5"):

@@ -248,7 +248,7 @@ def test_a_match_is_that_of_the_reference() -> None:
 
 
 def test_the_bench_measures_the_search_and_openspiels() -> None:
-    found = bench.measured(size=5, readouts=16, seconds=0.01, repeats=1, threads=2)
+    found = bench.measure_all(size=5, readouts=16, seconds=0.01, repeats=1, threads=2)
     spiel = bench.importlib.util.find_spec("pyspiel") is not None
     assert set(found) == {"engine", "engine_2_threads"} | {
         f"{over}open_spiel{cut}" for over in ("", "engine_over_") for cut in ("", "_cut") if spiel

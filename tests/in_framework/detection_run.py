@@ -21,9 +21,9 @@ from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.common.run.timeline import by_epochs
 from benchmarks.detection.annotations import open_data
-from benchmarks.detection.detections import empty, joined
+from benchmarks.detection.detections import empty, join_detections
 from benchmarks.detection.evaluator import Evaluator
-from benchmarks.detection.pytorch.boxes import gathered
+from benchmarks.detection.pytorch.boxes import gather_detections
 from tests.in_framework.some_detections import noisy
 
 STEPS = 6
@@ -49,7 +49,11 @@ def detect(data, run, spread):
         noisy(data, position, spread)
         for position in run.interruptible(range(run.ranks.rank, len(data.val), run.ranks.size))
     ]
-    return None if run.interrupted else gathered(joined(parts) if parts else empty(masks=True), run.ranks)
+    return (
+        None
+        if run.interrupted
+        else gather_detections(join_detections(parts) if parts else empty(masks=True), run.ranks)
+    )
 
 
 def main() -> int:

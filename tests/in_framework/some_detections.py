@@ -7,7 +7,7 @@ import numpy as np
 from pycocotools import mask as rle
 
 from benchmarks.detection.detections import Detections
-from benchmarks.detection.evaluation import drawn
+from benchmarks.detection.evaluation import to_rle
 
 
 @cache
@@ -28,7 +28,7 @@ def noisy(data, position: int, spread: float) -> Detections:
     numbers, rows = np.random.default_rng([image, round(1e6 * spread)]), []
     for each in _annotations(data.val.json).get(image, ()):
         label, (x, y, w, h) = places[each["category_id"]], each["bbox"]
-        mask = rle.decode(drawn(each["segmentation"], height, width))
+        mask = rle.decode(to_rle(each["segmentation"], height, width))
         moves = numbers.normal(0, spread, 2) * (w, h) if spread else np.zeros(2)
         wrong = numbers.normal(0, 1.0, 2) * (w, h)
         for (right, down), score in ((moves, numbers.uniform(0.3, 1)), (wrong, numbers.uniform(0, 0.7)))[

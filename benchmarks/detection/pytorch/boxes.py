@@ -1,6 +1,6 @@
-"""Boxes as tensors (..., 4) of left, top, right, bottom: overlaps, offsets from anchors, and detections of all ranks.
+"""Boxes as tensors (..., 4) of left, top, right, bottom: IoU, offsets from anchors, and gathering of detections.
 
-Sizes are continuous: no pixel is added to them.
+Sizes are continuous: width = right - left.
 """
 
 import math
@@ -13,19 +13,19 @@ import torch.distributed as dist
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.annotations import Part
-from benchmarks.detection.detections import Detections, from_bytes, joined, to_bytes
+from benchmarks.detection.detections import Detections, from_bytes, join_detections, to_bytes
 
-# Largest offset of a size, so that its exponential stays finite (maskrcnn_benchmark/modeling/box_coder.py)
+# Limit for size offsets, so that the exponential is finite (maskrcnn_benchmark/modeling/box_coder.py)
 LARGEST = math.log(1000 / 16)
 
 
-def overlaps(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def overlaps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Intersection over union (..., N, M) of ``one`` (..., N, 4) and ``other`` (..., M, 4); 0 of two points."""
-    one, other = one.unsqueeze(-2), other.unsqueeze(-3)
-    width = torch.minimum(one[..., 2], other[..., 2]) - torch.maximum(one[..., 0], other[..., 0])
-    height = torch.minimum(one[..., 3], other[..., 3]) - torch.maximum(one[..., 1], other[..., 1])
+    a, b = a.unsqueeze(-2), b.unsqueeze(-3)
+    width = torch.minimum(a[..., 2], b[..., 2]) - torch.maximum(a[..., 0], b[..., 0])
+    height = torch.minimum(a[..., 3], b[..., 3]) - torch.maximum(a[..., 1], b[..., 1])
     both = width.clamp_(min=0).mul_(height.clamp_(min=0))
-    union = area(one) + area(other) - both
+    union = area(a) + area(b) - both
     return both / union.clamp_(min=torch.finfo(union.dtype).tiny)
 
 
@@ -34,9 +34,9 @@ def area(boxes: torch.Tensor) -> torch.Tensor:
 
 
 def encode(boxes: torch.Tensor, anchors: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
-    """(..., 4): offsets of ``boxes`` from ``anchors`` (arXiv 1506.01497, equation 2), times ``weights``.
+    """Return the offsets (..., 4) of ``boxes`` from ``anchors`` (arXiv 1506.01497, equation 2), times ``weights``.
 
-    SSD divides by variances instead (arXiv 1512.02325, equation 2): weights are their inverses.
+    SSD divides by variances (arXiv 1512.02325, equation 2): the weights are 1 / variance.
     """
     x, y, width, height = _centres(anchors)
     their_x, their_y, their_width, their_height = _centres(boxes)
@@ -50,7 +50,7 @@ def encode(boxes: torch.Tensor, anchors: torch.Tensor, weights: Sequence[float])
 
 
 def decode(offsets: torch.Tensor, anchors: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
-    """(..., 4): the boxes at ``offsets`` from ``anchors``; the inverse of ``encode`` up to the limit of a size."""
+    """Return the boxes (..., 4) for ``offsets`` from ``anchors``: the inverse of ``encode``, with limited sizes."""
     x, y, width, height = _centres(anchors)
     dx, dy, dw, dh = (offset / weight for offset, weight in zip(offsets.unbind(-1), weights))
     middle_x, middle_y = x + dx * width, y + dy * height
@@ -61,82 +61,88 @@ def decode(offsets: torch.Tensor, anchors: torch.Tensor, weights: Sequence[float
 
 
 def _centres(boxes: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    left, top, right, bottom = boxes.unbind(-1)
-    return (left + right) / 2, (top + bottom) / 2, right - left, bottom - top
+    x0, y0, x1, y1 = boxes.unbind(-1)
+    return (x0 + x1) / 2, (y0 + y1) / 2, x1 - x0, y1 - y0
 
 
-class Found(NamedTuple):
-    """K detections of a batch, image by image, by falling score."""
+class DetectedBoxes(NamedTuple):
+    """K detections in a batch, sorted by image and descending score."""
 
     images: torch.Tensor  # int64 (K,): positions in the batch
-    boxes: torch.Tensor  # (K, 4), in the network's own units
+    boxes: torch.Tensor  # (K, 4), in units of the network
     scores: torch.Tensor  # (K,)
     labels: torch.Tensor  # int64 (K,): 1 to C
 
 
-def best_of_images(kept: torch.Tensor, images: torch.Tensor, limit: int) -> torch.Tensor:
-    """Return ``kept`` int64 (K,), positions by falling score, image by image and at most ``limit`` of each image.
+def top_per_image(positions: torch.Tensor, images: torch.Tensor, limit: int) -> torch.Tensor:
+    """Return ``positions`` int64 (K,), given by descending score, grouped by image, with up to ``limit`` per image.
 
-    ``images`` (N,) is the image of each position.
+    ``images`` (N,) is the image of every position.
     """
-    kept = kept[images[kept].argsort(stable=True)]
-    owners = images[kept]
-    rank = torch.arange(len(kept), device=kept.device) - torch.searchsorted(owners, owners)
-    return kept[rank < limit]
+    positions = positions[images[positions].argsort(stable=True)]
+    owners = images[positions]
+    rank = torch.arange(len(positions), device=positions.device) - torch.searchsorted(owners, owners)
+    return positions[rank < limit]
 
 
-def counted(found: Found, images: int) -> Found:
-    """Return the detections in the first ``images`` images of a batch, on the CPU; the others fill it up."""
-    there = found.images < images
-    return Found(*(each[there].cpu() for each in found))
+def drop_padding(detected: DetectedBoxes, images: int) -> DetectedBoxes:
+    """Return the detections in the first ``images`` images of a batch, on the CPU. The other images are padding."""
+    in_batch = detected.images < images
+    return DetectedBoxes(*(tensor[in_batch].cpu() for tensor in detected))
 
 
-def in_originals(found: Found, scales: np.ndarray, edge: float = 0.0) -> np.ndarray:
-    """Return the boxes, left, top, right, bottom, float32 (K, 4), in pixels of the original images.
+def to_original(detected: DetectedBoxes, scales: np.ndarray, edge: float = 0.0) -> np.ndarray:
+    """Return the boxes float32 (K, 4) (left, top, right, bottom) in pixels of the original images.
 
     Args:
-        found: on the CPU.
-        scales: float32 (N, 2): by which x and y of each image of the batch grow.
-        edge: 1 where the place of a box's last pixel is scaled, and not that behind it.
+        detected: on the CPU.
+        scales: float32 (N, 2): scale factors for x and y by image of the batch.
+        edge: 1 for boxes that are scaled by the position of the last pixel, 0 for continuous boxes.
     """
     last = np.array([0, 0, edge, edge], np.float32)
-    ltrb = (found.boxes.numpy().astype(np.float32) - last) * np.tile(scales[found.images.numpy()], 2) + last
+    ltrb = (detected.boxes.numpy().astype(np.float32) - last) * np.tile(scales[detected.images.numpy()], 2) + last
     return np.asarray(ltrb, np.float32)
 
 
 def detections(
-    found: Found, ltrb: np.ndarray, part: Part, positions: np.ndarray, masks: Optional[Sequence[bytes]] = None
+    detected: DetectedBoxes,
+    ltrb: np.ndarray,
+    part: Part,
+    positions: np.ndarray,
+    masks: Optional[Sequence[bytes]] = None,
 ) -> Detections:
-    """Return what was found in the images of ``part`` at ``positions``, with boxes and masks in their pixels."""
+    """Return the Detections in the images of ``part`` at ``positions``, with boxes and masks in original pixels."""
     return Detections(
-        images=np.asarray(part.image_ids)[positions[found.images.numpy()]],
+        images=np.asarray(part.image_ids)[positions[detected.images.numpy()]],
         boxes=np.concatenate((ltrb[:, :2], ltrb[:, 2:] - ltrb[:, :2]), axis=1),
-        scores=found.scores.numpy().astype(np.float32),
-        labels=found.labels.numpy().astype(np.int16),
+        scores=detected.scores.numpy().astype(np.float32),
+        labels=detected.labels.numpy().astype(np.int16),
         masks=masks,
     )
 
 
-def gathered(own: Detections, ranks: Ranks) -> Optional[Detections]:
-    """Return the detections of all ranks on rank 0, None on the others; call it on all ranks together.
+def gather_detections(local: Detections, ranks: Ranks) -> Optional[Detections]:
+    """Return the detections of all ranks on rank 0, None on other ranks. Collective call.
 
-    Each rank gives any number, also none, and all give masks or none does. The images of a rank are its own: one that
-    fills a batch up must have been left out. The result is sorted by image id, so that it is the same for any number
-    of ranks.
+    A rank may have no detections. Masks must be present on all ranks or on none. Every image belongs to one rank;
+    images that pad a batch must have been removed. The result is sorted by image id and does not depend on the
+    number of ranks.
     """
-    parts = [own] if ranks.size == 1 else [from_bytes(data) for data in _of_all_ranks(to_bytes(own), ranks)]
-    return joined(parts) if ranks.rank == 0 else None
+    parts = [local] if ranks.size == 1 else [from_bytes(data) for data in _gather_bytes(to_bytes(local), ranks)]
+    return join_detections(parts) if ranks.rank == 0 else None
 
 
-def _of_all_ranks(own: bytes, ranks: Ranks) -> List[bytes]:
-    # Each rank's bytes on rank 0, nothing elsewhere; as tensors, since pickles run code
-    # Gloo gathers from the memory of the CPU alone.
+def _gather_bytes(local: bytes, ranks: Ranks) -> List[bytes]:
+    # Gather bytes on rank 0; other ranks return an empty list. Tensors are used because unpickling runs code. Gloo
+    # gathers only CPU tensors.
     device = ranks.context if dist.get_backend() == "nccl" else torch.device("cpu")
     lengths = torch.zeros(ranks.size, dtype=torch.int64, device=device)
-    lengths[ranks.rank] = len(own)
+    lengths[ranks.rank] = len(local)
     dist.all_reduce(lengths, group=pytorch.eager())
     filled = torch.zeros(int(lengths.max()), dtype=torch.uint8, device=device)
-    filled[: len(own)] = torch.from_numpy(np.frombuffer(own, np.uint8).copy()).to(device)
-    found = [torch.empty_like(filled) for _ in range(ranks.size)] if ranks.rank == 0 else None
-    dist.gather(filled, found, dst=0, group=pytorch.eager())
-    return [each.cpu().numpy().tobytes()[:length] for each, length in zip(found or (), lengths.tolist())]
+    filled[: len(local)] = torch.from_numpy(np.frombuffer(local, np.uint8).copy()).to(device)
+    gather_detections = [torch.empty_like(filled) for _ in range(ranks.size)] if ranks.rank == 0 else None
+    dist.gather(filled, gather_detections, dst=0, group=pytorch.eager())
+    return [
+        tensor.cpu().numpy().tobytes()[:length] for tensor, length in zip(gather_detections or (), lengths.tolist())
+    ]

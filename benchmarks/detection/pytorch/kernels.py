@@ -8,23 +8,23 @@ import triton.language as tl
 
 from benchmarks.common.torch.kernels import OPTIONS, Specification, power_of_two
 
-BITS = 32  # boxes of a word, and rows of a program
+BITS = 32  # boxes per word, and rows per program
 WARPS = 1
 
 
 @triton.jit
 def _corners(boxes, mask):
-    # Left, top, right and bottom of ``boxes``, pointers to their first numbers
-    left = tl.load(boxes, mask=mask, other=0.0)
-    top = tl.load(boxes + 1, mask=mask, other=0.0)
-    right = tl.load(boxes + 2, mask=mask, other=0.0)
-    bottom = tl.load(boxes + 3, mask=mask, other=0.0)
-    return left, top, right, bottom
+    # Left, top, right and bottom of ``boxes``, pointers to the first coordinate
+    x0 = tl.load(boxes, mask=mask, other=0.0)
+    y0 = tl.load(boxes + 1, mask=mask, other=0.0)
+    x1 = tl.load(boxes + 2, mask=mask, other=0.0)
+    y1 = tl.load(boxes + 3, mask=mask, other=0.0)
+    return x0, y0, x1, y1
 
 
 @triton.jit
-def overlap_bits(boxes, bits, count, words, share, BITS: tl.constexpr):
-    """bits[group, i, w]: which of the boxes of word w overlap box i of their group; words before that of i are left."""
+def overlap_bits(boxes, bits, count, words_per_row, factor, BITS: tl.constexpr):
+    """Set bits[group, i, w]: which boxes of word w overlap box i of the group. Words before that of i are not set."""
     group = tl.program_id(0).to(tl.int64)
     word = tl.program_id(2)
     if word >= tl.program_id(1):
@@ -32,55 +32,55 @@ def overlap_bits(boxes, bits, count, words, share, BITS: tl.constexpr):
         column = word * BITS + tl.arange(0, BITS)
         boxes += group * count * 4
         has_row = row < count
-        left, top, right, bottom = _corners(boxes + row * 4, has_row)
-        their_left, their_top, their_right, their_bottom = _corners(boxes + column * 4, column < count)
-        width = tl.minimum(right[:, None], their_right[None, :]) - tl.maximum(left[:, None], their_left[None, :])
-        height = tl.minimum(bottom[:, None], their_bottom[None, :]) - tl.maximum(top[:, None], their_top[None, :])
-        both = tl.maximum(width, 0.0) * tl.maximum(height, 0.0)
-        area = (right - left) * (bottom - top) * share
-        their_area = (their_right - their_left) * (their_bottom - their_top) * share
-        above = both > area[:, None] + their_area[None, :]
-        packed = tl.sum(above.to(tl.int32) << tl.arange(0, BITS)[None, :], axis=1)
-        tl.store(bits + (group * count + row) * words + word, packed, mask=has_row)
+        x0, y0, x1, y1 = _corners(boxes + row * 4, has_row)
+        other_x0, other_y0, other_x1, other_y1 = _corners(boxes + column * 4, column < count)
+        width = tl.minimum(x1[:, None], other_x1[None, :]) - tl.maximum(x0[:, None], other_x0[None, :])
+        height = tl.minimum(y1[:, None], other_y1[None, :]) - tl.maximum(y0[:, None], other_y0[None, :])
+        intersection = tl.maximum(width, 0.0) * tl.maximum(height, 0.0)
+        area = (x1 - x0) * (y1 - y0) * factor
+        other_area = (other_x1 - other_x0) * (other_y1 - other_y0) * factor
+        is_overlapping = intersection > area[:, None] + other_area[None, :]
+        packed = tl.sum(is_overlapping.to(tl.int32) << tl.arange(0, BITS)[None, :], axis=1)
+        tl.store(bits + (group * count + row) * words_per_row + word, packed, mask=has_row)
 
 
 @triton.jit
-def greedy(bits, alive, kept, count, words, WORDS: tl.constexpr, BITS: tl.constexpr):
-    """One group: box by box, keep what is alive and not removed, and remove what it overlaps."""
+def greedy(bits, alive, keep, count, words_per_row, WORDS: tl.constexpr, BITS: tl.constexpr):
+    """Process a group box by box: keep boxes that are alive and not removed, and remove the boxes that they overlap."""
     group = tl.program_id(0).to(tl.int64)
     word = tl.arange(0, WORDS)
     removed = tl.zeros([WORDS], tl.int32)
     for row in range(count):
-        own = row // BITS
-        is_removed = (tl.sum(tl.where(word == own, removed, 0), axis=0) >> (row % BITS)) & 1
-        stays = tl.load(alive + group * count + row).to(tl.int32) * (1 - is_removed)
-        tl.store(kept + group * count + row, stays.to(tl.uint8))
-        if stays > 0:
-            mask = (word >= own) & (word < words)
-            removed |= tl.load(bits + (group * count + row) * words + word, mask=mask, other=0)
+        own_word = row // BITS
+        is_removed = (tl.sum(tl.where(word == own_word, removed, 0), axis=0) >> (row % BITS)) & 1
+        is_kept = tl.load(alive + group * count + row).to(tl.int32) * (1 - is_removed)
+        tl.store(keep + group * count + row, is_kept.to(tl.uint8))
+        if is_kept > 0:
+            mask = (word >= own_word) & (word < words_per_row)
+            removed |= tl.load(bits + (group * count + row) * words_per_row + word, mask=mask, other=0)
 
 
-def keep_of_groups(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
+def nms_mask(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
     groups, count = alive.shape
-    kept = torch.zeros_like(alive, dtype=torch.uint8)
+    keep = torch.zeros_like(alive, dtype=torch.uint8)
     if not alive.numel():
-        return kept.bool()
-    words = triton.cdiv(count, BITS)
-    bits = torch.empty(groups, count, words, dtype=torch.int32, device=boxes.device)
-    share = threshold / (1 + threshold)
-    overlap_bits[(groups, words, words)](
-        boxes.float().contiguous(), bits, count, words, share, BITS=BITS, num_warps=WARPS, **OPTIONS
+        return keep.bool()
+    words_per_row = triton.cdiv(count, BITS)
+    bits = torch.empty(groups, count, words_per_row, dtype=torch.int32, device=boxes.device)
+    factor = threshold / (1 + threshold)
+    overlap_bits[(groups, words_per_row, words_per_row)](
+        boxes.float().contiguous(), bits, count, words_per_row, factor, BITS=BITS, num_warps=WARPS, **OPTIONS
     )
     greedy[(groups,)](
-        bits, alive.to(torch.uint8), kept, count, words, WORDS=power_of_two(words, 1), BITS=BITS,
+        bits, alive.to(torch.uint8), keep, count, words_per_row, WORDS=power_of_two(words_per_row, 1), BITS=BITS,
         num_warps=WARPS, **OPTIONS,
     )  # fmt: skip
-    return kept.bool()
+    return keep.bool()
 
 
 def specifications() -> List[Specification]:
-    """Every kernel at the sizes of the submissions: 2,000 boxes of a group."""
-    sizes = {"count": "i32", "words": "i32"}
-    pairs = {"boxes": "*fp32", "bits": "*i32", **sizes, "share": "fp32", "BITS": BITS}
-    scan = {"bits": "*i32", "alive": "*u8", "kept": "*u8", **sizes, "WORDS": 64, "BITS": BITS}
+    """Return all kernels at the sizes of the submissions: 2,000 boxes per group."""
+    sizes = {"count": "i32", "words_per_row": "i32"}
+    pairs = {"boxes": "*fp32", "bits": "*i32", **sizes, "factor": "fp32", "BITS": BITS}
+    scan = {"bits": "*i32", "alive": "*u8", "keep": "*u8", **sizes, "WORDS": 64, "BITS": BITS}
     return [Specification(overlap_bits, "fp32", pairs, WARPS), Specification(greedy, "fp32", scan, WARPS)]

@@ -1,8 +1,8 @@
-"""Greedy non-maximum suppression of many groups at once: per class, per image, per level of a pyramid.
+"""Greedy non-maximum suppression of many groups in parallel: per class, image or pyramid level.
 
-In each group the box with the highest score is kept and removes those that overlap it by more than a threshold, then
-the next one that is left, and so on. Boxes are (left, top, right, bottom) without a pixel added to their sizes; among
-equal scores the earlier box wins. This is PyTorch's operators alone and runs on any device.
+In every group the box with the highest score is kept and removes boxes that overlap it by more than a threshold;
+this is repeated with the next remaining box. Boxes are (left, top, right, bottom) with continuous sizes. For equal
+scores the earlier box is kept. Implemented with PyTorch operators for any device.
 """
 
 from typing import Callable, Iterator, Optional, Sequence, Tuple
@@ -11,20 +11,20 @@ import torch
 
 from benchmarks.common.torch import kernels
 
-BLOCK = 64  # candidates that are compared with all later ones of their group at a time
+BLOCK = 64  # candidates compared with all later candidates of the group in one step
 CHUNK = 1 << 15  # overlaps that exist at a time: 128 KB in fp32, which stays in a CPU's caches
 
 
-Suppress = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]  # implementation of ``keep_of_groups``
+Suppress = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]  # implementation of ``nms_mask``
 
 
-def keep_of_groups(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
-    """Return which boxes are kept, bool (G, M), of groups with M boxes each, by falling score.
+def nms_mask(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Return bool (G, M): the boxes that are kept, for groups of M boxes in descending order of scores.
 
     Args:
         boxes: (G, M, 4), left, top, right, bottom.
-        alive: bool (G, M), which boxes are there.
-        threshold: intersection over union above which the box with the lower score is removed.
+        alive: bool (G, M): False for padding.
+        threshold: IoU above which the box with the lower score is removed.
     """
     chunk = max(1, CHUNK // (BLOCK * max(1, boxes.shape[1])))
     parts = [_keep(some, there, threshold) for some, there in zip(boxes.split(chunk), alive.split(chunk))]
@@ -37,26 +37,24 @@ def nms(
     groups: torch.Tensor,
     threshold: float,
     limit: Optional[int] = None,
-    suppress: Suppress = keep_of_groups,
+    suppress: Suppress = nms_mask,
 ) -> torch.Tensor:
-    """Return the positions int64 (K,) of the boxes that are kept, by falling score.
+    """Return the positions int64 (K,) of the boxes that are kept, in descending order of scores.
 
     Args:
         boxes: (N, 4), left, top, right, bottom.
         scores: (N,), higher is better.
-        groups: int (N,); a box removes boxes of its own group alone.
-        threshold: intersection over union above which the box with the lower score is removed.
-        limit: how many positions are returned at most, of all groups together.
+        groups: int (N,); boxes only remove boxes of the same group.
+        threshold: IoU above which the box with the lower score is removed.
+        limit: maximum number of positions over all groups.
         suppress: implementation for groups of equal size.
     """
     order = scores.argsort(descending=True, stable=True)
-    kept = order[keep(boxes[order], groups[order], threshold, suppress)]
-    return kept if limit is None else kept[:limit]
+    positions = order[keep(boxes[order], groups[order], threshold, suppress)]
+    return positions if limit is None else positions[:limit]
 
 
-def keep(
-    boxes: torch.Tensor, groups: torch.Tensor, threshold: float, suppress: Suppress = keep_of_groups
-) -> torch.Tensor:
+def keep(boxes: torch.Tensor, groups: torch.Tensor, threshold: float, suppress: Suppress = nms_mask) -> torch.Tensor:
     """Return bool (N,): which of ``boxes`` (N, 4), sorted by falling score, are kept."""
     result = torch.zeros(len(boxes), dtype=torch.bool, device=boxes.device)
     for positions, filled in _padded_groups(groups):
@@ -66,7 +64,7 @@ def keep(
 
 
 def _padded_groups(groups: torch.Tensor) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
-    # Positions (G, M) of some groups of similar size, in their order, and which of them are filled
+    # Positions (G, M) for groups of similar size, with the mask of valid entries
     if not len(groups):
         return
     by_group = groups.argsort(stable=True)
@@ -78,16 +76,16 @@ def _padded_groups(groups: torch.Tensor) -> Iterator[Tuple[torch.Tensor, torch.T
     while first < len(lengths):
         longest = lengths[first]
         count = max(1, CHUNK // (BLOCK * longest))
-        inside = torch.arange(longest, device=groups.device)
-        filled = inside < sizes[first : first + count, None]
-        places = starts[first : first + count, None] + inside
-        yield by_group[torch.where(filled, places, 0)], filled
+        slot = torch.arange(longest, device=groups.device)
+        filled = slot < sizes[first : first + count, None]
+        slots = starts[first : first + count, None] + slot
+        yield by_group[torch.where(filled, slots, 0)], filled
         first += count
 
 
 def _keep(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
     alive = alive.clone()
-    sides = [each.contiguous() for each in boxes.unbind(-1)]
+    sides = [side.contiguous() for side in boxes.unbind(-1)]
     for start in range(0, boxes.shape[1], BLOCK):
         end = min(start + BLOCK, boxes.shape[1])
         above = overlapping(sides, start, end, threshold)
@@ -98,31 +96,33 @@ def _keep(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.T
 
 
 def _greedy(alive: torch.Tensor, above: torch.Tensor) -> torch.Tensor:
-    """Return which of ``alive`` (G, B) are kept, where ``above`` (G, B, B) says which row removes which column.
+    """Return the kept boxes of ``alive`` (G, B); ``above`` (G, B, B) is True if the row removes the column.
 
-    Repeats until nothing changes: after n rounds the first n are final, and mostly all are after a few.
+    Iterates to a fixed point: after n iterations the first n boxes are final, and most groups need only a few
+    iterations.
     """
-    kept = alive
+    keep = alive
     while True:
-        removed = (above & kept[:, :, None]).any(1)
-        found = alive & ~removed
-        if torch.equal(found, kept):
-            return kept
-        kept = found
+        removed = (above & keep[:, :, None]).any(1)
+        updated = alive & ~removed
+        if torch.equal(updated, keep):
+            return keep
+        keep = updated
 
 
 def overlapping(sides: Sequence[torch.Tensor], start: int, end: int, threshold: float) -> torch.Tensor:
-    """Bool (G, B, M): which of the boxes from ``start`` on overlap those before ``end`` by more than ``threshold``.
+    """Return bool (G, B, M): boxes from ``start`` to ``end`` that overlap the boxes from ``start`` by more than
+    ``threshold``.
 
-    Without a division: both / (one + other - both) > t is both > t / (1 + t) * (one + other).
+    Avoids a division: i / (a + b - i) > t is equivalent to i > t / (1 + t) * (a + b).
     """
-    left, top, right, bottom = (side[:, start:] for side in sides)
-    share = (right - left) * (bottom - top) * (threshold / (1 + threshold))
+    x0, y0, x1, y1 = (coordinate[:, start:] for coordinate in sides)
+    share = (x1 - x0) * (y1 - y0) * (threshold / (1 + threshold))
     rows = slice(0, end - start)
-    width = torch.minimum(right[:, rows, None], right[:, None])
-    width.sub_(torch.maximum(left[:, rows, None], left[:, None])).clamp_(min=0)
-    height = torch.minimum(bottom[:, rows, None], bottom[:, None])
-    height.sub_(torch.maximum(top[:, rows, None], top[:, None])).clamp_(min=0)
+    width = torch.minimum(x1[:, rows, None], x1[:, None])
+    width.sub_(torch.maximum(x0[:, rows, None], x0[:, None])).clamp_(min=0)
+    height = torch.minimum(y1[:, rows, None], y1[:, None])
+    height.sub_(torch.maximum(y0[:, rows, None], y0[:, None])).clamp_(min=0)
     return width.mul_(height) > share[:, rows, None] + share[:, None]
 
 
@@ -132,18 +132,18 @@ def overlapping(sides: Sequence[torch.Tensor], start: int, end: int, threshold: 
 def _suppression_example(
     suppress: Suppress, device: torch.device, dtype: torch.dtype, groups: int, count: int
 ) -> kernels.Call:
-    numbers = torch.Generator(device).manual_seed(1)
-    # Whole numbers and a threshold that no quotient of them is equal to: nothing depends on rounding.
-    drawn = torch.randint(0, 60, (groups, count, 4), generator=numbers, device=device).float()
-    boxes = torch.cat((drawn[..., :2], drawn[..., :2] + drawn[..., 2:] + 1), -1)
-    alive = torch.rand(groups, count, generator=numbers, device=device) < 0.9
+    generator = torch.Generator(device).manual_seed(1)
+    # Integers, with a threshold that is not a possible IoU: the result does not depend on rounding.
+    corners = torch.randint(0, 60, (groups, count, 4), generator=generator, device=device).float()
+    boxes = torch.cat((corners[..., :2], corners[..., :2] + corners[..., 2:] + 1), -1)
+    alive = torch.rand(groups, count, generator=generator, device=device) < 0.9
     return lambda: [suppress(boxes, alive, 0.5001).to(dtype)]
 
 
-OPERATORS = {  # with their Triton kernels: see benchmarks/common/torch/kernels.py
+OPERATORS = {  # Triton kernels: see benchmarks/common/torch/kernels.py
     "suppression": kernels.Operator(
-        keep_of_groups,
-        "benchmarks.detection.pytorch.kernels:keep_of_groups",
+        nms_mask,
+        "benchmarks.detection.pytorch.kernels:nms_mask",
         _suppression_example,
         ({"groups": 3, "count": 70}, {"groups": 1, "count": 1}, {"groups": 2, "count": 32}, {"groups": 0, "count": 8}),
     )

@@ -1,10 +1,9 @@
-"""How fast the step is: synthetic data, real data, the input alone, next to plain PyTorch, in one run.
+"""Training speed with synthetic and real data, input speed, and plain PyTorch for comparison, in one process.
 
     $ python -m benchmarks.dlrm.pytorch.bench --config config.json --data DATA
 
-Plain PyTorch is what its tutorials would write: the same network and batch with an nn.EmbeddingBag a table,
-all pairs gathered by advanced indexing, torch.optim.SGD with sparse gradients. The last line of the output is
-the result as JSON.
+Plain PyTorch follows its tutorials: the same network and batch with an nn.EmbeddingBag per table, all pairs by
+advanced indexing, torch.optim.SGD with sparse gradients. The last line of the output is the result as JSON.
 """
 
 from functools import partial
@@ -42,7 +41,7 @@ class PlainNetwork(nn.Module):
 
     def forward(self, numbers: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         hidden = self.bottom(numbers)
-        vectors = [table(one.unsqueeze(1)) for table, one in zip(self.tables, indices)]
+        vectors = [table(rows.unsqueeze(1)) for table, rows in zip(self.tables, indices)]
         together = torch.stack([hidden, *[vector.to(hidden.dtype) for vector in vectors]], dim=1)
         products = torch.bmm(together, together.transpose(1, 2))
         pairs = products[:, self.pairs[0], self.pairs[1]]
@@ -51,7 +50,7 @@ class PlainNetwork(nn.Module):
 
 
 def bare_step(config: Config, sizes: Sequence[int], ranks: Ranks, batch: Batch) -> Callable[[], None]:
-    """A step of a plain PyTorch loop with the same network and batch; its sparse gradients need int64."""
+    """Return a step of a plain PyTorch loop with the same network and batch; sparse gradients need int64."""
     network = PlainNetwork(config, sizes).to(ranks.context)
     optimizer = torch.optim.SGD(network.parameters(), lr=bench.RATE)
     scale = config.loss_scale if config.precision == "fp16" else 1.0
@@ -75,11 +74,11 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     training = build(config, sizes, ranks, {})
     evaluated = synthetic_batch(config, sizes, ranks, config.eval_batch_size)
     warm_up(training, sizes)
-    real, alone = (training_batches(config, data, range(len(sizes)), ranks, 0) for _ in range(2))
+    real, loader = (training_batches(config, data, range(len(sizes)), ranks, 0) for _ in range(2))
     rate = torch.zeros((), device=ranks.context)
 
     def close() -> None:
-        for batches in (real, alone):
+        for batches in (real, loader):
             batches.close()
 
     def step(batch: Batch) -> torch.Tensor:
@@ -89,7 +88,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         "bare": bench.repeated(bare_step(config, sizes, ranks, batch)),
         "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: batch),
         "real": bench.training_loop(pytorch, config, ranks, step, partial(next, real)),
-        "input": bench.repeated(partial(next, alone)),
+        "input": bench.repeated(partial(next, loader)),
         bench.EVALUATION: bench.repeated(lambda: training.scores(evaluated)),
     }
     layers = " and ".join("-".join(map(str, widths)) for widths in (config.bottom_mlp, config.top_mlp))

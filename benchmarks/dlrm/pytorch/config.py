@@ -98,6 +98,6 @@ class Config:
         if least <= limit:
             return []
         hint = "use more ranks" if max(sizes) * row_bytes <= limit else "prepare with a lower --index-limit"
-        found = f"the embedding tables need {least / 1e9:,.1f} GB on a rank, however they are placed"
+        problem = f"the embedding tables need {least / 1e9:,.1f} GB on a rank, however they are placed"
         expected = f"at most {limit / 1e9:,.1f} GB, nine tenths of its memory"
-        return [(found, expected, f"{hint}, or set a narrower bottom_mlp")]
+        return [(problem, expected, f"{hint}, or set a narrower bottom_mlp")]

@@ -1,7 +1,7 @@
-"""Batches of a prepared data set: each rank reads the numbers of its own rows and the indices of its own tables.
+"""Batches of a prepared data set: a rank reads the numbers of its rows and the indices of its tables.
 
-The order of an epoch follows from the seed and the epoch alone, so that a run can resume at any step. A word is copied
-once on the host: from the page cache to its place in the batch.
+The order of an epoch depends only on seed and epoch, so that a run can resume at any step. Data are copied only one
+time on the host: from the page cache to the batch.
 """
 
 import os
@@ -27,10 +27,10 @@ from benchmarks.dlrm.placement import Placement, place
 from benchmarks.dlrm.pytorch.config import MEMORY_SHARE, Config
 
 A = TypeVar("A", bound=Any)  # an array or a tensor
-# Words that are read together, by few calls: each waits for the interpreter's lock, and handing a batch to another
-# thread takes as long as reading 5,000 rows (0.15 ms, two cores of a virtual machine).
+# Words per read task: every call needs the GIL, and passing a batch to another thread takes as long as reading 5,000
+# rows (0.15 ms, two cores of a virtual machine)
 TASK_WORDS = 1 << 21
-OWN_COLUMNS = (*range(1, FIRST_TABLE), 0)  # columns that a rank reads of its own rows alone: numbers, label
+LOCAL_COLUMNS = (*range(1, FIRST_TABLE), 0)  # columns read only for the local rows: numbers, label
 
 
 class Batch(NamedTuple):
@@ -55,18 +55,18 @@ class DataSet(NamedTuple):
 
 
 def open_data(directory: Path, config: Config, ranks: int, memory: int) -> DataSet:
-    """Open a data set without reading a row; ``memory`` is what is free on every rank, in bytes.
+    """Open a data set without reading rows; ``memory``: free bytes on every rank.
 
     Raises:
-        Problem: files that do not fit the manifest, tables larger than memory.
+        Problem: files do not match dataset.json, or tables do not fit into memory.
     """
     try:
         content = manifest.read(directory)
-        facts = content["facts"]
+        manifest_facts = content["facts"]
         rows = {split: content["splits"][split]["count"] for split in ("train", "val")}
-        sizes = tuple(int(size) for size in facts["table_sizes"])
-        if len(sizes) != TABLES or min(sizes) < 1 or facts["block_rows"] != BLOCK_ROWS:
-            raise ValueError(f"{len(sizes)} tables, blocks of {facts['block_rows']} rows")
+        sizes = tuple(int(size) for size in manifest_facts["table_sizes"])
+        if len(sizes) != TABLES or min(sizes) < 1 or manifest_facts["block_rows"] != BLOCK_ROWS:
+            raise ValueError(f"{len(sizes)} tables, blocks of {manifest_facts['block_rows']} rows")
         opened = {split: blocks.open_blocks(directory / f"{split}.bin", rows[split]) for split in rows}
     except (Problem, OSError, KeyError, TypeError, ValueError) as error:
         hint = f"python -m benchmarks.dlrm.prepare --verify {directory}"
@@ -76,7 +76,9 @@ def open_data(directory: Path, config: Config, ranks: int, memory: int) -> DataS
 
 
 def free_memory(ranks: Ranks) -> int:
-    """Bytes that any rank may fill: its GPU's, or its share of the machine's; asked on all ranks together."""
+    """Return the free bytes of a rank, the minimum over all ranks: GPU memory, or a fraction of the host memory.
+    Collective call.
+    """
     if ranks.context.type == "cuda":
         free = int(torch.cuda.mem_get_info(ranks.context)[0])
     else:
@@ -85,7 +87,7 @@ def free_memory(ranks: Ranks) -> int:
         free //= ranks.local_size
     if ranks.size == 1:
         return free
-    # All ranks must place the tables alike.
+    # The placement must be the same on all ranks.
     least = torch.tensor(free, device=ranks.context)
     dist.all_reduce(least, op=dist.ReduceOp.MIN)
     return int(least)
@@ -101,61 +103,62 @@ class Task(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Where the rows of a batch are, in memory that is filled with lines of ``width`` words, one line per column."""
+    """Location of the rows of a batch in memory with lines of ``width`` words, one line per column."""
 
     width: int
-    begin: int
+    start: int
     length: int
 
     def of(self, memory: A, lines: int) -> A:
-        """Return them as (lines, length), of an array or a tensor of one dimension."""
-        return memory[: lines * self.width].reshape(lines, self.width)[:, self.begin : self.begin + self.length]
+        """Return the rows as (lines, length); ``memory`` is a one-dimensional array or tensor."""
+        return memory[: lines * self.width].reshape(lines, self.width)[:, self.start : self.start + self.length]
 
 
-class Words(NamedTuple):
-    """Memory for the batches of a task as they are read: in one piece, so that one copy brings it to a GPU."""
+class BatchBuffer(NamedTuple):
+    """Contiguous memory for the batches of a task, copied to a GPU in one operation."""
 
-    whole: torch.Tensor
+    memory: torch.Tensor
     tables: int
-    own_words: int  # at its end, for this rank's numbers and labels
+    local_words: int  # at the end, for local numbers and labels
 
     @classmethod
-    def empty(cls, tables: int, words: int, own_words: int, pinned: bool = False) -> "Words":
-        """Return memory of any content; PyTorch keeps pinned memory and hands it out again once its copy is done."""
-        return cls(torch.empty(words + own_words, dtype=torch.int32, pin_memory=pinned), tables, own_words)
+    def empty(cls, tables: int, size: int, local_words: int, pinned: bool = False) -> "BatchBuffer":
+        """Allocate a buffer. PyTorch reuses pinned memory after its copy is complete."""
+        return cls(torch.empty(size + local_words, dtype=torch.int32, pin_memory=pinned), tables, local_words)
 
     def parts(self) -> Tuple[torch.Tensor, torch.Tensor]:
         """Memory for indices, and for numbers and labels in the bits of float32."""
-        return self.whole[: -self.own_words], self.whole[-self.own_words :]
+        return self.memory[: -self.local_words], self.memory[-self.local_words :]
 
-    def batch(self, rows: Rows, own_rows: Rows) -> Batch:
-        indices, own = self.parts()
-        floats = own_rows.of(own.view(torch.float32), NUMBERS + 1)
+    def batch(self, rows: Rows, local_rows: Rows) -> Batch:
+        indices, local = self.parts()
+        floats = local_rows.of(local.view(torch.float32), NUMBERS + 1)
         return Batch(floats[:NUMBERS].t(), floats[NUMBERS], rows.of(indices, self.tables))
 
 
 def epoch_order(seed: int, epoch: int, rows: int) -> np.ndarray:
-    """The blocks of a split in the order of an epoch; one that is not full comes last."""
+    """Return the blocks of a split in the order of an epoch; an incomplete block is last."""
     full = rows // BLOCK_ROWS
     order = np.random.default_rng([seed, epoch]).permutation(full)
     return order if full * BLOCK_ROWS == rows else np.append(order, full)
 
 
-def room(rows: int) -> int:
+def block_rows_touched(rows: int) -> int:
     """Return the rows of the blocks that ``rows`` neighbours may touch."""
     return (-(-rows // BLOCK_ROWS) + 1) * BLOCK_ROWS
 
 
-def spans(order: np.ndarray, rows: int, first: int, count: int) -> Iterator[Tuple[int, slice, slice]]:
-    """Yield where ``count`` ordered rows are, from place ``first`` on: block, rows in it, places in the batch.
+def block_spans(order: np.ndarray, rows: int, first: int, count: int) -> Iterator[Tuple[int, slice, slice]]:
+    """Yield the location of ``count`` ordered rows from position ``first``: block, rows in the block, positions in the
+    batch.
 
-    Behind the last row comes the first.
+    After the last row the order wraps around.
     """
     done = 0
     while done < count:
-        place = (first + done) % rows
-        block, lane = divmod(place, BLOCK_ROWS)
-        some = min(BLOCK_ROWS - lane, count - done, rows - place)
+        start = (first + done) % rows
+        block, lane = divmod(start, BLOCK_ROWS)
+        some = min(BLOCK_ROWS - lane, count - done, rows - start)
         yield int(order[block]), slice(lane, lane + some), slice(done, done + some)
         done += some
 
@@ -171,137 +174,138 @@ class Loader:
         self._total = batch_size * ranks.size
         self._tables, self._sizes = list(tables), np.array([data.table_sizes[table] for table in tables], np.int64)
         self._columns = [FIRST_TABLE + table for table in tables]
-        # A slice of a memmap takes twice the time of a slice of a plain array.
+        # Slicing a memmap takes twice the time of slicing an array.
         self._lines = np.asarray(split).reshape(-1, BLOCK_ROWS)
         self._path = Path(str(split.filename))
         self._file = self._path.open("rb")
-        self.most_steps = max(1, TASK_WORDS // (len(tables) * self._total + len(OWN_COLUMNS) * batch_size))
+        self.max_steps = max(1, TASK_WORDS // (len(tables) * self._total + len(LOCAL_COLUMNS) * batch_size))
         on_gpu = ranks.context.type == "cuda"
         self._stream = torch.cuda.Stream(ranks.context) if on_gpu else None
-        # Words of memory that a task takes: for the indices, and for the numbers and labels of this rank.
-        whole = room(self.most_steps * self._total)
-        own = len(OWN_COLUMNS) * min(whole, self.most_steps * room(batch_size))
-        self._empty = partial(Words.empty, len(tables), len(tables) * whole, own, on_gpu)
-        self._used: Deque[Words] = deque()
+        # Words per task: for the indices, and for local numbers and labels
+        index_words = block_rows_touched(self.max_steps * self._total)
+        local_words = len(LOCAL_COLUMNS) * min(index_words, self.max_steps * block_rows_touched(batch_size))
+        self._empty = partial(BatchBuffer.empty, len(tables), len(tables) * index_words, local_words, on_gpu)
+        self._used: Deque[BatchBuffer] = deque()
 
     def tasks(self, first_step: int) -> Iterator[Task]:
         steps_per_epoch, step = -(-self._rows // self._total), first_step
         while True:
-            epoch, place = divmod(step, steps_per_epoch)
-            # The step that ends an epoch may begin it again, and is read by itself.
-            task = Task(epoch, place, max(1, min(self.most_steps, self._rows // self._total - place)))
+            epoch, index = divmod(step, steps_per_epoch)
+            # The last step of an epoch may wrap around, and is a separate task.
+            task = Task(epoch, index, max(1, min(self.max_steps, self._rows // self._total - index)))
             yield task
             step += task.steps
 
     def batches(
         self, tasks: Iterable[Task], order_of: Callable[[int], np.ndarray], ahead: int, reuse: bool = False
     ) -> Batches:
-        """Yield the batches of ``tasks``, read up to ``ahead`` tasks early.
+        """Yield the batches of ``tasks``, which are read up to ``ahead`` tasks in advance.
 
         Args:
             tasks: of the split.
-            order_of: blocks in the order of an epoch.
-            ahead: tasks; 0 reads when a batch is asked for.
-            reuse: fill the memory of a batch on the CPU anew once the next is asked for. New memory costs a page fault
-                every 4 KiB. Memory on a GPU is PyTorch's to hand out again.
+            order_of: returns the blocks in the order of an epoch.
+            ahead: number of tasks; 0 reads on request.
+            reuse: reuse the memory of a CPU batch when the next batch is requested. New memory costs a page fault
+                every 4 KiB. GPU memory is managed by PyTorch.
         """
 
-        def load(task: Task) -> Tuple[Callable[[], Words], List[Tuple[Rows, Rows]]]:
+        def load(task: Task) -> Tuple[Callable[[], BatchBuffer], List[Tuple[Rows, Rows]]]:
             return self._load(order_of(task.epoch), task)
 
         threads = max(1, len(os.sched_getaffinity(0)) // self._ranks.local_size)
         with closing(read_ahead(load, tasks, ahead, threads)) as loaded:
-            for take, places in loaded:
-                words = take()
-                for place in places:
-                    yield words.batch(*place)
+            for take, row_pairs in loaded:
+                buffer = take()
+                for row_pair in row_pairs:
+                    yield buffer.batch(*row_pair)
                 if reuse and self._stream is None:
-                    self._used.append(words)
+                    self._used.append(buffer)
 
-    # Read a task and begin its copy; called on several threads at once. Returns what gives its words to the
-    # computation, and the places of its batches.
-    def _load(self, order: np.ndarray, task: Task) -> Tuple[Callable[[], Words], List[Tuple[Rows, Rows]]]:
-        # Let the system begin to read the blocks behind the task from the disk; else each page is waited for. The ranks
-        # of a node share its page cache, and the blocks to ask for.
+    # Read a task and start the copy; called by several threads. Returns a function that passes the buffer to the
+    # computation, and the locations of the batches.
+    def _load(self, order: np.ndarray, task: Task) -> Tuple[Callable[[], BatchBuffer], List[Tuple[Rows, Rows]]]:
+        # Start reading the blocks of the next task from disk, to avoid waiting for pages. Ranks of a node share the
+        # page cache, and divide the blocks.
         first, last = (step * self._total for step in (task.step + task.steps, task.step + 2 * task.steps))
-        wanted = order[first // BLOCK_ROWS : -(-last // BLOCK_ROWS)]
-        for block in wanted[self._ranks.local_rank :: self._ranks.local_size].tolist():
+        block_numbers = order[first // BLOCK_ROWS : -(-last // BLOCK_ROWS)]
+        for block in block_numbers[self._ranks.local_rank :: self._ranks.local_size].tolist():
             os.posix_fadvise(self._file.fileno(), block * BLOCK_BYTES, BLOCK_BYTES, os.POSIX_FADV_WILLNEED)
         try:
-            words = self._used.popleft()
+            buffer = self._used.popleft()
         except IndexError:
-            words = self._empty()
-        places = self.fill(order, task, *(part.numpy() for part in words.parts()))
+            buffer = self._empty()
+        row_pairs = self.fill(order, task, *(part.numpy() for part in buffer.parts()))
         if self._stream is None:
-            return (lambda: words), places
-        with torch.cuda.stream(self._stream):  # next to the computation
-            copied = words._replace(whole=words.whole.to(self._stream.device, non_blocking=True))
+            return (lambda: buffer), row_pairs
+        with torch.cuda.stream(self._stream):  # in parallel with the computation
+            copied = buffer._replace(memory=buffer.memory.to(self._stream.device, non_blocking=True))
             event = self._stream.record_event()
 
-        def take() -> Words:
-            # The computation waits for the copy, and the memory is kept until the computation is through.
-            current = torch.cuda.current_stream(copied.whole.device)
+        def take() -> BatchBuffer:
+            # The computation waits for the copy, and the allocator keeps the memory until the computation is complete.
+            current = torch.cuda.current_stream(copied.memory.device)
             current.wait_event(event)
-            copied.whole.record_stream(current)
+            copied.memory.record_stream(current)
             return copied
 
-        return take, places
+        return take, row_pairs
 
-    def fill(self, order: np.ndarray, task: Task, indices: np.ndarray, own: np.ndarray) -> List[Tuple[Rows, Rows]]:
+    def fill(self, order: np.ndarray, task: Task, indices: np.ndarray, local: np.ndarray) -> List[Tuple[Rows, Rows]]:
         """Read the rows of a task.
 
         Args:
-            order: blocks of the task's epoch.
+            order: blocks in the order of the epoch.
             task: steps.
-            indices: int32, to be filled.
-            own: int32, the same for this rank's numbers and labels, in the bits of float32.
+            indices: int32, output.
+            local: int32, output for local numbers and labels, in the bits of float32.
 
         Returns:
-            Where the rows of each step are: indices (my tables, global batch), numbers and labels (14, batch_size).
+            Location of the rows by step: indices (local tables, global batch), numbers and labels (14, batch_size).
         """
         rows = self._copy(order, task, 0, self._total, self._columns, indices)
-        own_rows = self._copy(order, task, self._ranks.rank * self._size, self._size, OWN_COLUMNS, own)
-        width = own_rows[0].width
-        labels = own[NUMBERS * width : (NUMBERS + 1) * width]
+        local_rows = self._copy(order, task, self._ranks.rank * self._size, self._size, LOCAL_COLUMNS, local)
+        width = local_rows[0].width
+        labels = local[NUMBERS * width : (NUMBERS + 1) * width]
         labels.view(np.float32)[:] = labels
         self._check(rows[0]._replace(length=self._total * task.steps).of(indices, len(self._columns)))
-        return list(zip(rows, own_rows))
+        return list(zip(rows, local_rows))
 
-    # Copy ``columns`` of ``count`` rows from ``offset`` on of each global batch.
+    # Copy ``columns`` of ``count`` rows, starting at ``offset`` in every global batch
     def _copy(
         self, order: np.ndarray, task: Task, offset: int, count: int, columns: Sequence[int], into: np.ndarray
     ) -> List[Rows]:
         firsts = [(task.step + number) * self._total + offset for number in range(task.steps)]
-        if firsts[-1] + count > self._rows:  # a batch that begins again at the first row
+        if firsts[-1] + count > self._rows:  # a batch that wraps around to the first row
             around = Rows(count, 0, count)
             lines = around.of(into, len(columns))
-            for block, lanes, here in spans(order, self._rows, firsts[0], count):
+            for block, lanes, here in block_spans(order, self._rows, firsts[0], count):
                 lines[:, here] = self._lines[block * COLUMNS + np.array(columns, int), lanes]
             return [around]
-        apart = self._total > room(count)
+        apart = self._total > block_rows_touched(count)
         pieces = firsts if apart else firsts[:1]
         length = count if apart else firsts[-1] - firsts[0] + count
-        chosen = [order[first // BLOCK_ROWS : -(-(first + length) // BLOCK_ROWS)] for first in pieces]
+        block_numbers = [order[first // BLOCK_ROWS : -(-(first + length) // BLOCK_ROWS)] for first in pieces]
         begins = [first % BLOCK_ROWS for first in pieces]
         for number in range(1, len(pieces)):
-            begins[number] += sum(map(len, chosen[:number])) * BLOCK_ROWS
-        lines = np.add.outer(columns, np.concatenate(chosen) * COLUMNS)
-        taken = into[: lines.size * BLOCK_ROWS].reshape(*lines.shape, BLOCK_ROWS)
-        # With another mode NumPy copies twice.
-        np.take(self._lines, lines, axis=0, out=taken, mode="clip")
+            begins[number] += sum(map(len, block_numbers[:number])) * BLOCK_ROWS
+        lines = np.add.outer(columns, np.concatenate(block_numbers) * COLUMNS)
+        target = into[: lines.size * BLOCK_ROWS].reshape(*lines.shape, BLOCK_ROWS)
+        # With other modes NumPy makes another copy.
+        np.take(self._lines, lines, axis=0, out=target, mode="clip")
         width = lines.shape[1] * BLOCK_ROWS
         if apart:
-            return [Rows(width, begin, count) for begin in begins]
+            return [Rows(width, start, count) for start in begins]
         return [Rows(width, begins[0] + first - firsts[0], count) for first in firsts]
 
-    # End where an index is outside its table: it would train another table's row. Nothing may read the data set before
-    # the clock starts (MLPerf training rules, "run results"), so the rows are checked as they come.
+    # Exit if an index is out of range: it would train a row of another table. The data set must not be read before the
+    # clock starts (MLPerf training rules, "run results"), so indices are checked during training.
     def _check(self, indices: np.ndarray) -> None:
-        most = indices.view(np.uint32).max(axis=1)  # a negative index becomes a large one
-        for mine in np.flatnonzero(most >= self._sizes):
-            found, size = indices[mine], self._sizes[mine]
+        maxima = indices.view(np.uint32).max(axis=1)  # a negative index becomes a large one
+        for table in np.flatnonzero(maxima >= self._sizes):
+            values, size = indices[table], self._sizes[table]
             problem = Problem(
-                f"{self._path.name} has indices from {found.min():,} to {found.max():,} for table {self._tables[mine]}",
+                f"{self._path.name} has indices from {values.min():,} to {values.max():,} for table "
+                f"{self._tables[table]}",
                 f"0 to {size - 1:,}",
                 f"python -m benchmarks.dlrm.prepare --verify {self._path.parent}",
             )
@@ -312,36 +316,38 @@ class Loader:
 
 
 def training_batches(config: Config, data: DataSet, tables: Sequence[int], ranks: Ranks, first_step: int) -> Batches:
-    """Return an endless stream of training batches on this rank's device, from ``first_step`` of the run on.
+    """Return an endless stream of training batches on this rank's device, starting at ``first_step`` of the run.
 
-    Nothing is read before the first batch is asked for; ``close`` ends the threads that read ahead. On a CPU the memory
-    of a batch is filled anew once the next is asked for.
+    Reading starts with the first request; ``close`` stops the threads. On a CPU the memory of a batch is reused when
+    the next batch is requested.
     """
     if config.shuffle == "rows":
-        return held_batches(config, data, tables, ranks, first_step)
+        return device_batches(config, data, tables, ranks, first_step)
     loader = Loader(data.train, data.train_rows, config.batch_size, data, tables, ranks)
     order_of = lru_cache(2)(partial(epoch_order, config.seed, rows=data.train_rows))
     return loader.batches(loader.tasks(first_step), order_of, config.prefetch, reuse=True)
 
 
-def held_batches(config: Config, data: DataSet, tables: Sequence[int], ranks: Ranks, first_step: int) -> Batches:
-    """Yield batches of rows that are all held on the device, drawn one by one without replacement in each epoch."""
-    alone = replace(ranks, rank=0, size=1)
-    loader = Loader(data.train, data.train_rows, data.train_rows, data, tables, alone)
-    with closing(loader.batches(loader.tasks(0), lambda _: np.arange(len(data.train)), 0)) as whole:
-        numbers, labels, indices = next(whole)
+def device_batches(config: Config, data: DataSet, tables: Sequence[int], ranks: Ranks, first_step: int) -> Batches:
+    """Yield batches from rows that are resident on the device, sampled without replacement in every epoch."""
+    single_rank = replace(ranks, rank=0, size=1)
+    loader = Loader(data.train, data.train_rows, data.train_rows, data, tables, single_rank)
+    with closing(loader.batches(loader.tasks(0), lambda _: np.arange(len(data.train)), 0)) as batches:
+        numbers, labels, indices = next(batches)
     numbers = numbers.contiguous()  # a row is gathered as one piece
     size, total = config.batch_size, config.batch_size * ranks.size
-    order_of = lru_cache(1)(lambda epoch: shuffled_rows(config.seed * 1000 + epoch, labels, total))
+    order_of = lru_cache(1)(lambda epoch: shuffle_rows(config.seed * 1000 + epoch, labels, total))
     steps_per_epoch = -(-data.train_rows // total)
     for epoch, step in (divmod(step, steps_per_epoch) for step in count(first_step)):
         rows = order_of(epoch)[step * total : (step + 1) * total]
-        mine = rows[ranks.rank * size : (ranks.rank + 1) * size]
-        yield Batch(numbers.index_select(0, mine), labels.index_select(0, mine), indices.index_select(1, rows))
+        local = rows[ranks.rank * size : (ranks.rank + 1) * size]
+        yield Batch(numbers.index_select(0, local), labels.index_select(0, local), indices.index_select(1, rows))
 
 
-def shuffled_rows(seed: int, labels: torch.Tensor, total: int) -> torch.Tensor:
-    """A permutation of the rows of ``labels``, the same on all ranks; its beginning fills the last ``total`` up."""
+def shuffle_rows(seed: int, labels: torch.Tensor, total: int) -> torch.Tensor:
+    """Return a permutation of the rows of ``labels``, the same on all ranks, padded with its start to a multiple of
+    ``total``.
+    """
     generator = torch.Generator(labels.device).manual_seed(seed)
     order = torch.randperm(len(labels), generator=generator, device=labels.device)
     missing = -len(order) % total
@@ -349,7 +355,7 @@ def shuffled_rows(seed: int, labels: torch.Tensor, total: int) -> torch.Tensor:
 
 
 class EvaluationInput:
-    """Passes over the evaluation rows; each row counts on one rank, whatever fills the last batch up."""
+    """Passes over the evaluation rows; every row counts on one rank, padding does not count."""
 
     def __init__(self, config: Config, data: DataSet, tables: Sequence[int], ranks: Ranks) -> None:
         self.total = data.val_rows
@@ -359,7 +365,7 @@ class EvaluationInput:
         self._kept: List[Batch] = []
 
     def one_pass(self) -> Generator[Tuple[Batch, int], None, None]:
-        """Batches with the number of their first rows on this rank that count."""
+        """Yield batches with the number of valid rows on this rank, which are at the start of the batch."""
         size = self._config.eval_batch_size
         with closing(self._batches()) as batches:
             for step, batch in enumerate(batches):
@@ -381,14 +387,16 @@ class EvaluationInput:
 
 
 def synthetic_batch(config: Config, sizes: Sequence[int], ranks: Ranks, rows: int = 0) -> Batch:
-    """One synthetic batch for tables of ``sizes``, laid out as a real one; default: of a training step."""
+    """Return a synthetic batch in the layout of real batches for tables of ``sizes``, by default with the training
+    batch size.
+    """
     size = rows or config.batch_size
-    places = (Rows(size * ranks.size, 0, size * ranks.size), Rows(size, 0, size))
-    words = Words.empty(len(sizes), len(sizes) * size * ranks.size, (NUMBERS + 1) * size)
+    row_pair = (Rows(size * ranks.size, 0, size * ranks.size), Rows(size, 0, size))
+    buffer = BatchBuffer.empty(len(sizes), len(sizes) * size * ranks.size, (NUMBERS + 1) * size)
     generator = torch.Generator().manual_seed(config.seed)
-    numbers, labels, indices = words.batch(*places)
+    numbers, labels, indices = buffer.batch(*row_pair)
     for index, size in zip(indices, sizes):
         index.random_(0, size, generator=generator)
     numbers.uniform_(generator=generator)
     labels.random_(0, 2, generator=generator)
-    return words._replace(whole=words.whole.to(ranks.context)).batch(*places)
+    return buffer._replace(memory=buffer.memory.to(ranks.context)).batch(*row_pair)

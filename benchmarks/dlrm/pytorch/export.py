@@ -1,4 +1,4 @@
-"""DLRM for a server: the logit of a click, from the numbers and the rows of the tables.
+"""DLRM for inference servers: the logit of a click from numbers and table rows.
 
 $ python -m benchmarks.dlrm.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 """
@@ -38,26 +38,26 @@ class Served(nn.Module):
 
 
 def all_tables(saved: Mapping[str, Any], sizes: Sequence[int]) -> torch.Tensor:
-    found: Dict[int, torch.Tensor] = {}
+    tables_by_number: Dict[int, torch.Tensor] = {}
     for rank, tables in enumerate(saved["placement"]):
         parts = saved[f"rank_{rank}"]["tables"].split([sizes[table] for table in tables])
-        found.update(zip(tables, parts))
-    return torch.cat([found[table] for table in range(len(sizes))])
+        tables_by_number.update(zip(tables, parts))
+    return torch.cat([tables_by_number[table] for table in range(len(sizes))])
 
 
 def evaluate(evaluation: EvaluationInput, infer: Infer) -> Dict[str, float]:
     scores, labels = [], []
     with closing(evaluation.one_pass()) as batches:
-        for batch, counted in batches:
-            indices = batch.indices.t()[:counted].numpy().astype(np.int64)
-            (logits,) = infer(np.ascontiguousarray(batch.numbers[:counted].numpy()), indices)
+        for batch, valid in batches:
+            indices = batch.indices.t()[:valid].numpy().astype(np.int64)
+            (logits,) = infer(np.ascontiguousarray(batch.numbers[:valid].numpy()), indices)
             scores.append(torch.from_numpy(logits))
-            labels.append(batch.labels[:counted].clone())
+            labels.append(batch.labels[:valid].clone())
     return {"auc": area_under_curve(torch.cat(scores), torch.cat(labels))}
 
 
-def subject_of(config: Config, data: DataSet, training: Training, alone: Ranks) -> Subject:
-    """Return what is exported: ``training`` has the weights."""
+def make_subject(config: Config, data: DataSet, training: Training, ranks: Ranks) -> Subject:
+    """Return the export of ``training``, which has the weights."""
 
     def original(*inputs: np.ndarray) -> Arrays:
         numbers, indices = as_tensors(inputs)
@@ -74,20 +74,20 @@ def subject_of(config: Config, data: DataSet, training: Training, alone: Ranks) 
         ),
         outputs=(Value("logits", "logit of a click; its sigmoid is the probability"),),
         example=(np.zeros((2, NUMBERS), np.float32), np.zeros((2, len(data.table_sizes)), np.int64)),
-        evaluate=lambda infer: evaluate(EvaluationInput(config, data, tables.mine, alone), infer),
+        evaluate=lambda infer: evaluate(EvaluationInput(config, data, tables.mine, ranks), infer),
         preprocessing={"numbers": "log(1 + max(0, x))", "table_sizes": list(data.table_sizes)},
         original=original,
     )
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
-    alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
-    data = open_data(folder, config, 1, free_memory(alone))
+    ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
+    data = open_data(folder, config, 1, free_memory(ranks))
     # No kernel of the run's GPU: the plain operators.
-    training = Training(config, data.table_sizes, alone, None, data.placement)
+    training = Training(config, data.table_sizes, ranks, None, data.placement)
     training.weights.copy_(saved["weights"])
     training.tables.weight.copy_(all_tables(saved, data.table_sizes))
-    return subject_of(config, data, training, alone)
+    return make_subject(config, data, training, ranks)
 
 
 if __name__ == "__main__":

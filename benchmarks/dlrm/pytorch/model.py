@@ -1,7 +1,7 @@
-"""The network: MLPs that every rank has, and embedding tables that are split over the ranks.
+"""Network: MLPs replicated on all ranks, and embedding tables distributed over the ranks.
 
-A rank keeps its tables as one joint table with offsets. A lookup of the global batch is one gather, an update one
-scatter. All-to-all turns "all rows, my tables" into "my rows, all tables" and back.
+The tables of a rank are stored as one table with offsets: a lookup of the global batch is one gather, an update one
+scatter. All-to-all exchanges "all rows, local tables" for "local rows, all tables", and back.
 """
 
 import math
@@ -25,48 +25,48 @@ from benchmarks.dlrm.pytorch.config import Config
 from benchmarks.dlrm.pytorch.data import Batch
 from benchmarks.dlrm.pytorch.operators import Layout
 
-Wait = Callable[[], torch.Tensor]  # waits for an exchange and returns what this rank got
+Wait = Callable[[], torch.Tensor]  # waits for an exchange and returns the received tensor
 
 
 class LinearReLU(nn.Linear):
-    """A linear layer and its ReLU as one GEMM with an epilogue, in the type ``kind``: (rows, in) to (rows, out)."""
+    """Linear layer with ReLU as one GEMM with an epilogue, in the type ``kind``: (rows, in) to (rows, out)."""
 
     kind = torch.float32
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = _LinearReLU.apply(*(each.to(self.kind) for each in (x, self.weight, self.bias)))
-        return found
+        y: torch.Tensor = _LinearReLU.apply(*(tensor.to(self.kind) for tensor in (x, self.weight, self.bias)))
+        return y
 
 
 class _LinearReLU(torch.autograd.Function):
-    # PyTorch's operator has no gradient of its own.
+    # PyTorch's operator has no backward pass.
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         fused: Any = torch._addmm_activation
-        found: torch.Tensor = fused(bias, x, weight.t())
-        ctx.save_for_backward(x, weight, found)
-        return found
+        y: torch.Tensor = fused(bias, x, weight.t())
+        ctx.save_for_backward(x, weight, y)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        x, weight, found = ctx.saved_tensors
-        gradient = torch.ops.aten.threshold_backward(gradients[0], found, 0)
+        x, weight, y = ctx.saved_tensors
+        gradient = torch.ops.aten.threshold_backward(gradients[0], y, 0)
         of_x = gradient.mm(weight) if ctx.needs_input_grad[0] else None
         return of_x, gradient.t().mm(x), gradient.sum(0)
 
 
 def mlp(widths: Sequence[int], last_is_linear: bool, fused: Optional[torch.dtype] = None) -> nn.Sequential:
-    """Linear layers with ReLU between them, and behind the last one unless it is linear.
+    """Return linear layers with ReLU; the last layer has no ReLU if ``last_is_linear``.
 
-    ``fused`` is the type in which those with a ReLU compute it in the same operation.
+    ``fused``: type of layers with a fused ReLU.
 
     Weights and biases are normal with variances 2 / (in + out) and 1 / out, as in the reference implementation.
     """
     layers: List[nn.Module] = []
-    for after, before in zip(widths[1:], widths):
-        linear = nn.Linear(before, after) if fused is None else LinearReLU(before, after)
-        nn.init.normal_(linear.weight, std=math.sqrt(2 / (before + after)))
-        nn.init.normal_(linear.bias, std=math.sqrt(1 / after))
+    for outputs, inputs in zip(widths[1:], widths):
+        linear = nn.Linear(inputs, outputs) if fused is None else LinearReLU(inputs, outputs)
+        nn.init.normal_(linear.weight, std=math.sqrt(2 / (inputs + outputs)))
+        nn.init.normal_(linear.bias, std=math.sqrt(1 / outputs))
         if isinstance(linear, LinearReLU):
             linear.kind = fused
             layers.append(linear)
@@ -76,30 +76,30 @@ def mlp(widths: Sequence[int], last_is_linear: bool, fused: Optional[torch.dtype
 
 
 class Network(nn.Module):
-    """The part that each rank has whole: bottom MLP, interaction, top MLP."""
+    """Replicated part: bottom MLP, interaction, top MLP."""
 
-    def __init__(self, config: Config, where: Layout, interact: Callable[..., torch.Tensor]) -> None:
+    def __init__(self, config: Config, table_layout: Layout, interact: Callable[..., torch.Tensor]) -> None:
         super().__init__()
-        joined = config.bottom_mlp[-1] + len(where.lower) + where.padding
-        self._where, self._interact = where, interact
+        joined = config.bottom_mlp[-1] + len(table_layout.lower) + table_layout.padding
+        self._layout, self._interact = table_layout, interact
         fused = pytorch.DTYPES[config.precision] if config.fused_relu else None
         self.bottom = mlp((NUMBERS, *config.bottom_mlp), last_is_linear=False, fused=fused)
         self.top = mlp((joined, *config.top_mlp[:-1]), last_is_linear=False, fused=fused)
-        # In fp32: half-precision logits would tie rows that the AUC must tell apart.
+        # In fp32: half-precision logits would have ties, which affect the AUC.
         self.last = mlp((joined, *config.top_mlp)[-2:], last_is_linear=True)
 
     def score(self, hidden: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-        """Logits (rows,) of the bottom MLP's (rows, width) and what Tables.send brought."""
-        features = self.top(self._interact(hidden, vectors, self._where))
+        """Return logits (rows,) from the output of the bottom MLP (rows, width) and the vectors of Tables.send."""
+        features = self.top(self._interact(hidden, vectors, self._layout))
         with torch.autocast(features.device.type, enabled=False):
             return self.last(features.float()).squeeze(1)
 
 
 class Tables:
-    """This rank's embedding tables as one, and their exchange with the other ranks.
+    """Embedding tables of this rank as one table, and their exchange with other ranks.
 
-    Rows of a table start uniform in +-1 / sqrt(rows), by a generator of the table's own, so that they do not
-    depend on the placement.
+    Tables are uniform in +-1 / sqrt(rows) with a generator per table, so that initial weights do not depend on the
+    placement.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Tables:
         kernels: Optional[Mapping[str, str]] = None,
         placement: Optional[Placement] = None,
     ) -> None:
-        """Draw the weights and choose the operators; ``kernels`` and ``placement`` are a checkpoint's."""
+        """Initialize the weights and select the operators; ``kernels`` and ``placement`` are from a checkpoint."""
         self.placement = placement or place(sizes, ranks.size)
         self.mine = self.placement[ranks.rank]
         self.width = config.bottom_mlp[-1]
@@ -131,34 +131,36 @@ class Tables:
         return (indices + self.offsets).t().reshape(-1)
 
     def send(self, rows: torch.Tensor, batch_size: int, dtype: torch.dtype, group: Any = None) -> Wait:
-        """Look ``rows`` up and begin to send each rank the vectors of its ``batch_size`` rows.
+        """Look up ``rows`` and start sending to every rank the vectors of its ``batch_size`` rows.
 
-        The call that is returned gives the flat vectors of this rank's rows, one rank's tables after the other's. A
-        step's exchanges, which a CUDA graph may hold, have the default ``group``.
+        The returned function waits and returns the flat vectors of the local rows, grouped by rank. Exchanges in a
+        step, which may be captured in a CUDA graph, use the default ``group``.
         """
-        found = self.operators.gather(self.weight, rows, dtype)
-        return self._exchange(found, *self._shares(batch_size), group)
+        vectors = self.operators.gather(self.weight, rows, dtype)
+        return self._exchange(vectors, *self._shares(batch_size), group)
 
     def send_back(self, gradient: torch.Tensor, batch_size: int) -> Wait:
-        """Begin to send the gradient of ``send``'s flat vectors back to the tables' ranks."""
-        taken, given = self._shares(batch_size)
-        return self._exchange(gradient.contiguous(), given, taken)
+        """Start sending the gradient of the vectors of ``send`` back to the ranks of the tables."""
+        receive_sizes, send_sizes = self._shares(batch_size)
+        return self._exchange(gradient.contiguous(), send_sizes, receive_sizes)
 
     def update(self, rows: torch.Tensor, gradient: torch.Tensor, rate: torch.Tensor) -> None:
-        """weight[row] -= rate * gradient for each of ``rows``; a row that comes twice gets the sum."""
+        """Apply weight[row] -= rate * gradient for ``rows``; gradients of repeated rows are summed."""
         self.operators.update(self.weight, rows, gradient, rate)
 
-    # Numbers that ``send`` takes from each rank, and gives to each.
+    # Numbers that ``send`` receives from and sends to the ranks
     def _shares(self, batch_size: int) -> Tuple[List[int], List[int]]:
         counts = [batch_size * len(tables) * self.width for tables in self.placement]
         return counts, [counts[self._ranks.rank]] * self._ranks.size
 
-    # Begin an all-to-all of ``values``, of which each rank gets its number in ``given``.
-    def _exchange(self, values: torch.Tensor, taken: List[int], given: List[int], group: Any = None) -> Wait:
+    # Start an all-to-all of ``values`` with ``send_sizes`` numbers per rank
+    def _exchange(
+        self, values: torch.Tensor, receive_sizes: List[int], send_sizes: List[int], group: Any = None
+    ) -> Wait:
         if self._ranks.size == 1:
             return lambda: values
-        received = values.new_empty(sum(taken))
-        work = dist.all_to_all_single(received, values, taken, given, group=group, async_op=True)
+        received = values.new_empty(sum(receive_sizes))
+        work = dist.all_to_all_single(received, values, receive_sizes, send_sizes, group=group, async_op=True)
 
         def wait() -> torch.Tensor:
             work.wait()
@@ -168,18 +170,20 @@ class Tables:
 
 
 def early_sums(network: Network, gradients: torch.Tensor, ranks: Ranks) -> GradientSums:
-    """Return the sums of the flat ``gradients``: those of the top MLP begin when all of them are there."""
+    """Return the reduction of the flat ``gradients``: the all-reduce of the top MLP starts when its gradients are
+    complete.
+    """
     listed = list(network.parameters())
     ends = list(accumulate(parameter.numel() for parameter in listed))
-    places = [GradientSlice(end - parameter.numel(), end) for parameter, end in zip(listed, ends)]
+    ranges = [GradientSlice(end - parameter.numel(), end) for parameter, end in zip(listed, ends)]
     first = len(gradients) - sum(parameter.numel() for parameter in network.bottom.parameters())
-    return GradientSums(listed, places, gradients, ranks, bucket_bytes=first * gradients.element_size())
+    return GradientSums(listed, ranges, gradients, ranks, bucket_bytes=first * gradients.element_size())
 
 
 class Training:
     """Network and tables, and the two halves of a step around the backward pass of loss * loss_scale.
 
-    The exchanges with the other ranks run while the computation does, where that is possible.
+    Exchanges between ranks overlap with computation if possible.
     """
 
     def __init__(
@@ -190,13 +194,15 @@ class Training:
         kernels: Optional[Mapping[str, str]] = None,
         placement: Optional[Placement] = None,
     ) -> None:
-        """Build with fresh weights, the same for any number of ranks; ``kernels``, ``placement`` of a checkpoint."""
+        """Initialize the weights, independent of the number of ranks; ``kernels`` and ``placement`` are from a
+        checkpoint.
+        """
         self.config, self.ranks = config, ranks
         self.tables = Tables(sizes, config, ranks, kernels, placement)
-        where = operators.layout(self.tables.placement, self.tables.width, ranks.context)
+        table_layout = operators.layout(self.tables.placement, self.tables.width, ranks.context)
         torch.manual_seed(config.seed)
-        self.network = Network(config, where, self.tables.operators.interact).to(ranks.context)
-        # All parameters become views of one tensor, so that the optimizer's step is one operation.
+        self.network = Network(config, table_layout, self.tables.operators.interact).to(ranks.context)
+        # All parameters become views of one tensor, which the optimizer updates in one operation.
         self.weights = parameters_to_vector(self.network.parameters()).detach()
         vector_to_parameters(self.weights, self.network.parameters())
         self.gradients = pytorch.flat_gradients(self.network.parameters())
@@ -206,8 +212,8 @@ class Training:
         self._sums: Optional[GradientSums] = None  # with config.early_sums
         if config.early_sums and ranks.size > 1:
             self._sums = early_sums(self.network, self.gradients, ranks)
-        self._received: Wait = lambda: self._vectors  # gradients of what this rank looked up
-        self.graph: Optional[Captured] = None  # the whole step on a batch at a rate, a tensor ()
+        self._received: Wait = lambda: self._vectors  # gradients of the vectors looked up by this rank
+        self.graph: Optional[Captured] = None  # the full step on a batch with the rate as a tensor ()
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Mean loss of this rank's rows; clears the gradients."""
@@ -224,7 +230,7 @@ class Training:
             logits = network.score(hidden, self._vectors)
         return functional.binary_cross_entropy_with_logits(logits.float(), batch.labels)
 
-    # Begin to send a gradient of the looked-up vectors back.
+    # Start sending the gradient of the looked-up vectors back
     def _send_back(self, gradient: torch.Tensor) -> None:
         self._received = self.tables.send_back(gradient, len(gradient) // (self.tables.width * self.tables.count))
 

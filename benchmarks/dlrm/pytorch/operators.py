@@ -1,7 +1,6 @@
-"""The operators that dominate a step of DLRM, next to the MLPs: lookup, interaction and update of the tables.
+"""Operators that dominate a step of DLRM in addition to the MLPs: lookup, interaction and update of tables.
 
-Each function here is PyTorch's own operators; its Triton kernels are in kernels.py, and common/torch/kernels.py
-compares and chooses.
+This file has the PyTorch versions; Triton kernels are in kernels.py. common/torch/kernels.py compares and selects.
 """
 
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -15,26 +14,26 @@ from benchmarks.common.torch.kernels import Operator
 from benchmarks.dlrm.pytorch.config import Config
 
 ALIGNMENT = 8  # the top MLP's input is padded to a multiple, as tensor cores want it: 479 becomes 480, as submitted
-MEASURED_ROWS = 1 << 20  # rows of the table of a measurement, at most: 0.5 GB of 128 numbers each
+MEASURED_ROWS = 1 << 20  # maximum number of table rows in a measurement: 0.5 GB with 128 numbers per row
 MODULE = "benchmarks.dlrm.pytorch.kernels"
 
 
 class Layout(NamedTuple):
-    """Where the vectors of a batch are in what the ranks sent: one rank's after the other's, each row by row."""
+    """Position of the vectors of a batch in the data from the ranks, which are grouped by rank, then by row."""
 
-    counts: Tuple[int, ...]  # tables of each rank
+    counts: Tuple[int, ...]  # number of tables by rank
     padding: int
-    # (pairs,): place of each pair in a row's flat matrix of products, vectors in the order of their arrival.
+    # (pairs,): position of the pairs in the flat matrix of products, with vectors in the order of arrival
     lower: torch.Tensor
-    mirror: torch.Tensor  # (vectors * vectors,): the pair of each place; the diagonal's entries may be any
-    # (3, tables): numbers per row before the table's rank, before the table in its rank's row, in its rank's row.
-    places: torch.Tensor
+    mirror: torch.Tensor  # (vectors * vectors,): pair by position; diagonal entries are not used
+    # (3, tables): numbers per row in the ranks before, in the tables before on the rank, in all tables of the rank
+    positions: torch.Tensor
 
 
 def layout(placement: Sequence[Sequence[int]], width: int, device: torch.device) -> Layout:
-    """Return the layout for the tables of each rank, each of which has vectors of ``width``.
+    """Return the layout for a placement with vectors of ``width``.
 
-    The pairs come out in the order of the tables' numbers, so that the network does not depend on the placement.
+    Pairs are in the order of table numbers, so that the network does not depend on the placement.
     """
     order = torch.tensor([0, *(1 + table for tables in placement for table in tables)])
     count = len(order)
@@ -42,20 +41,20 @@ def layout(placement: Sequence[Sequence[int]], width: int, device: torch.device)
     lower = first * count + second
     mirror = torch.zeros(count * count, dtype=torch.int64)
     mirror[lower] = mirror[second * count + first] = torch.arange(len(lower))
-    places = torch.zeros(3, count - 1, dtype=torch.int64)
-    before = 0
+    table_positions = torch.zeros(3, count - 1, dtype=torch.int64)
+    previous = 0
     for tables in placement:
         for number, table in enumerate(tables):
-            places[:, table] = torch.tensor([before, number, len(tables)]) * width
-        before += len(tables)
-    tensors = (each.to(device) for each in (lower, mirror, places))
+            table_positions[:, table] = torch.tensor([previous, number, len(tables)]) * width
+        previous += len(tables)
+    tensors = (tensor.to(device) for tensor in (lower, mirror, table_positions))
     return Layout(tuple(map(len, placement)), -(width + len(lower)) % ALIGNMENT, *tensors)
 
 
 class Interaction(torch.autograd.Function):
-    """Dot products of all pairs of a row's vectors, (rows, vectors, width) to (rows, pairs); see Layout.
+    """Dot products of all pairs of vectors in a row, (rows, vectors, width) to (rows, pairs); see Layout.
 
-    Only the lower triangle of their matrix is gathered.
+    Only the lower triangle of the products is gathered.
     """
 
     @staticmethod
@@ -66,7 +65,7 @@ class Interaction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[torch.Tensor, None, None]:
-        """With S the symmetric matrix of the pairs' gradients, d(X X^T) gives S X."""
+        """With the symmetric matrix S of the pairs' gradients, d(X X^T) is S X."""
         vectors, mirror = ctx.saved_tensors
         rows, count, _ = vectors.shape
         symmetric = gradients[0].index_select(1, mirror).view(rows, count, count)
@@ -74,15 +73,15 @@ class Interaction(torch.autograd.Function):
         return torch.bmm(symmetric, vectors), None, None
 
 
-def interact(hidden: torch.Tensor, flat: torch.Tensor, where: Layout) -> torch.Tensor:
+def interact(hidden: torch.Tensor, flat: torch.Tensor, table_layout: Layout) -> torch.Tensor:
     """Input of the top MLP, (rows, width + pairs + padding): the bottom MLP's (rows, width), and all dot products."""
     rows, width = hidden.shape
-    parts = flat.split([rows * count * width for count in where.counts])
-    each = [part.view(rows, -1, width) for part in parts if part.numel()]
-    vectors = each[0] if len(each) == 1 else torch.cat(each, dim=1)
+    parts = flat.split([rows * count * width for count in table_layout.counts])
+    tensors = [part.view(rows, -1, width) for part in parts if part.numel()]
+    vectors = tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=1)
     together = torch.cat((hidden.unsqueeze(1), vectors), dim=1)
-    pairs = Interaction.apply(together, where.lower, where.mirror)
-    return torch.cat((hidden, pairs, hidden.new_zeros(rows, where.padding)), dim=1)
+    pairs = Interaction.apply(together, table_layout.lower, table_layout.mirror)
+    return torch.cat((hidden, pairs, hidden.new_zeros(rows, table_layout.padding)), dim=1)
 
 
 def gather(weight: torch.Tensor, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -91,17 +90,17 @@ def gather(weight: torch.Tensor, rows: torch.Tensor, dtype: torch.dtype) -> torc
 
 
 def scatter(weight: torch.Tensor, rows: torch.Tensor, gradient: torch.Tensor, rate: torch.Tensor) -> None:
-    """weight[row] -= rate * gradient for each of ``rows``; a row that comes twice gets the sum."""
+    """Apply weight[row] -= rate * gradient for ``rows``; gradients of repeated rows are summed."""
     step = gradient.view(-1, weight.shape[1]).float() * -rate
     if weight.is_cuda:
         weight.index_add_(0, rows, step)
     else:
-        # On a CPU index_add_ goes row by row; scatter_add_ of an expanded index sorts and sums.
+        # On a CPU index_add_ is a loop over rows; scatter_add_ with an expanded index sorts and sums.
         weight.scatter_add_(0, rows.long().unsqueeze(1).expand_as(step), step)
 
 
 def scatter_sorted(weight: torch.Tensor, rows: torch.Tensor, gradient: torch.Tensor, rate: torch.Tensor) -> None:
-    """The same, added in a fixed order on a GPU too."""
+    """Like ``scatter``, with a fixed summation order, on GPUs, too."""
     step = gradient.view(-1, weight.shape[1]).float() * -rate
     weight.index_put_((rows,), step, accumulate=True)
 
@@ -118,16 +117,16 @@ def _interaction_example(
     width: int,
 ) -> kernels.Call:
     numbers = torch.Generator(device).manual_seed(1)
-    where = layout(placement, width, device)
-    columns = width + len(where.lower) + where.padding
-    shapes = ((rows, width), (rows * sum(where.counts) * width,), (rows, columns))
+    table_layout = layout(placement, width, device)
+    columns = width + len(table_layout.lower) + table_layout.padding
+    shapes = ((rows, width), (rows * sum(table_layout.counts) * width,), (rows, columns))
     hidden, flat, gradient = (
         torch.randn(shape, generator=numbers, device=device).to(dtype).requires_grad_(number < 2)
         for number, shape in enumerate(shapes)
     )
 
     def call() -> kernels.Results:
-        features = interaction(hidden, flat, where)
+        features = interaction(hidden, flat, table_layout)
         return [*features.detach().tensor_split([width], 1), *torch.autograd.grad(features, (hidden, flat), gradient)]
 
     return call
@@ -136,29 +135,29 @@ def _interaction_example(
 def _lookups(
     device: torch.device, rows: int, lookups: int, width: int, index: str
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    numbers = torch.Generator(device).manual_seed(1)
-    weight = torch.randn(rows, width, generator=numbers, device=device)
-    # Popular rows, as clicks have them: half of the lookups go to a sixteenth of the rows.
-    drawn = torch.rand(lookups, generator=numbers, device=device) ** 4 * rows
-    return weight, drawn.to(getattr(torch, index)).clamp_(max=rows - 1)
+    generator = torch.Generator(device).manual_seed(1)
+    weight = torch.randn(rows, width, generator=generator, device=device)
+    # Skewed distribution as in clicks: half of the lookups use a sixteenth of the rows.
+    row_indices = torch.rand(lookups, generator=generator, device=device) ** 4 * rows
+    return weight, row_indices.to(getattr(torch, index)).clamp_(max=rows - 1)
 
 
 def _gather_example(
     gathered: Any, device: torch.device, dtype: torch.dtype, rows: int, lookups: int, width: int, index: str
 ) -> kernels.Call:
-    weight, chosen = _lookups(device, rows, lookups, width, index)
-    return lambda: [gathered(weight, chosen, dtype)]
+    weight, row_indices = _lookups(device, rows, lookups, width, index)
+    return lambda: [gathered(weight, row_indices, dtype)]
 
 
 def _scatter_example(
     scattered: Any, device: torch.device, dtype: torch.dtype, rows: int, lookups: int, width: int, index: str
 ) -> kernels.Call:
-    weight, chosen = _lookups(device, rows, lookups, width, index)
+    weight, row_indices = _lookups(device, rows, lookups, width, index)
     gradient = torch.randn(lookups * width, device=device, generator=torch.Generator(device).manual_seed(2)).to(dtype)
     rate = torch.full((), 0.1, device=device)
 
     def call() -> kernels.Results:
-        scattered(weight, chosen, gradient, rate)
+        scattered(weight, row_indices, gradient, rate)
         return [weight]
 
     return call
@@ -184,7 +183,7 @@ OPERATORS = {
 }
 
 
-class Chosen(NamedTuple):
+class OperatorSet(NamedTuple):
     names: Dict[str, str]
     interact: Callable[[torch.Tensor, torch.Tensor, Layout], torch.Tensor] = interact
     gather: Callable[[torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor] = gather
@@ -197,7 +196,7 @@ def choose(
     table_rows: int,
     ranks: Ranks,
     saved: Optional[Mapping[str, str]] = None,
-) -> Chosen:
+) -> OperatorSet:
     """Choose by measuring on the sizes of this rank, which has ``table_rows``; ``saved`` is a checkpoint's choice."""
     width, index = config.bottom_mlp[-1], "int64"
     lookups = max(1, len(placement[ranks.rank])) * config.batch_size * ranks.size
@@ -213,5 +212,5 @@ def choose(
         del operators["update"]  # Triton's kernel adds in any order
     dtype, clock = pytorch.DTYPES[config.precision], kernels.clock(config.cuda_graph)
     names = kernels.choose(operators, config.kernels, ranks, dtype, sizes, saved, clock)
-    found: List[Any] = [kernels.implementation(operators[name], names[name]) for name in operators]
-    return Chosen(names, *found, *([scatter_sorted] if sorts else []))
+    implementations: List[Any] = [kernels.implementation(operators[name], names[name]) for name in operators]
+    return OperatorSet(names, *implementations, *([scatter_sorted] if sorts else []))

@@ -10,7 +10,7 @@ from benchmarks.dlrm import blocks
 from benchmarks.dlrm.blocks import BLOCK_ROWS, COLUMNS, FIRST_TABLE, NUMBERS, TABLES
 
 ROWS = 1 << 20
-TABLE_ROWS = 500000  # in each table; 6.7 GB of tables in fp32, which any GPU holds and no cache does
+TABLE_ROWS = 500000  # per table; 6.7 GB of tables in fp32, which fit into any GPU but not into caches
 
 
 def real_sizes(folder: Path, rows: int = ROWS, table_rows: int = TABLE_ROWS) -> None:
@@ -31,7 +31,7 @@ def real_sizes(folder: Path, rows: int = ROWS, table_rows: int = TABLE_ROWS) -> 
 ROUNDED = Tolerance(0.005, 0.02)
 SUITE = Suite(
     module="benchmarks.dlrm.pytorch",
-    # The tables are drawn by the device's own generator.
+    # The device's generator initializes the tables.
     device=Tolerance(0.2, 0.1),
     settings={"batch_size": 4096, "eval_interval": 32, "warmup_steps": 4, "learning_rate": 0.5, "kernels": "plain"},
     two_ranks=ROUNDED,

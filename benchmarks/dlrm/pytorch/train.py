@@ -1,10 +1,10 @@
-"""Train DLRM in PyTorch: blocks of clicks in, tables split over the ranks, MLPerf events out.
+"""Train DLRM with PyTorch: embedding tables distributed over ranks, AUC evaluation, MLPerf log.
 
     $ python -m benchmarks.dlrm.pytorch.train --config config.json --data DATA --output OUT
     $ torchrun --nproc-per-node 8 -m benchmarks.dlrm.pytorch.train --config config.json --data DATA --output OUT
 
-OUT gets result.txt (MLPerf log), metrics.jsonl, heartbeat/ and checkpoint/; a run that finds a checkpoint there
-resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
+Writes result.txt (MLPerf log), metrics.jsonl, heartbeat/ and checkpoint/ to OUT, and resumes from a checkpoint
+there. Exit code 0: finished as configured, see the last record of metrics.jsonl; otherwise: failed.
 """
 
 from contextlib import closing
@@ -45,7 +45,7 @@ def build(
     saved: Mapping[str, Any],
     placement: Optional[Placement] = None,
 ) -> Training:
-    """Build with the weights, kernels and placement of a checkpoint, or with fresh weights."""
+    """Build with weights, kernels and placement from a checkpoint, or with initial weights."""
     if saved:
         placement = saved_placement(saved, sizes, ranks)
     training = Training(config, sizes, ranks, saved.get("kernels"), placement)
@@ -58,14 +58,14 @@ def build(
 
 def train_step(training: Training, batch: Batch, rate: torch.Tensor) -> torch.Tensor:
     """Train on one batch; return the mean loss of this rank's rows, still on the device."""
-    compute = training.graph or partial(whole_step, training)  # the same, captured
+    compute = training.graph or partial(train_on_batch, training)  # the same, captured
     return compute(*batch, rate)
 
 
-def whole_step(
+def train_on_batch(
     training: Training, numbers: torch.Tensor, labels: torch.Tensor, indices: torch.Tensor, rate: torch.Tensor
 ) -> torch.Tensor:
-    """Forward, backward and update on the tensors of a batch, at the rate in a tensor ()."""
+    """Forward, backward and update on the tensors of a batch, with the rate as a tensor ()."""
     loss = training.forward(Batch(numbers, labels, indices))
     (loss * training.loss_scale).backward()
     training.update(rate)
@@ -76,16 +76,16 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
     """Exact AUC and mean log loss over all evaluation rows of all ranks, or None if the run is to stop."""
     scores, labels = [], []
     with closing(evaluation.one_pass()) as batches:
-        for batch, counted in run.interruptible(batches):
-            scores.append(training.scores(batch)[:counted])
-            labels.append(batch.labels[:counted])
+        for batch, valid in run.interruptible(batches):
+            scores.append(training.scores(batch)[:valid])
+            labels.append(batch.labels[:valid])
     if run.interrupted:
         return None
     logits, clicks = torch.cat(scores), torch.cat(labels)
     loss = functional.binary_cross_entropy_with_logits(logits.double(), clicks.double(), reduction="sum")
     counted_here = torch.tensor(float(len(logits)), dtype=torch.float64, device=loss.device)
     (total_loss,) = run.total(torch.stack((loss, counted_here)), evaluation.total)
-    # By the logits and not by the probabilities, which are alike where the logits are large.
+    # Uses logits because large logits have equal probabilities.
     try:
         return {"auc": area_under_curve(logits, clicks), "log_loss": total_loss / evaluation.total}
     except ValueError as problem:
@@ -93,31 +93,31 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
 
 
 def warm_up(training: Training, sizes: Sequence[int]) -> None:
-    """Choose kernels, connect the ranks and capture, on synthetic data before the clock (MLPerf since v0.6).
+    """Select kernels, connect the ranks and capture, on synthetic data before the clock (MLPerf since v0.6).
 
-    The steps have rate 0, which changes nothing.
+    Steps use rate 0, which leaves the weights unchanged.
     """
     config, ranks = training.config, training.ranks
-    mine = [sizes[table] for table in training.tables.mine]
-    example, rate = synthetic_batch(config, mine, ranks), torch.zeros((), device=ranks.context)
-    once = partial(whole_step, training)
+    local_sizes = [sizes[table] for table in training.tables.mine]
+    example, rate = synthetic_batch(config, local_sizes, ranks), torch.zeros((), device=ranks.context)
+    once = partial(train_on_batch, training)
     if config.cuda_graph:
         steps = max(config.warm_up_steps, STEPS_BEFORE_CAPTURE)
         training.graph = Captured(once, (*example, rate), repeated(once, steps))
     elif config.warm_up_steps:
         repeated(once, config.warm_up_steps)(*example, rate)
     if config.warm_up_steps:
-        training.scores(synthetic_batch(config, mine, ranks, config.eval_batch_size))
+        training.scores(synthetic_batch(config, local_sizes, ranks, config.eval_batch_size))
 
 
 def saved_placement(saved: Mapping[str, Any], sizes: Sequence[int], ranks: Ranks) -> Placement:
-    """Return the placement of a checkpoint: what a rank saved are the tables that it had, without their names."""
+    """Return the placement in a checkpoint, which is needed to identify the tables saved by a rank."""
     placement = tuple(tuple(tables) for tables in saved.get("placement", ()))
     rows = sum(sizes[table] for tables in placement[ranks.rank : ranks.rank + 1] for table in tables)
     fits = sorted(sum(placement, ())) == list(range(len(sizes))) and rows == len(saved["tables"])
-    found = f"rank {ranks.rank} saved {len(saved['tables']):,} rows, and the recorded placement gives it {rows:,}"
-    # A rank that ended alone would leave the others in their next collective.
-    reason = pytorch.agreed("" if fits else found)
+    problem = f"rank {ranks.rank} saved {len(saved['tables']):,} rows, and the recorded placement gives it {rows:,}"
+    # If only one rank exited, the others would hang in the next collective.
+    reason = pytorch.agreed("" if fits else problem)
     if reason:
         raise SystemExit(
             f"the checkpoint's tables do not fit: {reason}\n"
@@ -142,7 +142,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     with closing(batches), run.timed(schedule.timeline(config, steps_per_epoch), flops):
         evaluation = EvaluationInput(config, data, training.tables.mine, ranks)
         run.log(samples(data.train_rows, data.val_rows))
-        # All ranks have the same MLPs, and tables of their own.
+        # MLPs are equal on all ranks; tables are local.
         run.register_state(training.state_dict, lambda: {"tables": training.tables.weight})
         rate = torch.zeros((), device=ranks.context)
         for _ in run.blocks():

@@ -1,9 +1,9 @@
-"""ResNet with its batch-norm folded into the convolutions, and the feature pyramid on it.
+"""ResNet with batch-norm folded into the convolutions, and the feature pyramid.
 
-Batch-norm keeps the statistics and weights of the pre-training, as in maskrcnn_benchmark, so that scale *
-convolution(x) + shift is one convolution with other weights and a bias. The submissions train the convolution and leave
-scale and shift alone; here ``scale`` stays a buffer by which a convolution's weight is multiplied: one small product a
-step, and the same gradient. Without given weights the shift is trained as a bias.
+Statistics and weights of batch-norm are frozen, as in maskrcnn_benchmark: scale * convolution(x) + shift is a
+convolution with scaled weights and a bias. As in the submissions, the convolution is trained and scale and shift are
+not: ``scale`` is a buffer that is multiplied with the weight in every step, which gives the same gradient. Without
+pretrained weights the shift is trained as a bias.
 """
 
 from pathlib import Path
@@ -16,13 +16,13 @@ from torch.nn import functional
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.torch import files
 
-# Share of its usual size that a residual branch's last convolution begins with where there are no trained weights:
-# without a normalization the sum of many branches would grow
+# Gain of the last convolution in a residual branch if no pretrained weights are loaded: without normalization the sum
+# of the branches would grow
 RESIDUAL = 0.25
 
 
 class Convolution(nn.Module):
-    """Convolution with a frozen affine map of each channel behind it."""
+    """Convolution followed by a frozen affine map per channel."""
 
     def __init__(self, inputs: int, outputs: int, size: int, stride: int = 1, gain: float = 1.0) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stages 1 (the stem) to 5; gives the outputs of stages 2 to 5."""
+    """Stages 1 (the stem) to 5; returns the outputs of stages 2 to 5."""
 
     def __init__(self, stages: Sequence[int], width: int, stride_in_1x1: bool, frozen: int) -> None:
         super().__init__()
@@ -79,13 +79,13 @@ class ResNet(nn.Module):
 
     def forward(self, images: torch.Tensor) -> List[torch.Tensor]:
         """Strides 4, 8, 16 and 32 of ``images`` (B, 3, H, W)."""
-        found = []
+        features = []
         x = functional.relu(self.conv1(images), inplace=True)
         x = functional.max_pool2d(x, 3, 2, 1)
         for layer in self.layers:
             x = layer(x)
-            found.append(x)
-        return found
+            features.append(x)
+        return features
 
 
 class Pyramid(nn.Module):
@@ -93,7 +93,7 @@ class Pyramid(nn.Module):
 
     def __init__(self, widths: Sequence[int], width: int) -> None:
         super().__init__()
-        self.inner = nn.ModuleList(nn.Conv2d(each, width, 1) for each in widths)
+        self.inner = nn.ModuleList(nn.Conv2d(channels, width, 1) for channels in widths)
         self.outer = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in widths)
         for layer in (*self.inner, *self.outer):
             # As maskrcnn_benchmark: uniform in fan-in, bias 0.
@@ -101,23 +101,23 @@ class Pyramid(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, features: List[torch.Tensor]) -> List[torch.Tensor]:
-        """Levels of strides 4 to 64, (B, width, h, w) each."""
+        """Return levels of strides 4 to 64, (B, width, h, w)."""
         x = self.inner[-1](features[-1])
         levels = [self.outer[-1](x)]
         for feature, inner, outer in zip(features[-2::-1], list(self.inner)[-2::-1], list(self.outer)[-2::-1]):
-            side = inner(feature)
+            lateral = inner(feature)
             # The last bits of the gradients differ.
-            larger = doubled(x) if x.is_cuda else functional.interpolate(x, size=side.shape[-2:], mode="nearest")
-            x = side + larger
+            larger = upsample_2x(x) if x.is_cuda else functional.interpolate(x, size=lateral.shape[-2:], mode="nearest")
+            x = lateral + larger
             levels.insert(0, outer(x))
         levels.append(functional.max_pool2d(levels[-1], 1, 2))
         return levels
 
 
-def doubled(x: torch.Tensor) -> torch.Tensor:
-    """Each pixel of ``x`` (B, C, h, w) twice in each direction, (B, C, 2 h, 2 w), in channels_last.
+def upsample_2x(x: torch.Tensor) -> torch.Tensor:
+    """Upsample ``x`` (B, C, h, w) by nearest neighbour to (B, C, 2 h, 2 w), in channels_last.
 
-    What functional.interpolate gives for whole multiples, whose gradient Inductor adds up one by one.
+    Equal to functional.interpolate, but Inductor adds the gradient of interpolate element by element.
     """
     batch, channels, height, width = x.shape
     pixels = x.permute(0, 2, 3, 1)[:, :, None, :, None].expand(batch, height, 2, width, 2, channels)
@@ -131,15 +131,15 @@ HINT = "set backbone=FILE to such a file, or leave it empty"
 
 
 def load_file(network: ResNet, path: Path) -> None:
-    """Take the weights of a file: Detectron's pickle of numpy arrays, or PyTorch's state_dict.
+    """Load weights from a file: Detectron's pickle of numpy arrays, or a state_dict of PyTorch.
 
     Raises:
-        Problem: it is no such file, or does not fit.
+        Problem: the file has another format, or does not fit the network.
     """
-    found = files.load(path, EXPECTED, HINT)
+    content = files.load(path, EXPECTED, HINT)
     try:
-        # Detectron's networks have their arrays in "blobs", its ImageNet weights at the top.
-        load(network, files.tensors_of(found.get("blobs", found)))
+        # Detectron's detection models have their arrays in "blobs", ImageNet weights are at the top level.
+        load(network, files.tensors_of(content.get("blobs", content)))
     except KeyError as missing:
         raise Problem(f"{path} has no {missing.args[0]}", EXPECTED, HINT) from None
     except ValueError as problem:
@@ -147,15 +147,15 @@ def load_file(network: ResNet, path: Path) -> None:
 
 
 def load(network: ResNet, weights: Dict[str, Any]) -> None:
-    """Take ``weights`` by torchvision's or Detectron's names, with each batch-norm's values.
+    """Load ``weights`` with torchvision's or Detectron's names, including batch-norm.
 
-    Raises KeyError with the name that is missing and ValueError where a shape differs.
+    Raises KeyError with the missing name, and ValueError for a wrong shape.
     """
-    found = {name: torch.as_tensor(value) for name, value in weights.items()}
-    for ours, convolution, norm in _names(network, detectron="conv1_w" in found):
-        layer = network.get_submodule(ours)
-        _copy(layer.weight, found[convolution], convolution)
-        scale, shift = _affine(found, norm)
+    tensors = {name: torch.as_tensor(value) for name, value in weights.items()}
+    for module, convolution, norm in _names(network, detectron="conv1_w" in tensors):
+        layer = network.get_submodule(module)
+        _copy(layer.weight, tensors[convolution], convolution)
+        scale, shift = _affine(tensors, norm)
         _copy(layer.scale, scale.reshape(-1, 1, 1, 1), norm)
         _copy(layer.shift, shift, norm)
         layer.shift.requires_grad_(False)
@@ -168,29 +168,29 @@ def _copy(target: torch.Tensor, value: torch.Tensor, name: str) -> None:
         target.copy_(value)
 
 
-def _affine(found: Dict[str, torch.Tensor], norm: str) -> Tuple[torch.Tensor, torch.Tensor]:
-    # Scale and shift of a batch-norm; Detectron's files hold them, with the statistics folded in
+def _affine(tensors: Dict[str, torch.Tensor], norm: str) -> Tuple[torch.Tensor, torch.Tensor]:
+    # Scale and shift of a batch-norm; Detectron's files have them with the statistics folded in
     if norm.endswith("_bn"):
-        return found[f"{norm}_s"], found[f"{norm}_b"]
-    # As maskrcnn_benchmark's FrozenBatchNorm2d has no epsilon, and torchvision's networks were trained with 1e-5.
-    scale = found[f"{norm}.weight"] * (found[f"{norm}.running_var"] + 1e-5).rsqrt()
-    return scale, found[f"{norm}.bias"] - found[f"{norm}.running_mean"] * scale
+        return tensors[f"{norm}_s"], tensors[f"{norm}_b"]
+    # FrozenBatchNorm2d of maskrcnn_benchmark has no epsilon; torchvision's models were trained with 1e-5.
+    scale = tensors[f"{norm}.weight"] * (tensors[f"{norm}.running_var"] + 1e-5).rsqrt()
+    return scale, tensors[f"{norm}.bias"] - tensors[f"{norm}.running_mean"] * scale
 
 
 def _names(network: ResNet, detectron: bool) -> List[Tuple[str, str, str]]:
-    # Module, name of its weight and of its batch-norm in the file
+    # (module, name of the weight in the file, name of the batch-norm in the file)
     names = [("conv1", "conv1_w", "res_conv1_bn") if detectron else ("conv1", "conv1.weight", "bn1")]
     for stage, layer in enumerate(network.layers):
         for number, block in enumerate(layer):
             for part, letter in (("conv1", "a"), ("conv2", "b"), ("conv3", "c"), ("downsample", "1")):
                 if getattr(block, part) is None:
                     continue
-                ours = f"layers.{stage}.{number}.{part}"
+                module = f"layers.{stage}.{number}.{part}"
                 if detectron:
                     branch = f"res{stage + 2}_{number}_branch{'2' + letter if letter != '1' else '1'}"
-                    names.append((ours, f"{branch}_w", f"{branch}_bn"))
+                    names.append((module, f"{branch}_w", f"{branch}_bn"))
                     continue
-                theirs = f"layer{stage + 1}.{number}."
+                prefix = f"layer{stage + 1}.{number}."
                 weight, norm = ("downsample.0", "downsample.1") if letter == "1" else (part, f"bn{part[-1]}")
-                names.append((ours, f"{theirs}{weight}.weight", f"{theirs}{norm}"))
+                names.append((module, f"{prefix}{weight}.weight", f"{prefix}{norm}"))
     return names

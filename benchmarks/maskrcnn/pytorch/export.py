@@ -1,9 +1,8 @@
-"""Mask R-CNN for a server: images and their sizes to boxes, scores, classes and masks.
+"""Mask R-CNN for inference servers: images and sizes to boxes, scores, classes and masks.
 
     $ python -m benchmarks.maskrcnn.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 
-Suppression and the choice of detections are in the model: see served.py. Drawing a mask in its image is the client's,
-as evaluation.paste does it.
+The model includes NMS: see served.py. Clients paste the masks into images, as in evaluation.paste.
 """
 
 from functools import partial
@@ -17,15 +16,15 @@ from benchmarks.common.export import export
 from benchmarks.common.export.export import Arrays, Infer, Subject, Value, on_cpu
 from benchmarks.common.export.torch import ALONE, TOOLS, as_tensors
 from benchmarks.detection.annotations import DataSet, open_data
-from benchmarks.detection.detections import empty, joined
+from benchmarks.detection.detections import empty, join_detections
 from benchmarks.detection.evaluation import coco_ap
-from benchmarks.detection.pytorch.boxes import Found
+from benchmarks.detection.pytorch.boxes import DetectedBoxes
 from benchmarks.maskrcnn.order import STRIDE, all_shapes
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import evaluation_input
-from benchmarks.maskrcnn.pytorch.evaluation import THRESHOLD, in_images
+from benchmarks.maskrcnn.pytorch.evaluation import THRESHOLD, to_detections
 from benchmarks.maskrcnn.pytorch.model import Model
-from benchmarks.maskrcnn.pytorch.operators import Chosen
+from benchmarks.maskrcnn.pytorch.operators import OperatorSet
 from benchmarks.maskrcnn.pytorch.served import Served
 from benchmarks.maskrcnn.pytorch.train import QUALITIES
 
@@ -44,13 +43,13 @@ OUTPUTS = (
 def original(model: Model, *inputs: np.ndarray) -> Arrays:
     """Return the training code's detections in the form of the exported model's."""
     images, sizes = as_tensors(inputs)
-    found, masks = model.detect(images, sizes)
-    counts = found.images.bincount(minlength=len(images))
-    place = torch.arange(len(found.images)) - (counts.cumsum(0) - counts)[found.images]
+    detected, masks = model.detect(images, sizes)
+    counts = detected.images.bincount(minlength=len(images))
+    slot = torch.arange(len(detected.images)) - (counts.cumsum(0) - counts)[detected.images]
     outputs = []
-    for values in (found.boxes, found.scores, found.labels, masks):
+    for values in (detected.boxes, detected.scores, detected.labels, masks):
         output = torch.zeros(len(images), model.config.detections, *values.shape[1:], dtype=values.dtype)
-        output[found.images, place] = values
+        output[detected.images, slot] = values
         outputs.append(output.numpy())
     return tuple(outputs)
 
@@ -60,18 +59,18 @@ def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
     parts = [empty(masks=True)]
     for batch in evaluation_input(config, data, ALONE):
         outputs = as_tensors(infer(batch.images.contiguous().numpy(), batch.sizes.numpy()))
-        there = outputs[2] > 0
-        boxes, scores, labels, masks = (each[there] for each in outputs)
-        found = Found(there.nonzero()[:, 0], boxes, scores, labels)
-        parts.append(in_images(data, batch, found, masks.numpy(), config.edge))
-    precision = coco_ap(data, joined(parts), tuple(QUALITIES))
+        is_valid = outputs[2] > 0
+        boxes, scores, labels, masks = (output[is_valid] for output in outputs)
+        detected = DetectedBoxes(is_valid.nonzero()[:, 0], boxes, scores, labels)
+        parts.append(to_detections(data, batch, detected, masks.numpy(), config.edge))
+    precision = coco_ap(data, join_detections(parts), tuple(QUALITIES))
     return {name: precision[kind] for kind, name in QUALITIES.items()}
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
     config = on_cpu(config)
     data = open_data(folder)
-    model = Model(config, len(data.categories) + 1, Chosen({}), ALONE.context)
+    model = Model(config, len(data.categories) + 1, OperatorSet({}), ALONE.context)
     model.network.load_state_dict(saved["network"])
     model.network.eval()
     height, width = all_shapes(config.short_side, config.long_side, config.bucket_step)[-1]
@@ -79,7 +78,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
         model=Served(model).eval(),
         inputs=INPUTS,
         outputs=OUTPUTS,
-        # Two sides that differ: axes of one size might be taken for the same.
+        # Different sizes, so that the exporter does not merge the axes.
         example=(np.zeros((2, 3, height, width + STRIDE), np.uint8), np.full((2, 2), height, np.float32)),
         evaluate=partial(evaluate, config, data),
         preprocessing={
@@ -91,7 +90,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
             "scale": "0..255",
             "layout": "NCHW",
             "mask_threshold": THRESHOLD,
-            "classes": [each.name for each in data.categories],
+            "classes": [category.name for category in data.categories],
         },
         original=partial(original, model),
         any_size={"images": (2, 3)},

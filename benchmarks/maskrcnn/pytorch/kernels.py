@@ -8,167 +8,168 @@ import triton.language as tl
 
 from benchmarks.common.torch.kernels import OPTIONS, Specification, power_of_two
 from benchmarks.detection.pytorch.kernels import _corners
-from benchmarks.maskrcnn.pytorch.operators import SAMPLES, Outlines, pixels, placed
+from benchmarks.maskrcnn.pytorch.operators import SAMPLES, Outlines, locate_rois, pixels
 
 ALIGN_WARPS, DRAW_WARPS, MATCH_WARPS = 4, 4, 4
-MATCH_BLOCK = 512  # boxes of a program
+MATCH_BLOCK = 512  # boxes per program
 
 
 @triton.jit
-def _axis(low, extent, step, length):
-    # A point's two pixels, the share of the second, and whether the point is inside; see operators._axis_taps
-    point = low + extent * step
-    inside = (point >= -1) & (point <= length)
+def _axis(start, extent, step, length):
+    # Return the two neighbouring pixels of a point, the weight of the second, and whether the point is inside; see
+    # operators._axis_points
+    point = start + extent * step
+    is_inside = (point >= -1) & (point <= length)
     point = tl.minimum(tl.maximum(point, 0.0), (length - 1).to(tl.float32))
-    before = tl.minimum(point.to(tl.int32), length - 1)
-    after = tl.minimum(before + 1, length - 1)
-    return before, after, point - before.to(tl.float32), inside
+    lower = tl.minimum(point.to(tl.int32), length - 1)
+    upper = tl.minimum(lower + 1, length - 1)
+    return lower, upper, point - lower.to(tl.float32), is_inside
 
 
 @triton.jit
 def _extent(rois, roi):
-    # Left, top, width and height of a RoI, which is at least a pixel wide and high
-    left, top, right, bottom = _corners(rois + roi * 4, True)
-    return left, top, tl.maximum(right - left, 1.0), tl.maximum(bottom - top, 1.0)
+    # Left, top, width and height of a RoI; width and height are at least 1 pixel
+    x0, y0, x1, y1 = _corners(rois + roi * 4, True)
+    return x0, y0, tl.maximum(x1 - x0, 1.0), tl.maximum(y1 - y0, 1.0)
 
 
 @triton.jit
-def _bin_of(rois, places, BINS: tl.constexpr):
-    # The RoI of a program with its extent, the bin's row and column, and first pixel, height and width of the level
+def _bin_of(rois, levels, BINS: tl.constexpr):
+    # RoI of a program with its extent, row and column of the bin, and first pixel, height and width of the level
     program = tl.program_id(0).to(tl.int64)
     roi = program // (BINS * BINS)
     row, column = (program // BINS % BINS).to(tl.int32), (program % BINS).to(tl.int32)
-    left, top, width, height = _extent(rois, roi)
-    rows, columns = tl.load(places + roi * 3 + 1).to(tl.int32), tl.load(places + roi * 3 + 2).to(tl.int32)
-    return program, row, column, left, top, width, height, tl.load(places + roi * 3), rows, columns
+    x_min, y_min, width, height = _extent(rois, roi)
+    rows, columns = tl.load(levels + roi * 3 + 1).to(tl.int32), tl.load(levels + roi * 3 + 2).to(tl.int32)
+    return program, row, column, x_min, y_min, width, height, tl.load(levels + roi * 3), rows, columns
 
 
 @triton.jit
 def align_forward(
-    table, rois, places, pooled, CHANNELS: tl.constexpr, BINS: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr
+    table, rois, levels, pooled, CHANNELS: tl.constexpr, BINS: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """One bin of one RoI, all channels: the mean of its points, each between four pixels."""
-    program, row, column, left, top, width, height, start, rows, columns = _bin_of(rois, places, BINS)
+    """Process a bin of a RoI, all channels: the mean of bilinear samples."""
+    program, row, column, x_min, y_min, width, height, start, rows, columns = _bin_of(rois, levels, BINS)
     channel = tl.arange(0, BLOCK)
     mask = channel < CHANNELS
     total = tl.zeros([BLOCK], tl.float32)
     for i in tl.static_range(SAMPLES):
-        y0, y1, of_y, y_inside = _axis(top, height, (row * SAMPLES + i + 0.5) / (BINS * SAMPLES), rows)
+        y0, y1, of_y, y_inside = _axis(y_min, height, (row * SAMPLES + i + 0.5) / (BINS * SAMPLES), rows)
         for j in tl.static_range(SAMPLES):
-            x0, x1, of_x, x_inside = _axis(left, width, (column * SAMPLES + j + 0.5) / (BINS * SAMPLES), columns)
-            share = tl.where(y_inside & x_inside, 1.0 / (SAMPLES * SAMPLES), 0.0)
-            here = table + start * CHANNELS + channel
-            a = tl.load(here + (y0 * columns + x0) * CHANNELS, mask=mask, other=0.0).to(tl.float32)
-            b = tl.load(here + (y0 * columns + x1) * CHANNELS, mask=mask, other=0.0).to(tl.float32)
-            c = tl.load(here + (y1 * columns + x0) * CHANNELS, mask=mask, other=0.0).to(tl.float32)
-            d = tl.load(here + (y1 * columns + x1) * CHANNELS, mask=mask, other=0.0).to(tl.float32)
-            total += share * ((1 - of_y) * ((1 - of_x) * a + of_x * b) + of_y * ((1 - of_x) * c + of_x * d))
+            x0, x1, of_x, x_inside = _axis(x_min, width, (column * SAMPLES + j + 0.5) / (BINS * SAMPLES), columns)
+            weight = tl.where(y_inside & x_inside, 1.0 / (SAMPLES * SAMPLES), 0.0)
+            base = table + start * CHANNELS + channel
+            a = tl.load(base + (y0 * columns + x0) * CHANNELS, mask=mask, other=0.0).to(tl.float32)
+            b = tl.load(base + (y0 * columns + x1) * CHANNELS, mask=mask, other=0.0).to(tl.float32)
+            c = tl.load(base + (y1 * columns + x0) * CHANNELS, mask=mask, other=0.0).to(tl.float32)
+            d = tl.load(base + (y1 * columns + x1) * CHANNELS, mask=mask, other=0.0).to(tl.float32)
+            total += weight * ((1 - of_y) * ((1 - of_x) * a + of_x * b) + of_y * ((1 - of_x) * c + of_x * d))
     tl.store(pooled + program * CHANNELS + channel, total.to(pooled.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def align_backward(
-    of_table, rois, places, gradient, CHANNELS: tl.constexpr, BINS: tl.constexpr, SAMPLES: tl.constexpr,
+    grad_table, rois, levels, gradient, CHANNELS: tl.constexpr, BINS: tl.constexpr, SAMPLES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One bin of one RoI: its gradient goes to the pixels of its points, in fp32 and in any order."""
-    program, row, column, left, top, width, height, start, rows, columns = _bin_of(rois, places, BINS)
+    """Process a bin of a RoI: add the gradient to the sampled pixels, in fp32 and in any order."""
+    program, row, column, x_min, y_min, width, height, start, rows, columns = _bin_of(rois, levels, BINS)
     channel = tl.arange(0, BLOCK)
     mask = channel < CHANNELS
-    given = tl.load(gradient + program * CHANNELS + channel, mask=mask, other=0.0).to(tl.float32)
+    upstream = tl.load(gradient + program * CHANNELS + channel, mask=mask, other=0.0).to(tl.float32)
     for i in tl.static_range(SAMPLES):
-        y0, y1, of_y, y_inside = _axis(top, height, (row * SAMPLES + i + 0.5) / (BINS * SAMPLES), rows)
+        y0, y1, of_y, y_inside = _axis(y_min, height, (row * SAMPLES + i + 0.5) / (BINS * SAMPLES), rows)
         for j in tl.static_range(SAMPLES):
-            x0, x1, of_x, x_inside = _axis(left, width, (column * SAMPLES + j + 0.5) / (BINS * SAMPLES), columns)
-            some = given * tl.where(y_inside & x_inside, 1.0 / (SAMPLES * SAMPLES), 0.0)
-            here = of_table + start * CHANNELS + channel
+            x0, x1, of_x, x_inside = _axis(x_min, width, (column * SAMPLES + j + 0.5) / (BINS * SAMPLES), columns)
+            weighted = upstream * tl.where(y_inside & x_inside, 1.0 / (SAMPLES * SAMPLES), 0.0)
+            base = grad_table + start * CHANNELS + channel
             tl.atomic_add(
-                here + (y0 * columns + x0) * CHANNELS, some * (1 - of_y) * (1 - of_x), mask=mask, sem="relaxed"
+                base + (y0 * columns + x0) * CHANNELS, weighted * (1 - of_y) * (1 - of_x), mask=mask, sem="relaxed"
             )
-            tl.atomic_add(here + (y0 * columns + x1) * CHANNELS, some * (1 - of_y) * of_x, mask=mask, sem="relaxed")
-            tl.atomic_add(here + (y1 * columns + x0) * CHANNELS, some * of_y * (1 - of_x), mask=mask, sem="relaxed")
-            tl.atomic_add(here + (y1 * columns + x1) * CHANNELS, some * of_y * of_x, mask=mask, sem="relaxed")
+            tl.atomic_add(base + (y0 * columns + x1) * CHANNELS, weighted * (1 - of_y) * of_x, mask=mask, sem="relaxed")
+            tl.atomic_add(base + (y1 * columns + x0) * CHANNELS, weighted * of_y * (1 - of_x), mask=mask, sem="relaxed")
+            tl.atomic_add(base + (y1 * columns + x1) * CHANNELS, weighted * of_y * of_x, mask=mask, sem="relaxed")
 
 
 @triton.jit
-def draw_masks(edges, polygons, offsets, rois, objects, drawn, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """One RoI: count for each pixel's middle the edges to its left, polygon by polygon."""
+def draw_masks(edges, polygons, offsets, rois, objects, masks, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Process a RoI: for every pixel centre count the edges to the left, polygon by polygon."""
     roi = tl.program_id(0).to(tl.int64)
     pixel = tl.arange(0, BLOCK)
     x = (pixel % SIZE).to(tl.float32) + 0.5
     y = (pixel // SIZE).to(tl.float32) + 0.5
-    left, top, width, height = _extent(rois, roi)
+    x_min, y_min, width, height = _extent(rois, roi)
     owner = tl.load(objects + roi)
     first = tl.load(offsets + tl.maximum(owner, 0))
     last = tl.where(owner < 0, first, tl.load(offsets + tl.maximum(owner, 0) + 1))
-    inside = tl.zeros([BLOCK], tl.int32)
+    is_inside = tl.zeros([BLOCK], tl.int32)
     parity = tl.zeros([BLOCK], tl.int32)
     current = tl.zeros([], tl.int32)
     for edge in range(first, last):
         number = tl.load(polygons + edge)
-        inside = tl.where(number != current, inside | parity, inside)
+        is_inside = tl.where(number != current, is_inside | parity, is_inside)
         parity = tl.where(number != current, 0, parity)
         current = number
-        x0 = (tl.load(edges + edge * 4) - left) / width * SIZE
-        y0 = (tl.load(edges + edge * 4 + 1) - top) / height * SIZE
-        x1 = (tl.load(edges + edge * 4 + 2) - left) / width * SIZE
-        y1 = (tl.load(edges + edge * 4 + 3) - top) / height * SIZE
-        # A level edge crosses no row, whatever its slope.
+        x0 = (tl.load(edges + edge * 4) - x_min) / width * SIZE
+        y0 = (tl.load(edges + edge * 4 + 1) - y_min) / height * SIZE
+        x1 = (tl.load(edges + edge * 4 + 2) - x_min) / width * SIZE
+        y1 = (tl.load(edges + edge * 4 + 3) - y_min) / height * SIZE
+        # A horizontal edge crosses no row, for any slope.
         slope = (x1 - x0) / tl.where(y1 == y0, 1.0, y1 - y0)
         crossing = x0 + (y - y0) * slope
         crosses = (tl.minimum(y0, y1) <= y) & (y < tl.maximum(y0, y1)) & (x >= crossing)
         parity = parity ^ crosses.to(tl.int32)
-    inside = inside | parity
-    tl.store(drawn + roi * (SIZE * SIZE) + pixel, inside.to(tl.uint8), mask=pixel < SIZE * SIZE)
+    is_inside = is_inside | parity
+    tl.store(masks + roi * (SIZE * SIZE) + pixel, is_inside.to(tl.uint8), mask=pixel < SIZE * SIZE)
 
 
 @triton.jit
-def _overlap(left, top, right, bottom, objects):
+def _overlap(x0, y0, x1, y1, objects):
     # Intersection over union of boxes and one object, rounded as boxes.overlaps of benchmarks/detection does
-    their_left, their_top, their_right, their_bottom = _corners(objects, True)
-    width = tl.minimum(their_right, right) - tl.maximum(their_left, left)
-    height = tl.minimum(their_bottom, bottom) - tl.maximum(their_top, top)
-    both = tl.maximum(width, 0.0) * tl.maximum(height, 0.0)
-    union = (their_right - their_left) * (their_bottom - their_top) + (right - left) * (bottom - top) - both
-    return tl.div_rn(both, tl.maximum(union, 1.1754943508222875e-38))
+    object_x0, object_y0, object_x1, object_y1 = _corners(objects, True)
+    width = tl.minimum(object_x1, x1) - tl.maximum(object_x0, x0)
+    height = tl.minimum(object_y1, y1) - tl.maximum(object_y0, y0)
+    intersection = tl.maximum(width, 0.0) * tl.maximum(height, 0.0)
+    union = (object_x1 - object_x0) * (object_y1 - object_y0) + (x1 - x0) * (y1 - y0) - intersection
+    return tl.div_rn(intersection, tl.maximum(union, 1.1754943508222875e-38))
 
 
 @triton.jit
-def most_of_objects(objects, present, boxes, most, count, OBJECTS: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest overlap of each object, as the bits of a float that is not below 0."""
+def best_overlaps(objects, present, boxes, best_overlap, count, OBJECTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Compute the largest overlap per object, as the bits of a non-negative float."""
     image = tl.program_id(1).to(tl.int64)
     box = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = box < count
-    left, top, right, bottom = _corners(boxes + box * 4, mask)
+    x0, y0, x1, y1 = _corners(boxes + box * 4, mask)
     for number in range(OBJECTS):
-        place = image * OBJECTS + number
-        if tl.load(present + place) > 0:
-            overlap = tl.where(mask, _overlap(left, top, right, bottom, objects + place * 4), 0.0)
-            tl.atomic_max(most + place, tl.max(overlap, axis=0).to(tl.int32, bitcast=True), sem="relaxed")
+        slot = image * OBJECTS + number
+        if tl.load(present + slot) > 0:
+            overlap = tl.where(mask, _overlap(x0, y0, x1, y1, objects + slot * 4), 0.0)
+            tl.atomic_max(best_overlap + slot, tl.max(overlap, axis=0).to(tl.int32, bitcast=True), sem="relaxed")
 
 
 @triton.jit
 def match_boxes(
-    objects, present, boxes, most, matched, count, high, low, OBJECTS: tl.constexpr, BLOCK: tl.constexpr
+    objects, present, boxes, best_overlap, matches, count, fg_iou, bg_iou, OBJECTS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The object of each box; see regions.match with ``rescue``."""
+    """Compute the object per box; see regions.match with ``allow_low_quality``."""
     image = tl.program_id(1).to(tl.int64)
     box = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = box < count
-    left, top, right, bottom = _corners(boxes + box * 4, mask)
+    x0, y0, x1, y1 = _corners(boxes + box * 4, mask)
     best = tl.zeros([BLOCK], tl.float32) - 1.0
-    which = tl.zeros([BLOCK], tl.int32)
+    best_number = tl.zeros([BLOCK], tl.int32)
     is_best = tl.zeros([BLOCK], tl.int32)
     for number in range(OBJECTS):
-        place = image * OBJECTS + number
-        if tl.load(present + place) > 0:
-            overlap = _overlap(left, top, right, bottom, objects + place * 4)
-            is_best = is_best | (overlap == tl.load(most + place).to(tl.float32, bitcast=True)).to(tl.int32)
-            which = tl.where(overlap > best, number, which)
+        slot = image * OBJECTS + number
+        if tl.load(present + slot) > 0:
+            overlap = _overlap(x0, y0, x1, y1, objects + slot * 4)
+            is_best = is_best | (overlap == tl.load(best_overlap + slot).to(tl.float32, bitcast=True)).to(tl.int32)
+            best_number = tl.where(overlap > best, number, best_number)
             best = tl.maximum(best, overlap)
-    found = tl.where(best < low, -1, tl.where(best < high, -2, which))
-    found = tl.where(is_best > 0, which, found)
-    tl.store(matched + image * count + box, found.to(tl.int64), mask=mask)
+    result = tl.where(best < bg_iou, -1, tl.where(best < fg_iou, -2, best_number))
+    result = tl.where(is_best > 0, best_number, result)
+    tl.store(matches + image * count + box, result.to(tl.int64), mask=mask)
 
 
 # -- launched -----------------------------------------------------------------------------------------
@@ -176,82 +177,86 @@ def match_boxes(
 
 class _Align(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, table: torch.Tensor, rois: torch.Tensor, places: torch.Tensor, bins: int) -> torch.Tensor:
+    def forward(ctx: Any, table: torch.Tensor, rois: torch.Tensor, levels: torch.Tensor, bins: int) -> torch.Tensor:
         channels = table.shape[1]
         ctx.constants = {"CHANNELS": channels, "BINS": bins, "SAMPLES": SAMPLES, "BLOCK": power_of_two(channels)}
-        ctx.save_for_backward(rois, places)
+        ctx.save_for_backward(rois, levels)
         ctx.shape, ctx.dtype = table.shape, table.dtype
         pooled = table.new_empty(len(rois), bins, bins, channels)
         if len(rois):
             align_forward[(len(rois) * bins * bins,)](
-                table.contiguous(), rois, places, pooled, **ctx.constants, num_warps=ALIGN_WARPS, **OPTIONS
+                table.contiguous(), rois, levels, pooled, **ctx.constants, num_warps=ALIGN_WARPS, **OPTIONS
             )
         return pooled
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[torch.Tensor, None, None, None]:
-        rois, places = ctx.saved_tensors
-        of_table = torch.zeros(ctx.shape, dtype=torch.float32, device=rois.device)
+        rois, levels = ctx.saved_tensors
+        grad_table = torch.zeros(ctx.shape, dtype=torch.float32, device=rois.device)
         bins = ctx.constants["BINS"]
         if len(rois):
             align_backward[(len(rois) * bins * bins,)](
-                of_table, rois, places, gradients[0].contiguous(), **ctx.constants, num_warps=ALIGN_WARPS, **OPTIONS
+                grad_table, rois, levels, gradients[0].contiguous(), **ctx.constants, num_warps=ALIGN_WARPS, **OPTIONS
             )
-        return of_table.to(ctx.dtype), None, None, None
+        return grad_table.to(ctx.dtype), None, None, None
 
 
 def roi_align(
     features: Sequence[torch.Tensor], rois: torch.Tensor, images: torch.Tensor, bins: int, edge: float = 0.0
 ) -> torch.Tensor:
-    where = placed(rois, images, len(features[0]), [(each.shape[2], each.shape[3]) for each in features], edge)
-    scaled = (rois * where.scale.unsqueeze(1)).float().contiguous()
-    places = torch.stack((where.start, where.height, where.width), 1).contiguous()
-    return _Align.apply(pixels(features), scaled, places, bins).permute(0, 3, 1, 2)
+    location = locate_rois(
+        rois, images, len(features[0]), [(feature.shape[2], feature.shape[3]) for feature in features], edge
+    )
+    scaled = (rois * location.scale.unsqueeze(1)).float().contiguous()
+    levels = torch.stack((location.start, location.height, location.width), 1).contiguous()
+    return _Align.apply(pixels(features), scaled, levels, bins).permute(0, 3, 1, 2)
 
 
 def project_masks(outlines: Outlines, rois: torch.Tensor, objects: torch.Tensor, size: int) -> torch.Tensor:
-    drawn = torch.zeros(len(rois), size, size, dtype=torch.uint8, device=rois.device)
+    masks = torch.zeros(len(rois), size, size, dtype=torch.uint8, device=rois.device)
     if len(rois) and len(outlines.edges):
         draw_masks[(len(rois),)](
-            outlines.edges.contiguous(), outlines.polygons, outlines.offsets, rois.float().contiguous(), objects, drawn,
+            outlines.edges.contiguous(), outlines.polygons, outlines.offsets, rois.float().contiguous(), objects, masks,
             SIZE=size, BLOCK=power_of_two(size * size), num_warps=DRAW_WARPS, **OPTIONS,
         )  # fmt: skip
-    return drawn.bool()
+    return masks.bool()
 
 
-def match(objects: torch.Tensor, present: torch.Tensor, boxes: torch.Tensor, high: float, low: float) -> torch.Tensor:
+def match(
+    objects: torch.Tensor, present: torch.Tensor, boxes: torch.Tensor, fg_iou: float, bg_iou: float
+) -> torch.Tensor:
     batch, count = len(objects), len(boxes)
-    matched = torch.empty(batch, count, dtype=torch.int64, device=boxes.device)
-    most = torch.zeros(batch, objects.shape[1], dtype=torch.int32, device=boxes.device)
-    if not matched.numel():
-        return matched
-    given = (objects.contiguous(), present.to(torch.uint8), boxes.contiguous(), most)
+    matches = torch.empty(batch, count, dtype=torch.int64, device=boxes.device)
+    best_overlap = torch.zeros(batch, objects.shape[1], dtype=torch.int32, device=boxes.device)
+    if not matches.numel():
+        return matches
+    arguments = (objects.contiguous(), present.to(torch.uint8), boxes.contiguous(), best_overlap)
     sizes = {"OBJECTS": objects.shape[1], "BLOCK": MATCH_BLOCK, "num_warps": MATCH_WARPS}
     grid = (triton.cdiv(count, MATCH_BLOCK), batch)
-    # Both kernels compute the overlaps, which have to be equal: nothing rounds once that would round twice elsewhere.
-    most_of_objects[grid](*given, count, **sizes, enable_fp_fusion=False)
-    match_boxes[grid](*given, matched, count, high, low, **sizes, enable_fp_fusion=False)
-    return matched
+    # Both kernels compute the overlaps, which must be bit-identical: FMA contraction is disabled.
+    best_overlaps[grid](*arguments, count, **sizes, enable_fp_fusion=False)
+    match_boxes[grid](*arguments, matches, count, fg_iou, bg_iou, **sizes, enable_fp_fusion=False)
+    return matches
 
 
 def specifications() -> List[Specification]:
-    """Every kernel at the sizes of the submissions, in each type of the activations."""
-    found = []
+    """Return all kernels at the sizes of the submissions, for all activation types."""
+    specs = []
     for variant in ("fp16", "bf16", "fp32"):
         sizes = {"CHANNELS": 256, "BINS": 7, "SAMPLES": SAMPLES, "BLOCK": 256}
-        inputs = {"rois": "*fp32", "places": "*i64"}
+        inputs = {"rois": "*fp32", "levels": "*i64"}
         forward = {"table": f"*{variant}", **inputs, "pooled": f"*{variant}", **sizes}
-        backward = {"of_table": "*fp32", **inputs, "gradient": f"*{variant}", **sizes}
-        found.append(Specification(align_forward, variant, forward, ALIGN_WARPS))
-        found.append(Specification(align_backward, variant, backward, ALIGN_WARPS))
+        backward = {"grad_table": "*fp32", **inputs, "gradient": f"*{variant}", **sizes}
+        specs.append(Specification(align_forward, variant, forward, ALIGN_WARPS))
+        specs.append(Specification(align_backward, variant, backward, ALIGN_WARPS))
     outline = {"edges": "*fp32", "polygons": "*i32", "offsets": "*i64"}
-    arguments = {**outline, "rois": "*fp32", "objects": "*i64", "drawn": "*u8", "SIZE": 28, "BLOCK": 1024}
-    given = {"objects": "*fp32", "present": "*u8", "boxes": "*fp32", "most": "*i32"}
+    arguments = {**outline, "rois": "*fp32", "objects": "*i64", "masks": "*u8", "SIZE": 28, "BLOCK": 1024}
+    match_inputs = {"objects": "*fp32", "present": "*u8", "boxes": "*fp32", "best_overlap": "*i32"}
     sizes = {"OBJECTS": 100, "BLOCK": MATCH_BLOCK}
-    written = {"matched": "*i64", "count": "i32", "high": "fp32", "low": "fp32"}
+    outputs = {"matches": "*i64", "count": "i32", "fg_iou": "fp32", "bg_iou": "fp32"}
     return [
-        *found,
+        *specs,
         Specification(draw_masks, "fp32", arguments, DRAW_WARPS),
-        Specification(most_of_objects, "fp32", {**given, "count": "i32", **sizes}, MATCH_WARPS),
-        Specification(match_boxes, "fp32", {**given, **written, **sizes}, MATCH_WARPS),
+        Specification(best_overlaps, "fp32", {**match_inputs, "count": "i32", **sizes}, MATCH_WARPS),
+        Specification(match_boxes, "fp32", {**match_inputs, **outputs, **sizes}, MATCH_WARPS),
     ]

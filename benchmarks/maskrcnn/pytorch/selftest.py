@@ -1,4 +1,4 @@
-"""What `encore selftest` checks of Mask R-CNN in PyTorch; see benchmarks/common/checks/selftest.py."""
+"""Configuration of `encore selftest` for Mask R-CNN in PyTorch; see benchmarks/common/checks/selftest.py."""
 
 from benchmarks.common.checks.agreement import Tolerance
 from benchmarks.common.checks.selftest import Suite
@@ -8,10 +8,11 @@ ROUNDED = Tolerance(0.01, 0.05)
 SUITE = Suite(
     module="benchmarks.maskrcnn.pytorch",
     real_images=real_images,
-    # What is proposed depends on the last bits of the scores.
+    # Proposals depend on the last bits of the scores.
     device=Tolerance(0.1, 0.1),
     settings={"epochs": 1, "compile": "none", "cuda_graph": False},
-    # Each rank batches its own share of the images: on a CPU first steps differed by up to 10 %, the epoch by 6 %.
+    # Every rank groups a different shard of the images: on a CPU the first steps differed by up to 10 %, the epoch by 6
+    # %.
     two_ranks=Tolerance(0.2, 0.15),
     resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order
     varied={

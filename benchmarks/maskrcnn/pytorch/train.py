@@ -36,7 +36,7 @@ from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import Batch, Orders, synthetic_batch, training_input
 from benchmarks.maskrcnn.pytorch.evaluation import detections
 from benchmarks.maskrcnn.pytorch.model import Model
-from benchmarks.maskrcnn.pytorch.operators import Chosen, choose, is_captured
+from benchmarks.maskrcnn.pytorch.operators import OperatorSet, choose, is_captured
 from benchmarks.maskrcnn.schedule import Rates
 
 QUALITIES = {"bbox": "box_ap", "segm": "mask_ap"}  # iouType of pycocotools: name of the quality
@@ -52,7 +52,7 @@ class Training:
         classes: int,
         ranks: Ranks,
         kernel: str,
-        operators: Chosen,
+        operators: OperatorSet,
         backbone_file: Optional[Path],
     ) -> None:
         """Initialize the weights, with the backbone from ``backbone_file``; ``classes`` includes the background."""

@@ -1,10 +1,10 @@
-"""Playouts a second of the search by itself: ``python -m benchmarks.minigo.engine.bench``.
+"""Playouts per second of the search without a network: ``python -m benchmarks.minigo.engine.bench``.
 
-The network is free: every move is as likely, no side is ahead; its input is filled all the same. Measured in turn, so
-that what else the machine does meets all alike, and in seconds of the processor, with threads in those of the clock;
-the median counts. OpenSpiel's C++ search is measured where the package ``open_spiel`` is installed. Its evaluator is a
-random game to the end; ``open_spiel_cut`` ends all games after four moves, so that those are almost free too: more
-than it can do with a free network, because its tree is then no deeper than four.
+The network returns a uniform policy and value 0 at no cost; its input is filled. Measurements alternate, so that
+other load affects all of them, and use CPU time, or wall time with threads; the median counts. OpenSpiel's C++
+search is measured if the package ``open_spiel`` is installed. Its evaluator plays a random game to the end;
+``open_spiel_cut`` stops games after four moves, so that these are almost free: faster than a free network would be,
+because the depth of the tree is limited to four.
 """
 
 import argparse
@@ -20,34 +20,36 @@ import numpy as np
 
 from benchmarks.minigo.engine import Games, Position, Rules, Search
 
-CUT = 4  # Moves of a game whose random ends cost next to nothing
+CUT = 4  # Moves of a random game in open_spiel_cut
 Array = Any
 
 
-def compiled(size: int, readouts: int, seconds: float, threads: int = 1, games: int = 8) -> float:
-    """Return playouts a second of many games; what ends a game in the tree and needs no network is not counted."""
+def engine_playouts(size: int, readouts: int, seconds: float, threads: int = 1, games: int = 8) -> float:
+    """Return the playouts per second over several games; playouts that end the game without a network call are not
+    counted.
+    """
     rules = Rules(size=size)
     pool = Games(rules, [Search(readouts=readouts, parallel_leaves=8)], games, seed=1, threads=threads)
     batch = 8 * games
     planes = np.zeros((batch, size, size, rules.planes), np.uint8)
     policy, value = np.full((batch, rules.moves), 1 / rules.moves, np.float32), np.zeros(batch, np.float32)
     clock = time.process_time if threads == 1 else time.perf_counter
-    count, begin = 0, clock()
-    while clock() < begin + seconds:
+    count, start = 0, clock()
+    while clock() < start + seconds:
         rows = pool.leaves(planes)
         pool.answer(policy[:rows], value[:rows])
         count += rows
-    return count / (clock() - begin)
+    return count / (clock() - start)
 
 
 def openings(size: int) -> List[List[int]]:
-    """Return the moves to positions over a game: none, a quarter and half of the points, drawn with a fixed seed."""
-    position, chance, found = Position(Rules(size=size)), np.random.RandomState(3), []
+    """Return move sequences of random games with a fixed seed: empty, a quarter and half of the points."""
+    position, generator, openings_found = Position(Rules(size=size)), np.random.RandomState(3), []
     for number in range(size**2 // 2 + 1):
         if number % (size**2 // 4) == 0:
-            found.append([*position.moves])
-        position.play(int(chance.choice(np.flatnonzero(position.legal()[:-1]))))
-    return found
+            openings_found.append([*position.moves])
+        position.play(int(generator.choice(np.flatnonzero(position.legal()[:-1]))))
+    return openings_found
 
 
 def open_spiel(size: int, readouts: int, cut: int) -> float:
@@ -60,26 +62,28 @@ def open_spiel(size: int, readouts: int, cut: int) -> float:
         bot = pyspiel.MCTSBot(game, pyspiel.RandomRolloutEvaluator(1, 7), 2.0, readouts, 1000, False, 7, False)
         state = game.new_initial_state()
         for move in moves:
-            # Its rows are counted from the bottom.
+            # OpenSpiel counts rows from the bottom.
             state.apply_action((size - 1 - move // size) * size + move % size)
-        begin = time.process_time()
+        start = time.process_time()
         bot.mcts_search(state)
-        seconds += time.process_time() - begin
+        seconds += time.process_time() - start
     return len(openings(size)) * readouts / seconds
 
 
-def measured(size: int, readouts: int, seconds: float, repeats: int, threads: int) -> Dict[str, float]:
-    """Return the figures of one board, and how often as fast as OpenSpiel's the compiled search is."""
-    kinds: Dict[str, Callable[[], float]] = {"engine": lambda: compiled(size, readouts, seconds)}
+def measure_all(size: int, readouts: int, seconds: float, repeats: int, threads: int) -> Dict[str, float]:
+    """Return the playouts per second for a board size, and the ratios to OpenSpiel."""
+    kinds: Dict[str, Callable[[], float]] = {"engine": lambda: engine_playouts(size, readouts, seconds)}
     if threads > 1:
-        kinds[f"engine_{threads}_threads"] = lambda: compiled(size, readouts, seconds, threads)
+        kinds[f"engine_{threads}_threads"] = lambda: engine_playouts(size, readouts, seconds, threads)
     if importlib.util.find_spec("pyspiel") is not None:
         kinds["open_spiel"] = lambda: open_spiel(size, readouts, 0)
         kinds["open_spiel_cut"] = lambda: open_spiel(size, readouts, CUT)
     figures = [{name: measure() for name, measure in kinds.items()} for _ in range(repeats)]
-    found = {name: statistics.median(each[name] for each in figures) for name in kinds}
-    ratios = {f"engine_over_{name}": found["engine"] / found[name] for name in found if not name.startswith("engine")}
-    return {**found, **ratios}
+    medians = {name: statistics.median(figure[name] for figure in figures) for name in kinds}
+    ratios = {
+        f"engine_over_{name}": medians["engine"] / medians[name] for name in medians if not name.startswith("engine")
+    }
+    return {**medians, **ratios}
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -91,8 +95,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args(arguments)
     for size in options.sizes:
-        found = measured(size, options.readouts, options.seconds, options.repeats, options.threads)
-        print(json.dumps({"size": size, "readouts": options.readouts, **{k: round(v, 1) for k, v in found.items()}}))
+        result = measure_all(size, options.readouts, options.seconds, options.repeats, options.threads)
+        print(json.dumps({"size": size, "readouts": options.readouts, **{k: round(v, 1) for k, v in result.items()}}))
     return 0
 
 

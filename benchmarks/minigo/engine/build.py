@@ -1,4 +1,4 @@
-"""Compile the engine once for each version of its sources: ``python -m benchmarks.minigo.engine.build FOLDER``."""
+"""Compile the engine for the current version of its sources: ``python -m benchmarks.minigo.engine.build FOLDER``."""
 
 import argparse
 import fcntl
@@ -15,7 +15,7 @@ from benchmarks.common.data.problem import FAILED, Problem
 SOURCES = Path(__file__).resolve().parent
 # -ffp-contract=off: the same visits on every machine, whether or not it can multiply and add in one instruction
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
-# Instructions by variant; ``plain`` runs on every machine of its architecture
+# Instruction sets; ``plain`` runs on all machines of the architecture
 VARIANTS = {"avx2": ("-mavx2", "-mbmi2", "-mpopcnt"), "plain": ()}
 FOLDER = "ENCORE_MINIGO_ENGINE"  # Environment variable: a folder with libraries that were built before, as in an image
 
@@ -28,15 +28,15 @@ def library() -> Path:
     Raises:
         Problem: no compiler, or it failed.
     """
-    wanted = variant()
+    variant_name = variant()
     built = os.environ.get(FOLDER)
     if built:
-        for name in (wanted, "plain"):
+        for name in (variant_name, "plain"):
             if (Path(built) / file_name(name)).exists():
                 return Path(built) / file_name(name)
     folder = Path(os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")) / "encore" / "engine"
-    path = folder / file_name(wanted)
-    return path if path.exists() else build(folder, wanted)
+    path = folder / file_name(variant_name)
+    return path if path.exists() else build(folder, variant_name)
 
 
 def variant() -> str:
@@ -57,7 +57,7 @@ def file_name(name: str) -> str:
 
 
 def build(folder: Path, name: str) -> Path:
-    """Compile a variant into a folder: in one step, and once where several ranks start together."""
+    """Compile a variant in a folder, atomically, and only on one of several ranks that start together."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / file_name(name)

@@ -1,4 +1,4 @@
-"""Games that play themselves, many at once, and the search of a single position."""
+"""Self-play games in parallel, and the search of a single position."""
 
 import ctypes
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from benchmarks.minigo.engine.position import (
     NativeSummary,
     Position,
     Rules,
-    checked_planes,
+    check_planes,
     engine,
     illegal,
 )
@@ -37,46 +37,47 @@ RANGES = {
 
 @dataclass(frozen=True)
 class Search:
-    """PUCT with the constants of cc/constants.h and ml_perf/flags/9/selfplay.flags (v0.7) unless a field says more."""
+    """PUCT with the constants of cc/constants.h and ml_perf/flags/9/selfplay.flags (v0.7) as defaults."""
 
-    readouts: int = 240  # Visits added for each move; 0: the network's policy plays by itself
-    # Leaves of one game in a batch, each with a virtual loss until its value is there (flag virtual_losses)
+    readouts: int = 240  # Visits added per move; 0: play the policy of the network
+    # Leaves of a game per batch, with a virtual loss until the value is available (flag virtual_losses)
     parallel_leaves: int = 2
     c_puct_init: float = 1.25
     c_puct_base: float = 19652.0
-    value_init_penalty: float = 0.2  # Taken from the parent's value to start that of a move that was not visited
-    noise_mix: float = 0.3  # Share of Dirichlet noise in the priors of the root; 0: none, as in a match
+    value_init_penalty: float = 0.2  # Subtracted from the parent's value to initialize unvisited moves
+    noise_mix: float = 0.3  # Fraction of Dirichlet noise in the root priors; 0 in matches
     dirichlet_alpha: Optional[float] = None  # None: 0.03 * 361 / points (cc/constants.h)
-    # Moves of a game that are drawn by their visits, the most visited one after that; None: points / 12, made even
+    # First moves of a game that are sampled by visits; later moves are the most visited; None: points / 12, rounded to
+    # even
     soft_pick_cutoff: Optional[int] = None
-    policy_softmax_temp: float = 0.98  # Power of the visits of a drawn move
+    policy_softmax_temp: float = 0.98  # Exponent of visits for sampled moves
     min_resign_threshold: float = -1.0
-    # A game's threshold is drawn between the two; v0.6's single --resign_threshold is both
+    # The threshold of a game is random between the two; --resign_threshold of v0.6 is both
     max_resign_threshold: float = -0.8
-    disable_resign_pct: float = 1.0  # Share of games, from 0 to 1, that are played to their end
-    # Share of moves that are searched with fastplay_readouts, without noise, and not trained on
+    disable_resign_pct: float = 1.0  # Fraction of games that are played to the end, 0 to 1
+    # Fraction of moves that are searched with fastplay_readouts, without noise, and not used for training
     fastplay_frequency: float = 0.0
     fastplay_readouts: int = 80
-    # Take visits away that the search would not have spent, had it known the values that it found
+    # Remove visits that the search would not have made with the final values
     target_pruning: bool = True
     allow_pass: bool = True
-    # Passes of the other side in a row after which no move is played into unconditional life; 0: never one
+    # Consecutive opponent passes after which no move is played into unconditional life; 0: never play there
     restrict_pass_alive_play_threshold: int = 4
     reuse_tree: bool = True
     # Evaluate each position under one of the eight symmetries, drawn by its hash and the game
     random_symmetry: bool = True
     move_limit: int = 0  # Moves after which a game is counted as it is; 0: twice the points (kMaxSearchDepth in v0.6)
-    # Evaluations that are kept for positions that come again, in any symmetry; all games share them
+    # Number of cached evaluations, shared by all games and symmetries
     cache_entries: int = 0
 
     def __post_init__(self) -> None:
-        for name, (low, high) in RANGES.items():
+        for name, (minimum, maximum) in RANGES.items():
             value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise Problem(f"{name} {value}", f"from {low} to {high}", f"set another {name}")
+            if value is not None and not minimum <= value <= maximum:
+                raise Problem(f"{name} {value}", f"from {minimum} to {maximum}", f"set another {name}")
 
     def native(self, size: int) -> NativeSearch:
-        """Return the structure that crosses to the compiled engine, with what depends on the board's size."""
+        """Return the ctypes structure for the compiled engine, including values that depend on the board size."""
         points = size**2
         values = {name: getattr(self, name) for name, _ in NativeSearch._fields_}
         if self.dirichlet_alpha is None:
@@ -87,7 +88,7 @@ class Search:
 
 
 Array = Any
-# From planes [n, N, N, planes] to policies [n, moves] (probabilities) and values [n] (of the side to move)
+# From planes [n, N, N, planes] to policies [n, moves] (probabilities) and values [n] (for the player to move)
 Evaluate = Callable[[Array], Tuple[Array, Array]]
 
 
@@ -96,20 +97,20 @@ class Game:
     number: int
     moves: Array  # int16 [plies]
     visits: Array  # uint16 [plies, size**2 + 1], after target pruning; a row of zeros where the search was a fast one
-    values: Array  # float32 [plies]: the root's value after the search, from black's side
-    outcome: float  # 1 black won, -1 white won, 0 neither (with a whole komi)
-    margin: float  # The score, from black's side; 0 after a resignation
+    values: Array  # float32 [plies]: root value after the search, for black
+    outcome: float  # 1 black won, -1 white won, 0 draw (only with an integer komi)
+    margin: float  # Score for black; 0 after a resignation
     resigned: bool
     resignation_allowed: bool
     black: int = 0  # In a match, which of the two players had black
 
 
 class Games:
-    """Many games at once whose leaves share a batch, of one player with itself or of two that have black in turn.
+    """Parallel games with batched leaves, of one player against itself or of two players with alternating colours.
 
-    A game is a function of the seed, its number and the evaluations that it gets: with one thread, or without a
-    cache, the same games come again, however many are played at once. No lock is held between ``leaves`` and
-    ``answer``, nor the interpreter's while either works.
+    A game is a function of the seed, its number and the evaluations: with one thread, or without a cache, games are
+    reproducible for any number of parallel games. No lock is held between ``leaves`` and ``answer``, and the GIL is
+    released during both.
     """
 
     def __init__(
@@ -123,15 +124,15 @@ class Games:
         count: Optional[int] = None,
         groups: int = 1,
     ) -> None:
-        """Prepare ``games`` games at once, numbered from ``first``; they start with the first ``leaves``.
+        """Prepare ``games`` parallel games, numbered from ``first``; they start with the first call of ``leaves``.
 
-        Two ``searches`` are those of player 0 and player 1, each with a tree of its own: player ``number & 1`` is
-        black, and resignation follows the first (cc/eval.cc, v0.7). ``count`` games are played; None: without end.
-        Of the ``groups``, which a single player can have, one is searched while another's leaves are evaluated.
+        Two ``searches`` are for player 0 and player 1, with separate trees: player ``number & 1`` is black, and
+        resignation follows the first search (cc/eval.cc, v0.7). ``count`` games are played; None: no limit. With
+        several ``groups`` (single player only), one group is searched while the leaves of another are evaluated.
         """
         if games < max(1, groups) or threads < 1:
-            found, wanted = f"games {games}, threads {threads}", "at least one of each"
-            raise Problem(found, f"{wanted}, and as many games as groups" if groups > 1 else wanted, "set them")
+            problem, expected = f"games {games}, threads {threads}", "at least one of each"
+            raise Problem(problem, f"{expected}, and as many games as groups" if groups > 1 else expected, "set them")
         self.rules, self._leaves = rules, [search.parallel_leaves for search in searches]
         self._rows = {(player, group): 0 for player in range(len(searches)) for group in range(groups)}
         native = (NativeSearch * len(searches))(*[search.native(rules.size) for search in searches])
@@ -153,68 +154,68 @@ class Games:
         return bool(engine().minigo_pool_running(self._handle))
 
     def leaves(self, planes: Array, player: int = 0, group: int = 0) -> int:
-        """Fill rows of ``planes``, uint8 or float32 [batch, N, N, planes], and return how many need an evaluation.
+        """Fill rows of ``planes``, uint8 or float32 [batch, N, N, planes], and return the number of leaves to evaluate.
 
-        They are of the games of a ``group`` in which ``player`` is to move. The batch holds at least
-        ``parallel_leaves`` rows; where it has no room for all games they are served in turn. 0 where the cache or the
-        rules answered everything: then ``answer`` returns the games that ended.
+        The leaves are from games of ``group`` in which ``player`` is to move. The batch needs at least
+        ``parallel_leaves`` rows; if it is too small for all games, they are served in turn. Returns 0 if all leaves
+        were resolved by the cache or the rules; call ``answer`` for finished games.
         """
-        floats = checked_planes(planes, (self.rules.size, self.rules.size, self.rules.planes))
+        floats = check_planes(planes, (self.rules.size, self.rules.size, self.rules.planes))
         if len(planes) < self._leaves[player]:
-            wanted = f"at least the {self._leaves[player]} leaves that one game searches at once"
-            raise Problem(f"a batch of {len(planes)}", wanted, "make the batch larger, or set fewer parallel_leaves")
+            expected = f"at least the {self._leaves[player]} leaves that one game searches at once"
+            raise Problem(f"a batch of {len(planes)}", expected, "make the batch larger, or set fewer parallel_leaves")
         arguments = (player, group, planes.ctypes.data, len(planes), floats)
         self._rows[player, group] = int(engine().minigo_pool_leaves(self._handle, *arguments))
         return self._rows[player, group]
 
     def answer(self, policy: Array, value: Array, player: int = 0, group: int = 0) -> List[Game]:
-        """Take policies float32 [n, moves] and values float32 [n] of the side to move; return the games that ended."""
+        """Set the policies float32 [n, moves] and values float32 [n] for the player to move; return finished games."""
         rows, self._rows[player, group] = self._rows[player, group], 0
         policy = np.ascontiguousarray(policy, np.float32).reshape(-1, self.rules.moves)
         value = np.ascontiguousarray(value, np.float32).reshape(-1)
         if len(policy) < rows or len(value) < rows:
-            found = f"{len(policy)} policies and {len(value)} values for {rows} leaves"
-            raise Problem(found, "an evaluation for each leaf", "evaluate the rows that leaves() filled")
+            problem = f"{len(policy)} policies and {len(value)} values for {rows} leaves"
+            raise Problem(problem, "an evaluation for each leaf", "evaluate the rows that leaves() filled")
         if not (np.isfinite(policy[:rows]).all() and np.isfinite(value[:rows]).all()):
             raise Problem("an evaluation that is not finite", "numbers", "see why the network returns NaN or infinity")
         count = engine().minigo_pool_answer(self._handle, player, group, policy.ctypes.data, value.ctypes.data)
         return [self._next() for _ in range(count)]
 
     def _next(self) -> Game:
-        found = NativeSummary()
+        summary = NativeSummary()
         moves, visits = ctypes.POINTER(ctypes.c_int16)(), ctypes.POINTER(ctypes.c_uint16)()
         values = ctypes.POINTER(ctypes.c_float)()
-        engine().minigo_pool_take(self._handle, found, moves, visits, values)
-        plies = found.plies
+        engine().minigo_pool_take(self._handle, summary, moves, visits, values)
+        plies = summary.plies
 
         def copied(source: Any, kind: Any, shape: Tuple[int, ...]) -> Array:
             return np.ctypeslib.as_array(source, shape).copy() if plies else np.zeros(shape, kind)
 
         return Game(
-            number=found.number,
+            number=summary.number,
             moves=copied(moves, np.int16, (plies,)),
             visits=copied(visits, np.uint16, (plies, self.rules.moves)),
             values=copied(values, np.float32, (plies,)),
-            outcome=found.outcome,
-            margin=found.margin,
-            resigned=bool(found.resigned),
-            resignation_allowed=bool(found.resignation_allowed),
-            black=found.black,
+            outcome=summary.outcome,
+            margin=summary.margin,
+            resigned=bool(summary.resigned),
+            resignation_allowed=bool(summary.resignation_allowed),
+            black=summary.black,
         )
 
 
 class Study:
-    """The search of one position at a time, whose moves the caller plays: for GTP, problems and analysis."""
+    """Search of a single position, with moves played by the caller: for GTP, problems and analysis."""
 
     def __init__(self, position: Position, search: Search, seed: int = 0) -> None:
-        """Begin with a position; the moves that led to it count for superko and the planes."""
+        """Start with a position; its previous moves count for superko and the planes."""
         self.rules, self.search = position.rules, search
         self._handle = engine().minigo_study(
             self.rules.native(), search.native(self.rules.size), seed & (1 << 64) - 1,
             position.start.ctypes.data, position.first,
         )  # fmt: skip
         self._planes = np.zeros((search.parallel_leaves, self.rules.size, self.rules.size, self.rules.planes), np.uint8)
-        self.position = position.beginning()  # What is searched; play by ``play`` alone
+        self.position = position.initial()  # current position; modify it only with ``play``
         for move in position.moves:
             self.play(move)
 
@@ -224,15 +225,15 @@ class Study:
             engine().minigo_study_free(handle)
 
     def play(self, move: int) -> None:
-        """Play for the side to move; IllegalMove where the rules do not allow it."""
-        refused = engine().minigo_study_play(self._handle, move)
-        if refused:
+        """Play a move for the player to move; raises IllegalMove."""
+        reason = engine().minigo_study_play(self._handle, move)
+        if reason:
             played = len(self.position.moves)
-            raise illegal(move, self.rules.size, self.position.to_play, REASONS[refused], played)
+            raise illegal(move, self.rules.size, self.position.to_play, REASONS[reason], played)
         self.position.play(move)
 
     def search_with(self, evaluate: Evaluate) -> None:
-        """Search the position with the readouts of the search, in addition to what the tree has."""
+        """Search the position with the configured readouts, in addition to visits in the reused tree."""
         native = engine()
         native.minigo_study_begin(self._handle)
         while True:
@@ -250,11 +251,11 @@ class Study:
             native.minigo_study_answer(self._handle, policy.ctypes.data, value.ctypes.data)
 
     def choose(self, restrict_pass_alive: bool = False) -> int:
-        """Return the move to play after a search: drawn before ``soft_pick_cutoff``, else the most visited."""
+        """Return the move after a search: sampled before ``soft_pick_cutoff``, otherwise the most visited."""
         return int(engine().minigo_study_choose(self._handle, restrict_pass_alive))
 
     def visits(self) -> Array:
-        """Return int32 (size**2 + 1,): the visits of each move."""
+        """Return the visits by move, int32 (size**2 + 1,)."""
         out = np.empty(self.rules.moves, np.int32)
         engine().minigo_study_visits(self._handle, out.ctypes.data)
         return out

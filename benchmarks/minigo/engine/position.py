@@ -1,6 +1,6 @@
-"""The rules of Go as the reference of MLPerf has them, a position to play moves on, and the compiled engine.
+"""Rules of Go as in the MLPerf reference, positions, and the interface to the compiled engine.
 
-The engine's functions are called by ctypes, which gives the interpreter lock away during each call.
+Functions of the engine are called with ctypes, which releases the GIL.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ Array = Any
 
 
 class NativeRules(ctypes.Structure):
-    """The engine's Rules (options.h); NativeSearch and NativeSummary are its Search and Summary."""
+    """Rules of the engine (options.h); NativeSearch and NativeSummary correspond to Search and Summary."""
 
     _fields_ = (
         ("size", c_int32),
@@ -124,7 +124,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
 
 @functools.lru_cache(maxsize=None)
 def engine() -> Any:
-    """Return the library with the types of its functions set; compiles it where needed (Problem if it cannot)."""
+    """Return the library with function signatures; compiles it if necessary (raises Problem on failure)."""
     loaded = ctypes.CDLL(str(build.library()))
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(loaded, name)
@@ -143,9 +143,9 @@ class IllegalMove(Problem):
 class Rules:
     size: int = 9
     komi: float = 7.5
-    # Positional superko, as cc/position.h of the reference has it; without it the simple ko rule alone
+    # Positional superko, as in cc/position.h of the reference; otherwise only the simple ko rule
     superko: bool = True
-    # Unconditional life owns what it encloses, and a game in which it owns all ends (v0.7); v0.6 counts area alone
+    # Unconditional life owns enclosed points, and a game ends if it owns all points (v0.7); v0.6 counts only area
     pass_alive: bool = True
     features: str = "agz"
 
@@ -171,21 +171,21 @@ class Rules:
 
 
 def fixed_handicap(size: int, stones: int) -> List[int]:
-    """Return the points of a handicap (Go Text Protocol, version 2, 4.1.1).
+    """Return the points of a fixed handicap (Go Text Protocol, version 2, 4.1.1).
 
     Raises:
-        Problem: there is no such handicap on the board.
+        Problem: the handicap is not possible on this board.
     """
     if stones == 0:
         return []
     if not 2 <= stones <= 9 or size < 7:
         raise Problem(f"handicap {stones} on {size} x {size}", "0, or 2 to 9 from 9 x 9 on", "set another handicap")
-    low = 3 if size >= 13 else 2
-    high, middle = size - 1 - low, size // 2
-    places = [(high, low), (low, high), (low, low), (high, high)]
-    places += [(middle, low), (middle, high), (high, middle), (low, middle)]
-    places = places[:3] if stones == 3 else places[: stones // 2 * 2] + [(middle, middle)] * (stones % 2)
-    return [row * size + column for row, column in places]
+    near = 3 if size >= 13 else 2
+    far, middle = size - 1 - near, size // 2
+    points = [(far, near), (near, far), (near, near), (far, far)]
+    points += [(middle, near), (middle, far), (far, middle), (near, middle)]
+    points = points[:3] if stones == 3 else points[: stones // 2 * 2] + [(middle, middle)] * (stones % 2)
+    return [row * size + column for row, column in points]
 
 
 def name_of(move: int, size: int) -> str:
@@ -198,13 +198,13 @@ def name_of(move: int, size: int) -> str:
 
 
 class Position:
-    """A position with the moves that led to it. A move is row * size + column from the top left; size**2 passes."""
+    """Position with its previous moves. A move is row * size + column from the top left; size**2 is a pass."""
 
     def __init__(self, rules: Rules, black: Iterable[int] = (), white: Iterable[int] = (), to_play: int = 0) -> None:
-        """Begin with an empty board, or with the stones given.
+        """Start with an empty board, or with given stones.
 
         Raises:
-            Problem: the stones given leave one without a liberty.
+            Problem: a given stone has no liberties.
         """
         self.rules = rules
         self.moves: Tuple[int, ...] = ()
@@ -215,8 +215,8 @@ class Position:
         self._handle = engine().minigo_position(rules.native())
         engine().minigo_position_setup(self._handle, self.start.ctypes.data, self.first)
         if not np.array_equal(self.stones().ravel(), self.start):
-            found = "stones without a liberty in the position to start from"
-            raise Problem(found, "each chain with a liberty", "take the captured stones away")
+            problem = "stones without a liberty in the position to start from"
+            raise Problem(problem, "each chain with a liberty", "take the captured stones away")
 
     def __del__(self) -> None:
         handle = self.__dict__.get("_handle")
@@ -228,20 +228,20 @@ class Position:
         other.__dict__.update(self.__dict__, _handle=engine().minigo_position_copy(self._handle))
         return other
 
-    def beginning(self, rules: Optional[Rules] = None, first: int = 0) -> "Position":
-        """Return the position before the first move, by other ``rules`` or with another side to move if given."""
+    def initial(self, rules: Optional[Rules] = None, first: int = 0) -> "Position":
+        """Return the position before the first move, optionally with other ``rules`` or another player to move."""
         black, white = (np.flatnonzero(self.start == color).tolist() for color in (BLACK, WHITE))
         return Position(rules or self.rules, black, white, first or self.first)
 
     def play(self, move: int) -> None:
-        """Play for the side to move.
+        """Play a move for the player to move.
 
         Raises:
-            IllegalMove: the rules do not allow it; nothing has changed.
+            IllegalMove: the move is illegal; the position is unchanged.
         """
-        refused = engine().minigo_position_play(self._handle, move)
-        if refused:
-            raise illegal(move, self.rules.size, self.to_play, REASONS[refused], len(self.moves))
+        reason = engine().minigo_position_play(self._handle, move)
+        if reason:
+            raise illegal(move, self.rules.size, self.to_play, REASONS[reason], len(self.moves))
         self.moves = (*self.moves, move)
 
     def _filled(self, name: str, shape: Tuple[int, ...], kind: Any = np.int8) -> Array:
@@ -258,7 +258,7 @@ class Position:
         return self._filled("stones", (self.rules.size, self.rules.size))
 
     def held(self) -> Array:
-        """Return int8 (size, size): 1 where black holds the point by unconditional life (Benson 1976), 2 white."""
+        """Return int8 (size, size): 1 for points of black by unconditional life (Benson 1976), 2 for white."""
         return self._filled("held", (self.rules.size, self.rules.size))
 
     def liberties(self, point: int) -> int:
@@ -280,21 +280,21 @@ class Position:
     def planes(self, out: Array, symmetry: int = 0) -> None:
         """Fill ``out``, uint8 or float32 (size, size, planes), with the network's input, turned by a symmetry."""
         size = self.rules.size
-        floats = checked_planes(out, (size, size, self.rules.planes))
+        floats = check_planes(out, (size, size, self.rules.planes))
         features = self.rules.native().features
         engine().minigo_position_planes(self._handle, out.ctypes.data, floats, features, symmetry)
 
 
 def illegal(move: int, size: int, to_play: int, reason: str, played: int) -> IllegalMove:
-    """Return the error of a move that is refused, by its name and its reason."""
-    found = f"move {played + 1}, {'black' if to_play == BLACK else 'white'} {name_of(move, size)}: {reason}"
-    return IllegalMove(found, "a legal move", "play another, or pass")
+    """Return the exception for an illegal move, with its name and the reason."""
+    problem = f"move {played + 1}, {'black' if to_play == BLACK else 'white'} {name_of(move, size)}: {reason}"
+    return IllegalMove(problem, "a legal move", "play another, or pass")
 
 
-def checked_planes(out: Array, shape: Tuple[int, ...]) -> bool:
-    """Return whether a buffer for planes has float32 rather than uint8; Problem where it has another type or shape."""
+def check_planes(out: Array, shape: Tuple[int, ...]) -> bool:
+    """Return whether a buffer for planes is float32 (not uint8); raises Problem for other types or shapes."""
     kinds = (np.uint8, np.bool_, np.float32)
     if out.dtype not in kinds or out.shape[-len(shape) :] != shape or not out.flags.c_contiguous:
-        found = f"planes of {out.dtype} {list(out.shape)}"
-        raise Problem(found, f"uint8 or float32 [..., {', '.join(map(str, shape))}] in C order", "pass such an array")
+        problem = f"planes of {out.dtype} {list(out.shape)}"
+        raise Problem(problem, f"uint8 or float32 [..., {', '.join(map(str, shape))}] in C order", "pass such an array")
     return bool(out.dtype == np.float32)

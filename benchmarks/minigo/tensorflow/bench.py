@@ -1,10 +1,10 @@
-"""How fast the step and self-play are, next to a bare loop and bare inference, in one run.
+"""Speed of training step and self-play compared with a bare loop and with inference, in one process.
 
     $ python -m benchmarks.minigo.tensorflow.bench --config config.json --data DATA
 
-The bare loop is what a tutorial would write: the same tower of Keras's layers, gradients and SGD in one tf.function,
-compiled by XLA if the step is; no Horovod, no reports. Self-play is measured in positions that the network evaluates,
-against the network alone on full batches. The last line of the output is the result as JSON.
+The bare loop follows Keras's tutorials: the same tower with Keras layers, gradients and SGD in a tf.function,
+compiled by XLA if the step is; no Horovod, no reports. Self-play is measured in evaluated positions, and compared
+with inference on full batches. The last line of the output is the result as JSON.
 """
 
 import itertools
@@ -59,7 +59,7 @@ def bare_step(config: Config, batch: Batch) -> Callable[[], Any]:
     variables: List[Any] = network.trainable_variables
     sgd = tf.keras.optimizers.SGD(0.01, momentum=config.momentum)
     sgd.build(variables)
-    regular = [each for each in variables if each.shape.rank > 1]
+    regular = [variable for variable in variables if variable.shape.rank > 1]
 
     @tf.function(jit_compile=config.compiles)
     def step(planes: tf.Tensor, policy: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
@@ -67,7 +67,7 @@ def bare_step(config: Config, batch: Batch) -> Callable[[], Any]:
             logits, expected = network(tf.cast(planes, tf.float32), training=True)
             loss = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(policy, logits))
             loss += config.value_cost_weight * tf.reduce_mean(tf.square(expected[:, 0] - value))
-            loss += config.l2_strength * tf.add_n([tf.nn.l2_loss(each) for each in regular])
+            loss += config.l2_strength * tf.add_n([tf.nn.l2_loss(variable) for variable in regular])
         sgd.apply_gradients(zip(tape.gradient(loss, variables), variables))
         return loss
 
@@ -75,7 +75,7 @@ def bare_step(config: Config, batch: Batch) -> Callable[[], Any]:
 
 
 def self_play(config: Config, evaluate: Evaluator) -> Callable[[], Any]:
-    """Evaluate full batches of positions, as many as a pass has, in games that never end."""
+    """Return a function that evaluates a full batch of positions in endless self-play."""
     games = Games(
         rules_of(config),
         [search_of(config, config.readouts)],
@@ -86,14 +86,14 @@ def self_play(config: Config, evaluate: Evaluator) -> Callable[[], Any]:
     )
     evaluated = 0
 
-    def counted(planes: Any) -> Any:
+    def count_evaluated(planes: Any) -> Any:
         nonlocal evaluated
         evaluated += len(planes)
         return evaluate(planes)
 
-    turn: Callable[[], Any] = partial(match_turn, games, [counted], batch_of(config))
+    turn: Callable[[], Any] = partial(match_turn, games, [count_evaluated], batch_of(config))
     if config.selfplay_groups > 1:
-        turn = Groups(games, counted, [batch_of(config) for _ in range(config.selfplay_groups)]).turn
+        turn = Groups(games, count_evaluated, [batch_of(config) for _ in range(config.selfplay_groups)]).turn
 
     def play() -> None:
         nonlocal evaluated

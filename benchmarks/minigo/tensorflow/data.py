@@ -15,14 +15,14 @@ Batch = Tuple[tf.Tensor, tf.Tensor, tf.Tensor]  # Planes (batch, N, N, planes), 
 
 
 class Positions(NamedTuple):
-    own: Examples  # Empty on a rank that does not train
+    local: Examples  # Empty on a rank that does not train
     steps: int  # The same on every rank
 
 
-def batches(config: Config, found: Positions, generator: Any) -> Iterator[Batch]:
-    """Yield the batches of all steps, each position turned or mirrored as ``generator`` draws."""
-    for first in range(0, found.steps * config.batch_size, config.batch_size):
-        part = Examples(*(each[first : first + config.batch_size] for each in found.own))
+def batches(config: Config, positions: Positions, generator: Any) -> Iterator[Batch]:
+    """Yield the batches of all steps, with random symmetries from ``generator``."""
+    for first in range(0, positions.steps * config.batch_size, config.batch_size):
+        part = Examples(*(array[first : first + config.batch_size] for array in positions.local))
         yield as_tensors(examples.turned(part, generator))
 
 
@@ -31,32 +31,32 @@ def as_tensors(part: Examples) -> Batch:
 
 
 def supervised(config: Config, games: GoGames, part: int, parts: int) -> Iterator[Batch]:
-    """Yield one of ``parts`` ranks' batches of the data set's games for the supervised start, drawn without end."""
-    places, generator = games.places(held_out=False), np.random.RandomState((config.seed + 1) % 2**32)
+    """Yield endless random batches of the data set's games for one of ``parts`` ranks, for the supervised start."""
+    positions, generator = games.positions(held_out=False), np.random.RandomState((config.seed + 1) % 2**32)
     while True:
-        drawn = places[generator.randint(0, len(places), config.batch_size * parts)]
-        yield as_tensors(examples.turned(examples.build(games, drawn[part::parts], config), generator))
+        batch = positions[generator.randint(0, len(positions), config.batch_size * parts)]
+        yield as_tensors(examples.turned(examples.build(games, batch[part::parts], config), generator))
 
 
 def held_out(config: Config, games: GoGames, ranks: Ranks) -> Tuple[Iterator[Tuple[tf.Tensor, Any, int]], int]:
-    """Return this rank's batches of held-out positions with the moves played and how many count, and the total.
+    """Return this rank's batches of held-out positions with played moves and number of valid positions, and the total.
 
-    Every rank has the same number of batches, whose last ones may be filled up with positions that do not count.
+    All ranks have the same number of batches; the last batches may be padded.
     """
-    places = games.places(held_out=True)
-    own = share(len(places), ranks.rank, ranks.size)
-    mine = places[own.start : own.stop]
-    longest = -(-len(places) // ranks.size)
+    positions = games.positions(held_out=True)
+    part_range = share(len(positions), ranks.rank, ranks.size)
+    local = positions[part_range.start : part_range.stop]
+    longest = -(-len(positions) // ranks.size)
 
     def one_pass() -> Iterator[Tuple[tf.Tensor, Any, int]]:
         for first in range(0, longest, config.eval_batch_size):
-            part = mine[first : first + config.eval_batch_size]
-            filled = np.resize(part if len(part) else places[:1], (config.eval_batch_size, 2))
+            part = local[first : first + config.eval_batch_size]
+            filled = np.resize(part if len(part) else positions[:1], (config.eval_batch_size, 2))
             filled[: len(part)] = part
-            found = examples.build(games, filled, config)
-            yield tf.constant(found.planes), found.policy.argmax(axis=1), len(part)
+            batch = examples.build(games, filled, config)
+            yield tf.constant(batch.planes), batch.policy.argmax(axis=1), len(part)
 
-    return one_pass(), len(places)
+    return one_pass(), len(positions)
 
 
 def synthetic_batch(config: Config) -> Tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -1,9 +1,9 @@
-"""Minigo for a server: planes of positions to the probabilities of moves and the value.
+"""Minigo for inference servers: planes of positions to move probabilities and values.
 
     $ python -m benchmarks.minigo.tensorflow.export --experiment RUN/experiment_0 --data DATA -o DIR
 
-The model is that of the generation that met the target, else of the last one. The search is the client's: it asks for
-some hundred positions a move.
+Exports the generation that reached the target, otherwise the last generation. Clients implement the search, with
+some hundred positions per move.
 """
 
 import json
@@ -39,9 +39,9 @@ VALUE = "what the side to move may expect: -1 is a loss, 1 a win"
 
 
 def read(experiment: Path, framework: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-    """Return the state, and the model file of the generation that counts.
+    """Return the state, and the model of the exported generation.
 
-    A run that has ended evaluated its generations in their order, and none behind the one that met the target.
+    A finished run has evaluated its generations in order, up to the generation that reached the target.
     """
     state, _ = export.newest(experiment, framework)
     matches = experiment / EVALUATIONS
@@ -53,11 +53,11 @@ def read(experiment: Path, framework: Any) -> Tuple[Dict[str, Any], Dict[str, An
 
 
 def won(config: Config, infer: Infer, other: Evaluate, seed: int) -> float:
-    """Return the share of the evaluation's games that a model wins, of those that Generations.match plays."""
+    """Return the win rate of a model in the games of Generations.match."""
 
     def evaluate(planes: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
         if not len(planes):
-            return other(planes)  # of no position, nothing
+            return other(planes)  # empty batch
         policy, value = infer(planes)
         return policy, value
 
@@ -69,7 +69,7 @@ def won(config: Config, infer: Infer, other: Evaluate, seed: int) -> float:
 
 
 def predicted(config: Config, games: GoGames, infer: Infer) -> float:
-    """Return the share of the held-out professional moves that a model finds best."""
+    """Return the fraction of held-out professional moves that a model predicts."""
     batches, total = data.held_out(config, games, ALONE)
     hits = 0
     for planes, moves, valid in batches:
@@ -84,7 +84,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
     games = GoGames(folder, config.board_size)
 
     def evaluate(infer: Infer) -> Dict[str, float]:
-        # In each round: positions of real games are the samples that a client is given.
+        # In all rounds: positions of real games are the example inputs for clients.
         share = predicted(config, games, infer)
         if config.round == "v0.5":
             return {"win_rate": share}
@@ -93,7 +93,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
     planes = models.PLANES[config.features]
     return Subject(
         # (B, N x N + 1) and (B,)
-        model=Evaluating(network, lambda found: (tf.nn.softmax(found[0]), found[1])),
+        model=Evaluating(network, lambda outputs: (tf.nn.softmax(outputs[0]), outputs[1])),
         inputs=(Value("planes", PLANES[config.features]),),
         outputs=(Value("policy", POLICY), Value("value", VALUE)),
         example=(np.zeros((2, config.board_size, config.board_size, planes), np.uint8),),

@@ -28,7 +28,7 @@ EVALUATIONS = "evaluations.jsonl"
 
 
 class Generations:
-    """The loop's state: the network that trains, the one that plays, and what a checkpoint has of both."""
+    """State of the training loop: the trained network, the network that plays, and the checkpoint of both."""
 
     def __init__(self, training: "Training", step: Step, run: Run) -> None:
         self.training, self.step, self.run, self.config = training, step, run, run.config
@@ -36,7 +36,7 @@ class Generations:
         if run.saved:
             self.player.assign({name: run.saved[f"player/{name}"] for name in self.player.variables})
         self.evaluate = Evaluator(self.player, run.config.inference_batch)
-        # One for all generations: XLA compiles each evaluator's pass anew.
+        # Reused for all generations: XLA would compile a new evaluator again.
         self.challenger = Evaluator(training.network, run.config.inference_batch)
         self._saved: Optional[Tuple[model.Network, Evaluator]] = None
         self.models = run.output / "models"
@@ -44,12 +44,12 @@ class Generations:
         self.keep()
 
     def keep(self) -> None:
-        """Remember the present state as what a checkpoint holds: that at the end of a generation."""
-        player = {f"player/{name}": each for name, each in self.player.values().items()}
+        """Save the current state for checkpoints, at the end of a generation."""
+        player = {f"player/{name}": value for name, value in self.player.values().items()}
         self.state = {**self.training.state_dict(), **player}
 
     def begin(self) -> None:
-        """Remove what a killed run left of later generations; train on the data set's games first if so asked."""
+        """Remove files of later generations left by a killed run; train on the data set's games first if configured."""
         if self.run.ranks.rank == 0:
             self.models.mkdir(exist_ok=True)
             for folder in sorted((self.run.output / "games").glob("[0-9]*")):
@@ -60,10 +60,10 @@ class Generations:
         tensorflow.barrier()
         if self.run.position == 0 and self.config.supervised_steps:
             training, games = self.training, GoGames(self.run.data, self.config.board_size)
-            mine = data.supervised(self.config, games, self.run.ranks.rank, len(training.roles.training))
+            batches = data.supervised(self.config, games, self.run.ranks.rank, len(training.roles.training))
             for _ in self.run.interruptible(range(self.config.supervised_steps)):
                 if training.trains:
-                    self._train_on(next(mine))
+                    self._train_on(next(batches))
             training.share()
             self.player.assign(training.network.values())
             self.keep()
@@ -77,11 +77,11 @@ class Generations:
             return None
         folder = generation_folder(run.output, number)
         games = run.open(lambda: read_generation(folder, self.config.board_size))
-        facts = selfplay.outcomes(games)
-        run.log(mlperf.games(self.config, number, int(facts["games"])))
+        outcomes = selfplay.outcomes(games)
+        run.log(mlperf.games(self.config, number, int(outcomes["games"])))
         with run.stage("training"):
-            found = self._train(number)
-        if found is None:
+            metrics = self._train(number)
+        if metrics is None:
             return None
         self.training.share()
         with run.stage("gating"):
@@ -89,16 +89,18 @@ class Generations:
                 return None
         if run.ranks.rank == 0:
             self.training.save_model(self._model(number))
-            # For whoever follows the run; a resumed run writes some again.
-            line = {name: round(float(value), 5) for name, value in {"generation": number, **facts, **found}.items()}
+            # For monitoring; a resumed run may repeat lines.
+            line = {
+                name: round(float(value), 5) for name, value in {"generation": number, **outcomes, **metrics}.items()
+            }
             with open(run.output / "generations.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             records.show(run.output, number, games[0], self.config)
         self.keep()
         size, trainers = run.ranks.size, len(self.training.roles.training)
-        loss = found["loss"] * size / trainers if self.training.trains else 0.0
+        loss = metrics["loss"] * size / trainers if self.training.trains else 0.0
         rate = schedule.learning_rate(self.config, self.training.steps - 1)
-        return tf.constant(loss, tf.float32), rate, int(found["positions"])
+        return tf.constant(loss, tf.float32), rate, int(metrics["positions"])
 
     def _model(self, number: int) -> Path:
         return self.models / f"{number:06d}.npz"
@@ -106,7 +108,7 @@ class Generations:
     def _play(self, number: int) -> None:
         run, roles = self.run, self.training.roles
         worker: Any = None
-        # All ranks read what is there, so that a damaged record ends them together.
+        # All ranks read existing games, so that all of them fail if a record is damaged.
         there = run.open(lambda: read_generation(generation_folder(run.output, number), self.config.board_size))
         tensorflow.barrier()
         if self.training.plays:
@@ -114,16 +116,16 @@ class Generations:
             done = {game.number for game in there}
             worker = Worker(self.config, run.output, number, part, len(roles.selfplay), self.evaluate, done)
         tensorflow.barrier()
-        self._together(worker)
+        self._play_together(worker)
         if worker is not None:
             worker.close()
         tensorflow.barrier()
 
-    def _together(self, worker: Any) -> None:
-        # Let a worker, if this rank has one, play until no rank has games left, or the run is to stop
+    def _play_together(self, worker: Any) -> None:
+        # Play on ranks with a worker until all games are finished, or the run is to stop
 
         def rounds() -> Iterator[None]:
-            # All ranks come to each slice together.
+            # All ranks start a slice together.
             while tensorflow.total([float(worker.missing) if worker is not None else 0.0])[0] > 0:
                 if worker is not None:
                     worker.play()
@@ -135,19 +137,19 @@ class Generations:
     # Train on the window; return mean losses and the count of positions, None if the run is to stop.
     def _train(self, number: int) -> Optional[Dict[str, float]]:
         config, generator = self.config, np.random.RandomState((self.config.seed + number) % 2**32)
-        found = self.run.open(lambda: self._positions(number))
+        positions_local = self.run.open(lambda: self._positions(number))
         sums = [tf.zeros(())] * 3
-        mine: Iterator[Batch] = data.batches(config, found, generator)
-        for _ in self.run.interruptible(range(found.steps)):
+        batches: Iterator[Batch] = data.batches(config, positions_local, generator)
+        for _ in self.run.interruptible(range(positions_local.steps)):
             if self.training.trains:
-                sums = [total + each for total, each in zip(sums, self._train_on(next(mine)))]
+                sums = [total + step_loss for total, step_loss in zip(sums, self._train_on(next(batches)))]
             else:
                 self.training.steps += 1
         if self.run.interrupted:
             return None
-        policy, value, l2 = (float(total) / found.steps for total in sums)
+        policy, value, l2 = (float(total) / positions_local.steps for total in sums)
         loss = policy + config.value_cost_weight * value + config.l2_strength * l2
-        positions = found.steps * config.batch_size * len(self.training.roles.training)
+        positions = positions_local.steps * config.batch_size * len(self.training.roles.training)
         return {"loss": loss, "policy_loss": policy, "value_loss": value, "positions": positions}
 
     def _train_on(self, batch: Batch) -> Any:
@@ -158,12 +160,12 @@ class Generations:
     def _positions(self, number: int) -> Positions:
         roles, batch = self.training.roles, self.config.batch_size
         games = examples.read_window(self.run.output, self.config, number)
-        places = examples.sample(games, self.config, number, batch * len(roles.training))
-        steps = len(places) // (batch * len(roles.training))
-        mine = places[:0]
+        positions = examples.sample(games, self.config, number, batch * len(roles.training))
+        steps = len(positions) // (batch * len(roles.training))
+        local = positions[:0]
         if self.training.trains:
-            mine = examples.own_part(places, self.run.ranks.rank, len(roles.training), batch)
-        return Positions(examples.build(games, mine, self.config), steps)
+            local = examples.rank_part(positions, self.run.ranks.rank, len(roles.training), batch)
+        return Positions(examples.build(games, local, self.config), steps)
 
     # Let the new network play from now on, unless it loses against the present one; False: the run is to stop.
     def _promote(self, number: int) -> bool:
@@ -176,11 +178,11 @@ class Generations:
         return True
 
     def match(self, first: Evaluate, second: Evaluate, games: int, seed: int) -> Optional[float]:
-        """Return the share of games that ``first`` wins, over all ranks; None if the run is to stop."""
+        """Return the win rate of ``first`` over all ranks; None if the run is to stop."""
         run = self.run
         numbers = schedule.share(games, run.ranks.rank, run.ranks.size)
         worker = MatchWorker(self.config, (first, second), numbers, self.config.seed + seed)
-        self._together(worker)
+        self._play_together(worker)
         if run.interrupted:
             return None
         return run.total([worker.wins, worker.played], games)[0] / games
@@ -188,33 +190,33 @@ class Generations:
     # -- after the clock ---------------------------------------------------------------------------------
 
     def evaluate_saved(self, target: Evaluate) -> Iterator[Tuple[int, Dict[str, float]]]:
-        """Yield each generation with its model's win rate, in their order; those that are known are not played again.
+        """Yield all generations with win rates, in order; existing results are reused.
 
-        Ends early if the run is to stop.
+        Returns early if the run is to stop.
         """
-        known = self._known()
+        finished = self._read_evaluations()
         for number in range(1, self.run.position + 1):
-            found = known.get(number) or self._evaluate_model(number, target)
-            if found is None:
+            result = finished.get(number) or self._evaluate_model(number, target)
+            if result is None:
                 return
-            if number not in known and self.run.ranks.rank == 0:
+            if number not in finished and self.run.ranks.rank == 0:
                 with open(self.run.output / EVALUATIONS, "a", encoding="utf-8") as file:
-                    file.write(json.dumps({"generation": number, **found}) + "\n")
-            yield number, found
+                    file.write(json.dumps({"generation": number, **result}) + "\n")
+            yield number, result
 
     # The results that an interrupted run wrote; the same on every rank.
-    def _known(self) -> Dict[int, Dict[str, float]]:
-        path, known = self.run.output / EVALUATIONS, {}
+    def _read_evaluations(self) -> Dict[int, Dict[str, float]]:
+        path, results = self.run.output / EVALUATIONS, {}
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        # What a killed run left of a line is cut off.
-        whole = text[: text.rfind("\n") + 1]
-        for line in whole.splitlines():
-            found = json.loads(line)
-            known[int(found.pop("generation"))] = found
+        # Truncate an incomplete line of a killed run.
+        complete = text[: text.rfind("\n") + 1]
+        for line in complete.splitlines():
+            record = json.loads(line)
+            results[int(record.pop("generation"))] = record
         tensorflow.barrier()
-        if self.run.ranks.rank == 0 and whole != text:
-            path.write_text(whole, encoding="utf-8")
-        return known
+        if self.run.ranks.rank == 0 and complete != text:
+            path.write_text(complete, encoding="utf-8")
+        return results
 
     def _saved_model(self, number: int) -> Evaluator:
         if self._saved is None:
@@ -228,13 +230,13 @@ class Generations:
         config = self.config
         evaluator = self.run.open(lambda: self._saved_model(number))
         won = self.match(evaluator, target, config.eval_games, number)
-        found = None if won is None else {"win_rate": won}
+        result = None if won is None else {"win_rate": won}
         last = won is not None and (won >= config.quality_target or number == config.epochs)
-        if found is not None and config.eval_first_model and last:
+        if result is not None and config.eval_first_model and last:
             first = self.run.open(lambda: load_evaluator(self._model(1), config))
             against = self.match(evaluator, first, config.eval_games, number)
-            found = None if against is None else {**found, "win_rate_first": against}
-        return found
+            result = None if against is None else {**result, "win_rate_first": against}
+        return result
 
 
 def open_target(folder: Path, config: Any) -> Evaluate:

@@ -1,8 +1,8 @@
-"""The residual tower with a policy and a value head, in plain TensorFlow; its shape is in benchmarks/minigo/models.py.
+"""Residual tower with policy and value head in TensorFlow, with the architecture in benchmarks/minigo/models.py.
 
-As dual_net.py of the submissions (v0.6, v0.7; Silver et al. 2017, "Mastering the game of Go without human knowledge"):
-batch-norm without scale and offset in the heads. Weights are fp32 variables; in fp16 and bf16 the products and what
-flows between the layers have that type, and batch-norm's statistics, the heads' outputs and the losses are fp32.
+As dual_net.py of the submissions (v0.6, v0.7; Silver et al. 2017, "Mastering the game of Go without human
+knowledge"): batch-norm in the heads has no scale and offset. Weights are fp32 variables; in fp16 and bf16, matrix
+products and activations have that type, and batch-norm statistics, outputs of the heads and losses are fp32.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ NORM = {"momentum": 0.95, "epsilon": 1e-5}
 
 @dataclass(frozen=True)
 class Network:
-    """The variables under the names of benchmarks/minigo/models.py, and the way through them."""
+    """Variables with the names in benchmarks/minigo/models.py, and the forward pass."""
 
     config: Config
     shape: models.Shape
@@ -27,13 +27,14 @@ class Network:
 
     @property
     def trained(self) -> Dict[str, tf.Variable]:
-        """What the optimizer changes, in the order of the network."""
-        return {name: each for name, each in self.variables.items() if not name.endswith(("mean", "variance"))}
+        """Trained variables, in the order of the network."""
+        return {name: variable for name, variable in self.variables.items() if not name.endswith(("mean", "variance"))}
 
     def __call__(self, planes: tf.Tensor, training: bool) -> Tuple[tf.Tensor, tf.Tensor]:
-        """Logits (batch, moves) and values (batch,) of the side to move, in fp32, of planes (batch, N, N, planes).
+        """Return logits (batch, moves) and values (batch,) for the player to move, in fp32; planes: (batch, N, N,
+        planes).
 
-        ``training`` normalizes by the batch and moves the running statistics.
+        ``training``: normalize with batch statistics and update running statistics.
         """
         x = tf.cast(planes, DTYPES[self.config.precision])
         x = tf.nn.relu(self._conv_norm(x, "stem", training))
@@ -49,11 +50,11 @@ class Network:
         return logits, value
 
     def values(self) -> models.Arrays:
-        """Return the weights and statistics by their names."""
+        """Return weights and statistics by name."""
         return {name: variable.numpy() for name, variable in self.variables.items()}
 
     def assign(self, values: Mapping[str, Any]) -> None:
-        """Take over what ``values`` of such a network returned."""
+        """Assign the result of ``values``."""
         for name, variable in self.variables.items():
             variable.assign(values[name])
 
@@ -80,9 +81,10 @@ def build(config: Config, shape: models.Shape, arrays: Mapping[str, Any]) -> Net
 def losses(
     network: Network, planes: tf.Tensor, policy: tf.Tensor, value: tf.Tensor
 ) -> Tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Mean losses of a batch: cross-entropy with the search's policy, squared error of the value, and L2.
+    """Return mean losses: cross-entropy with the policy of the search, squared error of the value, and L2.
 
-    L2 is on half the squares of all that is trained but biases and betas (model_fn in the submitted dual_net.py).
+    L2 is half the sum of squares of all trained variables except biases and betas (model_fn in the submitted
+    dual_net.py).
     """
     logits, expected = network(planes, training=True)
     policy_loss = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels=policy, logits=logits))

@@ -1,14 +1,13 @@
-"""Files of networks: MLPerf's frozen graphs as networks that play, its checkpoints as what a run begins with.
+"""Network files: MLPerf's frozen graphs for playing, and its checkpoints as the start of a run.
 
-A graph comes as ``target.pb`` (v0.6, the graph alone) or as ``target.minigo.tf`` (v0.7, minigo_model.py: a header, a
-line of JSON and the graph). A data set keeps it as ``target.npz``, an archive with the bytes of the graph and what
-they describe. Its input is ``pos_tensor``, floats or booleans, its outputs are ``policy_output``, probabilities, and
-``value_output`` from black's side (cc/dual_net/tf_dual_net.cc, v0.7). Networks here have logits and the value of the
-side to move.
+A graph is stored as ``target.pb`` (v0.6, only the graph) or ``target.minigo.tf`` (v0.7, minigo_model.py: header,
+JSON line, graph). In a data set it is ``target.npz``, an archive with the bytes of the graph and its description.
+The input is ``pos_tensor`` (float or bool), the outputs are ``policy_output`` (probabilities) and ``value_output``
+for black (cc/dual_net/tf_dual_net.cc, v0.7). Networks here return logits and the value for the player to move.
 
-``model.ckpt-5672`` (v0.7, train.py) and ``model.ckpt-9383`` (v0.6, train.py) are of TensorFlow 1, restored whole by
-``tf.train.Saver``: the learning rate continues at that step. The variables have the names that tf.layers gives in the
-order of the network (model_inference_fn in dual_net.py); momenta are theirs with ``/Momentum``.
+``model.ckpt-5672`` (v0.7, train.py) and ``model.ckpt-9383`` (v0.6, train.py) are TensorFlow 1 checkpoints, restored
+completely by ``tf.train.Saver``: the learning rate continues at that step. Variables have the names of tf.layers in
+the order of the network (model_inference_fn in dual_net.py), momenta have the suffix ``/Momentum``.
 """
 
 import json
@@ -33,7 +32,7 @@ PARTS = {
     "gamma": "gamma", "beta": "beta", "mean": "moving_mean", "variance": "moving_variance", "bias": "bias",
     "weight": "kernel",
 }  # fmt: skip
-# Features of the round whose graph flattens the heads as channels, rows, columns (input_layout=nchw of v0.7)
+# Features of the round with graphs that flatten the heads as channels, rows, columns (input_layout=nchw of v0.7)
 CHANNELS_FIRST = ("mlperf07",)
 MAGIC = b"<minigo>"
 HEADER = struct.Struct("<QQQ")  # Version, size of the file, size of the JSON; after MAGIC
@@ -44,11 +43,11 @@ OUTPUTS = ("policy_output", "value_output")
 
 @dataclass(frozen=True)
 class About:
-    """What a graph takes."""
+    """Input format of a graph."""
 
     board_size: int
     features: str
-    layout: str  # ``nhwc`` or ``nchw``: where the planes are in its input
+    layout: str  # ``nhwc`` or ``nchw``: axis of the planes
 
 
 @dataclass(frozen=True)
@@ -58,36 +57,36 @@ class FrozenNetwork:
     forward: Callable[[tf.Tensor], Any]
 
     def __call__(self, planes: tf.Tensor, training: bool) -> Tuple[tf.Tensor, tf.Tensor]:
-        """Logits (batch, moves) and values (batch,) of the side to move, of planes (batch, N, N, planes)."""
+        """Return logits (batch, moves) and values (batch,) for the player to move; planes: (batch, N, N, planes)."""
         policy, value = self.forward(planes)
         black = tf.cast(planes[:, 0, 0, BLACK_TO_PLAY[self.shape.features]], tf.float32)
         return tf.math.log(policy), tf.reshape(value, (-1,)) * (2.0 * black - 1.0)
 
 
-def unpacked(path: Path) -> Tuple[Dict[str, Any], bytes]:
-    """Return what the header of a file says, which may be nothing, and the graph's bytes; Problem if it is cut off."""
+def unpack(path: Path) -> Tuple[Dict[str, Any], bytes]:
+    """Return the header of a file (may be empty) and the bytes of the graph; raises Problem if it is truncated."""
     data = read_bytes(path)
     if not data.startswith(MAGIC):
         return {}, data
-    begin = len(MAGIC) + HEADER.size
-    if len(data) < begin:
+    start = len(MAGIC) + HEADER.size
+    if len(data) < start:
         raise unreadable(path, "the file ends in its header")
     version, size, length = HEADER.unpack_from(data, len(MAGIC))
     if version != 1 or size != len(data):
         raise unreadable(path, f"version {version} with {len(data):,} of {size:,} bytes; version 1 is known")
     try:
-        return json.loads(data[begin : begin + length].decode()), data[begin + length :]
+        return json.loads(data[start : start + length].decode()), data[start + length :]
     except ValueError as error:
         raise unreadable(path, str(error)) from None
 
 
 def read(path: Path, board_size: int) -> Tuple[About, bytes]:
-    """Return what a frozen graph takes, and its bytes.
+    """Return the input format and the bytes of a frozen graph.
 
     Raises:
-        Problem: it is none, lacks an input or output of the reference's, or is for another board.
+        Problem: the file is not a graph, lacks an input or output of the reference, or is for another board.
     """
-    said, data = unpacked(path)
+    header, data = unpack(path)
     try:
         graph = tf.compat.v1.GraphDef.FromString(data)
     except DecodeError:
@@ -97,22 +96,24 @@ def read(path: Path, board_size: int) -> Tuple[About, bytes]:
     if missing:
         raise unreadable(path, f"its graph of {len(nodes)} nodes has no {' and no '.join(missing)}")
     attributes, features = nodes[INPUT].attr, {count: name for name, count in FEATURES.items()}
-    shape: List[int] = [each.size for each in attributes["shape"].shape.dim][1:] if "shape" in attributes else []
+    shape: List[int] = (
+        [dimension.size for dimension in attributes["shape"].shape.dim][1:] if "shape" in attributes else []
+    )
     layouts = {}
     if len(shape) == 3:
         for layout, planes, sides in (("nhwc", shape[2], shape[:2]), ("nchw", shape[0], shape[1:])):
             if sides[0] == sides[1] and planes in features:
                 layouts[layout] = About(sides[0], features[planes], layout)
     if not layouts:
-        found, wanted = f"{path}: {INPUT} has shape {shape}", "a board with 17 planes (v0.6) or 13 (v0.7)"
-        raise Problem(found, wanted, HINT)
-    # 13 planes on 13 x 13 are either; the header of v0.7 says which.
-    about = layouts.get(said.get("input_layout", ""), next(iter(layouts.values())))
+        problem, expected = f"{path}: {INPUT} has shape {shape}", "a board with 17 planes (v0.6) or 13 (v0.7)"
+        raise Problem(problem, expected, HINT)
+    # 13 planes on 13 x 13 are ambiguous; the header of v0.7 is not.
+    about = layouts.get(header.get("input_layout", ""), next(iter(layouts.values())))
     size, moves = about.board_size, about.board_size**2 + 1
     check_board(path, size, board_size)
     try:
-        given = tf.TensorSpec((None, size, size, FEATURES[about.features]), tf.uint8)
-        outputs = tf.function(_imported(about, graph)).get_concrete_function(given).outputs
+        spec = tf.TensorSpec((None, size, size, FEATURES[about.features]), tf.uint8)
+        outputs = tf.function(_import_graph(about, graph)).get_concrete_function(spec).outputs
     except (ValueError, tf.errors.OpError) as error:
         # Such as TRTEngineOp: a graph that was converted for TensorRT.
         raise unreadable(path, str(error).splitlines()[0]) from None
@@ -121,14 +122,14 @@ def read(path: Path, board_size: int) -> Tuple[About, bytes]:
     return about, data
 
 
-def _imported(about: About, graph: Any) -> Callable[[tf.Tensor], Any]:
+def _import_graph(about: About, graph: Any) -> Callable[[tf.Tensor], Any]:
     kind = tf.as_dtype(next(node for node in graph.node if node.name == INPUT).attr["dtype"].type)
 
     def forward(planes: tf.Tensor) -> Any:
         x = tf.cast(planes, kind)
         x = tf.transpose(x, (0, 3, 1, 2)) if about.layout == "nchw" else x
-        wanted = [f"{name}:0" for name in OUTPUTS]
-        return tf.graph_util.import_graph_def(graph, {f"{INPUT}:0": x}, wanted, name="")
+        tensor_names = [f"{name}:0" for name in OUTPUTS]
+        return tf.graph_util.import_graph_def(graph, {f"{INPUT}:0": x}, tensor_names, name="")
 
     return forward
 
@@ -150,7 +151,7 @@ def holds_graph(path: Path) -> bool:
 
 
 def load(path: Path, board_size: int) -> Tuple[About, bytes]:
-    """Read what ``save`` wrote; Problem if it is damaged or for another board."""
+    """Read a file of ``save``; raises Problem if it is damaged or for another board."""
     try:
         with np.load(str(path)) as archive:
             about = About(**json.loads(archive[ABOUT].tobytes().decode()))
@@ -165,12 +166,12 @@ def load(path: Path, board_size: int) -> Tuple[About, bytes]:
 
 
 class Evaluator:
-    """A network as the engine asks it, in passes of one size: XLA compiles, and cuDNN chooses, for one only."""
+    """Network with a fixed batch size for the engine: XLA compiles, and cuDNN tunes, for a single size."""
 
     def __init__(self, network: Union[model.Network, FrozenNetwork], batch: int) -> None:
         size, planes = network.shape.board_size, models.PLANES[network.shape.features]
         if isinstance(network, model.Network) and network.config.inference_precision != "same":
-            # The same variables, another way through them.
+            # The same variables with a different precision
             other = replace(network.config, precision=network.config.inference_precision)
             network = replace(network, config=other)
         self._filled = np.zeros((batch, size, size, planes), np.uint8)
@@ -182,7 +183,9 @@ class Evaluator:
         self._pass = tf.function(evaluate, jit_compile=network.config.compiles)
 
     def __call__(self, planes: Any) -> Tuple[Any, Any]:
-        """Policies (batch, moves) and values (batch,) of planes (batch, N, N, planes), at most one pass."""
+        """Return policies (batch, moves) and values (batch,) for planes (batch, N, N, planes), up to the fixed batch
+        size.
+        """
         count = len(planes)
         if count == 0:
             return np.zeros((0, self._filled.shape[1] ** 2 + 1), np.float32), np.zeros(0, np.float32)
@@ -194,15 +197,15 @@ class Evaluator:
 
 
 def load_evaluator(path: Path, config: Config) -> Evaluator:
-    """Return the evaluator of a model file, or of a frozen graph that a data set keeps.
+    """Return the evaluator of a model file, or of a frozen graph in a data set.
 
     Raises:
-        Problem: it is none, is for another board, or sees other planes than the games here fill.
+        Problem: the file is invalid, for another board, or has other input planes than the configuration.
     """
     network: Union[model.Network, FrozenNetwork]
     if holds_graph(path):
         about, graph = load(path, config.board_size)
-        network = FrozenNetwork(config, about, _imported(about, tf.compat.v1.GraphDef.FromString(graph)))
+        network = FrozenNetwork(config, about, _import_graph(about, tf.compat.v1.GraphDef.FromString(graph)))
     else:
         network = model.build(config, *models.load(path, config.board_size))
     check_planes(path, network.shape, config)
@@ -210,20 +213,20 @@ def load_evaluator(path: Path, config: Config) -> Evaluator:
 
 
 def check_planes(path: Path, shape: Union[models.Shape, About], config: Config) -> None:
-    """Raise Problem where the model of ``path`` sees other planes than those of ``config``."""
+    """Raise Problem if the input planes of the model in ``path`` differ from ``config``."""
     if shape.features != config.features:
-        found, hint = f"{path} sees the planes of {shape.features}", "name another model, or set features"
-        raise Problem(found, f"those of {config.features}", hint)
+        problem, hint = f"{path} sees the planes of {shape.features}", "name another model, or set features"
+        raise Problem(problem, f"those of {config.features}", hint)
 
 
 # -- what a run begins with ------------------------------------------------------------------------------
 
 
 def read_start(config: Config, path: Path) -> Start:
-    """Return what ``initial_weights`` holds: a checkpoint by its ``.index`` file, or a model file of a run.
+    """Return the start for ``initial_weights``: a checkpoint given by its ``.index`` file, or a model file of a run.
 
     Raises:
-        Problem: it cannot be read, or is of another network.
+        Problem: the file cannot be read, or is for another network.
     """
     if path.suffix != ".index":
         return models.load_start(path, config.board_size)
@@ -231,32 +234,40 @@ def read_start(config: Config, path: Path) -> Start:
     shape = Shape.of(config, black_value=True)
     try:
         reader = tf.train.load_checkpoint(str(path.with_suffix("")))
-        arrays = {name: _tensor(reader, shape, name, theirs) for name, theirs in names(shape)}
-        trained = {name: theirs for name, theirs in names(shape) if not name.endswith(("mean", "variance"))}
-        momenta = {name: _tensor(reader, shape, name, f"{theirs}/Momentum") for name, theirs in trained.items()}
+        arrays = {name: _tensor(reader, shape, name, variable_name) for name, variable_name in names(shape)}
+        trained = {
+            name: variable_name for name, variable_name in names(shape) if not name.endswith(("mean", "variance"))
+        }
+        momenta = {
+            name: _tensor(reader, shape, name, f"{variable_name}/Momentum") for name, variable_name in trained.items()
+        }
         return Start(shape, arrays, momenta, int(reader.get_tensor("global_step")))
     except (ValueError, RuntimeError, tf.errors.OpError) as error:
-        found = f"{path} cannot be read as a checkpoint of this network: {str(error).splitlines()[0]}"
-        wanted = "a checkpoint of TensorFlow 1 (.index and .data-00000-of-00001) with the configuration's network"
-        raise Problem(found, wanted, "name model.ckpt-N.index of MLPerf's checkpoint, or a model of a run") from None
+        problem = f"{path} cannot be read as a checkpoint of this network: {str(error).splitlines()[0]}"
+        expected = "a checkpoint of TensorFlow 1 (.index and .data-00000-of-00001) with the configuration's network"
+        raise Problem(
+            problem, expected, "name model.ckpt-N.index of MLPerf's checkpoint, or a model of a run"
+        ) from None
 
 
 def names(shape: Shape) -> Iterator[Tuple[str, str]]:
-    """Yield each array of the network with its name in a checkpoint: tf.layers counts the layers of each kind."""
-    seen: Dict[str, Dict[str, int]] = {"conv2d": {}, "batch_normalization": {}, "dense": {}}
+    """Yield the arrays of the network with their checkpoint names: tf.layers numbers layers by kind."""
+    counts: Dict[str, Dict[str, int]] = {"conv2d": {}, "batch_normalization": {}, "dense": {}}
     for name in models.weight_shapes(shape):
         layer, part = name.rsplit(".", 1)
         dense = layer.endswith(("_dense", "_hidden"))
         kind = "dense" if dense else "conv2d" if part == "weight" else "batch_normalization"
-        number = seen[kind].setdefault(layer, len(seen[kind]))
+        number = counts[kind].setdefault(layer, len(counts[kind]))
         yield name, f"{kind}_{number}/{PARTS[part]}" if number else f"{kind}/{PARTS[part]}"
 
 
-def _tensor(reader: Any, shape: Shape, name: str, theirs: str) -> Any:
-    found, wanted = reader.get_tensor(theirs), models.weight_shapes(shape)[name]
-    if found.shape != wanted:
-        raise ValueError(f"{theirs} has shape {found.shape}, not {wanted}")
+def _tensor(reader: Any, shape: Shape, name: str, variable_name: str) -> Any:
+    tensor, shape_expected = reader.get_tensor(variable_name), models.weight_shapes(shape)[name]
+    if tensor.shape != shape_expected:
+        raise ValueError(f"{variable_name} has shape {tensor.shape}, not {shape_expected}")
     if shape.features in CHANNELS_FIRST and name in ("policy_dense.weight", "value_hidden.weight"):
         points = shape.board_size**2
-        return np.ascontiguousarray(found.reshape(-1, points, wanted[1]).swapaxes(0, 1)).reshape(wanted)
-    return found
+        return np.ascontiguousarray(tensor.reshape(-1, points, shape_expected[1]).swapaxes(0, 1)).reshape(
+            shape_expected
+        )
+    return tensor

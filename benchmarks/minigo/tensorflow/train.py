@@ -1,11 +1,11 @@
-"""Train Minigo in TensorFlow: all ranks in one Horovod job, each with the roles that its number gives it.
+"""Train Minigo with TensorFlow: all ranks are in one Horovod job, with roles by rank number.
 
     $ python -m benchmarks.minigo.tensorflow.train --config config.json --data DATA --output OUT
     $ horovodrun -np 8 python -m benchmarks.minigo.tensorflow.train --config config.json --data DATA --output OUT
 
-OUT gets result.txt (MLPerf log), metrics.jsonl, heartbeat/, checkpoint/, and games/, models/ and generations.jsonl of
-the generations; a run that finds a checkpoint there resumes from it, with the games that are there. Exit code 0:
-ended as planned, the last record of metrics.jsonl says how; else: failed.
+Writes result.txt (MLPerf log), metrics.jsonl, heartbeat/, checkpoint/, and games/, models/ and generations.jsonl to
+OUT, and resumes from a checkpoint and existing games there. Exit code 0: finished as configured, see the last record
+of metrics.jsonl; otherwise: failed.
 """
 
 import os
@@ -44,17 +44,17 @@ class Training:
         self.roles = Roles.of(config, ranks.size)
         self.trains = ranks.rank in self.roles.training
         self.plays = ranks.rank in self.roles.selfplay
-        self.momenta = {name: tf.Variable(tf.zeros_like(each)) for name, each in network.trained.items()}
+        self.momenta = {name: tf.Variable(tf.zeros_like(variable)) for name, variable in network.trained.items()}
         self.steps = 0  # Steps that are done, over all generations
-        every = len(self.roles.training) == ranks.size
-        self._group = None if every else tensorflow.process_set(list(self.roles.training))
+        all_train = len(self.roles.training) == ranks.size
+        self._group = None if all_train else tensorflow.process_set(list(self.roles.training))
         self.update, self.gradients, self.predict = (
             tf.function(partial(function, self), jit_compile=config.compiles)
             for function in (update, forward_backward, predict)
         )
 
     def average(self, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        """Return the mean of each gradient over the ranks that train."""
+        """Return the gradients averaged over the training ranks."""
         if self._group is None:
             return tensorflow.average(gradients, self.config.gradient_compression, 0)
         compression = getattr(hvd.Compression, self.config.gradient_compression)
@@ -62,12 +62,12 @@ class Training:
         return [hvd.allreduce(g, name=f"gradient.{n}", **options) for n, g in enumerate(gradients)]
 
     def share(self) -> None:
-        """Give all ranks the network that the training ranks have; batch-norm's statistics are those of rank 0."""
+        """Broadcast the network of the training ranks to all ranks, with batch-norm statistics of rank 0."""
         tensorflow.broadcast(list(self.network.variables.values()))
 
     def state_dict(self) -> Dict[str, Array]:
-        weights = {f"weights/{name}": each for name, each in self.network.values().items()}
-        momenta = {f"momenta/{name}": each.numpy() for name, each in self.momenta.items()}
+        weights = {f"weights/{name}": value for name, value in self.network.values().items()}
+        momenta = {f"momenta/{name}": value.numpy() for name, value in self.momenta.items()}
         return {**weights, **momenta, "steps": np.array(float(self.steps))}
 
     def restore(self, saved: Mapping[str, Array]) -> None:
@@ -82,9 +82,9 @@ class Training:
 
 
 def build(config: Config, ranks: Ranks, saved: Mapping[str, Array], folder: Path = Path()) -> Training:
-    """Build with what a checkpoint ``saved``, else with the initial weights, else with drawn ones, as on every rank.
+    """Build with the checkpoint ``saved``, or with the configured or random initial weights, equal on all ranks.
 
-    Initial weights without a folder are in ``folder``, that of the data set.
+    Initial weights without a directory are in ``folder``, the data set.
     """
     shape = models.Shape.of(config)
     start = models.Start(shape, models.initial_weights(shape, config.seed), {}, 0)
@@ -93,7 +93,7 @@ def build(config: Config, ranks: Ranks, saved: Mapping[str, Array], folder: Path
         start = read_start(config, path)
         check_planes(path, start.shape, config)
     training = Training(model.build(config, start.shape, start.arrays), config, ranks)
-    # Momenta and count of steps as well, as tf.train.Saver restores a checkpoint whole in the submissions.
+    # Restore momenta and steps, too, as tf.train.Saver in the submissions.
     for name, value in start.momenta.items():
         training.momenta[name].assign(value)
     training.steps = start.steps
@@ -106,21 +106,21 @@ def train_step(
     training: Training, planes: tf.Tensor, policy: tf.Tensor, value: tf.Tensor, rate: tf.Tensor
 ) -> Tuple[tf.Tensor, ...]:
     """Forward, backward, all-reduce over the training ranks and update, traced as one graph; return the losses."""
-    found, gradients = training.gradients(planes, policy, value)
+    losses, gradients = training.gradients(planes, policy, value)
     training.update(training.average(gradients), rate)
-    return found
+    return losses
 
 
 def forward_backward(
     training: Training, planes: tf.Tensor, policy: tf.Tensor, value: tf.Tensor
 ) -> Tuple[Tuple[tf.Tensor, ...], List[tf.Tensor]]:
-    """Policy, value and L2 losses of a batch, and the gradients of loss_scale times their weighted sum."""
+    """Return policy, value and L2 losses of a batch, and the gradients of the weighted sum times loss_scale."""
     config, network = training.config, training.network
     with tf.GradientTape() as tape:
-        found = model.losses(network, planes, policy, value)
-        weighted = found[0] + config.value_cost_weight * found[1] + config.l2_strength * found[2]
+        losses = model.losses(network, planes, policy, value)
+        weighted = losses[0] + config.value_cost_weight * losses[1] + config.l2_strength * losses[2]
         scaled = weighted * config.loss_scale
-    return found, tape.gradient(scaled, list(network.trained.values()))
+    return losses, tape.gradient(scaled, list(network.trained.values()))
 
 
 def update(training: Training, gradients: Sequence[tf.Tensor], rate: tf.Tensor) -> None:
@@ -136,13 +136,13 @@ def update(training: Training, gradients: Sequence[tf.Tensor], rate: tf.Tensor) 
 
 
 def evaluate(training: Training, games: GoGames, run: Run) -> Optional[Dict[str, float]]:
-    """Share of the held-out professional moves that the network finds best (v0.5); None if the run is to stop."""
+    """Return the fraction of held-out professional moves that are predicted (v0.5); None if the run is to stop."""
     batches, total = data.held_out(run.config, games, run.ranks)
-    hits = counted = 0
+    hits = total_counted = 0
     for planes, moves, valid in run.interruptible(batches):
         hits += int((training.predict(planes).numpy() == moves)[:valid].sum())
-        counted += valid
-    return None if run.interrupted else {"win_rate": run.total([float(hits), float(counted)], total)[0] / total}
+        total_counted += valid
+    return None if run.interrupted else {"win_rate": run.total([float(hits), float(total_counted)], total)[0] / total}
 
 
 def predict(training: Training, planes: tf.Tensor) -> tf.Tensor:
@@ -150,20 +150,20 @@ def predict(training: Training, planes: tf.Tensor) -> tf.Tensor:
 
 
 def warm_up(training: Training, step: Callable[..., Any]) -> None:
-    """Trace, compile, choose kernels and connect the ranks, on synthetic data and before the clock (MLPerf since v0.6).
+    """Trace, compile, select kernels and connect the ranks, on synthetic data and before the clock (MLPerf since v0.6).
 
-    All variables are put back to what they were.
+    All variables are restored.
     """
     config = training.config
     if config.warm_up_steps == 0 or not training.trains:
         return
     variables = [*training.network.variables.values(), *training.momenta.values()]
-    kept = [tf.identity(variable) for variable in variables]
+    saved = [tf.identity(variable) for variable in variables]
     batch = data.synthetic_batch(config)
     for _ in range(config.warm_up_steps):
         step(*batch, tf.constant(0.0))
         stopping.progress()
-    for variable, value in zip(variables, kept):
+    for variable, value in zip(variables, saved):
         variable.assign(value)
 
 
@@ -183,10 +183,10 @@ def main(argv: Optional[List[str]] = None) -> int:
         generations.begin()
         for _ in run.blocks():
             for done in run.steps():
-                found = generations.generation(done + 1)
-                if found is None:
+                result_of_generation = generations.generation(done + 1)
+                if result_of_generation is None:
                     break
-                run.report(*found)
+                run.report(*result_of_generation)
             if run.evaluates():
                 run.evaluated(evaluate(training, games, run))
         for number, result in () if within else generations.evaluate_saved(target):

@@ -1,10 +1,9 @@
-"""How fast an epoch is, sampling included, next to a plain PyTorch one of the same model and batch, in one run.
+"""Speed of an epoch including sampling, compared with plain PyTorch for the same model and batch, in one process.
 
     $ python -m benchmarks.ncf.pytorch.bench --config config.json --data DATA
 
-The plain epoch is what one would write first: numpy draws the negatives and draws again where the user knows
-the item, torch.nn layers, torch.optim.Adam. A measurement is one whole epoch. The last line of
-the output is the result as JSON.
+The plain epoch is a straightforward version: negatives by rejection sampling in numpy, torch.nn layers,
+torch.optim.Adam. A measurement is a complete epoch. The last line of the output is the result as JSON.
 """
 
 from pathlib import Path
@@ -31,11 +30,11 @@ TITLES = {
     "input": "drawing the samples of an epoch alone",
     "evaluation": "evaluation step, users/s",
 }
-CANDIDATES = 1000  # candidates of a user: the held-out item and the 999 negatives of the submissions' evaluation
+CANDIDATES = 1000  # candidates per user: the held-out item and 999 negatives, as in the submissions
 
 
 class PlainNeuMF(torch.nn.Module):
-    """NeuMF of torch.nn's own layers."""
+    """NeuMF with torch.nn layers."""
 
     def __init__(self, config: Config, users: int, items: int) -> None:
         super().__init__()
@@ -45,7 +44,7 @@ class PlainNeuMF(torch.nn.Module):
         self.mlp_users = torch.nn.Embedding(users, width)
         self.mlp_items = torch.nn.Embedding(items, width)
         linear = map(torch.nn.Linear, config.layers, config.layers[1:])
-        self.mlp = torch.nn.Sequential(*(layer for each in linear for layer in (each, torch.nn.ReLU())))
+        self.mlp = torch.nn.Sequential(*(layer for module in linear for layer in (module, torch.nn.ReLU())))
         self.out = torch.nn.Linear(config.factors + config.layers[-1], 1)
 
     def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
@@ -60,19 +59,19 @@ def plain_epoch(config: Config, data_set: DataSet, device: torch.device) -> Call
     optimizer = torch.optim.Adam(network.parameters(), config.learning_rate, betas, config.epsilon)
     users = data_set.train_users.cpu().numpy().astype(np.int64)
     items = data_set.train_items.cpu().numpy().astype(np.int64)
-    known = users * data_set.items + items
+    known_keys = users * data_set.items + items
 
     def epoch() -> None:
         drawn_users = np.tile(users, config.negatives)
-        drawn = np.random.randint(data_set.items, size=len(drawn_users))
-        again = np.arange(len(drawn))
+        drawn_items = np.random.randint(data_set.items, size=len(drawn_users))
+        again = np.arange(len(drawn_items))
         while len(again):
-            keys = drawn_users[again] * data_set.items + drawn[again]
-            place = np.searchsorted(known, keys)
-            again = again[known[np.minimum(place, len(known) - 1)] == keys]
-            drawn[again] = np.random.randint(data_set.items, size=len(again))
+            keys = drawn_users[again] * data_set.items + drawn_items[again]
+            index = np.searchsorted(known_keys, keys)
+            again = again[known_keys[np.minimum(index, len(known_keys) - 1)] == keys]
+            drawn_items[again] = np.random.randint(data_set.items, size=len(again))
         all_users = torch.from_numpy(np.concatenate((users, drawn_users))).to(device)
-        all_items = torch.from_numpy(np.concatenate((items, drawn))).to(device)
+        all_items = torch.from_numpy(np.concatenate((items, drawn_items))).to(device)
         labels = (torch.arange(len(all_users), device=device) < len(users)).float()
         for part in torch.randperm(len(all_users), device=device).split(config.batch_size):
             optimizer.zero_grad()
@@ -108,7 +107,7 @@ def evaluation_step(training: Training, data_set: DataSet, ranks: Ranks, users: 
         with pytorch.autocast(ranks.context, config.precision):
             tables = training.network.first_layer_tables()
             scores = training.network.score_candidates(0, part, candidates.items, tables)
-        gains(candidates.places(scores, part))
+        gains(candidates.ranks_of_held_out(scores, part))
 
     return step
 

@@ -1,4 +1,4 @@
-"""Training pairs with fresh negatives in a fresh order each epoch, drawn on the device without waiting for it."""
+"""Training pairs with new negatives in a new order per epoch, sampled on the device without synchronization."""
 
 import hashlib
 from pathlib import Path
@@ -17,7 +17,7 @@ class DataSet(NamedTuple):
     train_users: torch.Tensor  # (pairs,) int32, sorted by user, then item
     train_items: torch.Tensor  # (pairs,) int32
     test_items: torch.Tensor  # (users,) int32
-    negatives: np.ndarray  # (users, negatives) on the disk: the evaluation takes its share
+    negatives: np.ndarray  # (users, negatives), memory map: the evaluation reads the part of the rank
     facts: Dict[str, Any]
 
 
@@ -29,10 +29,10 @@ class Batch(NamedTuple):
 
 
 def synthetic(content: Mapping[str, Any], device: torch.device) -> DataSet:
-    """Generate pairs in the shapes of a prepared data set, of which only the manifest's ``content`` is known.
+    """Generate pairs with the shapes of a prepared data set, from the ``content`` of dataset.json.
 
-    The submission's clock starts with loading the preprocessed data (training_results_v0.5,
-    v0.5.0/nvidia/submission/code/recommendation/pytorch/ncf.py): what comes before it works on these.
+    The clock of the submission starts before the preprocessed data are loaded (training_results_v0.5,
+    v0.5.0/nvidia/submission/code/recommendation/pytorch/ncf.py): earlier steps use these pairs.
     """
     facts = content["facts"]
     pairs, users = content["splits"]["train"]["count"], facts["users"]
@@ -50,7 +50,7 @@ def synthetic(content: Mapping[str, Any], device: torch.device) -> DataSet:
 
 
 def load(folder: Path, into: DataSet) -> DataSet:
-    """Read a prepared folder into the tensors of ``synthetic``; its files were compared with the manifest before."""
+    """Read a prepared folder into the tensors of ``synthetic``. The files have been verified before."""
     for name in ("train_users", "train_items", "test_items"):
         # PyTorch knows few operations on 16-bit unsigned numbers.
         getattr(into, name).copy_(torch.from_numpy(np.load(str(folder / f"{name}.npy")).astype(np.int32)))
@@ -58,44 +58,44 @@ def load(folder: Path, into: DataSet) -> DataSet:
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
-    """Seed of everything drawn in an epoch: a resumed run draws the same without keeping any state."""
+    """Seed for sampling in an epoch, so that a resumed run needs no saved state."""
     digest = hashlib.sha256(f"ncf {seed} {epoch}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
 
 class Sampler:
-    """The training pairs of one rank, step by step.
+    """Training pairs of a rank by step.
 
-    Sample number n of an epoch belongs to training pair n % pairs; the first ``pairs`` samples are the pairs
-    themselves, the others pair their user with an item that the user does not train on, drawn evenly and with
-    replacement (input_hp_sample_train_replacement). A rank draws its own part of each batch alone, as a function of the
-    samples' places, so that the number of ranks changes nothing (operators.py).
+    Sample n of an epoch belongs to training pair n % pairs. The first ``pairs`` samples are the pairs, other samples
+    combine the user with an item without a training pair, uniformly with replacement
+    (input_hp_sample_train_replacement). A rank samples only its part of the batches, as a function of the sample
+    positions: results do not depend on the number of ranks (operators.py).
     """
 
     def __init__(self, data: DataSet, batch_size: int, negatives: int, ranks: Ranks) -> None:
         self._data, self._pairs = data, len(data.train_users)
         self.samples = self._pairs * (1 + negatives)
         self.global_batch_size = batch_size * ranks.size
-        # This rank's part of each global batch, the last of which is shorter.
+        # Bounds of this rank in the global batches; the last batch is smaller
         self._bounds: List[Tuple[int, int]] = []
-        for begin in range(0, self.samples, self.global_batch_size):
-            size = min(self.global_batch_size, self.samples - begin)
-            first, last = (begin + size * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1))
+        for start in range(0, self.samples, self.global_batch_size):
+            size = min(self.global_batch_size, self.samples - start)
+            first, last = (start + size * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1))
             self._bounds.append((first, last))
         self.steps_per_epoch = len(self._bounds)
         self.draws: Any = operators.samples  # the implementation that a run has chosen
-        self._index = self._indexed()
+        self._index = self._build_index()
         self._drawn = -1
 
     def index(self) -> None:
-        """Take in the pairs of the data set, in place: again when they have changed."""
-        for kept, new in zip(self._index, self._indexed()):
-            if torch.is_tensor(kept):
-                kept.copy_(new)
+        """Update the index in place after the pairs have changed."""
+        for current, new in zip(self._index, self._build_index()):
+            if torch.is_tensor(current):
+                current.copy_(new)
 
-    def _indexed(self) -> operators.Index:
+    def _build_index(self) -> operators.Index:
         data = self._data
-        return operators.index_of(data.train_users, data.train_items, data.users, data.items)
+        return operators.build_index(data.train_users, data.train_items, data.users, data.items)
 
     def draw_epoch(self, seed: int) -> None:
         if seed != self._drawn:
@@ -104,21 +104,21 @@ class Sampler:
             self.draw()
 
     def draw(self) -> None:
-        """Draw this rank's samples of a whole epoch, in their order; the device's generator gives the epoch's keys."""
+        """Sample the pairs of this rank for a full epoch; the keys are from the device's generator."""
         device = self._data.train_users.device
         keys = torch.randint(1 << 32, (operators.ROUNDS + 1,), device=device)
-        places = torch.cat([torch.arange(first, last, device=device) for first, last in self._bounds])
-        self._users, self._items, self._labels = self.draws(places, self.samples, keys, self._index)
+        positions = torch.cat([torch.arange(first, last, device=device) for first, last in self._bounds])
+        self._users, self._items, self._labels = self.draws(positions, self.samples, keys, self._index)
 
     def batch(self, step: int) -> Batch:
         """The pairs of ``step`` (counted from 0 in the epoch)."""
         first, last = self._bounds[step]
-        # Each full batch gives every rank the same number, so the samples of earlier steps are known.
-        begin = step * (self._bounds[0][1] - self._bounds[0][0])
-        part = slice(begin, begin + last - first)
+        # Full batches have the same size on all ranks, so the number of earlier samples is known.
+        start = step * (self._bounds[0][1] - self._bounds[0][0])
+        part = slice(start, start + last - first)
         total = self.seen(step + 1) - self.seen(step)
         return Batch(self._users[part], self._items[part], self._labels[part], total)
 
     def seen(self, step: int) -> int:
-        """Samples of all ranks in the steps of an epoch before ``step``."""
+        """Number of samples on all ranks before ``step`` in an epoch."""
         return min(step * self.global_batch_size, self.samples)

@@ -1,4 +1,4 @@
-"""NCF for a server: the score of each pair of user and item.
+"""NCF for inference servers: the score of user-item pairs.
 
 $ python -m benchmarks.ncf.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 """
@@ -25,13 +25,13 @@ def evaluate(candidates: Candidates, infer: Infer) -> Dict[str, float]:
     for part in map(candidates.part, range(candidates.parts)):
         items = candidates.items[part].numpy().astype(np.int64)
         (scores,) = infer(np.repeat(np.arange(part.start, part.stop), items.shape[1]), items.ravel())
-        sums += gains(candidates.places(torch.from_numpy(scores).reshape(items.shape), part))
+        sums += gains(candidates.ranks_of_held_out(torch.from_numpy(scores).reshape(items.shape), part))
     return {"hit_rate": float(sums[0] / sums[2])}
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
-    alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
-    data_set = data.load(folder, data.synthetic(manifest.read(folder), alone.context))
+    ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
+    data_set = data.load(folder, data.synthetic(manifest.read(folder), ranks.context))
     network = model.build(config, data_set.users, data_set.items)
     network.load_state_dict(saved["network"])
     # A server has few pairs at a time: it looks the rows up.
@@ -44,7 +44,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
         ),
         outputs=(Value("scores", "logit: a user's items in descending order are the recommendations"),),
         example=(np.arange(4), np.arange(4)),
-        evaluate=partial(evaluate, Candidates(data_set, config, alone)),
+        evaluate=partial(evaluate, Candidates(data_set, config, ranks)),
         preprocessing={"users": data_set.users, "items": data_set.items, "numbers": "of the prepared data set"},
     )
 

@@ -17,12 +17,12 @@ EMBEDDING_DEVIATION = 0.01  # standard deviation of fresh embeddings, in the aut
 
 
 class NeuMF(torch.nn.Module):
-    """Scores of user-item pairs; ``layers`` as in Config, the first value being both MLP embeddings together.
+    """Scores of user-item pairs; ``layers`` as in Config: the first value is the width of both MLP embeddings together.
 
-    The first layer sees [r_u, s_i], so its product is W_u r_u + W_i s_i. With ``by_tables`` both parts are
-    computed for every user and item once and then looked up, which is less work where a batch has more
-    pairs than there are users and items. The result is the same up to rounding. ``read_as`` is the type of the tables'
-    copies, made once a step, whose rows are looked up; None: the tables themselves.
+    The input of the first layer is [r_u, s_i], so its product is W_u r_u + W_i s_i. With ``by_tables`` both terms
+    are computed for all users and items and then looked up, which is less work if a batch has more pairs than users
+    and items. The results are equal up to rounding. ``read_as``: type of copies of the tables for lookups, made in
+    every step; None: no copies.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class NeuMF(torch.nn.Module):
     def score_candidates(
         self, first: int, part: slice, candidates: torch.Tensor, tables: Tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        """(users, candidates) scores of several items for each user of ``part``, which counts from user ``first`` on.
+        """Return the scores (users, candidates) of the users in ``part``, relative to user ``first``.
 
         ``tables`` are from first_layer_tables.
         """
@@ -93,10 +93,9 @@ class NeuMF(torch.nn.Module):
         return hidden
 
 
-# (n, width): rows of a table (rows, width) at an index (n,), or of its copy in another type; gradients add up in fp32,
-# whatever the type.
-# A popular item is in thousands of pairs of a batch: a sum in 16 bits would stop growing. Nothing here waits for the
-# device, so it can be part of a CUDA graph.
+# Rows (n, width) of a table (rows, width) at an index (n,), or of a copy in another type; gradients are summed in fp32.
+# A popular item is in thousands of pairs of a batch: a sum in 16 bits would stagnate. There is no synchronization, so
+# it can be captured in a CUDA graph.
 class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, table: torch.Tensor, index: torch.Tensor, read_as: Optional[torch.dtype]) -> torch.Tensor:
@@ -117,7 +116,7 @@ rows = _Rows.apply
 
 def dot(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """(...,) fp32: the last axis of ``values`` times ``weight`` (width,), in the type that autocast chooses."""
-    # Not torch.mv: on a CPU autocast leaves its operands in two types.
+    # Not torch.mv: autocast on a CPU does not cast both operands.
     return F.linear(values, weight.unsqueeze(0)).squeeze(-1).float()
 
 

@@ -11,7 +11,7 @@ ML_20M = (138493, 26744, 19861770)  # users, items and training pairs
 
 
 def real_sizes(folder: Path, users: int = ML_20M[0], items: int = ML_20M[1], pairs: int = ML_20M[2]) -> None:
-    """Write synthetic data with the sizes of ml-20m; nothing of it can be evaluated."""
+    """Write synthetic data with the sizes of ml-20m, without negatives for an evaluation."""
     keys = np.unique(np.random.RandomState(0).randint(users * items, size=pairs, dtype=np.int64))
     arrays = {
         "train_users": keys // items,
@@ -25,12 +25,12 @@ def real_sizes(folder: Path, users: int = ML_20M[0], items: int = ML_20M[1], pai
     write_manifest(folder, "ncf", counts, {"users": users, "items": items, "negatives": 1})
 
 
-# Other negatives in another order. Seeds on a CPU differ by 8 % in the first steps and 0.3 % in epochs.
+# Different negatives and order. Seeds on a CPU differ by 8 % in the first steps and 0.3 % in epochs.
 ANOTHER_DRAW = Tolerance(0.15, 0.02)
 ROUNDED = Tolerance(0.005, 0.005)
 SUITE = Suite(
     module="benchmarks.ncf.pytorch",
-    device=ANOTHER_DRAW,  # the device's own generator draws
+    device=ANOTHER_DRAW,  # the device's generator is used
     two_ranks=ROUNDED,
     resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order
     varied={

@@ -1,10 +1,10 @@
-"""Train NCF in PyTorch: everything on the device, torch.distributed across, v0.5 MLPerf events out.
+"""Train NCF with PyTorch: sampling and training on the device, torch.distributed, v0.5 MLPerf log.
 
     $ python -m benchmarks.ncf.pytorch.train --config config.json --data DATA --output OUT
     $ torchrun --standalone --nproc-per-node 8 -m benchmarks.ncf.pytorch.train --config config.json ...
 
-OUT gets result.txt (MLPerf log), metrics.jsonl, heartbeat/ and checkpoint/; a run that finds a checkpoint there
-resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
+Writes result.txt (MLPerf log), metrics.jsonl, heartbeat/ and checkpoint/ to OUT, and resumes from a checkpoint
+there. Exit code 0: finished as configured, see the last record of metrics.jsonl; otherwise: failed.
 """
 
 from functools import partial
@@ -28,8 +28,8 @@ from benchmarks.ncf.pytorch.data import Sampler
 from benchmarks.ncf.pytorch.evaluation import Candidates, gains
 from benchmarks.ncf.pytorch.model import NeuMF
 
-MEASURED = 1 << 20  # training pairs on which implementations of the draws are measured
-WARMUP_STEPS = 3  # before a capture, as PyTorch's notes on CUDA graphs ask for
+MEASURED = 1 << 20  # training pairs for measurements of the sampling kernels
+WARMUP_STEPS = 3  # before a capture, as recommended in PyTorch's notes on CUDA graphs
 
 
 class Training(NamedTuple):
@@ -39,13 +39,13 @@ class Training(NamedTuple):
     kernels: Mapping[str, str]  # names of the operators' implementations
     gradients: torch.Tensor  # of all parameters, flat
     sampler: Sampler
-    losses: torch.Tensor  # (steps of an epoch,): this rank's part of each step's mean loss
+    losses: torch.Tensor  # (steps per epoch,): local part of the mean loss by step
     config: Config
-    graph: Optional[Captured] = None  # A whole epoch: drawing its samples and every step
+    graph: Optional[Captured] = None  # full epoch: sampling and all steps
 
 
 def build(config: Config, users: int, items: int, sampler: Sampler, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
-    """Build with what ``state_dict`` saved, or with rank 0's fresh weights; capture an epoch on a GPU."""
+    """Restore the state of ``state_dict``, or broadcast the initial weights of rank 0; capture an epoch on a GPU."""
     torch.manual_seed(config.seed)
     network = model.build(config, users, items).to(ranks.context)
     training = assemble(config, network, sampler, ranks, saved)
@@ -85,7 +85,7 @@ def assemble(
 
 
 def train_step(training: Training, step_in_epoch: int) -> None:
-    """Forward, backward and update of one step of the epoch that the sampler drew; never waits for the device."""
+    """Forward, backward and update for a step of the sampled epoch, without synchronization."""
     config, gradients, losses = training.config, training.gradients, training.losses
     scale = config.loss_scale if config.precision == "fp16" else 1.0
     users, items, labels, global_size = training.sampler.batch(step_in_epoch)
@@ -102,7 +102,7 @@ def train_step(training: Training, step_in_epoch: int) -> None:
 
 
 def train_steps(training: Training, run: Run, steps: range, seed: int) -> None:
-    """Several steps of the epoch of ``seed``, eagerly, or all of them as one graph; report them."""
+    """Run and report steps of the epoch with ``seed``, eagerly, or the full epoch as one graph."""
     sampler, losses = training.sampler, training.losses
     first = steps.start % sampler.steps_per_epoch
     last = first + len(steps)
@@ -128,16 +128,15 @@ def evaluate(training: Training, candidates: Candidates, users: int, run: Run) -
         part = candidates.part(number)
         with pytorch.autocast(device, config.precision):
             scores = network.score_candidates(candidates.first_user, part, candidates.items[part], tables)
-        sums += gains(candidates.places(scores, part))
+        sums += gains(candidates.ranks_of_held_out(scores, part))
     if run.interrupted:
         return None
     hits, gain = run.total(sums, users)
     return {"hit_rate": hits / users, "ndcg": gain / users}
 
 
-# Capture a whole epoch as one CUDA graph: drawing the samples and every step of it.
-# The warm-up before the capture trains; weights and optimizer are put back to where they were. The graph takes its
-# random numbers from the device's generator, so seeding that before a replay decides the epoch.
+# Capture a full epoch as one CUDA graph: sampling and all steps. The warm-up before the capture trains; weights and
+# optimizer are restored. The graph uses the device's generator, so seeding it before a replay determines the epoch.
 def _capture_epoch(training: Training) -> Captured:
     steps = training.sampler.steps_per_epoch
 
@@ -148,10 +147,10 @@ def _capture_epoch(training: Training) -> Captured:
 
     @torch.no_grad()
     def warm_up() -> None:
-        kept = [parameter.clone() for parameter in training.network.parameters()]
+        saved = [parameter.clone() for parameter in training.network.parameters()]
         with torch.enable_grad():
             run(min(WARMUP_STEPS, steps))
-        for parameter, value in zip(training.network.parameters(), kept):
+        for parameter, value in zip(training.network.parameters(), saved):
             parameter.copy_(value)
         optimizers.reset(training.optimizer)
         training.gradients.zero_()
@@ -160,7 +159,7 @@ def _capture_epoch(training: Training) -> Captured:
 
 
 def state_dict(training: Training) -> Dict[str, Any]:
-    """Return the state that all ranks have in common; the samples of an epoch are drawn again from its seed."""
+    """Return the state shared by all ranks; samples of an epoch are reproducible from its seed."""
     return {
         "network": training.network.state_dict(),
         "optimizer": training.optimizer.state_dict(),

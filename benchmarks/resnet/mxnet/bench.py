@@ -1,9 +1,9 @@
-"""How fast the step is: synthetic data, real data, the input alone, next to a bare Gluon loop, in one run.
+"""Training speed with synthetic and real data, input speed, and a bare Gluon loop for comparison, in one process.
 
     $ python -m benchmarks.resnet.mxnet.bench --config config.json --data DATA
 
-The bare loop is what MXNet's own tutorial would write: the same network and batch, mx.optimizer.SGD in a
-gluon.Trainer, no Horovod, no reports. The last line of the output is the result as JSON.
+The bare loop follows MXNet's tutorials: the same network and batch, mx.optimizer.SGD in a gluon.Trainer, no Horovod,
+no reports. The last line of the output is the result as JSON.
 """
 
 from functools import partial
@@ -26,7 +26,7 @@ from benchmarks.resnet.mxnet.train import build, count_correct, train_step
 
 
 def synthetic_batch(config: Config, context: mx.Context, batch_size: int = 0) -> Batch:
-    """One batch of noise on the device; default: of a training step."""
+    """Return a batch of noise on the device, by default with the size of a training batch."""
     count = batch_size or config.batch_size
     dtype = "float16" if config.precision == "fp16" else "float32"
     images = mx.nd.random.uniform(shape=(count, *input_shape(config)[1:]), ctx=context).astype(dtype)
@@ -35,7 +35,7 @@ def synthetic_batch(config: Config, context: mx.Context, batch_size: int = 0) ->
 
 
 def bare_step(config: Config, context: mx.Context, batch: Batch) -> Callable[[], None]:
-    """A step of a plain Gluon loop with the same network and batch."""
+    """Return a step of a plain Gluon loop with the same network and batch."""
     network = model.build(config)
     model.initialize(network, config, context)
     loss_function = gluon.loss.SoftmaxCrossEntropyLoss()

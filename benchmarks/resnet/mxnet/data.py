@@ -21,8 +21,8 @@ def convert(config: Config, ranks: Ranks, images: Any, labels: Any) -> Batch:
 def _to_ndarray(context: mx.Context, output: Any) -> mx.nd.NDArray:
     tensor = output.as_tensor()
     array, address = mx.nd.empty(tensor.shape(), context, TYPES[tensor.dtype]), ctypes.c_void_p()
-    # MXNet's engine knows nothing of the copy, so it must be done before the array is handed out: DALI's own
-    # feed_ndarray does not wait for it on a GPU. The steps that are queued on the GPU run on meanwhile.
+    # MXNet's engine does not track the copy, so it must be complete before the array is returned, and feed_ndarray of
+    # DALI does not wait for it on a GPU. Steps queued on the GPU continue in the meantime.
     mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     tensor.copy_to_external(address)

@@ -20,25 +20,25 @@ from benchmarks.resnet.mxnet.config import Config
 
 import mxnet as mx  # isort: skip  # after frameworks.mxnet, which settles the order of imports
 
-# Before the names of what all ranks have in a checkpoint, and of what each has for itself.
+# Prefixes of shared and rank-local arrays in a checkpoint
 WEIGHTS, STATISTICS = "weights/", "statistics/"
 
 
 def arrays_of(saved: Mapping[str, Any]) -> Dict[str, np.ndarray]:
-    """Return a checkpoint's weights in their order; the statistics of batch-norm are the means of the ranks' own."""
-    ranks = [each for name, each in saved.items() if name.startswith("rank_")]
+    """Return the weights in a checkpoint, in order; batch-norm statistics are averaged over the ranks."""
+    ranks = [state for name, state in saved.items() if name.startswith("rank_")]
     arrays = {name[len(WEIGHTS) :]: value for name, value in saved.items() if name.startswith(WEIGHTS)}
     for name in arrays:
         if f"{STATISTICS}{name}" in ranks[0]:
-            arrays[name] = np.mean([each[f"{STATISTICS}{name}"] for each in ranks], axis=0)
+            arrays[name] = np.mean([state[f"{STATISTICS}{name}"] for state in ranks], axis=0)
     return arrays
 
 
 def restore(network: mx.gluon.HybridBlock, arrays: Mapping[str, np.ndarray], layout: str) -> None:
-    """Give a network in NCHW the weights of one in ``layout``, in their order: fused operators name them otherwise.
+    """Load weights in ``layout`` into a network in NCHW, by order, because fused operators have other names.
 
     Raises:
-        Problem: they are another network's.
+        Problem: the weights do not fit the network.
     """
     parameters = list(network.collect_params().values())
     if len(arrays) != len(parameters):
@@ -54,7 +54,7 @@ def restore(network: mx.gluon.HybridBlock, arrays: Mapping[str, np.ndarray], lay
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
-    """Build what is exported: in NCHW, the layout that MXNet has on a CPU, and of three colour channels."""
+    """Build the network for export: NCHW, which MXNet supports on CPUs, with three colour channels."""
     layout, config = config.layout, on_cpu(config, pad_channels=False, layout="NCHW")
     network = model.build(config)
     model.initialize(network, config, mx.cpu())

@@ -1,8 +1,7 @@
-"""ResNet v1.5 in Gluon; its shape is in benchmarks/resnet/architecture.py.
+"""ResNet v1.5 in Gluon, with the architecture in benchmarks/resnet/architecture.py.
 
-On GPUs the fused batch-norm operators of NVIDIA's MXNet are used where the installed MXNet has them, with the
-arguments of the submissions (resnet/implementations/mxnet/symbols/resnet-v1b-fl.py); its fused convolutions where
-``fused_convolutions`` asks for them.
+On GPUs the fused batch-norm operators of NVIDIA's MXNet are used if installed, with the arguments of the submissions
+(resnet/implementations/mxnet/symbols/resnet-v1b-fl.py), and its fused convolutions if ``fused_convolutions`` is set.
 """
 
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from benchmarks.common.run import choices
 from benchmarks.resnet import architecture
 from benchmarks.resnet.mxnet.config import Config
 
-# Arguments of NVIDIA's operators, and the names of Gluon's batch-norm for them.
+# Argument of NVIDIA's operators: attribute of Gluon's batch-norm
 NORM_ARGUMENTS = {"gamma": "gamma", "beta": "beta", "moving_mean": "running_mean", "moving_var": "running_var"}
 
 
@@ -29,7 +28,7 @@ class FusedOperators:
 
 
 def fused_operators(config: Config, operators: Any = mx.sym) -> FusedOperators:
-    """Ask MXNet for the operators by building them as the network does; they work for NHWC and fp16 only."""
+    """Detect the operators by building them like the network; they support only NHWC and fp16."""
     usable = config.device == "gpu" and config.layout == "NHWC" and config.precision == "fp16"
 
     def exists(*names: str) -> bool:
@@ -44,19 +43,19 @@ def fused_operators(config: Config, operators: Any = mx.sym) -> FusedOperators:
 
 
 def missing_operators(config: Config, operators: Any = mx.sym) -> str:
-    """Return what to report where a GPU of a submitted configuration has to do without a fused operator, or "".
+    """Return a warning if fused operators of a submitted configuration are missing on a GPU, else "".
 
     Raises:
-        UnavailableError: an operator is asked for by name and is not there.
+        UnavailableError: an operator is requested explicitly, but missing.
     """
-    found = fused_operators(config, operators)
-    if config.fused_convolutions and not found.norm_convolution:
+    available = fused_operators(config, operators)
+    if config.fused_convolutions and not available.norm_convolution:
         raise choices.UnavailableError(
             f"fused_convolutions=true: MXNet {mx.__version__} has no NormConvolution\n"
             "  hint: set fused_convolutions=false, or use an image of NVIDIA's MXNet that has it"
         )
-    wanted = {"BatchNorm with act_type": found.batch_norm_relu, "BatchNormAddRelu": found.batch_norm_add_relu}
-    missing = " and ".join(name for name, there in wanted.items() if not there)
+    required = {"BatchNorm with act_type": available.batch_norm_relu, "BatchNormAddRelu": available.batch_norm_add_relu}
+    missing = " and ".join(name for name, there in required.items() if not there)
     if config.device != "gpu" or config.precision != "fp16" or not missing:
         return ""
     reason = "layout=NCHW has" if config.layout == "NCHW" else f"MXNet {mx.__version__} has"
@@ -114,7 +113,7 @@ class Layers:
         return block
 
     def body(self, convs: Sequence[architecture.Conv]) -> HybridBlock:
-        """The convolutions of a block with batch-norm and ReLU between them."""
+        """Return the convolutions of a block with batch-norm and ReLU between them."""
         if self.fused.norm_convolution:
             return NormConvolutions(self, convs)
         block = nn.HybridSequential()
@@ -130,24 +129,24 @@ class Layers:
 
 
 class FusedNorm(nn.BatchNorm):
-    """The parameters of Gluon's batch-norm with NVIDIA's operators; its other arguments are not handed on."""
+    """Parameters of Gluon's batch-norm with NVIDIA's operators; other arguments of Gluon are not passed on."""
 
     def __init__(self, options: Dict[str, Any], **arguments: Any) -> None:
         super().__init__(**arguments)
         self._options = options
 
     def hybrid_forward(self, F: Any, x: Any, *shortcut: Any, **parameters: Any) -> Any:
-        arrays = {ours: parameters[its] for ours, its in NORM_ARGUMENTS.items()}
+        arrays = {name: parameters[argument] for name, argument in NORM_ARGUMENTS.items()}
         return fused_norm(F, self._options, x, *shortcut, **arrays, name="fwd")
 
 
 class NormConvolutions(HybridBlock):
-    """The convolutions of a block by NVIDIA's operator, which does the batch-norm and the ReLU before it as it reads.
+    """Convolutions of a block by NVIDIA's operator, which applies the preceding batch-norm and ReLU when it reads.
 
-    Each but the first normalizes what the one before it made, by the sums of values and of squares that came with it;
-    the last one's output is not normalized yet. As resnet-v1b-normconv-fl.py of the v0.7 submission calls it. It has
-    kernels for fp16 in NHWC, channels by the 32, 3x3 and 1x1 of stride 1, on a V100, on an A100 with
-    MXNET_EXTENDED_NORMCONV_SUPPORT=1. The parameters are those of Gluon's layers, which compute nothing here.
+    All convolutions except the first normalize their input with the sums of values and squares from the previous
+    one; the last output is not normalized. Called as in resnet-v1b-normconv-fl.py of the v0.7 submission. Kernels
+    exist for fp16 in NHWC, multiples of 32 channels, 3x3 and 1x1 with stride 1, on a V100, and on an A100 with
+    MXNET_EXTENDED_NORMCONV_SUPPORT=1. The Gluon layers only provide parameters.
     """
 
     def __init__(self, layers: "Layers", convs: Sequence[architecture.Conv]) -> None:
@@ -160,8 +159,8 @@ class NormConvolutions(HybridBlock):
             if number:
                 norm = layers.norm(conv.in_channels)
                 self.layers.add(norm)
-                for ours, its in NORM_ARGUMENTS.items():
-                    setattr(self, f"{ours}{number}", getattr(norm, its))
+                for name, argument in NORM_ARGUMENTS.items():
+                    setattr(self, f"{name}{number}", getattr(norm, argument))
             convolution = layers.conv(conv)
             self.layers.add(convolution)
             setattr(self, f"weight{number}", convolution.weight)
@@ -169,20 +168,20 @@ class NormConvolutions(HybridBlock):
     def hybrid_forward(self, F: Any, x: Any, **parameters: Any) -> Any:
         sums: Dict[str, Any] = {}
         for number, conv in enumerate(self._convs):
-            given: Dict[str, Any] = {"no_norm": True, "act_type": None}
+            options: Dict[str, Any] = {"no_norm": True, "act_type": None}
             if number:
-                given = {"no_norm": False, "act_type": "relu", **self._options, **sums}
-                given.update({name: parameters[f"{name}{number}"] for name in NORM_ARGUMENTS})
+                options = {"no_norm": False, "act_type": "relu", **self._options, **sums}
+                options.update({name: parameters[f"{name}{number}"] for name in NORM_ARGUMENTS})
             sizes = {"kernel": conv.kernel, "stride": conv.stride, "pad": conv.kernel // 2}
-            given.update({name: (size, size) for name, size in sizes.items()}, num_filter=conv.channels)
+            options.update({name: (size, size) for name, size in sizes.items()}, num_filter=conv.channels)
             weight = parameters[f"weight{number}"]
-            x, total, squares = F.NormConvolution(data=x, weight=weight, layout=self._layout, **given)
+            x, total, squares = F.NormConvolution(data=x, weight=weight, layout=self._layout, **options)
             sums = {"in_sum": total, "in_sum_squares": squares}
         return x
 
 
 class NormAddRelu(HybridBlock):
-    """relu(batch_norm(x) + shortcut) in MXNet's own operators."""
+    """relu(batch_norm(x) + shortcut) with MXNet operators."""
 
     def __init__(self, norm: HybridBlock) -> None:
         super().__init__()
@@ -208,10 +207,10 @@ class Residual(HybridBlock):
 
 
 def build(config: Config, operators: Any = mx.sym) -> HybridBlock:
-    """The network of ``config``: images in config.layout to logits (batch, num_classes).
+    """Build the network: images in config.layout to logits (batch, num_classes).
 
-    All shapes are given, so that no parameter waits for a first pass: that pass, made for inference, would
-    leave the weights in a layout of oneDNN's that Horovod cannot send.
+    All shapes are specified, so that initialization is not deferred to a first forward pass: in inference mode that
+    pass would leave weights in a oneDNN layout that Horovod cannot send.
     """
     layers = Layers(config, fused_operators(config, operators))
     stem = architecture.stem(config)
@@ -229,7 +228,7 @@ def build(config: Config, operators: Any = mx.sym) -> HybridBlock:
 
 
 def initialize(network: HybridBlock, config: Config, context: mx.Context) -> None:
-    """Draw the weights from config.seed, cast them for config.precision and have the graph compiled."""
+    """Initialize the weights from config.seed, cast for config.precision and hybridize."""
     mx.random.seed(config.seed)
     network.initialize(ctx=context)
     if config.precision == "fp16":

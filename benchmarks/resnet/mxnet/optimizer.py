@@ -1,7 +1,7 @@
-"""SGD with momentum, and LARS without a stop of the GPU: what the ResNet submissions train with.
+"""SGD with momentum, and LARS without GPU synchronization, as in the ResNet submissions.
 
-MXNet 1.9.1's own LARS recognises batch-norm and bias parameters by names that Gluon does not give it, and corrects
-the momentum of the first four tensors alone; hence this one, in MXNet's fused multi-tensor operators.
+LARS of MXNet 1.9.1 identifies batch-norm and bias parameters by names that Gluon does not use, and corrects the
+momentum only for the first four tensors. This version uses MXNet's fused multi-tensor operators.
 """
 
 from typing import Any, List, Tuple
@@ -13,7 +13,7 @@ from benchmarks.common.frameworks.mxnet import hvd
 from benchmarks.common.run.optimizers import UNSCALED, has_suffix
 from benchmarks.resnet.mxnet.config import Config
 
-# The fused update takes at most this number of tensors a call (kMaxNumWeights in MXNet's preloaded_multi_sgd).
+# Maximum number of tensors per call of the fused update (kMaxNumWeights in MXNet's preloaded_multi_sgd)
 TENSORS_PER_CALL = 45
 
 
@@ -28,7 +28,7 @@ class FusedLARS(mx.optimizer.Optimizer):
         self.aggregate_num = 1 << 20  # all tensors in one call of update
 
     def set_learning_rate(self, lr: float) -> None:
-        """Give the next step its rate, and the momentum of what is scaled the factor present rate / last rate."""
+        """Set the rate of the next step, and multiply the momentum of scaled tensors by rate / last rate."""
         self.corrected_momentum = self.momentum * lr / self.lr
         super().set_learning_rate(lr)
 
@@ -42,13 +42,13 @@ class FusedLARS(mx.optimizer.Optimizer):
         return self.create_state(index, weight)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Update tensors of one dtype; MXNet calls it for each: batch-norm stays fp32 where the rest is fp16."""
+        """Update tensors of one dtype; called once per dtype: batch-norm is fp32 if other weights are fp16."""
         self._update_count(index)
         tensors = list(zip(index, weight, grad, state))
         for scaled in (True, False):
-            chosen = [each for each in tensors if has_suffix(self.param_dict[each[0]].name, UNSCALED) != scaled]
-            if chosen:
-                indices, weights, gradients, states = map(list, zip(*chosen))
+            selected = [item for item in tensors if has_suffix(self.param_dict[item[0]].name, UNSCALED) != scaled]
+            if selected:
+                indices, weights, gradients, states = map(list, zip(*selected))
                 self._update(indices, weights, gradients, states, scaled)
 
     update = update_multi_precision
@@ -56,13 +56,13 @@ class FusedLARS(mx.optimizer.Optimizer):
     def _update(self, indices: List[int], weights: Any, gradients: Any, states: Any, scaled: bool) -> None:
         rates, decays = self._rates(indices, weights, gradients, scaled)
         momentum = self.corrected_momentum if scaled else self.momentum
-        mixed = isinstance(states[0], tuple)
-        operator = mx.nd.preloaded_multi_mp_sgd_mom_update if mixed else mx.nd.preloaded_multi_sgd_mom_update
+        shuffle_key = isinstance(states[0], tuple)
+        operator = mx.nd.preloaded_multi_mp_sgd_mom_update if shuffle_key else mx.nd.preloaded_multi_sgd_mom_update
         for start in range(0, len(weights), TENSORS_PER_CALL):
             part = slice(start, start + TENSORS_PER_CALL)
             arrays: List[Any] = []
             for weight, gradient, state in zip(weights[part], gradients[part], states[part]):
-                arrays += [weight, gradient, *(state if mixed else (state,))]
+                arrays += [weight, gradient, *(state if shuffle_key else (state,))]
             operator(
                 *arrays,
                 rates[part],
@@ -73,7 +73,7 @@ class FusedLARS(mx.optimizer.Optimizer):
                 rescale_grad=self.rescale_grad,
             )
 
-    # Learning rate and weight decay of each tensor, on the device.
+    # Learning rate and weight decay by tensor, on the device
     def _rates(self, indices: List[int], weights: Any, gradients: Any, scaled: bool) -> Tuple[Any, Any]:
         context, count = weights[0].context, len(weights)
         rates = mx.nd.array(self._get_lrs(indices), ctx=context, dtype="float32")
@@ -98,15 +98,15 @@ def _optimizer(config: Config) -> mx.optimizer.Optimizer:
     if config.optimizer == "sgd":
         sgd = mx.optimizer.SGD(momentum=config.momentum, **common)
         if config.device == "cpu":
-            # The operator for several tensors goes through them element by element of the largest: on a CPU
-            # it takes longer than one call a tensor.
+            # The multi-tensor operator iterates over the elements of the largest tensor for all tensors: on a CPU it is
+            # slower than one call per tensor.
             sgd.aggregate_num = 1
         return sgd
     return FusedLARS(momentum=config.momentum, eta=config.lars_eta, epsilon=config.lars_epsilon, **common)
 
 
 def build_trainer(parameters: ParameterDict, config: Config) -> hvd.DistributedTrainer:
-    """Horovod's trainer over ``parameters``: gradients are averaged over all ranks at each step."""
+    """Return Horovod's trainer for ``parameters``, which averages gradients over all ranks in every step."""
     for name, parameter in parameters.items():
         parameter.wd_mult = 0.0 if has_suffix(name, config.no_weight_decay) else 1.0
     compression = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}[config.gradient_compression]

@@ -1,9 +1,9 @@
-"""How fast the step is: synthetic data, real data, the input alone, next to a bare loop, in one run.
+"""Training speed with synthetic and real data, input speed, and a bare loop for comparison, in one process.
 
     $ python -m benchmarks.resnet.pytorch.bench --config config.json --data DATA
 
-The bare loop is what a tutorial would write: the same network and batch, torch's cross-entropy and SGD, compiled
-if the configuration says so; no reports. The last line of the output is the result as JSON.
+The bare loop follows PyTorch's tutorials: the same network and batch, torch's cross-entropy and SGD, compiled if
+configured; no reports. The last line of the output is the result as JSON.
 """
 
 from functools import partial
@@ -27,7 +27,7 @@ from benchmarks.resnet.pytorch.train import Training, build, train_step
 
 
 def bare_step(config: Config, device: torch.device, batch: Batch) -> Callable[[], None]:
-    network = model.place(model.build(config), config, device)
+    network = model.to_device(model.build(config), config, device)
     sgd = torch.optim.SGD(network.parameters(), lr=0.01, momentum=config.momentum, weight_decay=config.weight_decay)
     if config.compile != "none":
         network = torch.compile(network, mode=config.compile, dynamic=False)

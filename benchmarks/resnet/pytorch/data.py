@@ -15,18 +15,18 @@ Batch = Tuple[torch.Tensor, torch.Tensor]
 
 def convert(config: Config, ranks: Ranks, images: Any, labels: Any) -> Batch:
     pixels = to_tensor(ranks.context, images)
-    # The axes are renamed, not moved: NHWC in memory is what PyTorch calls channels_last.
+    # Only the axes are permuted, not the memory: NHWC in memory is channels_last in PyTorch.
     pixels = pixels.permute(0, 3, 1, 2) if config.layout == "NHWC" else pixels
     return pixels, to_tensor(ranks.context, labels).reshape(-1).to(torch.int64)
 
 
 def gpu(ranks: Ranks) -> int:
-    """Slurm may show each rank its own GPU alone, which is then number 0."""
+    """If Slurm shows only one GPU to a rank, it has number 0."""
     return ranks.context.index or 0
 
 
 def synthetic_batch(config: Config, device: torch.device, batch_size: int = 0) -> Batch:
-    """One batch of noise on the device, in the type and memory order of the real one; default: of a training step."""
+    """Return noise in the type and memory order of real batches, by default with the size of a training batch."""
     count = batch_size or config.batch_size
     dtype = torch.float16 if config.precision == "fp16" else torch.float32
     images = torch.rand((count, *input_shape(config)[1:])).to(device, dtype)

@@ -21,10 +21,11 @@ STEM = "stem.conv.weight"
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
-    """Build what is exported: of three colour channels in any case, since the fourth one is empty."""
+    """Build the network for export with three colour channels; the fourth is padding."""
     config = on_cpu(config, pad_channels=False, layout="NCHW")
     network = model.build(config)
-    # In place: a copy would lose the versions of the layers, and with them what a batch-norm of this one holds.
+    # In place: a copy would lose the version metadata of the state_dict, and with it the handling of
+    # num_batches_tracked.
     weights = saved["network"]
     weights[STEM] = weights[STEM][:, :3].contiguous()
     network.load_state_dict(weights)

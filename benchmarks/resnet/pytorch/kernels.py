@@ -1,7 +1,7 @@
-"""operators.py in Triton, for NHWC. Compiled for GPUs, run in Triton's interpreter and on an H200.
+"""Triton version of operators.py for NHWC. Compiled for GPUs, tested in Triton's interpreter and on an H200.
 
-Images in NHWC are a matrix (pixels, channels). A program has some channels and a share of the pixels; the shares'
-statistics are put together by PyTorch, in fp32.
+Images in NHWC are a matrix (pixels, channels). A program processes some channels and one share of the pixels;
+PyTorch adds the statistics of the shares in fp32.
 """
 
 from typing import Any, Dict, List, Optional, Tuple
@@ -14,8 +14,8 @@ from torch import nn
 from benchmarks.common.torch.kernels import OPTIONS, Specification
 from benchmarks.resnet.pytorch import operators
 
-PIXELS, CHANNELS, WARPS = 32, 64, 4  # block of a program: 16 numbers a thread, rows of 128 bytes in 16 bits
-# Programs of the two kernels that sum, about four for each part of an H100, however many channels there are.
+PIXELS, CHANNELS, WARPS = 32, 64, 4  # block per program: 16 numbers per thread, rows of 128 bytes in 16 bits
+# Programs of the reduction kernels: about four per SM of an H100, for any number of channels
 SUMMING = 512
 
 
@@ -23,7 +23,7 @@ SUMMING = 512
 def norm_statistics(
     images, shift, sums, squares, pixels, channels, shares, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """A share's sums of x - shift and of its square per channel: ``shift`` is near the mean, so nothing cancels."""
+    """Sum x - shift and its square per channel over a share; ``shift`` is close to the mean, to avoid cancellation."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     exists = channel < channels
     centre = tl.load(shift + channel, mask=exists, other=0.0)[None, :]
@@ -31,40 +31,40 @@ def norm_statistics(
     square = tl.zeros([CHANNELS], tl.float32)
     for block in range(tl.program_id(1), tl.cdiv(pixels, PIXELS), shares):
         pixel = tl.zeros([PIXELS], tl.int64) + block * PIXELS + tl.arange(0, PIXELS)
-        inside = (pixel < pixels)[:, None] & exists[None, :]
-        values = tl.load(images + pixel[:, None] * channels + channel[None, :], mask=inside, other=0.0)
-        values = tl.where(inside, values.to(tl.float32) - centre, 0.0)
+        mask = (pixel < pixels)[:, None] & exists[None, :]
+        values = tl.load(images + pixel[:, None] * channels + channel[None, :], mask=mask, other=0.0)
+        values = tl.where(mask, values.to(tl.float32) - centre, 0.0)
         total += tl.sum(values, axis=0)
         square += tl.sum(values * values, axis=0)
-    at = tl.program_id(1) * channels + channel
-    tl.store(sums + at, total, mask=exists)
-    tl.store(squares + at, square, mask=exists)
+    offset = tl.program_id(1) * channels + channel
+    tl.store(sums + offset, total, mask=exists)
+    tl.store(squares + offset, square, mask=exists)
 
 
 @triton.jit
 def norm_forward(
-    images, shortcut, scale, offset, passed, pixels, channels,
+    images, shortcut, scale, offset, output, pixels, channels,
     ADDS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """passed = ReLU(images * scale + offset + shortcut)."""
+    """output = ReLU(images * scale + offset + shortcut)."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     exists = channel < channels
     pixel = tl.program_id(1).to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
-    inside = (pixel < pixels)[:, None] & exists[None, :]
-    at = pixel[:, None] * channels + channel[None, :]
+    mask = (pixel < pixels)[:, None] & exists[None, :]
+    position = pixel[:, None] * channels + channel[None, :]
     factor = tl.load(scale + channel, mask=exists, other=0.0)[None, :]
-    values = tl.load(images + at, mask=inside, other=0.0).to(tl.float32) * factor
+    values = tl.load(images + position, mask=mask, other=0.0).to(tl.float32) * factor
     values += tl.load(offset + channel, mask=exists, other=0.0)[None, :]
     if ADDS:
-        values += tl.load(shortcut + at, mask=inside, other=0.0).to(tl.float32)
+        values += tl.load(shortcut + position, mask=mask, other=0.0).to(tl.float32)
     # Not maximum, which would turn NaN into 0 and hide a diverged training.
     values = tl.where(values < 0.0, 0.0, values)
-    tl.store(passed + at, values.to(passed.dtype.element_ty), mask=inside)
+    tl.store(output + position, values.to(output.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def norm_gradient_sums(
-    images, passed, gradient, mean, sums, products, pixels, channels, shares,
+    images, output, gradient, mean, sums, products, pixels, channels, shares,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """A share's sums, per channel, of the gradient where ReLU let it pass, and of that times x - mean."""
@@ -75,13 +75,13 @@ def norm_gradient_sums(
     product = tl.zeros([CHANNELS], tl.float32)
     for block in range(tl.program_id(1), tl.cdiv(pixels, PIXELS), shares):
         pixel = tl.zeros([PIXELS], tl.int64) + block * PIXELS + tl.arange(0, PIXELS)
-        inside = (pixel < pixels)[:, None] & exists[None, :]
-        at = pixel[:, None] * channels + channel[None, :]
-        given = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
-        given = tl.where(tl.load(passed + at, mask=inside, other=0.0).to(tl.float32) > 0.0, given, 0.0)
-        values = tl.load(images + at, mask=inside, other=0.0).to(tl.float32) - centre
-        total += tl.sum(given, axis=0)
-        product += tl.sum(given * values, axis=0)
+        mask = (pixel < pixels)[:, None] & exists[None, :]
+        offset = pixel[:, None] * channels + channel[None, :]
+        upstream = tl.load(gradient + offset, mask=mask, other=0.0).to(tl.float32)
+        upstream = tl.where(tl.load(output + offset, mask=mask, other=0.0).to(tl.float32) > 0.0, upstream, 0.0)
+        values = tl.load(images + offset, mask=mask, other=0.0).to(tl.float32) - centre
+        total += tl.sum(upstream, axis=0)
+        product += tl.sum(upstream * values, axis=0)
     at_share = tl.program_id(1) * channels + channel
     tl.store(sums + at_share, total, mask=exists)
     tl.store(products + at_share, product, mask=exists)
@@ -89,24 +89,24 @@ def norm_gradient_sums(
 
 @triton.jit
 def norm_backward(
-    images, passed, gradient, factor, slope, constant, of_images, of_shortcut, pixels, channels,
+    images, output, gradient, factor, slope, constant, grad_images, grad_shortcut, pixels, channels,
     ADDS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """of_images = factor * passed gradient + slope * images + constant; the shortcut gets the passed gradient."""
+    """grad_images = factor * g + slope * images + constant, grad_shortcut = g; g: gradient where the output is > 0."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     exists = channel < channels
     pixel = tl.program_id(1).to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
-    inside = (pixel < pixels)[:, None] & exists[None, :]
-    at = pixel[:, None] * channels + channel[None, :]
-    given = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
-    given = tl.where(tl.load(passed + at, mask=inside, other=0.0).to(tl.float32) > 0.0, given, 0.0)
+    mask = (pixel < pixels)[:, None] & exists[None, :]
+    offset = pixel[:, None] * channels + channel[None, :]
+    upstream = tl.load(gradient + offset, mask=mask, other=0.0).to(tl.float32)
+    upstream = tl.where(tl.load(output + offset, mask=mask, other=0.0).to(tl.float32) > 0.0, upstream, 0.0)
     if ADDS:
-        tl.store(of_shortcut + at, given.to(of_shortcut.dtype.element_ty), mask=inside)
-    values = tl.load(images + at, mask=inside, other=0.0).to(tl.float32)
-    found = given * tl.load(factor + channel, mask=exists, other=0.0)[None, :]
-    found += values * tl.load(slope + channel, mask=exists, other=0.0)[None, :]
-    found += tl.load(constant + channel, mask=exists, other=0.0)[None, :]
-    tl.store(of_images + at, found.to(of_images.dtype.element_ty), mask=inside)
+        tl.store(grad_shortcut + offset, upstream.to(grad_shortcut.dtype.element_ty), mask=mask)
+    values = tl.load(images + offset, mask=mask, other=0.0).to(tl.float32)
+    result = upstream * tl.load(factor + channel, mask=exists, other=0.0)[None, :]
+    result += values * tl.load(slope + channel, mask=exists, other=0.0)[None, :]
+    result += tl.load(constant + channel, mask=exists, other=0.0)[None, :]
+    tl.store(grad_images + offset, result.to(grad_images.dtype.element_ty), mask=mask)
 
 
 # -- launched -----------------------------------------------------------------------------------------
@@ -120,8 +120,8 @@ def _launch(kernel: Any, shares: int, *arguments: Any, **constants: Any) -> None
     kernel[grid](*arguments, *rest, **sizes, num_warps=WARPS, **OPTIONS)
 
 
-# Both sums per channel that ``kernel`` makes for each share of the pixels of its first tensor.
-def _summed(kernel: Any, *tensors: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+# Both sums per channel and share of the pixels, computed by ``kernel`` from the first tensor
+def _channel_sums(kernel: Any, *tensors: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
     channels = tensors[0].shape[1]
     pixels = tensors[0].numel() // channels
     shares = min(max(1, SUMMING // triton.cdiv(channels, CHANNELS)), triton.cdiv(pixels, PIXELS))
@@ -133,42 +133,42 @@ def _summed(kernel: Any, *tensors: torch.Tensor) -> Tuple[torch.Tensor, torch.Te
 def _forward(
     images: torch.Tensor, shortcut: Optional[torch.Tensor], gamma: torch.Tensor, beta: torch.Tensor, epsilon: float
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    # What is passed on, and mean and variance of the batch.
+    # Return the output, and mean and variance of the batch.
     channels = images.shape[1]
     pixels = images.numel() // channels
     shift = images[0, :, 0, 0].float()
-    total, square = _summed(norm_statistics, images, shift)
+    total, square = _channel_sums(norm_statistics, images, shift)
     from_shift = total / pixels
     variance = (square / pixels - from_shift * from_shift).clamp_min(0.0)
     mean = shift + from_shift
     scale = gamma * torch.rsqrt(variance + epsilon)
-    passed = torch.empty_like(images)
-    tensors = (images, images if shortcut is None else shortcut, scale, beta - mean * scale, passed)
+    output = torch.empty_like(images)
+    tensors = (images, images if shortcut is None else shortcut, scale, beta - mean * scale, output)
     _launch(norm_forward, triton.cdiv(pixels, PIXELS), *tensors, pixels, channels, ADDS=shortcut is not None)
-    return passed, mean, variance
+    return output, mean, variance
 
 
 def _backward(
-    images: torch.Tensor, passed: torch.Tensor, gradient: torch.Tensor, gamma: torch.Tensor, mean: torch.Tensor,
+    images: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor, gamma: torch.Tensor, mean: torch.Tensor,
     variance: torch.Tensor, epsilon: float, adds: bool,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     # Gradients of images, of the shortcut, which is empty where none was added, of gamma and of beta.
     channels = images.shape[1]
     pixels = images.numel() // channels
-    total, product = _summed(norm_gradient_sums, images, passed, gradient, mean)
-    # Ioffe and Szegedy 2015, section 3: the gradient less its mean and its part along the normalised values.
+    total, product = _channel_sums(norm_gradient_sums, images, output, gradient, mean)
+    # Ioffe and Szegedy 2015, section 3: gradient minus its mean and its projection on the normalized values
     inverse = torch.rsqrt(variance + epsilon)
     factor = gamma * inverse
     slope = -factor * inverse * inverse * product / pixels
     constant = -factor * total / pixels - slope * mean
-    of_images = torch.empty_like(images)
-    of_shortcut = torch.empty_like(images) if adds else images.new_empty(0)
-    tensors = (images, passed, gradient, factor, slope, constant, of_images, of_shortcut if adds else of_images)
+    grad_images = torch.empty_like(images)
+    grad_shortcut = torch.empty_like(images) if adds else images.new_empty(0)
+    tensors = (images, output, gradient, factor, slope, constant, grad_images, grad_shortcut if adds else grad_images)
     _launch(norm_backward, triton.cdiv(pixels, PIXELS), *tensors, pixels, channels, ADDS=adds)
-    return of_images, of_shortcut, product * inverse, total
+    return grad_images, grad_shortcut, product * inverse, total
 
 
-# Since PyTorch 2.4 torch.compile leaves both as they are and compiles what is around them; before, it is refused.
+# Since PyTorch 2.4 torch.compile treats both as opaque and compiles the other operators; earlier versions are rejected.
 forward_operator: Any = _forward
 backward_operator: Any = _backward
 if hasattr(torch.library, "custom_op"):
@@ -181,10 +181,10 @@ if hasattr(torch.library, "custom_op"):
 
     @backward_operator.register_fake
     def _(
-        images: Any, passed: Any, gradient: Any, gamma: Any, mean: Any, variance: Any, epsilon: Any, adds: Any
+        images: Any, output: Any, gradient: Any, gamma: Any, mean: Any, variance: Any, epsilon: Any, adds: Any
     ) -> Any:
-        of_shortcut = torch.empty_like(images) if adds else images.new_empty(0)
-        return torch.empty_like(images), of_shortcut, torch.empty_like(gamma), torch.empty_like(gamma)
+        grad_shortcut = torch.empty_like(images) if adds else images.new_empty(0)
+        return torch.empty_like(images), grad_shortcut, torch.empty_like(gamma), torch.empty_like(gamma)
 
 
 # See operators.norm_relu.
@@ -194,58 +194,58 @@ class _NormRelu(torch.autograd.Function):
         ctx: Any, images: torch.Tensor, shortcut: Optional[torch.Tensor], gamma: torch.Tensor, beta: torch.Tensor,
         epsilon: float,
     ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-        passed, mean, variance = forward_operator(images, shortcut, gamma, beta, epsilon)
-        ctx.save_for_backward(images, passed, gamma, mean, variance)
+        output, mean, variance = forward_operator(images, shortcut, gamma, beta, epsilon)
+        ctx.save_for_backward(images, output, gamma, mean, variance)
         ctx.adds, ctx.epsilon = shortcut is not None, epsilon
         ctx.mark_non_differentiable(mean, variance)
-        return passed, mean, variance
+        return output, mean, variance
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[Any, ...]:
-        images, passed, gamma, mean, variance = ctx.saved_tensors
+        images, output, gamma, mean, variance = ctx.saved_tensors
         gradient = gradients[0].contiguous(memory_format=torch.channels_last)
-        of_images, of_shortcut, of_gamma, of_beta = backward_operator(
-            images, passed, gradient, gamma, mean, variance, ctx.epsilon, ctx.adds
+        grad_images, grad_shortcut, grad_gamma, grad_beta = backward_operator(
+            images, output, gradient, gamma, mean, variance, ctx.epsilon, ctx.adds
         )
-        return of_images, of_shortcut if ctx.adds else None, of_gamma, of_beta, None
+        return grad_images, grad_shortcut if ctx.adds else None, grad_gamma, grad_beta, None
 
 
 def norm_relu(norm: nn.BatchNorm2d, images: torch.Tensor, shortcut: Optional[torch.Tensor] = None) -> torch.Tensor:
     """See operators.norm_relu; an evaluation and images in NCHW take the plain path."""
     tensors = [images] if shortcut is None else [images, shortcut]
-    if not norm.training or not all(each.is_contiguous(memory_format=torch.channels_last) for each in tensors):
+    if not norm.training or not all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors):
         return operators.norm_relu(norm, images, shortcut)
-    passed, mean, variance = _NormRelu.apply(images, shortcut, norm.weight, norm.bias, norm.eps)
+    output, mean, variance = _NormRelu.apply(images, shortcut, norm.weight, norm.bias, norm.eps)
     if norm.running_mean is not None and norm.momentum is not None:
         pixels = images.numel() // images.shape[1]
         with torch.no_grad():
             norm.running_mean.lerp_(mean, norm.momentum)
             norm.running_var.lerp_(variance * (pixels / max(pixels - 1, 1)), norm.momentum)
-    return passed
+    return output
 
 
 def specifications() -> List[Specification]:
-    """Every kernel in each type of the activations."""
-    found = []
+    """Return all kernels for all activation types."""
+    specs = []
     blocks = {"PIXELS": PIXELS, "CHANNELS": CHANNELS}
     sizes = {"pixels": "i32", "channels": "i32"}
     for variant in ("fp16", "bf16", "fp32"):
         pointer, number = f"*{variant}", "*fp32"
         sums: Dict[str, Any] = {**sizes, "shares": "i32", **blocks}
         last: Dict[str, Any] = {**sizes, "ADDS": True, **blocks}
-        given = {"images": pointer, "passed": pointer, "gradient": pointer}
+        pointers = {"images": pointer, "output": pointer, "gradient": pointer}
         arguments: List[Tuple[Any, Dict[str, Any]]] = [
             (norm_statistics, {"images": pointer, "shift": number, "sums": number, "squares": number, **sums}),
-            (norm_gradient_sums, {**given, "mean": number, "sums": number, "products": number, **sums}),
+            (norm_gradient_sums, {**pointers, "mean": number, "sums": number, "products": number, **sums}),
             (
                 norm_forward,
-                {"images": pointer, "shortcut": pointer, "scale": number, "offset": number, "passed": pointer, **last},
+                {"images": pointer, "shortcut": pointer, "scale": number, "offset": number, "output": pointer, **last},
             ),
             (
                 norm_backward,
-                {**given, "factor": number, "slope": number, "constant": number, "of_images": pointer,
-                 "of_shortcut": pointer, **last},
+                {**pointers, "factor": number, "slope": number, "constant": number, "grad_images": pointer,
+                 "grad_shortcut": pointer, **last},
             ),
         ]  # fmt: skip
-        found += [Specification(kernel, variant, each, WARPS, ("channels",)) for kernel, each in arguments]
-    return found
+        specs += [Specification(kernel, variant, argument, WARPS, ("channels",)) for kernel, argument in arguments]
+    return specs

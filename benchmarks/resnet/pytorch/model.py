@@ -1,7 +1,6 @@
-"""ResNet v1.5 in PyTorch; its shape is in benchmarks/resnet/architecture.py.
+"""ResNet v1.5 in PyTorch, with the architecture and names in benchmarks/resnet/architecture.py.
 
-Nothing of torchvision is used: it cannot be imported with every build of PyTorch. The names of the modules
-are those of benchmarks/resnet/architecture.py.
+torchvision is not used, because it cannot be imported with every build of PyTorch.
 """
 
 from collections import OrderedDict
@@ -15,7 +14,7 @@ from benchmarks.resnet import architecture
 from benchmarks.resnet.pytorch import operators
 from benchmarks.resnet.pytorch.config import Config
 
-# Names in benchmarks/resnet/architecture.py of the tensors of a batch-norm.
+# Names in benchmarks/resnet/architecture.py for the tensors of batch-norm
 NEUTRAL_PARTS = {"weight": "gamma", "bias": "beta", "running_mean": "mean", "running_var": "variance"}
 
 
@@ -30,7 +29,7 @@ def _conv(conv: architecture.Conv) -> nn.Conv2d:
 
 # Make a batch-norm over the channels.
 def _norm(config: Config, channels: int, zero_gamma: bool = False) -> nn.BatchNorm2d:
-    # PyTorch counts the share of the new statistics, MXNet that of the old ones.
+    # PyTorch's momentum is the weight of the new statistics, MXNet's of the old ones.
     layer = nn.BatchNorm2d(channels, eps=config.batch_norm_epsilon, momentum=1.0 - config.batch_norm_momentum)
     if zero_gamma and config.zero_init_residual:
         nn.init.zeros_(layer.weight)
@@ -64,17 +63,17 @@ class Network(nn.Sequential):
     """The layers in turn."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # As nn.Sequential's own, where torch.compile begins no graph: inside DistributedDataParallel it would
-        # compile each block alone, and the stem not at all.
+        # torch.compile starts no graph in nn.Sequential.forward: in DistributedDataParallel it would compile the blocks
+        # separately, and not the stem.
         for layer in self:
             x = layer(x)
         return x
 
 
 def build(config: Config) -> Network:
-    """Build the network of ``config`` on the CPU in fp32, weights initialized from config.seed.
+    """Build the network on the CPU in fp32, with weights initialized from config.seed.
 
-    Images (N, C, H, W) to logits (N, num_classes); PyTorch names the axes so, whatever their order in memory.
+    Images (N, C, H, W) to logits (N, num_classes). PyTorch uses this axis order for any memory format.
     """
     torch.manual_seed(config.seed)
     stem = architecture.stem(config)
@@ -94,15 +93,15 @@ def build(config: Config) -> Network:
     return network
 
 
-def use(network: nn.Module, chosen: operators.Chosen) -> None:
+def set_operators(network: nn.Module, operator_set: operators.OperatorSet) -> None:
     """Let the network, which names them for a checkpoint, and its residual blocks use the operators ``chosen``."""
     for module in network.modules():
         if module is network or isinstance(module, Residual):
-            module.operators = chosen
+            module.operators = operator_set
 
 
-def place(network: nn.Module, config: Config, device: torch.device) -> nn.Module:
-    """Move the network to its device, its weights in the layout of the configuration."""
+def to_device(network: nn.Module, config: Config, device: torch.device) -> nn.Module:
+    """Move the network to the device, with weights in the memory format of config.layout."""
     return network.to(device=device, memory_format=networks.memory_format(config.layout))
 
 

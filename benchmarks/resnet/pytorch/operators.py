@@ -1,7 +1,7 @@
-"""Batch-norm with what follows it, for a network that no compiler fuses.
+"""Batch-norm fused with addition and ReLU, for networks that are not compiled.
 
-``norm_relu`` is PyTorch's own operators; its Triton kernels are in kernels.py, and benchmarks/common/torch/kernels.py
-compares and chooses.
+``norm_relu`` is the PyTorch version; the Triton kernels are in kernels.py. benchmarks/common/torch/kernels.py
+compares and selects.
 """
 
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
@@ -18,11 +18,11 @@ from benchmarks.common.torch.kernels import Operator
 from benchmarks.resnet.pytorch.config import Config
 
 MODULE = "benchmarks.resnet.pytorch.kernels"
-KINK = 0.1  # more than the rounding of a value of a few units in bfloat16
+KINK = 0.1  # larger than the rounding error of values of a few units in bfloat16
 
 
 def norm_relu(norm: nn.BatchNorm2d, images: torch.Tensor, shortcut: Optional[torch.Tensor] = None) -> torch.Tensor:
-    """ReLU of the normalised (N, C, H, W), plus ``shortcut`` if there is one."""
+    """ReLU of the normalized (N, C, H, W), plus ``shortcut`` if given."""
     normalised = norm(images)
     return functional.relu(normalised if shortcut is None else normalised + shortcut, inplace=True)
 
@@ -40,7 +40,7 @@ def _example(
     with torch.no_grad():
         norm.weight.uniform_(0.5, 1.5, generator=numbers)
         norm.bias.uniform_(-0.5, 0.5, generator=numbers)
-    # A mean far from 0 shows what a variance from sums of squares would lose.
+    # A mean far from 0 tests the variance for cancellation.
     inputs = [(images + 8).requires_grad_(), norm.weight, norm.bias]
     if with_shortcut:
         inputs.append(shortcut.requires_grad_())
@@ -53,8 +53,8 @@ def _example(
 
     def call() -> kernels.Results:
         passed = implementation(norm, inputs[0], *inputs[3:])
-        found = torch.autograd.grad(passed, inputs, gradient)
-        return [passed.detach(), *found, norm.running_mean, norm.running_var]
+        gradients = torch.autograd.grad(passed, inputs, gradient)
+        return [passed.detach(), *gradients, norm.running_mean, norm.running_var]
 
     return call
 
@@ -66,28 +66,28 @@ _SMALL: Sequence[Dict[str, Any]] = (
 OPERATORS = {"norm relu": Operator(norm_relu, f"{MODULE}:norm_relu", _example, tuple(_SMALL))}
 
 
-class Chosen(NamedTuple):
+class OperatorSet(NamedTuple):
     names: Dict[str, str]
     norm_relu: Any = norm_relu
 
 
-PLAIN = Chosen({"norm relu": "plain"})
+PLAIN = OperatorSet({"norm relu": "plain"})
 
 
-def choose(config: Config, ranks: Ranks, saved: Optional[Mapping[str, str]] = None) -> Chosen:
-    """Choose by measuring at the end of the first stage's blocks; ``saved`` is a checkpoint's choice.
+def choose(config: Config, ranks: Ranks, saved: Optional[Mapping[str, str]] = None) -> OperatorSet:
+    """Select by measuring at the end of the first stage; ``saved`` is the choice in a checkpoint.
 
-    torch.compile fuses by itself, and has the plain path unless the kernels are asked for; in NCHW a channel's numbers
-    are not neighbours.
+    torch.compile fuses the PyTorch version, which is used unless the kernels are requested. The kernels need NHWC,
+    where channels are contiguous.
     """
     compiles = config.compile != "none"
     if compiles and config.kernels == "triton" and not hasattr(torch.library, "custom_op"):
-        found = f"PyTorch {torch.__version__} has no operators of one's own in what it compiles, which came with 2.4"
-        raise choices.UnavailableError(f"kernels=triton with compile={config.compile}: {found}; use kernels=auto")
+        reason = f"PyTorch {torch.__version__} has no operators of one's own in what it compiles, which came with 2.4"
+        raise choices.UnavailableError(f"kernels=triton with compile={config.compile}: {reason}; use kernels=auto")
     if (compiles and config.kernels != "triton") or config.layout != "NHWC":
         choices.record("kernels", "plain")
         return PLAIN
-    side = max(1, config.image_size // 4)
-    sizes = {"norm relu": {"shape": (config.batch_size, 256, side, side), "with_shortcut": True}}
+    size = max(1, config.image_size // 4)
+    sizes = {"norm relu": {"shape": (config.batch_size, 256, size, size), "with_shortcut": True}}
     names = kernels.choose(OPERATORS, config.kernels, ranks, pytorch.DTYPES[config.precision], sizes, saved)
-    return Chosen(names, kernels.implementation(OPERATORS["norm relu"], names["norm relu"]))
+    return OperatorSet(names, kernels.implementation(OPERATORS["norm relu"], names["norm relu"]))

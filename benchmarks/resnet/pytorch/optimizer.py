@@ -1,8 +1,8 @@
-"""SGD with momentum and LARS as benchmarks/common/run/optimizers.py defines them, in PyTorch's fused kernels.
+"""SGD with momentum and LARS as defined in benchmarks/common/run/optimizers.py, with PyTorch's fused kernels.
 
-torch.optim.SGD multiplies its whole buffer b by the present rate r. With v = -r * b that is the corrected momentum
-of LARS. Elsewhere v carries the learning rate of each gradient's own step: there the momentum takes the factor
-last rate / present rate, which costs nothing.
+torch.optim.SGD multiplies its buffer b by the current rate r. With v = -r * b this is the corrected momentum of
+LARS. For other tensors v contains the rate of the step of every gradient: their momentum is multiplied by last rate
+/ rate, at no cost.
 """
 
 import inspect
@@ -30,14 +30,14 @@ class MomentumSGD(torch.optim.SGD):
         self._rate: Optional[torch.Tensor] = None
 
     def make_capturable(self, device: torch.device) -> None:
-        """Keep what changes from step to step in tensors on the device, from which a CUDA graph reads it."""
+        """Keep values that change between steps in tensors on the device, for CUDA graphs."""
         self._last_rate = float(self.param_groups[0]["lr"])
         self._rate, self._factor = torch.tensor(self._last_rate, device=device), torch.ones((), device=device)
         for group in self.param_groups:
             group["lr"], group["momentum"] = self._rate, self._momentum
 
     def set_learning_rate(self, rate: float) -> None:
-        """Give the next step its rate, and the momentum of what LARS does not scale its factor."""
+        """Set the rate of the next step, and scale the momentum of tensors without LARS scaling by last rate / rate."""
         if self._rate is not None:
             self._factor.fill_(self._last_rate / rate if rate > 0 else 1.0)
             self._rate.fill_(rate)
@@ -45,17 +45,17 @@ class MomentumSGD(torch.optim.SGD):
             return
         for group in self.param_groups:
             if not group["scaled"] and rate > 0:
-                # A captured run leaves a tensor in its checkpoint.
+                # A captured run has a tensor in its checkpoint.
                 group["momentum"] = self._momentum * float(group["lr"]) / rate
             group["lr"] = rate
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """Undo the loss scale, scale what LARS scales, and update all weights."""
+        """Divide by the loss scale, apply LARS scaling, and update all weights."""
         for group in self.param_groups:
             weights = group["params"]
             if self._rate is not None and self.state and not group["scaled"]:
-                # The fused kernel reads its rate from a tensor, but not its momentum.
+                # The fused kernel reads the rate from a tensor, but not the momentum.
                 torch._foreach_mul_([self.state[weight]["momentum_buffer"] for weight in weights], self._factor)
             gradients = [weight.grad for weight in weights]
             if self._gradient_factor != 1.0:
@@ -64,8 +64,8 @@ class MomentumSGD(torch.optim.SGD):
                 self._scale(weights, gradients, group["lars_decay"])
         super().step()
 
-    # Turn each gradient g into factor * (g + decay * w), without a stop of the device.
-    # The factor is LARS's; torch.optim.SGD adds no decay of its own to these groups.
+    # Replace gradients g by factor * (g + decay * w), without synchronization. The factor is from LARS; torch.optim.SGD
+    # adds no decay for these groups.
     def _scale(self, weights: List[torch.Tensor], gradients: List[torch.Tensor], decay: float) -> None:
         weight_norms = torch.stack(torch._foreach_norm(weights))
         gradient_norms = torch.stack(torch._foreach_norm(gradients))
@@ -76,7 +76,7 @@ class MomentumSGD(torch.optim.SGD):
 
 
 def build(network: nn.Module, config: Config) -> MomentumSGD:
-    """The optimizer of ``config`` over the parameters of ``network``, in groups that are treated alike."""
+    """Return the optimizer, with parameters grouped by scaling and decay."""
     groups: Dict[Tuple[bool, float], Dict[str, Any]] = {}
     for name, parameter in network.named_parameters():
         neutral = model.neutral_name(name)

@@ -1,11 +1,11 @@
-"""How fast the step is: synthetic data, real data, the input alone, next to a bare loop, in one run.
+"""Training speed with synthetic and real data, input speed, and a bare loop for comparison, in one process.
 
     $ python -m benchmarks.resnet.tensorflow.bench --config config.json --data DATA
 
-The bare loop is what a tutorial would write: keras.applications.ResNet50 (or 101, 152), Keras's cross-entropy and
-SGD, gradients in one tf.function, compiled by XLA if the step is; no Horovod, no reports. Keras has no ResNet-18
-and 34: there it is this project's network with the same loss and optimizer. The last line of the output is the
-result as JSON.
+The bare loop follows Keras's tutorials: keras.applications.ResNet50 (or 101, 152), Keras's cross-entropy and SGD,
+gradients in a tf.function, compiled by XLA if the step is; no Horovod, no reports. Keras does not have ResNet-18 and
+34: the network of this project is used with the same loss and optimizer. The last line of the output is the result
+as JSON.
 """
 
 from functools import partial

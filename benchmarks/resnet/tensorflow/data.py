@@ -16,7 +16,7 @@ _reader = ThreadPoolExecutor(1, "copies")
 
 
 def convert(config: Config, ranks: Ranks, images: Any, labels: Any) -> Batch:
-    """Copy DALI's batch; on a GPU through DLPack, where the copies are queued, and ``copied`` waits for them."""
+    """Copy DALI's batch; on a GPU through DLPack, where copies are asynchronous, see ``copied``."""
     if config.device == "cpu":
         return tf.constant(images.as_array()), tf.constant(labels.as_array().reshape(-1).astype(np.int32))
     copies = [
@@ -27,37 +27,37 @@ def convert(config: Config, ranks: Ranks, images: Any, labels: Any) -> Batch:
 
 
 def copied(config: Config, batch: Batch) -> Callable[[], Any]:
-    """Return what waits until a batch is copied, to be called before DALI fills its memory again.
+    """Return a function that waits for the copies of a batch, to be called before DALI reuses the memory.
 
-    TensorFlow gives out no event, but a tensor that is read waits for what was queued before its read began, and no
-    longer. The read begins here, in a thread, before the batch's own step is queued: whoever waits for it before the
-    next batch has that step on the GPU meanwhile. To wait for the whole GPU would leave it without work.
+    TensorFlow exposes no events, but reading a tensor waits only for operations queued before the read. The read is
+    started here in a thread before the step of the batch is queued, so that the step runs while the next call waits.
+    Synchronizing the device instead would leave it idle.
     """
     if config.device == "cpu":
         return lambda: None
-    begun = threading.Event()
+    has_started = threading.Event()
 
     def read() -> None:
-        begun.set()
+        has_started.set()
         batch[1].numpy()
 
     waiting = _reader.submit(read)
-    begun.wait()
+    has_started.wait()
     return waiting.result
 
 
-# DLPack of a DALI tensor: newer releases have the standard method, older ones a private one.
+# DLPack of a DALI tensor: a standard method in new releases, a private one in older releases
 def _capsule(tensor: Any) -> Any:
     return tensor.__dlpack__() if hasattr(tensor, "__dlpack__") else tensor._expose_dlpack_capsule()
 
 
 def gpu(ranks: Ranks) -> int:
-    """Each rank sees a single GPU, number 0 (benchmarks/common/frameworks/tensorflow.py)."""
+    """Every rank sees a single GPU, number 0 (benchmarks/common/frameworks/tensorflow.py)."""
     return 0
 
 
 def synthetic_batch(config: Config, batch_size: int = 0) -> Batch:
-    """One batch of noise on the device, of the types of the real one; default: of a training step."""
+    """Return noise with the types of real batches on the device, by default with the size of a training batch."""
     generator, count = np.random.RandomState(config.seed % 2**32), batch_size or config.batch_size
     images = generator.random_sample((count, *input_shape(config)[1:]))
     labels = generator.randint(0, config.num_classes, count)

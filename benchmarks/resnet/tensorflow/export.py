@@ -19,7 +19,7 @@ STEM = "stem.conv.weight"
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
-    """Build what is exported: of three colour channels in any case, since the fourth one is empty."""
+    """Build the network for export with three colour channels; the fourth is padding."""
     config = on_cpu(config, pad_channels=False)
     network = model.build(config)
     for name, variable in network.variables.items():

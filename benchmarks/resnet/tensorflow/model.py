@@ -1,7 +1,7 @@
-"""ResNet v1.5 in plain TensorFlow, no Keras; its shape is in benchmarks/resnet/architecture.py.
+"""ResNet v1.5 in TensorFlow without Keras, with the architecture in benchmarks/resnet/architecture.py.
 
-Weights are fp32 variables. In fp16 and bf16 the products and what flows between the layers have that type;
-batch-norm's statistics, the logits and the loss are fp32.
+Weights are fp32 variables. In fp16 and bf16, convolutions and activations have that type; batch-norm statistics,
+logits and loss are fp32.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from benchmarks.common.tensorflow.layers import DTYPES, batch_norm
 from benchmarks.resnet import architecture
 from benchmarks.resnet.tensorflow.config import Config
 
-Layer = Callable[[tf.Tensor, bool], tf.Tensor]  # of a tensor, and whether it trains
+Layer = Callable[[tf.Tensor, bool], tf.Tensor]  # (x, training)
 
 
 @dataclass(frozen=True)
 class Network:
-    """The variables under the names of benchmarks/resnet/architecture.py, and the way through them.
+    """Variables with the names in benchmarks/resnet/architecture.py, and the forward pass.
 
     Convolutions have TensorFlow's axes (height, width, in, out), the dense layer (channels, classes).
     """
@@ -46,7 +46,7 @@ class Network:
         return images
 
     def layers(self) -> List[Layer]:
-        """Return what computes on images one after the other: the stem, each residual block, the classifier."""
+        """Return the layers in order: the stem, the residual blocks, the classifier."""
         blocks = [partial(self._block, block) for block in architecture.residual_blocks(self.config)]
         return [self._stem, *blocks, self._classifier]
 
@@ -77,7 +77,7 @@ class Network:
     def _conv_norm(self, x: tf.Tensor, conv: architecture.Conv, prefix: str, number: str, training: bool) -> tf.Tensor:
         padding, edge = "SAME", conv.kernel // 2
         if conv.stride > 1 and edge > 0:
-            # With stride 2 "SAME" pads one side only, and the other frameworks both.
+            # With stride 2, "SAME" pads only one side, other frameworks pad both.
             x, padding = tf.pad(x, _both_sides(edge)), "VALID"
         x = tf.nn.conv2d(x, self._weight(f"{prefix}.conv{number}.weight"), conv.stride, padding)
         gamma, beta, *statistics = (self.variables[f"{prefix}.norm{number}.{part}"] for part in architecture.NORM)
@@ -95,7 +95,7 @@ def build(config: Config) -> Network:
     generator = np.random.RandomState(config.seed)
     arrays = {name: _initial(generator, name, shape) for name, shape in architecture.shapes(config).items()}
     if config.zero_init_residual:
-        # Stem and shortcut have no number behind "norm".
+        # Names of stem and shortcut have no number after "norm".
         last = f"norm{len(next(architecture.residual_blocks(config)).convs)}.gamma"
         arrays.update({name: np.zeros_like(a) for name, a in arrays.items() if name.endswith(last)})
     variables = {

@@ -1,4 +1,4 @@
-"""SGD with momentum and LARS as benchmarks/common/run/optimizers.py defines them, for use in a tf.function."""
+"""SGD with momentum and LARS as defined in benchmarks/common/run/optimizers.py, for use in a tf.function."""
 
 from dataclasses import dataclass
 from typing import Dict, Sequence
@@ -11,7 +11,7 @@ from benchmarks.resnet.tensorflow.config import Config
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The trained variables and their momenta, both by name."""
+    """Trained variables and momenta by name."""
 
     config: Config
     variables: Dict[str, tf.Variable]
@@ -27,8 +27,8 @@ class Optimizer:
             factor = self._lars_factor(variable, gradient, decay) if scaled else 1.0
             if decay:
                 gradient = gradient + decay * variable
-            # In one kernel: b <- momentum b + g, w <- w - rate b, whose v = -rate b has the corrected momentum, or
-            # v <- momentum v - rate g, w <- w + v.
+            # Either b <- momentum b + g, w <- w - rate b in one kernel, where v = -rate b has the corrected momentum,
+            # or v <- momentum v - rate g, w <- w + v
             update = tf.raw_ops.ResourceApplyMomentum if scaled else tf.raw_ops.ResourceApplyKerasMomentum
             update(
                 var=variable.handle,
@@ -39,11 +39,11 @@ class Optimizer:
             )
 
     def reported(self, loss: tf.Tensor) -> tf.Tensor:
-        """Return ``loss``, or NaN where the step has left a gamma that is not finite.
+        """Return ``loss``, or NaN if the step produced a gamma that is not finite.
 
-        TensorFlow's ReLU makes 0 of NaN on a CPU without XLA: once a convolution's gradient
-        overflows, the loss stays at the logarithm of the number of classes. But the batch-norm behind that
-        convolution has a NaN as gradient of gamma.
+        On CPUs without XLA TensorFlow's ReLU maps NaN to 0: after an overflow in the gradient of a convolution the
+        loss would stay at the logarithm of the number of classes. The gradient of gamma in the following batch-norm
+        is NaN, however.
         """
         gammas = tf.concat([gamma for name, gamma in self.variables.items() if name.endswith("gamma")], axis=0)
         return tf.where(tf.math.is_finite(tf.reduce_sum(gammas)), loss, float("nan"))

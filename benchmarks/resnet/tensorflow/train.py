@@ -1,10 +1,10 @@
-"""Train ResNet in TensorFlow: DALI in, Horovod across, MLPerf events out.
+"""Train ResNet with TensorFlow: DALI input, Horovod, MLPerf log.
 
     $ python -m benchmarks.resnet.tensorflow.train --config config.json --data DATA --output OUT
     $ horovodrun -np 8 python -m benchmarks.resnet.tensorflow.train --config config.json --data DATA --output OUT
 
-OUT gets result.txt (MLPerf log), metrics.jsonl, heartbeat/ and checkpoint/; a run that finds a checkpoint there
-resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
+Writes result.txt (MLPerf log), metrics.jsonl, heartbeat/ and checkpoint/ to OUT, and resumes from a checkpoint
+there. Exit code 0: finished as configured, see the last record of metrics.jsonl; otherwise: failed.
 """
 
 from functools import partial
@@ -25,7 +25,7 @@ OnePass = Callable[[tf.Tensor, tf.Tensor], Tuple[tf.Tensor, List[tf.Tensor]]]  #
 
 
 class Training:
-    """All that a step works on, and its parts as functions of TensorFlow, compiled by XLA if so configured."""
+    """State of a training, with its functions as TensorFlow functions, compiled by XLA if configured."""
 
     def __init__(self, network: model.Network, optimizer: optimizer.Optimizer, config: Config) -> None:
         self.network, self.optimizer, self.config = network, optimizer, config
@@ -42,16 +42,16 @@ class Training:
 
 
 def parts_of(network: model.Network, count: int) -> List[Callable[[tf.Tensor], tf.Tensor]]:
-    """Cut the training pass of ``network`` into ``count`` functions, each of the tensor of the one before it."""
+    """Split the forward pass of ``network`` into ``count`` functions that take the output of the previous one."""
     layers = network.layers()
     edges = [number * len(layers) // count for number in range(count + 1)]
 
-    def part(begin: int, end: int, x: tf.Tensor) -> tf.Tensor:
-        for layer in layers[begin:end]:
+    def part(start: int, end: int, x: tf.Tensor) -> tf.Tensor:
+        for layer in layers[start:end]:
             x = layer(x, True)
         return x
 
-    return [partial(part, begin, end) for end, begin in zip(edges[1:], edges)]
+    return [partial(part, start, end) for end, start in zip(edges[1:], edges)]
 
 
 def build(config: Config, saved: Mapping[str, Any]) -> Training:
@@ -72,7 +72,7 @@ def train_step(training: Training, images: tf.Tensor, labels: tf.Tensor, rate: t
     if config.xla_parts == 1:
         loss, gradients = training.compiled(forward_backward, images, labels)
     else:
-        # One graph with all its gradients would end before the first sum begins.
+        # With a single graph of all gradients, the first all-reduce would start only at its end.
         loss, gradients = backward_in_parts(training, images, labels)
     gradients = tensorflow.average(gradients, config.gradient_compression, config.gradient_groups)
     training.update(gradients, rate)
@@ -80,7 +80,7 @@ def train_step(training: Training, images: tf.Tensor, labels: tf.Tensor, rate: t
 
 
 def forward_backward(training: Training, images: tf.Tensor, labels: tf.Tensor) -> Tuple[tf.Tensor, List[tf.Tensor]]:
-    """Mean loss of a batch, and the gradients of loss_scale times it, in config.accumulation_steps passes."""
+    """Return the mean loss of a batch and the gradients of loss_scale * loss, over config.accumulation_steps passes."""
     network, config = training.network, training.config
     passes, variables = config.accumulation_steps, list(network.trained.values())
 
@@ -95,7 +95,7 @@ def forward_backward(training: Training, images: tf.Tensor, labels: tf.Tensor) -
 
 
 def backward_in_parts(training: Training, images: tf.Tensor, labels: tf.Tensor) -> Tuple[tf.Tensor, List[tf.Tensor]]:
-    """As ``forward_backward``, by graphs of parts of the network; the backward pass of each is a graph as well."""
+    """Like ``forward_backward``, with separate graphs for parts of the network, in the backward pass, too."""
     config = training.config
     with tf.GradientTape() as tape:
         for part in training.parts:
@@ -108,14 +108,14 @@ def backward_in_parts(training: Training, images: tf.Tensor, labels: tf.Tensor) 
 def accumulated(
     one_pass: OnePass, passes: int, images: tf.Tensor, labels: tf.Tensor, variables: Sequence[tf.Variable]
 ) -> Tuple[tf.Tensor, List[tf.Tensor]]:
-    """Sums of what ``one_pass`` finds in each part of a batch, loss and gradients, one part after the other."""
+    """Return the sums of loss and gradients of ``one_pass`` over micro-batches, in sequence."""
     parts = [tf.reshape(tensor, (passes, -1, *tensor.shape[1:])) for tensor in (images, labels)]
 
     def add_pass(number: tf.Tensor, losses: tf.Tensor, sums: List[tf.Tensor]) -> Tuple[Any, ...]:
         loss, gradients = one_pass(parts[0][number], parts[1][number])
         return number + 1, losses + loss, [total + gradient for total, gradient in zip(sums, gradients)]
 
-    # A loop of the graph: of passes without an order all activations may be in memory at once.
+    # A loop in the graph: without an order, the activations of all passes may be in memory at the same time.
     start = (0, 0.0, [tf.zeros_like(variable) for variable in variables])
     _, losses, sums = tf.while_loop(lambda number, *_: number < passes, add_pass, start, parallel_iterations=1)
     return losses, sums
@@ -125,38 +125,38 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
     """Top-1 accuracy over all validation images of all ranks, or None if the run is to stop."""
     tensorflow.average_variables(training.network.statistics, "statistics")
     correct = tf.zeros(())
-    counted = 0
+    total = 0
     for images, labels, valid in run.interruptible(evaluation.one_pass()):
         correct += training.compiled(count_hits, images, labels, tf.constant(valid))
-        counted += valid
+        total += valid
     if run.interrupted:
         return None
-    (hits,) = run.total([float(correct), counted], evaluation.total)
+    (hits,) = run.total([float(correct), total], evaluation.total)
     return {"accuracy": hits / evaluation.total}
 
 
 def count_hits(training: Training, images: tf.Tensor, labels: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
-    found = tf.argmax(training.network(images, training=False), axis=1, output_type=tf.int32)
+    predictions = tf.argmax(training.network(images, training=False), axis=1, output_type=tf.int32)
     counts = tf.range(tf.shape(labels)[0]) < valid
-    return tf.reduce_sum(tf.cast((found == labels) & counts, tf.float32))
+    return tf.reduce_sum(tf.cast((predictions == labels) & counts, tf.float32))
 
 
 def warm_up(training: Training, step: Callable[..., Any]) -> None:
-    """Trace, compile, choose kernels and connect the ranks, all on noise and before the clock (MLPerf since v0.6).
+    """Trace, compile, select kernels and connect the ranks, on noise and before the clock (MLPerf since v0.6).
 
-    All variables are put back to what they were.
+    All variables are restored.
     """
     config = training.config
     if config.warm_up_steps == 0:
         return
     variables = _variables(training).values()
-    kept = [tf.identity(variable) for variable in variables]
+    saved = [tf.identity(variable) for variable in variables]
     batch = data.synthetic_batch(config)
     for _ in range(config.warm_up_steps):
         step(*batch, tf.constant(0.0))
         stopping.progress()
     training.compiled(count_hits, *data.synthetic_batch(config, config.eval_batch_size), tf.constant(0))
-    for variable, value in zip(variables, kept):
+    for variable, value in zip(variables, saved):
         variable.assign(value)
 
 
@@ -165,14 +165,20 @@ def state_dict(training: Training) -> Dict[str, Any]:
 
 
 def rank_state_dict(training: Training, batches: Batches) -> Dict[str, Any]:
-    """State of this rank's input. Each rank has statistics of its own; only their mean is ever used: take that."""
+    """Return the input state of this rank. Statistics differ between ranks, but only their mean is used, which is
+    saved.
+    """
     tensorflow.average_variables(training.network.statistics, "statistics")
     return {"input": batches.checkpoint()}
 
 
 def _variables(training: Training) -> Dict[str, tf.Variable]:
     kinds = {"weights": training.network.variables, "momenta": training.optimizer.momenta}
-    return {f"{kind}/{name}": variable for kind, named in kinds.items() for name, variable in named.items()}
+    return {
+        f"{kind}/{name}": variable
+        for kind, named_variables in kinds.items()
+        for name, variable in named_variables.items()
+    }
 
 
 def main(argv: Optional[List[str]] = None) -> int:

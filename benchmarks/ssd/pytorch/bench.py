@@ -1,9 +1,9 @@
-"""How fast the step is, next to a plain PyTorch loop of the same network, in one run.
+"""Speed of the training step compared with a plain PyTorch loop of the same network, in one process.
 
     $ python -m benchmarks.ssd.pytorch.bench --config config.json --data DATA
 
-The plain loop has the same network in fp32 and NCHW, one launch after the other, and torch.optim.SGD. Speeds are
-images/s. The last line of the output is the result as JSON.
+The plain loop uses the same network in fp32 and NCHW, without CUDA graphs, and torch.optim.SGD. Speeds are images/s.
+The last line of the output is the result as JSON.
 """
 
 from dataclasses import replace
@@ -49,7 +49,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     training = build(config, classes, ranks, {})
     noise = synthetic_batch(config, classes, ranks.context)
     images = synthetic_images(config, ranks.context, config.eval_batch_size)
-    real, alone = (TrainingInput(config, data.train, ranks) for _ in range(2))
+    real, loader = (TrainingInput(config, data.train, ranks) for _ in range(2))
 
     def step(batch: Batch) -> torch.Tensor:
         return train_step(training, batch, bench.RATE)
@@ -63,7 +63,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         "bare": bench.repeated(plain_step(config, classes, ranks.context)),
         "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: noise),
         "real": bench.training_loop(pytorch, config, ranks, step, real.next),
-        "input": bench.repeated(alone.next),
+        "input": bench.repeated(loader.next),
         bench.EVALUATION: bench.repeated(evaluated),
     }
     compiled = "eager" if config.compile == "none" else f"compiled ({config.compile})"

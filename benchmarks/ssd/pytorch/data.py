@@ -1,9 +1,8 @@
-"""The input of SSD: one pipeline in DALI for CPU and GPU, its batches as tensors, and a batch of noise.
+"""Input of SSD: a DALI pipeline for CPU and GPU, batches as tensors, and synthetic batches.
 
-Training: read COCO's images and objects by shards, crop at random by the overlap with the objects (Liu et al. 2016,
-arXiv 1512.02325, section 2.2), flip, resize, twist the colours, normalize, match objects with the default boxes.
-Evaluation: resize and normalize; every image exactly once. Values are those of NVIDIA's v0.7 submission
-(data/dali_iterator.py).
+Training: read a shard of COCO, crop at random by overlap with objects (Liu et al. 2016, arXiv 1512.02325, section
+2.2), flip, resize, colour jitter, normalize, match objects with default boxes. Evaluation: resize and normalize
+every image exactly once. Parameters are from NVIDIA's v0.7 submission (data/dali_iterator.py).
 """
 
 from collections import deque
@@ -24,14 +23,14 @@ from benchmarks.ssd.pytorch.model import COLOURS, VARIANCES, default_boxes
 # ImageNet's mean and deviation, per colour, on the scale 0..255: data_normalization_mean and _std of the v0.5 logs.
 MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
-# From which an image's least overlap of a crop with its objects is drawn; or the whole image is taken
+# Minimum overlaps of a random crop with objects, one is selected per image; or the full image is used
 OVERLAPS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 MATCHED = 0.5  # intersection over union above which a default box has an object
 SEEDS = {"reader": 0, "crop": 1, "flip": 2, "saturation": 3, "contrast": 4, "brightness": 5, "hue": 6}
 
 
 def _seed(config: Config, ranks: Ranks, name: str) -> int:
-    # Other crops and colours for each rank
+    # Different crops and colours on every rank
     return config.seed + 1000 * ranks.rank + SEEDS[name]
 
 
@@ -47,31 +46,31 @@ def _normalize(images: Any, config: Config, mirror: Any) -> Any:
     )
 
 
-def _resized(images: Any, config: Config, antialias: bool) -> Any:
+def _resize(images: Any, config: Config, antialias: bool) -> Any:
     return fn.resize(images, resize_x=config.image_size, resize_y=config.image_size, **resampling(antialias))
 
 
-def _moved(output: Any, config: Config) -> Any:
+def _to_device(output: Any, config: Config) -> Any:
     return output.gpu() if config.device == "gpu" else output
 
 
-def _decoded(jpegs: Any, crop: Optional[Tuple[Any, Any]], config: Config) -> Any:
-    # Decode whole images, or only what is cropped unless a cache keeps whole ones
+def _decode(jpegs: Any, crop: Optional[Tuple[Any, Any]], config: Config) -> Any:
+    # Decode full images if they are cached or not cropped, otherwise only the crop
     options: Dict[str, Any] = {"device": "cpu", "output_type": types.RGB}
     if config.device == "gpu" and config.decoder == "gpu":
-        # Not affine: DALI would tie the threads of each rank to the same cores.
+        # With affinity, DALI would pin the threads of all ranks to the same cores.
         options.update(device="mixed", hw_decoder_load=config.dali_hw_decoder_load, affine=False)
         if config.dali_decoder_cache_mb:
             options.update(cache_size=config.dali_decoder_cache_mb, cache_type="threshold", cache_threshold=0)
     if crop is None or config.dali_decoder_cache_mb:
-        images = _moved(fn.decoders.image(jpegs, **options), config)
+        images = _to_device(fn.decoders.image(jpegs, **options), config)
         return images if crop is None else fn.slice(images, *crop)
-    return _moved(fn.decoders.image_slice(jpegs, *crop, **options), config)
+    return _to_device(fn.decoders.image_slice(jpegs, *crop, **options), config)
 
 
 def _read(config: Config, part: Part, ranks: Ranks) -> Any:
-    # Read encoded images, boxes and labels of this rank's shard, which is another one in each epoch
-    # DALI shuffles with a seed of its own, the same in every run: what it begins with is in the run's order.
+    # Read encoded images, boxes and labels of the shard of this rank, which changes every epoch. DALI shuffles with a
+    # constant seed; the order of the run is applied to the file list.
     order = np.random.RandomState(config.seed % 2**32).permutation(part.with_objects)
     options: Dict[str, Any] = {"shuffle_after_epoch": True}
     if config.dali_decoder_cache_mb:
@@ -111,15 +110,17 @@ def _training(config: Config, part: Part, ranks: Ranks) -> Any:
     if config.flip:
         mirror = fn.random.coin_flip(probability=0.5, seed=_seed(config, ranks, "flip"))
         boxes = fn.bb_flip(boxes, ltrb=True, horizontal=mirror)
-    images = _resized(_decoded(jpegs, crop, config), config, config.antialias)
+    images = _resize(_decode(jpegs, crop, config), config, config.antialias)
     if config.colour:
         # Within the ranges of the submissions; the hue in degrees
         ranges = {"saturation": (0.5, 1.5), "contrast": (0.5, 1.5), "brightness": (0.875, 1.125), "hue": (-0.5, 0.5)}
-        drawn = {name: fn.random.uniform(range=each, seed=_seed(config, ranks, name)) for name, each in ranges.items()}
-        images = fn.color_twist(images, **drawn)
+        twist = {
+            name: fn.random.uniform(range=limits, seed=_seed(config, ranks, name)) for name, limits in ranges.items()
+        }
+        images = fn.color_twist(images, **twist)
     offsets, labels = fn.box_encoder(
-        _moved(boxes, config),
-        _moved(labels, config),
+        _to_device(boxes, config),
+        _to_device(labels, config),
         anchors=default_boxes(config.image_size, config.box_scales).reshape(-1).tolist(),
         criteria=MATCHED,
         offset=True,
@@ -143,9 +144,9 @@ def _evaluation(config: Config, part: Part, ranks: Ranks) -> Any:
         pad_last_batch=True,
         name="reader",
     )
-    images = _moved(fn.decoders.image(jpegs, device="cpu", output_type=types.RGB), config)
+    images = _to_device(fn.decoders.image(jpegs, device="cpu", output_type=types.RGB), config)
     # All submissions evaluate on images that Pillow resized, which antialiases.
-    return _normalize(_resized(images, config, antialias=True), config, 0), positions
+    return _normalize(_resize(images, config, antialias=True), config, 0), positions
 
 
 def _build(definition: Any, config: Config, part: Part, ranks: Ranks, **options: Any) -> Any:
@@ -154,7 +155,7 @@ def _build(definition: Any, config: Config, part: Part, ranks: Ranks, **options:
         part,
         ranks,
         num_threads=config.dali_threads,
-        # Slurm may show each rank its own GPU alone, which is then number 0.
+        # If Slurm shows only one GPU to a rank, it has number 0.
         device_id=(ranks.context.index or 0) if config.device == "gpu" else None,
         seed=config.seed + 1000 * ranks.rank,
         **EXECUTOR,
@@ -169,17 +170,17 @@ def _build(definition: Any, config: Config, part: Part, ranks: Ranks, **options:
 
 class Batch(NamedTuple):
     images: torch.Tensor  # (N, 3 or 4, S, S), normalized, in the memory order of config.layout
-    offsets: torch.Tensor  # (N, boxes, 4) from the default boxes, where there is an object
+    offsets: torch.Tensor  # (N, boxes, 4) from the default boxes; only used for positive labels
     labels: torch.Tensor  # int32 (N, boxes), 0 for the background
 
 
 def steps_per_epoch(part: Part, config: Config, ranks: Ranks) -> int:
-    """Steps of a pass over the training images with objects; the last one is filled up."""
+    """Steps per epoch over the training images with objects, with a padded last step."""
     return -(-len(part.with_objects) // (config.batch_size * ranks.size))
 
 
 class TrainingInput:
-    """An endless stream of training batches of one rank; begins anew, or resumes exactly what ``state_dict`` saved."""
+    """Endless stream of training batches of a rank; resumes exactly from the state of ``state_dict``."""
 
     def __init__(self, config: Config, part: Part, ranks: Ranks, saved: Optional[Mapping[str, Any]] = None) -> None:
         self._config, self._device = config, ranks.context
@@ -195,7 +196,7 @@ class TrainingInput:
             checkpoint=state,
         )
         self._ready: Deque[Batch] = deque()
-        # Before the batches that are ready, of which some were handed out.
+        # State before the ready batches, and how many of them were returned.
         self._state, self._handed_out = b"", 0
         for _ in range(saved["input_handed_out"] if saved else 0):
             self.next()
@@ -203,11 +204,11 @@ class TrainingInput:
     def next(self) -> Batch:
         if not self._ready:
             count = self._config.dali_batches
-            # DALI's state is that after the last output: where an output is many batches, keep the one before it.
+            # DALI's state is after the last output. If an output contains several batches, keep the state before it.
             self._state = self._pipeline.checkpoint() if count > 1 else b""
             images, offsets, labels = (to_tensor(self._device, output) for output in self._pipeline.run())
-            parts = (_renamed(images, self._config).chunk(count), offsets.chunk(count), labels.chunk(count))
-            self._ready.extend(Batch(*each) for each in zip(*parts))
+            parts = (_to_nchw(images, self._config).chunk(count), offsets.chunk(count), labels.chunk(count))
+            self._ready.extend(Batch(*tensors) for tensors in zip(*parts))
             self._handed_out = 0
         self._handed_out += 1
         return self._ready.popleft()
@@ -220,42 +221,42 @@ class TrainingInput:
 
 
 class EvaluationInput:
-    """Passes over this rank's share of the validation images with objects, each counted exactly once."""
+    """Passes over the shard of validation images with objects of this rank; every image counts exactly once."""
 
     def __init__(self, config: Config, part: Part, ranks: Ranks) -> None:
         self._config, self._device = config, ranks.context
         self.part = part
         self.total = len(part.with_objects)
         # As DALI cuts the images into shards
-        self._mine = self.total * (ranks.rank + 1) // ranks.size - self.total * ranks.rank // ranks.size
-        # All ranks run as many batches as the largest shard needs, so that they stay together.
+        self._shard_size = self.total * (ranks.rank + 1) // ranks.size - self.total * ranks.rank // ranks.size
+        # All ranks run the number of batches of the largest shard, to stay synchronized.
         self.batches = ceil(ceil(self.total / ranks.size) / config.eval_batch_size)
         self._pipeline = _build(_evaluation, config, part, ranks, batch_size=config.eval_batch_size)
 
     def one_pass(self) -> Iterator[Tuple[torch.Tensor, np.ndarray]]:
-        """Yield images and the positions in the part of those of them that count, which come first."""
+        """Yield images, and positions in the part for the valid images, which are at the start of the batch."""
         size = self._config.eval_batch_size
         for number in range(self.batches):
-            valid = max(0, min(size, self._mine - number * size))
+            valid = max(0, min(size, self._shard_size - number * size))
             images, positions = self._pipeline.run()
-            counted = np.array(positions.as_array()).reshape(-1)[:valid]
-            yield _renamed(to_tensor(self._device, images), self._config), counted
+            valid_positions = np.array(positions.as_array()).reshape(-1)[:valid]
+            yield _to_nchw(to_tensor(self._device, images), self._config), valid_positions
 
 
-def _renamed(images: torch.Tensor, config: Config) -> torch.Tensor:
-    # The axes are renamed, not moved: NHWC in memory is what PyTorch calls channels_last.
+def _to_nchw(images: torch.Tensor, config: Config) -> torch.Tensor:
+    # Only the axes are permuted, not the memory: NHWC in memory is channels_last in PyTorch.
     return images.permute(0, 3, 1, 2) if config.layout == "NHWC" else images
 
 
 def synthetic_images(config: Config, device: torch.device, count: int) -> torch.Tensor:
     """Noise in the type and memory order of the real images."""
     dtype = torch.float16 if config.precision == "fp16" else torch.float32
-    colours, side = COLOURS + config.pad_channels, config.image_size
-    shape = (count, side, side, colours) if config.layout == "NHWC" else (count, colours, side, side)
+    colours, size = COLOURS + config.pad_channels, config.image_size
+    shape = (count, size, size, colours) if config.layout == "NHWC" else (count, colours, size, size)
     images = torch.rand(shape)
     if config.pad_channels:
         images.select(3 if config.layout == "NHWC" else 1, COLOURS).zero_()
-    return _renamed(images.to(device, dtype), config)
+    return _to_nchw(images.to(device, dtype), config)
 
 
 def synthetic_batch(config: Config, classes: int, device: torch.device) -> Batch:

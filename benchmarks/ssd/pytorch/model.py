@@ -1,9 +1,9 @@
-"""SSD with a ResNet-34 up to its third stage, as MLPerf has it: images go in, a loss or detections come out.
+"""SSD with a ResNet-34 backbone up to the third stage, as in MLPerf.
 
-N is the images of a batch, C the classes without the background.
+N: images in a batch, C: classes without background.
 
-The backbone's parameters have torchvision's names, so that its weights load as they are. The third stage has stride 1
-instead of 2: at 300 x 300 it gives 38 x 38 positions (resnet34 and SSD300 of the submissions, resnet.py and ssd300.py).
+Parameters of the backbone have torchvision's names, to load its weights. The third stage has stride 1 instead of 2,
+which gives 38 x 38 positions at 300 x 300 (resnet34 and SSD300 of the submissions, resnet.py and ssd300.py).
 """
 
 from collections import OrderedDict
@@ -22,30 +22,30 @@ from benchmarks.common.torch import files
 from benchmarks.detection.annotations import Part
 from benchmarks.detection.detections import Detections
 from benchmarks.detection.pytorch import boxes
-from benchmarks.detection.pytorch.boxes import Found, best_of_images, decode
+from benchmarks.detection.pytorch.boxes import DetectedBoxes, decode, top_per_image
 from benchmarks.detection.pytorch.operators import nms
 from benchmarks.ssd.pytorch.config import FIRST_STRIDE, HALVED, RATIOS, Config, map_sizes
 from benchmarks.ssd.pytorch.norms import Norm
 
-MULTIPLE = 8  # outputs of a head with pad_channels are a multiple, as tensor cores want it in fp16
+MULTIPLE = 8  # with pad_channels, outputs of a head are padded to a multiple, for fp16 tensor cores
 COLOURS = 3
-NEGATIVES = 3  # background boxes for each box that has an object (arXiv 1512.02325, section 2.2)
-BITS = 31  # bits of a float32 that is not negative, whose order is that of its bits read as a whole number
+NEGATIVES = 3  # background boxes per positive box (arXiv 1512.02325, section 2.2)
+BITS = 31  # bits of a non-negative float32, which has the order of its bits as an integer
 VARIANCES = (0.1, 0.1, 0.2, 0.2)  # the centre's x and y, width and height: scale_xy and scale_wh of the reference
 
 
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions and a shortcut (He et al. 2015, arXiv 1512.03385)."""
 
-    def __init__(self, before: int, channels: int, stride: int, norm: Norm) -> None:
+    def __init__(self, inputs: int, channels: int, stride: int, norm: Norm) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(before, channels, 3, stride, padding=1, bias=False)
+        self.conv1 = nn.Conv2d(inputs, channels, 3, stride, padding=1, bias=False)
         self.bn1 = norm(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = norm(channels)
         self.downsample = None
-        if stride != 1 or before != channels:
-            self.downsample = nn.Sequential(nn.Conv2d(before, channels, 1, stride, bias=False), norm(channels))
+        if stride != 1 or inputs != channels:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, channels, 1, stride, bias=False), norm(channels))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
@@ -53,9 +53,9 @@ class BasicBlock(nn.Module):
         return functional.relu(self.bn2(self.conv2(y)) + shortcut)
 
 
-def _stage(before: int, channels: int, blocks: int, stride: int, norm: Norm) -> nn.Sequential:
+def _stage(inputs: int, channels: int, blocks: int, stride: int, norm: Norm) -> nn.Sequential:
     rest = [BasicBlock(channels, channels, 1, norm) for _ in range(blocks - 1)]
-    return nn.Sequential(BasicBlock(before, channels, stride, norm), *rest)
+    return nn.Sequential(BasicBlock(inputs, channels, stride, norm), *rest)
 
 
 def backbone(config: Config, norm: Norm) -> nn.Sequential:
@@ -80,20 +80,20 @@ def backbone(config: Config, norm: Norm) -> nn.Sequential:
     return network
 
 
-def _extra(before: int, inner: int, after: int, number: int) -> nn.Sequential:
-    # What makes map ``number`` (from 0) of the one before: half the positions, or a border less
+def _extra(inputs: int, inner: int, outputs: int, number: int) -> nn.Sequential:
+    # Layers from the previous map to map ``number`` (from 0): half the size, or 2 positions less
     stride, padding = (2, 1) if number < HALVED else (1, 0)
-    convs = [nn.Conv2d(before, inner, 1), nn.Conv2d(inner, after, 3, stride, padding)]
+    convs = [nn.Conv2d(inputs, inner, 1), nn.Conv2d(inner, outputs, 3, stride, padding)]
     for conv in convs:
         nn.init.xavier_uniform_(conv.weight)
     return nn.Sequential(convs[0], nn.ReLU(), convs[1], nn.ReLU())
 
 
 def _head(channels: int, boxes: int, classes: int, padded: bool) -> nn.Conv2d:
-    # A convolution to the offsets and logits of all boxes of a position, those of a box next to each other
+    # Convolution to offsets and logits of all boxes at a position, grouped by box
     outputs = boxes * (4 + classes)
     head = nn.Conv2d(channels, -(-outputs // MULTIPLE) * MULTIPLE if padded else outputs, 3, padding=1)
-    # Drawn apart, as in the submissions: the bounds depend on the number of outputs.
+    # Separate initialization as in the submissions: the bounds depend on the number of outputs.
     offsets, logits = (nn.init.xavier_uniform_(torch.empty(boxes * n, channels, 3, 3)) for n in (4, classes))
     parts = (offsets.view(boxes, 4, channels, 3, 3), logits.view(boxes, classes, channels, 3, 3))
     with torch.no_grad():
@@ -113,31 +113,31 @@ class SSD(nn.Module):
         channels = [4 * width, 8 * width, 8 * width, 4 * width, 4 * width, 4 * width][:maps]
         inner = [4 * width, 4 * width, 2 * width, 2 * width, 2 * width]
         self._outputs = 4 + classes
-        self._boxes = [2 + 2 * len(ratios) for ratios in RATIOS[:maps]]  # at each position of each map
+        self._boxes = [2 + 2 * len(ratios) for ratios in RATIOS[:maps]]  # at a position, by map
         self.backbone = backbone(config, norm)
         self.extras = nn.ModuleList(
-            _extra(before, inside, after, number)
-            for number, (before, inside, after) in enumerate(zip(channels, inner, channels[1:]), 1)
+            _extra(inputs, inner_width, outputs, number)
+            for number, (inputs, inner_width, outputs) in enumerate(zip(channels, inner, channels[1:]), 1)
         )
         self.heads = nn.ModuleList(
-            _head(each, boxes, classes, config.pad_channels) for each, boxes in zip(channels, self._boxes)
+            _head(width_in, boxes, classes, config.pad_channels) for width_in, boxes in zip(channels, self._boxes)
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """(N, 3 or 4, S, S) to (N, boxes, 4 + classes), the boxes in the order of ``default_boxes``."""
         features = self.backbone(images)
-        found = [self._predictions(features, 0)]
+        predictions = [self._predictions(features, 0)]
         for number, extra in enumerate(self.extras, 1):
             features = extra(features)
-            found.append(self._predictions(features, number))
-        return torch.cat(found, 1)
+            predictions.append(self._predictions(features, number))
+        return torch.cat(predictions, 1)
 
     def loss(self, images: torch.Tensor, offsets: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return multibox_loss(self(images), offsets, labels)
 
     def _predictions(self, features: torch.Tensor, number: int) -> torch.Tensor:
         boxes = self._boxes[number]
-        # Where the layout is NHWC nothing moves here: positions, boxes of a position, outputs of a box.
+        # For NHWC this moves no data: positions, boxes at a position, outputs of a box.
         outputs = self.heads[number](features).permute(0, 2, 3, 1)[..., : boxes * self._outputs]
         return outputs.reshape(features.shape[0], -1, self._outputs)
 
@@ -146,41 +146,41 @@ WEIGHTS = "a ResNet-34 in torchvision's names (resnet34-333f7ec4.pth and later o
 
 
 def load_backbone(network: SSD, path: Path) -> None:
-    """Give the backbone the weights of ``path``, as the submissions begin; what is behind its third stage is left out.
+    """Load the backbone weights in ``path``, as in the submissions; later stages in the file are ignored.
 
     Raises:
-        Problem: the file is not there, cannot be read, or does not fit the network.
+        Problem: the file is missing, unreadable, or does not fit the network.
     """
     hint = "name a file with --set backbone=FILE, in the data folder or anywhere, or leave it out"
-    given = files.tensors_of(files.load(path, WEIGHTS, hint))
+    weights = files.tensors_of(files.load(path, WEIGHTS, hint))
     with torch.no_grad():
-        for name, ours in network.backbone.state_dict().items():
-            theirs = given.get(name)
-            # The colour that is empty has no weights in the file.
-            place = ours[:, : theirs.shape[1]] if theirs is not None and name == "conv1.weight" else ours
-            if theirs is None or theirs.shape != place.shape:
-                found = "nothing" if theirs is None else f"shape {tuple(theirs.shape)}"
-                raise Problem(f"{path}: {found} for {name}", f"{WEIGHTS}: {tuple(ours.shape)}", hint)
-            place.copy_(theirs)
+        for name, parameter in network.backbone.state_dict().items():
+            weight = weights.get(name)
+            # The file has no weights for the padding channel.
+            target = parameter[:, : weight.shape[1]] if weight is not None and name == "conv1.weight" else parameter
+            if weight is None or weight.shape != target.shape:
+                got = "nothing" if weight is None else f"shape {tuple(weight.shape)}"
+                raise Problem(f"{path}: {got} for {name}", f"{WEIGHTS}: {tuple(parameter.shape)}", hint)
+            target.copy_(weight)
 
 
 # -- default boxes ----------------------------------------------------------------------------------------
 
 
 def default_boxes(image_size: int, scales: Tuple[float, ...]) -> np.ndarray:
-    """Return where each position of each map looks for objects: left, top, right, bottom, float32 (boxes, 4).
+    """Return the default boxes of all positions: left, top, right, bottom, float32 (boxes, 4).
 
-    As the MLPerf reference has them for 300 x 300 (dboxes300_coco in box_coder.py of the submissions): six maps of 38,
-    19, 10, 5, 3 and 1 positions a side and 8,732 boxes. Other image sizes follow the same rules. In contrast to the
-    reference the boxes of one position are next to each other, as a channels_last convolution writes its outputs.
+    For 300 x 300 as in the MLPerf reference (dboxes300_coco in box_coder.py of the submissions): six maps with 38,
+    19, 10, 5, 3 and 1 positions per side and 8,732 boxes. Other image sizes follow the same rules. In contrast to
+    the reference, boxes of a position are contiguous, which is the output order of a channels_last convolution.
 
     Args:
-        image_size: pixels a side.
-        scales: size of the smaller square box of each map, and one more, as shares of the image, as the result is.
+        image_size: pixels per side.
+        scales: size of the smaller square box by map, and one more, as fractions of the image, like the result.
     """
-    found = []
+    maps = []
     for number, size in enumerate(map_sizes(image_size)):
-        # Positions a side, of which the last one may reach out of the image
+        # Cells per side; the last cell may extend beyond the image
         cells = image_size / (FIRST_STRIDE << number) if number < HALVED else size
         scale = scales[number]
         middle = sqrt(scale * scales[number + 1])
@@ -191,9 +191,9 @@ def default_boxes(image_size: int, scales: Tuple[float, ...]) -> np.ndarray:
         centres = (np.arange(size) + 0.5) / cells
         y, x, shape = np.meshgrid(centres, centres, np.arange(len(shapes)), indexing="ij")
         sides = np.array(shapes)[shape]
-        found.append(np.stack((x, y, sides[..., 0], sides[..., 1]), -1).reshape(-1, 4))
+        maps.append(np.stack((x, y, sides[..., 0], sides[..., 1]), -1).reshape(-1, 4))
     # As the reference: neither a centre nor a size is larger than the image, but the corners may be outside.
-    boxes = np.concatenate(found).clip(0.0, 1.0)
+    boxes = np.concatenate(maps).clip(0.0, 1.0)
     half = boxes[:, 2:] / 2
     return np.concatenate((boxes[:, :2] - half, boxes[:, :2] + half), 1).astype(np.float32)
 
@@ -202,14 +202,14 @@ def default_boxes(image_size: int, scales: Tuple[float, ...]) -> np.ndarray:
 
 
 def multibox_loss(predictions: torch.Tensor, offsets: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean over the images of the sum over the chosen boxes, divided by the number of boxes that have an object.
+    """Return the mean over images of the summed box losses, divided by the number of positive boxes.
 
-    As the reference and the submissions (opt_loss.py). An image without such a box counts as 0.
+    As in the reference and the submissions (opt_loss.py). An image without positive boxes counts as 0.
 
     Args:
         predictions: (N, boxes, 4 + classes): offsets, then logits; class 0 is the background.
-        offsets: (N, boxes, 4), what the first four are to be where there is an object.
-        labels: int (N, boxes), 0 where there is none.
+        offsets: (N, boxes, 4), target offsets of positive boxes.
+        labels: int (N, boxes), 0 for background.
     """
     wide = torch.promote_types(predictions.dtype, torch.float32)
     predictions, labels = predictions.to(wide), labels.long()
@@ -219,38 +219,38 @@ def multibox_loss(predictions: torch.Tensor, offsets: torch.Tensor, labels: torc
     logits = predictions[..., 4:].flatten(0, 1)
     entropy = functional.cross_entropy(logits, labels.flatten(), reduction="none").view_as(labels)
     with torch.no_grad():
-        # abs: a loss of 0 may have a sign, by which its bits would be those of a negative number.
+        # abs: a loss of -0.0 would have the bits of a negative integer.
         weight = positive + hard_negatives(entropy.abs().masked_fill(positive, -1.0), NEGATIVES * count)
     total = (positive * distance + weight * entropy).sum(1)
     return (total / count.clamp(min=1) * (count > 0)).mean()
 
 
 def hard_negatives(losses: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Return weights (N, boxes) that choose the largest ``counts`` (N,) of ``losses`` (N, boxes).
+    """Return weights (N, boxes) that select the largest ``counts`` (N,) of ``losses`` (N, boxes).
 
-    Negative ones are never chosen, and all others where there are fewer than wanted.
+    Negative losses are not selected; if fewer than ``counts`` are non-negative, all of them are.
 
-    A top-k with another k for each image, in shapes that do not depend on the values: the k-th largest loss is found
-    bit by bit, by counting how many are at least as large, instead of by sorting thousands of losses of which some
-    dozens are wanted. Losses that equal the k-th share what is left of the count.
+    This is a top-k with k per image and fixed shapes: the k-th largest loss is found bit by bit, by counting larger
+    losses, instead of sorting thousands of losses for a few dozen. Losses equal to the k-th share the remaining
+    weight.
     """
     order = losses.float().contiguous().view(torch.int32)
-    wanted = torch.minimum(counts, (order >= 0).sum(1))[:, None]
-    smallest = torch.zeros_like(wanted, dtype=torch.int32)
+    k = torch.minimum(counts, (order >= 0).sum(1))[:, None]
+    smallest = torch.zeros_like(k, dtype=torch.int32)
     for bit in reversed(range(BITS)):
         candidate = smallest | (1 << bit)
-        enough = (order >= candidate).sum(1, keepdim=True) >= wanted
+        enough = (order >= candidate).sum(1, keepdim=True) >= k
         smallest = torch.where(enough, candidate, smallest)
     larger, equal = order > smallest, order == smallest
-    left = wanted - larger.sum(1, keepdim=True)
-    chosen = larger + equal * (left / equal.sum(1, keepdim=True).clamp(min=1))
-    return torch.where(wanted > 0, chosen, torch.zeros_like(chosen)).to(losses.dtype)
+    remaining = k - larger.sum(1, keepdim=True)
+    weights = larger + equal * (remaining / equal.sum(1, keepdim=True).clamp(min=1))
+    return torch.where(k > 0, weights, torch.zeros_like(weights)).to(losses.dtype)
 
 
 # -- detections -------------------------------------------------------------------------------------------
 
 
-def decoded(predictions: torch.Tensor, defaults: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+def decode_predictions(predictions: torch.Tensor, defaults: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
     """Return corners (N, boxes, 4) as shares of the image and probabilities (N, boxes, C).
 
     Args:
@@ -263,32 +263,31 @@ def decoded(predictions: torch.Tensor, defaults: torch.Tensor) -> Tuple[torch.Te
 
 
 @torch.no_grad()
-def detect(network: SSD, images: torch.Tensor, defaults: torch.Tensor, config: Config) -> Found:
+def detect(network: SSD, images: torch.Tensor, defaults: torch.Tensor, config: Config) -> DetectedBoxes:
     """Return the detections in ``images`` (N, 3 or 4, S, S); the network is to be in evaluation mode."""
     with pytorch.autocast(images.device, config.precision):
         predictions = network(images)
-    return chosen(*decoded(predictions, defaults), config)
+    return select_detections(*decode_predictions(predictions, defaults), config)
 
 
 @torch.no_grad()
-def chosen(corners: torch.Tensor, probabilities: torch.Tensor, config: Config) -> Found:
-    """Return the detections among what ``decoded`` gives, as decode_batch of the submissions.
+def select_detections(corners: torch.Tensor, probabilities: torch.Tensor, config: Config) -> DetectedBoxes:
+    """Apply NMS to the output of ``decode_predictions``, as decode_batch of the submissions.
 
-    Of each class of an image the boxes with the highest probabilities, at most config.detections, go through
-    non-maximum suppression; the best of all classes are kept, again at most that many. All images and classes of the
-    batch are treated at once.
+    Per class and image up to config.detections boxes with the highest probabilities enter NMS; then the best boxes
+    of all classes are kept, up to the same number per image. All images and classes are processed in parallel.
     """
     probabilities = probabilities.transpose(1, 2)  # (N, C, boxes)
-    scores, places = probabilities.topk(min(config.detections, corners.shape[1]), dim=-1)
+    scores, indices = probabilities.topk(min(config.detections, corners.shape[1]), dim=-1)
     image, label, rank = (scores > config.score_threshold).nonzero(as_tuple=True)
-    score, box = scores[image, label, rank], corners[image, places[image, label, rank]]
-    kept = nms(box, score, image * probabilities.shape[1] + label, config.nms_threshold)
-    kept = best_of_images(kept, image, config.detections)
-    return Found(image[kept], box[kept], score[kept], label[kept] + 1)
+    score, box = scores[image, label, rank], corners[image, indices[image, label, rank]]
+    positions = nms(box, score, image * probabilities.shape[1] + label, config.nms_threshold)
+    positions = top_per_image(positions, image, config.detections)
+    return DetectedBoxes(image[positions], box[positions], score[positions], label[positions] + 1)
 
 
-def in_originals(found: Found, part: Part, positions: np.ndarray) -> Detections:
-    """Return detections in pixels of the images at ``positions``; those of later images of the batch are left out."""
-    found = boxes.counted(found, len(positions))
-    ltrb = boxes.in_originals(found, np.asarray(part.sizes)[positions].astype(np.float32))
-    return boxes.detections(found, ltrb, part, positions)
+def to_original(detected: DetectedBoxes, part: Part, positions: np.ndarray) -> Detections:
+    """Return detections in pixels of the images at ``positions``; later images of the batch are padding."""
+    detected = boxes.drop_padding(detected, len(positions))
+    ltrb = boxes.to_original(detected, np.asarray(part.sizes)[positions].astype(np.float32))
+    return boxes.detections(detected, ltrb, part, positions)

@@ -1,9 +1,9 @@
 """Batch-norm over groups of ranks, for small batches on many nodes (bn_group of the submissions since v0.6).
 
-PyTorch's own, or apex's, which send the statistics from GPU to GPU without NCCL: ``groupbn`` is what NVIDIA's v0.7
-submission trains with (apex.contrib.groupbn, resnet.py of its PyTorch implementation), ``cudnn_gbn`` its successor.
-Both want fp16 in channels_last and groups within a node. They are in some of NGC's images and never required: one is
-used where it gives what the plain layer gives and is faster.
+Implemented by PyTorch, or by apex, which exchanges statistics between GPUs without NCCL: ``groupbn`` in NVIDIA's
+v0.7 submission (apex.contrib.groupbn, resnet.py of its PyTorch implementation), and its successor ``cudnn_gbn``.
+Both need fp16 in channels_last and groups within a node. They are part of some NGC images and optional: they are
+used if they are correct and faster.
 """
 
 import importlib
@@ -23,7 +23,7 @@ from benchmarks.ssd.pytorch.config import Config
 
 Norm = Callable[[int], nn.Module]  # makes a batch-norm for that number of channels
 PLAIN = "plain"
-# Module, class and the name of its argument for the size of a group
+# Module, class, and argument for the group size
 CLASSES = {
     "groupbn": ("apex.contrib.groupbn.batch_norm", "BatchNorm2d_NHWC", "bn_group"),
     "cudnn_gbn": ("apex.contrib.cudnn_gbn", "GroupBatchNorm2d", "group_size"),
@@ -31,32 +31,32 @@ CLASSES = {
 
 
 def choose(config: Config, ranks: Ranks, saved: Optional[str]) -> Tuple[str, Norm]:
-    """Return the name and the maker of the network's batch-norms; ``saved`` is a checkpoint's choice.
+    """Return name and constructor of the batch-norms; ``saved`` is the choice in a checkpoint.
 
-    apex's are measured where NVIDIA's submission has them: groups, fp16, channels_last; and nothing of PyTorch that
-    they are not made for, which is compiling and CUDA graphs.
+    The implementations of apex are measured for NVIDIA's settings (groups, fp16, channels_last), without compilation
+    and CUDA graphs, which they do not support.
 
     Raises:
-        ValueError: the checkpoint's choice is not installed.
+        ValueError: the implementation of the checkpoint is not installed.
     """
     plain = norm_of(group_of(config.bn_group, ranks), ranks.context)
-    others: Dict[str, Norm] = {}
+    apex_norms: Dict[str, Norm] = {}
     suits = config.bn_group > 1 and config.precision == "fp16" and config.layout == "NHWC"
     if suits and config.compile == "none" and not config.cuda_graph and ranks.context.type == "cuda":
-        others = find_apex(config.bn_group)
-    side = config.image_size // 8
-    shape = (config.batch_size, 4 * config.width, side, side)
-    if saved is None and others:
-        saved = fastest(plain, others, ranks, torch.float16, shape)
+        apex_norms = find_apex(config.bn_group)
+    size = config.image_size // 8
+    shape = (config.batch_size, 4 * config.width, size, size)
+    if saved is None and apex_norms:
+        saved = fastest(plain, apex_norms, ranks, torch.float16, shape)
     name = saved or PLAIN
     choices.record("norm", name)
-    if name not in (PLAIN, *others):
+    if name not in (PLAIN, *apex_norms):
         raise ValueError(f"the checkpoint's batch-norm, apex's {name}, is not here: resume in the image of the run")
-    return name, others.get(name, plain)
+    return name, apex_norms.get(name, plain)
 
 
 def group_of(size: int, ranks: Ranks) -> Optional[Any]:
-    """Return this rank's group of ``size`` neighbours; None where each rank is alone. All ranks call it together."""
+    """Return the group of ``size`` neighbouring ranks of this rank, or None for size 1. Collective call."""
     if size == 1:
         return None
     groups = [pytorch.new_group(range(first, first + size)) for first in range(0, ranks.size, size)]
@@ -79,7 +79,7 @@ def norm_of(group: Optional[Any], device: torch.device) -> Norm:
 
 
 class GroupBatchNorm(nn.BatchNorm2d):
-    """What nn.SyncBatchNorm computes, which PyTorch has on GPUs alone."""
+    """nn.SyncBatchNorm for CPUs; PyTorch implements it only for GPUs."""
 
     def __init__(self, channels: int, group: Any) -> None:
         super().__init__(channels)
@@ -100,7 +100,7 @@ class GroupBatchNorm(nn.BatchNorm2d):
 
 
 class Sum(torch.autograd.Function):
-    """The sum of a tensor over a group of ranks, whose gradient is the sum of theirs."""
+    """Sum over a group of ranks; the gradient is summed, too."""
 
     @staticmethod
     def forward(context: Any, values: torch.Tensor, group: Any) -> torch.Tensor:
@@ -120,12 +120,12 @@ class Sum(torch.autograd.Function):
 
 
 class ApexNorm(nn.BatchNorm2d):
-    """A batch-norm that trains by a layer of apex; weights, statistics and their names are those of any other."""
+    """Batch-norm that trains with a layer of apex; parameters, statistics and names are as in nn.BatchNorm2d."""
 
     def __init__(self, channels: int, layer: nn.Module, by_axes: bool) -> None:
-        """With ``by_axes`` the layer takes (N, h, w, C), else (N, C, h, w) in channels_last."""
+        """With ``by_axes`` the input of the layer is (N, h, w, C), otherwise (N, C, h, w) in channels_last."""
         super().__init__(channels)
-        # Not a part of this one: it is given the weights of this one at each step, wherever they have moved.
+        # Not a submodule: it receives the weights of this module in every step, since they may have moved.
         self._layer, self._by_axes = (layer,), by_axes
         self.num_batches_tracked = None
 
@@ -140,69 +140,71 @@ class ApexNorm(nn.BatchNorm2d):
 
 
 def find_apex(size: int, import_module: Callable[[str], Any] = importlib.import_module) -> Dict[str, Norm]:
-    """Return what makes apex's layers over groups of ``size`` ranks, by the names of CLASSES, where they are here."""
+    """Return constructors of apex's layers for groups of ``size`` ranks, by the names in CLASSES, if installed."""
 
     def make(layer: Any, options: Dict[str, int], by_axes: bool, channels: int) -> nn.Module:
         return ApexNorm(channels, layer(channels, **options), by_axes)
 
-    found: Dict[str, Norm] = {}
+    norms: Dict[str, Norm] = {}
     for name, (module, class_name, argument) in CLASSES.items():
-        # What is built for another PyTorch fails in many ways.
+        # A build for another PyTorch fails in many ways.
         try:
             layer = getattr(import_module(module), class_name)
         except Exception:
             continue
-        found[name] = partial(make, layer, {argument: size}, name == "groupbn")
-    return found
+        norms[name] = partial(make, layer, {argument: size}, name == "groupbn")
+    return norms
 
 
-def fastest(plain: Norm, others: Dict[str, Norm], ranks: Ranks, dtype: torch.dtype, shape: Tuple[int, ...]) -> str:
-    """Return PLAIN, or the name of what is right and faster on all ranks, which call this together.
+def fastest(
+    plain: Norm, alternatives: Dict[str, Norm], ranks: Ranks, dtype: torch.dtype, shape: Tuple[int, ...]
+) -> str:
+    """Return PLAIN, or the name of a correct and faster implementation. Collective call.
 
     Args:
-        plain: makes the layer that any device has.
-        others: of ``find_apex``.
+        plain: constructor of the layer for any device.
+        alternatives: from ``find_apex``.
         ranks: of the run.
         dtype: of the activations.
-        shape: (N, C, h, w) of a rank's activations that are measured.
+        shape: (N, C, h, w) of the activations on a rank.
     """
 
     operator = kernels.Operator(plain, "", _example, ({"shape": (4, 64, 8, 8)}, {"shape": (2, 128, 5, 7)}))
 
-    def measure(name: str, made: Norm) -> float:
+    def measure(name: str, norm: Norm) -> float:
         try:
-            wrong = kernels.distance_of(operator, made, ranks.context, dtype)
-        # Refuses this GPU, type or size of a group, or lacks its compiled part.
+            wrong = kernels.distance_of(operator, norm, ranks.context, dtype)
+        # It may not support this GPU, type or group size, or not be compiled.
         except Exception as problem:
             print(f"{name}: {type(problem).__name__}: {problem}", file=sys.stderr)
             wrong = float("inf")
-        # A layer that one rank alone measures would wait for the others.
+        # A measurement on only one rank would hang.
         if pytorch.total([float(wrong > kernels.tolerance(ranks.context, dtype))])[0]:
             raise ArithmeticError(f"wrong by {wrong:.3g} of the largest value")
-        return kernels.seconds(_example(made, ranks.context, dtype, shape))
+        return kernels.seconds(_example(norm, ranks.context, dtype, shape))
 
-    candidates = {PLAIN: plain, **{name: others[name] for name in pytorch.everywhere(others, CLASSES)}}
-    measured = {name: partial(measure, name, made) for name, made in candidates.items()}
-    chosen, found = kernels.fastest(measured, ranks.context)
+    candidates = {PLAIN: plain, **{name: alternatives[name] for name in pytorch.everywhere(alternatives, CLASSES)}}
+    measured = {name: partial(measure, name, norm) for name, norm in candidates.items()}
+    fastest_name, timings = kernels.fastest(measured, ranks.context)
     if ranks.rank == 0:
-        words = ", ".join(f"{name} {text}" for name, text in found.items())
-        print(f"batch-norm over groups: {chosen} ({words})", file=sys.stderr, flush=True)
-    return chosen
+        details = ", ".join(f"{name} {text}" for name, text in timings.items())
+        print(f"batch-norm over groups: {fastest_name} ({details})", file=sys.stderr, flush=True)
+    return fastest_name
 
 
-def _example(made: Norm, device: torch.device, dtype: torch.dtype, shape: Tuple[int, ...]) -> kernels.Call:
-    # A training step of one layer: its result, gradients and running statistics
+def _example(norm: Norm, device: torch.device, dtype: torch.dtype, shape: Tuple[int, ...]) -> kernels.Call:
+    # Training step of a layer: output, gradients and running statistics
     numbers = torch.Generator(device).manual_seed(1)
     x, gradient = (
         torch.randn(shape, generator=numbers, device=device).to(dtype, memory_format=torch.channels_last)
         for _ in range(2)
     )
-    layer = made(shape[1]).to(device)
-    given = [x.requires_grad_(), layer.weight, layer.bias]
+    layer = norm(shape[1]).to(device)
+    inputs = [x.requires_grad_(), layer.weight, layer.bias]
 
     def call() -> kernels.Results:
         y = layer(x)
-        found = torch.autograd.grad(y, given, gradient)
-        return [y.detach(), *found, layer.running_mean.clone(), layer.running_var.clone()]
+        gradients = torch.autograd.grad(y, inputs, gradient)
+        return [y.detach(), *gradients, layer.running_mean.clone(), layer.running_var.clone()]
 
     return call

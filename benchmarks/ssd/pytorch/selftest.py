@@ -1,4 +1,4 @@
-"""What `encore selftest` checks of SSD in PyTorch; see benchmarks/common/checks/selftest.py."""
+"""Configuration of `encore selftest` for SSD in PyTorch; see benchmarks/common/checks/selftest.py."""
 
 from benchmarks.common.checks.agreement import Tolerance
 from benchmarks.common.checks.selftest import Suite
@@ -6,14 +6,14 @@ from benchmarks.detection.selftest import real_images
 
 ROUNDED = Tolerance(0.02, 0.05)
 ANOTHER_BATCH = Tolerance(0.1, 0.1)  # batch-norm sees other images
-ANOTHER_DRAW = Tolerance(0.25, 0.1)  # of the weights of a wider first layer
+ANOTHER_DRAW = Tolerance(0.25, 0.1)  # the wider first layer has different initial weights
 SUITE = Suite(
     module="benchmarks.ssd.pytorch",
     real_images=real_images,
     device=ROUNDED,
     two_ranks=ANOTHER_BATCH,
     resume=Tolerance(1e-3, 0.01),  # a GPU adds in any order; 0.2 % on an H200
-    # Every evaluation is one that counts, and none ends the training.
+    # All evaluations count, and none stops the training.
     settings={"compile": "none", "cuda_graph": False, "quality_target": 1.0, "concurrent_evaluation": False},
     varied={
         "precision": ROUNDED,

@@ -1,10 +1,10 @@
-"""Train SSD300 in PyTorch: COCO's images in by DALI, boxes evaluated by pycocotools' mAP, MLPerf events out.
+"""Train SSD300 with PyTorch: DALI input, mAP by pycocotools, MLPerf log.
 
     $ python -m benchmarks.ssd.pytorch.train --config config.json --data DATA --output OUT
     $ torchrun --nproc-per-node 8 -m benchmarks.ssd.pytorch.train --config config.json --data DATA --output OUT
 
-OUT gets result.txt (MLPerf log), metrics.jsonl, detections/, heartbeat/ and checkpoint/; a run that finds a checkpoint
-there resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
+Writes result.txt (MLPerf log), metrics.jsonl, detections/, heartbeat/ and checkpoint/ to OUT, and resumes from a
+checkpoint there. Exit code 0: finished as configured, see the last record of metrics.jsonl; otherwise: failed.
 """
 
 from functools import partial
@@ -22,9 +22,9 @@ from benchmarks.common.torch import capabilities, networks, optimizers
 from benchmarks.common.torch.cuda_graphs import Captured, repeated
 from benchmarks.common.torch.flat_optimizer import FlatOptimizer, unchanged
 from benchmarks.detection.annotations import open_data
-from benchmarks.detection.detections import Detections, empty, joined
+from benchmarks.detection.detections import Detections, empty, join_detections
 from benchmarks.detection.evaluator import Evaluator
-from benchmarks.detection.pytorch.boxes import gathered
+from benchmarks.detection.pytorch.boxes import gather_detections
 from benchmarks.ssd import mlperf, schedule
 from benchmarks.ssd.flops import training_flops
 from benchmarks.ssd.pytorch import model, norms
@@ -33,7 +33,7 @@ from benchmarks.ssd.pytorch.data import Batch, EvaluationInput, TrainingInput, s
 
 
 class Training:
-    """The network on this rank's device, the updates of its weights, and how a batch goes through them."""
+    """Network, optimizer and loss on this rank."""
 
     def __init__(
         self, config: Config, classes: int, ranks: Ranks, saved: Mapping[str, Any], backbone: Optional[Path]
@@ -50,7 +50,8 @@ class Training:
         apex = None if config.cuda_graph else optimizers.find_apex()
         candidates = optimizers.sgd_candidates(config.learning_rate, config.momentum, config.weight_decay, apex)
         if config.cuda_graph:
-            candidates = {"fused": candidates["fused"]}  # the one that reads its rate from the device
+            # the implementation that reads the learning rate from the device
+            candidates = {"fused": candidates["fused"]}
         self.optimizer = FlatOptimizer(
             list(self.network.parameters()),
             candidates,
@@ -71,7 +72,7 @@ class Training:
 def build(
     config: Config, classes: int, ranks: Ranks, saved: Mapping[str, Any], backbone: Optional[Path] = None
 ) -> Training:
-    """Build with what ``state_dict`` and ``rank_state_dict`` saved, or with rank 0's first weights, and warm up."""
+    """Restore ``state_dict`` and ``rank_state_dict``, or broadcast the initial weights of rank 0; warm up."""
     config = capabilities.resolve(config, ranks)
     # A checkpoint's states of the generators are set when it is read.
     with torch.random.fork_rng([ranks.context] if ranks.context.type == "cuda" else []):
@@ -92,11 +93,11 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
         training.rate.fill_(rate)
     else:
         training.rate = rate
-    step = training.graph or partial(whole_step, training)  # the same, captured
+    step = training.graph or partial(train_on_batch, training)  # the same, captured
     return step(*batch)
 
 
-def whole_step(training: Training, *batch: torch.Tensor) -> torch.Tensor:
+def train_on_batch(training: Training, *batch: torch.Tensor) -> torch.Tensor:
     """Forward, backward and update on a batch at the rate that is set; return the mean loss of this rank."""
     loss = local_loss(training, *batch)
     training.optimizer.backward(loss * training.loss_scale)
@@ -111,28 +112,28 @@ def local_loss(training: Training, *batch: torch.Tensor) -> torch.Tensor:
 
 
 def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optional[Detections]:
-    """Detections of all ranks in all validation images, each in one rank's share; None but on rank 0, or to stop."""
-    if training.config.average_statistics:  # else each rank evaluates its images with its own, as v0.5 and v0.6
+    """Return the detections of all ranks on rank 0; None on other ranks, or if the run is to stop."""
+    if training.config.average_statistics:  # otherwise ranks evaluate with local statistics, as in v0.5 and v0.6
         pytorch.average_tensors(networks.statistics(training.network))
     training.network.eval()
-    found = [empty()]
+    parts = [empty()]
     for images, positions in run.interruptible(evaluation.one_pass()):
         detected = model.detect(training.network, images, training.defaults, training.config)
-        found.append(model.in_originals(detected, evaluation.part, positions))
+        parts.append(model.to_original(detected, evaluation.part, positions))
     training.network.train()
-    return None if run.interrupted else gathered(joined(found), run.ranks)
+    return None if run.interrupted else gather_detections(join_detections(parts), run.ranks)
 
 
 def warm_up(training: Training) -> None:
-    """Compile, choose kernels, connect the ranks and capture, all on noise and before the clock; changes nothing."""
+    """Compile, select kernels, connect the ranks and capture, on noise and before the clock; restores all state."""
     config = training.config
     batch = synthetic_batch(config, training.classes, training.ranks.context)
     with unchanged(training.network, training.optimizer):
-        # Batch-norm over several ranks has collectives in the forward pass.
+        # Batch-norm over groups has collectives in the forward pass.
         if config.compile != "none" and config.bn_group == 1:
             capabilities.compile_in_turns(lambda: local_loss(training, *batch).backward(), training.ranks)
             training.optimizer.gradients.zero_()
-        once = partial(whole_step, training)
+        once = partial(train_on_batch, training)
         repeat = repeated(once, config.warm_up_steps)
         if config.cuda_graph:
             training.graph = Captured(once, batch, repeat)
@@ -141,12 +142,12 @@ def warm_up(training: Training) -> None:
 
 
 def state_dict(training: Training) -> Dict[str, Any]:
-    """What all ranks have in common, for a checkpoint."""
+    """Return the state shared by all ranks, for a checkpoint."""
     return {"network": training.network.state_dict(), "norm": training.norm, **training.optimizer.state_dict()}
 
 
 def rank_state_dict(training: Training, batches: TrainingInput) -> Dict[str, Any]:
-    """What a rank has for itself: the state of its input, and its own running statistics."""
+    """Return the local state of a rank: input and running statistics."""
     statistics: List[torch.Tensor] = [tensor.cpu() for tensor in networks.statistics(training.network)]
     return {**batches.state_dict(), "statistics": statistics}
 

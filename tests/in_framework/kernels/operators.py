@@ -67,8 +67,8 @@ def resnet_gradients(name):
         device="cpu", precision="fp32", depth=18, layout="NHWC", batch_size=2, image_size=64, num_classes=5,
         kernels=name, compile="none", cuda_graph=False,
     )  # fmt: skip
-    network = resnet_model.place(resnet_model.build(config), config, CPU.context)
-    resnet_model.use(network, resnet_operators.choose(config, CPU))
+    network = resnet_model.to_device(resnet_model.build(config), config, CPU.context)
+    resnet_model.set_operators(network, resnet_operators.choose(config, CPU))
     images = torch.rand(input_shape(config), generator=torch.Generator().manual_seed(1)).permute(0, 3, 1, 2)
     network(images).square().sum().backward()
     gradients = [parameter.grad for parameter in network.parameters()]

@@ -16,7 +16,7 @@ CONFIG = Config(
     device="cpu", precision="fp32", layout="NHWC", depth=18, image_size=32, batch_size=4, num_classes=10,
     compile="none", cuda_graph=False, kernels="triton", seed=3,
 )  # fmt: skip
-FUSED = operators.Chosen({"norm relu": "triton"}, kernels.norm_relu)
+FUSED = operators.OperatorSet({"norm relu": "triton"}, kernels.norm_relu)
 
 
 def trained(network, images, wrap=lambda module: module):
@@ -29,8 +29,8 @@ def trained(network, images, wrap=lambda module: module):
 
 
 def network_of(chosen):
-    network = model.place(model.build(CONFIG), CONFIG, CPU.context)
-    model.use(network, chosen)
+    network = model.to_device(model.build(CONFIG), CONFIG, CPU.context)
+    model.set_operators(network, chosen)
     return network
 
 

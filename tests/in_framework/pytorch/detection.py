@@ -12,9 +12,9 @@ from pycocotools.cocoeval import COCOeval
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.detection.annotations import open_data
-from benchmarks.detection.detections import DTYPES, empty, joined, to_bytes
+from benchmarks.detection.detections import DTYPES, empty, join_detections, to_bytes
 from benchmarks.detection.evaluation import KINDS, coco_ap
-from benchmarks.detection.pytorch.boxes import gathered
+from benchmarks.detection.pytorch.boxes import gather_detections
 from benchmarks.ssd import prepare
 from tests.in_framework.some_detections import noisy
 
@@ -82,11 +82,13 @@ def test_average_precision_equals_pycocotools(ranks, data, spread, alternating):
     """Bit for bit, with images on alternating ranks, or all on the last rank."""
     images = len(data.val) - (spread > 0)
     own = range(ranks.rank, images, 2) if alternating else range(ranks.rank * images)
-    detections = gathered(joined([empty(masks=True), *(noisy(data, position, spread) for position in own)]), ranks)
+    detections = gather_detections(
+        join_detections([empty(masks=True), *(noisy(data, position, spread) for position in own)]), ranks
+    )
     if ranks.rank:
         assert detections is None
         return
-    expected = joined([noisy(data, position, spread) for position in range(images)])
+    expected = join_detections([noisy(data, position, spread) for position in range(images)])
     assert to_bytes(detections) == to_bytes(expected)
     assert {name: getattr(detections, name).dtype for name in DTYPES} == DTYPES
     precision = coco_ap(data, detections, KINDS)
@@ -97,13 +99,13 @@ def test_average_precision_equals_pycocotools(ranks, data, spread, alternating):
 
 
 def test_empty_and_invalid_detections(ranks, data):
-    detections = gathered(empty(), ranks)
+    detections = gather_detections(empty(), ranks)
     assert detections is None if ranks.rank else coco_ap(data, detections) == {"bbox": 0.0}
     with pytest.raises(RuntimeError, match="detections without masks cannot be compared with masks"):
         coco_ap(data, empty(), KINDS)
     repeated = noisy(data, int(data.val.with_objects[0]), 0.0)
     if ranks.rank:
-        assert gathered(repeated, ranks) is None
+        assert gather_detections(repeated, ranks) is None
         return
     with pytest.raises(RuntimeError, match="was evaluated 2 times, by different ranks"):
-        gathered(repeated, ranks)
+        gather_detections(repeated, ranks)

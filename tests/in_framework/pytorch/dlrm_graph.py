@@ -55,7 +55,7 @@ def test_graph_shares_no_process_group_with_other_collectives(monkeypatch):
         kind = "default" if group is None else "eager" if group is pytorch.eager() else "other"
         calls[in_graph[-1]].add((name, kind))
 
-    def whole_step(*arguments, plain=train.whole_step):
+    def train_on_batch(*arguments, plain=train.train_on_batch):
         in_graph.append(True)
         try:
             return plain(*arguments)
@@ -66,7 +66,7 @@ def test_graph_shares_no_process_group_with_other_collectives(monkeypatch):
     names = ("all_reduce", "all_to_all_single", "all_gather", "broadcast", "barrier")
     record_collectives(monkeypatch, names, record)
     with monkeypatch.context() as patch:
-        patch.setattr(train, "whole_step", whole_step)
+        patch.setattr(train, "train_on_batch", train_on_batch)
         weights, tables, areas = train_with_evaluations(ranks, graph=True)
     assert GraphStub.instances[0].replays == STEPS
     assert calls[True] == {("all_to_all_single", "default"), ("all_reduce", "default")}

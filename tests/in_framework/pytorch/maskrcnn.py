@@ -12,12 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import kernels
-from benchmarks.detection.pytorch.boxes import Found
+from benchmarks.detection.pytorch.boxes import DetectedBoxes
 from benchmarks.detection.pytorch.operators import nms
 from benchmarks.maskrcnn.pytorch import backbone, operators
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import EvaluationBatch, read_objects, synthetic_batch
-from benchmarks.maskrcnn.pytorch.evaluation import in_images
+from benchmarks.maskrcnn.pytorch.evaluation import to_detections
 from benchmarks.maskrcnn.pytorch.train import MAX_EDGES, build, train_on_batch, train_step
 from tests.in_framework.waves import digest, waves
 
@@ -154,7 +154,7 @@ def test_weights_and_biases_have_different_rates():
 
 def test_pixels_are_doubled_as_interpolated():
     x = torch.from_numpy(waves(2, 5, 3, 4)).to(memory_format=torch.channels_last).requires_grad_()
-    outputs = [backbone.doubled(x), functional.interpolate(x, size=(6, 8), mode="nearest")]
+    outputs = [backbone.upsample_2x(x), functional.interpolate(x, size=(6, 8), mode="nearest")]
     assert torch.equal(*outputs)
     torch.testing.assert_close(
         *(torch.autograd.grad((y * torch.from_numpy(waves(*y.shape))).sum(), x) for y in outputs)
@@ -213,8 +213,8 @@ class Operators:
         assert samples == 2 and not aligned
         height, width = feature.shape[2:]
         sides = [torch.full((len(rois),), side) for side in (height, width)]
-        placed = operators.Placed(rois[:, 0].long() * height * width, *sides, torch.full_like(rois[:, 0], scale))
-        rows, weights = operators.taps(rois[:, 1:], placed, bins)
+        placed = operators.RoiLocations(rois[:, 0].long() * height * width, *sides, torch.full_like(rois[:, 0], scale))
+        rows, weights = operators.sampling_points(rois[:, 1:], placed, bins)
         values = operators.pixels([feature])[rows] * weights.unsqueeze(-1).to(feature.dtype)
         return cls.factor * values.sum(3).permute(0, 3, 1, 2)
 
@@ -229,7 +229,7 @@ def test_torchvision_is_used_where_it_is_right(monkeypatch):
         "suppression": "torchvision", "matching": "plain", "roi_align": "torchvision", "project_masks": "plain"
     }  # fmt: skip
     for name, function in operators.torchvision_operators(Operators).items():
-        assert kernels.distance_of(operators.EVERY[name], function, CPU.context, torch.float32) < 2e-5
+        assert kernels.distance_of(operators.ALL_OPERATORS[name], function, CPU.context, torch.float32) < 2e-5
     assert operators.choose(CONFIG, CPU, {}, WrongOperators).names["roi_align"] == "plain"
     assert operators.choose(CONFIG, CPU, names, Operators).names == names, "of a checkpoint"
     monkeypatch.setattr(operators, "find_torchvision", lambda: None)
@@ -306,9 +306,9 @@ def test_objects_are_resized_and_mirrored_as_the_submitted_boxes(mirrored):
     if not mirrored:
         # The last one is in an image that fills the batch.
         images, labels = torch.tensor([0, 0, 0, 0, 1]), torch.arange(1, 6)
-        detected = Found(images, torch.from_numpy(objects.boxes)[[0, 1, 2, 3, 0]], torch.ones(5), labels)
+        detected = DetectedBoxes(images, torch.from_numpy(objects.boxes)[[0, 1, 2, 3, 0]], torch.ones(5), labels)
         batch = EvaluationBatch(None, torch.tensor([[250.0, 200], [96, 64]]), np.array([0]))
-        originals = in_images(SimpleNamespace(val=part), batch, detected, np.ones((5, 28, 28), np.float32), 1.0)
+        originals = to_detections(SimpleNamespace(val=part), batch, detected, np.ones((5, 28, 28), np.float32), 1.0)
         assert originals.boxes[[0, 1, 3]] == pytest.approx(given[[0, 1, 4]], abs=1e-4)
         assert (originals.images.tolist(), originals.labels.tolist(), len(originals.masks)) == (
             [7] * 4,

@@ -210,10 +210,10 @@ def test_boxes_are_matched_by_their_overlaps():
     # (objects, boxes); the last object is not there. Limits are 0.5 and 0.25, each reached by one box.
     quality = torch.tensor([[[0.5, 0.49, 0.25, 0.24, 0.0, 0.1], [0.2, 0.3, 0.1, 0.0, 0.0, 0.4], [0.9] * 6]])
     present, between, background = torch.tensor([[True, True, False]]), regions.BETWEEN, regions.BACKGROUND
-    for rescue, matched in ((False, [0, between, between, background, background, between]),
+    for allow_low_quality, matched in ((False, [0, between, between, background, background, between]),
                             (True, [0, between, between, background, background, 1])):  # fmt: skip
-        assert regions.match(quality, present, 0.5, 0.25, rescue).tolist() == [matched]
-        assert regions.match(quality, present & False, 0.5, 0.25, rescue).tolist() == [[background] * 6]
+        assert regions.match(quality, present, 0.5, 0.25, allow_low_quality).tolist() == [matched]
+        assert regions.match(quality, present & False, 0.5, 0.25, allow_low_quality).tolist() == [[background] * 6]
 
 
 def test_samples_are_of_each_image_and_the_same_for_any_ranks():
@@ -290,7 +290,7 @@ def test_pooling_has_the_values_and_gradients_of_the_submitted_kernel(edge, leve
     boxes = torch.cat((boxes_of(8, 12, extent=45), torch.tensor(
         [[0.0, 0, 112, 112], [2, 1, 226, 225], [-30, -9, 4, 5], [100, 60, 190, 140], [5, 5, 5, 5], [3, 3, 500, 600]],
         dtype=torch.float64)))  # fmt: skip
-    images, rois = torch.arange(len(boxes)) % 2, regions.sampled(boxes, edge)
+    images, rois = torch.arange(len(boxes)) % 2, regions.to_inclusive(boxes, edge)
     assert operators.levels_of(rois, edge).tolist() == levels
     for align in (operators.roi_align, served.roi_align):
         values = align(features, rois, images, 3, edge)
@@ -310,7 +310,7 @@ def test_a_pixel_of_an_outline_is_drawn_if_its_middle_is_inside():
     )
     objects = [[torch.tensor(polygon) for polygon in polygons] for polygons in ([triangle], [square, small], [])]
     rois = torch.tensor([[0.0, 0, 6, 6], [0, 0, 6, 6], [0, 0, 6, 6], [0, 0, 6, 6], [1, 2, 4, 5], [2, 2, 2, 2]])
-    masks = operators.project_masks(operators.outlines_of(objects), rois, torch.tensor([0, 1, 2, -1, 0, 1]), 6)
+    masks = operators.project_masks(operators.make_outlines(objects), rois, torch.tensor([0, 1, 2, -1, 0, 1]), 6)
     drawn = [["".join(".#"[pixel] for pixel in row) for row in mask.int().tolist()] for mask in masks]
     assert drawn == [
         ["#####.", "####..", "###...", "##....", "#.....", "......"],
@@ -377,7 +377,7 @@ def test_a_box_without_area_changes_no_gradient():
 def test_each_rank_groups_its_own_images_by_aspect(ranks):
     sizes = np.rint(130 + 70 * waves(500, 2)).astype(int)
     sizes[::50] = 100  # squares
-    resized = order.resized(sizes, 80, 133)
+    resized = order.resize(sizes, 80, 133)
     shapes = order.shapes(resized, 80, 133, 32)
     chosen, seen = np.flatnonzero(np.arange(500) % 10), set()
     for rank in range(ranks):
@@ -401,7 +401,7 @@ def test_each_rank_groups_its_own_images_by_aspect(ranks):
 
 def test_sizes_are_rounded_as_the_submitted_code_rounds():
     sizes = np.array([[640, 480], [480, 640], [500, 100]])
-    assert order.resized(sizes, 800, 1333).tolist() == [[1066, 800], [800, 1066], [1335, 267]]
+    assert order.resize(sizes, 800, 1333).tolist() == [[1066, 800], [800, 1066], [1335, 267]]
 
 
 # -- cuDNN ------------------------------------------------------------------------------------------------

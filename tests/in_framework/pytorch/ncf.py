@@ -186,7 +186,7 @@ def candidates_of(negatives, config=CONFIG):
 )
 def test_position_of_a_held_out_item(negatives, scores, position):
     # Columns: negatives, then the held-out item 9
-    assert candidates_of(negatives).places(torch.tensor([scores]), slice(0, 1)).tolist() == [position]
+    assert candidates_of(negatives).ranks_of_held_out(torch.tensor([scores]), slice(0, 1)).tolist() == [position]
 
 
 def test_fp16_compares_probabilities():
@@ -194,7 +194,7 @@ def test_fp16_compares_probabilities():
     near = torch.tensor([[5.0, 0.0, 0.0, 0.0, 5.004]])
     for precision, position in (("fp32", 0), ("fp16", 1)):
         candidates = candidates_of([5, 6, 7, 8], Config(precision=precision))
-        assert candidates.places(near, slice(0, 1)).tolist() == [position]
+        assert candidates.ranks_of_held_out(near, slice(0, 1)).tolist() == [position]
 
 
 def test_hit_ratio_and_ndcg_of_the_first_ten_positions():
@@ -250,18 +250,18 @@ def shuffle_keys(seed):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 17, 1000, 1024, 12345])
 def test_every_order_has_each_sample_once(count):
-    orders = [operators.shuffled(torch.arange(count), count, shuffle_keys(seed)) for seed in range(3)]
+    orders = [operators.shuffle(torch.arange(count), count, shuffle_keys(seed)) for seed in range(3)]
     assert all(torch.equal(order.sort().values, torch.arange(count)) for order in orders)
     # The sample at a position depends on no other position.
     last = torch.arange(count // 3, count)
-    assert torch.equal(operators.shuffled(last, count, shuffle_keys(0)), orders[0][last])
+    assert torch.equal(operators.shuffle(last, count, shuffle_keys(0)), orders[0][last])
     assert len({tuple(order.tolist()) for order in orders}) == 3 or count < 10
 
 
 def test_orders_are_as_even_as_random_ones():
     # A sample's position, and the distance of neighbours: chi-squared over the degrees of freedom
     count = 1000
-    orders = torch.stack([operators.shuffled(torch.arange(count), count, shuffle_keys(seed)) for seed in range(600)])
+    orders = torch.stack([operators.shuffle(torch.arange(count), count, shuffle_keys(seed)) for seed in range(600)])
     distances = [(orders[:, lag:] - orders[:, :-lag]) % count - 1 for lag in (1, 2, 32)]
     for values, cells in ((orders[:, 500] // 20, 50), *((distance.flatten(), count - 1) for distance in distances)):
         counts = torch.bincount(values, minlength=cells).double()

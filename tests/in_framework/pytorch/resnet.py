@@ -46,7 +46,7 @@ def logits(**changes):
     # Logits of one batch with the weights of the seed.
     config = resnet.config_of(Config, **changes)
     images = torch.rand((2, 3, 32, 32), generator=torch.Generator().manual_seed(9))
-    network = model.place(model.build(config), config, CPU).eval()
+    network = model.to_device(model.build(config), config, CPU).eval()
     with torch.no_grad(), autocast(CPU, config.precision):
         return network(images.to(memory_format=networks.memory_format(config.layout))).float()
 

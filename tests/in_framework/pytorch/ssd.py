@@ -82,7 +82,7 @@ def test_detections_are_those_of_each_class_by_itself():
     defaults = torch.from_numpy(default_boxes(64, config.box_scales))
     predictions = torch.from_numpy(3 * waves(3, len(defaults), 4 + 5)).float()
     predictions[1, :, 4] = 50  # only background
-    detections = model.chosen(*model.decoded(predictions, defaults), config)
+    detections = model.select_detections(*model.decode_predictions(predictions, defaults), config)
     assert detections.images.tolist() == [0] * 7 + [2] * 7
     assert detections.labels.tolist() == [1, 3, 3, 3, 2, 3, 2, 3, 1, 1, 1, 3, 2, 2]
     assert detections.scores.tolist() == pytest.approx(

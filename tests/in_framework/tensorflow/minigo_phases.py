@@ -27,7 +27,7 @@ from tests.in_framework.minigo import TINY, config_of, frozen_graph
 import tensorflow as tf  # isort: skip
 
 LONG = True
-add, together = GameFile.add, Generations._together
+add, together = GameFile.add, Generations._play_together
 
 
 def die(*_):
@@ -73,7 +73,7 @@ PHASES = {
     "in the match with the present model": (MatchWorker, "play", die),
     "after the model is written": after(records, "show"),
     "after the checkpoint": after(Run, "_save"),
-    "in the match with the target": (Generations, "_together", torn_evaluation),
+    "in the match with the target": (Generations, "_play_together", torn_evaluation),
 }
 
 
