@@ -19,25 +19,7 @@ from benchmarks.common.data import manifest
 from benchmarks.common.data.arrays import check_sizes, opening
 from benchmarks.common.data.manifest import prepare_again
 from benchmarks.common.data.problem import Problem
-from benchmarks.detection.preparation import ARRAYS
-
-PARTS = ("train", "val")
-
-
-def images_folder(part: str) -> str:
-    return f"{part}2017"
-
-
-def json_file(part: str) -> str:
-    return f"annotations/instances_{part}2017.json"
-
-
-def boxes_file(part: str) -> str:
-    return f"annotations/boxes_{part}2017.json"
-
-
-def array_file(part: str, array: str) -> str:
-    return f"{part}_{array}.npy"
+from benchmarks.detection.layout import ARRAYS, PARTS, array_file, boxes_file, images_folder, json_file
 
 
 class Category(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Mapping
 from benchmarks.common.data import prepare
 from benchmarks.common.data.manifest import Add, compare, prepare_again
 from benchmarks.common.data.problem import Problem
+from benchmarks.detection.layout import ARRAYS, PARTS, array_file, images_folder
 
 BENCHMARKS = ("ssd", "maskrcnn")  # Both read the same data set; dataset.json contains the first name
 COCO = "coco2017"
@@ -18,24 +19,6 @@ PUBLISHED = {
     "images with annotations in val": 4952,
     "categories": 80,
 }
-# The fields of annotations.Part with the same names, and ``bytes`` (int64 (N,)) and ``checksums`` (uint8 (N, 32),
-# sha256) of the image files, which are only read by a verification. ``files`` has names in UTF-8, padded with zeros to
-# equal length
-ARRAYS = (
-    "image_ids",
-    "files",
-    "bytes",
-    "checksums",
-    "sizes",
-    "offsets",
-    "boxes",
-    "labels",
-    "areas",
-    "crowds",
-    "polygon_offsets",
-    "point_offsets",
-    "points",
-)
 SCENES = 1000  # scenes of the toy data set to train on
 
 
@@ -66,7 +49,7 @@ def check(directory: Path, manifest: Dict[str, Any]) -> List[Problem]:
 
 def check_images(directory: Path, manifest: Dict[str, Any], quick: bool, add: Add) -> List[Problem]:
     """Compare all images with the arrays of sizes and checksums; report a problem per file."""
-    from benchmarks.detection.annotations import PARTS, Names, images_folder, load
+    from benchmarks.detection.annotations import Names, load
 
     problems: List[Problem] = []
     again = prepare_again(directory)
@@ -85,8 +68,8 @@ def data_set(benchmark: str) -> prepare.DataSet:
     return prepare.DataSet(
         benchmark=benchmark,
         source="folder of COCO 2017's train2017, val2017 and annotations, each a folder or the published zip",
-        files=tuple(f"{part}_{array}.npy" for part in ("train", "val") for array in ARRAYS),
-        folders=("train2017", "val2017", "annotations"),
+        files=tuple(array_file(part, array) for part in PARTS for array in ARRAYS),
+        folders=(*map(images_folder, PARTS), "annotations"),
         shared_with=BENCHMARKS,
         add_options=add_options,
         writer="benchmarks.detection.writer",

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.detection.annotations import images_folder, json_file
+from benchmarks.detection.layout import images_folder, json_file
 
 NAME = "digit-scenes"
 VAL_SHARE = 0.12  # validation scenes per training scene

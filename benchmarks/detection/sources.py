@@ -9,7 +9,7 @@ from typing import Any, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 from benchmarks.common.data import text_files
 from benchmarks.common.data.problem import FAILED, Problem
-from benchmarks.detection.annotations import PARTS, images_folder, json_file
+from benchmarks.detection.layout import PARTS, images_folder, json_file
 
 ANNOTATIONS_ZIP = "annotations_trainval2017.zip"
 LAYOUT = (

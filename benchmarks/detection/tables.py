@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.text_files import load_json
-from benchmarks.detection.annotations import array_file
+from benchmarks.detection.layout import array_file
 from benchmarks.detection.sources import AGAIN, SourceFile, read_content
 
 # Errors of annotations

@@ -23,8 +23,9 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
 from benchmarks.common.data.workers import Report, Workers
 from benchmarks.detection import scenes, sources, tables
-from benchmarks.detection.annotations import PARTS, array_file, boxes_file, images_folder, json_file, load
-from benchmarks.detection.preparation import ARRAYS, COCO, PUBLISHED, check_counts
+from benchmarks.detection.annotations import load
+from benchmarks.detection.layout import ARRAYS, PARTS, array_file, boxes_file, images_folder, json_file
+from benchmarks.detection.preparation import COCO, PUBLISHED, check_counts
 from benchmarks.detection.tables import OUTSIDE_BY_ROUNDING, Entry, Table
 
 VERSION = "3"  # Increase it if the output changes for the same source and options; unfinished parts are then discarded

@@ -3,7 +3,7 @@
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -19,9 +19,7 @@ from benchmarks.minigo.selfplay import MatchWorker, Worker
 from benchmarks.minigo.tensorflow import data, model
 from benchmarks.minigo.tensorflow.data import Batch, Positions
 from benchmarks.minigo.tensorflow.networks import Evaluator, load_evaluator
-
-if TYPE_CHECKING:
-    from benchmarks.minigo.tensorflow.train import Training
+from benchmarks.minigo.tensorflow.training import Training
 
 Step = Callable[..., Any]
 EVALUATIONS = "evaluations.jsonl"
@@ -30,7 +28,7 @@ EVALUATIONS = "evaluations.jsonl"
 class Generations:
     """State of the training loop: the trained network, the network that plays, and the checkpoint of both."""
 
-    def __init__(self, training: "Training", step: Step, run: Run) -> None:
+    def __init__(self, training: Training, step: Step, run: Run) -> None:
         self.training, self.step, self.run, self.config = training, step, run, run.config
         self.player = model.build(run.config, training.network.shape, training.network.values())
         if run.saved:
