@@ -1,10 +1,9 @@
-"""Hyperparameters of ResNet, said once for all frameworks; standard library only.
+"""Hyperparameters of ResNet for all frameworks; standard library only.
 
-Each implementation's config.py adds the fields of its framework and narrows what that cannot do. The host side
-loads both files to check a configuration before anything starts, the training code to run it.
-Values come from ``systems/*.toml`` and the command line; the defaults are what NVIDIA's submissions of v0.6
-and v0.7 have in common (the argument dumps in their logs), and ours where those say nothing. "Epoch" is one
-pass over the training images, "step" one update of the weights.
+config.py of an implementation adds fields of its framework and restricts unsupported values. The host side loads
+both files to check a configuration before a run, the training code to run it. Values come from ``systems/*.toml``
+and the command line; the defaults are common to NVIDIA's submissions of v0.6 and v0.7 (arguments in their logs), or
+defined here. "Epoch": a pass over the training images; "step": an update of the weights.
 """
 
 from dataclasses import dataclass
@@ -16,20 +15,20 @@ from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_lea
 @dataclass(frozen=True)
 class Hyperparameters:
     # The run
-    device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
-    seed: int = 0  # draws weights, image order and crops; a new one for each experiment
-    round: Literal["v0.5", "v0.6", "v0.7"] = "v0.7"  # of MLPerf, in whose dialect the log is
-    quality_target: float = 0.759  # top-1 accuracy, as a share of 1, at which the run stops
-    epochs: int = 90  # ends after that many without the target
+    device: Literal["gpu", "cpu"] = "gpu"  # a rank uses one GPU, or a part of the CPU cores
+    seed: int = 0  # for initial weights, image order and crops; new for every experiment
+    round: Literal["v0.5", "v0.6", "v0.7"] = "v0.7"  # MLPerf round, which determines the log format
+    quality_target: float = 0.759  # top-1 accuracy (0 to 1) at which the run stops
+    epochs: int = 90  # maximum number of epochs
 
     # The network
     depth: Literal[18, 34, 50, 101, 152] = 50  # layers with weights; 50 is MLPerf's
     num_classes: int = 1000  # labels in the data set
-    layout: Literal["NHWC", "NCHW"] = "NHWC"  # order of the axes; NHWC is what tensor cores want
+    layout: Literal["NHWC", "NCHW"] = "NHWC"  # memory order of the axes; tensor cores need NHWC
     precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of products; weights and statistics stay fp32
     pad_channels: bool = True  # add an empty fourth colour channel, which NHWC fp16 convolutions like
-    zero_init_residual: bool = False  # last batch-norm of a block starts at gamma 0 (arXiv 1706.02677, 5.1)
-    batch_norm_momentum: float = 0.9  # share of the old running statistics kept at each step
+    zero_init_residual: bool = False  # initialize the last gamma of a block with 0 (arXiv 1706.02677, 5.1)
+    batch_norm_momentum: float = 0.9  # weight of the old running statistics in a step
     batch_norm_epsilon: float = 1e-5  # added to the variance
 
     # The loss
@@ -38,14 +37,14 @@ class Hyperparameters:
 
     # The optimizer
     batch_size: int = 208  # images per rank and step
-    accumulation_steps: int = 1  # forward and backward passes a step, each over batch_size / accumulation_steps images
+    accumulation_steps: int = 1  # micro-batches of batch_size / accumulation_steps images per step
     optimizer: Literal["sgd", "lars"] = "lars"  # sgd has momentum; lars is arXiv 1708.03888
     learning_rate: float = 7.4  # base value, after warm-up, for the global batch
     end_learning_rate: float = 0.0001  # value at the end of the pow2 schedule
     schedule: Literal["pow2", "step"] = "pow2"  # polynomial of power 2, or drops at decay_epochs
     warmup_epochs: float = 5.0  # linear up to the base value
     decay_epochs: Tuple[int, ...] = ()  # for "step": the learning rate drops after these epochs
-    decay_factor: float = 0.1  # for "step": what it is multiplied with
+    decay_factor: float = 0.1  # for "step": factor on the learning rate
     momentum: float = 0.9  # of both optimizers; lars corrects it where the learning rate changes
     weight_decay: float = 5e-5  # L2 penalty added to the gradient
     no_weight_decay: Tuple[str, ...] = ("gamma", "beta")  # parameters without it, by ending; with lars as submitted
@@ -63,18 +62,18 @@ class Hyperparameters:
 
     # The input
     image_size: int = 224  # pixels, after the crop
-    eval_resize: int = 256  # pixels of the shorter side before the centre crop of image_size
-    antialias: bool = False  # smooth what is made smaller; DALI's default since 1.16, thus submitted since v3.0
-    crop_area: Tuple[float, ...] = (0.05, 1.0)  # smallest and largest share of the image in a training crop
-    crop_ratio: Tuple[float, ...] = (0.75, 1.3333333333333333)  # width to height of a training crop
-    mirror: bool = True  # flip half of the training images left to right
-    # DALI's: "submitted" is a flag of NVIDIA's common/dali.py, the values are in its config_*.sh (v0.5 to v4.0).
+    eval_resize: int = 256  # pixels of the short edge before the centre crop of image_size
+    antialias: bool = False  # antialias when downscaling; DALI's default since 1.16, thus submitted since v3.0
+    crop_area: Tuple[float, ...] = (0.05, 1.0)  # minimum and maximum area of a training crop, as fractions
+    crop_ratio: Tuple[float, ...] = (0.75, 1.3333333333333333)  # width / height of training crops
+    mirror: bool = True  # flip half of the training images horizontally
+    # DALI: "submitted" is a flag of NVIDIA's common/dali.py, with values in config_*.sh (v0.5 to v4.0).
     dali_threads: int = 3  # CPU threads per rank that decode and augment; submitted: dali-threads, 3, on H100 6 to 8
     dali_prefetch: int = 3  # batches kept ready; submitted: dali-prefetch-queue, 2 to 5
-    dali_shuffle_buffer: int = 4096  # records from which the next one is drawn
-    dali_decoder_cache_mb: int = 0  # whole decoded images kept in GPU memory; 0 decodes only the crop
-    dali_hw_decoder_load: float = 0.0  # share of images for the GPU's JPEG unit; submitted: A100 0 to 0.7, H100 0.99
-    dali_nvjpeg_padding_mb: int = 256  # nvJPEG's buffers, per thread 1 on the GPU, 2 pinned; v0.5 on DGX-1 64, else 256
+    dali_shuffle_buffer: int = 4096  # records in the shuffle buffer
+    dali_decoder_cache_mb: int = 0  # GPU memory for decoded images; 0: decode only crops
+    dali_hw_decoder_load: float = 0.0  # fraction of images for the JPEG unit; submitted: A100 0 to 0.7, H100 0.99
+    dali_nvjpeg_padding_mb: int = 256  # nvJPEG's buffers, per thread 1 on the GPU, 2 pinned; v0.5 on DGX-1: 64
     dali_preallocate_width: int = 5980  # pixels for which the JPEG unit has memory; submitted since v2.1
     dali_preallocate_height: int = 6430  # pixels, the same; together ImageNet's largest image
     dali_decoder_hint: int = 0  # bytes per decoded image reserved at the start; submitted since v2.1: 1315942
@@ -86,11 +85,11 @@ class Hyperparameters:
 
     # Reports
     log_interval: int = 20  # steps per record in the metrics stream
-    checkpoint_interval: int = 4  # epochs between checkpoints; 0 keeps none but on a signal
+    checkpoint_interval: int = 4  # epochs between checkpoints; 0: only on a signal
 
     @property
     def targets(self) -> Dict[str, float]:
-        """Target of each quality, by the names of benchmark.toml."""
+        """Targets by the names in benchmark.toml."""
         return {"accuracy": self.quality_target}
 
     def __post_init__(self) -> None:

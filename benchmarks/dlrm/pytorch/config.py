@@ -1,9 +1,8 @@
 """Hyperparameters of DLRM in PyTorch: one flat, frozen dataclass; standard library only.
 
-The host side loads this file to check a configuration before anything starts, the training code to run it.
-Values come from ``systems/*.toml`` and the command line; the defaults are those of NVIDIA's v0.7 submissions (the
-flags that their logs print), and ours where those say nothing. "Epoch" is one pass over the training rows, "step"
-one update of the weights.
+The host side loads this file to check a configuration before a run, the training code to run it. Values come from
+``systems/*.toml`` and the command line; the defaults are from NVIDIA's v0.7 submissions (flags in their logs), or
+defined here. "Epoch": a pass over the training rows; "step": an update of the weights.
 """
 
 from dataclasses import dataclass
@@ -11,49 +10,49 @@ from typing import Dict, List, Literal, Tuple
 
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, precision_on_cpu, refuse
 
-MEMORY_SHARE = 0.9  # share of a rank's memory for its tables; the rest is for the MLPs, the activations and the batches
+MEMORY_SHARE = 0.9  # fraction of memory for tables; MLPs, activations and batches use the rest
 
 
 @dataclass(frozen=True)
 class Config:
     # The run
-    device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
-    seed: int = 0  # draws weights and the order of the rows; a new one for each experiment
-    round: Literal["v0.7"] = "v0.7"  # of MLPerf, in whose dialect the log is
+    device: Literal["gpu", "cpu"] = "gpu"  # a rank uses one GPU, or a part of the CPU cores
+    seed: int = 0  # for initial weights and row order; new for every experiment
+    round: Literal["v0.7"] = "v0.7"  # MLPerf round, which determines the log format
     quality_target: float = 0.8025  # AUC at which the run stops
-    epochs: int = 1  # at most
+    epochs: int = 1  # maximum number of epochs
 
-    # The network (arXiv 1906.00091); the last width of bottom_mlp is that of the tables
+    # The network (arXiv 1906.00091); the last width of bottom_mlp is the width of the tables
     bottom_mlp: Tuple[int, ...] = (512, 256, 128)  # widths of the layers over the 13 numbers
     top_mlp: Tuple[int, ...] = (1024, 1024, 512, 256, 1)  # widths of the layers over the interaction
     precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of activations; weights and tables stay fp32
 
     # The loss
-    loss_scale: float = 1024.0  # for fp16: factor on the loss so that gradients do not underflow
+    loss_scale: float = 1024.0  # for fp16: factor on the loss, against underflow of gradients
 
     # The optimizer
     batch_size: int = 6912  # rows per rank and step
-    optimizer: Literal["sgd"] = "sgd"  # without momentum, for tables and MLPs alike
+    optimizer: Literal["sgd"] = "sgd"  # without momentum, for tables and MLPs
     learning_rate: float = 24.0  # base value, after warm-up, for the global batch
     end_learning_rate: float = 0.0  # least value of the decay
     warmup_steps: int = 2750  # linear from 0
-    decay_start_step: int = 49315  # step at which the decay begins
+    decay_start_step: int = 49315  # first step of the decay
     decay_steps: int = 27772  # length of the decay; 0 means none
     decay_power: float = 2.0  # of the polynomial
     weight_decay: float = 0.0  # L2 penalty on the weights of the MLPs; the tables have none
-    table_learning_rate_factor: float = 1.0  # learning rate of the tables, as a multiple of that of the MLPs
+    table_learning_rate_factor: float = 1.0  # learning rate of the tables relative to the MLPs
 
     # How it is computed
-    embedding_update: Literal["scatter", "sorted"] = "scatter"  # sorted adds in a fixed order on a GPU too
+    embedding_update: Literal["scatter", "sorted"] = "scatter"  # sorted: fixed summation order, also on GPUs
     kernels: Literal["auto", "plain", "triton"] = "auto"  # auto: measured before the first step, plain on CPUs
-    fused_relu: bool = False  # bias and ReLU of the MLPs inside of their GEMMs, by cuBLASLt on a GPU
-    early_sums: bool = False  # between ranks: sum and exchange gradients within the backward pass, not behind it
-    cuda_graph: bool = True  # on a GPU: capture a step once and replay it
+    fused_relu: bool = False  # bias and ReLU of the MLPs in the GEMM epilogue (cuBLASLt) on a GPU
+    early_sums: bool = False  # between ranks: overlap gradient communication with the backward pass
+    cuda_graph: bool = True  # on a GPU: capture a step and replay it
     warm_up_steps: int = 3  # on synthetic data, before the clock: chooses kernels, opens connections; 0 does none
 
     # The input
     shuffle: Literal["blocks", "rows"] = "blocks"  # order of 1,024-row blocks, or of rows held on the device
-    prefetch: int = 2  # groups of steps (8 MB) read ahead, each by a thread; 0 reads in the loop
+    prefetch: int = 2  # groups of steps (8 MB) read ahead, one thread per group; 0 reads in the loop
     cache_eval_data: bool = True  # keep the evaluation rows on the device after the first pass
 
     # Evaluation
@@ -62,7 +61,7 @@ class Config:
 
     # Reports
     log_interval: int = 100  # steps per record in the metrics stream
-    checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal
+    checkpoint_interval: int = 0  # evaluations between checkpoints; 0: only on a signal
 
     @property
     def communicates(self) -> str:
@@ -71,7 +70,7 @@ class Config:
 
     @property
     def targets(self) -> Dict[str, float]:
-        """Target of each quality, by the names of benchmark.toml."""
+        """Targets by the names in benchmark.toml."""
         return {"auc": self.quality_target}
 
     def __post_init__(self) -> None:
@@ -92,7 +91,7 @@ class Config:
         )
 
     def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
-        """Return why tables do not fit into ``memory``, in bytes of a rank; placement.py places those that may."""
+        """Return why tables do not fit into ``memory`` bytes per rank; placement.py searches for a placement."""
         sizes, row_bytes, limit = manifest["facts"]["table_sizes"], self.bottom_mlp[-1] * 4, memory * MEMORY_SHARE
         least = max(max(sizes), -(-sum(sizes) // ranks)) * row_bytes
         if least <= limit:

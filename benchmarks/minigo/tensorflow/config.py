@@ -1,8 +1,8 @@
 """Configuration of Minigo in TensorFlow; standard library only.
 
-Values come from ``systems/*.toml`` and the command line; the defaults are what NVIDIA's submission of v0.7 has
-(minigo/ml_perf/flags/19, run_and_time.sh). A generation is some games by one model, training on the last generations'
-games, and a new model; it is what the log calls an epoch.
+Values come from ``systems/*.toml`` and the command line; the defaults are from NVIDIA's submission of v0.7
+(minigo/ml_perf/flags/19, run_and_time.sh). A generation is self-play with a model, training on the games of the last
+generations, and a new model; it is an epoch in the log.
 """
 
 from dataclasses import dataclass
@@ -16,42 +16,42 @@ class Config:
     """Everything that train.py needs to know, except where the data and the results are."""
 
     # The run
-    device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
-    seed: int = 0  # draws weights, games and the order of positions; a new one for each experiment
-    round: Literal["v0.5", "v0.6", "v0.7"] = "v0.7"  # of MLPerf: its log, and what is evaluated when
-    quality_target: float = 0.5  # share of games won against the target model; v0.5: of moves predicted
-    epochs: int = 54  # generations; submitted: iterations less what the checkpoint has
-    train_ranks: int = 0  # ranks that train, the first ones; 0: all; submitted: num_gpus_train
-    selfplay_ranks: int = 0  # ranks that play, the last ones; 0: all
-    initial_weights: str = ""  # model file or MLPerf's model.ckpt-N.index to begin with, and its step; empty: drawn
+    device: Literal["gpu", "cpu"] = "gpu"  # a rank uses one GPU, or a part of the CPU cores
+    seed: int = 0  # for initial weights, games and position order; new for every experiment
+    round: Literal["v0.5", "v0.6", "v0.7"] = "v0.7"  # MLPerf round: log format and evaluation mode
+    quality_target: float = 0.5  # win rate against the target model; v0.5: predicted moves
+    epochs: int = 54  # generations; submitted: iterations minus those of the checkpoint
+    train_ranks: int = 0  # number of training ranks (the first); 0: all; submitted: num_gpus_train
+    selfplay_ranks: int = 0  # number of self-play ranks (the last); 0: all
+    initial_weights: str = ""  # model file or MLPerf's model.ckpt-N.index, with its step; empty: random
 
     # The game
     board_size: Literal[5, 9, 13, 19] = 19  # lines of the board
     komi: float = 7.5  # points that white gets
-    pass_alive: bool = True  # what is alive whoever moves owns what it encloses, in score and end; since v0.7
+    pass_alive: bool = True  # unconditional life owns enclosed points, in score and end of game; since v0.7
     features: Literal["agz", "mlperf07"] = "mlperf07"  # input planes: 17 of 8 positions, 13 of 4 and liberties
     move_limit: int = 0  # moves after which a game is counted; 0: the engine's, 2 N^2
 
     # Self-play
-    games: int = 8192  # of a generation, over all ranks; submitted: min_games_per_iteration
-    concurrent_games: int = 384  # that a rank plays at once; submitted: games a thread x threads x processes a GPU
-    selfplay_groups: int = 1  # of these games: one is searched while another one's positions are evaluated
-    selfplay_threads: int = 6  # of the search on each rank
-    inference_batch: int = 256  # positions of a pass of the network; submitted: trt_max_batch_size
-    readouts: int = 800  # of a search; submitted: num_readouts
+    games: int = 8192  # per generation, over all ranks; submitted: min_games_per_iteration
+    concurrent_games: int = 384  # per rank, in parallel; submitted: games per thread x threads x processes
+    selfplay_groups: int = 1  # groups of games: one is searched while another is evaluated
+    selfplay_threads: int = 6  # search threads per rank
+    inference_batch: int = 256  # batch size of the network; submitted: trt_max_batch_size
+    readouts: int = 800  # per search; submitted: num_readouts
     first_readouts: int = 0  # the same in the first generation; 0: readouts
-    parallel_leaves: int = 4  # of a search at once, by virtual loss; submitted: virtual_losses
-    fastplay_frequency: float = 0.75  # share of moves that are searched less and not trained on
-    fastplay_readouts: int = 80  # of those
-    value_init_penalty: float = 0.2  # subtracted from the value of a move that was not searched yet
-    policy_softmax_temp: float = 0.98  # exponent on visits for the moves that are drawn
+    parallel_leaves: int = 4  # evaluated together in a search, by virtual loss; submitted: virtual_losses
+    fastplay_frequency: float = 0.75  # fraction of moves with fewer readouts, not used for training
+    fastplay_readouts: int = 80  # readouts of these moves
+    value_init_penalty: float = 0.2  # subtracted from the value of an unvisited move
+    policy_softmax_temp: float = 0.98  # exponent of visits for sampled moves
     dirichlet_alpha: float = 0.03  # of the noise on the root's policy
-    noise_mix: float = 0.3  # share of that noise
-    target_pruning: bool = True  # take visits that noise alone caused out of what is trained on
-    min_resign_threshold: float = -1.0  # a game's threshold of resignation is drawn between these two
-    max_resign_threshold: float = -0.9  # -1 never resigns
-    disable_resign_pct: float = 0.0  # share of games in which nobody may resign
-    cache_mb: int = 8192  # memory for evaluations that were made already, per rank; submitted: cache_size_mb
+    noise_mix: float = 0.3  # fraction of this noise
+    target_pruning: bool = True  # remove visits caused only by noise from the training policy
+    min_resign_threshold: float = -1.0  # the resignation threshold of a game is random between these two
+    max_resign_threshold: float = -0.9  # -1: no resignation
+    disable_resign_pct: float = 0.0  # fraction of games without resignation
+    cache_mb: int = 8192  # memory for cached evaluations per rank; submitted: cache_size_mb
 
     # The network
     conv_width: int = 64  # channels of the trunk
@@ -62,29 +62,29 @@ class Config:
     xla: Literal["auto", True, False] = "auto"  # compile forward, backward and update; auto: with device=gpu
 
     # Training
-    window: int = 5  # generations whose games are trained on; submitted: window_size
-    sample_share: float = 0.3  # of the window's positions, in each generation; submitted: train_filter, filter_amount
+    window: int = 5  # generations of games used for training; submitted: window_size
+    sample_share: float = 0.3  # of the window's positions, per generation; submitted: train_filter, filter_amount
     batch_size: int = 1024  # positions per training rank and step
     optimizer: Literal["sgd"] = "sgd"  # with momentum
     learning_rate: float = 0.16  # base value
     rate_factors: Tuple[float, ...] = (0.1, 1.0, 0.1, 0.01)  # on it, one more than there are boundaries
-    rate_boundaries: Tuple[int, ...] = (128, 10000, 20000)  # steps, also those before, after which the next holds
+    rate_boundaries: Tuple[int, ...] = (128, 10000, 20000)  # total steps after which the factor changes
     momentum: float = 0.9  # sgd_momentum
-    l2_strength: float = 1e-4  # on half the squared weights, biases and betas apart
+    l2_strength: float = 1e-4  # on half the squared weights, except biases and betas
     value_cost_weight: float = 0.5  # on the squared error of the value
-    loss_scale: float = 1.0  # factor on the loss before its gradients, for fp16
+    loss_scale: float = 1.0  # factor on the loss for fp16 gradients
     supervised_steps: int = 0  # on the data set's games before the first generation
     gradient_compression: Literal["none", "fp16"] = "none"  # type in which gradients travel
     warm_up_steps: int = 3  # on synthetic data, before the clock; 0 does none
 
     # Evaluation
-    gating_win_rate: float = 0.0  # of a new model against the present one, below which it does not play; 0: all do
+    gating_win_rate: float = 0.0  # minimum win rate of a new model against the current one; 0: none
     gating_games: int = 100  # of it
     eval_games: int = 256  # against the target model, over all ranks; submitted: num_eval_games
-    eval_readouts: int = 100  # of a search in them; submitted: num_eval_readouts
-    eval_soft_moves: int = 0  # first moves in them that are drawn by the visits; 0: the most visited move, always
-    eval_resign_threshold: float = -1.0  # value below which a side gives a game of them up; -1: never
-    eval_first_model: bool = False  # the last model evaluated plays as many against the first generation's
+    eval_readouts: int = 100  # of a search in these games; submitted: num_eval_readouts
+    eval_soft_moves: int = 0  # first moves sampled by visits in these games; 0: the most visited move
+    eval_resign_threshold: float = -1.0  # value for resignation in these games; -1: none
+    eval_first_model: bool = False  # also play the last model against the first generation
     eval_batch_size: int = 1024  # moves per rank and pass, v0.5
 
     # Reports
@@ -97,7 +97,7 @@ class Config:
 
     @property
     def compiles(self) -> bool:
-        """Whether XLA compiles what runs between the collectives; on a CPU it is slower than TensorFlow's kernels."""
+        """Whether XLA compiles the code between collectives; on a CPU it is slower than TensorFlow's kernels."""
         return self.device == "gpu" if self.xla == "auto" else self.xla
 
     @property

@@ -1,7 +1,7 @@
 """Hyperparameters of NCF in PyTorch: one flat, frozen dataclass; standard library only.
 
-The defaults are what NVIDIA's v0.5 submissions have in common (the command lines in their logs), and ours where
-those say nothing. "Epoch" is one pass over the training pairs with fresh negatives, "step" one update.
+The defaults are common to NVIDIA's v0.5 submissions (command lines in their logs), or defined here. "Epoch": a pass
+over the training pairs with new negatives; "step": an update.
 """
 
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from benchmarks.common.config_checks import above_zero, at_least, fraction, prec
 @dataclass(frozen=True)
 class Config:
     # The run
-    device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
-    seed: int = 0  # draws weights, negatives and order; a new one for each experiment
-    round: Literal["v0.5"] = "v0.5"  # of MLPerf, in whose dialect the log is
-    quality_target: float = 0.635  # HR@10, as a share of 1, at which the run stops
-    epochs: int = 20  # at most
-    stop_at_target: bool = True  # false trains all epochs and takes the best of them
+    device: Literal["gpu", "cpu"] = "gpu"  # a rank uses one GPU, or a part of the CPU cores
+    seed: int = 0  # for initial weights, negatives and order; new for every experiment
+    round: Literal["v0.5"] = "v0.5"  # MLPerf round, which determines the log format
+    quality_target: float = 0.635  # HR@10 (0 to 1) at which the run stops
+    epochs: int = 20  # maximum number of epochs
+    stop_at_target: bool = True  # false: train all epochs; the best one counts
 
     # The network (He et al. 2017, section 3.3)
     factors: int = 64  # width of the embeddings of the matrix factorisation
-    layers: Tuple[int, ...] = (256, 256, 128, 64)  # the MLP: both its embeddings concatenated, then each layer
+    layers: Tuple[int, ...] = (256, 256, 128, 64)  # the MLP: width of both embeddings together, then layers
     precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of activations; weights and Adam stay in fp32
-    loss_scale: float = 8192.0  # factor on the loss so that fp16 gradients do not underflow
-    tables: Literal["fp32", "16-bit"] = "fp32"  # what a step looks up; 16-bit: copies for such a precision
-    first_layer: Literal["auto", "tables", "rows"] = "auto"  # tables: multiply each user and item once a step
+    loss_scale: float = 8192.0  # factor on the loss, against underflow of fp16 gradients
+    tables: Literal["fp32", "16-bit"] = "fp32"  # type of table lookups; 16-bit: copies in this precision
+    first_layer: Literal["auto", "tables", "rows"] = "auto"  # tables: compute it per user and item in every step
 
     # The optimizer
     batch_size: int = 131072  # pairs per rank and step, negatives included
@@ -36,20 +36,20 @@ class Config:
     beta1: float = 0.25  # decay of the first moment
     beta2: float = 0.5  # decay of the second moment
     epsilon: float = 1e-8  # added to the root of the second moment
-    negatives: int = 4  # items drawn per training pair and epoch that the user does not train on
+    negatives: int = 4  # sampled items without a training pair of the user, per pair and epoch
 
     # Evaluation
-    eval_batch_size: int = 1048576  # users times candidates scored at once, per rank
+    eval_batch_size: int = 1048576  # users times candidates per batch and rank
 
     # How it runs
-    kernels: Literal["auto", "plain", "triton"] = "auto"  # of the draws; auto: measured before the first step
-    cuda_graph: bool = True  # replay each epoch as one graph on a GPU
+    kernels: Literal["auto", "plain", "triton"] = "auto"  # for sampling; auto: measured before the first step
+    cuda_graph: bool = True  # replay an epoch as one graph on a GPU
     log_interval: int = 100  # steps per record in the metrics stream, and between looks for a signal
-    checkpoint_interval: int = 0  # epochs between checkpoints; 0 keeps none but on a signal
+    checkpoint_interval: int = 0  # epochs between checkpoints; 0: only on a signal
 
     @property
     def targets(self) -> Dict[str, float]:
-        """Target of each quality, by the names of benchmark.toml."""
+        """Targets by the names in benchmark.toml."""
         return {"hit_rate": self.quality_target}
 
     def __post_init__(self) -> None:

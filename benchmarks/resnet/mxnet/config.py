@@ -1,4 +1,4 @@
-"""Configuration of ResNet in MXNet: the common hyperparameters and what MXNet adds; standard library only."""
+"""Configuration of ResNet in MXNet, in addition to the common hyperparameters; standard library only."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,14 +9,14 @@ from benchmarks.resnet.config import Hyperparameters
 
 @dataclass(frozen=True)
 class Config(Hyperparameters):
-    precision: Literal["fp16", "fp32"] = "fp16"  # fp16 keeps fp32 master weights and batch-norm statistics
+    precision: Literal["fp16", "fp32"] = "fp16"  # fp16 uses fp32 master weights and batch-norm statistics
     fused_convolutions: bool = False  # by NVIDIA's NormConvolution, with batch-norm and ReLU inside; v0.7 on V100
     gradient_compression: Literal["none", "fp16"] = "none"  # type in which gradients travel
-    gradient_groups: int = 0  # fuse the all-reduce into that many groups; 0 lets Horovod decide by size
+    gradient_groups: int = 0  # number of fused all-reduces; 0: Horovod decides by size
 
     @property
     def communicates(self) -> str:
-        """Type of the gradients on the wire: that of the weights, which Gluon casts, or what Horovod makes of it."""
+        """Type of gradients in communication: the type of the weights, cast by Gluon, or the compressed type."""
         return "fp16" if self.precision == "fp16" else self.gradient_compression
 
     def __post_init__(self) -> None:

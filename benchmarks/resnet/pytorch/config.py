@@ -1,4 +1,4 @@
-"""Configuration of ResNet in PyTorch: the common hyperparameters and what PyTorch adds; standard library only."""
+"""Configuration of ResNet in PyTorch, in addition to the common hyperparameters; standard library only."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,10 +10,10 @@ from benchmarks.resnet.config import Hyperparameters
 @dataclass(frozen=True)
 class Config(Hyperparameters):
     bucket_mb: int = 25  # megabytes of gradients that DistributedDataParallel sums in one all-reduce
-    kernels: Literal["auto", "plain", "triton"] = "auto"  # auto: measured without compile, else plain
+    kernels: Literal["auto", "plain", "triton"] = "auto"  # auto: measured without compile, otherwise plain
     compile: Literal["auto", "none", "default", "max-autotune-no-cudagraphs"] = "auto"  # mode of torch.compile
-    cuda_graph: Literal["auto", True, False] = "auto"  # replay the whole step as one graph: no launches by the CPU
-    # "auto" is default and true with device=gpu, as far as the installed PyTorch has them, else none and false.
+    cuda_graph: Literal["auto", True, False] = "auto"  # capture and replay the full step as one graph
+    # "auto": default and true with device=gpu, if supported by PyTorch, otherwise none and false.
 
     def __post_init__(self) -> None:
         super().__post_init__()

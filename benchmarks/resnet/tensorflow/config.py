@@ -1,4 +1,4 @@
-"""Configuration of ResNet in TensorFlow: the common hyperparameters and its own; standard library only."""
+"""Configuration of ResNet in TensorFlow, in addition to the common hyperparameters; standard library only."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,11 +13,11 @@ class Config(Hyperparameters):
     xla: Literal["auto", True, False] = "auto"  # compile forward, backward and update; auto: with device=gpu
     xla_parts: int = 1  # of forward and backward, compiled one by one: gradients of the last ones are summed meanwhile
     gradient_compression: Literal["none", "fp16"] = "none"  # type in which gradients travel
-    gradient_groups: int = 0  # fuse the all-reduce into that many groups; 0 lets Horovod decide by size
+    gradient_groups: int = 0  # number of fused all-reduces; 0: Horovod decides by size
 
     @property
     def compiles(self) -> bool:
-        """Whether XLA compiles what runs between the collectives; on a CPU it is slower than TensorFlow's kernels."""
+        """Whether XLA compiles the code between collectives; on a CPU it is slower than TensorFlow's kernels."""
         return self.device == "gpu" if self.xla == "auto" else self.xla
 
     def __post_init__(self) -> None:
