@@ -396,7 +396,7 @@ AS_PUBLISHED = {
 def publish_toy_counts(patch: pytest.MonkeyPatch) -> None:
     for count, number in AS_PUBLISHED.items():
         patch.setitem(preparation.PUBLISHED, count, number)
-    patch.setattr(published_sets, "known", dict)
+    patch.setattr(published_sets, "load", dict)
 
 
 def test_only_the_published_counts_are_coco(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
