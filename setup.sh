@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ./setup.sh [dev]: create .venv with the host side of Encore; "dev" adds what tests and lint need.
-# A finished .venv is kept; an interrupted setup is done again.
+# A complete .venv is reused; an interrupted setup starts again.
 set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
@@ -15,22 +15,22 @@ fail() {
 
 [[ -f $requirements ]] || fail "no set-up called '$kind'" "use ./setup.sh or ./setup.sh dev"
 
-# What .venv depends on: the requirements, the project file and the path of the checkout.
+# Inputs of .venv: requirements, project file and path of the checkout.
 stamp() {
   # Versions without hashes: all files of a version give the same .venv
   sed '/^ *--hash=/d; s/ \\$//' "$root/requirements/$1.txt" && cat "$root/pyproject.toml" && printf '%s' "$root"
 }
 
-# "dev" includes all of "encore", so either serves for the latter.
-is_made() {
-  local made
-  for made in "$kind" dev; do
-    [[ -f $root/.venv/made-$made && $(<"$root/.venv/made-$made") == "$(stamp "$made")" ]] && return 0
+# "dev" includes "encore".
+is_complete() {
+  local installed
+  for installed in "$kind" dev; do
+    [[ -f $root/.venv/made-$installed && $(<"$root/.venv/made-$installed") == "$(stamp "$installed")" ]] && return 0
   done
   return 1
 }
 
-if is_made; then
+if is_complete; then
   exit 0
 fi
 
@@ -45,7 +45,7 @@ find_python() {
   return 1
 }
 
-[[ -w $root ]] || fail "$root is not writable; owner: $(stat --format=%U "$root")" "clone a copy of your own"
+[[ -w $root ]] || fail "$root is not writable; owner: $(stat --format=%U "$root")" "use a clone that you own"
 
 python=$(find_python) || fail "no Python 3.10 or newer on PATH" "install python3.11, or name one: PYTHON=/path ./run.sh"
 readonly python
@@ -56,7 +56,7 @@ if ! flock --nonblock 9; then
   echo "another process is making .venv; waiting for it" >&2
   flock 9
 fi
-if is_made; then
+if is_complete; then
   exit 0
 fi
 

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# HealthCheckProgram of slurmd: drains its node with the reason that the gate found, and never resumes it.
+# HealthCheckProgram of slurmd: drains the node with the reason from the node check. It does not resume nodes.
 #
 #   HealthCheckProgram=/opt/encore/slurm/health_check.sh       in slurm.conf
 #   HealthCheckInterval=600
 #   HealthCheckNodeState=IDLE
 #
-# Slurm ends it after 60 seconds and does not look at its exit code, but when slurmd starts: that waits for a 0.
+# Slurm kills it after 60 seconds. The exit code matters only when slurmd starts, which waits for 0.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly root
 
-if ! found=$("$root/slurm/prolog.sh" 2>&1); then
-  reason=$(sed -n 's/^FAIL //p' <<<"$found" | head -n 1)
-  scontrol update NodeName="${SLURMD_NODENAME:-$(hostname -s)}" State=DRAIN Reason="encore: ${reason:-the gate failed}"
+if ! output=$("$root/slurm/prolog.sh" 2>&1); then
+  reason=$(sed -n 's/^FAIL //p' <<<"$output" | head -n 1)
+  scontrol update NodeName="${SLURMD_NODENAME:-$(hostname -s)}" State=DRAIN Reason="encore: ${reason:-node check failed}"
 fi

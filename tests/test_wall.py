@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from encore import catalogue, paths
+from encore.cli.app import COMMANDS, LAB
+from encore.cli.extensions import EXTENSIONS, load
 from encore.results.published.published import load_published
 from tools.architecture import imported, modules, room
 
@@ -154,6 +156,18 @@ def test_imports_point_to_lower_layers() -> None:
 def test_there_are_no_import_cycles() -> None:
     packages = {module for module, path in MODULES.items() if path.name == "__init__.py"}
     TopologicalSorter({module: imported(module) - packages for module in MODULES}).prepare()
+
+
+def test_core_commands_import_the_lab_only_by_the_table_of_extensions() -> None:
+    lab = {f"encore.cli.{target.partition('.')[0]}" for target in LAB.values()}
+    core = {f"encore.cli.{target.partition('.')[0]}" for target in COMMANDS.values()}
+    foreign = {
+        module: {name for name in imported(module) if name.startswith("encore.lab") or name in lab - core}
+        for module in core
+    }
+    assert {module: names for module, names in foreign.items() if names} == {}
+    for option in EXTENSIONS:
+        assert option.partition(" ")[0] in COMMANDS and callable(load(option))
 
 
 @pytest.mark.parametrize(

@@ -14,53 +14,53 @@ import typer
 import typer.main
 
 from encore import __version__, names, paths
-from encore.cli.flags import Command, Group
+from encore.cli.command_classes import Command, Group
 from encore.errors import EncoreError, ExitCode
 
-# Module and function of each command; a module alone is a group, whose commands are in its GROUP.
+# Command -> module.function. An entry without a function is a command group, defined by GROUP of the module.
 COMMANDS = {
     "run": "run.run", "submit": "submit.submit", "status": "jobs.show_status", "follow": "jobs.follow",
     "cancel": "jobs.cancel", "list": "show.list_", "show": "show.show", "data": "data", "doctor": "doctor.doctor",
     "selftest": "selftest.selftest", "bench": "bench.bench", "images": "images", "score": "results.score",
     "check": "results.check", "published": "published.published", "compare": "results.compare",
-    "report": "report.report", "play": "play.play", "schema": "schemas.schema",
+    "report": "report.report", "play": "go_text_protocol.play", "schema": "schemas.schema",
 }  # fmt: skip
-# The same of the lab, which is a panel of its own in the help.
+# Lab commands, in a separate panel of the help.
 LAB = {
     "audit": "results.audit", "sweep": "sweep.sweep", "plan": "plan.plan", "study": "study",
-    "reproduce": "reproduce.reproduce", "archive": "report.archive", "verify": "report.verify",
+    "reproduce": "reproduce.reproduce", "archive": "packaging.archive", "verify": "packaging.verify",
     "export": "export.export", "serve": "serve.serve",
 }  # fmt: skip
 
 
 class Commands(Group):
-    """The commands, each imported when it is asked for, so that none waits for the imports of the others."""
+    """Command group that imports the module of a command on first use, which keeps the start-up short."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*COMMANDS, *LAB]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        where = {**COMMANDS, **LAB}
-        if cmd_name not in where:
-            raise names.unknown("command", cmd_name, where)
-        name, _, function = where[cmd_name].partition(".")
+        targets = {**COMMANDS, **LAB}
+        if cmd_name not in targets:
+            raise names.unknown("command", cmd_name, targets)
+        name, _, function = targets[cmd_name].partition(".")
         module = importlib.import_module(f"encore.cli.{name}")
         panel = "Lab: studies, audits, submissions, serving" if cmd_name in LAB else "Commands"
-        part = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        part.callback()(lambda: None)
+        parent = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        parent.callback()(lambda: None)
         if function:
-            add(part, cmd_name, getattr(module, function), panel)
+            add(parent, cmd_name, getattr(module, function), panel)
         else:
             group = typer.Typer(cls=Group, help=module.HELP, no_args_is_help=True)
-            for each, command in module.GROUP.items():
-                add(group, each, command)
-            part.add_typer(group, name=cmd_name, rich_help_panel=panel)
-        whole: Any = typer.main.get_command(part)
-        return whole.commands[cmd_name]
+            for subcommand, command in module.GROUP.items():
+                add(group, subcommand, command)
+            parent.add_typer(group, name=cmd_name, rich_help_panel=panel)
+        commands: Any = typer.main.get_command(parent)
+        return commands.commands[cmd_name]
 
 
 def add(group: typer.Typer, name: str, function: Callable[..., None], panel: str | None = None) -> None:
-    """Add a command: its docstring is its help, what follows "Examples:" there comes after the options."""
+    """Add a command. The docstring is its help; the part after "Examples:" is printed below the options."""
     text, _, examples = (inspect.getdoc(function) or "").partition("\n\nExamples:\n")
     group.command(
         name,
@@ -82,11 +82,11 @@ app = typer.Typer(
 )
 
 
-def _version(context: typer.Context, wanted: bool) -> None:
-    if not wanted:
+def _version(context: typer.Context, requested: bool) -> None:
+    if not requested:
         return
     if context.params.get("as_json"):
-        # Loaded here, as each command is: most calls need none of it.
+        # Imported here because most calls do not need it.
         from encore import release
         from encore.cli import layout
 
@@ -100,7 +100,8 @@ def _version(context: typer.Context, wanted: bool) -> None:
 def options(
     version: Annotated[bool, typer.Option("--version", callback=_version, help="Print the version.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", is_eager=True, help="With --version: also that of the rules, and of the data.")
+        bool,
+        typer.Option("--json", is_eager=True, help="With --version: print versions of rules and data as JSON, too."),
     ] = False,
 ) -> None:
     """Take the options of all commands."""
@@ -122,7 +123,7 @@ def _check_encoding() -> None:
 
 
 def main() -> None:
-    # SIGTERM of a job scheduler stops a setup or preparation like Ctrl-C does: children first.
+    # SIGTERM from a job scheduler stops a setup or data preparation like Ctrl-C, children first.
     signal.signal(signal.SIGTERM, _terminated)
     try:
         _check_encoding()

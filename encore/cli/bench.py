@@ -8,24 +8,24 @@ import typer
 from typing_extensions import NotRequired, TypedDict
 
 from encore import catalogue, launchers, peaks
-from encore.cli import data, layout, options
+from encore.cli import data, extensions, layout, options
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node
 from encore.results.audit import kernels
 from encore.run import planning, programs
 
-_ONCE = frozenset({"roofline", "output", "steps", "repeats"})  # What a profile of one step has no use for
+_ONCE = frozenset({"roofline", "output", "steps", "repeats"})  # Options that --profile does not support
 
 
 class Speed(TypedDict):
-    """The speed of a loop; of the bare loop by the same turn."""
+    """Speed of a loop; the bare loop is measured in the same repetition."""
 
     title: str
     median: float  # Units per second
     least: float
     most: float
     ratio: float | None  # To the bare loop
-    flops_per_sample: NotRequired[float]  # Model FLOPs of one unit
+    flops_per_sample: NotRequired[float]  # Model FLOPs per unit
     flops_per_second: NotRequired[float]
 
 
@@ -33,13 +33,14 @@ class Benched(TypedDict):
     """How fast a step is, as benchmarks/common/checks/bench.py measures it."""
 
     title: str
-    is_part: bool  # Whether it is of some layers alone, or of what several ranks share: no speed of the benchmark
-    unit: str  # What is counted: samples or tokens, for example
+    # True if only some layers, or the share of one of several ranks, are measured: not a speed of the benchmark
+    is_part: bool
+    unit: str  # Unit of the counts, such as samples or tokens
     measured: dict[str, Speed]  # By loop: bare, synthetic, real, input, evaluation
-    input_share: float | None  # Share of the time in which the device waits for its next batch
+    input_share: float | None  # Data stall: fraction of the time in which the device waits for the next batch
     device: str
     precision: str
-    peak_flops_per_second: float | None  # Of a GEMM here
+    peak_flops_per_second: float | None  # Measured with a GEMM on this machine
     sheet_flops_per_second: NotRequired[float]  # By the data sheet of the GPU
     sheet_source: NotRequired[str]
 
@@ -50,12 +51,15 @@ def bench(
     system: options.System = None,
     round_name: options.Round = None,
     data_folder: options.Data = None,
-    steps: Annotated[int, typer.Option(help="Steps of each measurement.")] = 20,
-    repeats: Annotated[int, typer.Option(help="Measurements of each kind; the median counts.")] = 5,
+    steps: Annotated[int, typer.Option(help="Number of steps per measurement.")] = 20,
+    repeats: Annotated[int, typer.Option(help="Number of measurements of every kind; the median is reported.")] = 5,
     settings: options.Settings = None,
     python: options.Python = None,
     roofline: Annotated[
-        bool, typer.Option("--roofline", help="The step below this machine's measured ceilings, and its kernels.")
+        bool,
+        typer.Option(
+            "--roofline", help="Compare the step with this machine's measured ceilings, and list its kernels."
+        ),
     ] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="DIR", help="With --roofline: folder to write to.")
@@ -66,27 +70,27 @@ def bench(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure samples/s on one GPU or on all cores: bare loop, synthetic data, real data, input alone; and the MFU.
+    """Measure samples/s on one GPU or all cores, and the MFU: bare loop, synthetic data, real data, input only.
 
-    With --roofline: how far the step is below the measured ceilings of compute and memory, and where its time goes.
-    Benchmarks measured into one folder are on one page; encore study report DIR shows it again.
+    With --roofline: compare the step with the measured compute and memory ceilings, and list where the time is
+    spent. Benchmarks measured into the same folder share a page, which encore study report DIR prints.
 
     Examples:
 
-      encore bench resnet                                   what this machine's default system does
+      encore bench resnet                                   default system of this machine
 
       encore bench resnet --set image_size=224 --set eval_resize=256 --set depth=50 --set batch_size=16
 
       encore bench resnet-pytorch --roofline -o roofline
 
-      encore bench resnet-pytorch --profile profile.json    what encore audit compares declarations with
+      encore bench resnet-pytorch --profile profile.json    compared with declared precisions by encore audit
     """
     screen = layout.console(stderr=as_json)
     if profile is not None:
         _refuse(context, "--profile", _ONCE)
         _refuse_file(profile)
     if roofline != (output is not None):
-        raise EncoreError("one of --roofline and -o DIR", expected="both: the page of a roofline is written to DIR")
+        raise EncoreError("one of --roofline and -o DIR", expected="both: --roofline writes its page to DIR")
     if roofline:
         _refuse(context, "--roofline", frozenset({"repeats"}))
     request = planning.Request(
@@ -128,38 +132,45 @@ def bench(
         screen.print(line)
 
 
-# What the data sheet of this machine's GPU says, in the words of the result.
+# Peak throughput from the GPU data sheet, with its label.
 def _of_sheet(result: Benched) -> tuple[float, str] | None:
     gpus = node.gpus() if result["device"] == "gpu" else ()
     return peaks.peak_of(gpus[0].name, result["precision"]) if gpus else None
 
 
-# Model FLOPs of the step on synthetic data, or on what there is, and their share of the measured peak.
+# Model FLOPs and utilization, with synthetic data if measured, else with real data.
 def _utilization(result: Benched) -> Iterator[str]:
-    known = {name: each for name, each in result["measured"].items() if "flops_per_second" in each}
-    found = known.get("synthetic") or known.get("real")
-    if found is None:
+    loops = {name: flops for name, flops in result["measured"].items() if "flops_per_second" in flops}
+    speed_entry = loops.get("synthetic") or loops.get("real")
+    if speed_entry is None:
         return
     peak, unit = result["peak_flops_per_second"], result.get("unit", "samples").removesuffix("s")
-    each, speed = peaks.written(found["flops_per_sample"]), peaks.written(found["flops_per_second"])
-    used = f", MFU {found['flops_per_second'] / peak:.1%} of the {peaks.written(peak)}/s of a GEMM here" if peak else ""
+    flops, speed = peaks.written(speed_entry["flops_per_sample"]), peaks.written(speed_entry["flops_per_second"])
+    utilization = (
+        f", MFU {speed_entry['flops_per_second'] / peak:.1%} of the {peaks.written(peak)}/s of a GEMM here"
+        if peak
+        else ""
+    )
     if sheet := result.get("sheet_flops_per_second"):
-        used += f", {found['flops_per_second'] / sheet:.1%} of the {peaks.written(sheet)}/s of {result['sheet_source']}"
-    data = "synthetic" if found is known.get("synthetic") else "real"
-    yield f"model FLOPs: {each} a {unit} trained on; {speed}/s on {data} data{used}"
+        fraction = speed_entry["flops_per_second"] / sheet
+        utilization += f", {fraction:.1%} of the {peaks.written(sheet)}/s of {result['sheet_source']}"
+    data = "synthetic" if speed_entry is loops.get("synthetic") else "real"
+    yield f"model FLOPs: {flops} a {unit} trained on; {speed}/s on {data} data{utilization}"
 
 
 def _refuse(context: typer.Context, option: str, unused: frozenset[str]) -> None:
     names = ", ".join(f"--{name}" for name in sorted(options.given(context) & unused))
     if names:
-        raise EncoreError(f"{names} with {option}", expected=f"{option} without {names}", hint="leave one of them out")
+        raise EncoreError(
+            f"{names} with {option}", expected=f"{option} without {names}", hint="leave one of the options out"
+        )
 
 
-# A measurement takes minutes: what cannot be written or read afterwards is refused before.
+# A measurement takes minutes, so unusable output paths are rejected at the start.
 def _refuse_file(path: Path) -> None:
     if not path.name.endswith((".json", ".json.gz")) or path.is_dir():
-        found = f"{path} is a folder" if path.is_dir() else f"--profile {path}: no such kind of file"
-        raise EncoreError(found, expected="a file .json or .json.gz", hint="--profile profile.json")
+        problem = f"{path} is a folder" if path.is_dir() else f"--profile {path}: no such kind of file"
+        raise EncoreError(problem, expected="a file .json or .json.gz", hint="--profile profile.json")
     if not path.absolute().parent.is_dir():
         raise EncoreError(
             f"--profile {path}: no folder {path.parent}",
@@ -169,49 +180,45 @@ def _refuse_file(path: Path) -> None:
 
 
 def _measure_roofline(request: planning.Request, steps: int, folder: Path, as_json: bool) -> None:
-    # Measure a step and the machine's ceilings into a folder, and show everything that is in it.
-    # The lab's plots take half a second to load.
-    from encore.cli.study import keep, show_report
-    from encore.lab.studies import roofline, server_comparison
-
-    words = ("--steps", str(steps), "--peaks", "gpu" if node.this_node().gpus else "cpu")
-    result = _counted(request, words, as_json)
-    keep(folder, roofline.PEAKS, {"peaks": roofline.fastest(result.pop("peaks"), folder / roofline.PEAKS)})
-    keep(folder, f"{request.name}.json", result)
-    show_report(server_comparison.roofline_report(roofline.load(folder)), folder, as_json)
+    arguments = ("--steps", str(steps), "--peaks", "gpu" if node.this_node().gpus else "cpu")
+    result = _counted(request, arguments, as_json)
+    extensions.load("bench --roofline")(request.name, result, folder, as_json)
 
 
 def _profile(request: planning.Request, path: Path, as_json: bool) -> None:
     _counted(request, ("--steps", "1", "--trace", str(path.absolute())), as_json)
     try:
-        found = kernels.read_profile(path)
+        precisions = kernels.read_profile(path)
     except ValueError as error:
         raise EncoreError(
             str(error),
             expected="a trace of torch.profiler",
-            hint="check the free space, and profile again",
+            hint="check the free space, then repeat the profile",
             exit_code=ExitCode.FAILED,
         ) from error
     if as_json:
-        layout.write_json("precisions", {part: sorted(seen.lowest) for part, seen in found.items()})
+        layout.write_json("precisions", {part: sorted(precision.lowest) for part, precision in precisions.items()})
         return
     rows = (
-        (part, " or ".join(sorted(seen.lowest)) or None, seen.example or seen.unknown) for part, seen in found.items()
+        (part, " or ".join(sorted(precision.lowest)) or None, precision.example or precision.unknown)
+        for part, precision in precisions.items()
     )
     layout.show(layout.console(), f"precisions in {path.name}", ("part", "lowest precision", "for example"), rows)
 
 
-# What the program that counts and profiles a step measured.
-def _counted(request: planning.Request, words: tuple[str, ...], as_json: bool) -> dict[str, Any]:
-    counted = launchers.own_framework()
-    if (framework := catalogue.choose(request.name).implementation.framework) != counted:
-        every = [each for each, choice in catalogue.choices().items() if choice.implementation.framework == counted]
+# Run the program that counts FLOPs and profiles a step.
+def _counted(request: planning.Request, arguments: tuple[str, ...], as_json: bool) -> dict[str, Any]:
+    framework_name = launchers.own_framework()
+    if (framework := catalogue.choose(request.name).implementation.framework) != framework_name:
+        supported = [
+            name for name, choice in catalogue.choices().items() if choice.implementation.framework == framework_name
+        ]
         raise EncoreError(
             f"{request.name}: steps of {framework} are not counted",
-            expected=f"a benchmark in {counted}: {', '.join(every)}",
-            hint="compare its kernels by Nsight Systems: encore study report --help",
+            expected=f"a benchmark in {framework_name}: {', '.join(supported)}",
+            hint="compare the kernels with Nsight Systems: encore study report --help",
         )
     screen = layout.console(stderr=as_json)
     with data.shown_progress(screen) as on_update:
         program = "benchmarks.common.checks.roofline {module}"
-        return programs.measure(request, program, words, screen.print, on_update)
+        return programs.measure(request, program, arguments, screen.print, on_update)

@@ -17,16 +17,16 @@ from typing_extensions import TypedDict
 
 from encore import catalogue, configuration, data, download, environment, job, paths
 from encore.cli import layout, options
-from encore.cli.flags import Command
+from encore.cli.command_classes import Command
 from encore.containers import checks, runtimes
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node, preflight
 
-PLAIN_SECONDS = 10.0  # Seconds between two lines of progress where there is no terminal to draw a bar on
+PLAIN_SECONDS = 10.0  # Interval between progress lines if the output is not a terminal
 
 
 class _PrepareCommand(Command):
-    """``encore data prepare BENCHMARK --help`` ends with the options that this benchmark alone has."""
+    """Appends the options specific to the benchmark to ``encore data prepare BENCHMARK --help``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta["words"] = list(args)
@@ -34,9 +34,9 @@ class _PrepareCommand(Command):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         super().format_help(ctx, formatter)
-        known = catalogue.choices()
-        chosen = [known[word].benchmark.name for word in ctx.meta["words"] if word in known]
-        typer.echo(data.own_options(chosen[0]) if chosen else "")
+        choices = catalogue.choices()
+        benchmarks = [choices[word].benchmark.name for word in ctx.meta["words"] if word in choices]
+        typer.echo(data.own_options(benchmarks[0]) if benchmarks else "")
 
 
 def prepare(
@@ -48,17 +48,17 @@ def prepare(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to; default: data/BENCHMARK.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the data set; default: its source's.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the data set. Default: name of the source.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; default: one per core.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of every random choice; default: 0.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another data set.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a different data set in the folder.")] = False,
     runtime: Annotated[str, typer.Option(help="host, or a container runtime that has the benchmark's image.")] = "host",
     python: options.Python = None,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Turn raw data into the files that training reads; an interrupted preparation resumes.
+    """Convert raw data to the training format. Interrupted preparations resume.
 
-    A benchmark may take options of its own, at the end: encore data prepare BENCHMARK --help lists them.
+    Benchmarks can have additional options, listed by encore data prepare BENCHMARK --help.
 
     Examples:
 
@@ -69,29 +69,29 @@ def prepare(
     choice = catalogue.choose(benchmark)
     name_of_data = choice.benchmark.name
     directory = output or paths.default_data(name_of_data)
-    words = [*filter(None, [source]), *context.args]
-    # A benchmark's own option directly behind its name is no source.
-    raw = Path(words.pop(0)) if source is not None and not source.startswith("-") else None
-    wanted = data.Preparation(
+    arguments = [*filter(None, [source]), *context.args]
+    # An option directly after the benchmark is not the source folder.
+    raw = Path(arguments.pop(0)) if source is not None and not source.startswith("-") else None
+    preparation = data.Preparation(
         source=raw,
         name=name,
         workers=workers,
         seed=seed,
         overwrite=overwrite,
-        options=tuple(words),
+        options=tuple(arguments),
     )
-    data.check_options(name_of_data, wanted)
+    data.check_options(name_of_data, preparation)
     if python is not None and runtime != "host":
         raise EncoreError(f"--python with --runtime {runtime}", expected="one of them", hint="leave one out")
     target = runtimes.choose(runtime, choice, node.this_node(), "cpu")
     in_container = target.runtime != "host"
     if dry_run:
-        command = data.prepare_command("python", name_of_data, directory, wanted)
+        command = data.prepare_command("python", name_of_data, directory, preparation)
         if in_container:
-            command = [*runtimes.preparation(target, name_of_data, directory, wanted).argv]
+            command = [*runtimes.preparation(target, name_of_data, directory, preparation).argv]
         typer.echo(shlex.join(command))
         return
-    passport = _prepare(choice, directory, wanted, target, python)
+    passport = _prepare(choice, directory, preparation, target, python)
     typer.echo(f"{passport.directory}: {describe(passport)}")
 
 
@@ -104,26 +104,30 @@ prepare.settings = {  # type: ignore[attr-defined]
 def _prepare(
     choice: catalogue.Choice,
     directory: Path,
-    wanted: data.Preparation,
+    preparation: data.Preparation,
     target: runtimes.Target = runtimes.ON_HOST,
     python: Path | None = None,
 ) -> data.DataPassport:
     name = choice.benchmark.name
-    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    created = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
-        by = _python_of(choice, python) if target.runtime == "host" else _container_of(target, name, directory, wanted)
+        runner = (
+            _python_of(choice, python)
+            if target.runtime == "host"
+            else _container_of(target, name, directory, preparation)
+        )
         with shown_progress(Console(stderr=True)) as on_update:
-            return data.prepare(name, directory, wanted, by, on_update)
+            return data.prepare(name, directory, preparation, runner, on_update)
     finally:
-        for folder in made:
-            with suppress(OSError):  # none that a refused preparation has made is left empty
+        for folder in created:
+            with suppress(OSError):  # Do not leave an empty folder after a rejected preparation
                 folder.rmdir()
 
 
 def get(
     benchmark: options.Benchmark,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the raw data.")],
-    run: Annotated[bool, typer.Option("--run", help="Download what is missing, and check what is there.")] = False,
+    run: Annotated[bool, typer.Option("--run", help="Download missing files and verify existing ones.")] = False,
     then_prepare: Annotated[bool, typer.Option("--prepare", help="Download and prepare, on the host.")] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="DIR", help="Prepared data; default: data/BENCHMARK.")
@@ -134,10 +138,10 @@ def get(
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Print where a benchmark's raw data come from and how to get them, or download them.
+    """Print the sources of a benchmark's raw data and the download commands, or download the data.
 
-    Sizes and checksums are those that the source publishes. An interrupted download resumes. Nothing that comes from
-    the network is run: MLCommons' files are downloaded by their published list.
+    Sizes and checksums are published by the source. Interrupted downloads resume. Downloaded files are never
+    executed; files of MLCommons are downloaded according to their published list.
 
     Examples:
 
@@ -147,28 +151,32 @@ def get(
     """
     choice = catalogue.choose(benchmark)
     if not (choice.benchmark.download.files or choice.benchmark.download.same_as):
-        raise EncoreError(f"benchmark.toml of {choice.benchmark.name} has no [download]", hint="get the data by hand")
-    place = output or paths.default_data(choice.benchmark.name)
-    plan = download.plan(choice.benchmark, directory, place)
+        raise EncoreError(
+            f"benchmark.toml of {choice.benchmark.name} does not define [download]", hint="get the data by hand"
+        )
+    target_folder = output or paths.default_data(choice.benchmark.name)
+    plan = download.plan(choice.benchmark, directory, target_folder)
     if then_prepare and plan.needs:
         raise EncoreError(f"--prepare, but {plan.data_set} needs {plan.needs}", hint="leave --prepare out")
-    if then_prepare and (place / data.PASSPORT).exists() and not data.holds(place, plan.data_set):
+    if then_prepare and (target_folder / data.PASSPORT).exists() and not data.holds(target_folder, plan.data_set):
         raise EncoreError(
-            f"{place} holds another data set", expected="a folder for this one alone", hint="name one: -o DIR"
+            f"{target_folder} contains a different data set", expected="a separate folder", hint="name one: -o DIR"
         )
     does = (run or then_prepare) and not dry_run
     if does:
         with shown_progress(Console(stderr=True, quiet=as_json)) as on_update:
             download.run(plan, download.choose_tool(tool), on_update)
         if then_prepare:
-            _prepare(choice, place, plan.preparation())
-    shown: str = tool or next((each for each in download.TOOLS if shutil.which(each)), download.TOOLS[0])
+            _prepare(choice, target_folder, plan.preparation())
+    program: str = tool or next((name for name in download.TOOLS if shutil.which(name)), download.TOOLS[0])
     if as_json:
-        layout.write_json("download", _planned(plan, shown))
+        layout.write_json("download", _planned(plan, program))
     elif does:
-        typer.echo(_next(plan) if not then_prepare else f"{place}: {describe(data.read_passport(place))}")
+        typer.echo(
+            _next(plan) if not then_prepare else f"{target_folder}: {describe(data.read_passport(target_folder))}"
+        )
     else:
-        typer.echo("\n".join(_plan_lines(plan, shown)))
+        typer.echo("\n".join(_plan_lines(plan, program)))
 
 
 class PlannedFile(TypedDict):
@@ -178,7 +186,7 @@ class PlannedFile(TypedDict):
     kind: str  # url, r2 (a list of files of MLCommons' storage), gs, or login
     address: str
     bytes: int | None  # null: no size is published
-    checksums: Mapping[str, Sequence[str]]  # By algorithm, the digests, or their beginnings, that are right
+    checksums: Mapping[str, Sequence[str]]  # Valid digests or digest prefixes by algorithm
     source: str  # Of these facts
     state: str
     command: str
@@ -190,25 +198,25 @@ class PlannedDownload(TypedDict):
     benchmark: str
     data_set: str
     terms: str
-    needs: str  # What a user has to add before the preparation
+    needs: str  # Files that the user must add before the preparation
     files: list[PlannedFile]
-    prepared_bytes: int  # At most, 0: not known
-    next: list[str]  # The command that prepares them
+    prepared_bytes: int  # Upper limit; 0 if unknown
+    next: list[str]  # Preparation command
 
 
 def _planned(plan: download.Plan, tool: str) -> PlannedDownload:
     files: list[PlannedFile] = [
         {
-            "file": str(each.target),
-            "kind": each.kind,
-            "address": each.address,
-            "bytes": each.bytes or None,
-            "checksums": each.checksums,
-            "source": each.source,
-            "state": each.state(),
-            "command": each.command(tool),
+            "file": str(fetch.target),
+            "kind": fetch.kind,
+            "address": fetch.address,
+            "bytes": fetch.bytes or None,
+            "checksums": fetch.checksums,
+            "source": fetch.source,
+            "state": fetch.state(),
+            "command": fetch.command(tool),
         }
-        for each in plan.fetches
+        for fetch in plan.fetches
     ]
     return {
         "benchmark": plan.benchmark,
@@ -222,21 +230,21 @@ def _planned(plan: download.Plan, tool: str) -> PlannedDownload:
 
 
 def _plan_lines(plan: download.Plan, tool: str) -> Iterator[str]:
-    known = sum(each.bytes for each in plan.fetches)
-    size = f"{filesize.decimal(known)} to download" if known else "no size published"
+    known_bytes = sum(fetch.bytes for fetch in plan.fetches)
+    size = f"{filesize.decimal(known_bytes)} to download" if known_bytes else "no size published"
     yield f"{plan.data_set} for {plan.benchmark}: {size}" + (
-        f", {filesize.decimal(plan.prepared_bytes)} at most to prepare it" if plan.prepared_bytes else ""
+        f", up to {filesize.decimal(plan.prepared_bytes)} to prepare it" if plan.prepared_bytes else ""
     )
     if plan.terms:
         yield f"terms: {plan.terms}"
-    for each in plan.fetches:
-        size = filesize.decimal(each.bytes) if each.bytes else "no size published"
-        checksum = ", ".join(f"{name} {' or '.join(digests)}" for name, digests in each.checksums.items())
-        by_list = "MD5 of each file by MLCommons' list" if each.kind == "r2" else "no checksum published"
-        yield f"\n{each.target}: {each.state()}, {size}, {checksum or by_list} ({each.source})"
-        yield f"  {each.command(tool)}"
-        if each.unpacked_bytes:
-            yield f"  {shlex.join(['gunzip', '--force', str(each.target)])}"
+    for fetch in plan.fetches:
+        size = filesize.decimal(fetch.bytes) if fetch.bytes else "no size published"
+        checksum = ", ".join(f"{name} {' or '.join(digests)}" for name, digests in fetch.checksums.items())
+        by_list = "MD5 of the files in MLCommons' list" if fetch.kind == "r2" else "no checksum published"
+        yield f"\n{fetch.target}: {fetch.state()}, {size}, {checksum or by_list} ({fetch.source})"
+        yield f"  {fetch.command(tool)}"
+        if fetch.unpacked_bytes:
+            yield f"  {shlex.join(['gunzip', '--force', str(fetch.target)])}"
     yield "\n" + _next(plan)
 
 
@@ -248,13 +256,15 @@ def _next(plan: download.Plan) -> str:
 def verify(
     benchmark: Annotated[str | None, typer.Argument(help="Benchmark; without one, every data set in data/.")] = None,
     directory: Annotated[Path | None, typer.Argument(help="Data folder; default: data/BENCHMARK.")] = None,
-    quick: Annotated[bool, typer.Option("--quick/--full", help="Sizes and ends of the files, or every byte.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick/--full", help="Check only sizes and ends of the files, or every byte.")
+    ] = False,
     python: options.Python = None,
     as_json: options.Json = False,
 ) -> None:
-    """Compare a data set with its manifest and look for mistakes of its preparation; exit code 2 where there are any.
+    """Verify a data set against its manifest and check for preparation errors. Exits with 2 on errors.
 
-    Without a benchmark: every data set in data/ and whether its manifest and the sizes of its files are right.
+    Without a benchmark: list all data sets in data/ and check their manifests and file sizes.
 
     Examples:
 
@@ -267,14 +277,14 @@ def verify(
         return
     choice = catalogue.choose(benchmark)
     folder = directory or paths.default_data(choice.benchmark.name)
-    by = _python_of(choice, python)
+    runner = _python_of(choice, python)
     with shown_progress(Console(stderr=True, quiet=as_json)) as on_update:
-        problems = data.verify(choice.benchmark.name, folder, by, quick, on_update)
+        problems = data.verify(choice.benchmark.name, folder, runner, quick, on_update)
     if as_json:
         layout.write_json("data", _verified(choice.benchmark.name, folder, problems))
     elif not problems:
         how = "quick look" if quick else "every byte"
-        typer.echo(f"{folder} is whole ({how}): {describe(data.read_passport(folder))}")
+        typer.echo(f"{folder}: complete ({how}), {describe(data.read_passport(folder))}")
     for problem in problems if not as_json else ():
         typer.echo(str(problem), err=True)
     if problems:
@@ -288,7 +298,7 @@ class DataFinding(TypedDict):
 
 
 class VerifiedData(TypedDict):
-    """A data set, compared with its manifest."""
+    """Result of the verification of a data set."""
 
     benchmark: str
     directory: str
@@ -298,23 +308,25 @@ class VerifiedData(TypedDict):
 
 def _verified(benchmark: str, folder: Path, problems: Sequence[EncoreError]) -> VerifiedData:
     findings: list[DataFinding] = [
-        {"found": each.found, "expected": each.expected, "hint": each.hint} for each in problems
+        {"found": problem.found, "expected": problem.expected, "hint": problem.hint} for problem in problems
     ]
     return {"benchmark": benchmark, "directory": str(folder), "whole": not problems, "findings": findings}
 
 
 def _list_data(as_json: bool) -> None:
-    # Print each data set below ``data/``: in lines, since a table would wrap paths, which could not be copied.
-    known = data.data_folders()
+    # Lines instead of a table, which would wrap paths so that they could not be copied.
+    folders = data.data_folders()
     if as_json:
-        found = [(name, folder, [each] if isinstance(each, EncoreError) else []) for name, folder, each in known]
-        layout.write_json("data", [_verified(*each) for each in found])
+        rows = [
+            (name, folder, [content] if isinstance(content, EncoreError) else []) for name, folder, content in folders
+        ]
+        layout.write_json("data", [_verified(*content) for content in rows])
     else:
-        for benchmark, directory, state in known:
+        for benchmark, directory, state in folders:
             line = state.found if isinstance(state, EncoreError) else f"{directory}: ready: {describe(state)}"
             typer.echo(f"{benchmark:<12}{line}")
-    # One that is not there is no damage.
-    if any(isinstance(state, EncoreError) and (folder / data.PASSPORT).exists() for _, folder, state in known):
+    # A missing data set is not an error.
+    if any(isinstance(state, EncoreError) and (folder / data.PASSPORT).exists() for _, folder, state in folders):
         raise typer.Exit(ExitCode.REFUSED)
 
 
@@ -325,27 +337,29 @@ def describe(passport: data.DataPassport) -> str:
     return f"{passport.name}, {counts}, {classes}{size}, id {passport.id[:12]}"
 
 
-def _container_of(target: runtimes.Target, benchmark: str, directory: Path, wanted: data.Preparation) -> job.Command:
-    # The command that prepares in a container, whose folders must be there before it starts.
+def _container_of(
+    target: runtimes.Target, benchmark: str, directory: Path, preparation: data.Preparation
+) -> job.Command:
+    # Container command for the preparation. The mounted folders must exist before the start.
     if target.problem is not None:
         raise target.problem
-    folders = [directory.absolute(), *([wanted.source.absolute()] if wanted.source else [])]
+    folders = [directory.absolute(), *([preparation.source.absolute()] if preparation.source else [])]
     preflight.refuse_failed(checks.check_folders(folders))
-    if wanted.source is not None and not wanted.source.exists():
-        raise EncoreError(f"{wanted.source} does not exist", hint="name the folder of the raw data")
+    if preparation.source is not None and not preparation.source.exists():
+        raise EncoreError(f"{preparation.source} does not exist", hint="name the folder of the raw data")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        hint = "give a folder that you may write to: -o DIR"
-        raise EncoreError(f"{directory} cannot be made: {error.strerror}", hint=hint) from error
-    return runtimes.preparation(target, benchmark, directory, wanted)
+        hint = "choose a writable folder: -o DIR"
+        raise EncoreError(f"{directory} cannot be created: {error.strerror}", hint=hint) from error
+    return runtimes.preparation(target, benchmark, directory, preparation)
 
 
-def _python_of(choice: catalogue.Choice, named: Path | None) -> Path:
-    # The Python that the user named, or that of the benchmark's environment, which is made if need be.
-    if named is not None:
+def _python_of(choice: catalogue.Choice, python: Path | None) -> Path:
+    # Interpreter given by the user, or of the benchmark's environment, which is created if necessary.
+    if python is not None:
         small = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
-        return checks.named_python(named, configuration.resolve(choice, small, 1, 1, []))
+        return checks.named_python(python, configuration.resolve(choice, small, 1, 1, []))
     return environment.ensure_environment(choice.implementation.framework, lambda text: typer.echo(text, err=True))
 
 
@@ -370,15 +384,15 @@ def shown_progress(console: Console) -> Iterator[data.OnUpdate]:
 
 
 class _Count(ProgressColumn):
-    """How much of a phase is done, in its own unit."""
+    """Progress of a phase, in units of that phase."""
 
     def render(self, task: Task) -> Text:
         return Text(amount(int(task.completed), None if task.total is None else int(task.total), task.fields["unit"]))
 
 
 def amount(done: int, total: int | None, unit: str) -> str:
-    shown, suffix = (filesize.decimal, "") if unit == "bytes" else ("{:,}".format, f" {unit}")
-    return shown(done) + ("" if total is None else f" of {shown(total)}") + suffix
+    number_format, suffix = (filesize.decimal, "") if unit == "bytes" else ("{:,}".format, f" {unit}")
+    return number_format(done) + ("" if total is None else f" of {number_format(total)}") + suffix
 
 
 def _plain_lines(console: Console) -> data.OnUpdate:

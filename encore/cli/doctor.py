@@ -1,4 +1,4 @@
-"""``encore doctor``: what this machine has, and what of it is missing or in the way."""
+"""``encore doctor``: hardware and software of this machine, missing requirements and conflicts."""
 
 import os
 import resource
@@ -27,14 +27,14 @@ from encore.ssh import hosts
 
 
 class Machine(TypedDict):
-    """What this machine, or its Slurm cluster, has."""
+    """Hardware and software of this machine or its Slurm cluster."""
 
     node: node.Node
     checks: list[Check]
 
 
 class NodeVerdicts(TypedDict):
-    """What the gate finds of each node."""
+    """Results of the node checks (gate) per node."""
 
     nodes: list[node_checks.NodeVerdict]
 
@@ -43,18 +43,18 @@ def doctor(
     slurm: Annotated[bool, typer.Option("--slurm", help="Check the Slurm cluster and cluster.toml instead.")] = False,
     nodes: Annotated[
         bool,
-        typer.Option("--nodes", help="Check every node of the Slurm job or of --hosts, each against the others."),
+        typer.Option("--nodes", help="Check all nodes of the Slurm job or --hosts, and compare them with each other."),
     ] = False,
     host_list: options.Hosts = None,
     python: options.Python = None,
     quick: Annotated[bool, typer.Option("--quick", help="With --nodes: no GEMMs, copies and collectives.")] = False,
     disk: Annotated[
-        list[Path] | None, typer.Option(help="With --nodes: a folder to write to; default: that of the results.")
+        list[Path] | None, typer.Option(help="With --nodes: folder for the disk test. Default: results folder.")
     ] = None,
     cluster: options.Cluster = None,
     as_json: options.Json = False,
 ) -> None:
-    """Check this machine, a cluster, or the nodes of a job; exit code 2 if something makes a run impossible.
+    """Check this machine, a cluster, or the nodes of a job. Exits with 2 if a run is impossible.
 
     Examples:
 
@@ -66,7 +66,7 @@ def doctor(
 
       encore doctor --slurm --cluster slurm/cluster.example.toml
 
-      encore doctor --nodes --quick                             this machine alone, in 5 seconds
+      encore doctor --nodes --quick                             only this machine, 5 seconds
 
       salloc -N 4 encore doctor --nodes --json                  the nodes of a job
 
@@ -94,24 +94,24 @@ def _gate(
     screen = console(stderr=as_json, soft_wrap=True)
     settings, _ = clusters.load(cluster_file)
     allocation = queue.this_allocation(os.environ) if host_list is None else None
-    place = gates.this_node()
+    gate_nodes = gates.this_node()
     if host_list is not None:
-        place = gates.from_hosts(hosts.parse(host_list))
+        gate_nodes = gates.from_hosts(hosts.parse(host_list))
     elif allocation is not None:
-        place = gates.from_job(allocation, settings)
+        gate_nodes = gates.from_job(allocation, settings)
     if python is None and not quick:
         screen.print("no framework to measure with: --python FILE, or make environments")
-    folders = tuple(each.absolute() for each in disks or [settings.results or paths.default_results()])
-    verdicts = gates.check(place, folders, python, lambda step: screen.print(f"[dim]{step}[/]"), bool(disks))
+    folders = tuple(disk.absolute() for disk in disks or [settings.results or paths.default_results()])
+    verdicts = gates.check(gate_nodes, folders, python, lambda step: screen.print(f"[dim]{step}[/]"), bool(disks))
     node_checks.keep(verdicts)
     if as_json:
-        content: NodeVerdicts = {"nodes": [each.as_json() for each in verdicts]}
+        content: NodeVerdicts = {"nodes": [node_verdict.as_json() for node_verdict in verdicts]}
         write_json("doctor-nodes", content)
     else:
-        for each in verdicts:
-            screen.print(f"{each.node}:", style="bold")
-            print_checks(screen, list(each.checks))
-    if any(each.level == "FAIL" for each in verdicts):
+        for node_verdict in verdicts:
+            screen.print(f"{node_verdict.node}:", style="bold")
+            print_checks(screen, list(node_verdict.checks))
+    if any(node_verdict.level == "FAIL" for node_verdict in verdicts):
         raise typer.Exit(ExitCode.REFUSED)
 
 
@@ -125,13 +125,13 @@ def _all(machine: node.Node) -> list[Check]:
     return [*checks, Check("FAIL", "runtime", "neither a container engine nor a framework environment is usable", hint)]
 
 
-def _report(machine: node.Node, found: list[Check], as_json: bool) -> None:
+def _report(machine: node.Node, checks: list[Check], as_json: bool) -> None:
     if as_json:
-        content: Machine = {"node": machine, "checks": found}
+        content: Machine = {"node": machine, "checks": checks}
         write_json("doctor", content)
     else:
-        print_checks(console(soft_wrap=True), found)
-    if any(check.level == "FAIL" for check in found):
+        print_checks(console(soft_wrap=True), checks)
+    if any(check.level == "FAIL" for check in checks):
         raise typer.Exit(ExitCode.REFUSED)
 
 
@@ -145,7 +145,7 @@ def _machine(machine: node.Node) -> list[Check]:
     return [
         Check("OK", "system", f"{machine.operating_system}, kernel {machine.kernel}, Python {version}"),
         Check("OK", "processor", f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB"),
-        *(Check("OK", "GPU", found) for found in gpus),
+        *(Check("OK", "GPU", gpu_label) for gpu_label in gpus),
         *([] if gpus else [Check("WARN", "GPUs", "none found: CPU ranks train toy data, not a reproduction")]),
     ]
 
@@ -204,12 +204,12 @@ def _folders() -> list[Check]:
         checks.append(
             Check("OK" if free > 5 else "WARN", name, f"{folder}, {free:.0f} GiB free", "an environment needs 3 GiB")
             if os.access(there, os.W_OK)
-            else Check("FAIL", name, f"{there} is not writable", "make it so, or choose another folder")
+            else Check("FAIL", name, f"{there} is not writable", "change its permissions, or choose a different folder")
         )
     if (owner := paths.ROOT.stat().st_uid) != os.getuid() and not paths.IS_INSTALLED:
-        hint = f"clone your own copy, or: git config --global --add safe.directory {shlex.quote(str(paths.ROOT))}"
-        found = f"{paths.ROOT} is owned by user {owner}: git does not report its commit, and setup may fail"
-        checks.append(Check("WARN", "checkout", found, hint))
+        hint = f"use a clone that you own, or: git config --global --add safe.directory {shlex.quote(str(paths.ROOT))}"
+        problem = f"{paths.ROOT} is owned by user {owner}: git does not report its commit, and setup may fail"
+        checks.append(Check("WARN", "checkout", problem, hint))
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     text = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft // 1024} KiB"
     checks.append(Check("OK", "locked memory", f"limit {text}"))

@@ -1,11 +1,10 @@
-"""Tables in the documentation, Dockerfiles and JSON Schemas, written from the files and types that they show.
+"""Generate tables in the documentation, Dockerfiles and JSON Schemas from code and data files.
 
     $ python -m encore.cli.documentation --write     # `make docs`
-    $ python -m encore.cli.documentation --check     # exit code 1 names each stale file
+    $ python -m encore.cli.documentation --check     # exit code 1, lists stale files
 
-A table is between the lines ``<!-- generated: NAME BENCHMARK -->`` and ``<!-- end -->`` of a Markdown
-file; the macros of documentation.j2 are the tables. What is between the two lines is replaced, nothing else is
-touched. Dockerfiles and schemas are written whole.
+The text between ``<!-- generated: NAME BENCHMARK -->`` and ``<!-- end -->`` in a Markdown file is replaced by a
+macro of documentation.j2. Dockerfiles and schemas are completely generated.
 """
 
 import dataclasses
@@ -39,10 +38,10 @@ NO_VALUE = "–"
 
 def submitted_results(choice: catalogue.Choice) -> list[tuple[catalogue.System, published.PublishedResult | None]]:
     name = canonical(choice.benchmark.name)
-    every = [result for result in published.load_published() if result.benchmark == name]
-    found = {(result.round, result.system): result for result in every}
+    results = [result for result in published.load_published() if result.benchmark == name]
+    by_system = {(result.round, result.system): result for result in results}
     systems = [system for system in catalogue.systems(choice) if system.kind == "submitted"]
-    return [(system, found.get((system.round, system.submission))) for system in systems]
+    return [(system, by_system.get((system.round, system.submission))) for system in systems]
 
 
 def minutes(value: float | None) -> str:
@@ -50,27 +49,33 @@ def minutes(value: float | None) -> str:
 
 
 def epochs(result: published.PublishedResult) -> str:
-    # DLRM evaluates within an epoch, and its logs give all sixteen digits.
-    shown = [f"{float(epoch):.5g}" for epoch in result.last_eval_epochs.split("-") if epoch]
-    return " to ".join(dict.fromkeys(shown)) or NO_VALUE
+    # DLRM evaluates several times per epoch, and its logs contain sixteen digits.
+    labels = [f"{float(epoch):.5g}" for epoch in result.last_eval_epochs.split("-") if epoch]
+    return " to ".join(dict.fromkeys(labels)) or NO_VALUE
 
 
-def last_run(implementation: str, where: str) -> str:
-    ran = [each for each in compatibility.tried() if (each.implementation, each.where) == (implementation, where)]
-    return max((each.date for each in ran if not each.problem), default="never run")
+def last_run(implementation: str, environment: str) -> str:
+    ran = [
+        trial for trial in compatibility.tried() if (trial.implementation, trial.where) == (implementation, environment)
+    ]
+    return max((trial.date for trial in ran if not trial.problem), default="never run")
 
 
 def state(release: images.Release, choice: catalogue.Choice) -> str:
-    """Return whether an implementation can run on a release, and at its first that is too old, why not."""
-    found = compatibility.too_old(release, choice)
-    if found is None:
+    """Return whether an implementation runs on a release. The newest release that is too old lists the reasons."""
+    outdated = compatibility.too_old(release, choice)
+    if outdated is None:
         return "never run"
-    old = [f"{compatibility.title(name)} {each}" for name, each in found[1].items()] if found[0] == release else []
+    old = (
+        [f"{compatibility.title(name)} {version}" for name, version in outdated[1].items()]
+        if outdated[0] == release
+        else []
+    )
     return f"too old: {', '.join(old)}" if old else "too old"
 
 
 def predicted(benchmark: str) -> Table:
-    # scipy, which only this table needs, takes half a second to load.
+    # scipy takes half a second to import and is only needed here.
     from encore.lab.scaling.validation import error_table
 
     return error_table(benchmark)
@@ -78,7 +83,7 @@ def predicted(benchmark: str) -> Table:
 
 @cache
 def checks() -> dict[str, list[str]]:
-    # The checks that the self-test makes of each implementation on a GPU, as its own program lists them.
+    # Checks of the GPU self-test per implementation, as listed by the self-test program.
     small = {}
     for choice in catalogue.choices().values():
         system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
@@ -92,27 +97,30 @@ def checks() -> dict[str, list[str]]:
 
 
 def in_all(listed: dict[str, list[str]]) -> list[str]:
-    return [name for name in next(iter(listed.values())) if all(name in each for each in listed.values())]
+    return [name for name in next(iter(listed.values())) if all(name in checks_of for checks_of in listed.values())]
 
 
 def differing(choice: catalogue.Choice) -> Iterator[tuple[str, ...]]:
-    """Yield the weights that submitted systems begin with, and what differs from the submission, by round."""
-    for key, known in choice.benchmark.weights.items():
-        for each in known:
-            digests = [f" ({name.upper()} {' or '.join(d)}: {each.published})" for name, d in each.checksums.items()]
-            submitted = f"{each.title}, from {each.source}{''.join(digests)}"
-            rounds = ", ".join(each.rounds or choice.benchmark.rounds)
-            yield rounds, "weights", submitted, f"the same, by the key `{key}`; refused without"
-    found: dict[tuple[str, ...], dict[str, None]] = {}
+    """Yield the initial weights of submitted systems and the differences from the submissions, by round."""
+    for key, checkpoints in choice.benchmark.weights.items():
+        for checkpoint in checkpoints:
+            digests = [
+                f" ({name.upper()} {' or '.join(d)}: {checkpoint.published})"
+                for name, d in checkpoint.checksums.items()
+            ]
+            submitted = f"{checkpoint.title}, from {checkpoint.source}{''.join(digests)}"
+            rounds = ", ".join(checkpoint.rounds or choice.benchmark.rounds)
+            yield rounds, "weights", submitted, f"the same, by the key `{key}`; required"
+    rows: dict[tuple[str, ...], dict[str, None]] = {}
     for system in catalogue.systems(choice):
         for part in images.differences(choice, system):
-            found.setdefault((part.what, part.submitted, part.here), {})[system.round] = None
-    for parts, rounds_of in sorted(found.items(), key=lambda item: item[0][0]):
+            rows.setdefault((part.what, part.submitted, part.here), {})[system.round] = None
+    for parts, rounds_of in sorted(rows.items(), key=lambda item: item[0][0]):
         yield ", ".join(rounds_of), *parts
 
 
 def cell(value: Any) -> Any:
-    # A bar inside a cell is escaped; what is marked safe is no cell.
+    # Escape bars in table cells; strings marked as safe are not cells.
     return value if hasattr(value, "__html__") else str(value).replace("|", "\\|")
 
 
@@ -134,23 +142,23 @@ TABLES = jinja2.Environment(
 
 def table(marker: str) -> str:
     name, *benchmark = marker.split()
-    known = vars(TABLES.module)
-    if name.replace("-", "_") not in known:
-        raise names.unknown("generated table", name, [each for each in known if not each.startswith("_")])
-    return str(known[name.replace("-", "_")](*benchmark))
+    macros = vars(TABLES.module)
+    if name.replace("-", "_") not in macros:
+        raise names.unknown("generated table", name, [macro for macro in macros if not macro.startswith("_")])
+    return str(macros[name.replace("-", "_")](*benchmark))
 
 
 def renewed(text: str, path: Path) -> str:
-    """Return ``text`` with every generated table as it should be; EncoreError for a marker without its end."""
+    """Return ``text`` with all generated tables updated. EncoreError if a marker is not closed."""
 
-    def replaced(found: re.Match[str]) -> str:
-        if found[4] != "<!-- end -->":
+    def replace(match: re.Match[str]) -> str:
+        if match[4] != "<!-- end -->":
             raise EncoreError(
-                f"{path}: a generated table has no <!-- end -->", hint="add the line <!-- end --> below it"
+                f"{path}: a generated table does not have an <!-- end -->", hint="add the line <!-- end --> below it"
             )
-        return f"{found[1]}\n{table(found[2])}\n"
+        return f"{match[1]}\n{table(match[2])}\n"
 
-    return MARKER.sub(replaced, text)
+    return MARKER.sub(replace, text)
 
 
 def pages(root: Path) -> list[Path]:
@@ -158,25 +166,25 @@ def pages(root: Path) -> list[Path]:
 
 
 def stale(root: Path) -> dict[Path, str]:
-    wanted = {path: renewed(path.read_text(encoding="utf-8"), path) for path in pages(root)}
-    wanted.update({**building.dockerfiles(), **schemas.files()})
-    return {path: text for path, text in wanted.items() if not path.exists() or text != path.read_text("utf-8")}
+    contents = {path: renewed(path.read_text(encoding="utf-8"), path) for path in pages(root)}
+    contents.update({**building.dockerfiles(), **schemas.files()})
+    return {path: text for path, text in contents.items() if not path.exists() or text != path.read_text("utf-8")}
 
 
 def main(
-    write: Annotated[bool, typer.Option("--write/--check", help="Write what is stale, or exit with 1 for it.")],
+    write: Annotated[bool, typer.Option("--write/--check", help="Write stale files, or exit with 1 if there are any.")],
 ) -> None:
     try:
-        found = stale(paths.ROOT)
+        outdated = stale(paths.ROOT)
     except EncoreError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(error.exit_code) from error
-    for path, text in found.items():
+    for path, text in outdated.items():
         if write:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
         typer.echo(f"{path.relative_to(paths.ROOT)}: {'written' if write else 'stale: run make docs'}")
-    if found and not write:
+    if outdated and not write:
         raise typer.Exit(ExitCode.FAILED)
 
 

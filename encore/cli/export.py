@@ -1,4 +1,4 @@
-"""``encore export``: the model of a run for a server."""
+"""``encore export``: export a trained model for serving."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ class ExportedValue(TypedDict):
 
 
 class ExportCheck(TypedDict):
-    """The exported model next to the training code, on the evaluation set."""
+    """Comparison of the exported model with the training code on the evaluation set."""
 
     samples: int
     largest_difference: float
@@ -33,7 +33,7 @@ class ExportCheck(TypedDict):
 
 class ExportedFrom(TypedDict):
     name: str  # Of the run folder
-    id: str  # `sha256` of its run.json
+    id: str  # `sha256` of run.json
     experiment: int
 
 
@@ -43,9 +43,9 @@ class ExportedData(TypedDict):
 
 
 class ExportedPart(TypedDict):
-    """A model, or a part of one."""
+    """An exported model, or one of its parts."""
 
-    model: str  # Its file
+    model: str  # File name
     inputs: list[ExportedValue]
     outputs: list[ExportedValue]
     batched: bool  # Whether the first dimension of all inputs and outputs is the batch
@@ -54,7 +54,7 @@ class ExportedPart(TypedDict):
 
 
 class Exported(TypedDict):
-    """What export.json has of all parts."""
+    """Fields of export.json for all parts."""
 
     schema: int  # Version of this format
     name: str
@@ -69,7 +69,7 @@ class Exported(TypedDict):
     data: ExportedData
     step: int
     quality: dict[str, float]  # Of the run
-    reached: bool  # Whether the model reached its target
+    reached: bool  # Whether the target was reached
 
 
 class ExportedModel(Exported, ExportedPart):
@@ -77,10 +77,10 @@ class ExportedModel(Exported, ExportedPart):
 
 
 class ExportedParts(Exported):
-    """An exported model in parts that a client calls one after the other."""
+    """An exported model whose parts a client calls in sequence."""
 
     parts: dict[str, ExportedPart]
-    checked: ExportCheck  # Of the part that is nearest to its tolerance
+    checked: ExportCheck  # Check of the part closest to its tolerance
 
 
 def export(
@@ -90,10 +90,10 @@ def export(
         str | None, typer.Option("--format", help="onnx, torch-export or saved-model; default: the framework's first.")
     ] = None,
     experiment: Annotated[
-        int | None, typer.Option(help="Experiment of the run; default: the first that reached its target.")
+        int | None, typer.Option(help="Experiment to export. Default: the first that reached the target.")
     ] = None,
     below_target: Annotated[
-        bool, typer.Option("--below-target", help="Export a model that did not reach its target.")
+        bool, typer.Option("--below-target", help="Export a model that did not reach the target.")
     ] = False,
     data_folder: Annotated[
         Path | None, typer.Option("--data", help="Data set of the run; default: where the run had it.")
@@ -128,9 +128,9 @@ def export(
     for part, model in content.get("parts", {"": content}).items():
         title = " ".join(filter(None, (content["name"], part, "as", content["format"])))
         rows = (
-            (kind, each["name"], each["type"], _shape(each["shape"]), each["about"])
+            (kind, value["name"], value["type"], _shape(value["shape"]), value["about"])
             for kind in ("input", "output")
-            for each in model[f"{kind}s"]
+            for value in model[f"{kind}s"]
         )
         show(screen, title, ("", "name", "type", "shape", "meaning"), rows)
     for line in _summary(content):
@@ -146,14 +146,14 @@ def _summary(content: dict[str, Any]) -> list[str]:
     checked = content["checked"]
     checks = {f"{name} ": part["checked"] for name, part in content.get("parts", {}).items()} or {"": checked}
     lines = [
-        f"{name}checked on {each['samples']} evaluation samples: largest difference {each['largest_difference']:.2g}, "
-        f"tolerance {each['tolerance']:.2g}"
-        for name, each in checks.items()
+        f"{name}checked on {check['samples']} evaluation samples: "
+        f"largest difference {check['largest_difference']:.2g}, tolerance {check['tolerance']:.2g}"
+        for name, check in checks.items()
     ]
     through = checked.get("quality", {})
     for name, value in content["quality"].items():
         again = f", of the exported model {through[name]:.5g}" if name in through else ""
         lines.append(f"{name}: of the run {value:.5g}{again}")
     if not content["reached"]:
-        lines.append("the model did not reach its target")
+        lines.append("the model did not reach the target")
     return lines

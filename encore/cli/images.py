@@ -16,7 +16,7 @@ from encore.run import image_test
 
 
 def list_(as_json: options.Json = False) -> None:
-    """Show the NGC catalogue, and what this machine's GPUs and driver can run.
+    """List the NGC images, and whether this machine's GPUs and driver can run them.
 
     Examples:
 
@@ -24,7 +24,7 @@ def list_(as_json: options.Json = False) -> None:
 
       encore images list --json
     """
-    known, gpus, lock = images.catalogue(), node.gpus(), images.read_lock()
+    available, gpus, lock = images.catalogue(), node.gpus(), images.read_lock()
     if as_json:
         content = [
             {
@@ -33,40 +33,41 @@ def list_(as_json: options.Json = False) -> None:
                 "digest": lock[release.reference]["digest"] if release.reference in lock else None,
                 "here": _verdict(release, gpus),
             }
-            for release in known.release
+            for release in available.release
         ]
-        write_json("images", {"releases": content, "submitted": known.submitted})
+        write_json("images", {"releases": content, "submitted": available.submitted})
         return
     screen = console()
-    defaults = set(known.default.items())
+    defaults = set(available.default.items())
     rows = (
         (
-            f"{each.framework}:{each.tag}" + (" (default)" if (each.framework, each.release) in defaults else ""),
-            _contents(each),
-            ", ".join(each.architectures),
-            each.driver,
-            _verdict(each, gpus),
+            f"{base_release.framework}:{base_release.tag}"
+            + (" (default)" if (base_release.framework, base_release.release) in defaults else ""),
+            _contents(base_release),
+            ", ".join(base_release.architectures),
+            base_release.driver,
+            _verdict(base_release, gpus),
         )
-        for each in known.release
+        for base_release in available.release
     )
     show(screen, "NGC images", ("image", "what it holds", "GPUs", "driver", "here"), rows)
     submitted_rows = (
         (
-            each.round,
-            each.benchmark,
-            images.find_release(each.framework, each.release).tag,
-            images.find_release(each.framework).tag,
-            each.why,
+            base_release.round,
+            base_release.benchmark,
+            images.find_release(base_release.framework, base_release.release).tag,
+            images.find_release(base_release.framework).tag,
+            base_release.why,
         )
-        for each in known.submitted
+        for base_release in available.submitted
     )
-    title = "submitted bases, and what is used today"
+    title = "bases of submissions and of this version"
     show(screen, title, ("round", "benchmark", "submitted on", "today", "why"), submitted_rows)
     screen.print("empty: no source states it; sources: encore images list --json")
 
 
 def _contents(release: images.Release) -> str:
-    facts = {
+    fields = {
         release.framework: release.framework_version,
         "Python": release.python,
         "CUDA": release.cuda,
@@ -74,7 +75,7 @@ def _contents(release: images.Release) -> str:
         "Horovod": release.horovod,
         "NCCL": release.nccl,
     }
-    return ", ".join(f"{name} {value}" for name, value in facts.items() if value)
+    return ", ".join(f"{name} {value}" for name, value in fields.items() if value)
 
 
 def _verdict(release: images.Release, gpus: tuple[Gpu, ...]) -> str:
@@ -97,21 +98,21 @@ def build(
     base: Annotated[str | None, typer.Option(help="Release such as 24.06, or standin; default: today's.")] = None,
     base_only: Annotated[
         bool,
-        typer.Option("--base-only", help="Only the base: pull it and record its digest, or build the stand-in."),
+        typer.Option("--base-only", help="Only the base: pull it and record the digest, or build the stand-in."),
     ] = False,
     accept: Annotated[bool, typer.Option("--accept", help="Replace the digest in images.lock.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Even if this machine cannot run it.")] = False,
     engine: options.Engine = None,
 ) -> None:
-    """Build a benchmark's image on its base, whose digest is recorded in images.lock and enforced after that.
+    """Build the image of a benchmark. The digest of its base is recorded in images.lock and enforced afterwards.
 
-    With --base standin: on a CPU base with the interface of NGC's image, which --base-only builds first.
+    With --base standin: use a CPU base with the interface of NGC's image, built with --base-only.
 
     Examples:
 
       encore images build resnet
 
-      encore images build resnet --base-only --accept               a new digest of the base
+      encore images build resnet --base-only --accept               record a new digest of the base
 
       encore images build resnet --base standin --base-only
     """
@@ -131,7 +132,7 @@ def build(
 
 def convert(
     benchmark: options.Benchmark,
-    runtime: Annotated[Literal["apptainer", "enroot"], typer.Option(help="What runs the file.")],
+    runtime: Annotated[Literal["apptainer", "enroot"], typer.Option(help="Runtime of the image file.")],
     dry_run: options.DryRun = False,
 ) -> None:
     """Make the image file that Apptainer or Enroot runs, from Docker's image.
@@ -166,7 +167,7 @@ def test(benchmark: options.Benchmark, engine: options.Engine = None) -> None:
 
 
 def _engine(name: str | None) -> Engine:
-    # The engine that was named, else the first that answers
+    # The given engine, else the first that responds
     if name:
         return engines.connect(name)
     problems = []
@@ -175,7 +176,7 @@ def _engine(name: str | None) -> Engine:
             return engines.connect(candidate)
         except EncoreError as error:
             problems.append(error)
-    # The engine that is there but does not answer is nearer to the user's trouble than the one that is not.
+    # An installed engine that does not respond is a more useful error than a missing one.
     here = [error for error in problems if " on PATH" not in error.found]
     raise (here or problems)[0]
 

@@ -1,4 +1,4 @@
-"""``encore status``, ``encore follow``, ``encore cancel``: see and end what runs or waits."""
+"""``encore status``, ``encore follow``, ``encore cancel``: show, follow and stop runs and jobs."""
 
 import time
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from rich.text import Text
 from typing_extensions import TypedDict
 
 from encore import paths
-from encore.cli import live, options
+from encore.cli import options, progress_display
 from encore.cli.layout import console, show, text, write_json
 from encore.cli.run import finish
 from encore.errors import EncoreError, ExitCode
@@ -28,8 +28,8 @@ from encore.slurm import commands, queue
 MOST = 20
 POLL_SECONDS = 0.5
 QUEUE_SECONDS = 5.0  # Time between two questions to Slurm's controller, which all users share
-FORECAST_SECONDS = 30.0  # Between two forecasts of a run that is followed
-START_SECONDS = 15.0  # Longest time from the end of an experiment to the start of the next one
+FORECAST_SECONDS = 30.0  # Interval between two forecasts
+START_SECONDS = 15.0  # Maximum time between the end of an experiment and the start of the next
 COLOURS: dict[State, str] = {
     "running": "cyan", "queued": "cyan", "starting": "cyan", "reached": "green", "not reached": "yellow",
     "interrupted": "yellow", "cancelled": "yellow", "not started": "yellow", "ended": "yellow",
@@ -40,7 +40,7 @@ class Status(TypedDict):
     """Jobs and runs."""
 
     results: str  # The folder of the run folders
-    note: str  # Why the queue cannot be seen; else empty
+    note: str  # Reason why the queue cannot be queried; empty if it can
     runs: list[dict[str, Any]]  # Rows, the newest first
 
 
@@ -56,27 +56,27 @@ def show_status(
     everything: Annotated[bool, typer.Option("--all", help="All runs, not only the newest.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Show jobs and runs: queued, running, ended and how.
+    """List jobs and runs with their states.
 
     Examples:
 
-      encore status                 the newest 20 runs, and all that run or wait
+      encore status                 the newest 20 runs, and all running or queued ones
 
       encore status --all --json
 
-    States: queued, starting, running, reached, not reached, interrupted, failed, lost (begun, and nothing runs any
-    more); before there was a run folder: cancelled, ended, failed; damaged: the run folder cannot be read.
+    States: queued, starting, running, reached, not reached, interrupted, failed, lost (started, but no longer
+    running). Jobs without a run folder: cancelled, ended, failed. damaged: the run folder is unreadable.
     """
     folder = _folder(results)
-    seen = status.ask()
-    rows = status.overview(folder, seen, None if everything else MOST)
+    jobs = status.ask()
+    rows = status.overview(folder, jobs, None if everything else MOST)
     if as_json:
-        content: Status = {"results": str(folder), "note": seen.note, "runs": [row.as_json() for row in rows]}
+        content: Status = {"results": str(folder), "note": jobs.note, "runs": [row.as_json() for row in rows]}
         write_json("status", content)
         return
     screen = console(soft_wrap=not rows)
-    if seen.note:
-        screen.print(f"[yellow]warning[/] {escape(seen.note)}")
+    if jobs.note:
+        screen.print(f"[yellow]warning[/] {escape(jobs.note)}")
     if not rows:
         screen.print(f"no runs in {folder}")
         return
@@ -87,10 +87,10 @@ def show_status(
         (
             *([row.job] if with_jobs else []),
             _name(row.run, folder) if row.run else "",
-            *(getattr(row, each) for each in varied),
+            *(getattr(row, column) for column in varied),
             Text.assemble((row.state, COLOURS.get(row.state, "red")), text(f" {describe(row)}".rstrip())),
             row.nodes or "",
-            None if row.seconds is None else live.clock(row.seconds),
+            None if row.seconds is None else progress_display.clock(row.seconds),
         )
         for row in rows
     )
@@ -98,12 +98,12 @@ def show_status(
 
 
 def varied_columns(rows: Sequence[Row]) -> list[str]:
-    known = {"user": {queue.this_user()}, "benchmark": set[str](), "partition": set[str]()}
-    return [name for name, own in known.items() if len(own | {getattr(row, name) for row in rows}) > 1]
+    defaults = {"user": {queue.this_user()}, "benchmark": set[str](), "partition": set[str]()}
+    return [name for name, values in defaults.items() if len(values | {getattr(row, name) for row in rows}) > 1]
 
 
 def _name(run: Path, results: Path) -> str:
-    # What ``follow`` and ``cancel`` take: by the results folder, or the whole path of a run elsewhere.
+    # Argument for ``follow`` and ``cancel``: path relative to the results folder, or absolute for other runs.
     return str(run.relative_to(results)) if run.is_relative_to(results) else str(run)
 
 
@@ -133,19 +133,19 @@ def follow(
     ] = None,
     results: options.Results = None,
 ) -> None:
-    """Watch a run until it ends.
+    """Follow a run until it finishes.
 
     Examples:
 
       encore follow                 the newest run
 
-      encore follow 12              the run of a Slurm job, which may still wait in the queue
+      encore follow 12              the run of a Slurm job, which may be pending
 
-      encore follow 12_3            one task of an array
+      encore follow 12_3            one array task
 
-      encore follow results/20261120T101500Z-resnet-mxnet-cpu        also one in the pods of a Kubernetes cluster
+      encore follow results/20261120T101500Z-resnet-mxnet-cpu        also a run on Kubernetes
 
-    Ctrl-C ends the view; the run continues. Exit codes are those of the run.
+    Ctrl-C stops following; the run continues. Exit codes are the same as for encore run.
     """
     folder = _folder(results)
     subject = control.named(name or str(control.newest(folder).path), folder)
@@ -157,7 +157,7 @@ def follow(
         run = subject.folder or _wait_for_folder(notice, subject, folder)
         states = _follow_all(screen, notice, subject, run)
     except KeyboardInterrupt:
-        screen.print(f"no longer watched; it continues. Watch it again with: {_again(subject)}")
+        screen.print(f"stopped following; the run continues. To follow it: {_again(subject)}")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     finish(screen, run, runner.Ending(exit_code(states)), as_json=False)
 
@@ -186,21 +186,21 @@ class Notices:
 
 
 def _wait_for_folder(notice: Notices, subject: control.Subject, results: Path) -> run_folder.RunFolder:
-    # Wait until a job has made its run folder; EncoreError if it ends before that.
+    # Wait until a job has created its run folder. EncoreError if the job ends before.
     while True:
-        seen = status.ask(subject.job)
-        folder = control.folder_of(subject.job, results, seen.jobs)
+        jobs = status.ask(subject.job)
+        folder = control.folder_of(subject.job, results, jobs.jobs)
         if folder is not None:
             return folder
-        alive = [job for job in seen.jobs if not job.has_ended]
-        if seen.note:
-            notice(seen.note)
+        alive = [job for job in jobs.jobs if not job.is_finished]
+        if jobs.note:
+            notice(jobs.note)
         elif not alive:
-            raise _ended_without_folder(subject.job, seen.jobs, results)
-        elif all(job.waits for job in alive):
+            raise _ended_without_folder(subject.job, jobs.jobs, results)
+        elif all(job.is_pending for job in alive):
             notice(_queued(subject.job, alive[0].reason))
         else:
-            notice(f"job {subject.job} has begun; no run folder in {results} yet")
+            notice(f"job {subject.job} is running; no run folder in {results} yet")
         time.sleep(QUEUE_SECONDS)
 
 
@@ -208,14 +208,14 @@ def _queued(job: str, reason: str) -> str:
     return f"job {job} is queued: {reason}" if reason else f"job {job} is queued"
 
 
-def _ended_without_folder(job: str, found: Sequence[queue.Job], results: Path) -> EncoreError:
-    state = found[0].state if found else "no longer known to Slurm"
-    # The first task of an array: the whole has no output of its own.
-    output = commands.show_job(found[0].name if found else job).get("StdOut")
+def _ended_without_folder(job: str, jobs: Sequence[queue.Job], results: Path) -> EncoreError:
+    state = jobs[0].state if jobs else "unknown to Slurm"
+    # First task of an array; the array job does not have an output file.
+    output = commands.show_job(jobs[0].name if jobs else job).get("StdOut")
     output = output or "slurm-JOB.out where it was submitted"
     return EncoreError(
-        f"job {job} ended without a run folder in {results}: {state}",
-        hint=f"see its output in {output}; if its runs are elsewhere: --results DIR",
+        f"job {job} finished without a run folder in {results}: {state}",
+        hint=f"see {output}; if the runs are in a different folder: --results DIR",
         exit_code=ExitCode.FAILED,
     )
 
@@ -223,30 +223,30 @@ def _ended_without_folder(job: str, found: Sequence[queue.Job], results: Path) -
 def _follow_all(
     screen: Console, notice: Notices, subject: control.Subject, folder: run_folder.RunFolder
 ) -> list[State]:
-    # Show one experiment after the other to its end; return their states then.
-    chosen = control.experiments(subject.job, folder, _ask(subject))
-    if not chosen:
+    # Follow the experiments in sequence and return their final states.
+    experiments = control.experiments(subject.job, folder, _ask(subject))
+    if not experiments:
         folder.metadata()  # refuses a damaged folder
         whose = f" of job {subject.job}" if subject.job else ""
-        raise EncoreError(f"{folder.path.name} has no experiment{whose}", hint=f"see: {hints.command('status')}")
+        raise EncoreError(f"{folder.path.name} has no experiments{whose}", hint=f"see: {hints.command('status')}")
     count = len(folder.experiments())
     states: list[State] = []
-    with live.RunView(screen) as view:
-        for experiment in chosen:
+    with progress_display.RunView(screen) as view:
+        for experiment in experiments:
             view.start(f"experiment {experiment.number + 1}/{count}")
             state, reason = _follow_one(view, notice, Following(folder, subject, experiment))
             states.append(state)
             if state in ("reached", "not reached"):
                 continue
             notice(f"experiment {experiment.number + 1} {state}" + (f": {reason}" if reason else ""))
-            # The tasks of an array do not wait for each other.
+            # Array tasks run independently.
             if not status.is_of_array(folder):
                 break
     return states
 
 
 def _ask(subject: control.Subject) -> status.Queue:
-    # The jobs of the subject alone; none outside of Slurm.
+    # Query only the job of the subject; empty without Slurm.
     return status.ask(subject.job) if subject.job else status.Queue()
 
 
@@ -256,16 +256,16 @@ class Following:
     subject: control.Subject
     experiment: run_folder.Experiment
 
-    def verdict(self, seen: status.Queue) -> tuple[State, str]:
-        job = seen.find(status.job_of(self.folder, self.experiment, seen))
-        return status.verdict(self.experiment, job, seen.answers)
+    def verdict(self, jobs: status.Queue) -> tuple[State, str]:
+        job = jobs.find(status.job_of(self.folder, self.experiment, jobs))
+        return status.verdict(self.experiment, job, jobs.answers)
 
 
-def _follow_one(view: live.RunView, notice: Notices, watched: Following) -> tuple[State, str]:
-    # Show an experiment until it has ended and its job will not resume it.
+def _follow_one(view: progress_display.RunView, notice: Notices, watched: Following) -> tuple[State, str]:
+    # Follow an experiment until it has finished and will not be resumed by its job.
     tail, progress, slow = Tail(watched.experiment.metrics), Progress(), SlowRankWatch(watched.experiment.folder)
-    begun = asked = time.monotonic()
-    seen, pace, due = _ask(watched.subject), "", begun + FORECAST_SECONDS
+    start = last_query = time.monotonic()
+    jobs, pace, due = _ask(watched.subject), "", start + FORECAST_SECONDS
     while True:
         for record in tail.read():
             progress.add(record)
@@ -274,13 +274,13 @@ def _follow_one(view: live.RunView, notice: Notices, watched: Following) -> tupl
             pace = forecast.text() if forecast and forecast.minutes is not None else ""
         progress.slow = slow.look()
         view.update(progress, pace)
-        state, reason = watched.verdict(seen)
+        state, reason = watched.verdict(jobs)
         if state in ("reached", "not reached"):
             return state, reason
-        if state not in status.ALIVE or time.monotonic() - asked > QUEUE_SECONDS:
-            seen, asked = _ask(watched.subject), time.monotonic()
-            state, reason = watched.verdict(seen)
-            if state not in status.ALIVE and not (state == "not started" and _is_early(begun)):
+        if state not in status.ALIVE or time.monotonic() - last_query > QUEUE_SECONDS:
+            jobs, last_query = _ask(watched.subject), time.monotonic()
+            state, reason = watched.verdict(jobs)
+            if state not in status.ALIVE and not (state == "not started" and _is_early(start)):
                 return state, reason
         if reason:
             notice(_queued(watched.subject.job, reason) if state == "queued" else reason)
@@ -288,51 +288,54 @@ def _follow_one(view: live.RunView, notice: Notices, watched: Following) -> tupl
 
 
 def _follow_pods(screen: Console, notice: Notices, folder: run_folder.RunFolder) -> NoReturn:
-    # Show a run in the pods of a Kubernetes cluster by the log of rank 0's pod, to its end; leave with its exit code.
-    every = folder.experiments()
+    # Follow a run on Kubernetes by the log of the rank 0 pod, then exit with the run's exit code.
+    experiments = folder.experiments()
     connection, outcomes = workloads.connect(folder), []
-    with live.RunView(screen) as view:
-        for experiment in every:
-            view.start(f"experiment {experiment.number + 1}/{len(every)}")
-            progress, shown = Progress(), dict[str, int]()
+    with progress_display.RunView(screen) as view:
+        for experiment in experiments:
+            view.start(f"experiment {experiment.number + 1}/{len(experiments)}")
+            progress, line_counts = Progress(), dict[str, int]()
             while True:
-                seen = workloads.look(connection, folder, experiment)
-                workloads.settle(folder, experiment, seen)
-                if seen.state not in ("waiting", "running") or experiment.state().status in run_folder.FINISHED:
+                workload = workloads.look(connection, folder, experiment)
+                workloads.settle(folder, experiment, workload)
+                if workload.state not in ("waiting", "running") or experiment.state().status in run_folder.FINISHED:
                     break
-                if seen.state == "running":
-                    _relay(screen, view, connection, seen.pod, progress, shown)
+                if workload.state == "running":
+                    _relay(screen, view, connection, workload.pod, progress, line_counts)
                 else:
-                    notice(_queued(workloads.name_of(folder, experiment), seen.reason))
+                    notice(_queued(workloads.name_of(folder, experiment), workload.reason))
                 time.sleep(POLL_SECONDS)
             state = experiment.state()
             outcomes.append(state.status if state.status != "interrupted" else progress.outcome or state.status)
             if state.status not in run_folder.FINISHED:
                 notice(f"experiment {experiment.number + 1} {state.status}: {state.reason}")
-    if any(each.state().reason == workloads.RESULTS_THERE for each in every):
-        screen.print("copy them here, and see the result:")
+    if any(experiment.state().reason == workloads.RESULTS_THERE for experiment in experiments):
+        screen.print("copy the results to this machine, and print them:")
         for line in workloads.copying(folder):
             screen.print(f"  {line}", markup=False, highlight=False)
-        raise typer.Exit(exit_code([cast("State", each.replace("_", " ")) for each in outcomes]))
+        raise typer.Exit(exit_code([cast("State", outcome.replace("_", " ")) for outcome in outcomes]))
     finish(
-        screen, folder, runner.Ending(exit_code([cast("State", each.replace("_", " ")) for each in outcomes])), False
+        screen,
+        folder,
+        runner.Ending(exit_code([cast("State", outcome.replace("_", " ")) for outcome in outcomes])),
+        False,
     )
     raise typer.Exit()
 
 
 def _relay(
     screen: Console,
-    view: live.RunView,
+    view: progress_display.RunView,
     connection: Connection,
     pod: str,
     progress: Progress,
-    shown: dict[str, int],
+    line_counts: dict[str, int],
 ) -> None:
-    # What a pod prints, from where an earlier look at it ended
+    # Continue after the lines of the pod log that were already shown
     for number, record in enumerate(workloads.records(connection.log(pod))):
-        if number < shown.get(pod, 0):
+        if number < line_counts.get(pod, 0):
             continue
-        shown[pod] = number + 1
+        line_counts[pod] = number + 1
         if isinstance(record, dict):
             progress.add(record)
             view.update(progress, "")
@@ -340,9 +343,9 @@ def _relay(
             screen.print(record, markup=False, highlight=False)
 
 
-def _is_early(begun: float) -> bool:
+def _is_early(start: float) -> bool:
     # Whether a run outside of Slurm may still be between two experiments.
-    return time.monotonic() - begun < START_SECONDS
+    return time.monotonic() - start < START_SECONDS
 
 
 # -- cancel ---------------------------------------------------------------------------------------------
@@ -353,7 +356,7 @@ def cancel(
     results: options.Results = None,
     trust_owner: options.TrustOwner = False,
 ) -> None:
-    """End a job or run; it writes a checkpoint and can be resumed.
+    """Stop a job or run. It writes a checkpoint and can be resumed.
 
     Examples:
 

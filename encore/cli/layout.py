@@ -1,4 +1,4 @@
-"""Output: tables without frames, so that eight columns fit into eighty characters, lines, and JSON."""
+"""Console output: tables without borders (eight columns fit into 80 characters), lines and JSON."""
 
 import json
 import os
@@ -21,10 +21,10 @@ from encore.results.logs.parallel import OnRead
 from encore.results.table import Cell
 from encore.results.table import Table as ResultTable
 
-MIN_WORD = 16  # Characters of a word that a narrow terminal shows at least
-MIN_LINE = 24  # Characters of a cell that is not wrapped
-SHORT_SECONDS = 1.0  # Work that takes no longer needs no bar
-# A file or another program has no width unless COLUMNS states one: no row is wrapped there.
+MIN_WORD = 16  # Minimum length of a shortened word in a narrow terminal
+MIN_LINE = 24  # Minimum width of a cell that is not wrapped
+SHORT_SECONDS = 1.0  # Show a progress bar only for longer work
+# Width for pipes and files, unless COLUMNS is set: rows are not wrapped.
 PIPE_WIDTH = 4096
 NUMBER = re.compile(r"[-+]?\d[\d.,:%x]*")
 
@@ -39,11 +39,12 @@ def show(
     least: Sequence[str] = (),
     one_line: str = "",
 ) -> None:
-    """Print a table that fits the terminal; numbers and headers are never shortened.
+    """Print a table that fits the terminal. Numbers and headers are not shortened.
 
     In a narrow terminal, texts are wrapped between words, then the columns in ``least`` are dropped, then long words
-    are shortened (``one_line``: its cells are shortened instead of wrapped), then columns are dropped from the right.
-    The last line lists the dropped columns. The columns in ``numbers`` are aligned to the right; None is an empty cell.
+    are shortened (``one_line``: cells are shortened instead of wrapped), then columns are dropped from the right.
+    The last line lists the dropped columns. The columns in ``numbers`` are aligned to the right; None is an empty
+    cell.
     """
     if title:
         say(screen, text(title, "bold"))
@@ -53,20 +54,20 @@ def show(
     for column in table.columns:
         if column.header == one_line:
             column.no_wrap, column.overflow = True, "ellipsis"
-    kept = _fitting_columns(table.columns, screen.width, least)
-    dropped = [str(column.header) for column in table.columns if column not in kept]
-    fitted, cells = _frame(*(column.copy() for column in kept)), []
-    for column, width in zip(fitted.columns, _widths(kept, screen.width), strict=True):
+    visible = _fitting_columns(table.columns, screen.width, least)
+    dropped = [str(column.header) for column in table.columns if column not in visible]
+    fitted, cells = _frame(*(column.copy() for column in visible)), []
+    for column, width in zip(fitted.columns, _widths(visible, screen.width), strict=True):
         column.width = width
-    for column, source in zip(fitted.columns, kept, strict=True):
+    for column, source in zip(fitted.columns, visible, strict=True):
         cells.append([cell if column.no_wrap else _shorten_words(cell, column.width or 0) for cell in source.cells])
     for row_cells in zip(*cells, strict=True):
         fitted.add_row(*row_cells)
-    # A terminal that is narrower than the numbers of the first column wraps them.
-    screen.print(fitted, soft_wrap=False, width=max(screen.width, _total(_min_widths(kept))), crop=False)
+    # The numbers of the first column are wrapped if the terminal is even narrower.
+    screen.print(fitted, soft_wrap=False, width=max(screen.width, _total(_min_widths(visible))), crop=False)
     if dropped:
-        whole = _total(_word_widths(table.columns))
-        say(screen, f"[dim]a terminal of {whole} columns also shows: {escape(', '.join(dropped))}[/]")
+        full_width = _total(_word_widths(table.columns))
+        say(screen, f"[dim]a terminal of {full_width} columns also shows: {escape(', '.join(dropped))}[/]")
 
 
 def _frame(*columns: Column) -> Table:
@@ -86,9 +87,9 @@ def _fitting_columns(columns: Sequence[Column], width: int, least: Sequence[str]
 def _widths(columns: Sequence[Column], width: int) -> list[int]:
     # Widths of the longest lines, reduced from the widest column on until the table fits.
     widths = [max(map(len, _lines(column)), default=0) for column in columns]
-    words, minimum = _word_widths(columns), _min_widths(columns)
-    one_line = [minimum[i] if column.no_wrap else words[i] for i, column in enumerate(columns)]
-    for limits in (words, one_line, minimum):
+    word_widths, minimum = _word_widths(columns), _min_widths(columns)
+    one_line = [minimum[i] if column.no_wrap else word_widths[i] for i, column in enumerate(columns)]
+    for limits in (word_widths, one_line, minimum):
         while _total(widths) > width:
             wider = [index for index, limit in enumerate(limits) if widths[index] > limit]
             if not wider:
@@ -98,7 +99,7 @@ def _widths(columns: Sequence[Column], width: int) -> list[int]:
 
 
 def _shorten_words(cell: RenderableType, width: int) -> RenderableType:
-    # The end of a path identifies it, and the start of any other word.
+    # Keep the end of a path, which identifies it, and the start of other words.
     plain_text = cell.plain if isinstance(cell, Text) else str(cell)
     for word in plain_text.split():
         if len(word) > width > 1:
@@ -113,7 +114,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _word_widths(columns: Sequence[Column]) -> list[int]:
-    # Widths at which nothing is shortened.
+    # Widths without shortening.
     return [
         max(map(len, _lines(column) if column.no_wrap else " ".join(_lines(column)).split()), default=0)
         for column in columns
@@ -128,9 +129,9 @@ def _min_width(column: Column) -> int:
     # Width at which no number and no header is shortened.
     if column.no_wrap:
         return min(MIN_LINE, max(map(len, _lines(column)), default=0))
-    words = " ".join(_lines(column)).split()
-    complete = [word for word in words if NUMBER.fullmatch(word)] + str(column.header).split()
-    return max([*map(len, complete), *(min(len(word), MIN_WORD) for word in words)], default=0)
+    words_of_column = " ".join(_lines(column)).split()
+    complete = [word for word in words_of_column if NUMBER.fullmatch(word)] + str(column.header).split()
+    return max([*map(len, complete), *(min(len(word), MIN_WORD) for word in words_of_column)], default=0)
 
 
 def _lines(column: Column) -> list[str]:
@@ -142,14 +143,14 @@ def _lines(column: Column) -> list[str]:
 def print_result(table: ResultTable) -> None:
     screen = console()
     columns = enumerate(table.columns)
-    numbers = [name for at, name in columns if not any(isinstance(row[at], str) for row in table.rows)]
+    numbers = [name for key, name in columns if not any(isinstance(row[key], str) for row in table.rows)]
     show(screen, table.title, table.columns, map(table.texts, table.rows), numbers=numbers)
     if table.note:
         say(screen, text(table.note, "dim"))
 
 
 class TableJson(TypedDict):
-    """A table; its cells are in the order of its columns."""
+    """A table; cells are in column order."""
 
     title: str
     columns: tuple[str, ...]
@@ -177,7 +178,7 @@ def console(stderr: bool = False, soft_wrap: bool = False) -> Console:
 
 
 class _DiscardingStream:
-    """A text stream that discards its output once the reader has closed it."""
+    """Text stream that discards output after the reader has closed the pipe."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -219,25 +220,25 @@ def ignore_closed_output() -> Iterator[None]:
 
 
 @contextmanager
-def limited_lines(screen: Console, most: int | None) -> Iterator[None]:
-    """Print the first ``most`` lines of the output only, and how many --all prints in addition."""
+def limited_lines(screen: Console, max_lines: int | None) -> Iterator[None]:
+    """Print only the first ``max_lines`` lines of the output, and the number of hidden lines."""
     with screen.capture() as capture:
         yield
     lines = capture.get().splitlines(keepends=True)
-    kept = lines if most is None or len(lines) <= most else lines[: most - 1]
-    screen.file.write("".join(kept))
-    if len(kept) < len(lines):
-        say(screen, f"[dim]{len(lines) - len(kept)} more lines: --all prints them[/]")
+    visible = lines if max_lines is None or len(lines) <= max_lines else lines[: max_lines - 1]
+    screen.file.write("".join(visible))
+    if len(visible) < len(lines):
+        say(screen, f"[dim]{len(lines) - len(visible)} more lines with --all[/]")
 
 
 def say(screen: Console, *texts: object) -> None:
-    # Print one line, however long: a terminal wraps it by itself, and a pipe keeps it whole.
+    # Print one line. Terminals wrap it; it stays on one line in a pipe.
     screen.print(*texts, soft_wrap=True)
 
 
 def text(value: object, style: str = "") -> Text:
     """Return a text from a log without markup and control codes, which could repaint the terminal."""
-    plain = "".join(each if each.isprintable() else "?" for each in str(value))
+    plain = "".join(char if char.isprintable() else "?" for char in str(value))
     return Text(plain.encode("utf-8", "replace").decode("utf-8"), style=style)
 
 
@@ -246,12 +247,12 @@ def minutes_text(value: float | None) -> str:
 
 
 def write_json(schema: str, content: object) -> None:
-    """Print what ``schema`` describes (encore/cli/schemas.py); not through rich, which would wrap and colour it."""
+    """Print JSON with the schema ``schema`` (encore/cli/schemas.py), without rich, which would wrap and colour it."""
     sys.stdout.write(as_text(schema, content) + "\n")
 
 
 def as_text(schema: str, content: object) -> str:
-    # The tests replace this by what also checks the text against the schema of that name.
+    # Tests replace this function to validate the text against the schema.
     return json.dumps(content, indent=2, default=plain)
 
 
@@ -264,7 +265,7 @@ def reading() -> Iterator[OnRead | None]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    # A bar that refreshes itself does so in a thread, and a process with threads reads on one core.
+    # A bar with automatic refresh uses a thread, and reading would then be limited to one core.
     with Progress(*columns, console=screen, transient=True, auto_refresh=False) as bar:
         task, start = bar.add_task("reading", visible=False), time.monotonic()
 

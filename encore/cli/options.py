@@ -1,4 +1,4 @@
-"""Arguments and options that several commands take, with the same name and help in each."""
+"""Arguments and options shared by several commands."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -9,40 +9,40 @@ import typer
 from encore.errors import EncoreError
 from encore.results.rules import ROUNDS
 
-Benchmark = Annotated[str, typer.Argument(help="Benchmark, such as resnet.")]
-OptionalBenchmark = Annotated[str | None, typer.Argument(help="Benchmark, such as resnet.")]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of logs.")]
+Benchmark = Annotated[str, typer.Argument(help="Benchmark, e.g. resnet (see encore list).")]
+OptionalBenchmark = Annotated[str | None, typer.Argument(help="Benchmark, e.g. resnet (see encore list).")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder or log folder.")]
 Runs = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="RUN...", help="Run folders, folders of logs, or trees of them."),
+    typer.Argument(metavar="RUN...", help="Run folders, log folders, or folders that contain them."),
 ]
 
-# What is run.
-System = Annotated[str | None, typer.Option(help="Configuration to take, such as dgxa100.")]
-Round = Annotated[str | None, typer.Option("--round", help="MLPerf round, such as v0.7.")]
+# What to run
+System = Annotated[str | None, typer.Option(help="System with the submitted configuration to use, e.g. dgxa100.")]
+Round = Annotated[str | None, typer.Option("--round", help="MLPerf round, e.g. v0.7.")]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one configuration value.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a configuration value. Repeatable.")
 ]
-Experiments = Annotated[int, typer.Option(help="Experiments, each with a new seed; of a sweep: of each point.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of the first experiment; default: drawn.")]
+Experiments = Annotated[int, typer.Option(help="Number of experiments with different seeds (per point in a sweep).")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the first experiment. Default: random.")]
 
 # Where and how it runs.
-Data = Annotated[Path | None, typer.Option("--data", help="Data set; default data/BENCHMARK.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Data set folder. Default: data/BENCHMARK.")]
 Results = Annotated[
-    Path | None, typer.Option(help="Folder of the run folders; default: the cluster file's, or results/.")
+    Path | None, typer.Option(help="Parent folder of the run folders. Default: from cluster.toml, or results/.")
 ]
 Environment = Annotated[
     list[str] | None,
-    typer.Option("--env", metavar="NAME[=VALUE]", help="Pass an environment variable to the ranks."),
+    typer.Option("--env", metavar="NAME[=VALUE]", help="Environment variable for the ranks. Repeatable."),
 ]
 DropCaches = Annotated[
-    bool | None, typer.Option(help="Drop the page cache before each run; default: not for a toy data set.")
+    bool | None, typer.Option(help="Drop the page cache before each run. Default: yes, except for toy data sets.")
 ]
 HangSeconds = Annotated[
     float,
     typer.Option(
         min=0.0,
-        help="End a run in which no rank makes a step for this time, the first for 3 times this time; 0: never.",
+        help="Stop a hanging run after this time without a step (3x for the first step). 0: never.",
     ),
 ]
 StopSeconds = Annotated[
@@ -50,41 +50,47 @@ StopSeconds = Annotated[
     typer.Option(
         min=1.0,
         envvar="ENCORE_STOP_SECONDS",
-        help="Time for a checkpoint to be begun when a run is stopped; default: 8, in a Slurm job 20.",
+        help="Grace period to start a checkpoint after a stop signal. Default: 8, in a Slurm job 20.",
     ),
 ]
 Runtime = Annotated[
-    str | None, typer.Option(help="auto, host, docker, podman, apptainer, enroot or pyxis; default: auto.")
+    str | None, typer.Option(help="auto, host, docker, podman, apptainer, enroot or pyxis. Default: auto.")
 ]
-Image = Annotated[str | None, typer.Option(help="Image to run in; default: the benchmark's that was built last.")]
+Image = Annotated[str | None, typer.Option(help="Container image. Default: the last one built for the benchmark.")]
 Python = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Python that has the framework, for the host runtime."),
+    typer.Option(metavar="FILE", help="Python interpreter with the framework, for --runtime host."),
 ]
 Hosts = Annotated[
-    str | None, typer.Option("--hosts", help="Hosts to reach by ssh, with GPUs: n1:4,n2:4; this one first.")
+    str | None, typer.Option("--hosts", help="Hosts for ssh with GPU counts, this host first: n1:4,n2:4.")
 ]
 Cluster = Annotated[Path | None, typer.Option(help="Cluster file; see docs/slurm.md.")]
-Engine = Annotated[Literal["docker", "podman"] | None, typer.Option(help="Default: the first that answers.")]
-Resume = Annotated[Path | None, typer.Option(help="Resume what is in this folder.")]
-TrustOwner = Annotated[bool, typer.Option("--trust-owner", help="Allow a run folder of another user.")]
+Engine = Annotated[
+    Literal["docker", "podman"] | None, typer.Option(help="Container engine. Default: the first that is running.")
+]
+Resume = Annotated[Path | None, typer.Option(help="Resume the run in this folder.")]
+TrustOwner = Annotated[bool, typer.Option("--trust-owner", help="Allow a run folder that a different user owns.")]
 
-# What it is compared with.
+# Comparison
 Logs = Annotated[
     Path | None,
-    typer.Option("--logs", metavar="DIR", help="Folder of submitted logs, used where it holds the submission's."),
+    typer.Option(
+        "--logs",
+        metavar="DIR",
+        help="Folder with submitted logs, used instead of the built-in digests if it has the submission.",
+    ),
 ]
 Baseline = Annotated[
     str | None,
     typer.Option("--baseline", metavar="SYSTEM", help="System that scores are relative to, as the tables name it."),
 ]
 
-# What comes out.
+# Output
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")]
 OptionalOutput = Annotated[
-    Path | None, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to; default: nothing is written.")
+    Path | None, typer.Option("-o", "--output", metavar="DIR", help="Output folder. Default: no output.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done and do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the checks and commands without running them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Write CSV instead of a table.")]
 Format = Annotated[
@@ -93,18 +99,20 @@ Format = Annotated[
 ]
 
 
-# Settings of a command that hands on the options which it does not know.
+# Settings of commands that forward unknown options.
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def one_format(**formats: bool) -> None:
-    given = [f"--{name}" for name, chosen in formats.items() if chosen]
-    if len(given) > 1:
-        raise EncoreError(f"{' and '.join(given)} at once", expected="one output format", hint="give one of them")
+    flags = [f"--{name}" for name, is_set in formats.items() if is_set]
+    if len(flags) > 1:
+        raise EncoreError(
+            f"{' and '.join(flags)} cannot be combined", expected="one output format", hint="use only one"
+        )
 
 
 def one_form(format_: str, as_json: bool) -> str:
-    # The chosen form of what is printed; ``--json`` is the short form of one.
+    # Return the output format; ``--json`` is short for ``--format json``.
     one_format(**{"json": as_json, f"format {format_}": format_ not in ("text", "json")})
     return "json" if as_json else format_
 
@@ -112,26 +120,26 @@ def one_form(format_: str, as_json: bool) -> str:
 def known_round(name: str | None) -> str | None:
     if name is None:
         return None
-    found = f"v{name.lower().removeprefix('v')}"
-    if found not in ROUNDS:
-        raise EncoreError(f"there is no round {name!r}", expected=", ".join(ROUNDS), hint="name one of these")
-    return found
+    round_name = f"v{name.lower().removeprefix('v')}"
+    if round_name not in ROUNDS:
+        raise EncoreError(f"unknown round {name!r}", expected=", ".join(ROUNDS), hint="name one of these")
+    return round_name
 
 
-def numbers(option: str, given: str) -> tuple[int, ...]:
-    # ``1,2,4`` as numbers; EncoreError for anything but whole numbers from 1 on.
+def numbers(option: str, argument: str) -> tuple[int, ...]:
+    # Parse ``1,2,4``. EncoreError unless all are positive integers.
     with suppress(ValueError):
-        found = tuple(int(part) for part in given.split(","))
-        if min(found) >= 1:
-            return found
-    raise EncoreError(f"{option} {given}", expected="whole numbers from 1 on, such as 1,2,4", hint=f"{option} 1,2,4")
+        values = tuple(int(part) for part in argument.split(","))
+        if min(values) >= 1:
+            return values
+    raise EncoreError(f"{option} {argument}", expected="positive integers, such as 1,2,4", hint=f"{option} 1,2,4")
 
 
-def as_path(given: Any) -> Path | None:
-    return None if given is None else Path(given)
+def as_path(argument: Any) -> Path | None:
+    return None if argument is None else Path(argument)
 
 
 def given(context: typer.Context) -> set[str]:
-    """Return the names of the parameters that the command line or the environment gives."""
+    """Return the names of the parameters set on the command line or in the environment."""
     sources = ((name, context.get_parameter_source(name)) for name in context.params)
     return {name for name, source in sources if source is not None and source.name != "DEFAULT"}

@@ -22,9 +22,9 @@ class Shortest(TypedDict):
     """The schedule that is done soonest."""
 
     minutes: float
-    lower_bound: float  # No schedule takes fewer minutes
+    lower_bound: float  # Lower bound of the minutes of any schedule
     is_shortest: bool  # Whether that is proven
-    one_after_the_other: float  # Minutes of one run at a time, each on all GPUs
+    one_after_the_other: float  # Minutes if the runs are sequential, using all GPUs
     runs: Sequence[scheduling.Placement]
 
 
@@ -35,7 +35,7 @@ class Shared(TypedDict):
     curves: list[str]  # Where minutes come from
     benchmarks: list[Job]
     shortest: Shortest
-    most_runs: dict[str, Any]  # The steady state with the most runs a day
+    most_runs: dict[str, Any]  # Steady state with the maximum number of runs per day
 
 
 def plan(
@@ -43,18 +43,18 @@ def plan(
     benchmarks: Annotated[list[str], typer.Argument(metavar="BENCHMARK...", help="Such as resnet or ncf=50.")],
     curves: Annotated[
         list[str] | None,
-        typer.Option("--curves", metavar="SOURCE", help="Where minutes come from; may be given again."),
+        typer.Option("--curves", metavar="SOURCE", help="Source of training times. Repeatable."),
     ] = None,
     extrapolate: Annotated[
-        bool, typer.Option("--extrapolate", help="Outside of what was measured, ask the cost model.")
+        bool, typer.Option("--extrapolate", help="Use the cost model for GPU counts that were not measured.")
     ] = False,
     output: options.OptionalOutput = None,
     as_json: options.Json = False,
 ) -> None:
-    """Propose how to share a machine among benchmarks: all done soonest, and the most runs a day.
+    """Plan how benchmarks share a machine: shortest total time, and most runs per day.
 
-    BENCHMARK may be followed by =N: to be run N times. Minutes come from measured curves: a study, a part of the
-    names of published results, a CSV file (benchmark,gpus,minutes), or a folder of your own runs or sweeps.
+    BENCHMARK=N requests N runs. Training times come from measured curves: a study, a part of the names of published
+    results, a CSV file (benchmark,gpus,minutes), or a folder of runs or sweeps.
 
     Examples:
 
@@ -77,9 +77,9 @@ def plan(
             "one_after_the_other": scheduling.sequential_minutes(jobs),
             "runs": schedule.placements,
         }
-        most = {**vars(steady), "rounds_one_after_the_other": scheduling.sequential_rounds(jobs)}
+        summary = {**vars(steady), "rounds_one_after_the_other": scheduling.sequential_rounds(jobs)}
         content: Shared = {
-            "gpus": schedule.gpus, "curves": sources, "benchmarks": jobs, "shortest": shortest, "most_runs": most
+            "gpus": schedule.gpus, "curves": sources, "benchmarks": jobs, "shortest": shortest, "most_runs": summary
         }  # fmt: skip
         write_json("sharing", content)
     else:
@@ -89,21 +89,23 @@ def plan(
         say(console(), text(f"curves: {', '.join(sources)}", "dim"))
     if output is not None:
         files = write_files(Report(tables=tables, figures=(scheduling.gantt(schedule, tables[0]),)), output)
-        say(console(), text(f"{files[0]} and {len(files) - 1} files next to it"))
+        say(console(), text(f"{files[0]} and {len(files) - 1} more files"))
 
 
-def _jobs(wanted: list[str], gpus: int, sources: list[str], extrapolate: bool) -> list[Job]:
+def _jobs(requests: list[str], gpus: int, sources: list[str], extrapolate: bool) -> list[Job]:
     curves, counts = scaling_curves.load_curves(sources), dict[str, int]()
-    for word in wanted:
+    for word in requests:
         name, equals, number = word.partition("=")
         if equals and not (number.isdigit() and 1 <= int(number) <= 1000):
-            raise EncoreError(f"{word}: {number!r} is no number of runs", expected="1 to 1000", hint=f"{name}=5")
+            raise EncoreError(
+                f"{word}: the number of runs must be positive (got {number!r})", expected="1 to 1000", hint=f"{name}=5"
+            )
         benchmark = canonical(name) or name
         if benchmark not in curves and canonical(name):
             raise EncoreError(
                 f"no curve of {name} in {', '.join(sources)}",
                 expected=f"one of {', '.join(sorted(curves)) or 'none: no run there reached its target'}",
-                hint="name another source: --curves",
+                hint="choose a different source: --curves",
             )
         if benchmark not in curves:
             raise unknown("benchmark", name, curves)

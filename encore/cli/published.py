@@ -36,7 +36,7 @@ def published(
     submitter: Annotated[str | None, typer.Option(help="Such as NVIDIA.")] = None,
     system: Annotated[str | None, typer.Option(help="Any part of the system's name, such as dgx1.")] = None,
     accelerator: Annotated[str | None, typer.Option(help="Any part of the accelerator's name, such as H100.")] = None,
-    division: Annotated[Literal["closed", "open"] | None, typer.Option(help="Of this division alone.")] = None,
+    division: Annotated[Literal["closed", "open"] | None, typer.Option(help="Only this division.")] = None,
     sort: Annotated[
         Literal["name", "minutes", "accelerators"] | None,
         typer.Option(help="The list; default: by round and benchmark."),
@@ -69,7 +69,7 @@ def published(
     submitters = sorted({result.submitter for result in load_published()})
     if benchmark is not None and canonical(benchmark) not in benchmarks:
         raise unknown("published benchmark", benchmark, benchmarks)
-    if submitter is not None and submitter.lower() not in [each.lower() for each in submitters]:
+    if submitter is not None and submitter.lower() not in [submitter_name.lower() for submitter_name in submitters]:
         raise unknown("submitter", submitter, submitters)
     results = select(
         load_published(),
@@ -91,7 +91,7 @@ def published(
         write_json("published", [result.as_json() for result in results])
     elif as_csv:
         plain = [result.as_json() for result in results]
-        rows: Any = tuple(tuple(each[name] for name in _CSV_FIELDS) for each in plain)
+        rows: Any = tuple(tuple(submitter_name[name] for name in _CSV_FIELDS) for submitter_name in plain)
         sys.stdout.write(Table(title="", columns=_CSV_FIELDS, rows=rows).as_csv())
     else:
         _print_published(results)
@@ -103,20 +103,20 @@ def _print_published(results: list[PublishedResult]) -> None:
     numbers = (*minutes, "runs", "batch")
     rows = (
         (
-            each.benchmark or "?",
-            each.name,
-            *map(minutes_text, (each.score_minutes, each.official_minutes)[: len(minutes)]),
-            each.runs,
-            each.global_batch or "",
-            " x ".join(str(part) for part in (each.hardware.accelerators, each.hardware.accelerator) if part),
+            entry.benchmark or "?",
+            entry.name,
+            *map(minutes_text, (entry.score_minutes, entry.official_minutes)[: len(minutes)]),
+            entry.runs,
+            entry.global_batch or "",
+            " x ".join(str(part) for part in (entry.hardware.accelerators, entry.hardware.accelerator) if part),
         )
-        for each in results
+        for entry in results
     )
     columns = ("benchmark", "name", *numbers, "accelerators")
     show(screen, f"Published results: {len(results)}", columns, rows, numbers=numbers, least=("accelerators", "runs"))
     if len(minutes) > 1:
         say(screen, text("raw: from the logs; official: as MLCommons publishes it, held to the reference convergence"))
-    for result in (each for each in results if each.note):
+    for result in (entry for entry in results if entry.note):
         say(screen, text(f"{result.name} {result.benchmark}: {result.note}"))
 
 
@@ -128,13 +128,13 @@ def _write_table(table: Table, *, as_json: bool, as_csv: bool, as_markdown: bool
     if as_json:
         write_json("tables", tables_as_json(parts))
     elif as_markdown:
-        sys.stdout.write("\n\n".join(f"### {each.title}\n\n{each.as_markdown()}" for each in parts))
+        sys.stdout.write("\n\n".join(f"### {section.title}\n\n{section.as_markdown()}" for section in parts))
         sys.stdout.write(f"\n\n{table.note}\n")
     else:
         _print_sections(parts, table.note)
 
 
-# Print each section; where not all benchmarks fit, in parts that repeat the systems.
+# Print the sections. If there are too many benchmarks for the width, repeat the systems in several parts.
 def _print_sections(parts: list[Table], note: str) -> None:
     screen = console()
     for section in parts:

@@ -36,13 +36,13 @@ def escape(value: object) -> str:
 class MappedKey(TypedDict):
     value: Any
     options: tuple[str, ...]  # Of the submitted command
-    variables: list[str]  # Of the scripts that they were made from
-    origin: str  # command; code: the submitted code's own value, which no option changed
+    variables: list[str]  # Variables in the published scripts
+    origin: str  # "command", or "code" for defaults in the submitted code
     meaning: str
 
 
 class ReproductionJson(TypedDict):
-    """A published configuration, and what of it runs here."""
+    """A published configuration and the equivalent Encore configuration."""
 
     configuration: str
     folder: str
@@ -53,23 +53,23 @@ class ReproductionJson(TypedDict):
     nodes: int
     gpus_per_node: int
     keys: dict[str, MappedKey]
-    missing: dict[str, str]  # Keys that have no value, with the reason
-    environment: dict[str, dict[str, str]]  # Variables of the ranks, by the file that sets them
+    missing: dict[str, str]  # Keys without a value, with the reason
+    environment: dict[str, dict[str, str]]  # Variables of the ranks, by script
     without_counterpart: tuple[UnmappedOption, ...]
     not_understood: tuple[Note, ...]
-    base_image: str  # That the submitted Dockerfile begins with
+    base_image: str  # Base image of the submitted Dockerfile
     base_image_now: str
-    why: str  # Why it is another one
-    equals: str  # The system here that it is, key by key; else empty
+    why: str  # Reason for a different base image
+    equals: str  # Identical system of Encore; empty if none
     nearest: str
     differences: tuple[Difference, ...]  # From the nearest system
-    refused: str  # Why there is no command; else empty
+    refused: str  # Reason why there is no command; empty if there is one
     command: list[str]
     alternative: list[str]  # Command of the nearest system, if the options cannot be mapped
 
 
 class NotUnderstood(TypedDict):
-    """A configuration that is no assignments of a shell."""
+    """A configuration that could not be parsed."""
 
     configuration: str
     not_understood: str
@@ -77,25 +77,30 @@ class NotUnderstood(TypedDict):
 
 def reproduce(
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="Folder, config_*.sh or result folder of a results repository.")
+        Path,
+        typer.Argument(
+            metavar="SOURCE",
+            help="Implementation folder, config_*.sh or result folder in an MLPerf results repository.",
+        ),
     ],
     config: Annotated[
-        str | None, typer.Option("--config", metavar="NAME", help="Of several configurations: DGXA100, for example.")
+        str | None,
+        typer.Option("--config", metavar="NAME", help="Configuration name if SOURCE has more than one, e.g. DGXA100."),
     ] = None,
     round_name: options.Round = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes, where the configuration does not say.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Number of nodes, if not set in the configuration.")] = None,
     gpus_per_node: Annotated[
-        int | None, typer.Option(min=1, help="GPUs of each, where the configuration does not say.")
+        int | None, typer.Option(min=1, help="GPUs per node, if not set in the configuration.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write a system file from it.")
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the configuration as a system file.")
     ] = None,
     data_folder: options.Data = None,
     everything: Annotated[bool, typer.Option("--all", help=f"Print everything, not only {MAX_LINES} lines.")] = False,
-    start: Annotated[bool, typer.Option("--run", help="Run the command that is printed.")] = False,
+    start: Annotated[bool, typer.Option("--run", help="Run the generated command.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Read a published configuration, and show what of it runs here and how.
+    """Convert a published MLPerf configuration to an Encore command.
 
     Examples:
 
@@ -111,37 +116,41 @@ def reproduce(
 
       encore reproduce .../resnet/implementations/mxnet/config_DGXA100.sh --data /data/imagenet --run
 
-    Nothing of the folder is run: its scripts are read. See docs/reproduce.md.
+    The scripts in the folder are parsed, not executed. See docs/reproduce.md.
     """
     opened = open_source(source, config, options.known_round(round_name))
-    every = [_read(opened, file, nodes, gpus_per_node) for file in opened.configurations]
-    read = [each for each in every if isinstance(each, Reproduction)]
-    if len(every) > 1 and (start or output):
+    configurations = [_read(opened, file, nodes, gpus_per_node) for file in opened.configurations]
+    read = [entry for entry in configurations if isinstance(entry, Reproduction)]
+    if len(configurations) > 1 and (start or output):
         listed = [configuration_name(file) for file in opened.configurations]
-        wanted = ["--run"] if start else ["-o", str(output)]
+        flags = ["--run"] if start else ["-o", str(output)]
         raise EncoreError(
-            f"{wanted[0]} with {len(listed)} configurations",
+            f"{flags[0]} with {len(listed)} configurations",
             expected=f"one of {', '.join(listed)}",
-            hint=hints.command("reproduce", source, "--config", listed[0], *wanted),
+            hint=hints.command("reproduce", source, "--config", listed[0], *flags),
         )
     if as_json:
-        found = [_as_json(each, data_folder) if isinstance(each, Reproduction) else each for each in every]
-        write_json("reproduction", found)
+        entries = [
+            _as_json(entry, data_folder) if isinstance(entry, Reproduction) else entry for entry in configurations
+        ]
+        write_json("reproduction", entries)
     else:
         screen = console()
         with limited_lines(screen, None if everything else MAX_LINES):
-            if len(every) == 1 and read:
+            if len(configurations) == 1 and read:
                 _print(screen, read[0], data_folder)
             else:
-                _print_overview(screen, opened, every, data_folder)
+                _print_overview(screen, opened, configurations, data_folder)
     if not read:
-        raise EncoreError(f"no configuration of {source} is understood", expected="assignments of a shell")
+        raise EncoreError(f"no configuration of {source} is understood", expected="shell variable assignments")
     if output:
         write_system(read[0], output)
         if read[0].choice and read[0].system:
             folder, name = read[0].choice.folder.parent.name, read[0].system.system
-            where = f"in a systems folder of benchmarks/{folder} it is --system {name} --round {read[0].system.round}"
-            say(console(), escape(f"written: {output}; {where}"))
+            system_option = (
+                f"in a systems folder of benchmarks/{folder} it is --system {name} --round {read[0].system.round}"
+            )
+            say(console(), escape(f"written: {output}; {system_option}"))
     if start:
         _run(read[0], data_folder)
 
@@ -153,178 +162,205 @@ def _read(opened: Source, file: str, nodes: int | None, gpus: int | None) -> Rep
         return {"configuration": configuration_name(file), "not_understood": str(error)}
 
 
-def _standing(made: Reproduction) -> str:
-    if made.equals and made.nearest:
-        return f"is the system {made.nearest.system}, {made.nearest.round}"
-    if made.refused:
-        return made.refused
-    if made.missing:
-        return f"{count_of(len(made.missing), 'key')} without a value"
-    if made.nearest is None:
+def _standing(reproduction: Reproduction) -> str:
+    if reproduction.equals and reproduction.nearest:
+        return f"is the system {reproduction.nearest.system}, {reproduction.nearest.round}"
+    if reproduction.refused:
+        return reproduction.refused
+    if reproduction.missing:
+        return f"{count_of(len(reproduction.missing), 'key')} without a value"
+    if reproduction.nearest is None:
         return "no system to compare with"
-    return f"{count_of(len(made.differences), 'difference')} from {made.nearest.system}, {made.nearest.round}"
+    nearest = reproduction.nearest
+    return f"{count_of(len(reproduction.differences), 'difference')} from {nearest.system}, {nearest.round}"
 
 
 def _print_overview(
-    screen: Console, opened: Source, every: Sequence[Reproduction | NotUnderstood], data: Path | None
+    screen: Console, opened: Source, configurations: Sequence[Reproduction | NotUnderstood], data: Path | None
 ) -> None:
     say(screen, f"[bold]{escape(opened.shown)}[/], round {opened.round or 'not known'}")
-    alternatives = dict.fromkeys(tuple(_alternative(each, data)) for each in every if isinstance(each, Reproduction))
-    for words in filter(None, alternatives):
-        _print_command(screen, words, "a system of Encore to run instead")
-    columns = ("configuration", "nodes x GPUs", "keys", "without", "unknown", "what it is here")
+    alternatives = dict.fromkeys(
+        tuple(_alternative(entry, data)) for entry in configurations if isinstance(entry, Reproduction)
+    )
+    for argv in filter(None, alternatives):
+        _print_command(screen, argv, "a system of Encore to run instead")
+    columns = ("configuration", "nodes x GPUs", "keys", "without", "unknown", "in Encore")
     rows: list[tuple[object, ...]] = [
-        (each["configuration"], *[""] * 4, each["not_understood"])
-        if isinstance(each, dict)
+        (entry["configuration"], *[""] * 4, entry["not_understood"])
+        if isinstance(entry, dict)
         else (
-            each.name, _layout(each), len(each.mapped), len(each.known_left), len(each.unknown_left),
-            _standing(each),
+            entry.name, _layout(entry), len(entry.mapped), len(entry.known_left), len(entry.unknown_left),
+            _standing(entry),
         )
-        for each in every
+        for entry in configurations
     ]  # fmt: skip
     show(screen, "", columns, rows, least=("unknown", "without"))
-    say(screen, "without: options and variables without a counterpart here; --config NAME says what each means")
+    say(screen, "omitted: options and variables without an equivalent; --config NAME explains them")
 
 
-def _layout(made: Reproduction) -> str:
-    return f"{made.nodes} x {made.gpus if made.gpus_are_known else '?'}"
+def _layout(reproduction: Reproduction) -> str:
+    return f"{reproduction.nodes} x {reproduction.gpus if reproduction.gpus_are_known else '?'}"
 
 
-def _alternative(made: Reproduction, data: Path | None) -> list[str]:
-    if made.alternative is None:
+def _alternative(reproduction: Reproduction, data: Path | None) -> list[str]:
+    if reproduction.alternative is None:
         return []
-    choice, system = made.alternative
+    choice, system = reproduction.alternative
     return start_command(choice, system.system, system, data)
 
 
-def _print_command(screen: Console, words: Sequence[str], label: str) -> None:
+def _print_command(screen: Console, argv: Sequence[str], label: str) -> None:
     say(screen, f"{label}:")
-    screen.print(hints.command(*words), markup=False, highlight=False, soft_wrap=True)
+    screen.print(hints.command(*argv), markup=False, highlight=False, soft_wrap=True)
 
 
 # The command first, then everything that may make it wrong, then tables.
-def _print(screen: Console, made: Reproduction, data: Path | None) -> None:
-    say(screen, f"[bold]{escape(made.source.shown)}, configuration {escape(made.name)}[/]")
-    title = made.implementation.title if made.implementation else made.benchmark or "not a benchmark of Encore"
-    assumed = f" ({made.system.round} is assumed; --round sets it)" if made.system else ""
-    say(screen, escape(f"{title}, round {made.source.round or f'not known{assumed}'}, {_layout(made)} GPUs"))
-    if words := command(made, data):
-        _print_command(screen, words, "command")
-    _print_system(screen, made)
-    if words := _alternative(made, data):
-        _print_command(screen, words, "a system of Encore to run instead")
-    for key, why in made.missing.items():
-        say(screen, f"[yellow]no value[/] for {key}: {escape(why)}")
-    for note in made.notes:
+def _print(screen: Console, reproduction: Reproduction, data: Path | None) -> None:
+    say(screen, f"[bold]{escape(reproduction.source.shown)}, configuration {escape(reproduction.name)}[/]")
+    title = (
+        reproduction.implementation.title
+        if reproduction.implementation
+        else reproduction.benchmark or "not a benchmark of Encore"
+    )
+    assumed = f" ({reproduction.system.round} is assumed; --round sets it)" if reproduction.system else ""
+    say(
+        screen,
+        escape(f"{title}, round {reproduction.source.round or f'not known{assumed}'}, {_layout(reproduction)} GPUs"),
+    )
+    if argv := command(reproduction, data):
+        _print_command(screen, argv, "command")
+    _print_system(screen, reproduction)
+    if argv := _alternative(reproduction, data):
+        _print_command(screen, argv, "a system of Encore to run instead")
+    for key, explanation in reproduction.missing.items():
+        say(screen, f"[yellow]no value[/] for {key}: {escape(explanation)}")
+    for note in reproduction.notes:
         say(screen, f"[yellow]not understood[/] {escape(note)}")
-    then, now, why = _images(made)
-    for title, image, reason in (("base image then: ", then, ""), ("base image now:  ", now, why)):
+    then, now, explanation = _images(reproduction)
+    for title, image, reason in (("base image then: ", then, ""), ("base image now:  ", now, explanation)):
         if image:
             say(screen, escape(f"{title}{image}{f' ({reason})' if reason else ''}"))
-    if made.mapped:
-        _print_mapped(screen, made)
-    if made.left:
+    if reproduction.mapped:
+        _print_mapped(screen, reproduction)
+    if reproduction.left:
         rows = (
             (
-                each.name,
-                each.value if len(each.value) <= 40 else f"{each.value[:37]}...",
-                each.meaning or text("not known", "yellow"),
+                leftover.name,
+                leftover.value if len(leftover.value) <= 40 else f"{leftover.value[:37]}...",
+                leftover.meaning or text("not known", "yellow"),
             )
-            for each in made.left
+            for leftover in reproduction.left
         )
         show(screen, "no counterpart", ("option or variable", "value", "what that means"), rows)
 
 
-def _print_mapped(screen: Console, made: Reproduction) -> None:
-    values = made.system.config if made.system else {}
+def _print_mapped(screen: Console, reproduction: Reproduction) -> None:
+    values = reproduction.system.config if reproduction.system else {}
     rows = (
         (
-            each.key,
-            values.get(each.key, each.value),
-            " ".join(dict.fromkeys(each.options)) or "none: the submitted code's",
-            " ".join(sorted(each.sources)),
+            mapping.key,
+            values.get(mapping.key, mapping.value),
+            " ".join(dict.fromkeys(mapping.options)) or "none: the submitted code's",
+            " ".join(sorted(mapping.sources)),
         )
-        for each in sorted(made.mapped, key=lambda each: each.origin == "code")
+        for mapping in sorted(reproduction.mapped, key=lambda mapping: mapping.origin == "code")
     )
     show(screen, "what maps", ("key", "value", "option", "variables"), rows, least=("variables",))
-    variables = [(name, value, file) for file, named in made.environment.items() for name, value in named.items()]
+    variables = [
+        (name, value, file)
+        for file, file_variables in reproduction.environment.items()
+        for name, value in file_variables.items()
+    ]
     if variables:
         show(screen, "environment of the ranks", ("variable", "value", "from"), variables)
 
 
-def _images(made: Reproduction) -> tuple[str, str, str]:
-    """Return the submitted base image, today's, and why it is another one."""
-    if made.choice is None:
-        return made.base, "", ""
-    framework, benchmark = made.choice.implementation.framework, made.choice.benchmark.name
+def _images(reproduction: Reproduction) -> tuple[str, str, str]:
+    """Return the submitted base image, the current one, and the reason for the difference."""
+    if reproduction.choice is None:
+        return reproduction.base, "", ""
+    framework, benchmark = reproduction.choice.implementation.framework, reproduction.choice.benchmark.name
     now = images.find_release(framework)
     submitted = images.catalogue().submitted
-    why = next((s.why for s in submitted if s.round == made.source.round and s.benchmark == benchmark), "")
-    return made.base, now.reference, why
+    reason = next((s.why for s in submitted if s.round == reproduction.source.round and s.benchmark == benchmark), "")
+    return reproduction.base, now.reference, reason
 
 
-def _print_system(screen: Console, made: Reproduction) -> None:
-    if made.refused:
-        say(screen, f"[yellow]no command[/]: {escape(made.refused)}")
+def _print_system(screen: Console, reproduction: Reproduction) -> None:
+    if reproduction.refused:
+        say(screen, f"[yellow]no command[/]: {escape(reproduction.refused)}")
         return
-    if made.equals and made.nearest:
-        say(screen, f"[green]equals[/] the system {made.nearest.system} of {made.nearest.round}, key by key")
+    if reproduction.equals and reproduction.nearest:
+        say(
+            screen,
+            f"[green]equals[/] the system {reproduction.nearest.system} of {reproduction.nearest.round}, key by key",
+        )
     else:
-        say(screen, f"[yellow]{_standing(made)}[/]; the command sets each; -o FILE writes a system file")
-        for each in made.differences:
-            say(screen, escape(f"  {each.name}: {each.published!r} published, {each.ours!r} in the system"))
-    if made.choice and made.system:
-        for key, weights in made.choice.benchmark.submitted_weights(made.system.round).items():
+        say(screen, f"[yellow]{_standing(reproduction)}[/]; the command sets them; -o FILE writes a system file")
+        for difference in reproduction.differences:
+            say(
+                screen,
+                escape(f"  {difference.name}: {difference.published!r} published, {difference.ours!r} in the system"),
+            )
+    if reproduction.choice and reproduction.system:
+        for key, weights in reproduction.choice.benchmark.submitted_weights(reproduction.system.round).items():
             files = " and ".join((weights.file, *weights.also))
             say(screen, escape(f"{key}: {weights.title}: put {files} into the data folder"))
-    if made.source.round and not made.is_checked and made.system and made.implementation:
-        rules, checked = made.system.round, ", ".join(made.implementation.checked)
-        parts = [f"trained, logged and checked by the rules of {rules}"] if rules != made.source.round else []
+    if (
+        reproduction.source.round
+        and not reproduction.is_checked
+        and reproduction.system
+        and reproduction.implementation
+    ):
+        rules, checked = reproduction.system.round, ", ".join(reproduction.implementation.checked)
+        parts = [f"trained, logged and checked by the rules of {rules}"] if rules != reproduction.source.round else []
         parts += [f"the mapping was checked with {checked}"] if checked != rules or not parts else []
-        say(screen, f"[yellow]{'; '.join(parts)}[/]: code of {made.source.round} may read an option differently")
+        say(
+            screen, f"[yellow]{'; '.join(parts)}[/]: code of {reproduction.source.round} may read an option differently"
+        )
 
 
-def _as_json(made: Reproduction, data: Path | None) -> ReproductionJson:
-    then, now, why = _images(made)
-    choice = made.choice
+def _as_json(reproduction: Reproduction, data: Path | None) -> ReproductionJson:
+    then, now, reason = _images(reproduction)
+    choice = reproduction.choice
     meanings = configuration.fields_with_meaning(choice.folder) if choice else {}
     return {
-        "configuration": made.name,
-        "folder": made.source.shown,
-        "round": made.source.round,
-        "benchmark": choice.name if choice else made.benchmark,
-        "implementation": made.implementation.title if made.implementation else "",
-        "checked": made.is_checked,
-        "nodes": made.nodes,
-        "gpus_per_node": made.gpus,
+        "configuration": reproduction.name,
+        "folder": reproduction.source.shown,
+        "round": reproduction.source.round,
+        "benchmark": choice.name if choice else reproduction.benchmark,
+        "implementation": reproduction.implementation.title if reproduction.implementation else "",
+        "checked": reproduction.is_checked,
+        "nodes": reproduction.nodes,
+        "gpus_per_node": reproduction.gpus,
         "keys": {
-            each.key: {
-                "value": each.value, "options": each.options, "variables": sorted(each.sources),
-                "origin": each.origin, "meaning": meanings.get(each.key, ""),
+            mapping.key: {
+                "value": mapping.value, "options": mapping.options, "variables": sorted(mapping.sources),
+                "origin": mapping.origin, "meaning": meanings.get(mapping.key, ""),
             }
-            for each in made.mapped
+            for mapping in reproduction.mapped
         },
-        "missing": made.missing,
-        "environment": made.environment,
-        "without_counterpart": made.left,
-        "not_understood": made.notes,
+        "missing": reproduction.missing,
+        "environment": reproduction.environment,
+        "without_counterpart": reproduction.left,
+        "not_understood": reproduction.notes,
         "base_image": then,
         "base_image_now": now,
-        "why": why,
-        "equals": made.nearest.system if made.equals and made.nearest else "",
-        "nearest": made.nearest.system if made.nearest else "",
-        "differences": made.differences,
-        "refused": made.refused,
-        "command": ["encore", *words] if (words := command(made, data)) else [],
-        "alternative": ["encore", *words] if (words := _alternative(made, data)) else [],
+        "why": reason,
+        "equals": reproduction.nearest.system if reproduction.equals and reproduction.nearest else "",
+        "nearest": reproduction.nearest.system if reproduction.nearest else "",
+        "differences": reproduction.differences,
+        "refused": reproduction.refused,
+        "command": ["encore", *argv] if (argv := command(reproduction, data)) else [],
+        "alternative": ["encore", *argv] if (argv := _alternative(reproduction, data)) else [],
     }  # fmt: skip
 
 
-def _run(made: Reproduction, data: Path | None) -> None:
-    words = command(made, data)
-    if not words or made.missing:
-        why = made.refused or "keys have no value: " + ", ".join(made.missing)
-        raise EncoreError(f"{made.name} cannot be run here: {why}", expected="a configuration that maps")
-    done = subprocess.run([sys.executable, "-m", "encore.cli.app", *words], check=False)
+def _run(reproduction: Reproduction, data: Path | None) -> None:
+    argv = command(reproduction, data)
+    if not argv or reproduction.missing:
+        reason = reproduction.refused or "keys without a value: " + ", ".join(reproduction.missing)
+        raise EncoreError(f"{reproduction.name} cannot be run here: {reason}", expected="a configuration that maps")
+    done = subprocess.run([sys.executable, "-m", "encore.cli.app", *argv], check=False)
     if done.returncode:
         raise typer.Exit(done.returncode if done.returncode > 0 else ExitCode.FAILED)

@@ -16,7 +16,7 @@ from rich.text import Text
 from typing_extensions import TypedDict
 
 from encore import data, files, job, paths, peaks
-from encore.cli import live, options
+from encore.cli import options, progress_display
 from encore.cli.layout import console, ignore_closed_output, show, text, write_json
 from encore.configuration import Deviation
 from encore.errors import EncoreError, ExitCode
@@ -32,24 +32,24 @@ COLORS = {"reached": "green", "not_reached": "yellow"}
 
 
 class ExperimentResult(TypedDict):
-    """An experiment of a run, judged."""
+    """A finished and evaluated experiment."""
 
     number: int  # From 0
     status: run_folder.Status
     reason: str  # Why it failed or was interrupted; empty otherwise
     seed: int | None
-    minutes: float | None  # To the target, by its log
+    minutes: float | None  # Time to the target, from the log
     epochs: float
-    qualities: dict[str, float]  # Of the evaluation that met the targets, else of the last one
+    qualities: dict[str, float]  # Quality at the evaluation that met the targets, else the last one
     targets: dict[str, float]
-    compliance: ReportJson | None  # Null of a benchmark that MLPerf has not, and before its log has ended
+    compliance: ReportJson | None  # Null if MLPerf does not have the benchmark, and before the log is complete
 
 
 class RunResult(TypedDict):
-    """A run that ended; also what `--notify` reports."""
+    """A finished run; also sent by `--notify`."""
 
     run: str  # The run folder
-    standing: str  # What the result may be called
+    standing: str  # Permitted name of the result (MLPerf's results policy)
     exit_code: int  # As in docs/exit-codes.md
     experiments: list[ExperimentResult]
 
@@ -63,7 +63,7 @@ class RunPlan(TypedDict):
     configuration: dict[str, Any]  # As config.json of the implementation
     deviations: tuple[Deviation, ...]  # From the system file; empty: exactly that configuration
     checks: list[preflight.Check]
-    refused: list[str]  # Names of the checks for which the run would be refused
+    refused: list[str]  # Checks that would reject the run
 
 
 def run(
@@ -71,10 +71,10 @@ def run(
     benchmark: options.OptionalBenchmark = None,
     gpus: Annotated[
         int | None,
-        typer.Argument(help="GPUs, without any: ranks on the CPU; in a Slurm job by default all it has."),
+        typer.Argument(help="Number of GPUs (CPU ranks if there are none). Default in a Slurm job: all allocated."),
     ] = None,
     gpus_option: Annotated[str | None, typer.Option("--gpus", hidden=True)] = None,
-    nodes: Annotated[int | None, typer.Option(help="Nodes of the Slurm job to use; default: all.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes of the Slurm job. Default: all.")] = None,
     system: options.System = None,
     round_name: options.Round = None,
     data_folder: options.Data = None,
@@ -92,36 +92,37 @@ def run(
     cluster: options.Cluster = None,
     host_list: options.Hosts = None,
     hostfile: Annotated[
-        Path | None, typer.Option(help="The same from a file, a line a host: n1 slots=4, or n1:4.")
+        Path | None, typer.Option(help="Like --hosts, from a file with one host per line: n1 slots=4 or n1:4.")
     ] = None,
     launcher: Annotated[
         str | None,
-        typer.Option(help="Over ssh: horovodrun (default) or mpirun; torchrun for torch.distributed."),
+        typer.Option(help="Launcher for ssh: horovodrun (default) or mpirun; torchrun for torch.distributed."),
     ] = None,
     require_target: Annotated[
-        bool, typer.Option(help="Exit with 3 where a target is missed; slurm/run.sub exits with 0 unless given.")
+        bool,
+        typer.Option(
+            help="Exit with code 3 if a target is not reached. slurm/run.sub sets --no-require-target by default."
+        ),
     ] = True,
     notify: Annotated[
         str | None,
         typer.Option(
             envvar=run_metadata.NOTIFY,
             metavar="URL|COMMAND",
-            help="Report the end: POST JSON, or give it to a command.",
+            help="Send the result as JSON to a URL (POST) or to the stdin of a command.",
         ),
     ] = None,
-    gate: Annotated[
-        bool, typer.Option("--gate", help="In a Slurm job: leave out nodes that encore doctor --nodes finds unfit.")
-    ] = False,
+    gate: Annotated[bool, typer.Option("--gate", help="Slurm: exclude nodes that fail encore doctor --nodes.")] = False,
     resume: options.Resume = None,
     trust_owner: options.TrustOwner = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Train a benchmark, follow it, and judge the result.
+    """Train a benchmark, show progress, and validate the MLPerf log.
 
     Examples:
 
-      encore run resnet 2                                       the toy data set, on a CPU
+      encore run resnet 2                                       toy data set, CPU
 
       encore run resnet 8 --system dgxa100 --data /data/imagenet --runs 5
 
@@ -129,18 +130,18 @@ def run(
 
       encore run resnet 8 --data /data/imagenet --runtime docker
 
-      encore run resnet 8 --hosts n1:4,n2:4 --data /data/imagenet    two hosts, by ssh
+      encore run resnet 8 --hosts n1:4,n2:4 --data /data/imagenet    two hosts, ssh
 
       encore run --resume results/20261120T101500Z-resnet-mxnet-cpu
 
-      srun --nodes=2 --pty bash, and there: encore run resnet      all GPUs of the Slurm job
+      encore run resnet                       in a Slurm allocation: all allocated GPUs
 
-    Exit codes: 0 target reached, 3 not reached, 2 refused before the start, 1 failed, 130 interrupted.
+    Exit codes: 0 target reached, 3 not reached, 2 invalid request, 1 failed, 130 interrupted.
     """
     context.with_resource(ignore_closed_output())
     screen, limits = console(stderr=as_json, soft_wrap=True), supervise.Limits(hang_seconds, stop_seconds)
     if cluster is not None:
-        # A run that resumes after a requeue is planned from its folder, with the same cluster file.
+        # A run that resumes after a requeue is planned from its folder and needs the same cluster file.
         os.environ["ENCORE_CLUSTER"] = str(cluster.absolute())
     if resume is not None:
         run_folder.refuse_foreign(resume, trust_owner)
@@ -158,11 +159,11 @@ def run(
     if dry_run:
         _print_plan(screen, plan, as_json)
         return
-    begun = _begun(plan)
-    if begun is not None:
-        run_folder.refuse_foreign(begun, trust_owner)
-        screen.print(f"resuming {begun}")
-        _resume(screen, begun, limits, dry_run, as_json, require_target, notify, passed)
+    previous = _begun(plan)
+    if previous is not None:
+        run_folder.refuse_foreign(previous, trust_owner)
+        screen.print(f"resuming {previous}")
+        _resume(screen, previous, limits, dry_run, as_json, require_target, notify, passed)
         return
     if plan.target.why != "asked for":
         screen.print(f"runtime {plan.target.runtime}: {plan.target.why}")
@@ -171,7 +172,7 @@ def run(
         screen.print(f"[yellow]warning[/] {check.name}: {check.found}")
     folder = runner.prepare_and_create(plan, hooks(screen, None, None))
     _keep_gate(folder, passed)
-    with live.RunView(screen) as view:
+    with progress_display.RunView(screen) as view:
         ending = runner.execute(plan, folder, hooks(screen, view, folder), limits)
     finish(screen, folder, ending, as_json, require_target, notify)
 
@@ -180,10 +181,10 @@ def _leave_out_failed(
     screen: Console, nodes: int | None, resume: Path | None, results: Path | None
 ) -> node_checks.Gate:
     settings, _ = clusters.load()
-    where = resume.absolute().parent if resume else (results or settings.results or paths.default_results()).absolute()
-    wanted = run_folder.open_run(resume).metadata()["nodes"] if resume else nodes
-    said = partial(screen.print, markup=False, highlight=False)
-    return gates.leave_out_failed(wanted, settings, where, said)
+    folder = resume.absolute().parent if resume else (results or settings.results or paths.default_results()).absolute()
+    node_count = run_folder.open_run(resume).metadata()["nodes"] if resume else nodes
+    say = partial(screen.print, markup=False, highlight=False)
+    return gates.leave_out_failed(node_count, settings, folder, say)
 
 
 def _keep_gate(folder: run_folder.RunFolder, passed: node_checks.Gate | None) -> None:
@@ -191,51 +192,51 @@ def _keep_gate(folder: run_folder.RunFolder, passed: node_checks.Gate | None) ->
         files.write_json(folder.path / "gate.json", passed)
 
 
-def as_request(given: Mapping[str, Any]) -> planning.Request:
-    if given["gpus_option"] is not None:
-        words = given["benchmark"], given["gpus_option"]
-        hint = f"{hints.command('run', *words)}; or {shlex.join(('./run.sh', *words))}"
-        raise EncoreError(f"--gpus {words[1]}: the number follows the benchmark, without an option", hint=hint)
+def as_request(values: Mapping[str, Any]) -> planning.Request:
+    if values["gpus_option"] is not None:
+        arguments = values["benchmark"], values["gpus_option"]
+        hint = f"{hints.command('run', *arguments)}; or {shlex.join(('./run.sh', *arguments))}"
+        raise EncoreError(f"--gpus {arguments[1]}: the number follows the benchmark, without an option", hint=hint)
     same = ("gpus", "nodes", "system", "runs", "seed", "drop_caches", "runtime", "image")
     return planning.Request(
-        name=given["benchmark"],
-        round=given["round_name"],
-        data=options.as_path(given["data_folder"]),
-        settings=tuple(given["settings"] or ()),
-        environment=tuple(given["environment"] or ()),
-        hosts=_hosts(given["host_list"], options.as_path(given["hostfile"])),
-        launcher=given["launcher"],
-        results=options.as_path(given["results"]),
-        python=options.as_path(given["python"]),
-        cluster=options.as_path(given["cluster"]),
-        **{name: given[name] for name in same},
+        name=values["benchmark"],
+        round=values["round_name"],
+        data=options.as_path(values["data_folder"]),
+        settings=tuple(values["settings"] or ()),
+        environment=tuple(values["environment"] or ()),
+        hosts=_hosts(values["host_list"], options.as_path(values["hostfile"])),
+        launcher=values["launcher"],
+        results=options.as_path(values["results"]),
+        python=options.as_path(values["python"]),
+        cluster=options.as_path(values["cluster"]),
+        **{name: values[name] for name in same},
     )
 
 
 def _begun(plan: planning.Plan) -> Path | None:
-    # The run folder of this very call, if its Slurm job was requeued or shares it with other tasks.
+    # The run folder of this job, if it was requeued or shares the folder with other array tasks.
     if plan.allocation is None:
         return None
     folder = runner.begun(plan.results, plan.allocation, run_metadata.redact_arguments(sys.argv[1:]))
     return folder.path if folder is not None else None
 
 
-def _hosts(named: str | None, file: Path | None) -> tuple[hosts.Host, ...]:
-    if named is not None and file is not None:
+def _hosts(host_list: str | None, file: Path | None) -> tuple[hosts.Host, ...]:
+    if host_list is not None and file is not None:
         raise EncoreError("--hosts and --hostfile", expected="one of them", hint="leave one out")
     if file is not None:
         return hosts.read(file)
-    return () if named is None else hosts.parse(named)
+    return () if host_list is None else hosts.parse(host_list)
 
 
 def refuse_with_resume(context: typer.Context, folder: str, *fitting: str) -> None:
-    kept = {"resume": "", **{name: f"--{name.replace('_', '-')}" for name in (*fitting, "dry_run")}}
-    kept["as_json"] = "--json"
-    if not options.given(context) <= set(kept):
+    allowed = {"resume": "", **{name: f"--{name.replace('_', '-')}" for name in (*fitting, "dry_run")}}
+    allowed["as_json"] = "--json"
+    if not options.given(context) <= set(allowed):
         raise EncoreError(
-            f"--resume takes all that is to be run from the {folder}",
-            expected=f"no other arguments than {', '.join(filter(None, kept.values()))}",
-            hint="leave them out, or start anew without --resume",
+            f"--resume takes all settings from the {folder}",
+            expected=f"no other arguments than {', '.join(filter(None, allowed.values()))}",
+            hint="remove them, or start a new run without --resume",
         )
 
 
@@ -256,30 +257,30 @@ def _resume(
             if experiment.state().status not in run_folder.FINISHED:
                 typer.echo(runner.as_shell(runner.resumed_command(folder, experiment)))
         return
-    with live.RunView(screen) as view:
+    with progress_display.RunView(screen) as view:
         ending = runner.resume(folder, hooks(screen, view, folder), limits)
     finish(screen, folder, ending, as_json, require_target, notify)
 
 
-def hooks(screen: Console, view: live.RunView | None, folder: run_folder.RunFolder | None) -> runner.Hooks:
-    """Return hooks that report on ``screen`` and ``view`` what a run does; without a folder, what comes before it."""
+def hooks(screen: Console, view: progress_display.RunView | None, folder: run_folder.RunFolder | None) -> runner.Hooks:
+    """Return hooks that report progress on ``screen`` and ``view``; without a folder, only the steps before the run."""
 
-    def step(what: str) -> None:
-        screen.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {what}")
+    def step(message: str) -> None:
+        screen.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {message}")
 
-    def prepare(directory: Path, by: Path | job.Command) -> None:
+    def prepare(directory: Path, python_or_container: Path | job.Command) -> None:
         from encore.cli.data import shown_progress
 
         screen.print(f"making the toy data set in {directory}")
         with shown_progress(screen) as on_update:
-            data.prepare(directory.name, directory, data.Preparation(), by, on_update)
+            data.prepare(directory.name, directory, data.Preparation(), python_or_container, on_update)
 
     def start(experiment: run_folder.Experiment) -> None:
         count = len(folder.experiments()) if folder else 1
         if view is not None:
             view.start(f"experiment {experiment.number + 1}/{count}")
 
-    def ended(experiment: run_folder.Experiment, outcome: supervise.Outcome) -> None:
+    def on_end(experiment: run_folder.Experiment, outcome: supervise.Outcome) -> None:
         if outcome.reason:
             screen.print(f"[red]experiment {experiment.number + 1} {outcome.status}[/]: {outcome.reason}")
         for line in outcome.last_lines:
@@ -290,7 +291,7 @@ def hooks(screen: Console, view: live.RunView | None, folder: run_folder.RunFold
         prepare_data=prepare,
         experiment=start,
         progress=view.update if view else lambda progress: None,
-        ended=ended,
+        ended=on_end,
     )
 
 
@@ -302,7 +303,7 @@ def finish(
     require_target: bool = True,
     notify: str | None = None,
 ) -> None:
-    """Print the judged result and leave with its exit code; 0 for a missed target that is not required."""
+    """Print the result and exit with its exit code; 0 if a target that is not required is missed."""
     is_excused = ending.code == ExitCode.NOT_REACHED and not require_target
     code = ExitCode.REACHED if is_excused else ending.code
     summaries = evaluate.evaluate_run(folder)
@@ -314,7 +315,7 @@ def finish(
         _print_summaries(screen, folder, summaries)
     if is_excused:
         screen.print("a target was missed: exit code 0 (with --require-target: 3)")
-    is_final = ending.is_final or any(each.state.is_final for each in summaries)
+    is_final = ending.is_final or any(summary.state.is_final for summary in summaries)
     if code in (ExitCode.INTERRUPTED, ExitCode.FAILED) and not (ending.goes_on or is_final):
         screen.print(f"resume with: {hints.resume(folder.path)}", markup=False, highlight=False)
     raise typer.Exit(code)
@@ -327,17 +328,17 @@ def _as_json(folder: run_folder.RunFolder, summaries: list[evaluate.ExperimentSu
         "exit_code": int(code),
         "experiments": [
             {
-                "number": each.number,
-                "status": each.state.status,
-                "reason": each.state.reason,
-                "seed": each.seed,
-                "minutes": each.minutes,
-                "epochs": each.epochs,
-                "qualities": dict(each.qualities),
-                "targets": dict(each.targets),
-                "compliance": each.compliance.as_json() if each.compliance else None,
+                "number": summary.number,
+                "status": summary.state.status,
+                "reason": summary.state.reason,
+                "seed": summary.seed,
+                "minutes": summary.minutes,
+                "epochs": summary.epochs,
+                "qualities": dict(summary.qualities),
+                "targets": dict(summary.targets),
+                "compliance": summary.compliance.as_json() if summary.compliance else None,
             }
-            for each in summaries
+            for summary in summaries
         ],
     }
 
@@ -352,7 +353,7 @@ def _print_summaries(
         (
             experiment.number + 1,
             text(experiment.state.status.replace("_", " "), COLORS.get(experiment.state.status, "red")),
-            None if experiment.minutes is None else live.clock(experiment.minutes * 60),
+            None if experiment.minutes is None else progress_display.clock(experiment.minutes * 60),
             f"{experiment.epochs:.4g}",
             with_names(experiment.qualities),
             with_names(experiment.targets, "g"),
@@ -362,7 +363,7 @@ def _print_summaries(
     )
     show(screen, title, columns, rows, least=("log", "epochs"))
     if any(experiment.resumed and experiment.minutes is not None for experiment in summaries):
-        screen.print("resumed runs include the time between stop and resume: the MLPerf clock never pauses")
+        screen.print("resumed runs include the time between stop and resume: the MLPerf clock does not pause")
     _print_findings(screen, summaries[0], errors_only=is_trial)
     screen.print(f"run folder: {folder.path}")
     on_gpu = folder.metadata()["configuration"]["device"]["value"] == "gpu"
@@ -381,7 +382,11 @@ def _print_summaries(
 
 
 def _print_measurements(screen: Console, folder: run_folder.RunFolder) -> None:
-    sections = (("startup", live.start), ("checkpoints", live.checkpoints), ("utilization", peaks.sentence))
+    sections = (
+        ("startup", progress_display.start),
+        ("checkpoints", progress_display.checkpoints),
+        ("utilization", peaks.sentence),
+    )
     for section, describe in sections:
         for number, measured in folder.metadata().get(section, {}).items():
             screen.print(f"run {int(number) + 1}: {describe(measured)}", markup=False, highlight=False)
@@ -396,7 +401,7 @@ def _compliance(experiment: evaluate.ExperimentSummary) -> Text:
 
 
 def _print_findings(screen: Console, experiment: evaluate.ExperimentSummary, errors_only: bool) -> None:
-    # A trial cannot meet the rules for data sets and page caches; its log may still have errors.
+    # Trial runs cannot follow the rules for data sets and page caches. Other errors in the log are reported.
     report = experiment.compliance
     findings = [
         finding
@@ -414,8 +419,8 @@ def _print_findings(screen: Console, experiment: evaluate.ExperimentSummary, err
 def _print_plan(screen: Console, plan: planning.Plan, as_json: bool) -> None:
     plan = planning.asked(plan, start=False)
     command = runner.dry_run_command(plan)
-    found = planning.checks(plan)
-    refused = [check.name for check in found if check.level == "FAIL"]
+    checks = planning.checks(plan)
+    refused = [check.name for check in checks if check.level == "FAIL"]
     if as_json:
         content: RunPlan = {
             "argv": tuple(map(run_metadata.redact_text, command.argv)),
@@ -423,19 +428,21 @@ def _print_plan(screen: Console, plan: planning.Plan, as_json: bool) -> None:
             "working_directory": str(command.working_directory),
             "configuration": plan.configuration.plain(),
             "deviations": plan.configuration.deviations,
-            "checks": found,
+            "checks": checks,
             "refused": refused,
         }
         write_json("run-plan", content)
         return
-    print_checks(screen, found)
+    print_checks(screen, checks)
     typer.echo(runner.as_shell(command))
     if refused:
-        screen.print(f"[red]the run would be refused[/] with exit code 2: {', '.join(refused)}; a dry run exits with 0")
+        screen.print(
+            f"[red]the run would be rejected[/] with exit code 2: {', '.join(refused)}; a dry run exits with 0"
+        )
 
 
-def print_checks(screen: Console, found: list[preflight.Check]) -> None:
+def print_checks(screen: Console, checks: list[preflight.Check]) -> None:
     colours = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
-    for check in found:
+    for check in checks:
         hint = f"; hint: {check.hint}" if check.hint and check.level != "OK" else ""
         screen.print(f"[{colours[check.level]}]{check.level:<4}[/] {check.name}: {check.found}{hint}")

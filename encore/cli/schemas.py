@@ -1,6 +1,6 @@
-"""``encore schema``: JSON Schemas of what Encore writes and prints, made from the types that are written.
+"""``encore schema``: JSON Schemas of Encore's files and outputs, generated from the types in the code.
 
-`make docs` writes them to docs/schemas, and refuses one that changes what a reader relies on under the same version.
+`make docs` writes them to docs/schemas, and rejects incompatible changes without a new version.
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Published:
-    where: str  # What writes it
-    kind: str | Callable[[], Any]  # The type that is written, as MODULE:NAME below encore/, or what returns it
+    where: str  # Command that writes it
+    kind: str | Callable[[], Any]  # Type as MODULE:NAME below encore/, or a function that returns it
     version: int = 1
 
     def adapter(self) -> TypeAdapter[Any]:
@@ -43,8 +43,8 @@ class Published:
 # -- the types -----------------------------------------------------------------------------------------
 
 
-def _named(place: str) -> Any:
-    module, _, name = place.partition(":")
+def _named(reference: str) -> Any:
+    module, _, name = reference.partition(":")
     return getattr(importlib.import_module(f"encore.{module}"), name)
 
 
@@ -53,10 +53,10 @@ def _typed_dict(name: str, fields: Mapping[str, Any]) -> Any:
 
 
 def _grown(kind: Any, **fields: Any) -> Any:
-    # A type with the fields of ``kind`` and these, which its writer adds.
-    made = _typed_dict(kind.__name__, {**typing.get_type_hints(kind, include_extras=True), **fields})
-    made.__doc__, made.grown_from = kind.__doc__, kind
-    return made
+    # ``kind`` with additional fields of its writer
+    extended = _typed_dict(kind.__name__, {**typing.get_type_hints(kind, include_extras=True), **fields})
+    extended.__doc__, extended.grown_from = kind.__doc__, kind
+    return extended
 
 
 def _listed(kind: Any) -> Any:
@@ -65,19 +65,19 @@ def _listed(kind: Any) -> Any:
 
 def _one_or_more(*kinds: str) -> Callable[[], Any]:
     def kind() -> Any:
-        one: Any = Union[tuple(map(_named, kinds))]  # noqa: UP007
-        return one | _listed(one)
+        union: Any = Union[tuple(map(_named, kinds))]  # noqa: UP007
+        return union | _listed(union)
 
     return kind
 
 
-def _list_of(place: str, **fields: Any) -> Callable[[], Any]:
-    return lambda: _listed(_grown(_named(place), **fields) if fields else _named(place))
+def _list_of(reference: str, **fields: Any) -> Callable[[], Any]:
+    return lambda: _listed(_grown(_named(reference), **fields) if fields else _named(reference))
 
 
 def _system() -> Any:
-    known = dict.fromkeys(_named("results.published.systems:DESCRIPTION_FIELDS"), str)
-    return _typed_dict("System", {**known, "other_software_stack": dict[str, str]})
+    fields = dict.fromkeys(_named("results.published.systems:DESCRIPTION_FIELDS"), str)
+    return _typed_dict("System", {**fields, "other_software_stack": dict[str, str]})
 
 
 def _record(name: str) -> Callable[[], Any]:
@@ -86,15 +86,18 @@ def _record(name: str) -> Callable[[], Any]:
 
 def _metrics() -> Any:
     kinds = typing.get_args(configuration.written_records().Record)
-    return Union[tuple(_as_written(each, time=float) for each in kinds)]  # noqa: UP007
+    return Union[tuple(_as_written(record, time=float) for record in kinds)]  # noqa: UP007
 
 
 def _as_written(record: Any, **fields: Any) -> Any:
-    # As ``plain`` of benchmarks/common/records.py writes it: what is empty by default may be missing.
-    hints, empty = typing.get_type_hints(record), [each.name for each in dataclasses.fields(record) if _is_empty(each)]
-    made = _grown(record, **{name: NotRequired[hints[name]] for name in empty}, **fields)
-    made.__pydantic_config__ = getattr(record, "__pydantic_config__", {})
-    return made
+    # Same rule as ``plain`` in benchmarks/common/records.py: fields that are empty by default are optional.
+    hints, empty = (
+        typing.get_type_hints(record),
+        [field.name for field in dataclasses.fields(record) if _is_empty(field)],
+    )
+    extended = _grown(record, **{name: NotRequired[hints[name]] for name in empty}, **fields)
+    extended.__pydantic_config__ = getattr(record, "__pydantic_config__", {})
+    return extended
 
 
 def _is_empty(field: dataclasses.Field[Any]) -> bool:
@@ -121,8 +124,8 @@ def _images() -> Any:
 
 
 def _sharing() -> Any:
-    most = _grown(_named("lab.scaling.scheduling:SteadyState"), rounds_one_after_the_other=float)
-    return _grown(_named("cli.plan:Shared"), most_runs=most)
+    steady_state = _grown(_named("lab.scaling.scheduling:SteadyState"), rounds_one_after_the_other=float)
+    return _grown(_named("cli.plan:Shared"), most_runs=steady_state)
 
 
 def _config(choice: catalogue.Choice) -> Callable[[], Any]:
@@ -131,7 +134,7 @@ def _config(choice: catalogue.Choice) -> Callable[[], Any]:
 
 @cache
 def published() -> dict[str, Published]:
-    """Return every schema by its name: files first, then what commands print."""
+    """Return all schemas by name: files, then command outputs."""
     configs = {
         f"config-{name}": Published(f"config.json of {name}", _config(choice), choice.implementation.config_schema)
         for name, choice in catalogue.choices().items()
@@ -150,7 +153,7 @@ def published() -> dict[str, Published]:
         "gate": Published("gate/NODE.json in the cache of encore doctor --nodes", "machine.node_checks:KeptVerdict"),
         **configs,
         "release": Published("encore --version", "release:Release"),
-        "run-result": Published("encore run, and what --notify reports", "cli.run:RunResult"),
+        "run-result": Published("encore run, and --notify", "cli.run:RunResult"),
         "run-plan": Published("encore run --dry-run", "cli.run:RunPlan"),
         "submission": Published("encore submit", "cli.submit:Submitted"),
         "manifests": Published("encore submit --kubernetes --dry-run", "cli.submit:Manifests"),
@@ -180,7 +183,7 @@ def published() -> dict[str, Published]:
         "detections": Published("encore report --detections", _list_of("cli.report:ShownImage")),
         "archive": Published("encore archive", _list_of("lab.submissions.archive:PackageJson")),
         "merge": Published("encore archive --merge", "lab.submissions.merge:Merged"),
-        "bundled": Published("encore archive --bundle", "cli.report:Bundled"),
+        "bundled": Published("encore archive --bundle", "cli.packaging:Bundled"),
         "verification": Published("encore verify", "lab.submissions.bundle:VerifiedJson"),
         "sweep": Published("encore sweep", "cli.sweep:Swept"),
         "sweep-plan": Published("encore sweep --dry-run", "cli.sweep:SweepPlan"),
@@ -209,7 +212,7 @@ def _exported() -> Any:
 
 
 class _Generator(GenerateJsonSchema):
-    """Describes each field by the comment that its class has next to it, and requires what is always written."""
+    """Takes descriptions from the comments beside fields, and marks fields that are always written as required."""
 
     def field_is_required(self, field: Any, total: bool) -> bool:
         if field["type"] == "typed-dict-field":
@@ -226,15 +229,15 @@ class _Generator(GenerateJsonSchema):
         return _described(super().model_schema(schema), schema["cls"])
 
 
-def _described(found: Json, kind: Any) -> Json:
+def _described(schema: Json, kind: Any) -> Json:
     comments = meanings(kind)
-    for name, field in found.get("properties", {}).items():
+    for name, field in schema.get("properties", {}).items():
         field.pop("title", None)
         field.pop("default", None)
         if name in comments:
-            # What is next to a reference would be lost in older dialects, and is not in this one.
+            # Older dialects ignore keys beside a reference; this dialect does not.
             field["description"] = comments[name]
-    return found
+    return schema
 
 
 _FIELD = re.compile(r" {4}(\w+): [^#]*?(?:  # (.*))?")
@@ -242,37 +245,37 @@ _FIELD = re.compile(r" {4}(\w+): [^#]*?(?:  # (.*))?")
 
 @cache
 def meanings(kind: Any) -> dict[str, str]:
-    """Return the comment behind each field of a class and its bases, or the lines of comment above it."""
+    """Return field -> comment after or above the field, of a class and its bases."""
     kind = getattr(kind, "grown_from", kind)
-    found: dict[str, str] = {}
-    bases = [each for each in (getattr(kind, "__orig_bases__", ()) or kind.__mro__[1:]) if isinstance(each, type)]
+    descriptions: dict[str, str] = {}
+    bases = [parent for parent in (getattr(kind, "__orig_bases__", ()) or kind.__mro__[1:]) if isinstance(parent, type)]
     for base in bases:
         if base.__module__.partition(".")[0] in ("encore", "benchmarks") or base.__module__.startswith("_config_of_"):
-            found |= meanings(base)
+            descriptions |= meanings(base)
     above: list[str] = []
     try:
         lines = inspect.getsource(kind).splitlines()
     except (OSError, TypeError):
-        return found  # a type without a class of its own
+        return descriptions  # types without a class
     for line in lines:
         field = _FIELD.fullmatch(line)
         if field:
             text = field[2] or " ".join(above)
-            found |= {field[1]: re.sub(r"\bNone\b", "null", text.replace("``", "`"))} if text else {}
+            descriptions |= {field[1]: re.sub(r"\bNone\b", "null", text.replace("``", "`"))} if text else {}
         above = [*above, line.strip("# ")] if line.startswith("    #") else []
-    return found
+    return descriptions
 
 
 @cache
 def schema_of(name: str) -> Json:
     """Return the JSON Schema of that name."""
-    known = published()
-    if name not in known:
-        raise names.unknown("schema", name, known)
-    entry = known[name]
-    made = entry.adapter().json_schema(mode="serialization", schema_generator=_Generator)
-    made.pop("title", None)
-    return {"$schema": DIALECT, "$id": f"urn:encore:{name}:{entry.version}", "title": entry.where, **made}
+    entries = published()
+    if name not in entries:
+        raise names.unknown("schema", name, entries)
+    entry = entries[name]
+    document = entry.adapter().json_schema(mode="serialization", schema_generator=_Generator)
+    document.pop("title", None)
+    return {"$schema": DIALECT, "$id": f"urn:encore:{name}:{entry.version}", "title": entry.where, **document}
 
 
 def as_text(name: str) -> str:
@@ -284,10 +287,10 @@ def file_of(name: str) -> Path:
 
 
 def files() -> dict[Path, str]:
-    """Return the files of docs/schemas with their text.
+    """Return the contents of the files in docs/schemas.
 
     Raises:
-        EncoreError: a reader of the file that is there may fail with what is written now.
+        EncoreError: incompatible change of an existing schema.
     """
     for name in published():
         file = file_of(name)
@@ -295,52 +298,52 @@ def files() -> dict[Path, str]:
         for change in breaks(old, schema_of(name), (old, schema_of(name))) if old else ():
             raise EncoreError(
                 f"docs/schemas/{file.name}: {change}",
-                expected="what readers of this version rely on",
-                hint="take the change back, or raise the schema's version: in encore/cli/schemas.py, of a config.json "
+                expected="compatibility with readers of this version",
+                hint="revert the change, or increase the schema version: in encore/cli/schemas.py, or for config.json "
                 "in benchmark.toml (config_schema)",
             )
     return {file_of(name): as_text(name) for name in published()}
 
 
-# -- what a reader relies on -----------------------------------------------------------------------------
+# -- compatibility ---------------------------------------------------------------------------------------
 
 
-def breaks(old: Json, new: Json, roots: tuple[Json, Json], place: str = "") -> Iterator[str]:
-    """Yield what of ``new`` a reader of ``old`` does not expect: a field that is gone, or of another type.
+def breaks(old: Json, new: Json, roots: tuple[Json, Json], path: str = "") -> Iterator[str]:
+    """Yield incompatible changes for readers of ``old``: removed fields and different types.
 
-    New fields, new alternatives of a union and new words of an enumeration are expected.
+    New fields, union members and enumeration values are compatible.
     """
-    olds, news = (dict(_alternatives(each, root)) for each, root in zip((old, new), roots, strict=True))
+    olds, news = (dict(_alternatives(kinds, root)) for kinds, root in zip((old, new), roots, strict=True))
     if "any" in olds:
         return
     gone = {kind.partition(":")[0] for kind in news} - {kind.partition(":")[0] for kind in olds}
     if gone and not (gone == {"integer"} and "number" in olds):
-        yield f"{place or 'it'} may be {' or '.join(sorted(gone))} now"
-    objects = [[kind for kind in each if kind.startswith("object:")] for each in (olds, news)]
+        yield f"{path or 'it'} may be {' or '.join(sorted(gone))} now"
+    objects = [[kind for kind in kinds if kind.startswith("object:")] for kinds in (olds, news)]
     pairs = [(kind, kind) for kind in olds if kind in news]
-    if [len(each) for each in objects] == [1, 1]:  # whatever they are called
-        pairs = [each for each in pairs if each[0] not in objects[0]] + [(objects[0][0], objects[1][0])]
-    for before, after in ((olds[one], news[other]) for one, other in pairs):
-        for name, field in before.get("properties", {}).items():
-            where = f"{place}.{name}".lstrip(".")
+    if [len(kinds) for kinds in objects] == [1, 1]:  # whatever they are called
+        pairs = [kinds for kinds in pairs if kinds[0] not in objects[0]] + [(objects[0][0], objects[1][0])]
+    for old_schema, after in ((olds[index], news[other]) for index, other in pairs):
+        for name, field in old_schema.get("properties", {}).items():
+            field_path = f"{path}.{name}".lstrip(".")
             if name not in after.get("properties", {}):
-                yield f"{where} is gone"
+                yield f"{field_path} is gone"
                 continue
-            if name in before.get("required", ()) and name not in after.get("required", ()):
-                yield f"{where} may be missing now"
-            yield from breaks(field, after["properties"][name], roots, where)
+            if name in old_schema.get("required", ()) and name not in after.get("required", ()):
+                yield f"{field_path} may be missing now"
+            yield from breaks(field, after["properties"][name], roots, field_path)
         for key, mark in (("items", "[]"), ("additionalProperties", ".*")):
-            if isinstance(before.get(key), dict):
-                yield from breaks(before[key], after.get(key) or {}, roots, f"{place}{mark}")
+            if isinstance(old_schema.get(key), dict):
+                yield from breaks(old_schema[key], after.get(key) or {}, roots, f"{path}{mark}")
 
 
 def _alternatives(schema: Json, root: Json) -> Iterator[tuple[str, Json]]:
-    # Each type that a value may have, by its name; objects by their titles, too.
+    # All types of a value by name; objects by title, too.
     if "$ref" in schema:
         yield from _alternatives(root["$defs"][schema["$ref"].rpartition("/")[2]], root)
     elif "anyOf" in schema or "oneOf" in schema:
-        for each in schema.get("anyOf") or schema["oneOf"]:
-            yield from _alternatives(each, root)
+        for alternative in schema.get("anyOf") or schema["oneOf"]:
+            yield from _alternatives(alternative, root)
     elif schema.get("type") == "object":
         yield f"object:{schema.get('title', '')}", schema
     else:
@@ -351,67 +354,69 @@ def _alternatives(schema: Json, root: Json) -> Iterator[tuple[str, Json]]:
 
 
 def rows(name: str) -> Iterator[tuple[str, str, str]]:
-    """Yield each field of a schema with its type and what it is, those inside of others after them.
+    """Yield path, type and description of the fields of a schema, nested fields after their parent.
 
-    Where there are several objects, a row without a field is the name of the next.
+    For unions of objects, a row without a path starts the next object.
     """
     root = schema_of(name)
     yield from _rows(root, root, "", ())
 
 
-def _rows(schema: Json, root: Json, place: str, inside: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    known = list(_alternatives(schema, root))
-    several = sum(kind.startswith("object:") for kind, _ in known) > 1
-    for kind, found in known:
+def _rows(schema: Json, root: Json, path: str, parents: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+    alternatives = list(_alternatives(schema, root))
+    several = sum(kind.startswith("object:") for kind, _ in alternatives) > 1
+    for kind, alternative in alternatives:
         if several and kind.startswith("object:"):
-            yield "", "", f"*{found['title']}*: {found.get('description', '')}"
+            yield "", "", f"*{alternative['title']}*: {alternative.get('description', '')}"
         if kind == "array":
-            # Where one is written without a list, its fields are not repeated.
-            if not {each for each, _ in _alternatives(found.get("items") or {}, root)} <= {each for each, _ in known}:
-                yield from _rows(found.get("items") or {}, root, f"{place}[]", inside)
+            # If the same object can also occur without the list, do not repeat its fields.
+            if not {field_schema for field_schema, _ in _alternatives(alternative.get("items") or {}, root)} <= {
+                field_schema for field_schema, _ in alternatives
+            }:
+                yield from _rows(alternative.get("items") or {}, root, f"{path}[]", parents)
         elif kind.startswith("object:"):
-            if isinstance(found.get("additionalProperties"), dict):
-                yield from _rows(found["additionalProperties"], root, f"{place}.*" if place else "*", inside)
-            for field, each in found.get("properties", {}).items() if kind not in inside else ():
-                where = f"{place}.{field}".lstrip(".")
-                optional = "" if field in found.get("required", ()) else "may be missing; "
-                yield where, type_text(each, root), optional + each.get("description", "")
-                yield from _rows(each, root, where, (*inside, kind))
+            if isinstance(alternative.get("additionalProperties"), dict):
+                yield from _rows(alternative["additionalProperties"], root, f"{path}.*" if path else "*", parents)
+            for field, field_schema in alternative.get("properties", {}).items() if kind not in parents else ():
+                field_path = f"{path}.{field}".lstrip(".")
+                optional = "" if field in alternative.get("required", ()) else "may be missing; "
+                yield field_path, type_text(field_schema, root), optional + field_schema.get("description", "")
+                yield from _rows(field_schema, root, field_path, (*parents, kind))
 
 
 def type_text(schema: Json, root: Json) -> str:
-    found = []
-    for kind, each in _alternatives(schema, root):
-        if "const" in each or "enum" in each:
-            found += [json.dumps(word) for word in each.get("enum") or [each["const"]]]
+    names = []
+    for kind, alternative in _alternatives(schema, root):
+        if "const" in alternative or "enum" in alternative:
+            names += [json.dumps(word) for word in alternative.get("enum") or [alternative["const"]]]
         elif kind == "array":
-            inner = type_text(each["items"], root) if each.get("items") else ""
-            found.append(f"list of {inner}" if inner and "any" not in inner else "list")
+            inner = type_text(alternative["items"], root) if alternative.get("items") else ""
+            names.append(f"list of {inner}" if inner and "any" not in inner else "list")
         else:
-            found.append(kind.partition(":")[0])
-    return " or ".join(dict.fromkeys(found))
+            names.append(kind.partition(":")[0])
+    return " or ".join(dict.fromkeys(names))
 
 
 # -- the command -----------------------------------------------------------------------------------------
 
 
 def schema(
-    name: Annotated[str | None, typer.Argument(help="Such as run or run-result; default: list them.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Such as run or run-result. Default: list the names.")] = None,
 ) -> None:
-    """Print the JSON Schema of a file that Encore writes, or of what a command prints with --json.
+    """Print the JSON Schema of a file or of a command's --json output.
 
     Examples:
 
-      encore schema                    their names, versions and what each describes
+      encore schema                    list names, versions and descriptions
 
-      encore schema run                that of run.json
+      encore schema run                run.json
 
-      encore schema config-resnet      that of config.json of a benchmark
+      encore schema config-resnet      config.json of a benchmark
     """
     if name is not None:
         sys.stdout.write(as_text(name))
         return
     from encore.cli.layout import console, show
 
-    listed = ((each, entry.version, entry.where) for each, entry in published().items())
-    show(console(), "schemas", ("name", "version", "describes"), listed, numbers=("version",))
+    rows = ((schema_name, entry.version, entry.where) for schema_name, entry in published().items())
+    show(console(), "schemas", ("name", "version", "describes"), rows, numbers=("version",))

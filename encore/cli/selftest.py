@@ -1,4 +1,4 @@
-"""``encore selftest``: does everything that only a GPU takes work on this machine?"""
+"""``encore selftest``: check the GPU functions of this machine."""
 
 import itertools
 import tempfile
@@ -20,11 +20,11 @@ COLOURS = {"OK": "green", "FAIL": "red", "SKIPPED": "yellow"}
 
 
 class Tested(TypedDict):
-    """What works on this machine."""
+    """Results of the checks."""
 
     device: str
     passed: bool
-    complete: bool  # Whether the time limit left no check out
+    complete: bool  # False if checks were skipped due to the time limit
     checks: list[Row]
 
 
@@ -33,10 +33,10 @@ def selftest(
     device: Annotated[Literal["gpu", "cpu"], typer.Option(help="What to check.")] = "gpu",
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Only the checks whose names begin with this; repeatable."),
+        typer.Option(metavar="NAME", help="Only checks with this name prefix. Repeatable."),
     ] = None,
     time_limit: Annotated[
-        float, typer.Option(help="Seconds for all checks; what is left then is skipped: exit code 3.")
+        float, typer.Option(help="Time limit in seconds. The remaining checks are skipped: exit code 3.")
     ] = 600.0,
     check_seconds: Annotated[float, typer.Option(help="Seconds after which a check has failed.")] = 150.0,
     runtime: options.Runtime = None,
@@ -44,17 +44,17 @@ def selftest(
     python: options.Python = None,
     as_json: options.Json = False,
 ) -> None:
-    """Check what only a GPU takes: precisions, graphs, compilers, kernels, resume, speed; exit code 1 if one fails.
+    """Check functions that need a GPU: precisions, graphs, compilers, kernels, resume, speed. Exits with 1 on failure.
 
-    Exit code 3: none failed, but the time limit left some out.
+    Exit code 3: no failures, but checks were skipped due to the time limit.
 
     Examples:
 
-      encore selftest                                            every benchmark that has an image
+      encore selftest                                            all benchmarks with an image
 
       encore selftest ncf dlrm --python "$(command -v python)"   in a Python that has the framework with CUDA
 
-      encore selftest ncf --device cpu --only resume             the same check on a machine without a GPU
+      encore selftest ncf --device cpu --only resume             without a GPU
     """
     request = Request(
         benchmarks=tuple(benchmarks or ()),
@@ -70,7 +70,7 @@ def selftest(
     screen, started = console(stderr=as_json), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="encore-selftest-") as work:
         rows = _run(request, Path(work), screen)
-    failed, cut = (any(each) for each in ((row.result == "FAIL" for row in rows), (row.cut for row in rows)))
+    failed, cut = (any(flags) for flags in ((row.result == "FAIL" for row in rows), (row.cut for row in rows)))
     if as_json:
         content: Tested = {"device": device, "passed": not failed, "complete": not cut, "checks": rows}
         write_json("selftest", content)
@@ -85,10 +85,10 @@ def selftest(
 
 
 def _refuse(request: Request) -> None:
-    # Refuse what cannot be before anything starts.
+    # Reject impossible requests before anything starts.
     if request.device == "gpu" and not node.gpus():
-        hint = "encore selftest --device cpu makes those checks that need none"
-        raise EncoreError("this machine has no GPU: nothing was checked", hint=hint)
+        hint = "encore selftest --device cpu runs the checks that do not need a GPU"
+        raise EncoreError("no GPU found: no checks were run", hint=hint)
     if request.python is not None and (request.runtime or request.image):
         raise EncoreError("--python with --runtime or --image", expected="one of them", hint="leave one out")
     if request.python is not None and not request.python.expanduser().is_file():
@@ -98,8 +98,8 @@ def _refuse(request: Request) -> None:
 
 
 def _run(request: Request, work: Path, screen: Console) -> list[Row]:
-    # Make the checks, with a line for each that has ended.
-    with screen.status("looking what there is") as status:
+    # Run the checks and print one line per result.
+    with screen.status("listing the checks") as status:
         test = Selftest(request, work, node.this_node(), status.update)
         plan = test.plan()
         rows = list(test.skipped)
@@ -133,5 +133,5 @@ def _print(screen: Console, rows: list[Row], seconds: float) -> None:
             for line in row.lines:
                 say(screen, text(f"  | {line}"))
     counts = {name: sum(row.result == name for row in rows) for name in COLOURS}
-    words = ", ".join(f"{count} {name}" for name, count in counts.items())
-    screen.print(f"{words} in {seconds:.0f} s")
+    summary = ", ".join(f"{count} {name}" for name, count in counts.items())
+    screen.print(f"{summary} in {seconds:.0f} s")

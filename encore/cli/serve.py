@@ -27,7 +27,7 @@ from encore.machine import node
 class PlannedModel(TypedDict):
     model: str
     version: int
-    config: str  # Its config.pbtxt
+    config: str  # Text of config.pbtxt
 
 
 class ServePlan(TypedDict):
@@ -38,25 +38,25 @@ class ServePlan(TypedDict):
     backend: str
     image: str
     command: tuple[str, ...]
-    problem: str  # Why it cannot be started here; else empty
+    problem: str  # Reason why the server cannot be started; empty if it can
 
 
 class ServedModel(TypedDict):
-    """A model's outputs through the server, next to those of its export."""
+    """Outputs of the served model compared with the export."""
 
     model: str
     samples: int
     differences: dict[str, float]  # The largest, by output
     tolerance: float
     same: bool  # Whether all are within the tolerance
-    first: dict[str, list[float]]  # The first numbers of each output
+    first: dict[str, list[float]]  # First values of every output
 
 
 class ServedSpeed(TypedDict):
     """Throughput and latency of one grid cell."""
 
     model: str
-    batch: int  # Samples of a request
+    batch: int  # Samples per request
     clients: int  # At a time
     server: dict[str, float]  # ``requests_per_second``, ``p50_ms``, ``p90_ms``, ``p99_ms``
     direct: NotRequired[dict[str, float]]  # The same of ONNX Runtime called directly
@@ -64,7 +64,7 @@ class ServedSpeed(TypedDict):
 
 
 class Served(TypedDict):
-    """What was asked of the server."""
+    """Results of the requested checks and measurements."""
 
     check: dict[str, list[ServedModel]]  # By protocol: http and grpc
     evaluation: NotRequired[dict[str, Any]]  # The evaluation set of the model's run through the server
@@ -77,20 +77,24 @@ def serve(
         Path | None,
         typer.Option("-o", "--output", metavar="DIR", help="Folder of the model repository; default: DIR/triton."),
     ] = None,
-    runtime: Annotated[Literal["docker", "podman", "host"], typer.Option(help="What the server runs in.")] = "docker",
-    device: Annotated[Literal["cpu", "gpu"] | None, typer.Option(help="Default: cpu on the host, else gpu.")] = None,
-    image: Annotated[str | None, typer.Option(help="Image in place of NGC's.")] = None,
+    runtime: Annotated[Literal["docker", "podman", "host"], typer.Option(help="Runtime of the server.")] = "docker",
+    device: Annotated[
+        Literal["cpu", "gpu"] | None, typer.Option(help="Default: cpu with --runtime host, gpu otherwise.")
+    ] = None,
+    image: Annotated[str | None, typer.Option(help="Image to use instead of NGC's.")] = None,
     python: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Python with nvidia-pytriton and tritonclient.")
     ] = None,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Samples that the server puts together.")] = 32,
     max_queue_delay_microseconds: Annotated[int, typer.Option(min=0, help="Wait for more requests.")] = 100,
-    instance_count: Annotated[int, typer.Option(min=1, help="Instances of the model on each GPU.")] = 1,
+    instance_count: Annotated[int, typer.Option(min=1, help="Number of model instances per GPU.")] = 1,
     http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     grpc_port: Annotated[int, typer.Option(min=1, max=65535)] = 8001,
     metrics_port: Annotated[int, typer.Option(min=0, max=65535, help="0: no metrics.")] = 8002,
     ready_seconds: Annotated[float, typer.Option(min=1.0, help="Time to load the model.")] = 300.0,
-    check: Annotated[bool, typer.Option("--check", help="Ask over HTTP and gRPC, compare, and end.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Query over HTTP and gRPC, compare the outputs, and exit.")
+    ] = False,
     bench: Annotated[bool, typer.Option("--bench", help="Measure throughput and latency, and end.")] = False,
     run: Annotated[
         Path | None,
@@ -99,9 +103,9 @@ def serve(
     data_folder: Annotated[
         Path | None, typer.Option("--data", help="With --evaluate: the run's data set; default: where the run had it.")
     ] = None,
-    batches: Annotated[str, typer.Option(help="With --bench: samples of a request.")] = "1,8",
+    batches: Annotated[str, typer.Option(help="With --bench: samples per request.")] = "1,8",
     clients: Annotated[str, typer.Option(help="With --bench: clients at a time.")] = "1,4",
-    requests: Annotated[int, typer.Option(min=1, help="With --bench: requests of each measurement.")] = 200,
+    requests: Annotated[int, typer.Option(min=1, help="With --bench: requests per measurement.")] = 200,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
@@ -124,8 +128,8 @@ def serve(
     screen = console(stderr=as_json)
     models = exports.read(source)
 
-    def on_step(words: str) -> None:
-        say(screen, text(words))
+    def on_step(message: str) -> None:
+        say(screen, text(message))
 
     settings = Settings(
         max_batch=max_batch_size,
@@ -144,33 +148,37 @@ def serve(
     if runtime == "host":
         if lacks_gpu:
             raise no_gpu
-        place = server.on_host(export, first, ports, python, None if dry_run else lambda words: say(screen, words))
+        server_target = server.on_host(
+            export, first, ports, python, None if dry_run else lambda message: say(screen, message)
+        )
     else:
-        place = server.in_container(runtime, export, first, settings, ports, image)
+        server_target = server.in_container(runtime, export, first, settings, ports, image)
     if dry_run:
-        _show(screen, models, planned, settings, place, as_json)
+        _show(screen, models, planned, settings, server_target, as_json)
         return
-    if place.problem is not None:
-        raise place.problem
+    if server_target.problem is not None:
+        raise server_target.problem
     if lacks_gpu:
         raise no_gpu
     evaluation = None if run is None else exports.plan(source, run, data_folder)
-    repositories.write(source, models, planned, place.backend, settings)
-    server.link_backend(place, first)
-    for each in planned:
-        say(screen, f"model repository: {each.models} ({each.name}, version {each.version})")
+    repositories.write(source, models, planned, server_target.backend, settings)
+    server.link_backend(server_target, first)
+    for repository in planned:
+        say(screen, f"model repository: {repository.models} ({repository.name}, version {repository.version})")
     log = target / "server.log"
-    found: dict[str, Any] = {}
-    with server.running(place.command, ports, [each.name for each in planned], log, ready_seconds) as child:
+    document: dict[str, Any] = {}
+    with server.running(
+        server_target.command, ports, [repository.name for repository in planned], log, ready_seconds
+    ) as child:
         say(screen, f"ready: http 127.0.0.1:{ports.http}, grpc 127.0.0.1:{ports.grpc}; output in {log}")
         if check or bench or evaluation:
             client = python or ensure_environment(exports.ENVIRONMENT, on_step)
-            found["check"] = server.ask(client, target, ports)
+            document["check"] = server.ask(client, target, ports)
             if evaluation:
-                found["evaluation"] = exports.evaluate(evaluation, f"127.0.0.1:{ports.http}", on_step)
+                document["evaluation"] = exports.evaluate(evaluation, f"127.0.0.1:{ports.http}", on_step)
             if bench:
                 folders = [repositories.client_folder(source, model, target) for model in models]
-                found["bench"] = [
+                document["bench"] = [
                     cell
                     for model, folder in zip(models, folders, strict=True)
                     for cell in server.measure(client, model, folder, ports, sizes, at_once, requests)
@@ -179,73 +187,78 @@ def serve(
             say(screen, shlex.join(["python", str(target / "client.py"), "--url", f"127.0.0.1:{http_port}"]))
             with suppress(KeyboardInterrupt):
                 child.wait()
-                raise server.explain(log, f"the server ended with exit code {child.returncode}")
-    if found:
-        _report(screen, found, as_json)
+                raise server.explain(log, f"the server stopped with exit code {child.returncode}")
+    if document:
+        _report(screen, document, as_json)
 
 
 def _show(
-    screen: Console, models: Sequence[Model], planned: Sequence[Repository], settings: Settings, place: Deployment,
+    screen: Console, models: Sequence[Model], planned: Sequence[Repository], settings: Settings, target: Deployment,
     as_json: bool,
 ) -> None:  # fmt: skip
     configs = [
-        config_text(each.export, place.backend, settings, exports.example_inputs(each.folder, each.export))
-        for each in models
+        config_text(
+            repository.export, target.backend, settings, exports.example_inputs(repository.folder, repository.export)
+        )
+        for repository in models
     ]
     if as_json:
         content: ServePlan = {
             "repository": str(planned[0].models),
             "models": [
-                {"model": each.name, "version": each.version, "config": config}
-                for each, config in zip(planned, configs, strict=True)
+                {"model": repository.name, "version": repository.version, "config": config}
+                for repository, config in zip(planned, configs, strict=True)
             ],
-            "backend": place.backend.name, "image": place.image,
-            "command": place.command.argv, "problem": str(place.problem or ""),
+            "backend": target.backend.name, "image": target.image,
+            "command": target.command.argv, "problem": str(target.problem or ""),
         }  # fmt: skip
         write_json("serve-plan", content)
         return
-    for each, config in zip(planned, configs, strict=True):
-        say(screen, f"would write {each.models}: {each.name}, version {each.version}, with config.pbtxt:")
+    for repository, config in zip(planned, configs, strict=True):
+        say(
+            screen,
+            f"would write {repository.models}: {repository.name}, version {repository.version}, with config.pbtxt:",
+        )
         screen.print(config, markup=False, highlight=False, soft_wrap=True)
-    if place.runtime == "host":
-        # Its paths are relative to it.
-        folder = shlex.join(["cd", str(place.command.working_directory)])
+    if target.runtime == "host":
+        # The command contains relative paths.
+        folder = shlex.join(["cd", str(target.command.working_directory)])
         screen.print(folder, markup=False, highlight=False, soft_wrap=True)
-    screen.print(shlex.join(place.command.argv), markup=False, highlight=False, soft_wrap=True)
-    if place.problem is not None:
-        say(screen, "[yellow]cannot be started here[/]:", text(place.problem.found))
-        say(screen, text(f"hint: {place.problem.hint}"))
+    screen.print(shlex.join(target.command.argv), markup=False, highlight=False, soft_wrap=True)
+    if target.problem is not None:
+        say(screen, "[yellow]cannot be started here[/]:", text(target.problem.found))
+        say(screen, text(f"hint: {target.problem.hint}"))
 
 
-def _report(screen: Console, found: dict[str, Any], as_json: bool) -> None:
+def _report(screen: Console, document: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        write_json("served", found)
+        write_json("served", document)
     else:
-        _print(screen, found)
-    if not all(each["same"] for checked in found["check"].values() for each in checked):
+        _print(screen, document)
+    if not all(check["same"] for checked in document["check"].values() for check in checked):
         raise EncoreError("the server's outputs differ from the export's", exit_code=ExitCode.FAILED)
 
 
-def _print(screen: Console, found: dict[str, Any]) -> None:
-    for protocol, models in found["check"].items():
-        for each in models:
-            largest = max(each["differences"].values())
-            verdict = "[green]the same outputs[/]" if each["same"] else "[red]other outputs[/]"
-            say(screen, f"{protocol}, {each['model']}: {each['samples']} samples, {verdict}: "
-                f"largest difference {largest:.3g}, tolerance {each['tolerance']:.3g}")  # fmt: skip
-    if "evaluation" in found:
-        evaluated = found["evaluation"]
-        for part, each in evaluated.get("parts", {"evaluation set": evaluated}).items():
-            say(screen, f"{part} through the server: {each['samples']} samples, largest difference "
-                f"{each['largest_difference']:.3g}, tolerance {each['tolerance']:.3g}")  # fmt: skip
+def _print(screen: Console, document: dict[str, Any]) -> None:
+    for protocol, models in document["check"].items():
+        for exported in models:
+            largest = max(exported["differences"].values())
+            verdict = "[green]the same outputs[/]" if exported["same"] else "[red]other outputs[/]"
+            say(screen, f"{protocol}, {exported['model']}: {exported['samples']} samples, {verdict}: "
+                f"largest difference {largest:.3g}, tolerance {exported['tolerance']:.3g}")  # fmt: skip
+    if "evaluation" in document:
+        evaluated = document["evaluation"]
+        for part, exported in evaluated.get("parts", {"evaluation set": evaluated}).items():
+            say(screen, f"{part} through the server: {exported['samples']} samples, largest difference "
+                f"{exported['largest_difference']:.3g}, tolerance {exported['tolerance']:.3g}")  # fmt: skip
         for name, value in evaluated.get("quality", {}).items():
             say(screen, text(f"{name} through the server: {value:.5g}"))
     columns = ("batch", "clients", "requests/s", "p50 ms", "p90 ms", "p99 ms", "directly", "ratio")
-    for model, cells in groupby(found.get("bench", []), key=lambda cell: str(cell["model"])):
+    for model, cells in groupby(document.get("bench", []), key=lambda cell: str(cell["model"])):
         rows = []
         for cell in cells:
             through, direct = cell["server"], cell.get("direct")
-            latencies = [f"{through[f'p{each}_ms']:.2f}" for each in (50, 90, 99)]
+            latencies = [f"{through[f'p{exported}_ms']:.2f}" for exported in (50, 90, 99)]
             last = [f"{direct['requests_per_second']:.1f}", f"{cell['ratio']:.2g}"] if direct else ["", ""]
             rows.append((cell["batch"], cell["clients"], f"{through['requests_per_second']:.1f}", *latencies, *last))
         title = f"{model} through the server, and called directly"

@@ -1,4 +1,4 @@
-"""``encore list`` and ``encore show``: what can be run, and where each value comes from."""
+"""``encore list`` and ``encore show``: benchmarks, systems and resolved configurations."""
 
 import json
 from collections.abc import Mapping
@@ -11,13 +11,12 @@ from typing_extensions import TypedDict
 
 from encore import catalogue, configuration
 from encore.catalogue import Difference, Weights
-from encore.cli import layout, options
-from encore.cli.layout import console, put, text, write_json
+from encore.cli import extensions, layout, options
+from encore.cli.layout import console, text, write_json
 from encore.configuration import Deviation, Value
 from encore.containers import images
 from encore.machine import node
 from encore.results.format import with_names
-from encore.results.table import Cell, Table
 from encore.run import planning
 
 WIDE = 120
@@ -36,7 +35,7 @@ class ShownConfiguration(TypedDict):
     deviations: tuple[Deviation, ...]  # From the system file
     values: dict[str, Value]  # By key
     environment: dict[str, Value]  # Variables of the ranks
-    weights: Mapping[str, Weights]  # Trained weights that it begins with, by the key that names their file
+    weights: Mapping[str, Weights]  # Pretrained weights by configuration key
     not_as_submitted: list[Difference]  # Whatever is set
 
 
@@ -54,7 +53,7 @@ def list_(
       encore list resnet --json
     """
     if studies:
-        _list_studies(as_json)
+        extensions.load("list --studies")(as_json)
     elif benchmark is None:
         _list_benchmarks(as_json)
     else:
@@ -62,11 +61,11 @@ def list_(
 
 
 def _list_benchmarks(as_json: bool) -> None:
-    known = catalogue.choices()
+    choices = catalogue.choices()
     if as_json:
         content = [
             {"name": name, "framework": choice.implementation.framework, **choice.benchmark.model_dump()}
-            for name, choice in known.items()
+            for name, choice in choices.items()
         ]
         write_json("benchmarks", content)
         return
@@ -76,25 +75,17 @@ def _list_benchmarks(as_json: bool) -> None:
             choice.benchmark.title,
             choice.implementation.framework,
             choice.benchmark.data_set,
-            Text("\n".join(f"{r}  {with_names(each.targets, 'g')}" for r, each in choice.benchmark.rounds.items())),
+            Text(
+                "\n".join(
+                    f"{r}  {with_names(requirements.targets, 'g')}"
+                    for r, requirements in choice.benchmark.rounds.items()
+                )
+            ),
         )
-        for name, choice in known.items()
+        for name, choice in choices.items()
     )
     columns = ("name", "task", "framework", "data set", "target per round")
     layout.show(console(), "benchmarks", columns, rows, least=("task",))
-
-
-def _list_studies(as_json: bool) -> None:
-    from encore.lab.studies import definition, multi_node
-
-    rows: list[tuple[Cell, ...]] = []
-    for name in definition.study_names():
-        study = definition.load(name)
-        small = len(definition.load(name, True).points()) if study.small.grid else None
-        rows.append((name, study.title, len(study.points()), small))
-    rows.append(("multi-node", multi_node.load("multi-node").title, None, None))
-    table = Table(title="studies", columns=("study", "title", "points", "points of --small"), rows=tuple(rows))
-    put([table], as_json)
 
 
 def _list_systems(choice: catalogue.Choice, as_json: bool) -> None:
@@ -102,7 +93,7 @@ def _list_systems(choice: catalogue.Choice, as_json: bool) -> None:
     if as_json:
         write_json("systems", [system.model_dump() for system in systems])
         return
-    # A file may leave out what is a default of the implementation.
+    # Keys with the default of the implementation may be missing in the file.
     rows = (
         (
             system.round,
@@ -117,18 +108,20 @@ def _list_systems(choice: catalogue.Choice, as_json: bool) -> None:
     )
     columns = ("round", "system", "kind", "nodes x GPUs", "batch", "optimizer", "epochs")
     layout.show(console(), f"systems of {choice.name}", columns, rows, least=("kind", "optimizer"))
-    console().print("batch: samples per step over all GPUs; `encore show` prints each value's source", style="dim")
+    console().print(
+        "batch: samples per step over all GPUs; `encore show` prints the source of every value", style="dim"
+    )
 
 
 def show(
     benchmark: options.Benchmark,
-    gpus: Annotated[int | None, typer.Argument(help="GPUs; default: as many as the system has.")] = None,
+    gpus: Annotated[int | None, typer.Argument(help="GPUs. Default: all GPUs of the system.")] = None,
     system: options.System = None,
     round_name: options.Round = None,
     settings: options.Settings = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show a resolved configuration, with the place that each value comes from.
+    """Print a resolved configuration and the source of its values.
 
     Examples:
 
@@ -182,14 +175,14 @@ def _print_configuration(screen: Console, resolved: configuration.Configuration)
         for name, value in resolved.values.items()
     )
     layout.show(screen, "", ("key", "value", "from", *(["meaning"] if wide else [])), rows)
-    variables = [(name, each.value, each.origin) for name, each in resolved.environment.items()]
+    variables = [(name, variable.value, variable.origin) for name, variable in resolved.environment.items()]
     if variables:
         layout.show(screen, "environment of the ranks", ("variable", "value", "from"), variables)
     for name, weights in resolved.needed_weights.items():
         screen.print(f"{name}: {weights.title}, from {weights.source}")
     differences = images.differences(resolved.choice, system)
     if differences:
-        parts = ((each.what, each.submitted, each.here) for each in differences)
+        parts = ((variable.what, variable.submitted, variable.here) for variable in differences)
         layout.show(screen, "not as submitted, whatever is set", ("what", "submitted", "here"), parts)
     if not wide:
-        screen.print(f"a terminal of {WIDE} columns also shows what each key means", style="dim")
+        screen.print(f"a terminal of {WIDE} columns also shows the meaning of the keys", style="dim")

@@ -1,9 +1,9 @@
-"""``encore study``: published studies measured again on this machine, and what a server is and does."""
+"""``encore study``: measure published studies again on this machine; topology and comparison of servers."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typing_extensions import TypedDict
@@ -41,6 +41,7 @@ from encore.lab.studies.report import build
 from encore.lab.studies.sweep import Sweep
 from encore.machine import node
 from encore.results.report.report import Report, write_files
+from encore.results.table import Cell, Table
 from encore.run import hints, planning, run_folder, runner
 from encore.run.planning import Request
 from encore.run.supervise import Limits
@@ -48,14 +49,14 @@ from encore.ssh import hosts as ssh_hosts
 
 NODES = "multi-node"  # the study that is a sweep of training runs
 OF_POINTS = ("point", "python", "submit", "partition")
-# Options of the one kind of study that the other does not take.
+# Options that only one kind of study supports.
 OF_NODES = ("hosts", "system", "round_name", "data_folder")
 
 
 class StudyPlan(StudyJson):
-    """The points of a study that is not started."""
+    """Points of a study in a dry run."""
 
-    minutes: float  # That all points which are left will take on one machine
+    minutes: float  # Time for the remaining points on one machine
     commands: dict[str, str]  # By point
 
 
@@ -64,9 +65,9 @@ class NodesPoint(TypedDict):
 
     framework: str
     point: str
-    batch: int | None  # Of a GPU
-    command: str  # Empty where there is none yet
-    why: str  # Why there is none
+    batch: int | None  # Per GPU
+    command: str  # Empty if not available
+    why: str  # Reason why the command is not available
 
 
 class StudyReport(StudyJson):
@@ -85,11 +86,11 @@ class Page(TypedDict):
 
 def run(
     context: typer.Context,
-    study: Annotated[str | None, typer.Argument(metavar="STUDY", help="Name, or a TOML file of your own.")] = None,
+    study: Annotated[str | None, typer.Argument(metavar="STUDY", help="Study name, or a TOML file.")] = None,
     resume: options.Resume = None,
     trust_owner: options.TrustOwner = False,
     small: Annotated[bool, typer.Option("--small", help="The small grid: minutes on two cores, no GPU.")] = False,
-    point: Annotated[str | None, typer.Option(help="Only this point: its name, or its number from 0 on.")] = None,
+    point: Annotated[str | None, typer.Option(help="Only this point: name, or number from 0.")] = None,
     hosts: options.Hosts = None,
     system: options.System = None,
     round_name: options.Round = None,
@@ -99,7 +100,7 @@ def run(
     runtime: options.Runtime = None,
     image: Annotated[
         list[str] | None,
-        typer.Option(metavar="[FRAMEWORK=]IMAGE", help="Image to run in; of multi-node, for each framework."),
+        typer.Option(metavar="[FRAMEWORK=]IMAGE", help="Container image; for multi-node, one per framework."),
     ] = None,
     python: options.Python = None,
     submit: Annotated[bool, typer.Option("--submit", help="Submit the points as a Slurm array.")] = False,
@@ -107,10 +108,10 @@ def run(
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Measure a study again, or resume it, and report it next to its published figures.
+    """Measure or resume a study, and compare it with the published figures.
 
-    encore list --studies has their names. multi-node takes --hosts, --system, --round and --data; the others, and
-    TOML files of your own, --point, --python, --submit and --partition, and run on the host unless --runtime is given.
+    Names: encore list --studies. multi-node supports --hosts, --system, --round and --data. Other studies and TOML
+    files support --point, --python, --submit and --partition, and use the host runtime unless --runtime is given.
 
     Examples:
 
@@ -123,9 +124,9 @@ def run(
       encore study run multi-node --system dgxa100 --runtime apptainer --image PyTorch=torch.sif --dry-run
     """
     unfit = OF_POINTS if study == NODES else OF_NODES
-    given = [f"--{name.partition('_')[0]}" for name in unfit if context.params[name]]
-    if given:
-        raise EncoreError(f"{given[0]} with the study {study or resume}", hint="see --help")
+    flags = [f"--{name.partition('_')[0]}" for name in unfit if context.params[name]]
+    if flags:
+        raise EncoreError(f"{flags[0]} with the study {study or resume}", hint="see --help")
     root = (results or paths.default_results()).absolute()
     if resume is not None:
         run_folder.refuse_foreign(resume, trust_owner)
@@ -137,16 +138,20 @@ def run(
         _measure_nodes(request, image or [], small, resume, root, dry_run, as_json)
         return
     if (study is None) == (resume is None):
-        raise EncoreError("neither or both of STUDY and --resume", hint="give a study, or the folder of one")
+        raise EncoreError("neither or both of STUDY and --resume", hint="a study, or a study folder")
     if resume is not None:
         if settings:
-            raise EncoreError("--set with --resume", hint="leave it out: the points are those of the study")
+            raise EncoreError("--set with --resume", hint="leave it out: the study defines the points")
         folder = folders.open_folder(resume, Study)
     else:
-        wanted = definition.changed(definition.load(str(study), small), settings or ())
-        own = python.absolute() if python else None
-        request = Request(name="", gpus=None, runtime=runtime or "host", image=image[-1] if image else None, python=own)
-        folder = Folder(root / f"study-{wanted.name}", wanted.model_copy(update={"request": request}))
+        study_definition = definition.changed(definition.load(str(study), small), settings or ())
+        interpreter = python.absolute() if python else None
+        request = Request(
+            name="", gpus=None, runtime=runtime or "host", image=image[-1] if image else None, python=interpreter
+        )
+        folder = Folder(
+            root / f"study-{study_definition.name}", study_definition.model_copy(update={"request": request})
+        )
     only = _named(folder, point)
     if dry_run:
         _print_points(folder, as_json)
@@ -165,8 +170,8 @@ def run(
 
 
 def _named(folder: Folder[Study], point: str | None) -> str | None:
-    # The key of the point that was named by its key or its number.
-    keys = [each.key for each in folder.study.points()]
+    # Find a point by key or number.
+    keys = [entry.key for entry in folder.study.points()]
     if point is None or point in keys:
         return point
     if point.isdigit() and int(point) < len(keys):
@@ -178,8 +183,8 @@ def _measure_points(folder: Folder[Study], only: str | None) -> ExitCode:
     screen = console(stderr=True, soft_wrap=True)
     total = len(folder.study.points()) * folder.study.passes
 
-    def on_point(point: definition.Point, what: str) -> None:
-        say(screen, text(f"{total - len(folder.unfinished())} of {total}: {point.key}: {what}"))
+    def on_point(point: definition.Point, message: str) -> None:
+        say(screen, text(f"{total - len(folder.unfinished())} of {total}: {point.key}: {message}"))
 
     code = measurement.measure(folder, on_point, only)
     if code == ExitCode.INTERRUPTED:
@@ -189,23 +194,23 @@ def _measure_points(folder: Folder[Study], only: str | None) -> ExitCode:
 
 
 def _print_points(folder: Folder[Study], as_json: bool) -> None:
-    # Every point with its command and the time that all will take.
-    study, left, seconds = folder.study, folder.unfinished(), measurement.seconds_left(folder)
-    commands = {each.key: " ".join(measurement.command(folder, each, None).argv) for each in study.points()}
+    # All points with their commands and the total time.
+    study, remaining, seconds = folder.study, folder.unfinished(), measurement.seconds_left(folder)
+    commands = {entry.key: " ".join(measurement.command(folder, entry, None).argv) for entry in study.points()}
     if as_json:
         content: StudyPlan = {**folder.as_json(), "minutes": seconds / 60, "commands": commands}
         write_json("study-plan", content)
         return
     points = enumerate(study.points())
-    rows = ((number, each.key, folder.state(each), commands[each.key]) for number, each in points)
+    rows = ((number, entry.key, folder.state(entry), commands[entry.key]) for number, entry in points)
     show(console(), study.title, ("no.", "point", "state", "command"), rows)
-    measured = len(commands) * study.passes - len(left)
-    by = f"{study.program.seconds:.0f} s a point, which the study estimates"
+    measured = len(commands) * study.passes - len(remaining)
+    basis = f"{study.program.seconds:.0f} s a point, which the study estimates"
     if measured:
-        by = f"the {measured} measured, each by those that are most like it"
+        basis = f"the {measured} measured points, using the most similar ones"
     time = f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} s"
-    passes = f", each point {study.passes} times" if study.passes > 1 else ""
-    say(console(), text(f"{len(left)} to measure{passes}: about {time} on one machine, by {by}"))
+    passes = f", {study.passes} times per point" if study.passes > 1 else ""
+    say(console(), text(f"{len(remaining)} to measure{passes}: about {time} on one machine, by {basis}"))
 
 
 def _measure_nodes(
@@ -213,7 +218,7 @@ def _measure_nodes(
 ) -> None:
     # Two frameworks on one to sixteen GPUs, by one sweep.
     study = multi_node.load(NODES)
-    grid = multi_node.sweep_of(study, small, request, dict(each.partition("=")[::2] for each in images))
+    grid = multi_node.sweep_of(study, small, request, dict(image.partition("=")[::2] for image in images))
     if dry_run:
         _print_nodes(study, grid, small, as_json)
         return
@@ -226,15 +231,15 @@ def _measure_nodes(
         folder = folders.create(grid, f"study-{NODES}", root)
     say(screen, text(f"study folder: {folder.path}"))
     code = sweep.run(folder, hooks_of(screen), Limits())
-    found = throughput.measured(folder)
-    tables, what = multi_node.tables(study, found), throughput.devices(found)
+    results = throughput.measured(folder)
+    tables, device_names = multi_node.tables(study, results), throughput.devices(results)
     lines = {
         f"{name}, {line}": points
-        for name, each in multi_node.by_framework(study, found).items()
-        for line, points in throughput.speed_ups(each).items()
+        for name, framework_results in multi_node.by_framework(study, results).items()
+        for line, points in throughput.speed_ups(framework_results).items()
     }
-    figure = throughput.speed_up_figure(lines, tables[1], what)
-    page = server_comparison.page(study.title, tables, (figure,) if figure else (), on_cpus=what == "ranks")
+    figure = throughput.speed_up_figure(lines, tables[1], device_names)
+    page = server_comparison.page(study.title, tables, (figure,) if figure else (), on_cpus=device_names == "ranks")
     write_files(page, folder.path / "report")
     put((table for table in tables if table.rows or as_json), as_json)
     if code != ExitCode.REACHED and folder.may_resume():
@@ -243,27 +248,31 @@ def _measure_nodes(
 
 
 def _print_nodes(study: multi_node.NodeStudy, grid: Sweep, small: bool, as_json: bool) -> None:
-    # A point that Slurm would run has no command here, nor one whose system depends on GPUs that are not here.
-    found: list[NodesPoint] = []
-    names = {each.benchmark: each.name for each in study.frameworks}
+    # Commands are not available for points that run in Slurm, or whose system depends on GPUs of a different machine.
+    points: list[NodesPoint] = []
+    names = {entry.benchmark: entry.name for entry in study.frameworks}
     is_open = grid.request.system is None and not small and not node.this_node().gpus
     for point in grid.points():
-        command, why = "", "its command depends on the GPUs, of which there are none here: name them by --system"
+        command, reason = "", "the command depends on the GPUs, and this machine has none: use --system"
         if sweep.is_submitted(grid, point, False):
-            why = "a job of the scheduler: encore submit shows it"
+            reason = "a job of the scheduler: encore submit shows it"
         elif not is_open:
             plan = planning.make_plan(sweep.point_request(grid, point, paths.default_results()))
-            command, why = runner.as_shell(runner.dry_run_command(plan)), ""
+            command, reason = runner.as_shell(runner.dry_run_command(plan)), ""
         framework = names[point.benchmark]
-        found.append({"framework": framework, "point": point.key, "batch": point.batch, "command": command, "why": why})
+        points.append(
+            {"framework": framework, "point": point.key, "batch": point.batch, "command": command, "why": reason}
+        )
     if as_json:
-        write_json("nodes-plan", found)
+        write_json("nodes-plan", points)
         return
-    for each in found:
-        typer.echo(f"{each['framework']} {each['point']}, {each['batch']} a GPU:\n  {each['command'] or each['why']}")
+    for entry in points:
+        typer.echo(
+            f"{entry['framework']} {entry['point']}, {entry['batch']} a GPU:\n  {entry['command'] or entry['why']}"
+        )
     seconds = (study.small if small else study).seconds
-    time = f"about {len(found) * seconds / 60:.0f} minutes" if seconds else "how long is known once a point has run"
-    typer.echo(f"{len(found)} points: {time}")
+    time = f"about {len(points) * seconds / 60:.0f} minutes" if seconds else "the time is unknown until a point has run"
+    typer.echo(f"{len(points)} points: {time}")
 
 
 def report(
@@ -271,17 +280,16 @@ def report(
         list[str],
         typer.Argument(
             metavar="INPUT...",
-            help="Folders of a study, of runs, of `study machine`, of `bench --roofline`.",
+            help="Folders from `study run`, runs, `study machine` or `bench --roofline`.",
         ),
     ],
     output: options.OptionalOutput = None,
     baseline: options.Baseline = None,
     as_json: options.Json = False,
 ) -> None:
-    """Report a study again, or servers, or settings of one, by their runs, links and rooflines.
+    """Report a study, or compare servers or settings by runs, links and rooflines.
 
-    Two files, each the JSON of a roofline or CSV of Nsight Systems: the kernels that they have in common, with their
-    share of the time.
+    With two files (JSON of a roofline or CSV of Nsight Systems): compare the time fractions of common kernels.
 
     Examples:
 
@@ -293,10 +301,10 @@ def report(
 
       encore study report roofline/resnet-pytorch.json resnet-of-another-framework.csv
     """
-    paths_of = [Path(each) for each in inputs]
+    paths_of = [Path(argument) for argument in inputs]
     study = paths_of[0] / folders.STUDY
-    asked = read_json(study).get("study") if len(inputs) == 1 and study.is_file() else None
-    if isinstance(asked, dict) and "program" in asked:
+    study_name = read_json(study).get("study") if len(inputs) == 1 and study.is_file() else None
+    if isinstance(study_name, dict) and "program" in study_name:
         _report_study(paths_of[0], as_json)
     elif len(inputs) == 2 and all(path.is_file() for path in paths_of):
         tables = [roofline.common_kernels_table(*map(roofline.read_kernels, paths_of))]
@@ -305,70 +313,95 @@ def report(
     else:
         described = [path for path in paths_of if (path / topology.FILE).is_file()]
         rooflines = [path for path in paths_of if (path / roofline.PEAKS).is_file()]
-        runs = [each for each, path in zip(inputs, paths_of, strict=True) if path not in (*described, *rooflines)]
+        runs = [
+            argument for argument, path in zip(inputs, paths_of, strict=True) if path not in (*described, *rooflines)
+        ]
         if rooflines and inputs == [str(rooflines[0])]:
-            made = server_comparison.roofline_report(roofline.load(rooflines[0]))
+            report_content = server_comparison.roofline_report(roofline.load(rooflines[0]))
         else:
-            made = server_comparison.servers_report(runs, base=baseline, machines=described, rooflines=rooflines)
-        show_report(made, output, as_json)
+            report_content = server_comparison.servers_report(
+                runs, base=baseline, machines=described, rooflines=rooflines
+            )
+        show_report(report_content, output, as_json)
 
 
 def machine(
-    gpus: Annotated[int, typer.Argument(min=1, help="GPUs, or ranks, that exchange data; 1 measures nothing.")] = 1,
+    gpus: Annotated[
+        int, typer.Argument(min=1, help="Number of GPUs or ranks that exchange data; 1: no measurement.")
+    ] = 1,
     python: options.Python = None,
     output: options.OptionalOutput = None,
     as_json: options.Json = False,
 ) -> None:
-    """Draw this machine's GPUs and links, and measure what the links carry.
+    """Draw the topology of GPUs and links, and measure link bandwidths.
 
     Examples:
 
-      encore study machine -o machine                        its links, drawn
+      encore study machine -o machine                        topology only
 
-      encore study machine 8 -o machine                      and how fast they are
+      encore study machine 8 -o machine                      with bandwidths
     """
     screen = console(stderr=as_json)
-    found = topology.describe(node.this_node(), gpus, screen.print, python)
-    made = server_comparison.machine_report(found)
+    description = topology.describe(node.this_node(), gpus, screen.print, python)
+    report_content = server_comparison.machine_report(description)
     if output is not None:
-        keep(output, topology.FILE, found.as_json())
+        keep(output, topology.FILE, description.as_json())
     if as_json:
-        write_json("study-machine", found.as_json())
+        write_json("study-machine", description.as_json())
     else:
-        say(screen, text(f"{made.figures[0].title}: {len(found.server.gpus)} GPUs"))
-    show_report(made, output, as_json, printed=not as_json)
+        say(screen, text(f"{report_content.figures[0].title}: {len(description.server.gpus)} GPUs"))
+    show_report(report_content, output, as_json, printed=not as_json)
 
 
 def keep(folder: Path, name: str, content: object) -> None:
-    """Write a JSON file for a later report into a folder, which is made if need be."""
+    """Write a JSON file for a later report; create the folder if necessary."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise EncoreError(f"{folder / name} cannot be written: {error.strerror}", hint="give a folder: -o") from error
+        raise EncoreError(
+            f"{folder / name} cannot be written: {error.strerror}", hint="choose a writable folder: -o"
+        ) from error
 
 
-def show_report(made: Report, output: Path | None, as_json: bool, *, printed: bool = True) -> None:
+def show_report(content: Report, output: Path | None, as_json: bool, *, printed: bool = True) -> None:
     screen = console(stderr=as_json)
     if output is not None:
-        files = write_files(made, output)
+        files = write_files(content, output)
         say(screen, text(f"{files[0]} and {len(files) - 1} more files"))
     if not printed:
         return
     if as_json:
-        page: Page = {"notices": made.notices, "tables": tables_as_json([*made.tables, *made.studies])}
+        page: Page = {"notices": content.notices, "tables": tables_as_json([*content.tables, *content.studies])}
         write_json("page", page)
         return
-    for notice in made.notices:
+    for notice in content.notices:
         say(screen, text(notice, "bold"))
-    put([*made.tables, *made.studies], as_json=False)
+    put([*content.tables, *content.studies], as_json=False)
+
+
+def report_roofline(name: str, result: dict[str, Any], folder: Path, as_json: bool) -> None:
+    """Add the roofline measurement ``result`` to ``folder`` and report all measurements in the folder."""
+    keep(folder, roofline.PEAKS, {"peaks": roofline.fastest(result.pop("peaks"), folder / roofline.PEAKS)})
+    keep(folder, f"{name}.json", result)
+    show_report(server_comparison.roofline_report(roofline.load(folder)), folder, as_json)
+
+
+def list_studies(as_json: bool) -> None:
+    rows: list[tuple[Cell, ...]] = []
+    for name in definition.study_names():
+        study = definition.load(name)
+        small = len(definition.load(name, True).points()) if study.small.grid else None
+        rows.append((name, study.title, len(study.points()), small))
+    rows.append((NODES, multi_node.load(NODES).title, None, None))
+    put([Table(title="studies", columns=("study", "title", "points", "points of --small"), rows=tuple(rows))], as_json)
 
 
 def _report_study(folder: Path, as_json: bool) -> None:
     opened = folders.open_folder(Path(folder), Study)
     built = build(opened)
-    written = write_files(built, opened.path / "report")
-    answers = [each for each in built.chapters if each.key.startswith("question")]
+    files = write_files(built, opened.path / "report")
+    answers = [chapter for chapter in built.chapters if chapter.key.startswith("question")]
     if as_json:
         tables = tables_as_json([table for answer in answers for table in answer.tables])
         sentences = {
@@ -384,8 +417,8 @@ def _report_study(folder: Path, as_json: bool) -> None:
         say(screen, text(answer.title, "bold"))
         say(screen, text(answer.sentence))
         print_result(answer.tables[0])
-    say(screen, text(f"{opened.summary()}; report: {written[0]}"))
+    say(screen, text(f"{opened.summary()}; report: {files[0]}"))
 
 
-HELP = "Measure a study again, and compare it with its published figures."
+HELP = "Measure published studies, and compare the results."
 GROUP = {"run": run, "report": report, "machine": machine}

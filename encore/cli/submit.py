@@ -1,4 +1,4 @@
-"""``encore submit``: a batch job of `encore run`, checked before it waits in the queue."""
+"""``encore submit``: check `encore run` as a batch job, and submit it."""
 
 import os
 import shlex
@@ -23,7 +23,7 @@ from encore.run import hints, planning, pods, run_folder, run_metadata, runner, 
 from encore.run import submission as submissions
 from encore.slurm import cluster as clusters
 from encore.slurm import commands
-from encore.slurm.script import Wanted
+from encore.slurm.script import Options
 
 
 class Step(TypedDict):
@@ -34,15 +34,15 @@ class Step(TypedDict):
 class Submitted(TypedDict):
     """A batch job."""
 
-    job: str | None  # Null of a dry run
-    minutes: int | None  # Its time limit; null: the partition's
+    job: str | None  # Null in a dry run
+    minutes: int | None  # Time limit; null: limit of the partition
     estimate: str  # Where that is from
     script: str
-    step: Step  # What it starts on its first node, for each run
+    step: Step  # Command on the first node of the job, per run
 
 
 class Manifests(TypedDict):
-    """The objects of a run's experiments, as kubectl takes them."""
+    """Objects of all experiments, as a list for kubectl."""
 
     kind: Literal["List"]
     apiVersion: Literal["v1"]
@@ -52,51 +52,60 @@ class Manifests(TypedDict):
 class SentWorkloads(TypedDict):
     """A run that was sent to a cluster."""
 
-    run: str  # Its folder
-    workloads: list[str]  # Their names, one of each experiment
+    run: str  # Run folder
+    workloads: list[str]  # Names, one per experiment
 
 
 def submit(
     context: typer.Context,
     benchmark: options.OptionalBenchmark = None,
-    nodes: Annotated[int | None, typer.Option(help="Nodes; default: 1.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes. Default: 1.")] = None,
     gpus_per_node: Annotated[
         str | None,
         typer.Option(
-            metavar="GPUS", help="Of each node, also a100:8; without any: ranks; default: cluster.toml's, or 1."
+            metavar="GPUS",
+            help="GPUs per node, e.g. 8 or a100:8 (CPU ranks if there are none). Default: from cluster.toml, else 1.",
         ),
     ] = None,
     minutes: Annotated[
-        int | None, typer.Option("--time", help="Minutes; default: from the published time, with a margin.")
+        int | None, typer.Option("--time", help="Time limit in minutes. Default: published time plus a margin.")
     ] = None,
     array: Annotated[
-        str | None, typer.Option(metavar="0-N", help="A run for each task of an array, as sbatch has it: 0-4, 0-4%2.")
+        str | None, typer.Option(metavar="0-N", help="Job array with one run per task, in sbatch syntax: 0-4, 0-4%2.")
     ] = None,
-    partition: Annotated[str | None, typer.Option(help="Instead of cluster.toml's.")] = None,
-    account: Annotated[str | None, typer.Option(help="Instead of cluster.toml's.")] = None,
-    qos: Annotated[str | None, typer.Option(help="Instead of cluster.toml's.")] = None,
-    reservation: Annotated[str | None, typer.Option(help="Reservation to run in.")] = None,
-    dependency: Annotated[str | None, typer.Option(help="What to wait for, as sbatch has it: afterok:12.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Slurm partition. Default: from cluster.toml.")] = None,
+    account: Annotated[str | None, typer.Option(help="Slurm account. Default: from cluster.toml.")] = None,
+    qos: Annotated[str | None, typer.Option(help="Slurm QOS. Default: from cluster.toml.")] = None,
+    reservation: Annotated[str | None, typer.Option(help="Slurm reservation.")] = None,
+    dependency: Annotated[str | None, typer.Option(help="Job dependency in sbatch syntax: afterok:12.")] = None,
     mail: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Mail at the end, a failure and a requeue.")
+        str | None, typer.Option(metavar="ADDRESS", help="Send mail when the job ends, fails or is requeued.")
     ] = None,
-    job_name: Annotated[str | None, typer.Option(help="Put after encore-BENCHMARK- in the job's name.")] = None,
-    comment: Annotated[str | None, typer.Option(help="Put after Encore's part of the job's comment.")] = None,
+    job_name: Annotated[str | None, typer.Option(help="Suffix of the job name: encore-BENCHMARK-JOB_NAME.")] = None,
+    comment: Annotated[str | None, typer.Option(help="Text appended to the job comment.")] = None,
     require_target: Annotated[
         bool,
-        typer.Option("--require-target", help="A missed target ends the job as FAILED; else afterok: jobs start."),
+        typer.Option(
+            "--require-target",
+            help="Mark the job FAILED if a target is not reached, so that afterok dependencies do not start.",
+        ),
     ] = False,
-    sbatch: Annotated[list[str] | None, typer.Option(metavar="OPTION", help="A further option of sbatch.")] = None,
+    sbatch: Annotated[
+        list[str] | None, typer.Option(metavar="OPTION", help="Additional sbatch option. Repeatable.")
+    ] = None,
     kubernetes: Annotated[
-        bool, typer.Option("--kubernetes", help="To a Kubernetes cluster; the GPUs in all follow the benchmark.")
+        bool,
+        typer.Option("--kubernetes", help="Submit to Kubernetes. The second argument is the total number of GPUs."),
     ] = False,
     kind: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="job, jobset, trainjob or auto; default: cluster.toml's, or auto."),
+        typer.Option(
+            metavar="KIND", help="Kubernetes object: job, jobset or auto. Default: from cluster.toml, else auto."
+        ),
     ] = None,
     volumes: Annotated[
         list[str] | None,
-        typer.Option("--volume", metavar="FOLDER=CLAIM", help="Folder that a PersistentVolumeClaim has."),
+        typer.Option("--volume", metavar="FOLDER=CLAIM", help="Mount a PersistentVolumeClaim at a folder. Repeatable."),
     ] = None,
     resume: options.Resume = None,
     trust_owner: options.TrustOwner = False,
@@ -104,13 +113,13 @@ def submit(
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Write a batch script or a manifest, check it, and hand it to Slurm (sbatch) or Kubernetes.
+    """Generate and check a batch script or manifest, and submit it to Slurm or Kubernetes.
 
     Examples:
 
       encore submit resnet --nodes 4 --gpus-per-node 8 --system dgxa100 --data /data/imagenet
 
-      encore submit resnet --nodes 2 --array 0-4          5 runs, each a task of an array
+      encore submit resnet --nodes 2 --array 0-4          5 runs as a job array
 
       encore submit resnet --nodes 4 --runtime pyxis --dry-run
 
@@ -118,7 +127,7 @@ def submit(
 
       encore submit resnet-pytorch 16 --kubernetes --nodes 2 --system dgxa100 --volume /shared=CLAIM --dry-run
 
-    All options of `encore run` may follow. What is particular to the cluster is in cluster.toml.
+    Accepts all options of `encore run`. Cluster settings are in cluster.toml (docs/slurm.md).
     """
     rest = tuple(context.args)
     if resume is not None:
@@ -132,17 +141,19 @@ def submit(
         if resume is not None:
             _resume_in_pods(resume.absolute(), dry_run, as_json)
         else:
-            asked = pods.Wanted(kind=kind, nodes=nodes, volumes=tuple(map(volume, volumes or ())), minutes=minutes)
-            given = _run_context(_named(benchmark), rest)
-            _refuse_without_watch(given)
-            if "hang_seconds" in options.given(given):
-                asked = replace(asked, hang_seconds=given.params["hang_seconds"])
-            _to_kubernetes(given.params, asked, dry_run, as_json)
+            pod_options = pods.Wanted(
+                kind=kind, nodes=nodes, volumes=tuple(map(volume, volumes or ())), minutes=minutes
+            )
+            run_context = _run_context(_named(benchmark), rest)
+            _refuse_without_watch(run_context)
+            if "hang_seconds" in options.given(run_context):
+                pod_options = replace(pod_options, hang_seconds=run_context.params["hang_seconds"])
+            _to_kubernetes(run_context.params, pod_options, dry_run, as_json)
         return
     if kind is not None or volumes:
-        raise EncoreError("--kind and --volume are for --kubernetes", hint="add --kubernetes, or leave them out")
+        raise EncoreError("--kind and --volume are for --kubernetes", hint="add --kubernetes, or remove them")
     gpu_type, count = _gpus(gpus_per_node)
-    wanted = Wanted(
+    site_options = Options(
         nodes=nodes,
         gpus_per_node=count,
         gpu_type=gpu_type,
@@ -157,22 +168,22 @@ def submit(
         job_name=job_name,
         comment=comment,
         require_target=require_target,
-        more=tuple(sbatch or ()),
+        sbatch=tuple(sbatch or ()),
         cluster=cluster,
         trust_owner=trust_owner,
     )
     if resume is not None:
-        prepared = submissions.prepare_resume(resume.absolute(), wanted)
+        prepared = submissions.prepare_resume(resume.absolute(), site_options)
     else:
-        prepared = submissions.prepare(as_request(_run_context(_named(benchmark), rest).params), rest, wanted)
+        prepared = submissions.prepare(as_request(_run_context(_named(benchmark), rest).params), rest, site_options)
     job, screen = None, console(stderr=True, soft_wrap=True)
     if dry_run:
-        found = [submissions.check_partition(prepared)] if commands.is_installed() else []
-        print_checks(screen, [each for each in found if each.level in ("WARN", "FAIL")])
+        checks = [submissions.check_partition(prepared)] if commands.is_installed() else []
+        print_checks(screen, [check for check in checks if check.level in ("WARN", "FAIL")])
     else:
-        found = submissions.checks(prepared)
-        print_checks(screen, [each for each in found if each.level == "WARN"])
-        preflight.refuse_failed(found)
+        checks = submissions.checks(prepared)
+        print_checks(screen, [check for check in checks if check.level == "WARN"])
+        preflight.refuse_failed(checks)
         job = submissions.submit(prepared)
     if as_json:
         content: Submitted = {
@@ -188,7 +199,7 @@ def submit(
         write_json("submission", content)
     elif dry_run:
         typer.echo(prepared.script, nl=False)
-        typer.echo("\n# What it starts on its first node, for each run:")
+        typer.echo("\n# Command on the first node, for every run:")
         typer.echo("\n".join(f"#   {line}" for line in runner.as_shell(prepared.step).splitlines()))
     else:
         say(console(), f"time limit: {prepared.estimate.reason}")
@@ -203,31 +214,35 @@ RESUMING = {"kubernetes", "resume", "trust_owner", "cluster", "dry_run", "as_jso
 KUBERNETES = RESUMING | {"benchmark", "nodes", "minutes", "kind", "volumes"}
 
 
-def _refuse_others(context: typer.Context, known: set[str]) -> None:
-    more = sorted(options.given(context) - known - {"benchmark"})
-    if more:
-        named = {each.name: each.opts[0] for each in context.command.params}
-        given = ", ".join(named[name] for name in more)
-        if known is RESUMING:
-            raise EncoreError(f"{given} with --resume", expected="what the run was submitted with", hint="leave it out")
-        raise EncoreError(f"{given} with Kubernetes", expected="no option of Slurm's", hint="leave it out")
-
-
-def _refuse_without_watch(given: typer.Context) -> None:
-    # A pod runs the ranks alone: no `encore run` is there to do what these ask for.
-    for name in ("gate", "notify", "stop_seconds", "require_target"):
-        source = given.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            (option,) = (each.opts[0] for each in given.command.params if each.name == name)
+def _refuse_others(context: typer.Context, accepted: set[str]) -> None:
+    rejected = sorted(options.given(context) - accepted - {"benchmark"})
+    if rejected:
+        flags = {param.name: param.opts[0] for param in context.command.params}
+        rejected_flags = ", ".join(flags[name] for name in rejected)
+        if accepted is RESUMING:
             raise EncoreError(
-                f"{option} with --kubernetes", expected="an option of what runs in pods", hint="leave it out"
+                f"{rejected_flags} with --resume",
+                expected="the options of the original submission",
+                hint="leave it out",
+            )
+        raise EncoreError(f"{rejected_flags} with Kubernetes", expected="no option of Slurm's", hint="leave it out")
+
+
+def _refuse_without_watch(run_context: typer.Context) -> None:
+    # Pods run only the ranks; there is no `encore run` for these options.
+    for name in ("gate", "notify", "stop_seconds", "require_target"):
+        source = run_context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            (option,) = (param.opts[0] for param in run_context.command.params if param.name == name)
+            raise EncoreError(
+                f"{option} with --kubernetes", expected="an option that pods support", hint="leave it out"
             )
 
 
 def _refuse_more(resume: Path, benchmark: str | None, rest: tuple[str, ...]) -> None:
     if benchmark is not None or rest:
         raise EncoreError(
-            f"--resume takes all that is to be run from the run folder, not {shlex.join(rest) or benchmark!r}",
+            f"--resume takes all settings from the run folder, not {shlex.join(rest) or benchmark!r}",
             hint=hints.command("submit", "--resume", resume),
         )
 
@@ -242,16 +257,16 @@ def _is_in_pods(resume: Path | None) -> bool:
     return resume is not None and workloads.is_in_pods(run_folder.open_run(resume))
 
 
-def _to_kubernetes(given: Mapping[str, Any], wanted: pods.Wanted, dry_run: bool, as_json: bool) -> None:
-    plan, estimate = pods.prepare(as_request(given), wanted)
-    found = pods.checks(plan)
-    print_checks(console(stderr=True, soft_wrap=True), [each for each in found if each.level in ("WARN", "FAIL")])
+def _to_kubernetes(values: Mapping[str, Any], pod_options: pods.Wanted, dry_run: bool, as_json: bool) -> None:
+    plan, estimate = pods.prepare(as_request(values), pod_options)
+    checks = pods.checks(plan)
+    print_checks(console(stderr=True, soft_wrap=True), [check for check in checks if check.level in ("WARN", "FAIL")])
     if dry_run:
         _show(pods.shown(plan), as_json)
         return
-    preflight.refuse_failed(found)
+    preflight.refuse_failed(checks)
     connection = pods.connect(plan)
-    plan = pods.detected(plan, wanted.kind or plan.cluster.kubernetes.kind, connection)
+    plan = pods.detected(plan, pod_options.kind or plan.cluster.kubernetes.kind, connection)
     if not as_json:
         say(console(), f"time limit: {estimate.reason}")
     _send(plan, pods.create(plan, connection.context), connection, as_json)
@@ -271,8 +286,8 @@ def _resume_in_pods(path: Path, dry_run: bool, as_json: bool) -> None:
 
 def _show(objects: list[manifests.Manifest], as_json: bool) -> None:
     if as_json:
-        found: Manifests = {"kind": "List", "apiVersion": "v1", "items": objects}
-        write_json("manifests", found)
+        manifest_list: Manifests = {"kind": "List", "apiVersion": "v1", "items": objects}
+        write_json("manifests", manifest_list)
     else:
         typer.echo(manifests.as_yaml(objects), nl=False)
 
@@ -289,19 +304,19 @@ def _send(plan: planning.Plan, folder: run_folder.RunFolder, connection: Connect
 
 
 def _gpus(text: str | None) -> tuple[str | None, int | None]:
-    # The type and the number in ``--gpus-per-node a100:8``; None for each that was not given.
+    # Type and number in ``--gpus-per-node a100:8``; None if not given.
     if text is None:
         return None, None
     try:
-        return clusters.typed(text)
+        return clusters.parse_gpus(text)
     except ValueError as error:
         raise EncoreError(
-            f"--gpus-per-node {text!r}", expected="a number such as 8, or with its type: a100:8"
+            f"--gpus-per-node {text!r}", expected="a number such as 8, optionally with a type: a100:8"
         ) from error
 
 
 def _run_context(benchmark: str, rest: tuple[str, ...]) -> typer.Context:
-    # The rest of the command line as `encore run` reads it, with its own messages for what is wrong.
+    # Parse the remaining arguments as `encore run`, with its error messages.
     app = typer.Typer()
     app.command()(run)
     return cast("typer.Context", typer.main.get_command(app).make_context("encore run", [benchmark, *rest]))

@@ -1,4 +1,4 @@
-"""``encore sweep``: a grid of runs, resumable, with speed-up and efficiency at its end."""
+"""``encore sweep``: a resumable grid of runs with a report of speed-up and efficiency."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from encore import catalogue, paths
 from encore.cli import options
 from encore.cli.layout import TableJson, console, ignore_closed_output, put, show, tables_as_json, write_json
-from encore.cli.live import RunView
+from encore.cli.progress_display import RunView
 from encore.cli.run import as_request, hooks, refuse_with_resume
 from encore.configuration import describe_scale
 from encore.errors import EncoreError, ExitCode
@@ -30,13 +30,13 @@ class SweepPlan(TypedDict):
     """A sweep that is not started."""
 
     grid: Sweep
-    points: list[dict[str, str]]  # Each with ``point``, ``batch``, ``settings`` and ``state``
+    points: list[dict[str, str]]  # Fields: ``point``, ``batch``, ``settings`` and ``state``
 
 
 class Swept(TypedDict):
-    """A sweep that has ended."""
+    """A finished sweep."""
 
-    study: str  # Its folder
+    study: str  # Sweep folder
     tables: list[TableJson]
 
 
@@ -44,12 +44,12 @@ def sweep(
     context: typer.Context,
     benchmark: options.OptionalBenchmark = None,
     gpus_per_node: Annotated[
-        str | None, typer.Option(metavar="GPUS,...", help="Such as 1,2,4,8; ranks where there are no GPUs.")
+        str | None, typer.Option(metavar="GPUS,...", help="Such as 1,2,4,8 (CPU ranks if there are no GPUs).")
     ] = None,
     nodes: Annotated[str, typer.Option(help="Nodes, such as 1,2,4; needs a scheduler, or --hosts.")] = "1",
     hosts: options.Hosts = None,
     full_nodes: Annotated[
-        bool, typer.Option("--full-nodes", help="Of several nodes only points with the most GPUs.")
+        bool, typer.Option("--full-nodes", help="On more than one node, only points with the maximum GPUs per node.")
     ] = False,
     strong: Annotated[
         bool, typer.Option("--strong/--weak", help="One global batch for all points, or one batch per rank.")
@@ -60,7 +60,7 @@ def sweep(
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(help="Precisions, such as fp32,fp16, with --weak each with its batch: fp32:64,fp16:128."),
+        typer.Option(help="Precisions, such as fp32,fp16; with --weak including batch sizes: fp32:64,fp16:128."),
     ] = None,
     images: Annotated[
         str | None,
@@ -90,7 +90,7 @@ def sweep(
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Run a benchmark on several numbers of GPUs and report how it scales.
+    """Run a benchmark on different numbers of GPUs and report the scaling.
 
     Examples:
 
@@ -106,11 +106,12 @@ def sweep(
 
       encore sweep --resume results/20261120T101500Z-sweep-resnet
 
-    Exit codes: 0 every point has ended, whatever it reached; 2 refused, 1 a point failed, 130 interrupted.
+    Exit codes: 0 all points finished, even below their targets; 2 invalid request, 1 a point failed, 130
+    interrupted.
     """
     context.with_resource(ignore_closed_output())
     screen = console(stderr=as_json, soft_wrap=True)
-    wanted = options.numbers("--predict", predict) if predict is not None else ()
+    gpu_counts = options.numbers("--predict", predict) if predict is not None else ()
     if resume is not None:
         refuse_with_resume(context, "study folder", "submit", "hang_seconds", "stop_seconds", "predict", "trust_owner")
         run_folder.refuse_foreign(resume, trust_owner)
@@ -122,7 +123,7 @@ def sweep(
         _print_grid(study, as_json)
         return
     if resume is None:
-        if wanted and len({point.gpus for point in grid.points()}) < 2:
+        if gpu_counts and len({point.gpus for point in grid.points()}) < 2:
             raise EncoreError(
                 "--predict with one number of GPUs",
                 expected="a sweep over at least two",
@@ -135,43 +136,43 @@ def sweep(
     code = sweeps.run(study, hooks_of(screen), Limits(hang_seconds, stop_seconds), submit)
     if code in (ExitCode.INTERRUPTED, ExitCode.FAILED) and study.may_resume():
         screen.print(f"resume with: {sweeps.resume_command(study)}", markup=False, highlight=False)
-    _report(screen, study, wanted, as_json)
+    _report(screen, study, gpu_counts, as_json)
     raise typer.Exit(code)
 
 
-def _sweep(given: Mapping[str, Any]) -> Sweep:
-    # The sweep that the options ask for, by their names above.
-    if given["benchmark"] is None or (given["gpus_per_node"] is None and given["images"] is None):
+def _sweep(values: Mapping[str, Any]) -> Sweep:
+    # Create the sweep from the options.
+    if values["benchmark"] is None or (values["gpus_per_node"] is None and values["images"] is None):
         usage = "encore sweep BENCHMARK --gpus-per-node 1,2,4"
         raise EncoreError("no benchmark or no numbers of GPUs given", expected=usage)
     points = dict.fromkeys(("gpus", "gpus_option", "nodes", "hostfile", "launcher", "results"))
     absolute = {
         name: path.absolute()
         for name in ("data_folder", "cluster", "python")
-        if (path := options.as_path(given[name])) is not None
+        if (path := options.as_path(values[name])) is not None
     }
-    name = catalogue.choose(given["benchmark"]).name
+    name = catalogue.choose(values["benchmark"]).name
     return Sweep(
-        request=as_request({**given, **points, **absolute, "benchmark": name, "host_list": given["hosts"]}),
-        gpus=options.numbers("--gpus-per-node", given["gpus_per_node"] or str(len(node.this_node().gpus) or 1)),
-        nodes=options.numbers("--nodes", given["nodes"]),
-        precisions=_names(given["precision"]),
-        images=_names(given["images"]),
-        mode="strong" if given["strong"] else "weak",
-        full_nodes=given["full_nodes"],
-        global_batch=given["global_batch"],
+        request=as_request({**values, **points, **absolute, "benchmark": name, "host_list": values["hosts"]}),
+        gpus=options.numbers("--gpus-per-node", values["gpus_per_node"] or str(len(node.this_node().gpus) or 1)),
+        nodes=options.numbers("--nodes", values["nodes"]),
+        precisions=_names(values["precision"]),
+        images=_names(values["images"]),
+        mode="strong" if values["strong"] else "weak",
+        full_nodes=values["full_nodes"],
+        global_batch=values["global_batch"],
     )
 
 
 def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(each.strip() for each in text.split(","))) if text else ()
+    return tuple(dict.fromkeys(name.strip() for name in text.split(","))) if text else ()
 
 
 def _print_grid(study: Folder[Sweep], as_json: bool) -> None:
     grid, rows = study.study, []
     for point in grid.points():
         request = sweeps.point_request(grid, point, study.point_folder(point))
-        # Without hosts a point of several nodes is planned by the scheduler's side.
+        # Multi-node points without hosts are planned for a scheduler.
         is_planned = not sweeps.is_submitted(grid, point, False)
         batch = describe_scale(planning.make_plan(request).configuration) if is_planned else ""
         rows.append((point.key, batch, " ".join(request.settings), study.state(point)))
@@ -185,14 +186,14 @@ def _print_grid(study: Folder[Sweep], as_json: bool) -> None:
 
 
 def hooks_of(screen: Console) -> HooksOf:
-    """Report runs on this machine line by line, under the name of their point."""
+    """Report local runs line by line, prefixed with the name of the point."""
 
-    def found(point: GridPoint, folder: RunFolder | None) -> Hooks:
+    def point_hooks(point: GridPoint, folder: RunFolder | None) -> Hooks:
         if folder is not None:
             screen.print(f"point {point.key}: {folder.path}")
         return hooks(screen, RunView(screen) if folder is not None else None, folder)
 
-    return found
+    return point_hooks
 
 
 def _report(screen: Console, study: Folder[Sweep], predict: tuple[int, ...], as_json: bool) -> None:
@@ -200,8 +201,8 @@ def _report(screen: Console, study: Folder[Sweep], predict: tuple[int, ...], as_
 
     results = throughput.measured(study)
     tables = throughput.sweep_tables(study, results, predict)
-    runs = [study.run_of(each.point) for each in results if each.state == "done"]
-    written = throughput.write(study, results, tables) if runs else []
+    runs = [study.run_of(result.point) for result in results if result.state == "done"]
+    files = throughput.write(study, results, tables) if runs else []
     if as_json:
         content: Swept = {"study": str(study.path), "tables": tables_as_json(tables)}
         write_json("sweep", content)
@@ -209,5 +210,5 @@ def _report(screen: Console, study: Folder[Sweep], predict: tuple[int, ...], as_
     put(tables, as_json=False)
     for standing in dict.fromkeys(evaluate.standing(run) for run in runs if run is not None):
         screen.print(standing)
-    if written:
-        screen.print(f"report: {written[0]}")
+    if files:
+        screen.print(f"report: {files[0]}")

@@ -1,1 +1,1 @@
-"""Runs in the pods of a Kubernetes cluster: the manifests of an experiment, and its state by the cluster's API."""
+"""Runs on Kubernetes: manifests of an experiment and a client for the API."""

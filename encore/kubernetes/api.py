@@ -1,4 +1,4 @@
-"""A cluster through its API, by the official client, which is an extra and loaded here alone."""
+"""Kubernetes client. The official Python client is an optional dependency, imported only in this module."""
 
 import contextlib
 import hashlib
@@ -17,11 +17,11 @@ from encore.kubernetes.settings import Kind, Kubernetes
 State = Literal["waiting", "running", "succeeded", "failed", "gone"]
 CALL_SECONDS = 30  # a server that does not answer at all is given up after this long
 HINTS = {
-    401: "log in to the cluster again; see: kubectl auth whoami",
-    403: "see what you may do: kubectl auth can-i --list; or another kubernetes.namespace in cluster.toml",
+    401: "log in to the cluster; see: kubectl auth whoami",
+    403: "list your permissions: kubectl auth can-i --list; or change kubernetes.namespace in cluster.toml",
     404: "see the namespaces: kubectl get namespaces; and name one: kubernetes.namespace in cluster.toml",
-    409: "end the one that is there: encore cancel RUN",
-    422: "see what kubernetes in cluster.toml adds: pod, labels, resources",
+    409: "delete the existing one: encore cancel RUN",
+    422: "check pod, labels and resources of kubernetes in cluster.toml",
 }
 
 
@@ -31,12 +31,12 @@ class Workload:
 
     state: State
     reason: str = ""
-    pod: str = ""  # its first pod, once it has one: that of rank 0
-    made: datetime | None = None
+    pod: str = ""  # Pod of rank 0; empty if not created yet
+    created: datetime | None = None
 
 
 class Connection:
-    """A cluster that answers; each call raises EncoreError with what the server refused."""
+    """Connection to a cluster. All methods raise EncoreError with the message of the server."""
 
     def __init__(self, settings: Kubernetes) -> None:
         try:
@@ -44,15 +44,15 @@ class Connection:
         except ImportError as error:
             raise EncoreError(
                 "the Kubernetes client is not installed",
-                hint="install Encore's wheel with its extra [kubernetes]; in a checkout: "
-                ".venv/bin/pip install --no-deps -r requirements/kubernetes.txt; the manifest alone: --dry-run",
+                hint="install Encore's wheel with the extra [kubernetes]; in a checkout: "
+                ".venv/bin/pip install --no-deps -r requirements/kubernetes.txt; to print the manifest only: --dry-run",
             ) from error
         self._namespace = settings.namespace
         try:
             try:
                 config.load_kube_config(os.environ.get("KUBECONFIG") or None, settings.context or None)
             except config.ConfigException:
-                # In a pod of the cluster itself
+                # Inside a pod of the cluster
                 if "KUBERNETES_SERVICE_HOST" not in os.environ:
                     raise
                 config.load_incluster_config()
@@ -61,16 +61,16 @@ class Connection:
             raise EncoreError(
                 f"no cluster to talk to: {error}",
                 expected="a kubeconfig: KUBECONFIG, or ~/.kube/config",
-                hint="see: kubectl config get-contexts; the manifest alone: --dry-run",
+                hint="see: kubectl config get-contexts; to print the manifest only: --dry-run",
             ) from error
         api = client.ApiClient(_configuration(client))
         # By default in a folder and under a name that every user of this machine could write before.
         host = hashlib.sha256(api.configuration.host.encode()).hexdigest()[:16]
-        known = paths.cache_folder() / "kubernetes" / f"{host}.json"
-        known.parent.mkdir(parents=True, exist_ok=True)
+        cache = paths.cache_folder() / "kubernetes" / f"{host}.json"
+        cache.parent.mkdir(parents=True, exist_ok=True)
         self._core = client.CoreV1Api(api)
-        limited = _limited(client.ApiClient(_configuration(client)))
-        self._dynamic = _call(lambda: dynamic.DynamicClient(limited, cache_file=str(known)))
+        limited = _with_timeout(client.ApiClient(_configuration(client)))
+        self._dynamic = _call(lambda: dynamic.DynamicClient(limited, cache_file=str(cache)))
 
     def serves(self, kind: Kind) -> bool:
         from kubernetes.dynamic.exceptions import ResourceNotFoundError
@@ -82,46 +82,48 @@ class Connection:
         return True
 
     def create(self, objects: Sequence[Manifest]) -> None:
-        """Make an experiment's objects, the workload last; those that it needs belong to it and go with it."""
-        workload, *others = objects
-        made: list[Manifest] = []
+        """Create an experiment's objects, dependencies first. The workload owns them, so deleting it deletes all
+        objects.
+        """
+        workload, *dependencies = objects
+        created: list[Manifest] = []
         try:
-            for each in others:
-                self._do("create", each, body=each)
-                made.append(each)
-            found = self._do("create", workload, body=workload)
+            for manifest in dependencies:
+                self._do("create", manifest, body=manifest)
+                created.append(manifest)
+            response = self._do("create", workload, body=workload)
         except EncoreError:
-            for each in made:
+            for manifest in created:
                 with contextlib.suppress(EncoreError):
-                    self._do("delete", each, name=each["metadata"]["name"])
+                    self._do("delete", manifest, name=manifest["metadata"]["name"])
             raise
         owner = {key: workload[key] for key in ("apiVersion", "kind")}
-        # Blocking: once the workload is gone, so is what went with it, and a resumed run can use its name.
-        owner |= {"name": found.metadata.name, "uid": found.metadata.uid, "blockOwnerDeletion": True}
-        for each in made:
-            body = {"metadata": {"name": each["metadata"]["name"], "ownerReferences": [owner]}}
-            self._do("patch", each, body=body, content_type="application/merge-patch+json")
+        # Blocking: after the workload is deleted, the dependencies are gone, too, and a resumed run can reuse the name.
+        owner |= {"name": response.metadata.name, "uid": response.metadata.uid, "blockOwnerDeletion": True}
+        for manifest in created:
+            body = {"metadata": {"name": manifest["metadata"]["name"], "ownerReferences": [owner]}}
+            self._do("patch", manifest, body=body, content_type="application/merge-patch+json")
 
     def delete(self, kind: Kind, name: str) -> bool:
         """Delete a workload and all that goes with it; False if it is not there."""
-        api, what = API[kind]
+        api, object_kind = API[kind]
         body = {"propagationPolicy": "Foreground"}
-        return self._do("delete", {"apiVersion": api, "kind": what}, name=name, body=body) is not None
+        return self._do("delete", {"apiVersion": api, "kind": object_kind}, name=name, body=body) is not None
 
-    def look(self, kind: Kind, name: str, marks: str) -> Workload:
-        """Return how far a workload is; ``marks`` selects its pods."""
-        api, what = API[kind]
-        found = self._do("get", {"apiVersion": api, "kind": what}, name=name)
-        if found is None:
-            return Workload(state="gone", reason="it is no longer in the cluster")
-        content = found.to_dict()
-        made = datetime.fromisoformat(content["metadata"]["creationTimestamp"].replace("Z", "+00:00"))
-        pods = self._do("get", {"apiVersion": "v1", "kind": "Pod"}, label_selector=marks)
-        state, reason, pod = judged(content, pods.to_dict()["items"])
-        return Workload(state=state, reason=reason, pod=pod, made=made)
+    def look(self, kind: Kind, name: str, selector: str) -> Workload:
+        """Return the workload's state; ``selector`` is the label selector of the pods."""
+        api, object_kind = API[kind]
+        response = self._do("get", {"apiVersion": api, "kind": object_kind}, name=name)
+        if response is None:
+            return Workload(state="gone", reason="it was deleted from the cluster")
+        content = response.to_dict()
+        created = datetime.fromisoformat(content["metadata"]["creationTimestamp"].replace("Z", "+00:00"))
+        pods = self._do("get", {"apiVersion": "v1", "kind": "Pod"}, label_selector=selector)
+        state, reason, pod = workload_state(content, pods.to_dict()["items"])
+        return Workload(state=state, reason=reason, pod=pod, created=created)
 
     def log(self, pod: str) -> Iterator[str]:
-        """Yield the lines of a pod's ranks, until its container ends or the connection is cut."""
+        """Yield the pod's log lines while the container runs and the connection is open."""
         from urllib3.exceptions import HTTPError
 
         stream = _call(
@@ -141,7 +143,7 @@ class Connection:
         return self._dynamic.resources.get(api_version=api, kind=kind)
 
     def _do(self, verb: str, of: Manifest, **arguments: Any) -> Any:
-        # None where a get or delete finds nothing
+        # None if the object of a get or delete does not exist
         arguments = {"namespace": self._namespace, **arguments}
 
         def call() -> Any:
@@ -153,21 +155,21 @@ class Connection:
             return _call(call, missing=verb in ("get", "delete"))
         except ResourceNotFoundError as error:
             raise EncoreError(
-                f"the cluster has no {of['kind']} ({of['apiVersion']})",
-                expected="the cluster that the run was sent to, with what serves it",
+                f"the cluster does not serve {of['kind']} ({of['apiVersion']})",
+                expected="the cluster of the submission, with the controller of this kind",
                 hint="see: kubectl config current-context; kubectl api-resources",
             ) from error
 
 
 def _configuration(client: Any) -> Any:
-    # The connection pool reads it when it is made: three retries of a server that is silent would take two minutes.
-    found = client.Configuration.get_default_copy()
-    found.retries = 1
-    return found
+    # The connection pool reads it on creation. Three retries of an unresponsive server would take two minutes.
+    configuration = client.Configuration.get_default_copy()
+    configuration.retries = 1
+    return configuration
 
 
-def _limited(api: Any) -> Any:
-    # What is discovered before a call is asked for without a limit
+def _with_timeout(api: Any) -> Any:
+    # API discovery does not set a timeout.
     call = api.call_api
 
     def limited(*request: Any, _request_timeout: Any = None) -> Any:
@@ -178,7 +180,7 @@ def _limited(api: Any) -> Any:
 
 
 def _current_context(config: Any) -> str:
-    # Empty in a pod of the cluster, which has no kubeconfig
+    # Empty inside a pod of the cluster, without a kubeconfig
     with contextlib.suppress(config.ConfigException, OSError, TypeError, KeyError):
         _, current = config.list_kube_config_contexts(os.environ.get("KUBECONFIG") or None)
         return str(current["name"])
@@ -194,7 +196,9 @@ def _call(call: Callable[[], Any], missing: bool = False) -> Any:
     except ApiException as error:
         if missing and error.status == 404:
             return None
-        raise EncoreError(f"the cluster refused: {_message(error)}", hint=HINTS.get(error.status, "")) from error
+        raise EncoreError(
+            f"the cluster rejected the request: {_message(error)}", hint=HINTS.get(error.status, "")
+        ) from error
     except HTTPError as error:
         text = str(getattr(error, "reason", None) or error)
         raise EncoreError(f"the cluster does not answer: {text}", hint="is it up? kubectl cluster-info") from error
@@ -206,37 +210,37 @@ def _message(error: Any) -> str:
     return f"{error.status} {error.reason}"
 
 
-def judged(workload: Manifest, pods: Sequence[Manifest]) -> tuple[State, str, str]:
-    """Return state, reason and first pod of a workload, by its conditions and its pods, as the API shows them."""
+def workload_state(workload: Manifest, pods: Sequence[Manifest]) -> tuple[State, str, str]:
+    """Return state, reason and first pod of the workload, from the conditions and pods in the API's JSON."""
     ends = {"Complete": "succeeded", "Completed": "succeeded", "Failed": "failed"}
     first = sorted(
-        (each for each in pods if each["metadata"].get("labels", {}).get(INDEX, "0") == "0"),
-        key=lambda each: str(each["metadata"].get("creationTimestamp")),
+        (pod for pod in pods if pod["metadata"].get("labels", {}).get(INDEX, "0") == "0"),
+        key=lambda pod: str(pod["metadata"].get("creationTimestamp")),
     )
     name = str(first[-1]["metadata"]["name"]) if first else ""
     for condition in (workload.get("status") or {}).get("conditions") or ():
         if condition["type"] in ends and condition["status"] == "True":
             state: Any = ends[condition["type"]]
-            why = ": ".join(filter(None, (condition.get("reason"), condition.get("message"))))
-            return state, why if state == "failed" else "", name
+            reason = ": ".join(filter(None, (condition.get("reason"), condition.get("message"))))
+            return state, reason if state == "failed" else "", name
     if (workload.get("spec") or {}).get("suspend"):
-        return "waiting", "suspended: its queue has not admitted it", name
-    held = next((why for each in pods if (why := _held(each))), "")
-    if first and not held:
+        return "waiting", "suspended: not admitted by the queue", name
+    blocked = next((reason for pod in pods if (reason := _blocked_reason(pod))), "")
+    if first and not blocked:
         statuses = (first[-1].get("status") or {}).get("containerStatuses") or ()
-        if any("running" in (each.get("state") or {}) for each in statuses):
+        if any("running" in (pod.get("state") or {}) for pod in statuses):
             return "running", "", name
-    return "waiting", held or ("its pods start" if pods else "it has no pod yet"), name
+    return "waiting", blocked or ("its pods start" if pods else "no pod created yet"), name
 
 
-def _held(pod: Manifest) -> str:
-    # Why a pod does not start; empty where nothing is wrong with it
+def _blocked_reason(pod: Manifest) -> str:
+    # Reason why a pod does not start; empty if it can
     status = pod.get("status") or {}
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return str(condition.get("message") or condition.get("reason") or "not scheduled")
-    for each in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        waiting = (each.get("state") or {}).get("waiting") or {}
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
             return ": ".join(filter(None, (waiting["reason"], waiting.get("message"))))
     return ""

@@ -52,7 +52,7 @@ def named(text: str, results: Path) -> Subject:
         if not run_names:
             raise EncoreError(f"no run {text!r}: there are none in {results}", hint="--results DIR")
         raise names.unknown("run", text, run_names)
-    jobs = queue.numbered(match["name"]) if queue.is_there() else []
+    jobs = queue.find_jobs(match["name"]) if queue.is_available() else []
     # Only Slurm knows the job number of an array task.
     tasks = [job for job in jobs if job.number == match["name"] and job.task is not None]
     job = tasks[0].name if len(tasks) == 1 and tasks[0].array != match["name"] else match["name"]
@@ -111,7 +111,7 @@ def cancel(subject: Subject, trust_owner: bool = False) -> list[str]:
         run_folder.refuse_foreign(subject.folder.path, trust_owner)
     if subject.folder is not None and workloads.is_in_pods(subject.folder):
         return workloads.cancel(subject.folder)
-    if subject.job and (subject.folder is None or queue.is_there()):
+    if subject.job and (subject.folder is None or queue.is_available()):
         return _cancel_job(subject)
     if subject.folder is None:
         raise EncoreError("neither a job nor a run to cancel")
@@ -121,15 +121,15 @@ def cancel(subject: Subject, trust_owner: bool = False) -> list[str]:
 def _cancel_job(subject: Subject) -> list[str]:
     commands.require()
     job, folder = subject.job, subject.folder
-    tasks = queue.numbered(job)
-    alive = [task for task in tasks if not task.has_ended]
+    tasks = queue.find_jobs(job)
+    alive = [task for task in tasks if not task.is_finished]
     if not alive:
         state = f": {tasks[0].state}" if tasks else ""
         raise EncoreError(f"job {job} has ended{state}", hint=_look(folder))
     first = alive[0]
     if first.user != queue.this_user():
         raise EncoreError(f"job {first.name} belongs to {first.user}", expected="a job of your own")
-    if folder is None and not first.is_encores:
+    if folder is None and not first.is_encore_job:
         raise EncoreError(
             f"job {first.name} ({first.title}) is none of Encore's",
             expected="a job named encore or encore-..., or with a run folder",
@@ -137,7 +137,7 @@ def _cancel_job(subject: Subject) -> list[str]:
         )
     commands.call("scancel", job)
     label = f"job {job}" + (f", {len(alive)} tasks" if len(alive) > 1 else "")
-    state_text = "in the queue" if all(task.waits for task in alive) else "running"
+    state_text = "in the queue" if all(task.is_pending for task in alive) else "running"
     done = [f"cancelled {label} ({state_text})"]
     if folder is None:
         return [*done, "it has no run folder yet: nothing is left of it"]

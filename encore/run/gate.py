@@ -66,14 +66,14 @@ def from_job(allocation: Allocation, cluster: Cluster) -> NodeSet:
         return (*command, *program), {**plain, **step.interfaces(cluster, allocation, 2), **meeting}
 
     names = allocation.nodes
-    once = (*step.once_a_node(len(names)), f"--nodelist={','.join(names)}")
+    once = (*step.one_task_per_node(len(names)), f"--nodelist={','.join(names)}")
     return NodeSet(nodes=names, everywhere=(once,), clock=platform.node(), pair=pair)
 
 
 def from_hosts(hosts: Sequence[Host]) -> NodeSet:
     """Return hosts that are reached over ssh; the first is this machine. Pairs are not measured."""
-    commands = [() if multi_host.is_here(host.name) else multi_host.by_shell(host.name) for host in hosts]
-    first = multi_host.for_launcher(tuple(hosts))[0].name
+    commands = [() if multi_host.is_local(host.name) else multi_host.shell_command(host.name) for host in hosts]
+    first = multi_host.with_first_resolved(tuple(hosts))[0].name
     return NodeSet(nodes=tuple(host.name for host in hosts), everywhere=tuple(commands), clock=first)
 
 
@@ -212,5 +212,5 @@ def leave_out_failed(min_nodes: int | None, cluster: Cluster, results: Path, on_
     for line in reasons:
         on_step(f"left out by the gate: {line}")
     if failed:
-        os.environ[queue.LEFT_OUT] = ",".join(failed)
+        os.environ[queue.EXCLUDED_NODES] = ",".join(failed)
     return {"time": utc_now(), "nodes": [verdict.as_json() for verdict in verdicts]}

@@ -46,7 +46,7 @@ class Owner:
     token: str  # Distinguishes this owner from any other
 
     def __str__(self) -> str:
-        return queue.called(self.job, self.cluster) if self.job else f"process {self.pid} on {self.host}"
+        return queue.job_label(self.job, self.cluster) if self.job else f"process {self.pid} on {self.host}"
 
 
 def this_process(job: str) -> Owner:
@@ -146,12 +146,12 @@ def _lives(owner: Owner, experiment: Experiment, job: str) -> str:
     if owner.job:
         if owner.job == job:
             return ""  # before a requeue of this very job
-        tasks = queue.asked(owner.job, owner.cluster)
+        tasks = queue.query(owner.job, owner.cluster)
         if tasks is not None:
-            alive = [task for task in tasks if not task.has_ended]
+            alive = [task for task in tasks if not task.is_finished]
             if not alive:
                 return ""
-            return "waits in the queue to resume" if all(task.waits for task in alive) else "is running"
+            return "waits in the queue to resume" if all(task.is_pending for task in alive) else "is running"
     return "is running" if _renews(owner, experiment) else ""
 
 

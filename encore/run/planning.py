@@ -360,7 +360,7 @@ def checks(plan: Plan) -> list[preflight.Check]:
 def asked(plan: Plan, start: bool = True) -> Plan:
     # Add the answer of the run's Python to the plan. Images are only started if ``start`` is set.
     gpus = plan.configuration.ranks_per_node if plan.configuration.get("device") == "gpu" else 0
-    outer = step.once_a_node(1) if plan.target.runtime == "pyxis" else ()
+    outer = step.one_task_per_node(1) if plan.target.runtime == "pyxis" else ()
     choice = plan.configuration.choice
     return replace(plan, target=runtimes.asked(plan.target, choice, plan.extra_environment, gpus, start, outer))
 

@@ -149,7 +149,7 @@ class InPods(TypedDict):
 
     folder: str  # Run folder as seen by the pods; determines the names of the workloads
     settings: dict[str, Any]  # Of the cluster file, with the context that it was sent by
-    kind: str  # job, jobset or trainjob
+    kind: str  # job or jobset
     seconds: int | None  # Time limit; null: none
     prepares: list[str]  # The command that makes the toy data set before the training; empty: it is there
     user: int
@@ -299,7 +299,7 @@ def describe(
         "ranks_per_node": configuration.ranks_per_node,
         "runtime": runtime,
         "arguments": redact_arguments(sys.argv[1:]),
-        "cluster_file": clusters.named(),
+        "cluster_file": clusters.file_from_environment(),
         "command": [redact_text(argument) for argument in command.argv],
         "environment": redact(command.environment),
         "code": checkout.code_state(),

@@ -64,7 +64,7 @@ def render(plan: Plan, output: Path) -> Command:
     else:
         command = runtimes.render(plan.target, job, runtimes.container_name(output), os.environ)
     if plan.hosts:
-        return multi_host.complete(command, plan.hosts, output, os.environ)
+        return multi_host.add_cleanup(command, plan.hosts, output, os.environ)
     if not job.launch.outer:
         return command
     # srun makes files, but no folders; horovodrun and torchrun make both.
@@ -258,7 +258,7 @@ def _run_experiment(
             )
             run_metadata.write_log_header(experiment.log, plan.configuration, plan.machine, cleared)
         if plan.hosts:
-            launched = hosts.as_file(multi_host.for_launcher(plan.hosts))
+            launched = hosts.as_file(multi_host.with_first_resolved(plan.hosts))
             with files.replaced(experiment.folder / "hosts") as file:
                 file.write(launched.encode())
         experiment.set_state(state)

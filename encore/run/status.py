@@ -56,7 +56,7 @@ class Queue:
         return sorted(tasks, key=lambda job: job.task or 0)
 
     def resuming(self, run: Path) -> list[Job]:
-        return [job for job in self.jobs if job.resumes == run and not job.has_ended]
+        return [job for job in self.jobs if job.resumes == run and not job.is_finished]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +88,10 @@ class Row:
 def ask(job: str = "") -> Queue:
     # Query the queue, or one job or array. Empty without Slurm.
     try:
-        jobs = queue.numbered(job) if job else queue.everyone()
+        jobs = queue.find_jobs(job) if job else queue.all_jobs()
     except EncoreError as error:
         return Queue(note=f"the queue cannot be seen: {error.found}")
-    return Queue(tuple(jobs), answers=queue.is_there())
+    return Queue(tuple(jobs), answers=queue.is_available())
 
 
 def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str = "") -> None:
@@ -101,7 +101,7 @@ def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str
     the run, but the job does: resuming it elsewhere would make the job start with a finished or foreign run.
     """
     unfinished = [experiment for experiment in experiments if experiment.state().status not in run_folder.FINISHED]
-    if not queue.is_there():
+    if not queue.is_available():
         return
     is_jobs = any(experiment.state().job for experiment in unfinished) or bool(folder.metadata().get("slurm"))
     jobs = ask()
@@ -120,20 +120,20 @@ def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str
         if not name or name == job:
             continue
         cluster = state.cluster or str((folder.metadata().get("slurm") or {}).get("cluster", ""))
-        answer = queue.asked(name, cluster)
+        answer = queue.query(name, cluster)
         if answer == [] and is_hidden(_owner(experiment.folder)):
             raise EncoreError(
-                f"whether {queue.called(name, cluster)} still has {folder.path.name} cannot be seen: Slurm shows no "
+                f"whether {queue.job_label(name, cluster)} still has {folder.path.name} cannot be seen: Slurm shows no "
                 "jobs of other users (PrivateData)",
                 expected="a run of your own",
                 hint=f"let {_owner(experiment.folder)} resume it",
             )
-        claims += [claim for claim in answer or () if not claim.has_ended]
+        claims += [claim for claim in answer or () if not claim.is_finished]
     if claims:
         first = claims[0]
-        activity = "waits in the queue to resume" if first.waits else f"is in the queue ({first.state}) and has"
+        activity = "waits in the queue to resume" if first.is_pending else f"is in the queue ({first.state}) and has"
         raise EncoreError(
-            f"{queue.called(first.name, queue.this_cluster())}, of {first.user}, {activity} {folder.path.name}",
+            f"{queue.job_label(first.name, queue.this_cluster())}, of {first.user}, {activity} {folder.path.name}",
             expected="a run that no job has",
             hint=f"watch it: {hints.command('follow', first.name)}; or cancel it: "
             f"{hints.command('cancel', first.name)}",
@@ -153,18 +153,18 @@ def verdict(experiment: Experiment, job: Job | None, answers: bool) -> tuple[Sta
     state = experiment.state()
     if state.status in run_folder.FINISHED:
         return ("reached" if state.status == "reached" else "not reached"), ""
-    if job is not None and job.waits:
+    if job is not None and job.is_pending:
         return "queued", job.reason
     if state.status == "failed":
         return "failed", state.reason
-    in_job = job is not None and not job.has_ended
+    in_job = job is not None and not job.is_finished
     if state.status == "running":
         unseen = job is None and _owner(experiment.folder) != queue.this_user()
         if not in_job and ownership.lost_its_owner(experiment):
             orphans = processes.left_running(experiment.folder)
             return ("running", UNSUPERVISED) if orphans else ("lost", _why_lost(state, job))
         # PrivateData in slurm.conf hides other users' jobs: then a job that is not shown may run.
-        job_ended = bool(state.job) and answers and (job is None or job.has_ended)
+        job_ended = bool(state.job) and answers and (job is None or job.is_finished)
         if in_job or ((unseen or not job_ended) and is_alive(experiment)):
             return "running", ""
         return "lost", _why_lost(state, job)
@@ -258,7 +258,7 @@ def job_of(folder: RunFolder, experiment: Experiment, jobs: Queue) -> str:
     recorded, number = state.job, number_of(folder)
     if state.status not in run_folder.FINISHED:
         resuming = [job for job in jobs.resuming(folder.path) if job.task in (None, experiment.number)]
-        if resuming and recorded not in {job.name for job in jobs.jobs if not job.has_ended}:
+        if resuming and recorded not in {job.name for job in jobs.jobs if not job.is_finished}:
             return resuming[0].name
     if recorded or not number or not is_of_array(folder):
         return recorded or number
@@ -396,7 +396,7 @@ def overview(results: Path, jobs: Queue, limit: int | None) -> list[Row]:
     listed = {row.job.partition("_")[0] for row in rows if row.job}
     listed |= {number for folder in folders for number in _jobs_of(folder)}
     present = {job.name for job in jobs.jobs}
-    finished = [job for job in queue.accounted() if job.name not in present]
+    finished = [job for job in queue.finished_jobs() if job.name not in present]
     # Runs in a point's folder result from its jobs: a job cancelled in the queue has a successor.
     here, me = {folder.path for folder in folders}, queue.this_user()
     points = {folder.path.parent for folder in folders} - {results}
@@ -405,7 +405,7 @@ def overview(results: Path, jobs: Queue, limit: int | None) -> list[Row]:
         for job in (*jobs.jobs, *finished)
         if job.array not in listed
         and job.resumes not in here
-        and not (job.has_ended and job.results in points)
+        and not (job.is_finished and job.results in points)
         and (job.user == me or results in (job.results, *(job.results.parents if job.results else ())))
     ]
     made_elsewhere = {job.array: folder for job in unlisted if (folder := elsewhere(job, results)) is not None}
@@ -438,7 +438,7 @@ def without_folder(jobs: Iterable[Job]) -> list[Row]:
     # Encore's jobs without a visible run folder, grouped by array.
     groups: dict[tuple[str, State, str], list[Job]] = {}
     for job in jobs:
-        if job.is_encores:
+        if job.is_encore_job:
             groups.setdefault((job.array, *_of_job(job)), []).append(job)
     return [
         Row(
@@ -458,9 +458,9 @@ def without_folder(jobs: Iterable[Job]) -> list[Row]:
 
 
 def _of_job(job: Job) -> tuple[State, str]:
-    if job.waits:
+    if job.is_pending:
         return "queued", job.reason
-    if not job.has_ended:
+    if not job.is_finished:
         return "starting", "no run folder yet"
     if job.resumes is not None:
         return "cancelled" if job.state == "CANCELLED" else "ended", f"was to resume {job.resumes}; Slurm: {job.state}"

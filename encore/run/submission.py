@@ -15,7 +15,7 @@ from encore.slurm import cluster as clusters
 from encore.slurm import commands, offers, script
 from encore.slurm.cluster import Cluster
 from encore.slurm.queue import Allocation
-from encore.slurm.script import Estimate, Submission, Wanted
+from encore.slurm.script import Estimate, Options, Submission
 
 MAX_NODES = 4096
 MOST_TASKS = 1000
@@ -34,7 +34,7 @@ class Prepared:
     secrets: Mapping[str, str]  # Variables for sbatch, which exports them to the job
 
 
-def prepare(request: planning.Request, arguments: Sequence[str], options: Wanted) -> Prepared:
+def prepare(request: planning.Request, arguments: Sequence[str], options: Options) -> Prepared:
     # Resolve all choices and render the script, without contacting Slurm. ``arguments`` are from ``encore run``.
     cluster, file = _cluster(options)
     nodes = 1 if options.nodes is None else options.nodes
@@ -56,7 +56,7 @@ def prepare(request: planning.Request, arguments: Sequence[str], options: Wanted
     return _prepared(plan, cluster, options, handed_on, tasks, 1 if tasks else len(plan.seeds), secrets=secrets)
 
 
-def prepare_resume(path: Path, options: Wanted) -> Prepared:
+def prepare_resume(path: Path, options: Options) -> Prepared:
     """Prepare the submission of a resumed run: the same number of nodes, and all unfinished experiments.
 
     A run of an array is resumed as an array with one task per unfinished experiment.
@@ -86,14 +86,14 @@ def prepare_resume(path: Path, options: Wanted) -> Prepared:
     return _prepared(plan, cluster, options, handed_on, tasks, 1 if tasks else len(unfinished), resumes=path.name)
 
 
-def _cluster(options: Wanted) -> tuple[Cluster, Path | None]:
+def _cluster(options: Options) -> tuple[Cluster, Path | None]:
     _check_options(options)
     cluster, file = clusters.load(options.cluster)
     settings = {each: getattr(options, each) for each in ("partition", "account", "qos", "gpu_type")}
     return cluster.model_copy(update={name: value for name, value in settings.items() if value}), file
 
 
-def _check_options(options: Wanted) -> None:
+def _check_options(options: Options) -> None:
     # Reject time limits that are too short to train, and sbatch options that conflict with Encore's.
     if options.minutes is not None and not LEAST_MINUTES <= options.minutes <= MOST_MINUTES:
         raise EncoreError(
@@ -106,12 +106,12 @@ def _check_options(options: Wanted) -> None:
         if text is not None and not re.fullmatch(r"[^\s\"'|\\]+", text):
             option = f"--{name.replace('_', '-')}"
             raise EncoreError(f"{option} {text!r}", expected="a text without blanks, quotes, backslashes and |")
-    for option in options.more:
+    for option in options.sbatch:
         if not option.startswith("-") or "\n" in option:
             raise EncoreError(f"--sbatch {option!r} is no option of sbatch", hint="--sbatch=--constraint=a100")
-        conflict = clusters.own_option(option)
+        conflict = clusters.reserved_option(option)
         if conflict is not None:
-            hint = clusters.OWN_OPTIONS[conflict]
+            hint = clusters.RESERVED_OPTIONS[conflict]
             raise EncoreError(f"--sbatch {option!r} contradicts what Encore gives sbatch", hint=hint)
 
 
@@ -143,7 +143,7 @@ def pretended(nodes: int, gpus_per_node: int, tasks: int) -> Allocation:
 def _prepared(
     plan: planning.Plan,
     cluster: Cluster,
-    options: Wanted,
+    options: Options,
     arguments: tuple[str, ...],
     tasks: tuple[int, ...],
     runs: int,
@@ -163,7 +163,7 @@ def _prepared(
         results=plan.results,
         arguments=(*arguments, *(["--require-target"] if options.require_target else [])),
         array=tasks,
-        wanted=options,
+        options=options,
         resumes=resumes,
         secrets=tuple(secrets),
     )

@@ -37,6 +37,11 @@ def is_in_pods(folder: RunFolder) -> bool:
 
 def settings_of(folder: RunFolder) -> tuple[Kubernetes, Kind]:
     kubernetes = folder.metadata()["kubernetes"]
+    if kubernetes["kind"] not in manifests.API:
+        raise EncoreError(
+            f"the kind of this run ({kubernetes['kind']}) is no longer supported",
+            hint=f"kubectl get {kubernetes['kind']}",
+        )
     return Kubernetes.model_validate(kubernetes["settings"]), kubernetes["kind"]
 
 
@@ -142,7 +147,7 @@ def _as_job(connection: Connection, folder: RunFolder, experiment: Experiment) -
     workload, name = look(connection, folder, experiment), name_of(folder, experiment)
     with contextlib.suppress(OSError):  # run of a different user
         settle(folder, experiment, workload)
-    created = workload.made or datetime.now(timezone.utc)
+    created = workload.created or datetime.now(timezone.utc)
     return queue.Job(
         name=name,
         number=name,
@@ -190,7 +195,7 @@ def wait_for_end(connection: Connection, folder: RunFolder, experiment: Experime
 
 
 def _marks(folder: RunFolder, experiment: Experiment) -> str:
-    return ",".join(f"{key}={value}" for key, value in manifests.marks_of(sent_as(folder, experiment)).items())
+    return ",".join(f"{key}={value}" for key, value in manifests.labels_of(sent_as(folder, experiment)).items())
 
 
 def records(lines: Iterator[str]) -> Iterator[dict[str, Any] | str]:
@@ -215,7 +220,7 @@ def copying(folder: RunFolder) -> list[str]:
         "runAsGroup": folder.metadata()["kubernetes"]["group"],
     }
     container = {"name": name, "image": image, "command": ["sleep", "3600"], "volumeMounts": [mount]}
-    spec = {"containers": [container], "volumes": volumes.listed(), "securityContext": user, **settings.pod}
+    spec = {"containers": [container], "volumes": volumes.manifests(), "securityContext": user, **settings.pod}
     context = ("--context", settings.context) if settings.context else ()
     kubectl = ("kubectl", *context, "--namespace", settings.namespace)
     overrides = f"--overrides={json.dumps({'spec': spec})}"

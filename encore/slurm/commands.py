@@ -1,4 +1,4 @@
-"""Call Slurm's own programs; what they refuse becomes an error with a hint."""
+"""Wrappers for Slurm's command-line programs. Failures become errors with a hint."""
 
 import contextlib
 import re
@@ -7,25 +7,25 @@ import subprocess
 
 from encore.errors import EncoreError
 
-# The controller answers in milliseconds; one that does not answer at all is given up after this long.
+# The controller answers in milliseconds; give up if there is no answer after this time.
 CALL_SECONDS = 30.0
 
 HINTS = (
-    ("configuration source", "go to a login node of the cluster, or set SLURM_CONF to its slurm.conf"),
-    ("Unable to contact slurm controller", "the controller does not answer: ask who runs the cluster"),
+    ("configuration source", "run this on a login node of the cluster, or set SLURM_CONF to its slurm.conf"),
+    ("Unable to contact slurm controller", "the controller does not answer: contact the administrator"),
     ("Invalid job id", "look at your jobs with: encore status"),
     ("invalid partition", "see the partitions with: sinfo"),
     ("Invalid account", "see your accounts with: sacctmgr show associations user=$USER"),
     ("Requested reservation is invalid", "see the reservations with: scontrol show reservation"),
     ("Job dependency problem", "such as --dependency afterok:12; see dependency in sbatch(1)"),
-    ("Invalid qos", "see what you may use with: sacctmgr show associations user=$USER"),
-    ("More processors requested than permitted", "ask for fewer nodes or GPUs"),
+    ("Invalid qos", "list the allowed ones with: sacctmgr show associations user=$USER"),
+    ("More processors requested than permitted", "request fewer nodes or GPUs"),
     (
         "Requested node configuration is not available",
-        "see what nodes have with: sinfo --format='%P %D %c %G'",
+        "list the resources of the nodes with: sinfo --format='%P %D %c %G'",
     ),
-    ("Node count specification invalid", "see how many nodes there are with: sinfo"),
-    ("Requested time limit is invalid", "ask for less time: --time; see the limits with: sinfo"),
+    ("Node count specification invalid", "list the nodes with: sinfo"),
+    ("Requested time limit is invalid", "request less time: --time; see the limits with: sinfo"),
     ("Access/permission denied", "only the job's owner and operators may do this"),
 )
 
@@ -44,7 +44,7 @@ def require() -> None:
 
 
 def call(*command: str) -> str:
-    """Return the standard output of one of Slurm's programs; EncoreError with what it printed."""
+    """Return the standard output of a Slurm program. Raise EncoreError with its error message."""
     try:
         done = subprocess.run(
             command,
@@ -68,15 +68,15 @@ def call(*command: str) -> str:
 
 
 def explain(program: str, stderr: str) -> EncoreError:
-    """Return what a program refused, in one line, with a hint where one is known."""
+    """Convert the error output of a program to an error with one line and a hint."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()] or ["no reason given"]
-    worst = next((line for mark in ("fatal: ", "error: ") for line in lines if mark in line), lines[0])
-    hint = next((what for symptom, what in HINTS if symptom in stderr), "")
-    return EncoreError(f"{program}: {re.sub(r'^.*?(fatal|error): ', '', worst)}", hint=hint)
+    message = next((line for mark in ("fatal: ", "error: ") for line in lines if mark in line), lines[0])
+    hint = next((text for symptom, text in HINTS if symptom in stderr), "")
+    return EncoreError(f"{program}: {re.sub(r'^.*?(fatal|error): ', '', message)}", hint=hint)
 
 
-def seconds_of(time: str) -> float | None:
-    """Return seconds of ``4:05``, ``1:04:05`` or ``2-01:04:05``; None for a text of another form."""
+def parse_seconds(time: str) -> float | None:
+    """Parse ``4:05``, ``1:04:05`` or ``2-01:04:05`` into seconds; None for other formats."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", time)
     if match is None:
         return None
@@ -95,9 +95,9 @@ def show_job(job: str) -> dict[str, str]:
 
 
 def setting(name: str) -> str:
-    """Return one value of Slurm's configuration, such as TaskPlugin; empty where there is no Slurm."""
+    """Return a value of the Slurm configuration, such as TaskPlugin; empty without Slurm."""
     text = ""
-    # A dry run may take place anywhere, also next to a Slurm that nobody has configured.
+    # A dry run must work on any machine, even if Slurm is installed but not configured.
     with contextlib.suppress(EncoreError):
         text = call("scontrol", "show", "config")
     match = re.search(rf"^{name}\s*=\s*(\S+)", text, re.MULTILINE)

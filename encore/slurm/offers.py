@@ -1,4 +1,4 @@
-"""What the cluster offers, as sinfo reports it, against a submission and against cluster.toml (``doctor --slurm``)."""
+"""Check a submission and cluster.toml against the partitions in sinfo (``encore doctor --slurm``)."""
 
 import os
 import re
@@ -31,7 +31,7 @@ class NodeGroup:
 class Partition:
     name: str
     is_default: bool
-    state: str  # up, down, drain or inact: only one that is up starts jobs
+    state: str  # up, down, drain or inact; jobs start only in partitions that are up
     max_minutes: int | None  # None: no limit
     groups: tuple[NodeGroup, ...]
 
@@ -40,7 +40,7 @@ class Partition:
         return max((group.gpus for group in self.groups if group.gpus is not None), default=None)
 
     def nodes(self, gpus: int = 0, kind: str = "", up: bool = False) -> int:
-        """Return how many nodes have this many GPUs, of a type where one is given; ``up``: those that are up now."""
+        """Number of nodes with at least ``gpus`` GPUs of type ``kind``. ``up``: only nodes that are currently up."""
         return sum(
             group.nodes
             for group in self.groups
@@ -50,11 +50,11 @@ class Partition:
 
 
 def partitions() -> dict[str, Partition]:
-    # Each line of sinfo is a group of nodes.
-    found: dict[str, Partition] = {}
+    # sinfo prints one line per group of nodes.
+    by_name: dict[str, Partition] = {}
     for line in commands.call("sinfo", "--noheader", "--format=%P|%a|%D|%t|%l|%G").splitlines():
         label, available, count, state, limit, generic = line.split("|")
-        name, seconds = label.rstrip("*"), commands.seconds_of(limit)
+        name, seconds = label.rstrip("*"), commands.parse_seconds(limit)
         gpus = re.findall(r"\bgpu(?::([^,():]+(?=:\d)))?:(\d+)", generic)
         group = NodeGroup(
             nodes=int(count),
@@ -62,78 +62,86 @@ def partitions() -> dict[str, Partition]:
             gpus=sum(int(number) for _, number in gpus) if gpus else None,
             types=frozenset(kind for kind, _ in gpus if kind),
         )
-        found[name] = Partition(
+        by_name[name] = Partition(
             name=name,
             is_default=label.endswith("*"),
             state=available,
             max_minutes=None if seconds is None else int(seconds // 60),
-            groups=(*(found[name].groups if name in found else ()), group),
+            groups=(*(by_name[name].groups if name in by_name else ()), group),
         )
-    return found
+    return by_name
 
 
-def unusable(names_of: str) -> dict[str, str]:
-    """Return Slurm's reason for each list of nodes that are down or drained; of partitions where some are named."""
+def unavailable_nodes(names_of: str) -> dict[str, str]:
+    """Return node list -> Slurm's reason for nodes that are down or drained, optionally only in some partitions."""
     only = (f"--partition={names_of}",) if names_of else ()
     text = commands.call("sinfo", "--noheader", "--list-reasons", *only, "--format=%N|%T|%E")
     rows = [line.split("|", 2) for line in text.splitlines() if line.count("|") >= 2]
     return {nodes: f"{state.rstrip('*~#!%$@+^-')}: {reason.strip()}" for nodes, state, reason in rows}
 
 
-def choose(known: dict[str, Partition], name: str) -> tuple[Partition, ...]:
-    """Return the partitions that were named, ``debug,short``, else the default; EncoreError offers the nearest name."""
-    chosen = name.split(",") if name else [each.name for each in known.values() if each.is_default][:1]
-    if not chosen:
+def choose(available: dict[str, Partition], name: str) -> tuple[Partition, ...]:
+    """Return the partitions in a list such as ``debug,short``, or the default partition.
+
+    Raises:
+        EncoreError: unknown name, with the closest match.
+    """
+    requested = (
+        name.split(",") if name else [partition.name for partition in available.values() if partition.is_default][:1]
+    )
+    if not requested:
         raise EncoreError(
-            "no partition given, and this cluster has no default",
-            expected=f"one of {', '.join(sorted(known))}",
+            "no partition given, and the cluster does not have a default partition",
+            expected=f"one of {', '.join(sorted(available))}",
             hint='--partition NAME, or partition = "NAME" in cluster.toml',
         )
-    for each in chosen:
-        if each not in known:
-            raise names.unknown("partition", each, known)
-    return tuple(known[each] for each in chosen)
+    for partition in requested:
+        if partition not in available:
+            raise names.unknown("partition", partition, available)
+    return tuple(available[partition] for partition in requested)
 
 
-def check_partition(submission: Submission, wanted: str, kind: str = "") -> Check:
+def check_partition(submission: Submission, requested: str, kind: str = "") -> Check:
     """Return whether one of the partitions can ever start the job, and whether it can now; ``kind`` is of the GPUs."""
     try:
-        candidates = choose(partitions(), wanted)
+        candidates = choose(partitions(), requested)
     except EncoreError as error:
         return Check.of(error, "partition")
-    problems = {each.name: impossible(submission, each, kind) for each in candidates}
-    fitting = [each for each in candidates if problems[each.name] is None]
+    problems = {candidate.name: find_conflict(submission, candidate, kind) for candidate in candidates}
+    fitting = [candidate for candidate in candidates if problems[candidate.name] is None]
     first = problems[candidates[0].name]
     if not fitting and first is not None:
         return Check.of(first, "partition")
     best = max(fitting, key=lambda partition: partition.nodes(submission.gpus_per_node, kind, up=True))
     up = best.nodes(submission.gpus_per_node, kind, up=True)
     if up < submission.nodes:
-        found = f"{submission.nodes} nodes asked for, {up} of {best.name} are up: the job waits for the others"
-        return Check("WARN", "partition", found, "see why with: sinfo -R")
+        message = f"{submission.nodes} nodes requested, {up} of {best.name} are up: the job will wait"
+        return Check("WARN", "partition", message, "see why with: sinfo -R")
     return Check("OK", "partition", f"{best.name}, {up} nodes up")
 
 
-def impossible(submission: Submission, partition: Partition, kind: str = "") -> EncoreError | None:
+def find_conflict(submission: Submission, partition: Partition, kind: str = "") -> EncoreError | None:
     name, gpus, limit = partition.name, submission.gpus_per_node, partition.max_minutes
     if partition.state != "up":
-        return EncoreError(f"partition {name} is {partition.state}", hint="another partition: --partition; see sinfo")
-    what = f"{kind} GPUs" if kind else "GPUs"
+        return EncoreError(
+            f"partition {name} is {partition.state}", hint="choose a different partition: --partition; see sinfo"
+        )
+    gpu_label = f"{kind} GPUs" if kind else "GPUs"
     if gpus and partition.gpus is not None and not partition.nodes(gpus, kind):
         return EncoreError(
-            f"{gpus} {what} a node asked for, a node of {name} has {partition.gpus}",
+            f"{gpus} {gpu_label} per node requested, nodes of {name} have {partition.gpus}",
             hint=f"--gpus-per-node {partition.gpus}" if not kind else "see the types with: sinfo --format='%P %G'",
         )
     fitting = partition.nodes(gpus, kind)
     if submission.nodes > fitting:
         return EncoreError(
-            f"{submission.nodes} nodes asked for, partition {name} has {fitting}"
-            + (f" with {gpus} {what}" if gpus else ""),
-            hint=f"--nodes {fitting}, or another partition: sinfo" if fitting else "another partition: sinfo",
+            f"{submission.nodes} nodes requested, partition {name} has {fitting}"
+            + (f" with {gpus} {gpu_label}" if gpus else ""),
+            hint=f"--nodes {fitting}, or a different partition: sinfo" if fitting else "another partition: sinfo",
         )
     if submission.minutes is not None and limit is not None and submission.minutes > limit:
         return EncoreError(
-            f"{clock(submission.minutes)} asked for, partition {name} allows {clock(limit)}",
+            f"{clock(submission.minutes)} requested, partition {name} allows {clock(limit)}",
             hint=f"--time {limit}: the run writes checkpoints, and the job resumes after a requeue",
         )
     return None
@@ -141,80 +149,88 @@ def impossible(submission: Submission, partition: Partition, kind: str = "") -> 
 
 # -- cluster.toml, from a login node ------------------------------------------------------------------------
 
-EXAMPLE = "copy slurm/cluster.example.toml to cluster.toml and fill in what differs from the defaults"
+EXAMPLE = "copy slurm/cluster.example.toml to cluster.toml and change the values that differ from the defaults"
 
 
 def check_cluster(file: Path | None) -> list[Check]:
-    """Return every check; the first failed ones make the others pointless, and are returned alone."""
+    """Return all checks, or only the first failure if the other checks would be pointless."""
     try:
-        cluster, found = clusters.load(file)
+        cluster, path = clusters.load(file)
         commands.require()
         version = commands.call("sinfo", "--version").strip()
-        known = partitions()
+        available = partitions()
     except EncoreError as error:
         return [Check.of(error, "cluster")]
-    where = Check("OK", "cluster file", str(found)) if found else Check("WARN", "cluster file", "none", EXAMPLE)
+    file_check = Check("OK", "cluster file", str(path)) if path else Check("WARN", "cluster file", "none", EXAMPLE)
     return [
-        where,
+        file_check,
         Check("OK", "Slurm", version),
-        *_partition(cluster, known),
+        *_partition(cluster, available),
         _account(cluster),
         *_mpi(cluster),
         *_folders(cluster),
-        *(_python(*named) for named in cluster.python.items()),
+        *(_python(*python) for python in cluster.python.items()),
         _runtime(cluster),
         _interface(cluster),
         _requeue(),
     ]
 
 
-def _partition(cluster: Cluster, known: dict[str, Partition]) -> list[Check]:
+def _partition(cluster: Cluster, available: dict[str, Partition]) -> list[Check]:
     try:
-        chosen = choose(known, cluster.partition)
+        candidates = choose(available, cluster.partition)
     except EncoreError as error:
         return [Check.of(error, "partition")]
     checks = []
-    for each in chosen:
-        limit = f"{each.max_minutes} min at most" if each.max_minutes else "no time limit"
-        found = Check("OK", "partition", f"{each.name}: {each.nodes(up=True)} of {each.nodes()} nodes up, {limit}")
-        if each.state != "up":
-            found = Check("FAIL", "partition", f"{each.name} is {each.state}", "name another; see sinfo")
-        elif not each.nodes(up=True):
-            found = Check("FAIL", "partition", f"{each.name}: no node is up", "see why with: sinfo -R")
-        checks.append(found)
-    for nodes, reason in unusable(",".join(each.name for each in chosen)).items():
-        gates = [f"; the gate found {name} {seen}" for name in queue.expand(nodes) if (seen := node_checks.kept(name))]
-        hint = "ask who runs the cluster: scontrol show node"
+    for requested in candidates:
+        limit = f"limit {requested.max_minutes} min" if requested.max_minutes else "no time limit"
+        check = Check(
+            "OK", "partition", f"{requested.name}: {requested.nodes(up=True)} of {requested.nodes()} nodes up, {limit}"
+        )
+        if requested.state != "up":
+            check = Check(
+                "FAIL", "partition", f"{requested.name} is {requested.state}", "choose a different partition; see sinfo"
+            )
+        elif not requested.nodes(up=True):
+            check = Check("FAIL", "partition", f"{requested.name}: no node is up", "see why with: sinfo -R")
+        checks.append(check)
+    for nodes, reason in unavailable_nodes(",".join(requested.name for requested in candidates)).items():
+        gates = [
+            f"; the gate found {name} {rejection}"
+            for name in queue.expand(nodes)
+            if (rejection := node_checks.kept(name))
+        ]
+        hint = "contact the administrator: scontrol show node"
         checks.append(Check("WARN", "nodes", f"{nodes} {reason}{''.join(gates)}", hint))
-    return [*checks, *_gpus(cluster, chosen[0])]
+    return [*checks, *_gpus(cluster, candidates[0])]
 
 
 def _gpus(cluster: Cluster, partition: Partition) -> list[Check]:
-    wanted, kind = cluster.gpus_per_node, cluster.gpu_type
-    if not wanted:
+    gpus, kind = cluster.gpus_per_node, cluster.gpu_type
+    if not gpus:
         return []
-    fitting = partition.nodes(wanted, kind)
+    fitting = partition.nodes(gpus, kind)
     if partition.gpus is None and cluster.gpu_option != "none":
-        found = f"gpus_per_node = {wanted}, but Slurm manages no GPUs in {partition.name}"
+        message = f"gpus_per_node = {gpus}, but Slurm manages no GPUs in {partition.name}"
         hint = 'configure GresTypes and Gres in slurm.conf, or set gpu_option = "none" to request whole nodes'
-        return [Check("FAIL", "GPUs", found, hint)]
+        return [Check("FAIL", "GPUs", message, hint)]
     if partition.gpus is not None and not fitting:
-        found = f"gpus_per_node = {wanted}, a node of {partition.name} has {partition.gpus}"
-        found += f", and none {kind!r}" if kind and partition.nodes(wanted) else ""
-        return [Check("FAIL", "GPUs", found, "see the nodes' GPUs and their types with: sinfo --format='%P %D %G'")]
-    return [Check("OK", "GPUs", f"{wanted} a node, on {fitting} of {partition.nodes()} nodes")]
+        message = f"gpus_per_node = {gpus}, a node of {partition.name} has {partition.gpus}"
+        message += f", and none {kind!r}" if kind and partition.nodes(gpus) else ""
+        return [Check("FAIL", "GPUs", message, "list the GPUs of the nodes with: sinfo --format='%P %D %G'")]
+    return [Check("OK", "GPUs", f"{gpus} a node, on {fitting} of {partition.nodes()} nodes")]
 
 
 def _account(cluster: Cluster) -> Check:
     # Check by a submission that sbatch only tests: it asks the same rules as a real one.
-    given = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
-    given |= gpu_option(cluster.gpus_per_node or 0, cluster)
-    options = [f"--{name}={value}" for name, value in given.items() if value]
+    settings = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
+    settings |= gpu_option(cluster.gpus_per_node or 0, cluster)
+    options = [f"--{name}={value}" for name, value in settings.items() if value]
     try:
         commands.call("sbatch", "--test-only", "--nodes=1", *options, *cluster.sbatch, "--wrap=true")
     except EncoreError as error:
         return Check.of(error, "submission")
-    return Check("OK", "submission", "sbatch --test-only takes the partition, the account and the options")
+    return Check("OK", "submission", "sbatch --test-only accepts the partition, account and options")
 
 
 def _mpi(cluster: Cluster) -> list[Check]:
@@ -222,32 +238,32 @@ def _mpi(cluster: Cluster) -> list[Check]:
     listed = processes.output_of("srun", "--mpi=list", errors=subprocess.STDOUT)
     if cluster.mpi in re.findall(r"\b(pmix\w*|pmi2|none|openmpi)\b", listed):
         return [Check("OK", "MPI", f"srun --mpi={cluster.mpi}")]
-    hint = "install Slurm's PMIx plugin; what uses torch.distributed runs without"
-    return [Check("WARN", "MPI", f"srun has no {cluster.mpi}, Horovod cannot start", hint)]
+    hint = "install Slurm's PMIx plugin; torch.distributed does not need it"
+    return [Check("WARN", "MPI", f"srun does not support {cluster.mpi}; Horovod cannot start", hint)]
 
 
 def _folders(cluster: Cluster) -> list[Check]:
-    known = {name: cluster.data_of(name) for name in catalogue.benchmarks()}
-    checks = check_data_sets({name: folder for name, folder in known.items() if folder is not None})
+    folders = {name: cluster.data_of(name) for name in catalogue.benchmarks()}
+    checks = check_data_sets({name: folder for name, folder in folders.items() if folder is not None})
     if cluster.results is None:
         return checks
     folder = existing(cluster.results)
     may_write = os.access(folder, os.W_OK)
-    found = Check("OK", "results", str(cluster.results))
+    check = Check("OK", "results", str(cluster.results))
     if folder != cluster.results:
         hint = f"make it, on a file system that all nodes share: mkdir -p {shlex.quote(str(cluster.results))}"
         # The first run makes it where it may.
-        found = Check("WARN" if may_write else "FAIL", "results", f"{cluster.results} does not exist", hint)
+        check = Check("WARN" if may_write else "FAIL", "results", f"{cluster.results} does not exist", hint)
     elif not may_write:
-        found = Check("FAIL", "results", f"{folder} is not writable", "name another folder")
-    return [*checks, found]
+        check = Check("FAIL", "results", f"{folder} is not writable", "name another folder")
+    return [*checks, check]
 
 
 def _python(framework: str, file: Path) -> Check:
     if file.is_absolute() and file.is_file() and os.access(file, os.X_OK):
         return Check("OK", "Python", f"{framework}: {file}")
-    hint = "name one that every node has at the same path, such as /apps/pytorch/bin/python"
-    return Check("FAIL", "Python", f"{framework}: {file} is no program on this node", hint)
+    hint = "set a path that exists on every node, such as /apps/pytorch/bin/python"
+    return Check("FAIL", "Python", f"{framework}: {file} is not executable on this node", hint)
 
 
 def _runtime(cluster: Cluster) -> Check:
@@ -256,7 +272,7 @@ def _runtime(cluster: Cluster) -> Check:
     try:
         engines.connect(cluster.runtime)
     except EncoreError as error:
-        # Login nodes need not have what compute nodes have; the job looks on each of its nodes.
+        # Login nodes need not have the runtime; the job checks its nodes again.
         level: Level = "FAIL" if cluster.runtime == "pyxis" else "WARN"
         return Check(level, "runtime", f"on this node: {error.found}", error.hint)
     if cluster.image.startswith("/") and not Path(cluster.image).exists():
@@ -265,10 +281,12 @@ def _runtime(cluster: Cluster) -> Check:
 
 
 def _interface(cluster: Cluster) -> Check:
-    name, there = cluster.network_interface, sorted(path.name for path in Path("/sys/class/net").iterdir())
-    if name in ("", *there):
+    name, interfaces = cluster.network_interface, sorted(path.name for path in Path("/sys/class/net").iterdir())
+    if name in ("", *interfaces):
         return Check("OK", "network", name or "the interface is found on the node")
-    return Check("WARN", "network", f"no interface {name} on this node, which has {', '.join(there)}", "leave it out")
+    return Check(
+        "WARN", "network", f"no interface {name} on this node, which has {', '.join(interfaces)}", "leave it out"
+    )
 
 
 def _requeue() -> Check:

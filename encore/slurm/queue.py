@@ -1,4 +1,4 @@
-"""Jobs: the one that this process runs in, those that squeue and sacct report, and how one goes back into the queue."""
+"""Slurm jobs: the current allocation, the jobs in squeue and sacct, and requeueing."""
 
 import contextlib
 import functools
@@ -18,28 +18,28 @@ from typing_extensions import TypedDict
 from encore.errors import EncoreError
 from encore.slurm import commands
 
-NAME = "encore"  # what slurm/run.sub calls its jobs; ``encore submit`` adds the benchmark: ``encore-resnet``
+NAME = "encore"  # Job name in slurm/run.sub; ``encore submit`` appends the benchmark: ``encore-resnet``
 
-COMMENT = "encore:"  # begins the comment of Encore's jobs; their results folder follows
-RESUMES = "|"  # comes after it where the job resumes a run; the name of its folder follows
-SEPARATOR = "\x1f"  # unit separator: the fields before the job's name, which is free text, never hold it
-# The fields of a Job by their letters in squeue(1); the job's name is the last.
+COMMENT = "encore:"  # Prefix of the job comment; the results folder follows
+RESUMES = "|"  # Separates the results folder from the name of the resumed run folder
+SEPARATOR = "\x1f"  # Unit separator: cannot occur in the fields before the job name, which is free text
+# Fields of a Job by format letter in squeue(1); the job name is last.
 FIELDS = {
     "%i": "name", "%A": "number", "%T": "state", "%D": "nodes", "%M": "seconds", "%V": "submitted", "%u": "user",
     "%P": "partition", "%r": "reason", "%k": "comment", "%j": "title",
 }  # fmt: skip
 # The same by sacct(1).
-ACCOUNTED = "JobID,JobIDRaw,State,NNodes,Elapsed,Submit,User,Partition,Reason,Comment,JobName"
-# squeue draws the waiting tasks of an array together without --array.
+SACCT_FORMAT = "JobID,JobIDRaw,State,NNodes,Elapsed,Submit,User,Partition,Reason,Comment,JobName"
+# Without --array, squeue combines the pending tasks of an array.
 SQUEUE = ("squeue", "--noheader", "--array", "--states=all", f"--format={SEPARATOR.join(FIELDS)}")
-ACCOUNTED_SINCE = "now-7days"
+SACCT_START = "now-7days"
 
 # States that a job does not leave (squeue(1), "JOB STATE CODES").
-ENDED = (
+FINISHED_STATES = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
     "REVOKED", "TIMEOUT",
 )  # fmt: skip
-WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+WAITING_STATES = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 
 
 class SlurmJob(TypedDict):
@@ -53,16 +53,16 @@ class SlurmJob(TypedDict):
 class Allocation:
     """The job that this process runs in, by Slurm's variables (sbatch(1), "OUTPUT ENVIRONMENT VARIABLES")."""
 
-    job: str  # number of this job; for a task of an array it differs from the array's
+    job: str  # Job number; in an array different from the number of the array
     nodes: tuple[str, ...]
-    # GPUs that Slurm hands out on each node; None where it does not manage them or none were asked for.
+    # GPUs per node in the allocation; None if Slurm does not manage them or none were requested.
     gpus_per_node: int | None = None
     tasks_per_node: int | None = None  # from --ntasks-per-node
     cores_per_node: int | None = None
     restarts: int = 0  # how often the job was requeued
     array_job: str | None = None
     array_task: int = 0
-    # Position of this task in its array, from 0; None where the tasks are not numbered evenly.
+    # Position of this task in the array, from 0; None if the task numbers are not evenly spaced.
     array_index: int | None = 0
     array_count: int = 1
     partition: str = ""
@@ -70,7 +70,7 @@ class Allocation:
 
     @property
     def name(self) -> str:
-        """``12`` or, for a task of an array, ``12_3``: what Slurm's commands take."""
+        """``12``, or ``12_3`` for an array task, as accepted by Slurm commands."""
         return self.job if self.array_job is None else f"{self.array_job}_{self.array_task}"
 
     @property
@@ -79,7 +79,7 @@ class Allocation:
 
     @property
     def folder_mark(self) -> str:
-        """End of the run folder's name; all tasks of an array share a folder."""
+        """Suffix of the run folder; all tasks of an array share a folder."""
         return f"job{self.array_job or self.job}"
 
     def as_json(self) -> SlurmJob:
@@ -91,16 +91,18 @@ class Allocation:
         }
 
 
-# The nodes of this job that a run does without: what failed the gate (encore/run/gate.py).
-LEFT_OUT = "ENCORE_LEFT_OUT"
+# Nodes of this job that failed the gate (encore/run/gate.py) and are not used by the run.
+EXCLUDED_NODES = "ENCORE_LEFT_OUT"
 
 
-def left_out(environment: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(filter(None, environment.get(LEFT_OUT, "").split(",")))
+def excluded_nodes(environment: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(filter(None, environment.get(EXCLUDED_NODES, "").split(",")))
 
 
 def this_allocation(environment: Mapping[str, str]) -> Allocation | None:
-    job, node_list, array = (environment.get(f"SLURM_{each}") for each in ("JOB_ID", "JOB_NODELIST", "ARRAY_JOB_ID"))
+    job, node_list, array = (
+        environment.get(f"SLURM_{variable}") for variable in ("JOB_ID", "JOB_NODELIST", "ARRAY_JOB_ID")
+    )
     if not job or not node_list:
         return None
 
@@ -113,7 +115,7 @@ def this_allocation(environment: Mapping[str, str]) -> Allocation | None:
     )
     return Allocation(
         job=job,
-        nodes=tuple(name for name in expand(node_list) if name not in left_out(environment)),
+        nodes=tuple(name for name in expand(node_list) if name not in excluded_nodes(environment)),
         gpus_per_node=number("GPUS_ON_NODE"),
         tasks_per_node=number("NTASKS_PER_NODE"),
         # A shell of salloc is on no node: it has the list for all nodes, such as 64(x4).
@@ -143,23 +145,23 @@ def expand(node_list: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job, or a task of an array, as squeue and sacct report it."""
+    """A job or array task in squeue or sacct."""
 
     name: str  # ``12``, or ``12_3`` for a task
-    number: str  # Slurm's own number, by which a task of an array has one too
-    state: str  # in Slurm's words, such as PENDING
+    number: str  # Slurm's job number, unique for array tasks, too
+    state: str  # Slurm's job state, such as PENDING
     nodes: int
     seconds: float  # time that it has run
     submitted: str  # local time as ISO 8601; after a requeue the time of the requeue
     user: str
     reason: str
-    title: str  # what sbatch --job-name calls it
+    title: str  # Job name (sbatch --job-name)
     partition: str = ""
     comment: str = ""
 
     @property
     def results(self) -> Path | None:
-        """Folder in which it makes its run folder, by the comment that Encore gives its jobs; None: not known."""
+        """Results folder from Encore's job comment; None if unknown."""
         path = self.comment[len(COMMENT) :].partition(RESUMES)[0]
         return Path(path) if self.comment.startswith(COMMENT) else None
 
@@ -171,7 +173,7 @@ class Job:
 
     @property
     def array(self) -> str:
-        """``12`` for the task ``12_3``, and for the job ``12`` itself."""
+        """Array job number: ``12`` for the task ``12_3`` and for the job ``12``."""
         return self.name.partition("_")[0]
 
     @property
@@ -180,15 +182,15 @@ class Job:
         return int(number) if number.isdigit() else None
 
     @property
-    def has_ended(self) -> bool:
-        return self.state in ENDED
+    def is_finished(self) -> bool:
+        return self.state in FINISHED_STATES
 
     @property
-    def waits(self) -> bool:
-        return self.state in WAITING
+    def is_pending(self) -> bool:
+        return self.state in WAITING_STATES
 
     @property
-    def is_encores(self) -> bool:
+    def is_encore_job(self) -> bool:
         return self.title == NAME or self.title.startswith(f"{NAME}-")
 
     @property
@@ -199,7 +201,7 @@ class Job:
         return 0.0
 
 
-def is_there() -> bool:
+def is_available() -> bool:
     return shutil.which("squeue") is not None
 
 
@@ -213,59 +215,59 @@ def this_user() -> str:
 @functools.cache
 def this_cluster() -> str:
     """Return Slurm's name of the cluster that answers here; empty where none does."""
-    named = os.environ.get("SLURM_CLUSTER_NAME", "")
-    return commands.setting("ClusterName") if not named and is_there() else named
+    cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
+    return commands.setting("ClusterName") if not cluster and is_available() else cluster
 
 
-def called(job: str, cluster: str) -> str:
+def job_label(job: str, cluster: str) -> str:
     return f"job {job} of cluster {cluster}" if cluster else f"job {job}"
 
 
-def everyone() -> list[Job]:
-    """Return jobs of all users that wait, run, or ended some minutes ago; none where there is no Slurm."""
-    return parse(commands.call(*SQUEUE)) if is_there() else []
+def all_jobs() -> list[Job]:
+    """Return the pending, running and recently finished jobs of all users; empty without Slurm."""
+    return parse(commands.call(*SQUEUE)) if is_available() else []
 
 
-def asked(name: str, cluster: str) -> list[Job] | None:
-    """Return the job or tasks of this name on this cluster; None where its controller cannot be asked from here.
+def query(name: str, cluster: str) -> list[Job] | None:
+    """Return the job or array tasks with this name; None if the cluster cannot be queried from this machine.
 
     Raises:
-        EncoreError: this cluster's own controller does not answer.
+        EncoreError: the controller of this cluster does not answer.
     """
-    if not is_there():
+    if not is_available():
         return None
     if not cluster or cluster == this_cluster():
-        return numbered(name)
+        return find_jobs(name)
     with contextlib.suppress(EncoreError):  # needs Slurm's database (squeue(1), --clusters)
-        return numbered(name, f"--clusters={cluster}")
+        return find_jobs(name, f"--clusters={cluster}")
     return None
 
 
-def numbered(name: str, *where: str) -> list[Job]:
+def find_jobs(name: str, *options: str) -> list[Job]:
     """Return the job or tasks called ``12`` or ``12_3``, whoever's they are; none if the controller knows none."""
-    if not is_there():
+    if not is_available():
         return []
     number = name.partition("_")[0]
     try:
-        found = parse(commands.call(*SQUEUE, f"--jobs={number}", *where))
+        jobs = parse(commands.call(*SQUEUE, f"--jobs={number}", *options))
     except EncoreError as error:
         if "Invalid job id" in error.found:
             return []
         raise
-    return [job for job in found if name in (job.name, job.number, job.array)]
+    return [job for job in jobs if name in (job.name, job.number, job.array)]
 
 
-def accounted() -> list[Job]:
+def finished_jobs() -> list[Job]:
     """Return jobs of this user that accounting has seen end in the last days; none where it is off."""
     if shutil.which("sacct") is None:
         return []
-    options = ("--noheader", "--parsable2", "--allocations", f"--starttime={ACCOUNTED_SINCE}", f"--user={this_user()}")
-    columns = (f"--delimiter={SEPARATOR}", f"--format={ACCOUNTED}")
+    options = ("--noheader", "--parsable2", "--allocations", f"--starttime={SACCT_START}", f"--user={this_user()}")
+    columns = (f"--delimiter={SEPARATOR}", f"--format={SACCT_FORMAT}")
     try:
         text = commands.call("sacct", *options, *columns)
     except EncoreError:
         return []
-    return [job for job in parse(text) if job.has_ended]
+    return [job for job in parse(text) if job.is_finished]
 
 
 def parse(text: str) -> list[Job]:
@@ -273,38 +275,38 @@ def parse(text: str) -> list[Job]:
     jobs = []
     for row in rows:
         if len(row) == len(FIELDS) and re.match(r"\d", row[0]):
-            plain = ("" if each.strip() in ("None", "(null)") else each.strip() for each in row)
+            plain = ("" if cell.strip() in ("None", "(null)") else cell.strip() for cell in row)
             fields: dict[str, Any] = dict(zip(FIELDS.values(), plain, strict=True))
             # sacct prints "CANCELLED by 1000".
             fields["state"] = fields["state"].partition(" ")[0]
             fields["nodes"] = int(fields["nodes"]) if fields["nodes"].isdigit() else 0
-            fields["seconds"] = commands.seconds_of(fields["seconds"]) or 0.0
+            fields["seconds"] = commands.parse_seconds(fields["seconds"]) or 0.0
             jobs.append(Job(**fields))
     return jobs
 
 
-WARNING = signal.SIGUSR1  # what slurm/run.sub lets Slurm send before the time limit (sbatch --signal)
+WARNING = signal.SIGUSR1  # Signal sent before the time limit (sbatch --signal in slurm/run.sub)
 
 
 def is_requeued(allocation: Allocation) -> bool:
-    """Return whether Slurm has put the job back by itself: preempted, after the loss of a node, or by an operator.
+    """Whether Slurm has requeued the job, after preemption, node failure or by an operator.
 
-    It counts the restart before it ends the processes (slurmctld, _job_requeue).
+    Slurm increments the restart count before it kills the processes (slurmctld, _job_requeue).
     """
     restarts = commands.show_job(allocation.job).get("Restarts", "")
     return restarts.isdigit() and int(restarts) > allocation.restarts
 
 
-def requeue(allocation: Allocation, most: int) -> tuple[bool, str]:
-    """Requeue the job; return whether it resumes by itself, and the outcome as a message."""
+def requeue(allocation: Allocation, max_requeues: int) -> tuple[bool, str]:
+    """Requeue the job. Return whether it will resume automatically, and a message."""
     if is_requeued(allocation):
-        return True, f"Slurm has put job {allocation.name} back in the queue; it resumes when it starts again"
-    if allocation.restarts >= most:
+        return True, f"Slurm has requeued job {allocation.name}; it resumes automatically"
+    if allocation.restarts >= max_requeues:
         return False, f"requeued {allocation.restarts} times already"
     try:
         commands.call("scontrol", "requeue", allocation.job)
     except EncoreError as error:
-        # Slurm ends the job's processes, scontrol among them, which may not live to say that it was done.
+        # Slurm kills the processes of the job, including scontrol, possibly before scontrol reports success.
         if not is_requeued(allocation):
             return False, f"not requeued, {error.found}"
-    return True, f"job {allocation.name} is back in the queue and resumes when it starts again"
+    return True, f"job {allocation.name} is requeued and resumes automatically"

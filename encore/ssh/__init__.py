@@ -1,1 +1,1 @@
-"""Runs over many hosts that ssh reaches, without a scheduler."""
+"""Runs on multiple hosts over ssh, without a scheduler."""

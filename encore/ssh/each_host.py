@@ -1,7 +1,7 @@
-"""``python -m encore.ssh.each_host --hosts n1,n2 -- COMMAND``: the same command here (n1) and on the others by ssh.
+"""Run a command on this host and over ssh on others: ``python -m encore.ssh.each_host --hosts n1,n2 -- COMMAND``.
 
-Only what pdsh would do: it starts the framework's own launcher once a host, gives it the number of the host in
-PET_NODE_RANK, hands on its own environment, and ends all when one fails. Standard library only.
+A minimal pdsh. Starts the framework's launcher once per host with PET_NODE_RANK set to the host number, forwards the
+environment, and terminates all hosts if one fails. Standard library only.
 """
 
 import os
@@ -15,20 +15,20 @@ from pathlib import Path
 from types import FrameType
 
 POLL_SECONDS = 0.1
-NOT_EXPORTED = ("SSH_AUTH_SOCK", "_")  # belong to this machine or to the shell
+NOT_EXPORTED = ("SSH_AUTH_SOCK", "_")  # Specific to this machine or shell
 
 
 def script(argv: Sequence[str], variables: Mapping[str, str], folder: str, number: int) -> str:
-    """Return what the shell of host ``number`` reads: the command with these variables and no other."""
+    """Return the shell script for host ``number``, which runs the command with exactly these variables."""
     exported = {**{n: v for n, v in variables.items() if n not in NOT_EXPORTED}, "PET_NODE_RANK": str(number)}
-    words = [f"{name}={value}" for name, value in sorted(exported.items())]
-    return f"cd {shlex.quote(folder)} && exec env -i {shlex.join(words)} {shlex.join(argv)} </dev/null\n"
+    assignments = [f"{name}={value}" for name, value in sorted(exported.items())]
+    return f"cd {shlex.quote(folder)} && exec env -i {shlex.join(assignments)} {shlex.join(argv)} </dev/null\n"
 
 
 def command(host: str, *options: str) -> tuple[str, ...]:
-    """Return ssh to a host's shell, which reads the script from standard input, where no other user sees it.
+    """Return the ssh command that reads a script from standard input, where other users cannot see it.
 
-    It never asks for a password.
+    Password prompts are disabled.
     """
     return ("ssh", "-o", "BatchMode=yes", *options, host, "sh -s")
 
@@ -36,7 +36,7 @@ def command(host: str, *options: str) -> tuple[str, ...]:
 def run(hosts: Sequence[str], argv: Sequence[str]) -> int:
     children = []
     for number, host in enumerate(hosts):
-        # The first host is this machine, whose sshd need not let its own user in.
+        # The first host is this machine, where ssh to localhost need not be allowed.
         shell = command(host) if number else ("sh", "-s")
         child = subprocess.Popen(shell, stdin=subprocess.PIPE, text=True)
         assert child.stdin is not None

@@ -150,7 +150,7 @@ VARIABLE_PARTS = (
     (r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "TIME"),
     (r"(\d\.\d{6})\d+", r"\1"),
     (rf"(?m)^(OK|WARN|FAIL) +({MACHINE}):.*\n", ""),
-    (r"(?m)^ *the run would be refused.*\n", ""),
+    (r"(?m)^ *the run would be rejected.*\n", ""),
     (r"\b(HOME|LANG|LOGNAME|PATH|USER)=\S+ ", ""),
     (r'"(HOME|LANG|PATH|TMPDIR|OMP_NUM_THREADS)": ".*",?\n', ""),
     (r"-x (LANG|TMPDIR) ", ""),
@@ -378,7 +378,7 @@ def test_generated_tables_are_fresh() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("<!-- generated: targets resnet -->\n", "has no <!-- end -->"),
+        ("<!-- generated: targets resnet -->\n", "does not have an <!-- end -->"),
         ("<!-- generated: sytems resnet -->\n<!-- end -->\n", "unknown generated table 'sytems'"),
         ("<!-- generated: systems resnt -->\n<!-- end -->\n", "unknown benchmark 'resnt'"),
     ],

@@ -119,7 +119,7 @@ def test_breaking_change_needs_a_new_version(tmp_path: Path, monkeypatch: pytest
     schema = copy.deepcopy(schemas.schema_of("state"))
     schema["properties"]["host"] = {"type": "string"}
     (tmp_path / "state-1.json").write_text(json.dumps(schema), encoding="utf-8")
-    with pytest.raises(EncoreError, match=r"state-1\.json: host is gone.*\n.*\n.*raise the schema's version"):
+    with pytest.raises(EncoreError, match=r"state-1\.json: host is gone.*\n.*\n.*increase the schema version"):
         schemas.files()
     (tmp_path / "state-1.json").rename(tmp_path / "state-0.json")
     assert tmp_path / "state-1.json" in schemas.files()

@@ -25,7 +25,7 @@ from encore.machine import node
 from encore.run import workloads
 from encore.run.run_folder import RunFolder
 from tests.conftest import in_process
-from tests.kubernetes.server import Server, kubeconfig, valid
+from tests.kubernetes.server import GROUPS, Server, kubeconfig, valid
 
 Serve = Callable[..., Server]
 
@@ -96,13 +96,20 @@ def test_pending_run_is_shown_cancelled_and_resumed(serve: Serve, tmp_path: Path
     assert len(submitted.splitlines()) == len(head.splitlines())
     error = encore("submit", "--resume", run, "--time", "60", code=2)
     assert "--time with --resume" in error and "submitted with" in error
-    # Several nodes become a JobSet if the cluster serves it. This one does not serve TrainJob.
+    # Several nodes become a JobSet if the cluster serves it.
     submit(tmp_path / "more", "2", "--nodes", "2")
     assert "jobsets" in {plural for plural, _ in server.objects}
-    trainjob = ("--kubernetes", "--results", str(tmp_path / "more"), "--kind", "trainjob")
-    assert "no TrainJob" in encore("submit", "ncf", "1", *trainjob, code=2)
-    with pytest.raises(EncoreError, match=r"has no TrainJob \(trainer.kubeflow.org/v1alpha1\)"):
-        workloads.connect(folder).look("trainjob", name, "")
+
+
+def test_kind_that_the_cluster_does_not_serve(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(GROUPS, "jobset.x-k8s.io/v1alpha2")
+    server = serve({}, "no GPU")
+    folder, output = submit(tmp_path / "results", "2", "--nodes", "2")
+    assert "submitted Job" in output and "jobs" in {plural for plural, _ in server.objects}
+    jobset = ("--kubernetes", "--results", str(tmp_path / "more"), "--kind", "jobset")
+    assert "no JobSet" in encore("submit", "ncf", "1", *jobset, code=2)
+    with pytest.raises(EncoreError, match=r"does not serve JobSet \(jobset.x-k8s.io/v1alpha2\)"):
+        workloads.connect(folder).look("jobset", "name", "")
 
 
 def test_silent_server_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

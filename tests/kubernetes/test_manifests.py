@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from encore.kubernetes.api import judged
+from encore.kubernetes.api import workload_state
 from tests.conftest import Encore
 from tests.kubernetes.server import valid
 
@@ -51,8 +51,7 @@ def job_of(objects: list[dict[str, Any]]) -> dict[str, Any]:
     kinds = {content["kind"]: content for content in objects}
     if "Job" in kinds:
         return kinds["Job"]
-    workload = kinds["TrainingRuntime"]["spec"]["template"] if "TrainingRuntime" in kinds else kinds["JobSet"]
-    (replicated,) = workload["spec"]["replicatedJobs"]
+    (replicated,) = kinds["JobSet"]["spec"]["replicatedJobs"]
     spec = replicated["template"]["spec"]
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}, "spec": spec}
 
@@ -65,7 +64,6 @@ DISRUPTED_JOB, DISRUPTED_CHILD = ["Ignore", "Ignore", "FailJob"], ["FailJob", "F
     [
         ("job", ["Service", "ConfigMap", "Job", "Secret"], "{0}-0.{0}", DISRUPTED_JOB),
         ("jobset", ["ConfigMap", "JobSet", "Secret"], "{0}-node-0-0.{0}", DISRUPTED_CHILD),
-        ("trainjob", ["ConfigMap", "TrainingRuntime", "TrainJob", "Secret"], "{0}-node-0-0.{0}", DISRUPTED_CHILD),
     ],
 )
 def test_manifest_of_every_kind(
@@ -131,7 +129,7 @@ def test_unknown_key_in_the_cluster_file_is_rejected(submit: Submit, tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("resnet", "16", "--nodes", "2"), "mxnet trains by Horovod"),
+        (("resnet", "16", "--nodes", "2"), "mxnet uses Horovod"),
         ((*PYTORCH, "--runs", "2"), "would wait for ever"),
         (("ncf", "3", "--nodes", "2"), "3 GPUs on 2 nodes"),
         (("ncf",), "no number of GPUs given"),
@@ -161,8 +159,8 @@ def container(state: str, **details: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("workload", "pods", "expected"),
     [
-        ({}, [], ("waiting", "it has no pod yet", "")),
-        ({"spec": {"suspend": True}}, [], ("waiting", "suspended: its queue has not admitted it", "")),
+        ({}, [], ("waiting", "no pod created yet", "")),
+        ({"spec": {"suspend": True}}, [], ("waiting", "suspended: not admitted by the queue", "")),
         ({}, [pod(0, **container("running")), pod(1, **container("running"))], ("running", "", "pod-0")),
         (
             {},
@@ -176,8 +174,12 @@ def container(state: str, **details: str) -> dict[str, Any]:
             ("failed", "DeadlineExceeded", ""),
         ),
         ({"status": {"conditions": [{"type": "Completed", "status": "True"}]}}, [], ("succeeded", "", "")),
-        ({"status": {"conditions": [{"type": "Failed", "status": "False"}]}}, [], ("waiting", "it has no pod yet", "")),
+        (
+            {"status": {"conditions": [{"type": "Failed", "status": "False"}]}},
+            [],
+            ("waiting", "no pod created yet", ""),
+        ),
     ],
 )
 def test_state_of_a_workload(workload: dict[str, Any], pods: list[dict[str, Any]], expected: tuple[str, ...]) -> None:
-    assert judged(workload, pods) == expected
+    assert workload_state(workload, pods) == expected

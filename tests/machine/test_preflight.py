@@ -599,7 +599,7 @@ def test_framework_measures_this_node(pytorch_python: Path) -> None:
 
 def test_failed_node_is_left_out_if_the_job_has_spare_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     variables = {"XDG_CACHE_HOME": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1,n2,n3"}
-    for name, value in {**variables, queue.LEFT_OUT: ""}.items():
+    for name, value in {**variables, queue.EXCLUDED_NODES: ""}.items():
         monkeypatch.setenv(name, value)
     facts = {"n1": FACTS, "n2": node_with(("gpus.0.ecc_uncorrected", 1)), "n3": FACTS}
     monkeypatch.setattr(queue, "expand", lambda names: tuple(names.split(",")))
@@ -610,9 +610,9 @@ def test_failed_node_is_left_out_if_the_job_has_spare_nodes(monkeypatch: pytest.
     assert messages[-1].startswith("left out by the gate: n2: GPU 0: 1 uncorrectable memory errors")
     allocation = queue.this_allocation(os.environ)
     assert allocation is not None and allocation.nodes == ("n1", "n3")
-    assert "--exclude=n2" in gates.step.once_a_node(2)
+    assert "--exclude=n2" in gates.step.one_task_per_node(2)
     assert [node_checks.kept(name).partition(" at ")[0] for name in ("n2", "n3", "n9")] == ["FAIL", "OK", ""]
-    monkeypatch.setenv(queue.LEFT_OUT, "")
+    monkeypatch.setenv(queue.EXCLUDED_NODES, "")
     with pytest.raises(EncoreError, match="1 of 3 nodes failed the gate: n2") as error:
         gates.leave_out_failed(None, Cluster(), tmp_path, messages.append)
     assert "sbatch --exclude=n2" in error.value.hint
@@ -645,7 +645,7 @@ def test_every_host_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             {"ENCORE_CLUSTER": "{folder}/encore/cluster.toml"},
             0,
-            "the gate could not run (exit code 2): the node is not drained",
+            "the node check could not run (exit code 2): the node is not drained",
         ),
         ({"ENCORE_PROGRAM": "/nonexistent/encore", "PATH": "/usr/bin:/bin"}, 0, "could not run (exit code 127)"),
     ],

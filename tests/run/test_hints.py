@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from encore import catalogue, configuration, launchers, paths
-from encore.cli.live import RunView
+from encore.cli.progress_display import RunView
 from encore.cli.run import finish
 from encore.containers import renderers
 from encore.errors import EncoreError, ExitCode
@@ -30,7 +30,9 @@ def test_resume_hint_names_the_cluster_file(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ENCORE_CLUSTER", "my cluster.toml")
     arguments = ["run", "resnet", "--require-target"]
-    run = make_run(tmp_path / "my results", slurm=slurm, cluster_file=cluster.named(), arguments=arguments)
+    run = make_run(
+        tmp_path / "my results", slurm=slurm, cluster_file=cluster.file_from_environment(), arguments=arguments
+    )
     monkeypatch.delenv("ENCORE_CLUSTER")
     monkeypatch.chdir("/")
     words = [command, "--resume", str(run.path), "--cluster", str(tmp_path / "my cluster.toml")]

@@ -247,12 +247,12 @@ def test_table_fits_into_eighty_columns() -> None:
 def test_machine_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "gpus", lambda: ())
     output = in_process(["python", "-m", "encore.cli.app", "selftest", "ncf"], os.environ)
-    assert output.returncode == 2 and "this machine has no GPU: nothing was checked" in output.stderr
+    assert output.returncode == 2 and "no GPU found: no checks were run" in output.stderr
 
 
 def test_python_without_the_framework_is_skipped(encore: Encore) -> None:
     output = encore("selftest", "ncf", "--device", "cpu", "--python", sys.executable, "--json", code=2)
-    assert "nothing was checked" in output.stderr
+    assert "no checks were run" in output.stderr
     (imports,) = json.loads(output.stdout)["checks"]
     assert (imports["check"], imports["result"]) == ("imports", "SKIPPED")
     assert "No module named 'torch'" in imports["found"]

@@ -21,11 +21,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from encore import catalogue, files, paths, peaks
-from encore.cli import jobs, live
+from encore.cli import jobs, progress_display
 from encore.cli.app import app
 from encore.cli.jobs import describe, exit_code, varied_columns
 from encore.cli.layout import console
-from encore.cli.live import facts
+from encore.cli.progress_display import facts
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node, openmetrics, processes
 from encore.results.format import against_targets, with_names
@@ -292,9 +292,9 @@ def test_follow_waits_for_a_queued_job(
     )
     monkeypatch.setattr(commands, "show_job", lambda name: {"StdOut": "slurm-12.out"})
     monkeypatch.setattr(jobs, "QUEUE_SECONDS", 0)
-    with pytest.raises(EncoreError, match=f"job 12 ended without a run folder in {tmp_path}: TIMEOUT") as error:
+    with pytest.raises(EncoreError, match=f"job 12 finished without a run folder in {tmp_path}: TIMEOUT") as error:
         jobs._wait_for_folder(jobs.Notices(console(soft_wrap=True)), control.Subject(job="12"), tmp_path)
-    running_line = f"job 12 has begun; no run folder in {tmp_path} yet"
+    running_line = f"job 12 is running; no run folder in {tmp_path} yet"
     assert capsys.readouterr().out.splitlines() == ["job 12 is queued: Resources", "no answer", running_line]
     assert "slurm-12.out" in error.value.hint and error.value.exit_code == ExitCode.FAILED
 
@@ -330,7 +330,7 @@ def test_output_of_squeue_and_sacct_is_parsed() -> None:
         parsed("12", "12", state="CANCELLED", seconds=60.0, title="encore", user="me",
                comment="encore:/results/of mine"),
     ]  # fmt: skip
-    assert [(entry.array, entry.task, entry.waits, entry.has_ended, entry.is_encores) for entry in jobs] == [
+    assert [(entry.array, entry.task, entry.is_pending, entry.is_finished, entry.is_encore_job) for entry in jobs] == [
         ("2", 0, False, True, True), ("6", None, True, False, True), ("4", None, True, False, False),
         ("2", 1, False, True, True), ("2", 3, True, False, True), ("2", 2, False, False, True),
         ("12", None, False, True, True),
@@ -385,8 +385,8 @@ def test_runs_of_other_users_have_the_states_of_their_jobs(tmp_path: Path, monke
     for state in (RUNNING, replace(STOPPED, job="13")):
         make_run(tmp_path, [state], f"-job{state.job}", state.job)
     squeue = SLURM_OF_TWO_USERS.replace("RESULTS", str(tmp_path)).replace("¦", queue.SEPARATOR)
-    monkeypatch.setattr(queue, "is_there", lambda: True)
-    monkeypatch.setattr(queue, "accounted", list)
+    monkeypatch.setattr(queue, "is_available", lambda: True)
+    monkeypatch.setattr(queue, "finished_jobs", list)
     monkeypatch.setattr(commands, "call", lambda *command: "" if "--me" in command else squeue)
     monkeypatch.setattr(queue, "this_user", lambda: "me")
     rows = {row.job: row for row in status.overview(tmp_path, status.ask(), None)}
@@ -449,7 +449,7 @@ def test_rewritten_metrics_are_read_again(tmp_path: Path) -> None:
     [("0:41", 41), ("10:00", 600), ("1:00:01", 3601), ("2-01:00:00", 176400), ("INVALID", None), ("", None)],
 )
 def test_seconds_of_slurm_times(text: str, seconds: float | None) -> None:
-    assert commands.seconds_of(text) == seconds
+    assert commands.parse_seconds(text) == seconds
 
 
 # -- cancel in Slurm ------------------------------------------------------------------------------------
@@ -547,7 +547,7 @@ def test_status_and_follow_show_a_slow_rank(tmp_path: Path, monkeypatch: pytest.
 
 def test_lines_of_a_run_are_not_repeated() -> None:
     screen = Console(file=io.StringIO(), width=80)
-    view, progress = live.RunView(screen), follow.Progress(epochs=3, step=4, epoch=1, loss=0.5)
+    view, progress = progress_display.RunView(screen), follow.Progress(epochs=3, step=4, epoch=1, loss=0.5)
     view.start("experiment 1/1")
     for slow in ("", "rank 1 is slow", "rank 1 is slow", ""):
         progress.slow = slow
@@ -567,7 +567,7 @@ def test_bar_fits_80_columns() -> None:
     screen = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None, legacy_windows=False)
     progress = follow.Progress(epochs=12, step=40, epoch=3, steps_per_epoch=100, loss=0.5, evaluated_epoch=2)
     progress.qualities, progress.targets = {"accuracy": 0.9}, {"accuracy": 0.95}
-    with live.RunView(screen) as view:
+    with progress_display.RunView(screen) as view:
         view.start("experiment 1/1")
         view.update(progress)
     (line,) = re.findall(r"experiment 1/1 [^\r\n]*epoch 3/12.*", screen.file.getvalue())  # type: ignore[attr-defined]
@@ -585,7 +585,7 @@ def test_other_nodes_of_a_job_are_sampled_once(tmp_path: Path, monkeypatch: pyte
 
 def test_other_hosts_are_sampled_by_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "telemetry.jsonl"
-    monkeypatch.setattr(multi_host, "is_here", lambda name: name == "n1")
+    monkeypatch.setattr(multi_host, "is_local", lambda name: name == "n1")
     monkeypatch.setenv(openmetrics.VARIABLE, "/metrics")
     ((*ssh, host, change, script),) = multi_host.samplers([Host("n1", 4), Host("n2", 4)], file)
     assert (ssh[0], host, change) == ("ssh", "n2", f"cd {paths.ROOT} && exec")
@@ -710,8 +710,8 @@ def test_start_reports_parts_over_budget() -> None:
         "seconds": {"imports": 8.0, "compile": 52.04},
         "budget": {"imports": 12.0, "compile": 10.0, "rest": 38.0},
     }
-    assert live.start(startup) == "startup took 60.0 s (budget 60 s): compile 52.0 s (budget 10 s)"
-    assert live.start({**startup, "seconds": {"imports": 8.0}}) == "startup took 8.0 s (budget 60 s)"
+    assert progress_display.start(startup) == "startup took 60.0 s (budget 60 s): compile 52.0 s (budget 10 s)"
+    assert progress_display.start({**startup, "seconds": {"imports": 8.0}}) == "startup took 8.0 s (budget 60 s)"
 
 
 def test_cost_of_checkpoints() -> None:
@@ -723,7 +723,7 @@ def test_cost_of_checkpoints() -> None:
         {"kind": "checkpoint", "time": 9.0, "step": 20, "seconds": 9.0},  # at the end of the run
     ]
     written = progress_of(start(BOX_AND_MASK), *saves).written
-    assert live.checkpoints(written) == "2 checkpoints stopped training for 0.8 s, and took 5.0 s to write"
+    assert progress_display.checkpoints(written) == "2 checkpoints stopped training for 0.8 s, and took 5.0 s to write"
     assert progress_of(start(BOX_AND_MASK), *saves[:1], *saves[-1:]).written == {}
 
 

@@ -353,7 +353,7 @@ def test_plan_prints_both_proposals(tmp_path: Path) -> None:
         ("0 resnet", "0 GPUs asked for"),
         ("8 resnt", "did you mean 'resnet'?"),
         ("8 bert", "no curve of bert"),
-        ("8 resnet=x", "is no number of runs"),
+        ("8 resnet=x", "the number of runs must be"),
         ("4 resnet --curves v0.7/NVIDIA/dgxa100", "measured on 8 to 768 GPUs, and there are 4"),
         ("8 resnet --curves v0.7/NVIDIA", "one kind of accelerator"),
         ("8 resnet --curves published", "a part of their names"),

@@ -27,9 +27,9 @@ def in_queue(monkeypatch: pytest.MonkeyPatch, jobs: Iterable[Job], elsewhere: It
     """Give the cluster ``here`` the queue ``jobs`` and the cluster ``far`` the queue ``elsewhere``."""
     queues = {"": list(jobs), "--clusters=far": list(elsewhere)}
 
-    def numbered(name: str, option: str = "") -> list[Job]:
+    def find_jobs(name: str, option: str = "") -> list[Job]:
         return [job for job in queues[option] if name in (job.name, job.number, job.array)]
 
-    functions = {"is_there": lambda: True, "this_cluster": lambda: "here", "everyone": lambda: queues[""]}
-    for name, function in {**functions, "numbered": numbered, "accounted": list}.items():
+    functions = {"is_available": lambda: True, "this_cluster": lambda: "here", "all_jobs": lambda: queues[""]}
+    for name, function in {**functions, "find_jobs": find_jobs, "finished_jobs": list}.items():
         monkeypatch.setattr(queue, name, function)

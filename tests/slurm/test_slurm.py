@@ -55,7 +55,7 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "is_installed", lambda: False)
     monkeypatch.setattr(commands, "setting", lambda name: "")
     monkeypatch.setattr(engines, "connect", no_engine)
-    monkeypatch.setattr(cluster, "places", lambda: ())
+    monkeypatch.setattr(cluster, "default_files", lambda: ())
 
 
 def write(path: Path, text: str) -> Path:
@@ -72,7 +72,7 @@ def prepare(runtime: str, nodes: int, *options: str, **submission_options: Any) 
     system = ("--system", "dgxa100", "--data", "/data/imagenet") if runtime != "host" else ("--data", "/data/d")
     arguments = ("--results", "/results", *system, *IMAGES[runtime], *options)
     gpus = {"gpus_per_node": 8 if runtime != "host" else 2}
-    wanted = script.Wanted(nodes=nodes, **{**gpus, **submission_options})
+    wanted = script.Options(nodes=nodes, **{**gpus, **submission_options})
     return submission.prepare(as_request(_run_context("resnet", arguments).params), arguments, wanted)
 
 
@@ -144,7 +144,7 @@ def test_cluster_file_and_site_options_in_sbatch_header(
 
 def test_job_comment_holds_the_run_before_the_site_comment() -> None:
     first = replace(job("30", "PENDING"), title="encore-resnet-p42", comment="encore:/results||charge=7")
-    assert (first.is_encores, first.results, first.resumes) == (True, Path("/results"), None)
+    assert (first.is_encore_job, first.results, first.resumes) == (True, Path("/results"), None)
     assert replace(first, comment="encore:/results|run1|charge=7").resumes == Path("/results/run1")
 
 
@@ -177,19 +177,19 @@ def test_commands_fail_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("line", "message"),
     [
         ('partitoin = "gpu"', "partitoin"),
-        ('sbatch = ["--time=1"]', "contradicts what Encore gives sbatch"),
-        ('sbatch = ["--gpus=16"]', "contradicts what Encore gives sbatch"),
-        ('sbatch = ["-J x"]', "contradicts what Encore gives sbatch"),
+        ('sbatch = ["--time=1"]', "conflicts with an option that Encore sets"),
+        ('sbatch = ["--gpus=16"]', "conflicts with an option that Encore sets"),
+        ('sbatch = ["-J x"]', "conflicts with an option that Encore sets"),
         ('gpus_per_node = 4\nsbatch = ["--gres=gpu:a100:2"]', "contradicts gpus_per_node = 4"),
         ('gpus_per_node = "a100:2"\ngpu_type = "v100"', "contradicts gpu_type = 'v100'"),
         ('gpu_option = "gres"\nsbatch = ["--gpus-per-node=2"]', "contradicts gpu_option = 'gres'"),
-        ('gpus_per_node = "a100:x"', "is no number of GPUs"),
+        ('gpus_per_node = "a100:x"', "is not a number of GPUs"),
         ('python = { pytroch = "/usr/bin/python3" }', "did you mean 'pytorch'"),
-        ('mpi = "pmxi"', "no plugin of srun --mpi"),
-        ('cpu_bind = "croes"', "no value of srun --cpu-bind"),
+        ('mpi = "pmxi"', "is not a plugin of srun --mpi"),
+        ('cpu_bind = "croes"', "is not a value of srun --cpu-bind"),
         ('data = "$SCRATCH/data"', "only $HOME, $USER"),
         ('results = "~other/results"', "only $HOME, $USER"),
-        ('sbatch = ["constraint"]', "is no option of sbatch"),
+        ('sbatch = ["constraint"]', "is not an sbatch option"),
         ('partition = "a\\n#SBATCH --wrap=b"', "line break or a shell metacharacter"),
         ('account = "a;b"', "shell metacharacter"),
         ('network_interface = "$(b)"', "shell metacharacter"),
@@ -234,10 +234,10 @@ def test_doctor_compares_the_cluster_file_with_slurm(tmp_path: Path, monkeypatch
     lines = [f"{check.level} {check.name}: {check.found}" for check in offers.check_cluster(file)]
     assert [line.replace(str(tmp_path), "TMP").partition(", which has")[0] for line in lines] == [
         "OK cluster file: TMP/cluster.toml", "OK Slurm: slurm 23.02",
-        "OK partition: gpu: 9 of 11 nodes up, 2880 min at most", "FAIL partition: old is down",
+        "OK partition: gpu: 9 of 11 nodes up, limit 2880 min", "FAIL partition: old is down",
         "WARN nodes: n[2-3] drained: bad DIMM", "OK GPUs: 4 a node, on 3 of 11 nodes",
-        "FAIL submission: sbatch: invalid qos", "WARN MPI: srun has no pmix, Horovod cannot start",
-        "WARN results: TMP/results does not exist", "FAIL Python: pytorch: /no/python is no program on this node",
+        "FAIL submission: sbatch: invalid qos", "WARN MPI: srun does not support pmix; Horovod cannot start",
+        "WARN results: TMP/results does not exist", "FAIL Python: pytorch: /no/python is not executable on this node",
         f"OK Python: mxnet: {sys.executable}", "WARN runtime: on this node: no enroot on PATH",
         "WARN network: no interface z9 on this node", "OK requeue: allowed: jobs resume after the time limit and after"
         " a lost node",
@@ -306,20 +306,20 @@ def array_run(bare_machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     run = make_run(tmp_path, [None, end, None, end, None], "-job12", "12_0", ranks_per_node=8)
     plan = prepare("docker", 2).plan
     monkeypatch.setattr(planning, "plan_of", lambda folder, allocation: plan)
-    monkeypatch.setattr(queue, "is_there", lambda: False)
+    monkeypatch.setattr(queue, "is_available", lambda: False)
     return run
 
 
 def test_resumed_array_has_the_remaining_experiments(array_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared = submission.prepare_resume(array_run.path, script.Wanted())
+    prepared = submission.prepare_resume(array_run.path, script.Options())
     assert "#SBATCH --array=0,2,4\n" in prepared.script and f"|{array_run.path.name}\n" in prepared.script
     # 39.78 minutes on 8 GPUs are 20 on 16. Twice that for the one run of a task, plus 20 for the set-up.
     assert prepared.submission.minutes == 20 + 40
-    assert submission.prepare_resume(array_run.path, script.Wanted(array="0-2")).submission.array == (0, 2, 4)
+    assert submission.prepare_resume(array_run.path, script.Options(array="0-2")).submission.array == (0, 2, 4)
 
     def resume_error(array: str | None = None) -> str:
         with pytest.raises(EncoreError) as error:
-            submission.prepare_resume(array_run.path, script.Wanted(array=array))
+            submission.prepare_resume(array_run.path, script.Options(array=array))
         return str(error.value)
 
     assert "--array 0-1, and 3 runs are left" in resume_error("0-1")
@@ -437,17 +437,17 @@ def test_partitions_are_read_from_sinfo(partitions: dict[str, offers.Partition])
 @pytest.mark.parametrize(
     ("options", "names", "gpu_type", "message"),
     [
-        ({"nodes": 9}, "gpu", "", "FAIL 9 nodes asked for, partition gpu has 8 with 8 GPUs"),
-        ({"nodes": 8}, "gpu", "", "WARN 8 nodes asked for, 6 of gpu are up: the job waits for the others"),
+        ({"nodes": 9}, "gpu", "", "FAIL 9 nodes requested, partition gpu has 8 with 8 GPUs"),
+        ({"nodes": 8}, "gpu", "", "WARN 8 nodes requested, 6 of gpu are up: the job will wait"),
         ({"nodes": 6}, "gpu", "a100", "OK gpu, 6 nodes up"),
         (
             {"gpus_per_node": 4, "nodes": 4},
             "gpu",
             "v100",
-            "FAIL 4 nodes asked for, partition gpu has 3 with 4 v100 GPUs",
+            "FAIL 4 nodes requested, partition gpu has 3 with 4 v100 GPUs",
         ),
-        ({"gpus_per_node": 16}, "gpu", "", "FAIL 16 GPUs a node asked for, a node of gpu has 8"),
-        ({"minutes": 3000}, "gpu", "", "FAIL 50:00:00 asked for, partition gpu allows 48:00:00"),
+        ({"gpus_per_node": 16}, "gpu", "", "FAIL 16 GPUs per node requested, nodes of gpu have 8"),
+        ({"minutes": 3000}, "gpu", "", "FAIL 50:00:00 requested, partition gpu allows 48:00:00"),
         ({}, "old", "", "FAIL partition old is down"),
         ({"minutes": 3000}, "gpu,cpu", "", "OK cpu, 10 nodes up"),
     ],
@@ -487,7 +487,7 @@ def test_nodes_without_a_requirement_are_rejected(program_folder: Path) -> None:
     missing = Need("readable", str(program_folder / "dataset.json"), "copy it there")
     assert step.check_nodes(2, [Need("readable", str(program_folder), "")]) == []
     finding = f"{program_folder}/dataset.json cannot be read"
-    hint = "copy it there; or leave the node out: sbatch --exclude=NODE"
+    hint = "copy it there; or exclude the node: sbatch --exclude=NODE"
     assert step.check_nodes(2, [missing]) == [Check("FAIL", f"node {name}", finding, hint) for name in ("n1", "n2")]
     with pytest.raises(EncoreError, match="1 of 3 nodes cannot start"):
         step.check_nodes(3, [])

@@ -43,7 +43,9 @@ def test_host_lists_and_files(tmp_path: Path) -> None:
     "text", ["", "n1", "n1:0", "n1:four", "n1:4,,n2:4", "-oProxyCommand=x:4", "n1;reboot:4", "me@n1:4", "n1:4,n1:4"]
 )
 def test_invalid_host_list_is_rejected(text: str) -> None:
-    with pytest.raises(EncoreError, match="n1 is listed twice" if text == "n1:4,n1:4" else "no host with a number of"):
+    with pytest.raises(
+        EncoreError, match="n1 is listed twice" if text == "n1:4,n1:4" else "is not a host with a number of"
+    ):
         hosts.parse(text)
 
 
@@ -67,7 +69,7 @@ def test_commands_match_the_golden_files(launcher: str, nodes: int, recorded: Ca
     """8 GPUs a node; variables in lines of their own, then a line for each option."""
     choice, names = catalogue.choose("resnet"), tuple(Host(f"n{number + 1}", 8) for number in range(nodes))
     configuration = resolve(choice, catalogue.find_system(choice, "dgxa100", "v0.7"), nodes, 8, [])
-    launch = multi_host.started_by(launcher, names, "/out", "ib0" if nodes > 1 else "", False)
+    launch = multi_host.launch_with(launcher, names, "/out", "ib0" if nodes > 1 else "", False)
     job = training_job(configuration, Path("/data"), Path("/out"), {"NCCL_DEBUG": "INFO"}, node.cores(), launch)
     command = renderers.host(job, Path("/env/bin/python"), {"PATH": "/usr/bin", "SECRET": "hush"})
     lines: list[list[str]] = [[]]
@@ -116,8 +118,8 @@ def test_first_host_is_found_in_the_ssh_configuration(tmp_path: Path, monkeypatc
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     pair = (Host("my-node.invalid", 1), Host("other.invalid", 1))
-    assert multi_host.is_here("my-node.invalid")
-    assert multi_host.for_launcher(pair) == (Host("127.0.0.1", 1), pair[1])
+    assert multi_host.is_local("my-node.invalid")
+    assert multi_host.with_first_resolved(pair) == (Host("127.0.0.1", 1), pair[1])
     assert each_host.run(["my-node.invalid"], ("true",)) == 0
     assert each_host.run(["my-node.invalid", "other.invalid"], ("true",)) != 0
 
@@ -142,7 +144,7 @@ def test_script_of_a_host_sets_its_number_and_variables() -> None:
     ],
 )
 def test_unreachable_host_has_a_hint(problem: str, hint: str) -> None:
-    (check,) = multi_host.judge(PAIR[0], multi_host.Answer(problem=problem), [])
+    (check,) = multi_host.checks_of(PAIR[0], multi_host.Answer(problem=problem), [])
     assert problem in check.found and hint in check.hint
 
 
@@ -180,7 +182,7 @@ UNREACHABLE = "n1 cannot be reached by ssh: "
 )
 def test_host_is_probed_with_a_plain_shell(needs: list[Need], options: dict[str, Path], expected: list[Check]) -> None:
     probe = multi_host.probe(needs, **{"root": paths.ROOT, "python": Path(sys.executable), **options})
-    assert multi_host.judge(PAIR[0], multi_host.ask(("sh", "-s"), probe), needs) == expected
+    assert multi_host.checks_of(PAIR[0], multi_host.ask(("sh", "-s"), probe), needs) == expected
 
 
 def test_missing_ssh_is_reported() -> None:
@@ -195,13 +197,13 @@ def test_end_script_kills_only_ranks_of_the_run(tmp_path: Path) -> None:
     rank, other_run, restarted = (subprocess.Popen([*command, argument]) for argument in arguments)
     beat = processes.Heartbeat(rank=0, pid=rank.pid, host="another-host", step=1, time=0.0, started=1)
     try:
-        subprocess.run(["sh", "-s"], input=multi_host.end_script(folder, [beat]), text=True, check=True)
+        subprocess.run(["sh", "-s"], input=multi_host.kill_script(folder, [beat]), text=True, check=True)
         assert rank.poll() is None
         beats = [
             replace(beat, pid=child.pid, host=os.uname().nodename, started=processes.started(child.pid) + later)
             for child, later in ((rank, 0), (other_run, 0), (restarted, 1))
         ]
-        subprocess.run(["sh", "-s"], input=multi_host.end_script(folder, beats), text=True, check=True)
+        subprocess.run(["sh", "-s"], input=multi_host.kill_script(folder, beats), text=True, check=True)
         assert (rank.wait(timeout=PATIENCE), other_run.poll(), restarted.poll()) == (-15, None, None)
     finally:
         for child in (rank, other_run, restarted):

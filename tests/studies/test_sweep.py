@@ -125,7 +125,7 @@ def test_invalid_grid_is_rejected(grid: Sweep, message: str, tmp_path: Path) -> 
     ("words", "message"),
     [
         ("--gpus-per-node 1,x", "--gpus-per-node 1,x"),
-        ("--gpus-per-node 0", "whole numbers from 1 on"),
+        ("--gpus-per-node 0", "positive integers"),
         ("--gpus-per-node 1 --set batch_size=3", "use --global-batch, or --weak"),
         ("--gpus-per-node 1 --precision fp32 --set precision=fp32", "use --precision"),
         ("--gpus-per-node 1,2 --precision fp16", "device=cpu cannot run precision=fp16"),

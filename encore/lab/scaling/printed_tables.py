@@ -123,6 +123,11 @@ def findings() -> Table:
     )
 
 
+def tables_and_findings(study: str) -> list[Table]:
+    """Return all tables of a study, the findings last; empty for studies without printed tables."""
+    return [*tables(), findings()] if study == MICROWAY else []
+
+
 def _figures(source: str, **fields: object) -> list[StudyFigure]:
     return [
         figure

@@ -29,7 +29,7 @@ from encore.run.run_folder import RunFolder
 from encore.run.submission import Prepared
 from encore.run.supervise import Limits
 from encore.slurm import commands, queue
-from encore.slurm.script import Wanted
+from encore.slurm.script import Options
 from encore.ssh import hosts
 
 Mode = Literal["strong", "weak"]
@@ -278,11 +278,11 @@ def _submit(folder: Folder[Sweep], point: GridPoint) -> None:
         raise EncoreError(f"point {point.key} needs a scheduler, and there is no Slurm here")
     job = folder.jobs().get(point.key)
     # Jobs unknown to the controller are not live.
-    if job is not None and commands.show_job(job).get("JobState", "COMPLETED") not in queue.ENDED:
+    if job is not None and commands.show_job(job).get("JobState", "COMPLETED") not in queue.FINISHED_STATES:
         return
     existing = folder.run_of(point)
     if existing is not None:
-        resume = submission.prepare_resume(existing.path, Wanted(cluster=folder.study.request.cluster))
+        resume = submission.prepare_resume(existing.path, Options(cluster=folder.study.request.cluster))
     else:
         resume = prepare_job(point, point_request(folder.study, point, folder.point_folder(point)))
     folder.record_job(point, submission.submit(resume))
@@ -290,7 +290,7 @@ def _submit(folder: Folder[Sweep], point: GridPoint) -> None:
 
 def prepare_job(point: GridPoint, request: Request) -> Prepared:
     """Return the batch job of a point; does not need Slurm."""
-    resources = Wanted(nodes=point.nodes, gpus_per_node=point.gpus_per_node, cluster=request.cluster)
+    resources = Options(nodes=point.nodes, gpus_per_node=point.gpus_per_node, cluster=request.cluster)
     # Nodes and GPUs are the job's, not the command line's.
     request_ = replace(request, gpus=None, nodes=None)
     return submission.prepare(request_, _arguments(request_), resources)

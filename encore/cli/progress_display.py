@@ -1,4 +1,4 @@
-"""What a person sees while a run lasts: a live bar on a terminal, plain lines elsewhere."""
+"""Progress of a run: a bar on terminals, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rich.table import Column
 from encore.results.format import against_targets
 from encore.run import follow
 
-PLAIN_SECONDS = 10.0  # Seconds between two lines where there is no terminal
-WIDE = 120  # Columns of a terminal from which the bar has its full width and the number of steps
+PLAIN_SECONDS = 10.0  # Interval between plain lines
+WIDE = 120  # Minimum terminal width for the full bar and the number of steps
 
 
 def facts(progress: follow.Progress) -> str:
@@ -34,23 +34,25 @@ def facts(progress: follow.Progress) -> str:
 
 
 def clock(seconds: float) -> str:
-    whole = int(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+    total = int(seconds)
+    return f"{total // 3600}:{total // 60 % 60:02d}:{total % 60:02d}"
 
 
 def start(startup: Mapping[str, Mapping[str, float]]) -> str:
-    # ``startup took 75.0 s (budget 60 s): compile 52.0 s (budget 10 s)``, with all parts above their budget
+    # ``startup took 75.0 s (budget 60 s): compile 52.0 s (budget 10 s)``, with all parts over budget
     seconds, budget = startup["seconds"], startup["budget"]
     text = f"startup took {sum(seconds.values()):.1f} s (budget {sum(budget.values()):.0f} s)"
     late = [
-        f"{part} {taken:.1f} s (budget {budget[part]:.0f} s)" for part, taken in seconds.items() if taken > budget[part]
+        f"{part} {duration:.1f} s (budget {budget[part]:.0f} s)"
+        for part, duration in seconds.items()
+        if duration > budget[part]
     ]
     return f"{text}: {', '.join(late)}" if late else text
 
 
-def checkpoints(written: Mapping[str, float]) -> str:
-    count = f"{written['count']:.0f} checkpoint{'s' if written['count'] > 1 else ''}"
-    return f"{count} stopped training for {written['stopped']:.1f} s, and took {written['seconds']:.1f} s to write"
+def checkpoints(durations: Mapping[str, float]) -> str:
+    count = f"{durations['count']:.0f} checkpoint{'s' if durations['count'] > 1 else ''}"
+    return f"{count} stopped training for {durations['stopped']:.1f} s, and took {durations['seconds']:.1f} s to write"
 
 
 class RunView:
@@ -95,7 +97,7 @@ class RunView:
             self._console.print(f"{title}: starting")
 
     def update(self, progress: follow.Progress, pace: str = "") -> None:
-        """Show the progress; on a terminal in the bar, else as a line if there is something new."""
+        """Update the bar, or print a line if there is new progress."""
         for name, damage in (progress.damaged if progress.damaged != self._damaged else {}).items():
             earlier = f"{self._title} resumed from an earlier one, step {progress.step}"
             self._console.print(f"checkpoint {name} is damaged ({damage}): {earlier}", markup=False)
@@ -105,8 +107,8 @@ class RunView:
         self._slow = progress.slow
         line = "  ".join(filter(None, (facts(progress), pace)))
         if self._bar is not None and self._task is not None:
-            shown = line if progress.epochs else "starting"
-            self._bar.update(self._task, total=progress.total_steps or None, completed=progress.step, facts=shown)
+            status = line if progress.epochs else "starting"
+            self._bar.update(self._task, total=progress.total_steps or None, completed=progress.step, facts=status)
             return
         is_due = progress.qualities != self._qualities or time.monotonic() >= self._next
         if progress.step and is_due and line != self._printed:
