@@ -303,7 +303,7 @@ def test_trees_are_merged_completely_or_not_at_all(
     (root / "loop").symlink_to(root / "loop")
     for new, message in (
         (output, "is there already"),
-        (root / "a" / "new", "which is merged"),
+        (root / "a" / "new", "is in the input"),
         (root / "dangling", "is a link\n  expected: a new folder"),
         (root / "loop" / "x", "loop is no folder"),
         (root / "a/Lab/systems/box.json/x/y", "box.json is no folder\n  expected: a folder to write y to"),

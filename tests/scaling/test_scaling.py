@@ -152,7 +152,7 @@ def test_step_of_a_published_result_is_the_time_divided_by_the_steps() -> None:
         validation.checks("resnt")
 
 
-SLOW = Links(inside=1e9, between=1e8, gpus=4)
+SLOW = Links(intra_node_rate=1e9, inter_node_rate=1e8, gpus=4)
 
 
 def step(seconds: float, megabytes: int) -> Step:
@@ -182,7 +182,7 @@ def test_overlap_hides_full_buckets_in_the_backward_pass(
 
 def test_tables() -> None:
     rows = overlap_table().rows
-    assert (len(rows), DGX_H100.between) == (24, 50e9)
+    assert (len(rows), DGX_H100.inter_node_rate) == (24, 50e9)
     assert all(0 <= float(row[-1] or 0) < 0.25 for row in rows)
     # The 336,232,258 parameters of BERT in fp16: 8 GPUs by 18 NVLinks of 20.6 GB/s, 64 GPUs also by 50 GB/s
     assert rows[0][:5] == ("bert", pytest.approx(672.464516), 256, pytest.approx(406.671962), 8)

@@ -222,7 +222,7 @@ def test_wheel_must_fit_the_python(tmp_path: Path) -> None:
             server.find_wheel(wheel, model)
         return str(error.value)
 
-    assert "no nvidia-pytriton" in problem(python(), python()) and "tritonserver" in problem(own, python())
+    assert "lacks nvidia-pytriton" in problem(python(), python()) and "tritonserver" in problem(own, python())
     backend, stub = folder / server.BACKEND / "utils.py", folder / server.STUBS / "3.11" / server.STUB
     for path in (folder / server.SERVER, backend, stub, tmp_path / server.LIBRARIES / "a.so"):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -179,6 +179,6 @@ def test_backend_that_does_not_start_is_reported_while_the_server_waits(tmp_path
     with held_port() as http, held_port() as grpc:
         ports = Ports(http.getsockname()[1], grpc.getsockname()[1], 0)
         started = server.running(command, ports, ["tiny"], tmp_path / "server.log", 600)
-        with pytest.raises(EncoreError, match="cannot start its backend") as error, started:
+        with pytest.raises(EncoreError, match="cannot start the backend") as error, started:
             pass
     assert line in error.value.found

@@ -178,7 +178,7 @@ def test_report_of_busy_cpus_has_wide_intervals(tmp_path: Path, recorded: Record
     assert "Measured on CPUs" in html and "Measured on CPUs" in markdown
     for point in folder.study.points():
         (folder.point_folder(point, 2) / MEASUREMENT).unlink()
-    assert "drifts between two points is not in them" in page.build(folder).chapters[-3].sentence
+    assert "without drift between points" in page.build(folder).chapters[-3].sentence
     assert {folder.state(point) for point in folder.study.points()} == {"to do"}
 
 

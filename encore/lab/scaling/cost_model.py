@@ -52,7 +52,7 @@ Row = Sequence[float]
 
 @dataclass(frozen=True)
 class Prior:
-    """Log-normal prior of a parameter."""
+    """Log-normal parameter prior."""
 
     median: float
     factor: float  # one standard deviation up multiplies the median by this, one down divides it
@@ -60,7 +60,7 @@ class Prior:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted value in the unit of the fitted values, with the interval of a measurement."""
+    """Predicted value in the unit of the fitted values, with its measurement interval."""
 
     value: float
     low: float
@@ -167,7 +167,7 @@ def fit_steps(points: Sequence[Point], algorithm: Algorithm | None = None) -> St
         raise EncoreError(
             f"{len(points)} measured points on one number of GPUs",
             expected="at least two numbers of GPUs",
-            hint="measure another: encore sweep BENCHMARK --gpus-per-node 1,2",
+            hint="measure at a different GPU count: encore sweep BENCHMARK --gpus-per-node 1,2",
         )
     for point in points:
         if not (point.time > 0 and math.isfinite(point.time)):
@@ -217,7 +217,7 @@ def _row(point: Point, algorithm: Algorithm) -> tuple[float, ...]:
 def fit_epochs(measured: Sequence[tuple[float, float]]) -> PositiveSum:
     """Fit epochs to the target from pairs of global batch and epochs; one pair suffices, with a wide interval.
 
-    The terms of a row are 1 and the global batch: the parameters are the epochs of a small batch and the increase
+    The terms of a row are 1 and the global batch: the parameters are the epochs at small batches and the increase
     per sample. Their ratio is the critical batch, which doubles the epochs.
     """
     if not measured:

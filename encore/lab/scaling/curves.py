@@ -73,9 +73,9 @@ def _read(source: str) -> Iterator[tuple[str, int, float, str]]:
         measured = measurements_of_study(source)
     elif source == "published":
         raise EncoreError(
-            "published results are of many accelerators",
+            "published results have multiple accelerators",
             expected="a part of their names",
-            hint="--curves v0.7/NVIDIA/dgxa100; `encore published` lists them",
+            hint="--curves v0.7/NVIDIA/dgxa100; list: `encore published`",
         )
     elif path.suffix or source.startswith((".", "/")):
         raise EncoreError(f"there is no {source}", expected="a CSV file or a folder of runs")
@@ -103,7 +103,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, int, float, str]]:
             if gpus < 1 or not (minutes > 0 and math.isfinite(minutes)) or not row["benchmark"]:
                 raise EncoreError(
                     f"{path}, line {reader.line_num}: {','.join(str(row[name]) for name in _COLUMNS)}",
-                    expected="a benchmark, a positive whole number of GPUs, positive minutes",
+                    expected="a benchmark, a positive integer number of GPUs, positive minutes",
                 )
             yield canonical(row["benchmark"]) or row["benchmark"], gpus, minutes, str(path)
 

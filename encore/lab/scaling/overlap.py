@@ -29,14 +29,14 @@ _BACKWARD = 2 / 3
 class Links:
     """Bytes per second per GPU and direction, intra-node and inter-node."""
 
-    inside: float
-    between: float
+    intra_node_rate: float
+    inter_node_rate: float
     gpus: int = 8  # GPUs per node
 
 
 # 18 NVLinks of 20.6 GB/s (encore/machine/links.py), and one "ConnectX-7 IB NDR 400Gb/s" per GPU, eight per node
 # (mlcommons/training_results_v3.1, NVIDIA/systems/eos_n1024_ngc23.09_nemo.json)
-DGX_H100 = Links(inside=18 * 20.6e9, between=50e9)
+DGX_H100 = Links(intra_node_rate=18 * 20.6e9, inter_node_rate=50e9)
 
 
 def measured_steps() -> dict[str, Step]:
@@ -48,7 +48,7 @@ def measured_steps() -> dict[str, Step]:
 def allreduce_seconds(size: float, gpus: int, links: Links) -> float:
     """Return the seconds of an all-reduce of ``size`` bytes on otherwise idle links."""
     intra_node, inter_node = volumes(gpus, max(1, gpus // links.gpus))
-    return size * (intra_node / links.inside + inter_node / links.between)
+    return size * (intra_node / links.intra_node_rate + inter_node / links.inter_node_rate)
 
 
 def exposed_seconds(step: Step, gpus: int, links: Links, *, overlap: bool) -> float:
@@ -64,7 +64,7 @@ def exposed_seconds(step: Step, gpus: int, links: Links, *, overlap: bool) -> fl
 def overlap_table(links: Links = DGX_H100, gpus: Sequence[int] = GPUS) -> Table:
     """Return the exposed all-reduce time of a step with the measured batch and a fraction of it."""
     return Table(
-        title="Sum of the gradients of a step",
+        title="Gradient all-reduce per step",
         columns=("benchmark", "MB", "samples per GPU", "step, ms", "GPUs", "all-reduce, ms", "exposed, ms", "saved"),
         formats={
             "MB": ".0f", "step, ms": ".1f", "all-reduce, ms": ".2f", "exposed, ms": ".2f", "saved": ".1%",
@@ -94,10 +94,10 @@ def allreduce_table(ranks: int, bus_bandwidth: float) -> Table:
         seconds = step.parameters * _BYTES * 2 * (ranks - 1) / ranks / bus_bandwidth
         rows.append((name, step.parameters * _BYTES / 1e6, seconds * 1e3))
     return Table(
-        title="Sum of the gradients of a step here",
+        title="Gradient all-reduce per step on this machine",
         columns=("benchmark", "MB in fp16", "ms"),
         formats={"MB in fp16": ".0f", "ms": ".2f"},
         rows=tuple(rows),
-        note=f"At {bus_bandwidth / 1e9:.3g} GB/s, the bus bandwidth of the largest all-reduce that was measured. "
-        "A backward pass that takes longer hides all but its last bucket.",
+        note=f"At {bus_bandwidth / 1e9:.3g} GB/s, the bus bandwidth of the largest measured all-reduce. "
+        "A longer backward pass hides all but the last bucket.",
     )

@@ -346,7 +346,7 @@ def sentences(jobs: Sequence[Job], schedule: Schedule, steady: SteadyState) -> I
     )
     used = [entry.option for entry in schedule.placements] + [entry.option for entry in steady.shares]
     if any(option.how == "predicted" for option in used):
-        yield "some minutes are the cost model's, outside of what was measured: measure them before you rely on them"
+        yield "some minutes are predicted by the cost model outside the measured range: measure before relying on these"
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -96,7 +96,7 @@ def _read_measurement(cell: PublishedResult) -> Measured:
     run = submission(cell)
     gpus, batch, minutes = run.hardware.accelerators, cell.global_batch, cell.score_minutes
     if not gpus or not batch or not minutes or cell.benchmark is None or run.lengths is None:
-        raise ValueError(f"{cell.name} lacks its number of accelerators, its batch, its epochs or its score")
+        raise ValueError(f"{cell.name} lacks the number of accelerators, batch, epochs or score")
     epochs = run.lengths.estimate
     steps = epochs * train_samples()[cell.benchmark] / batch
     point = Point(gpus=gpus, nodes=run.hardware.nodes or 1, samples_per_gpu=batch / gpus, time=minutes * 60 / steps)
@@ -116,7 +116,7 @@ def checks(benchmark: str) -> tuple[Check, ...]:
             if 2 <= fitted < len(counts):
                 results += _predict_series(series, benchmark, measured, counts[:fitted])
     if not results:
-        raise EncoreError(f"too few published results of {benchmark} to predict some from others")
+        raise EncoreError(f"not enough published results of {benchmark} for predictions")
     return tuple(results)
 
 

@@ -23,7 +23,7 @@ TYPES = {
     "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64", "INT8": "int8",
     "INT16": "int16", "INT32": "int32", "INT64": "int64", "FP16": "float16", "FP32": "float32", "FP64": "float64",
 }  # fmt: skip
-AGAIN = "write the folder again: encore export RUN -o DIR"
+AGAIN = "rewrite the folder: encore export RUN -o DIR"
 
 
 PART = re.compile(r"[a-z0-9][a-z0-9_-]*")
@@ -82,7 +82,7 @@ def read(folder: Path) -> tuple[Model, ...]:
     document = read_document(folder)
     for part in document.parts:
         if not PART.fullmatch(part):
-            raise EncoreError(f"{folder / PASSPORT} has a part {part!r}", expected="the name of a folder", hint=AGAIN)
+            raise EncoreError(f"{folder / PASSPORT} has a part {part!r}", expected="a folder name", hint=AGAIN)
     models = [Model(folder / part, _validate(Export, folder / part)) for part in document.parts or ("",)]
     for model in models:
         _check(model.folder, model.export)
@@ -114,9 +114,9 @@ def _check(folder: Path, export: Export) -> None:
         if tensor.type not in TYPES:
             raise names.unknown(f"type of {tensor.name} in {folder / PASSPORT}:", tensor.type, TYPES)
         if export.batched and not tensor.shape:
-            raise EncoreError(f"{folder / PASSPORT}: {tensor.name} has no dimension for the batch", hint=AGAIN)
+            raise EncoreError(f"{folder / PASSPORT}: {tensor.name} lacks a batch dimension", hint=AGAIN)
     if not (folder / export.model).exists():
-        raise EncoreError(f"no model {folder / export.model}", expected=f"what {PASSPORT} names", hint=AGAIN)
+        raise EncoreError(f"no model {folder / export.model}", expected=f"content of {PASSPORT}", hint=AGAIN)
     _example(folder, export)
 
 
@@ -129,7 +129,7 @@ def _example(folder: Path, export: Export) -> dict[str, np.ndarray]:
         raise EncoreError(f"{path} cannot be read: {error}", hint=AGAIN) from error
     for tensor in (*export.inputs, *export.outputs):
         if tensor.name not in arrays:
-            raise EncoreError(f"{path} has no {tensor.name}", expected="all inputs and outputs", hint=AGAIN)
+            raise EncoreError(f"{path} lacks {tensor.name}", expected="all inputs and outputs", hint=AGAIN)
         array = arrays[tensor.name]
         sizes = [
             size if dimension == -1 else dimension for dimension, size in zip(tensor.shape, array.shape, strict=False)

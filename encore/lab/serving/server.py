@@ -81,13 +81,13 @@ def in_container(
     if lacks and not image:
         problem = EncoreError(
             f"{reference} serves {export.format} with its {backend.name} backend, but has no {lacks}",
-            expected=f"an image made from it that has {lacks}",
-            hint=f"--image NAME, or export the model again with --format {PORTABLE}",
+            expected=f"an image based on it with {lacks}",
+            hint=f"--image NAME, or re-export the model with --format {PORTABLE}",
         )
     try:
         engine = engines.connect(runtime)
         if engines.inspect(engine, reference) is None:
-            problem = problem or EncoreError(f"{runtime} has no {reference}", hint=f"{runtime} pull {reference}")
+            problem = problem or EncoreError(f"{runtime} lacks {reference}", hint=f"{runtime} pull {reference}")
     except EncoreError as error:
         problem = problem or error
     job = Job(
@@ -174,7 +174,7 @@ LIBRARIES = "nvidia_pytriton.libs"  # libraries of all of these; sibling of the 
 def find_wheel(server: Python, runs_model: Python) -> Path:
     """Return the package in ``server``; EncoreError if it is missing or does not support the model's Python."""
     if not server.wheel:
-        raise EncoreError(f"{server.program} has no nvidia-pytriton", expected="its tritonserver", hint=PYTRITON)
+        raise EncoreError(f"{server.program} lacks nvidia-pytriton", expected="its tritonserver", hint=PYTRITON)
     wheel, version = Path(server.wheel), runs_model.version
     needed = (wheel / SERVER, wheel / BACKEND, wheel.parent / LIBRARIES)
     missing = [path for path in needed if not path.exists()]
@@ -260,7 +260,7 @@ def _wait(child: subprocess.Popen[bytes], ports: Ports, models: Sequence[str], l
             raise explain(log, f"the server ended with exit code {child.returncode}")
         # Triton does not detect that its backend process failed to start, and waits for it.
         if STUB_FAILED.search(log.read_text(encoding="utf-8", errors="replace")):
-            raise explain(log, "the server cannot start its backend")
+            raise explain(log, "the server cannot start the backend")
         if time.monotonic() > end:
             raise explain(log, f"the server is not ready after {seconds:g} s")
 

@@ -225,7 +225,7 @@ def changed(study: Study, settings: Sequence[str]) -> Study:
     values = dict(configuration.parse_setting(setting, fields) for setting in settings)
     axes = sorted(set(values) & set(study.grid))
     if axes:
-        raise EncoreError(f"--set {axes[0]}: the study's grid sets it", hint="write a study of your own")
+        raise EncoreError(f"--set {axes[0]}: the study's grid sets it", hint="define a new study")
     updated = study.model_copy(update={"base": {**study.base, **values}})
     _check(updated)
     return updated

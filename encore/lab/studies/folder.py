@@ -145,7 +145,7 @@ def create(study: Defined, label: str, results: Path) -> Folder[Defined]:
     except OSError as error:
         raise EncoreError(
             f"the study cannot be written to {results}: {error.strerror or error}",
-            hint="give a folder that you may write to: --results DIR",
+            hint="choose a writable folder: --results DIR",
         ) from error
     return Folder(path, study)
 
@@ -156,14 +156,14 @@ def open_folder(path: Path, of: type[Defined]) -> Folder[Defined]:
         raise EncoreError(
             f"{path} is no folder of a study",
             expected=f"a folder with {STUDY}, such as results/20261120T101500Z-sweep-resnet",
-            hint="give the path that was printed when it began",
+            hint="use the path printed at the start",
         )
     try:
         return Folder(path.absolute(), of.model_validate(files.read_json(path / STUDY).get("study")))
     except ValidationError as error:
         raise EncoreError(
             f"{path / STUDY} has other fields than this version of Encore writes for such a study",
-            hint="start the study again",
+            hint="restart the study",
         ) from error
 
 

@@ -199,8 +199,8 @@ def submit(folder: Folder[Study], per_point: Mapping[str, str]) -> str:
     with files.replaced(path) as file:
         file.write(script(folder, per_point).encode())
     if not commands.is_installed():
-        raise EncoreError("--submit, and there is no Slurm here", hint=f"on a login node: sbatch {path}")
+        raise EncoreError("--submit requires Slurm (not found)", hint=f"on a login node: sbatch {path}")
     done = subprocess.run(["sbatch", str(path)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise EncoreError(f"sbatch refused: {done.stderr.strip()}", hint=f"change {path} and give it to sbatch")
+        raise EncoreError(f"sbatch failed: {done.stderr.strip()}", hint=f"edit {path} and submit it with sbatch")
     return done.stdout.strip()

@@ -111,8 +111,8 @@ def tables(study: NodeStudy, results: Sequence[Result]) -> list[Table]:
     unit = devices(results)
     each_has = "batch of a rank" if unit == "ranks" else "batch of a GPU"
     note = (
-        f"Against one of the {unit}, with the same batch of each; without the first epoch. Nothing else is printed as a"
-        " number."
+        f"Against one of the {unit}, with the same batch for each, without the first epoch. The study prints no other"
+        " numbers."
     )
     return [
         Table(

@@ -51,7 +51,7 @@ def build(folder: Folder[Study]) -> Report:
     note = "Measured on CPUs or on a small grid." if mark else ""
     passes = Chapter(
         key="passes",
-        title="How far the passes are apart",
+        title="Variation between passes",
         sentence=f"Intervals ({percent(LEVEL)}) are {_intervals(results)}.",
         folded=(_passes_table(study, results),),
     )
@@ -82,7 +82,7 @@ def _answer(study: Study, question: Question, results: Sequence[Result], number:
         comparison, compared, absent = _compare_printed(study, quantity, measured)
         sentence, tables, folded = sentence + comparison, tables + compared, folded + absent
     if not table.rows:
-        sentence = "None of the points that answer this is measured yet."
+        sentence = "The points for this answer have not been measured yet."
     if question.kind == "memory":
         compared, absent = _largest_batches(study, results)
         tables, folded = tables + compared, folded + absent
@@ -114,18 +114,16 @@ def _compare_printed(
     )
     if not measured:
         return (
-            f" None of the {len(printed_figures)} printed figures ({label}) is of a point that was measured here.",
+            f" None of the {len(printed_figures)} printed figures ({label}) is for a measured point.",
             [],
             without,
         )
     tables = [Table(title=title, columns=_PUBLISHED, rows=tuple(figure.row for figure in measured))]
-    summary = (
-        f" Of {len(printed_figures)} printed figures ({label}) {len(measured)} are of points that were measured here"
-    )
+    summary = f" Of {len(printed_figures)} printed figures ({label}) {len(measured)} are for measured points"
     if not any(figure.has_interval for figure in measured):
-        return f"{summary}, once each: no interval says how far off they may be.", tables, without
+        return f"{summary}, in single measurements without an interval.", tables, without
     beyond = sum(figure.is_beyond for figure in measured)
-    return f"{summary}; {beyond} of them are beyond our interval.", tables, without
+    return f"{summary}; {beyond} are outside the measured interval.", tables, without
 
 
 # -- questions ----------------------------------------------------------------------------------------------------
@@ -157,8 +155,8 @@ def _axis_name(axis: str) -> str:
 def _epoch_note(study: Study) -> str:
     # No epoch is run completely.
     return (
-        f"Extrapolated: an epoch is {study.epoch.images:,} images, of which some steps were run. Its seconds are its"
-        " steps times the seconds of a step, and once what the first step takes longer."
+        f"Extrapolated: an epoch is {study.epoch.images:,} images, of which some steps were run. Epoch time is"
+        " steps times step time, plus the extra time of the first step."
     )
 
 
@@ -234,7 +232,7 @@ def _speed_up(study: Study, question: Question, results: Sequence[Result], key: 
             f" ({slowest}) to {fast[0]:.2f} times ({fastest}) as fast; {growth:g} would be linear."
         )
         if unsure:
-            sentence += f" At {unsure} of {len(ends)} the interval includes 1: too noisy to say whether it is faster."
+            sentence += f" At {unsure} of {len(ends)} the interval includes 1: no significant speed-up."
     points = [(series, _x(result, question), *faster) for series, result, faster in speedups]
     figures = _plots(key, question, f"Speed-up over {over}", points, table, "speed-up", linear=True)
     return sentence, table, figures, [Measurement(result.axes, *faster) for _, result, faster in speedups]
@@ -254,14 +252,14 @@ def _overhead(study: Study, question: Question, results: Sequence[Result], key: 
             rows.append((*series, fast.step.estimate, slow.step.estimate, percent_more, low, high, overhead[0]))
             values.append(Measurement(slow.axes, percent_more or 0.0, low, high))
     columns = (*question.series, f"{fast_way}, s a step", f"{slow_way}, s a step", "overhead, %", "from", "to", "ratio")
-    table = Table(title=f"What {slow_way} takes longer than {fast_way}", columns=columns, rows=tuple(rows))
+    table = Table(title=f"Overhead of {slow_way} over {fast_way}", columns=columns, rows=tuple(rows))
     sentence = ""
     if rows:
         least, largest = min(rows, key=lambda row: row[-1]), max(rows, key=lambda row: row[-1])
         sentence = (
             f"{slow_way} takes from {least[-4]:+.1f} % ({_name(least[:count], question.series)})"
             f" to {largest[-4]:+.1f} % ({_name(largest[:count], question.series)}) longer than {fast_way};"
-            f" at {sure} of {len(rows)} points the interval leaves out zero."
+            f" at {sure} of {len(rows)} points the interval excludes zero."
         )
     figure = bars(key, table, tuple(range(count)), len(columns) - 1, f"step by {slow_way} over that by {fast_way}")
     return sentence, table, [figure] if figure else [], values
@@ -282,13 +280,17 @@ def _network_size(study: Study, question: Question, results: Sequence[Result], k
         *question.series, "layers", "weights", "weights a layer", "gradients, MB", f"{_EPOCH}, on the fewest",
         "devices", f"{_EPOCH}, on them", "speed-up",
     )  # fmt: skip
-    title = "Size of a network and its time"
+    title = "Network size and time"
     table = Table(title=title, columns=columns, rows=tuple(rows), note=_epoch_note(study))
     sentence = ""
     if rows:
         times = [row[-4] for row in rows]
         fast, slow = rows[times.index(min(times))], rows[times.index(max(times))]
-        order = "more weights, more time" if times == sorted(times) else "weights alone do not order the times"
+        order = (
+            "more weights, more time"
+            if times == sorted(times)
+            else "the order of times differs from the order of weights"
+        )
         sentence = (
             f"The epoch of {slow[0]} ({slow[2]:,} weights, {slow[1]} layers) takes {slow[-4] / fast[-4]:.1f} times as"
             f" long as that of {fast[0]} ({fast[2]:,} weights, {fast[1]} layers): {order}."
@@ -326,10 +328,10 @@ def _stages(study: Study, question: Question, results: Sequence[Result], key: st
             "BP operators, s per epoch", "WU operators, s per epoch",
         ),
         rows=tuple(rows),
-        note="Seconds per epoch are extrapolated from those of a step. FP + BP and WU are of steps with a wait after"
-        " each; steps without waits are measured in blocks of their own. Above 100 % the machine's drift between the"
-        " two is larger than the overlap. Operators are those of MXNet's profiler: sums, in which two that run at once"
-        " count twice, and what runs between operators does not count.",
+        note="Seconds per epoch are extrapolated from step times. FP + BP and WU are from steps with synchronization"
+        " after each; steps without it are measured in separate blocks. Above 100 %, the machine's drift between the"
+        " two is larger than the overlap. Operator times are sums from MXNet's profiler: concurrent operators count"
+        " twice, time between operators does not count.",
     )  # fmt: skip
     sentence = ""
     if rows:
@@ -339,11 +341,11 @@ def _stages(study: Study, question: Question, results: Sequence[Result], key: st
             f"WU is from {lowest[first + 3]:.0f} % of a step"
             f" ({_name(lowest[:first], question.series)} on {lowest[first]}) to {high[first + 3]:.0f} %"
             f" ({_name(high[:first], question.series)} on {high[first]}). FP + BP and WU add up to"
-            f" {min(waited):.1f} to {max(waited):.1f} % of the step with a wait after each; a step without waits"
-            f" takes {min(plain):.1f} to {max(plain):.1f} % of their sum, and what is below 100 % is saved by the"
-            " overlap of WU with BP."
+            f" {min(waited):.1f} to {max(waited):.1f} % of the step with synchronization after each; a step"
+            f" without it takes {min(plain):.1f} to {max(plain):.1f} % of their sum, and the difference to 100 % is"
+            " saved by overlapping WU with BP."
         )
-    return sentence, table, _plots(key, question, "Share of WU", points, table, "WU, % of a step"), []
+    return sentence, table, _plots(key, question, "Share of WU", points, table, "WU, % of the step"), []
 
 
 def _memory(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
@@ -380,9 +382,9 @@ def _memory(study: Study, question: Question, results: Sequence[Result], key: st
             "first over others, %", "growth, %",
         ),
         rows=tuple(rows),
-        note="One reading, which has no interval. On GPUs what CUDA has in use on the device (cudaMemGetInfo), other "
-        "programs included; on CPUs resident memory of the process, in which a key-value store has all devices and "
-        "Horovod one.",
+        note="Single reading without an interval. On GPUs, device memory in use (cudaMemGetInfo), including other "
+        "programs; on CPUs, resident memory of the process, which has all devices for a key-value store and one "
+        "device for Horovod.",
     )  # fmt: skip
     sentence = ""
     grown = [row for row in rows if row[-1] is not None]
@@ -390,8 +392,8 @@ def _memory(study: Study, question: Question, results: Sequence[Result], key: st
         least, most = min(grown, key=lambda row: row[-1]), max(grown, key=lambda row: row[-1])
         sentence = (
             f"From the smallest batch to {most[len(question.series)]} the memory in training grows by {least[-1]:.1f} %"
-            f" ({least[0]}) to {most[-1]:.1f} % ({most[0]}); before training there is"
-            f" {min(row[-5] for row in rows):.2f} to {max(row[-5] for row in rows):.2f} GB in use."
+            f" ({least[0]}) to {most[-1]:.1f} % ({most[0]}); before training"
+            f" {min(row[-5] for row in rows):.2f} to {max(row[-5] for row in rows):.2f} GB are in use."
         )
     return sentence, table, _plots(key, question, "Memory in training", points, table, "GB"), values
 
@@ -454,13 +456,13 @@ def _weak_scaling(study: Study, question: Question, results: Sequence[Result], k
     if gains:
         best, name, devices = max(gains)
         sentence = (
-            "For the same images weak scaling takes as long as strong scaling, to a tenth of a percent: the first step,"
-            " which an epoch has once, is all that can differ, and next to the others it is nothing."
+            "For the same images weak scaling takes as long as strong scaling, to a tenth of a percent: only the"
+            " first step can differ, and its share is negligible."
             if best < _MIN_GAIN
             else f"For the same images weak scaling takes up to {best:.1f} % less time than strong scaling ({name},"
-            f" {devices} devices): its longer epoch has the cost of the first step once as well."
+            f" {devices} devices): the cost of the first step is spread over a longer epoch."
         )
-    return sentence, table, _plots(key, question, "Weak scaling", points, table, "epoch over that of one device"), []
+    return sentence, table, _plots(key, question, "Weak scaling", points, table, "epoch relative to one device"), []
 
 
 _KINDS: dict[str, Callable[[Study, Question, Sequence[Result], str], Parts]] = {
@@ -480,8 +482,8 @@ def _cpu_notice(study: Study) -> str:
     if study.base.get("device") != "cpu":
         return "The small grid: not the study's points." if study.is_small else ""
     return (
-        "Measured on CPUs, which stand in for GPUs: small images, small batches, resident memory for GPU memory. "
-        "Nothing here says how GPUs behave, and nothing is a reproduction of a printed figure."
+        "Measured on CPUs instead of GPUs: small images, small batches, resident memory instead of GPU memory. "
+        "The results do not apply to GPUs and do not reproduce printed figures."
     )
 
 
@@ -492,19 +494,18 @@ def _busy_notice(results: Sequence[Result]) -> str:
     used, cores = max(busy)
     return (
         f"The machine was busy: at {len(busy)} of {len(results)} points other programs took up to {used:.1f} of {cores}"
-        " cores. Their times, and all that is made of them, may be wrong by much; measure them again with nothing else"
-        " running."
+        " cores. Their times and all derived values may be wrong; repeat the measurement on an idle machine."
     )
 
 
 def _intervals(results: Sequence[Result]) -> str:
     apart = results[0].drift
     if apart is None:
-        return "from the blocks of steps of one process: what drifts between two points is not in them"
+        return "from blocks of steps in a single process, without drift between points"
     return (
-        f"from the passes: two of one point differ by {100 * apart.cv:.1f} % (standard deviation, pooled over"
-        f" {apart.freedom} repeats; a point's own where that is more). The first pass is in the grid's order, the"
-        " others are shuffled"
+        f"from the passes: two passes of a point differ by {100 * apart.cv:.1f} % (standard deviation, pooled over"
+        f" {apart.freedom} repeats; the deviation of the point if larger). The first pass is in grid order, later"
+        " passes are shuffled"
     )
 
 
@@ -519,7 +520,7 @@ def _passes_table(study: Study, results: Sequence[Result]) -> Table:
             rows.append((*(result.axes[name] for name in study.grid), *passes, apart, other_load))
     numbers = (f"pass {number}, s a step" for number in range(1, study.passes + 1))
     columns = (*study.grid, *numbers, "longest over shortest", "cores of other programs")
-    return Table(title="Every point and its passes", columns=columns, rows=tuple(rows)).filled()
+    return Table(title="All points and passes", columns=columns, rows=tuple(rows)).filled()
 
 
 def _machine_summary(node: dict[str, Any]) -> str:
@@ -532,7 +533,7 @@ def _explanations(study: Study, results: Sequence[Result]) -> Iterator[Table]:
     # Layers, weights, gradient bytes, and link traffic.
     networks = {str(result.axes.get("network", "")): (result, result.first_pass["network"]) for result in results}
     yield Table(
-        title="What an update has to move",
+        title="Data volume of an update",
         columns=("network", "convolutions", "fully connected", "arrays", "weights", "gradients, MB", "output"),
         rows=tuple(
             (
@@ -555,7 +556,7 @@ def _contradictions(study: Study) -> list[Chapter]:
     study_checks = [check for check in checks() if check.source == study.published.source]
     failing = [check for check in study_checks if not check.follows]
     table = Table(
-        title=f"Printed figures of the study that do not follow from its others: {len(failing)} of {len(study_checks)}",
+        title=f"Printed figures that contradict other figures of the study: {len(failing)} of {len(study_checks)}",
         columns=("place", "figure", "printed", "computed", "note"),
         rows=tuple(
             (check.place, check.what, check.printed, cell_text(check.computed), check.note) for check in failing

@@ -58,7 +58,7 @@ def load(folder: Path) -> Measured:
         if content.get("step"):
             steps.append({**content["step"], "file": path.stem})
     if peaks is None:
-        raise EncoreError(f"{folder} has no ceilings", expected=PEAKS, hint="encore bench BENCHMARK --roofline -o DIR")
+        raise EncoreError(f"{folder} lacks ceilings", expected=PEAKS, hint="encore bench BENCHMARK --roofline -o DIR")
     return Measured(peaks=peaks, steps=tuple(steps))
 
 
@@ -116,7 +116,8 @@ def peaks_table(measured: Measured) -> Table:
     device = measured.peaks["name"] or f"CPU, {measured.peaks['threads']} threads"
     return Table(
         title=f"Ceilings of {device}", columns=("ceiling", "measured", "unit"), rows=tuple(rows),
-        note=f"Measured by {measured.peaks['library']} on this machine before each benchmark, the fastest of all.",
+        note=f"Measured by {measured.peaks['library']} on this machine before the benchmarks;"
+        " maximum over all measurements.",
     )  # fmt: skip
 
 
@@ -146,9 +147,9 @@ def roofline_table(measured: Measured) -> Table:
         columns=columns,
         rows=tuple(rows),
         formats={"of the roof": ".1%", "of the peak": ".1%", "MFU": ".1%"},
-        note="GFLOP: PyTorch's count of products, convolutions and attention. GB: what each operator reads and writes "
-        "by itself; what a compiler fuses, and what stays in a cache, is not moved, so that a step may be above it. "
-        "Model GFLOP: by the network's sizes alone, without padding or what is computed twice; MFU: their share of the "
+        note="GFLOP: PyTorch's count of GEMMs, convolutions and attention. GB: reads and writes of single operators; "
+        "compiler fusion and caches avoid part of these, so that a step may be above the roof. "
+        "Model GFLOP: from the network sizes, without padding or recomputation; MFU: their fraction of the "
         "measured peak.",
     )
 
@@ -166,7 +167,7 @@ def classes_table(measured: Measured) -> Table:
         columns=("step", "class", "share of the time", "GFLOP", "GB"),
         formats={"share of the time": ".1%"},
         rows=tuple(rows),
-        note="Share of the time in which kernels ran; by the names of kernels on a GPU, of operators on a CPU.",
+        note="Fraction of the kernel time, by kernel name on GPUs and operator name on CPUs.",
     )
 
 
@@ -184,7 +185,7 @@ def kernels_table(measured: Measured) -> Table:
         for kernel in step["kernels"][:_KERNELS]
     )
     columns = ("step", "kernel", "class", "share of the time", "calls", "ms")
-    note = "Names without namespaces and arguments, cut; whole in the JSON files."
+    note = "Names without namespaces and arguments, truncated; complete in the JSON files."
     return Table(title="Longest kernels", columns=columns, formats={"share of the time": ".1%"}, rows=rows, note=note)
 
 
@@ -290,7 +291,7 @@ def read_kernels(path: Path) -> Kernels:
     start = next((number for number, line in enumerate(lines) if _TIME in line and _NAME in line), None)
     if start is None:
         raise EncoreError(
-            f"{path} is no table of kernels",
+            f"{path} is not a kernel table",
             expected="the JSON of `encore bench --roofline`, or CSV of `nsys stats --report cuda_gpu_kern_sum`",
         )
     rows = [row for row in csv.DictReader(lines[start:]) if row.get(_NAME) and (row.get(_TIME) or "").isdigit()]

@@ -136,7 +136,7 @@ def base_of(runs: Sequence[ServerRun], requested: str | None) -> str:
 def tables(runs: Sequence[ServerRun], base: str | None = None) -> list[Table]:
     """Return all tables with rows for these runs; EncoreError if none."""
     if not runs:
-        raise EncoreError("no run was found", expected="run folders of one or more servers", hint="name RUN...")
+        raise EncoreError("no run was found", expected="run folders from one or more servers", hint="name RUN...")
     measured = [run.measured for run in runs]
     candidates = [
         time_to_target(runs),
@@ -246,8 +246,8 @@ def first_epochs(runs: Sequence[ServerRun]) -> Table:
             for measured, first, later in epochs
             if first and later
         ),
-        note="Without evaluations; medians over the runs, the second epoch is the median of all but the first. Below 2 "
-        "the first epoch is slower, as it reads from the disk and settles: one epoch alone is that far off.",
+        note="Without evaluations; medians over the runs. The second epoch is the median of all later ones. Below 2 "
+        "the first epoch is slower due to disk reads and warm-up: a single epoch is biased by this ratio.",
     )
 
 
@@ -337,9 +337,9 @@ def gpus_needed(runs: Sequence[ServerRun]) -> Table:
             "GPUs to be sure", "how",
         ),
         rows=tuple(rows),
-        note="GPUs: the fewest, a power of two, with which the expected minutes are within the limit; to be sure: with "
-        "which the upper end of the 95 % interval is. The model takes as many epochs for every number of GPUs: where a "
-        "larger batch needs more, more GPUs are needed.",
+        note="GPUs: the fewest, a power of two, with expected minutes within the limit; to be sure: with the "
+        "upper bound of the 95 % interval within it. The model assumes the same epochs for all GPU counts: if a "
+        "larger batch needs more epochs, more GPUs are needed.",
     )  # fmt: skip
 
 
@@ -348,7 +348,7 @@ def _fewest_gpus(points: dict[int, float], limit: float) -> tuple[Cell, ...]:
         ((gpus, minutes),) = points.items()
         if minutes <= limit:
             return (gpus, minutes, None, None, None, "measured")
-        return (None, minutes, None, None, None, "not enough; measure on another number of GPUs for the model")
+        return (None, minutes, None, None, None, "not enough; the model needs a second measured GPU count")
     model = fit_strong_scaling(points)
     counts = [2**power for power in range(MOST_GPUS.bit_length())]
     # Intervals require a search: compute them only if the expected minutes are within the limit.
@@ -414,8 +414,8 @@ def utilisation_table(runs: Iterable[ServerRun]) -> Table:
             for measured, means in utilisations
             if means
         ),
-        note="Means of the samples between run_start and run_stop, one a second; of a GPU the mean over all; traffic "
-        "in MiB/s per GPU. GPU %: share of the time in which a kernel ran, not of its units that were busy.",
+        note="Means of the samples between run_start and run_stop (one per second), over all GPUs; traffic "
+        "in MiB/s per GPU. GPU %: fraction of the time with a running kernel, not the occupancy.",
     )
 
 
@@ -450,8 +450,8 @@ PLACES = (
     ("backup: memory sizes", "Published: batch variants"),
 )
 ON_CPUS = (
-    "Measured on CPUs: ranks stand for GPUs, Gloo for NCCL. These figures are of this machine, and reproduce no "
-    "published one."
+    "Measured on CPUs: ranks replace GPUs, Gloo replaces NCCL. These figures are for this machine and do not "
+    "reproduce published figures."
 )
 
 

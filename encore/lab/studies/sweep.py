@@ -112,7 +112,7 @@ def _precision(text: str, mode: Mode) -> tuple[str | None, int | None]:
     if not batch.isdecimal() or int(batch) < 1:
         raise EncoreError(f"--precision {text}", expected="a batch from 1 on", hint=f"--precision {name}:64")
     if mode == "strong":
-        raise EncoreError(f"--precision {text} with strong scaling", hint="add --weak: a batch is that of a rank")
+        raise EncoreError(f"--precision {text} with strong scaling", hint="add --weak: the batch is per rank")
     return name, int(batch)
 
 
@@ -146,7 +146,7 @@ def point_hosts(sweep: Sweep, point: GridPoint) -> tuple[hosts.Host, ...]:
     if len(hosts_given) < point.nodes or min(host.slots for host in hosts_given[: point.nodes]) < point.gpus_per_node:
         raise EncoreError(
             f"--hosts {','.join(map(str, hosts_given))} for {point.nodes} nodes of {point.gpus_per_node} GPUs",
-            expected="as many hosts as the most nodes, with as many GPUs as the most of a node",
+            expected="hosts for the largest node count, with enough GPUs per node",
             hint="name more hosts, or fewer --nodes",
         )
     return tuple(hosts.Host(host.name, point.gpus_per_node) for host in hosts_given[: point.nodes])
@@ -171,7 +171,7 @@ def _refuse_settings(sweep: Sweep) -> None:
         raise EncoreError(
             f"--global-batch {sweep.global_batch} with {sweep.mode} scaling",
             expected="a positive batch, which strong scaling divides among the ranks",
-            hint="with --weak, give the batch of a rank: --set batch_size=N",
+            hint="with --weak, set the batch per rank: --set batch_size=N",
         )
     names = {setting.partition("=")[0].strip() for setting in sweep.request.settings}
     for name, wrong, option in (
@@ -234,8 +234,8 @@ def refuse(sweep: Sweep, results: Path, submit_all: bool) -> list[tuple[GridPoin
             if not commands.is_installed():
                 requirement = f"a point of {point.nodes} nodes" if point.nodes > 1 else "--submit"
                 raise EncoreError(
-                    f"{requirement} needs a scheduler, and there is no Slurm here",
-                    expected="points on this machine, or a login node of a cluster",
+                    f"{requirement} needs a scheduler (Slurm not found)",
+                    expected="points on this machine, or a cluster login node",
                     hint="leave out --nodes and --submit, or name the nodes: --hosts n1:4,n2:4",
                 )
             preflight.refuse_failed(submission.checks(prepare_job(point, request)))
@@ -275,7 +275,7 @@ def run(folder: Folder[Sweep], hooks: HooksOf, limits: Limits, submit_all: bool 
 def _submit(folder: Folder[Sweep], point: GridPoint) -> None:
     # Submit a point to the scheduler, unless its job is still queued or running.
     if not commands.is_installed():
-        raise EncoreError(f"point {point.key} needs a scheduler, and there is no Slurm here")
+        raise EncoreError(f"point {point.key} needs a scheduler (Slurm not found)")
     job = folder.jobs().get(point.key)
     # Jobs unknown to the controller are not live.
     if job is not None and commands.show_job(job).get("JobState", "COMPLETED") not in queue.FINISHED_STATES:

@@ -161,10 +161,10 @@ def throughput_table(results: Sequence[Result]) -> Table:
         columns=("point", "batch", speed, "spread", "speed-up", "efficiency", "waiting", "min", "reached"),
         formats={speed: ",.1f", "speed-up": ".3f", "efficiency": ".3f"},
         rows=tuple(rows),
-        note=f"Point: nodes x {unit}. Speed is that of training, without the first epoch and the evaluations; spread"
-        f" is its standard deviation over epochs. Speed-up against the fewest {unit}; efficiency is speed-up over the"
-        f" growth in {unit}. Waiting: share of the time without data. Minutes to the target, of the runs that reached"
-        " it.",
+        note=f"Point: nodes x {unit}. Speed: training only, without the first epoch and evaluations; spread:"
+        f" standard deviation over epochs. Speed-up against the fewest {unit}; efficiency is speed-up over the"
+        f" growth in {unit}. Waiting: fraction of the time without data. Minutes: time to target of the runs that"
+        " reached it.",
     )
 
 
@@ -197,8 +197,8 @@ def predictions(folder: Folder[Sweep], results: Sequence[Result], gpus: Sequence
         columns=(unit, "nodes", "precision", "global batch", speed, "95 % from", "95 % to"),
         formats={speed: ",.1f", "95 % from": ",.1f", "95 % to": ",.1f"},
         rows=tuple(rows),
-        note="By the cost model of docs/scaling.md, on the number of nodes in its row; the interval is where a "
-        f"measurement would be. Empty where fewer than two numbers of {unit} have ended.",
+        note="By the cost model of docs/scaling.md, on the number of nodes in the row, with the interval of a "
+        f"measurement. Empty with fewer than two finished numbers of {unit}.",
     )
 
 
@@ -239,7 +239,7 @@ def releases_table(results: Sequence[Result], figure: PublishedReleases | None) 
         base = first.setdefault((result.point.nodes, result.point.gpus, result.point.precision), result)
         speed = result.samples_per_second.estimate if result.samples_per_second else None
         rows.append((result.point.image, f"{result.point.gpus} GPUs", speed, result.times_as_fast_as(base), MEASURED))
-    note = "Samples per second of training; speed-up over the first release on as many GPUs."
+    note = "Samples per second of training; speed-up over the first release on the same number of GPUs."
     if figure:
         rows += [(result.release, result.machine, None, result.speed_up, "published") for result in figure.figures]
         note += f" Published: {figure.source}; {figure.conditions}; not measured here."

@@ -68,7 +68,7 @@ def load_machine(path: Path) -> Machine:
         return Machine(links.from_json(content["server"]), content["speeds"], content["nccl_tests"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EncoreError(
-            f"{file} is no description of a machine: {error}", expected=FILE, hint="encore study machine -o FOLDER"
+            f"{file} is not a machine description: {error}", expected=FILE, hint="encore study machine -o FOLDER"
         ) from error
 
 
@@ -103,8 +103,8 @@ def measure(machine: Node, ranks: int, on_step: Callable[[str], None], python: P
         )  # fmt: skip
         if done.returncode != 0 or not result.is_file():
             raise EncoreError(
-                f"the ranks ended with exit code {done.returncode}",
-                hint="read their output above, or leave out the number of GPUs: it then measures nothing",
+                f"the ranks exited with code {done.returncode}",
+                hint="check the output above, or omit the number of GPUs to skip the measurement",
                 exit_code=ExitCode.FAILED,
             )
         measured: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
@@ -183,7 +183,7 @@ def speeds_figure(machine: Machine) -> Figure | None:
         f"{kind}, {backend}": [(float(size or 0) / 2**20, float(rate or 0)) for _, size, _, rate, _ in rows]
         for (kind, backend), rows in grouped(table.rows, lambda row: (row[0], row[4])).items()
     }
-    axis, label = "MiB of a rank", "GB/s, bus bandwidth"
+    axis, label = "MiB per rank", "GB/s, bus bandwidth"
     return over_gpus("links", table.title, list(lines.items()), table, label, axis=axis) if lines else None
 
 
@@ -257,8 +257,8 @@ def matrix(server: Server) -> Table:
             )
             for device in devices
         ),
-        note="NV4: four NVLinks; PIX: one PCIe switch; PXB: several; PHB: a CPU's host bridge; NODE: several of one "
-        "NUMA node; SYS: the connection between NUMA nodes.",
+        note="NV4: four NVLinks; PIX: one PCIe switch; PXB: multiple; PHB: a CPU's host bridge; NODE: multiple in the "
+        "same NUMA node; SYS: the connection between NUMA nodes.",
     )
 
 

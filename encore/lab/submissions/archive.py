@@ -42,7 +42,7 @@ from encore.results.scores.score import SCALING_FILE, read_scaling
 _PLAIN_NAME = re.compile(r"[^A-Za-z0-9._+-]+")
 _CHECKED_SINCE = "v0.6"
 _AVAILABILITY_SINCE = "v4.0"
-# Values of a system description by the submission_status in a log (mlperf-logging, system_desc_checker.py)
+# System description values by the submission_status in a log (mlperf-logging, system_desc_checker.py)
 _AVAILABILITY = {
     "onprem": "Available on-premise",
     "cloud": "Available cloud",
@@ -53,7 +53,7 @@ _ERROR = re.compile(r"^(?:ERROR|CRITICAL)\s+-\s*(.*)")
 _ACCEPTED = ("FOUND NO ERRORS, SUCCESS", "ALL CHECKS PASSED")
 _MOST_ERRORS = 20
 _LONGEST_CHECK_S = 1800
-# Fields of a system description, with their names in Encore
+# System description fields and the corresponding names in Encore
 _FIELDS = {
     "number_of_nodes": "nodes",
     "host_processors_per_node": "cpus_per_node",
@@ -73,7 +73,7 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class Package:
-    """Tree of a submitter for a round."""
+    """Submitter tree for a round."""
 
     folder: Path
     round: str
@@ -82,7 +82,7 @@ class Package:
 
 
 class PackageJson(TypedDict):
-    """Tree of a submitter for a round, and the verdict of the package checker."""
+    """Submitter tree for a round, and the verdict of the package checker."""
 
     folder: str
     round: str
@@ -119,7 +119,7 @@ def write_archive(runs: Sequence[Path], output: Path, submitter: str | None = No
         folder = (output / round_ if len(rounds) > 1 else output) / org
         results = folder / "results" / system / benchmark
         if results.exists():
-            raise EncoreError(f"{results} is there already", hint="give a new folder, or remove the old archive")
+            raise EncoreError(f"{results} is there already", hint="choose a new folder, or remove the old archive")
         results.mkdir(parents=True)
         logs = [run.path for logged_run in sides for run in logged_run.logs]
         for number, log in enumerate(logs):
@@ -138,7 +138,7 @@ def check_package(package: Package) -> PackageVerdict:
     """Let mlperf-logging's package checker judge the tree, as MLCommons does with a submission."""
     logs = count_of(package.logs, "log")
     if package.round < _CHECKED_SINCE:
-        summary = f"packed {logs}; mlperf-logging has no package checker for {package.round}"
+        summary = f"packed {logs}; no package checker in mlperf-logging for {package.round}"
         return PackageVerdict(package, None, summary)
     ruleset = f"{package.round.removeprefix('v')}.0"
     accepted, errors = run_checker("package_checker", package.folder, ruleset)
@@ -148,7 +148,7 @@ def check_package(package: Package) -> PackageVerdict:
 
 
 def run_checker(name: str, folder: Path, ruleset: str) -> tuple[bool, tuple[str, ...]]:
-    """Run mlperf-logging's ``package_checker`` or ``repo_checker``; return whether it accepts, and its errors.
+    """Run mlperf-logging's ``package_checker`` or ``repo_checker``; return the verdict and the errors.
 
     The package checker writes scaling.json into the folder.
     """
@@ -174,14 +174,14 @@ def run_checker(name: str, folder: Path, ruleset: str) -> tuple[bool, tuple[str,
 
 
 def _sets(sides: Sequence[RunSet], submitter: str | None) -> dict[tuple[str, str, str, str], list[RunSet]]:
-    # By round, submitter, system and benchmark: runs of a set may be in multiple run folders
+    # By round, submitter, system and benchmark: a set may span multiple run folders
     groups: dict[tuple[str, str, str, str], list[RunSet]] = {}
     for run in sides:
         if run.round is None or run.benchmark is None:
             lacking = "round" if run.benchmark else "benchmark"
             raise EncoreError(
                 f"the {lacking} of {run.folder} is not known",
-                expected="logs that say what they are of",
+                expected="logs with round and benchmark",
                 hint="archive the folders of other logs without it",
             )
         org = submitter or submitter_of(run.logs) or "unknown"
@@ -196,7 +196,7 @@ def _plain(name: str) -> str:
 
 
 def _system_name(run: RunSet) -> str:
-    # Host, ranks and framework of an Encore run; for submissions, the parent of the benchmark folder
+    # For Encore runs, host, ranks and framework; for submissions, the parent of the benchmark folder
     if run.passport:
         node = run.passport.get("node")
         host = (node.get("hostname") if isinstance(node, dict) else None) or "host"
@@ -236,7 +236,7 @@ def _copy_runs(sides: Sequence[RunSet], benchmark: str, target: Path) -> None:
 
 
 def _system_description(logged_run: RunSet, round_: str) -> dict[str, Any]:
-    # MLPerf system description: from the run if present, otherwise converted from the known system data
+    # MLPerf system description: from the run if present, otherwise converted from system data
     path = (logged_run.folder or Path()) / "system.json"
     description = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     described: dict[str, Any] = {**_check_system(logged_run.hardware), **description}
@@ -301,7 +301,7 @@ def _check_tree(folder: Path, round_override: str | None) -> ComplianceReport:
         path=folder,
         ruleset=ruleset,
         ruleset_found=how,
-        checker=f"{official.version()}, package_checker and repo_checker, and Encore's own rules",
+        checker=f"{official.version()}, package_checker and repo_checker, and Encore's rules",
         findings=tuple(findings),
     )
 
@@ -315,7 +315,7 @@ def _detect_ruleset(sets: list[Path]) -> tuple[str | None, str]:
     firsts = (next(iter(sorted(result_set.glob("result*.txt"))), None) for result_set in sets)
     rounds = Counter(run.round for file in firsts if file and (run := read_run(file)).round)
     if not rounds:
-        return None, "no log of the tree shows its round"
+        return None, "the round is not in any log of the tree"
     round_ = rounds.most_common(1)[0][0] or ""
     return f"{round_.removeprefix('v')}.0", "from the logs"
 
@@ -359,7 +359,7 @@ def _check_set(result_set: Path, ruleset: str | None) -> Iterator[Finding]:
     if allowed and result_set.name not in allowed:
         expected = f"a benchmark of {ruleset}: {', '.join(sorted(allowed))}"
         meant = canonical(result_set.name)
-        hint = f"rename it to {meant}" if meant in allowed else "remove it, or name its round with --ruleset"
+        hint = f"rename it to {meant}" if meant in allowed else "remove it, or set the round with --ruleset"
         # The package checker skips such a folder without a word of error.
         yield _finding(f"{location}: not checked by the package checker", expected, hint)
     names = [entry.name for entry in result_set.iterdir() if entry.is_file()]
@@ -409,7 +409,7 @@ def _run_official_checkers(folder: Path, sets: list[Path], ruleset: str) -> Iter
             rule = f"{official.version()}, repo_checker {ruleset}"
             # The checker treats all relative links as broken.
             severity: Severity = "warning" if "symbolic link" in error else "error"
-            yield _finding(error, "files that a Git repository takes", "rename, remove or shorten them", severity, rule)
+            yield _finding(error, "files that fit a Git repository", "rename, remove or shorten them", severity, rule)
 
 
 def _check_scaling(result_set: Path, computed: float | None) -> Iterator[Finding]:

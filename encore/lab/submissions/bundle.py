@@ -34,7 +34,7 @@ DATA = "dataset.json"
 SIGN_SECONDS = 300  # a person may have to type a passphrase
 NAMESPACE = "encore-bundle"  # signature namespace: signatures for other purposes are invalid
 RULE = "encore/lab/submissions/bundle.py"
-# Files of a run folder that verification needs; no checkpoints or rank output
+# Run folder files that verification needs; no checkpoints or rank output
 _RUN = re.compile(
     r"(run|system|links|gate)\.json|result_\d+\.txt"
     r"|experiment_\d+/((config|state)\.json|result\.txt|[a-z]+([._][^/]*)?\.jsonl|steps/rank_\d+\.jsonl)"
@@ -49,7 +49,7 @@ class PackedFile(TypedDict):
 
 
 class Manifest(TypedDict):
-    """First file of a bundle; bundle.json.sig is its signature."""
+    """First bundle file; bundle.json.sig is the signature."""
 
     schema: int  # Version of this format
     created: str  # UTC
@@ -60,20 +60,20 @@ class Manifest(TypedDict):
 
 
 class VerifiedJson(TypedDict):
-    """Result of a verification."""
+    """Verification result."""
 
     name: str
     signer: str  # Identity from ssh-keygen; empty if unsigned
     files: int
     scores: tuple[Mapping[str, Any], ...]  # Claimed and recomputed
     findings: list[FindingJson]  # Errors in the bundle
-    audit: list[FindingJson]  # Anomalies in logs that match their claims
+    audit: list[FindingJson]  # Anomalies in logs that match the claims
     accepted: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """Result of a verification; ``findings`` are errors, ``audit`` anomalies in logs that match their claims."""
+    """Verification result; ``findings`` are errors, ``audit`` anomalies in logs that match the claims."""
 
     name: str
     signer: str  # identity from ssh-keygen; empty if unsigned
@@ -102,10 +102,10 @@ def write_bundle(folder: Path, output: Path, key: Path | None = None) -> int:
     """Pack a run folder or a folder of logs, sign it with an SSH key, and return the number of files.
 
     Raises:
-        EncoreError: the folder has no log, ``output`` exists, or signing failed.
+        EncoreError: no log in the folder, ``output`` exists, or signing failed.
     """
     if output.exists():
-        raise EncoreError(f"{output} is there already", hint="give a new name, or remove it")
+        raise EncoreError(f"{output} is there already", hint="choose a new name, or remove the file")
     scores = score_folder(folder)
     members = dict(_bundle_members(folder))
     contents = {name: path.read_bytes() for name, path in sorted(members.items())}
@@ -133,7 +133,7 @@ def write_bundle(folder: Path, output: Path, key: Path | None = None) -> int:
     return len(contents)
 
 
-# Bundle names and paths of the files of a run, or of a folder of logs with the system description.
+# Bundle names and paths of run files, or of logs with the system description.
 def _bundle_members(folder: Path) -> Iterator[tuple[str, Path]]:
     if (folder / "run.json").exists():
         for path in folder.rglob("*"):
@@ -191,7 +191,7 @@ def _ssh_keygen(action: str, *arguments: str, stdin: bytes = b"") -> str:
     except subprocess.TimeoutExpired as error:
         raise EncoreError(
             f"ssh-keygen -Y {action} did not end in {SIGN_SECONDS} s",
-            expected="a key whose passphrase is given in time, or that ssh-agent has",
+            expected="a key in ssh-agent, or its passphrase in time",
             hint="ssh-add KEY",
         ) from error
     except FileNotFoundError as error:
@@ -232,13 +232,13 @@ def verify(bundle: Path, signers: Path | None = None, identity: str | None = Non
         claims = _claims(scores, root)
         if json.dumps(claims, sort_keys=True) != json.dumps(manifest["scores"], sort_keys=True):
             findings.append(
-                _finding("its score is not that of its logs", f"{_times(claims)}", f"{_times(manifest['scores'])}")
+                _finding("the score does not match the logs", f"{_times(claims)}", f"{_times(manifest['scores'])}")
             )
         if (folder / "run.json").exists():
             findings += _contradictions(folder)
             if DATA not in manifest["files"]:
-                hint = "pack it where its data set is"
-                findings.append(_finding("what the run was trained on is not in it", DATA, "nothing", hint, "warning"))
+                hint = "pack it on a machine with the data set"
+                findings.append(_finding("the data set manifest is missing", DATA, "nothing", hint, "warning"))
         audit = tuple(finding for score_audit in audit_scores(scores) for finding in score_audit.findings)
         return Verified(
             name=str(manifest["name"]), signer=signer, files=len(manifest["files"]), scores=tuple(claims),
@@ -261,7 +261,7 @@ def _check_signers(signers: Path) -> None:
     for number, fields in entries:
         location = f"{signers}, line {number}"
         if fields[0].startswith(_KEY_TYPES):
-            raise _unsupported_signers(f"{location}: a public key without the name of its signer")
+            raise _unsupported_signers(f"{location}: a public key without a signer name")
         if not any(word.startswith(_KEY_TYPES) for word in fields[1:]):
             raise _unsupported_signers(f"{location}: {fields[0][:40]!r} is not followed by an SSH public key")
 
@@ -280,7 +280,7 @@ def _contradictions(folder: Path) -> Iterator[Finding]:
         for contradiction in consistency.contradictions(folder):
             yield _finding(*contradiction)
     except (EncoreError, OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-        yield _finding("its files are not those of a run", "files as encore run writes them", repr(error))
+        yield _finding("the files do not form a run folder", "files written by encore run", repr(error))
 
 
 # Logs that match multiple rounds, decided by a folder name, are scored by the claimed round.
@@ -306,11 +306,11 @@ def _unpack(bundle: Path, folder: Path) -> Iterator[Finding]:
                 raise ValueError(f"it has more than {_MOST_FILES:,} members")
             name = files.plain_path(member)
             if name is None or name != member or content is None or name in names:
-                yield _finding("the archive has what no bundle has", "plain files, each once", repr(member))
+                yield _finding("unexpected member in the archive", "plain files without duplicates", repr(member))
                 continue
             room -= size
             if room < 0:
-                raise ValueError(f"its files have more than {_MOST_BYTES // 1024**3} GiB")
+                raise ValueError(f"the files exceed {_MOST_BYTES // 1024**3} GiB")
             names.add(name)
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             with (folder / name).open("wb") as target:
@@ -318,7 +318,7 @@ def _unpack(bundle: Path, folder: Path) -> Iterator[Finding]:
 
 
 def _manifest(bundle: Path, folder: Path) -> dict[str, Any]:
-    expected = "a file that encore archive --bundle made"
+    expected = "a file from encore archive --bundle"
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         is_valid = all(
@@ -339,7 +339,7 @@ def _manifest(bundle: Path, folder: Path) -> dict[str, Any]:
 def _signer(folder: Path, signers: Path | None, identity: str | None) -> tuple[str, list[Finding]]:
     text, signature = (folder / MANIFEST).read_bytes(), folder / SIGNATURE
     if not signature.exists():
-        hint = "ask for a signed bundle: encore archive RUN -o FILE --bundle --key KEY"
+        hint = "request a signed bundle: encore archive RUN -o FILE --bundle --key KEY"
         if signers is None:
             return "", [_finding("the bundle is not signed", "a signature", "none", hint, "warning")]
         return "", [_finding("the bundle is not signed", f"a signature by a key of {signers}", "none", hint)]
@@ -348,17 +348,15 @@ def _signer(folder: Path, signers: Path | None, identity: str | None) -> tuple[s
         if signers is None:
             output = _ssh_keygen("check-novalidate", *options, stdin=text)
             hint = "name who may sign: --signers FILE"
-            unknown = _finding(
-                "whose key signed it is not known", "a key in a file of signers", output, hint, "warning"
-            )
+            unknown = _finding("the signing key is unknown", "a key in a file of signers", output, hint, "warning")
             return output, [unknown]
         if identity is None:
             identity = _ssh_keygen("find-principals", "-f", str(signers), *options).splitlines()[0]
         if not _IDENTITY.fullmatch(identity):
-            raise EncoreError(f"no name of a signer: {identity!r}")
+            raise EncoreError(f"invalid signer name: {identity!r}")
         return _ssh_keygen("verify", "-f", str(signers), "-I", identity, *options, stdin=text), []
     except EncoreError as error:
-        return "", [_finding("its signature is not valid", f"one by a key of {signers or 'anybody'}", str(error))]
+        return "", [_finding("the signature is invalid", f"one by a key of {signers or 'anybody'}", str(error))]
 
 
 def _check_hashes(folder: Path, expected_hashes: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
@@ -377,6 +375,6 @@ def _times(claims: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _finding(
-    problem: str, expected: str, rule: str, hint: str = "ask whoever made it", severity: Any = "error"
+    problem: str, expected: str, rule: str, hint: str = "contact the author", severity: Any = "error"
 ) -> Finding:
     return Finding(line=None, rule=RULE, expected=expected, found=f"{problem}: {rule}", hint=hint, severity=severity)

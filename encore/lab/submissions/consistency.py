@@ -1,4 +1,4 @@
-"""Consistency of values that are recorded in several files of a run: log, metrics, configuration, telemetry, system.
+"""Consistency of values that are recorded in multiple run files: log, metrics, configuration, telemetry, system.
 
 A forged value must match in all files, to the second and to the last digit.
 """
@@ -19,7 +19,7 @@ from encore.run.run_folder import FINISHED, checksum
 
 Contradiction = tuple[str, str, str]  # quantity, value in the first file, value in the second file
 
-_CLOCKS = 5.0  # maximum difference in seconds between records of an event: the launcher's, rank 0's and telemetry's
+_CLOCKS = 5.0  # maximum difference in seconds between event records: the launcher's, rank 0's and telemetry's
 _SHUTDOWN = 120.0  # seconds from the last evaluation to run_stop, and from there to the exit of all ranks
 _WINDOW = 0.02  # maximum relative difference between a rank's step-time window and the time between two records
 _GAP = 15.0  # seconds without a reading of telemetry, which is one a second: a busy machine misses some
@@ -80,7 +80,7 @@ def _check_experiment(folder: Path, experiment: Path, number: int, passport: dic
         yield f"{published.name}, seed", f"{config.get('seed')} (config.json)", str(log.seeds[0])
     if log.start_s is None or log.stop_s is None:
         if state.get("status") in FINISHED:
-            yield f"{published.name}, its clock", f"a start and an end: {state['status']} (state.json)", log.explanation
+            yield f"{published.name}, clock", f"a start and an end: {state['status']} (state.json)", log.explanation
         return
     records = list(json_objects(lines_of(experiment / "metrics.jsonl")))
     steps = {path.name: list(json_objects(lines_of(path))) for path in sorted(experiment.glob("steps/rank_*.jsonl"))}
@@ -109,7 +109,7 @@ def _check_times(
     began, end_time = (unix_time(state.get(name)) for name in ("started", "ended"))
     if began is None or end_time is None or not (began - _CLOCKS <= start <= stop <= end_time + _CLOCKS):
         yield (
-            f"{log.path.name}, its clock",
+            f"{log.path.name}, clock",
             f"{state.get('started')} to {state.get('ended')} (state.json)",
             f"{start:.0f} to {stop:.0f}",
         )
@@ -130,7 +130,7 @@ def training_intervals(records: Sequence[dict[str, Any]], start: float, stop: fl
 
 
 # Nodes may join or leave when a run is resumed, and a lost node stops reporting some time earlier. No file may have a
-# gap between its readings, and the readings of at least one node must cover each interval.
+# gap between readings, and the readings of at least one node must cover each interval.
 def _check_telemetry(experiment: Path, parts: Sequence[tuple[float, float]]) -> Iterator[Contradiction]:
     paths = sorted(experiment.glob("telemetry*.jsonl"))
     read = {
@@ -161,7 +161,7 @@ def _gap(times: Sequence[float]) -> float:
 
 
 def _gap_contradiction(name: str, seconds: float) -> Contradiction:
-    expected = f"a reading each second, at most {_GAP:.0f} s apart"
+    expected = f"one reading per second, maximum {_GAP:.0f} s between readings"
     return f"{name} while the clock ran", expected, f"{seconds:.0f} s without one"
 
 
@@ -170,7 +170,7 @@ def _check_metrics(
     experiment: Path, log: RunLog, records: Sequence[dict[str, Any]], start: float, stop: float
 ) -> Iterator[Contradiction]:
     ends = [record for record in records if record.get("kind") == "end"]
-    # Minigo runs its evaluation games after run_stop
+    # Minigo runs evaluation games after run_stop
     latest = math.inf if log.benchmark in OFF_THE_CLOCK else stop + _CLOCKS
     if (
         not ends
@@ -178,14 +178,14 @@ def _check_metrics(
         or not stop - _CLOCKS <= ends[-1]["time"] <= latest
     ):
         yield (
-            f"{experiment.name}/metrics.jsonl, its end",
+            f"{experiment.name}/metrics.jsonl, end",
             f"{stop:.0f} (the log)",
             str(ends[-1].get("time") if ends else "none"),
         )
     begins = [record["time"] for record in records if record.get("kind") == "start" and record.get("resumed_step") == 0]
     if not begins or abs(begins[-1] - start) > 6 * _CLOCKS:
         yield (
-            f"{experiment.name}/metrics.jsonl, its start",
+            f"{experiment.name}/metrics.jsonl, start",
             f"{start:.0f} (the log)",
             str(begins[-1] if begins else "none"),
         )
@@ -211,7 +211,7 @@ def _check_evaluations(
     pairs = list(zip(log.quality, evaluations, strict=False))
     for point, record in pairs:
         if point.time_s is not None and abs(record["time"] - point.time_s) > _CLOCKS:
-            yield f"{name}, time of an evaluation", f"{point.time_s:.0f} (the log)", f"{record['time']:.0f}"
+            yield f"{name}, evaluation time", f"{point.time_s:.0f} (the log)", f"{record['time']:.0f}"
     epochs = [(point.epoch, record.get("epoch")) for point, record in pairs]
     shifts = {logged - epoch for logged, epoch in epochs if logged is not None and epoch is not None}
     is_numbered = all(logged is not None and logged == int(logged) for logged, _ in epochs)

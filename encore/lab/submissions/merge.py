@@ -4,7 +4,7 @@
     SUBMITTER/systems/SYSTEM.json                          a single description of a system, with its results
     SUBMITTER/benchmarks/...                               files of multiple trees
 
-Nothing is written if there is a conflict. Identical files in two trees do not conflict. Trees are untrusted: links
+No files are written in case of conflicts. Identical files in two trees do not conflict. Trees are untrusted: links
 are not followed, and special file names are rejected.
 """
 
@@ -39,7 +39,7 @@ class Collision:
 
 @dataclass(frozen=True)
 class Merged:
-    """Result of a merge; ``output`` is None if there were conflicts and nothing was written."""
+    """Merge result; ``output`` is None in case of conflicts."""
 
     trees: int
     files: int
@@ -47,7 +47,7 @@ class Merged:
     output: Path | None
 
 
-# Submitter tree, and its rejected files.
+# Submitter tree, and rejected files.
 @dataclass(frozen=True)
 class _Tree:
     folder: Path
@@ -87,7 +87,7 @@ def merge_trees(roots: Sequence[Path], output: Path) -> Merged:
     except OSError as error:
         raise EncoreError(f"not merged: {error}", hint="check the permissions and the free space") from error
     except RuntimeError as error:  # Path.resolve, up to Python 3.12
-        raise EncoreError(f"not merged: {error}", hint="name the folder itself, and no link") from error
+        raise EncoreError(f"not merged: {error}", hint="use the folder instead of a link") from error
     return Merged(len(trees), len(files), collisions, None if collisions else output)
 
 
@@ -95,13 +95,13 @@ def _refuse_output(roots: Sequence[Path], output: Path) -> None:
     if output.is_symlink():
         raise EncoreError(f"{output} is a link", expected="a new folder", hint="name the folder that it leads to")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise EncoreError(f"{output} is there already", hint="give a new folder: a merge overwrites nothing")
+        raise EncoreError(f"{output} is there already", hint="choose a new folder: existing files are not overwritten")
     above = next(folder for folder in output.absolute().parents if os.path.lexists(folder))
     if not above.is_dir():
         raise EncoreError(f"{above} is no folder", expected=f"a folder to write {output.name} to", hint="name another")
     enclosing = next((root for root in roots if output.resolve().is_relative_to(root.resolve())), None)
     if enclosing is not None:
-        raise EncoreError(f"{output} is in {enclosing}, which is merged", hint="give a folder outside of the trees")
+        raise EncoreError(f"{output} is in the input {enclosing}", hint="choose a folder outside the trees")
 
 
 def _read(folder: Path, *, is_input: bool) -> _Tree:
@@ -157,7 +157,7 @@ def _collisions(trees: Sequence[_Tree]) -> Iterator[Collision]:
     yield from _missing_descriptions(trees)
 
 
-# Names that collide on some file systems; macOS also equates the two Unicode forms of a letter.
+# Names that collide on some file systems; macOS also equates both Unicode forms of letters.
 def _similar_names(trees: Sequence[_Tree]) -> Iterator[Collision]:
     spellings: dict[str, dict[str, dict[PurePosixPath, list[_Tree]]]] = {}
     for tree in trees:
@@ -172,13 +172,13 @@ def _similar_names(trees: Sequence[_Tree]) -> Iterator[Collision]:
         yield Collision(names_text, "the same name but for its case or Unicode form", trees_of, "give one another name")
 
 
-# Smallest unit of a merge: a set, the code of a system, or a file.
+# Smallest merge unit: a set, the code of a system, or a file.
 def _unit(path: PurePosixPath) -> PurePosixPath:
     depth = {"results": _SET_DEPTH, "benchmarks": _CODE_DEPTH}.get(path.parts[1], len(path.parts))
     return PurePosixPath(*path.parts[:depth])
 
 
-# Files that differ between the trees with this unit; all trees must have all files of a set.
+# Files that differ between the trees with this unit; sets must be complete in all trees.
 def _differing_files(of: Sequence[_Files], *, is_set: bool) -> list[PurePosixPath]:
     differing = []
     for path in sorted({path for files in of for path in files}):

@@ -24,7 +24,7 @@ _MOST_SETTINGS = 5000
 
 
 class Implementation(Strict):
-    """Submitted implementation of a benchmark, and the mapping of its options to keys."""
+    """Submitted benchmark implementation, and the mapping from options to keys."""
 
     title: str
     framework: str
@@ -40,7 +40,7 @@ class Implementation(Strict):
     last_round: str = ""  # The last with this task under these folders; empty: all
     afterwards: str = ""  # Reason for rejecting later rounds
     pairs_after: str = ""  # Option whose value is followed by ``KEY value`` pairs
-    # Option with the name of a JSON file in the folder, whose entries are also options: ``solver.batchsize``
+    # Option that names a JSON file in the folder; entries of that file are also options: ``solver.batchsize``
     settings: str = ""
     # Files of options, by pattern of the configuration's name; a later file and the command have the last word
     flag_files: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -68,16 +68,16 @@ class Machine(Strict):
 
 class Common(Strict):
     read: tuple[str, ...]  # Beginnings of the names of environment variables that frameworks, NCCL and MPI read
-    left_out: dict[str, str]  # Those variables that no system sets, with the reason
+    left_out: dict[str, str]  # Common variables that no system sets, with the reason
     nodes: tuple[str, ...]  # Variables with the number of nodes, by pattern; the first that is set counts
     gpus: tuple[str, ...]  # The same for GPUs per node
-    # Script variables other than hyperparameters, by pattern, with their counterpart
+    # Script variables other than hyperparameters, by pattern, with the counterpart
     variables: dict[str, str]
     options: dict[str, str]  # Common options other than hyperparameters
     machine: dict[str, Machine]  # By prefix of the configuration name
 
     def meaning(self, variable: str) -> str:
-        """Return the counterpart of a variable; empty if unknown."""
+        """Return the counterpart of the variable; empty if unknown."""
         meanings = (text for pattern, text in self.variables.items() if fnmatchcase(variable, pattern))
         return next(meanings, self.left_out.get(variable, ""))
 
@@ -89,7 +89,7 @@ def common() -> Common:
 
 @cache
 def implementations() -> list[tuple[str, Implementation]]:
-    """Return all implementations with the folder name of their benchmark."""
+    """Return all implementations with the benchmark's folder name."""
     files = sorted(paths.BENCHMARKS.glob("*/submitted.toml"))
     of_benchmarks = [file for file in files if (file.parent / "benchmark.toml").exists()]
     return [
@@ -100,7 +100,7 @@ def implementations() -> list[tuple[str, Implementation]]:
 
 
 def find_implementations(folder: str) -> list[tuple[str, Implementation]]:
-    """Return the implementations that match a folder of a results repository."""
+    """Return the implementations that match a results repository folder."""
     path = f"/{folder.lower().strip('/')}"
     return [
         (name, implementation)
@@ -116,7 +116,7 @@ class Option:
     name: str  # As expressions name it: ``batch_size`` for ``--batch-size``
     shown: str
     value: Value
-    every: str = ""  # All values of a repeated option, separated by spaces
+    every: str = ""  # All values if the option is repeated, separated by spaces
 
 
 def _plain(value: Value) -> Value:
@@ -125,7 +125,7 @@ def _plain(value: Value) -> Value:
 
 
 def parse_options(argv: tuple[Value, ...], pairs_after: str = "", programs: Collection[str] = ()) -> dict[str, Option]:
-    """Return the options of a command; the last occurrence counts.
+    """Return the command's options; the last occurrence counts.
 
     A name in ``programs`` is not a value of the preceding launcher option.
     """
@@ -150,9 +150,9 @@ def parse_options(argv: tuple[Value, ...], pairs_after: str = "", programs: Coll
 
 
 def parse_json_options(text: str, sources: frozenset[str]) -> dict[str, Option]:
-    """Return the entries of a settings file by path, ``layers.fc1.size``; ValueError if it is not JSON.
+    """Return settings file entries by path, ``layers.fc1.size``; ValueError if it is not JSON.
 
-    Objects in a list are identified by their ``name``; lists of plain values are joined by spaces.
+    Objects in a list are identified by ``name``; lists of plain values are joined by spaces.
     """
     options: dict[str, Option] = {}
     waiting: list[tuple[str, Any]] = [("", json.loads(text))]

@@ -25,7 +25,7 @@ _MOST_LINES_OF_FLAGS = 2000
 
 @dataclass(frozen=True)
 class UnmappedOption:
-    """Unmapped option or variable, with its meaning."""
+    """Unmapped option or variable, with the meaning."""
 
     name: str
     value: str
@@ -43,7 +43,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """Published configuration, and its reproducible part."""
+    """Published configuration, and the reproducible part."""
 
     source: Source
     file: str
@@ -58,7 +58,7 @@ class Reproduction:
     environment: dict[str, dict[str, str]]
     base: str  # Base image of the submitted Dockerfile
     notes: tuple[Note, ...] = ()
-    refused: str = ""  # Reason if there is no system, otherwise empty
+    refused: str = ""  # Reason for a missing system, otherwise empty
     system: System | None = None
     nearest: System | None = None  # The system here with the fewest differences
     alternative: tuple[Choice, System] | None = None  # Nearest system, if the options cannot be mapped
@@ -103,11 +103,11 @@ def _choices(benchmark: str) -> list[Choice]:
     return [choice for choice in catalogue.choices().values() if choice.folder.parent.name == benchmark]
 
 
-_MIN_LETTERS = 6  # Shortest abbreviation of a benchmark in a path: llama2_70b for llama2_70b_lora
+_MIN_LETTERS = 6  # Shortest benchmark abbreviation in a path: llama2_70b for llama2_70b_lora
 
 
 def _unmapped(folder: str) -> str:
-    """Return the benchmark in a path that has no submitted.toml, otherwise an empty string."""
+    """Return the benchmark without submitted.toml in a path, otherwise an empty string."""
     parts = [re.sub(r"[^a-z0-9]", "", part.lower()) for part in folder.split("/")]
     unmapped = {choice.folder.parent.name for choice in catalogue.choices().values()}
     unmapped -= {name for name, _ in option_mapping.implementations()}
@@ -143,7 +143,7 @@ def _machine(configuration_name: str) -> option_mapping.Machine | None:
 def reproduce(source: Source, file: str, nodes: int | None = None, gpus: int | None = None) -> Reproduction:
     """Read a configuration and compare it with the systems in Encore; NoValueError if it cannot be parsed.
 
-    ``nodes`` and ``gpus`` (per node) are for configurations that do not set them.
+    ``nodes`` and ``gpus`` (per node) are for configurations without these values.
     """
     common = option_mapping.common()
     matches = option_mapping.find_implementations(source.shown) or option_mapping.find_implementations(source.folder)
@@ -389,10 +389,10 @@ _HEAD = (
 
 
 def command(reproduction: Reproduction, data: Path | None = None) -> list[str]:
-    """Return the arguments of ``encore``; empty if there is no command.
+    """Return the arguments of ``encore``; empty if none.
 
-    The command starts the nearest system with ``--set`` and ``--env`` for all differences, so that a configuration
-    without a system file runs as published. Variables that the published configuration lacks are set to an empty
+    The command starts the nearest system with ``--set`` and ``--env`` for all differences, to run configurations
+    without a system file as published. Variables that the published configuration lacks are set to an empty
     value.
     """
     choice, nearest = reproduction.choice, reproduction.nearest
@@ -451,13 +451,13 @@ def as_toml(reproduction: Reproduction, system: System) -> str:
 
 
 def write_system(reproduction: Reproduction, path: Path) -> None:
-    """Write the system file; EncoreError if there is no system, or the file exists."""
+    """Write the system file; EncoreError without a system, or if the file exists."""
     if reproduction.system is None:
-        raise EncoreError(f"there is no system to write: {reproduction.refused}", expected="a configuration that maps")
+        raise EncoreError(f"no system to write: {reproduction.refused}", expected="a configuration that maps")
     if path.exists():
         raise EncoreError(f"{path} is there already", hint="name a new file with -o")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(as_toml(reproduction, reproduction.system), encoding="utf-8")
     except OSError as error:
-        raise EncoreError(f"{path} cannot be written: {error}", hint="name another file with -o") from error
+        raise EncoreError(f"{path} cannot be written: {error}", hint="choose a different file with -o") from error

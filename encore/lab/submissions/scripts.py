@@ -1,4 +1,4 @@
-"""Read a configuration with the scripts that use it, as rank 0 of a Slurm job would."""
+"""Read a configuration with the scripts that use it, like rank 0 in a Slurm job."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ MOST_RANKS = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Scripts:
-    """Result of a configuration and its scripts."""
+    """Variables and command from a configuration and scripts."""
 
     variables: dict[str, Variable]
     of_configuration: frozenset[str]  # Names of the variables set by the configuration and the files it includes
@@ -115,7 +115,7 @@ def _count(variables: dict[str, Variable], patterns: tuple[str, ...]) -> int | N
 def _command(
     reader: Reader, candidates: list[Implementation]
 ) -> tuple[Implementation, tuple[Value, ...], tuple[str, int] | None] | None:
-    # First command, in a variable or started, with the program of an implementation, and its position
+    # First command, in a variable or started, with an implementation's program, and the position
     variables = reader.state.variables
     command_variables = [
         (implementation, variables[implementation.command])
@@ -181,7 +181,7 @@ def environment(text: str) -> dict[str, str]:
     for name, rest in _instructions(text):
         if name != "ENV":
             continue
-        # Docker's old form: a single variable, separated by a space instead of an equals sign
+        # Docker's old form: a single variable, separated by a space instead of ``=``
         form = rest if re.match(r"\w+=", rest) else re.sub(r"^(\w+)\s+", r"\1=", rest)
         variables |= dict(word.split("=", 1) for word in _split_words(form) if _ASSIGNMENT.match(word))
     return variables

@@ -46,7 +46,7 @@ _READ_AGAIN = re.compile(r"""['"\\$`;|&<>()#\n]""")
 
 
 class UnsupportedSyntaxError(Exception):
-    """Unsupported part of a word; the message is the reason."""
+    """Unsupported word part; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Value:
 
     text: str = ""
     sources: frozenset[str] = frozenset()  # Variables that it depends on, directly or indirectly
-    # False if a part is known only on the submitter's machine, such as the output of a program
+    # False if a part is known only on the submitter's machine, such as program output
     is_known: bool = True
     parts: tuple[Value, ...] = ()  # Concatenated parts, if their sources differ
 
     def flat_parts(self) -> tuple[Value, ...]:
-        """Return the concatenated parts; the value itself if it is a single part, nothing if it is empty."""
+        """Return the concatenated parts; the value if it is a single part, empty for an empty value."""
         return self.parts or ((self,) if self.text or self.sources or not self.is_known else ())
 
     def add_source(self, name: str) -> Value:
@@ -74,7 +74,7 @@ class Value:
         return self.text if self.is_known else f"{self.text}..." if self.text else "not known here"
 
     def split(self) -> list[Value]:
-        """Return the words, each with the sources of its parts."""
+        """Return the words with the sources of the parts."""
         fields, current = list[Value](), list[Value]()
         for part in (*(self.parts or (self,)), Value(" ")):
             for piece in re.findall(r"\s+|\S+", part.text) or [""]:
@@ -101,13 +101,13 @@ def concatenate(values: Iterable[Value]) -> Value:
 
 
 UNKNOWN = Value("", is_known=False)
-# Part of a word, or None between two array elements; and whether it is quoted (not split at spaces)
+# Word part, or None between two array elements; and whether it is quoted (not split at spaces)
 Piece = tuple[Value | None, bool]
 
 
 @dataclass(frozen=True)
 class Variable:
-    """Variable with its last assignment; arrays have multiple values."""
+    """Variable with the last assignment; arrays have multiple values."""
 
     values: tuple[Value, ...]
     file: str
@@ -116,7 +116,7 @@ class Variable:
 
     @property
     def value(self) -> Value:
-        """Value of ``$NAME``; for an array its first element."""
+        """Value of ``$NAME``; the first element for arrays."""
         return self.values[0] if self.values else Value()
 
     @property
@@ -138,7 +138,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Invocation:
-    """Program that the script would start, with its arguments; it is never started."""
+    """Program that the script would start, with arguments; not started."""
 
     words: tuple[Value, ...]
     file: str
@@ -255,7 +255,7 @@ class Expander:
             yield UNKNOWN, quoted
 
     def _output(self, program: str, line: int) -> Value:
-        # Output of a program; supported for scripts that determine their name or folder
+        # Program output; supported for scripts that determine the script name or folder
         if _OWN_NAME.fullmatch(program):
             # Configuration name as the scripts use it
             return Value(self._file.rpartition("/")[2].removeprefix("config_").removesuffix(".sh"))
@@ -273,7 +273,7 @@ class Expander:
         return Value(str(calculate(result.text)), result.sources)
 
     def _parameter(self, body: str, line: int, depth: int) -> tuple[Value, ...]:
-        # Multiple values for all elements of an array
+        # Multiple values for ``[@]`` and ``[*]``
         match = _PARAMETER.match(body)
         if match is None or match[1] == "!":
             raise UnsupportedSyntaxError("an expansion of this form is not read")
@@ -292,7 +292,7 @@ class Expander:
         return values
 
     def _lookup(self, name: str, is_whole: bool) -> tuple[Value, ...] | None:
-        # Values of a variable, only the first unless ``is_whole``; None if it is not set
+        # Variable values, only the first unless ``is_whole``; None if it is not set
         if name in ("BASH_SOURCE", "0"):
             return (Value(f"./{self._file}"),)
         variable = self._state.variables.get(name)
@@ -348,7 +348,7 @@ def _remove_pattern(text: str, how: str) -> str:
 
 
 def calculate(text: str) -> int:
-    """Return the integer value of a shell arithmetic expression; division rounds towards zero."""
+    """Evaluate a shell arithmetic expression to an integer; division rounds towards zero."""
     plain = text.strip()
     if not _NUMBERS.match(plain) or re.search(rf"\d{{{_MOST_DIGITS + 1}}}", plain):
         raise UnsupportedSyntaxError("an expression of this form is not read")

@@ -1,6 +1,6 @@
 """Interpret a shell script without executing programs: assignments, conditions, sourced files.
 
-Programs are recorded with their arguments and never started; loops and functions are skipped. Unsupported syntax is
+Programs are recorded with arguments and not started; loops and functions are skipped. Unsupported syntax is
 recorded with file and line, and conditions that depend on it are false. Files are read only from the given folder.
 """
 
@@ -40,7 +40,7 @@ _NUMBERS: dict[str, Callable[[int, int], bool]] = {
 # ``-a`` is the minimum, ``-o`` the maximum; unknown is in between
 _CERTAINTY = (False, None, True)
 
-# Returns the text of a file by its path in the folder, None if it does not exist
+# Returns the file's text by path in the folder, None if it does not exist
 ReadFile = Callable[[str], "str | None"]
 
 
@@ -49,7 +49,7 @@ class _Exit(Exception):
 
 
 class Reader:
-    """Interprets the scripts of a folder in sequence with a shared state."""
+    """Interprets the folder's scripts in sequence with a shared state."""
 
     def __init__(self, read_file: ReadFile, environment: Mapping[str, str] | None = None) -> None:
         variables = {
@@ -90,7 +90,7 @@ class Reader:
 
 
 class _Interpreter:
-    # Single pass over the tokens of a script; ``active`` is false in untaken branches. Methods that read a command
+    # Single pass over the script's tokens; ``active`` is false in untaken branches. Methods that read a command
     # return its status, None if unknown.
 
     def __init__(self, reader: Reader, tokens: list[Token], file: str, depth: int) -> None:
@@ -239,7 +239,7 @@ class _Interpreter:
         return True
 
     def _loop(self, keyword: Token, active: bool) -> bool | None:
-        # Loops are skipped: variables assigned in them are unknown
+        # Loops are skipped: assigned variables are unknown
         self._block("do", active=False)
         self._expect("do")
         body_start = self._at
@@ -256,23 +256,23 @@ class _Interpreter:
         return self._condition(operands, keyword.line) if active else None
 
     def _simple(self, active: bool) -> bool | None:
-        words: list[Token] = []
+        arguments: list[Token] = []
         start = self._at
         while (token := self._next).is_word or token.text not in _ENDS_COMMAND:
             if token.is_word:
-                words.append(token)
+                arguments.append(token)
                 self._at += 1
                 continue
-            if words and token.joined and words[-1].text.isdigit():
-                words.pop()  # file descriptor of a redirection
+            if arguments and token.joined and arguments[-1].text.isdigit():
+                arguments.pop()  # redirected file descriptor
             self._at += 1 if token.text == "(" else 2
         if self._at == start:
             self._at += 1
-        if not active or not words:
+        if not active or not arguments:
             return True if active else None
-        if words[0].text == "[":
-            return self._condition(words[1:-1] if words[-1].text == "]" else words[1:], words[0].line)
-        return self._execute(words)
+        if arguments[0].text == "[":
+            return self._condition(arguments[1:-1] if arguments[-1].text == "]" else arguments[1:], arguments[0].line)
+        return self._execute(arguments)
 
     # -- conditions --------------------------------------------------------------------------------------
 
@@ -319,13 +319,13 @@ class _Interpreter:
 
     # -- commands ----------------------------------------------------------------------------------------
 
-    def _execute(self, words: list[Token]) -> bool | None:
-        count = next((n for n, word in enumerate(words) if not _ASSIGNMENT.match(word.text)), len(words))
-        if count == len(words):
-            for word in words:
+    def _execute(self, tokens: list[Token]) -> bool | None:
+        count = next((n for n, word in enumerate(tokens) if not _ASSIGNMENT.match(word.text)), len(tokens))
+        if count == len(tokens):
+            for word in tokens:
                 self._assign(word)
             return True
-        program_word, rest = words[count], words[count + 1 :]
+        program_word, rest = tokens[count], tokens[count + 1 :]
         match program_word.text:
             case declares if declares in _DECLARES:
                 self._declare(declares, rest)
@@ -346,16 +346,16 @@ class _Interpreter:
                 values = self._expand_words(rest)
                 self._invoke(self._expander.eval_words(values, rest[0].line) if values else [], rest)
             case program if program not in IGNORED:
-                self._invoke(self._expand_words(words[count:]), words[count:])
+                self._invoke(self._expand_words(tokens[count:]), tokens[count:])
         return True
 
-    def _expand_words(self, words: Sequence[Token]) -> list[Value]:
-        return [value for word in words for value in self._expander.expand_words(word.text, word.line)]
+    def _expand_words(self, tokens: Sequence[Token]) -> list[Value]:
+        return [value for word in tokens for value in self._expander.expand_words(word.text, word.line)]
 
-    def _invoke(self, values: list[Value], words: list[Token]) -> None:
+    def _invoke(self, values: list[Value], tokens: list[Token]) -> None:
         if values:
-            self._count(values, words[0].line)
-            self._state.invocations.append(Invocation(tuple(values), self._file, words[0].line))
+            self._count(values, tokens[0].line)
+            self._state.invocations.append(Invocation(tuple(values), self._file, tokens[0].line))
 
     def _source(self, target: Value, line: int) -> bool:
         path = target.text.removeprefix("./").removeprefix("/")
@@ -368,9 +368,9 @@ class _Interpreter:
         self._reader.source(path, self._depth + 1)
         return True
 
-    def _declare(self, how: str, words: list[Token]) -> None:
-        exports = how == "export" or any(re.fullmatch(r"-\w*x\w*", word.text) for word in words)
-        for word in words:
+    def _declare(self, how: str, tokens: list[Token]) -> None:
+        exports = how == "export" or any(re.fullmatch(r"-\w*x\w*", word.text) for word in tokens)
+        for word in tokens:
             variable = self._state.variables.get(word.text)
             if _ASSIGNMENT.match(word.text):
                 self._assign(word, exports=exports)

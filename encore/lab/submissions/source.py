@@ -1,4 +1,4 @@
-"""Resolve the SOURCE argument: a folder of a results repository, a configuration in it, or a result folder."""
+"""Resolve the SOURCE argument: a folder in a results repository, a configuration in it, or a result folder."""
 
 import contextlib
 import itertools
@@ -19,7 +19,7 @@ from encore.lab.submissions import option_mapping
 from encore.results.published.systems import framework_of, release_of
 from encore.run import hints
 
-LONGEST_FILE = 1024 * 1024  # Maximum bytes of a text file: the longest submitted script has 40 kB
+LONGEST_FILE = 1024 * 1024  # Maximum bytes per text file: the longest submitted script has 40 kB
 # Archive members with scripts and configurations: no logs or programs
 _TEXTS = re.compile(
     r"^(?!.*/results/)(?:.*/)?(?:[^/.]+|[^/]*Dockerfile[^/]*|[^/]+\.(?:sh|sub|json|flags|conf|cfg|ya?ml|txt))$"
@@ -32,7 +32,7 @@ class Tree:
     def __init__(self, path: Path, *, is_archive: bool = False) -> None:
         self.name = str(path)  # Name of the tree in messages
         self.is_archive = is_archive
-        # Temporary folder with the texts of an archive; deleted with this object.
+        # Temporary folder with texts from an archive; deleted with this object.
         self._unpacked = ExitStack()
         self._root = (
             self._unpacked.enter_context(unpacked(path, _TEXTS, LONGEST_FILE)) if is_archive else path.resolve()
@@ -46,7 +46,7 @@ class Tree:
         return target if target.is_relative_to(self._root) else None
 
     def read(self, path: str) -> str | None:
-        """Return the text of a file; None if it does not exist or must not be read. EncoreError if it is too long."""
+        """Return the file's text; None if it does not exist or must not be read. EncoreError above the size limit."""
         target = self._resolve(path)
         try:
             # A named pipe or a device would be waited for.
@@ -101,12 +101,12 @@ class Source:
     submission: str = ""  # Result folder that was given
 
     def read(self, file: str) -> str | None:
-        """Return the text of a file in the script folder."""
+        """Return the file's text in the script folder."""
         return self.tree.read(f"{self.folder}/{file}" if self.folder else file)
 
 
 def open_source(path: Path, configuration: str | None, round_name: str | None) -> Source:
-    """Return the source at ``path``; EncoreError if it has nothing to reproduce."""
+    """Return the source at ``path``; EncoreError without reproducible content."""
     tree, subpath, full_path = _open(path)
     submission = ""
     if subpath.endswith(".sh"):
@@ -162,7 +162,7 @@ def _open(path: Path) -> tuple[Tree, str, str]:
     if not path.exists():
         raise EncoreError(
             f"{path} does not exist",
-            expected="a folder, a config_*.sh or an archive of a results repository",
+            expected="a folder, config_*.sh or archive from a results repository",
             hint="git clone https://github.com/mlcommons/training_results_v0.7, and name a folder in it",
         )
     resolved = path.resolve()
@@ -202,7 +202,7 @@ def _missing_configuration(tree: Tree, subpath: str, path: Path) -> EncoreError:
             expected="that of a benchmark in it",
             hint=_suggest_commands(tree, folders),
         )
-    # The folder of a system may be empty; the scripts are then in a sibling folder.
+    # System folders may be empty; the scripts are then in a sibling folder.
     tops = [base or subpath.partition("/implementations/")[0], *map(str, PurePosixPath(subpath).parents)]
     for near in itertools.chain([folders], (_find_configurations(tree, top.strip("./")) for top in tops)):
         below = [directory for directory in near if _configurations(tree, directory)]
@@ -225,7 +225,7 @@ def _missing_configuration(tree: Tree, subpath: str, path: Path) -> EncoreError:
     return EncoreError(
         f"{path} {lacks}",
         expected="the folder of an implementation, such as NVIDIA/benchmarks/resnet/implementations/mxnet",
-        hint=_suggest_commands(tree, below) if below else "give the folder with the scripts of one benchmark",
+        hint=_suggest_commands(tree, below) if below else "use the script folder of a benchmark",
     )
 
 
@@ -244,7 +244,7 @@ def _find_configurations(tree: Tree, top: str) -> list[str]:
 
 
 def _scripts(tree: Tree, folder: str) -> list[str]:
-    # Scripts of a folder; scripts that start a training first
+    # Scripts in the folder; scripts that start a training first
     names = [name for name in tree.files(folder) if name.endswith((".sh", ".sub"))]
     return sorted(names, key=lambda name: (not name.startswith("run"), name))
 
@@ -256,7 +256,7 @@ def _suggest_commands(tree: Tree, folders: list[str]) -> str:
 
 
 def _scripts_of_result(tree: Tree, above: str | None, system: str, benchmark: str) -> tuple[str, list[str]] | None:
-    # Script folder and configurations of a result; configurations that name its system first
+    # Script folder and configurations for a result; configurations that name the system first
     base = f"{above}/" if above else ""
     machine = _Machine(system, tree, f"{base}systems")
     ranked = {
@@ -270,7 +270,7 @@ def _scripts_of_result(tree: Tree, above: str | None, system: str, benchmark: st
     if len(folders) > 1:
         raise EncoreError(
             f"{system}/{benchmark} may come from any of {len(folders)} folders",
-            expected="one whose name, machine, number of nodes and of GPUs fit best",
+            expected="the best match for name, machine, nodes and GPUs",
             hint=_suggest_commands(tree, folders),
         )
     return (folders[0], [file for _, file in best]) if folders else None
@@ -300,7 +300,7 @@ def _subfolders(tree: Tree, folder: str, levels: int) -> list[str]:
 
 
 class _Machine:
-    # System of a result, by name and description
+    # Result's system, by name and description
 
     def __init__(self, system: str, tree: Tree, folder: str) -> None:
         description = _description(tree, f"{folder}/{system}.json")
@@ -311,14 +311,14 @@ class _Machine:
         described = _count(description.get("number_of_nodes"))
         node_match = re.search(r"_n(\d{1,6})_", f"{system}_")
         self._nodes = described or int(node_match[1] if node_match else 1)
-        # v0.5 describes the full cluster; benchmarks used a part of it.
+        # v0.5 describes the full cluster; benchmarks used some of the nodes.
         self._is_part = not described and "_multi_" in system
         self._gpus = _count(description.get("accelerators_per_node"))
         self._parts = _accelerators(f"{description.get('accelerator_model_name', '')} {system}")
         self._box = re.match(r"dgx(?:a100|h100|1|2)", system.lower())
 
     def rank(self, tree: Tree, folder: str, file: str) -> tuple[int, ...] | None:
-        # Match score of a configuration by folders, name and text; None for a different machine
+        # Configuration match score by folders, name and text; None for a different machine
         folders, name, text = folder.split("/")[-3:], configuration_name(file), _text_with_includes(tree, folder, file)
         of_folder = max(self._match_system(directory) for directory in folders)
         release = release_of(self._names[0])
@@ -337,7 +337,7 @@ class _Machine:
         if (
             (nodes == 1 if self._is_part else nodes != self._nodes)
             or (self._box and not name.lower().startswith(self._box[0]))
-            # A folder named after the system may have the configuration of the machine that its scripts come from.
+            # A folder named after the system may have the configuration of the machine that the scripts come from.
             or (of_folder < _EQUAL and not fits)
             or (not of_name and self._is_other_system(own_name))
             or (not of_folder and not of_name and any(map(self._is_other_system, folders)))
@@ -349,14 +349,14 @@ class _Machine:
         return max(_same_name(name, candidate) for candidate in self._names)
 
     def _is_other_system(self, name: str) -> bool:
-        # Whether it is the name of a different system; NVIDIA's are in all submitters' scripts
+        # Whether the name belongs to a different system; NVIDIA's are in all submitters' scripts
         return not re.match(r"[dh]gx|gb\d", name.lower()) and any(_same_name(name, other) for other in self._others)
 
 
 _EQUAL = 2
 _ACCELERATOR = re.compile(r"gb[23]00|[bh][123]00|[vpa]100|a[34]0|l40?|h20|mi\d{3}")
 _IN_FRONT = re.compile(rf"(\d{{1,4}})x(?=[A-Za-z])(?!{_ACCELERATOR.pattern})", re.IGNORECASE)
-# Numeric parts of a name: leading nodes; trailing nodes x GPUs x batch
+# Numeric name parts: leading nodes; trailing nodes x GPUs x batch
 _MEASURES = re.compile(rf"^{_IN_FRONT.pattern}|[_-]\d+x\d+x.*$", re.IGNORECASE)
 _MEMORY = re.compile(r"(\d{2,3})gb?(?![a-z0-9])")
 
@@ -371,7 +371,7 @@ def _plain(name: str) -> str:
 
 
 def _same_name(name: str, system: str) -> int:
-    # 2 for the name of a system, 1 for a prefix in either direction, otherwise 0
+    # 2 for a system name, 1 for a prefix in either direction, otherwise 0
     short, long = sorted((name, _MEASURES.sub("", system)), key=lambda candidate: len(_plain(candidate)))
     if _plain(short) == _plain(long) or _name_parts(short) == _name_parts(long):
         return _EQUAL
@@ -390,7 +390,7 @@ def _accelerators(text: str) -> tuple[set[str], set[str]]:
 
 
 def _text_with_includes(tree: Tree, folder: str, file: str) -> str:
-    # Text of a configuration, preceded by the files that it sources
+    # Configuration text, preceded by the files that it sources
     text = tree.read(f"{folder}/{file}") or ""
     included = re.findall(r"^\s*(?:source|\.)\s.*?([\w.+-]+\.sh)", text, re.MULTILINE)
     return "\n".join([*(tree.read(f"{folder}/{name}") or "" for name in included if name != file), text])
