@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from benchmarks.maskrcnn.events import Rates
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -19,6 +18,7 @@ from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import EvaluationBatch, read_objects, synthetic_batch
 from benchmarks.maskrcnn.pytorch.evaluation import to_detections
 from benchmarks.maskrcnn.pytorch.train import MAX_EDGES, build, train_on_batch, train_step
+from benchmarks.maskrcnn.schedule import Rates
 from tests.in_framework.waves import digest, waves
 
 torch.set_num_threads(1)
