@@ -170,7 +170,7 @@ def test_interrupted_preparation_continues(tmp_path: Path) -> None:
     raw = write_days(tmp_path / "raw", 6, 1000)
     prepare(raw, "-o", tmp_path / "uninterrupted")
     with mock.patch.object(writer, "list_values", side_effect=KeyboardInterrupt):
-        assert "resumes where it stopped" in prepare(raw, "-o", tmp_path / "to", code=130)
+        assert "run the same command again to resume" in prepare(raw, "-o", tmp_path / "to", code=130)
     assert list((tmp_path / "to").glob("parts/train-*.json"))
     assert not (tmp_path / "to" / "dataset.json").exists()
     prepare(raw, "-o", tmp_path / "to")

@@ -105,11 +105,11 @@ SPLIT = frame(b"1234" + MAGIC_BYTES + b"5678")
 @pytest.mark.parametrize(
     ("content", "begin", "offset", "problem"),
     [
-        *((frame(b"second!!")[:-cut], 0, 0, r"the file ends|bytes of \d+ are there") for cut in (1, 4, 7, 11)),
-        (frame(b"only"), len(frame(b"only")), len(frame(b"only")), "the file ends where"),
+        *((frame(b"second!!")[:-cut], 0, 0, r"end of file|bytes of \d+ are there") for cut in (1, 4, 7, 11)),
+        (frame(b"only"), len(frame(b"only")), len(frame(b"only")), "end of file instead of the next frame"),
         (frame(b"first") + frame(b"second"), 4, 4, "where the magic"),
-        (SPLIT[:12] + frame(b"next"), 0, 12, "before the split one has ended"),
-        (SPLIT[:12], 0, 12, "the file ends where"),
+        (SPLIT[:12] + frame(b"next"), 0, 12, "before the split one is complete"),
+        (SPLIT[:12], 0, 12, "end of file instead of the next frame"),
         (SPLIT, 12, 12, "the middle of a split record"),
     ],
 )

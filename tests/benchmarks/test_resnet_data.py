@@ -295,7 +295,7 @@ def test_interrupted_preparation_ends_its_workers_and_resumes(
     child.send_signal(number)
     printed, errors = child.communicate()
     assert child.returncode == (-9 if number == signal.SIGKILL else 130)
-    assert number == signal.SIGKILL or "it resumes" in json.loads(printed.splitlines()[-1])["error"]["hint"]
+    assert number == signal.SIGKILL or "again to resume" in json.loads(printed.splitlines()[-1])["error"]["hint"]
     assert "Traceback" not in errors
     assert psutil.wait_procs(workers, timeout=PATIENCE)[1] == []
     assert "half-written" in manifests.verify(tmp_path / "out")[0].found
