@@ -52,7 +52,7 @@ def test_there_are_enough_programs_for_few_channels(channels, monkeypatch):
     monkeypatch.setattr(kernels, "_launch", lambda kernel, shares, *tensors, **constants: launched.append(shares))
     # As many pixels as a batch of 400 has in the first and in the last stage.
     pixels = 400 * (56 * 56 if channels < 2048 else 7 * 7)
-    kernels._summed(kernels.norm_statistics, torch.empty(pixels, channels, device="meta"))
+    kernels._channel_sums(kernels.norm_statistics, torch.empty(pixels, channels, device="meta"))
     programs = launched[0] * -(-channels // kernels.CHANNELS)
     assert 264 <= programs <= kernels.SUMMING
 
