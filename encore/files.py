@@ -3,6 +3,7 @@
 import bz2
 import errno
 import gzip
+import hashlib
 import json
 import lzma
 import os
@@ -25,11 +26,11 @@ from typing import IO, Any, cast
 
 from encore.errors import EncoreError
 
-_UTC = "%Y-%m-%dT%H:%M:%SZ"
+UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 
 def utc_now() -> str:
-    return datetime.now(timezone.utc).strftime(_UTC)
+    return datetime.now(timezone.utc).strftime(UTC_FORMAT)
 
 
 def text_of(path: Path | str) -> str:
@@ -37,6 +38,14 @@ def text_of(path: Path | str) -> str:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def file_digest(path: Path, algorithm: str = "sha256") -> str:
+    digest = hashlib.new(algorithm)
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 24):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def lines_at_end(path: Path, size: int) -> list[str]:
@@ -61,7 +70,7 @@ def json_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 def unix_time(text: object) -> float | None:
     # Inverse of ``utc_now``.
     with suppress(ValueError):
-        return datetime.strptime(str(text), _UTC).replace(tzinfo=timezone.utc).timestamp()
+        return datetime.strptime(str(text), UTC_FORMAT).replace(tzinfo=timezone.utc).timestamp()
     return None
 
 

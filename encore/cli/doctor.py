@@ -103,7 +103,7 @@ def _gate(
         screen.print("no framework to measure with: --python FILE, or make environments")
     folders = tuple(disk.absolute() for disk in disks or [settings.results or paths.default_results()])
     verdicts = gates.check(gate_nodes, folders, python, lambda step: screen.print(f"[dim]{step}[/]"), bool(disks))
-    node_checks.keep(verdicts)
+    node_checks.store(verdicts)
     if as_json:
         content: NodeVerdicts = {"nodes": [node_verdict.as_json() for node_verdict in verdicts]}
         write_json("doctor-nodes", content)

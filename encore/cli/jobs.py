@@ -148,7 +148,7 @@ def follow(
     Ctrl-C stops following; the run continues. Exit codes are the same as for encore run.
     """
     folder = _folder(results)
-    subject = control.named(name or str(control.newest(folder).path), folder)
+    subject = control.find_subject(name or str(control.newest(folder).path), folder)
     screen = console(soft_wrap=True)
     notice = Notices(screen)
     try:
@@ -258,7 +258,7 @@ class Following:
 
     def verdict(self, jobs: status.Queue) -> tuple[State, str]:
         job = jobs.find(status.job_of(self.folder, self.experiment, jobs))
-        return status.verdict(self.experiment, job, jobs.answers)
+        return status.state_of(self.experiment, job, jobs.answers)
 
 
 def _follow_one(view: progress_display.RunView, notice: Notices, watched: Following) -> tuple[State, str]:
@@ -298,7 +298,7 @@ def _follow_pods(screen: Console, notice: Notices, folder: run_folder.RunFolder)
             while True:
                 workload = workloads.look(connection, folder, experiment)
                 workloads.settle(folder, experiment, workload)
-                if workload.state not in ("waiting", "running") or experiment.state().status in run_folder.FINISHED:
+                if workload.state not in ("waiting", "running") or experiment.has_finished:
                     break
                 if workload.state == "running":
                     _relay(screen, view, connection, workload.pod, progress, line_counts)
@@ -311,7 +311,7 @@ def _follow_pods(screen: Console, notice: Notices, folder: run_folder.RunFolder)
                 notice(f"experiment {experiment.number + 1} {state.status}: {state.reason}")
     if any(experiment.state().reason == workloads.RESULTS_THERE for experiment in experiments):
         screen.print("copy the results to this machine, and print them:")
-        for line in workloads.copying(folder):
+        for line in workloads.copy_commands(folder):
             screen.print(f"  {line}", markup=False, highlight=False)
         raise typer.Exit(exit_code([cast("State", outcome.replace("_", " ")) for outcome in outcomes]))
     finish(
@@ -367,5 +367,5 @@ def cancel(
       encore cancel results/20261120T101500Z-resnet-mxnet-cpu
     """
     screen = console(soft_wrap=True)
-    for line in control.cancel(control.named(name, _folder(results)), trust_owner):
+    for line in control.cancel(control.find_subject(name, _folder(results)), trust_owner):
         screen.print(escape(line))

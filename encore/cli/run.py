@@ -165,9 +165,9 @@ def run(
         screen.print(f"resuming {previous}")
         _resume(screen, previous, limits, dry_run, as_json, require_target, notify, passed)
         return
-    if plan.target.why != "asked for":
-        screen.print(f"runtime {plan.target.runtime}: {plan.target.why}")
-    plan = planning.asked(plan)
+    if plan.target.reason != "asked for":
+        screen.print(f"runtime {plan.target.runtime}: {plan.target.reason}")
+    plan = planning.query_python(plan)
     for check in planning.refuse(plan):
         screen.print(f"[yellow]warning[/] {check.name}: {check.found}")
     folder = runner.prepare_and_create(plan, hooks(screen, None, None))
@@ -217,7 +217,7 @@ def _begun(plan: planning.Plan) -> Path | None:
     # The run folder of this job, if it was requeued or shares the folder with other array tasks.
     if plan.allocation is None:
         return None
-    folder = runner.begun(plan.results, plan.allocation, run_metadata.redact_arguments(sys.argv[1:]))
+    folder = runner.existing_run(plan.results, plan.allocation, run_metadata.redact_arguments(sys.argv[1:]))
     return folder.path if folder is not None else None
 
 
@@ -254,7 +254,7 @@ def _resume(
     _keep_gate(folder, passed)
     if dry_run:
         for experiment in folder.experiments():
-            if experiment.state().status not in run_folder.FINISHED:
+            if not experiment.has_finished:
                 typer.echo(runner.as_shell(runner.resumed_command(folder, experiment)))
         return
     with progress_display.RunView(screen) as view:
@@ -291,7 +291,7 @@ def hooks(screen: Console, view: progress_display.RunView | None, folder: run_fo
         prepare_data=prepare,
         experiment=start,
         progress=view.update if view else lambda progress: None,
-        ended=on_end,
+        finished=on_end,
     )
 
 
@@ -417,7 +417,7 @@ def _print_findings(screen: Console, experiment: evaluate.ExperimentSummary, err
 
 
 def _print_plan(screen: Console, plan: planning.Plan, as_json: bool) -> None:
-    plan = planning.asked(plan, start=False)
+    plan = planning.query_python(plan, start=False)
     command = runner.dry_run_command(plan)
     checks = planning.checks(plan)
     refused = [check.name for check in checks if check.level == "FAIL"]

@@ -136,12 +136,12 @@ def submit(
     if kubernetes or _is_in_pods(resume):
         _refuse_others(context, KUBERNETES if resume is None else RESUMING)
         if cluster is not None:
-            # The passport names it, and so does the command that resumes.
+            # run.json names it, and so does the command that resumes.
             os.environ["ENCORE_CLUSTER"] = str(cluster.absolute())
         if resume is not None:
             _resume_in_pods(resume.absolute(), dry_run, as_json)
         else:
-            pod_options = pods.Wanted(
+            pod_options = pods.Options(
                 kind=kind, nodes=nodes, volumes=tuple(map(volume, volumes or ())), minutes=minutes
             )
             run_context = _run_context(_named(benchmark), rest)
@@ -257,16 +257,16 @@ def _is_in_pods(resume: Path | None) -> bool:
     return resume is not None and workloads.is_in_pods(run_folder.open_run(resume))
 
 
-def _to_kubernetes(values: Mapping[str, Any], pod_options: pods.Wanted, dry_run: bool, as_json: bool) -> None:
+def _to_kubernetes(values: Mapping[str, Any], pod_options: pods.Options, dry_run: bool, as_json: bool) -> None:
     plan, estimate = pods.prepare(as_request(values), pod_options)
     checks = pods.checks(plan)
     print_checks(console(stderr=True, soft_wrap=True), [check for check in checks if check.level in ("WARN", "FAIL")])
     if dry_run:
-        _show(pods.shown(plan), as_json)
+        _show(pods.preview(plan), as_json)
         return
     preflight.refuse_failed(checks)
     connection = pods.connect(plan)
-    plan = pods.detected(plan, pod_options.kind or plan.cluster.kubernetes.kind, connection)
+    plan = pods.select_kind(plan, pod_options.kind or plan.cluster.kubernetes.kind, connection)
     if not as_json:
         say(console(), f"time limit: {estimate.reason}")
     _send(plan, pods.create(plan, connection.context), connection, as_json)
@@ -275,9 +275,9 @@ def _to_kubernetes(values: Mapping[str, Any], pod_options: pods.Wanted, dry_run:
 def _resume_in_pods(path: Path, dry_run: bool, as_json: bool) -> None:
     if not workloads.is_in_pods(run_folder.open_run(path)):
         raise EncoreError(f"{path.name} was not submitted to Kubernetes", hint=hints.resume(path))
-    plan, folder = pods.resumed(path)
+    plan, folder = pods.open_plan(path)
     if dry_run:
-        _show(pods.shown(plan, folder), as_json)
+        _show(pods.preview(plan, folder), as_json)
         return
     connection = pods.connect(plan)
     pods.clear(plan, folder, connection)

@@ -74,7 +74,7 @@ def build_command(
 ) -> list[str]:
     """Return the command that builds one Dockerfile; settings of this machine go in as secrets."""
     # By name: the value is taken from the environment, so engines keep it out of the image.
-    proxies = [name for each in PROXIES for name in (each, each.upper()) if name in os.environ]
+    proxies = [name for variable in PROXIES for name in (variable, variable.upper()) if name in os.environ]
     options = {
         "--tag": tags,
         "--build-arg": [*(f"{name}={value}" for name, value in arguments.items()), *proxies],

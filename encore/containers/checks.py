@@ -15,7 +15,7 @@ from encore.containers.engines import Engine, Image
 from encore.containers.runtimes import Target
 from encore.errors import EncoreError
 from encore.files import text_of
-from encore.machine.interpreters import Facts
+from encore.machine.interpreters import PythonInfo
 from encore.machine.node import Node
 from encore.machine.preflight import Check, refuse_failed
 
@@ -31,14 +31,16 @@ def check(target: Target, configuration: Configuration, machine: Node, folders: 
         return [check_host(target, configuration), *memory, *differences]
     if target.problem is not None:
         return [Check.of(target.problem, target.runtime), *differences]
-    checks = [Check("OK", "runtime", f"{target.runtime}: {target.why}, {target.image}")]
+    checks = [Check("OK", "runtime", f"{target.runtime}: {target.reason}, {target.image}")]
     checks += check_folders(folders)
-    if target.found is not None:
-        checks.append(check_code(target.found, configuration.choice))
+    if target.image_info is not None:
+        checks.append(check_code(target.image_info, configuration.choice))
     checks += _check_software(target, configuration.choice)
-    if target.facts is not None and target.facts.problems:
+    if target.python_info is not None and target.python_info.problems:
         hint = f"build it on another release: make build-{configuration.choice.name} BASE=RELEASE; encore images list"
-        checks.append(Check("FAIL", "image", _cannot_import(target.image, target.facts, configuration.choice), hint))
+        checks.append(
+            Check("FAIL", "image", _cannot_import(target.image, target.python_info, configuration.choice), hint)
+        )
     if configuration.get("device") == "gpu":
         checks += _check_gpu_run(target, configuration, machine)
     return [*checks, *differences]
@@ -60,13 +62,13 @@ def check_as_submitted(target: Target, configuration: Configuration) -> list[Che
 
 def _check_software(target: Target, choice: Choice) -> list[Check]:
     # Check the versions reported by a Python, else those of the image's base release
-    release = _release_of(target.found.labels if target.found else {}, choice)
+    release = _release_of(target.image_info.labels if target.image_info else {}, choice)
     stated = [compatibility.check_software(release, choice)] if release is not None else []
     versions = {}
-    if target.facts:
-        stack = environment.software(choice.implementation.framework, target.facts.packages)
+    if target.python_info:
+        stack = environment.software(choice.implementation.framework, target.python_info.packages)
         versions = {
-            "python": target.facts.python,
+            "python": target.python_info.python,
             **{name.removesuffix("_version"): check for name, check in stack.items()},
         }
     too_old = compatibility.lacks(versions, choice.implementation)
@@ -77,7 +79,7 @@ def _check_software(target: Target, choice: Choice) -> list[Check]:
     return [Check("FAIL", "software", message, "use a newer release (docs/support.md) or another Python")]
 
 
-def _cannot_import(location: object, info: Facts, choice: Choice) -> str:
+def _cannot_import(location: object, info: PythonInfo, choice: Choice) -> str:
     message = "; ".join(f"{name} ({error})" for name, error in info.problems.items())
     return f"{location} cannot import {message} (expected: all that {choice.name} imports)"
 
@@ -87,14 +89,14 @@ def check_horovod(target: Target, configuration: Configuration, needed: str = ""
 
     Horovod built by Encore always has Gloo.
     """
-    framework, info = configuration.choice.implementation.framework, target.facts
+    framework, info = configuration.choice.implementation.framework, target.python_info
     if not launchers.by_horovod(framework) or (target.runtime == "host" and info is None):
         return []
     build = launchers.parse_check_build(info.check_build) if info else None
     location = target.python or target.image
     if info is None or build is None:
-        message = f"{location} has not said what its Horovod was built with; Gloo is assumed"
-        unknown = Check("WARN", "Horovod", message, "ask it: horovodrun --check-build")
+        message = f"{location} did not report the build options of Horovod; assuming Gloo"
+        unknown = Check("WARN", "Horovod", message, "check it: horovodrun --check-build")
         return [] if info and info.problems else [unknown]
     controller = launchers.controller(build, info.mpirun, configuration.ranks)
     if needed not in ("", *build.controllers) or controller is None:
@@ -111,18 +113,18 @@ def check_horovod(target: Target, configuration: Configuration, needed: str = ""
 
 def check_preparation(target: Target, choice: Choice) -> list[Check]:
     """Check that the user's Python has the packages for preparing the toy data set."""
-    if target.facts is None or target.python is None:
+    if target.python_info is None or target.python is None:
         return []
     requirements = paths.REQUIREMENTS / images.find_row(choice).requirements
     packages = re.findall(r"^([\w.-]+)==", requirements.read_text(encoding="utf-8"), re.MULTILINE)
-    has = {re.sub(r"[-_.]+", "-", name).lower() for name in target.facts.packages}
+    has = {re.sub(r"[-_.]+", "-", name).lower() for name in target.python_info.packages}
     missing = [name for name in dict.fromkeys(packages) if name not in has]
     if not missing:
         return []
     # By this Python's pip: an environment of uv's has none.
     install = f"{sys.executable} -m pip --python {target.python} install --no-deps -r {requirements}"
     hint = f"{install}, or make it first: encore data prepare"
-    message = f"{target.python} has no {', '.join(missing)}, by which the toy data set is made"
+    message = f"{target.python} has no {', '.join(missing)}, which the toy data set needs"
     return [Check("FAIL", "data set", message, f"{hint} {choice.benchmark.name}")]
 
 
@@ -131,15 +133,15 @@ def check_host(target: Target, configuration: Configuration) -> Check:
     if target.python is not None:
         return check_python(target, configuration)
     if configuration.get("device") != "gpu":
-        return Check("OK", "runtime", f"host: {target.why}")
+        return Check("OK", "runtime", f"host: {target.reason}")
     choice = configuration.choice
-    message = f"the host runtime's {choice.implementation.framework} is built for CPUs ({target.why})"
+    message = f"the host runtime's {choice.implementation.framework} is built for CPUs ({target.reason})"
     hint = f"make build-{choice.name}, then run with --runtime docker; or name a Python with CUDA: --python FILE"
     return Check("FAIL", "runtime", message, hint)
 
 
 def check_python(target: Target, configuration: Configuration) -> Check:
-    choice, info = configuration.choice, target.facts
+    choice, info = configuration.choice, target.python_info
     title = catalogue.framework(choice.implementation.framework).title
     if target.problem is not None or info is None:
         return Check.of(target.problem or EncoreError(f"{target.python} was not asked"), "runtime")
@@ -166,7 +168,7 @@ def check_python(target: Target, configuration: Configuration) -> Check:
 def named_python(file: Path, configuration: Configuration) -> Path:
     """Return the user's Python; EncoreError if requirements of the benchmark are missing."""
     python = file.expanduser().absolute()
-    target = runtimes.asked(Target(python=python), configuration.choice, {})
+    target = runtimes.query_python(Target(python=python), configuration.choice, {})
     refuse_failed([check_python(target, configuration)])
     return python
 
@@ -174,15 +176,15 @@ def named_python(file: Path, configuration: Configuration) -> Path:
 def check_folders(folders: Iterable[Path]) -> list[Check]:
     """Check for paths that an engine cannot mount."""
     wrong = (folder for folder in folders if UNMOUNTABLE.search(str(folder)))
-    message, hint = "has a comma, a colon or a quote in its name", "give a folder without, or a link to it"
+    message, hint = "contains a comma, a colon or a quote", "use a different folder, or a link to it"
     return [Check("FAIL", "mount", f"{folder} {message}", hint) for folder in wrong]
 
 
 def check_code(image: Image, choice: Choice) -> Check:
     if image.labels.get("encore.code") == building.code_id():
-        return Check("OK", "image", f"holds the code of this checkout, {image.id[7:19]}")
+        return Check("OK", "image", f"contains the code of this checkout, {image.id[7:19]}")
     hint = f"make build-{choice.name}, which takes seconds"
-    return Check("WARN", "image", "holds other training code than this checkout", hint)
+    return Check("WARN", "image", "contains different training code than this checkout", hint)
 
 
 def check_locked_memory(engine: Engine) -> Check:
@@ -200,7 +202,7 @@ def check_locked_memory(engine: Engine) -> Check:
 def _check_gpu_run(target: Target, configuration: Configuration, machine: Node) -> list[Check]:
     checks: list[Check] = []
     engine, choice = target.engine, configuration.choice
-    labels = target.found.labels if target.found else {}
+    labels = target.image_info.labels if target.image_info else {}
     if "encore.standin" in labels:
         wrong = f"{target.image} is built on the CPU base"
         checks.append(Check("FAIL", "image", wrong, f"make build-{choice.name}"))
@@ -230,9 +232,9 @@ def _release_of(labels: Mapping[str, str], choice: Choice) -> images.Release | N
 def refuse_other_image(content: Mapping[str, Any], target: Target) -> None:
     """Reject resuming an experiment in a different image."""
     began = content["image"]["id"] if content["image"] else None
-    if began is not None and target.found is not None and target.found.id != began:
+    if began is not None and target.image_info is not None and target.image_info.id != began:
         raise EncoreError(
-            f"{target.image} is not the image that the run began in",
+            f"{target.image} is not the image that the run started in",
             expected=f"{began[:19]}, built from commit {content['image']['revision']}",
             hint="build it from that commit, or start a new run",
         )

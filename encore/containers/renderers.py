@@ -94,7 +94,7 @@ def _client(job: Job, container: Container) -> dict[str, str]:
     return {**variables, **job.environment}
 
 
-def inside_of(job: Job, container: Container) -> dict[str, str]:
+def container_variables(job: Job, container: Container) -> dict[str, str]:
     """Return the variables that a container gets in addition to the job's; they contain no secrets."""
     variables = {
         **caller_name(container.caller),
@@ -103,12 +103,12 @@ def inside_of(job: Job, container: Container) -> dict[str, str]:
         "TRITON_CACHE_DIR": f"/tmp/triton_{container.user}",
     }
     # All GPUs are handed to the container, as on the host, and CUDA chooses.
-    chosen = container.caller.get("CUDA_VISIBLE_DEVICES") if job.gpus else None
-    visible = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
+    devices = container.caller.get("CUDA_VISIBLE_DEVICES") if job.gpus else None
+    visible = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
     return {**INSIDE, **{name: value for name, value in variables.items() if name not in job.environment}, **visible}
 
 
-def _named(job: Job, values: Mapping[str, str]) -> list[str]:
+def _env_options(job: Job, values: Mapping[str, str]) -> list[str]:
     # ``--env`` options: by name for variables in the client's environment, with value for ``values``
     by_name = sorted({*job.environment, *job.launch.passed})
     return [word for setting in (*by_name, *(f"{n}={v}" for n, v in values.items())) for word in ("--env", setting)]
@@ -143,8 +143,8 @@ def _oci(engine: str, job: Job, container: Container, options: list[str], gpu_ac
         )
     pins_memory = bool(job.gpus or container.infiniband)
     mounts = (
-        f"type=bind,source={each.source},target={each.target}{',readonly' if each.read_only else ''}"
-        for each in _mounts(job, ',"')
+        f"type=bind,source={mount.source},target={mount.target}{',readonly' if mount.read_only else ''}"
+        for mount in _mounts(job, ',"')
     )
     shared = [
         # Heartbeats contain PID and host name. The host name must resolve to an address, for a single rank too, because
@@ -156,8 +156,8 @@ def _oci(engine: str, job: Job, container: Container, options: list[str], gpu_ac
         # Pinned memory for GPUs and adapters; an engine without the right to raise limits refuses the option.
         *(("--ulimit", "memlock=-1") if pins_memory and not container.rootless else ()),
         *(word for device in container.infiniband for word in ("--device", device)),
-        *(word for mount in mounts for word in ("--mount", mount)),
-        *_named(job, inside_of(job, container)),
+        *(word for bind in mounts for word in ("--mount", bind)),
+        *_env_options(job, container_variables(job, container)),
         *options,
         *(GPU_OPTIONS[gpu_access] if job.gpus else ()),
     ]
@@ -188,11 +188,11 @@ def podman(job: Job, container: Container) -> Command:
 
 def apptainer(job: Job, container: Container) -> Command:
     """Render for ``apptainer run``, which shares network, memory and processes with the host by default."""
-    variables = inside_of(job, container)
+    variables = container_variables(job, container)
     # An srun task already has the environment of the job and of its rank.
     options = [*(() if job.launch.outer else ("--cleanenv",)), "--home", variables.pop("HOME"), "--pwd", CODE]
-    mounts = (f"{each.source}:{each.target}:{'ro' if each.read_only else 'rw'}" for each in _mounts(job, ",:"))
-    options += [*(("--nv",) if job.gpus else ()), *(word for mount in mounts for word in ("--bind", mount))]
+    mounts = (f"{mount.source}:{mount.target}:{'ro' if mount.read_only else 'rw'}" for mount in _mounts(job, ",:"))
+    options += [*(("--nv",) if job.gpus else ()), *(word for bind in mounts for word in ("--bind", bind))]
     argv = [*job.launch.outer, container.program or "apptainer", "run", *options, container.image, *job.argv]
     # Apptainer passes APPTAINERENV_X on as X; --cleanenv blocks everything else.
     passed = {f"APPTAINERENV_{name}": value for name, value in {**job.environment, **variables}.items()}
@@ -202,18 +202,18 @@ def apptainer(job: Job, container: Container) -> Command:
 def enroot(job: Job, container: Container) -> Command:
     """Return the job as ``enroot start``, by the caller himself: network, memory and processes are the host's."""
     mounts = (
-        f"{each.source}:{each.target}:none:x-create=dir,rbind{',ro' if each.read_only else ''}"
-        for each in _mounts(job, ":")
+        f"{mount.source}:{mount.target}:none:x-create=dir,rbind{',ro' if mount.read_only else ''}"
+        for mount in _mounts(job, ":")
     )
-    named = _named(job, {**inside_of(job, container), **_visible_to_enroot(job)})
-    options = (*(word for mount in mounts for word in ("--mount", mount)), *named)
+    env_options = _env_options(job, {**container_variables(job, container), **_visible_to_enroot(job)})
+    options = (*(word for bind in mounts for word in ("--mount", bind)), *env_options)
     argv = [*job.launch.outer, container.program or "enroot", "start", *options, container.image, *job.argv]
     return _command("enroot", argv, _client(job, container))
 
 
 def pyxis(job: Job, container: Container) -> Command:
     """Render as srun options of the Pyxis plugin (NVIDIA/pyxis, README)."""
-    variables = inside_of(job, container)
+    variables = container_variables(job, container)
     mounts = ",".join(f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in _mounts(job, ",:"))
     # Otherwise the image's value of a variable overrides the job's.
     names = ",".join(sorted(name for name in {**job.environment, **variables} if not name.startswith("SLURM_")))

@@ -21,7 +21,7 @@ from encore.errors import EncoreError
 from encore.job import Command, Job, Mount
 from encore.launchers import ALONE, Launch
 from encore.machine import interpreters
-from encore.machine.interpreters import Facts
+from encore.machine.interpreters import PythonInfo
 from encore.machine.node import Node
 
 RENDERERS = {
@@ -47,32 +47,32 @@ class UsedImage(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A runtime with all that was found out about it."""
+    """A runtime with its engine, image, and Python."""
 
     runtime: str = "host"
-    why: str = "asked for"
+    reason: str = "asked for"
     engine: Engine | None = None
     image: str = ""  # Name or file of the image
-    found: Image | None = None
+    image_info: Image | None = None
     problem: EncoreError | None = None  # Why the runtime cannot start a run; a dry run still shows the command
     # The user's Python on the host; None: that of the framework's environment
     python: Path | None = None
-    facts: Facts | None = None  # Answer of the Python; None before it was queried
+    python_info: PythonInfo | None = None  # Answer of the Python; None before it was queried
 
     def python_json(self) -> dict[str, Any] | None:
         if self.python is None:
             return None
-        info = asdict(self.facts) if self.facts else {}
+        info = asdict(self.python_info) if self.python_info else {}
         return {"file": str(self.python), **info}
 
     def as_json(self) -> UsedImage | None:
         if self.runtime == "host":
             return None
-        labels = dict(self.found.labels) if self.found else {}
+        labels = dict(self.image_info.labels) if self.image_info else {}
         return {
             "name": self.image,
-            "id": self.found.id if self.found else None,
-            "digests": list(self.found.digests) if self.found else [],
+            "id": self.image_info.id if self.image_info else None,
+            "digests": list(self.image_info.digests) if self.image_info else [],
             "base": labels.get("org.opencontainers.image.base.name"),
             "revision": labels.get("org.opencontainers.image.revision"),
             "code": labels.get("encore.code"),
@@ -108,10 +108,12 @@ def choose(
         if target.problem is None:
             return target
     if python is not None:
-        return Target(runtime="host", why=f"no container engine has an image of {choice.name}; {python}", python=python)
+        return Target(
+            runtime="host", reason=f"no container engine has an image of {choice.name}; {python}", python=python
+        )
     if tried and machine.gpus and device == "gpu":
         return tried[0]
-    return Target(runtime="host", why=f"no container engine has an image of {choice.name}")
+    return Target(runtime="host", reason=f"no container engine has an image of {choice.name}")
 
 
 def _is_here(name: str, in_slurm: bool) -> bool:
@@ -138,7 +140,9 @@ def _look(runtime: str, choice: Choice, reason: str, image: str | None) -> Targe
             problem = EncoreError(f"no image file {reference}", hint=hint)
     except EncoreError as error:
         problem = error
-    return Target(runtime=runtime, why=reason, engine=engine, image=reference, found=image_info, problem=problem)
+    return Target(
+        runtime=runtime, reason=reason, engine=engine, image=reference, image_info=image_info, problem=problem
+    )
 
 
 def render(target: Target, job: Job, name: str, caller: Mapping[str, str]) -> Command:
@@ -190,7 +194,7 @@ def container_name(folder: Path) -> str:
 IMPORT_SECONDS = 600  # Pyxis and Enroot may have to unpack an image of 20 GB first
 
 
-def asked(
+def query_python(
     target: Target,
     choice: Choice,
     extra: Mapping[str, str],
@@ -203,19 +207,19 @@ def asked(
     ``extra`` are additional variables of the ranks. Images without a cached answer are started on ``gpus``, with the
     prefix ``outer`` in Slurm, unless ``start`` is False.
     """
-    if target.facts is not None or target.problem is not None:
+    if target.python_info is not None or target.problem is not None:
         return target
     if target.runtime != "host":
-        return replace(target, facts=_ask_image(target, choice, gpus, start, outer))
+        return replace(target, python_info=_ask_image(target, choice, gpus, start, outer))
     if target.python is None:
         return target
     try:
-        return replace(target, facts=_ask_python(target.python, choice, extra))
+        return replace(target, python_info=_ask_python(target.python, choice, extra))
     except EncoreError as error:
         return replace(target, problem=error)
 
 
-def _ask_python(python: Path, choice: Choice, extra: Mapping[str, str]) -> Facts:
+def _ask_python(python: Path, choice: Choice, extra: Mapping[str, str]) -> PythonInfo:
     # Query the user's Python in the environment of the ranks. The build of Horovod takes the longest and is cached
     # until Horovod is reinstalled
     nothing = Job(argv=(), environment=extra, mounts=(), ranks=1, gpus=0)
@@ -242,7 +246,7 @@ def keep_build(python: Path, horovod: int, check_build: str) -> None:
     files.write_json(cached, {"horovod": horovod, "check_build": check_build})
 
 
-def _ask_image(target: Target, choice: Choice, gpus: int, start: bool, outer: tuple[str, ...]) -> Facts | None:
+def _ask_image(target: Target, choice: Choice, gpus: int, start: bool, outer: tuple[str, ...]) -> PythonInfo | None:
     # Query an image; None if unavailable. Answers are cached by image ID or file; images in a registry have no ID yet
     # and are queried each time
     question = interpreters.question(choice.implementation.framework, _more_imports(choice), 0)
@@ -252,7 +256,7 @@ def _ask_image(target: Target, choice: Choice, gpus: int, start: bool, outer: tu
     key = hashlib.sha256(f"{identity} {command} {bool(gpus)}".encode()).hexdigest()[:16]
     cached = paths.cache_folder() / "images" / f"{key}-facts.json"
     if identity and cached.exists():
-        return Facts(**files.read_json(cached))
+        return PythonInfo(**files.read_json(cached))
     if not start:
         return None
     job = Job(
@@ -277,8 +281,8 @@ def _ask_image(target: Target, choice: Choice, gpus: int, start: bool, outer: tu
 
 def _identity(target: Target) -> str:
     # Identity of an image's content; empty if it is still in a registry
-    if target.found is not None:
-        return target.found.id
+    if target.image_info is not None:
+        return target.image_info.id
     file = Path(target.image)
     if not file.is_file():
         return ""

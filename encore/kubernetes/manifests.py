@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from encore.containers.renderers import CODE, STACK_BYTES, Container, inside_of
+from encore.containers.renderers import CODE, STACK_BYTES, Container, container_variables
 from encore.errors import EncoreError
 from encore.job import Job, Mount
 from encore.kubernetes.settings import Kind, Kubernetes, Volume
@@ -188,7 +188,7 @@ def _pod(job: Job, container: Container, pods: Pods, files: Files, labels: Mappi
     files_mount = {"name": "experiment", "mountPath": FILES, "readOnly": True}
     manifest_options = ("--data", f"{data}/dataset.json") if data else ()
     prepare = (*POD, "prepare", "--files", FILES, "--output", str(output), *manifest_options)
-    variables = inside_of(job, container)
+    variables = container_variables(job, container)
     variables.pop("CUDA_VISIBLE_DEVICES", None)  # of the machine that submits
     plain = {key: value for key, value in {**variables, **job.environment}.items() if key not in files.secrets}
     rank = {"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}}

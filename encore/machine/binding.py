@@ -20,7 +20,7 @@ SYS = Path("/sys")
 
 
 @dataclass(frozen=True)
-class Near:
+class Affinity:
     cpus: tuple[int, ...]  # CPU numbers of the kernel; empty if unknown
     numa: int
 
@@ -63,19 +63,21 @@ def format_cpus(cpus: Sequence[int]) -> str:
 
 
 def bind(
-    ranks: int, near: Sequence[Near], allowed: Sequence[int], siblings: Siblings | None = None
+    ranks: int, near: Sequence[Affinity], allowed: Sequence[int], siblings: Siblings | None = None
 ) -> tuple[Binding, ...]:
     """Return the binding of each local rank. Rank i uses GPU i.
 
     If ``near`` is empty or incomplete, the ``allowed`` cores are divided evenly.
     """
-    pools = [tuple(sorted(set(each.cpus) & set(allowed))) for each in near[:ranks]]
+    pools = [tuple(sorted(set(affinity.cpus) & set(allowed))) for affinity in near[:ranks]]
     is_known = len(pools) == ranks and all(pools)
     pools = pools if is_known else [tuple(sorted(set(allowed)))] * ranks
     bindings = []
     for rank, pool in enumerate(pools):
         position, sharers = pools[:rank].count(pool), pools.count(pool)
-        cores = sorted({tuple(each for each in (siblings or {}).get(cpu, (cpu,)) if each in pool) for cpu in pool})
+        cores = sorted(
+            {tuple(thread for thread in (siblings or {}).get(cpu, (cpu,)) if thread in pool) for cpu in pool}
+        )
         assigned = cores[position * len(cores) // sharers : (position + 1) * len(cores) // sharers]
         if len(cores) < sharers:
             assigned = [cores[position % len(cores)]]
@@ -88,7 +90,7 @@ def of_this_machine(ranks: int) -> tuple[Binding, ...]:
     return bind(ranks, near_gpus(node.busses()), sorted(os.sched_getaffinity(0)), siblings())
 
 
-def near_gpus(busses: Sequence[str], root: Path = SYS) -> tuple[Near, ...]:
+def near_gpus(busses: Sequence[str], root: Path = SYS) -> tuple[Affinity, ...]:
     """Return ``local_cpulist`` and ``numa_node`` of PCI devices; empty if the firmware does not report them."""
     # The kernel writes a PCI domain with four digits, NVML with eight.
     folders = [root / "bus" / "pci" / "devices" / bus.lower()[-len("0000:07:00.0") :] for bus in busses]
@@ -97,7 +99,7 @@ def near_gpus(busses: Sequence[str], root: Path = SYS) -> tuple[Near, ...]:
     if not all(node.isdigit() for node in nodes):
         return ()
     cpus = [parse_cpus(text_of(folder / "local_cpulist")) for folder in folders]
-    return tuple(Near(bus, int(node)) for bus, node in zip(cpus, nodes, strict=True))
+    return tuple(Affinity(bus, int(node)) for bus, node in zip(cpus, nodes, strict=True))
 
 
 def siblings(root: Path = SYS) -> Siblings:
@@ -124,7 +126,7 @@ def srun_options(bindings: Sequence[Binding]) -> tuple[str, ...]:
     return (f"--cpu-bind=verbose,mask_cpu:{masks}", f"--mem-bind={memory}")
 
 
-def bound(command: Sequence[str], bindings: Sequence[Binding], with_numactl: bool = False) -> tuple[str, ...]:
+def wrap_command(command: Sequence[str], bindings: Sequence[Binding], with_numactl: bool = False) -> tuple[str, ...]:
     """Wrap ``command`` in a shell command that binds it to the cores of its local rank.
 
     For launchers that run the same command for all ranks: mpirun, horovodrun, torchrun. ``numactl`` also binds

@@ -40,7 +40,7 @@ NVIDIA = "0x10de"
 XID_SECONDS = 86400.0  # Older errors were reviewed before; they stay in the log after a reset
 
 
-def facts(question: dict[str, Any]) -> dict[str, Any]:
+def probe(question: dict[str, Any]) -> dict[str, Any]:
     """Run all probes. ``disks``: folders to write to; ``clock``: HOST:PORT; ``python``: interpreter of the framework.
 
     ``named``: whether missing folders are an error. A run would create them.
@@ -61,8 +61,8 @@ def facts(question: dict[str, Any]) -> dict[str, Any]:
         "gpus": cards,
         "xids": xids(),
         **_interfaces(),
-        "cpu_rate": on_all_cores(hashing),
-        "memory_rate": on_all_cores(copying),
+        "cpu_rate": on_all_cores(prepare_hash),
+        "memory_rate": on_all_cores(prepare_copy),
         "disks": {folder: disk(Path(folder), question.get("named", False)) for folder in question.get("disks", ())},
         **(connections() if cards else {"links": [], "floor": None, "nvlink_rate": None}),
         "clock_offset": clock_offset(question.get("clock", "")),
@@ -82,8 +82,8 @@ def _interfaces() -> dict[str, Any]:
     best = network.best_interface(interfaces.interfaces)
     return {
         "interface": best,
-        "megabits": next((each.megabits for each in interfaces.interfaces if each.name == best), 0),
-        "ports": {str(each): each.gigabits for each in network.best_ports(interfaces.ports)},
+        "megabits": next((port.megabits for port in interfaces.interfaces if port.name == best), 0),
+        "ports": {str(port): port.gigabits for port in network.best_ports(interfaces.ports)},
     }
 
 
@@ -122,11 +122,11 @@ def _gpu(handle: Any) -> dict[str, Any]:
         "pcie_width_max": lambda: pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle),
         "pcie_generation_max": lambda: pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle),
         "nvlinks": lambda: sum(
-            node.known(lambda number=number: pynvml.nvmlDeviceGetNvLinkState(handle, number)) or 0  # type: ignore[misc]
+            node.query(lambda number=number: pynvml.nvmlDeviceGetNvLinkState(handle, number)) or 0  # type: ignore[misc]
             for number in range(pynvml.NVML_NVLINK_MAX_LINKS)
         ),
     }
-    return {key: node.known(read) for key, read in readings.items()}
+    return {key: node.query(read) for key, read in readings.items()}
 
 
 def xids(log: str | None = None, uptime: float | None = None) -> list[int] | None:
@@ -171,7 +171,7 @@ def _together(calls: Sequence[Callable[[], int]]) -> float:
     return sum(done) / (time.perf_counter() - began)
 
 
-def hashing() -> Callable[[], int]:
+def prepare_hash() -> Callable[[], int]:
     data = bytes(HASHED)
 
     def call() -> int:
@@ -181,7 +181,7 @@ def hashing() -> Callable[[], int]:
     return call
 
 
-def copying() -> Callable[[], int]:
+def prepare_copy() -> Callable[[], int]:
     source, target = (ctypes.create_string_buffer(COPIED) for _ in range(2))
 
     def call() -> int:
@@ -269,7 +269,7 @@ def connections() -> dict[str, Any]:
 
 
 @contextmanager
-def clock_served() -> Iterator[int]:
+def serve_clock() -> Iterator[int]:
     """Answer the questions for the time on a port, which is given, while entered."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as service:
         service.bind(("", 0))
@@ -324,7 +324,7 @@ def lines_of(answer: dict[str, Any]) -> list[str]:
     return [f"{answer['node']} {number} {len(pieces)} {piece}" for number, piece in enumerate(pieces)]
 
 
-def parsed(output: str) -> dict[str, dict[str, Any]]:
+def parse_answers(output: str) -> dict[str, dict[str, Any]]:
     """Parse the complete answers of nodes in an output, by node."""
     pieces: dict[str, dict[int, str]] = {}
     for match in re.finditer(r"^(\S+) (\d+) (\d+) (.*)$", output, re.MULTILINE):
@@ -337,7 +337,7 @@ def parsed(output: str) -> dict[str, dict[str, Any]]:
 
 
 def main() -> int:
-    print("\n".join(lines_of(facts(json.loads(sys.argv[1])))))
+    print("\n".join(lines_of(probe(json.loads(sys.argv[1])))))
     return 0
 
 

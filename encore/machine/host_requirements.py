@@ -25,7 +25,7 @@ class Need:
     expected: str = ""
 
 
-def same(path: Path, hint: str) -> Need:
+def same_file(path: Path, hint: str) -> Need:
     """Require a file, or the Python files of a folder, with the same content as on this host."""
     return Need("same", str(path), hint, host_actions.digest(path))
 
@@ -43,7 +43,7 @@ def failed_checks(kind: str, name: str, problems: Sequence[tuple[int, str]], nee
 
 
 @contextmanager
-def marked(results: Path) -> Iterator[Path]:
+def shared_marker(results: Path) -> Iterator[Path]:
     """Create a temporary file in the results folder, which verifies that other hosts share the folder."""
     mark = results / f".encore-{secrets.token_hex(8)}"
     try:

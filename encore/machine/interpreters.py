@@ -21,7 +21,7 @@ HINT = 'activate the environment and give --python "$(command -v python)"'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class PythonInfo:
     python: str  # Version, such as ``3.11.7``
     problems: Mapping[str, str]  # Why modules cannot be imported, by name
     packages: Mapping[str, str]  # Versions by package
@@ -32,7 +32,7 @@ class Facts:
     check_build: str  # Output of ``horovodrun --check-build``; empty without Horovod
 
 
-def named_or_made(python: Path | None, framework: str, on_step: Callable[[str], None]) -> Path:
+def find_or_create(python: Path | None, framework: str, on_step: Callable[[str], None]) -> Path:
     """Return the user's Python, else that of the framework's environment, which is created if needed."""
     if python is None:
         return environment.ensure_environment(framework, on_step).absolute()
@@ -65,17 +65,17 @@ def program() -> str:
     return GUARD.format(oldest=python_probe.OLDEST, mark=python_probe.MARK, program=text)
 
 
-def parse(output: str) -> Facts | None:
+def parse(output: str) -> PythonInfo | None:
     """Parse the answer in the output of a program; None if missing."""
     answers = re.findall(rf"^{python_probe.MARK}(.*)$", output, re.MULTILINE)
     if not answers:
         return None
     answer: dict[str, Any] = json.loads(answers[-1])
     empty = {"problems": {}, "packages": {}, "cuda": "", "gpus": 0, "mpirun": False, "horovod": 0, "check_build": ""}
-    return Facts(**{**empty, **answer})
+    return PythonInfo(**{**empty, **answer})
 
 
-def ask(python: Path, question: str, environment: Mapping[str, str]) -> Facts:
+def ask(python: Path, question: str, environment: Mapping[str, str]) -> PythonInfo:
     """Query the user's Python; EncoreError if it is not usable or too old."""
     if not python.is_file():
         raise EncoreError(f"no Python {python}", expected=EXPECTED, hint=HINT)

@@ -153,7 +153,7 @@ def all_reduce_floor(server: Server, capability: str | None) -> tuple[float, str
         source = f"{links} NVLinks of compute capability {capability}"
         return (FLOOR_SHARE * links * rate * 1e9, source) if rate else None
     by_switch = all(server.link(*pair) in BY_SWITCH or pair in counts for pair in pairs)
-    rate, source = (PCIE_RATE, "PCIe behind one switch") if by_switch else (CPU_RATE, "PCIe through the CPUs")
+    rate, source = (PCIE_RATE, "PCIe through a single switch") if by_switch else (CPU_RATE, "PCIe through the CPUs")
     return FLOOR_SHARE * rate * 1e9, source
 
 
@@ -209,7 +209,7 @@ def this_server(machine: node.Node) -> Server:
 def by_nvml() -> Server:
     """Query the links from NVML, for machines without nvidia-smi."""
     with node.devices() as handles:
-        busses = node.known(lambda: [node.bus(handle) for handle in handles]) or []
+        busses = node.query(lambda: [node.bus(handle) for handle in handles]) or []
         ends = [_nvlinks(handle) for handle in handles]
 
         def link(i: int, j: int) -> str:
@@ -231,7 +231,7 @@ def _nvlinks(handle: Any) -> Sequence[str]:
         active = pynvml.nvmlDeviceGetNvLinkState(handle, number)
         return node.text(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, number).busId).lower() if active else ""
 
-    ends = (node.known(partial(far_end, number)) for number in range(pynvml.NVML_NVLINK_MAX_LINKS))
+    ends = (node.query(partial(far_end, number)) for number in range(pynvml.NVML_NVLINK_MAX_LINKS))
     return [end for end in ends if end]
 
 
@@ -246,4 +246,4 @@ def _ancestor(device: Any, peer: Any) -> str:
         pynvml.NVML_TOPOLOGY_NODE: "NODE",
         pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
     }
-    return kinds.get(node.known(lambda: pynvml.nvmlDeviceGetTopologyCommonAncestor(device, peer)), "")
+    return kinds.get(node.query(lambda: pynvml.nvmlDeviceGetTopologyCommonAncestor(device, peer)), "")

@@ -88,7 +88,7 @@ def variables(network: Network, nodes: int) -> dict[str, str]:
 
 def read(root: Path = ROOT, with_address: frozenset[str] | None = None) -> Network:
     """Return the network of this machine; ``with_address`` are the interfaces that have an address."""
-    usable = addressed() if with_address is None else with_address
+    usable = interfaces_with_address() if with_address is None else with_address
     default = default_interface(text_of(root / "proc/net/route"))
     folders = sorted((root / "sys/class/net").glob("*"))
     interfaces = [_interface(folder, default) for folder in folders if folder.name in usable]
@@ -96,7 +96,7 @@ def read(root: Path = ROOT, with_address: frozenset[str] | None = None) -> Netwo
     return Network(tuple(filter(None, interfaces)), tuple(filter(None, ports)))
 
 
-def addressed() -> frozenset[str]:
+def interfaces_with_address() -> frozenset[str]:
     """Return interfaces with an IP address that other machines could reach."""
     families = (socket.AF_INET, socket.AF_INET6)
     return frozenset(

@@ -37,9 +37,9 @@ def devices() -> Iterator[list[Any]]:
         return visible_handles(handles, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     try:
-        yield known(handles) or []
+        yield query(handles) or []
     finally:
-        known(pynvml.nvmlShutdown)
+        query(pynvml.nvmlShutdown)
 
 
 def visible_handles(handles: Sequence[Any], visible: str | None) -> list[Any]:
@@ -65,8 +65,8 @@ def _handle_of(entry: str, handles: Sequence[Any]) -> Any:
     if entry.isdecimal():
         return handles[int(entry)] if int(entry) < len(handles) else None
     if entry.startswith("MIG-"):
-        return known(lambda: pynvml.nvmlDeviceGetHandleByUUID(entry))
-    uuids = [text(known(partial(pynvml.nvmlDeviceGetUUID, handle)) or "") for handle in handles]
+        return query(lambda: pynvml.nvmlDeviceGetHandleByUUID(entry))
+    uuids = [text(query(partial(pynvml.nvmlDeviceGetUUID, handle)) or "") for handle in handles]
     matches = [
         handle
         for handle, uuid in zip(handles, uuids, strict=True)
@@ -75,7 +75,7 @@ def _handle_of(entry: str, handles: Sequence[Any]) -> Any:
     return matches[0] if len(matches) == 1 else None
 
 
-def known(read: Callable[[], Value]) -> Value | None:
+def query(read: Callable[[], Value]) -> Value | None:
     """Call a function of NVML; None if the driver or the GPU does not support it."""
     import pynvml
 
@@ -106,14 +106,14 @@ def bus(handle: Any) -> str:
     """Return the PCI address of a GPU; for a MIG instance that of the GPU."""
     import pynvml
 
-    handle = known(lambda: pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)) or handle
+    handle = query(lambda: pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)) or handle
     return text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower()
 
 
 def busses() -> list[str]:
     """Return the PCI addresses of the visible GPUs; empty without a driver."""
     with devices() as handles:
-        return known(lambda: [bus(handle) for handle in handles]) or []
+        return query(lambda: [bus(handle) for handle in handles]) or []
 
 
 def text(value: str | bytes) -> str:
@@ -145,17 +145,17 @@ class Node:
 def gpus() -> tuple[Gpu, ...]:
     """Return the visible GPUs of this machine, in CUDA's order."""
     with devices() as handles:
-        return known(lambda: tuple(_gpu(position, handle) for position, handle in enumerate(handles))) or ()
+        return query(lambda: tuple(_gpu(position, handle) for position, handle in enumerate(handles))) or ()
 
 
 def _gpu(position: int, handle: Any) -> Gpu:
     import pynvml
 
     # MIG instances do not have an index.
-    index = known(lambda: pynvml.nvmlDeviceGetIndex(handle))
-    capability = known(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+    index = query(lambda: pynvml.nvmlDeviceGetIndex(handle))
+    capability = query(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
     # GPUs that share the CPU's memory do not report a size.
-    memory = known(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total) or 0
+    memory = query(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total) or 0
     return Gpu(
         index=position if index is None else int(index),
         name=text(pynvml.nvmlDeviceGetName(handle)),

@@ -134,12 +134,12 @@ def check_nodes(
                 Check("FAIL", "answer", reasons.get(node) or "no answer", "see its slurmd or sshd: scontrol show node")
             )
         else:
-            checks_by_node[node] += [*_own(facts_by_node[node]), *_gpus_of(facts_by_node[node])]
+            checks_by_node[node] += [*_check_node(facts_by_node[node]), *_check_gpus(facts_by_node[node])]
     compared = (
-        *_equal(facts_by_node),
-        *_measured(facts_by_node),
-        *_pairs_of_gpus(facts_by_node),
-        *_between(facts_by_node, pairs or {}),
+        *_compare_properties(facts_by_node),
+        *_compare_speeds(facts_by_node),
+        *_compare_gpu_pairs(facts_by_node),
+        *_check_node_pairs(facts_by_node, pairs or {}),
     )
     for node, check in compared:
         checks_by_node[node].append(check)
@@ -149,45 +149,47 @@ def check_nodes(
     ]
 
 
-def _summary(facts: Facts) -> str:
-    gpus = Counter(str(gpu["name"]) for gpu in facts["gpus"])
+def _summary(info: Facts) -> str:
+    gpus = Counter(str(gpu["name"]) for gpu in info["gpus"])
     cards = ", ".join(f"{count} x {name}" for name, count in gpus.items()) or "no GPU"
-    return f"{facts['cores']} cores, {cards}; no problem found"
+    return f"{info['cores']} cores, {cards}; no problem found"
 
 
 # -- single node ------------------------------------------------------------------------------------------------
 
 
-def _own(facts: Facts) -> Iterator[Check]:
-    offset = facts.get("clock_offset")
+def _check_node(info: Facts) -> Iterator[Check]:
+    offset = info.get("clock_offset")
     if offset is not None and abs(offset) > CLOCK_SECONDS:
         yield Check("FAIL", "clock", f"{offset:+.1f} s from the first node's", "synchronize it: chronyc makestep")
-    if facts["busy"] > BUSY:
-        yield Check("WARN", "load", f"other programs take {facts['busy']:.0%} of the cores", "see which: top")
-    for folder, disk in facts.get("disks", {}).items():
+    if info["busy"] > BUSY:
+        yield Check("WARN", "load", f"other programs take {info['busy']:.0%} of the cores", "see which: top")
+    for folder, disk in info.get("disks", {}).items():
         if "problem" in disk:
             yield Check("FAIL", "disk", f"{folder} cannot be written: {disk['problem']}", "see: df, mount, dmesg")
         elif disk["free_gib"] < FREE_GIB:
             yield Check("FAIL", "disk", f"{folder} has {disk['free_gib']:g} GiB free", "free some space")
-    if facts["pci_gpus"] > len(facts["gpus"]):
-        message = f"{facts['pci_gpus']} on the PCI bus, the driver answers for {len(facts['gpus'])}"
+    if info["pci_gpus"] > len(info["gpus"]):
+        message = f"{info['pci_gpus']} on the PCI bus, the driver answers for {len(info['gpus'])}"
         yield Check("FAIL", "GPUs", message, "see: dmesg | grep -i nvrm")
-    hardware = sorted({xid for xid in facts["xids"] or () if xid in HARDWARE_XIDS})
-    other_xids = sorted({xid for xid in facts["xids"] or () if xid not in HARDWARE_XIDS})
+    hardware = sorted({xid for xid in info["xids"] or () if xid in HARDWARE_XIDS})
+    other_xids = sorted({xid for xid in info["xids"] or () if xid not in HARDWARE_XIDS})
     if hardware:
         hint = "look it up: docs.nvidia.com/deploy/xid-errors; reset the GPU or the node"
         yield Check("FAIL", "Xid", f"{', '.join(map(str, hardware))} in the kernel's log", hint)
     if other_xids:
         yield Check("WARN", "Xid", f"{', '.join(map(str, other_xids))} in the kernel's log", "mostly a program's error")
-    if facts["xids"] is None and facts["gpus"]:
+    if info["xids"] is None and info["gpus"]:
         yield Check("WARN", "Xid", "this user may not read the kernel's log", "kernel.dmesg_restrict=0, or as root")
-    problem = facts.get("framework", {}).get("problem")
+    problem = info.get("framework", {}).get("problem")
     if problem:
-        yield Check("FAIL", "framework", f"the measurement failed: {problem}", "run it alone: encore study machine")
+        yield Check(
+            "FAIL", "framework", f"the measurement failed: {problem}", "run it separately: encore study machine"
+        )
 
 
-def _gpus_of(facts: Facts) -> Iterator[Check]:
-    for number, gpu in enumerate(facts["gpus"]):
+def _check_gpus(info: Facts) -> Iterator[Check]:
+    for number, gpu in enumerate(info["gpus"]):
         name = f"GPU {number}"
         if gpu.get("ecc_uncorrected"):
             message = f"{gpu['ecc_uncorrected']} uncorrectable memory errors since the driver was loaded"
@@ -200,9 +202,7 @@ def _gpus_of(facts: Facts) -> Iterator[Check]:
             yield Check("WARN", name, f"{uncorrectable} rows remapped after uncorrectable errors")
         slowed = [reason for bit, reason in SLOWED.items() if (gpu.get("throttle") or 0) & bit]
         if slowed:
-            yield Check(
-                "FAIL", name, f"its clocks are lowered: {', '.join(slowed)}", "see: nvidia-smi -q -d PERFORMANCE"
-            )
+            yield Check("FAIL", name, f"clocks are throttled: {', '.join(slowed)}", "see: nvidia-smi -q -d PERFORMANCE")
         width, max_width = gpu.get("pcie_width"), gpu.get("pcie_width_max")
         if width and max_width and width < max_width:
             lane = PCIE_LANE_RATES.get(gpu.get("pcie_generation_max") or 0)
@@ -216,15 +216,15 @@ def _gpus_of(facts: Facts) -> Iterator[Check]:
 # -- comparison of nodes ----------------------------------------------------------------------------------------
 
 
-def _equal(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
+def _compare_properties(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
     for rule in OF_NODES:
-        yield from _odd(rule, {node: facts[rule.key] for node, facts in facts_by_node.items()})
-    yield from _odd(
-        Equal("gpus", "number of GPUs"), {node: len(facts["gpus"]) for node, facts in facts_by_node.items()}
+        yield from _compare_values(rule, {node: info[rule.key] for node, info in facts_by_node.items()})
+    yield from _compare_values(
+        Equal("gpus", "number of GPUs"), {node: len(info["gpus"]) for node, info in facts_by_node.items()}
     )
     for rule in OF_GPUS:
         # The lowest value of a node's GPUs, or all names.
-        values = {node: [gpu.get(rule.key) for gpu in facts["gpus"]] for node, facts in facts_by_node.items()}
+        values = {node: [gpu.get(rule.key) for gpu in info["gpus"]] for node, info in facts_by_node.items()}
         plain = {node: [value for value in gpu_values if value is not None] for node, gpu_values in values.items()}
         for node, gpu_values in plain.items():
             if len(set(gpu_values)) > 1:
@@ -233,11 +233,11 @@ def _equal(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
                     Check(rule.level, rule.title, f"its GPUs differ: {', '.join(map(str, sorted(set(gpu_values))))}"),
                 )
         lowest = {node: min(gpu_values) for node, gpu_values in plain.items() if gpu_values}
-        yield from _odd(rule, lowest)
-    for folder in dict.fromkeys(folder for facts in facts_by_node.values() for folder in facts.get("disks", {})):
-        kinds = {node: facts["disks"].get(folder, {}).get("mounted", "") for node, facts in facts_by_node.items()}
-        yield from _odd(Equal("mounted", f"file system of {folder}", ordered=False), kinds)
-    memory = {node: facts["memory_gib"] for node, facts in facts_by_node.items()}
+        yield from _compare_values(rule, lowest)
+    for folder in dict.fromkeys(folder for info in facts_by_node.values() for folder in info.get("disks", {})):
+        kinds = {node: info["disks"].get(folder, {}).get("mounted", "") for node, info in facts_by_node.items()}
+        yield from _compare_values(Equal("mounted", f"file system of {folder}", ordered=False), kinds)
+    memory = {node: info["memory_gib"] for node, info in facts_by_node.items()}
     usual = statistics.median_high(memory.values()) if memory else 0.0
     for node, has in memory.items():
         if has < usual * (1 - MEMORY_TOLERANCE):
@@ -247,7 +247,7 @@ def _equal(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
             )
 
 
-def _odd(rule: Equal, values: Mapping[str, Any]) -> Iterator[tuple[str, Check]]:
+def _compare_values(rule: Equal, values: Mapping[str, Any]) -> Iterator[tuple[str, Check]]:
     # Report values that differ from the majority; without a majority the lower value if ordered, else all nodes.
     counts = Counter(map(repr, values.values())).most_common()
     if len(counts) < 2:
@@ -280,18 +280,18 @@ def _text(value: Any) -> str:
     )
 
 
-def _measured(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
+def _compare_speeds(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
     for key, title, unit, word, tolerance in MEASURED:
-        yield from _slow({node: facts[key] for node, facts in facts_by_node.items()}, title, unit, word, tolerance)
-    for folder in dict.fromkeys(folder for facts in facts_by_node.values() for folder in facts.get("disks", {})):
+        yield from _slow({node: info[key] for node, info in facts_by_node.items()}, title, unit, word, tolerance)
+    for folder in dict.fromkeys(folder for info in facts_by_node.values() for folder in info.get("disks", {})):
         for rate in ("write_rate", "read_rate"):
-            disks = {node: facts["disks"].get(folder, {}).get(rate) for node, facts in facts_by_node.items()}
+            disks = {node: info["disks"].get(folder, {}).get(rate) for node, info in facts_by_node.items()}
             speeds = {node: speed for node, speed in disks.items() if speed is not None}
             # Other jobs and caches make disks differ, of two also by far.
             level: Level = "FAIL" if len(speeds) > 2 else "WARN"
             yield from _slow(speeds, f"{rate.split('_')[0]} of {folder}", 1e6, "MB/s", 0.7, level)
     measured = {
-        node: facts["framework"] for node, facts in facts_by_node.items() if facts.get("framework", {}).get("peaks")
+        node: info["framework"] for node, info in facts_by_node.items() if info.get("framework", {}).get("peaks")
     }
     for rate, title, unit, word in (
         ("flops_per_second", "GEMMs", 1e12, "TFLOP/s"),
@@ -308,12 +308,12 @@ def _measured(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]
             yield node, Check("FAIL", f"{title} of device {number}", message)
     for node, speeds in measured.items():
         for index, (gpu, speed) in enumerate(zip(facts_by_node[node]["gpus"], speeds["peaks"], strict=False)):
-            yield from ((node, check) for check in _next_to_sheet(index, str(gpu["name"]), speed))
+            yield from ((node, check) for check in _compare_with_sheet(index, str(gpu["name"]), speed))
     for kind in ("all-reduce", "all-to-all"):
         rates = {node: _largest(speeds, kind) for node, speeds in measured.items()}
         yield from _slow(rates, f"{kind} within the node", 1e9, "GB/s", 0.2 if _on_gpus(measured) else 0.5)
-        for node, facts in facts_by_node.items():
-            floor = facts.get("floor")
+        for node, info in facts_by_node.items():
+            floor = info.get("floor")
             if kind == "all-reduce" and floor and node in rates and rates[node] < floor:
                 message = f"{rates[node] / 1e9:.3g} GB/s, its links allow {floor / 1e9:.3g} at least"
                 yield (
@@ -323,7 +323,7 @@ def _measured(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]
 
 
 # Compare GEMMs and copies of a GPU with its data sheet, which assumes no power or thermal limit.
-def _next_to_sheet(number: int, gpu: str, measured: Mapping[str, float]) -> Iterator[Check]:
+def _compare_with_sheet(number: int, gpu: str, measured: Mapping[str, float]) -> Iterator[Check]:
     for rate, title, unit, word, sheet in (
         ("flops_per_second", "GEMMs", 1e12, "TFLOP/s", peaks.peak_of(gpu, "bf16")),
         ("bytes_per_second", "copies", 1e9, "GB/s", peaks.bandwidth_of(gpu)),
@@ -335,14 +335,14 @@ def _next_to_sheet(number: int, gpu: str, measured: Mapping[str, float]) -> Iter
 
 
 # Compare pairs of GPUs with all pairs, on any node, that have the same link.
-def _pairs_of_gpus(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
+def _compare_gpu_pairs(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
     alike: dict[str, dict[tuple[str, int, int], float]] = {}
-    for node, facts in facts_by_node.items():
-        rows = facts.get("framework", {}).get("pairs") or []
-        for i, row in enumerate(rows if len(rows) == len(facts.get("links", ())) else ()):
+    for node, info in facts_by_node.items():
+        rows = info.get("framework", {}).get("pairs") or []
+        for i, row in enumerate(rows if len(rows) == len(info.get("links", ())) else ()):
             for j, rate in enumerate(row):
                 if rate is not None:
-                    alike.setdefault(facts["links"][i][j], {})[node, i, j] = rate
+                    alike.setdefault(info["links"][i][j], {})[node, i, j] = rate
     for word, rates in alike.items():
         for (node, i, j), share in slow_ones(rates, 0.2).items():
             message = f"{rates[node, i, j] / 1e9:.3g} GB/s, {share:.0%} of the median of {word} pairs"
@@ -385,7 +385,7 @@ def rounds_of(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
     return [pairs for pairs in (ring[::2], ring[1::2], last) if pairs]
 
 
-def _between(facts_by_node: Mapping[str, Facts], pairs: Pairs) -> Iterator[tuple[str, Check]]:
+def _check_node_pairs(facts_by_node: Mapping[str, Facts], pairs: Pairs) -> Iterator[tuple[str, Check]]:
     for kind in ("all-reduce", "all-to-all"):
         rates = {pair: rate[kind] for pair, rate in pairs.items() if kind in rate and {*pair} <= {*facts_by_node}}
         # A node's faster pair: the slow one may be the other's fault.
@@ -405,13 +405,13 @@ def _between(facts_by_node: Mapping[str, Facts], pairs: Pairs) -> Iterator[tuple
     for pair, measured in pairs.items():
         if not measured:
             yield from (
-                (node, Check("FAIL", "between nodes", f"{' and '.join(pair)} exchange nothing")) for node in pair
+                (node, Check("FAIL", "between nodes", f"{' and '.join(pair)} cannot communicate")) for node in pair
             )
 
 
-def _line(facts: Facts) -> float:
+def _line(info: Facts) -> float:
     # Bytes per second of all ports, else of the interface; 0 if unknown to the kernel.
-    return float((sum(facts["ports"].values()) * 1e9 or facts["megabits"] * 1e6) / 8)
+    return float((sum(info["ports"].values()) * 1e9 or info["megabits"] * 1e6) / 8)
 
 
 # -- stored results ---------------------------------------------------------------------------------------------
@@ -421,7 +421,7 @@ def folder() -> Path:
     return paths.cache_folder() / "gate"
 
 
-def keep(verdicts: Sequence[Verdict]) -> None:
+def store(verdicts: Sequence[Verdict]) -> None:
     """Store verdicts in the cache for ``encore doctor --slurm``. Errors, such as a full disk, are ignored."""
     with suppress(OSError):
         folder().mkdir(parents=True, exist_ok=True)
@@ -430,7 +430,7 @@ def keep(verdicts: Sequence[Verdict]) -> None:
             write_json(folder() / f"{verdict.node}.json", content)
 
 
-def kept(name: str) -> str:
+def last_result(name: str) -> str:
     """Return the last stored result of a node with its time; empty if none."""
     with suppress(EncoreError, KeyError, TypeError):
         content = read_json(folder() / f"{name}.json")

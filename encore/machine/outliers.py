@@ -14,7 +14,7 @@ FAR = 4.0  # Limit in median absolute deviations
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared(Generic[Key]):
+class Comparison(Generic[Key]):
     """A value and the statistics of the other values."""
 
     name: Key
@@ -28,25 +28,25 @@ class Compared(Generic[Key]):
         return self.value < self.others - FAR * self.spread
 
 
-def compared(values: Mapping[Key, float]) -> list[Compared[Key]]:
+def compare(values: Mapping[Key, float]) -> list[Comparison[Key]]:
     """Compare each value with the remaining ones; empty for a single value."""
     comparisons = []
     for name, value in values.items() if len(values) > 1 else ():
         rest = [other for key, other in values.items() if key != name]
         middle = statistics.median(rest)
         spread = statistics.median(abs(other - middle) for other in rest)
-        comparisons.append(Compared(name=name, value=value, others=middle, spread=spread))
+        comparisons.append(Comparison(name=name, value=value, others=middle, spread=spread))
     return comparisons
 
 
-def lowest(values: Mapping[Key, float]) -> Compared[Key] | None:
-    return min(compared(values), key=lambda comparison: comparison.value, default=None)
+def lowest(values: Mapping[Key, float]) -> Comparison[Key] | None:
+    return min(compare(values), key=lambda comparison: comparison.value, default=None)
 
 
 def slow_ones(values: Mapping[Key, float], tolerance: float) -> dict[Key, float]:
     """Return values that are slower than ``tolerance`` permits and far from the rest, as fractions of their median."""
     return {
         comparison.name: comparison.value / comparison.others
-        for comparison in compared(values)
+        for comparison in compare(values)
         if comparison.others > 0 and comparison.value < comparison.others * (1 - tolerance) and comparison.is_far
     }

@@ -1,6 +1,5 @@
 """Checks before a run: OK, WARN or FAIL, with a hint."""
 
-import hashlib
 import math
 import os
 import resource
@@ -17,25 +16,15 @@ from encore.catalogue import Weights
 from encore.configuration import Configuration
 from encore.data import PASSPORT, DataPassport, check_data
 from encore.errors import EncoreError
-from encore.files import existing, read_json
+from encore.files import existing, file_digest, read_json
 from encore.job import Mount
 from encore.machine.node import Node
-
-CHUNK = 1 << 24
 
 
 def weight_files(configuration: Configuration, data: Path) -> dict[str, Path]:
     """Return the paths of weight files by configuration key. Names without a folder are relative to the data folder."""
     paths = {key: str(configuration.get(key)) for key in configuration.choice.benchmark.weights}
     return {key: data / name for key, name in paths.items() if name}
-
-
-def _digest(path: Path, algorithm: str) -> str:
-    digest = hashlib.new(algorithm)
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def refuse_wrong(key: str, path: Path, expected: Weights) -> str:
@@ -53,7 +42,7 @@ def refuse_wrong(key: str, path: Path, expected: Weights) -> str:
     if not same_form or not expected.checksums:
         return f"no checksum of a {path.suffix} file is published; its names and shapes are checked when it is read"
     for algorithm, published in expected.checksums.items():
-        digest = _digest(path, algorithm)
+        digest = file_digest(path, algorithm)
         if not digest.startswith(published):
             raise EncoreError(
                 f"{path} has the {algorithm.upper()} {digest}",
@@ -72,7 +61,7 @@ class WeightsFile(TypedDict):
 def weights_json(files: dict[str, Path]) -> dict[str, WeightsFile]:
     """Return path, size and SHA-256 of each file, for run.json."""
     return {
-        key: {"file": str(path), "bytes": path.stat().st_size, "sha256": _digest(path, "sha256")}
+        key: {"file": str(path), "bytes": path.stat().st_size, "sha256": file_digest(path, "sha256")}
         for key, path in files.items()
     }
 
@@ -95,7 +84,7 @@ def refuse_other_weights(files: dict[str, Path], recorded: Mapping[str, Any]) ->
     for key, current in there.items():
         if key in recorded and current["sha256"] != recorded[key]["sha256"]:
             raise EncoreError(
-                f"{current['file']} is not the file of {key} that the run began with",
+                f"{current['file']} is not the file of {key} that the run started with",
                 expected=f"SHA-256 {recorded[key]['sha256'][:12]}",
                 hint="restore it, or start a new run",
             )
@@ -131,11 +120,11 @@ def check_devices(configuration: Configuration, machine: Node) -> list[Check]:
         return [Check("OK", "cores", f"{needed} ranks on {machine.cores} cores")]
     if not machine.gpus:
         hint = "use --system cpu, which runs the same code on the toy data set"
-        return [Check("FAIL", "GPUs", f"{needed} GPUs wanted, none found on {machine.hostname}", hint)]
+        return [Check("FAIL", "GPUs", f"{needed} GPUs requested, none found on {machine.hostname}", hint)]
     if needed > len(machine.gpus):
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         message = f"{len(machine.gpus)} found" + ("" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible!r}")
-        return [Check("FAIL", "GPUs", f"{needed} GPUs wanted, {message}", f"ask for at most {len(machine.gpus)}")]
+        return [Check("FAIL", "GPUs", f"{needed} GPUs requested, {message}", f"ask for at most {len(machine.gpus)}")]
     kinds = {gpu.name for gpu in machine.gpus[:needed]}
     if len(kinds) > 1:
         message = f"the GPUs differ: {', '.join(sorted(kinds))}"
@@ -165,7 +154,7 @@ def check_data_set(
 ) -> tuple[Check, DataPassport | None]:
     """Check the data set's manifest against the benchmark and the configuration; with ``machine`` also the memory."""
     try:
-        passport = check_data(data, configuration.choice.benchmark.name)
+        manifest = check_data(data, configuration.choice.benchmark.name)
         misfits = configuration.misfits(read_json(data / PASSPORT), _rank_memory(configuration, machine))
     except EncoreError as error:
         expected = f"; expected {error.expected}" if error.expected else ""
@@ -174,11 +163,11 @@ def check_data_set(
         return Check("FAIL", "data set", f"{data / PASSPORT} lacks {error}", "prepare the data set again"), None
     for problem, expected, hint in misfits:
         # The message names the mismatch: data set, ranks, or memory.
-        return Check("FAIL", "fit", f"with {passport.name} in {data}: {problem}; expected {expected}", hint), passport
-    if passport.unearned:
-        problem = f"{data} is called {passport.name} and is not: {passport.unearned}"
-        return Check("WARN", "data set", problem, "give the published data set, or go on with it as own data"), passport
-    return Check("OK", "data set", f"{passport.name} in {data}"), passport
+        return Check("FAIL", "fit", f"with {manifest.name} in {data}: {problem}; expected {expected}", hint), manifest
+    if manifest.unearned:
+        problem = f"{data} is called {manifest.name} and is not: {manifest.unearned}"
+        return Check("WARN", "data set", problem, "give the published data set, or go on with it as own data"), manifest
+    return Check("OK", "data set", f"{manifest.name} in {data}"), manifest
 
 
 def _rank_memory(configuration: Configuration, machine: Node | None) -> float:
@@ -191,9 +180,9 @@ def _rank_memory(configuration: Configuration, machine: Node | None) -> float:
 def check_results(results: Path, resumes: bool = False) -> Check:
     folder = existing(results)
     if not folder.is_dir():
-        return Check("FAIL", "results folder", f"{folder} is not a folder", "give another: --results DIR")
+        return Check("FAIL", "results folder", f"{folder} is not a folder", "choose a different folder: --results DIR")
     if not os.access(folder, os.W_OK | os.X_OK):
-        hint = "resume as its owner" if resumes else "give another: --results DIR"
+        hint = "resume as its owner" if resumes else "choose a different folder: --results DIR"
         return Check("FAIL", "results folder", f"{folder} is not writable", hint)
     free = shutil.disk_usage(folder).free / 2**30
     if free < RESULTS_GIB:
@@ -242,7 +231,7 @@ def check_accelerator(configuration: Configuration, machine: Node) -> list[Check
     return [Check("WARN", "accelerator", message, hint)]
 
 
-def check_submission(configuration: Configuration, passport: DataPassport | None) -> Check:
+def check_submission(configuration: Configuration, manifest: DataPassport | None) -> Check:
     if configuration.get("device") == "cpu":
         return Check("OK", "configuration", "a CPU run: tries the code, reproduces nothing")
     if configuration.system.kind == "small":
@@ -250,10 +239,10 @@ def check_submission(configuration: Configuration, passport: DataPassport | None
     if not configuration.is_submitted:
         return Check("WARN", "configuration", f"not a submitted configuration: {configuration.why_not_submitted}")
     full = configuration.choice.benchmark.full_data.name
-    if passport is not None and passport.unearned:
-        return Check("WARN", "configuration", f"submitted with {full}, this is own data: {passport.unearned}")
-    if passport is not None and passport.name != full:
-        return Check("WARN", "configuration", f"submitted with {full}, this is {passport.name}")
+    if manifest is not None and manifest.unearned:
+        return Check("WARN", "configuration", f"submitted with {full}, this is own data: {manifest.unearned}")
+    if manifest is not None and manifest.name != full:
+        return Check("WARN", "configuration", f"submitted with {full}, this is {manifest.name}")
     return Check("OK", "configuration", f"every value as submitted: {configuration.system.source}")
 
 
@@ -288,7 +277,7 @@ def check_run(
     configuration: Configuration, machine: Node, data: Path, results: Path, creates_data: bool = False
 ) -> list[Check]:
     """Return all checks of a run on the `host` runtime; ``creates_data`` as in ``check_weights``."""
-    data_check, passport = check_data_set(configuration, data, machine)
+    data_check, manifest = check_data_set(configuration, data, machine)
     return [
         *check_devices(configuration, machine),
         *check_accelerator(configuration, machine),
@@ -297,7 +286,7 @@ def check_run(
         check_results(results),
         check_shared_memory(configuration),
         check_limits(configuration),
-        check_submission(configuration, passport),
+        check_submission(configuration, manifest),
     ]
 
 

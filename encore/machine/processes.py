@@ -157,7 +157,7 @@ def _find(pid: int, ticks: int, experiment: Path) -> list[psutil.Process]:
     with contextlib.suppress(psutil.Error, OSError):
         process = psutil.Process(pid)
         users = (os.geteuid(), experiment.stat().st_uid)
-        is_same = started(pid) == ticks and process.uids().real in users
+        is_same = start_ticks(pid) == ticks and process.uids().real in users
         if is_same and any(_contains(argument, experiment) for argument in process.cmdline()) and is_running(process):
             return [process]
     return []
@@ -178,7 +178,7 @@ def _is_same(path: str, folder: Path) -> bool:
     return False
 
 
-def started(pid: int) -> int:
+def start_ticks(pid: int) -> int:
     """Return the start time of a process in clock ticks since boot (proc(5)); 0 if it has exited.
 
     Together with the PID it identifies a process. psutil's start time changes with the system clock.
@@ -189,7 +189,7 @@ def started(pid: int) -> int:
 
 def note_launcher(folder: Path, pid: int) -> None:
     with files.replaced(folder / LAUNCHER) as file:
-        file.write(f"{pid} {platform.node()} {started(pid)}".encode())
+        file.write(f"{pid} {platform.node()} {start_ticks(pid)}".encode())
 
 
 def left_running(folder: Path) -> list[psutil.Process]:

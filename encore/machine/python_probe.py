@@ -79,7 +79,7 @@ def check_build() -> str:
     return done.stdout
 
 
-def facts(question: dict[str, Any]) -> dict[str, Any]:
+def probe(question: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a question of :mod:`encore.machine.interpreters`."""
     failed = problems(question["modules"])
     horovod = installed("horovod")
@@ -97,4 +97,4 @@ def facts(question: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     # Output of framework imports is not part of the answer.
-    print(MARK + json.dumps(facts(json.loads(sys.argv[1]))))
+    print(MARK + json.dumps(probe(json.loads(sys.argv[1]))))

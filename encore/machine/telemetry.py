@@ -92,7 +92,7 @@ def sample_gpu(handle: Any) -> dict[str, Any]:
         "nvlink_received_kib": lambda: nvlink(pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX),
         **node.condition(handle),
     }
-    return {name: node.known(read) for name, read in readings.items()}
+    return {name: node.query(read) for name, read in readings.items()}
 
 
 def sample_host() -> dict[str, Any]:
@@ -128,26 +128,26 @@ def xid_events(handles: Sequence[Any]) -> Iterator[Callable[[], list[list[int]]]
     import pynvml
 
     def index_of(handle: Any) -> int | None:
-        return node.known(lambda: pynvml.nvmlDeviceGetIndex(handle))
+        return node.query(lambda: pynvml.nvmlDeviceGetIndex(handle))
 
     positions = {index_of(handle): position for position, handle in enumerate(handles)}
-    events = node.known(pynvml.nvmlEventSetCreate) if handles else None
+    events = node.query(pynvml.nvmlEventSetCreate) if handles else None
     for handle in handles if events else ():
-        node.known(lambda handle=handle: pynvml.nvmlDeviceRegisterEvents(  # type: ignore[misc]
+        node.query(lambda handle=handle: pynvml.nvmlDeviceRegisterEvents(  # type: ignore[misc]
             handle, pynvml.nvmlEventTypeXidCriticalError, events))  # fmt: skip
 
     def read() -> list[list[int]]:
-        found: list[list[int]] = []
+        errors: list[list[int]] = []
         # Without an event it raises a time-out immediately.
-        while events and (event := node.known(lambda: pynvml.nvmlEventSetWait(events, 0))) is not None:
-            found.append([positions.get(index_of(event.device), 0), int(event.eventData)])
-        return found
+        while events and (event := node.query(lambda: pynvml.nvmlEventSetWait(events, 0))) is not None:
+            errors.append([positions.get(index_of(event.device), 0), int(event.eventData)])
+        return errors
 
     try:
         yield read
     finally:
         if events:
-            node.known(lambda: pynvml.nvmlEventSetFree(events))
+            node.query(lambda: pynvml.nvmlEventSetFree(events))
 
 
 class Telemetry:
@@ -184,7 +184,7 @@ class Telemetry:
 
 
 @contextlib.contextmanager
-def sampled(path: Path, elsewhere: Sequence[Sequence[str]] = ()) -> Iterator[list[int]]:
+def sample_nodes(path: Path, elsewhere: Sequence[Sequence[str]] = ()) -> Iterator[list[int]]:
     """Sample this machine into ``path`` and other nodes through commands that exit when stdin closes; yield their PIDs.
 
     Command output goes to a file in the same folder: missing telemetry of a node must not end a run.

@@ -31,9 +31,9 @@ def key_of(configuration: Configuration, image: dict[str, Any] | None, python: P
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def give(key: str, folder: Path) -> bool:
+def load(key: str, folder: Path) -> bool:
     """Copy cached code into an experiment's folder; return whether the cache had any."""
-    cached = _place(key)
+    cached = _cache_file(key)
     if not key:
         return False
     with suppress(OSError):  # It only saves time
@@ -45,9 +45,9 @@ def give(key: str, folder: Path) -> bool:
     return False
 
 
-def keep(key: str, folder: Path) -> None:
+def store(key: str, folder: Path) -> None:
     """Move the compiled code of an experiment into the cache, replacing the previous entry."""
-    output, cached = folder / FILE, _place(key)
+    output, cached = folder / FILE, _cache_file(key)
     with suppress(OSError):
         if key and output.exists():
             cached.parent.mkdir(parents=True, exist_ok=True)
@@ -56,5 +56,5 @@ def keep(key: str, folder: Path) -> None:
         output.unlink(missing_ok=True)
 
 
-def _place(key: str) -> Path:
+def _cache_file(key: str) -> Path:
     return paths.cache_folder() / "compiled" / f"{key}.bin"

@@ -40,7 +40,7 @@ def experiments(job: str, folder: RunFolder, jobs: status.Queue) -> list[Experim
     ]
 
 
-def named(text: str, results: Path) -> Subject:
+def find_subject(text: str, results: Path) -> Subject:
     for path in (Path(text), results / text):
         if (path / "run.json").is_file():
             folder = RunFolder(path.absolute())
@@ -62,7 +62,7 @@ def named(text: str, results: Path) -> Subject:
         raise EncoreError(
             f"no job {job}, and no run folder of it in {results}",
             expected="a job of `squeue --me`, or a run folder",
-            hint=f"see what there is: {hints.command('status', '--results', results)}",
+            hint=f"list all runs: {hints.command('status', '--results', results)}",
         )
     return Subject(job, folder_found)
 
@@ -94,7 +94,7 @@ def newest(results: Path) -> RunFolder:
     folders = [*status.run_folders(results), *filter(None, elsewhere)]
     runs = [folder for folder in folders if (folder.path / "run.json").is_file()]
     if runs:
-        return max(runs, key=lambda run: status.made(run.path))
+        return max(runs, key=lambda run: status.created_at(run.path))
     raise EncoreError(f"no run in {results}", hint="start one with: encore run; or name the folder: --results DIR")
 
 
@@ -128,10 +128,10 @@ def _cancel_job(subject: Subject) -> list[str]:
         raise EncoreError(f"job {job} has ended{state}", hint=_look(folder))
     first = alive[0]
     if first.user != queue.this_user():
-        raise EncoreError(f"job {first.name} belongs to {first.user}", expected="a job of your own")
+        raise EncoreError(f"job {first.name} belongs to {first.user}", expected="a job that belongs to you")
     if folder is None and not first.is_encore_job:
         raise EncoreError(
-            f"job {first.name} ({first.title}) is none of Encore's",
+            f"job {first.name} ({first.title}) was not submitted by Encore",
             expected="a job named encore or encore-..., or with a run folder",
             hint=f"if you mean it: scancel {first.name}",
         )
@@ -140,14 +140,14 @@ def _cancel_job(subject: Subject) -> list[str]:
     state_text = "in the queue" if all(task.is_pending for task in alive) else "running"
     done = [f"cancelled {label} ({state_text})"]
     if folder is None:
-        return [*done, "it has no run folder yet: nothing is left of it"]
+        return [*done, "it does not have a run folder yet: nothing to resume"]
     if state_text == "running":
         done.append("its ranks write a checkpoint if Slurm leaves them the time (KillWait)")
     return [*done, f"resume with: {hints.resume(folder.path)}"]
 
 
 def _look(folder: RunFolder | None) -> str:
-    return f"see what came of it: {hints.follow(folder.path)}" if folder else f"see: {hints.command('status', '--all')}"
+    return hints.inspect(folder.path) if folder else f"see: {hints.command('status', '--all')}"
 
 
 def _cancel_run(folder: RunFolder) -> list[str]:
@@ -171,14 +171,14 @@ def _stop(folder: RunFolder, experiment: Experiment) -> str:
         if hosts - {platform.node()}:
             raise EncoreError(f"its ranks run on {', '.join(sorted(hosts))}", hint="cancel it there")
         if hosts:
-            return f"nothing to cancel of experiment {experiment.number + 1}: its ranks have ended"
+            return f"nothing to cancel in experiment {experiment.number + 1}: its ranks have ended"
         raise EncoreError("no rank has written a heartbeat yet", hint="wait a moment, or press Ctrl-C where it runs")
     for rank in ranks:
         try:
             rank.terminate()
         except psutil.AccessDenied as error:
             raise EncoreError(
-                f"process {rank.pid} belongs to {rank.username()}", expected="a run of your own"
+                f"process {rank.pid} belongs to {rank.username()}", expected="a run that belongs to you"
             ) from error
         except psutil.NoSuchProcess:
             continue
@@ -192,7 +192,7 @@ def _stop(folder: RunFolder, experiment: Experiment) -> str:
     state = experiment.state()
     summary = f"cancelled experiment {experiment.number + 1}"
     if state.status == "running" and not _is_left(experiment):
-        return f"{summary}: its ranks, which nobody followed any more, have ended"
+        return f"{summary}: its unsupervised ranks have exited"
     if state.status == "running":
         return f"{summary}: {len(ranks)} ranks were sent SIGTERM and have not reported their end"
     return f"{summary}: {state.status.replace('_', ' ')}, {state.reason}".rstrip(", ")
@@ -203,7 +203,7 @@ def _conclude(folder: RunFolder, experiment: Experiment) -> None:
     processes.end(processes.left_running(experiment.folder), grace_seconds=supervise.SRUN_SECONDS)
     with contextlib.suppress(EncoreError):
         processes.clean_up(runner.resumed_command(folder, experiment))
-    with ownership.owned(experiment, ""):
+    with ownership.acquire(experiment, ""):
         outcome = cast("Status | None", follow.read_progress(experiment.metrics).outcome)
         how = "a checkpoint was written" if outcome == "interrupted" else "without a checkpoint"
         reason = "" if outcome in run_folder.FINISHED else f"cancelled after its encore run was killed, {how}"

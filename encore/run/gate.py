@@ -95,7 +95,7 @@ def check(
     """
     until = time.monotonic() + ALL_SECONDS
     on_step(f"asking {len(nodes.nodes)} node{'s' * (len(nodes.nodes) > 1)}")
-    with health.clock_served() as port:
+    with health.serve_clock() as port:
         question = {
             "disks": list(map(str, disks)),
             "named": must_exist,
@@ -111,7 +111,7 @@ def check(
     one_each = len(nodes.everywhere) == len(nodes.nodes)
     for position, (answers, reason) in enumerate(answered):
         names = nodes.nodes[position : position + 1] if one_each else nodes.nodes
-        facts_by_node.update({names[0] if one_each else name: facts for name, facts in answers.items()})
+        facts_by_node.update({names[0] if one_each else name: info for name, info in answers.items()})
         reasons.update({name: reason for name in names if reason})
     pairs = _pairs(nodes, python, facts_by_node, on_step, until) if python else {}
     return node_checks.check_nodes(facts_by_node, pairs, reasons)
@@ -133,7 +133,7 @@ def _ask(command: tuple[str, ...], program: tuple[str, ...]) -> tuple[dict[str, 
         output, errors = process.communicate()
     messages = [line.removeprefix("srun: error: ") for line in errors.splitlines() if line.strip()]
     reason = (messages or [f"exit code {process.returncode}"])[-1] if process.returncode else ""
-    return health.parsed(output), reason
+    return health.parse_answers(output), reason
 
 
 def _pairs(
@@ -198,7 +198,7 @@ def leave_out_failed(min_nodes: int | None, cluster: Cluster, results: Path, on_
     if allocation is None:
         raise EncoreError("--gate outside of a Slurm job", hint="encore doctor --nodes --hosts n1:8,n2:8")
     verdicts = check(from_job(allocation, cluster), (results,), on_step=on_step)
-    node_checks.keep(verdicts)
+    node_checks.store(verdicts)
     failed = {verdict.node: "; ".join(verdict.reasons) for verdict in verdicts if verdict.level == "FAIL"}
     reasons = [f"{name}: {reason}" for name, reason in failed.items()]
     needed = min_nodes or len(allocation.nodes)

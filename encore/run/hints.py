@@ -44,6 +44,10 @@ def follow(run: Path) -> str:
     return command("follow", run.absolute())
 
 
+def inspect(run: Path) -> str:
+    return f"see the outcome: {follow(run)}"
+
+
 def cancel(run: Path) -> str:
     return command("cancel", run.absolute())
 

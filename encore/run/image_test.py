@@ -26,8 +26,8 @@ def run(choice: catalogue.Choice, engine: engines.Engine) -> Iterator[tuple[str,
         raise building.not_built(choice, engine.name)
     yield "labels", check_labels(image)
     yield "user", "the image's user is root" if image.user in ("", "0", "root") else ""
-    yield from _answers(
-        choice, runtimes.Target(runtime=engine.name, engine=engine, image=building.image_name(choice), found=image)
+    yield from _python_checks(
+        choice, runtimes.Target(runtime=engine.name, engine=engine, image=building.image_name(choice), image_info=image)
     )
     yield from _image_check(choice, engine)
     yield "no secrets", _secrets(choice, engine)
@@ -39,9 +39,9 @@ def check_labels(image: engines.Image) -> str:
     return f"missing: {', '.join(missing)}" if missing else ""
 
 
-def _answers(choice: catalogue.Choice, target: runtimes.Target) -> Iterator[tuple[str, str]]:
+def _python_checks(choice: catalogue.Choice, target: runtimes.Target) -> Iterator[tuple[str, str]]:
     # Report failed imports and versions that differ from the pins.
-    info = runtimes.asked(target, choice, {}).facts
+    info = runtimes.query_python(target, choice, {}).python_info
     if info is None:
         yield "imports", "the image's Python did not answer"
         return
@@ -56,7 +56,7 @@ def _answers(choice: catalogue.Choice, target: runtimes.Target) -> Iterator[tupl
     yield "versions", f"not as pinned: {', '.join(wrong)}" if wrong else ""
 
 
-def _inside(
+def _run_in_image(
     choice: catalogue.Choice, engine: engines.Engine, *command: str, options: Sequence[str] = ()
 ) -> tuple[str, str]:
     # Return the output of a command in the image, and the error.
@@ -70,7 +70,7 @@ def _image_check(choice: catalogue.Choice, engine: engines.Engine) -> Iterator[t
     # Framework checks that need the image and its GPUs, with the last line of output.
     module = catalogue.framework(choice.implementation.framework).image_check
     if module:
-        output, problem = _inside(
+        output, problem = _run_in_image(
             choice, engine, "python", "-m", module, options=renderers.GPU_OPTIONS[engine.gpu_access]
         )
         last = output.strip().splitlines()[-1:] if not problem else []
@@ -89,7 +89,7 @@ def _secrets(choice: catalogue.Choice, engine: engines.Engine) -> str:
     history = engines.ask(
         [engine.program, "history", "--no-trunc", "--format", "{{.CreatedBy}}", building.image_name(choice)]
     )
-    variables, problem = _inside(choice, engine, "env")
+    variables, problem = _run_in_image(choice, engine, "env")
     # An engine may pass the host's proxy into every container.
     settings = [line.partition("=") for line in variables.splitlines() if "_proxy=" not in line.lower()]
     suspects = [name for name, _, value in settings if run_metadata.is_secret(name, value)]
@@ -110,13 +110,13 @@ def _training(choice: catalogue.Choice, engine: engines.Engine) -> str:
             settings=("epochs=1", *(["warmup_epochs=0"] if has_warmup else [])),
             runtime=engine.name,
         )
-        plan = planning.asked(planning.make_plan(request, small_data=Path(temporary) / choice.benchmark.name))
+        plan = planning.query_python(planning.make_plan(request, small_data=Path(temporary) / choice.benchmark.name))
         quiet = runner.Hooks(
             step=lambda text: None,
             prepare_data=lambda directory, python: data.prepare(directory.name, directory, data.Preparation(), python),
             experiment=lambda experiment: None,
             progress=lambda progress: None,
-            ended=lambda experiment, outcome: None,
+            finished=lambda experiment, outcome: None,
         )
         try:
             run = runner.prepare_and_create(plan, quiet)

@@ -23,7 +23,7 @@ import psutil
 from encore import files
 from encore.errors import EncoreError
 from encore.machine import processes
-from encore.run import hints, run_folder
+from encore.run import hints
 from encore.run.run_folder import Experiment
 from encore.slurm import queue
 
@@ -54,7 +54,7 @@ def this_process(job: str) -> Owner:
     return Owner(
         host=platform.node(),
         pid=pid,
-        process_started=processes.started(pid),
+        process_started=processes.start_ticks(pid),
         job=job,
         cluster=queue.this_cluster() if job else "",
         token=secrets.token_hex(8),
@@ -62,7 +62,7 @@ def this_process(job: str) -> Owner:
 
 
 @contextlib.contextmanager
-def owned(experiment: Experiment, job: str) -> Iterator[Owner]:
+def acquire(experiment: Experiment, job: str) -> Iterator[Owner]:
     owner = this_process(job)
     try:
         with _locked(experiment.folder):
@@ -100,7 +100,7 @@ def renew(experiment: Experiment, owner: Owner) -> bool:
 def refuse_owned(experiments: Sequence[Experiment], job: str = "") -> None:
     # Reject experiments that still have to run and have another owner. ``job`` is the job of this process.
     for experiment in experiments:
-        if experiment.state().status not in run_folder.FINISHED:
+        if not experiment.has_finished:
             _refuse(experiment, job)
 
 
@@ -112,20 +112,20 @@ def is_run_here(experiment: Experiment) -> bool:
 
 def _refuse(experiment: Experiment, job: str) -> None:
     owner = _read(experiment)
-    activity = "" if owner is None else _lives(owner, experiment, job)
+    activity = "" if owner is None else _activity(owner, experiment, job)
     orphans = processes.left_running(experiment.folder)
     run = experiment.folder.parent
     if activity:
         raise EncoreError(
             f"{owner} {activity} experiment {experiment.number + 1} of {run.name}",
-            expected="a run that nobody runs",
+            expected="a run without an active owner",
             hint=f"follow it: {hints.follow(run)}; or end it: {hints.cancel(run)}",
         )
     if orphans:
         numbers = ", ".join(str(process.pid) for process in orphans)
         raise EncoreError(
             f"processes of experiment {experiment.number + 1} still run here without their supervisor: {numbers}",
-            expected="a run that nobody runs",
+            expected="a run without an active owner",
             hint=f"end them: {hints.cancel(run)}",
         )
 
@@ -136,7 +136,7 @@ def lost_its_owner(experiment: Experiment) -> bool:
     return owner is not None and owner.host == platform.node() and not owner.job and not _is_process(owner)
 
 
-def _lives(owner: Owner, experiment: Experiment, job: str) -> str:
+def _activity(owner: Owner, experiment: Experiment, job: str) -> str:
     # Describe the activity of a live owner; empty for a dead one.
     if owner.host == platform.node():
         if _is_process(owner):
@@ -151,11 +151,11 @@ def _lives(owner: Owner, experiment: Experiment, job: str) -> str:
             alive = [task for task in tasks if not task.is_finished]
             if not alive:
                 return ""
-            return "waits in the queue to resume" if all(task.is_pending for task in alive) else "is running"
-    return "is running" if _renews(owner, experiment) else ""
+            return "is queued to resume" if all(task.is_pending for task in alive) else "is running"
+    return "is running" if _is_renewed(owner, experiment) else ""
 
 
-def _renews(owner: Owner, experiment: Experiment) -> bool:
+def _is_renewed(owner: Owner, experiment: Experiment) -> bool:
     # Whether the record of a process on another host changes while it is watched.
     if owner.token in _silent:
         return False
@@ -182,7 +182,10 @@ def _stamp(experiment: Experiment) -> int:
 
 def _is_process(owner: Owner) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
-        return processes.is_running(psutil.Process(owner.pid)) and processes.started(owner.pid) == owner.process_started
+        return (
+            processes.is_running(psutil.Process(owner.pid))
+            and processes.start_ticks(owner.pid) == owner.process_started
+        )
     return False
 
 

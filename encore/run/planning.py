@@ -31,7 +31,7 @@ from encore.ssh import hosts, multi_host
 from encore.ssh.hosts import Host
 
 MAX_GPUS = 4096
-OVER_SSH = replace(ON_HOST, why="no container is started over ssh")
+OVER_SSH = replace(ON_HOST, reason="no container is started over ssh")
 FITTING = ("submitted", "later", "derived")  # Kinds of system that are chosen for a machine with GPUs
 # Largest ratio of the memory in an accelerator's name to the memory reported by the driver: a 16 GB V100 reports 15.8
 # GiB.
@@ -104,7 +104,7 @@ class Plan:
             gpus = self.configuration.get("device") == "gpu"
             return multi_host.launch(self.launcher, self.hosts, output, self.extra_environment, gpus)
         if self.allocation is None:
-            info, ranks = self.target.facts, self.configuration.ranks
+            info, ranks = self.target.python_info, self.configuration.ranks
             build = launchers.parse_check_build(info.check_build) if info else None
             meeting = launchers.controller(build, info.mpirun if info else False, ranks)
             return launchers.on_one_node(framework, ranks, output, meeting, os.geteuid() == 0)
@@ -156,7 +156,7 @@ def choose_system(
 
 def check_gpus(gpus: int) -> None:
     if not 1 <= gpus <= MAX_GPUS:
-        raise EncoreError(f"{gpus} GPUs asked for", expected=f"1 to {MAX_GPUS}", hint="such as 8")
+        raise EncoreError(f"{gpus} GPUs requested", expected=f"1 to {MAX_GPUS}", hint="such as 8")
 
 
 def spread(system: System, gpus: int) -> tuple[int, int]:
@@ -171,7 +171,7 @@ def spread_over(allocation: Allocation, request: Request, cluster: Cluster, mach
     nodes = request.nodes or len(allocation.nodes)
     if nodes > len(allocation.nodes):
         raise EncoreError(
-            f"{nodes} nodes asked for, the Slurm job has {len(allocation.nodes)}",
+            f"{nodes} nodes requested, the Slurm job has {len(allocation.nodes)}",
             hint=f"submit it with more: sbatch -N {nodes} slurm/run.sub {request.name}",
         )
     if request.gpus is None:
@@ -252,7 +252,7 @@ def _toy_data_set(request: Request, choice: Choice, cluster: Cluster, machine: n
     resolved = configurations.resolve(choice, system, 1, ranks, list(request.settings))
     runtime, python = choose_python(request, cluster, choice)
     target = runtimes.choose(runtime, choice, machine, "gpu", request.image or cluster.image or None, python=python)
-    target = runtimes.asked(target, choice, {}, ranks, start=False)
+    target = runtimes.query_python(target, choice, {}, ranks, start=False)
     device_checks = [
         *preflight.check_devices(resolved, machine),
         *container_checks.check(target, resolved, machine, []),
@@ -335,7 +335,7 @@ def checks(plan: Plan) -> list[preflight.Check]:
     results = [preflight.Check("WARN", "toy data set", plan.toy_data_set)] if plan.toy_data_set else []
     results += preflight.check_run(plan.configuration, plan.machine, plan.data, plan.results, creates_data)
     if creates_data:
-        ok = preflight.Check("OK", "data set", f"the toy one will be made in {plan.data}")
+        ok = preflight.Check("OK", "data set", f"the toy data set will be created in {plan.data}")
         results = [ok if check.name == "data set" else check for check in results]
         results += container_checks.check_preparation(plan.target, plan.configuration.choice)
     folders = [plan.data, plan.results]
@@ -353,16 +353,16 @@ def checks(plan: Plan) -> list[preflight.Check]:
             f"give the GPUs of one node, {plan.configuration.ranks_per_node}, or submit it: "
             f"sbatch -N {plan.configuration.nodes} slurm/run.sub {plan.configuration.choice.name}"
         )
-        results.insert(0, preflight.Check("FAIL", "nodes", f"{plan.configuration.nodes} nodes wanted", hint))
+        results.insert(0, preflight.Check("FAIL", "nodes", f"{plan.configuration.nodes} nodes requested", hint))
     return results
 
 
-def asked(plan: Plan, start: bool = True) -> Plan:
+def query_python(plan: Plan, start: bool = True) -> Plan:
     # Add the answer of the run's Python to the plan. Images are only started if ``start`` is set.
     gpus = plan.configuration.ranks_per_node if plan.configuration.get("device") == "gpu" else 0
     outer = step.one_task_per_node(1) if plan.target.runtime == "pyxis" else ()
     choice = plan.configuration.choice
-    return replace(plan, target=runtimes.asked(plan.target, choice, plan.extra_environment, gpus, start, outer))
+    return replace(plan, target=runtimes.query_python(plan.target, choice, plan.extra_environment, gpus, start, outer))
 
 
 def refuse(plan: Plan) -> list[preflight.Check]:
@@ -386,7 +386,7 @@ def plan_of(folder: run_folder.RunFolder, allocation: Allocation | None = None, 
     }
     if set(stored) != set(configurations.field_types(choice.folder)):
         raise EncoreError(
-            f"{folder.path} was made by a version of Encore with other configuration keys",
+            f"{folder.path} was created by a version of Encore with different configuration keys",
             hint=f"check out commit {content['code']['commit']} to resume it, or start a new run",
         )
     config(**stored)
@@ -443,6 +443,6 @@ def _check_nodes(began_with: int, allocation: Allocation | None, folder: run_fol
     has = len(allocation.nodes) if allocation is not None else 1
     if began_with > has:
         raise EncoreError(
-            f"the run began on {began_with} nodes, here is {has}",
+            f"the run started on {began_with} nodes, here is {has}",
             hint=f"resume it through Slurm: {hints.command('submit', '--resume', folder.path.absolute())}",
         )

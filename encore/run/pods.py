@@ -20,7 +20,7 @@ from encore.machine.node import Gpu, Node
 from encore.run import hints, planning, run_folder, run_metadata, runner, workloads
 from encore.run.planning import Plan, Request
 from encore.run.run_folder import ExperimentState, RunFolder
-from encore.run.submission import LEAST_MINUTES, MAX_NODES, MOST_MINUTES, pretended
+from encore.run.submission import LEAST_MINUTES, MAX_NODES, MOST_MINUTES, dummy_allocation
 from encore.slurm import cluster as clusters
 from encore.slurm import script
 
@@ -29,7 +29,7 @@ UNSEEN = "(Kubernetes)"  # Placeholder at submission; a pod reports the actual n
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class Options:
     """Options of ``encore submit --kubernetes`` in addition to the run. None: value of cluster.toml."""
 
     kind: str | None = None
@@ -39,7 +39,7 @@ class Wanted:
     hang_seconds: float | None = None
 
 
-def prepare(request: Request, options: Wanted) -> tuple[Plan, script.Estimate]:
+def prepare(request: Request, options: Options) -> tuple[Plan, script.Estimate]:
     """Resolve all choices without contacting the cluster. ``auto`` means Job until the cluster was queried."""
     cluster, file = clusters.load(request.cluster)
     settings = cluster.kubernetes
@@ -52,14 +52,14 @@ def prepare(request: Request, options: Wanted) -> tuple[Plan, script.Estimate]:
     settings = settings.model_copy(update=changes)
     per_node = cast("int", request.gpus) // nodes
     pod_request = replace(request, gpus=None, runtime="host", cluster=file, drop_caches=False)
-    plan = planning.make_plan(pod_request, allocation=pretended(nodes, per_node, 0))
+    plan = planning.make_plan(pod_request, allocation=dummy_allocation(nodes, per_node, 0))
     choice, small = plan.configuration.choice, plan.configuration.system.kind == "small"
     makes = small and request.data is None
     data = plan.results / "toy" / choice.benchmark.name if makes else plan.data
     prepares = data_sets.prepare_command("python", choice.benchmark.name, data, data_sets.Preparation())
     estimate = script.estimate(plan.configuration, 1)
     if options.minutes:
-        estimate = script.Estimate(options.minutes, "as asked for")
+        estimate = script.Estimate(options.minutes, "as requested")
     pods = Pods(
         settings=settings,
         kind=cast("Kind", "job" if kind == "auto" else kind),
@@ -84,7 +84,7 @@ def _refuse(request: Request, settings: Kubernetes, cluster: clusters.Cluster, n
         raise EncoreError(f"--nodes {nodes}", expected=f"1 to {MAX_NODES}")
     if gpus % nodes or gpus < 1:
         raise EncoreError(
-            f"{gpus} GPUs on {nodes} nodes", expected="as many on every node", hint=f"a multiple of {nodes}"
+            f"{gpus} GPUs on {nodes} nodes", expected="the same number on every node", hint=f"a multiple of {nodes}"
         )
     if minutes is not None and not LEAST_MINUTES <= minutes <= MOST_MINUTES:
         raise EncoreError(f"--time {minutes}", expected=f"{LEAST_MINUTES} to {MOST_MINUTES} minutes")
@@ -101,7 +101,7 @@ def _refuse(request: Request, settings: Kubernetes, cluster: clusters.Cluster, n
     if request.system is None and cluster.gpus_per_node:
         raise EncoreError(
             "no system named; the nodes' GPUs cannot be seen from here",
-            hint=f"--system dgxa100, or another one of: encore list {request.name}",
+            hint=f"--system dgxa100, or another system from: encore list {request.name}",
         )
     if request.runs > 1 and nodes > 1 and QUEUE_LABEL not in settings.labels:
         raise EncoreError(
@@ -135,7 +135,7 @@ def _with_shards(job: Job) -> Job:
     return replace(job, mounts=(*mounts, *(Mount(mount, str(mount), True) for mount in dict.fromkeys(parents))))
 
 
-def shown(plan: Plan, folder: RunFolder | None = None) -> list[Manifest]:
+def preview(plan: Plan, folder: RunFolder | None = None) -> list[Manifest]:
     """Return the manifests of a submission without secret values. TIME replaces the timestamp of a new run."""
     rendered: list[Manifest] = []
     path = Path(folder.metadata()["kubernetes"]["folder"]) if folder else plan.results / f"TIME-{plan.label}"
@@ -149,7 +149,7 @@ def shown(plan: Plan, folder: RunFolder | None = None) -> list[Manifest]:
     return rendered
 
 
-def unseen(plan: Plan) -> Node:
+def unknown_node(plan: Plan) -> Node:
     gpu = Gpu(index=0, name=f"GPU {UNSEEN}", memory_gib=0, driver="", compute_capability=None)
     gpus = (gpu,) if plan.configuration.get("device") == "gpu" else ()
     return Node(
@@ -164,7 +164,7 @@ def checks(plan: Plan) -> list[preflight.Check]:
     results: list[preflight.Check] = []
     if plan.target.image.startswith("localhost/"):
         hint = f"make push-{plan.configuration.choice.name} REGISTRY=HOST/TEAM, and --image with what it printed"
-        results.append(preflight.Check("WARN", "image", f"{plan.target.image} is on this machine alone", hint))
+        results.append(preflight.Check("WARN", "image", f"{plan.target.image} exists on this machine only", hint))
     for name, folder in (("data", data), ("results", plan.results)):
         if not any(folder.is_relative_to(volume.path) for volume in plan.pods.settings.volumes):
             hint = "--volume FOLDER=CLAIM, or kubernetes.volumes in cluster.toml"
@@ -181,7 +181,7 @@ def connect(plan: Plan) -> Connection:
     return Connection(plan.pods.settings)
 
 
-def detected(plan: Plan, kind: str, connection: Connection) -> Plan:
+def select_kind(plan: Plan, kind: str, connection: Connection) -> Plan:
     """Select a workload kind that the cluster supports; ``auto`` prefers JobSet for several nodes."""
     assert plan.pods is not None
     if kind == "auto":
@@ -201,19 +201,18 @@ def create(plan: Plan, context: str = "") -> RunFolder:
 
     ``context`` is the kubeconfig context of the submission. It is stored because the current context may change.
     """
-    pods, machine, seeds = plan.pods, unseen(plan), list(plan.seeds)
+    pods, machine, seeds = plan.pods, unknown_node(plan), list(plan.seeds)
     assert pods is not None
+    data_folder = str(plan.data)
     data_set: run_metadata.DataFacts = {
         "id": "",
         "name": "a data set of the cluster",
-        "folder": str(plan.data),
+        "folder": data_folder,
         "counts": {},
     }
     if (plan.data / data_sets.PASSPORT).exists():
         manifest = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
-        data_set["id"], data_set["name"], data_set["counts"] = manifest.id, manifest.name, dict(manifest.counts)
-        if manifest.unearned:
-            data_set["unearned"] = manifest.unearned
+        data_set = run_metadata.data_facts(manifest, data_folder)
 
     def content(path: Path) -> dict[str, Any]:
         job = runner.job_of(plan, path / "experiment_0")
@@ -249,17 +248,17 @@ def submit(plan: Plan, folder: RunFolder, connection: Connection) -> list[str]:
     assert plan.pods is not None
     sent, kind = [], manifests.API[plan.pods.kind][1]
     for experiment in folder.experiments():
-        if experiment.state().status in run_folder.FINISHED:
+        if experiment.has_finished:
             continue
         content = {experiment.config.name: experiment.config.read_text(encoding="utf-8")}
         # Header of the log. A run that resumes from a checkpoint keeps its log on the volume.
         content[experiment.log.name] = "" if experiment.has_checkpoint else experiment.log.read_text(encoding="utf-8")
-        connection.create(objects(plan, workloads.sent_as(folder, experiment), content))
+        connection.create(objects(plan, workloads.pod_folder(folder, experiment), content))
         sent.append(f"{kind} {workloads.name_of(folder, experiment)}")
     return sent
 
 
-def resumed(path: Path) -> tuple[Plan, RunFolder]:
+def open_plan(path: Path) -> tuple[Plan, RunFolder]:
     """Return the folder and plan of a run that was submitted to Kubernetes."""
     folder = run_folder.open_run(path)
     folder.check_whole()
@@ -277,12 +276,12 @@ def clear(plan: Plan, folder: RunFolder, connection: Connection) -> None:
     for experiment in folder.experiments():
         workload = workloads.look(connection, folder, experiment)
         workloads.settle(folder, experiment, workload)
-        if experiment.state().status in run_folder.FINISHED:
+        if experiment.has_finished:
             continue
         if workload.state in ("waiting", "running"):
             raise EncoreError(
                 f"{workloads.name_of(folder, experiment)} is in the cluster and has {folder.path.name}",
-                expected="a run that no workload has",
+                expected="a run without an active workload",
                 hint=f"watch it: {hints.follow(folder.path)}; or end it: {hints.cancel(folder.path)}",
             )
         if workload.state == "succeeded":
@@ -294,12 +293,12 @@ def clear(plan: Plan, folder: RunFolder, connection: Connection) -> None:
         unfinished.append(experiment)
     if not unfinished:
         raise EncoreError(
-            f"{folder.path.name} has ended: nothing is left to run", hint=f"see it: {hints.follow(folder.path)}"
+            f"{folder.path.name} has finished: nothing left to run", hint=f"see it: {hints.follow(folder.path)}"
         )
     for experiment in unfinished:
         connection.delete(plan.pods.kind, workloads.name_of(folder, experiment))
         workloads.wait_for_end(connection, folder, experiment)
         if not experiment.has_checkpoint:
             runner.clear_remains(experiment)
-            run_metadata.write_log_header(experiment.log, plan.configuration, unseen(plan), False)
+            run_metadata.write_log_header(experiment.log, plan.configuration, unknown_node(plan), False)
         experiment.set_state(replace(experiment.state(), status="prepared", reason="", ended=""))

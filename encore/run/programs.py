@@ -85,14 +85,14 @@ def player(name: str, model: str, arguments: Sequence[str], python: Path | None,
         EncoreError: the benchmark is not a game.
     """
     choice = catalogue.choose(name)
-    games = {each.benchmark.name for each in catalogue.choices().values() if _is_game(each)}
+    games = {candidate.benchmark.name for candidate in catalogue.choices().values() if _is_game(candidate)}
     if not _is_game(choice):
         raise EncoreError(
-            f"{choice.benchmark.name} is no game: there is nothing to play",
-            expected="a benchmark that is: " + (", ".join(sorted(games)) or "there is none here"),
+            f"{choice.benchmark.name} is not a game",
+            expected="a game: " + (", ".join(sorted(games)) or "none found"),
         )
     module = choice.implementation.module
-    interpreter = interpreters.named_or_made(python, choice.implementation.framework, on_step)
+    interpreter = interpreters.find_or_create(python, choice.implementation.framework, on_step)
     args = ("--model", model, "--implementation", module)
     return [str(interpreter), "-m", f"{module.rpartition('.')[0]}.{PLAYER}", *args, *arguments]
 
@@ -139,7 +139,7 @@ def export(request: Export, on_step: OnStep) -> dict[str, Any]:
     folder = data_set(request.data, metadata["data"], choice)
     if request.to.exists():
         raise EncoreError(
-            f"{request.to} exists", expected="a new folder", hint="name another one, or remove it: -o DIR"
+            f"{request.to} exists", expected="a new folder", hint="choose a different folder, or remove it: -o DIR"
         )
     added = [EXPORT] if file_format in catalogue.framework(EXPORT).exports else []
     variables = variables_of(choice, request.python, added, on_step)
@@ -212,7 +212,7 @@ def variables_of(
     Packages of the environments ``added`` follow those of the framework; the user's ``python`` must have them
     installed.
     """
-    base = interpreters.named_or_made(python, choice.implementation.framework, on_step)
+    base = interpreters.find_or_create(python, choice.implementation.framework, on_step)
     job = Job(argv=(), environment={}, mounts=(), ranks=1, gpus=0)
     command = renderers.host(job, base, os.environ, is_user_python=python is not None)
     pythons = [] if python is not None else [environment.ensure_environment(name, on_step) for name in added]

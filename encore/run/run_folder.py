@@ -84,6 +84,10 @@ class Experiment:
         return any((self.folder / "checkpoint").glob("step_*"))
 
     @property
+    def has_finished(self) -> bool:
+        return self.state().status in FINISHED
+
+    @property
     def result(self) -> Path:
         return self.folder.parent / f"result_{self.number}.txt"
 
@@ -125,7 +129,7 @@ class RunFolder:
         if missing or content["sha256"] != checksum(content):
             raise EncoreError(
                 f"{path} lacks {', '.join(missing)}" if missing else f"{path} was changed after it was written",
-                expected="the passport of a run, as Encore wrote it",
+                expected="unmodified run metadata",
                 hint="restore it, or start a new run",
             )
         return content
@@ -274,7 +278,7 @@ def refuse_foreign(folder: Path, trust_owner: bool = False) -> None:
         status = path.lstat()
         if status.st_uid != os.geteuid():
             owner = files.user_name(status.st_uid)
-            raise EncoreError(f"{path} belongs to {owner}", expected="a folder of your own", hint=hint)
+            raise EncoreError(f"{path} belongs to {owner}", expected="a folder that belongs to you", hint=hint)
         if status.st_mode & stat.S_IWOTH and not stat.S_ISLNK(status.st_mode):
             raise EncoreError(f"all users can change {path}", hint=f"check its content, then: chmod o-w {path}")
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
@@ -290,7 +294,7 @@ def refuse_foreign(folder: Path, trust_owner: bool = False) -> None:
 def open_run(path: Path) -> RunFolder:
     if not (path / "run.json").is_file():
         raise EncoreError(
-            f"{path} is no run folder",
+            f"{path} is not a run folder",
             expected="a folder with run.json, such as results/20261120T101500Z-resnet-mxnet-cpu",
             hint="give the path that the run printed at its end",
         )

@@ -20,6 +20,7 @@ from encore.catalogue import SystemKind
 from encore.checkout import CodeState
 from encore.configuration import Configuration, Deviation, Value
 from encore.containers.runtimes import UsedImage
+from encore.data import DataPassport
 from encore.errors import EncoreError
 from encore.machine import node
 from encore.machine.links import Links
@@ -181,7 +182,7 @@ def parse_environment(settings: tuple[str, ...], caller: Mapping[str, str]) -> d
         if not name.isidentifier():
             raise EncoreError(f"--env {name!r} names no variable", expected="NAME=VALUE or NAME")
         if not separator and name not in caller:
-            raise EncoreError(f"--env {name}: the variable is not set", hint=f"give it a value: --env {name}=VALUE")
+            raise EncoreError(f"--env {name}: the variable is not set", hint=f"set it: --env {name}=VALUE")
         variables[name] = value if separator else caller[name]
     return variables
 
@@ -206,7 +207,7 @@ def restore(variables: Mapping[str, str], again: str) -> dict[str, str]:
     missing = [name for name, value in variables.items() if value == REDACTED and name not in os.environ]
     if missing:
         raise EncoreError(
-            f"the run was given {', '.join(missing)}, whose value is not kept",
+            f"the run used {', '.join(missing)}, whose value was not stored",
             hint=f"set it again: {missing[0]}=VALUE {again}",
         )
     return {name: os.environ[name] if v == REDACTED else v for name, v in variables.items()}
@@ -256,6 +257,13 @@ def without_value(setting: str) -> str:
     """Return ``NAME`` for ``NAME=VALUE`` with a secret value, otherwise the setting unchanged."""
     name, _, value = setting.partition("=")
     return name if is_secret(name, value) else setting
+
+
+def data_facts(manifest: DataPassport, folder: str) -> DataFacts:
+    facts: DataFacts = {"id": manifest.id, "name": manifest.name, "folder": folder, "counts": dict(manifest.counts)}
+    if manifest.unearned:
+        facts["unearned"] = manifest.unearned
+    return facts
 
 
 def submission_of(configuration: Configuration, data_set: DataFacts) -> Submission:

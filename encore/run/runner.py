@@ -19,7 +19,7 @@ from encore.machine import host_actions, host_requirements, links, node, openmet
 from encore.machine.host_requirements import Need
 from encore.machine.processes import heartbeats
 from encore.run import compile_cache, follow, hints, ownership, run_folder, run_metadata, status
-from encore.run.planning import Plan, asked, plan_of, refuse
+from encore.run.planning import Plan, plan_of, query_python, refuse
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.run.supervise import Limits, Outcome, Signals, launcher_output, run
 from encore.slurm import commands, queue, step
@@ -46,7 +46,7 @@ class Hooks:
     prepare_data: Callable[[Path, Path | Command], object]
     experiment: Callable[[Experiment], None]
     progress: Callable[[follow.Progress], None]
-    ended: Callable[[Experiment, Outcome], None]
+    finished: Callable[[Experiment, Outcome], None]
 
 
 def job_of(plan: Plan, output: Path) -> Job:
@@ -100,11 +100,7 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> RunFolder:
     refuse(plan)
     check_nodes(plan)
     manifest = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
-    data_set: run_metadata.DataFacts = {
-        "id": manifest.id, "name": manifest.name, "folder": str(plan.data), "counts": dict(manifest.counts)
-    }  # fmt: skip
-    if manifest.unearned:
-        data_set["unearned"] = manifest.unearned
+    data_set = run_metadata.data_facts(manifest, str(plan.data))
     seeds = list(plan.seeds)
     trained = preflight.weights_json(preflight.weight_files(plan.configuration, plan.data))
     server = links.this_server(plan.machine).as_json()
@@ -131,7 +127,7 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> RunFolder:
 
 def software(plan: Plan) -> dict[str, str]:
     # Package versions of the ranks: as reported by their Python, else from the framework's environment.
-    answered = plan.target.facts.packages if plan.target.facts is not None else {}
+    answered = plan.target.python_info.packages if plan.target.python_info is not None else {}
     installed = environment.packages(plan.python) if plan.python is not None and not answered else answered
     return environment.software(plan.configuration.choice.implementation.framework, installed)
 
@@ -139,7 +135,7 @@ def software(plan: Plan) -> dict[str, str]:
 def check_nodes(plan: Plan) -> None:
     if plan.allocation is None and not plan.hosts[1:]:
         return
-    with host_requirements.marked(plan.results) as mark:
+    with host_requirements.shared_marker(plan.results) as mark:
         needs = needs_of(plan, mark)
         if plan.allocation is not None:
             results = step.check_nodes(plan.configuration.nodes, needs)
@@ -152,13 +148,13 @@ def check_nodes(plan: Plan) -> None:
 def needs_of(plan: Plan, mark: Path) -> list[Need]:
     target = plan.target
     needs = [
-        host_requirements.same(
+        host_requirements.same_file(
             plan.data / data_sets.PASSPORT, f"{host_requirements.SHARE}, or copy the data set there"
         ),
         Need("shared", str(mark), host_requirements.SHARE),
     ]
     if plan.python is not None:
-        needs.append(host_requirements.same(paths.BENCHMARKS, host_requirements.SHARE))
+        needs.append(host_requirements.same_file(paths.BENCHMARKS, host_requirements.SHARE))
         other = "name one that all hosts have" if target.python else "set XDG_CACHE_HOME to a shared one"
         needs.append(Need("executable", str(plan.python), f"{host_requirements.SHARE}, or {other}"))
     if target.engine is not None:
@@ -192,15 +188,15 @@ def execute(plan: Plan, folder: RunFolder, hooks: Hooks, limits: Limits) -> Endi
         os.environ.setdefault(openmetrics.VARIABLE, str(plan.cluster.textfile))
     with Signals() as signals:
         for experiment in experiments:
-            if experiment.state().status in run_folder.FINISHED:
+            if experiment.has_finished:
                 continue
-            with ownership.owned(experiment, plan.allocation.name if plan.allocation else "") as owner:
-                is_cached = compile_cache.give(key, experiment.folder)
+            with ownership.acquire(experiment, plan.allocation.name if plan.allocation else "") as owner:
+                is_cached = compile_cache.load(key, experiment.folder)
                 outcome = _run_experiment(plan, experiment, hooks, signals, limits, owner)
-                compile_cache.keep(key, experiment.folder)
+                compile_cache.store(key, experiment.folder)
             if experiment.number == 0 or len(experiments) > 1:  # A single writer if array tasks share the folder.
                 _note_ranks(plan, folder, experiment, hooks, {"key": key, "found": is_cached} if key else {})
-            hooks.ended(experiment, outcome)
+            hooks.finished(experiment, outcome)
             if outcome.status == "failed":
                 return Ending(ExitCode.FAILED, _requeue(plan, outcome, signals, hooks), outcome.is_final)
             if outcome.status == "interrupted":
@@ -283,7 +279,7 @@ def _run_experiment(
         outcome = Outcome("failed", f"the run folder cannot be written: {error.strerror or error}")
         # The few bytes may be available again after the ranks have exited.
         with contextlib.suppress(OSError, EncoreError):
-            if ownership.renew(experiment, owner) and experiment.state().status not in run_folder.FINISHED:
+            if ownership.renew(experiment, owner) and not experiment.has_finished:
                 experiment.set_state(replace(state, status="failed", reason=outcome.reason, ended=files.utc_now()))
     return outcome
 
@@ -326,7 +322,7 @@ def clear_remains(experiment: Experiment) -> None:
 
 
 def resumed_command(folder: RunFolder, experiment: Experiment) -> Command:
-    return render(asked(plan_of(folder), start=False), experiment.folder)
+    return render(query_python(plan_of(folder), start=False), experiment.folder)
 
 
 def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
@@ -340,11 +336,11 @@ def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
     experiments = experiments_of(folder, plan.allocation)
     ownership.refuse_owned(experiments, job)
     status.refuse_queued(folder, experiments, job)
-    plan = asked(plan)
+    plan = query_python(plan)
     data_id = folder.metadata()["data"]["id"]
     if data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name).id != data_id:
         raise EncoreError(
-            f"the data set in {plan.data} is not the one that the run began with",
+            f"the data set in {plan.data} differs from the one that the run started with",
             expected=f"id {data_id[:12]}",
             hint="restore it, or start a new run",
         )
@@ -372,7 +368,7 @@ def folders(results: Path, mark: str) -> list[RunFolder]:
     return [RunFolder(path) for path in paths if (path / "run.json").is_file()]
 
 
-def begun(results: Path, allocation: Allocation, arguments: Sequence[str]) -> RunFolder | None:
+def existing_run(results: Path, allocation: Allocation, arguments: Sequence[str]) -> RunFolder | None:
     """Return the run folder created before the job was requeued, or by another task of the array.
 
     A job may contain several Encore commands: only folders with the same command line match, unfinished ones first.
@@ -380,8 +376,7 @@ def begun(results: Path, allocation: Allocation, arguments: Sequence[str]) -> Ru
     if allocation.restarts == 0 and allocation.array_count == 1:
         return None
     same = [f for f in folders(results, allocation.folder_mark) if f.metadata()["arguments"] == list(arguments)]
-    finished = run_folder.FINISHED
-    unfinished = [f for f in same if any(experiment.state().status not in finished for experiment in f.experiments())]
+    unfinished = [folder for folder in same if not all(experiment.has_finished for experiment in folder.experiments())]
     return next(iter([*unfinished, *same]), None)
 
 

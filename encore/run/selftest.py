@@ -123,13 +123,13 @@ class CheckEnv:
 
 
 @dataclass(frozen=True)
-class Ended:
+class Completed:
     code: int | None
     lines: tuple[str, ...]  # Last lines of the output; the last line of stdout is the answer
     answer: Any
 
 
-def execute(command: Command, work: Path, seconds: float) -> Ended:
+def execute(command: Command, work: Path, seconds: float) -> Completed:
     # Run a command with a time limit. Terminate all of its processes, also on interruption.
     with (work / "stdout.txt").open("wb") as output, (work / "stderr.txt").open("wb") as errors:
         child = processes.start(command, output, errors)
@@ -149,7 +149,7 @@ def execute(command: Command, work: Path, seconds: float) -> Ended:
     answer = None
     with contextlib.suppress(ValueError, IndexError):
         answer = json.loads(printed[-1]) if code == 0 else None
-    return Ended(code, _last([*printed, *messages]), answer)
+    return Completed(code, _last([*printed, *messages]), answer)
 
 
 def _last(lines: Sequence[str]) -> tuple[str, ...]:
@@ -163,7 +163,7 @@ def latest_output(work: Path) -> tuple[str, ...]:
     return _last(files.text_of(latest).splitlines())
 
 
-def judged(process: Ended, work: Path, seconds: float, row: Row) -> Row:
+def result_row(process: Completed, work: Path, seconds: float, row: Row) -> Row:
     if process.code is None:
         lines = (*process.lines, *latest_output(work))[-LAST_LINES:]
         return replace(row, result="FAIL", found=f"no result after {seconds:.0f} s", lines=lines)
@@ -191,10 +191,10 @@ def find_target(request: Request, choice: catalogue.Choice, machine: node.Node) 
         return target, None
     if request.device == "gpu":
         hint = f"make build-{choice.name}, or name a Python that has the framework with CUDA: --python FILE"
-        raise EncoreError(f"the host runtime's framework is built for CPUs ({target.why})", hint=hint)
+        raise EncoreError(f"the host runtime's framework is built for CPUs ({target.reason})", hint=hint)
     framework = environment.describe(choice.implementation.framework)
     if not framework.is_ready:
-        raise EncoreError("the framework's environment is not made yet", hint="make environments")
+        raise EncoreError("the framework's environment does not exist yet", hint="make environments")
     return target, framework.python
 
 
@@ -249,12 +249,12 @@ def measure(env: CheckEnv, seconds: float, row: Row) -> dict[str, Any] | Row:
         config, real = env.work / FULL, env.work / "real"
         sizes = execute(env.selftest("--real-sizes", str(real)), env.work, seconds)
         if not isinstance(sizes.answer, bool):
-            return judged(sizes, env.work, seconds, row)
+            return result_row(sizes, env.work, seconds, row)
         env = replace(env, data=real if sizes.answer else env.data)
     counts = ("--steps", "20" if on_gpu else "2", "--repeats", "3" if on_gpu else "1")
     command = env.command("bench", "--config", str(config), "--data", str(env.data), "--any-data", *counts)
     process = execute(command, env.work, seconds)
-    return process.answer if isinstance(process.answer, dict) else judged(process, env.work, seconds, row)
+    return process.answer if isinstance(process.answer, dict) else result_row(process, env.work, seconds, row)
 
 
 def speed_row(name: str, result: Mapping[str, Any], choice: catalogue.Choice, gpu: str | None, row: Row) -> Row:
@@ -277,7 +277,7 @@ def speed_row(name: str, result: Mapping[str, Any], choice: catalogue.Choice, gp
         summary += f"{result['input_share']:.0%} of the time waiting"
     else:
         published = published_speed.next_to_published(choice.benchmark.name, gpu, speeds[loop])
-        published = "; a part of the network, next to which nothing is published" if result["is_part"] else published
+        published = "; a part of the network, without published results" if result["is_part"] else published
         summary = f"{speeds[loop]:,.0f} samples/s: {result['title']}{published}{_share_of_sheet(result, loop, gpu)}"
     is_slow, comparison = False, ""
     if not result["is_part"]:
@@ -294,7 +294,7 @@ def _share_of_sheet(result: Mapping[str, Any], loop: str, gpu: str) -> str:
 def all_reduce_row(env: CheckEnv, server: links.Server, machine: node.Node, seconds: float, row: Row) -> Row:
     # Measure the framework's all-reduce over all GPUs and compare it with the minimum for their links.
     if env.all_ranks < 2:
-        return replace(row, found="one GPU: there is no other to exchange with")
+        return replace(row, found="one GPU: all-reduce needs at least two")
     framework, file = env.choice.implementation.framework, env.work / "all_reduce.json"
     options = ("--framework", framework, "--device", env.request.device, "--output", str(file))
     command = env.render(
@@ -302,7 +302,7 @@ def all_reduce_row(env: CheckEnv, server: links.Server, machine: node.Node, seco
     )
     process = execute(command, env.work, seconds)
     if process.code != 0 or not file.is_file():
-        return judged(process, env.work, seconds, row)
+        return result_row(process, env.work, seconds, row)
     rate = json.loads(file.read_text(encoding="utf-8"))["rate"]
     summary = f"{rate / 1e9:,.2f} GB/s bus bandwidth between {env.all_ranks} ranks"
     # Links of GPUs hidden from CUDA do not apply to the visible ones.
@@ -353,7 +353,7 @@ class Selftest:
         choices = [catalogue.choose(name) for name in self._request.benchmarks] or list(catalogue.choices().values())
         checks: list[tuple[CheckEnv, str]] = []
         for choice in choices:
-            self._on_step(f"{choice.name}: looking what there is")
+            self._on_step(f"{choice.name}: listing its checks")
             checks += self._checks_of(choice)
         order = {name: number for number, name in enumerate(FIRST)}
         checks.sort(key=lambda check: order.get(check[1], len(order)))
@@ -411,7 +411,7 @@ class Selftest:
         elif name == ALL_REDUCE:
             row = all_reduce_row(env, links.this_server(self._machine), self._machine, seconds, row)
         else:
-            row = judged(execute(env.selftest("--check", name), env.work, seconds), env.work, seconds, row)
+            row = result_row(execute(env.selftest("--check", name), env.work, seconds), env.work, seconds, row)
         if row.result == "FAIL" and time.monotonic() >= self._ends:
             row = replace(row, result="SKIPPED", found=f"{limit} ended it", lines=(), cut=True)
         return replace(row, seconds=time.monotonic() - started)

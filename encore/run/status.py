@@ -100,7 +100,7 @@ def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str
     ``job`` is the job of this process, empty on a login node. Between a requeue and the next start no process owns
     the run, but the job does: resuming it elsewhere would make the job start with a finished or foreign run.
     """
-    unfinished = [experiment for experiment in experiments if experiment.state().status not in run_folder.FINISHED]
+    unfinished = [experiment for experiment in experiments if not experiment.has_finished]
     if not queue.is_available():
         return
     is_jobs = any(experiment.state().job for experiment in unfinished) or bool(folder.metadata().get("slurm"))
@@ -125,16 +125,16 @@ def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str
             raise EncoreError(
                 f"whether {queue.job_label(name, cluster)} still has {folder.path.name} cannot be seen: Slurm shows no "
                 "jobs of other users (PrivateData)",
-                expected="a run of your own",
+                expected="a run that belongs to you",
                 hint=f"let {_owner(experiment.folder)} resume it",
             )
         claims += [claim for claim in answer or () if not claim.is_finished]
     if claims:
         first = claims[0]
-        activity = "waits in the queue to resume" if first.is_pending else f"is in the queue ({first.state}) and has"
+        activity = "is queued to resume" if first.is_pending else f"is in the queue ({first.state}) and has"
         raise EncoreError(
             f"{queue.job_label(first.name, queue.this_cluster())}, of {first.user}, {activity} {folder.path.name}",
-            expected="a run that no job has",
+            expected="a run without an active job",
             hint=f"watch it: {hints.command('follow', first.name)}; or cancel it: "
             f"{hints.command('cancel', first.name)}",
         )
@@ -149,7 +149,7 @@ def is_hidden(user: str) -> bool:
 # -- one experiment -------------------------------------------------------------------------------------
 
 
-def verdict(experiment: Experiment, job: Job | None, answers: bool) -> tuple[State, str]:
+def state_of(experiment: Experiment, job: Job | None, answers: bool) -> tuple[State, str]:
     state = experiment.state()
     if state.status in run_folder.FINISHED:
         return ("reached" if state.status == "reached" else "not reached"), ""
@@ -179,7 +179,7 @@ def verdict(experiment: Experiment, job: Job | None, answers: bool) -> tuple[Sta
 def _why_lost(state: ExperimentState, job: Job | None) -> str:
     if job is not None:
         return f"Slurm: {job.state}"
-    return f"job {state.job} is no longer there" if state.job else "its processes are gone"
+    return f"job {state.job} no longer exists" if state.job else "its processes have exited"
 
 
 def _owner(path: Path) -> str:
@@ -276,14 +276,14 @@ def rows_of(folder: RunFolder, jobs: Queue) -> list[Row]:
         return [_row(folder, group, jobs) for group in groups]
     except DAMAGE as error:
         text = error.found if isinstance(error, EncoreError) else f"{type(error).__name__}: {error}"
-        return [Row(state="damaged", when=made(folder.path), job=number_of(folder), run=folder.path, reason=text)]
+        return [Row(state="damaged", when=created_at(folder.path), job=number_of(folder), run=folder.path, reason=text)]
 
 
 def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> Row:
     if not experiments:
         raise EncoreError("no experiments in it")
     verdicts = [
-        (member, name, *verdict(member, jobs.find(name), jobs.answers))
+        (member, name, *state_of(member, jobs.find(name), jobs.answers))
         for member, name in zip(experiments, [job_of(folder, member, jobs) for member in experiments], strict=True)
     ]
     reached = sum(state == "reached" for _, _, state, _ in verdicts)
@@ -298,7 +298,7 @@ def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> R
         )
     return Row(
         state=state,
-        when=made(folder.path),
+        when=created_at(folder.path),
         job=name,
         run=folder.path,
         reason=reason,
@@ -322,10 +322,10 @@ ORDER: tuple[State, ...] = (
 
 
 def _decisive(verdicts: Sequence[Verdict]) -> Verdict:
-    decisive = min(verdicts, key=lambda verdict: ORDER.index(verdict[2]))
+    decisive = min(verdicts, key=lambda entry: ORDER.index(entry[2]))
     experiment, name, state, _ = decisive
     # If the process exited between two experiments, the rest were lost.
-    if state == "not started" and any(verdict[2] in ("reached", "not reached") for verdict in verdicts):
+    if state == "not started" and any(entry[2] in ("reached", "not reached") for entry in verdicts):
         return experiment, name, "interrupted", f"experiment {experiment.number + 1} was never started"
     if state in ("reached", "not reached"):
         last = verdicts[-1]
@@ -343,10 +343,10 @@ def _seconds(states: Sequence[ExperimentState], otherwise: float) -> float | Non
 
 
 def unix(text: str) -> float:
-    return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc).timestamp()
+    return datetime.strptime(text, files.UTC_FORMAT).replace(tzinfo=timezone.utc).timestamp()
 
 
-def made(path: Path) -> float:
+def created_at(path: Path) -> float:
     """Return the creation time of a run folder from its name, else from its files."""
     with contextlib.suppress(ValueError):
         stamp = datetime.strptime(path.name.partition("-")[0], run_folder.STAMP)
@@ -361,11 +361,11 @@ def run_folders(results: Path) -> list[RunFolder]:
     """Return everything in ``results``, and in the studies there, that is or was a run folder, the newest first."""
     # A study has one folder per point, which contains the run folder of the point.
     parents = [results, *(point for study in results.glob("*/study.json") for point in study.parent.iterdir())]
-    paths = [path for parent in parents for path in _inside(parent) if _is_run(path)]
-    return [RunFolder(path) for path in sorted(paths, key=lambda path: (-made(path), path.name))]
+    paths = [path for parent in parents for path in _subfolders(parent) if _is_run(path)]
+    return [RunFolder(path) for path in sorted(paths, key=lambda path: (-created_at(path), path.name))]
 
 
-def _inside(folder: Path) -> list[Path]:
+def _subfolders(folder: Path) -> list[Path]:
     try:
         return [path for path in folder.iterdir() if not path.name.startswith(".")]
     except OSError:

@@ -47,10 +47,10 @@ def prepare(request: planning.Request, arguments: Sequence[str], options: Option
     if request.system is None and cluster.gpus_per_node and cluster.gpu_option != "none":
         raise EncoreError(
             "no system named; the nodes' GPUs cannot be seen from here",
-            hint=f"--system dgxa100, or another one of: encore list {request.name}",
+            hint=f"--system dgxa100, or another system from: encore list {request.name}",
         )
     tasks = _tasks(options.array)
-    plan = planning.make_plan(replace(request, cluster=file), allocation=pretended(nodes, per_node, len(tasks)))
+    plan = planning.make_plan(replace(request, cluster=file), allocation=dummy_allocation(nodes, per_node, len(tasks)))
     plain, secrets = run_metadata.split_secrets(arguments)
     handed_on = script.with_cluster((str(nodes * per_node), *plain), file)
     return _prepared(plan, cluster, options, handed_on, tasks, 1 if tasks else len(plan.seeds), secrets=secrets)
@@ -64,11 +64,9 @@ def prepare_resume(path: Path, options: Options) -> Prepared:
     folder = run_folder.open_run(path)
     folder.check_whole()
     content = folder.metadata()
-    unfinished = [
-        experiment.number for experiment in folder.experiments() if experiment.state().status not in run_folder.FINISHED
-    ]
+    unfinished = [experiment.number for experiment in folder.experiments() if not experiment.has_finished]
     if not unfinished:
-        raise EncoreError(f"{path.name} has ended: nothing is left to run", hint=f"see it: {hints.follow(path)}")
+        raise EncoreError(f"{path.name} has finished: nothing left to run", hint=f"see it: {hints.follow(path)}")
     status.refuse_queued(folder, folder.experiments())
     ownership.refuse_owned(folder.experiments())
     tasks = tuple(unfinished) if options.array or status.is_of_array(folder) else ()
@@ -79,9 +77,9 @@ def prepare_resume(path: Path, options: Options) -> Prepared:
         )
     nodes, per_node = content["nodes"], content["ranks_per_node"]
     if options.nodes not in (None, nodes):
-        raise EncoreError(f"--nodes {options.nodes}, the run began on {nodes}", hint="leave --nodes out")
+        raise EncoreError(f"--nodes {options.nodes}, the run started on {nodes}", hint="leave --nodes out")
     cluster, file = _cluster(options)
-    plan = planning.plan_of(folder, pretended(nodes, per_node, 0))
+    plan = planning.plan_of(folder, dummy_allocation(nodes, per_node, 0))
     handed_on = script.with_cluster(("--resume", str(path), *(["--trust-owner"] if options.trust_owner else [])), file)
     return _prepared(plan, cluster, options, handed_on, tasks, 1 if tasks else len(unfinished), resumes=path.name)
 
@@ -89,7 +87,7 @@ def prepare_resume(path: Path, options: Options) -> Prepared:
 def _cluster(options: Options) -> tuple[Cluster, Path | None]:
     _check_options(options)
     cluster, file = clusters.load(options.cluster)
-    settings = {each: getattr(options, each) for each in ("partition", "account", "qos", "gpu_type")}
+    settings = {option: getattr(options, option) for option in ("partition", "account", "qos", "gpu_type")}
     return cluster.model_copy(update={name: value for name, value in settings.items() if value}), file
 
 
@@ -108,7 +106,7 @@ def _check_options(options: Options) -> None:
             raise EncoreError(f"{option} {text!r}", expected="a text without blanks, quotes, backslashes and |")
     for option in options.sbatch:
         if not option.startswith("-") or "\n" in option:
-            raise EncoreError(f"--sbatch {option!r} is no option of sbatch", hint="--sbatch=--constraint=a100")
+            raise EncoreError(f"--sbatch {option!r} is not an sbatch option", hint="--sbatch=--constraint=a100")
         conflict = clusters.reserved_option(option)
         if conflict is not None:
             hint = clusters.RESERVED_OPTIONS[conflict]
@@ -130,7 +128,7 @@ def _tasks(array: str | None) -> tuple[int, ...]:
     return tuple(range(count))
 
 
-def pretended(nodes: int, gpus_per_node: int, tasks: int) -> Allocation:
+def dummy_allocation(nodes: int, gpus_per_node: int, tasks: int) -> Allocation:
     return Allocation(
         job="JOB",
         nodes=tuple(f"node{number}" for number in range(1, nodes + 1)),
@@ -154,7 +152,7 @@ def _prepared(
     configuration = plan.configuration
     estimate = script.estimate(configuration, runs)
     if options.minutes:
-        estimate = Estimate(options.minutes, "as asked for")
+        estimate = Estimate(options.minutes, "as requested")
     submission = Submission(
         name=configuration.choice.name,
         nodes=configuration.nodes,

@@ -87,20 +87,6 @@ def run(
 ) -> Outcome:
     """Run ``command`` for ``experiment`` (owned by ``owner``). Return after all processes have exited."""
     processes.adopt_orphans()
-    with telemetry.sampled(experiment.folder / "telemetry.jsonl", command.samplers) as samplers:
-        return _run(command, experiment, owner, signals, on_progress, limits, samplers)
-
-
-def _run(
-    command: Command,
-    experiment: Experiment,
-    owner: ownership.Owner,
-    signals: Signals,
-    on_progress: Callable[[follow.Progress], None],
-    limits: Limits,
-    samplers: Sequence[int],
-) -> Outcome:
-    unrelated_pids = {process.pid for process in processes.family(os.getpid())}
     ranks_folder = experiment.folder / "ranks"
     ranks_folder.mkdir(exist_ok=True)
     for path in command.rank_folders:
@@ -113,7 +99,9 @@ def _run(
     tail = follow.Tail(experiment.metrics)
     tail.read()
     processes.clean_up(command)
-    with (ranks_folder / "launcher.txt").open("ab") as output:
+    sampling = telemetry.sample_nodes(experiment.folder / "telemetry.jsonl", command.samplers)
+    with sampling as samplers, (ranks_folder / "launcher.txt").open("ab") as output:
+        unrelated_pids = {process.pid for process in processes.family(os.getpid())}
         output.write(f"{START}{shlex.join(command.argv)}\n".encode())
         output.flush()
         child = processes.start(command, output)

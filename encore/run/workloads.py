@@ -49,13 +49,13 @@ def connect(folder: RunFolder) -> Connection:
     return Connection(settings_of(folder)[0])
 
 
-def sent_as(folder: RunFolder, experiment: Experiment) -> Path:
+def pod_folder(folder: RunFolder, experiment: Experiment) -> Path:
     """Return the folder of an experiment as mounted in the pods, independent of local links."""
     return Path(folder.metadata()["kubernetes"]["folder"]) / experiment.folder.name
 
 
 def name_of(folder: RunFolder, experiment: Experiment) -> str:
-    return manifests.name_of(folder.metadata()["name"], sent_as(folder, experiment))
+    return manifests.name_of(folder.metadata()["name"], pod_folder(folder, experiment))
 
 
 def look(connection: Connection, folder: RunFolder, experiment: Experiment) -> Workload:
@@ -95,7 +95,7 @@ def _times(experiment: Experiment) -> tuple[str, str]:
 
 
 def _utc(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime(files.UTC_FORMAT)
 
 
 def _note(folder: RunFolder, experiment: Experiment, progress: follow.Progress) -> None:
@@ -104,10 +104,7 @@ def _note(folder: RunFolder, experiment: Experiment, progress: follow.Progress) 
     content = folder.metadata()
     with contextlib.suppress(EncoreError):
         manifest = data_sets.read_passport(experiment.folder)
-        content["data"] = {"id": manifest.id, "name": manifest.name, "counts": dict(manifest.counts)} | {
-            "folder": content["data"]["folder"],
-            **({"unearned": manifest.unearned} if manifest.unearned else {}),
-        }
+        content["data"] = run_metadata.data_facts(manifest, content["data"]["folder"])
         content["submission"] = run_metadata.submission_of(plan.configuration, content["data"])
     with contextlib.suppress(EncoreError, KeyError, TypeError):
         node = files.read_json(experiment.folder / "node.json")
@@ -128,11 +125,7 @@ def jobs_of(folders: Sequence[RunFolder]) -> tuple[list[queue.Job], str]:
         try:
             if not is_in_pods(folder):
                 continue
-            unfinished = [
-                experiment
-                for experiment in folder.experiments()
-                if experiment.state().status not in run_folder.FINISHED
-            ]
+            unfinished = [experiment for experiment in folder.experiments() if not experiment.has_finished]
             if unfinished:
                 settings, _ = settings_of(folder)
                 key = (settings.context, settings.namespace)
@@ -167,19 +160,17 @@ def cancel(folder: RunFolder) -> list[str]:
     connection, done = connect(folder), []
     _, kind = settings_of(folder)
     for experiment in folder.experiments():
-        if experiment.state().status in run_folder.FINISHED:
+        if experiment.has_finished:
             continue
         name = name_of(folder, experiment)
         settle(folder, experiment, look(connection, folder, experiment))
-        if experiment.state().status not in run_folder.FINISHED and connection.delete(kind, name):
+        if not experiment.has_finished and connection.delete(kind, name):
             done.append(f"deleted {manifests.API[kind][1]} {name}; its ranks write a checkpoint if they have begun")
     if not done:
-        raise EncoreError(f"{folder.path.name} has nothing in the cluster that could be ended", hint=_look(folder))
+        raise EncoreError(
+            f"{folder.path.name} has nothing in the cluster that could be ended", hint=hints.inspect(folder.path)
+        )
     return [*done, f"resume with: {hints.resume(folder.path)}"]
-
-
-def _look(folder: RunFolder) -> str:
-    return f"see what came of it: {hints.follow(folder.path)}"
 
 
 def wait_for_end(connection: Connection, folder: RunFolder, experiment: Experiment) -> None:
@@ -195,7 +186,7 @@ def wait_for_end(connection: Connection, folder: RunFolder, experiment: Experime
 
 
 def _marks(folder: RunFolder, experiment: Experiment) -> str:
-    return ",".join(f"{key}={value}" for key, value in manifests.labels_of(sent_as(folder, experiment)).items())
+    return ",".join(f"{key}={value}" for key, value in manifests.labels_of(pod_folder(folder, experiment)).items())
 
 
 def records(lines: Iterator[str]) -> Iterator[dict[str, Any] | str]:
@@ -207,7 +198,7 @@ def records(lines: Iterator[str]) -> Iterator[dict[str, Any] | str]:
         yield record if isinstance(record, dict) and "kind" in record else line
 
 
-def copying(folder: RunFolder) -> list[str]:
+def copy_commands(folder: RunFolder) -> list[str]:
     """Return commands that copy a run from its volume to this machine, through a temporary pod."""
     settings, _ = settings_of(folder)
     there = Path(folder.metadata()["kubernetes"]["folder"])

@@ -198,7 +198,7 @@ def _partition(cluster: Cluster, available: dict[str, Partition]) -> list[Check]
         gates = [
             f"; the gate found {name} {rejection}"
             for name in queue.expand(nodes)
-            if (rejection := node_checks.kept(name))
+            if (rejection := node_checks.last_result(name))
         ]
         hint = "contact the administrator: scontrol show node"
         checks.append(Check("WARN", "nodes", f"{nodes} {reason}{''.join(gates)}", hint))

@@ -206,7 +206,7 @@ def launch(launcher: str, hosts: tuple[Host, ...], output: str, extra: Mapping[s
         return replace(ranks, environment=variables)
     bindings = binding.of_this_machine(hosts[0].slots)
     variables["OMP_NUM_THREADS"] = str(binding.threads(bindings))
-    wrapped = binding.bound((), bindings, with_numactl=shutil.which("numactl") is not None)
+    wrapped = binding.wrap_command((), bindings, with_numactl=shutil.which("numactl") is not None)
     return replace(ranks, inner=(*ranks.inner, *wrapped), environment=variables)
 
 

@@ -57,7 +57,7 @@ def test_locks_and_verdicts_match_their_schemas(tmp_path: Path, monkeypatch: pyt
     images.record("registry/image:1", "sha256:0", tmp_path / "images.lock")
     validate_file("images-lock", tmp_path / "images.lock")
     monkeypatch.setattr(node_checks, "folder", lambda: tmp_path)
-    node_checks.keep([node_checks.Verdict("n1", (Check("WARN", "kernel", "another one", "update it"),))])
+    node_checks.store([node_checks.Verdict("n1", (Check("WARN", "kernel", "another one", "update it"),))])
     validate_file("gate", tmp_path / "n1.json")
 
 

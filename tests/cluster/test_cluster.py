@@ -426,7 +426,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "rows to remap": (gpu_with(remapped=[0, 1, 1, 0]), "GPU 1: rows wait to be remapped"),
     "half of the lanes": (gpu_with(pcie_width=8), "GPU 1: PCIe x8 instead of x16, 31.5 instead of 63.0 GB/s"),
     "power cap": (gpu_with(power_limit=400.0), "power limit, W: 400, others have 700"),
-    "heat": (gpu_with(throttle=0x40), "GPU 1: its clocks are lowered: heat (hardware)"),
+    "heat": (gpu_with(throttle=0x40), "GPU 1: clocks are throttled: heat (hardware)"),
     "an NVLink less": (gpu_with(nvlinks=17), "active NVLinks: 17, others have 18"),
     "lower clocks": (gpu_with(sm_mhz_max=1410), "largest SM clock, MHz: 1410, others have 1980"),
     "Xid 79": (replaced(XID, "$(command -v dmesg)"), "Xid: 79 in the kernel's log"),

@@ -200,16 +200,16 @@ def answer(build: str, **changes: object) -> tuple[str, str, int]:
 def test_versions_in_an_image_are_cached_and_select_the_launcher(fake_engine: FakeEngine, tmp_path: Path) -> None:
     fake_engine("docker", {"image inspect": IMAGE, "run": answer("mpi_alone")})
     request = planning.Request(name="resnet", gpus=2, system="cpu", runtime="docker", data=tmp_path)
-    unknown = planning.asked(planning.make_plan(request), start=False)
-    plan = planning.asked(unknown)
+    unknown = planning.query_python(planning.make_plan(request), start=False)
+    plan = planning.query_python(unknown)
     assert [p.launch("/out").name for p in (unknown, plan)] == ["horovodrun", "mpirun"]
     horovod, known = ({check.name: check for check in planning.checks(p)}["Horovod"] for p in (unknown, plan))
-    assert ("Gloo is assumed" in horovod.found, known.level) == (True, "OK")
+    assert ("assuming Gloo" in horovod.found, known.level) == (True, "OK")
     fake_engine("docker", {"image inspect": IMAGE, "run": ("", "the image was run again", 1)})
-    assert planning.asked(planning.make_plan(request), start=False).target.facts == plan.target.facts
+    assert planning.query_python(planning.make_plan(request), start=False).target.python_info == plan.target.python_info
     other = json.dumps([{"Id": "sha256:4567", "Config": {"Labels": {}}}])
     fake_engine("docker", {"image inspect": (other, "", 0), "run": answer("mxnet")})
-    assert planning.asked(planning.make_plan(request)).launch("/out").name == "horovodrun"
+    assert planning.query_python(planning.make_plan(request)).launch("/out").name == "horovodrun"
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def resolve(name: str, system: str = "dgxa100") -> Configuration:
 
 def target_on(base: str) -> Target:
     image = Image(id="id", digests=(), labels={BASE: base}, user="1", bytes=1)
-    return replace(ON_HOST, runtime="docker", image="own:1", found=image)
+    return replace(ON_HOST, runtime="docker", image="own:1", image_info=image)
 
 
 @pytest.mark.parametrize(
@@ -257,17 +257,17 @@ def test_minimum_versions_are_those_of_recorded_runs(name: str) -> None:
 def test_run_in_a_too_old_image_is_refused() -> None:
     resolved = resolve("ncf", "cpu")
     # Without a label of NVIDIA's base, the versions come from the Python in the image.
-    facts = interpreters.Facts(
+    facts = interpreters.PythonInfo(
         python="3.8.10", problems={}, packages={"torch": "1.11.0a0+b6df043"}, cuda="11.5", gpus=1, mpirun=False,
         horovod=0, check_build="",
     )  # fmt: skip
     minimum = catalogue.choose("ncf").implementation.needs["pytorch"]
     for target, message in (
         (target_on("nvcr.io/nvidia/pytorch:20.06-py3"), "Python 3.6, 3.8 needed"),
-        (replace(target_on("own:0"), facts=facts), f"PyTorch 1.11.0a0+b6df043, {minimum} needed"),
+        (replace(target_on("own:0"), python_info=facts), f"PyTorch 1.11.0a0+b6df043, {minimum} needed"),
     ):
         results = checks.check(target, resolved, node.this_node(), [])
-        image = "own:1" if target.facts else "nvcr.io/nvidia/pytorch:20.06-py3"
+        image = "own:1" if target.python_info else "nvcr.io/nvidia/pytorch:20.06-py3"
         assert [c.found for c in results if c.level == "FAIL"] == [f"{image} is too old for ncf: {message}"]
 
 

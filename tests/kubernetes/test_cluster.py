@@ -133,7 +133,7 @@ def test_results_on_the_volume_are_copied_before_a_resume(
     with monkeypatch.context() as patch:
         patch.setattr(workloads, "look", lambda *arguments: Workload(state="succeeded"))
         assert "on the cluster's volume" in encore("submit", "--resume", str(folder.path), code=2)
-    run, _, copy, _, _ = map(shlex.split, workloads.copying(folder))
+    run, _, copy, _, _ = map(shlex.split, workloads.copy_commands(folder))
     spec = json.loads(next(word for word in run if word.startswith("--overrides=")).partition("=")[2])
     valid({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "encore-copy"}, **spec})
     assert spec["spec"]["volumes"][0]["persistentVolumeClaim"] == {"claimName": "shared"}

@@ -8,7 +8,7 @@ from typing import Any
 from encore import paths
 from encore.containers.runtimes import Target
 from encore.machine import node
-from encore.machine.interpreters import Facts
+from encore.machine.interpreters import PythonInfo
 from encore.machine.node import Gpu, Node
 
 
@@ -40,5 +40,5 @@ PACKAGES = dict.fromkeys(("joblib", "mlperf_logging", "pillow", "scikit-learn", 
 
 def answered(**changes: Any) -> Target:
     defaults = {"python": "3.11.7", "problems": {}, "packages": {}, "cuda": "12.4", "gpus": 8}
-    facts = Facts(**{**defaults, "mpirun": False, "horovod": 0, "check_build": "", **changes})
-    return Target(python=Path("/apps/bin/python"), facts=facts)
+    facts = PythonInfo(**{**defaults, "mpirun": False, "horovod": 0, "check_build": "", **changes})
+    return Target(python=Path("/apps/bin/python"), python_info=facts)

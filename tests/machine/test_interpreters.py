@@ -30,11 +30,11 @@ def configured(system: str, ranks: int = 2) -> Configuration:
 
 
 def check_python(python: Path, system: str = "cpu") -> Check:
-    return checks.check_host(runtimes.asked(Target(python=python), CHOICE, {}), configured(system))
+    return checks.check_host(runtimes.query_python(Target(python=python), CHOICE, {}), configured(system))
 
 
 def test_python_with_pytorch_for_cpus(pytorch_python: Path) -> None:
-    target = runtimes.asked(Target(python=pytorch_python), CHOICE, {})
+    target = runtimes.query_python(Target(python=pytorch_python), CHOICE, {})
     facts = target.python_json() or {}
     assert (facts["problems"], facts["file"], "torch" in facts["packages"]) == ({}, str(pytorch_python), True)
     cpu, gpu = (checks.check_host(target, configured(system)) for system in ("cpu", "dgxa100"))
@@ -95,7 +95,7 @@ def test_launcher_and_ranks_start_with_the_given_python() -> None:
 def test_preparation_needs_packages_besides_the_framework() -> None:
     (check,) = checks.check_preparation(answered(packages={"torch": "2.9", "Pillow": "11", "scipy": "1"}), CHOICE)
     assert check.level == "FAIL" and "-m pip --python /apps/bin/python install --no-deps -r" in check.hint
-    assert "has no joblib, mlperf-logging, scikit-learn, threadpoolctl, by which" in check.found
+    assert "has no joblib, mlperf-logging, scikit-learn, threadpoolctl, which" in check.found
     assert checks.check_preparation(answered(packages=PACKAGES), CHOICE) == []
 
 

@@ -64,7 +64,7 @@ def test_file_exists_while_telemetry_is_sampled(
             monkeypatch.setenv(openmetrics.VARIABLE, str(folder))
         openmetrics.Textfile(experiment).write(READING)
     monkeypatch.setenv(openmetrics.VARIABLE, str(tmp_path))
-    with telemetry.sampled(experiment / "telemetry.jsonl"):
+    with telemetry.sample_nodes(experiment / "telemetry.jsonl"):
         wait_until(path.exists, "the first text file")
         assert "encore_cpu_used_ratio" in path.read_text(encoding="utf-8")
     assert not path.exists()

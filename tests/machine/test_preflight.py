@@ -45,8 +45,8 @@ def configured(system: str, gpus: int) -> Configuration:
     ("system", "ranks", "here", "expected"),
     [
         ("dgxa100", 8, machine(*["A100"] * 9), Check("OK", "GPUs", "8 of 9 x A100")),
-        ("dgxa100", 8, machine(), Check("FAIL", "GPUs", "8 GPUs wanted, none found on box", ON_CPU)),
-        ("dgxa100", 8, machine(*["A100"] * 7), Check("FAIL", "GPUs", "8 GPUs wanted, 7 found", "ask for at most 7")),
+        ("dgxa100", 8, machine(), Check("FAIL", "GPUs", "8 GPUs requested, none found on box", ON_CPU)),
+        ("dgxa100", 8, machine(*["A100"] * 7), Check("FAIL", "GPUs", "8 GPUs requested, 7 found", "ask for at most 7")),
         ("dgxa100", 2, machine("V100", "A100"), Check("WARN", "GPUs", "the GPUs differ: A100, V100", SLOWEST)),
         ("cpu", 3, machine(cores=2), Check("WARN", "cores", "3 ranks share 2 cores", "ask for at most 2 to go faster")),
         ("cpu", 2, machine("A100", cores=2), Check("OK", "cores", "2 ranks on 2 cores")),
@@ -68,7 +68,7 @@ def test_results_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (tmp_path / "file").touch()
     assert result(tmp_path / "new" / "folder").startswith("OK disk: ")
     assert result(tmp_path / "file" / "x") == (
-        f"FAIL results folder: {tmp_path / 'file'} is not a folder; give another: --results DIR"
+        f"FAIL results folder: {tmp_path / 'file'} is not a folder; choose a different folder: --results DIR"
     )
     monkeypatch.setattr(preflight, "RESULTS_GIB", 1e9)
     assert result(tmp_path).endswith(
@@ -76,7 +76,7 @@ def test_results_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     )
     monkeypatch.setattr(preflight.os, "access", lambda path, mode: False)
     problem = f"FAIL results folder: {tmp_path} is not writable; "
-    assert result(tmp_path) == f"{problem}give another: --results DIR"
+    assert result(tmp_path) == f"{problem}choose a different folder: --results DIR"
     assert result(tmp_path, True) == f"{problem}resume as its owner"
 
 
@@ -260,9 +260,9 @@ def checks_of_node(*needs: Need) -> list[Check]:
 
 
 def test_this_host_fulfils_all_kinds_of_needs(tmp_path: Path) -> None:
-    with host_requirements.marked(tmp_path / "new" / "results") as mark:
+    with host_requirements.shared_marker(tmp_path / "new" / "results") as mark:
         needs = [
-            host_requirements.same(paths.BENCHMARKS, ""), host_requirements.same(paths.ROOT / "LICENSE", ""),
+            host_requirements.same_file(paths.BENCHMARKS, ""), host_requirements.same_file(paths.ROOT / "LICENSE", ""),
             Need("shared", str(mark), ""), Need("executable", sys.executable, ""),
             Need("readable", str(paths.ROOT), ""), Need("program", "sh", ""), Need("interface", "lo", ""),
             Need("gpus", "0", ""), Need("image", "true", "", "an image"),
@@ -277,12 +277,12 @@ def test_unfulfilled_needs_of_a_host_are_named(monkeypatch: pytest.MonkeyPatch, 
     assert problems == [*enumerate(MISSING.values(), 1)]
     file = tmp_path / "dataset.json"
     file.write_text("{}", encoding="utf-8")
-    need = host_requirements.same(file, "copy it")
+    need = host_requirements.same_file(file, "copy it")
     file.write_text("{ }", encoding="utf-8")
     assert checks_of_node(Need("gpus", "0", ""), need, Need("executable", "LICENSE", "")) == [
         Check("FAIL", "node n2", f"{file} is missing or differs; no LICENSE", "copy it")
     ]
-    with pytest.raises(EncoreError, match="cannot be written"), host_requirements.marked(file):
+    with pytest.raises(EncoreError, match="cannot be written"), host_requirements.shared_marker(file):
         pass
 
 
@@ -374,7 +374,7 @@ BROKEN = [
     ("gpus.1.ecc_uncorrected", 2, "GPU 1: 2 uncorrectable memory errors"),
     ("gpus.0.remapped", [0, 1, 1, 0], "GPU 0: rows wait to be remapped"),
     ("gpus.0.remapped", [0, 1, 0, 1], "GPU 0: row remapping has failed"),
-    ("gpus.1.throttle", 0x49, "GPU 1: its clocks are lowered: hardware slowdown, heat (hardware)"),
+    ("gpus.1.throttle", 0x49, "GPU 1: clocks are throttled: hardware slowdown, heat (hardware)"),
     ("gpus.1.pcie_width", 8, "GPU 1: PCIe x8 instead of x16, 31.5 instead of 63.0 GB/s"),
 ]
 # The same for a node that has less than the others
@@ -518,7 +518,7 @@ FAST, SLOW = {"all-reduce": 4.5e10, "all-to-all": 4e10}, {"all-reduce": 3e9, "al
             "FAIL",
             [f"{kind} between nodes: 3 GB/s between n1 and n2, the line carries 50" for kind in FAST],
         ),
-        ({}, "FAIL", ["between nodes: n1 and n2 exchange nothing"]),
+        ({}, "FAIL", ["between nodes: n1 and n2 cannot communicate"]),
     ],
 )
 def test_pair_is_compared_with_the_line_rate(pair: dict[str, float], level: str, reasons: list[str]) -> None:
@@ -545,8 +545,8 @@ def test_interleaved_answers_of_srun_are_separated() -> None:
     first, second = map(health.lines_of, answers)
     assert max(map(len, first)) < 1000
     mixed = [line for pair in zip(first, second, strict=True) for line in pair]
-    assert health.parsed("slurmstepd: info: hello\n" + "\n".join(mixed)) == {"n1": answers[0], "n2": answers[1]}
-    assert health.parsed("\n".join([*first, *second[:-1]])) == {"n1": answers[0]}, "the second one is incomplete"
+    assert health.parse_answers("slurmstepd: info: hello\n" + "\n".join(mixed)) == {"n1": answers[0], "n2": answers[1]}
+    assert health.parse_answers("\n".join([*first, *second[:-1]])) == {"n1": answers[0]}, "the second one is incomplete"
 
 
 def test_xids_of_the_last_day_are_read_from_the_kernel_log() -> None:
@@ -558,7 +558,7 @@ def test_xids_of_the_last_day_are_read_from_the_kernel_log() -> None:
 
 
 def test_clock_offset_is_measured_over_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    with health.clock_served() as port:
+    with health.serve_clock() as port:
         offset = health.clock_offset(f"localhost:{port}")
     assert offset is not None and abs(offset) < 0.5
     monkeypatch.setattr(health, "PINGS", 1)
@@ -581,7 +581,7 @@ def test_disk_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_facts_of_this_machine_are_complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(health, "SECONDS", 0.01)
     monkeypatch.setattr(health, "COPIED", 1 << 20)
-    facts = json.loads(json.dumps(health.facts({"disks": [str(tmp_path)]})))
+    facts = json.loads(json.dumps(health.probe({"disks": [str(tmp_path)]})))
     assert {*FACTS} <= {*facts} and facts["cpu_rate"] > 0 < facts["memory_rate"]
     assert check_nodes({"here": facts})[0].node == "here"
 
@@ -611,7 +611,7 @@ def test_failed_node_is_left_out_if_the_job_has_spare_nodes(monkeypatch: pytest.
     allocation = queue.this_allocation(os.environ)
     assert allocation is not None and allocation.nodes == ("n1", "n3")
     assert "--exclude=n2" in gates.step.one_task_per_node(2)
-    assert [node_checks.kept(name).partition(" at ")[0] for name in ("n2", "n3", "n9")] == ["FAIL", "OK", ""]
+    assert [node_checks.last_result(name).partition(" at ")[0] for name in ("n2", "n3", "n9")] == ["FAIL", "OK", ""]
     monkeypatch.setenv(queue.EXCLUDED_NODES, "")
     with pytest.raises(EncoreError, match="1 of 3 nodes failed the gate: n2") as error:
         gates.leave_out_failed(None, Cluster(), tmp_path, messages.append)

@@ -17,7 +17,7 @@ import pytest
 from encore import paths
 from encore.files import text_of
 from encore.machine import binding, links, network, node, processes, telemetry
-from encore.machine.binding import Near
+from encore.machine.binding import Affinity
 from encore.machine.links import Server, parse_topology
 from encore.machine.network import ETHERNET, INFINIBAND, Interface, Network, Port
 from tests.machine.machines import machine
@@ -238,7 +238,7 @@ def test_other_nodes_are_sampled_until_the_run_ends(tmp_path: Path, monkeypatch:
         (sys.executable, "-c", "raise SystemExit('cannot start')"),
     ]
     monkeypatch.setenv("SLURMD_NODENAME", "n2")
-    with telemetry.sampled(path, commands) as pids:
+    with telemetry.sample_nodes(path, commands) as pids:
         wait_until(lambda: bool(samples_in(remote)), "a sample of n2")
         assert len(pids) == 2
     assert not any(map(psutil.pid_exists, pids))
@@ -319,10 +319,10 @@ def test_network_is_read_from_sys_and_proc(tmp_path: Path) -> None:
 
 # Output of `nvidia-smi topo -m` on a DGX A100 (NVIDIA/nccl issue 1505); the last four GPUs follow the same pattern.
 NODES = {numa: f"{16 * numa}-{16 * numa + 15},{16 * numa + 128}-{16 * numa + 143}" for numa in (1, 3, 5, 7)}
-A100_NEAR = tuple(Near(binding.parse_cpus(NODES[numa]), numa) for numa in (3, 3, 1, 1, 7, 7, 5, 5))
+A100_NEAR = tuple(Affinity(binding.parse_cpus(NODES[numa]), numa) for numa in (3, 3, 1, 1, 7, 7, 5, 5))
 # A DGX-1 with a process on one socket (benchmarks/distributed/ddp/README.md of pytorch/pytorch)
-SOCKET = (Near(binding.parse_cpus("0-19,40-59"), 0),) * 8
-UNKNOWN = (Near((), 0), Near((), 0))
+SOCKET = (Affinity(binding.parse_cpus("0-19,40-59"), 0),) * 8
+UNKNOWN = (Affinity((), 0), Affinity((), 0))
 
 
 def threads_of(cores: int) -> dict[int, tuple[int, ...]]:
@@ -362,7 +362,7 @@ SHARED_SOCKET = [
     ],
 )
 def test_ranks_share_the_cpus_near_their_gpus(
-    near: tuple[Near, ...], allowed: Sequence[int], cores: int | None, expected: list[str]
+    near: tuple[Affinity, ...], allowed: Sequence[int], cores: int | None, expected: list[str]
 ) -> None:
     bindings = binding.bind(len(expected), near, allowed, threads_of(cores) if cores else None)
     assert [f"{binding.format_cpus(rank.cpus)} {rank.numa} {rank.cores}" for rank in bindings] == expected
@@ -391,8 +391,8 @@ def test_binding_options_of_launchers() -> None:
     assert binding.srun_options(plain) == ("--cpu-bind=verbose,mask_cpu:0x3,0xc", "--mem-bind=local")
     rank = "${places[${OMPI_COMM_WORLD_LOCAL_RANK:-${HOROVOD_LOCAL_RANK:-${LOCAL_RANK:-${SLURM_LOCALID:-0}}}}]}"
     taskset = f"places=('taskset --cpu-list 48-63,176-191' 'taskset --cpu-list 16-31,144-159'); exec {rank} \"$@\""
-    assert binding.bound(("python", "train.py"), near) == ("bash", "-c", taskset, "bound", "python", "train.py")
-    numactl = [binding.bound((), ranks, with_numactl=True)[2].partition(";")[0] for ranks in (near, plain)]
+    assert binding.wrap_command(("python", "train.py"), near) == ("bash", "-c", taskset, "bound", "python", "train.py")
+    numactl = [binding.wrap_command((), ranks, with_numactl=True)[2].partition(";")[0] for ranks in (near, plain)]
     assert numactl == [
         "places=('numactl --physcpubind=48-63,176-191 --membind=3' 'numactl --physcpubind=16-31,144-159 --membind=1')",
         "places=('numactl --physcpubind=0-1 --localalloc' 'numactl --physcpubind=2-3 --localalloc')",
@@ -406,5 +406,7 @@ def test_wrapper_binds_on_this_machine(name: str, rank: int) -> None:
     bindings = binding.of_this_machine(2)
     show = ("python3", "-c", "import os; print(sorted(os.sched_getaffinity(0)))")
     variables = {"PATH": os.environ["PATH"], name: str(rank)}
-    process = subprocess.run(binding.bound(show, bindings), env=variables, capture_output=True, text=True, check=True)
+    process = subprocess.run(
+        binding.wrap_command(show, bindings), env=variables, capture_output=True, text=True, check=True
+    )
     assert process.stdout.strip() == str(list(bindings[rank].cpus))

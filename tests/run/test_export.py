@@ -65,7 +65,7 @@ def test_evaluation_with_another_run_is_refused(tmp_path: Path) -> None:
 
 def test_export_refuses_bad_requests(tmp_path: Path, run: ToyRun, copy: Experiment) -> None:
     to = tmp_path / "to"
-    assert "is no run folder" in str(refused(tmp_path, to))
+    assert "is not a run folder" in str(refused(tmp_path, to))
     assert "exists" in str(refused(run.folder, tmp_path))
     assert refused(run.folder, to, "saved-model").expected == "onnx or torch-export"
     (file,) = copy.folder.glob("checkpoint/trained_*/shared")

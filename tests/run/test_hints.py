@@ -125,7 +125,7 @@ def test_secret_is_not_stored_and_needed_again(monkeypatch: pytest.MonkeyPatch) 
     words = run_metadata.redact_arguments(["run", "--env=MY_TOKEN=hush", "MY_TOKEN=hush", "NOTE=a=b"])
     assert words == ["run", f"--env=MY_TOKEN={run_metadata.REDACTED}", f"MY_TOKEN={run_metadata.REDACTED}", "NOTE=a=b"]
     monkeypatch.delenv("MY_TOKEN", raising=False)
-    with pytest.raises(EncoreError, match="the run was given MY_TOKEN, whose value is not kept") as error:
+    with pytest.raises(EncoreError, match="the run used MY_TOKEN, whose value was not stored") as error:
         run_metadata.restore(stored, "encore run --resume RUN")
     assert error.value.hint == "set it again: MY_TOKEN=VALUE encore run --resume RUN"
     monkeypatch.setenv("MY_TOKEN", "hush")

@@ -57,13 +57,13 @@ def assert_owned(run: RunFolder, message: str, job: str = "") -> None:
     with pytest.raises(EncoreError, match=message) as error:
         ownership.refuse_owned(run.experiments(), job)
     assert hints.cancel(run.path) in error.value.hint
-    with pytest.raises(EncoreError, match=message), ownership.owned(run.experiments()[0], job):
+    with pytest.raises(EncoreError, match=message), ownership.acquire(run.experiments()[0], job):
         pass
 
 
 def assert_free(run: RunFolder, job: str = "") -> None:
     ownership.refuse_owned(run.experiments(), job)
-    with ownership.owned(run.experiments()[0], job) as owner:
+    with ownership.acquire(run.experiments()[0], job) as owner:
         assert ownership.renew(run.experiments()[0], owner)
     assert not (run.path / "experiment_0" / ownership.RECORD).exists()
 
@@ -72,7 +72,7 @@ def test_live_process_of_this_host_owns_its_experiment(
     run: RunFolder, other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment, message = run.experiments()[0], rf"process {other.pid} on .* is running experiment 1"
-    started = processes.started(other.pid)
+    started = processes.start_ticks(other.pid)
     owner = replace(ELSEWHERE, host=platform.node(), pid=other.pid, process_started=started)
     write_owner(experiment, owner, age=10_000)
     assert_owned(run, message)
@@ -151,7 +151,7 @@ def test_job_hidden_by_slurm_owns_its_run(
     [
         ("RUNNING", "job 29 is running experiment 1"),
         ("COMPLETING", "job 29 is running experiment 1"),
-        ("PENDING", "job 29 waits in the queue to resume experiment 1"),
+        ("PENDING", "job 29 is queued to resume experiment 1"),
         ("FAILED", ""),
         (None, ""),
     ],
@@ -169,7 +169,7 @@ def test_job_of_the_record_owns_its_experiment(
 def test_owner_renews_its_record_and_notices_another_owner(run: RunFolder) -> None:
     experiment = run.experiments()[0]
     record = experiment.folder / ownership.RECORD
-    with ownership.owned(experiment, "") as owner:
+    with ownership.acquire(experiment, "") as owner:
         for age in (ownership.RENEWED_SECONDS + 1, -3600):  # of a file server with another clock
             write_owner(experiment, owner, age=age)
             before = time.time()
@@ -189,19 +189,19 @@ def test_ranks_without_supervisor_are_cancelled(
     experiment.set_state(ExperimentState(status="running", started=files.utc_now()))
     (experiment.folder / "heartbeat").mkdir()
     now = time.time()
-    beat = f"{other.pid} {platform.node()} 3 {now} {now} {processes.started(other.pid)}"
+    beat = f"{other.pid} {platform.node()} 3 {now} {now} {processes.start_ticks(other.pid)}"
     (experiment.folder / "heartbeat" / "rank_0").write_text(beat, encoding="ascii")
     assert_owned(run, f"processes of experiment 1 still run here without their supervisor: {other.pid}")
     # Nothing is waited for but the end of the process: a second wait raises StopIteration
     waits = iter([other.wait])
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: next(waits)())
     monkeypatch.setattr(control, "time", clock)
-    subject = control.named(str(run.path), run.path.parent)
+    subject = control.find_subject(str(run.path), run.path.parent)
     lines = control.cancel(subject)
-    assert lines[0] == "cancelled experiment 1: its ranks, which nobody followed any more, have ended"
+    assert lines[0] == "cancelled experiment 1: its unsupervised ranks have exited"
     # The ranks may also end by themselves between the message that names this command and the command
     assert control.cancel(subject) == [
-        "nothing to cancel of experiment 1: its ranks have ended",
+        "nothing to cancel in experiment 1: its ranks have ended",
         f"resume with: {hints.resume(run.path)}",
     ]
 
@@ -212,7 +212,7 @@ def test_only_processes_of_the_run_are_signalled(
 ) -> None:
     # A heartbeat and a launcher's record may be forged, or name a PID that was reused
     folder = run.path / ("experiment_1" if difference == "command line" else "experiment_0")
-    started, now = processes.started(other.pid) + (difference == "start time"), time.time()
+    started, now = processes.start_ticks(other.pid) + (difference == "start time"), time.time()
     (folder / "heartbeat").mkdir()
     (folder / "heartbeat" / "rank_0").write_text(f"{other.pid} {platform.node()} 3 {now} {now} {started}")
     (folder / processes.LAUNCHER).write_text(f"{other.pid} {platform.node()} {started}")
@@ -281,7 +281,7 @@ def test_state_is_not_written_through_symbolic_links(run: RunFolder, tmp_path: P
     experiment.set_state(ExperimentState(status="reached"))
     experiment.publish_log()
     processes.note_launcher(experiment.folder, 1)
-    with pytest.raises(EncoreError, match="cannot be written"), ownership.owned(experiment, ""):
+    with pytest.raises(EncoreError, match="cannot be written"), ownership.acquire(experiment, ""):
         pass
     assert victim.read_text() == "precious" and experiment.result.read_text() == "log"
     assert experiment.state().status == "reached"
@@ -293,12 +293,12 @@ def test_folder_that_cannot_be_written_is_refused(run: RunFolder, monkeypatch: p
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with monkeypatch.context() as patch:
         patch.setattr(files.os, "fsync", Mock(side_effect=full))
-        with pytest.raises(EncoreError, match="cannot be written: No space left"), ownership.owned(experiment, ""):
+        with pytest.raises(EncoreError, match="cannot be written: No space left"), ownership.acquire(experiment, ""):
             pass
     assert sorted(experiment.folder.iterdir()) == sorted([*before, lock])
     lock.unlink()
     lock.mkdir()  # cannot be opened, not even by root
-    with pytest.raises(EncoreError, match="cannot be written: Is a directory"), ownership.owned(experiment, ""):
+    with pytest.raises(EncoreError, match="cannot be written: Is a directory"), ownership.acquire(experiment, ""):
         pass
 
 
@@ -309,7 +309,7 @@ from encore.errors import EncoreError
 from encore.run import ownership
 from encore.run.run_folder import Experiment
 try:
-    with ownership.owned(Experiment(0, Path(sys.argv[1])), ''):
+    with ownership.acquire(Experiment(0, Path(sys.argv[1])), ''):
         print('owner', flush=True)
         input()
 except EncoreError:

@@ -21,7 +21,7 @@ from encore.errors import EncoreError
 from encore.machine import links, node
 from encore.run import planning, published_speed
 from encore.run import selftest as selftests
-from encore.run.selftest import Ended, Request, Row, execute, full_system, judged, make_env
+from encore.run.selftest import Completed, Request, Row, execute, full_system, make_env, result_row
 from tests.conftest import Encore, in_process
 
 EMPTY = Row(name="ncf", check="device", result="SKIPPED", found="")
@@ -43,7 +43,7 @@ H100 = ("9.0", "NVIDIA H100 80GB HBM3", 79.6)
 def check_program(program: str, folder: Path, seconds: float) -> Row:
     argv = (sys.executable, "-c", program)
     command = job.Command(argv=argv, environment={}, working_directory=paths.ROOT)
-    return judged(execute(command, folder, seconds), folder, seconds, EMPTY)
+    return result_row(execute(command, folder, seconds), folder, seconds, EMPTY)
 
 
 @pytest.mark.parametrize(
@@ -164,11 +164,11 @@ def test_all_reduce_has_a_minimum_from_the_links(
 ) -> None:
     topology = (paths.ROOT / "tests" / "samples" / "topology" / "dgx-a100.txt").read_text(encoding="utf-8")
 
-    def run(command: job.Command, work: Path, seconds: float) -> Ended:
+    def run(command: job.Command, work: Path, seconds: float) -> Completed:
         assert f"--nproc-per-node={gpus}" in command.argv and "benchmarks.common.checks.all_reduce" in command.argv
         if rate is not None:
             (work / "all_reduce.json").write_text(json.dumps({"rate": rate}), encoding="utf-8")
-        return Ended(int(rate is None), (), None)
+        return Completed(int(rate is None), (), None)
 
     monkeypatch.setattr(selftests, "execute", run)
     place = make_env(Request(python=Path(sys.executable)), catalogue.choose("dlrm"), node.this_node(), tmp_path)
@@ -211,7 +211,7 @@ def rows_of_ssd(folder: Path, *names: str) -> list[Row]:
         ("input", {"input": 2000}, "FAIL", "67%, less than 70%"),
         ("input", {"real": 2200}, "FAIL", "measured before 3,243"),
         ("evaluation", {"evaluation": 5000}, "OK", "5,000 samples/s with the full network"),
-        ("bench", {"synthetic": 9000}, "OK", "a part of the network, next to which nothing is published"),
+        ("bench", {"synthetic": 9000}, "OK", "a part of the network, without published results"),
     ],
 )
 def test_speed_is_compared_with_the_measured_one(

@@ -146,7 +146,7 @@ FAILED = ExperimentState(status="failed", reason="rank 1 was killed by SIGKILL",
         (RUNNING, "RUNNING", True, ("running", "")),
         (RUNNING, "COMPLETING", True, ("running", "")),
         (RUNNING, "TIMEOUT", True, ("lost", "Slurm: TIMEOUT")),
-        (RUNNING, None, True, ("lost", "job 12 is no longer there")),
+        (RUNNING, None, True, ("lost", "job 12 no longer exists")),
         # The controller does not answer, but the state file was written a moment ago.
         (RUNNING, None, False, ("running", "")),
         # Slurm requeued the job after its node died without a word.
@@ -165,7 +165,7 @@ def test_state_from_state_file_and_queue(
 ) -> None:
     (experiment,) = make_run(tmp_path, [state], "-job12", "12").experiments()
     found = job("12", slurm_state, "BeginTime") if slurm_state else None
-    assert status.verdict(experiment, found, is_answered) == expected
+    assert status.state_of(experiment, found, is_answered) == expected
 
 
 @pytest.mark.parametrize(("ahead", "renews"), [(120, True), (-120, True), (120, False), (7200, True)])
@@ -194,9 +194,9 @@ def test_run_without_processes_is_lost(tmp_path: Path) -> None:
     owner = replace(ownership.this_process(""), process_started=0)
     files.write_json(run.path / "experiment_0" / ownership.RECORD, asdict(owner))
     (row,) = status.rows_of(run, Queue())
-    assert (row.state, row.reason) == ("lost", "its processes are gone")
+    assert (row.state, row.reason) == ("lost", "its processes have exited")
     with pytest.raises(EncoreError, match="does not run: lost"):
-        control.cancel(control.named(str(run.path), tmp_path))
+        control.cancel(control.find_subject(str(run.path), tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_job_is_found_by_the_results_folder_in_its_comment(
     states = {name: row.state for name, row in rows.items()}
     assert states == {"12": "not reached", "13": "reached", "14": "failed", "15": "ended"}
     assert rows["14"].reason == f"no run folder in {away}; Slurm: FAILED"
-    assert [control.named(name, home).folder for name in ("12", "13")] == [run, point]
+    assert [control.find_subject(name, home).folder for name in ("12", "13")] == [run, point]
     assert control.newest(tmp_path / "nothing here").path == run.path
 
 
@@ -471,13 +471,13 @@ def test_jobs_and_tasks_are_cancelled(cancelled: list[tuple[str, ...]], tmp_path
     run = make_run(tmp_path, [RUNNING, PREPARED], "-job12", "12_0")
     # By job, task, Slurm's number of the task, run folder; the last job has no folder yet
     names = ("12", "12_1", "12001", str(run.path), "16")
-    lines = [control.cancel(control.named(name, tmp_path)) for name in names]
+    lines = [control.cancel(control.find_subject(name, tmp_path)) for name in names]
     assert cancelled == [("scancel", name) for name in ("12", "12_1", "12_1", "12", "16")]
     assert [lines[0][0], lines[0][-1], lines[1][0], lines[4][-1]] == [
         "cancelled job 12, 2 tasks (running)",
         f"resume with: {hints.resume(run.path)}",
         "cancelled job 12_1 (in the queue)",
-        "it has no run folder yet: nothing is left of it",
+        "it does not have a run folder yet: nothing to resume",
     ]
     assert "encore submit --resume" in lines[0][-1].replace(str(paths.ROOT / ".venv" / "bin") + "/", "")
 
@@ -485,7 +485,7 @@ def test_jobs_and_tasks_are_cancelled(cancelled: list[tuple[str, ...]], tmp_path
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("13", r"job 13 \(sleep\) is none of Encore's"),
+        ("13", r"job 13 \(sleep\) was not submitted by Encore"),
         ("14", "job 14 belongs to somebody"),
         ("15", "job 15 has ended: COMPLETED"),
         ("99", "no job 99"),
@@ -494,7 +494,7 @@ def test_jobs_and_tasks_are_cancelled(cancelled: list[tuple[str, ...]], tmp_path
 )
 def test_cancel_refuses(cancelled: list[tuple[str, ...]], tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(EncoreError, match=message) as error:
-        control.cancel(control.named(name, tmp_path))
+        control.cancel(control.find_subject(name, tmp_path))
     assert error.value.exit_code == ExitCode.REFUSED and not cancelled
 
 

@@ -47,7 +47,7 @@ def test_weights_are_in_the_data_folder_or_elsewhere(name: str, tmp_path: Path) 
     for files in (outside, inside):  # the latter is missing: a checkpoint has the weights
         preflight.refuse_other_weights(files, {"backbone": record})
     elsewhere.write_bytes(b"others!")
-    with pytest.raises(EncoreError, match="is not the file of backbone that the run began with"):
+    with pytest.raises(EncoreError, match="is not the file of backbone that the run started with"):
         preflight.refuse_other_weights(outside, {"backbone": record})
     assert [check.level for check in preflight.check_weights(config, data)] == ["OK"]
 
@@ -171,12 +171,12 @@ def test_compiled_kernels_are_given_to_the_next_run(tmp_path: Path, monkeypatch:
     first.mkdir()
     second.mkdir()
     key = compile_cache.key_of(*KEY)
-    compile_cache.keep(key, first)  # nothing was compiled
-    assert not compile_cache.give(key, first)
+    compile_cache.store(key, first)  # nothing was compiled
+    assert not compile_cache.load(key, first)
     (first / compile_cache.FILE).write_bytes(b"kernels")
-    compile_cache.keep(key, first)
-    assert compile_cache.give(key, second) and (second / compile_cache.FILE).read_bytes() == b"kernels"
-    assert not (first / compile_cache.FILE).exists() and not compile_cache.give("", second)
+    compile_cache.store(key, first)
+    assert compile_cache.load(key, second) and (second / compile_cache.FILE).read_bytes() == b"kernels"
+    assert not (first / compile_cache.FILE).exists() and not compile_cache.load("", second)
 
 
 def test_key_depends_on_all_that_changes_the_kernels() -> None:
@@ -241,9 +241,9 @@ def test_server_gets_a_system_of_one_node(name: str, gpus: tuple[node.Gpu, ...],
 def test_gpus_train_the_toy_data_set_in_a_python_with_cuda(
     gpus: tuple[node.Gpu, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts = answered(gpus=len(gpus), packages=PACKAGES).facts
+    facts = answered(gpus=len(gpus), packages=PACKAGES).python_info
     monkeypatch.setattr(runtimes, "_ask_python", lambda python, choice, extra: facts)
-    toy = planning.asked(plan(python=Path("/apps/bin/python")))
+    toy = planning.query_python(plan(python=Path("/apps/bin/python")))
     config = toy.configuration
     assert config.plain() == {**plan(system="cpu").configuration.plain(), "device": "gpu"}
     assert (config.system.system, toy.makes_small_data, config.is_submitted) == ("gpu", True, False)
@@ -257,7 +257,7 @@ def test_gpus_train_the_toy_data_set_in_a_python_with_cuda(
     ("fields", "reason", "hint"),
     [
         ({}, "the host runtime's pytorch is built for CPUs", "make build-resnet-pytorch"),
-        ({"gpus": 16}, "16 GPUs wanted, 8 found", "ask for at most 8"),
+        ({"gpus": 16}, "16 GPUs requested, 8 found", "ask for at most 8"),
         ({"python": Path("/no/python")}, "no Python /no/python", "--python"),
     ],
 )

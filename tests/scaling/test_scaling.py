@@ -350,7 +350,7 @@ def test_plan_prints_both_proposals(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("0 resnet", "0 GPUs asked for"),
+        ("0 resnet", "0 GPUs requested"),
         ("8 resnt", "did you mean 'resnet'?"),
         ("8 bert", "no curve of bert"),
         ("8 resnet=x", "the number of runs must be"),

@@ -324,10 +324,10 @@ def test_resumed_array_has_the_remaining_experiments(array_run: RunFolder, monke
 
     assert "--array 0-1, and 3 runs are left" in resume_error("0-1")
     in_queue(monkeypatch, [job("30", "PENDING", comment=f"encore:{array_run.path.parent}|{array_run.path.name}")])
-    assert re.search(r"job 30 of cluster here, of .*, waits in the queue to resume", resume_error())
+    assert re.search(r"job 30 of cluster here, of .*, is queued to resume", resume_error())
     for experiment in array_run.experiments():
         experiment.set_state(ExperimentState(status="reached"))
-    assert "nothing is left to run" in resume_error()
+    assert "nothing left to run" in resume_error()
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_full_disk_at_the_end_does_not_hide_the_outcome(array_run: RunFolder, mo
     assert messages == ["run.json lacks what the ranks reported, it cannot be written: No space left on device"]
     monkeypatch.setattr(runner, "clear_remains", raise_full)
     plan: Any = types.SimpleNamespace(allocation=None)
-    with ownership.owned(experiment, "") as owner:
+    with ownership.acquire(experiment, "") as owner:
         runner._run_experiment(plan, experiment, None, supervise.Signals(), None, owner)  # type: ignore[arg-type]
     state = experiment.state()
     assert (state.status, state.reason) == ("failed", "the run folder cannot be written: No space left on device")
@@ -396,7 +396,7 @@ def test_array_task_runs_the_experiment_of_its_index_or_number(array_run: RunFol
     assert (numbers("12", 5, 2), numbers("30", 4, None), numbers("30", 0, 0)) == ([2], [4], [0])
     with pytest.raises(EncoreError, match="task 7 of the array has no experiment"):
         numbers("30", 7, None)
-    assert runner.begun(array_run.path.parent, submission.pretended(1, 1, 0), ["run", "resnet"]) is None
+    assert runner.existing_run(array_run.path.parent, submission.dummy_allocation(1, 1, 0), ["run", "resnet"]) is None
 
 
 @pytest.mark.parametrize(
@@ -409,11 +409,14 @@ def test_array_task_runs_the_experiment_of_its_index_or_number(array_run: RunFol
         (8, 2, (2, 4)),
         (6, 1, (1, 6)),
         (6, None, "evenly"),
-        (8, 5, "5 nodes asked for"),
+        (8, 5, "5 nodes requested"),
     ],
 )
 def test_gpus_are_spread_over_the_nodes(gpus: int | None, nodes: int | None, expected: tuple[int, int] | str) -> None:
-    request, allocation = planning.Request(name="resnet", gpus=gpus, nodes=nodes), submission.pretended(4, 8, 0)
+    request, allocation = (
+        planning.Request(name="resnet", gpus=gpus, nodes=nodes),
+        submission.dummy_allocation(4, 8, 0),
+    )
     try:
         assert planning.spread_over(allocation, request, cluster.Cluster(), node.this_node()) == expected
     except EncoreError as error:

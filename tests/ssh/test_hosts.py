@@ -200,7 +200,7 @@ def test_end_script_kills_only_ranks_of_the_run(tmp_path: Path) -> None:
         subprocess.run(["sh", "-s"], input=multi_host.kill_script(folder, [beat]), text=True, check=True)
         assert rank.poll() is None
         beats = [
-            replace(beat, pid=child.pid, host=os.uname().nodename, started=processes.started(child.pid) + later)
+            replace(beat, pid=child.pid, host=os.uname().nodename, started=processes.start_ticks(child.pid) + later)
             for child, later in ((rank, 0), (other_run, 0), (restarted, 1))
         ]
         subprocess.run(["sh", "-s"], input=multi_host.kill_script(folder, beats), text=True, check=True)

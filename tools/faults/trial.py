@@ -31,7 +31,7 @@ RANKS = 2
 LONGEST_SECONDS = 300
 DYING_SECONDS = 10.0  # A process that was killed may need so long on a busy machine until it is gone
 CANCEL = re.compile(r"\S*encore cancel .+$", re.MULTILINE)
-GONE = "its processes are gone"  # message of a cancel if the run has exited meanwhile
+GONE = "its processes have exited"  # message of a cancel if the run has exited meanwhile
 CACHES = ("torchinductor_", "__pycache__", "__autograph")  # compiler caches of PyTorch and TensorFlow in TMPDIR
 TEMPORARY = ("*.writing", "writing_*", "*.partial")
 # Files that a resume may write before its ranks reject the checkpoints

@@ -243,10 +243,10 @@ def refuse(sweep: Sweep, results: Path, submit_all: bool) -> list[tuple[GridPoin
         plan = planning.make_plan(request)
         if point.image is not None and plan.target.runtime == "host":
             raise EncoreError(
-                f"point {point.key} needs a container engine: {plan.target.why}",
+                f"point {point.key} needs a container engine: {plan.target.reason}",
                 hint=f"encore images build {request.name} --base {point.image}, on a machine with an engine",
             )
-        warnings += [(point, check) for check in planning.refuse(planning.asked(plan))]
+        warnings += [(point, check) for check in planning.refuse(planning.query_python(plan))]
     return warnings
 
 
@@ -265,7 +265,7 @@ def run(folder: Folder[Sweep], hooks: HooksOf, limits: Limits, submit_all: bool 
         existing = folder.run_of(point)
         if existing is not None:
             return runner.resume(existing, hooks(point, existing), limits).code
-        plan = planning.asked(planning.make_plan(point_request(folder.study, point, folder.point_folder(point))))
+        plan = planning.query_python(planning.make_plan(point_request(folder.study, point, folder.point_folder(point))))
         created = runner.prepare_and_create(plan, hooks(point, None))
         return runner.execute(plan, created, hooks(point, created), limits).code
 

@@ -168,14 +168,6 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _file_sha256(path: Path) -> str:
-    content = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            content.update(block)
-    return content.hexdigest()
-
-
 def _signature(text: bytes, key: Path) -> bytes:
     with tempfile.TemporaryDirectory() as scratch:
         signed = Path(scratch) / MANIFEST
@@ -366,7 +358,7 @@ def _check_hashes(folder: Path, expected_hashes: Mapping[str, Mapping[str, Any]]
             yield _finding("a file is missing", name, "nothing")
         elif name not in expected_hashes:
             yield _finding("a file is not in bundle.json", "no other file", name)
-        elif (hashed := _file_sha256(folder / name)) != expected_hashes[name]["sha256"]:
+        elif (hashed := files.file_digest(folder / name)) != expected_hashes[name]["sha256"]:
             yield _finding(f"{name} is not the file that was packed", str(expected_hashes[name]["sha256"]), hashed)
 
 
