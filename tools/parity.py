@@ -31,7 +31,7 @@ try:
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
     from benchmarks.llama.pytorch import adapters
-    from benchmarks.llama.pytorch.network import Network, published_name
+    from benchmarks.llama.pytorch.network import Network, hf_name
     from benchmarks.llama.shapes import Scaling, Shape
 except ImportError as error:  # not needed for --help
     ABSENT = str(error)
@@ -66,13 +66,13 @@ def load_reference(kind: Any, configuration: Any, network: Network, **options: A
     biases = {
         name: torch.zeros_like(tensor) for name, tensor in reference.state_dict().items() if name.endswith("bias")
     }
-    weights = {published_name(name): tensor for name, tensor in network.state_dict().items() if "_lora." not in name}
+    weights = {hf_name(name): tensor for name, tensor in network.state_dict().items() if "_lora." not in name}
     reference.load_state_dict({**biases, **weights})
     return reference
 
 
 def gradient(reference: Any, name: str) -> torch.Tensor:
-    return reference.get_parameter(published_name(name)).grad
+    return reference.get_parameter(hf_name(name)).grad
 
 
 class Case(NamedTuple):

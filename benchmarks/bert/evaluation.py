@@ -32,11 +32,11 @@ class Chosen(NamedTuple):
 def chosen_places(documents: int) -> List[int]:
     # Return the numbers of the documents that are for evaluation.
     parts = max(1, min(PARTS, documents // LEAST_DOCUMENTS))
-    found = []
+    texts = []
     for part in range(parts):
-        begin, end = documents * part // parts, documents * (part + 1) // parts
-        found.append(begin + min(ARTICLE, (end - begin) // 2))
-    return found
+        start, end = documents * part // parts, documents * (part + 1) // parts
+        texts.append(start + min(ARTICLE, (end - start) // 2))
+    return texts
 
 
 def choose(blocks: Sequence[stages.Block], task: Task) -> Chosen:
@@ -51,13 +51,15 @@ def choose(blocks: Sequence[stages.Block], task: Task) -> Chosen:
         paths = ", ".join(sorted({block.path for block in blocks}))
         raise Problem(f"{paths}: {total} documents with text", "at least two documents", "name another source")
     if test:
-        held = [
+        test_keys = [
             (f"the one that begins: {document[0][:80]}", digest)
             for stem, _ in test
             for document, digest in zip(stages.read_shard(stem), stages.read_digests(stem))
         ]
-        common = source_checks.overlap(held, _digests(train), "documents", task.allows_overlap, task.workers.progress)
-        return Chosen(tuple(train), tuple(test), {}, 0, f"{len(held):,} documents of a text of its own", common)
+        common = source_checks.overlap(
+            test_keys, _digests(train), "documents", task.allows_overlap, task.workers.progress
+        )
+        return Chosen(tuple(train), tuple(test), {}, 0, f"{len(test_keys):,} documents of a text of its own", common)
     if task.source.listed is None:
         numbers = chosen_places(total)
         share = total // len(numbers)
@@ -83,52 +85,52 @@ def _digests(shards: Sequence[Sized]) -> Iterator[bytes]:
 
 def _cut(train: Sequence[Sized], numbers: Sequence[int], rule: str, folder: Path) -> Chosen:
     # Write the chosen articles as a shard of their own; copies of them are left out of training too.
-    wanted = set(numbers)
-    held = {digest for number, digest in enumerate(_digests(train)) if number in wanted}
+    selected = set(numbers)
+    test_digests = {digest for number, digest in enumerate(_digests(train)) if number in selected}
     documents: List[List[str]] = []
     left_out = {}
     number = 0
     for stem, _ in train:
         digests = stages.read_digests(stem)
-        here = {place for place in range(len(digests)) if number + place in wanted}
+        here = {index for index in range(len(digests)) if number + index in selected}
         number += len(digests)
         if here:
-            documents += [document for place, document in enumerate(stages.read_shard(stem)) if place in here]
-        found = tuple(place for place, digest in enumerate(digests) if digest in held)
-        if found:
-            left_out[stem] = found
+            documents += [document for index, document in enumerate(stages.read_shard(stem)) if index in here]
+        overlaps = tuple(index for index, digest in enumerate(digests) if digest in test_digests)
+        if overlaps:
+            left_out[stem] = overlaps
     stem = str(folder / "chosen")
     with in_one_step(Path(f"{stem}.text")) as file:
         file.write(stages.shard_text(documents))
-    size = sum(len(sentence.encode("utf-8")) for each in documents for sentence in each)
+    size = sum(len(sentence.encode("utf-8")) for sentences in documents for sentence in sentences)
     copies = sum(map(len, left_out.values())) - len(documents)
     return Chosen(tuple(train), ((stem, size),), left_out, copies, rule)
 
 
 def _listed_places(train: Sequence[Sized], listed: Path, total: int) -> List[int]:
     # Numbers of the first document of each digest in the list.
-    wanted, found = _read_listed(listed), []
-    missing = set(wanted)
+    selected, positions = _read_listed(listed), []
+    missing = set(selected)
     for number, digest in enumerate(_digests(train)):
         if digest in missing:
             missing.remove(digest)
-            found.append(number)
+            positions.append(number)
     if missing:
         raise Problem(
-            f"{len(missing):,} of {len(wanted):,} documents of {listed} are not among the {total:,} of the source, "
+            f"{len(missing):,} of {len(selected):,} documents of {listed} are not among the {total:,} of the source, "
             f"such as {min(missing).hex()}",
             "the text that the list was made from: results/part-* of process_wiki.sh, dump of 2020-01-01",
             "name that text as the raw data, or leave --evaluation-list out: then the set is cut by MLPerf's rule",
         )
-    return found
+    return positions
 
 
 def _read_listed(path: Path) -> Set[bytes]:
     hint = "take wiki_test_set_md5.txt of the submission"
     try:
-        found = {bytes.fromhex(line) for line in path.read_text(encoding="utf-8").split()}
+        selected = {bytes.fromhex(line) for line in path.read_text(encoding="utf-8").split()}
     except (OSError, ValueError) as error:
         raise Problem(f"{path}: {error}", "32 hexadecimal digits a line", hint) from None
-    if not found or {len(each) for each in found} != {16}:
+    if not selected or {len(digest) for digest in selected} != {16}:
         raise Problem(f"{path} is no list of md5", "32 hexadecimal digits a line", hint)
-    return found
+    return selected

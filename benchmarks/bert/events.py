@@ -51,12 +51,14 @@ def timeline(config: Any, ranks: int) -> Timeline:
     def evaluates_after(step: int) -> bool:
         return step > 0 and (passed(step) > passed(step - 1) or step == steps)
 
-    every = config.checkpoint_interval
+    checkpoint_interval = config.checkpoint_interval
     return Timeline(
         steps_per_epoch=steps,
         epochs=1,
         evaluates_after=evaluates_after,
-        checkpoints_after=lambda step: every > 0 and evaluates_after(step) and passed(step) % every == 0,
+        checkpoints_after=lambda step: (
+            checkpoint_interval > 0 and evaluates_after(step) and passed(step) % checkpoint_interval == 0
+        ),
         epoch_num=lambda step: 1,
         evaluates_inside_epochs=True,
     )

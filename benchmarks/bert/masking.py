@@ -46,9 +46,9 @@ class Pair(NamedTuple):
     is_random: int
 
 
-def stream(seed: int, *place: int) -> np.random.RandomState:
+def stream(seed: int, *key: int) -> np.random.RandomState:
     """Return the random numbers of one place; RandomState's stream is frozen, a Generator's is not."""
-    return np.random.RandomState([seed % 2**32, seed >> 32, *place])
+    return np.random.RandomState([seed % 2**32, seed >> 32, *key])
 
 
 def pairs_of(documents: Documents, number: int, length: int, random: np.random.RandomState) -> List[Pair]:
@@ -59,34 +59,34 @@ def pairs_of(documents: Documents, number: int, length: int, random: np.random.R
     draw = random.random_sample
     target = 2 + int(draw() * (length - 1)) if draw() < SHORT else length
     sentences, last = documents.sentences, documents.documents[number + 1]
-    begin, found = documents.documents[number], []
-    while begin < last:
+    start, pairs = documents.documents[number], []
+    while start < last:
         # Sentences begin..end - 1 reach the target, or the document ends.
-        end = min(last, bisect_left(sentences, sentences[begin] + target, begin + 1, last + 1))
-        middle = begin + 1 if end - begin < 2 else begin + 1 + int(draw() * (end - begin - 1))
-        first, first_end = sentences[begin], sentences[middle]
-        if end - begin == 1 or draw() < RANDOM_NEXT:
+        end = min(last, bisect_left(sentences, sentences[start] + target, start + 1, last + 1))
+        middle = start + 1 if end - start < 2 else start + 1 + int(draw() * (end - start - 1))
+        first, first_end = sentences[start], sentences[middle]
+        if end - start == 1 or draw() < RANDOM_NEXT:
             second, second_end = _random_text(documents, number, target - (first_end - first), draw)
-            found.append(Pair(*_cut(first, first_end, second, second_end, length, random), 1))
-            begin = middle
+            pairs.append(Pair(*_cut(first, first_end, second, second_end, length, random), 1))
+            start = middle
         else:
-            found.append(Pair(*_cut(first, first_end, first_end, sentences[end], length, random), 0))
-            begin = end
-    return found
+            pairs.append(Pair(*_cut(first, first_end, first_end, sentences[end], length, random), 0))
+            start = end
+    return pairs
 
 
-def _random_text(documents: Documents, number: int, wanted: int, draw: Callable[[], float]) -> Tuple[int, int]:
-    # Return sentences of a random document with ``wanted`` tokens, or up to its end; at least one sentence.
+def _random_text(documents: Documents, number: int, length: int, draw: Callable[[], float]) -> Tuple[int, int]:
+    # Return sentences of a random document with ``length`` tokens, or up to its end; at least one sentence.
     count = len(documents.documents) - 1
     for _ in range(TRIES):
         other = int(draw() * count)
         if other != number:
             break
     first, last = documents.documents[other], documents.documents[other + 1]
-    begin = first + int(draw() * (last - first))
+    start = first + int(draw() * (last - first))
     sentences = documents.sentences
-    end = min(last, bisect_left(sentences, sentences[begin] + wanted, begin + 1, last + 1))
-    return sentences[begin], sentences[end]
+    end = min(last, bisect_left(sentences, sentences[start] + length, start + 1, last + 1))
+    return sentences[start], sentences[end]
 
 
 def _cut(
@@ -99,12 +99,12 @@ def _cut(
         return first, first_end, second, second_end
     # One by one from the longer one, from the second one where both are equal.
     difference = sizes[0] - sizes[1]
-    alone = min(excess, abs(difference))
-    rest = excess - alone
-    from_first = rest // 2 + (alone if difference > 0 else 0)
-    from_second = rest - rest // 2 + (alone if difference <= 0 else 0)
-    left, right = int(random.binomial(from_first, 0.5)), int(random.binomial(from_second, 0.5))
-    return first + left, first_end - (from_first - left), second + right, second_end - (from_second - right)
+    from_longer = min(excess, abs(difference))
+    rest = excess - from_longer
+    from_first = rest // 2 + (from_longer if difference > 0 else 0)
+    from_second = rest - rest // 2 + (from_longer if difference <= 0 else 0)
+    cut_front, right = int(random.binomial(from_first, 0.5)), int(random.binomial(from_second, 0.5))
+    return first + cut_front, first_end - (from_first - cut_front), second + right, second_end - (from_second - right)
 
 
 def make_samples(
@@ -117,16 +117,16 @@ def make_samples(
     # Return the samples of one pass over the documents ``numbers``, in their order.
     length = settings.sequence_length - MARKS
     pairs = [pair for number in numbers for pair in pairs_of(documents, number, length, random)]
-    places = np.array(pairs, np.int64).reshape(-1, len(Pair._fields))
-    sizes = places[:, [1, 3]] - places[:, [0, 2]]
+    pair_table = np.array(pairs, np.int64).reshape(-1, len(Pair._fields))
+    sizes = pair_table[:, [1, 3]] - pair_table[:, [0, 2]]
     lengths = sizes.sum(axis=1) + MARKS
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     tokens = np.full(offsets[-1], vocabulary.sep, np.uint16)
     tokens[offsets[:-1]] = vocabulary.cls
     seconds = sizes[:, 0] + 2
     for begins, counts, starts in (
-        (offsets[:-1] + 1, sizes[:, 0], places[:, 0]),
-        (offsets[:-1] + seconds, sizes[:, 1], places[:, 2]),
+        (offsets[:-1] + 1, sizes[:, 0], pair_table[:, 0]),
+        (offsets[:-1] + seconds, sizes[:, 1], pair_table[:, 2]),
     ):
         places_in = within(counts)
         tokens[np.repeat(begins, counts) + places_in] = documents.tokens[np.repeat(starts, counts) + places_in]
@@ -140,7 +140,7 @@ def make_samples(
         (masked - np.repeat(offsets[:-1], counts)).astype(np.uint16),
         labels,
         np.concatenate(([0], np.cumsum(counts))),
-        places[:, 4].astype(np.uint8),
+        pair_table[:, 4].astype(np.uint8),
     )
 
 
@@ -155,14 +155,14 @@ def _choose(
         keys[marks] = 1.0  # above every draw: marks are chosen last, which is never
     keys += 2 * np.repeat(np.arange(len(lengths)), lengths)
     order = np.argsort(keys, kind="stable")
-    chosen = order[np.repeat(offsets[:-1], counts) + within(counts)]
-    chosen.sort()
-    return chosen, counts
+    selected = order[np.repeat(offsets[:-1], counts) + within(counts)]
+    selected.sort()
+    return selected, counts
 
 
 def _replace(labels: np.ndarray, vocabulary: Vocabulary, random: np.random.RandomState) -> np.ndarray:
     draws = random.random_sample(len(labels))
-    found = np.where(draws < BECOMES_MASK, np.uint16(vocabulary.mask), labels)
-    drawn = draws >= STAYS
-    found[drawn] = random.randint(vocabulary.size, size=int(drawn.sum()))
-    return found
+    replaced = np.where(draws < BECOMES_MASK, np.uint16(vocabulary.mask), labels)
+    is_random = draws >= STAYS
+    replaced[is_random] = random.randint(vocabulary.size, size=int(is_random.sum()))
+    return replaced

@@ -19,12 +19,12 @@ def sample_arrays(count: int, length: int, predictions: int, entries: int) -> Di
     random = np.random.RandomState(count)
     lengths = np.where(random.rand(count) < WHOLE_SHARE, length, random.randint(8, length + 1, count))
     masked = np.minimum(np.maximum(lengths // 7, 1), predictions)
-    places = [np.sort(random.permutation(n - 2)[:m] + 1) for n, m in zip(lengths, masked)]
+    positions = [np.sort(random.permutation(n - 2)[:m] + 1) for n, m in zip(lengths, masked)]
     return {
         "tokens": random.randint(len(SPECIAL), entries, lengths.sum()),
         "offsets": np.concatenate(([0], np.cumsum(lengths))),
         "second": lengths // 2,
-        "masked_places": np.concatenate(places),
+        "masked_places": np.concatenate(positions),
         "masked_labels": random.randint(len(SPECIAL), entries, masked.sum()),
         "masked_offsets": np.concatenate(([0], np.cumsum(masked))),
         "next": random.randint(0, 2, count),
@@ -37,5 +37,5 @@ def write(folder: Path, entries: int = 30522, length: int = 512, predictions: in
         for name, array in sample_arrays(count, length, predictions, entries).items():
             np.save(str(folder / f"{part}_{name}.npy"), array.astype(ARRAYS[name]))
     vocabulary.write(folder / VOCABULARY, (*SPECIAL, *(f"w{number}" for number in range(entries - len(SPECIAL)))))
-    facts = {"vocabulary": entries, "sequence_length": length, "max_predictions": predictions}
-    write_manifest(folder, "bert", SAMPLES, facts)
+    properties = {"vocabulary": entries, "sequence_length": length, "max_predictions": predictions}
+    write_manifest(folder, "bert", SAMPLES, properties)

@@ -21,15 +21,15 @@ _CHUNK = 1024  # samples looked at at once
 
 def runs_of(samples: Samples, vocabulary: Vocabulary) -> Tuple[np.ndarray, np.ndarray]:
     """Return the hashes of the runs that are kept, uint64 [runs], and the sample of each, int64 [runs]."""
-    parts = [_runs_of(samples, begin, vocabulary) for begin in range(0, len(samples), _CHUNK)]
+    parts = [_runs_of(samples, start, vocabulary) for start in range(0, len(samples), _CHUNK)]
     if not parts:
         return np.zeros(0, np.uint64), np.zeros(0, np.int64)
     return np.concatenate([hashes for hashes, _ in parts]), np.concatenate([owners for _, owners in parts])
 
 
-def _runs_of(samples: Samples, begin: int, vocabulary: Vocabulary) -> Tuple[np.ndarray, np.ndarray]:
-    end = min(begin + _CHUNK, len(samples))
-    offsets, masked = samples.offsets[begin : end + 1], samples.masked_offsets[begin : end + 1]
+def _runs_of(samples: Samples, start: int, vocabulary: Vocabulary) -> Tuple[np.ndarray, np.ndarray]:
+    end = min(start + _CHUNK, len(samples))
+    offsets, masked = samples.offsets[start : end + 1], samples.masked_offsets[start : end + 1]
     tokens = np.array(samples.tokens[offsets[0] : offsets[-1]], np.uint64)
     starts = np.repeat(offsets[:-1] - offsets[0], np.diff(masked))
     tokens[starts + samples.masked_places[masked[0] : masked[-1]]] = samples.masked_labels[masked[0] : masked[-1]]
@@ -37,29 +37,29 @@ def _runs_of(samples: Samples, begin: int, vocabulary: Vocabulary) -> Tuple[np.n
     if count <= 0:
         return np.zeros(0, np.uint64), np.zeros(0, np.int64)
     hashes = np.zeros(count, np.uint64)
-    for place in range(RUN):
-        hashes = (hashes + tokens[place : place + count] + np.uint64(1)) * _FACTOR
+    for offset in range(RUN):
+        hashes = (hashes + tokens[offset : offset + count] + np.uint64(1)) * _FACTOR
     # Every sample begins and ends with a mark, so that a run without marks is within one segment.
     marks = np.concatenate(([0], np.cumsum((tokens == vocabulary.cls) | (tokens == vocabulary.sep))))
-    kept = np.flatnonzero((hashes >> np.uint64(64 - KEPT_BITS) == 0) & (marks[RUN:] == marks[:-RUN]))
-    owners = np.searchsorted(offsets - offsets[0], kept, side="right") - 1 + begin
-    return hashes[kept], owners
+    is_selected = np.flatnonzero((hashes >> np.uint64(64 - KEPT_BITS) == 0) & (marks[RUN:] == marks[:-RUN]))
+    owners = np.searchsorted(offsets - offsets[0], is_selected, side="right") - 1 + start
+    return hashes[is_selected], owners
 
 
-def mark_seen(seen: np.ndarray, wanted: np.ndarray, samples: Samples, vocabulary: Vocabulary) -> None:
-    """Set ``seen`` where a hash of ``wanted``, which is sorted, is among the runs of the samples."""
-    if not len(wanted):
+def mark_seen(is_in_train: np.ndarray, test_hashes: np.ndarray, samples: Samples, vocabulary: Vocabulary) -> None:
+    """Set ``is_in_train`` where a hash of ``test_hashes``, which is sorted, is among the runs of the samples."""
+    if not len(test_hashes):
         return
     hashes, _ = runs_of(samples, vocabulary)
-    places = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
-    seen[places[wanted[places] == hashes]] = True
+    indices = np.minimum(np.searchsorted(test_hashes, hashes), len(test_hashes) - 1)
+    is_in_train[indices[test_hashes[indices] == hashes]] = True
 
 
-def find(test: Samples, vocabulary: Vocabulary, wanted: np.ndarray, seen: np.ndarray) -> List[str]:
+def find(test: Samples, vocabulary: Vocabulary, test_hashes: np.ndarray, is_in_train: np.ndarray) -> List[str]:
     """Return the evaluation samples, by their numbers, that have all of their runs in the training part."""
     hashes, owners = runs_of(test, vocabulary)
-    known = seen[np.searchsorted(wanted, hashes)] if len(wanted) else np.zeros(0, bool)
+    is_known = is_in_train[np.searchsorted(test_hashes, hashes)] if len(test_hashes) else np.zeros(0, bool)
     runs = np.bincount(owners, minlength=len(test))
-    common = np.bincount(owners, weights=known, minlength=len(test))
+    common = np.bincount(owners, weights=is_known, minlength=len(test))
     overlapping = np.flatnonzero((runs >= LEAST_RUNS) & (common == runs))
     return [f"sample {number:,}" for number in overlapping.tolist()]

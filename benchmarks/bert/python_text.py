@@ -34,7 +34,7 @@ def write_text(path: Path) -> str:
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(modules(root))
-    documents = [each for file in files for each in _of_module(file)] + list(_topics(root))
+    documents = [document for file in files for document in _of_module(file)] + list(_topics(root))
     if not documents:
         raise Problem(
             f"{root} holds no English text",
@@ -42,7 +42,7 @@ def write_text(path: Path) -> str:
             "use a Python whose standard library is installed as .py files, or name a text as the raw data",
         )
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.write("\n\n".join("\n".join(each) for each in documents) + "\n")
+        file.write("\n\n".join("\n".join(document) for document in documents) + "\n")
     return f"docstrings of {len(files):,} modules and the language reference of Python"
 
 
@@ -62,9 +62,9 @@ def _of_module(path: Path) -> Iterator[List[str]]:
 def documented(node: _Documented) -> Iterator[_Documented]:
     # Yield a module, a class or a function and those in it; a function within an "if" has no readers.
     yield node
-    for each in node.body:
-        if isinstance(each, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield from documented(each)
+    for child in node.body:
+        if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from documented(child)
 
 
 def parse(path: Path) -> "ast.Module | None":
@@ -84,8 +84,8 @@ def _topics(root: Path) -> Iterator[List[str]]:
 
 
 def _document(text: str) -> Iterator[List[str]]:
-    found = [sentence for part in re.split(r"\n\s*\n", text) for sentence in _sentences(part)]
-    once = list(dict.fromkeys(found))  # a sentence that many methods have would be learnt by heart
+    sentences = [sentence for part in re.split(r"\n\s*\n", text) for sentence in _sentences(part)]
+    once = list(dict.fromkeys(sentences))  # a sentence that many methods have would be learnt by heart
     if len(once) >= LEAST_SENTENCES:
         yield once
 

@@ -58,26 +58,28 @@ def write(task: Task) -> Prepared:
     """
     if task.source.vocabulary is None:
         raise Problem("records without a vocabulary", "the one they were made with", "add --vocabulary FILE")
-    check_room(task.scratch, 2 * sum(each.path.stat().st_size for each in task.source.train))
+    check_room(task.scratch, 2 * sum(file_facts.path.stat().st_size for file_facts in task.source.train))
     entries = vocabulary.read(task.source.vocabulary)
     vocabulary.write(task.vocabulary, entries.entries)
     held_facts = _convert_all(task, "test", task.source.test)
     # In the order of the files, as run_pretraining.py (NVIDIA v0.7) takes its first samples.
-    held = shards.join(map(shards.read, chain.from_iterable(each["shards"] for each in held_facts)))
-    held = held.take(np.arange(min(task.most, len(held))))
+    test_samples = shards.join(map(shards.read, chain.from_iterable(file_facts["shards"] for file_facts in held_facts)))
+    test_samples = test_samples.take(np.arange(min(task.most, len(test_samples))))
     runs = task.scratch / "runs"
-    wanted = np.unique(overlap.runs_of(held, entries)[0])
+    test_hashes = np.unique(overlap.runs_of(test_samples, entries)[0])
     with in_one_step(runs) as file:
-        file.write(wanted.tobytes())
+        file.write(test_hashes.tobytes())
     train_facts = _convert_all(task, "train", task.source.train, str(runs))
-    every = [*train_facts, *held_facts]
-    width = _width(every)
-    refuse_equal_files(every)
-    seen = np.any([np.fromfile(each["seen"], bool) for each in train_facts], axis=0)
-    found = overlap.find(held, entries, wanted, seen)
-    common = source_checks.overlapping(found, len(held), "samples", task.allows_overlap, task.workers.progress)
-    train = [stem for each in train_facts for stem in each["shards"]]
-    return Prepared(train, held, width, {"kind": "records"}, {"files": len(every), "in_both": common})
+    all_facts = [*train_facts, *held_facts]
+    width = _width(all_facts)
+    refuse_equal_files(all_facts)
+    is_in_train = np.any([np.fromfile(file_facts["seen"], bool) for file_facts in train_facts], axis=0)
+    overlaps = overlap.find(test_samples, entries, test_hashes, is_in_train)
+    common = source_checks.overlapping(
+        overlaps, len(test_samples), "samples", task.allows_overlap, task.workers.progress
+    )
+    train = [stem for file_facts in train_facts for stem in file_facts["shards"]]
+    return Prepared(train, test_samples, width, {"kind": "records"}, {"files": len(all_facts), "in_both": common})
 
 
 def _convert_all(task: Task, part: str, files: Sequence[File], compared: str = "") -> List[Dict[str, Any]]:
@@ -86,36 +88,36 @@ def _convert_all(task: Task, part: str, files: Sequence[File], compared: str = "
         stem, size = str(task.scratch / f"{part}-{number:06}"), file.path.stat().st_size
         how = stem, str(task.vocabulary), task.seed, compared
         packed.append(Packed(number, part, str(file.path), file.form, size, *how))
-    task.workers.run("convert", "bytes", convert, packed, lambda each: each.size)
-    return [read_facts(each.done_path) for each in packed]
+    task.workers.run("convert", "bytes", convert, packed, lambda item: item.size)
+    return [read_facts(item.done_path) for item in packed]
 
 
-def _width(facts: Sequence[Mapping[str, Any]]) -> Tuple[int, int]:
+def _width(file_facts: Sequence[Mapping[str, Any]]) -> Tuple[int, int]:
     # Tokens and masked words of a sample, at most: the same in all files.
     widths: Dict[Tuple[int, int], str] = {}
-    for each in facts:
-        widths.setdefault((each["width"], each["predictions"]), each["path"])
+    for item in file_facts:
+        widths.setdefault((item["width"], item["predictions"]), item["path"])
     if len(widths) > 1:
         raise Problem(
-            "; ".join(f"{path}: {width} tokens, {most} masked" for (width, most), path in widths.items()),
+            "; ".join(f"{path}: {width} tokens, {masked} masked" for (width, masked), path in widths.items()),
             "records of one length",
             "name files of one phase: 128 tokens, or 512",
         )
     return next(iter(widths))
 
 
-def refuse_equal_files(facts: Sequence[Mapping[str, Any]]) -> None:
+def refuse_equal_files(file_facts: Sequence[Mapping[str, Any]]) -> None:
     """Refuse files with the same samples: a published round had all of its shards the same.
 
     Raises:
         Problem: two have.
     """
-    seen: Dict[str, str] = {}
-    for each in facts:
-        other = seen.setdefault(each["md5"], each["path"])
-        if other != each["path"]:
+    paths_by_md5: Dict[str, str] = {}
+    for item in file_facts:
+        other = paths_by_md5.setdefault(item["md5"], item["path"])
+        if other != item["path"]:
             raise Problem(
-                f"{each['path']} and {other} hold the same samples",
+                f"{item['path']} and {other} hold the same samples",
                 "other samples in every file",
                 "make the files again, each from its own text",
             )
@@ -130,13 +132,13 @@ def convert(packed: Packed, report: Report) -> Tuple[int, int]:
     digest = hashlib.md5()
     width = predictions = count = 0
     stems: List[str] = []
-    wanted = np.fromfile(packed.compared, np.uint64) if packed.compared else np.zeros(0, np.uint64)
-    seen = np.zeros(len(wanted), bool)
+    test_hashes = np.fromfile(packed.compared, np.uint64) if packed.compared else np.zeros(0, np.uint64)
+    is_in_train = np.zeros(len(test_hashes), bool)
     for rows in READERS[packed.form](Path(packed.path)):
         width, predictions = rows["input_ids"].shape[1], rows["masked_lm_positions"].shape[1]
         samples = to_samples(rows, entries, packed.path, count)
         digest.update(samples.tokens.tobytes() + samples.masked_labels.tobytes())
-        overlap.mark_seen(seen, wanted, samples, entries)
+        overlap.mark_seen(is_in_train, test_hashes, samples, entries)
         stems.append(f"{packed.stem}-{len(stems):04}")
         shards.write(stems[-1], samples.take(random.permutation(len(samples))) if packed.part == "train" else samples)
         count += len(samples)
@@ -144,9 +146,9 @@ def convert(packed: Packed, report: Report) -> Tuple[int, int]:
     if not count:
         raise Problem(f"{packed.path} holds no sample", "MLPerf's records", "remove it, or get it again")
     with in_one_step(Path(f"{packed.stem}.seen")) as file:
-        file.write(seen.tobytes())
-    facts = {"path": packed.path, "width": width, "predictions": predictions, "md5": digest.hexdigest()}
-    write_facts(packed.done_path, {**facts, "shards": stems, "seen": f"{packed.stem}.seen"})
+        file.write(is_in_train.tobytes())
+    file_facts = {"path": packed.path, "width": width, "predictions": predictions, "md5": digest.hexdigest()}
+    write_facts(packed.done_path, {**file_facts, "shards": stems, "seen": f"{packed.stem}.seen"})
     return packed.size, 0
 
 
@@ -163,26 +165,26 @@ _NOT_OURS = "name a folder of records that create_pretraining_data.py wrote"
 def _rows_of_records(path: Path) -> Iterator[Rows]:
     numbered = enumerate(tensorflow_files.records(path))
     while True:
-        found = [_features(path, number, content) for number, content in islice(numbered, SHARD_SAMPLES)]
-        if not found:
+        features = [_features(path, number, content) for number, content in islice(numbered, SHARD_SAMPLES)]
+        if not features:
             return
-        keys = [key for key in (*_KEYS, *_CHECKED) if key in found[0]]
+        keys = [key for key in (*_KEYS, *_CHECKED) if key in features[0]]
         try:
-            yield {key: np.stack([each[key] for each in found]) for key in keys}
+            yield {key: np.stack([sample[key] for sample in features]) for key in keys}
         except (KeyError, ValueError) as error:
             raise Problem(f"{path} has records of another form: {error}", "records of one length", _NOT_OURS) from None
 
 
 def _features(path: Path, number: int, content: bytes) -> Rows:
     try:
-        found = tensorflow_files.features(content)
-        missing = [key for key in _KEYS if key not in found]
+        features = tensorflow_files.features(content)
+        missing = [key for key in _KEYS if key not in features]
     except (ValueError, IndexError) as error:
-        where = f"{path}, record {number:,}"
-        raise Problem(f"{where}: {error}", "a tf.train.Example", tensorflow_files.HINT) from None
+        place_text = f"{path}, record {number:,}"
+        raise Problem(f"{place_text}: {error}", "a tf.train.Example", tensorflow_files.HINT) from None
     if missing:
         raise Problem(f"{path}, record {number:,} lacks {missing[0]}", ", ".join(_KEYS), _NOT_OURS)
-    return found
+    return features
 
 
 def _rows_of_hdf5(path: Path) -> Iterator[Rows]:
@@ -198,8 +200,8 @@ def _rows_of_hdf5(path: Path) -> Iterator[Rows]:
     try:
         with h5py.File(str(path), "r") as file:
             keys = [key for key in (*_KEYS, *_CHECKED) if key in _KEYS or key in file]
-            for begin in range(0, len(file[keys[0]]), SHARD_SAMPLES):
-                yield {key: np.asarray(file[key][begin : begin + SHARD_SAMPLES]) for key in keys}
+            for start in range(0, len(file[keys[0]]), SHARD_SAMPLES):
+                yield {key: np.asarray(file[key][start : start + SHARD_SAMPLES]) for key in keys}
     except KeyError as error:
         raise Problem(f"{path} lacks an array: {error}", ", ".join(_KEYS), _NOT_OURS) from None
     except (OSError, RuntimeError) as error:
@@ -219,35 +221,35 @@ def to_samples(rows: Rows, vocabulary: Vocabulary, path: str, first: int) -> Sam
         Problem: an id is beyond the vocabulary, or a row is no sample of two segments.
     """
     tokens, labels = rows["input_ids"], rows["masked_lm_ids"]
-    places = rows["masked_lm_positions"].astype(np.int64)
+    positions = rows["masked_lm_positions"].astype(np.int64)
     count, width = tokens.shape
-    if {len(each) for each in rows.values()} != {count}:
+    if {len(column) for column in rows.values()} != {count}:
         raise Problem(f"{path}: arrays of different numbers of samples", "equal numbers", tensorflow_files.HINT)
     # [CLS] is at place 0, so that is where padding points to.
-    is_masked = places > 0
+    is_masked = positions > 0
     beyond = f"an id beyond the {vocabulary.size:,} entries of the vocabulary"
     unknown = np.any([((ids < 0) | (ids >= vocabulary.size)).any(1) for ids in (tokens, labels)], axis=0)
-    outside = ((places < 0) | (places >= width)).any(1)
+    outside = ((positions < 0) | (positions >= width)).any(1)
     _refuse(path, first, {beyond: unknown, "a masked place outside of the row": outside})
     original = tokens.copy()
-    original[np.nonzero(is_masked)[0], places[is_masked]] = labels[is_masked]
+    original[np.nonzero(is_masked)[0], positions[is_masked]] = labels[is_masked]
     is_end = original == vocabulary.sep
     seconds, lengths = is_end.argmax(1) + 1, width - is_end[:, ::-1].argmax(1)
     is_token = np.arange(width) < lengths[:, None]
     wrong: Dict[str, Any] = {
         "no [CLS] a [SEP] b [SEP]": (original[:, 0] != vocabulary.cls) | (is_end.sum(1) != 2),
-        "a masked place in the padding": (np.where(is_masked, places, 0) >= lengths[:, None]).any(1),
-        "masked places out of order": (np.diff(np.where(is_masked, places, width), axis=1) < 0).any(1),
+        "a masked place in the padding": (np.where(is_masked, positions, 0) >= lengths[:, None]).any(1),
+        "masked places out of order": (np.diff(np.where(is_masked, positions, width), axis=1) < 0).any(1),
     }
-    for key, wanted in zip(_CHECKED, (is_token, is_token & (np.arange(width) >= seconds[:, None]))):
+    for key, expected in zip(_CHECKED, (is_token, is_token & (np.arange(width) >= seconds[:, None]))):
         if key in rows and rows[key].any():
-            wrong[f"{key} that its tokens do not have"] = (rows[key].astype(bool) != wanted).any(1)
+            wrong[f"{key} that its tokens do not have"] = (rows[key].astype(bool) != expected).any(1)
     _refuse(path, first, wrong)
     return Samples(
         tokens[is_token].astype(np.uint16),
         np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))),
         seconds.astype(np.uint16),
-        places[is_masked].astype(np.uint16),
+        positions[is_masked].astype(np.uint16),
         labels[is_masked].astype(np.uint16),
         np.concatenate(([0], np.cumsum(is_masked.sum(1), dtype=np.int64))),
         rows["next_sentence_labels"].reshape(count).astype(np.uint8),
@@ -256,10 +258,10 @@ def to_samples(rows: Rows, vocabulary: Vocabulary, path: str, first: int) -> Sam
 
 def _refuse(path: str, first: int, wrong: Mapping[str, Any]) -> None:
     # Refuse the first row with one of these flaws, bool [rows] each.
-    for what, where in wrong.items():
-        if where.any():
+    for problem, location in wrong.items():
+        if location.any():
             raise Problem(
-                f"{path}, record {first + int(where.argmax()):,}: {what}",
+                f"{path}, record {first + int(location.argmax()):,}: {problem}",
                 "a sample of create_pretraining_data.py, and the vocabulary that it was made with",
                 f"{_NOT_OURS}, and its vocab.txt with --vocabulary FILE",
             )

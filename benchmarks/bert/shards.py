@@ -29,7 +29,7 @@ def join(parts: Iterable[Samples]) -> Samples:
     for name, kind in ARRAYS.items():
         arrays = [getattr(part, name) for part in parts]
         if "offsets" in name:
-            counts = [np.zeros(1, kind), *(np.diff(each) for each in arrays)]
+            counts = [np.zeros(1, kind), *(np.diff(array) for array in arrays)]
             joined.append(np.cumsum(np.concatenate(counts), dtype=np.int64))
         else:
             joined.append(np.concatenate([np.zeros(0, kind), *arrays]))

@@ -77,13 +77,13 @@ def find(args: argparse.Namespace) -> Source:
     origin: Path = args.origin
     train = files_of(origin, args.paragraphs)
     test = files_of(args.evaluation, args.paragraphs) if args.evaluation else ()
-    for place, files in ((origin, train), (args.evaluation, test)):
-        if place and not files:
-            raise Problem(f"{place} holds none of these", EXPECTED, "name the folder that has them")
+    for name, files in ((origin, train), (args.evaluation, test)):
+        if name and not files:
+            raise Problem(f"{name} holds none of these", EXPECTED, "name the folder that has them")
         text_files.check_shards([file.path for file in files])
-    inside = {each.path.resolve() for each in test}
-    train = tuple(each for each in train if each.path.resolve() not in inside)
-    packed = {each.form in PACKED for each in (*train, *test)}
+    test_paths = {file.path.resolve() for file in test}
+    train = tuple(file for file in train if file.path.resolve() not in test_paths)
+    packed = {file.form in PACKED for file in (*train, *test)}
     if len(packed) > 1:
         raise Problem(f"{origin} has both text and records", "one of them", "name a folder of one kind")
     if not train:
@@ -100,13 +100,13 @@ def find(args: argparse.Namespace) -> Source:
             "a list for text that the evaluation set is cut from",
             "leave one of them out" if args.evaluation else "leave it out",
         )
-    made = f"{len(train):,} files of {' and '.join(sorted({each.form for each in train}))}"
-    return Source(args.name or origin.stem, train, test, _vocabulary(args, origin), made, args.evaluation_list)
+    origin_text = f"{len(train):,} files of {' and '.join(sorted({file.form for file in train}))}"
+    return Source(args.name or origin.stem, train, test, _vocabulary(args, origin), origin_text, args.evaluation_list)
 
 
 def _vocabulary(args: argparse.Namespace, origin: Path) -> Optional[Path]:
     folder = origin if origin.is_dir() else origin.parent
-    path: Optional[Path] = args.vocabulary or next((each for each in [folder / VOCABULARY] if each.is_file()), None)
+    path: Optional[Path] = args.vocabulary or next((entry for entry in [folder / VOCABULARY] if entry.is_file()), None)
     if path is None and not args.vocabulary_size:
         raise Problem(
             f"{folder} has no {VOCABULARY}",
@@ -122,13 +122,13 @@ def files_of(origin: Path, paragraphs: bool) -> Tuple[File, ...]:
     """Return the files of a folder that can be read, sorted by their path; or the one that is named."""
     if not origin.exists():
         raise Problem(f"{origin} does not exist", EXPECTED, "name another one")
-    named = not origin.is_dir()
-    paths = [origin] if named else sorted(each for each in origin.rglob("*") if each.is_file())
-    every = (File(path, _form_of(path, paragraphs, named)) for path in paths)
-    return tuple(file for file in every if file.form)
+    is_file = not origin.is_dir()
+    paths = [origin] if is_file else sorted(entry for entry in origin.rglob("*") if entry.is_file())
+    all_files = (File(path, _form_of(path, paragraphs, is_file)) for path in paths)
+    return tuple(file for file in all_files if file.form)
 
 
-def _form_of(path: Path, paragraphs: bool, named: bool) -> str:
+def _form_of(path: Path, paragraphs: bool, is_file: bool) -> str:
     # The form of a file, or nothing where it is not one of the source's; the reference's records have no ending.
     if path.name == VOCABULARY:
         return ""
@@ -143,7 +143,7 @@ def _form_of(path: Path, paragraphs: bool, named: bool) -> str:
         return packed
     name = text_files.plain_name(path)
     is_text = Path(name).suffix in (".txt", ".raw") or name.startswith(("wiki_", "part-"))
-    if is_text or named or (name != path.name and name.endswith(".xml")):
+    if is_text or is_file or (name != path.name and name.endswith(".xml")):
         text_files.check(path, "text, or a dump as .xml or .xml.bz2")
         form = texts.form_of(path)
         return texts.PARAGRAPHS if paragraphs and form == texts.SENTENCES else form
@@ -153,5 +153,5 @@ def _form_of(path: Path, paragraphs: bool, named: bool) -> str:
 def toy_data_set(folder: Path, name: Optional[str]) -> Source:
     # Write the text of the toy data set; written anew after an interruption, it is the same.
     path = folder / "python.txt"
-    made = python_text.write_text(path)
-    return Source(name or python_text.NAME, (File(path, texts.SENTENCES),), (), None, made)
+    origin_text = python_text.write_text(path)
+    return Source(name or python_text.NAME, (File(path, texts.SENTENCES),), (), None, origin_text)

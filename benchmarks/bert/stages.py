@@ -60,17 +60,17 @@ class Shard(NamedTuple):
 
 def clean(block: Block, report: Report) -> Tuple[int, int]:
     counts: Counter[str] = Counter()
-    found: List[Dict[str, int]] = []
+    document_counts: List[Dict[str, int]] = []
     for documents in _of_bounded_size(_documents(block, counts, report), block.shard_bytes):
-        stem = f"{block.stem}-{len(found):04}"
-        digests = b"".join(hashlib.md5(each.raw.encode("utf-8")).digest() for each in documents)
-        for suffix, content in (("text", shard_text(each.sentences for each in documents)), ("md5", digests)):
+        stem = f"{block.stem}-{len(document_counts):04}"
+        digests = b"".join(hashlib.md5(document.raw.encode("utf-8")).digest() for document in documents)
+        for suffix, content in (("text", shard_text(document.sentences for document in documents)), ("md5", digests)):
             with in_one_step(Path(f"{stem}.{suffix}")) as file:
                 file.write(content)
-        sentences = sum(len(each.sentences) for each in documents)
-        size = sum(each.size for each in documents)
-        found.append({"documents": len(documents), "sentences": sentences, "bytes": size})
-    write_facts(block.done_path, {"shards": found, "counts": counts})
+        sentences = sum(len(document.sentences) for document in documents)
+        size = sum(document.size for document in documents)
+        document_counts.append({"documents": len(documents), "sentences": sentences, "bytes": size})
+    write_facts(block.done_path, {"shards": document_counts, "counts": counts})
     return block.end - block.begin, 0
 
 
@@ -82,20 +82,20 @@ def _documents(block: Block, counts: "Counter[str]", report: Report) -> Iterator
 
 def _of_bounded_size(documents: Iterable[texts.Document], size: int) -> Iterator[List[texts.Document]]:
     group: List[texts.Document] = []
-    held = 0
+    batch_bytes = 0
     for document in documents:
         group.append(document)
-        held += document.size
-        if held >= size:
+        batch_bytes += document.size
+        if batch_bytes >= size:
             yield group
-            group, held = [], 0
+            group, batch_bytes = [], 0
     if group:
         yield group
 
 
 def shard_text(documents: Iterable[Sequence[str]]) -> bytes:
     # Return the content of a ``.text`` file.
-    return "\n\n".join("\n".join(each) for each in documents).encode("utf-8")
+    return "\n\n".join("\n".join(document) for document in documents).encode("utf-8")
 
 
 def read_shard(stem: str) -> Iterator[List[str]]:
@@ -106,7 +106,7 @@ def read_shard(stem: str) -> Iterator[List[str]]:
 def read_digests(stem: str) -> List[bytes]:
     # Return the md5 of each document of a shard.
     content = Path(f"{stem}.md5").read_bytes()
-    return [content[place : place + DIGEST_BYTES] for place in range(0, len(content), DIGEST_BYTES)]
+    return [content[offset : offset + DIGEST_BYTES] for offset in range(0, len(content), DIGEST_BYTES)]
 
 
 # -- mask ----------------------------------------------------------------------------------------------------

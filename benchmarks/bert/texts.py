@@ -58,19 +58,19 @@ class Document(NamedTuple):
 
     @property
     def size(self) -> int:
-        return sum(len(each.encode("utf-8")) for each in self.sentences)
+        return sum(len(sentence.encode("utf-8")) for sentence in self.sentences)
 
 
 def sentences_of(paragraph: str) -> List[str]:
     # Return the sentences of a paragraph, without spaces around them; none is empty.
-    found, begin = [], 0
+    sentences, start = [], 0
     for match in _END.finditer(paragraph):
         if match.group(1) == "." and not match.group(2) and _is_abbreviated(paragraph, match.start()):
             continue
-        found.append(paragraph[begin : match.end()].strip())
-        begin = match.end()
-    found.append(paragraph[begin:].strip())
-    return [sentence for sentence in found if sentence]
+        sentences.append(paragraph[start : match.end()].strip())
+        start = match.end()
+    sentences.append(paragraph[start:].strip())
+    return [sentence for sentence in sentences if sentence]
 
 
 def _is_abbreviated(paragraph: str, stop: int) -> bool:
@@ -86,8 +86,8 @@ def _is_abbreviated(paragraph: str, stop: int) -> bool:
 
 def form_of(path: Path) -> str:
     with path.open("rb") as file:
-        begin = file.read(SAMPLE_BYTES).decode("utf-8", "replace").lstrip("\ufeff")
-    lines = [line for line in begin.splitlines() if line.strip()]
+        head = file.read(SAMPLE_BYTES).decode("utf-8", "replace").lstrip("\ufeff")
+    lines = [line for line in head.splitlines() if line.strip()]
     if lines and lines[0].startswith("<doc"):
         return EXTRACTED
     return WIKITEXT if lines and _TITLE.match(lines[0]) else SENTENCES
@@ -111,21 +111,21 @@ def ranges(path: Path, boundary: "re.Pattern[bytes]", size: int) -> List[Tuple[i
     return list(zip(begins, [*begins[1:], total]))
 
 
-def read(path: Path, form: str, begin: int, end: int) -> Iterator[Document]:
+def read(path: Path, form: str, start: int, end: int) -> Iterator[Document]:
     """Yield the documents of a range that ``cut`` found.
 
     Raises:
         Problem: it is not UTF-8, or a document is longer than a worker should hold.
     """
-    if end - begin > _LONGEST:
+    if end - start > _LONGEST:
         raise Problem(
             f"{path}: a document of over {_LONGEST:,} characters",
             "documents apart",
             "put an empty line between documents",
         )
     with path.open("rb") as file:
-        file.seek(begin)
-        content = file.read(end - begin)
+        file.seek(start)
+        content = file.read(end - start)
     try:
         lines = [line.lstrip("\ufeff").rstrip("\r") for line in content.decode("utf-8").split("\n")]
     except UnicodeDecodeError:
@@ -133,12 +133,12 @@ def read(path: Path, form: str, begin: int, end: int) -> Iterator[Document]:
     group_by = {EXTRACTED: _by_tag, WIKITEXT: _by_title}.get(form, _by_blank)
     for group in group_by(lines):
         if form == SENTENCES:
-            found = [line.strip() for line in group]
+            sentences = [line.strip() for line in group]
         else:
-            found = [sentence for line in group for sentence in sentences_of(line)]
-        found = [sentence for sentence in found if sentence]
-        if found:
-            yield Document(found, "\n".join(group if form == SENTENCES else found).rstrip())
+            sentences = [sentence for line in group for sentence in sentences_of(line)]
+        sentences = [sentence for sentence in sentences if sentence]
+        if sentences:
+            yield Document(sentences, "\n".join(group if form == SENTENCES else sentences).rstrip())
 
 
 def _by_blank(lines: Sequence[str]) -> Iterator[List[str]]:
@@ -154,12 +154,12 @@ def _by_tag(lines: Sequence[str]) -> Iterator[List[str]]:
 def _by_title(lines: Sequence[str]) -> Iterator[List[str]]:
     # A title has empty lines around it: a formula in the text may look like one.
     group: List[str] = []
-    before, line = "", ""
+    previous, line = "", ""
     for after in chain(lines, ("",)):
-        if _TITLE.match(line) and not before.strip() and not after.strip():
+        if _TITLE.match(line) and not previous.strip() and not after.strip():
             yield group
             group = []
         elif not _HEADING.match(line):
             group.append(_JOINED.sub(r"\1", line.strip()))
-        before, line = line, after
+        previous, line = line, after
     yield group

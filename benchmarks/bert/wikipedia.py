@@ -57,13 +57,13 @@ def cut(path: Path) -> List[Tuple[int, int]]:
     """
     total = path.stat().st_size
     with path.open("rb") as file:
-        begin = file.read(_TAIL)
+        tail = file.read(_TAIL)
         file.seek(max(0, total - _TAIL))
         end = file.read()
     if not total:
         raise Problem(f"{path} is empty", "a dump of Wikipedia", HINT)
     is_packed = path.suffix == ".bz2"
-    if not (begin.startswith(b"BZh") if is_packed else b"<mediawiki" in begin):
+    if not (tail.startswith(b"BZh") if is_packed else b"<mediawiki" in tail):
         expected = "bz2 does" if is_packed else "MediaWiki's XML does, with <mediawiki"
         raise Problem(f"{path} does not begin as {expected}", "a dump of Wikipedia, packed by bzip2 or plain", HINT)
     if not (_ends_a_stream(end) if is_packed else _END in end):
@@ -84,26 +84,26 @@ def _truncated(path: Path, how: str) -> Problem:
 
 
 def read(
-    path: Path, begin: int, end: int, counts: "Counter[str]", report: Callable[[int], None]
+    path: Path, start: int, end: int, counts: "Counter[str]", report: Callable[[int], None]
 ) -> Iterator[texts.Document]:
     """Yield the articles of a range as sentences; ``counts`` gets the pages that were left out, by their reason.
 
     Raises:
         Problem: the dump is truncated or damaged, or a page is not UTF-8.
     """
-    for page in pages(path, begin, end, counts, report):
-        found = [sentence for line in paragraphs(page.text) for sentence in texts.sentences_of(line)]
-        if found:
-            yield texts.Document(found, "\n".join(found))
+    for page in pages(path, start, end, counts, report):
+        sentences = [sentence for line in paragraphs(page.text) for sentence in texts.sentences_of(line)]
+        if sentences:
+            yield texts.Document(sentences, "\n".join(sentences))
         else:
             counts["pages without text"] += 1
 
 
 def pages(
-    path: Path, begin: int, end: int, counts: "Counter[str]", report: Callable[[int], None] = lambda done: None
+    path: Path, start: int, end: int, counts: "Counter[str]", report: Callable[[int], None] = lambda done: None
 ) -> Iterator[Page]:
     # Yield the articles of a range: no redirects, and nothing but the namespace of articles.
-    for raw in _raw_pages(path, begin, end, report):
+    for raw in _raw_pages(path, start, end, report):
         title = html.unescape(_first(_TITLE, raw).decode("utf-8", "replace"))
         counts["bytes of XML"] += len(raw)
         if _first(_SPACE, raw) not in (b"0", b""):
@@ -129,63 +129,63 @@ def _first(pattern: "re.Pattern[bytes]", raw: bytes) -> bytes:
     return (match.group(1) or b"") if match else b""
 
 
-def _raw_pages(path: Path, begin: int, end: int, report: Callable[[int], None]) -> Iterator[bytes]:
+def _raw_pages(path: Path, start: int, end: int, report: Callable[[int], None]) -> Iterator[bytes]:
     # Yield the XML of each page that begins in a range.
-    held, tail, title = b"", b"", ""
-    limit = None  # place in ``held`` where the next range begins
-    for chunk, place in _chunks(path, begin, end):
-        if place >= end and limit is None:
-            limit = len(held)
-        held += chunk
+    buffer, tail, title = b"", b"", ""
+    limit = None  # place in ``buffer`` where the next range begins
+    for chunk, position in _chunks(path, start, end):
+        if position >= end and limit is None:
+            limit = len(buffer)
+        buffer += chunk
         tail = (tail + chunk)[-_TAIL:]
-        report(min(place, end) - begin)
-        done, first = 0, held.find(_PAGE)
-        while first >= 0 and (limit is None or first < limit) and (last := held.find(_PAGE_END, first)) >= 0:
+        report(min(position, end) - start)
+        done, first = 0, buffer.find(_PAGE)
+        while first >= 0 and (limit is None or first < limit) and (last := buffer.find(_PAGE_END, first)) >= 0:
             done = last + len(_PAGE_END)
-            title = _first(_TITLE, held[first:done]).decode("utf-8", "replace")
-            yield held[first:done]
-            first = held.find(_PAGE, done)
+            title = _first(_TITLE, buffer[first:done]).decode("utf-8", "replace")
+            yield buffer[first:done]
+            first = buffer.find(_PAGE, done)
         if limit is not None and (first < 0 or first >= limit):
             return
         # The beginning of a page, or of its tag, may be at the end of what is held.
-        done = first if first >= 0 else max(done, len(held) - len(_PAGE))
-        held, limit = held[done:], None if limit is None else limit - done
-        if len(held) > MOST_PAGE_BYTES:
+        done = first if first >= 0 else max(done, len(buffer) - len(_PAGE))
+        buffer, limit = buffer[done:], None if limit is None else limit - done
+        if len(buffer) > MOST_PAGE_BYTES:
             raise Problem(f"{path}: a page of over {MOST_PAGE_BYTES:,} bytes after {title!r}", "whole pages", HINT)
-    if _PAGE in held or (end == path.stat().st_size and _END not in tail):
+    if _PAGE in buffer or (end == path.stat().st_size and _END not in tail):
         raise _truncated(path, f"it ends within or after page {title!r}")
 
 
-def _chunks(path: Path, begin: int, end: int) -> Iterator[Tuple[bytes, int]]:
+def _chunks(path: Path, start: int, end: int) -> Iterator[Tuple[bytes, int]]:
     # Yield what is unpacked with the place in the file where its stream begins, also beyond ``end``.
     if path.suffix != ".bz2":
         with path.open("rb") as file:
-            file.seek(begin)
+            file.seek(start)
             while True:
-                place = file.tell()
-                chunk = file.read(min(_CHUNK, end - place) if place < end else _CHUNK)
+                position = file.tell()
+                chunk = file.read(min(_CHUNK, end - position) if position < end else _CHUNK)
                 if not chunk:
                     return
-                yield chunk, place
+                yield chunk, position
     with path.open("rb") as file:
-        file.seek(begin)
-        raw, place, stream = file.read(_CHUNK), begin, bz2.BZ2Decompressor()
+        file.seek(start)
+        raw, position, stream = file.read(_CHUNK), start, bz2.BZ2Decompressor()
         while raw:
             try:
                 chunk = stream.decompress(raw)
             except (OSError, EOFError, ValueError) as error:
                 raise Problem(
-                    f"{path} is damaged in the bz2 stream at byte {place:,}: {error}", "a whole dump", HINT, FAILED
+                    f"{path} is damaged in the bz2 stream at byte {position:,}: {error}", "a whole dump", HINT, FAILED
                 ) from None
             if chunk:
-                yield chunk, place
+                yield chunk, position
             raw = b""
             if stream.eof:
                 raw = stream.unused_data
-                place, stream = file.tell() - len(raw), bz2.BZ2Decompressor()
+                position, stream = file.tell() - len(raw), bz2.BZ2Decompressor()
             raw = raw or file.read(_CHUNK)
-    if place < path.stat().st_size:
-        raise _truncated(path, f"the bz2 stream at byte {place:,} has no end")
+    if position < path.stat().st_size:
+        raise _truncated(path, f"the bz2 stream at byte {position:,} has no end")
 
 
 # -- wikitext ------------------------------------------------------------------------------------------------
@@ -237,8 +237,8 @@ def paragraphs(text: str) -> List[str]:
     text = _SWITCH.sub("", _QUOTES.sub("", text))
     # Entities after tags: what an article shows as <b> is text.
     text = html.unescape(_TAG.sub("", text))
-    found = (_clean_line(line) for line in text.splitlines() if _is_prose(line))
-    return [line for line in found if sum(map(str.isalnum, line)) >= LEAST_LETTERS]
+    lines = (_clean_line(line) for line in text.splitlines() if _is_prose(line))
+    return [line for line in lines if sum(map(str.isalnum, line)) >= LEAST_LETTERS]
 
 
 def _all(text: str, patterns: Sequence["re.Pattern[str]"], replace: "Union[str, Callable[[Match[str]], str]]") -> str:
@@ -307,21 +307,21 @@ def _template(match: "re.Match[str]") -> str:
     name = " ".join(name.split()).lower().replace("_", " ")
     if name in ("convert", "cvt"):
         return _convert(arguments)
-    place = 0 if name.startswith("lang-") else _ARGUMENTS.get(name)
-    return _TEXTS.get(name, "") if place is None else _argument(arguments, place)
+    index = 0 if name.startswith("lang-") else _ARGUMENTS.get(name)
+    return _TEXTS.get(name, "") if index is None else _argument(arguments, index)
 
 
-def _argument(arguments: Sequence[str], place: int) -> str:
+def _argument(arguments: Sequence[str], index: int) -> str:
     # Return an argument that has no name, or one that is named by its place.
-    unnamed = [each.strip() for each in arguments if "=" not in each]
-    parted = (each.partition("=") for each in arguments)
-    named = [value.strip() for key, mark, value in parted if mark and key.strip() == str(place + 1)]
-    return (named or unnamed[place:] or [""])[0]
+    unnamed = [argument.strip() for argument in arguments if "=" not in argument]
+    parted = (argument.partition("=") for argument in arguments)
+    named_values = [value.strip() for key, mark, value in parted if mark and key.strip() == str(index + 1)]
+    return (named_values or unnamed[index:] or [""])[0]
 
 
 def _convert(arguments: Sequence[str]) -> str:
     # Return number and unit as they are given: ``{{convert|5|km|mi}}`` is "5 km".
-    first, second, third, fourth = (_argument(arguments, place) for place in range(4))
+    first, second, third, fourth = (_argument(arguments, index) for index in range(4))
     if second in ("-", "–"):
         return f"{first}{second}{third} {fourth}"
     if second in ("to", "and", "by", "x", "×", "or", "to about"):

@@ -37,7 +37,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     source, parts = None, 0
     if args.origin is not None:
         source = sources.find(args)
-        files += [each.path for each in (*source.train, *source.test)]
+        files += [file.path for file in (*source.train, *source.test)]
         parts = len(source.train)
         files += [path for path in (source.vocabulary, source.listed) if path]
         if source.vocabulary:
@@ -45,12 +45,14 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     elif args.evaluation or args.vocabulary:
         raise Problem("--evaluation or --vocabulary without raw data", "both for a text of your own", "name the text")
     options = (args.name, args.seed, args.vocabulary_size, args.sequence_length, args.predictions, args.duplication)
-    more = (args.evaluation_samples, args.paragraphs)
+    settings = (args.evaluation_samples, args.paragraphs)
     listed = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     # The words of a text are cut by what Unicode says of its characters.
-    made = (VERSION, source and (source.name, source.made), unicodedata.unidata_version)
+    origin = (VERSION, source and (source.name, source.made), unicodedata.unidata_version)
     python = "" if source else platform.python_version()
-    return Listing(source, hashlib.sha256(repr((made, python, parts, listed, options, more)).encode()).hexdigest())
+    return Listing(
+        source, hashlib.sha256(repr((origin, python, parts, listed, options, settings)).encode()).hexdigest()
+    )
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
@@ -73,11 +75,11 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
         scratch=scratch,
         workers=Workers(args.workers, scratch.parent, progress),
     )
-    made = records.write(task) if source.is_packed else _write_text(task)
-    held = str(scratch / "held")
-    shards.write(held, made.test)
+    facts = records.write(task) if source.is_packed else _write_text(task)
+    test_stem = str(scratch / "held")
+    shards.write(test_stem, facts.test)
     counts = {}
-    for part, stems in (("train", made.train), ("test", [held])):
+    for part, stems in (("train", facts.train), ("test", [test_stem])):
         progress.update("write", PARTS.index(part), len(PARTS), unit="parts")
         counts[part] = shards.write_part(part, stems, scratch)
         if not counts[part]["next"]:
@@ -87,16 +89,16 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     return Content(
         name=source.name,
         splits={"train": Split(train, (*part_files("train"), VOCABULARY)), "test": Split(test, part_files("test"))},
-        summary=f"{train:,} + {test:,} samples of {made.width[0]} tokens at most, {entries:,} entries",
+        summary=f"{train:,} + {test:,} samples of {facts.width[0]} tokens at most, {entries:,} entries",
         facts={
             "vocabulary": entries,
-            "sequence_length": made.width[0],
-            "max_predictions": made.width[1],
+            "sequence_length": facts.width[0],
+            "max_predictions": facts.width[1],
             "tokens": {part: counts[part]["tokens"] for part in PARTS},
             "masked": {part: counts[part]["masked_labels"] for part in PARTS},
-            **made.facts,
+            **facts.facts,
         },
-        how={"made": source.made, "seed": args.seed, **made.how},
+        how={"made": source.made, "seed": args.seed, **facts.how},
         tool={"version": VERSION, "numpy": np.__version__, "unicode": unicodedata.unidata_version},
     )
 
@@ -104,66 +106,66 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
 def _write_text(task: Task) -> Prepared:
     blocks = _blocks(task)
     task.workers.run("clean", "bytes", stages.clean, blocks, lambda block: block.end - block.begin)
-    chosen = evaluation.choose(blocks, task)
-    text = sum(size for _, size in chosen.train)
+    choice = evaluation.choose(blocks, task)
+    text = sum(size for _, size in choice.train)
     present = sum(path.stat().st_size for path in task.scratch.iterdir() if path.suffix != ".text")
     check_room(task.scratch, int(text * BYTES_PER_PASS * task.settings.duplication) - present)
     if not task.vocabulary.exists():
-        _write_vocabulary(task, chosen)
-    made = [
+        _write_vocabulary(task, choice)
+    stems_by_part = [
         stages.Shard(
-            place, part, stem, size, chosen.left_out.get(stem, ()), task.settings, task.seed, str(task.vocabulary)
+            number, part, stem, size, choice.left_out.get(stem, ()), task.settings, task.seed, str(task.vocabulary)
         )
-        for part, stems in (("train", chosen.train), ("test", chosen.test))
-        for place, (stem, size) in enumerate(stems)
+        for part, stems in (("train", choice.train), ("test", choice.test))
+        for number, (stem, size) in enumerate(stems)
     ]
-    task.workers.run("mask", "bytes", stages.mask, made, lambda shard: shard.size)
-    stems = {part: [shard.stem for shard in made if shard.part == part] for part in PARTS}
-    held = shards.shuffled(shards.join(map(shards.read, stems["test"])), task.seed, "test")
+    task.workers.run("mask", "bytes", stages.mask, stems_by_part, lambda shard: shard.size)
+    stems = {part: [shard.stem for shard in stems_by_part if shard.part == part] for part in PARTS}
+    test_samples = shards.shuffled(shards.join(map(shards.read, stems["test"])), task.seed, "test")
     # They are shuffled: the first ones are a random choice.
-    held = held.take(np.arange(min(task.most, len(held))))
+    test_samples = test_samples.take(np.arange(min(task.most, len(test_samples))))
 
     cleaned = [read_facts(block.done_path) for block in blocks]
-    masked = {part: [read_facts(each.done_path) for each in made if each.part == part] for part in PARTS}
-    left_out = Counter({"copies of evaluation documents": chosen.copies})
-    for each in cleaned:
-        left_out.update(each["counts"])
-    counted = ("documents", "sentences", "bytes")
-    totals = {name: sum(each[name] for facts in cleaned for each in facts["shards"]) for name in counted}
-    totals["unknown"] = sum(facts["unknown"] for each in masked.values() for facts in each)
-    documents = {part: sum(facts["documents"] for facts in masked[part]) for part in PARTS}
-    facts = {"kind": "text", "duplication": task.settings.duplication, "documents": documents}
-    how = {"text": totals, "left_out": left_out, "evaluation": chosen.rule, "in_both": chosen.common}
-    return Prepared(stems["train"], held, task.settings[:2], facts, how)
+    masked = {part: [read_facts(item.done_path) for item in stems_by_part if item.part == part] for part in PARTS}
+    left_out = Counter({"copies of evaluation documents": choice.copies})
+    for item in cleaned:
+        left_out.update(item["counts"])
+    counted_keys = ("documents", "sentences", "bytes")
+    totals = {name: sum(item[name] for text_facts in cleaned for item in text_facts["shards"]) for name in counted_keys}
+    totals["unknown"] = sum(text_facts["unknown"] for item in masked.values() for text_facts in item)
+    documents = {part: sum(text_facts["documents"] for text_facts in masked[part]) for part in PARTS}
+    text_facts = {"kind": "text", "duplication": task.settings.duplication, "documents": documents}
+    how = {"text": totals, "left_out": left_out, "evaluation": choice.rule, "in_both": choice.common}
+    return Prepared(stems["train"], test_samples, task.settings[:2], text_facts, how)
 
 
 def _blocks(task: Task) -> List[stages.Block]:
     # Cut the files into ranges of whole documents.
-    found: List[stages.Block] = []
+    blocks: List[stages.Block] = []
     for part, files in (("train", task.source.train), ("test", task.source.test)):
         for file in files:
             is_dump = file.form == wikipedia.DUMP
-            for begin, end in wikipedia.cut(file.path) if is_dump else texts.cut(file.path, file.form, BLOCK_BYTES):
-                stem = str(task.scratch / f"{part}-{len(found):06}")
-                found.append(stages.Block(part, file.form, str(file.path), begin, end, stem, stages.SHARD_BYTES))
-    return found
+            for start, end in wikipedia.cut(file.path) if is_dump else texts.cut(file.path, file.form, BLOCK_BYTES):
+                stem = str(task.scratch / f"{part}-{len(blocks):06}")
+                blocks.append(stages.Block(part, file.form, str(file.path), start, end, stem, stages.SHARD_BYTES))
+    return blocks
 
 
-def _write_vocabulary(task: Task, chosen: evaluation.Chosen) -> None:
+def _write_vocabulary(task: Task, choice: evaluation.Chosen) -> None:
     # Write the vocabulary that is given, or one learnt from the words of the training text.
     progress = task.workers.progress
     if task.source.vocabulary:
         entries = list(vocabulary.read(task.source.vocabulary).entries)
     else:
-        stems = [stem for stem, _ in chosen.train][:: -(-len(chosen.train) // MOST_COUNTED)]
-        words: Counter[str] = Counter()
+        stems = [stem for stem, _ in choice.train][:: -(-len(choice.train) // MOST_COUNTED)]
+        counts: Counter[str] = Counter()
         for number, stem in enumerate(stems):
             progress.update("count", number, len(stems), unit="shards")
-            for place, document in enumerate(stages.read_shard(stem)):
-                if place not in chosen.left_out.get(stem, ()):
-                    words.update(word for sentence in document for word in wordpiece.words(sentence))
+            for index, document in enumerate(stages.read_shard(stem)):
+                if index not in choice.left_out.get(stem, ()):
+                    counts.update(word for sentence in document for word in wordpiece.words(sentence))
         report = partial(progress.update, "learn", total=task.entries, unit="entries")
-        entries = wordpiece.learn(words, task.entries, report)
+        entries = wordpiece.learn(counts, task.entries, report)
     partial_file = task.vocabulary.with_suffix(".learnt")
     vocabulary.write(partial_file, entries)
     partial_file.replace(task.vocabulary)

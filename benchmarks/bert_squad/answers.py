@@ -34,7 +34,7 @@ def highest(logits: np.ndarray, count: int) -> np.ndarray:
     return np.argsort(-logits, kind="stable")[:count]
 
 
-def best_spans(start: np.ndarray, end: np.ndarray, places: Places, count: int, longest: int) -> List[Span]:
+def best_spans(start: np.ndarray, end: np.ndarray, positions: Places, count: int, longest: int) -> List[Span]:
     """Return up to ``count`` spans of one window, the best first, no two of the same characters.
 
     Args:
@@ -48,17 +48,17 @@ def best_spans(start: np.ndarray, end: np.ndarray, places: Places, count: int, l
     firsts, lasts = highest(start, count), highest(end, count)
     length = lasts[None, :] - firsts[:, None] + 1
     possible = (length >= 1) & (length <= longest)
-    possible &= places.best[firsts].astype(bool)[:, None] & (places.ends[lasts] > 0)[None, :]
+    possible &= positions.best[firsts].astype(bool)[:, None] & (positions.ends[lasts] > 0)[None, :]
     sums = (start[firsts][:, None] + end[lasts][None, :])[possible]
     rows, columns = np.nonzero(possible)
-    found: Dict[Tuple[int, int], Span] = {}
+    spans: Dict[Tuple[int, int], Span] = {}
     for pair in np.argsort(-sums, kind="stable"):
         first, last = firsts[rows[pair]], lasts[columns[pair]]
-        text = int(places.begins[first]), int(places.ends[last])
-        found.setdefault(text, Span(float(sums[pair]), *text))
-        if len(found) == count:
+        text = int(positions.begins[first]), int(positions.ends[last])
+        spans.setdefault(text, Span(float(sums[pair]), *text))
+        if len(spans) == count:
             break
-    return list(found.values())
+    return list(spans.values())
 
 
 def best_of(spans: Iterable[Span], count: int) -> List[Span]:
@@ -96,9 +96,9 @@ def exact_match(prediction: str, reference: str) -> float:
 
 def f1(prediction: str, reference: str) -> float:
     """Return the harmonic mean of precision and recall of the normalized words, 0 to 1; 0 where none is shared."""
-    predicted, wanted = normalized(prediction).split(), normalized(reference).split()
-    shared = sum((Counter(predicted) & Counter(wanted)).values())
-    return 2 * shared / (len(predicted) + len(wanted)) if shared else 0.0
+    predicted, expected = normalized(prediction).split(), normalized(reference).split()
+    shared = sum((Counter(predicted) & Counter(expected)).values())
+    return 2 * shared / (len(predicted) + len(expected)) if shared else 0.0
 
 
 def best(score: Callable[[str, str], float], prediction: str, references: Sequence[str]) -> float:
@@ -119,5 +119,5 @@ def score(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Sc
     if len(predictions) != len(references) or not references:
         raise ValueError(f"{len(predictions)} predictions for {len(references)} questions")
     pairs = list(zip(predictions, references))
-    means: List[float] = [100 * sum(best(each, *pair) for pair in pairs) / len(pairs) for each in (exact_match, f1)]
+    means: List[float] = [100 * sum(best(metric, *pair) for pair in pairs) / len(pairs) for metric in (exact_match, f1)]
     return Scores(*means)

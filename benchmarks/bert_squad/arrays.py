@@ -50,8 +50,8 @@ class Windows(Sequences):
     question: np.ndarray
 
     def places(self, index: int) -> Places:
-        inside = slice(self.offsets[index], self.offsets[index + 1])
-        return Places(self.begins[inside], self.ends[inside], self.best[inside])
+        part = slice(self.offsets[index], self.offsets[index + 1])
+        return Places(self.begins[part], self.ends[part], self.best[part])
 
 
 class Asked(NamedTuple):
@@ -76,12 +76,14 @@ class DataSet:
     @cached_property
     def questions(self) -> List[Asked]:
         # The questions of the test part; read when first asked for.
-        found = []
+        questions = []
         for line in (self.folder / PARAGRAPHS).read_text(encoding="utf-8").split("\n")[:-1]:
             paragraph = json.loads(line)
-            for each in paragraph["questions"]:
-                found.append(Asked(each["id"], each["question"], paragraph["context"], tuple(each["answers"])))
-        return found
+            for question in paragraph["questions"]:
+                questions.append(
+                    Asked(question["id"], question["question"], paragraph["context"], tuple(question["answers"]))
+                )
+        return questions
 
 
 def open_data(folder: Path) -> DataSet:
@@ -90,11 +92,11 @@ def open_data(folder: Path) -> DataSet:
     Raises:
         Problem: there is none, it is half-written, or its files are not those of its manifest.
     """
-    found = manifest.read(folder)
+    contents = manifest.read(folder)
     with opening(folder, "bert-squad"):
         parts = [{name: mapped(folder / f"{part}_{name}.npy", kind) for name, kind in ARRAYS.items()} for part in PARTS]
         train, test = (Windows(**part) for part in parts)
-        data = DataSet(train, test, vocabulary.read(folder / VOCABULARY), found, folder)
+        data = DataSet(train, test, vocabulary.read(folder / VOCABULARY), contents, folder)
         check(data)
     return data
 

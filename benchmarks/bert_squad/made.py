@@ -51,10 +51,10 @@ def paragraphs(part: str, seed: int) -> List[Paragraph]:
 def _paragraph(draw: random.Random, name: str, number: int) -> Paragraph:
     count = len(KINDS) if number % LONG_EVERY == LONG_EVERY - 1 else draw.randint(*FACTS)
     person, context, questions = draw.choice(NAMES), "", []
-    for place, kind in enumerate(draw.sample(KINDS, count)):
+    for index, kind in enumerate(draw.sample(KINDS, count)):
         text = kind.draw(draw)
         # Behind the person's name: the answer may be that name too.
-        begin = len(context) + kind.sentence.replace("{}", person, 1).index("{}")
-        questions.append(Question(f"{name}-{place}", kind.question.format(person), (Answer(text, begin),)))
+        start = len(context) + kind.sentence.replace("{}", person, 1).index("{}")
+        questions.append(Question(f"{name}-{index}", kind.question.format(person), (Answer(text, start),)))
         context += kind.sentence.format(person, text) + " "
     return Paragraph(context.rstrip(), tuple(questions))

@@ -22,14 +22,14 @@ def window_arrays(count: int, length: int, entries: int) -> Dict[str, np.ndarray
     random = np.random.RandomState(count)
     lengths = np.clip(random.gamma(SHAPE, MEAN / SHAPE, count).astype(np.int64), SHORTEST, length)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
-    places = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-    begins = np.maximum(places - QUESTION, 0) * 2
+    positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+    begins = np.maximum(positions - QUESTION, 0) * 2
     start = QUESTION + random.randint(0, SHORTEST - QUESTION - 3, count)
     return {
         "tokens": random.randint(len(SPECIAL), entries, offsets[-1]),
         "begins": begins,
-        "ends": begins + (places >= QUESTION),
-        "best": places >= QUESTION,
+        "ends": begins + (positions >= QUESTION),
+        "best": positions >= QUESTION,
         "offsets": offsets,
         "second": np.full(count, QUESTION),
         "start": start,
@@ -45,7 +45,7 @@ def write(folder: Path, entries: int = 30522, length: int = 384) -> None:
             np.save(str(folder / f"{part}_{name}.npy"), array.astype(ARRAYS[name]))
     vocabulary.write(folder / VOCABULARY, (*SPECIAL, *(f"w{number}" for number in range(entries - len(SPECIAL)))))
     context = "w " * length
-    asked = [{"id": str(number), "question": "w", "answers": ["w w w"]} for number in range(WINDOWS["test"])]
-    (folder / PARAGRAPHS).write_text(json.dumps({"context": context, "questions": asked}) + "\n")
+    questions = [{"id": str(number), "question": "w", "answers": ["w w w"]} for number in range(WINDOWS["test"])]
+    (folder / PARAGRAPHS).write_text(json.dumps({"context": context, "questions": questions}) + "\n")
     facts = {"vocabulary": entries, "sequence_length": length, "questions": WINDOWS}
     write_manifest(folder, "bert-squad", WINDOWS, facts)

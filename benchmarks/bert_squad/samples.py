@@ -15,35 +15,37 @@ LEAST_ANSWERED = 0.5  # share of the training windows with an answer
 
 
 def _plain(text: str) -> str:
-    return "".join(each for each in unicodedata.normalize("NFD", text.lower()) if unicodedata.category(each) != "Mn")
+    return "".join(
+        character for character in unicodedata.normalize("NFD", text.lower()) if unicodedata.category(character) != "Mn"
+    )
 
 
 def _placed(data: DataSet, window: int) -> bool:
     # Whether most tokens of a test window are the text of its question's paragraph at their places.
     windows, context = data.test, data.questions[int(data.test.question[window])].context
     places, tokens = windows.places(window), windows[window].tolist()
-    inside = np.flatnonzero(places.ends > 0)
+    context_indices = np.flatnonzero(places.ends > 0)
     entries = data.vocabulary.entries
     same = [
-        _plain(context[places.begins[at] : places.ends[at]])
-        == entries[tokens[at]][2 * entries[tokens[at]].startswith("##") :]
-        for at in inside.tolist()
+        _plain(context[places.begins[index] : places.ends[index]])
+        == entries[tokens[index]][2 * entries[tokens[index]].startswith("##") :]
+        for index in context_indices.tolist()
     ]
     return not same or sum(same) >= LEAST_SAME * len(same)
 
 
 def _own(data: DataSet) -> Iterator[Tuple[str, str]]:
     for name, windows in (("train", data.train), ("test", data.test)):
-        chosen = sample_checks.spread(len(windows), 2000).tolist()
-        yield from words(name, [windows[index] for index in chosen], data.vocabulary)
+        indices = sample_checks.spread(len(windows), 2000).tolist()
+        yield from words(name, [windows[index] for index in indices], data.vocabulary)
         if (np.diff(windows.question) < 0).any():
             yield f"{name}: windows are not in the order of their questions", "ascending questions"
         right: Dict[int, bool] = {}
-        for index in chosen:
-            begin, end, length = int(windows.start[index]), int(windows.end[index]), len(windows[index])
-            right[index] = begin <= end < length and (begin == 0 or begin >= int(windows.second[index]))
-        what = f"windows of {name} have an answer outside of the paragraph"
-        yield from sample_checks.agreement(right, what, "answers in it: they may be those of other windows", 0.99)
+        for index in indices:
+            start, end, length = int(windows.start[index]), int(windows.end[index]), len(windows[index])
+            right[index] = start <= end < length and (start == 0 or start >= int(windows.second[index]))
+        problem = f"windows of {name} have an answer outside of the paragraph"
+        yield from sample_checks.agreement(right, problem, "answers in it: they may be those of other windows", 0.99)
     if float((np.asarray(data.train.start) > 0).mean()) < LEAST_ANSWERED:
         yield "train: most windows have no answer", f"an answer in {LEAST_ANSWERED:.0%}"
     top = int(data.test.question.max(initial=-1)) + 1

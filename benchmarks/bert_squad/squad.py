@@ -51,37 +51,40 @@ def read(path: Path) -> List[Paragraph]:
 
 
 def _paragraphs(path: Path, content: Dict[str, Any]) -> Iterator[Paragraph]:
-    seen = set()
+    seen_ids = set()
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
             title = f"{path}: paragraph in {article.get('title', '?')!r}"
-            context, asked = text_of(paragraph, "context", title), paragraph["qas"]
+            context, entries = text_of(paragraph, "context", title), paragraph["qas"]
             if not context.strip():
                 raise Problem(f"{title} is empty", "text", HINT)
-            questions = tuple(_question(path, context, each) for each in asked)
+            questions = tuple(_question(path, context, entry) for entry in entries)
             for question in questions:
-                if question.id in seen:
+                if question.id in seen_ids:
                     raise Problem(f"{path}: two questions have the id {question.id}", "an id of its own for each", HINT)
-                seen.add(question.id)
+                seen_ids.add(question.id)
             yield Paragraph(context, questions)
-    if not seen:
+    if not seen_ids:
         raise Problem(f"{path} has no question", "questions to learn from or to answer", HINT)
 
 
-def _question(path: Path, context: str, asked: Dict[str, Any]) -> Question:
-    where = f"{path}: question {asked['id']}"
-    answers = tuple(Answer(text_of(each, "text", where), int(each["answer_start"])) for each in asked["answers"])
+def _question(path: Path, context: str, entry: Dict[str, Any]) -> Question:
+    location = f"{path}: question {entry['id']}"
+    answers = tuple(
+        Answer(text_of(answer_entry, "text", location), int(answer_entry["answer_start"]))
+        for answer_entry in entry["answers"]
+    )
     if not answers:
         raise Problem(
-            f"{where} has no answer",
+            f"{location} has no answer",
             "at least one",
             f"{HINT}; questions without an answer are SQuAD 2.0's, which is another task",
         )
     for answer in answers:
         if not answer.text or answer.begin < 0 or not context.startswith(answer.text, answer.begin):
             raise Problem(
-                f"{where}: {answer.text[:60]!r} is not at character {answer.begin} of its paragraph",
+                f"{location}: {answer.text[:60]!r} is not at character {answer.begin} of its paragraph",
                 f"there is {context[max(answer.begin, 0) :][:60]!r}",
                 HINT,
             )
-    return Question(text_of(asked, "id", where), text_of(asked, "question", where), answers)
+    return Question(text_of(entry, "id", location), text_of(entry, "question", location), answers)

@@ -46,8 +46,8 @@ class Window(NamedTuple):
 def tokenized(text: str, tokenizer: Tokenizer) -> Text:
     # Return the tokens of a paragraph and where they are in it.
     encoding = tokenizer.encode(text)
-    places = [(begin, _with_accents(text, end)) for begin, end in encoding.offsets]
-    begins, ends = np.array(places, np.int64).reshape(-1, 2).T
+    spans = [(start, _with_accents(text, end)) for start, end in encoding.offsets]
+    begins, ends = np.array(spans, np.int64).reshape(-1, 2).T
     return Text(np.array(encoding.ids, np.uint16), begins, ends)
 
 
@@ -67,11 +67,11 @@ def answer_tokens(text: Text, answer: Answer) -> Optional[Tuple[int, int]]:
 
 def parts(length: int, room: int, stride: int) -> List[Tuple[int, int]]:
     """Return the first token and the number of tokens of each window's part of a paragraph of ``length`` tokens."""
-    found = [(0, min(length, room))]
-    while sum(found[-1]) < length:
-        begin = found[-1][0] + min(room, stride)
-        found.append((begin, min(length - begin, room)))
-    return found
+    spans = [(0, min(length, room))]
+    while sum(spans[-1]) < length:
+        start = spans[-1][0] + min(room, stride)
+        spans.append((start, min(length - start, room)))
+    return spans
 
 
 def most_context(length: int, cut: List[Tuple[int, int]]) -> np.ndarray:
@@ -79,12 +79,12 @@ def most_context(length: int, cut: List[Tuple[int, int]]) -> np.ndarray:
 
     The context of a token in a window is that on its poorer side, plus a hundredth of the window's length.
     """
-    places = np.arange(length)
+    distances = np.arange(length)
     scores = np.full((len(cut), length), -np.inf)
-    for number, (begin, size) in enumerate(cut):
-        inside = slice(begin, begin + size)
-        poorer = np.minimum(places[inside] - begin, begin + size - 1 - places[inside])
-        scores[number, inside] = poorer + 0.01 * size
+    for number, (start, size) in enumerate(cut):
+        part = slice(start, start + size)
+        poorer = np.minimum(distances[part] - start, start + size - 1 - distances[part])
+        scores[number, part] = poorer + 0.01 * size
     return scores.argmax(axis=0)
 
 
@@ -100,21 +100,21 @@ def windows(
         vocabulary: whose [CLS] and [SEP] mark the parts.
         answer: first and last token of the answer in the paragraph, as of ``answer_tokens``.
     """
-    before = np.array([vocabulary.cls, *question[: cut.question_length], vocabulary.sep], np.uint16)
-    second = len(before)
-    chosen = parts(len(text.ids), cut.sequence_length - second - 1, cut.stride)
-    owners = most_context(len(text.ids), chosen)
-    for number, (begin, size) in enumerate(chosen):
-        inside = slice(begin, begin + size)
+    prefix = np.array([vocabulary.cls, *question[: cut.question_length], vocabulary.sep], np.uint16)
+    second = len(prefix)
+    spans = parts(len(text.ids), cut.sequence_length - second - 1, cut.stride)
+    owners = most_context(len(text.ids), spans)
+    for number, (first, size) in enumerate(spans):
+        part = slice(first, first + size)
         start = end = 0
-        if answer is not None and begin <= answer[0] and answer[1] < begin + size:
-            start, end = (place - begin + second for place in answer)
+        if answer is not None and first <= answer[0] and answer[1] < first + size:
+            start, end = (position - first + second for position in answer)
         yield Window(
-            tokens=np.concatenate([before, text.ids[inside], before[-1:]]),
+            tokens=np.concatenate([prefix, text.ids[part], prefix[-1:]]),
             second=second,
             start=start,
             end=end,
-            begins=np.pad(text.begins[inside], (second, 1)),
-            ends=np.pad(text.ends[inside], (second, 1)),
-            best=np.pad(owners[inside] == number, (second, 1)),
+            begins=np.pad(text.begins[part], (second, 1)),
+            ends=np.pad(text.ends[part], (second, 1)),
+            best=np.pad(owners[part] == number, (second, 1)),
         )

@@ -54,9 +54,9 @@ class Written(NamedTuple):
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     # Find the files; all that decides what is written goes into the fingerprint.
-    given = args.sequence_length, args.stride, args.question_length
+    options = args.sequence_length, args.stride, args.question_length
     default = SMALL if args.origin is None else PUBLISHED
-    cut = Cut(*(own if own is not None else usual for own, usual in zip(given, default)))
+    cut = Cut(*(option if option is not None else usual for option, usual in zip(options, default)))
     if cut.sequence_length < cut.question_length + windows.MARKS + SHORTEST_PART:
         raise Problem(
             f"--sequence-length {cut.sequence_length} with --question-length {cut.question_length}",
@@ -87,22 +87,24 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
         sha256 = {part: hashlib.sha256((listing.folder / files[part]).read_bytes()).hexdigest() for part in PARTS}
         entries = list(vocabulary.read(listing.folder / "vocab.txt").entries)
         check_room(scratch, ROOM_FACTOR * sum((listing.folder / name).stat().st_size for name in files.values()))
-    train, held = (
-        [(each.id, (paragraph.context, each.text)) for paragraph in paragraphs[part] for each in paragraph.questions]
+    train, test_questions = (
+        [(entry.id, (paragraph.context, entry.text)) for paragraph in paragraphs[part] for entry in paragraph.questions]
         for part in PARTS
     )
-    asked = (question for _, question in train)
-    common = source_checks.overlap(held, asked, "questions", args.allow_overlap, progress)
+    questions = (question for _, question in train)
+    common = source_checks.overlap(test_questions, questions, "questions", args.allow_overlap, progress)
     vocabulary.write(scratch / VOCABULARY, entries)
     tokenizer = Tokenizer(vocabulary.read(scratch / VOCABULARY))
-    written = {part: write_part(part, paragraphs[part], tokenizer, listing.cut, scratch, progress) for part in PARTS}
+    window_counts = {
+        part: write_part(part, paragraphs[part], tokenizer, listing.cut, scratch, progress) for part in PARTS
+    }
     write_paragraphs(scratch / PARAGRAPHS, paragraphs["test"])
-    counts = {part: each.questions for part, each in written.items()}
+    counts = {part: entry.questions for part, entry in window_counts.items()}
     return Content(
         name=args.name or (made.NAME if listing.folder is None else "squad-v1.1"),
-        splits={part: Split(written[part].windows, part_files(part)) for part in PARTS},
-        summary=f"{counts['train']:,} + {counts['test']:,} questions, {written['train'].windows:,} + "
-        f"{written['test'].windows:,} windows",
+        splits={part: Split(window_counts[part].windows, part_files(part)) for part in PARTS},
+        summary=f"{counts['train']:,} + {counts['test']:,} questions, {window_counts['train'].windows:,} + "
+        f"{window_counts['test'].windows:,} windows",
         facts={
             "vocabulary": len(entries),
             "sequence_length": listing.cut.sequence_length,
@@ -115,7 +117,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
             "seed": args.seed if listing.folder is None else None,
             "in_both": common,
             "sha256": sha256,
-            **{name: {part: getattr(written[part], name) for part in PARTS} for name in Written._fields[2:]},
+            **{name: {part: getattr(window_counts[part], name) for part in PARTS} for name in Written._fields[2:]},
         },
         tool={"version": VERSION, "numpy": np.__version__},
     )
@@ -123,17 +125,17 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
 
 def words_of(paragraphs: Iterable[squad.Paragraph]) -> List[str]:
     """Return a vocabulary: the special entries and all words of the paragraphs and their questions, sorted."""
-    found: Dict[str, None] = {}
+    unique_words: Dict[str, None] = {}
     for paragraph in paragraphs:
         for text in (paragraph.context, *(question.text for question in paragraph.questions)):
-            found.update(dict.fromkeys(words(text)))
-    return [*SPECIAL, *sorted(found)]
+            unique_words.update(dict.fromkeys(words(text)))
+    return [*SPECIAL, *sorted(unique_words)]
 
 
 def write_part(
     part: str, paragraphs: List[squad.Paragraph], tokenizer: Tokenizer, cut: Cut, scratch: Path, progress: Progress
 ) -> Written:
-    found: List[Window] = []
+    part_windows: List[Window] = []
     owners: List[int] = []
     number = left_out = cut_off = 0
     for done, paragraph in enumerate(paragraphs, 1):
@@ -151,19 +153,19 @@ def write_part(
             cut_off += len(ids) > cut.question_length
             left_out += answer is None
             if answer is not None or part == "test":
-                found += windows.windows(ids, text, cut, tokenizer.vocabulary, answer)
-                owners += [number] * (len(found) - len(owners))
+                part_windows += windows.windows(ids, text, cut, tokenizer.vocabulary, answer)
+                owners += [number] * (len(part_windows) - len(owners))
             number += 1
         progress.update(part, done, len(paragraphs), unit="paragraphs")
     arrays = {
-        **{name: np.concatenate([getattr(window, name) for window in found]) for name in OF_TOKENS},
-        "offsets": np.cumsum([0, *(len(window.tokens) for window in found)]),
-        **{name: np.array([getattr(window, name) for window in found]) for name in ("second", "start", "end")},
+        **{name: np.concatenate([getattr(window, name) for window in part_windows]) for name in OF_TOKENS},
+        "offsets": np.cumsum([0, *(len(window.tokens) for window in part_windows)]),
+        **{name: np.array([getattr(window, name) for window in part_windows]) for name in ("second", "start", "end")},
         "question": np.array(owners),
     }
     for name, values in arrays.items():
         write_array(scratch / f"{part}_{name}.npy", values.astype(ARRAYS[name]))
-    return Written(len(found), number, left_out, int(np.count_nonzero(arrays["start"])), cut_off)
+    return Written(len(part_windows), number, left_out, int(np.count_nonzero(arrays["start"])), cut_off)
 
 
 def write_paragraphs(path: Path, paragraphs: Iterable[squad.Paragraph]) -> None:
@@ -171,8 +173,8 @@ def write_paragraphs(path: Path, paragraphs: Iterable[squad.Paragraph]) -> None:
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for paragraph in paragraphs:
             questions = [
-                {"id": each.id, "question": each.text, "answers": [answer.text for answer in each.answers]}
-                for each in paragraph.questions
+                {"id": question.id, "question": question.text, "answers": [answer.text for answer in question.answers]}
+                for question in paragraph.questions
             ]
             # JSON's escapes keep a paragraph on its line, whatever ends of lines Unicode knows.
             file.write(json.dumps({"context": paragraph.context, "questions": questions}) + "\n")

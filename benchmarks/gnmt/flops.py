@@ -7,8 +7,8 @@ from benchmarks.common.flops import TRAINING, product
 GATES = 4
 
 
-def training_flops(config: Any, words: int, sentences: int, source: Any, target: Any) -> float:
-    """FLOPs of a training step on pairs of ``source`` and ``target`` positions each, with a vocabulary of ``words``."""
+def training_flops(config: Any, vocabulary_size: int, sentences: int, source: Any, target: Any) -> float:
+    """FLOPs of a training step on sentence pairs with ``source`` and ``target`` positions each."""
     width = config.width
 
     def lstm(positions: int, inputs: int) -> float:
@@ -19,4 +19,6 @@ def training_flops(config: Any, words: int, sentences: int, source: Any, target:
     projections = product(source, width, width) + product(target, width, width)
     # The normalized vector with the tanh of each pair of positions, and the sum of the context.
     attention = product(source * target, width, 1) + product(target, source, width)
-    return TRAINING * sentences * (encoder + decoder + projections + attention + product(target, width, words))
+    return (
+        TRAINING * sentences * (encoder + decoder + projections + attention + product(target, width, vocabulary_size))
+    )

@@ -36,10 +36,10 @@ def within(counts: np.ndarray) -> np.ndarray:
     return np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
 
 
-def ragged(offsets: np.ndarray, chosen: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """Return where the values of the samples ``chosen`` are, one sample behind the other, and how many each has."""
-    begins = offsets[chosen]
-    counts = offsets[chosen + 1] - begins
+def ragged(offsets: np.ndarray, indices: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """Return where the values of the samples ``indices`` are, one sample behind the other, and how many each has."""
+    begins = offsets[indices]
+    counts = offsets[indices + 1] - begins
     return np.repeat(begins, counts) + within(counts), counts
 
 
@@ -55,8 +55,8 @@ class Samples(Sequences):
 
     def masked(self, index: int) -> Tuple[np.ndarray, np.ndarray]:
         """Return places and labels of the masked words of a sample, uint16 [masked] each."""
-        place = slice(self.masked_offsets[index], self.masked_offsets[index + 1])
-        return self.masked_places[place], self.masked_labels[place]
+        part = slice(self.masked_offsets[index], self.masked_offsets[index + 1])
+        return self.masked_places[part], self.masked_labels[part]
 
     def take(self, order: np.ndarray) -> Samples:
         # Return the samples ``order`` in that order.
@@ -75,8 +75,8 @@ class Samples(Sequences):
     def original(self, index: int) -> np.ndarray:
         """Return the tokens of a sample as they were before masking, uint16 [length]."""
         tokens = np.array(self[index])
-        places, labels = self.masked(index)
-        tokens[places] = labels
+        positions, labels = self.masked(index)
+        tokens[positions] = labels
         return tokens
 
 
@@ -103,12 +103,12 @@ def open_data(folder: Path) -> DataSet:
     Raises:
         Problem: there is none, it is half-written, or its files are not those of its manifest.
     """
-    found = manifest.read(folder)
+    contents = manifest.read(folder)
     with opening(folder, "BERT"):
         train, test = (
             Samples(*(mapped(folder / f"{part}_{name}.npy", kind) for name, kind in ARRAYS.items())) for part in PARTS
         )
-        data = DataSet(train, test, vocabulary.read(folder / VOCABULARY), found, folder)
+        data = DataSet(train, test, vocabulary.read(folder / VOCABULARY), contents, folder)
         check(data)
     return data
 

@@ -10,9 +10,9 @@ from benchmarks.common.flops import TRAINING, evenly, product
 def pretraining_flops(config: Any, vocabulary: int, lengths: Iterable[int], masked: int) -> float:
     """FLOPs of a training step on sequences of ``lengths`` tokens, of which ``masked`` words in all are predicted."""
     lengths = list(lengths)
-    words = product(masked, config.width, config.width) + product(masked, config.width, vocabulary)
+    mlm_head = product(masked, config.width, config.width) + product(masked, config.width, vocabulary)
     follows = product(len(lengths), config.width, config.width) + product(len(lengths), config.width, 2)
-    return TRAINING * (sum(_encoder(config, length) for length in lengths) + words + follows)
+    return TRAINING * (sum(_encoder(config, length) for length in lengths) + mlm_head + follows)
 
 
 def answering_flops(config: Any, lengths: Iterable[int]) -> float:
@@ -34,9 +34,9 @@ def of_window(config: Any, windows: Any) -> float:
 
 # Lengths of a share of what is between ``offsets``.
 def _lengths(offsets: np.ndarray) -> List[int]:
-    chosen = evenly(len(offsets) - 1)
-    found: List[int] = (offsets[1:][chosen] - offsets[:-1][chosen]).tolist()
-    return found
+    indices = evenly(len(offsets) - 1)
+    lengths: List[int] = (offsets[1:][indices] - offsets[:-1][indices]).tolist()
+    return lengths
 
 
 def _encoder(config: Any, length: int) -> float:

@@ -33,24 +33,24 @@ def _original(samples: Samples, index: int) -> np.ndarray:
 
 def words(name: str, tokens: List[np.ndarray], vocabulary: Vocabulary) -> Iterator[Tuple[str, str]]:
     """Yield what shows that sequences were not made by a vocabulary."""
-    every = np.concatenate(tokens)
-    if int(every.max()) >= vocabulary.size:
-        yield f"{name}: tokens up to {int(every.max()):,}", f"{vocabulary.size:,} entries of the vocabulary"
+    all_ids = np.concatenate(tokens)
+    if int(all_ids.max()) >= vocabulary.size:
+        yield f"{name}: tokens up to {int(all_ids.max()):,}", f"{vocabulary.size:,} entries of the vocabulary"
         return
-    unknown = float((every == vocabulary.unk).mean())
+    unknown = float((all_ids == vocabulary.unk).mean())
     if unknown > MOST_UNKNOWN:
         yield f"{name}: {unknown:.0%} of the tokens are unknown", "the vocabulary that made them"
     tokenizer = Tokenizer(vocabulary)
     right: Dict[int, bool] = {}
-    for place, each in enumerate(tokens[:: max(1, len(tokens) // RETOKENIZED)]):
-        for ids in np.split(each, np.flatnonzero(np.isin(each, (vocabulary.cls, vocabulary.sep)))):
+    for number, ids_of_text in enumerate(tokens[:: max(1, len(tokens) // RETOKENIZED)]):
+        for ids in np.split(ids_of_text, np.flatnonzero(np.isin(ids_of_text, (vocabulary.cls, vocabulary.sep)))):
             # A text that was cut may begin within a word, which no tokenizer makes of it again.
-            begin = next((at for at, id in enumerate(ids) if at and not _continues(vocabulary, id)), len(ids))
-            if vocabulary.unk not in ids and begin < len(ids):
-                again = tokenizer.encode(vocabulary.text(ids[begin:])).ids == ids[begin:].tolist()
-                right[place] = right.get(place, True) and again
-    what = f"sequences of {name} are other tokens when their text is tokenized again"
-    yield from sample_checks.agreement(right, what, "tokens by the vocabulary of the data set", LEAST_SAME)
+            start = next((index for index, id in enumerate(ids) if index and not _continues(vocabulary, id)), len(ids))
+            if vocabulary.unk not in ids and start < len(ids):
+                again = tokenizer.encode(vocabulary.text(ids[start:])).ids == ids[start:].tolist()
+                right[number] = right.get(number, True) and again
+    problem = f"sequences of {name} are other tokens when their text is tokenized again"
+    yield from sample_checks.agreement(right, problem, "tokens by the vocabulary of the data set", LEAST_SAME)
 
 
 def _continues(vocabulary: Vocabulary, token: int) -> bool:
@@ -61,20 +61,23 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
     data = open_data(directory)
     parts = {"train": data.train, "test": data.test}
 
-    def own() -> Iterator[Tuple[str, str]]:
+    def checks() -> Iterator[Tuple[str, str]]:
         for name, samples in parts.items():
-            chosen = sample_checks.spread(len(samples), 2000).tolist()
-            originals = [_original(samples, index) for index in chosen if len(samples[index])]
+            sample_indices = sample_checks.spread(len(samples), 2000).tolist()
+            originals = [_original(samples, index) for index in sample_indices if len(samples[index])]
             if not originals:
                 continue
             yield from words(name, originals, data.vocabulary)
             masked = [
-                np.append(samples[index], 0)[samples.masked(index)[0].clip(0, len(samples[index]))] for index in chosen
+                np.append(samples[index], 0)[samples.masked(index)[0].clip(0, len(samples[index]))]
+                for index in sample_indices
             ]
             share = float((np.concatenate(masked) == data.vocabulary.mask).mean())
             if share < LEAST_MASKED:
-                found = f"{name}: [MASK] is at {share:.0%} of the places to predict: they may be those of other samples"
-                yield found, f"at least {LEAST_MASKED:.0%}"
+                message = (
+                    f"{name}: [MASK] is at {share:.0%} of the places to predict: they may be those of other samples"
+                )
+                yield message, f"at least {LEAST_MASKED:.0%}"
 
     def part(samples: Samples) -> sample_checks.Part:
         return sample_checks.Part(
@@ -85,5 +88,5 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
         )
 
     return sample_checks.View(
-        {name: part(samples) for name, samples in parts.items()}, classes=2, is_shuffled=True, extra_checks=own
+        {name: part(samples) for name, samples in parts.items()}, classes=2, is_shuffled=True, extra_checks=checks
     )

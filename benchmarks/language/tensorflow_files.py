@@ -50,18 +50,18 @@ def records(path: Path) -> Iterator[bytes]:
     number = 0
     with path.open("rb") as file:
         while True:
-            where = f"{path}, record {number:,} at byte {file.tell():,}"
+            location = f"{path}, record {number:,} at byte {file.tell():,}"
             head = file.read(_HEAD.size)
             if not head:
                 return
             if len(head) == _HEAD.size and (not is_record(head) or _HEAD.unpack(head)[0] > MOST_BYTES):
-                raise Problem(f"{where} is damaged: its length has another checksum", "TFRecord", HINT)
+                raise Problem(f"{location} is damaged: its length has another checksum", "TFRecord", HINT)
             size = _HEAD.unpack(head)[0] if len(head) == _HEAD.size else 0
             content, foot = file.read(size), file.read(_FOOT.size)
             if len(foot) < _FOOT.size:
-                raise Problem(f"{where} is truncated", "whole records", HINT)
+                raise Problem(f"{location} is truncated", "whole records", HINT)
             if masked_crc(content) != _FOOT.unpack(foot)[0]:
-                raise Problem(f"{where} is damaged: another checksum", "the bytes that were written", HINT)
+                raise Problem(f"{location} is damaged: another checksum", "the bytes that were written", HINT)
             yield content
             number += 1
 
@@ -72,13 +72,13 @@ def features(content: bytes) -> Dict[str, np.ndarray]:
     Raises:
         ValueError: it is no such message.
     """
-    found: Dict[str, np.ndarray] = {}
+    features: Dict[str, np.ndarray] = {}
     for group in _all(content, 1):
         for entry in _all(group, 1):
-            lists = [each for feature in _all(entry, 2) for each in _all(feature, 3)]
-            packed = [_integers(each) for numbers in lists for each in _all(numbers, 1)]
-            found[_all(entry, 1)[0].decode("utf-8")] = np.concatenate([np.zeros(0, np.int64), *packed])
-    return found
+            lists = [value_list for feature in _all(entry, 2) for value_list in _all(feature, 3)]
+            packed = [_integers(value_list) for numbers in lists for value_list in _all(numbers, 1)]
+            features[_all(entry, 1)[0].decode("utf-8")] = np.concatenate([np.zeros(0, np.int64), *packed])
+    return features
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------
@@ -120,17 +120,17 @@ class Bundle:
         try:
             with path.open("rb") as file:
                 file.seek(entry.offset)
-                found = file.read(entry.size)
+                content = file.read(entry.size)
         except OSError as error:
             raise self._damaged(path, error.strerror or str(error)) from None
-        if len(found) != entry.size or masked_crc(found) != entry.crc:
+        if len(content) != entry.size or masked_crc(content) != entry.crc:
             raise self._damaged(path, f"{name} differs from its checksum")
-        return np.frombuffer(found, TYPES[entry.dtype]).reshape(entry.shape)
+        return np.frombuffer(content, TYPES[entry.dtype]).reshape(entry.shape)
 
-    def _damaged(self, path: Path, what: str) -> Problem:
+    def _damaged(self, path: Path, problem: str) -> Problem:
         prefix = self._index.with_suffix("").name
         expected = f"a checkpoint of TensorFlow: {prefix}.index next to {prefix}.data-00000-of-00001"
-        return Problem(f"{path}: {what}", expected, "copy all files of the checkpoint again")
+        return Problem(f"{path}: {problem}", expected, "copy all files of the checkpoint again")
 
 
 def _table(content: bytes) -> Iterator[Tuple[bytes, bytes]]:
@@ -138,13 +138,13 @@ def _table(content: bytes) -> Iterator[Tuple[bytes, bytes]]:
     if len(content) < FOOTER or struct.unpack("<Q", content[-8:])[0] != MAGIC:
         raise ValueError("not an index of a checkpoint")
     footer = content[-FOOTER:]
-    _, _, at = _handle(footer, 0)  # of the block of metadata, which is empty
-    for _, value in _block(content, footer, at):
+    _, _, offset = _handle(footer, 0)  # of the block of metadata, which is empty
+    for _, value in _block(content, footer, offset):
         yield from _block(content, value, 0)
 
 
-def _block(content: bytes, handle: bytes, at: int) -> Iterator[Tuple[bytes, bytes]]:
-    offset, size, _ = _handle(handle, at)
+def _block(content: bytes, handle: bytes, position: int) -> Iterator[Tuple[bytes, bytes]]:
+    offset, size, _ = _handle(handle, position)
     block, kind = content[offset : offset + size], content[offset + size]
     (crc,) = struct.unpack("<I", content[offset + size + 1 : offset + size + 5])
     if masked_crc(content[offset : offset + size + 1]) != crc:
@@ -152,22 +152,22 @@ def _block(content: bytes, handle: bytes, at: int) -> Iterator[Tuple[bytes, byte
     if kind != 0:
         raise ValueError("is compressed")
     (restarts,) = struct.unpack("<I", block[-4:])
-    at, key = 0, b""
-    while at < size - 4 * (restarts + 1):
-        shared, at = _varint(block, at)
-        rest, at = _varint(block, at)
-        length, at = _varint(block, at)
-        key = key[:shared] + block[at : at + rest]
-        at += rest
-        yield key, block[at : at + length]
-        at += length
+    position, key = 0, b""
+    while position < size - 4 * (restarts + 1):
+        shared, position = _varint(block, position)
+        rest, position = _varint(block, position)
+        length, position = _varint(block, position)
+        key = key[:shared] + block[position : position + rest]
+        position += rest
+        yield key, block[position : position + length]
+        position += length
 
 
-def _handle(data: bytes, at: int) -> Tuple[int, int, int]:
+def _handle(data: bytes, position: int) -> Tuple[int, int, int]:
     # Return offset and size of a block, and what is behind them.
-    offset, at = _varint(data, at)
-    size, at = _varint(data, at)
-    return offset, size, at
+    offset, position = _varint(data, position)
+    size, position = _varint(data, position)
+    return offset, size, position
 
 
 def _entry(message: bytes) -> Entry:
@@ -183,21 +183,25 @@ def _entry(message: bytes) -> Entry:
 
 def _fields(message: bytes) -> Iterator[Tuple[int, Any]]:
     # Yield number and value of each field: an int, or the bytes of a string or message.
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
+    offset = 0
+    while offset < len(message):
+        tag, offset = _varint(message, offset)
         kind = tag & 7
         value: Union[int, bytes]
         if kind == 0:
-            value, at = _varint(message, at)
+            value, offset = _varint(message, offset)
         elif kind in (1, 2, 5):
             size = {1: 8, 5: 4}.get(kind, 0)
             if kind == 2:
-                size, at = _varint(message, at)
-            if at + size > len(message):
+                size, offset = _varint(message, offset)
+            if offset + size > len(message):
                 raise ValueError("a field behind the end")
-            value = message[at : at + size] if kind == 2 else int.from_bytes(message[at : at + size], "little")
-            at += size
+            value = (
+                message[offset : offset + size]
+                if kind == 2
+                else int.from_bytes(message[offset : offset + size], "little")
+            )
+            offset += size
         else:
             raise ValueError("has fields of an unknown kind")
         yield tag >> 3, value
@@ -205,19 +209,19 @@ def _fields(message: bytes) -> Iterator[Tuple[int, Any]]:
 
 def _all(message: bytes, number: int) -> List[bytes]:
     # Return the strings or messages of the fields with a number.
-    return [value for found, value in _fields(message) if found == number]
+    return [value for values, value in _fields(message) if values == number]
 
 
-def _varint(data: bytes, at: int) -> Tuple[int, int]:
-    found = shift = 0
+def _varint(data: bytes, offset: int) -> Tuple[int, int]:
+    value = shift = 0
     while True:
-        if at >= len(data):
+        if offset >= len(data):
             raise ValueError("a number behind the end")
-        byte = data[at]
-        at += 1
-        found |= (byte & 127) << shift
+        byte = data[offset]
+        offset += 1
+        value |= (byte & 127) << shift
         if byte < 128:
-            return found, at
+            return value, offset
         shift += 7
 
 

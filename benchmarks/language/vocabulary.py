@@ -15,11 +15,11 @@ class Vocabulary:
     def __init__(self, entries: Iterable[str]) -> None:
         self.entries = tuple(entries)
         self.size = len(self.entries)
-        self.places = {entry: place for place, entry in enumerate(self.entries)}
+        self.places = {entry: index for index, entry in enumerate(self.entries)}
         self.unk, self.cls, self.sep, self.mask = (self.places[entry] for entry in SPECIAL[1:])
 
     def text(self, ids: Iterable[int]) -> str:
-        return " ".join(self.entries[each] for each in ids).replace(" ##", "")
+        return " ".join(self.entries[id_] for id_ in ids).replace(" ##", "")
 
 
 def write(path: Path, entries: Iterable[str]) -> None:
@@ -41,12 +41,12 @@ def read(path: Path) -> Vocabulary:
     except UnicodeDecodeError as error:
         raise Problem(f"{path} is not UTF-8: byte {error.start:,}", "one entry a line in UTF-8", hint) from None
     entries = entries[:-1] if entries[-1] == "" else entries
-    missing = [each for each in SPECIAL if each not in entries]
+    missing = [entry for entry in SPECIAL if entry not in entries]
     if missing:
         raise Problem(f"{path} lacks {', '.join(missing)}", f"{' '.join(SPECIAL)} among the entries", hint)
     if len(entries) > MOST_ENTRIES:
         raise Problem(f"{path} has {len(entries):,} entries", f"at most {MOST_ENTRIES:,}", hint)
     if len(set(entries)) < len(entries):
-        first = next(place for place, each in enumerate(entries) if each in entries[:place])
+        first = next(index for index, entry in enumerate(entries) if entry in entries[:index])
         raise Problem(f"{path}, line {first + 1:,}: {entries[first]!r} again", "every entry once", hint)
     return Vocabulary(entries)

@@ -40,7 +40,7 @@ class Tokenizer:
         return self._tokenizer.encode(_with_final_sigmas(text), add_special_tokens=False)
 
     def pieces(self, text: str) -> List[str]:
-        return [self.vocabulary.entries[each] for each in self.encode(text).ids]
+        return [self.vocabulary.entries[id_] for id_ in self.encode(text).ids]
 
 
 def words(text: str) -> List[str]:
@@ -57,19 +57,19 @@ def _with_final_sigmas(text: str) -> str:
     return "".join(small if letter == "Σ" else letter for letter, small in zip(text, lowered))
 
 
-def learn(words: Mapping[str, int], size: int, report: Callable[[int], None] = lambda done: None) -> List[str]:
+def learn(counts: Mapping[str, int], size: int, report: Callable[[int], None] = lambda done: None) -> List[str]:
     """Return at most ``size`` entries: the special ones, all letters at a word's begin and within one, and merges.
 
-    Words are those of ``words``. They are merged backwards, so that the mark which byte pair encoding has
+    Words are those of ``counts``. They are merged backwards, so that the mark which byte pair encoding has
     behind the last letter is at the first one: what does not have it gets "##".
     """
-    letters = sorted({letter for word in words for letter in word})
+    letters = sorted({letter for word in counts for letter in word})
     entries = dict.fromkeys((*SPECIAL, *letters, *(f"##{letter}" for letter in letters)))
-    backwards = {word[::-1]: count for word, count in words.items()}
+    backwards = {word[::-1]: count for word, count in counts.items()}
     codes = learn_codes(backwards, max(0, size - len(entries)), report)
     for line in codes.split("\n")[1:-1]:
         piece = line.replace(" ", "")
-        whole = piece.endswith(_END_OF_WORD)
-        text = piece[: -len(_END_OF_WORD)][::-1] if whole else "##" + piece[::-1]
+        is_last = piece.endswith(_END_OF_WORD)
+        text = piece[: -len(_END_OF_WORD)][::-1] if is_last else "##" + piece[::-1]
         entries.setdefault(text)
     return list(entries)[:size]

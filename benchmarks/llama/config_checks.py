@@ -27,7 +27,7 @@ def problems(config: Any) -> List[Tuple[str, bool]]:
         (
             f"tensor_parallelism={config.tensor_parallelism} must divide key_value_heads={config.key_value_heads} and "
             f"inner_width={config.inner_width}",
-            any(each % config.tensor_parallelism for each in (config.key_value_heads, config.inner_width)),
+            any(size % config.tensor_parallelism for size in (config.key_value_heads, config.inner_width)),
         ),
         (
             f"sequence_length={config.sequence_length} must be a multiple of 2 * context_parallelism * "
@@ -59,13 +59,13 @@ def problems_of_fp8(config: Any) -> List[Tuple[str, bool]]:
 
 def misfits_of_text(config: Any, manifest: Manifest) -> List[Misfit]:
     """Return which parts of a data set are too short for a sample."""
-    found: List[Misfit] = []
+    misfits: List[Misfit] = []
     for part in ("train", "test"):
         tokens = manifest["facts"]["tokens"][part]
         if tokens <= config.sequence_length:
             hint = "set a shorter sequence_length, or take more text"
-            found.append((f"{tokens:,} tokens in the {part} part", f"more than {config.sequence_length:,}", hint))
-    return found
+            misfits.append((f"{tokens:,} tokens in the {part} part", f"more than {config.sequence_length:,}", hint))
+    return misfits
 
 
 def misfits_of_ranks(config: Any, ranks: int) -> List[Misfit]:

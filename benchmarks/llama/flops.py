@@ -27,8 +27,8 @@ def forward_flops(config: Any, vocabulary: int, length: int) -> Tuple[float, flo
 
 def attended(length: int, window: int) -> float:
     """Return the pairs of positions that attend to each other, half of a square or of a window's first one."""
-    seen = min(window or length, length)
-    return seen * length - seen * seen / 2
+    keys_per_query = min(window or length, length)
+    return keys_per_query * length - keys_per_query * keys_per_query / 2
 
 
 def adapter_flops(config: Any, vocabulary: int, length: int) -> float:

@@ -28,7 +28,7 @@ def empty_cache(shape: Sequence[int], batch: int = 1) -> np.ndarray:
     return np.zeros((batch, *shape[:3], 0, shape[4]), np.float32)
 
 
-def chosen(logits: np.ndarray, temperature: float, random: np.random.RandomState) -> int:
+def next_token(logits: np.ndarray, temperature: float, random: np.random.RandomState) -> int:
     """Return the likeliest token, or one that is drawn from the softmax of the logits divided by ``temperature``."""
     if temperature <= 0:
         return int(logits.argmax())
@@ -46,14 +46,14 @@ def generate(
     end: Optional[int] = None,
 ) -> List[int]:
     """Return up to ``count`` tokens behind a prompt, the last of which may be ``end``."""
-    random, cache, given = np.random.RandomState(seed), empty_cache(cache_shape), list(prompt)
-    found: List[int] = []
-    while len(found) < count and (not found or found[-1] != end):
-        logits, added = step(np.array([given], np.int64), cache)
+    random, cache, pending = np.random.RandomState(seed), empty_cache(cache_shape), list(prompt)
+    generated: List[int] = []
+    while len(generated) < count and (not generated or generated[-1] != end):
+        logits, added = step(np.array([pending], np.int64), cache)
         cache = np.concatenate((cache, added), POSITIONS)
-        given = [chosen(logits[0, -1], temperature, random)]
-        found += given
-    return found
+        pending = [next_token(logits[0, -1], temperature, random)]
+        generated += pending
+    return generated
 
 
 def served(url: str, exported: Path, seconds: float) -> Tuple[Step, List[int]]:
@@ -61,11 +61,11 @@ def served(url: str, exported: Path, seconds: float) -> Tuple[Step, List[int]]:
     manifest = client.read_manifest(exported)
     server = client.Server(url, "http", manifest)
     server.wait(seconds)
-    (cache,) = (each["shape"][1:] for each in manifest["inputs"] if each["name"] == "cache")
+    (cache,) = (value["shape"][1:] for value in manifest["inputs"] if value["name"] == "cache")
 
     def step(tokens: np.ndarray, cache: np.ndarray) -> Tuple[np.ndarray, ...]:
-        found = client.predict(server, {"tokens": tokens, "cache": cache})
-        return found["logits"], found["added"]
+        outputs = client.predict(server, {"tokens": tokens, "cache": cache})
+        return outputs["logits"], outputs["added"]
 
     return step, cache
 
@@ -91,11 +91,11 @@ def main(argv: Optional[List[str]] = None) -> int:
             parser.error("the text has no token")
         step, cache = served(arguments.url, arguments.exported, arguments.wait)
         end = tokenizer.token_to_id(tokenization.END)
-        found = generate(step, cache, prompt, arguments.tokens, arguments.temperature, arguments.seed, end)
+        generated = generate(step, cache, prompt, arguments.tokens, arguments.temperature, arguments.seed, end)
     except (client.RefusedError, Problem) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(arguments.text + tokenizer.decode(found))
+    print(arguments.text + tokenizer.decode(generated))
     return 0
 
 

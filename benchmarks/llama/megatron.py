@@ -32,10 +32,10 @@ class Documents:
     lengths: np.ndarray  # int32, a memory map: tokens of each document
     begins: np.ndarray  # int64, a memory map: bytes before each document
 
-    def read(self, document: int, begin: int, count: int) -> np.ndarray:
-        """Return up to ``count`` tokens of a document from its token ``begin`` on."""
-        first = int(self.begins[document]) // self.tokens.itemsize + begin
-        return self.tokens[first : first + min(count, int(self.lengths[document]) - begin)]
+    def read(self, document: int, start: int, count: int) -> np.ndarray:
+        """Return up to ``count`` tokens of a document from its token ``start`` on."""
+        first = int(self.begins[document]) // self.tokens.itemsize + start
+        return self.tokens[first : first + min(count, int(self.lengths[document]) - start)]
 
 
 def type_for(entries: int) -> "np.dtype[np.generic]":
@@ -54,14 +54,14 @@ def open_documents(stem: Path) -> Documents:
         head = file.read(HEADER.size)
     magic, version, code, count, boundaries = HEADER.unpack(head) if len(head) == HEADER.size else (b"", 0, 0, 0, 0)
     if magic != MAGIC or version != 1 or code not in TYPES:
-        found = f"{index} begins with {head[:9]!r}, version {version:,}, token type {code}"
+        problem = f"{index} begins with {head[:9]!r}, version {version:,}, token type {code}"
         expected = f"an index of Megatron's, version 1, token type {', '.join(map(str, TYPES))}"
-        raise Problem(found, expected, "write it by Megatron's preprocess_data.py, or copy it again")
+        raise Problem(problem, expected, "write it by Megatron's preprocess_data.py, or copy it again")
     kind = np.dtype(TYPES[code])
-    wanted = HEADER.size + count * 12 + boundaries * 8
+    expected_size = HEADER.size + count * 12 + boundaries * 8
     tokens = stem.with_name(f"{stem.name}.bin")
     index_bytes = index.stat().st_size
-    if not count or boundaries != count + 1 or index_bytes != wanted:
+    if not count or boundaries != count + 1 or index_bytes != expected_size:
         raise Problem(
             f"{index} has {count:,} sequences, {boundaries:,} boundaries and {index_bytes:,} bytes",
             "one sequence a document",
@@ -111,15 +111,15 @@ def check_tokens(stem: Path, entries: int, add: Callable[[int], None] = lambda s
     """
     documents = open_documents(stem)
     tokens = documents.tokens
-    for begin in range(0, len(tokens), CHUNK):
-        chunk = tokens[begin : begin + CHUNK]
+    for start in range(0, len(tokens), CHUNK):
+        chunk = tokens[start : start + CHUNK]
         wrong = np.flatnonzero((chunk < 0) | (chunk >= entries))
         if len(wrong):
-            place = begin + int(wrong[0])
-            document = int(np.searchsorted(documents.begins, place * tokens.itemsize, "right")) - 1
-            found = f"{stem}.bin: document {document:,} (from 0) has the token {int(tokens[place]):,}"
+            index = start + int(wrong[0])
+            document = int(np.searchsorted(documents.begins, index * tokens.itemsize, "right")) - 1
+            problem = f"{stem}.bin: document {document:,} (from 0) has the token {int(tokens[index]):,}"
             hint = "name the tokenizer that the files were made with: --tokenizer"
-            raise Problem(found, f"0 to {entries - 1:,}, the ids of the tokenizer", hint)
+            raise Problem(problem, f"0 to {entries - 1:,}, the ids of the tokenizer", hint)
         add(chunk.nbytes)
 
 
@@ -129,5 +129,5 @@ def write_index(file: BinaryIO, lengths: Sequence[int], kind: "np.dtype[np.gener
     begins = np.concatenate(([0], np.cumsum(counts[:-1], dtype="<i8") * kind.itemsize)).astype("<i8")
     code = next(code for code, name in TYPES.items() if np.dtype(name) == kind)
     file.write(HEADER.pack(MAGIC, 1, code, len(counts), len(counts) + 1))
-    for each in (counts, begins, np.arange(len(counts) + 1, dtype="<i8")):
-        file.write(each.tobytes())
+    for values in (counts, begins, np.arange(len(counts) + 1, dtype="<i8")):
+        file.write(values.tobytes())

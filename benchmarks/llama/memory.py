@@ -29,7 +29,9 @@ def size_of(config: Any) -> int:
     return 2 if config.precision == "bf16" else 4
 
 
-def needed(config: Any, vocabulary: int, ranks: int, held: float, kept: float, share_of: int = 1) -> float:
+def needed(
+    config: Any, vocabulary: int, ranks: int, weight_bytes: float, activation_bytes: float, share_of: int = 1
+) -> float:
     """Return the bytes that a rank needs at least in a backward pass: in that of the head, or of the last layer.
 
     Args:
@@ -42,8 +44,8 @@ def needed(config: Any, vocabulary: int, ranks: int, held: float, kept: float, s
     """
     size, weights = size_of(config), weights_of(config, vocabulary)
     positions = config.micro_batch_size * config.sequence_length / config.context_parallelism
-    begins = config.layers * (config.width * size if config.recompute else kept)
-    again = kept - config.width * size if config.recompute else 0
+    begins = config.layers * (config.width * size if config.recompute else activation_bytes)
+    again = activation_bytes - config.width * size if config.recompute else 0
     # Logits and their gradients, in fp32
     logits = 2 * 4 * min(config.loss_rows or positions, positions) * vocabulary
     # FSDP gathers a layer while the one before is computed, and holds what is outside the layers.
@@ -51,7 +53,7 @@ def needed(config: Any, vocabulary: int, ranks: int, held: float, kept: float, s
     outside = weights.outside * size if ranks > 1 else 0
     head = gathered + positions * begins + logits
     last = 2 * gathered + positions * (begins + again)
-    return held + (outside + max(head, last)) / config.tensor_parallelism
+    return weight_bytes + (outside + max(head, last)) / config.tensor_parallelism
 
 
 def misfits(config: Any, needed: float, memory: float) -> List[Misfit]:

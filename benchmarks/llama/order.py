@@ -42,12 +42,12 @@ class Order:
     def tokens(self, source: Documents, number: int) -> np.ndarray:
         """Return the tokens of the sequence that comes as ``number``, int64 [length + 1]."""
         sequence = self.sequences[number]
-        place, offset = int(self.places[sequence]), int(self.offsets[sequence])
+        index, offset = int(self.places[sequence]), int(self.offsets[sequence])
         parts, missing = [], self.length + 1
         while missing:
-            part = source.read(int(self.documents[place]), offset, missing)
+            part = source.read(int(self.documents[index]), offset, missing)
             parts.append(part)
-            missing, place, offset = missing - len(part), place + 1, 0
+            missing, index, offset = missing - len(part), index + 1, 0
         return np.concatenate(parts).astype(np.int64)
 
 
@@ -67,8 +67,8 @@ def shuffled(lengths: np.ndarray, length: int, samples: int, seed: int) -> Order
     """
     per_epoch = int(lengths.sum(dtype=np.int64))
     epochs = needed_epochs(per_epoch, length, samples)
-    before = ((epochs - 1) * per_epoch - 1) // length  # sequences of all epochs but the last
-    apart = epochs > 1 and samples - before < int(WHOLE * ((per_epoch - 1) // length))
+    full_sequences = ((epochs - 1) * per_epoch - 1) // length  # sequences of all epochs but the last
+    apart = epochs > 1 and samples - full_sequences < int(WHOLE * ((per_epoch - 1) // length))
     random = np.random.RandomState(seed)
     parts = [
         np.tile(np.arange(len(lengths), dtype=np.int32), count) for count in ((epochs - 1, 1) if apart else (epochs,))
@@ -76,29 +76,29 @@ def shuffled(lengths: np.ndarray, length: int, samples: int, seed: int) -> Order
     for part in parts:
         random.shuffle(part)
     documents = np.concatenate(parts)
-    places, offsets = cut(lengths[documents], length)
-    ranges = ((0, before), (before, len(places))) if apart else ((0, len(places)),)
+    positions, offsets = cut(lengths[documents], length)
+    ranges = ((0, full_sequences), (full_sequences, len(positions))) if apart else ((0, len(positions)),)
     sequences = [np.arange(first, last, dtype=np.uint32) for first, last in ranges]
-    for each in sequences:
-        random.shuffle(each)
-    return Order(length, documents, places, offsets, np.concatenate(sequences))
+    for order in sequences:
+        random.shuffle(order)
+    return Order(length, documents, positions, offsets, np.concatenate(sequences))
 
 
 def in_order(lengths: np.ndarray, length: int, samples: int) -> Order:
     """Return the first ``samples`` sequences, fewer where there are fewer, in the order of the documents."""
-    places, offsets = cut(lengths, length)
-    count = min(samples, len(places))
+    positions, offsets = cut(lengths, length)
+    count = min(samples, len(positions))
     documents = np.arange(len(lengths), dtype=np.int32)
-    return Order(length, documents, places[:count], offsets[:count], np.arange(count, dtype=np.uint32))
+    return Order(length, documents, positions[:count], offsets[:count], np.arange(count, dtype=np.uint32))
 
 
 def cut(lengths: np.ndarray, length: int) -> Tuple[np.ndarray, np.ndarray]:
     """Return place and offset of the first token of each whole sequence in documents of ``lengths``, int32."""
     ends = np.cumsum(lengths, dtype=np.int64)
     starts = np.arange((int(ends[-1]) - 1) // length, dtype=np.int64) * length
-    places = np.searchsorted(ends, starts, side="right")
-    begins = ends[places] - lengths[places]
-    return places.astype(np.int32), (starts - begins).astype(np.int32)
+    indices = np.searchsorted(ends, starts, side="right")
+    begins = ends[indices] - lengths[indices]
+    return indices.astype(np.int32), (starts - begins).astype(np.int32)
 
 
 def key_of(lengths: np.ndarray, length: int, samples: int, seed: int) -> str:

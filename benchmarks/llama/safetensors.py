@@ -46,7 +46,7 @@ def tensors_of(path: Path) -> Dict[str, Stored]:
         return _tensors_in(path)
     placed = _object(_read(path), path).get("weight_map")
     if not isinstance(placed, dict) or not all(
-        isinstance(each, str) and Path(each).name == each for each in placed.values()
+        isinstance(entry, str) and Path(entry).name == entry for entry in placed.values()
     ):
         raise Problem(f"{path} has no weight_map of files next to it", "an index of safetensors", HINT)
     files = {name: _tensors_in(path.with_name(name)) for name in sorted(set(placed.values()))}
@@ -56,10 +56,10 @@ def tensors_of(path: Path) -> Dict[str, Stored]:
     return {name: files[file][name] for name, file in placed.items()}
 
 
-def _read(path: Path, begin: int = 0, size: int = -1) -> bytes:
+def _read(path: Path, start: int = 0, size: int = -1) -> bytes:
     try:
         with path.open("rb") as file:
-            file.seek(begin)
+            file.seek(start)
             return file.read(size)
     except OSError as error:
         raise Problem(f"cannot read {path}: {error.strerror}", "weights of a model as safetensors", HINT) from None
@@ -67,42 +67,42 @@ def _read(path: Path, begin: int = 0, size: int = -1) -> bytes:
 
 def _object(content: bytes, path: Path) -> Dict[str, Any]:
     try:
-        found = json.loads(content)
+        header = json.loads(content)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        header = None
+    if not isinstance(header, dict):
         raise Problem(f"{path} has no header of JSON", "a file of safetensors", HINT)
-    return found
+    return header
 
 
 def _tensors_in(path: Path) -> Dict[str, Stored]:
     length = int.from_bytes(_read(path, 0, 8), "little")
     header = _object(_read(path, 8, length) if length <= LONGEST_HEADER else b"", path)
     header.pop("__metadata__", None)
-    found, first, size = {}, 8 + length, path.stat().st_size
-    for name, each in header.items():
+    tensors, first, size = {}, 8 + length, path.stat().st_size
+    for name, entry in header.items():
         try:
-            kind, shape, (begin, end) = str(each["dtype"]), tuple(map(int, each["shape"])), each["data_offsets"]
-            fits = min((0, *shape)) == 0 <= begin and first + end <= size
-            whole = end - begin == math.prod(shape) * np.dtype(TYPES[kind]).itemsize
+            kind, shape, (start, end) = str(entry["dtype"]), tuple(map(int, entry["shape"])), entry["data_offsets"]
+            fits = min((0, *shape)) == 0 <= start and first + end <= size
+            has_size = end - start == math.prod(shape) * np.dtype(TYPES[kind]).itemsize
         except (KeyError, TypeError, ValueError):
-            raise Problem(f"{path}: {name} is {each}", f"a tensor of {', '.join(TYPES)}", HINT) from None
-        if not (fits and whole):
-            raise Problem(f"{path}: {name} of {shape} is at {begin} to {end}", "within the file, as large", HINT)
-        found[name] = Stored(path, kind, shape, first + begin)
-    return found
+            raise Problem(f"{path}: {name} is {entry}", f"a tensor of {', '.join(TYPES)}", HINT) from None
+        if not (fits and has_size):
+            raise Problem(f"{path}: {name} of {shape} is at {start} to {end}", "within the file, as large", HINT)
+        tensors[name] = Stored(path, kind, shape, first + start)
+    return tensors
 
 
 def write(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Write tensors of fp32 as a file of PyTorch's."""
     header: Dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, each in tensors.items():
-        header[name] = {"dtype": "F32", "shape": list(each.shape), "data_offsets": [end, end + each.size * 4]}
-        end += each.size * 4
+    for name, array in tensors.items():
+        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [end, end + array.size * 4]}
+        end += array.size * 4
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)  # values begin at a multiple of their size
     with in_one_step(path) as file:
         file.write(len(head).to_bytes(8, "little") + head)
-        for each in tensors.values():
-            file.write(np.ascontiguousarray(each, "<f4").tobytes())
+        for array in tensors.values():
+            file.write(np.ascontiguousarray(array, "<f4").tobytes())

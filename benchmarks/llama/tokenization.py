@@ -29,17 +29,17 @@ def read(path: Path) -> tokenizers.Tokenizer:
 
 def learn(texts: Iterable[str], entries: int) -> tokenizers.Tokenizer:
     """Learn ``entries`` from texts: the 256 bytes, the mark of a document's end, and merges."""
-    made = tokenizers.Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=entries, special_tokens=[END], initial_alphabet=sorted(alphabet), show_progress=False
     )
-    made.train_from_iterator(texts, trainer)
-    return made
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def encode(tokenizer: tokenizers.Tokenizer, texts: List[str]) -> List[List[int]]:
     """Return the ids of each text, without the marks that a tokenizer adds by itself."""
-    return [each.ids for each in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    return [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]

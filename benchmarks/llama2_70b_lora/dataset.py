@@ -66,20 +66,20 @@ def open_data(folder: Path) -> DataSet:
     Raises:
         Problem: there is none, it is half-written, or its files are not those of its manifest.
     """
-    found = manifest.read(folder)
+    contents = manifest.read(folder)
     with opening(folder, "GovReport"):
         arrays = {
             part: Samples(
-                *(np.load(str(folder / f"{part}_{each}.npy"), mmap_mode="r") for each in ("tokens", "counts"))
+                *(np.load(str(folder / f"{part}_{array}.npy"), mmap_mode="r") for array in ("tokens", "counts"))
             )
             for part in PARTS
         }
-        data = DataSet(folder, arrays["train"], arrays["test"], found)
-        counts = [(part, each, found["splits"][part]["count"]) for part, each in arrays.items()]
-        sizes = [(f"samples in {part}", len(each), count) for part, each, count in counts]
-        sizes += [(f"counts in {part}", len(each.counts), count) for part, each, count in counts]
+        data = DataSet(folder, arrays["train"], arrays["test"], contents)
+        counts = [(part, array, contents["splits"][part]["count"]) for part, array in arrays.items()]
+        sizes = [(f"samples in {part}", len(array), count) for part, array, count in counts]
+        sizes += [(f"counts in {part}", len(array.counts), count) for part, array, count in counts]
         check_sizes(
-            folder, found, [*sizes, ("tokens of a sample", data.train.length, found["facts"]["sequence_length"])]
+            folder, contents, [*sizes, ("tokens of a sample", data.train.length, contents["facts"]["sequence_length"])]
         )
         _ = data.vocabulary
     return data

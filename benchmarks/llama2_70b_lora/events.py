@@ -38,7 +38,7 @@ def timeline(config: Any, ranks: int) -> Timeline:
     """
     global_batch = config.batch_size * ranks
     interval, skipped = -(-config.eval_interval_samples // global_batch), global_batch // 8 + 2
-    every = config.checkpoint_interval * interval
+    checkpoint_steps = config.checkpoint_interval * interval
 
     def evaluates_after(step: int) -> bool:
         return step > 0 and ((step % interval == 0 and step // interval > skipped) or step == config.max_steps)
@@ -47,7 +47,7 @@ def timeline(config: Any, ranks: int) -> Timeline:
         steps_per_epoch=config.max_steps,
         epochs=1,
         evaluates_after=evaluates_after,
-        checkpoints_after=lambda step: every > 0 and step % every == 0,
+        checkpoints_after=lambda step: checkpoint_steps > 0 and step % checkpoint_steps == 0,
         epoch_num=lambda step: step * global_batch,
         evaluates_inside_epochs=True,
         lower_is_better=True,

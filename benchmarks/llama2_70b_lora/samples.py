@@ -22,13 +22,13 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
 
     def own() -> Iterator[Tuple[str, str]]:
         for name, samples in parts.items():
-            chosen = sample_checks.spread(len(samples)).tolist()
-            top = max((int(samples.tokens[each].max()) for each in chosen), default=0)
+            indices = sample_checks.spread(len(samples)).tolist()
+            top = max((int(samples.tokens[index].max()) for index in indices), default=0)
             if top >= data.vocabulary:
                 yield f"{name}: tokens up to {top:,}", f"{data.vocabulary:,} entries of the vocabulary"
-            counted = {each: bool(samples.counts[each].any()) for each in chosen}
+            has_labels = {index: bool(samples.counts[index].any()) for index in indices}
             yield from sample_checks.agreement(
-                counted, f"samples of {name} in which no token counts", "a summary in each", 1.0
+                has_labels, f"samples of {name} in which no token counts", "a summary in each", 1.0
             )
 
     return sample_checks.View({name: _part(samples) for name, samples in parts.items()}, extra_checks=own)

@@ -35,17 +35,17 @@ def find(args: argparse.Namespace) -> Source:
         Problem: a part is missing or incomplete, or texts have no tokenizer.
     """
     origin: Path = args.origin
-    every = sorted(origin.iterdir()) if origin.is_dir() else [origin]
-    raw = [path for path in every if text_files.plain_name(path).endswith(ENDINGS) and path.name != FILE]
+    all_files = sorted(origin.iterdir()) if origin.is_dir() else [origin]
+    raw = [path for path in all_files if text_files.plain_name(path).endswith(ENDINGS) and path.name != FILE]
     test = tuple(path for path in raw if "valid" in path.name or "test" in path.name)
     train = tuple(path for path in raw if "train" in path.name)
     names = {text_files.SHARD.sub(r"\1\4", path.name) for path in (*train, *test)}
     if not train or not test or len(names) > 2:
-        found = f"{origin} has {len(train)} files for training, {len(test)} for evaluation"
-        raise Problem(found, f"{EXPECTED}, each one file or shards", "link the two into a folder of their own")
+        problem = f"{origin} has {len(train)} files for training, {len(test)} for evaluation"
+        raise Problem(problem, f"{EXPECTED}, each one file or shards", "link the two into a folder of their own")
     text_files.check_shards(train)
     text_files.check_shards(test)
-    tokenizer = args.tokenizer or next((path for path in every if path.name == FILE), None)
+    tokenizer = args.tokenizer or next((path for path in all_files if path.name == FILE), None)
     first: Dict[str, Any] = next((row for _, row in rows(train[:1])), {})
     is_packed = PACKED[0] in first
     if not is_packed and tokenizer is None:
@@ -83,9 +83,9 @@ def _of_parquet(path: Path) -> Iterator[Dict[str, Any]]:
         raise Problem(f"{path} is damaged after row {number:,}: {error}", "Parquet", "copy it again") from None
 
 
-def lists_of(row: Dict[str, Any], names: Tuple[str, str], where: str) -> Tuple[Any, Any]:
+def lists_of(row: Dict[str, Any], names: Tuple[str, str], location: str) -> Tuple[Any, Any]:
     """Return two lists of a row; Problem if one is missing or of another type."""
     values = row.get(names[0]), row.get(names[1])
     if not all(isinstance(value, list) for value in values):
-        raise Problem(f"{where} has {', '.join(row)}", f"{names[0]} and {names[1]} in each", "fix the row")
+        raise Problem(f"{location} has {', '.join(row)}", f"{names[0]} and {names[1]} in each", "fix the row")
     return values

@@ -39,19 +39,19 @@ class Texts(NamedTuple):
 def texts() -> Texts:
     """Return the texts of this Python, each once."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    found, seen = Texts([], [], [], f"docstrings of the modules of {root.name}"), set()
+    collected, seen_keys = Texts([], [], [], f"docstrings of the modules of {root.name}"), set()
     for number, path in enumerate(sorted(python_text.modules(root))):
         for text in docstrings(path):
-            paragraphs = [" ".join(each.split()) for each in text.split("\n\n") if each.strip()]
-            if len(paragraphs) < 2 or len(paragraphs[0]) > LONGEST or text in seen:
+            paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]
+            if len(paragraphs) < 2 or len(paragraphs[0]) > LONGEST or text in seen_keys:
                 continue
-            seen.add(text)
+            seen_keys.add(text)
             if number % 2 == 0:
-                found.base.append("\n".join(paragraphs))
+                collected.base.append("\n".join(paragraphs))
                 continue
-            part = found.test if number // 2 % HELD_OUT == 0 else found.train
+            part = collected.test if number // 2 % HELD_OUT == 0 else collected.train
             part.append((" ".join(paragraphs[1:]), paragraphs[0]))
-    return found
+    return collected
 
 
 def docstrings(path: Path) -> List[str]:
@@ -63,7 +63,7 @@ def train_base(ids: np.ndarray, entries: int, path: Path, progress: Progress) ->
     """Train the base on a stream of tokens and write it by Hugging Face's names; return what came of it."""
     import torch  # of the toy data set alone: raw data are prepared without it
 
-    from benchmarks.llama.pytorch.network import Network, published_name
+    from benchmarks.llama.pytorch.network import Network, hf_name
     from benchmarks.llama.pytorch.parallel import initialize
     from benchmarks.llama.shapes import Scaling, Shape
 
@@ -77,7 +77,7 @@ def train_base(ids: np.ndarray, entries: int, path: Path, progress: Progress) ->
     random, losses = np.random.RandomState(1), []
     for step in range(STEPS):
         begins = random.randint(len(ids) - LENGTH - 1, size=BATCH)
-        rows = torch.from_numpy(np.stack([ids[begin : begin + LENGTH + 1] for begin in begins]))
+        rows = torch.from_numpy(np.stack([ids[start : start + LENGTH + 1] for start in begins]))
         loss = network(rows[:, :-1], rows[:, 1:]) / (BATCH * LENGTH)
         optimizer.zero_grad()
         loss.backward()
@@ -86,9 +86,9 @@ def train_base(ids: np.ndarray, entries: int, path: Path, progress: Progress) ->
         schedule.step()
         losses.append(float(loss.detach()))
         progress.update("base", step + 1, STEPS, unit="steps")
-    weights = {published_name(name): each.detach().numpy() for name, each in network.named_parameters()}
+    weights = {hf_name(name): parameter.detach().numpy() for name, parameter in network.named_parameters()}
     safetensors.write(path, weights)
     return {
-        "base_parameters": sum(each.size for each in weights.values()),
+        "base_parameters": sum(parameter.size for parameter in weights.values()),
         "base_loss": round(np.mean(losses[-20:]), 3),
     }

@@ -50,9 +50,9 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     paths = [path for files in source.files.values() for path in files] if source else []
     paths += [source.tokenizer] if source and source.tokenizer else []
     files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    made = (VERSION, args.name, "" if source else platform.python_version())
-    facts = repr((made, tokenizers.__version__, files, args.vocabulary_size, args.sequence_length))
-    return Listing(source, hashlib.sha256(facts.encode()).hexdigest())
+    settings = (VERSION, args.name, "" if source else platform.python_version())
+    key = repr((settings, tokenizers.__version__, files, args.vocabulary_size, args.sequence_length))
+    return Listing(source, hashlib.sha256(key.encode()).hexdigest())
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
@@ -64,7 +64,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     source: Source = listing.source
     length = args.sequence_length or (toy.LENGTH if source is None else LENGTH)
     entries = args.vocabulary_size or ENTRIES
-    more: Dict[str, Any] = {}
+    extra: Dict[str, Any] = {}
     files: List[str] = []
     if source is None or source.tokenizer:
         texts = toy.texts() if source is None else None
@@ -74,8 +74,8 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
             file.write(tokenizer.to_str(pretty=True).encode())
         if texts:
             end = _end(tokenizer)
-            ids = [token for each in tokenization.encode(tokenizer, texts.base) for token in (*each, end)]
-            more = {"made": texts.made, **toy.train_base(np.array(ids), entries, scratch / BASE, progress)}
+            ids = [token for packed in tokenization.encode(tokenizer, texts.base) for token in (*packed, end)]
+            extra = {"made": texts.made, **toy.train_base(np.array(ids), entries, scratch / BASE, progress)}
             files.append(BASE)
     parts: Dict[str, Packed] = {}
     for part in PARTS:
@@ -91,17 +91,17 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     length = parts["train"].tokens.shape[1]
     if parts["test"].tokens.shape[1] != length:
         raise Problem(f"evaluation samples of {parts['test'].tokens.shape[1]:,} tokens", f"{length:,}", "pack alike")
-    held = [(f"row {number:,}", key) for number, key in enumerate(parts["test"].keys, 1)]
-    common = source_checks.overlap(held, parts["train"].keys, "samples", args.allow_overlap, progress)
-    counts = {part: len(each.tokens) for part, each in parts.items()}
+    test_rows = [(f"row {number:,}", key) for number, key in enumerate(parts["test"].keys, 1)]
+    common = source_checks.overlap(test_rows, parts["train"].keys, "samples", args.allow_overlap, progress)
+    counts = {part: len(packed.tokens) for part, packed in parts.items()}
     usual = toy.NAME if source is None else sources.NAME if source.is_packed else args.origin.stem
-    own = {part: (f"{part}_tokens.npy", f"{part}_counts.npy", *files) for part in PARTS}
+    arrays = {part: (f"{part}_tokens.npy", f"{part}_counts.npy", *files) for part in PARTS}
     return Content(
         name=args.name or usual,
-        splits={part: Split(counts[part], own[part]) for part in PARTS},
+        splits={part: Split(counts[part], arrays[part]) for part in PARTS},
         summary=f"{counts['train']:,} + {counts['test']:,} samples of {length:,} tokens, {entries:,} entries",
         facts={"vocabulary": entries, "sequence_length": length},
-        how={"in_both": common, "left_out": {part: each.left_out for part, each in parts.items()}, **more},
+        how={"in_both": common, "left_out": {part: packed.left_out for part, packed in parts.items()}, **extra},
         tool={"version": VERSION, "numpy": np.__version__, "tokenizers": tokenizers.__version__},
     )
 
@@ -112,18 +112,18 @@ def _all(texts: toy.Texts) -> Iterable[str]:
 
 
 def _end(tokenizer: tokenizers.Tokenizer) -> int:
-    found = next((tokenizer.token_to_id(each) for each in ENDS if tokenizer.token_to_id(each) is not None), None)
-    if found is None:
+    end_id = next((tokenizer.token_to_id(mark) for mark in ENDS if tokenizer.token_to_id(mark) is not None), None)
+    if end_id is None:
         raise Problem(f"the tokenizer has no {' or '.join(ENDS)}", "a tokenizer of Llama 2", "take another")
-    return int(found)
+    return int(end_id)
 
 
 def _pairs(paths: Sequence[Path]) -> List[toy.Pair]:
     first, second = TEXT
-    return [(text_of(row, first, where), text_of(row, second, where)) for where, row in sources.rows(paths)]
+    return [(text_of(row, first, location), text_of(row, second, location)) for location, row in sources.rows(paths)]
 
 
-def _pack(pairs: List[toy.Pair], tokenizer: tokenizers.Tokenizer, length: int, held: bool) -> Packed:
+def _pack(pairs: List[toy.Pair], tokenizer: tokenizers.Tokenizer, length: int, is_test: bool) -> Packed:
     # Tokenize and pack, without the last tokens that fill no sample.
     tokens: List[int] = []
     counts: List[bool] = []
@@ -135,36 +135,36 @@ def _pack(pairs: List[toy.Pair], tokenizer: tokenizers.Tokenizer, length: int, h
         if len(ids) > length:
             left_out += 1
             continue
-        first = len(tokenizer.encode(prompt).ids) if held else 0
+        first = len(tokenizer.encode(prompt).ids) if is_test else 0
         tokens += ids
-        counts += [not held or first <= place < len(ids) - 1 for place in range(len(ids))]
+        counts += [not is_test or first <= index < len(ids) - 1 for index in range(len(ids))]
         keys.append(source_checks.key(f"{text}\n{summary}".encode()))
-    whole = len(tokens) // length
-    shape = (whole, length)
-    packed = np.array(tokens[: whole * length], np.int32).reshape(shape)
-    return Packed(packed, np.array(counts[: whole * length], bool).reshape(shape), keys, left_out)
+    sample_count = len(tokens) // length
+    shape = (sample_count, length)
+    packed = np.array(tokens[: sample_count * length], np.int32).reshape(shape)
+    return Packed(packed, np.array(counts[: sample_count * length], bool).reshape(shape), keys, left_out)
 
 
 def _checked(paths: Sequence[Path]) -> Packed:
     # Read packed samples.
-    found: List[Tuple[np.ndarray, np.ndarray]] = []
+    samples: List[Tuple[np.ndarray, np.ndarray]] = []
     length = 0
-    for where, row in sources.rows(paths):
+    for location, row in sources.rows(paths):
         try:
-            ids, labels = map(_integers, sources.lists_of(row, PACKED, where))
+            ids, labels = map(_integers, sources.lists_of(row, PACKED, location))
         except (ValueError, OverflowError):
-            raise Problem(f"{where} has no lists of numbers", "token ids", "fix the row") from None
+            raise Problem(f"{location} has no lists of numbers", "token ids", "fix the row") from None
         length = length or len(ids)
         if ids.shape != (length,) or labels.shape != ids.shape:
             sizes = f"{len(ids):,} ids and {len(labels):,} labels"
-            raise Problem(f"{where} has {sizes}", f"{length:,}, as the first row", "pack it again")
+            raise Problem(f"{location} has {sizes}", f"{length:,}, as the first row", "pack it again")
         counts = labels != NOT_COUNTED
         if not np.array_equal(ids[counts], labels[counts]):
             hint = "write the tokens themselves as labels: they are shifted here"
-            raise Problem(f"{where} has labels that are not its tokens", "its tokens, or -100", hint)
-        found.append((ids, counts))
-    arrays = [np.array([row[kind] for row in found]).reshape(len(found), length) for kind in (0, 1)]
-    return Packed(arrays[0], arrays[1], [source_checks.key(ids.tobytes()) for ids, _ in found], 0)
+            raise Problem(f"{location} has labels that are not its tokens", "its tokens, or -100", hint)
+        samples.append((ids, counts))
+    arrays = [np.array([row[kind] for row in samples]).reshape(len(samples), length) for kind in (0, 1)]
+    return Packed(arrays[0], arrays[1], [source_checks.key(ids.tobytes()) for ids, _ in samples], 0)
 
 
 def _integers(values: List[Any]) -> np.ndarray:
@@ -182,8 +182,8 @@ def _check(packed: Packed, part: str, entries: int) -> None:
     lowest, highest = int(packed.tokens.min()), int(packed.tokens.max())
     # Ids that the vocabulary has not would be read beyond the end of the embedding table.
     if lowest < 0 or highest >= entries:
-        found = f"tokens {lowest:,} to {highest:,} in the {part} part, and {entries:,} entries"
-        raise Problem(found, "the vocabulary of the samples", "name it with --tokenizer or --vocabulary-size")
+        problem = f"tokens {lowest:,} to {highest:,} in the {part} part, and {entries:,} entries"
+        raise Problem(problem, "the vocabulary of the samples", "name it with --tokenizer or --vocabulary-size")
     empty = np.flatnonzero(~packed.counts[:, 1:].any(axis=1))
     if len(empty):
         raise Problem(f"sample {empty[0] + 1:,} of the {part} part has no token that counts", "one", "leave it out")

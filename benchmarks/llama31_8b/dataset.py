@@ -35,11 +35,15 @@ def open_data(folder: Path) -> DataSet:
     Raises:
         Problem: there is none, it is half-written, or its files are not those of its manifest.
     """
-    found = manifest.read(folder)
+    contents = manifest.read(folder)
     with opening(folder, "Llama"):
         documents = {part: open_documents(folder / part) for part in PARTS}
-        counted = ((f"documents in {part}", documents[part], found["splits"][part]["count"]) for part in PARTS)
-        check_sizes(folder, found, [(what, len(each.lengths), count) for what, each, count in counted])
-        data = DataSet(documents["train"], documents["test"], found)
+        counted = ((f"documents in {part}", documents[part], contents["splits"][part]["count"]) for part in PARTS)
+        check_sizes(
+            folder,
+            contents,
+            [(label, len(documents_of_part.lengths), count) for label, documents_of_part, count in counted],
+        )
+        data = DataSet(documents["train"], documents["test"], contents)
         _ = data.vocabulary
     return data

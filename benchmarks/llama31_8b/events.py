@@ -43,7 +43,7 @@ def timeline(config: Any, ranks: int) -> Timeline:
     global_batch = config.batch_size * ranks
     steps = min(config.max_steps, -(-config.max_samples // global_batch))
     interval = -(-config.eval_interval_samples // global_batch)
-    every = config.checkpoint_interval * interval
+    checkpoint_steps = config.checkpoint_interval * interval
 
     def evaluates_after(step: int) -> bool:
         return step > 0 and (step % interval == 0 or step == steps)
@@ -52,7 +52,7 @@ def timeline(config: Any, ranks: int) -> Timeline:
         steps_per_epoch=steps,
         epochs=1,
         evaluates_after=evaluates_after,
-        checkpoints_after=lambda step: every > 0 and step % every == 0,
+        checkpoints_after=lambda step: checkpoint_steps > 0 and step % checkpoint_steps == 0,
         epoch_num=lambda step: step * global_batch,
         evaluates_inside_epochs=True,
         lower_is_better=True,

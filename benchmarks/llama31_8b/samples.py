@@ -18,11 +18,11 @@ LEAST_SAME = 0.8  # of them give the same tokens; a document may end in the midd
 
 def _keys(documents: Documents) -> Callable[[np.ndarray], List[Optional[bytes]]]:
     def keys(indices: np.ndarray) -> List[Optional[bytes]]:
-        found: List[Optional[bytes]] = []
+        document_keys: List[Optional[bytes]] = []
         for index in indices.tolist():
             tokens, length = documents.read(index, 0, READ), documents.lengths[index : index + 1]
-            found.append(None if 0 < len(tokens) <= SHORT else sample_checks.key(tokens, length))
-        return found
+            document_keys.append(None if 0 < len(tokens) <= SHORT else sample_checks.key(tokens, length))
+        return document_keys
 
     return keys
 
@@ -39,13 +39,19 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
                 for index in sample_checks.spread(len(documents.lengths), DECODED).tolist()
             ]
             marks = tokenizer.get_added_tokens_decoder()  # of a document's begin or end, which are no text
-            plain = [[token for token in each.tolist() if token not in marks] for each in texts]
-            again = tokenization.encode(tokenizer, [tokenizer.decode(each) for each in plain])
+            plain = [[token for token in part_documents.tolist() if token not in marks] for part_documents in texts]
+            again = tokenization.encode(tokenizer, [tokenizer.decode(part_documents) for part_documents in plain])
             # The last tokens depend on the text behind what was read.
-            cut = [max(1, min(len(each), READ - SHORT)) for each in plain]
-            same = {place: one[:last] == two[:last] for place, (one, two, last) in enumerate(zip(plain, again, cut))}
-            what = f"documents of {name} are other tokens when they are decoded and encoded again"
-            yield from sample_checks.agreement(same, what, "tokens by the tokenizer of the data set", LEAST_SAME)
+            cut = [max(1, min(len(part_documents), READ - SHORT)) for part_documents in plain]
+            same = {
+                position: first_ids[:last] == two[:last]
+                for position, (first_ids, two, last) in enumerate(zip(plain, again, cut))
+            }
+            problem = f"documents of {name} are other tokens when they are decoded and encoded again"
+            yield from sample_checks.agreement(same, problem, "tokens by the tokenizer of the data set", LEAST_SAME)
 
-    shown = {name: sample_checks.Part(len(each.lengths), _keys(each)) for name, each in parts.items()}
-    return sample_checks.View(shown, extra_checks=own)
+    shown_parts = {
+        name: sample_checks.Part(len(part_documents.lengths), _keys(part_documents))
+        for name, part_documents in parts.items()
+    }
+    return sample_checks.View(shown_parts, extra_checks=own)

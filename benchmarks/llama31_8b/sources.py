@@ -40,21 +40,22 @@ def find(args: argparse.Namespace) -> Source:
     files = sorted(path for path in origin.iterdir() if path.is_file()) if origin.is_dir() else [origin]
     raw = [path for path in files if path.name != FILE]
     kinds = [
-        tuple(path for path in raw if text_files.plain_name(path).endswith(each)) for each in (".bin", JSON_LINES, TEXT)
+        tuple(path for path in raw if text_files.plain_name(path).endswith(suffix))
+        for suffix in (".bin", JSON_LINES, TEXT)
     ]
     indexed, of_kind = bool(kinds[0]), next(filter(None, kinds), ())
     train = tuple(path for path in of_kind if "train" in path.name)
     # A set with both, as WikiText has them, is evaluated on the last.
-    held = [tuple(path for path in of_kind if each in path.name) for each in ("test", "valid")]
-    test = next(filter(None, held), ())
+    test_files = [tuple(path for path in of_kind if suffix in path.name) for suffix in ("test", "valid")]
+    test = next(filter(None, test_files), ())
     if not train or not test:
         raise Problem(
             f"{origin} has {len(train)} files for training, {len(test)} for evaluation", EXPECTED, "name them so"
         )
     if indexed and (len(train) > 1 or len(test) > 1):
-        found = ", ".join(path.name for path in (*train, *test))
+        names = ", ".join(path.name for path in (*train, *test))
         raise Problem(
-            f"{origin} has {found}",
+            f"{origin} has {names}",
             "one indexed file a part: the reference trains on c4-train.en_6_text_document alone",
             "link the two into a folder of their own, each with its .idx",
         )
@@ -95,12 +96,12 @@ def documents(path: Path) -> Iterator[str]:
 
 def toy_data_set(folder: Path, name: Optional[str]) -> Source:
     # Write the toy data set's text; written anew after an interruption, it is the same.
-    whole = folder / "python.text"
-    made = python_text.write_text(whole)
+    text_path = folder / "python.text"
+    origin_text = python_text.write_text(text_path)
     parts: List[List[str]] = [[], []]
-    for number, text in enumerate(re.split(r"\n\n+", whole.read_text(encoding="utf-8"))):
+    for number, text in enumerate(re.split(r"\n\n+", text_path.read_text(encoding="utf-8"))):
         parts[number % HELD_OUT == 0].append(text.strip().replace("\n", " "))
     paths = tuple(folder / f"python_{part}.txt" for part in ("train", "test"))
     for path, texts in zip(paths, parts):
         path.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
-    return Source(name or python_text.NAME, paths[:1], paths[1:], None, False, made)
+    return Source(name or python_text.NAME, paths[:1], paths[1:], None, False, origin_text)

@@ -53,9 +53,9 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
         listed = [*source.train, *source.test, *([source.tokenizer] if source.tokenizer else [])]
         listed += [path.with_suffix(".idx") for path in (*source.train, *source.test) if source.is_indexed]
     files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in listed]
-    made = (VERSION, source and source.name, args.name, "" if source else platform.python_version())
-    facts = repr((made, tokenizers.__version__, files, args.vocabulary_size, args.append_eod))
-    return Listing(source, hashlib.sha256(facts.encode()).hexdigest())
+    settings = (VERSION, source and source.name, args.name, "" if source else platform.python_version())
+    key = repr((settings, tokenizers.__version__, files, args.vocabulary_size, args.append_eod))
+    return Listing(source, hashlib.sha256(key.encode()).hexdigest())
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
@@ -74,11 +74,11 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
         appends = args.append_eod or listing.source is None
         common = _tokenize(source, tokenizer, appends, args.allow_overlap, scratch, progress)
     documents = {part: open_documents(scratch / part) for part in PARTS}
-    tokens = {part: len(each.tokens) for part, each in documents.items()}
-    add = progress.counter("tokens", sum(each.tokens.nbytes for each in documents.values()))
+    tokens = {part: len(document_set.tokens) for part, document_set in documents.items()}
+    add = progress.counter("tokens", sum(document_set.tokens.nbytes for document_set in documents.values()))
     for part in PARTS:
         check_tokens(scratch / part, entries, add)
-    counts = {part: len(each.lengths) for part, each in documents.items()}
+    counts = {part: len(document_set.lengths) for part, document_set in documents.items()}
     splits = {part: Split(counts[part], (f"{part}.bin", f"{part}.idx", tokenization.FILE)) for part in PARTS}
     return Content(
         name=source.name,
@@ -95,12 +95,12 @@ def _tokenizer(source: Source, args: argparse.Namespace, scratch: Path) -> token
     path = scratch / tokenization.FILE
     if not path.exists():
         if source.tokenizer:
-            made = tokenization.read(source.tokenizer)
+            tokenizer = tokenization.read(source.tokenizer)
         else:
             texts = (text for file in source.train for text in sources.documents(file))
-            made = tokenization.learn(texts, args.vocabulary_size or SMALL)
+            tokenizer = tokenization.learn(texts, args.vocabulary_size or SMALL)
         with in_one_step(path) as file:
-            content = source.tokenizer.read_bytes() if source.tokenizer else made.to_str(pretty=True).encode()
+            content = source.tokenizer.read_bytes() if source.tokenizer else tokenizer.to_str(pretty=True).encode()
             file.write(content)
     return tokenization.read(path)
 
@@ -136,27 +136,34 @@ def _tokenize(
     sizes = {path: path.stat().st_size for paths in files.values() for path in paths}
     check_room(scratch, int(ROOM_FACTOR * sum(sizes.values())))
     parts = {part: [Part(scratch / f"{part}-{n:05}") for n in range(len(paths))] for part, paths in files.items()}
-    finished = sum(each.done_path.exists() for made in parts.values() for each in made)
+    finished = sum(file_facts.done_path.exists() for shards_of_part in parts.values() for file_facts in shards_of_part)
     if finished:
         progress.note(f"resuming: {finished:,} of {len(sizes):,} files were tokenized before")
     done = 0
     for part, paths in files.items():
-        for path, own in zip(paths, parts[part]):
+        for path, shard in zip(paths, parts[part]):
             progress.update("tokenize", done, sum(sizes.values()), unit="bytes")
-            if not own.done_path.exists():
-                write_facts(own.done_path, _write_part(path, own, tokenizer, ends, kind))
+            if not shard.done_path.exists():
+                write_facts(shard.done_path, _write_part(path, shard, tokenizer, ends, kind))
             done += sizes[path]
-    facts = {part: [read_facts(each.done_path) for each in made] for part, made in parts.items()}
-    held = [(text[1], text[0]) for each in facts["test"] for text in zip(each["keys"], each["begins"])]
-    trained: Set[str] = {key for each in facts["train"] for key in each["keys"]}
-    common = source_checks.overlap(held, trained, "documents", allows, progress)
-    for part, made in parts.items():
-        lengths = [length for each in facts[part] for length in each["lengths"]]
+    facts_of_part = {
+        part: [read_facts(file_facts.done_path) for file_facts in shards_of_part]
+        for part, shards_of_part in parts.items()
+    }
+    test_documents = [
+        (text[1], text[0])
+        for file_facts in facts_of_part["test"]
+        for text in zip(file_facts["keys"], file_facts["begins"])
+    ]
+    trained: Set[str] = {key for file_facts in facts_of_part["train"] for key in file_facts["keys"]}
+    common = source_checks.overlap(test_documents, trained, "documents", allows, progress)
+    for part, shards_of_part in parts.items():
+        lengths = [length for file_facts in facts_of_part[part] for length in file_facts["lengths"]]
         if not lengths:
             raise Problem(f"the {part} part has no document", "text", "add to the source")
         with in_one_step(scratch / f"{part}.bin") as file:
-            for own in made:
-                with own.tokens.open("rb") as content:
+            for shard in shards_of_part:
+                with shard.tokens.open("rb") as content:
                     shutil.copyfileobj(content, file)
         with in_one_step(scratch / f"{part}.idx") as file:
             write_index(file, lengths, kind)
@@ -174,9 +181,9 @@ def _write_part(
         for texts in _together(sources.documents(path)):
             for text, ids in zip(texts, tokenization.encode(tokenizer, texts)):
                 if ids:
-                    found = np.array([*ids, *ends], kind)
-                    file.write(found.tobytes())
-                    lengths.append(len(found))
+                    mark_ids = np.array([*ids, *ends], kind)
+                    file.write(mark_ids.tobytes())
+                    lengths.append(len(mark_ids))
                     keys.append(source_checks.key(text.encode()))
                     begins.append(f"the one that begins: {text[:40]}" if part.stem.name.startswith("test") else "")
     return {"lengths": lengths, "keys": keys, "begins": begins}

@@ -64,14 +64,14 @@ def open_data(folder: Path) -> DataSet:
     Raises:
         Problem: there is none, it is half-written, or its files are not those of its manifest.
     """
-    found = manifest.read(folder)
+    contents = manifest.read(folder)
     with opening(folder, "translation"):
-        facts = found["facts"]
+        facts = contents["facts"]
         pairs = {part: Pairs(*(_sentences(folder, part, side) for side in SIDES)) for part in PARTS}
         language = facts["target_language"] if facts["detokenized"] else None
         entries = Vocabulary(vocabulary.read(folder / VOCABULARY), facts["kind"], language)
         languages = facts["source_language"], facts["target_language"]
-        data = DataSet(pairs["train"], pairs["test"], entries, *languages, found, folder)
+        data = DataSet(pairs["train"], pairs["test"], entries, *languages, contents, folder)
         check(data)
     return data
 

@@ -46,8 +46,8 @@ def fairseq_score(hypotheses: Sequence[str], references: Sequence[str]) -> float
     """
     _check(hypotheses, references)
     unknown, end = SPECIAL[UNK], SPECIAL[EOS]
-    wanted = ([f"<{word}>" if word == unknown else word for word in line.lower().split()] for line in references)
-    return _bleu([line.lower().split() or [end] for line in hypotheses], [line or [end] for line in wanted], False)
+    expected = ([f"<{word}>" if word == unknown else word for word in line.lower().split()] for line in references)
+    return _bleu([line.lower().split() or [end] for line in hypotheses], [line or [end] for line in expected], False)
 
 
 def plain_score(hypotheses: Sequence[str], references: Sequence[str]) -> float:
@@ -61,8 +61,8 @@ def split_words(line: str) -> List[str]:
 
     A backslash splits nothing: in the submission's class of all punctuation it escapes the bracket behind it.
     """
-    before, after, symbols = _patterns()
-    line = before.sub(r"\1 \2 ", line)
+    prefix, after, symbols = _patterns()
+    line = prefix.sub(r"\1 \2 ", line)
     line = after.sub(r" \1 \2", line)
     return symbols.sub(r" \1 ", line).split()
 
@@ -87,9 +87,11 @@ def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
         raise ValueError(f"{len(hypotheses):,} hypotheses for {len(references):,} references")
 
 
-def _ngrams(words: Sequence[str]) -> "Counter[Tuple[str, ...]]":
+def _ngrams(tokens: Sequence[str]) -> "Counter[Tuple[str, ...]]":
     return Counter(
-        tuple(words[begin : begin + order]) for order in range(1, ORDER + 1) for begin in range(len(words) - order + 1)
+        tuple(tokens[start : start + order])
+        for order in range(1, ORDER + 1)
+        for start in range(len(tokens) - order + 1)
     )
 
 
@@ -97,11 +99,11 @@ def _bleu(hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[str
     # Return BLEU of words; an order without matches counts as half a match, the next one as a quarter and so on. Not
     # ``smoothed``: any order without matches makes it 0.
     matches, possible = [0] * ORDER, [0] * ORDER
-    for words, reference in zip(hypotheses, references):
-        found = _ngrams(words)
-        for ngram, count in (found & _ngrams(reference)).items():
+    for tokens, reference in zip(hypotheses, references):
+        ngrams = _ngrams(tokens)
+        for ngram, count in (ngrams & _ngrams(reference)).items():
             matches[len(ngram) - 1] += count
-        for ngram, count in found.items():
+        for ngram, count in ngrams.items():
             possible[len(ngram) - 1] += count
     if not smoothed and not all(matches):
         return 0.0
@@ -111,7 +113,7 @@ def _bleu(hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[str
             continue
         smooth = smooth if match else 2 * smooth
         logs += math.log(match / total if match else 1 / (smooth * total))
-    length, wanted = sum(map(len, hypotheses)), sum(map(len, references))
+    length, reference_length = sum(map(len, hypotheses)), sum(map(len, references))
     if not length:
         return 0.0
-    return 100 * math.exp(logs / ORDER + min(0.0, 1 - wanted / length))
+    return 100 * math.exp(logs / ORDER + min(0.0, 1 - reference_length / length))

@@ -11,8 +11,8 @@ from benchmarks.translation.orders import Order
 
 def of_pair(training_flops: Callable[..., Any], config: Any, data: DataSet, order: Order) -> float:
     """FLOPs of a pair of sentences by the formula ``training_flops``, the mean over a share of those in ``order``."""
-    chosen = order.sentences[evenly(len(order.sentences))]
-    source, target = (side.lengths[chosen].astype(np.float64) for side in (data.train.source, data.train.target))
+    indices = order.sentences[evenly(len(order.sentences))]
+    source, target = (side.lengths[indices].astype(np.float64) for side in (data.train.source, data.train.target))
     return float(np.mean(training_flops(config, data.vocabulary.size, 1, source, target)))
 
 

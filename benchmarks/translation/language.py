@@ -53,16 +53,16 @@ def write_text(folder: Path, seed: int) -> None:
     # Write train and test in both languages, parts of words joined by the mark of BPE.
     random = np.random.RandomState(seed % 2**32)
     lexicon = _lexicon(random)
-    seen: Set[str] = set()
+    seen_lines: Set[str] = set()
     for part, count in PAIRS.items():
         pairs: List[Tuple[str, str]] = []
         while len(pairs) < count:
             source, target = _sentence(random, lexicon)
             text = " ".join(source)
-            words = sum(not token.endswith(JOIN) for token in source)
+            word_count = sum(not token.endswith(JOIN) for token in source)
             # A test sentence that was trained on would test memory.
-            if LEAST_WORDS <= words <= MOST_WORDS and text not in seen:
-                seen.add(text)
+            if LEAST_WORDS <= word_count <= MOST_WORDS and text not in seen_lines:
+                seen_lines.add(text)
                 pairs.append((text, " ".join(target)))
         for language, lines in zip(LANGUAGES, zip(*pairs)):
             with (folder / f"{part}.{language}").open("w", encoding="utf-8", newline="\n") as file:
@@ -70,24 +70,24 @@ def write_text(folder: Path, seed: int) -> None:
 
 
 def _lexicon(random: np.random.RandomState) -> Lexicon:
-    taken: Set[str] = {"the", "a", "will", "that", "in"}
-    words = {}
+    taken_words: Set[str] = {"the", "a", "will", "that", "in"}
+    words_of_class = {}
     for kind, count in WORDS.items():
-        words[kind] = tuple(
-            (_word(random, SYLLABLES[0], taken), _word(random, SYLLABLES[1], taken)) for _ in range(count)
+        words_of_class[kind] = tuple(
+            (_word(random, SYLLABLES[0], taken_words), _word(random, SYLLABLES[1], taken_words)) for _ in range(count)
         )
-    return Lexicon(words, tuple(int(each) for each in random.randint(GENDERS, size=WORDS["nouns"])))
+    return Lexicon(words_of_class, tuple(int(gender) for gender in random.randint(GENDERS, size=WORDS["nouns"])))
 
 
-def _word(random: np.random.RandomState, letters: Sequence[str], taken: Set[str]) -> str:
+def _word(random: np.random.RandomState, letters: Sequence[str], taken_words: Set[str]) -> str:
     consonants, vowels = letters
     while True:
         syllables = range(random.randint(2, 4))
         word = "".join(
             consonants[random.randint(len(consonants))] + vowels[random.randint(len(vowels))] for _ in syllables
         )
-        if word not in taken:
-            taken.add(word)
+        if word not in taken_words:
+            taken_words.add(word)
             return word
 
 
@@ -108,9 +108,9 @@ def _sentence(random: np.random.RandomState, lexicon: Lexicon) -> Tuple[List[str
         target = [*target, MODAL[subject.is_plural], *rest_target, verb[1] + JOIN, INFINITIVE]
     else:
         speaker = _phrase(random, lexicon)
-        said_source, said = _verb(_pick(random, lexicon.words["reports"]), speaker.is_plural)
+        said_source, said_target = _verb(_pick(random, lexicon.words["reports"]), speaker.is_plural)
         source = [*speaker.source, *said_source, "that", *source, *finite_source, *rest]
-        target = [*speaker.subject, *said, ",", THAT, *target, *rest_target, *finite]
+        target = [*speaker.subject, *said_target, ",", THAT, *target, *rest_target, *finite]
     return [*source, "."], [*target, "."]
 
 
@@ -120,20 +120,20 @@ def _clause(random: np.random.RandomState, lexicon: Lexicon) -> Tuple[Phrase, Wo
     verb = _pick(random, lexicon.words["verbs"])
     if random.random_sample() >= 0.4:
         return subject, verb, thing.source, thing.object
-    place, preposition = _phrase(random, lexicon), _pick(random, lexicon.words["prepositions"])
+    location, preposition = _phrase(random, lexicon), _pick(random, lexicon.words["prepositions"])
     # The place comes before the thing in the target.
-    rest_target = [preposition[1], *place.object, *thing.object]
-    return subject, verb, [*thing.source, preposition[0], *place.source], rest_target
+    rest_target = [preposition[1], *location.object, *thing.object]
+    return subject, verb, [*thing.source, preposition[0], *location.source], rest_target
 
 
 def _phrase(random: np.random.RandomState, lexicon: Lexicon) -> Phrase:
     if random.random_sample() < 0.25:
         name, other = _pick(random, lexicon.words["names"])
         return Phrase([name], [other], [other])
-    place = random.randint(WORDS["nouns"])
+    noun_index = random.randint(WORDS["nouns"])
     described = [_pick(random, lexicon.words["adjectives"])] if random.random_sample() < 0.4 else []
     is_plural, is_definite = random.random_sample() < 0.4, random.random_sample() < 0.6
-    (noun, other), gender = lexicon.words["nouns"][place], lexicon.genders[place]
+    (noun, other), gender = lexicon.words["nouns"][noun_index], lexicon.genders[noun_index]
     article = ["the"] if is_definite else [] if is_plural else ["a"]
     source = [*article, *(adjective for adjective, _ in described), *([noun + JOIN, "s"] if is_plural else [noun])]
     form = PLURAL if is_plural else gender

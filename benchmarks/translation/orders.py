@@ -30,8 +30,8 @@ class Order:
     steps: int
 
     def batch(self, step: int, rank: int, ranks: int) -> np.ndarray:
-        place = step * ranks + rank
-        return self.sentences[self.bounds[place] : self.bounds[place + 1]]
+        index = step * ranks + rank
+        return self.sentences[self.bounds[index] : self.bounds[index + 1]]
 
 
 def by_sentences(
@@ -59,11 +59,11 @@ def by_sentences(
     bucket_of = np.minimum(longer // -(-longest // buckets), buckets - 1)
     bucket_of[longer > longest] = -1
     step_size = batch_size * ranks
-    taken = []
+    selected = []
     for bucket in range(buckets):
         members = random.permutation(np.flatnonzero(bucket_of == bucket))
-        taken.append(members[: len(members) // step_size * step_size])
-    steps = np.concatenate(taken).reshape(-1, step_size)
+        selected.append(members[: len(members) // step_size * step_size])
+    steps = np.concatenate(selected).reshape(-1, step_size)
     if not len(steps):
         raise Problem(
             f"no bucket of {len(source):,} pairs has the {step_size:,} of a step ({ranks} ranks of {batch_size})",
@@ -105,16 +105,16 @@ def by_shards(
             "at least one step in an epoch",
             "take a smaller batch, fewer ranks, or more data",
         )
-    taken = random.permutation(fitting)[: steps * step_size]
+    shuffled = random.permutation(fitting)[: steps * step_size]
     if shard_size:
         keys = [source.astype(np.int64) + target]
     else:
         classes = target.astype(np.int64) // WIDTH_CLASS
         keys = [source * (1 - 2 * (classes % 2)), classes]  # the last key comes first
-    for begin in range(0, len(taken), (shard_size or steps) * step_size):
-        shard = taken[begin : begin + (shard_size or steps) * step_size]
+    for start in range(0, len(shuffled), (shard_size or steps) * step_size):
+        shard = shuffled[start : start + (shard_size or steps) * step_size]
         shard[:] = shard[np.lexsort([key[shard] for key in keys])]
-    sentences = taken.reshape(steps, step_size)[random.permutation(steps)].reshape(-1)
+    sentences = shuffled.reshape(steps, step_size)[random.permutation(steps)].reshape(-1)
     return Order(sentences, np.arange(0, len(sentences) + 1, batch_size), steps)
 
 
@@ -162,8 +162,8 @@ def by_tokens(
             "a batch for every rank",
             "take fewer tokens a batch, fewer ranks, or more data",
         )
-    chosen = [batches[place] for place in random.permutation(len(batches))[: steps * ranks]]
-    return Order(np.concatenate(chosen), np.cumsum([0, *map(len, chosen)]), steps)
+    selected = [batches[index] for index in random.permutation(len(batches))[: steps * ranks]]
+    return Order(np.concatenate(selected), np.cumsum([0, *map(len, selected)]), steps)
 
 
 def _fill(source: np.ndarray, target: np.ndarray, tokens: int, multiple: int, length_multiple: int) -> List[int]:
@@ -172,8 +172,8 @@ def _fill(source: np.ndarray, target: np.ndarray, tokens: int, multiple: int, le
     longer = np.maximum(*sides)
     begins, count = [0], len(longer)
     while begins[-1] < count:
-        begin = begins[-1]
-        window = slice(begin, begin + tokens // int(longer[begin]) + 1)
+        start = begins[-1]
+        window = slice(start, start + tokens // int(longer[start]) + 1)
         padded = -(-np.maximum.accumulate(longer[window]) // length_multiple) * length_multiple
         numbers = np.arange(1, len(padded) + 1)
         # Positions grow with every pair, so the first pair that is too much ends the batch.
@@ -182,12 +182,12 @@ def _fill(source: np.ndarray, target: np.ndarray, tokens: int, multiple: int, le
         positions = sum(np.maximum.accumulate(side[window]) for side in sides) * numbers
         spread = np.flatnonzero(real < (1 - MOST_PADDING) * positions)
         # A pair alone has no padding, so a batch that is cut so keeps one.
-        full = begin + pairs < count
+        full = start + pairs < count
         if len(spread) and spread[0] < pairs:
             pairs, full = int(spread[0]), True
         if full and pairs > multiple:
             pairs -= pairs % multiple
-        begins.append(begin + pairs)
+        begins.append(start + pairs)
     return begins
 
 

@@ -19,12 +19,12 @@ MOST_UNKNOWN = 0.1
 
 def _keys(pairs: Pairs) -> Callable[[np.ndarray], List[Optional[bytes]]]:
     def keys(indices: np.ndarray) -> List[Optional[bytes]]:
-        found: List[Optional[bytes]] = []
+        pair_keys: List[Optional[bytes]] = []
         for index in indices.tolist():
             source, target = pairs.source[index], pairs.target[index]
             is_short = 0 < len(source) + len(target) <= SHORT
-            found.append(None if is_short else sample_checks.key(source, target) if len(target) else b"")
-        return found
+            pair_keys.append(None if is_short else sample_checks.key(source, target) if len(target) else b"")
+        return pair_keys
 
     return keys
 
@@ -49,13 +49,13 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
 
     def own() -> Iterator[Tuple[str, str]]:
         for name, pairs in (("train", data.train), ("test", data.test)):
-            chosen = sample_checks.spread(len(pairs))
-            lengths = [np.diff(side.offsets)[chosen] for side in (pairs.source, pairs.target)]
-            if len(chosen) >= LEAST_PAIRS and all(each.std() for each in lengths):
+            indices = sample_checks.spread(len(pairs))
+            lengths = [np.diff(side.offsets)[indices] for side in (pairs.source, pairs.target)]
+            if len(indices) >= LEAST_PAIRS and all(side_lengths.std() for side_lengths in lengths):
                 related = float(np.corrcoef(*lengths)[0, 1])
                 if related < LEAST_RELATION:
-                    found = f"{name}: the lengths of both sides have a correlation of {related:.2f}"
-                    yield f"{found}: the sides may not be aligned", f"at least {LEAST_RELATION}"
+                    message = f"{name}: the lengths of both sides have a correlation of {related:.2f}"
+                    yield f"{message}: the sides may not be aligned", f"at least {LEAST_RELATION}"
             for side, sentences in (("source", pairs.source), ("target", pairs.target)):
                 ids = sentences.tokens[sample_checks.spread(len(sentences.tokens))]
                 if len(ids) and int(ids.max()) >= data.vocabulary.size:
@@ -66,9 +66,9 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
             ("test_source", data.test.source, data.sources),
             ("test_target", data.test.target, data.references),
         ):
-            what = f"lines of {name} are not what its tokens say"
+            problem = f"lines of {name} are not what its tokens say"
             expected = "the same order and the vocabulary that made the tokens"
-            yield from sample_checks.agreement(_same(data, sentences, lines), what, expected, least=0.5)
+            yield from sample_checks.agreement(_same(data, sentences, lines), problem, expected, least=0.5)
 
     parts = {"train": data.train, "test": data.test}
     return sample_checks.View(

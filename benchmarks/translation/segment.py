@@ -40,7 +40,7 @@ def tokenizer(language: str) -> Tokenize:
     return lambda line: moses.tokenize(line)
 
 
-def learn_codes(words: Mapping[str, int], merges: int, report: Callable[[int], None]) -> str:
+def learn_codes(counts: Mapping[str, int], merges: int, report: Callable[[int], None]) -> str:
     """Return the codes that subword-nmt learns from counted words; ``report`` gets the number of merges so far."""
     # Its own bar of progress would be between the lines of ours.
     os.environ.setdefault("TQDM_DISABLE", "1")
@@ -55,8 +55,8 @@ def learn_codes(words: Mapping[str, int], merges: int, report: Callable[[int], N
             report(len(lines))
             lines.append(line)
 
-    counted = (f"{word} {count}\n" for word, count in sorted(words.items()))
-    learn_bpe(counted, cast(TextIO, Codes()), merges, is_dict=True)
+    count_lines = (f"{word} {count}\n" for word, count in sorted(counts.items()))
+    learn_bpe(count_lines, cast(TextIO, Codes()), merges, is_dict=True)
     return "".join(lines)
 
 
@@ -117,28 +117,28 @@ class Subtokens:
     """Cuts lines into entries of a vocabulary; the first four of ``entries`` are special and never found."""
 
     def __init__(self, entries: Sequence[str]) -> None:
-        self._places = {entry: place for place, entry in enumerate(entries) if place >= len(SPECIAL)}
+        self._places = {entry: index for index, entry in enumerate(entries) if index >= len(SPECIAL)}
         self._alphabet = frozenset("".join(self._places)) | frozenset("\\_u;0123456789")
         self._longest = max(map(len, self._places), default=1)
         self._cached = lru_cache(maxsize=CACHE)(self._ids_of_token)
 
     def encode(self, line: str) -> List[int]:
         # Return the ids of a line; what no entry covers is unknown.
-        return [each for token in split_tokens(line) for each in self._cached(token)]
+        return [id_ for token in split_tokens(line) for id_ in self._cached(token)]
 
     def _ids_of_token(self, token: str) -> Tuple[int, ...]:
         escaped = self._escape(token)
-        found, begin = [], 0
-        while begin < len(escaped):
-            for end in range(min(len(escaped), begin + self._longest), begin, -1):
-                place = self._places.get(escaped[begin:end])
-                if place is not None:
+        ids, start = [], 0
+        while start < len(escaped):
+            for end in range(min(len(escaped), start + self._longest), start, -1):
+                id_ = self._places.get(escaped[start:end])
+                if id_ is not None:
                     break
             else:
-                end, place = begin + 1, UNK
-            found.append(place)
-            begin = end
-        return tuple(found)
+                end, id_ = start + 1, UNK
+            ids.append(id_)
+            start = end
+        return tuple(ids)
 
     def _escape(self, token: str) -> str:
         plain = token.replace("\\", "\\\\").replace("_", "\\u")
@@ -153,7 +153,7 @@ def _is_alphanumeric(mark: str) -> bool:
 def split_tokens(line: str) -> List[str]:
     """Cut a line where letters and digits meet other characters, without single spaces between tokens."""
     runs = ["".join(run) for _, run in groupby(line, _is_alphanumeric)]
-    return [run for place, run in enumerate(runs) if run != " " or place in (0, len(runs) - 1)]
+    return [run for index, run in enumerate(runs) if run != " " or index in (0, len(runs) - 1)]
 
 
 def versions() -> Dict[str, str]:

@@ -82,13 +82,15 @@ def _find_wmt(origin: Path, corpus: str, languages: Sequence[str]) -> Source:
             f"{' '.join(wmt.LANGUAGES)}: WMT's archives are read for these",
             "leave it out",
         )
-    places = wmt.locate(origin, corpus)
+    corpus_paths = wmt.locate(origin, corpus)
     first, second = languages
-    corpora = [Corpus(*(Item(*place[code]) for code in languages)) for place in places]
-    made = f"{', '.join(each.stem for each in wmt.CORPORA[corpus])}; {wmt.TEST} to test"
+    corpora = [Corpus(*(Item(*paths_of_language[code]) for code in languages)) for paths_of_language in corpus_paths]
+    origin_text = f"{', '.join(item.stem for item in wmt.CORPORA[corpus])}; {wmt.TEST} to test"
     name = f"{corpus}-{first}-{second}"
     pair = (first, second)
-    return Source(name, tuple(corpora[:-1]), corpora[-1], pair, RAW, None, made, latin=corpus == "wmt16", corpus=corpus)
+    return Source(
+        name, tuple(corpora[:-1]), corpora[-1], pair, RAW, None, origin_text, latin=corpus == "wmt16", corpus=corpus
+    )
 
 
 def extract(source: Source, scratch: Path, pool: Workers) -> Source:
@@ -105,7 +107,7 @@ def extract(source: Source, scratch: Path, pool: Workers) -> Source:
     tasks = [wmt.Extraction(str(path), members, str(folder)) for path, members in packed.items()]
     if tasks:
         pool.run("extract", "bytes", wmt.extract, tasks, lambda task: task.size, lambda task: task.is_done)
-    corpora = [Corpus(*(_on_disk(item, folder) for item in each)) for each in (*source.train, source.test)]
+    corpora = [Corpus(*(_on_disk(item, folder) for item in pair)) for pair in (*source.train, source.test)]
     if source.corpus:
         _check_test(corpora[-1], source.test)
     return source._replace(train=tuple(corpora[:-1]), test=corpora[-1])
@@ -131,12 +133,12 @@ def _check_listed(paths: Collection[Path], progress: Progress) -> None:
             wmt.check_sum(path, sums[path.name], "the list of checksums next to it", add)
 
 
-def _check_test(corpus: Corpus, before: Corpus) -> None:
+def _check_test(corpus: Corpus, train_corpus: Corpus) -> None:
     # Compare newstest2014 with its known md5; that of the English side is of the plain file, not of the SGM.
-    for item, origin in zip(corpus, before):
-        wanted = wmt.KNOWN_MD5.get(item.path.name)
-        if wanted and (item.path.suffix == ".de" or not origin.member):
-            wmt.check_sum(item.path, wanted, "verify_dataset.sh of v0.5", lambda size: None)
+    for item, origin in zip(corpus, train_corpus):
+        expected_md5 = wmt.KNOWN_MD5.get(item.path.name)
+        if expected_md5 and (item.path.suffix == ".de" or not origin.member):
+            wmt.check_sum(item.path, expected_md5, "verify_dataset.sh of v0.5", lambda size: None)
 
 
 def find_text(origin: Path, languages: Sequence[str], test: Optional[str], tokenized: bool) -> Source:
@@ -149,54 +151,56 @@ def find_text(origin: Path, languages: Sequence[str], test: Optional[str], token
     for path in sorted(filter(Path.is_file, origin.iterdir())):  # train.en before train.en.gz
         member = path.stem if path.suffix == wmt.PACKED else ""
         files.setdefault(member or path.name, Item(path, member))
-    found = [name[len("train.") :] for name in files if name.startswith("train.")]
-    if len(found) < 2:
+    suffixes = [name[len("train.") :] for name in files if name.startswith("train.")]
+    if len(suffixes) < 2:
         raise Problem(
-            f"{origin} has {', '.join(sorted('train.' + each for each in found)) or 'no train.*'}",
+            f"{origin} has {', '.join(sorted('train.' + language for language in suffixes)) or 'no train.*'}",
             "train.XX and train.YY with XX and YY the languages, such as train.en and train.de; or WMT's archives",
             "name the folder that has them as the raw data",
         )
-    pair = _pick_languages(found, languages, origin)
+    pair = _pick_languages(suffixes, languages, origin)
     stems = [name[: -len(pair[0]) - 1] for name in files if name.endswith(f".{pair[0]}")]
     parts = [stem for stem in stems if stem != "train" and f"{stem}.{pair[1]}" in files]
-    chosen = _pick_test(parts, test, pair, origin)
-    train, held = (Corpus(*(files[f"{part}.{each}"] for each in pair)) for part in ("train", chosen))
-    for item in (*train, *held):
+    test_part = _pick_test(parts, test, pair, origin)
+    train, test_corpus = (Corpus(*(files[f"{part}.{language}"] for language in pair)) for part in ("train", test_part))
+    for item in (*train, *test_corpus):
         text_files.check(item.path, f"text, or {item.path.name}{wmt.PACKED}", {wmt.PACKED} if item.member else ())
     form = SPLIT if _is_split(train.source) or _is_split(train.target) else TOKENIZED if tokenized else RAW
     codes = next((files[name].path for name in CODES if name in files and not files[name].member), None)
-    made = f"train.{pair[0]} and train.{pair[1]}; {chosen}.{pair[0]} and {chosen}.{pair[1]} to test"
-    return Source(origin.name, (train,), held, pair, form, codes, made)
+    origin_text = f"train.{pair[0]} and train.{pair[1]}; {test_part}.{pair[0]} and {test_part}.{pair[1]} to test"
+    return Source(origin.name, (train,), test_corpus, pair, form, codes, origin_text)
 
 
-def _pick_languages(found: Sequence[str], wanted: Sequence[str], origin: Path) -> Tuple[str, str]:
+def _pick_languages(available: Sequence[str], requested: Sequence[str], origin: Path) -> Tuple[str, str]:
     # Return source and target: as they were asked for, else English first.
-    if wanted:
-        missing = [each for each in wanted if each not in found]
+    if requested:
+        missing = [language for language in requested if language not in available]
         if missing:
-            names = ", ".join(f"train.{each}" for each in found)
+            names = ", ".join(f"train.{language}" for language in available)
             raise Problem(f"{origin} has {names}", f"train.{missing[0]}", "name other --languages")
-        return wanted[0], wanted[1]
-    if len(found) > 2:
+        return requested[0], requested[1]
+    if len(available) > 2:
         raise Problem(
-            f"{origin} has text in {', '.join(found)}", "two languages", f"add --languages {found[0]} {found[1]}"
+            f"{origin} has text in {', '.join(available)}",
+            "two languages",
+            f"add --languages {available[0]} {available[1]}",
         )
-    first, second = sorted(found, key=lambda each: (each != "en", each))
+    first, second = sorted(available, key=lambda language: (language != "en", language))
     return first, second
 
 
-def _pick_test(parts: Sequence[str], wanted: Optional[str], pair: Sequence[str], origin: Path) -> str:
-    known = [part for part in parts if part.startswith(("test", "newstest"))]
-    named = wanted or ("test" if "test" in known else None)
-    if named is None and len(known) == 1:
-        return known[0]
-    if named in parts:
-        return str(named)
+def _pick_test(parts: Sequence[str], requested: Optional[str], pair: Sequence[str], origin: Path) -> str:
+    test_parts = [part for part in parts if part.startswith(("test", "newstest"))]
+    part_name = requested or ("test" if "test" in test_parts else None)
+    if part_name is None and len(test_parts) == 1:
+        return test_parts[0]
+    if part_name in parts:
+        return str(part_name)
     files = ", ".join(f"{part}.{pair[0]}/{pair[1]}" for part in parts) or "train alone"
     raise Problem(
         f"{origin} has {files}",
-        f"the pairs to test on: {named or 'test'}",
-        f"add --test {known[0]}" if known else f"add test.{pair[0]} and test.{pair[1]} to the folder",
+        f"the pairs to test on: {part_name or 'test'}",
+        f"add --test {test_parts[0]}" if test_parts else f"add test.{pair[0]} and test.{pair[1]} to the folder",
     )
 
 
@@ -209,5 +213,5 @@ def toy_data_set(folder: Path, seed: int, name: Optional[str]) -> Source:
     # Write the text of the toy data set; written anew after an interruption, it is the same.
     folder.mkdir(exist_ok=True)
     language.write_text(folder, seed)
-    made = "a synthetic language and its translation by rules, generated"
-    return find_text(folder, language.LANGUAGES, "test", False)._replace(name=name or language.NAME, made=made)
+    origin_text = "a synthetic language and its translation by rules, generated"
+    return find_text(folder, language.LANGUAGES, "test", False)._replace(name=name or language.NAME, made=origin_text)

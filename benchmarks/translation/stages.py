@@ -42,8 +42,8 @@ class Block(NamedTuple):
     languages: Tuple[str, str]
     cleaning: Optional[Cleaning]  # None for sentences of which none may be missing
 
-    def path(self, what: str) -> Path:
-        return Path(f"{self.stem}.{what}")
+    def path(self, name: str) -> Path:
+        return Path(f"{self.stem}.{name}")
 
     def shared(self, name: str) -> Path:
         # Return a file of the scratch folder that all blocks use.
@@ -53,19 +53,19 @@ class Block(NamedTuple):
         return read_facts(self.path(f"{stage}.json"))
 
 
-def line_offsets(path: Path, every: int, report: Callable[[int], None]) -> Tuple[int, List[int]]:
-    """Return the lines of a file and the bytes at which each ``every``-th one begins; the last may lack its end."""
-    offsets, lines, begin, last = [0], 0, 0, b"\n"
+def line_offsets(path: Path, interval: int, report: Callable[[int], None]) -> Tuple[int, List[int]]:
+    """Return the lines of a file and the bytes at which each ``interval``-th one begins; the last may lack its end."""
+    offsets, lines, start, last = [0], 0, 0, b"\n"
     with path.open("rb") as file:
         for chunk in iter(lambda: file.read(CHUNK), b""):
             ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n"))
-            first = (-lines - 1) % every
-            offsets += [begin + int(end) + 1 for end in ends[first::every]]
-            lines, begin, last = lines + len(ends), begin + len(chunk), chunk[-1:]
+            first = (-lines - 1) % interval
+            offsets += [start + int(end) + 1 for end in ends[first::interval]]
+            lines, start, last = lines + len(ends), start + len(chunk), chunk[-1:]
             report(len(chunk))
     if last != b"\n":
         lines += 1
-    elif lines % every == 0 and lines:
+    elif lines % interval == 0 and lines:
         offsets.pop()  # a block of no lines
     return lines, offsets
 
@@ -105,21 +105,21 @@ def clean(block: Block, report: Report) -> Tuple[int, int]:
     """Tokenize a block's lines and leave out those that cannot be trained on, as the submission's clean-corpus-n."""
     splitters = [_splitter(block.form, language) for language in block.languages]
     counts: Dict[str, Any] = {"kept": 0, "empty": 0, "long": 0, "foreign": 0, "first": 0}
-    words: Counter[str] = Counter()
+    word_counts: Counter[str] = Counter()
 
     with in_one_step(block.path("clean")) as file:
-        for place, texts in enumerate(zip(read_lines(block, 0), read_lines(block, 1))):
+        for number, texts in enumerate(zip(read_lines(block, 0), read_lines(block, 1))):
             pair = [split(line) for split, line in zip(splitters, texts)]
             reason = _unfit(pair, block)
             counts[reason] += 1
             if reason == "kept":
-                words.update(pair[0] + pair[1])
+                word_counts.update(pair[0] + pair[1])
                 file.write("\t".join(map(" ".join, pair)).encode() + b"\n")
             elif not counts["first"]:
-                counts["first"] = block.first_line + place
-            report(place + 1, 0)
+                counts["first"] = block.first_line + number
+            report(number + 1, 0)
     if block.part == "train" and block.form != WHOLE:
-        write_facts(block.path("words"), words)
+        write_facts(block.path("words"), word_counts)
     write_facts(block.path("clean.json"), counts)
     return block.lines, 0
 
@@ -157,30 +157,30 @@ def splitter(codes: Path) -> segment.Tokenize:
 def encode(block: Block, report: Report) -> Tuple[int, int]:
     # Split a block's words and write the ids and lengths of its sentences, both sides.
     entries = vocabulary.read(block.shared(VOCABULARY))
-    places = {entry: place for place, entry in enumerate(entries)}
+    id_of_entry = {entry: number for number, entry in enumerate(entries)}
     subtokens = segment.Subtokens(entries) if block.form == WHOLE else None
     split = str.split if block.form == SPLIT else splitter(block.shared(CODES))
     ids: Tuple[List[int], List[int]] = ([], [])
     lengths: Tuple[List[int], List[int]] = ([], [])
 
     with in_one_step(block.path("split")) as file:
-        for place, pair in enumerate(read_pairs(block.path("clean"))):
+        for number, pair in enumerate(read_pairs(block.path("clean"))):
             if subtokens:
-                found = [subtokens.encode(text) for text in pair]
+                encoded = [subtokens.encode(text) for text in pair]
             else:
                 tokens = [split(text) for text in pair]
                 file.write("\t".join(map(" ".join, tokens)).encode() + b"\n")
-                found = [[places.get(token, vocabulary.UNK) for token in each] for each in tokens]
-            for side, each in enumerate(found):
-                ids[side].extend(each)
-                lengths[side].append(len(each))
-            report(place + 1, 0)
-    arrays: Dict[str, Any] = dict(zip(SIDES, (np.array(each, id_type(len(entries))) for each in ids)))
-    arrays.update({f"{side}_lengths": np.array(each, "<i4") for side, each in zip(SIDES, lengths)})
+                encoded = [[id_of_entry.get(token, vocabulary.UNK) for token in ids_of_side] for ids_of_side in tokens]
+            for side, ids_of_side in enumerate(encoded):
+                ids[side].extend(ids_of_side)
+                lengths[side].append(len(ids_of_side))
+            report(number + 1, 0)
+    arrays: Dict[str, Any] = dict(zip(SIDES, (np.array(ids_of_side, id_type(len(entries))) for ids_of_side in ids)))
+    arrays.update({f"{side}_lengths": np.array(ids_of_side, "<i4") for side, ids_of_side in zip(SIDES, lengths)})
     with in_one_step(block.path("npz")) as file:
         np.savez(file, **arrays)
-    unknown = sum(each.count(vocabulary.UNK) for each in ids)
-    write_facts(block.path("encode.json"), {"tokens": [len(each) for each in ids], "unknown": unknown})
+    unknown = sum(ids_of_side.count(vocabulary.UNK) for ids_of_side in ids)
+    write_facts(block.path("encode.json"), {"tokens": [len(ids_of_side) for ids_of_side in ids], "unknown": unknown})
     return block.lines, 0
 
 

@@ -41,21 +41,21 @@ class Vocabulary:
 
     def tokens(self, ids: Iterable[int]) -> List[str]:
         """Return the entries of a sentence up to its end, without padding; ids behind the last entry are unknown."""
-        found = []
-        for each in ids:
-            if each == EOS:
+        tokens = []
+        for id_ in ids:
+            if id_ == EOS:
                 break
-            if each not in (PAD, BOS):
-                found.append(self.entries[each] if each < self.size else SPECIAL[UNK])
-        return found
+            if id_ not in (PAD, BOS):
+                tokens.append(self.entries[id_] if id_ < self.size else SPECIAL[UNK])
+        return tokens
 
     def text(self, ids: Iterable[int]) -> str:
         # Return a sentence as BLEU reads it: whole words, detokenized where the references are.
         tokens = self.tokens(ids)
         if self.kind == SUBTOKENS:
             return join_subtokens(tokens)
-        words = join_bpe(tokens)
-        return words if self.language is None else detokenize(words, self.language)
+        merged_words = join_bpe(tokens)
+        return merged_words if self.language is None else detokenize(merged_words, self.language)
 
     def joined(self, ids: Iterable[int]) -> str:
         """Return a sentence as the Transformer's submissions compare it, references included: not detokenized."""
@@ -95,10 +95,10 @@ def _unescaped(tokens: Iterable[str]) -> List[str]:
 
 
 def _unescape(token: str) -> str:
-    def character(found: "re.Match[str]") -> str:
-        if found.group(1) is None:
-            return "_" if found.group(0) == "\\u" else "\\"
-        number = int(found.group(1))
+    def character(match: "re.Match[str]") -> str:
+        if match.group(1) is None:
+            return "_" if match.group(0) == "\\u" else "\\"
+        number = int(match.group(1))
         return chr(number) if number < 0x110000 else ""
 
     return _ESCAPED.sub(character, token)
@@ -111,9 +111,9 @@ def _detokenizer(language: str) -> Any:
     return MosesDetokenizer(lang=language)
 
 
-def detokenize(words: str, language: str) -> str:
+def detokenize(text: str, language: str) -> str:
     """Undo Moses' tokenizer, as GNMT's submission does before BLEU (detokenizer.perl)."""
-    return _detokenizer(language).detokenize(words.split())
+    return _detokenizer(language).detokenize(text.split())
 
 
 def write(path: Path, entries: Iterable[str]) -> None:

@@ -90,8 +90,8 @@ class Extraction(NamedTuple):
 
 def holds_wmt(origin: Path) -> bool:
     # Return whether a folder has any archive or file of WMT's.
-    every = (*CORPORA["wmt16"], *CORPORA["wmt17"])
-    names = {name for each in every for name in (*each.archives, *(f"{each.stem}.{code}" for code in LANGUAGES))}
+    all_items = (*CORPORA["wmt16"], *CORPORA["wmt17"])
+    names = {name for item in all_items for name in (*item.archives, *(f"{item.stem}.{code}" for code in LANGUAGES))}
     return any(path.name in names for path in origin.rglob("*"))
 
 
@@ -102,26 +102,26 @@ def locate(origin: Path, corpus: str) -> List[Dict[str, Tuple[Path, str]]]:
         Problem: archives are missing; all of them are named.
     """
     files = {path.name: path for path in sorted(origin.rglob("*"), reverse=True) if path.is_file()}
-    found, missing = [], []
-    for each in (*CORPORA[corpus], DEV):
-        members = {code: SGM[code] if each is DEV else f"{each.stem}.{code}" for code in LANGUAGES}
-        plain = {code: files.get(f"{each.stem}.{code}") for code in LANGUAGES}
-        archive = next((files[name] for name in each.archives if name in files), None)
+    paths, missing = [], []
+    for item in (*CORPORA[corpus], DEV):
+        members = {code: SGM[code] if item is DEV else f"{item.stem}.{code}" for code in LANGUAGES}
+        plain = {code: files.get(f"{item.stem}.{code}") for code in LANGUAGES}
+        archive = next((files[name] for name in item.archives if name in files), None)
         if all(plain.values()):
-            found.append({code: (cast(Path, path), "") for code, path in plain.items()})
+            paths.append({code: (cast(Path, path), "") for code, path in plain.items()})
         elif all(name in files for name in members.values()):
-            found.append({code: (files[name], name) for code, name in members.items()})
+            paths.append({code: (files[name], name) for code, name in members.items()})
         elif archive:
-            found.append({code: (archive, name) for code, name in members.items()})
+            paths.append({code: (archive, name) for code, name in members.items()})
         else:
-            missing.append(f"{each.archives[0]} ({each.url})")
+            missing.append(f"{item.archives[0]} ({item.url})")
     if missing:
         raise Problem(
             f"{origin} lacks {', '.join(missing)}",
             f"all archives of {corpus}",
             "download what is missing into the folder; another list by --corpus",
         )
-    return found
+    return paths
 
 
 # -- checksums -------------------------------------------------------------------------------------------------
@@ -132,9 +132,9 @@ def listed_sums(origin: Path) -> Dict[str, str]:
     sums = {}
     for path in (origin / name for name in SUMS if (origin / name).is_file()):
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-            found = re.fullmatch(r"([0-9a-fA-F]{32}|[0-9a-fA-F]{64})\s+\*?(.+?)\s*", line)
-            if found:
-                sums[found[2]] = found[1].lower()
+            match = re.fullmatch(r"([0-9a-fA-F]{32}|[0-9a-fA-F]{64})\s+\*?(.+?)\s*", line)
+            if match:
+                sums[match[2]] = match[1].lower()
             elif line.strip():
                 raise Problem(
                     f"{path}, line {number}: {line[:60]!r}",
@@ -144,18 +144,18 @@ def listed_sums(origin: Path) -> Dict[str, str]:
     return sums
 
 
-def check_sum(path: Path, wanted: str, source: str, add: Any) -> None:
+def check_sum(path: Path, expected_md5: str, source: str, add: Any) -> None:
     # Refuse a file with another checksum than ``source`` has for it.
-    kind = "md5" if len(wanted) == 32 else "sha256"
+    kind = "md5" if len(expected_md5) == 32 else "sha256"
     digest = hashlib.new(kind)
     with path.open("rb") as file:
         for chunk in iter(lambda: file.read(CHUNK), b""):
             digest.update(chunk)
             add(len(chunk))
-    if digest.hexdigest() != wanted:
+    if digest.hexdigest() != expected_md5:
         raise Problem(
             f"{path} has {kind} {digest.hexdigest()}",
-            f"{wanted}, as {source} has it",
+            f"{expected_md5}, as {source} has it",
             "download the file again",
         )
 
@@ -215,7 +215,7 @@ def read_sgm(path: Path) -> List[str]:
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
         raise Problem(f"{path.name}, line {line:,}: {error.reason}", "UTF-8 text", "download it again") from None
-    lines = [" ".join(found.split()) for found in re.findall(r"<seg\b[^>]*>(.*?)</seg>", text, re.DOTALL | re.I)]
+    lines = [" ".join(segment.split()) for segment in re.findall(r"<seg\b[^>]*>(.*?)</seg>", text, re.DOTALL | re.I)]
     if not lines:
         raise Problem(f"{path.name} has no <seg>", "SGM, as WMT publishes its test sets", "download it again")
     return lines

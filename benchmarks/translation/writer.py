@@ -76,9 +76,9 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
         if not path.is_file():
             raise Problem(f"{path} is no file", "a file that can be read", "name another one")
     listed = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    made = source and (source.name, source.made, source.form, source.languages, source.latin)
-    facts = repr((VERSION, made, listed, *options))
-    return Listing(source, hashlib.sha256(facts.encode()).hexdigest())
+    origin_key = source and (source.name, source.made, source.form, source.languages, source.latin)
+    key = repr((VERSION, origin_key, listed, *options))
+    return Listing(source, hashlib.sha256(key.encode()).hexdigest())
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
@@ -135,16 +135,16 @@ def plan(source: sources.Source, args: argparse.Namespace, scratch: Path, pool: 
         Problem: aligned files differ in their number of lines, or the disk has no room.
     """
     corpora = {"train": source.train, "test": (source.test,)}
-    paths = [item.path for each in corpora.values() for corpus in each for item in corpus]
+    paths = [item.path for part_corpora in corpora.values() for corpus in part_corpora for item in corpus]
     present = sum(path.stat().st_size for path in scratch.rglob("*") if path.is_file())
     total = sum(path.stat().st_size for path in paths)
     check_room(scratch.parent, ROOM_FACTOR * total - present)
     add = pool.progress.counter("scan", total)
     longest = args.longest or (MOST_WORDS if source.form == WHOLE else segment.LONGEST)
     blocks: List[Block] = []
-    for part, each in corpora.items():
+    for part, part_corpora in corpora.items():
         cleaning = Cleaning(longest, source.latin) if part == "train" else None
-        for corpus in each:
+        for corpus in part_corpora:
             for first, lines, begins in _aligned(corpus, add):
                 stem = str(scratch / f"{part}-{len(blocks):05}")
                 texts = str(corpus.source.path), str(corpus.target.path)
@@ -178,30 +178,30 @@ def _split(task: Task, args: argparse.Namespace) -> Dict[str, Any]:
         (scratch / CODES).write_text("")
         vocabulary.write(scratch / VOCABULARY, segment.read_dictionary(source.dictionary))
         return {"dictionary": source.dictionary.name}
-    words: Counter[str] = Counter()
+    word_counts: Counter[str] = Counter()
     for block in task.part("train"):
-        words.update(read_facts(block.path("words")))
-    given, learns = source.codes, not source.codes and source.form != SPLIT
-    codes = segment.check_codes(given) if given else ""
+        word_counts.update(read_facts(block.path("words")))
+    given_codes, learns = source.codes, not source.codes and source.form != SPLIT
+    codes = segment.check_codes(given_codes) if given_codes else ""
     if learns and (scratch / CODES).exists():
         codes = (scratch / CODES).read_bytes().decode()  # from an interrupted preparation
     elif learns:
         report = partial(task.workers.progress.update, "merge", total=args.merges, unit="merges")
-        codes = segment.learn_codes(words, args.merges, report)
+        codes = segment.learn_codes(word_counts, args.merges, report)
     with in_one_step(scratch / CODES) as file:
         file.write(codes.encode())
-    if given and source.form == SPLIT:
-        check_split(given, task.part("train")[0])
+    if given_codes and source.form == SPLIT:
+        check_split(given_codes, task.part("train")[0])
     tokens: Counter[str] = Counter()
     split = str.split if source.form == SPLIT else segment.bpe(codes)
-    for word, count in words.items():
+    for word, count in word_counts.items():
         for token in split(word):
             tokens[token] += count
-    if given and source.form != SPLIT:
-        check_foreign_codes(given, tokens, words)
+    if given_codes and source.form != SPLIT:
+        check_foreign_codes(given_codes, tokens, word_counts)
     # The most frequent first, equal ones by their text.
     vocabulary.write(scratch / VOCABULARY, sorted(tokens, key=lambda token: (-tokens[token], token)))
-    return {"codes": given.name if given else "", "merges": args.merges if learns else 0}
+    return {"codes": given_codes.name if given_codes else "", "merges": args.merges if learns else 0}
 
 
 # -- arrays and texts --------------------------------------------------------------------------------------
@@ -227,8 +227,8 @@ def _write_texts(task: Task, scratch: Path) -> None:
     for side, name in enumerate((SOURCES, REFERENCES)):
         with (scratch / name).open("w", encoding="utf-8", newline="\n") as file:
             for line in chain.from_iterable(stages.read_lines(block, side) for block in task.part("test")):
-                words = line.split()
-                file.write((vocabulary.join_bpe(words) if task.source.form == SPLIT else " ".join(words)) + "\n")
+                tokens = line.split()
+                file.write((vocabulary.join_bpe(tokens) if task.source.form == SPLIT else " ".join(tokens)) + "\n")
 
 
 # -- what is refused once the text is seen -------------------------------------------------------------------
@@ -241,15 +241,17 @@ def check_cleaning(blocks: Sequence[Block], progress: Progress) -> Dict[str, int
     for block in blocks:
         facts = block.facts("clean")
         if facts["first"]:
-            where = f"line {facts['first']:,} of {_files(block)}"
+            location = f"line {facts['first']:,} of {_files(block)}"
             if block.part == "test":
-                raise Problem(f"{where} is empty", "text in both: all are tested on", "remove the pair from both files")
-            first = first or where
+                raise Problem(
+                    f"{location} is empty", "text in both: all are tested on", "remove the pair from both files"
+                )
+            first = first or location
         if block.part == "train":
             counts = {reason: count + facts[reason] for reason, count in counts.items()}
-    kept = counts.pop("kept")
+    kept_count = counts.pop("kept")
     left_out = ", ".join(f"{count:,} {REASONS[reason]}" for reason, count in counts.items() if count)
-    if not kept:
+    if not kept_count:
         raise Problem(
             f"no pair is left to train on: {left_out}; the first is {first}",
             "pairs with text in both languages",
@@ -271,8 +273,8 @@ def check_overlap(test: Sequence[Block], train: Sequence[Block], allowed: bool, 
         return chain.from_iterable(block.path("clean").read_bytes().split(b"\n")[:-1] for block in blocks)
 
     # No line of the test part is left out.
-    named = ((f"line {number:,} of {_files(test[0])}", pair) for number, pair in enumerate(pairs(test), 1))
-    return source_checks.overlap(named, pairs(train), "pairs", allowed, progress)
+    named_pairs = ((f"line {number:,} of {_files(test[0])}", pair) for number, pair in enumerate(pairs(test), 1))
+    return source_checks.overlap(named_pairs, pairs(train), "pairs", allowed, progress)
 
 
 def check_split(codes: Path, block: Block) -> None:
@@ -281,18 +283,19 @@ def check_split(codes: Path, block: Block) -> None:
     for text in chain.from_iterable(islice(stages.read_pairs(block.path("clean")), SAMPLE_LINES)):
         old, new = text.split(), encode(vocabulary.join_bpe(text.split()))
         if new != old:
-            at = next((place for place, pair in enumerate(zip(old, new)) if pair[0] != pair[1]), 0)
+            mismatch = next((index for index, pair in enumerate(zip(old, new)) if pair[0] != pair[1]), 0)
             raise Problem(
-                f"{codes} splits into {' '.join(new[at : at + 3])!r} what is {' '.join(old[at : at + 3])!r} of "
+                f"{codes} splits into {' '.join(new[mismatch : mismatch + 3])!r} what is "
+                f"{' '.join(old[mismatch : mismatch + 3])!r} of "
                 f"{Path(block.names[0]).name} or {Path(block.names[1]).name}",
                 "the codes that the text was split by",
                 "name them by --codes, or take the file of codes out of the folder",
             )
 
 
-def check_foreign_codes(codes: Path, tokens: Mapping[str, int], words: Mapping[str, int]) -> None:
+def check_foreign_codes(codes: Path, tokens: Mapping[str, int], word_counts: Mapping[str, int]) -> None:
     """Refuse codes that leave words in many parts: they come from another language or another kind of text."""
-    parts = sum(tokens.values()) / sum(words.values())
+    parts = sum(tokens.values()) / sum(word_counts.values())
     if parts > MOST_PARTS:
         raise Problem(
             f"{codes} splits a word into {parts:.1f} tokens on average",
@@ -304,8 +307,11 @@ def check_foreign_codes(codes: Path, tokens: Mapping[str, int], words: Mapping[s
 def check_unknown(blocks: Sequence[Block], progress: Progress) -> None:
     """Report tokens of the test part that training never sees; refuse a vocabulary that lacks too many of any part."""
     for part in PARTS:
-        facts = [block.facts("encode") for block in blocks if block.part == part]
-        unknown, tokens = sum(each["unknown"] for each in facts), sum(sum(each["tokens"]) for each in facts)
+        facts_of_blocks = [block.facts("encode") for block in blocks if block.part == part]
+        unknown, tokens = (
+            sum(block_facts["unknown"] for block_facts in facts_of_blocks),
+            sum(sum(block_facts["tokens"]) for block_facts in facts_of_blocks),
+        )
         text = f"{unknown:,} of {tokens:,} tokens of the {part} part are not in the vocabulary"
         if unknown > MOST_UNKNOWN * tokens:
             raise Problem(

@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.llama.pytorch.network import rotation
+from benchmarks.llama.pytorch.network import rope_cos_sin
 
 
 def kept_by_layers(network, tokens, positions):
@@ -17,7 +17,7 @@ def kept_by_layers(network, tokens, positions):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        hidden, by = network.embed_tokens(tokens), rotation(positions, network.shape)
+        hidden, by = network.embed_tokens(tokens), rope_cos_sin(positions, network.shape)
         for layer in network.layers:
             hidden = layer(hidden, by)
     return sum(size for size, _ in found.values())

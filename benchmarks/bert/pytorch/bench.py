@@ -54,8 +54,8 @@ def everywhere(part: MicroBatch) -> MicroBatch:
 
 def lamb_loops(training: Training) -> Dict[str, bench.Loop]:
     # Update a copy of the weights by each implementation.
-    named = list(training.network.named_parameters())
-    groups = lamb.parameter_groups(named, lambda name: model.decay_of(name, training.config), model.parts_of)
+    named_parameters = list(training.network.named_parameters())
+    groups = lamb.parameter_groups(named_parameters, lambda name: model.decay_of(name, training.config), model.parts_of)
     candidates = lamb.lamb_candidates(groups, lamb.Options((0.9, 0.999), 1e-6), None)
     size = max(-(-(piece.start + piece.size) // ALIGNMENT) for piece in groups) * ALIGNMENT
     loops = {}
@@ -72,11 +72,11 @@ def attention_loops(config: Config, ranks: Ranks, rows: Rows) -> Dict[str, bench
     # Attend forward and backward in the sequences of ``rows``, by each implementation that this device has.
     size, dtype = config.width // config.heads, pytorch.DTYPES[config.precision]
     dropout = config.attention_dropout
-    given = torch.randn(3, len(rows.tokens), config.heads, size, device=ranks.context).to(dtype).requires_grad_()
+    qkv = torch.randn(3, len(rows.tokens), config.heads, size, device=ranks.context).to(dtype).requires_grad_()
 
     def attended(name: str) -> None:
         attend = attention.IMPLEMENTATIONS[name]
-        attend(*given.unbind(0), rows.offsets, rows.longest, dropout).float().sum().backward()
+        attend(*qkv.unbind(0), rows.offsets, rows.longest, dropout).float().sum().backward()
 
     names = attention.available(ranks.context, dtype, size, dropout)
     return {f"attention {name}": bench.repeated(partial(attended, name)) for name in names}
@@ -111,7 +111,9 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     take = endless(data, replace(config, cuda_graph=False, fp8="none"), ranks, inputs)
     batches = [[everywhere(part) for part in take()] for _ in range(8)]
     rows = [part.rows for batch in batches for part in batch]
-    share = 1 - sum(len(each.tokens) for each in rows) / sum((len(each.offsets) - 1) * each.longest for each in rows)
+    share = 1 - sum(len(micro_batch.tokens) for micro_batch in rows) / sum(
+        (len(micro_batch.offsets) - 1) * micro_batch.longest for micro_batch in rows
+    )
     loops = {
         "bare": bench.repeated(plain_step(config, network, network.loss, ranks.context, partial(next, cycle(batches)))),
         "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: synthetic),

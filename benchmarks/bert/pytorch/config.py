@@ -149,9 +149,9 @@ class Config:
         )
 
     def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
-        found = too_few(manifest, "samples", self.batch_size * ranks)
+        misfits = too_few(manifest, "samples", self.batch_size * ranks)
         length = manifest["facts"]["sequence_length"]
         if length > self.positions:
             hint = f"set positions={length}, or prepare the data with a shorter sequence"
-            found.append((f"samples of up to {length} tokens", f"at most positions={self.positions}", hint))
-        return found
+            misfits.append((f"samples of up to {length} tokens", f"at most positions={self.positions}", hint))
+        return misfits

@@ -39,37 +39,37 @@ class MicroBatch(NamedTuple):
 Batch = List[MicroBatch]  # this rank's samples of a step, in the parts that they are computed in
 
 
-def permuted(places: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
-    """Return where ``places`` (int64, below ``size``) go in the random order of an epoch: a permutation of all.
+def permuted(positions: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
+    """Return where ``positions`` (int64, below ``size``) go in the random order of an epoch: a permutation of all.
 
     A Feistel network over the next power of four; what falls outside goes through it again.
     """
     half = max(1, -(-(size - 1).bit_length() // 2))
     mask = np.uint64((1 << half) - 1)
     keys = np.random.default_rng([seed, epoch]).integers(1, 1 << 62, ROUNDS, dtype=np.uint64) | np.uint64(1)
-    found = places.astype(np.uint64)
-    outside = np.ones(len(found), bool)
+    indices = positions.astype(np.uint64)
+    outside = np.ones(len(indices), bool)
     while outside.any():
-        left, right = found[outside] >> np.uint64(half), found[outside] & mask
+        left_half, right = indices[outside] >> np.uint64(half), indices[outside] & mask
         for key in keys:
             mixed = (right + np.uint64(1)) * key
             mixed ^= mixed >> np.uint64(29)
             mixed *= np.uint64(0xBF58476D1CE4E5B9)  # of splitmix64
-            left, right = right, left ^ ((mixed >> np.uint64(32)) & mask)
-        found[outside] = (left << np.uint64(half)) | right
-        outside = found >= size
-    return found.astype(np.int64)
+            left_half, right = right, left_half ^ ((mixed >> np.uint64(32)) & mask)
+        indices[outside] = (left_half << np.uint64(half)) | right
+        outside = indices >= size
+    return indices.astype(np.int64)
 
 
 def samples_of_step(config: Config, samples: int, ranks: int, step: int) -> np.ndarray:
     # Return the samples of all ranks of a step, int64 (global batch,), rank by rank.
     total = config.batch_size * ranks
     numbers = np.arange(step * total, (step + 1) * total)
-    epochs, places = numbers // samples, numbers % samples
-    chosen = np.empty(total, np.int64)
+    epochs, positions = numbers // samples, numbers % samples
+    samples_of = np.empty(total, np.int64)
     for epoch in np.unique(epochs):
-        chosen[epochs == epoch] = permuted(places[epochs == epoch], samples, config.seed, int(epoch))
-    return chosen
+        samples_of[epochs == epoch] = permuted(positions[epochs == epoch], samples, config.seed, int(epoch))
+    return samples_of
 
 
 def shares(lengths: np.ndarray, count: int) -> np.ndarray:
@@ -83,15 +83,15 @@ def shares(lengths: np.ndarray, count: int) -> np.ndarray:
     return np.ascontiguousarray(rounds.T)
 
 
-def part_of(samples: Samples, chosen: np.ndarray) -> MicroBatch:
-    # Return the samples ``chosen`` as one row, the shortest first.
-    lengths = samples.offsets[chosen + 1] - samples.offsets[chosen]
-    chosen = chosen[np.argsort(lengths, kind="stable")]
-    rows = gather_rows(samples, chosen)
-    masked, counts = ragged(samples.masked_offsets, chosen)
-    places = np.repeat(rows.offsets[:-1].numpy().astype(np.int64), counts) + samples.masked_places[masked]
-    labels, follows = samples.masked_labels[masked].astype(np.int64), samples.next[chosen].astype(np.int64)
-    return MicroBatch(rows, *map(torch.from_numpy, (places, labels, follows)))
+def part_of(samples: Samples, indices: np.ndarray) -> MicroBatch:
+    # Return the samples ``indices`` as one row, the shortest first.
+    lengths = samples.offsets[indices + 1] - samples.offsets[indices]
+    indices = indices[np.argsort(lengths, kind="stable")]
+    rows = gather_rows(samples, indices)
+    masked, counts = ragged(samples.masked_offsets, indices)
+    positions = np.repeat(rows.offsets[:-1].numpy().astype(np.int64), counts) + samples.masked_places[masked]
+    labels, follows = samples.masked_labels[masked].astype(np.int64), samples.next[indices].astype(np.int64)
+    return MicroBatch(rows, *map(torch.from_numpy, (positions, labels, follows)))
 
 
 def step_of(config: Config, samples: Samples, ranks: Ranks, step: int) -> Batch:
@@ -100,7 +100,7 @@ def step_of(config: Config, samples: Samples, ranks: Ranks, step: int) -> Batch:
     lengths = samples.offsets[everyone + 1] - samples.offsets[everyone]
     dealt = shares(lengths, ranks.size * config.accumulation).reshape(ranks.size, config.accumulation, -1)
     masked = int((samples.masked_offsets[everyone + 1] - samples.masked_offsets[everyone]).sum())
-    batch = [part_of(samples, everyone[chosen]) for chosen in dealt[ranks.rank]]
+    batch = [part_of(samples, everyone[indices]) for indices in dealt[ranks.rank]]
     return [ready(part, config, ranks, masked) for part in batch]
 
 
@@ -165,12 +165,12 @@ def evaluation_input(config: Config, samples: Samples, ranks: Ranks) -> Generato
     All ranks have as many batches.
     """
     order, size = np.argsort(samples.lengths, kind="stable"), config.eval_batch_size
-    mine = order[ranks.rank :: ranks.size]
-    batches = [mine[begin : begin + size] for begin in range(0, -(-len(order) // ranks.size), size)]
-    there = [chosen for chosen in batches if len(chosen)]
+    local_order = order[ranks.rank :: ranks.size]
+    batches = [local_order[start : start + size] for start in range(0, -(-len(order) // ranks.size), size)]
+    there = [indices for indices in batches if len(indices)]
 
-    def make(chosen: np.ndarray) -> MicroBatch:
-        return ready(part_of(samples, chosen), config, ranks, 1)
+    def make(indices: np.ndarray) -> MicroBatch:
+        return ready(part_of(samples, indices), config, ranks, 1)
 
     with closing(read_ahead(make, there, config.prefetch, THREADS)) as parts:
         for part in parts:
@@ -187,7 +187,7 @@ def synthetic_batch(config: Config, vocabulary: int, ranks: Ranks, tokens: int =
     length = max(2, min(tokens // per_part or config.positions, config.positions))
     masked = max(1, length // 7)
     generator = torch.Generator().manual_seed(config.seed)
-    places = torch.stack([torch.randperm(length, generator=generator)[:masked] for _ in range(per_part)])
+    positions = torch.stack([torch.randperm(length, generator=generator)[:masked] for _ in range(per_part)])
     rows = Rows(
         torch.randint(vocabulary, (per_part * length,), generator=generator),
         (torch.arange(length) >= length // 2).long().repeat(per_part),
@@ -197,7 +197,7 @@ def synthetic_batch(config: Config, vocabulary: int, ranks: Ranks, tokens: int =
     )
     labels = torch.randint(vocabulary, (per_part * masked,), generator=generator)
     follows = torch.randint(2, (per_part,), generator=generator)
-    flat = (places + torch.arange(per_part)[:, None] * length).flatten()
+    flat = (positions + torch.arange(per_part)[:, None] * length).flatten()
     part = MicroBatch(rows, flat, labels, follows)
     part = ready(part, config, ranks, len(labels) * ranks.size * config.accumulation)
     return [to_device(part, ranks.context)] * config.accumulation

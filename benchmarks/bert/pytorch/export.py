@@ -42,8 +42,8 @@ class Served(nn.Module):
     ) -> Tuple[torch.Tensor, torch.Tensor]:
         # (B, P, vocabulary) and (B, 2) of three (B, L) and the places (B, P).
         rows = serving.packed(tokens, segments, mask)
-        words, follows = self.network(rows, (masked + rows.offsets[:-1, None]).flatten())
-        return words.view(*masked.shape, -1), follows
+        mlm_logits, follows = self.network(rows, (masked + rows.offsets[:-1, None]).flatten())
+        return mlm_logits.view(*masked.shape, -1), follows
 
 
 def places_of(part: MicroBatch, width: int) -> Tuple[np.ndarray, np.ndarray]:
@@ -53,18 +53,18 @@ def places_of(part: MicroBatch, width: int) -> Tuple[np.ndarray, np.ndarray]:
     owners = np.searchsorted(offsets, flat, side="right") - 1
     counts = np.bincount(owners, minlength=len(offsets) - 1)
     there = np.arange(width) < counts[:, None]
-    places = np.zeros(there.shape, np.int64)
-    places[there] = flat - offsets[owners]
-    return places, there
+    positions = np.zeros(there.shape, np.int64)
+    positions[there] = flat - offsets[owners]
+    return positions, there
 
 
 def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
     right = 0
     for part in evaluation_input(config, data.test, ALONE):
         if part is not None:
-            places, there = places_of(part, data.max_predictions)
-            words, _ = infer(*serving.table(part.rows, data.sequence_length), places)
-            right += int((words.argmax(2)[there] == part.labels.numpy()).sum())
+            positions, there = places_of(part, data.max_predictions)
+            mlm_logits, _ = infer(*serving.table(part.rows, data.sequence_length), positions)
+            right += int((mlm_logits.argmax(2)[there] == part.labels.numpy()).sum())
     return {"masked_accuracy": right / len(data.test.masked_labels)}
 
 
@@ -78,8 +78,8 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
         rows = serving.as_rows(tokens, segments, mask)
         flat = torch.from_numpy(masked) + rows.offsets[:-1, None]
         with torch.no_grad():
-            words, follows = network(rows, flat.reshape(-1))
-        return words.reshape(*masked.shape, -1).numpy(), follows.numpy()
+            mlm_logits, follows = network(rows, flat.reshape(-1))
+        return mlm_logits.reshape(*masked.shape, -1).numpy(), follows.numpy()
 
     ones = np.ones((2, data.sequence_length), np.int64)
     return Subject(

@@ -34,8 +34,8 @@ class Network(nn.Module):
         # Return logits (M, vocabulary) of the words at the places ``masked`` (M,) of the row, and (B, 2) of next.
         hidden = self.encoder(rows)
         product = functional.linear(hidden.index_select(0, masked), self.transform.weight)
-        words = self.transform_norm(bias_gelu(product, self.transform.bias, self.encoder.shape.gelu))
-        logits = functional.linear(words, self.encoder.words.weight, self.words_bias)
+        transformed = self.transform_norm(bias_gelu(product, self.transform.bias, self.encoder.shape.gelu))
+        logits = functional.linear(transformed, self.encoder.words.weight, self.words_bias)
         return logits, self.next(self.pooler(self.encoder.first(hidden, rows)))
 
     def loss(self, batch: MicroBatch) -> torch.Tensor:
@@ -44,23 +44,23 @@ class Network(nn.Module):
         ``batch.weights`` (2,) are such that the shares of all micro-batches and ranks sum to the loss of the step.
         Positions without a word (data.NO_WORD) count nothing.
         """
-        words, follows = self(batch.rows, batch.masked)  # (M, vocabulary), (B, 2)
-        masked = functional.cross_entropy(words.float(), batch.labels, reduction="sum")
+        mlm_logits, follows = self(batch.rows, batch.masked)  # (M, vocabulary), (B, 2)
+        masked = functional.cross_entropy(mlm_logits.float(), batch.labels, reduction="sum")
         pairs = functional.cross_entropy(follows.float(), batch.next, reduction="sum")
         return masked * batch.weights[0] + pairs * batch.weights[1]
 
     @torch.no_grad()
     def figures(self, batch: MicroBatch) -> torch.Tensor:
         # Return, float64 (5,): right words, their loss, right next sentences, sequences, masked words.
-        words, follows = self(batch.rows, batch.masked)
-        found = [
-            (words.argmax(-1) == batch.labels).sum(),
-            functional.cross_entropy(words.float(), batch.labels, reduction="sum"),
+        mlm_logits, follows = self(batch.rows, batch.masked)
+        figures = [
+            (mlm_logits.argmax(-1) == batch.labels).sum(),
+            functional.cross_entropy(mlm_logits.float(), batch.labels, reduction="sum"),
             (follows.argmax(-1) == batch.next).sum(),
-            torch.tensor(len(batch.next), device=words.device),
+            torch.tensor(len(batch.next), device=mlm_logits.device),
             (batch.labels != NO_WORD).sum(),
         ]
-        return torch.stack([each.double() for each in found])
+        return torch.stack([figure.double() for figure in figures])
 
 
 def decay_of(name: str, config: Config) -> float:

@@ -53,9 +53,9 @@ class Training:
         """
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
         dtype, size = pytorch.DTYPES[config.precision], config.width // config.heads
-        chosen = attention.choose(config.attention, ranks.context, dtype, size, ranks.rank)
+        backend = attention.choose(config.attention, ranks.context, dtype, size, ranks.rank)
         with fixed_seed(config.seed):
-            network = Network(shape_of(config, vocabulary), chosen, config.compile)
+            network = Network(shape_of(config, vocabulary), backend, config.compile)
         if weights is not None:
             checkpoint.fill(checkpoint.places_of(network.state_dict()), checkpoint.read(weights), weights)
         self.network = network.to(ranks.context)
@@ -78,10 +78,10 @@ class Training:
 
     def rank_state_dict(self) -> Dict[str, Any]:
         # Return the state of this rank alone, for a checkpoint: also in the middle of a step.
-        found = self.optimizer.rank_state_dict()
+        state = self.optimizer.rank_state_dict()
         if self.done:
-            found["done"] = {"parts": self.done, "loss": self.loss, "gradients": self.optimizer.gradients}
-        return found
+            state["done"] = {"parts": self.done, "loss": self.loss, "gradients": self.optimizer.gradients}
+        return state
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         self.network.load_state_dict(saved["network"])
@@ -94,14 +94,14 @@ class Training:
 
 def flat_optimizer(network: Network, config: Config, ranks: Ranks, kernel: str) -> FlatOptimizer:
     # Return the optimizer of the network's weights, LAMB; ``kernel`` is the implementation, or "auto".
-    named = list(network.named_parameters())
-    groups = lamb.parameter_groups(named, partial(decay_of, config=config), parts_of)
+    named_parameters = list(network.named_parameters())
+    groups = lamb.parameter_groups(named_parameters, partial(decay_of, config=config), parts_of)
     options = lamb.Options((config.beta1, config.beta2), config.epsilon)
     split = config.split_optimizer and ranks.size > 1
     candidates = lamb.lamb_candidates(groups, options, lamb.find_apex(), ranks if split else None)
     scale = ScaleRule(config.loss_scale, config.loss_scale_window, LARGEST_SCALE)
     return FlatOptimizer(
-        [parameter for _, parameter in named],
+        [parameter for _, parameter in named_parameters],
         candidates,
         "fused" if split else kernel,
         ranks,

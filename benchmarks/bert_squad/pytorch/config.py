@@ -127,9 +127,9 @@ class Config:
         )
 
     def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
-        found = too_few(manifest, "windows", self.batch_size * ranks)
-        length, wanted = manifest["facts"]["sequence_length"], self.sequence_length
-        if length != wanted:
-            hint = f"set sequence_length={length}, or prepare the data again with --sequence-length {wanted}"
-            found.append((f"windows of {length} tokens", f"sequence_length={wanted}", hint))
-        return found
+        misfits = too_few(manifest, "windows", self.batch_size * ranks)
+        length, expected = manifest["facts"]["sequence_length"], self.sequence_length
+        if length != expected:
+            hint = f"set sequence_length={length}, or prepare the data again with --sequence-length {expected}"
+            misfits.append((f"windows of {length} tokens", f"sequence_length={expected}", hint))
+        return misfits

@@ -31,7 +31,7 @@ def steps_per_epoch(config: Config, data: DataSet, ranks: Ranks) -> int:
     return len(data.train) // (config.batch_size * ranks.size)
 
 
-def chosen(config: Config, windows: Windows, step: int, steps: int, ranks: Ranks) -> np.ndarray:
+def batch_indices(config: Config, windows: Windows, step: int, steps: int, ranks: Ranks) -> np.ndarray:
     """Return this rank's windows of a step, int64 (batch_size,): the same global batch for any number of ranks.
 
     An epoch is a permutation seeded by the seed, in which what fills no whole batch is left out. The windows of a
@@ -50,7 +50,7 @@ def gathered(windows: Windows, indices: np.ndarray) -> Batch:
     rows = replace(rows, longest=max(1, rows.longest))
     lengths = (rows.offsets[1:] - rows.offsets[:-1]).long()
     wide = torch.repeat_interleave(torch.arange(len(indices)) * rows.longest, lengths) + rows.positions
-    start, end = (torch.from_numpy(each[indices].astype(np.int64)) for each in (windows.start, windows.end))
+    start, end = (torch.from_numpy(positions[indices].astype(np.int64)) for positions in (windows.start, windows.end))
     return Batch(rows, wide, start, end, torch.from_numpy(indices))
 
 
@@ -77,7 +77,7 @@ def training_input(
     """
 
     def make(step: int) -> Batch:
-        batch = gathered(data.train, chosen(config, data.train, step, steps, ranks))
+        batch = gathered(data.train, batch_indices(config, data.train, step, steps, ranks))
         return pinned(filled(batch, config) if config.cuda_graph else batch, ranks.context)
 
     with closing(read_ahead(make, count(position), config.prefetch, 1)) as batches:
@@ -90,8 +90,8 @@ def evaluation_batches(config: Config, windows: Windows, ranks: Ranks) -> Iterat
     order = np.argsort(-windows.lengths, kind="stable")
     size = config.eval_batch_size * ranks.size
 
-    def make(begin: int) -> Batch:
-        return pinned(gathered(windows, order[begin : begin + size][ranks.rank :: ranks.size]), ranks.context)
+    def make(start: int) -> Batch:
+        return pinned(gathered(windows, order[start : start + size][ranks.rank :: ranks.size]), ranks.context)
 
     with closing(read_ahead(make, range(0, len(order), size), config.prefetch, 1)) as batches:
         for batch in batches:

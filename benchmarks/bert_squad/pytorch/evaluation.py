@@ -38,41 +38,44 @@ def answer(
         logits: (T, 2) of a batch that is not empty.
         run: whose ``interruptible`` ends the evaluation early and whose ``interrupted`` says so.
     """
-    places, answered = np.zeros((len(data.test), config.n_best, FIELDS)), 0
+    fields, answered = np.zeros((len(data.test), config.n_best, FIELDS)), 0
     for batch in run.interruptible(batches):
         answered += len(batch.start)
         if not len(batch.start):
             continue
         bounds, values = batch.rows.offsets.tolist(), logits(batch).cpu().numpy()
-        for index, begin, end in zip(batch.indices.tolist(), bounds, bounds[1:]):
-            first, last = values[begin:end].T
+        for index, start, end in zip(batch.indices.tolist(), bounds, bounds[1:]):
+            first, last = values[start:end].T
             spans = best_spans(first, last, data.test.places(index), config.n_best, config.longest_answer)
-            for place, span in enumerate(spans):
-                places[index, place] = (1.0, *span)
+            for rank, span in enumerate(spans):
+                fields[index, rank] = (1.0, *span)
     if run.interrupted:
         return None
     run.total([float(answered)], len(data.test))
     # Each window is one rank's: the sums are its spans.
-    found = torch.from_numpy(places).to(run.ranks.context)
+    gathered = torch.from_numpy(fields).to(run.ranks.context)
     if run.ranks.size > 1:
-        dist.all_reduce(found, group=pytorch.eager())
+        dist.all_reduce(gathered, group=pytorch.eager())
     by_question: Dict[int, List[Span]] = defaultdict(list)
-    for owner, rows in zip(data.test.question[:].tolist(), found.tolist()):
-        by_question[owner] += [Span(score, int(begin), int(end)) for there, score, begin, end in rows if there]
+    for owner, rows in zip(data.test.question[:].tolist(), gathered.tolist()):
+        by_question[owner] += [Span(score, int(start), int(end)) for there, score, start, end in rows if there]
     return [best_of(by_question[number], config.n_best) for number in range(len(data.questions))]
 
 
-def quality(found: Sequence[Sequence[Span]], data: DataSet, ranks: Ranks, output: Path) -> Dict[str, float]:
+def quality(predictions: Sequence[Sequence[Span]], data: DataSet, ranks: Ranks, output: Path) -> Dict[str, float]:
     # Return F1 and exact match, 0 to 100, on every rank, found by rank 0, which also writes the answers.
     values = torch.zeros(2, dtype=torch.float64, device=ranks.context)
     if ranks.rank == 0:
         questions = data.questions
-        texts = [text_of(spans, asked.context) for spans, asked in zip(found, questions)]
-        result = score(texts, [asked.references for asked in questions])
+        texts = [text_of(spans, question.context) for spans, question in zip(predictions, questions)]
+        result = score(texts, [question.references for question in questions])
         values += torch.tensor([result.f1, result.exact_match], dtype=torch.float64, device=ranks.context)
         # The form that SQuAD's evaluate-v1.1.py reads, and that of run_squad.py.
-        _replace(output / PREDICTIONS, {asked.id: text for asked, text in zip(questions, texts)})
-        _replace(output / BEST, {asked.id: _listed(spans, asked.context) for spans, asked in zip(found, questions)})
+        _replace(output / PREDICTIONS, {question.id: text for question, text in zip(questions, texts)})
+        _replace(
+            output / BEST,
+            {question.id: _listed(spans, question.context) for spans, question in zip(predictions, questions)},
+        )
     pytorch.broadcast([values])
     f1, exact_match = values.tolist()
     return {"f1": f1, "exact_match": exact_match}

@@ -50,8 +50,8 @@ def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
 
     def logits(batch: Batch) -> torch.Tensor:
         tokens, segments, mask = serving.table(batch.rows, config.sequence_length)
-        found = np.stack(infer(tokens, segments, mask), axis=2)
-        return torch.from_numpy(found[mask == 1])
+        span_logits = np.stack(infer(tokens, segments, mask), axis=2)
+        return torch.from_numpy(span_logits[mask == 1])
 
     run: Any = SimpleNamespace(ranks=ALONE, interrupted=False, interruptible=iter, total=lambda values, count: values)
     spans = answer(config, evaluation_batches(config, data.test, ALONE), data, logits, run)
@@ -68,9 +68,9 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
     def original(tokens: np.ndarray, segments: np.ndarray, mask: np.ndarray) -> Arrays:
         with torch.no_grad():
             logits = network(serving.as_rows(tokens, segments, mask)).numpy()
-        found = np.full((*mask.shape, 2), NOWHERE, np.float32)
-        found[mask == 1] = logits
-        return found[:, :, 0], found[:, :, 1]
+        span_logits = np.full((*mask.shape, 2), NOWHERE, np.float32)
+        span_logits[mask == 1] = logits
+        return span_logits[:, :, 0], span_logits[:, :, 1]
 
     ones = np.ones((2, config.sequence_length), np.int64)
     return Subject(

@@ -20,7 +20,7 @@ class Network(nn.Module):
         self.span = nn.Linear(config.width, 2)
         self.span.apply(draw_weights)
         with torch.no_grad():
-            for weight in (each for each in self.parameters() if each.dim() > 1):
+            for weight in (parameter for parameter in self.parameters() if parameter.dim() > 1):
                 weight *= config.initializer_range / DEVIATION
 
     def forward(self, rows: Rows) -> torch.Tensor:
@@ -31,8 +31,8 @@ class Network(nn.Module):
         # (): mean of the cross-entropies of first and last token, each over its window's tokens; summed over B.
         tables = in_tables(self(batch.rows), batch)  # twice (B, longest)
         first, last = (
-            functional.cross_entropy(table, wanted, reduction="sum")
-            for table, wanted in zip(tables, (batch.start, batch.end))
+            functional.cross_entropy(table, target, reduction="sum")
+            for table, target in zip(tables, (batch.start, batch.end))
         )
         return (first + last) / 2
 

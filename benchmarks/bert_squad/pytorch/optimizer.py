@@ -21,21 +21,21 @@ def adam_candidates(config: Config, decayed: int, apex: Any) -> Dict[str, Build]
     options: Dict[str, Any] = {"lr": config.learning_rate, "betas": (config.beta1, config.beta2), "eps": config.epsilon}
 
     def groups(parameters: Sequence[torch.nn.Parameter]) -> List[Dict[str, Any]]:
-        (whole,) = parameters
-        found = []
+        (flat,) = parameters
+        builds = []
         for part, decay in ((slice(decayed), config.weight_decay), (slice(decayed, None), 0.0)):
-            parameter = torch.nn.Parameter(whole.detach()[part])
-            parameter.grad = whole.grad[part] if whole.grad is not None else None
-            found.append({"params": [parameter], "weight_decay": decay})
-        return found
+            parameter = torch.nn.Parameter(flat.detach()[part])
+            parameter.grad = flat.grad[part] if flat.grad is not None else None
+            builds.append({"params": [parameter], "weight_decay": decay})
+        return builds
 
-    found: Dict[str, Build] = {
+    builds: Dict[str, Build] = {
         "plain": lambda parameters: torch.optim.AdamW(groups(parameters), foreach=True, **options),
         "fused": lambda parameters: torch.optim.AdamW(groups(parameters), fused=True, **options),
     }
     if apex is not None:
-        found["apex"] = lambda parameters: apex.FusedAdam(groups(parameters), bias_correction=False, **options)
-    return found
+        builds["apex"] = lambda parameters: apex.FusedAdam(groups(parameters), bias_correction=False, **options)
+    return builds
 
 
 def without_correction(optimizer: torch.optim.Optimizer) -> None:

@@ -59,15 +59,15 @@ class Training:
         """
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
         dtype = pytorch.DTYPES[config.precision]
-        chosen = attention.choose(config.attention, ranks.context, dtype, config.width // config.heads, ranks.rank)
+        backend = attention.choose(config.attention, ranks.context, dtype, config.width // config.heads, ranks.rank)
         with fixed_seed(config.seed):
-            self.network = Network(config, vocabulary, chosen)
+            self.network = Network(config, vocabulary, backend)
         if weights is not None:
             load_weights(self.network.encoder, weights)
         self.network.to(ranks.context)
         # Decayed weights come first in the flat tensor of all.
         parameters = sorted(self.network.parameters(), key=lambda parameter: parameter.dim() < 2)
-        decayed = sum(-(-each.numel() // ALIGNMENT) * ALIGNMENT for each in parameters if each.dim() >= 2)
+        decayed = sum(-(-weight.numel() // ALIGNMENT) * ALIGNMENT for weight in parameters if weight.dim() >= 2)
         self.optimizer = FlatOptimizer(
             parameters,
             adam_candidates(config, decayed, optimizers.find_apex()),
@@ -129,16 +129,16 @@ def logits(training: Training, batch: Batch) -> torch.Tensor:
     # Return (T, 2) of windows to be answered.
     training.network.eval()
     with pytorch.autocast(training.ranks.context, training.config.precision):
-        found: torch.Tensor = training.network(batch.rows)
+        logits: torch.Tensor = training.network(batch.rows)
     training.network.train()
-    return found
+    return logits
 
 
 def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Dict[str, float]]:
     # F1 and exact match over all questions of the test part, 0 to 100; None if the run is to stop.
     batches = evaluation_batches(training.config, data.test, run.ranks)
-    found = answer(training.config, batches, data, partial(logits, training), run)
-    return None if found is None else quality(found, data, run.ranks, run.output)
+    predictions = answer(training.config, batches, data, partial(logits, training), run)
+    return None if predictions is None else quality(predictions, data, run.ranks, run.output)
 
 
 def warm_up(training: Training) -> None:

@@ -63,4 +63,4 @@ def _parts(queries: torch.Tensor, keys: torch.Tensor) -> Any:
     # Slices of target positions of which CHUNK_BYTES hold the tanh.
     limit = CHUNK_BYTES.get(queries.device.type, CHUNK_BYTES["cpu"])
     size = max(1, limit // (keys.numel() * keys.element_size()))
-    return (slice(begin, begin + size) for begin in range(0, queries.shape[1], size))
+    return (slice(start, start + size) for start in range(0, queries.shape[1], size))

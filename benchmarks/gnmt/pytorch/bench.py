@@ -32,12 +32,12 @@ MARKS = 3  # tokens of a pair in addition to those of the data: BOS and EOS of t
 
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     data = open_data(folder)
-    words = data.vocabulary.size
-    training = build(config, words, ranks, {})
+    vocabulary_size = data.vocabulary.size
+    training = build(config, vocabulary_size, ranks, {})
     mean = data.train.source.lengths.mean() + data.train.target.lengths.mean()
     length = round(float((mean + MARKS) / 2))
     at_once = config.eval_batch_size if config.device == "gpu" else min(DECODED, config.eval_batch_size)
-    plain = GNMT(config, words).to(ranks.context)
+    plain = GNMT(config, vocabulary_size).to(ranks.context)
     plain.decoder.attention.weigh = attention.plain
     return subject(
         training,
@@ -47,15 +47,16 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         longest=config.max_length_train - GNMT_MARKS,
         sentences=config.batch_size,
         tokens=config.batch_size * (mean + MARKS),
-        synthetic=synthetic_batch(words, config.batch_size, length, ranks),
+        synthetic=synthetic_batch(vocabulary_size, config.batch_size, length, ranks),
         synthetic_tokens=2 * length * config.batch_size,
-        synthetic_flops=training_flops(config, words, config.batch_size, length, length),
+        synthetic_flops=training_flops(config, vocabulary_size, config.batch_size, length, length),
         step=lambda batch: train_step(training, batch, bench.RATE),
         plain=plain,
         logits=lambda batch: plain.classifier(plain(batch.source, batch.source_lengths, batch.target_in)),
-        decode=partial(decode, training.network, words),
+        decode=partial(decode, training.network, vocabulary_size),
         translated=next(evaluation_input(replace(config, eval_batch_size=at_once), data, ranks)),
-        title=f"GNMT, width {config.width}, {config.layers} layers, vocabulary {words:,}, batch {config.batch_size}",
+        title=f"GNMT, width {config.width}, {config.layers} layers, vocabulary {vocabulary_size:,}, "
+        f"batch {config.batch_size}",
     )
 
 

@@ -78,7 +78,7 @@ class Step(nn.Module):
         """
         states = list(zip(hidden.unbind(2), cell.unbind(2)))
         state = Decoding(self.network, Encoded(context, keys, source == PAD), states, cell_of_both_axes)
-        return (*state.step(tokens), *(torch.stack(each, 2) for each in zip(*state.states)))
+        return (*state.step(tokens), *(torch.stack(tensors, 2) for tensors in zip(*state.states)))
 
 
 def cell_of_both_axes(layer: nn.LSTM, x: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor) -> State:
@@ -98,11 +98,13 @@ def training_step(network: GNMT) -> Infer:
 
     def infer(*inputs: np.ndarray) -> Arrays:
         tokens, source, context, keys, *states = as_tensors(inputs)
-        layers = list(zip(*(each.unbind(2) for each in states)))
+        layers = list(zip(*(tensors.unbind(2) for tensors in states)))
         state = Decoding(network, Encoded(context, keys, source == PAD), layers)
         with torch.no_grad():
-            found = state.step(tokens)
-        return tuple(each.numpy() for each in (*found, *(torch.stack(each, 2) for each in zip(*state.states))))
+            outputs = state.step(tokens)
+        return tuple(
+            tensors.numpy() for tensors in (*outputs, *(torch.stack(tensors, 2) for tensors in zip(*state.states)))
+        )
 
     return infer
 
@@ -138,28 +140,28 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Parts:
     )
 
 
-def _encoder(written: GNMT, network: GNMT, data: DataSet) -> Subject:
+def _encoder(training_network: GNMT, network: GNMT, data: DataSet) -> Subject:
     return Subject(
-        model=Encoder(written).eval(),
+        model=Encoder(training_network).eval(),
         inputs=(serving.SOURCE,),
         outputs=ENCODED,
         example=(np.ones((2, 5), np.int64),),
-        any_size={each.name: (1,) for each in (serving.SOURCE, *ENCODED)},
+        any_size={value.name: (1,) for value in (serving.SOURCE, *ENCODED)},
         preprocessing=serving.preprocessing(data, source_bos=True),
         original=inferring(Encoder(network)),
     )
 
 
-def _decoder(config: Config, written: GNMT, network: GNMT) -> Subject:
+def _decoder(config: Config, training_network: GNMT, network: GNMT) -> Subject:
     encoded = np.zeros((2, 5, config.width), np.float32)
     state = np.zeros((2, 3, config.layers, config.width), np.float32)
     inputs = (serving.TOKENS, serving.SOURCE, *ENCODED, *STATE)
     return Subject(
-        model=Step(written).eval(),
+        model=Step(training_network).eval(),
         inputs=inputs,
         outputs=STEP,
         example=(np.ones((2, 3), np.int64), np.ones((2, 5), np.int64), encoded, encoded, state, state),
-        any_size={**{each.name: (1,) for each in (*inputs, *STEP)}, "attention": (1, 2)},
+        any_size={**{value.name: (1,) for value in (*inputs, *STEP)}, "attention": (1, 2)},
         preprocessing={
             "beam": config.beam_size,
             "longest": config.max_length_test - 1,

@@ -14,13 +14,13 @@ ROWS, OTHERS, BLOCK, WARPS = 8, 16, 32, 4
 
 
 @triton.jit
-def _tanh(row, other, places, place_there, others, other_there, column, column_there, WIDTH: tl.constexpr):
+def _tanh(row, other, positions, place_there, other_positions, other_there, column, column_there, WIDTH: tl.constexpr):
     # (ROWS, OTHERS, BLOCK) of tanh(row + other), in fp32: no exponential overflows to a wrong value.
     mask = place_there[:, None] & column_there[None, :]
-    left = tl.load(row + places[:, None] * WIDTH + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    left_rows = tl.load(row + positions[:, None] * WIDTH + column[None, :], mask=mask, other=0.0).to(tl.float32)
     mask = other_there[:, None] & column_there[None, :]
-    right = tl.load(other + others[:, None] * WIDTH + column[None, :], mask=mask, other=0.0).to(tl.float32)
-    return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * (left[:, None, :] + right[None, :, :])))
+    right = tl.load(other + other_positions[:, None] * WIDTH + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * (left_rows[:, None, :] + right[None, :, :])))
 
 
 @triton.jit
@@ -30,14 +30,14 @@ def attention_weights(
 ):  # fmt: skip
     # Some target positions of a sentence: their scores, then the softmax of these in their place.
     sentence = tl.program_id(0).to(tl.int64)
-    places = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    place_there = places < targets
-    out = weights + (sentence * targets + places)[:, None] * sources
+    positions = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    place_there = positions < targets
+    out = weights + (sentence * targets + positions)[:, None] * sources
     largest = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    for begin in range(0, sources, OTHERS):
-        others = begin + tl.arange(0, OTHERS)
-        is_token = tl.load(padding + sentence * sources + others, mask=others < sources, other=1) == 0
+    for start in range(0, sources, OTHERS):
+        other_positions = start + tl.arange(0, OTHERS)
+        is_token = tl.load(padding + sentence * sources + other_positions, mask=other_positions < sources, other=1) == 0
         score = tl.full([ROWS, OTHERS], -float("inf"), tl.float32)
         # Nothing is computed behind the end of a sentence.
         if tl.sum(is_token.to(tl.int32), axis=0) > 0:
@@ -45,22 +45,24 @@ def attention_weights(
             for first in range(0, WIDTH, BLOCK):
                 column = first + tl.arange(0, BLOCK)
                 column_there = column < WIDTH
-                tanh = _tanh(queries + sentence * targets * WIDTH, keys + sentence * sources * WIDTH, places,
-                             place_there, others, is_token, column, column_there, WIDTH)  # fmt: skip
+                tanh = _tanh(queries + sentence * targets * WIDTH, keys + sentence * sources * WIDTH, positions,
+                             place_there, other_positions, is_token, column, column_there, WIDTH)  # fmt: skip
                 factor = tl.load(vector + column, mask=column_there, other=0.0).to(tl.float32)
                 summed += tanh * factor[None, None, :]
             score = tl.where(is_token[None, :], tl.sum(summed, axis=2), -float("inf"))
             higher = tl.maximum(largest, tl.max(score, axis=1))
             total = total * tl.exp(largest - higher) + tl.sum(tl.exp(score - higher[:, None]), axis=1)
             largest = higher
-        tl.store(out + others[None, :], score, mask=place_there[:, None] & (others < sources)[None, :])
+        tl.store(
+            out + other_positions[None, :], score, mask=place_there[:, None] & (other_positions < sources)[None, :]
+        )
     # Another thread may have written what this one reads.
     tl.debug_barrier()
-    for begin in range(0, sources, OTHERS):
-        others = begin + tl.arange(0, OTHERS)
-        there = place_there[:, None] & (others < sources)[None, :]
-        score = tl.load(out + others[None, :], mask=there, other=-float("inf"))
-        tl.store(out + others[None, :], tl.exp(score - largest[:, None]) / total[:, None], mask=there)
+    for start in range(0, sources, OTHERS):
+        other_positions = start + tl.arange(0, OTHERS)
+        there = place_there[:, None] & (other_positions < sources)[None, :]
+        score = tl.load(out + other_positions[None, :], mask=there, other=-float("inf"))
+        tl.store(out + other_positions[None, :], tl.exp(score - largest[:, None]) / total[:, None], mask=there)
 
 
 @triton.jit
@@ -70,32 +72,32 @@ def attention_gradients(
 ):  # fmt: skip
     # Some rows and columns of a sentence, of queries over all keys or of keys over all queries: d tanh = 1 - tanh ** 2.
     sentence = tl.program_id(0).to(tl.int64)
-    places = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    place_there = places < row_count
+    positions = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    place_there = positions < row_count
     column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     column_there = column < WIDTH
     summed = tl.zeros([ROWS, OTHERS, BLOCK], tl.float32)
     by_vector = tl.zeros([ROWS, OTHERS, BLOCK], tl.float32)
-    given = gradient + sentence * row_count * other_count
-    for begin in range(0, other_count, OTHERS):
-        against = begin + tl.arange(0, OTHERS)
+    grad_ptr = gradient + sentence * row_count * other_count
+    for start in range(0, other_count, OTHERS):
+        against = start + tl.arange(0, OTHERS)
         other_there = against < other_count
-        here = tl.load(given + places[:, None] * row_stride + against[None, :] * other_stride,
+        here = tl.load(grad_ptr + positions[:, None] * row_stride + against[None, :] * other_stride,
                        mask=place_there[:, None] & other_there[None, :], other=0.0)  # fmt: skip
         # Behind the ends of both sentences it is 0; NaN is not.
         if tl.sum(tl.sum((here != 0.0).to(tl.int32), axis=1), axis=0) > 0:
-            tanh = _tanh(rows + sentence * row_count * WIDTH, others + sentence * other_count * WIDTH, places,
+            tanh = _tanh(rows + sentence * row_count * WIDTH, others + sentence * other_count * WIDTH, positions,
                          place_there, against, other_there, column, column_there, WIDTH)  # fmt: skip
             summed += here[:, :, None] * (1.0 - tanh * tanh)
             if WITH_VECTOR:
                 by_vector += here[:, :, None] * tanh
     factor = tl.load(vector + column, mask=column_there, other=0.0).to(tl.float32)
-    found = tl.sum(summed, axis=1) * factor[None, :]
-    out = of_rows + (sentence * row_count + places)[:, None] * WIDTH + column[None, :]
-    tl.store(out, found.to(of_rows.dtype.element_ty), mask=place_there[:, None] & column_there[None, :])
+    grad_rows = tl.sum(summed, axis=1) * factor[None, :]
+    out = of_rows + (sentence * row_count + positions)[:, None] * WIDTH + column[None, :]
+    tl.store(out, grad_rows.to(of_rows.dtype.element_ty), mask=place_there[:, None] & column_there[None, :])
     if WITH_VECTOR:
-        place = sentence * tl.num_programs(1) + tl.program_id(1)
-        tl.store(of_vector + place * WIDTH + column, tl.sum(tl.sum(by_vector, axis=1), axis=0), mask=column_there)
+        offset = sentence * tl.num_programs(1) + tl.program_id(1)
+        tl.store(of_vector + offset * WIDTH + column, tl.sum(tl.sum(by_vector, axis=1), axis=0), mask=column_there)
 
 
 # See attention.plain.
@@ -127,9 +129,9 @@ class _Weights(torch.autograd.Function):
             (queries, keys, of_queries, (targets, sources, sources, 1), True),
             (keys, queries, of_keys, (sources, targets, 1, sources), False),
         )
-        for rows, others, of_rows, sizes, with_vector in launches:
+        for rows, other_side, of_rows, sizes, with_vector in launches:
             attention_gradients[(sentences, triton.cdiv(sizes[0], ROWS), triton.cdiv(width, BLOCK))](
-                rows, others, vector, of_scores, of_rows, of_vector, *sizes,
+                rows, other_side, vector, of_scores, of_rows, of_vector, *sizes,
                 WIDTH=width, WITH_VECTOR=with_vector, ROWS=ROWS, OTHERS=OTHERS, BLOCK=BLOCK, num_warps=WARPS,
                 **OPTIONS,
             )  # fmt: skip
@@ -141,17 +143,17 @@ weights = _Weights.apply
 
 def specifications() -> List[Specification]:
     # Each kernel at the submitted width, in each type.
-    found = []
+    specs = []
     constants = {"WIDTH": 1024, "ROWS": ROWS, "OTHERS": OTHERS, "BLOCK": BLOCK}
     for dtype in ("fp32", "fp16", "bf16"):
         inputs = {"queries": f"*{dtype}", "keys": f"*{dtype}", "vector": f"*{dtype}", "padding": "*i1"}
         sizes = {"weights": "*fp32", "targets": "i32", "sources": "i32"}
-        found.append(Specification(attention_weights, dtype, {**inputs, **sizes, **constants}, WARPS))
+        specs.append(Specification(attention_weights, dtype, {**inputs, **sizes, **constants}, WARPS))
         for name in ("queries", "keys"):
             pointers = {"rows": f"*{dtype}", "others": f"*{dtype}", "vector": f"*{dtype}", "gradient": "*fp32"}
             results = {"of_rows": f"*{dtype}", "of_vector": "*fp32", "row_count": "i32", "other_count": "i32"}
             steps = ("i32", 1) if name == "queries" else (1, "i32")
             strides = {"row_stride": steps[0], "other_stride": steps[1], "WITH_VECTOR": name == "queries"}
             arguments = {**pointers, **results, **strides, **constants}
-            found.append(Specification(attention_gradients, f"{dtype}, of {name}", arguments, WARPS))
-    return found
+            specs.append(Specification(attention_gradients, f"{dtype}, of {name}", arguments, WARPS))
+    return specs

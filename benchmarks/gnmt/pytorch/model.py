@@ -71,12 +71,12 @@ class Encoder(nn.Module):
     def _both_directions(self, x: torch.Tensor, lengths: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         # Not len(x): it fixes the length of what is exported.
         positions = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
-        inside = positions < lengths
+        is_inside = positions < lengths
         # Each sentence the other way round; the padding stays where it is.
-        order = torch.where(inside, lengths - 1 - positions, positions)
+        order = torch.where(is_inside, lengths - 1 - positions, positions)
         forwards = run(self.forwards, x)
-        backwards = turned(run(self.backwards, turned(x, order)), order)
-        mask = inside.unsqueeze(2)
+        backwards = reverse(run(self.backwards, reverse(x, order)), order)
+        mask = is_inside.unsqueeze(2)
         return forwards * mask, backwards * mask
 
 
@@ -94,7 +94,7 @@ def wide(x: torch.Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def turned(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+def reverse(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     # (S, B, width) with the positions of each sentence in the ``order`` (S, B).
     return x.gather(0, order.unsqueeze(2).expand_as(x))
 
@@ -102,9 +102,9 @@ def turned(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 class Dropout(nn.Module):
     # Dropout at the places that the configuration names: of inputs as since v0.6, or of outputs as in v0.5.
 
-    def __init__(self, share: float, at: str) -> None:
+    def __init__(self, share: float, site: str) -> None:
         super().__init__()
-        self.share, self.at_inputs = share, at == "inputs"
+        self.share, self.at_inputs = share, site == "inputs"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # Drop values of ``x`` in training.
@@ -198,8 +198,8 @@ Cell = Callable[[nn.LSTM, torch.Tensor, torch.Tensor, torch.Tensor], State]  # o
 def fused_cell(layer: nn.LSTM, x: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor) -> State:
     # PyTorch's own, which has one axis for the hypotheses of all sentences.
     parameters = (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0)
-    found = torch.lstm_cell(x.flatten(0, 1), (hidden.flatten(0, 1), cell.flatten(0, 1)), *parameters)
-    return found[0].view_as(hidden), found[1].view_as(cell)
+    hidden_and_cell = torch.lstm_cell(x.flatten(0, 1), (hidden.flatten(0, 1), cell.flatten(0, 1)), *parameters)
+    return hidden_and_cell[0].view_as(hidden), hidden_and_cell[1].view_as(cell)
 
 
 class Decoding:
@@ -246,27 +246,27 @@ class Decoding:
 
 
 @torch.no_grad()
-def decode(network: GNMT, words: int, batch: SourceBatch) -> List[List[int]]:
-    # Translate a batch; ``words``: entries to choose from.
+def decode(network: GNMT, vocabulary_size: int, batch: SourceBatch) -> List[List[int]]:
+    # Translate a batch; ``vocabulary_size``: entries to choose from.
     config = network.config
     with pytorch.autocast(batch.source.device, config.precision):
         state = Decoding.of(network, network.encode(batch.source, batch.source_lengths), config.beam_size)
-        return search(config, words, batch, state, step)
+        return search(config, vocabulary_size, batch, state, step)
 
 
 def step(tokens: torch.Tensor, position: int, state: Decoding) -> Tuple[torch.Tensor, torch.Tensor]:
     # One row for each hypothesis, as the search has them.
-    found, weights = state.step(tokens.view(-1, state.states[0][0].shape[1]))
-    return found.flatten(0, 1), weights.flatten(0, 1)
+    logits, weights = state.step(tokens.view(-1, state.states[0][0].shape[1]))
+    return logits.flatten(0, 1), weights.flatten(0, 1)
 
 
-def search(config: Config, words: int, batch: SourceBatch, state: Any, step: beam.Step) -> List[List[int]]:
+def search(config: Config, vocabulary_size: int, batch: SourceBatch, state: Any, step: beam.Step) -> List[List[int]]:
     # Translate a batch as submitted (seq2seq/inference/beam_search.py), whatever makes a ``step`` from a ``state``.
     # A length counts BOS.
     rules = beam.Rules(
         normalize=beam.length_penalty(config.length_penalty, config.length_constant + 1),
         coverage=beam.coverage_penalty(config.coverage_penalty) if config.coverage_penalty else None,
         ended_stay=True,
-        vocabulary=words,
+        vocabulary=vocabulary_size,
     )
     return beam.search(step, state, batch, beam=config.beam_size, longest=config.max_length_test - 1, rules=rules)

@@ -17,11 +17,11 @@ def _example(
     # Sentences of all lengths, one that fills its row among them.
     lengths = sources - torch.arange(sentences, device=device) % sources
     padding = torch.arange(sources, device=device) >= lengths.unsqueeze(1)
-    inputs = [each.to(dtype).requires_grad_() for each in (queries, keys, vector / width**0.5)]
+    inputs = [tensor.to(dtype).requires_grad_() for tensor in (queries, keys, vector / width**0.5)]
 
     def call() -> kernels.Results:
-        found = weigh(*inputs, padding)
-        return [found.detach(), *torch.autograd.grad(found, inputs, gradient)]
+        outputs = weigh(*inputs, padding)
+        return [outputs.detach(), *torch.autograd.grad(outputs, inputs, gradient)]
 
     return call
 

@@ -38,11 +38,11 @@ from benchmarks.translation.pytorch.state import Training, adam
 SCORES = {"bleu": evaluation.of_text(sacrebleu_score)}
 
 
-def build(config: Config, words: int, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
-    # Build for a vocabulary of ``words``, with a checkpoint or fresh weights, ready: warmed up before the clock.
+def build(config: Config, vocabulary_size: int, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
+    # Load a checkpoint or initialize the weights, and warm up before the clock starts.
     if not saved:
         seed_dropout(config.seed, ranks)
-    padded = -(-words // config.vocabulary_multiple) * config.vocabulary_multiple
+    padded = -(-vocabulary_size // config.vocabulary_multiple) * config.vocabulary_multiple
     with fixed_seed(config.seed):
         network = GNMT(config, padded).to(ranks.context)
     length = config.max_length_train // 2
@@ -51,11 +51,13 @@ def build(config: Config, words: int, ranks: Ranks, saved: Mapping[str, Any]) ->
         "attention": {"sentences": config.batch_size, "targets": length, "sources": length, "width": config.width},
     }
     dtype = pytorch.DTYPES[config.precision]
-    known = {**operators.OPERATORS, **OPERATORS}
-    kernels, chosen = operators.choose(config.kernels, sizes, ranks, dtype, saved.get("kernels", {}), known=known)
-    network.row_loss, network.decoder.attention.weigh = chosen["loss"], chosen["attention"]
+    registry = {**operators.OPERATORS, **OPERATORS}
+    kernels, kernel_names = operators.choose(
+        config.kernels, sizes, ranks, dtype, saved.get("kernels", {}), registry=registry
+    )
+    network.row_loss, network.decoder.attention.weigh = kernel_names["loss"], kernel_names["attention"]
     scale = ScaleRule(config.loss_scale, config.loss_scale_interval, config.loss_scale_limit)
-    training = Training(config, ranks, words, network, adam(network, config, ranks, saved, scale), kernels)
+    training = Training(config, ranks, vocabulary_size, network, adam(network, config, ranks, saved, scale), kernels)
     pytorch.broadcast(network.parameters())
     warm_up(training)
     if saved:

@@ -26,20 +26,20 @@ from benchmarks.llama31_8b.pytorch.bench import Benched, pretraining
 def one_by_one(mixture: Any, hidden: torch.Tensor) -> torch.Tensor:
     rows = hidden.flatten(0, 1)
     _, experts, shares = chosen_experts(mixture, rows)
-    found = torch.zeros_like(rows)
+    outputs = torch.zeros_like(rows)
     for number in range(mixture.count):
-        tokens, place = torch.where(experts == number)
-        own = mixture.experts
-        gate, up = (rows[tokens] @ own.gate_up_proj[number]).unflatten(-1, (-1, 2)).unbind(-1)
-        by = own.gate(gate, up) @ own.down_proj[number] * shares[tokens, place, None]
-        found = found.index_add(0, tokens, by.to(found.dtype))
-    return found.unflatten(0, hidden.shape[:2])
+        tokens, rank_of_choice = torch.where(experts == number)
+        local_experts = mixture.experts
+        gate, up = (rows[tokens] @ local_experts.gate_up_proj[number]).unflatten(-1, (-1, 2)).unbind(-1)
+        weighted = local_experts.gate(gate, up) @ local_experts.down_proj[number] * shares[tokens, rank_of_choice, None]
+        outputs = outputs.index_add(0, tokens, weighted.to(outputs.dtype))
+    return outputs.unflatten(0, hidden.shape[:2])
 
 
 def plain(network: Network) -> None:
     for number, layer in enumerate(network.layers):
-        more = int(layer.self_attn.sinks is not None)
-        layer.self_attn.attend = partial(masked, network.shape.window_of(number), more=more)
+        extra = int(layer.self_attn.sinks is not None)
+        layer.self_attn.attend = partial(masked, network.shape.window_of(number), extra=extra)
         layer.mlp.forward = partial(one_by_one, layer.mlp)
 
 

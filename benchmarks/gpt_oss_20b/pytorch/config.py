@@ -190,18 +190,18 @@ class Config:
         """Return the bytes that a rank needs at least: weights, AdamW's state, what it gathers, activations, logits."""
         weights = memory.weights_of(self, vocabulary)
         # Weights and both moments in fp32, and sums of gradients behind the first micro-batch
-        held = 4 * (4 if self.accumulation > 1 else 3) * (weights.layer * self.layers + weights.outside)
-        return memory.needed(self, vocabulary, ranks, held / ranks, self.kept(), self.expert_parallelism)
+        weight_bytes = 4 * (4 if self.accumulation > 1 else 3) * (weights.layer * self.layers + weights.outside)
+        return memory.needed(self, vocabulary, ranks, weight_bytes / ranks, self.kept(), self.expert_parallelism)
 
     def misfits(self, manifest: Manifest, ranks: int, available: float) -> List[Misfit]:
         """Return why a data set, a number of ranks or their memory, in bytes of a rank, does not do."""
-        found = misfits_of_text(self, manifest)
+        misfits = misfits_of_text(self, manifest)
         copies, beyond = divmod(ranks, self.expert_parallelism)
         if beyond:
             hint = "take other ranks, or set this key"
             together = f"a multiple of the {self.expert_parallelism} that share the experts (expert_parallelism)"
-            found.append((f"{ranks} ranks", together, hint))
+            misfits.append((f"{ranks} ranks", together, hint))
         elif self.expert_parallelism > 1 and (self.width % copies or self.inner_width % copies):
             expected = f"width={self.width} and inner_width={self.inner_width} to be multiples of the copies"
-            found.append((f"{copies} copies of each expert", expected, "set a higher expert_parallelism"))
-        return found + memory.misfits(self, self.needed_memory(manifest["facts"]["vocabulary"], ranks), available)
+            misfits.append((f"{copies} copies of each expert", expected, "set a higher expert_parallelism"))
+        return misfits + memory.misfits(self, self.needed_memory(manifest["facts"]["vocabulary"], ranks), available)

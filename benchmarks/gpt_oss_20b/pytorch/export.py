@@ -16,11 +16,11 @@ from benchmarks.llama31_8b.pytorch.export import prepare as of_llama
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
-    found = of_llama(config, saved, folder)
-    for layer in found.model.network.layers:
+    subject = of_llama(config, saved, folder)
+    for layer in subject.model.network.layers:
         # No format has a grouped GEMM.
         layer.mlp.forward = partial(by_all, layer.mlp)
-    return found
+    return subject
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from benchmarks.gpt_oss_20b.pytorch.model import Training
 from benchmarks.llama.flops import training_flops
 from benchmarks.llama.order import Order
 from benchmarks.llama.pytorch import parallel, texts
-from benchmarks.llama.pytorch.network import IGNORED
+from benchmarks.llama.pytorch.network import IGNORE_INDEX
 from benchmarks.llama.schedule import of_megatron
 from benchmarks.llama.tokenization import FILE
 from benchmarks.llama31_8b.dataset import DataSet, open_data
@@ -79,7 +79,7 @@ def evaluate(training: Training, data: DataSet, samples: Order, run: Run) -> Opt
     sums = torch.zeros(2, dtype=torch.float64, device=run.ranks.context)
     for part in run.interruptible(evaluation_input(training.config, data.test, samples, run.ranks)):
         sums[0] += training.network(part.tokens, part.labels)
-        sums[1] += (part.labels != IGNORED).sum()
+        sums[1] += (part.labels != IGNORE_INDEX).sum()
     if run.interrupted:
         return None
     tokens = len(samples) * training.config.sequence_length

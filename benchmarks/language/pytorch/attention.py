@@ -29,27 +29,27 @@ def grouped(
 ) -> torch.Tensor:
     # Attend in all neighbours of equal length together; waits for a GPU, whose offsets it reads.
     heads, size = queries.shape[1:]
-    found = []
-    for begin, count, length in runs_of_equal(offsets):
+    outputs = []
+    for start, count, length in runs_of_equal(offsets):
         if not length:
             continue
-        part = slice(begin, begin + count * length)
-        q, k, v = (each[part].view(count, length, heads, size).transpose(1, 2) for each in (queries, keys, values))
+        part = slice(start, start + count * length)
+        q, k, v = (tensor[part].view(count, length, heads, size).transpose(1, 2) for tensor in (queries, keys, values))
         attended = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
-        found.append(attended.transpose(1, 2).reshape(count * length, heads, size))
-    return torch.cat(found)
+        outputs.append(attended.transpose(1, 2).reshape(count * length, heads, size))
+    return torch.cat(outputs)
 
 
 def runs_of_equal(offsets: torch.Tensor) -> List[Tuple[int, int, int]]:
     # Return (first token, sequences, length of each) for neighbours of equal length.
-    found: List[Tuple[int, int, int]] = []
-    for begin, length in zip(offsets.tolist(), (offsets[1:] - offsets[:-1]).tolist()):
-        if found and found[-1][2] == length:
-            first, count, _ = found[-1]
-            found[-1] = (first, count + 1, length)
+    runs: List[Tuple[int, int, int]] = []
+    for start, length in zip(offsets.tolist(), (offsets[1:] - offsets[:-1]).tolist()):
+        if runs and runs[-1][2] == length:
+            first, count, _ = runs[-1]
+            runs[-1] = (first, count + 1, length)
         else:
-            found.append((begin, 1, length))
-    return found
+            runs.append((start, 1, length))
+    return runs
 
 
 def table_places(tokens: int, offsets: torch.Tensor, longest: int) -> torch.Tensor:
@@ -66,17 +66,17 @@ def padded(
     heads, size = queries.shape[1:]
     lengths = (offsets[1:] - offsets[:-1]).long()
     there = torch.arange(longest, device=queries.device) < lengths[:, None]  # (B, longest)
-    places = table_places(len(queries), offsets, longest)
+    positions = table_places(len(queries), offsets, longest)
 
-    def wide(each: torch.Tensor) -> torch.Tensor:
-        empty = each.new_zeros(len(lengths) * longest, heads, size)
-        return empty.index_copy(0, places, each).view(len(lengths), longest, heads, size).transpose(1, 2)
+    def wide(tensor: torch.Tensor) -> torch.Tensor:
+        empty = tensor.new_zeros(len(lengths) * longest, heads, size)
+        return empty.index_copy(0, positions, tensor).view(len(lengths), longest, heads, size).transpose(1, 2)
 
     # An empty sequence looks at one place, so that it has no share of 0 / 0.
     there = there | (torch.arange(longest, device=queries.device) == 0)
     q, k, v = map(wide, (queries, keys, values))
     attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=there[:, None, None], dropout_p=dropout)
-    return attended.transpose(1, 2).reshape(-1, heads, size).index_select(0, places)
+    return attended.transpose(1, 2).reshape(-1, heads, size).index_select(0, positions)
 
 
 def varlen(
@@ -95,7 +95,7 @@ def table(
 ) -> torch.Tensor:
     # Attend in sequences that are all padded to ``longest``, to the tokens of ``mask`` (B, longest); for a server.
     heads, size = queries.shape[1:]
-    q, k, v = (each.view(-1, longest, heads, size).transpose(1, 2) for each in (queries, keys, values))
+    q, k, v = (tensor.view(-1, longest, heads, size).transpose(1, 2) for tensor in (queries, keys, values))
     attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None] == 1, dropout_p=dropout)
     return attended.transpose(1, 2).reshape(-1, heads, size)
 
@@ -115,26 +115,26 @@ KERNELS: Dict[str, Attention] = {
 IMPLEMENTATIONS: Dict[str, Attention] = {**KERNELS, "grouped": grouped, "padded": padded, "table": table}
 
 
-def choose(wanted: str, device: torch.device, dtype: torch.dtype, size: int, rank: int = 0) -> str:
+def choose(requested: str, device: torch.device, dtype: torch.dtype, size: int, rank: int = 0) -> str:
     """Return the implementation for activations of ``dtype`` with heads of ``size``; rank 0 prints a GPU's.
 
     "auto" is ``grouped`` on a CPU, and on a GPU ``flash`` where the kernel is there and right, else ``padded``. Raises
     UnavailableError where a kernel is wanted and cannot run.
     """
     if device.type != "cuda":
-        if wanted in KERNELS:
-            raise choices.UnavailableError(f"attention={wanted}: a kernel for GPUs alone; use attention=auto")
-        choices.record("attention", "grouped" if wanted == "auto" else wanted)
-        return "grouped" if wanted == "auto" else wanted
-    kernel = "flash" if wanted == "auto" else wanted
+        if requested in KERNELS:
+            raise choices.UnavailableError(f"attention={requested}: a kernel for GPUs alone; use attention=auto")
+        choices.record("attention", "grouped" if requested == "auto" else requested)
+        return "grouped" if requested == "auto" else requested
+    kernel = "flash" if requested == "auto" else requested
     reason = pytorch.agreed(why_not(kernel, device, dtype, size)) if kernel in KERNELS else ""
-    if reason and wanted != "auto":
-        raise choices.UnavailableError(f"attention={wanted}: {reason}; use attention=auto")
-    chosen = "padded" if reason else kernel
-    choices.record("attention", chosen)
+    if reason and requested != "auto":
+        raise choices.UnavailableError(f"attention={requested}: {reason}; use attention=auto")
+    backend = "padded" if reason else kernel
+    choices.record("attention", backend)
     if rank == 0:
-        print(f"attention: {chosen}" + (f" ({reason})" if reason else ""), file=sys.stderr, flush=True)
-    return chosen
+        print(f"attention: {backend}" + (f" ({reason})" if reason else ""), file=sys.stderr, flush=True)
+    return backend
 
 
 def why_not(kernel: str, device: torch.device, dtype: torch.dtype, size: int) -> str:
@@ -167,10 +167,10 @@ def difference(attention: Attention, device: torch.device, dtype: torch.dtype, s
     inputs = torch.randn(3, sum(lengths), 2, size, generator=generator).to(device, dtype)
 
     def results(call: Attention) -> List[torch.Tensor]:
-        given = inputs.clone().requires_grad_()
-        value = call(*given.unbind(0), offsets, max(lengths), 0.0)
+        leaf = inputs.clone().requires_grad_()
+        value = call(*leaf.unbind(0), offsets, max(lengths), 0.0)
         value.float().square().sum().backward()
-        return [value.detach(), given.grad]
+        return [value.detach(), leaf.grad]
 
     pairs = zip(results(attention), results(padded))
-    return max(float((ours.float() - its.float()).abs().max() / its.float().abs().max()) for ours, its in pairs)
+    return max(float((output.float() - its.float()).abs().max() / its.float().abs().max()) for output, its in pairs)

@@ -56,12 +56,12 @@ MULTIPLE = 8  # tables of words are padded to a multiple of this
 
 def published_names(name: str) -> List[str]:
     # Return Hugging Face's names of a parameter of ours: three for queries, keys and values, else one.
-    where, _, kind = name.rpartition(".")
+    prefix, _, kind = name.rpartition(".")
     if name == "words_bias":
         return [WORDS_BIAS]
-    if where in HEADS:
-        return [f"{HEADS[where]}.{kind}"]
-    part = where[len("encoder.") :]
+    if prefix in HEADS:
+        return [f"{HEADS[prefix]}.{kind}"]
+    part = prefix[len("encoder.") :]
     if part in EMBEDDINGS:
         return [f"bert.embeddings.{EMBEDDINGS[part]}.{kind}"]
     if part == "norm":
@@ -69,17 +69,17 @@ def published_names(name: str) -> List[str]:
     _, number, module = part.split(".")
     layer = f"bert.encoder.layer.{number}"
     if module == "qkv":
-        return [f"{layer}.attention.self.{each}.{kind}" for each in SELF]
+        return [f"{layer}.attention.self.{projection}.{kind}" for projection in SELF]
     return [f"{layer}.{IN_LAYER[module]}.{kind}"]
 
 
-def places_of(named: Mapping[str, torch.Tensor]) -> Tensors:
-    # Return the memory of each of Hugging Face's names; ``named`` are ours, as ``encoder.layers.0.qkv.weight``.
-    found: Tensors = {}
-    for name, tensor in named.items():
+def places_of(state: Mapping[str, torch.Tensor]) -> Tensors:
+    # Return the memory of each of Hugging Face's names; ``state`` are ours, as ``encoder.layers.0.qkv.weight``.
+    tensors: Tensors = {}
+    for name, tensor in state.items():
         names = published_names(name)
-        found.update(zip(names, tensor.detach().chunk(len(names))))
-    return found
+        tensors.update(zip(names, tensor.detach().chunk(len(names))))
+    return tensors
 
 
 # -- reading -------------------------------------------------------------------------------------------
@@ -113,8 +113,8 @@ def _renamed(tensors: Tensors) -> Iterator[Tuple[str, torch.Tensor]]:
     for name, tensor in tensors.items():
         if NO_WEIGHTS.search(name):
             continue
-        for theirs, published in RENAMED.items():
-            name = re.sub(theirs, published, name)
+        for theirs_name, published in RENAMED.items():
+            name = re.sub(theirs_name, published, name)
         yield (f"bert.{name}" if bare and name.startswith(("embeddings.", "encoder.", "pooler.")) else name), tensor
 
 
@@ -138,13 +138,13 @@ def _of_tensorflow(bundle: Bundle) -> Iterator[Tuple[str, torch.Tensor]]:
 
 def load_weights(encoder: Encoder, path: Path) -> None:
     # Give an encoder the weights in a file, whatever heads that has; raises Problem that names what does not fit.
-    named = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
-    fill(places_of(named), read(path), path, OTHER_TASKS)
+    state = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
+    fill(places_of(state), read(path), path, OTHER_TASKS)
 
 
 @torch.no_grad()
-def fill(places: Tensors, found: Tensors, path: Path, may_have: Sequence[str] = ()) -> None:
-    """Copy weights to the ``places`` of their names.
+def fill(parameters: Tensors, tensors: Tensors, path: Path, may_have: Sequence[str] = ()) -> None:
+    """Copy weights to the ``parameters`` of their names.
 
     Args:
         places: memory by Hugging Face's names.
@@ -155,13 +155,13 @@ def fill(places: Tensors, found: Tensors, path: Path, may_have: Sequence[str] = 
     Raises:
         Problem: weights are missing or unexpected or have other shapes; names each.
     """
-    there = {name for name in found if name in places or not name.startswith(tuple(may_have) or "\0")}
-    problems = [f"{name} is missing" for name in sorted(set(places) - there)]
-    problems += [f"{name} is unexpected" for name in sorted(there - set(places))]
+    there = {name for name in tensors if name in parameters or not name.startswith(tuple(may_have) or "\0")}
+    problems = [f"{name} is missing" for name in sorted(set(parameters) - there)]
+    problems += [f"{name} is unexpected" for name in sorted(there - set(parameters))]
     problems += [
-        f"{name} has {list(found[name].shape)} instead of {list(places[name].shape)}"
-        for name in sorted(there & set(places))
-        if not _fits(name, found[name], places[name])
+        f"{name} has {list(tensors[name].shape)} instead of {list(parameters[name].shape)}"
+        for name in sorted(there & set(parameters))
+        if not _fits(name, tensors[name], parameters[name])
     ]
     if problems:
         raise Problem(
@@ -169,16 +169,16 @@ def fill(places: Tensors, found: Tensors, path: Path, may_have: Sequence[str] = 
             "the weights of this network, whose sizes are layers, width, inner_width, positions and the vocabulary",
             "set those keys as the file has them, or give another checkpoint",
         )
-    for name in places:
-        rows = min(len(places[name]), len(found[name]))
-        places[name].zero_()[:rows].copy_(found[name][:rows])
+    for name in parameters:
+        rows = min(len(parameters[name]), len(tensors[name]))
+        parameters[name].zero_()[:rows].copy_(tensors[name][:rows])
 
 
-def _fits(name: str, found: torch.Tensor, place: torch.Tensor) -> bool:
+def _fits(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> bool:
     # Return whether the shapes are alike; the vocabulary may be padded in one of them alone.
     if name not in (WORDS, WORDS_BIAS):
-        return found.shape == place.shape
-    return found.shape[1:] == place.shape[1:] and -(-len(found) // MULTIPLE) == -(-len(place) // MULTIPLE)
+        return tensor.shape == parameter.shape
+    return tensor.shape[1:] == parameter.shape[1:] and -(-len(tensor) // MULTIPLE) == -(-len(parameter) // MULTIPLE)
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -192,7 +192,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         print(problem, file=sys.stderr)
         return problem.code
     torch.save(tensors, str(arguments.out))
-    print(f"{len(tensors)} tensors, {sum(each.numel() for each in tensors.values()):,} weights in {arguments.out}")
+    print(f"{len(tensors)} tensors, {sum(tensor.numel() for tensor in tensors.values()):,} weights in {arguments.out}")
     return 0
 
 

@@ -41,8 +41,8 @@ class Shape:
 
 def shape_of(config: Any, vocabulary: int) -> Shape:
     # Return the sizes in a benchmark's configuration; ``vocabulary`` counts rows of the table, padding included.
-    taken = (field.name for field in dataclasses.fields(Shape) if field.name not in ("vocabulary", "segments"))
-    return Shape(vocabulary=vocabulary, **{name: getattr(config, name) for name in taken})
+    names = (field.name for field in dataclasses.fields(Shape) if field.name not in ("vocabulary", "segments"))
+    return Shape(vocabulary=vocabulary, **{name: getattr(config, name) for name in names})
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ def lengths_of(rows: Rows) -> List[int]:
     return lengths[: len(lengths) - rows.padding]
 
 
-def gather_rows(data: Any, chosen: np.ndarray) -> Rows:
-    # Return the samples ``chosen`` as one row in main memory; ``data`` has tokens, offsets and second (arrays.py).
-    where, lengths = ragged(data.offsets, chosen)
+def gather_rows(data: Any, indices: np.ndarray) -> Rows:
+    # Return the samples ``indices`` as one row in main memory; ``data`` has tokens, offsets and second (arrays.py).
+    token_indices, lengths = ragged(data.offsets, indices)
     positions = within(lengths)
-    segments = positions >= np.repeat(data.second[chosen].astype(np.int64), lengths)
+    segments = positions >= np.repeat(data.second[indices].astype(np.int64), lengths)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     return Rows(
-        torch.from_numpy(np.asarray(data.tokens)[where].astype(np.int64)),
+        torch.from_numpy(np.asarray(data.tokens)[token_indices].astype(np.int64)),
         torch.from_numpy(segments.astype(np.int64)),
         torch.from_numpy(positions),
         torch.from_numpy(offsets.astype(np.int32)),
@@ -90,7 +90,7 @@ def fill_up(rows: Rows, tokens: int, pads: int, longest: int) -> Rows:
     if not 0 <= missing <= pads * longest:
         raise ValueError(f"{missing} tokens of padding do not fit into {pads} sequences of {longest}")
     ends = [there + min(missing, longest * (number + 1)) for number in range(pads)]
-    wide = [functional.pad(each, (0, missing)) for each in (rows.tokens, rows.segments, rows.positions)]
+    wide = [functional.pad(columns, (0, missing)) for columns in (rows.tokens, rows.segments, rows.positions)]
     offsets = torch.cat([rows.offsets, rows.offsets.new_tensor(ends)])
     return Rows(wide[0], wide[1], wide[2], offsets, longest, pads)
 
@@ -102,26 +102,28 @@ BatchT = TypeVar("BatchT", bound=Tuple[Any, ...])
 
 def tensors_of(batch: Tuple[Any, ...]) -> List[torch.Tensor]:
     # Return all that is computed on.
-    rows, *others = batch
-    return [rows.tokens, rows.segments, rows.positions, rows.offsets, *others]
+    rows, *rest = batch
+    return [rows.tokens, rows.segments, rows.positions, rows.offsets, *rest]
 
 
 def with_tensors(batch: BatchT, tensors: Sequence[torch.Tensor]) -> BatchT:
     # Return the same batch with other ``tensors``.
-    tokens, segments, positions, offsets, *others = tensors
+    tokens, segments, positions, offsets, *rest = tensors
     rows = Rows(tokens, segments, positions, offsets, batch[0].longest, batch[0].padding)
     kind: Any = type(batch)
-    return kind(rows, *others)
+    return kind(rows, *rest)
 
 
 def pinned(batch: BatchT, device: torch.device) -> BatchT:
     # Return a batch in memory from which a copy to ``device`` waits for nothing.
-    return with_tensors(batch, [each.pin_memory() for each in tensors_of(batch)]) if device.type == "cuda" else batch
+    return (
+        with_tensors(batch, [tensor.pin_memory() for tensor in tensors_of(batch)]) if device.type == "cuda" else batch
+    )
 
 
 def to_device(batch: BatchT, device: torch.device) -> BatchT:
     # Copy to a device; from pinned memory nobody waits.
-    return with_tensors(batch, [each.to(device, non_blocking=True) for each in tensors_of(batch)])
+    return with_tensors(batch, [tensor.to(device, non_blocking=True) for tensor in tensors_of(batch)])
 
 
 # -- layers ----------------------------------------------------------------------------------------------------
@@ -149,9 +151,9 @@ def add_norm(
     return functional.layer_norm(summed, weight.shape, weight, bias, NORM_EPSILON).to(update.dtype)
 
 
-def compiled(function: Callable[..., torch.Tensor], wanted: bool) -> Any:
-    # Return ``function``, compiled for rows of any length if that is ``wanted``.
-    return torch.compile(function, dynamic=True) if wanted else function
+def compiled(function: Callable[..., torch.Tensor], enabled: bool) -> Any:
+    # Return ``function``, compiled for rows of any length if that is ``enabled``.
+    return torch.compile(function, dynamic=True) if enabled else function
 
 
 def draw_weights(module: nn.Module) -> None:
@@ -210,9 +212,9 @@ class Encoder(nn.Module):
         # Return the hidden states (T, width) of all tokens.
         embedded = self.words(rows.tokens) + self.places(rows.positions) + self.segments(rows.segments)
         hidden = functional.dropout(self.norm(embedded), self.shape.dropout, self.training)
-        attention, where = (self.attention, rows.offsets) if rows.mask is None else ("table", rows.mask)
+        attention, offsets_or_mask = (self.attention, rows.offsets) if rows.mask is None else ("table", rows.mask)
         for layer in self._run:
-            hidden = layer(hidden, where, rows.longest, attention)
+            hidden = layer(hidden, offsets_or_mask, rows.longest, attention)
         return hidden
 
     def first(self, hidden: torch.Tensor, rows: Rows) -> torch.Tensor:

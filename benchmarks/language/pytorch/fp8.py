@@ -40,11 +40,11 @@ def set_up(encoder: Encoder, config: Any, ranks: Ranks) -> Tuple[Callable[[], Co
         Problem: FP8 is asked for and is not here.
     """
     if config.fp8 != "none":
-        chosen = _choose(config, ranks)
-        choices.record("fp8", chosen)
+        backend = _choose(config, ranks)
+        choices.record("fp8", backend)
         if ranks.rank == 0:
-            print(f"fp8: {chosen}", file=sys.stderr, flush=True)
-        if chosen == "transformer_engine":
+            print(f"fp8: {backend}", file=sys.stderr, flush=True)
+        if backend == "transformer_engine":
             return use(encoder, find()), []
         return nullcontext, _keep(encoder, getattr(torch, low_precision.INPUTS))
     if config.accumulation > 1 and config.precision in ("fp16", "bf16"):
@@ -70,8 +70,8 @@ def _keep(encoder: Encoder, kind: torch.dtype) -> List[Any]:
 
 
 def _kept_product(linear: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    kept: Any = linear
-    product: torch.Tensor = kept.product(hidden)
+    fp8_weight: Any = linear
+    product: torch.Tensor = fp8_weight.product(hidden)
     return product
 
 
@@ -88,35 +88,35 @@ def find(name: str = "transformer_engine.pytorch") -> Tuple[Any, Any]:
     except ImportError as error:
         raise Problem(f"no TransformerEngine in this Python ({error})", "transformer_engine for fp8", hint) from None
     # Where a release has no such question, its first product asks it.
-    asked = getattr(getattr(engine, "fp8", None), "check_fp8_support", None)
-    there, reason = asked() if asked is not None else (True, "")
+    check = getattr(getattr(engine, "fp8", None), "check_fp8_support", None)
+    there, reason = check() if check is not None else (True, "")
     if not there:
         raise Problem(f"no FP8 on this GPU: {reason}", "a GPU with FP8", hint)
     return engine, recipes
 
 
-def use(encoder: Encoder, found: Tuple[Any, Any]) -> Callable[[], ContextManager[Any]]:
+def use(encoder: Encoder, engine_and_recipe: Tuple[Any, Any]) -> Callable[[], ContextManager[Any]]:
     # Let TransformerEngine multiply in all layers; return what makes the context of a forward pass.
-    engine, recipes = found
+    engine, recipes = engine_and_recipe
     for layer in encoder.layers:
         for name in LINEARS:
-            setattr(layer, name, _product(engine, getattr(layer, name), alone=name == "inner"))
+            setattr(layer, name, _product(engine, getattr(layer, name), is_plain=name == "inner"))
         # GELU adds that product's bias.
         layer.product = _without_bias
     recipe = recipes.DelayedScaling(fp8_format=recipes.Format.HYBRID, amax_history_len=HISTORY, amax_compute_algo="max")
     return partial(engine.fp8_autocast, enabled=True, fp8_recipe=recipe)
 
 
-def _product(engine: Any, linear: nn.Linear, alone: bool) -> nn.Module:
+def _product(engine: Any, linear: nn.Linear, is_plain: bool) -> nn.Module:
     weight = linear.weight
-    made: nn.Module = engine.Linear(
+    module: nn.Module = engine.Linear(
         linear.in_features, linear.out_features, bias=True, params_dtype=weight.dtype, device=weight.device,
-        return_bias=alone,
+        return_bias=is_plain,
     )  # fmt: skip
     with torch.no_grad():
-        made.weight.copy_(weight)
-        made.bias.copy_(linear.bias)
-    return made
+        module.weight.copy_(weight)
+        module.bias.copy_(linear.bias)
+    return module
 
 
 def _without_bias(linear: nn.Module, hidden: torch.Tensor) -> torch.Tensor:

@@ -34,14 +34,14 @@ class PlainEncoder(nn.Module):
         # Return the hidden states (T, width) of all tokens, computed in a table (B, longest).
         lengths, longest = (rows.offsets[1:] - rows.offsets[:-1]).long(), self.longest or rows.longest
         there = torch.arange(longest, device=lengths.device) < lengths[:, None]
-        places = table_places(len(rows.tokens), rows.offsets, longest)
+        positions = table_places(len(rows.tokens), rows.offsets, longest)
 
         def table(values: torch.Tensor) -> torch.Tensor:
-            return values.new_zeros(there.numel()).index_copy(0, places, values).view_as(there)
+            return values.new_zeros(there.numel()).index_copy(0, positions, values).view_as(there)
 
         embedded = self.words(table(rows.tokens)) + self.places.weight[:longest] + self.segments(table(rows.segments))
         hidden: torch.Tensor = self.layers(self.dropout(self.norm(embedded)), src_key_padding_mask=~there)
-        return hidden.flatten(0, 1).index_select(0, places)
+        return hidden.flatten(0, 1).index_select(0, positions)
 
 
 def plain_step(
@@ -55,8 +55,8 @@ def plain_step(
         optimizer.zero_grad()
         for part in next_batch():
             with pytorch.autocast(device, config.precision):
-                found = loss(part)
-            found.backward()
+                loss_sum = loss(part)
+            loss_sum.backward()
         if config.gradient_clip:
             nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip)
         optimizer.step()

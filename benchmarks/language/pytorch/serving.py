@@ -18,26 +18,26 @@ TOKENS = {"tokens": "WordPiece, lower case", "vocabulary": "vocabulary.txt of th
 def packed(tokens: torch.Tensor, segments: torch.Tensor, mask: torch.Tensor) -> Rows:
     # Return tokens, segments and mask (B, L), int64, as one row of B * L tokens; the mask is 1 where a token is.
     count, length = mask.shape
-    places = torch.arange(length, device=mask.device).repeat(count)
+    positions = torch.arange(length, device=mask.device).repeat(count)
     offsets = torch.arange(count + 1, device=mask.device) * length
-    return Rows(tokens.flatten(), segments.flatten(), places, offsets, length, mask=mask)
+    return Rows(tokens.flatten(), segments.flatten(), positions, offsets, length, mask=mask)
 
 
 def table(rows: Rows, length: int) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     # Return tokens, segments and mask (B, length), int64, of a batch as training has it.
     count = len(rows.offsets) - 1
     owners = np.repeat(np.arange(count), np.diff(rows.offsets.numpy()))
-    places = (owners, rows.positions.numpy())
-    found = tuple(np.zeros((count, length), np.int64) for _ in range(3))
-    for wide, values in zip(found, (rows.tokens.numpy(), rows.segments.numpy(), 1)):
-        wide[places] = values
-    return found[0], found[1], found[2]
+    positions = (owners, rows.positions.numpy())
+    tables = tuple(np.zeros((count, length), np.int64) for _ in range(3))
+    for wide, values in zip(tables, (rows.tokens.numpy(), rows.segments.numpy(), 1)):
+        wide[positions] = values
+    return tables[0], tables[1], tables[2]
 
 
 def as_rows(tokens: np.ndarray, segments: np.ndarray, mask: np.ndarray) -> Rows:
     # Return what ``table`` makes such a table of, without padding.
     there, lengths = mask == 1, mask.sum(1)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    columns = (torch.from_numpy(each) for each in (tokens[there], segments[there], within(lengths), offsets))
-    row, of_segments, places, begins = columns
-    return Rows(row, of_segments, places, begins, int(lengths.max()))
+    columns = (torch.from_numpy(column) for column in (tokens[there], segments[there], within(lengths), offsets))
+    row, of_segments, positions, begins = columns
+    return Rows(row, of_segments, positions, begins, int(lengths.max()))

@@ -67,11 +67,11 @@ class Dropout:
 class Lora(nn.Module):
     """An adapter of products with the same input: takes (B, L, before), returns (B, L, after) of each."""
 
-    def __init__(self, before: int, after: Sequence[int], number: int, dropout: Dropout) -> None:
+    def __init__(self, in_features: int, after: Sequence[int], number: int, dropout: Dropout) -> None:
         super().__init__()
-        self.before, self.number, self.dropout = before, number, dropout
-        self.down = linear(before, dropout.rule.rank)
-        self.up = nn.ModuleList(linear(dropout.rule.rank, each) for each in after)
+        self.before, self.number, self.dropout = in_features, number, dropout
+        self.down = linear(in_features, dropout.rule.rank)
+        self.up = nn.ModuleList(linear(dropout.rule.rank, width) for width in after)
 
     def forward(self, hidden: torch.Tensor) -> List[torch.Tensor]:
         # With tensor parallelism all ranks have the whole of it, or neighbouring values as a plain tensor.
@@ -95,7 +95,7 @@ def add(network: Network, rule: Rule, tensor_rank: int) -> Dropout:
 
 
 def trained(network: Network) -> Dict[str, nn.Parameter]:
-    return {name: each for name, each in network.named_parameters() if each.requires_grad}
+    return {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
 
 
 @torch.no_grad()
@@ -105,14 +105,14 @@ def initialize(network: Network, seed: int) -> None:
     Each is drawn whole from a seed of its own, and the rank keeps its part.
     """
     for number, (name, parameter) in enumerate(trained(network).items()):
-        mine = local(parameter)
+        local_part = local(parameter)
         if ".up." in name:
-            mine.zero_()
+            local_part.zero_()
             continue
-        generator = torch.Generator(mine.device).manual_seed(seed * SEED_STRIDE + number)
+        generator = torch.Generator(local_part.device).manual_seed(seed * SEED_STRIDE + number)
         bound = 1 / math.sqrt(parameter.shape[1])
-        whole = torch.empty(parameter.shape, device=mine.device).uniform_(-bound, bound, generator=generator)
-        mine.copy_(whole[share(parameter)])
+        full = torch.empty(parameter.shape, device=local_part.device).uniform_(-bound, bound, generator=generator)
+        local_part.copy_(full[share(parameter)])
 
 
 # -- tensor parallelism --------------------------------------------------------------------------------
@@ -155,12 +155,12 @@ def by_layer(weights: Mapping[str, torch.Tensor]) -> Iterator[Tuple[int, str, to
 
 def merged(base: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], scale: float) -> Dict[str, Any]:
     """Return the weights of a network whose products have the adapters' in them."""
-    found = dict(base)
+    merged_weights = dict(base)
     for layer, kind, down, ups in by_layer(weights):
         for product, up in zip("qkv" if kind == "qkv_lora" else "o", ups):
             name = f"layers.{layer}.self_attn.{product}_proj.weight"
-            found[name] = found[name] + scale * (up @ down)
-    return found
+            merged_weights[name] = merged_weights[name] + scale * (up @ down)
+    return merged_weights
 
 
 def save(folder: Path, weights: Mapping[str, torch.Tensor], rule: Rule, fused: bool, base: str) -> None:
@@ -173,7 +173,7 @@ def save(folder: Path, weights: Mapping[str, torch.Tensor], rule: Rule, fused: b
         for product, up in parts:
             stem = f"{PREFIX}.layers.{layer}.self_attn.{product}_proj"
             tensors.update({f"{stem}.lora_A.weight": down, f"{stem}.lora_B.weight": up})
-    safetensors.write(folder / "adapter_model.safetensors", {name: each.numpy() for name, each in tensors.items()})
+    safetensors.write(folder / "adapter_model.safetensors", {name: tensor.numpy() for name, tensor in tensors.items()})
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -24,12 +24,14 @@ def causal(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: Optional[float] = None
 ) -> torch.Tensor:
     # Let each position attend to itself and to all before it, whatever documents they are of, as the reference does.
-    more = keys.shape[2] - queries.shape[2]
-    if more:
+    extra = keys.shape[2] - queries.shape[2]
+    if extra:
         # As many queries as keys need no mask, which not each fused kernel takes.
-        queries = functional.pad(queries, (0, 0, more, 0))
-    found = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale, enable_gqa=True)
-    return found[:, :, more:] if more else found
+        queries = functional.pad(queries, (0, 0, extra, 0))
+    attn_out = functional.scaled_dot_product_attention(
+        queries, keys, values, is_causal=True, scale=scale, enable_gqa=True
+    )
+    return attn_out[:, :, extra:] if extra else attn_out
 
 
 def windowed(
@@ -39,7 +41,7 @@ def windowed(
 
     The sequence is cut into blocks of at least so many positions: a block attends to itself and to the one before.
     """
-    length, more = queries.shape[2], keys.shape[2] - queries.shape[2]
+    length, extra = queries.shape[2], keys.shape[2] - queries.shape[2]
     if length <= window:
         return causal(queries, keys, values, scale)
     block = next(size for size in range(max(1, window - 1), length + 1) if length % size == 0)
@@ -49,20 +51,20 @@ def windowed(
         # (B, heads, L, size) to (B * blocks, heads, block, size)
         return tensor.unflatten(2, (count, block)).transpose(1, 2).flatten(0, 1)
 
-    def seen(tensor: torch.Tensor) -> torch.Tensor:
+    def keys_of_blocks(tensor: torch.Tensor) -> torch.Tensor:
         # What each block attends to: (B * blocks, heads, more + 2 * block, size)
-        first, own = tensor[:, :, :more], tensor[:, :, more:]
-        before = functional.pad(own[:, :, :-block], (0, 0, block, 0))
+        first, regular = tensor[:, :, :extra], tensor[:, :, extra:]
+        previous = functional.pad(regular[:, :, :-block], (0, 0, block, 0))
         always = first.repeat_interleave(count, dim=0)
-        return torch.cat([always, parts(before), parts(own)], dim=2)
+        return torch.cat([always, parts(previous), parts(regular)], dim=2)
 
-    places = torch.arange(block, device=queries.device)
-    distance = block + places[:, None] - torch.arange(2 * block, device=queries.device)
-    inside = ((distance >= 0) & (distance < window)).repeat(count, 1, 1)
-    inside[0, :, :block] = False
-    mask = functional.pad(inside, (more, 0), value=True)[:, None].repeat(queries.shape[0], 1, 1, 1)
-    found = with_mask(parts(queries), seen(keys), seen(values), mask, scale)
-    return found.unflatten(0, (-1, count)).transpose(1, 2).flatten(2, 3)
+    indices = torch.arange(block, device=queries.device)
+    distance = block + indices[:, None] - torch.arange(2 * block, device=queries.device)
+    is_visible = ((distance >= 0) & (distance < window)).repeat(count, 1, 1)
+    is_visible[0, :, :block] = False
+    mask = functional.pad(is_visible, (extra, 0), value=True)[:, None].repeat(queries.shape[0], 1, 1, 1)
+    attn_out = with_mask(parts(queries), keys_of_blocks(keys), keys_of_blocks(values), mask, scale)
+    return attn_out.unflatten(0, (-1, count)).transpose(1, 2).flatten(2, 3)
 
 
 def masked(
@@ -71,14 +73,14 @@ def masked(
     keys: torch.Tensor,
     values: torch.Tensor,
     scale: Optional[float] = None,
-    more: int = 0,
+    extra: int = 0,
 ) -> torch.Tensor:
-    """Attend to all positions before, of which there may be more than queries, and always to the first ``more``."""
-    length, seen = queries.shape[2], keys.shape[2] - more
-    places = torch.arange(seen, device=queries.device)
-    distance = places[seen - length :, None] - places
-    inside = distance >= 0 if not window else (distance >= 0) & (distance < window)
-    mask = functional.pad(inside, (more, 0), value=True)
+    """Attend to all positions before, of which there may be more than queries, and always to the first ``extra``."""
+    length, key_count = queries.shape[2], keys.shape[2] - extra
+    indices = torch.arange(key_count, device=queries.device)
+    distance = indices[key_count - length :, None] - indices
+    is_visible = distance >= 0 if not window else (distance >= 0) & (distance < window)
+    mask = functional.pad(is_visible, (extra, 0), value=True)
     return with_mask(queries, keys, values, mask, scale)
 
 
@@ -86,7 +88,7 @@ def with_mask(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: Optional[float]
 ) -> torch.Tensor:
     times = queries.shape[1] // keys.shape[1]
-    keys, values = (each.repeat_interleave(times, dim=1) for each in (keys, values))
+    keys, values = (tensor.repeat_interleave(times, dim=1) for tensor in (keys, values))
     return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
 
 
@@ -101,6 +103,6 @@ def with_sinks(
     size = queries.shape[-1]
     logits = (sinks * size**0.5).to(queries.dtype)[None, :, None, None].expand(*queries.shape[:3], 1)
     queries = torch.cat([queries, functional.pad(logits, (0, ALIGNED - 1))], dim=-1)
-    keys, values = (functional.pad(each, (0, ALIGNED, 1, 0)) for each in (keys, values))
+    keys, values = (functional.pad(tensor, (0, ALIGNED, 1, 0)) for tensor in (keys, values))
     keys[:, :, 0, size] = 1.0
     return attend(queries, keys, values, size**-0.5)[..., :size]

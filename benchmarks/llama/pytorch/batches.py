@@ -20,8 +20,10 @@ def ahead(
     """
 
     def pinned(step: int) -> List[Part]:
-        found = make(step)
-        return [_each(part, torch.Tensor.pin_memory) for part in found] if device.type == "cuda" else found
+        micro_batches = make(step)
+        if device.type != "cuda":
+            return micro_batches
+        return [_map_tensors(part, torch.Tensor.pin_memory) for part in micro_batches]
 
     with closing(read_ahead(pinned, steps, prefetch, THREADS)) as batches:
         for batch in batches:
@@ -29,8 +31,8 @@ def ahead(
 
 
 def to_device(part: Part, device: torch.device) -> Part:
-    return _each(part, lambda tensor: tensor.to(device, non_blocking=True))
+    return _map_tensors(part, lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def _each(part: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    return type(part)(*(change(each) if isinstance(each, torch.Tensor) else each for each in part))
+def _map_tensors(part: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    return type(part)(*(change(field) if isinstance(field, torch.Tensor) else field for field in part))

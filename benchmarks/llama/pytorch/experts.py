@@ -35,18 +35,20 @@ def grouped_product(rows: torch.Tensor, weights: torch.Tensor, counts: torch.Ten
     """Return rows (N, K), of which the first expert has the first of ``counts``, times its own weights (E, K, M)."""
     if rows.dtype != torch.float64:
         return functional.grouped_mm(rows, weights, offs=counts.cumsum(0, dtype=torch.int32))
-    return torch.cat([part @ own for part, own in zip(rows.split(counts.tolist()), weights)])
+    return torch.cat([part @ weight for part, weight in zip(rows.split(counts.tolist()), weights)])
 
 
 class Exchanged(torch.autograd.Function):
     """Rows that go to the ranks of a group, ``given`` to each, and come from them, ``taken`` from each."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, given: List[int], taken: List[int], group: Any) -> torch.Tensor:
-        ctx.how = taken, given, group
-        found = rows.new_empty((sum(taken), *rows.shape[1:]))
-        dist.all_to_all_single(found, rows.contiguous(), taken, given, group=group)
-        return found
+    def forward(
+        ctx: Any, rows: torch.Tensor, send_counts: List[int], receive_counts: List[int], group: Any
+    ) -> torch.Tensor:
+        ctx.how = receive_counts, send_counts, group
+        received = rows.new_empty((sum(receive_counts), *rows.shape[1:]))
+        dist.all_to_all_single(received, rows.contiguous(), receive_counts, send_counts, group=group)
+        return received
 
     @staticmethod
     def backward(ctx: Any, gradients: torch.Tensor) -> Tuple[torch.Tensor, None, None, None]:
@@ -63,18 +65,18 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(shape.experts, shape.inner_width, shape.width))
 
     def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        first, last = (self.own(each) for each in (self.gate_up_proj, self.down_proj))
+        first, last = (self.local_weights(weights) for weights in (self.gate_up_proj, self.down_proj))
         gate, up = grouped_product(rows, first, counts).unflatten(-1, (-1, 2)).unbind(-1)
         return grouped_product(self.gate(gate, up), last, counts)
 
-    def own(self, weights: torch.Tensor) -> torch.Tensor:
+    def local_weights(self, weights: torch.Tensor) -> torch.Tensor:
         if not isinstance(weights, DTensor):
             return weights
-        found = weights.to_local()
+        local_weights = weights.to_local()
         # An expert computes tokens of all ranks that share it, and FSDP takes the mean over the experts' copies alone.
-        if found.requires_grad:
-            found.register_hook(lambda gradient: gradient / self.shared_by)
-        return found
+        if local_weights.requires_grad:
+            local_weights.register_hook(lambda gradient: gradient / self.shared_by)
+        return local_weights
 
 
 def chosen_experts(mixture: Any, hidden: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -92,10 +94,10 @@ def by_all(mixture: Any, hidden: torch.Tensor) -> torch.Tensor:
     """
     logits, experts, shares = chosen_experts(mixture, hidden)
     count = torch.zeros_like(logits, dtype=hidden.dtype).scatter(-1, experts, shares)
-    own = mixture.experts
-    gate, up = (hidden[:, None] @ own.gate_up_proj).unflatten(-1, (-1, 2)).unbind(-1)
-    found = own.gate(gate, up) @ own.down_proj  # (B, experts, L, width)
-    return (found * count.transpose(1, 2)[..., None]).sum(1)
+    experts_module = mixture.experts
+    gate, up = (hidden[:, None] @ experts_module.gate_up_proj).unflatten(-1, (-1, 2)).unbind(-1)
+    outputs = experts_module.gate(gate, up) @ experts_module.down_proj  # (B, experts, L, width)
+    return (outputs * count.transpose(1, 2)[..., None]).sum(1)
 
 
 class Mixture(nn.Module):
@@ -112,20 +114,22 @@ class Mixture(nn.Module):
         order = experts.flatten().argsort(stable=True)
         counts = experts.flatten().bincount(minlength=self.count)
         spread = rows.repeat_interleave(self.chosen, dim=0)[order]
-        found = self.experts(spread, counts) if self.group is None else self.elsewhere(spread, counts)
+        outputs = self.experts(spread, counts) if self.group is None else self.elsewhere(spread, counts)
         # Each rank adds in one order, whatever its GPU does first.
-        own = found[order.argsort()].unflatten(0, (-1, self.chosen))
-        return (own * shares[..., None]).sum(1).unflatten(0, hidden.shape[:2])
+        expert_outputs = outputs[order.argsort()].unflatten(0, (-1, self.chosen))
+        return (expert_outputs * shares[..., None]).sum(1).unflatten(0, hidden.shape[:2])
 
     def elsewhere(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """Return what the experts of all ranks of the group found for rows in the order of the experts."""
         size = dist.get_world_size(self.group)
-        theirs = torch.empty_like(counts)
-        dist.all_to_all_single(theirs, counts, group=self.group)
-        given, taken = (each.view(size, -1).sum(1).tolist() for each in (counts, theirs))
-        found = Exchanged.apply(rows, given, taken, self.group)
+        receive_rows = torch.empty_like(counts)
+        dist.all_to_all_single(receive_rows, counts, group=self.group)
+        send_counts, receive_counts = (
+            counted_rows.view(size, -1).sum(1).tolist() for counted_rows in (counts, receive_rows)
+        )
+        received = Exchanged.apply(rows, send_counts, receive_counts, self.group)
         # They come rank by rank, each in the order of the experts.
-        experts = torch.arange(len(counts) // size, device=rows.device).repeat(size).repeat_interleave(theirs)
+        experts = torch.arange(len(counts) // size, device=rows.device).repeat(size).repeat_interleave(receive_rows)
         order = experts.argsort(stable=True)
-        done = self.experts(found[order], theirs.view(size, -1).sum(0))
-        return Exchanged.apply(done[order.argsort()], taken, given, self.group)
+        done = self.experts(received[order], receive_rows.view(size, -1).sum(0))
+        return Exchanged.apply(done[order.argsort()], receive_counts, send_counts, self.group)

@@ -30,14 +30,14 @@ class Float8Linear(nn.Linear):
         if not isinstance(self.weight, DTensor):
             return low_precision.gathered_product(hidden, self.weight, self.scale)
         # Split by outputs, each rank has a share of the input's gradient; by inputs, a share of the output.
-        (by,), last, share = self.weight.placements, Shard(hidden.ndim - 1), Partial()
-        grad, out = (share, last) if by == Shard(0) else (last, share)
-        mine = hidden.to_local(grad_placements=[grad])
-        product = low_precision.gathered_product(mine, self.weight.to_local(), self.scale)
+        (placement,), last, share = self.weight.placements, Shard(hidden.ndim - 1), Partial()
+        grad, out = (share, last) if placement == Shard(0) else (last, share)
+        local_hidden = hidden.to_local(grad_placements=[grad])
+        product = low_precision.gathered_product(local_hidden, self.weight.to_local(), self.scale)
         return DTensor.from_local(product, self.weight.device_mesh, [out])
 
 
-def set_up(network: Network, chosen: str, device: torch.device, frozen: bool = False) -> None:
+def set_up(network: Network, mode: str, device: torch.device, frozen: bool = False) -> None:
     """Let the Linears of all layers, which are on no device yet, multiply in FP8; their parameters stay.
 
     Those that are ``frozen`` become FP8; parallel.py's ``keep`` gives them their values.
@@ -47,14 +47,14 @@ def set_up(network: Network, chosen: str, device: torch.device, frozen: bool = F
     """
     reason = pytorch.agreed(low_precision.why_no_fp8(device))
     if reason:
-        raise Problem(f"fp8={chosen}: {reason}", "PyTorch 2.10 or newer, on a GPU with FP8", "set fp8=none")
+        raise Problem(f"fp8={mode}: {reason}", "PyTorch 2.10 or newer, on a GPU with FP8", "set fp8=none")
     choices.record("fp8", "scaled_mm")
     for module in list(network.layers.modules()):
         for name, linear in module.named_children():
             if isinstance(linear, nn.Linear):
-                made = Float8Linear(linear.in_features, linear.out_features, bias=False, device="meta")
-                made.weight = linear.weight
+                float8 = Float8Linear(linear.in_features, linear.out_features, bias=False, device="meta")
+                float8.weight = linear.weight
                 if frozen:
-                    kept = linear.weight.to(getattr(torch, low_precision.INPUTS))
-                    made.weight = nn.Parameter(kept, requires_grad=False)
-                setattr(module, name, made)
+                    quantized = linear.weight.to(getattr(torch, low_precision.INPUTS))
+                    float8.weight = nn.Parameter(quantized, requires_grad=False)
+                setattr(module, name, float8)

@@ -15,7 +15,7 @@ def for_one_rank(config: Any, most_layers: int = 4) -> Any:
     Each layer is like the others, so that some tell how fast all of them are. Both loops hold their weights, gradients
     and moments at once: 28 bytes a weight, 54 GB for four layers of Llama 3.1 8B, 66 GB for two of gpt-oss-20b.
     """
-    shared = [each.name for each in dataclasses.fields(config) if each.name.endswith("_parallelism")]
+    shared = [field.name for field in dataclasses.fields(config) if field.name.endswith("_parallelism")]
     return dataclasses.replace(config, layers=min(config.layers, most_layers), **dict.fromkeys(shared, 1))
 
 
@@ -33,10 +33,10 @@ class Measured(NamedTuple):
 
 
 def subject(config: Any, ranks: Ranks, measured: Measured) -> bench.Subject:
-    real, alone = measured.read(), measured.read()
+    real, input_only = measured.read(), measured.read()
 
     def close() -> None:
-        for batches in (real, alone):
+        for batches in (real, input_only):
             batches.close()
 
     trained = partial(bench.training_loop, pytorch, config, ranks, measured.step)
@@ -44,7 +44,7 @@ def subject(config: Any, ranks: Ranks, measured: Measured) -> bench.Subject:
         "bare": bench.repeated(measured.bare),
         "synthetic": trained(lambda: measured.synthetic),
         "real": trained(partial(next, real)),
-        "input": bench.repeated(partial(next, alone)),
+        "input": bench.repeated(partial(next, input_only)),
         bench.EVALUATION: bench.repeated(measured.evaluated),
     }
     title = (

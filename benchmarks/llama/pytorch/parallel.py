@@ -32,12 +32,12 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import low_precision
 from benchmarks.llama.pytorch.attention import Attend
-from benchmarks.llama.pytorch.network import Network, deviation
+from benchmarks.llama.pytorch.network import Network, initial_std
 
 SEED_STRIDE = 1_000_003  # between the seeds of two parameters
 
 
-class Place(NamedTuple):
+class MeshPosition(NamedTuple):
     """Where a rank is among the groups that share samples."""
 
     groups: int
@@ -57,9 +57,9 @@ class Place(NamedTuple):
         return torch.cat([parts[self.part], parts[-1 - self.part]])
 
 
-def place_of(ranks: Ranks, tensor: int, context: int) -> Place:
+def mesh_position_of(ranks: Ranks, tensor: int, context: int) -> MeshPosition:
     size = tensor * context
-    return Place(ranks.size // size, ranks.rank // size, context, ranks.rank % size // tensor, tensor)
+    return MeshPosition(ranks.size // size, ranks.rank // size, context, ranks.rank % size // tensor, tensor)
 
 
 class Types(NamedTuple):
@@ -72,19 +72,19 @@ class Types(NamedTuple):
 def distribute(
     network: Network,
     ranks: Ranks,
-    place: Place,
+    position: MeshPosition,
     types: Types,
     compiles: bool = False,
-    more: Mapping[str, ParallelStyle] = MappingProxyType({}),
+    extra_plan: Mapping[str, ParallelStyle] = MappingProxyType({}),
     expert_parallelism: int = 1,
 ) -> None:
-    """Split a network, which has no values yet, over all ranks. A single rank in fp32 keeps it whole.
+    """Shard a network on the meta device over all ranks. A single rank in fp32 keeps the full network.
 
-    ``more`` is how tensor parallelism splits what has been added to a layer; ``expert_parallelism`` ranks share the
-    experts of each mixture.
+    ``extra_plan``: tensor-parallel plan of modules added to the layers. ``expert_parallelism``: number of ranks that
+    share the experts of a mixture.
     """
-    if place.context > 1:
-        attend = across(context_group(ranks, place), place)
+    if position.context > 1:
+        attend = across(context_group(ranks, position), position)
         for layer in network.layers:
             layer.self_attn.attend = attend
     if compiles:
@@ -95,9 +95,9 @@ def distribute(
     kind = ranks.context.type
     if not dist.is_initialized():  # FSDP casts: also of a single rank
         dist.init_process_group("gloo" if kind == "cpu" else "nccl", store=dist.HashStore(), rank=0, world_size=1)
-    mesh = init_device_mesh(kind, (ranks.size // place.tensor, place.tensor), mesh_dim_names=("shard", "tensor"))
-    if place.tensor > 1:
-        split_products(network, mesh["tensor"], more)
+    mesh = init_device_mesh(kind, (ranks.size // position.tensor, position.tensor), mesh_dim_names=("shard", "tensor"))
+    if position.tensor > 1:
+        split_products(network, mesh["tensor"], extra_plan)
     # The rotation of the positions stays in fp32: the only input of a layer that is not in the type of the weights.
     policy = MixedPrecisionPolicy(types.computed, types.summed, cast_forward_inputs=False)
     if expert_parallelism > 1:
@@ -107,10 +107,10 @@ def distribute(
     fully_shard(network, mesh=mesh["shard"], mp_policy=policy)
 
 
-def split_products(network: Network, mesh: Any, more: Mapping[str, ParallelStyle]) -> None:
+def split_products(network: Network, mesh: Any, extra_plan: Mapping[str, ParallelStyle]) -> None:
     """Let each rank of ``mesh`` compute its share of each GEMM, and of its positions what is between GEMMs.
 
-    ``more`` is how what else is in a layer is split.
+    ``extra_plan`` is how what else is in a layer is split.
     """
     by_positions = PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None))
     around = {
@@ -129,10 +129,10 @@ def split_products(network: Network, mesh: Any, more: Mapping[str, ParallelStyle
         **{f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"},
         **{f"mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")},
     }
-    frozen = [name for name, each in network.named_parameters() if not each.requires_grad]
+    frozen = [name for name, parameter in network.named_parameters() if not parameter.requires_grad]
     parallelize_module(network, mesh, around)
     for layer in network.layers:
-        parallelize_module(layer, mesh, {**within, **more})
+        parallelize_module(layer, mesh, {**within, **extra_plan})
     for name in frozen:  # SequenceParallel makes parameters anew, to be trained
         network.get_parameter(name).requires_grad_(False)
 
@@ -144,49 +144,49 @@ def split_experts(network: Network, ranks: Ranks, share_of: int, policy: MixedPr
     for layer in network.layers:
         mixture = layer.mlp
         mixture.group = mesh["experts"].get_group()
-        for name, each in list(mixture.experts.named_parameters(recurse=False)):
-            setattr(mixture.experts, name, nn.Parameter(distribute_tensor(each, mesh["experts"], [Shard(0)])))
+        for name, parameter in list(mixture.experts.named_parameters(recurse=False)):
+            setattr(mixture.experts, name, nn.Parameter(distribute_tensor(parameter, mesh["experts"], [Shard(0)])))
         fully_shard(mixture.experts, mesh=mesh["copies"], mp_policy=policy, shard_placement_fn=lambda _: Shard(1))
         mixture.experts.shared_by = share_of
 
 
 def by_mesh(parameters: Iterable[nn.Parameter]) -> List[List[nn.Parameter]]:
     """Return the parameters in groups of those that are split over the same mesh, which PyTorch computes together."""
-    found: Dict[Any, List[nn.Parameter]] = {}
-    for each in parameters:
-        found.setdefault(each.device_mesh if isinstance(each, DTensor) else None, []).append(each)
-    return list(found.values())
+    groups: Dict[Any, List[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+    return list(groups.values())
 
 
 @torch.no_grad()
-def clip(parameters: Iterable[nn.Parameter], most: float) -> torch.Tensor:
-    """Scale the gradients so that their norm is at most ``most``, as clip_grad_norm_; return what it was."""
-    gradients = [[each.grad for each in group if each.grad is not None] for group in by_mesh(parameters)]
+def clip(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
+    """Scale the gradients so that their norm is at most ``max_norm``, as clip_grad_norm_; return what it was."""
+    gradients = [[grad.grad for grad in group if grad.grad is not None] for group in by_mesh(parameters)]
     norms = [whole(nn.utils.get_total_norm(group, foreach=True)) for group in gradients]
     norm = torch.stack(norms).square().sum().sqrt()
-    factor = (most / (norm + 1e-6)).clamp(max=1.0)
-    for each in (gradient for group in gradients for gradient in group):
-        local(each).mul_(factor)
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for grad in (gradient for group in gradients for gradient in group):
+        local(grad).mul_(factor)
     return norm
 
 
-def loss_context(place: Place) -> ContextManager[Any]:
+def loss_context(position: MeshPosition) -> ContextManager[Any]:
     """Return the context of a forward and backward pass: the logits' entries stay on the ranks that compute them."""
-    return loss_parallel() if place.tensor > 1 else nullcontext()
+    return loss_parallel() if position.tensor > 1 else nullcontext()
 
 
 # -- positions -----------------------------------------------------------------------------------------
 
 
-def context_group(ranks: Ranks, place: Place) -> Any:
+def context_group(ranks: Ranks, position: MeshPosition) -> Any:
     """Return the group of the ranks that share this rank's samples by positions; all ranks call this together."""
-    size, mine = place.tensor * place.context, None
+    size, local_group = position.tensor * position.context, None
     for first in range(0, ranks.size, size):
-        for offset in range(place.tensor):
-            members = [first + offset + place.tensor * part for part in range(place.context)]
-            made = pytorch.new_group(members)
-            mine = made if ranks.rank in members else mine
-    return mine
+        for offset in range(position.tensor):
+            members = [first + offset + position.tensor * part for part in range(position.context)]
+            new_group = pytorch.new_group(members)
+            local_group = new_group if ranks.rank in members else local_group
+    return local_group
 
 
 class Gathered(torch.autograd.Function):
@@ -196,24 +196,24 @@ class Gathered(torch.autograd.Function):
     def forward(ctx: Any, values: torch.Tensor, group: Any) -> torch.Tensor:
         ctx.group = group
         count = dist.get_world_size(group)
-        found = values.new_empty((count * len(values), *values.shape[1:]))
-        dist.all_gather_into_tensor(found, values.contiguous(), group=group)
-        return found.unflatten(0, (count, -1))
+        gathered = values.new_empty((count * len(values), *values.shape[1:]))
+        dist.all_gather_into_tensor(gathered, values.contiguous(), group=group)
+        return gathered.unflatten(0, (count, -1))
 
     @staticmethod
     def backward(ctx: Any, gradients: torch.Tensor) -> Tuple[torch.Tensor, None]:
-        found = gradients.new_empty(gradients.shape[1:])
-        dist.reduce_scatter_tensor(found, gradients.flatten(0, 1).contiguous(), group=ctx.group)
-        return found, None
+        summed = gradients.new_empty(gradients.shape[1:])
+        dist.reduce_scatter_tensor(summed, gradients.flatten(0, 1).contiguous(), group=ctx.group)
+        return summed, None
 
 
-def across(group: Any, place: Place) -> Attend:
+def across(group: Any, position: MeshPosition) -> Attend:
     """Return the causal attention of this rank's positions to those of all ranks of a group.
 
     Keys and values are gathered, as for Llama 3 itself (arXiv 2407.21783, section 3.3.2): with grouped queries they are
     small next to what attention computes.
     """
-    last = 2 * place.context - 1
+    last = 2 * position.context - 1
 
     def of_all(values: torch.Tensor) -> torch.Tensor:
         # In the order of the positions.
@@ -222,16 +222,16 @@ def across(group: Any, place: Place) -> Attend:
 
     def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         keys, values = of_all(keys), of_all(values)
-        found, size = [], queries.shape[2] // 2
-        for part, mine in zip((place.part, last - place.part), queries.chunk(2, dim=2)):
+        outputs, size = [], queries.shape[2] // 2
+        for part, q_chunk in zip((position.part, last - position.part), queries.chunk(2, dim=2)):
             end = (part + 1) * size
             mask = causal_lower_right(size, end)
-            found.append(
+            outputs.append(
                 functional.scaled_dot_product_attention(
-                    mine, keys[:, :, :end], values[:, :, :end], attn_mask=mask, enable_gqa=True
+                    q_chunk, keys[:, :, :end], values[:, :, :end], attn_mask=mask, enable_gqa=True
                 )
             )
-        return torch.cat(found, dim=2)
+        return torch.cat(outputs, dim=2)
 
     return attend
 
@@ -254,17 +254,17 @@ def share(tensor: torch.Tensor) -> Tuple[slice, ...]:
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
     sizes, begins = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tuple(slice(begin, begin + size) for begin, size in zip(begins, sizes))
+    return tuple(slice(start, start + size) for start, size in zip(begins, sizes))
 
 
 def fill(tensor: torch.Tensor, begins: Sequence[int], values: torch.Tensor) -> None:
     """Copy what a rank has of ``values``, a part of the whole tensor from ``begins`` on."""
-    mine, theirs = [], []
+    target, source = [], []
     for part, first, size in zip(share(tensor), begins, values.shape):
-        begin, end = max(part.start, first), min(part.stop, first + size)
-        mine.append(slice(begin - part.start, max(begin, end) - part.start))
-        theirs.append(slice(begin - first, max(begin, end) - first))
-    local(tensor)[tuple(mine)] = values[tuple(theirs)].to(tensor.device)
+        start, end = max(part.start, first), min(part.stop, first + size)
+        target.append(slice(start - part.start, max(start, end) - part.start))
+        source.append(slice(start - first, max(start, end) - first))
+    local(tensor)[tuple(target)] = values[tuple(source)].to(tensor.device)
 
 
 @torch.no_grad()
@@ -294,13 +294,13 @@ def initialize(network: Network, initial: float, seed: int, device: torch.device
     """
     network.to_empty(device=device)
     for number, (name, parameter) in enumerate(network.named_parameters()):
-        spread = deviation(name, network.shape, initial)
+        spread = initial_std(name, network.shape, initial)
         if not spread:
             local(parameter).fill_(1.0 if "norm" in name else 0.0)
             continue
         generator = torch.Generator(device).manual_seed(seed * SEED_STRIDE + number)
-        drawn = torch.empty(parameter.shape, device=device).normal_(0.0, spread, generator=generator)
-        keep(network, name, drawn[share(parameter)])
+        values = torch.empty(parameter.shape, device=device).normal_(0.0, spread, generator=generator)
+        keep(network, name, values[share(parameter)])
 
 
 def sum_of(loss: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from torch import nn
 from benchmarks.common.export.export import Infer, Subject, Value
 from benchmarks.llama.generate import POSITIONS, empty_cache, generate
 from benchmarks.llama.pytorch.attention import masked
-from benchmarks.llama.pytorch.network import Network, rotation
+from benchmarks.llama.pytorch.network import Network, rope_cos_sin
 
 LAST = 1 << 30  # The example is a step with a cache: whole samples would have large logits.
 GENERATED, FROM = 8, 8  # tokens, and those that they follow, by which steps with a cache are checked
@@ -36,16 +36,16 @@ class Step(nn.Module):
             tokens: int64 (B, N).
             cache: (B, layers, 2, key_value_heads, P, size), of the P tokens before.
         """
-        network, begin, added = self.network, cache.shape[POSITIONS], []
-        by = rotation(torch.arange(begin, begin + tokens.shape[1], device=tokens.device), network.shape)
+        network, past_length, added = self.network, cache.shape[POSITIONS], []
+        by = rope_cos_sin(torch.arange(past_length, past_length + tokens.shape[1], device=tokens.device), network.shape)
         hidden = network.embed_tokens(tokens)
-        for number, (layer, held) in enumerate(zip(network.layers, cache.unbind(1))):
-            own = layer.self_attn
-            queries, keys, values = own.projected(layer.input_layernorm(hidden), by)
+        for number, (layer, past) in enumerate(zip(network.layers, cache.unbind(1))):
+            attn = layer.self_attn
+            queries, keys, values = attn.project_qkv(layer.input_layernorm(hidden), by)
             added.append(torch.stack((keys, values), 1))
-            keys, values = torch.cat((held, added[-1]), 3).unbind(1)
-            attend = partial(masked, network.shape.window_of(number), more=int(own.sinks is not None))
-            hidden = hidden + own.found(attend, queries, keys, values)
+            keys, values = torch.cat((past, added[-1]), 3).unbind(1)
+            attend = partial(masked, network.shape.window_of(number), extra=int(attn.sinks is not None))
+            hidden = hidden + attn.attend_and_project(attend, queries, keys, values)
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         return network.head(network.norm(hidden)), torch.stack(added, 1)
 
@@ -65,9 +65,9 @@ def subject(
         def logits(tokens: np.ndarray) -> np.ndarray:
             return infer(tokens, empty_cache(cache, len(tokens)))[0]
 
-        found = evaluate(logits)
+        metrics = evaluate(logits)
         generate(infer, cache, text[:FROM].tolist(), GENERATED)
-        return found
+        return metrics
 
     return Subject(
         model=Step(network).eval(),

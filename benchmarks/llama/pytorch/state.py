@@ -18,29 +18,29 @@ def adamw(parameters: Parameters, config: Any) -> torch.optim.AdamW:
     groups: List[Dict[str, Any]] = [
         {"params": group, "weight_decay": decay}
         for decays, decay in ((True, config.weight_decay), (False, 0.0))
-        for group in parallel.by_mesh(each for each in parameters.values() if (each.ndim > 1) == decays)
+        for group in parallel.by_mesh(parameter for parameter in parameters.values() if (parameter.ndim > 1) == decays)
     ]
     rule = {"lr": config.learning_rate, "betas": (config.beta1, config.beta2), "eps": config.epsilon}
-    made = torch.optim.AdamW(groups, fused=True, **rule)
-    for each in parameters.values():
-        step = torch.zeros((), device=each.device)
-        made.state[each] = {"step": step, **{key: torch.zeros_like(each.detach()) for key in MOMENTS}}
-    return made
+    optimizer = torch.optim.AdamW(groups, fused=True, **rule)
+    for parameter in parameters.values():
+        step = torch.zeros((), device=parameter.device)
+        optimizer.state[parameter] = {"step": step, **{key: torch.zeros_like(parameter.detach()) for key in MOMENTS}}
+    return optimizer
 
 
 def parts_of(parameters: Parameters, optimizer: torch.optim.Optimizer) -> Dict[str, Any]:
     """Return this rank's part of the weights and of AdamW's state, each with its place in the whole."""
-    found: Dict[str, Any] = {}
+    parts: Dict[str, Any] = {}
     for name, parameter in parameters.items():
         state = optimizer.state[parameter]
-        found[name] = {
+        parts[name] = {
             "begins": [part.start for part in parallel.share(parameter)],
             "shape": list(parameter.shape),
             "weights": parallel.local(parameter.detach()),
             "step": state["step"],
             **{key: parallel.local(state[key]) for key in MOMENTS},
         }
-    return {"parts": found}
+    return {"parts": parts}
 
 
 @torch.no_grad()
@@ -64,10 +64,10 @@ def forget(optimizer: torch.optim.Optimizer) -> None:
 
 def joined(parts: Sequence[Mapping[str, Any]]) -> Dict[str, torch.Tensor]:
     """Return the whole weights by their names, from the parts of all ranks of a checkpoint."""
-    found: Dict[str, torch.Tensor] = {}
+    tensors: Dict[str, torch.Tensor] = {}
     for part in parts:
-        for name, each in part.items():
-            whole = found.setdefault(name, torch.empty(each["shape"]))
-            place = tuple(slice(begin, begin + size) for begin, size in zip(each["begins"], each["weights"].shape))
-            whole[place] = each["weights"]
-    return found
+        for name, saved in part.items():
+            full = tensors.setdefault(name, torch.empty(saved["shape"]))
+            index = tuple(slice(start, start + size) for start, size in zip(saved["begins"], saved["weights"].shape))
+            full[index] = saved["weights"]
+    return tensors

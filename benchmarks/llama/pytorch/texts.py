@@ -49,20 +49,22 @@ def write(network: Network, samples: List[np.ndarray], tokenizer: Path, ranks: R
     """
     if not tokenizer.exists():
         return
-    whole = torch.from_numpy(np.stack(samples)[:, :LENGTH].astype(np.int64)).to(ranks.context)
-    length = whole.shape[1]
-    begin = max(1, length // 3)
+    sample_tokens = torch.from_numpy(np.stack(samples)[:, :LENGTH].astype(np.int64)).to(ranks.context)
+    length = sample_tokens.shape[1]
+    prompt_length = max(1, length // 3)
     drawing = torch.Generator().manual_seed(seed)
-    made = {
-        "reference": whole,
-        "likeliest": continued(network, whole[:, :begin], length, None),
-        "drawn": continued(network, whole[:, :begin], length, drawing),
+    continuations = {
+        "reference": sample_tokens,
+        "likeliest": continued(network, sample_tokens[:, :prompt_length], length, None),
+        "drawn": continued(network, sample_tokens[:, :prompt_length], length, drawing),
     }
     if ranks.rank:
         return
     read = tokenization.read(tokenizer)
     with in_one_step(output / FILE) as file:
-        for number, text in enumerate(whole[:, :begin].tolist()):
-            ends = {name: read.decode(each[number, begin:].tolist()) for name, each in made.items()}
+        for number, text in enumerate(sample_tokens[:, :prompt_length].tolist()):
+            ends = {
+                name: read.decode(tokens[number, prompt_length:].tolist()) for name, tokens in continuations.items()
+            }
             line: Any = {"text": read.decode(text), **ends}
             file.write((json.dumps(line, ensure_ascii=False) + "\n").encode())

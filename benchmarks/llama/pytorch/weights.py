@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.llama.pytorch.network import Network, published_name
+from benchmarks.llama.pytorch.network import Network, hf_name
 from benchmarks.llama.pytorch.parallel import keep, share
 from benchmarks.llama.safetensors import Stored
 
@@ -19,11 +19,11 @@ def is_fused(stored: Mapping[str, Stored]) -> bool:
 
 def place_of(name: str, network: Network, stored: Mapping[str, Stored]) -> Tuple[str, int, Tuple[int, ...]]:
     """Return the tensor that a parameter is in, its first row there, and the shape that the tensor must have."""
-    published, whole = published_name(name), network.get_parameter(name).shape
-    product = next((each for each in "qkv" if published.endswith(f"self_attn.{each}_proj.weight")), "")
+    published, full_shape = hf_name(name), network.get_parameter(name).shape
+    product = next((letter for letter in "qkv" if published.endswith(f"self_attn.{letter}_proj.weight")), "")
     fused = f"{published[: -len('q_proj.weight')]}{FUSED}" if product else ""
     if fused not in stored:
-        return published, 0, tuple(whole)
+        return published, 0, tuple(full_shape)
     shape = network.shape
     first = {"q": 0, "k": shape.queries, "v": shape.queries + shape.keys}[product]
     return fused, first, (shape.queries + 2 * shape.keys, shape.width)
@@ -39,13 +39,19 @@ def fill(network: Network, stored: Mapping[str, Stored]) -> None:
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
             continue
-        where, first, shape = place_of(name, network, stored)
-        found = stored.get(where)
-        if found is None or found.shape != shape:
-            there = f"{where} of {found.shape} in {found.path.name}" if found else f"no {where} in the weights"
-            raise Problem(there, f"{where} of {shape}", "take the weights of the configured network, or set its sizes")
-        mine, *others = share(parameter)
-        part = found.values[(slice(first + mine.start, first + mine.stop), *others)]
-        bits = found.kind == "BF16"
+        tensor_name, first, shape = place_of(name, network, stored)
+        tensor = stored.get(tensor_name)
+        if tensor is None or tensor.shape != shape:
+            there = (
+                f"{tensor_name} of {tensor.shape} in {tensor.path.name}"
+                if tensor
+                else f"no {tensor_name} in the weights"
+            )
+            raise Problem(
+                there, f"{tensor_name} of {shape}", "take the weights of the configured network, or set its sizes"
+            )
+        rows, *other_dims = share(parameter)
+        part = tensor.values[(slice(first + rows.start, first + rows.stop), *other_dims)]
+        bits = tensor.kind == "BF16"
         values = torch.from_numpy(part.astype("<i2") if bits else np.array(part))
         keep(network, name, values.view(torch.bfloat16) if bits else values)

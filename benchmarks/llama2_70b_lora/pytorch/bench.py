@@ -62,7 +62,7 @@ def bare_step(config: Config, vocabulary: int, ranks: Ranks, batch: Batch) -> Ca
     return step
 
 
-def alone(config: Config) -> Config:
+def single_rank_config(config: Config) -> Config:
     cut = for_one_rank(config)
     return dataclasses.replace(cut, base="" if cut.layers < config.layers else cut.base)
 
@@ -93,4 +93,4 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
 
 
 if __name__ == "__main__":
-    bench.main(__doc__, Config, pytorch, prepare, for_one_rank=alone)
+    bench.main(__doc__, Config, pytorch, prepare, for_one_rank=single_rank_config)

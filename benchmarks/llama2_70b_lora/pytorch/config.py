@@ -167,9 +167,9 @@ class Config:
 
     def misfits(self, manifest: Manifest, ranks: int, available: float) -> List[Misfit]:
         """Return why a data set, a number of ranks or their memory, in bytes of a rank, does not do."""
-        found = misfits_of_ranks(self, ranks)
+        misfits = misfits_of_ranks(self, ranks)
         length, vocabulary = manifest["facts"]["sequence_length"], manifest["facts"]["vocabulary"]
         if length != self.sequence_length:
             hint = f"set sequence_length={length}, or prepare it again with --sequence-length"
-            found.append((f"samples of {length:,} tokens", f"sequence_length={self.sequence_length}", hint))
-        return found + memory.misfits(self, self.needed_memory(vocabulary, ranks), available)
+            misfits.append((f"samples of {length:,} tokens", f"sequence_length={self.sequence_length}", hint))
+        return misfits + memory.misfits(self, self.needed_memory(vocabulary, ranks), available)

@@ -8,8 +8,8 @@ import torch
 
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.llama.pytorch.batches import ahead, to_device
-from benchmarks.llama.pytorch.network import IGNORED
-from benchmarks.llama.pytorch.parallel import Place, place_of
+from benchmarks.llama.pytorch.network import IGNORE_INDEX
+from benchmarks.llama.pytorch.parallel import MeshPosition, mesh_position_of
 from benchmarks.llama2_70b_lora.dataset import Samples
 from benchmarks.llama2_70b_lora.pytorch.config import Config
 
@@ -25,8 +25,8 @@ class MicroBatch(NamedTuple):
 Batch = List[MicroBatch]  # a group's samples of a step, in the parts that they are computed in
 
 
-def place(config: Config, ranks: Ranks) -> Place:
-    return place_of(ranks, config.tensor_parallelism, config.context_parallelism)
+def place(config: Config, ranks: Ranks) -> MeshPosition:
+    return mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
 
 
 @lru_cache(maxsize=4)
@@ -35,26 +35,28 @@ def shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.RandomState([seed % (1 << 32), seed >> 32, epoch]).permutation(count)
 
 
-def micro_batch(tokens: np.ndarray, counts: np.ndarray, at: Place, samples: Sequence[int]) -> MicroBatch:
+def micro_batch(tokens: np.ndarray, counts: np.ndarray, position: MeshPosition, samples: Sequence[int]) -> MicroBatch:
     """Return this rank's positions of ``tokens`` (B, L): each predicts the next one, and the last nothing."""
-    labels = np.full(tokens.shape, IGNORED, np.int64)
-    labels[:, :-1] = np.where(counts[:, 1:], tokens[:, 1:], IGNORED)
-    positions = at.positions(tokens.shape[1])
+    labels = np.full(tokens.shape, IGNORE_INDEX, np.int64)
+    labels[:, :-1] = np.where(counts[:, 1:], tokens[:, 1:], IGNORE_INDEX)
+    positions = position.positions(tokens.shape[1])
     inputs = torch.from_numpy(tokens.astype(np.int64))
-    counted = int((labels != IGNORED).sum())
-    return MicroBatch(inputs[:, positions], torch.from_numpy(labels)[:, positions], positions, counted, tuple(samples))
+    label_count = int((labels != IGNORE_INDEX).sum())
+    return MicroBatch(
+        inputs[:, positions], torch.from_numpy(labels)[:, positions], positions, label_count, tuple(samples)
+    )
 
 
 def step_of(config: Config, data: Samples, ranks: Ranks, step: int) -> Batch:
-    at, size = place(config, ranks), config.micro_batch_size
-    mine = config.batch_size * config.group
-    first = step * config.batch_size * ranks.size + at.group * mine
-    made = []
-    for begin in range(first, first + mine, size):
-        numbers = range(begin, begin + size)
-        rows = [shuffled(len(data), config.seed, each // len(data))[each % len(data)] for each in numbers]
-        made.append(micro_batch(data.tokens[rows], data.counts[rows], at, numbers))
-    return made
+    position, size = place(config, ranks), config.micro_batch_size
+    local_batch = config.batch_size * config.group
+    first = step * config.batch_size * ranks.size + position.group * local_batch
+    micro_batches = []
+    for start in range(first, first + local_batch, size):
+        numbers = range(start, start + size)
+        rows = [shuffled(len(data), config.seed, number // len(data))[number % len(data)] for number in numbers]
+        micro_batches.append(micro_batch(data.tokens[rows], data.counts[rows], position, numbers))
+    return micro_batches
 
 
 def training_input(config: Config, data: Samples, ranks: Ranks, steps: Iterable[int]) -> Generator[Batch, None, None]:
@@ -68,12 +70,12 @@ def training_input(config: Config, data: Samples, ranks: Ranks, steps: Iterable[
 
 def evaluation_input(config: Config, data: Samples, ranks: Ranks) -> Iterator[MicroBatch]:
     """Yield the group's evaluation samples one by one; all groups have as many, the last of which may count nothing."""
-    at = place(config, ranks)
-    for begin in range(0, len(data), at.groups):
-        row = begin + at.group
-        part = micro_batch(data.tokens[[row % len(data)]], data.counts[[row % len(data)]], at, (row,))
+    position = place(config, ranks)
+    for start in range(0, len(data), position.groups):
+        row = start + position.group
+        part = micro_batch(data.tokens[[row % len(data)]], data.counts[[row % len(data)]], position, (row,))
         if row >= len(data):
-            part = part._replace(labels=torch.full_like(part.labels, IGNORED), counted=0)
+            part = part._replace(labels=torch.full_like(part.labels, IGNORE_INDEX), counted=0)
         yield to_device(part, ranks.context)
 
 

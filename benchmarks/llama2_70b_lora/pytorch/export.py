@@ -28,10 +28,10 @@ from benchmarks.llama2_70b_lora.pytorch.model import rule_of
 def evaluate(data: DataSet, logits: Callable[[np.ndarray], np.ndarray]) -> Dict[str, float]:
     losses = []
     for tokens, counts in zip(data.test.tokens, data.test.counts):
-        found = logits(tokens[None].astype(np.int64))
-        chances = torch.from_numpy(found[0, :-1]).double().log_softmax(-1)
-        each = chances.gather(-1, torch.from_numpy(tokens[1:, None].astype(np.int64)))[:, 0]
-        losses.append(-float(each[torch.from_numpy(counts[1:].copy())].mean()))
+        outputs = logits(tokens[None].astype(np.int64))
+        chances = torch.from_numpy(outputs[0, :-1]).double().log_softmax(-1)
+        log_probs = chances.gather(-1, torch.from_numpy(tokens[1:, None].astype(np.int64)))[:, 0]
+        losses.append(-float(log_probs[torch.from_numpy(counts[1:].copy())].mean()))
     return {"eval_loss": sum(losses) / len(losses)}
 
 

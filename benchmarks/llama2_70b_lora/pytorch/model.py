@@ -8,7 +8,7 @@ import torch
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.llama.pytorch import adapters, fp8, parallel, state, weights
-from benchmarks.llama.pytorch.network import How, Network
+from benchmarks.llama.pytorch.network import ComputeOptions, Network
 from benchmarks.llama.safetensors import tensors_of
 from benchmarks.llama2_70b_lora.pytorch.config import Config
 
@@ -27,16 +27,16 @@ class Training:
             Problem: the weights do not fit.
         """
         self.config, self.ranks, self.vocabulary, self.base = config, ranks, vocabulary, base
-        self.place = parallel.place_of(ranks, config.tensor_parallelism, config.context_parallelism)
+        self.place = parallel.mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
         types = parallel.Types(pytorch.DTYPES[config.precision], pytorch.DTYPES[config.gradient_reduction])
         stored = tensors_of(base) if base else {}
         with torch.device("meta"):
-            self.network = Network(config.shape(vocabulary), How(config.recompute, config.loss_rows))
+            self.network = Network(config.shape(vocabulary), ComputeOptions(config.recompute, config.loss_rows))
         self.network.to(types.computed)
         if config.fp8 != "none":
             fp8.set_up(self.network, config.fp8, ranks.context, frozen=True)
         self.dropout = adapters.add(self.network, rule_of(config), ranks.rank % self.place.tensor)
-        parallel.distribute(self.network, ranks, self.place, types, more=adapters.splits())
+        parallel.distribute(self.network, ranks, self.place, types, extra_plan=adapters.splits())
         if base:
             self.network.to_empty(device=ranks.context)
             weights.fill(self.network, stored)
@@ -58,6 +58,6 @@ class Training:
 
     def save_adapters(self, folder: Path) -> None:
         """Write the adapters by peft's names; all ranks call this together."""
-        whole = {name: parallel.whole(each.detach()).cpu() for name, each in self.adapters.items()}
+        full = {name: parallel.whole(parameter.detach()).cpu() for name, parameter in self.adapters.items()}
         if self.ranks.rank == 0:
-            adapters.save(folder, whole, rule_of(self.config), self.fused, str(self.base or ""))
+            adapters.save(folder, full, rule_of(self.config), self.fused, str(self.base or ""))

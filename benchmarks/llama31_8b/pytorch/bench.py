@@ -33,7 +33,7 @@ STEPS = 64  # whose samples the order has, at least
 
 
 def repeated(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    keys, values = (each.repeat_interleave(queries.shape[1] // each.shape[1], dim=1) for each in (keys, values))
+    keys, values = (tensor.repeat_interleave(queries.shape[1] // tensor.shape[1], dim=1) for tensor in (keys, values))
     return functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
 
 

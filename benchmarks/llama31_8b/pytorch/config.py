@@ -180,10 +180,10 @@ class Config:
         """Return the bytes that a rank needs at least: weights, AdamW's state, what it gathers, activations, logits."""
         weights = memory.weights_of(self, vocabulary)
         # Weights and both moments in fp32, and sums of gradients behind the first micro-batch
-        held = 4 * (4 if self.accumulation > 1 else 3) * (weights.layer * self.layers + weights.outside)
-        return memory.needed(self, vocabulary, ranks, held / ranks, self.kept())
+        weight_bytes = 4 * (4 if self.accumulation > 1 else 3) * (weights.layer * self.layers + weights.outside)
+        return memory.needed(self, vocabulary, ranks, weight_bytes / ranks, self.kept())
 
     def misfits(self, manifest: Manifest, ranks: int, available: float) -> List[Misfit]:
         """Return why a data set, a number of ranks or their memory, in bytes of a rank, does not do."""
-        found = misfits_of_ranks(self, ranks) + misfits_of_text(self, manifest)
-        return found + memory.misfits(self, self.needed_memory(manifest["facts"]["vocabulary"], ranks), available)
+        misfits = misfits_of_ranks(self, ranks) + misfits_of_text(self, manifest)
+        return misfits + memory.misfits(self, self.needed_memory(manifest["facts"]["vocabulary"], ranks), available)

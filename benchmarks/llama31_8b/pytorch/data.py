@@ -13,8 +13,8 @@ from benchmarks.llama import order
 from benchmarks.llama.megatron import Documents
 from benchmarks.llama.order import Order
 from benchmarks.llama.pytorch.batches import ahead, to_device
-from benchmarks.llama.pytorch.network import IGNORED
-from benchmarks.llama.pytorch.parallel import Place, place_of
+from benchmarks.llama.pytorch.network import IGNORE_INDEX
+from benchmarks.llama.pytorch.parallel import MeshPosition, mesh_position_of
 from benchmarks.llama.pytorch.texts import TEXTS
 from benchmarks.llama31_8b.dataset import DataSet
 
@@ -36,36 +36,36 @@ def training_order(config: Any, data: DataSet, run: Run) -> Order:
     A resumed run has it already.
     """
     folder, samples = run.output / ORDER, config.max_steps * config.batch_size * run.ranks.size
-    asked = (data.train.lengths, config.sequence_length, samples, config.seed)
-    if run.ranks.rank == 0 and not order.is_there(folder, key := order.key_of(*asked)):
-        order.write(order.shuffled(*asked), folder, key)
+    key_of_order = (data.train.lengths, config.sequence_length, samples, config.seed)
+    if run.ranks.rank == 0 and not order.is_there(folder, key := order.key_of(*key_of_order)):
+        order.write(order.shuffled(*key_of_order), folder, key)
     pytorch.barrier()
     return order.read(folder, config.sequence_length)
 
 
-def place(config: Any, ranks: Ranks) -> Place:
-    return place_of(ranks, config.tensor_parallelism, config.context_parallelism)
+def place(config: Any, ranks: Ranks) -> MeshPosition:
+    return mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
 
 
 def micro_batch(
-    config: Any, source: Documents, samples: Order, at: Place, numbers: Sequence[int], rows: int
+    config: Any, source: Documents, samples: Order, position: MeshPosition, numbers: Sequence[int], rows: int
 ) -> MicroBatch:
     """Return the samples of some ``numbers``, filled up to ``rows`` by some that no loss counts."""
     tokens = np.zeros((rows, config.sequence_length + 1), np.int64)
     for row, number in enumerate(numbers):
         tokens[row] = samples.tokens(source, number)
     labels = torch.from_numpy(tokens[:, 1:].copy())
-    labels[len(numbers) :] = IGNORED
-    positions = at.positions(config.sequence_length)
+    labels[len(numbers) :] = IGNORE_INDEX
+    positions = position.positions(config.sequence_length)
     return MicroBatch(torch.from_numpy(tokens[:, :-1])[:, positions], labels[:, positions], positions)
 
 
 def step_of(config: Any, source: Documents, samples: Order, ranks: Ranks, step: int) -> Batch:
-    at, size = place(config, ranks), config.micro_batch_size
-    mine = config.batch_size * config.group
-    first = step * config.batch_size * ranks.size + at.group * mine
-    parts = (range(begin, begin + size) for begin in range(first, first + mine, size))
-    return [micro_batch(config, source, samples, at, part, size) for part in parts]
+    position, size = place(config, ranks), config.micro_batch_size
+    local_batch = config.batch_size * config.group
+    first = step * config.batch_size * ranks.size + position.group * local_batch
+    parts = (range(start, start + size) for start in range(first, first + local_batch, size))
+    return [micro_batch(config, source, samples, position, part, size) for part in parts]
 
 
 def training_input(
@@ -77,11 +77,11 @@ def training_input(
 
 def evaluation_input(config: Any, source: Documents, samples: Order, ranks: Ranks) -> Iterator[MicroBatch]:
     """Yield the group's evaluation samples; all groups have as many batches, the last of which may count nothing."""
-    at, size = place(config, ranks), config.eval_batch_size
-    each = -(-len(samples) // at.groups)
-    mine = range(at.group, len(samples), at.groups)
-    for begin in range(0, each, size):
-        part = micro_batch(config, source, samples, at, mine[begin : begin + size], size)
+    position, size = place(config, ranks), config.eval_batch_size
+    per_group = -(-len(samples) // position.groups)
+    local_samples = range(position.group, len(samples), position.groups)
+    for start in range(0, per_group, size):
+        part = micro_batch(config, source, samples, position, local_samples[start : start + size], size)
         yield to_device(part, ranks.context)
 
 
@@ -97,9 +97,9 @@ def shown_samples(data: DataSet, samples: Order) -> List[np.ndarray]:
 
 def synthetic_batch(config: Any, vocabulary: int, ranks: Ranks) -> Batch:
     """Return a batch of random tokens."""
-    at, generator = place(config, ranks), torch.Generator().manual_seed(config.seed)
+    position, generator = place(config, ranks), torch.Generator().manual_seed(config.seed)
     shape = (config.micro_batch_size, config.sequence_length + 1)
     tokens = torch.randint(vocabulary, shape, generator=generator)
-    positions = at.positions(config.sequence_length)
+    positions = position.positions(config.sequence_length)
     part = MicroBatch(tokens[:, positions], tokens[:, positions + 1], positions)
     return [to_device(part, ranks.context)] * config.accumulation

@@ -24,11 +24,11 @@ from benchmarks.llama31_8b.pytorch.config import Config
 def evaluate(config: Any, data: DataSet, logits: Callable[[np.ndarray], np.ndarray]) -> Dict[str, float]:
     samples = order.in_order(data.test.lengths, config.sequence_length, config.eval_samples)
     loss, size = 0.0, config.eval_batch_size
-    for begin in range(0, len(samples), size):
-        numbers = range(begin, min(begin + size, len(samples)))
+    for start in range(0, len(samples), size):
+        numbers = range(start, min(start + size, len(samples)))
         tokens = np.stack([samples.tokens(data.test, number) for number in numbers])
-        found = torch.from_numpy(logits(np.ascontiguousarray(tokens[:, :-1])))
-        chances = found.double().log_softmax(-1)
+        outputs = torch.from_numpy(logits(np.ascontiguousarray(tokens[:, :-1])))
+        chances = outputs.double().log_softmax(-1)
         loss -= float(chances.gather(-1, torch.from_numpy(tokens[:, 1:, None])).sum())
     return {"log_perplexity": loss / (len(samples) * config.sequence_length)}
 

@@ -7,7 +7,7 @@ import torch
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.llama.pytorch import fp8, parallel, state
-from benchmarks.llama.pytorch.network import How, Network
+from benchmarks.llama.pytorch.network import ComputeOptions, Network
 
 
 class Training:
@@ -15,9 +15,9 @@ class Training:
 
     def __init__(self, config: Any, vocabulary: int, ranks: Ranks) -> None:
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
-        self.place = parallel.place_of(ranks, config.tensor_parallelism, config.context_parallelism)
+        self.place = parallel.mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
         with torch.device("meta"):
-            self.network = Network(config.shape(vocabulary), How(config.recompute, config.loss_rows))
+            self.network = Network(config.shape(vocabulary), ComputeOptions(config.recompute, config.loss_rows))
         if config.fp8 != "none":
             fp8.set_up(self.network, config.fp8, ranks.context)
         types = parallel.Types(pytorch.DTYPES[config.precision], pytorch.DTYPES[config.gradient_reduction])

@@ -22,7 +22,7 @@ from benchmarks.common.run.stopping import end_process
 from benchmarks.llama.flops import training_flops
 from benchmarks.llama.order import Order
 from benchmarks.llama.pytorch import texts
-from benchmarks.llama.pytorch.network import IGNORED
+from benchmarks.llama.pytorch.network import IGNORE_INDEX
 from benchmarks.llama.pytorch.parallel import loss_context, sum_of
 from benchmarks.llama.schedule import learning_rate
 from benchmarks.llama.tokenization import FILE
@@ -64,11 +64,11 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
 
     Returns the mean loss of this rank's positions, of which the mean over the ranks is that of all, on the device.
     """
-    config, place = training.config, training.place
+    config, position = training.config, training.place
     positions = sum(part.labels.numel() for part in batch)
     total = torch.zeros((), device=training.ranks.context)
     for part in batch:
-        with loss_context(place):
+        with loss_context(position):
             # FSDP takes the mean of the ranks' gradients: the mean over all positions is that of each rank's.
             loss = training.network(part.tokens, part.labels, part.positions) / positions
             loss.backward()
@@ -84,18 +84,18 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
 @torch.no_grad()
 def evaluate(training: Training, data: DataSet, samples: Order, run: Run) -> Optional[Dict[str, float]]:
     # Mean loss of a token of the evaluation samples, of all ranks; None if the run is to stop.
-    config, place = training.config, training.place
+    config, position = training.config, training.place
     sums = torch.zeros(2, dtype=torch.float64, device=run.ranks.context)
     for part in run.interruptible(evaluation_input(config, data.test, samples, run.ranks)):
-        with loss_context(place):
+        with loss_context(position):
             sums[0] += sum_of(training.network(part.tokens, part.labels, part.positions))
-        sums[1] += (part.labels != IGNORED).sum()
+        sums[1] += (part.labels != IGNORE_INDEX).sum()
     if run.interrupted:
         return None
     # Each of the ranks that share a GEMM has the same loss.
     tokens = len(samples) * config.sequence_length
-    (loss,) = run.total(sums, tokens * place.tensor)
-    return {"log_perplexity": loss / (tokens * place.tensor)}
+    (loss,) = run.total(sums, tokens * position.tensor)
+    return {"log_perplexity": loss / (tokens * position.tensor)}
 
 
 def main(argv: Optional[List[str]] = None) -> int:

@@ -76,37 +76,42 @@ class Step(nn.Module):
             network.enter(network.decoder, values),
             network.with_norms(network.decoder, network.decoder_norm),
         )
-        for (layer, after), keys_and_values, held in zip(layers, parted(memory), cache.unbind(2)):
-            stream, new = decode(layer, stream, keys_and_values, mask, after, held)
+        for (layer, after), keys_and_values, layer_cache in zip(layers, parted(memory), cache.unbind(2)):
+            stream, new = decode(layer, stream, keys_and_values, mask, after, layer_cache)
             added.append(new)
         return network.log_probabilities(stream.entering), torch.stack(added, 2)
 
 
 def decode(
-    layer: Layer, stream: Stream, memory: Tuple[torch.Tensor, ...], mask: torch.Tensor, after: Norm, held: torch.Tensor
+    layer: Layer,
+    stream: Stream,
+    memory: Tuple[torch.Tensor, ...],
+    mask: torch.Tensor,
+    after: Norm,
+    layer_cache: torch.Tensor,
 ) -> Tuple[Stream, torch.Tensor]:
-    """A layer of the decoder on (B, K, width), with keys and values ``held`` (B, K, 2, heads, P, width / heads).
+    """A layer of the decoder on (B, K, width), with keys and values ``layer_cache`` (B, K, 2, heads, P, width / heads).
 
     What training has as rows, whose number is B * K, keeps both axes here: a shape that is computed of two others would
     be checked in each request, and differ from B for K = 1.
     """
-    own = layer.own
-    projected = own.joint(stream.entering).unflatten(2, (3, own.heads, -1))
+    self_attention = layer.own
+    projected = self_attention.joint(stream.entering).unflatten(2, (3, self_attention.heads, -1))
     query, new = projected[:, :, 0].unsqueeze(3), projected[:, :, 1:].unsqueeze(4)
-    key, value = torch.cat((held, new), 4).unbind(2)
-    found = own.output(plain_attention(query, key, value, None, 0.0, False).squeeze(3).flatten(2))
-    stream = layer.leave(0, stream.values, found)
+    key, value = torch.cat((layer_cache, new), 4).unbind(2)
+    attn_out = self_attention.output(plain_attention(query, key, value, None, 0.0, False).squeeze(3).flatten(2))
+    stream = layer.leave(0, stream.values, attn_out)
     stream = layer.leave(1, stream.values, layer.look(stream.entering, memory, mask))
     return layer.feed_forward(stream, after), new
 
 
 def joined(memories: Memories) -> torch.Tensor:
     # Return (B, layers, 2, heads, S, width / heads).
-    return torch.stack([torch.stack(each, 1) for each in memories], 1)
+    return torch.stack([torch.stack(tensors, 1) for tensors in memories], 1)
 
 
 def parted(memory: torch.Tensor) -> Memories:
-    return [each.unbind(1) for each in memory.unbind(1)]
+    return [tensor.unbind(1) for tensor in memory.unbind(1)]
 
 
 def training_step(network: Network) -> Infer:
@@ -115,12 +120,12 @@ def training_step(network: Network) -> Infer:
     def infer(*inputs: np.ndarray) -> Arrays:
         tokens, source, memory, cache = as_tensors(inputs)
         position = cache.shape[POSITIONS]
-        held = cache.flatten(0, 1).permute(1, 2, 0, 3, 4, 5)
-        state = State(tokens.shape[1], mask_of(source), parted(memory), held)
+        past = cache.flatten(0, 1).permute(1, 2, 0, 3, 4, 5)
+        state = State(tokens.shape[1], mask_of(source), parted(memory), past)
         with torch.no_grad():
-            found = network.next(tokens.flatten(), position, state)
+            logits = network.next(tokens.flatten(), position, state)
         added = state.held[..., position : position + 1, :].permute(2, 0, 1, 3, 4, 5)
-        return tuple(each.unflatten(0, tokens.shape).numpy() for each in (found, added))
+        return tuple(tensor.unflatten(0, tokens.shape).numpy() for tensor in (logits, added))
 
     return infer
 

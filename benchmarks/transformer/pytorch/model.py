@@ -44,7 +44,7 @@ class Packing(NamedTuple):
         # (sentences, length, width) of (tokens, width), with zeros for padding.
         return _Spread.apply(tokens, self.places, self.sentences * self.length).unflatten(0, self[1:])
 
-    def taken(self, values: torch.Tensor) -> torch.Tensor:
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
         # (tokens, width) of (sentences, length, width).
         return _Taken.apply(values.flatten(0, 1), self.places)
 
@@ -52,9 +52,9 @@ class Packing(NamedTuple):
 # Each is the other's gradient. PyTorch's own would add, as if a place could have two tokens.
 class _Spread(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tokens: torch.Tensor, places: torch.Tensor, count: int) -> torch.Tensor:
-        ctx.save_for_backward(places)
-        return tokens.new_zeros(count, tokens.shape[1]).index_copy_(0, places, tokens)
+    def forward(ctx: Any, tokens: torch.Tensor, indices: torch.Tensor, count: int) -> torch.Tensor:
+        ctx.save_for_backward(indices)
+        return tokens.new_zeros(count, tokens.shape[1]).index_copy_(0, indices, tokens)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[torch.Tensor, None, None]:
@@ -63,15 +63,15 @@ class _Spread(torch.autograd.Function):
 
 class _Taken(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(places)
+    def forward(ctx: Any, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(indices)
         ctx.count = len(values)
-        return values.index_select(0, places)
+        return values.index_select(0, indices)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[torch.Tensor, None]:
-        (places,), (gradient,) = ctx.saved_tensors, gradients
-        return gradient.new_zeros(ctx.count, gradient.shape[1]).index_copy_(0, places, gradient), None
+        (indices,), (gradient,) = ctx.saved_tensors, gradients
+        return gradient.new_zeros(ctx.count, gradient.shape[1]).index_copy_(0, indices, gradient), None
 
 
 def sinusoids(length: int, width: int, first: int = FIRST_POSITION) -> torch.Tensor:
@@ -111,9 +111,9 @@ def attention_of(config: Config) -> str:
     there = hasattr(functional, "scaled_dot_product_attention")
     if config.attention == "fused" and not there:
         raise choices.UnavailableError(f"PyTorch {torch.__version__} has no fused attention: set attention=plain")
-    chosen = ("fused" if there else "plain") if config.attention == "auto" else config.attention
-    choices.record("attention", chosen)
-    return chosen
+    backend = ("fused" if there else "plain") if config.attention == "auto" else config.attention
+    choices.record("attention", backend)
+    return backend
 
 
 class Attention(nn.Module):
@@ -147,15 +147,15 @@ class Attention(nn.Module):
         packing: Optional[Packing] = None,
     ) -> torch.Tensor:
         # (sentences, length, width) of the heads' inputs, as ``split`` gives them; with the queries' ``packing`` of it.
-        found = self.attend(query, key, value, mask, self.dropout if self.training else 0.0, causal)
-        found = found.transpose(1, 2).flatten(2)
-        return self.output(packing.taken(found) if packing else found)
+        attn_out = self.attend(query, key, value, mask, self.dropout if self.training else 0.0, causal)
+        attn_out = attn_out.transpose(1, 2).flatten(2)
+        return self.output(packing.gather(attn_out) if packing else attn_out)
 
 
-def linear(width: int, parts: int, bias: bool, each: int) -> nn.Linear:
+def linear(width: int, parts: int, bias: bool, part_width: int) -> nn.Linear:
     # ``parts`` matrices (each, width) in one, each with initial weights of its own (Xavier uniform; biases 0).
-    layer = nn.Linear(width, parts * each, bias=bias)
-    bound = math.sqrt(6 / (width + each))
+    layer = nn.Linear(width, parts * part_width, bias=bias)
+    bound = math.sqrt(6 / (width + part_width))
     nn.init.uniform_(layer.weight, -bound, bound)
     if bias:
         nn.init.zeros_(layer.bias)
@@ -174,11 +174,11 @@ class Norm(nn.LayerNorm):
         with torch.autocast(values.device.type, enabled=False):
             return self.compute(values, self.normalized_shape, weight, bias, self.eps)
 
-    def joined(self, residual: torch.Tensor, found: torch.Tensor, dropout: float) -> Tuple[torch.Tensor, torch.Tensor]:
-        # ``residual`` plus what a block ``found`` (..., width), with dropout, and the norm of it.
+    def joined(self, residual: torch.Tensor, update: torch.Tensor, dropout: float) -> Tuple[torch.Tensor, torch.Tensor]:
+        # ``residual`` plus what a block ``update`` (..., width), with dropout, and the norm of it.
         weight, bias = self.weight.to(residual.dtype), self.bias.to(residual.dtype)
         with torch.autocast(residual.device.type, enabled=False):
-            return self.compute_joined(residual, found, weight, bias, self.eps, dropout)
+            return self.compute_joined(residual, update, weight, bias, self.eps, dropout)
 
 
 class Stream(NamedTuple):
@@ -201,13 +201,13 @@ class Layer(nn.Module):
     def enter(self, block: int, values: torch.Tensor) -> torch.Tensor:
         return self.norms[block](values) if self.before else values
 
-    def leave(self, block: int, residual: torch.Tensor, found: torch.Tensor, after: Optional[Norm] = None) -> Stream:
+    def leave(self, block: int, residual: torch.Tensor, update: torch.Tensor, after: Optional[Norm] = None) -> Stream:
         """Return the residual stream behind a block, and what the next block is entered with.
 
         Both are one operation, so the last block of a layer needs the norm that comes ``after`` it.
         """
         norm = self.norms[block] if not self.before else after if after is not None else self.norms[block + 1]
-        summed, normed = norm.joined(residual, found, self.dropout if self.training else 0.0)
+        summed, normed = norm.joined(residual, update, self.dropout if self.training else 0.0)
         return Stream(summed if self.before else normed, normed)
 
     def feed_forward(self, stream: Stream, after: Optional[Norm]) -> Stream:
@@ -230,11 +230,11 @@ class Layer(nn.Module):
         # A layer of the decoder, over whole sentences, or over the next position of each with a ``cache``.
         query, key, value = self.own.split(self.own.joint(stream.entering), 3, packing)
         if cache is None:
-            found = self.own(query, key, value, causal=True, packing=packing)
+            attn_out = self.own(query, key, value, causal=True, packing=packing)
         else:
             # All hypotheses are of one length, so there is nothing to mask.
-            found = self.own(query, *cache.append(key, value))
-        stream = self.leave(0, stream.values, found)
+            attn_out = self.own(query, *cache.append(key, value))
+        stream = self.leave(0, stream.values, attn_out)
         return self.feed_forward(self.leave(1, stream.values, self.look(stream.entering, memory, mask, packing)), after)
 
     def look(
@@ -394,9 +394,9 @@ class State:
     The source's keys and values are there once a sentence: its rows are queries of the same product.
     """
 
-    def __init__(self, beam: int, mask: torch.Tensor, memories: Memories, held: torch.Tensor) -> None:
-        # Continue from ``held``: (layers, 2, beam * sentences, heads, positions, width / heads).
-        self.beam, self.mask, self.memories, self.held = beam, mask, memories, held
+    def __init__(self, beam: int, mask: torch.Tensor, memories: Memories, past: torch.Tensor) -> None:
+        # Continue from ``past``: (layers, 2, beam * sentences, heads, positions, width / heads).
+        self.beam, self.mask, self.memories, self.held = beam, mask, memories, past
 
     @classmethod
     def of(cls, network: Network, source: torch.Tensor, beam: int) -> State:
@@ -420,27 +420,31 @@ class State:
         sentences = rows[:: self.beam] // self.beam
         if len(sentences) < len(self.mask):
             self.mask = self.mask.index_select(0, sentences)
-            self.memories = [tuple(each.index_select(0, sentences) for each in memory) for memory in self.memories]
+            self.memories = [tuple(tensor.index_select(0, sentences) for tensor in memory) for memory in self.memories]
 
 
 # -- translation -----------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def decode(network: Network, words: int, batch: SourceBatch) -> List[List[int]]:
-    # Translate a batch; ``words``: entries to choose from.
+def decode(network: Network, vocabulary_size: int, batch: SourceBatch) -> List[List[int]]:
+    # Translate a batch; ``vocabulary_size``: entries to choose from.
     config = network.config
     with pytorch.autocast(batch.source.device, config.precision):
         state = State.of(network, batch.source, config.beam)
         return search(
-            config, words, batch, state, lambda tokens, position, state: (network.next(tokens, position, state), None)
+            config,
+            vocabulary_size,
+            batch,
+            state,
+            lambda tokens, position, state: (network.next(tokens, position, state), None),
         )
 
 
-def search(config: Config, words: int, batch: SourceBatch, state: Any, step: beam.Step) -> List[List[int]]:
+def search(config: Config, vocabulary_size: int, batch: SourceBatch, state: Any, step: beam.Step) -> List[List[int]]:
     # Translate a batch as submitted, whatever makes a ``step`` from a ``state``.
     normalize = beam.length_penalty(config.length_penalty, config.length_constant)
     # In tokens, EOS included on both sides.
     longest = [int(config.longest_factor * length) + config.longest_offset for length in batch.source_lengths.tolist()]
-    rules = beam.Rules(normalize, shortest=1, vocabulary=words)
+    rules = beam.Rules(normalize, shortest=1, vocabulary=vocabulary_size)
     return beam.search(step, state, batch, beam=config.beam, longest=longest, rules=rules)

@@ -36,11 +36,11 @@ from benchmarks.translation.pytorch.batches import Batch, synthetic_batch, train
 from benchmarks.translation.pytorch.state import Training, adam
 
 
-def build(config: Config, words: int, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
-    # Build for a vocabulary of ``words``, with a checkpoint or fresh weights, ready: warmed up before the clock.
+def build(config: Config, vocabulary_size: int, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
+    # Load a checkpoint or initialize the weights, and warm up before the clock starts.
     if not saved:
         seed_dropout(config.seed, ranks)
-    padded = -(-words // config.vocabulary_multiple) * config.vocabulary_multiple
+    padded = -(-vocabulary_size // config.vocabulary_multiple) * config.vocabulary_multiple
     with fixed_seed(config.seed):
         network = Network(config, padded).to(ranks.context)
     sizes: Dict[str, Mapping[str, Any]] = {"loss": {"rows": operators.LOSS_ROWS, "vocabulary": padded}}
@@ -48,17 +48,19 @@ def build(config: Config, words: int, ranks: Ranks, saved: Mapping[str, Any]) ->
         sizes["norm"] = {"rows": config.batch_size, "width": config.width}
         sizes["join"] = {**sizes["norm"], "dropout": config.dropout}
     dtype = pytorch.DTYPES[config.precision]
-    kernels, chosen = operators.choose(config.kernels, sizes, ranks, dtype, saved.get("kernels", {}))
-    network.row_loss = chosen["loss"]
+    kernels, kernel_names = operators.choose(config.kernels, sizes, ranks, dtype, saved.get("kernels", {}))
+    network.row_loss = kernel_names["loss"]
     for module in network.modules():
-        if isinstance(module, Norm) and "norm" in chosen:
-            module.compute = chosen["norm"]
+        if isinstance(module, Norm) and "norm" in kernel_names:
+            module.compute = kernel_names["norm"]
             plain = kernels["join"] == "plain"
-            module.compute_joined = partial(operators.join, norm=chosen["norm"]) if plain else chosen["join"]
+            module.compute_joined = (
+                partial(operators.join, norm=kernel_names["norm"]) if plain else kernel_names["join"]
+            )
     if config.compile:
         network.compile(dynamic=True)
     scale = ScaleRule(config.loss_scale, config.loss_scale_window)
-    training = Training(config, ranks, words, network, adam(network, config, ranks, saved, scale), kernels)
+    training = Training(config, ranks, vocabulary_size, network, adam(network, config, ranks, saved, scale), kernels)
     pytorch.broadcast(network.parameters())
     warm_up(training)
     if saved:

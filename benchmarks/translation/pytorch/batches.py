@@ -50,7 +50,7 @@ PLAIN = Shape()
 
 
 def padded(
-    sentences: Sequences, indices: np.ndarray, before: int, after: int, multiple: int
+    sentences: Sequences, indices: np.ndarray, prefix_marks: int, suffix_marks: int, multiple: int
 ) -> Tuple[np.ndarray, np.ndarray]:
     """Return sentences as int64 (B, longest) with PAD, and their lengths int64 (B,).
 
@@ -62,20 +62,20 @@ def padded(
         multiple: of the width.
     """
     lengths = sentences.lengths[indices].astype(np.int64)
-    whole = lengths + before + after
-    width = -(-int(whole.max(initial=1)) // multiple) * multiple
-    found = np.full((len(indices), width), PAD, np.int64)
-    places = np.arange(int(lengths.sum()))
+    padded_lengths = lengths + prefix_marks + suffix_marks
+    width = -(-int(padded_lengths.max(initial=1)) // multiple) * multiple
+    table = np.full((len(indices), width), PAD, np.int64)
+    positions = np.arange(int(lengths.sum()))
     begins = np.cumsum(lengths) - lengths
     # A sentence's tokens are neighbours in both arrays.
-    found.reshape(-1)[places + np.repeat(np.arange(len(indices)) * width + before - begins, lengths)] = np.asarray(
-        sentences.tokens
-    )[places + np.repeat(sentences.offsets[indices] - begins, lengths)]
-    if before:
-        found[:, 0] = BOS
-    if after:
-        found[np.arange(len(indices)), whole - 1] = EOS
-    return found, whole
+    table.reshape(-1)[positions + np.repeat(np.arange(len(indices)) * width + prefix_marks - begins, lengths)] = (
+        np.asarray(sentences.tokens)[positions + np.repeat(sentences.offsets[indices] - begins, lengths)]
+    )
+    if prefix_marks:
+        table[:, 0] = BOS
+    if suffix_marks:
+        table[np.arange(len(indices)), padded_lengths - 1] = EOS
+    return table, padded_lengths
 
 
 Task = Tuple[Order, int]  # a step of an epoch's order
@@ -112,15 +112,15 @@ def _tasks(order_of: Callable[[int], Order], position: int, ahead: int) -> Gener
     epoch, step = divmod(position, order_of(0).steps) if position else (0, 0)
     with closing(read_ahead(order_of, count(epoch), min(ahead, 1), 1)) as orders:
         for order in orders:
-            for each in range(step, order.steps):
-                yield order, each
+            for later_step in range(step, order.steps):
+                yield order, later_step
             step = 0
 
 
 def _build(pairs: Pairs, ranks: Ranks, shape: Shape, task: Task) -> Batch:
     (order, step), copy = task, partial(_tensor, device=ranks.context)
     indices, first = order.batch(step, ranks.rank, ranks.size), step * ranks.size
-    every = order.sentences[order.bounds[first] : order.bounds[first + ranks.size]]
+    all_sentences = order.sentences[order.bounds[first] : order.bounds[first + ranks.size]]
     source, source_lengths = padded(pairs.source, indices, int(shape.source_bos), 1, shape.multiple)
     target_out, _ = padded(pairs.target, indices, 0, 1, shape.multiple)
     target_in = np.full_like(target_out, PAD)
@@ -135,9 +135,10 @@ def _build(pairs: Pairs, ranks: Ranks, shape: Shape, task: Task) -> Batch:
         target_out=copy(target_out),
         rows=copy(rows),
         tokens=len(rows),
-        all_tokens=int(pairs.target.lengths[every].sum(dtype=np.int64)) + len(every),
-        sentences=len(every),
-        all_source_tokens=int(pairs.source.lengths[every].sum(dtype=np.int64)) + len(every) * (1 + shape.source_bos),
+        all_tokens=int(pairs.target.lengths[all_sentences].sum(dtype=np.int64)) + len(all_sentences),
+        sentences=len(all_sentences),
+        all_source_tokens=int(pairs.source.lengths[all_sentences].sum(dtype=np.int64))
+        + len(all_sentences) * (1 + shape.source_bos),
         source_rows=copy(np.flatnonzero(source.reshape(-1) != PAD)),
     )
 
@@ -166,12 +167,12 @@ def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 def _arrived(batch: Any, device: torch.device) -> Any:
     # Return a batch on ``device``; PyTorch keeps pinned memory until its copy is done.
-    return type(batch)(*(each.to(device, non_blocking=True) if torch.is_tensor(each) else each for each in batch))
+    return type(batch)(*(field.to(device, non_blocking=True) if torch.is_tensor(field) else field for field in batch))
 
 
-def synthetic_batch(words: int, sentences: int, length: int, ranks: Ranks) -> Batch:
+def synthetic_batch(vocabulary_size: int, sentences: int, length: int, ranks: Ranks) -> Batch:
     # Return a batch of random tokens on each rank, whose sides have ``length`` and no padding: nothing is learnt.
-    tokens = torch.randint(EOS + 1, words, (2, sentences, length), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(EOS + 1, vocabulary_size, (2, sentences, length), generator=torch.Generator().manual_seed(1))
     tokens[:, :, -1] = EOS
     target_in = tokens[1].roll(1, dims=1)
     target_in[:, 0] = BOS

@@ -70,9 +70,9 @@ class _Hypotheses(NamedTuple):
     attention: Optional[torch.Tensor]  # (n, beam, S) sums, where they count
     ends: torch.Tensor  # (n,) hypotheses that have left the beam
 
-    def keep(self, places: torch.Tensor) -> _Hypotheses:
-        # Return those of the sentences at ``places``.
-        return _Hypotheses(*(None if each is None else each.index_select(0, places) for each in self))
+    def keep(self, indices: torch.Tensor) -> _Hypotheses:
+        # Return those of the sentences at ``indices``.
+        return _Hypotheses(*(None if tensor is None else tensor.index_select(0, indices) for tensor in self))
 
 
 class _Best(NamedTuple):
@@ -83,11 +83,11 @@ class _Best(NamedTuple):
 
     def offer(self, sentences: torch.Tensor, scores: torch.Tensor, tokens: torch.Tensor) -> None:
         # Take the best of ``scores`` (n, hypotheses), of equal ones the first, where it beats what is there.
-        best, place = smallest(-scores, 1)
+        best, indices = smallest(-scores, 1)
         better = best[:, 0].neg() > self.scores[sentences]
-        chosen = tokens.gather(1, place[:, :, None].expand(-1, -1, tokens.shape[2]))[:, 0]
+        selected = tokens.gather(1, indices[:, :, None].expand(-1, -1, tokens.shape[2]))[:, 0]
         self.scores[sentences] = torch.where(better, best[:, 0].neg(), self.scores[sentences])
-        self.tokens[sentences] = torch.where(better[:, None], chosen, self.tokens[sentences])
+        self.tokens[sentences] = torch.where(better[:, None], selected, self.tokens[sentences])
 
 
 def smallest(values: torch.Tensor, count: int) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -96,19 +96,21 @@ def smallest(values: torch.Tensor, count: int) -> Tuple[torch.Tensor, torch.Tens
     topk chooses among equal values as it likes. Where the first that is left out equals the last, it chooses again
     among keys of which no two are equal; for all rows that would take the time of the logits.
     """
-    least, found = values.topk(min(count + 1, values.shape[1]), largest=False)
-    found = found[:, :count]
+    least, smallest_values = values.topk(min(count + 1, values.shape[1]), largest=False)
+    smallest_values = smallest_values[:, :count]
     chosen_freely = (least[:, count - 1 : count] == least[:, count:]).any(1)
     if bool(chosen_freely.any()):
-        places = torch.arange(values.shape[1], device=values.device)
-        found[chosen_freely] = _keys(values[chosen_freely], places).topk(count, largest=False).indices
-    found = found.gather(1, _keys(values.gather(1, found), found).sort(1).indices)
-    return values.gather(1, found), found
+        positions = torch.arange(values.shape[1], device=values.device)
+        smallest_values[chosen_freely] = _keys(values[chosen_freely], positions).topk(count, largest=False).indices
+    smallest_values = smallest_values.gather(
+        1, _keys(values.gather(1, smallest_values), smallest_values).sort(1).indices
+    )
+    return values.gather(1, smallest_values), smallest_values
 
 
-def _keys(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    # Return integers in the order of ``values``, then ``places``: positive floats are in the order of their bits.
-    return (values.abs().view(torch.int32).long() << 32) + places
+def _keys(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    # Return integers in the order of ``values``, then ``positions``: positive floats are in the order of their bits.
+    return (values.abs().view(torch.int32).long() << 32) + positions
 
 
 @torch.no_grad()
@@ -138,7 +140,7 @@ def search(
     count, device = len(batch.source), batch.source.device
     if count == 0:
         return []
-    alive, best = _begin(count, beam, torch.as_tensor(longest, device=device).expand(count))
+    alive, best = _initial_state(count, beam, torch.as_tensor(longest, device=device).expand(count))
     last = alive.tokens.new_full((count * beam,), BOS)
     grow = _grow_staying if rules.ended_stay else _grow_leaving
     for position in range(alive.tokens.shape[2]):
@@ -147,18 +149,18 @@ def search(
             alive = _attend(alive, attention)
         costs = _costs(probabilities, alive, position, rules)
         alive, source, done = grow(alive, best, costs, position, rules)
-        left = (~done).nonzero(as_tuple=True)[0]
-        if len(left) == 0:
+        active = (~done).nonzero(as_tuple=True)[0]
+        if len(active) == 0:
             break
         rows = source + torch.arange(len(source), device=device)[:, None] * beam
-        state.select(rows.index_select(0, left).reshape(-1))
-        if len(left) < len(done):
-            alive = alive.keep(left)
+        state.select(rows.index_select(0, active).reshape(-1))
+        if len(active) < len(done):
+            alive = alive.keep(active)
         last = alive.tokens[:, :, position].reshape(-1)
     return [_until_end(tokens) for tokens in best.tokens.tolist()]
 
 
-def _begin(batch: int, beam: int, limits: torch.Tensor) -> Tuple[_Hypotheses, _Best]:
+def _initial_state(batch: int, beam: int, limits: torch.Tensor) -> Tuple[_Hypotheses, _Best]:
     device, longest = limits.device, int(limits.max())
     scores = torch.full((batch, beam), NEVER, device=device)
     scores[:, 0] = 0  # at first all are the same
@@ -205,14 +207,14 @@ Grown = Tuple[_Hypotheses, torch.Tensor, torch.Tensor]
 def _grow_staying(alive: _Hypotheses, best: _Best, costs: torch.Tensor, position: int, rules: Rules) -> Grown:
     # Continue with the best, among which are those that have ended.
     beam, tokens = costs.shape[1:]
-    found, places = smallest(costs.flatten(1), beam)
-    source, token = places // tokens, places % tokens
+    lowest, indices = smallest(costs.flatten(1), beam)
+    source, token = indices // tokens, indices % tokens
     was_ended = alive.ended.gather(1, source)
     lengths = alive.lengths.gather(1, source) + ~was_ended
     # One that cannot be is nothing to wait for.
-    ended = was_ended | (token == EOS) | torch.isinf(found)
-    alive = _continued(alive, source, token, -found, position)._replace(ended=ended, lengths=lengths)
-    done = ended.all(1) | (alive.limits == position + 1)
+    is_ended = was_ended | (token == EOS) | torch.isinf(lowest)
+    alive = _continued(alive, source, token, -lowest, position)._replace(ended=is_ended, lengths=lengths)
+    done = is_ended.all(1) | (alive.limits == position + 1)
     final = rules.normalize(alive.scores, lengths)
     if rules.coverage is not None and alive.attention is not None:
         final = final + rules.coverage(alive.attention)
@@ -224,20 +226,20 @@ def _grow_staying(alive: _Hypotheses, best: _Best, costs: torch.Tensor, position
 def _grow_leaving(alive: _Hypotheses, best: _Best, costs: torch.Tensor, position: int, rules: Rules) -> Grown:
     # Continue with the best that do not end here; offer what ends.
     beam, tokens = costs.shape[1:]
-    found, places = smallest(costs.flatten(1), min(2 * beam, beam * tokens))
-    source, token = places // tokens, places % tokens
-    ends = (token == EOS) & ~torch.isinf(found)
+    lowest, indices = smallest(costs.flatten(1), min(2 * beam, beam * tokens))
+    source, token = indices // tokens, indices % tokens
+    ends = (token == EOS) & ~torch.isinf(lowest)
     now = ends[:, :beam]
-    final = rules.normalize(-found[:, :beam], alive.lengths[:, :1] + 1).masked_fill(~now, NEVER)
-    ended = alive.tokens.gather(1, source[:, :beam, None].expand(-1, -1, alive.tokens.shape[2]))
-    ended[:, :, position] = EOS
-    best.offer(alive.sentences, final, ended)
-    order = torch.arange(found.shape[1], device=found.device) + ends.long() * found.shape[1]
-    chosen = order.topk(beam, largest=False).indices
-    scores = (-found).masked_fill(ends, NEVER).gather(1, chosen)
-    source = source.gather(1, chosen)
+    final = rules.normalize(-lowest[:, :beam], alive.lengths[:, :1] + 1).masked_fill(~now, NEVER)
+    ended_tokens = alive.tokens.gather(1, source[:, :beam, None].expand(-1, -1, alive.tokens.shape[2]))
+    ended_tokens[:, :, position] = EOS
+    best.offer(alive.sentences, final, ended_tokens)
+    order = torch.arange(lowest.shape[1], device=lowest.device) + ends.long() * lowest.shape[1]
+    selected = order.topk(beam, largest=False).indices
+    scores = (-lowest).masked_fill(ends, NEVER).gather(1, selected)
+    source = source.gather(1, selected)
     count = alive.ends + now.sum(1)
-    alive = _continued(alive, source, token.gather(1, chosen), scores, position)
+    alive = _continued(alive, source, token.gather(1, selected), scores, position)
     done = (count >= beam) | (alive.limits == position + 1) | torch.isinf(scores).all(1)
     return alive._replace(lengths=alive.lengths + 1, ends=count), source, done
 
@@ -253,4 +255,4 @@ def _continued(
 
 def _until_end(tokens: List[int]) -> List[int]:
     # Return what is before the first EOS or PAD.
-    return tokens[: next((at for at, token in enumerate(tokens) if token in (EOS, PAD)), len(tokens))]
+    return tokens[: next((index for index, token in enumerate(tokens) if token in (EOS, PAD)), len(tokens))]

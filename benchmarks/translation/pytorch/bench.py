@@ -76,18 +76,18 @@ def subject(
 
     def evaluated(batch: SourceBatch) -> Any:
         training.network.eval()
-        found = decode(batch)
+        hypotheses = decode(batch)
         training.network.train()
-        return found
+        return hypotheses
 
     any_pairs = batches(any_order(data, longest, sentences, ranks.size), shape._replace(multiple=1))
-    alone = singles(translated)
+    single_batches = singles(translated)
     loops = {
         "bare": bench.repeated(plain_step(config, plain, logits, any_pairs)),
         "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: synthetic),
         "real": bench.training_loop(pytorch, config, ranks, step, batches(orders, shape)),
         "input": bench.repeated(batches(orders, shape)),
-        "one by one": bench.repeated(lambda: evaluated(next(alone))),
+        "one by one": bench.repeated(lambda: evaluated(next(single_batches))),
         "evaluation": bench.repeated(lambda: evaluated(translated)),
     }
     return bench.Subject(
@@ -117,8 +117,8 @@ def plain_step(
         batch = next_batch()
         optimizer.zero_grad()
         with pytorch.autocast(batch.source.device, config.precision):
-            found = logits(batch)
-        loss = plain_loss(found.flatten(0, 1), batch.target_out.flatten(), config.label_smoothing)
+            outputs = logits(batch)
+        loss = plain_loss(outputs.flatten(0, 1), batch.target_out.flatten(), config.label_smoothing)
         (loss / batch.all_tokens).backward()
         if config.gradient_clip:
             torch.nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip)
@@ -133,8 +133,8 @@ def any_order(data: DataSet, longest: int, sentences: int, ranks: int) -> Callab
     steps = len(fitting) // (sentences * ranks)
 
     def order_of(epoch: int) -> Order:
-        chosen = np.random.RandomState(epoch).permutation(fitting)[: steps * sentences * ranks]
-        return Order(chosen, np.arange(0, len(chosen) + 1, sentences), steps)
+        selected = np.random.RandomState(epoch).permutation(fitting)[: steps * sentences * ranks]
+        return Order(selected, np.arange(0, len(selected) + 1, sentences), steps)
 
     return order_of
 
@@ -143,6 +143,8 @@ def singles(batch: SourceBatch) -> Iterator[SourceBatch]:
     # Yield its sentences without padding, again and again.
     parts: List[SourceBatch] = []
     for row, length in enumerate(batch.source_lengths.tolist()):
-        one = slice(row, row + 1)
-        parts.append(SourceBatch(batch.indices[one], batch.source[one, :length], batch.source_lengths[one]))
+        row_slice = slice(row, row + 1)
+        parts.append(
+            SourceBatch(batch.indices[row_slice], batch.source[row_slice, :length], batch.source_lengths[row_slice])
+        )
     return cycle(parts)

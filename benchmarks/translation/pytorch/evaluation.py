@@ -77,20 +77,20 @@ def _of_all_ranks(indices: List[int], hypotheses: List[List[int]], sentences: in
     rows = np.zeros((sentences, 2 + int(longest)), np.int64)
     for index, tokens in zip(indices, hypotheses):
         rows[index, : 2 + len(tokens)] += [1, len(tokens), *tokens]
-    found = torch.from_numpy(rows).to(ranks.context)
+    gathered = torch.from_numpy(rows).to(ranks.context)
     if ranks.size > 1:
-        dist.all_reduce(found, group=pytorch.eager())
-    times = found[:, 0]
+        dist.all_reduce(gathered, group=pytorch.eager())
+    times = gathered[:, 0]
     if bool((times != 1).any()):
         raise RuntimeError(
             f"translated {int(times.sum())} sentences, of them {int((times > 0).sum())} different, of {sentences}"
         )
-    return [row[2 : 2 + row[1]] for row in found.tolist()]
+    return [row[2 : 2 + row[1]] for row in gathered.tolist()]
 
 
 def of_text(count: Callable[[Sequence[str], Sequence[str]], float]) -> Score:
     # Return the score that compares text with the reference's lines.
-    return lambda hypotheses, data: count([data.vocabulary.text(each) for each in hypotheses], data.references)
+    return lambda hypotheses, data: count([data.vocabulary.text(ids) for ids in hypotheses], data.references)
 
 
 def of_tokens(count: Callable[[Sequence[str], Sequence[str]], float]) -> Score:
@@ -99,7 +99,7 @@ def of_tokens(count: Callable[[Sequence[str], Sequence[str]], float]) -> Score:
     def score(hypotheses: Sequence[Sequence[int]], data: DataSet) -> float:
         joined, target = data.vocabulary.joined, data.test.target
         references = [joined(target[index].tolist()) for index in range(len(target))]
-        return count([joined(each) for each in hypotheses], references)
+        return count([joined(ids) for ids in hypotheses], references)
 
     return score
 
@@ -113,12 +113,12 @@ def quality(
     epoch: int,
 ) -> Dict[str, float]:
     # Return ``scores`` on every rank, found by rank 0, which also writes the texts to ``output``.
-    found = torch.zeros(len(scores), dtype=torch.float64, device=ranks.context)
+    totals = torch.zeros(len(scores), dtype=torch.float64, device=ranks.context)
     if ranks.rank == 0:
-        found += torch.tensor([score(hypotheses, data) for score in scores.values()]).to(found)
+        totals += torch.tensor([score(hypotheses, data) for score in scores.values()]).to(totals)
         write_translations(output, epoch, [data.vocabulary.text(tokens) for tokens in hypotheses], data)
-    pytorch.broadcast([found])
-    return dict(zip(scores, found.tolist()))
+    pytorch.broadcast([totals])
+    return dict(zip(scores, totals.tolist()))
 
 
 def write_translations(output: Path, epoch: int, texts: Sequence[str], data: DataSet) -> None:

@@ -23,8 +23,8 @@ def smoothed_rows(logits, targets, losses, columns, smoothing, GRADIENT: tl.cons
     largest = -float("inf")
     total = 0.0
     summed = 0.0
-    for begin in range(0, columns, BLOCK):
-        column = begin + tl.arange(0, BLOCK)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
         value = tl.load(first + column, mask=column < columns, other=-float("inf")).to(tl.float32)
         higher = tl.maximum(largest, tl.max(value, axis=0))
         total = total * tl.exp(largest - higher) + tl.sum(tl.exp(value - higher), axis=0)
@@ -36,8 +36,8 @@ def smoothed_rows(logits, targets, losses, columns, smoothing, GRADIENT: tl.cons
     loss = (1.0 - smoothing) * (log_total - at_target) + smoothing * (log_total - summed / columns)
     tl.store(losses + row, loss)
     if GRADIENT:
-        for begin in range(0, columns, BLOCK):
-            column = begin + tl.arange(0, BLOCK)
+        for start in range(0, columns, BLOCK):
+            column = start + tl.arange(0, BLOCK)
             there = column < columns
             value = tl.load(first + column, mask=there, other=0.0).to(tl.float32)
             gradient = tl.exp(value - log_total) - smoothing / columns
@@ -60,7 +60,7 @@ def row_loss(
 
 
 @triton.jit
-def _kept(seed, row, column, WIDTH: tl.constexpr, dropout):
+def _keep_mask(seed, row, column, WIDTH: tl.constexpr, dropout):
     # Whether dropout keeps each place: a hash of it and the seed (Chris Wellons' lowbias32, twice), the same each time.
     number = (row * WIDTH + column).to(tl.uint32)
     for _ in tl.static_range(2):
@@ -73,16 +73,16 @@ def _kept(seed, row, column, WIDTH: tl.constexpr, dropout):
 
 @triton.jit
 def join_forward(
-    residual, found, weight, bias, seed, summed, normed, means, scales, epsilon, dropout, WIDTH: tl.constexpr,
+    residual, update, weight, bias, seed, summed, normed, means, scales, epsilon, dropout, WIDTH: tl.constexpr,
     DROPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     there = column < WIDTH
-    added = tl.load(found + row * WIDTH + column, mask=there, other=0.0).to(tl.float32)
+    added = tl.load(update + row * WIDTH + column, mask=there, other=0.0).to(tl.float32)
     if DROPS:
-        kept = _kept(tl.load(seed).to(tl.uint32), row, column, WIDTH, dropout)
-        added = tl.where(kept, added / (1.0 - dropout), 0.0)
+        keep_mask = _keep_mask(tl.load(seed).to(tl.uint32), row, column, WIDTH, dropout)
+        added = tl.where(keep_mask, added / (1.0 - dropout), 0.0)
     value = added + tl.load(residual + row * WIDTH + column, mask=there, other=0.0).to(tl.float32)
     # The norm is that of what is stored.
     rounded = value.to(summed.dtype.element_ty)
@@ -116,21 +116,21 @@ def join_backward(
         scale = tl.load(scales + row)
         value = tl.load(summed + row * WIDTH + column, mask=there, other=0.0).to(tl.float32)
         unit = tl.where(there, (value - tl.load(means + row)) * scale, 0.0)
-        given = tl.load(by_normed + row * WIDTH + column, mask=there, other=0.0).to(tl.float32)
-        by_weight += given * unit
-        by_bias += given
-        inner = given * factor
+        grad_normed = tl.load(by_normed + row * WIDTH + column, mask=there, other=0.0).to(tl.float32)
+        by_weight += grad_normed * unit
+        by_bias += grad_normed
+        inner = grad_normed * factor
         gradient = scale * (inner - tl.sum(inner, axis=0) / WIDTH - unit * (tl.sum(inner * unit, axis=0) / WIDTH))
         if GIVEN:
             gradient += tl.load(by_summed + row * WIDTH + column, mask=there, other=0.0).to(tl.float32)
         tl.store(of_residual + row * WIDTH + column, gradient.to(of_residual.dtype.element_ty), mask=there)
         if DROPS:
-            kept = _kept(tl.load(seed).to(tl.uint32), row, column, WIDTH, dropout)
-            gradient = tl.where(kept, gradient / (1.0 - dropout), 0.0)
+            keep_mask = _keep_mask(tl.load(seed).to(tl.uint32), row, column, WIDTH, dropout)
+            gradient = tl.where(keep_mask, gradient / (1.0 - dropout), 0.0)
             tl.store(of_found + row * WIDTH + column, gradient.to(of_found.dtype.element_ty), mask=there)
-    place = tl.program_id(0) * WIDTH + column
-    tl.store(of_weight + place, by_weight, mask=there)
-    tl.store(of_bias + place, by_bias, mask=there)
+    offset = tl.program_id(0) * WIDTH + column
+    tl.store(of_weight + offset, by_weight, mask=there)
+    tl.store(of_bias + offset, by_bias, mask=there)
 
 
 class _Join(torch.autograd.Function):
@@ -138,14 +138,14 @@ class _Join(torch.autograd.Function):
     def forward(
         ctx: Any,
         residual: torch.Tensor,
-        found: torch.Tensor,
+        update: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor,
         epsilon: float,
         dropout: float,
     ) -> Tuple[torch.Tensor, torch.Tensor]:
         ctx.set_materialize_grads(False)
-        residual, found = residual.contiguous(), found.contiguous()
+        residual, update = residual.contiguous(), update.contiguous()
         width, rows = residual.shape[-1], residual.numel() // residual.shape[-1]
         summed, normed = torch.empty_like(residual), torch.empty_like(residual)
         means, scales = residual.new_empty(2, rows, dtype=torch.float32).unbind(0)
@@ -154,7 +154,7 @@ class _Join(torch.autograd.Function):
         ctx.constants = {"WIDTH": width, "DROPS": dropout > 0, "BLOCK": power_of_two(width)}
         if rows:
             join_forward[(rows,)](
-                residual, found, weight, bias, seed, summed, normed, means, scales, epsilon, dropout,
+                residual, update, weight, bias, seed, summed, normed, means, scales, epsilon, dropout,
                 **ctx.constants, num_warps=JOIN_WARPS, **OPTIONS,
             )  # fmt: skip
         ctx.save_for_backward(summed, weight, seed, means, scales)
@@ -168,17 +168,17 @@ class _Join(torch.autograd.Function):
     ) -> Tuple[Optional[torch.Tensor], ...]:
         summed, weight, seed, means, scales = ctx.saved_tensors
         by_normed = torch.zeros_like(summed) if by_normed is None else by_normed.contiguous()
-        given = by_normed if by_summed is None else by_summed.contiguous()
+        grad_summed = by_normed if by_summed is None else by_summed.contiguous()
         of_residual, rows = torch.empty_like(summed), len(means)
         of_found = torch.empty_like(summed) if ctx.dropout else of_residual
         programs = min(rows, PROGRAMS)
         of_weight, of_bias = weight.new_zeros(2, programs, len(weight), dtype=torch.float32).unbind(0)
         if rows:
             join_backward[(programs,)](
-                given, by_normed, summed, weight, seed, means, scales, of_residual, of_found, of_weight, of_bias, rows,
-                ctx.dropout, **ctx.constants, GIVEN=by_summed is not None, num_warps=JOIN_WARPS, **OPTIONS,
+                grad_summed, by_normed, summed, weight, seed, means, scales, of_residual, of_found, of_weight, of_bias,
+                rows, ctx.dropout, **ctx.constants, GIVEN=by_summed is not None, num_warps=JOIN_WARPS, **OPTIONS,
             )  # fmt: skip
-        sums = (each.sum(0).to(weight.dtype) for each in (of_weight, of_bias))
+        sums = (partial_sum.sum(0).to(weight.dtype) for partial_sum in (of_weight, of_bias))
         return (of_residual, of_found, *sums, None, None)
 
 
@@ -191,12 +191,12 @@ def specifications() -> List[Specification]:
 
 
 def _of_join() -> List[Specification]:
-    found = []
+    examples = []
     for dtype in ("fp32", "fp16", "bf16"):
         constants = {"WIDTH": 1024, "DROPS": True, "BLOCK": 1024}
         sums = {"means": "*fp32", "scales": "*fp32"}
         forward = {
-            **dict.fromkeys(("residual", "found", "weight", "bias", "summed", "normed"), f"*{dtype}"),
+            **dict.fromkeys(("residual", "update", "weight", "bias", "summed", "normed"), f"*{dtype}"),
             **sums, "seed": "*i64", "epsilon": "fp32", "dropout": "fp32", **constants,
         }  # fmt: skip
         names = ("by_summed", "by_normed", "summed", "weight", "of_residual", "of_found")
@@ -206,8 +206,8 @@ def _of_join() -> List[Specification]:
         }  # fmt: skip
         for kernel, arguments in ((join_forward, forward), (join_backward, backward)):
             ordered = {name: arguments[name] for name in kernel.arg_names}
-            found.append(Specification(kernel, dtype, ordered, JOIN_WARPS))
-    return found
+            examples.append(Specification(kernel, dtype, ordered, JOIN_WARPS))
+    return examples
 
 
 def _of_loss() -> List[Specification]:

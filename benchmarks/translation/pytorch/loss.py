@@ -114,17 +114,17 @@ class _ChunkedLoss(torch.autograd.Function):
             for tensor, needed in zip((hidden, weight, bias), ctx.needs_input_grad)
         )
         with torch.autocast(hidden.device.type, enabled=False):
-            held = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+            operands = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
             loss = torch.zeros((), dtype=wide, device=hidden.device)
-            for begin in range(0, len(targets), chunk):
-                part = slice(begin, begin + chunk)
-                logits = F.linear(held[0][part], held[1], held[2])
-                found, by_logits = of_rows(
-                    logits, targets[part], smoothing, any(each is not None for each in gradients)
+            for start in range(0, len(targets), chunk):
+                part = slice(start, start + chunk)
+                logits = F.linear(operands[0][part], operands[1], operands[2])
+                row_losses, by_logits = of_rows(
+                    logits, targets[part], smoothing, any(gradient is not None for gradient in gradients)
                 )
-                loss += found
+                loss += row_losses
                 if by_logits is not None:
-                    _add_gradients(part, held, by_logits, gradients)
+                    _add_gradients(part, operands, by_logits, gradients)
         ctx.save_for_backward(*gradients)
         ctx.types = tuple(None if tensor is None else tensor.dtype for tensor in (hidden, weight, bias))
         return loss
@@ -132,21 +132,21 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, factor: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
-        found = (
+        gradients_of_inputs = (
             None if gradient is None else (gradient * factor).to(dtype)
             for gradient, dtype in zip(ctx.saved_tensors, ctx.types)
         )
-        return (*found, None, None, None, None, None, None)
+        return (*gradients_of_inputs, None, None, None, None, None, None)
 
 
 def _add_gradients(
     part: slice,
-    held: Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]],
+    operands: Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]],
     by_logits: torch.Tensor,
     gradients: Tuple[Optional[torch.Tensor], ...],
 ) -> None:
     # Add what the rows of ``part`` give to the gradients of hidden states, weights and bias.
-    hidden, weight, _ = held
+    hidden, weight, _ = operands
     of_hidden, of_weight, of_bias = gradients
     if of_bias is not None:
         of_bias += by_logits.sum(0, dtype=of_bias.dtype)

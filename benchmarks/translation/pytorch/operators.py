@@ -26,15 +26,15 @@ def layer_norm(
 
 def join(
     residual: torch.Tensor,
-    found: torch.Tensor,
+    update: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor,
     epsilon: float,
     dropout: float,
     norm: Any = layer_norm,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    # The residual sum (..., width) of what a block ``found``, with dropout, and the norm of it.
-    summed = residual + functional.dropout(found, dropout)
+    # The residual sum (..., width) of what a block ``update``, with dropout, and the norm of it.
+    summed = residual + functional.dropout(update, dropout)
     return summed, norm(summed, weight.shape, weight, bias, epsilon)
 
 
@@ -55,12 +55,12 @@ def _loss_example(
 
 def _norm_example(norm: Any, device: torch.device, dtype: torch.dtype, rows: int, width: int) -> kernels.Call:
     numbers = torch.Generator(device).manual_seed(1)
-    drawn = [torch.randn(size, generator=numbers, device=device).to(dtype) for size in ((rows, width), width, width)]
+    inputs = [torch.randn(size, generator=numbers, device=device).to(dtype) for size in ((rows, width), width, width)]
 
     def call() -> kernels.Results:
-        values, weight, bias = (each.clone().requires_grad_() for each in drawn)
-        found = norm(values, (width,), weight, bias, 1e-5)
-        return [found.detach(), *torch.autograd.grad(found.float().square().sum(), (values, weight, bias))]
+        values, weight, bias = (tensor.clone().requires_grad_() for tensor in inputs)
+        outputs = norm(values, (width,), weight, bias, 1e-5)
+        return [outputs.detach(), *torch.autograd.grad(outputs.float().square().sum(), (values, weight, bias))]
 
     return call
 
@@ -70,12 +70,12 @@ def _join_example(
 ) -> kernels.Call:
     numbers = torch.Generator(device).manual_seed(1)
     shapes = ((rows, width), (rows, width), width, width)
-    drawn = [torch.randn(size, generator=numbers, device=device).to(dtype).requires_grad_() for size in shapes]
+    inputs = [torch.randn(size, generator=numbers, device=device).to(dtype).requires_grad_() for size in shapes]
     upstream = [torch.randn(rows, width, generator=numbers, device=device).to(dtype) for _ in range(2)]
 
     def call() -> kernels.Results:
-        found = joined(*drawn, 1e-5, dropout)
-        return [*(each.detach() for each in found), *torch.autograd.grad(found, drawn, upstream)]
+        outputs = joined(*inputs, 1e-5, dropout)
+        return [*(tensor.detach() for tensor in outputs), *torch.autograd.grad(outputs, inputs, upstream)]
 
     return call
 
@@ -104,56 +104,56 @@ OPERATORS = {
 
 def find_apex() -> Dict[str, Any]:
     # Return apex's modules of the operators it has, by operator; empty where the image has none.
-    found = {}
+    modules = {}
     for name, module in (("loss", "apex.contrib.xentropy"), ("norm", "apex.normalization.fused_layer_norm")):
         try:
-            found[name] = importlib.import_module(module)
+            modules[name] = importlib.import_module(module)
         except ImportError:
             continue
-    return found if torch.cuda.is_available() else {}
+    return modules if torch.cuda.is_available() else {}
 
 
-def apex_operators(found: Mapping[str, Any]) -> Dict[str, Any]:
-    # Return the implementations that apex's modules ``found`` offer, by operator.
+def apex_operators(modules: Mapping[str, Any]) -> Dict[str, Any]:
+    # Return the implementations that apex's modules ``modules`` offer, by operator.
 
     def of_rows(
         logits: torch.Tensor, targets: torch.Tensor, smoothing: float, with_gradient: bool
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
         with torch.enable_grad():
-            held = logits.detach().requires_grad_(with_gradient)
+            leaf = logits.detach().requires_grad_(with_gradient)
             to_float = logits.dtype != torch.float32
-            losses = found["loss"].SoftmaxCrossEntropyLoss.apply(held, targets, smoothing, NEVER, to_float)
+            losses = modules["loss"].SoftmaxCrossEntropyLoss.apply(leaf, targets, smoothing, NEVER, to_float)
             loss = losses.float().sum()
-            gradient = torch.autograd.grad(loss, held)[0] if with_gradient else None
+            gradient = torch.autograd.grad(loss, leaf)[0] if with_gradient else None
         return loss.detach(), gradient
 
     def norm(
         values: torch.Tensor, shape: Sequence[int], weight: torch.Tensor, bias: torch.Tensor, epsilon: float
     ) -> torch.Tensor:
         # By name: releases of apex differ in the order.
-        return found["norm"].fused_layer_norm_affine(
+        return modules["norm"].fused_layer_norm_affine(
             input=values, weight=weight, bias=bias, normalized_shape=tuple(shape), eps=epsilon
         )
 
-    return {name: function for name, function in (("loss", of_rows), ("norm", norm)) if name in found}
+    return {name: function for name, function in (("loss", of_rows), ("norm", norm)) if name in modules}
 
 
 def choose(
-    wanted: str,
+    requested: str,
     sizes: Mapping[str, Mapping[str, Any]],
     ranks: Ranks,
     dtype: torch.dtype,
     saved: Mapping[str, str],
-    found: Optional[Mapping[str, Any]] = None,
-    known: Mapping[str, kernels.Operator] = OPERATORS,
+    apex_modules: Optional[Mapping[str, Any]] = None,
+    registry: Mapping[str, kernels.Operator] = OPERATORS,
 ) -> Tuple[Dict[str, str], Dict[str, Any]]:
     """Return name and implementation of each operator of ``sizes``, the sizes of a step.
 
-    ``saved`` are the names of a checkpoint, ``found`` apex's modules (default: those that the image has), ``known`` the
-    operators of the network.
-    Raises ValueError where ``wanted`` names what is not there.
+    ``saved``: names in a checkpoint. ``apex_modules``: apex's modules (default: as installed). ``registry``: operators
+    of the network.
+    Raises ValueError where ``requested`` names what is not there.
     """
-    theirs = apex_operators(find_apex() if found is None else found)
-    apex = kernels.Library("apex", theirs, "the image has no apex, or one without its CUDA parts")
-    operators = {name: known[name] for name in sizes}
-    return kernels.choose_with(apex, operators, wanted, ranks, dtype, sizes, saved)
+    from_apex = apex_operators(find_apex() if apex_modules is None else apex_modules)
+    apex = kernels.Library("apex", from_apex, "the image has no apex, or one without its CUDA parts")
+    operators = {name: registry[name] for name in sizes}
+    return kernels.choose_with(apex, operators, requested, ranks, dtype, sizes, saved)

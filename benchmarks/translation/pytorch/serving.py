@@ -43,11 +43,11 @@ class Hypotheses:
 
     def select(self, rows: torch.Tensor) -> None:
         # Keep the hypotheses ``rows`` int64, ``beam`` for each sentence that is kept, in this order.
-        chosen = rows.numpy().reshape(-1, self.beam)
-        sentences = chosen[:, 0] // self.beam
+        indices = rows.numpy().reshape(-1, self.beam)
+        sentences = indices[:, 0] // self.beam
         if len(sentences) < len(self.fixed[0]):
-            self.fixed = tuple(each[sentences] for each in self.fixed)
-        self.changing = tuple(each.reshape(-1, *each.shape[2:])[chosen] for each in self.changing)
+            self.fixed = tuple(state[sentences] for state in self.fixed)
+        self.changing = tuple(state.reshape(-1, *state.shape[2:])[indices] for state in self.changing)
 
     def ask(self, tokens: torch.Tensor) -> Arrays:
         # Return the outputs of a step from ``tokens`` int64 (B * beam,).
@@ -56,11 +56,11 @@ class Hypotheses:
 
 def without(network: M, *names: str) -> M:
     # Return a copy of a network that lacks the modules of these names: a file has the weights of all that is left.
-    found = copy.deepcopy(network)
+    clone = copy.deepcopy(network)
     for name in names:
         path, _, last = name.rpartition(".")
-        delattr(found.get_submodule(path), last)
-    return found
+        delattr(clone.get_submodule(path), last)
+    return clone
 
 
 def rows_of(array: np.ndarray) -> torch.Tensor:
@@ -83,7 +83,7 @@ def preprocessing(data: DataSet, source_bos: bool) -> Dict[str, Any]:
         "tokens": "BPE of subword-nmt" if entries.kind == BPE else "subtokens of tensor2tensor",
         "vocabulary": f"{VOCABULARY} of the data set: an entry a line, numbered from {len(SPECIAL)}",
         "entries": entries.size,
-        "special": {SPECIAL[each]: each for each in (PAD, UNK, BOS, EOS)},
+        "special": {SPECIAL[mark]: mark for mark in (PAD, UNK, BOS, EOS)},
         "source": ["<s>"] * source_bos + ["tokens", "</s>"],
     }
     if entries.kind == BPE:

@@ -10,7 +10,7 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.llama import memory
 from benchmarks.llama.pytorch import fp8, parallel
-from benchmarks.llama.pytorch.network import IGNORED, How, Network, frequencies
+from benchmarks.llama.pytorch.network import IGNORE_INDEX, ComputeOptions, Network, rope_frequencies
 from benchmarks.llama.pytorch.state import adamw
 from benchmarks.llama.shapes import Scaling, Shape
 from benchmarks.llama31_8b.pytorch.config import Config
@@ -40,14 +40,14 @@ TRAINER = Trainer(
 )
 
 
-@pytest.mark.parametrize("options", [How(), How(recompute=True, loss_rows=5)])
+@pytest.mark.parametrize("options", [ComputeOptions(), ComputeOptions(recompute=True, loss_rows=5)])
 def test_logits_loss_and_gradients_match_transformers(options):
     """LlamaForCausalLM of transformers 4.57.1 with norms in float64; its rotary frequencies are fp32 as well."""
     network = Network(SHAPE, options).double()
     set_fixed_weights(network.parameters(), 0.8)
     tokens = torch.tensor([[0, 7, 5, 6, 9, 3, 0, 10, 0, 4], [10, 8, 8, 10, 4, 0, 10, 0, 3, 9]])
     labels = tokens[:, 1:].clone()
-    labels[0, 3] = IGNORED
+    labels[0, 3] = IGNORE_INDEX
     loss = network(tokens[:, :-1], labels)
     loss.backward()
     values = [projection(network(tokens[:, :-1])), loss.item(), gradient_projection(network.parameters())]
@@ -85,7 +85,7 @@ def test_cached_steps_match_the_network():
 )
 def test_rotary_frequencies_match_transformers(scaling, expected):
     """Every eighth of _compute_llama3_parameters of transformers 4.57.1 for heads of 128 values."""
-    assert frequencies(128, 500000.0, scaling)[::8].tolist() == pytest.approx(expected, rel=2e-6)
+    assert rope_frequencies(128, 500000.0, scaling)[::8].tolist() == pytest.approx(expected, rel=2e-6)
 
 
 def test_checkpoints_resume_bit_for_bit(ranks, together):
@@ -115,7 +115,7 @@ def test_invalid_fp8_configurations(settings, message):
 @pytest.mark.parametrize("settings", [{}, {"recompute": True}, {"precision": "bf16", "fp8": "scaled_mm"}])
 def test_activation_memory_matches_the_formula(settings, ranks):
     config = Config(**{**OPTIONS, "layers": 6, "width": 64, "inner_width": 160, "sequence_length": 64, **settings})
-    network = Network(config.shape(VOCABULARY), How(config.recompute)).to(pytorch.DTYPES[config.precision])
+    network = Network(config.shape(VOCABULARY), ComputeOptions(config.recompute)).to(pytorch.DTYPES[config.precision])
     if config.fp8 != "none":
         fp8.set_up(network, config.fp8, one_rank(ranks).context)
     measured = kept_by_layers(network, torch.zeros(2, 64, dtype=torch.int64), torch.arange(64))

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from benchmarks.common.data.problem import Problem
 from benchmarks.llama import memory, safetensors
 from benchmarks.llama.pytorch import adapters, parallel
-from benchmarks.llama.pytorch.network import IGNORED, How, Network, published_name
+from benchmarks.llama.pytorch.network import IGNORE_INDEX, ComputeOptions, Network, hf_name
 from benchmarks.llama.shapes import Scaling, Shape
 from benchmarks.llama2_70b_lora.pytorch.config import Config
 from benchmarks.llama2_70b_lora.pytorch.data import micro_batch
@@ -35,7 +35,7 @@ RULE = adapters.Rule(3, 6, 0.0, 1)
 
 def draw_batch(config, ranks, step):
     """Draw this rank's micro-batches. The global batch depends only on the step."""
-    place = parallel.place_of(ranks, config.tensor_parallelism, config.context_parallelism)
+    place = parallel.mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
     size, group_size = config.micro_batch_size, config.batch_size * config.group
     random = np.random.RandomState(step)
     tokens = random.randint(VOCABULARY, size=(config.batch_size * ranks.size, config.sequence_length))
@@ -49,7 +49,7 @@ def draw_batch(config, ranks, step):
 TRAINER = Trainer(lambda config, ranks: Training(config, VOCABULARY, ranks, None), draw_batch, train_step)
 
 
-def network_with_adapters(options=How()):  # noqa: B008
+def network_with_adapters(options=ComputeOptions()):  # noqa: B008
     """Return a float64 network with fixed weights, and copies of its base weights and adapters by name."""
     network = Network(SHAPE, options)
     adapters.add(network, RULE, 0)
@@ -60,14 +60,14 @@ def network_with_adapters(options=How()):  # noqa: B008
     return network, weights, trained
 
 
-@pytest.mark.parametrize("options", [How(), How(recompute=True, loss_rows=5)])
+@pytest.mark.parametrize("options", [ComputeOptions(), ComputeOptions(recompute=True, loss_rows=5)])
 def test_adapters_match_merged_weights(options):
     """W + alpha / rank * B A in place of W; tools/parity.py compares the network with peft."""
     network, base, trained = network_with_adapters(options)
     trained = {name: weight.requires_grad_() for name, weight in trained.items()}
     tokens = torch.tensor([[0, 7, 5, 6, 9, 3, 0, 10, 0, 4], [10, 8, 8, 10, 4, 0, 10, 0, 3, 9]])
     labels = tokens[:, 1:].clone()
-    labels[0, :4] = IGNORED
+    labels[0, :4] = IGNORE_INDEX
     merged = adapters.merged(base, trained, RULE.scale)
     assert merged.keys() == base.keys()
     logits = functional_call(Network(SHAPE).double(), merged, (tokens[:, :-1],))
@@ -102,7 +102,7 @@ def test_adapter_files_have_pefts_names_and_products(fused, products, tmp_path):
 
 def write_published(path, base, fused, dtype):
     """Write base weights by their published names; in bf16 as MLPerf's files have them."""
-    tensors = {published_name(name): weight.float().numpy() for name, weight in base.items()}
+    tensors = {hf_name(name): weight.float().numpy() for name, weight in base.items()}
     for layer in range(SHAPE.layers if fused else 0):
         stem = f"model.layers.{layer}.self_attn."
         rows = [tensors.pop(f"{stem}{product}_proj.weight") for product in "qkv"]
@@ -199,7 +199,7 @@ def test_training_with_a_base_in_fp8_is_close_to_fp32(ranks):
 def check_published_weights_in_fp8(ranks, folder):
     """Also used on two ranks."""
     single = TRAINER.build(dataclasses.replace(IN_FP8, fp8="none", precision="fp32"), one_rank(ranks))
-    base = {published_name(k): v.detach().numpy() for k, v in single.network.named_parameters() if "lora" not in k}
+    base = {hf_name(k): v.detach().numpy() for k, v in single.network.named_parameters() if "lora" not in k}
     safetensors.write(folder / "model.safetensors", base)
     config = share_batch(IN_FP8, ranks, tensor_parallelism=ranks.size)
     check_fp8_weights(Training(config, VOCABULARY, ranks, folder / "model.safetensors"), single.network)

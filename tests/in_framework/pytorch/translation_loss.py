@@ -118,17 +118,17 @@ def test_apex_is_taken_where_it_is_right_and_faster(monkeypatch, capsys):
         for dtype in kernels.TOLERANCES:
             distance = kernels.distance_of(operators.OPERATORS[name], function, CPU, dtype)
             assert distance < kernels.tolerance(CPU, dtype)
-    assert choose("apex", saved={}, found=RIGHT)[0] == {"loss": "apex", "norm": "apex"}
+    assert choose("apex", saved={}, apex_modules=RIGHT)[0] == {"loss": "apex", "norm": "apex"}
     saved = {"loss": "apex", "norm": "plain"}
-    assert choose("auto", saved=saved, found=RIGHT)[0] == saved
+    assert choose("auto", saved=saved, apex_modules=RIGHT)[0] == saved
     assert choose("auto", saved={})[0] == {"loss": "plain", "norm": "plain"}
     times = itertools.count(1)
     # apex is measured first, so that it is the faster.
     monkeypatch.setattr(kernels, "seconds", lambda call: (call(), next(times))[1])
     wrong = {**RIGHT, "norm": SimpleNamespace(fused_layer_norm_affine=lambda **names: 1.001 * fused_norm(**names))}
-    assert choose("auto", saved={}, found=wrong)[0] == saved
+    assert choose("auto", saved={}, apex_modules=wrong)[0] == saved
     printed = capsys.readouterr().err
     assert "loss apex (apex" in printed and "norm plain (apex ArithmeticError: wrong by" in printed
     for wanted, had, hint in (("apex", {}, "use kernels=auto"), ("auto", {"loss": "apex"}, "resume there")):
         with pytest.raises(ValueError, match=hint):
-            choose(wanted, found={}, saved=had)
+            choose(wanted, apex_modules={}, saved=had)
