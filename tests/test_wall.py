@@ -111,6 +111,14 @@ def test_bench_measures_the_training_step(path: Path) -> None:
     assert path.read_text(encoding="utf-8").splitlines()[-1] == "    end_process(main)"
 
 
+@pytest.mark.parametrize("folder", sorted(path.parent for path in paths.BENCHMARKS.glob("*/benchmark.toml")), ids=str)
+def test_benchmarks_do_not_import_each_other(folder: Path) -> None:
+    # Shared code is in folders without benchmark.toml: common, detection, language, llama, translation ...
+    others = {path.parent.name for path in paths.BENCHMARKS.glob("*/benchmark.toml")} - {folder.name}
+    imports = {name for path in folder.rglob("*.py") for name in modules_in(path)}
+    assert {name for name in imports if name.split(".")[0] == "benchmarks" and name.split(".")[1] in others} == set()
+
+
 def test_training_code_is_valid_python_3_8() -> None:
     for path in paths.BENCHMARKS.rglob("*.py"):
         ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.llama31_8b.dataset import open_data
+from benchmarks.llama.dataset import open_data
 from tools import run
 
 Gram = tuple[int, ...]

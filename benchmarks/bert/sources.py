@@ -4,13 +4,13 @@ import argparse
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from benchmarks.bert import python_text, texts, wikipedia
+from benchmarks.bert import texts, wikipedia
 from benchmarks.bert.masking import Settings
 from benchmarks.common.data import text_files
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.workers import Workers
 from benchmarks.language import VOCABULARY as WRITTEN
-from benchmarks.language import tensorflow_files
+from benchmarks.language import python_text, tensorflow_files
 from benchmarks.language.arrays import Samples
 
 VOCABULARY = "vocab.txt"

@@ -5,9 +5,7 @@
 - EXTRACTED: ``<doc ...>``, the title, paragraphs, ``</doc>`` (``wiki_00`` of WikiExtractor);
 - WIKITEXT: `` = Title = `` and paragraphs, tokenized with ``@-@`` or not.
 
-The reference cuts sentences by NLTK's punkt (do_sentence_segmentation.py), whose model is a download of its own and
-differs between releases. A sentence ends here at ".", "!" or "?", with what closes a quotation or a bracket, where a
-space and a capital, a digit or an opening mark follow; not behind a known abbreviation, an initial or a list's number.
+benchmarks/language/sentences.py splits paragraphs into sentences.
 """
 
 import mmap
@@ -18,6 +16,7 @@ from typing import Iterator, List, NamedTuple, Sequence, Tuple
 
 from benchmarks.common.data import text_files
 from benchmarks.common.data.problem import Problem
+from benchmarks.language.sentences import sentences_of
 
 SENTENCES, PARAGRAPHS, EXTRACTED, WIKITEXT = "sentences", "paragraphs", "extracted", "wikitext"
 SAMPLE_BYTES = 1 << 12  # at the beginning of a file, where its form is looked for
@@ -32,22 +31,6 @@ _BOUNDARIES = {
     WIKITEXT: re.compile(rb"\n[ \t]*\n(?= = [^=\n]+ = ?\n[ \t]*\n)"),
 }
 _LONGEST = 1 << 28  # bytes without a document's end: more than a worker should hold
-# What may stand before the full stop of an abbreviation that is rarely a sentence's last word.
-_ABBREVIATIONS = frozenset(
-    re.findall(
-        r"\S+",
-        """
-        adm al apr approx art aug ave b bros c ca capt cf ch cmdr co col comdr cpl d dec dept dr ed eds eg e.g esp est
-        et feb fig figs fl fr ft gen gov hon i.e ie illus inc jan jr jul jun lat lit lt ltd maj mar messrs mr mrs ms mt
-        no nos nov oct op p par pl pp prof pron pt rd ref rep rev r sec sen sept sep ser sgt sr st supt transl trans
-        univ v var viz vol vols vs
-        """,
-    )
-)
-_END = re.compile(r"""([.!?]+)(["'”’)\]]*)\s+(?=["'“‘(\[]*[A-Z0-9À-ÖØ-Þ])""")
-_LAST_WORD = re.compile(r"""(?:^|[\s("'“‘\[])([^\s("'“‘\[]*)$""")
-_INITIAL = re.compile(r"^(?:[A-Za-z]|(?:[A-Za-z]\.)+[A-Za-z])$")
-LOOK_BACK = 32  # characters before a full stop in which its word is looked for
 
 
 class Document(NamedTuple):
@@ -59,29 +42,6 @@ class Document(NamedTuple):
     @property
     def size(self) -> int:
         return sum(len(sentence.encode("utf-8")) for sentence in self.sentences)
-
-
-def sentences_of(paragraph: str) -> List[str]:
-    # Return the sentences of a paragraph, without spaces around them; none is empty.
-    sentences, start = [], 0
-    for match in _END.finditer(paragraph):
-        if match.group(1) == "." and not match.group(2) and _is_abbreviated(paragraph, match.start()):
-            continue
-        sentences.append(paragraph[start : match.end()].strip())
-        start = match.end()
-    sentences.append(paragraph[start:].strip())
-    return [sentence for sentence in sentences if sentence]
-
-
-def _is_abbreviated(paragraph: str, stop: int) -> bool:
-    match = _LAST_WORD.search(paragraph[max(0, stop - LOOK_BACK) : stop])
-    word = match.group(1) if match else ""
-    if _INITIAL.match(word):
-        return word != "I"
-    return word.lower() in _ABBREVIATIONS
-
-
-# -- files -----------------------------------------------------------------------------------------------------
 
 
 def form_of(path: Path) -> str:

@@ -20,6 +20,7 @@ from typing import Callable, Iterator, List, Match, NamedTuple, Sequence, Tuple,
 
 from benchmarks.bert import texts
 from benchmarks.common.data.problem import FAILED, Problem
+from benchmarks.language.sentences import sentences_of
 
 DUMP = "dump"  # the form of a file; the others are those of texts
 RANGE_BYTES = {".xml": 16 << 20, ".bz2": 4 << 20}  # size of a range, about: 4 MiB of bz2 are about 15 MiB of XML
@@ -92,7 +93,7 @@ def read(
         Problem: the dump is truncated or damaged, or a page is not UTF-8.
     """
     for page in pages(path, start, end, counts, report):
-        sentences = [sentence for line in paragraphs(page.text) for sentence in texts.sentences_of(line)]
+        sentences = [sentence for line in paragraphs(page.text) for sentence in sentences_of(line)]
         if sentences:
             yield texts.Document(sentences, "\n".join(sentences))
         else:

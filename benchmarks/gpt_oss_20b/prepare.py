@@ -10,7 +10,7 @@ Options, files and exit codes are those of benchmarks/llama31_8b/prepare.py.
 from functools import partial
 
 from benchmarks.common.data import prepare
-from benchmarks.llama31_8b.prepare import data_set
+from benchmarks.llama.preparation import data_set
 
 DATA_SET = data_set("gpt-oss-20b")
 main = partial(prepare.main, DATA_SET)

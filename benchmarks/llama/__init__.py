@@ -1,1 +1,1 @@
-"""Llama: what the pretraining of Llama 3.1 8B and the fine-tuning of Llama 2 70B have in common."""
+"""Code shared by Llama 3.1 8B, gpt-oss-20b and Llama 2 70B LoRA."""

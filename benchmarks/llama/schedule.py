@@ -1,7 +1,12 @@
-"""The learning rate of a step: a linear warm-up, then a cosine."""
+"""Learning rates of the Llama benchmarks and gpt-oss-20b, and evaluations of the pretraining.
+
+``config``: the Config of any framework.
+"""
 
 import math
 from typing import Any
+
+from benchmarks.common.run.timeline import Timeline
 
 
 def learning_rate(config: Any, step: int) -> float:
@@ -15,7 +20,7 @@ def learning_rate(config: Any, step: int) -> float:
     return _cosine(config, (step - config.warmup_steps) / (config.max_steps - config.warmup_steps))
 
 
-def of_megatron(config: Any, step: int) -> float:
+def megatron_learning_rate(config: Any, step: int) -> float:
     """Warm up linearly from 0 at the first step, then follow a cosine that ends ``warmup_steps`` before ``max_steps``.
 
     As OptimizerParamScheduler of Megatron-LM has it, with lr_decay_iters of gpt-oss-20b's reference, whose logs have
@@ -29,3 +34,27 @@ def of_megatron(config: Any, step: int) -> float:
 def _cosine(config: Any, done: float) -> float:
     half = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
     return float(config.end_learning_rate + (config.learning_rate - config.end_learning_rate) * half)
+
+
+def timeline(config: Any, ranks: int) -> Timeline:
+    """Evaluate after as many steps as take ``eval_interval_samples``, and behind the last one, which is ours.
+
+    As pretrain_llama31.py of the reference has it: the number of steps is rounded up.
+    """
+    global_batch = config.batch_size * ranks
+    steps = min(config.max_steps, -(-config.max_samples // global_batch))
+    interval = -(-config.eval_interval_samples // global_batch)
+    checkpoint_steps = config.checkpoint_interval * interval
+
+    def evaluates_after(step: int) -> bool:
+        return step > 0 and (step % interval == 0 or step == steps)
+
+    return Timeline(
+        steps_per_epoch=steps,
+        epochs=1,
+        evaluates_after=evaluates_after,
+        checkpoints_after=lambda step: checkpoint_steps > 0 and step % checkpoint_steps == 0,
+        epoch_num=lambda step: step * global_batch,
+        evaluates_inside_epochs=True,
+        lower_is_better=True,
+    )

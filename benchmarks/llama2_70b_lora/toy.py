@@ -11,8 +11,8 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 import numpy as np
 
-from benchmarks.bert import python_text
 from benchmarks.common.data.progress import Progress
+from benchmarks.language import python_text
 from benchmarks.llama import safetensors
 
 NAME = "python-summaries"

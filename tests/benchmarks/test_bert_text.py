@@ -23,6 +23,7 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.workers import Workers
 from benchmarks.language import ARRAYS, FILES, tensorflow_files, vocabulary, wordpiece
 from benchmarks.language.arrays import Samples, open_data
+from benchmarks.language.sentences import sentences_of
 from benchmarks.language.vocabulary import SPECIAL, Vocabulary
 from benchmarks.language.wordpiece import Tokenizer
 from encore import paths
@@ -240,7 +241,7 @@ def test_paragraph_is_split_into_sentences() -> None:
         "So did I.",
         "The end",
     ]
-    assert texts.sentences_of(" ".join(sentences)) == sentences
+    assert sentences_of(" ".join(sentences)) == sentences
 
 
 WIKITEXT = """{{Infobox city|name={{nowrap|X}}|pop=5|map={|

@@ -18,13 +18,12 @@ import numpy as np
 import pytest
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.llama import megatron, order, safetensors, tokenization
-from benchmarks.llama.schedule import learning_rate, of_megatron
-from benchmarks.llama2_70b_lora import events as lora_events
+from benchmarks.llama import megatron, noise, order, safetensors, schedule, tokenization, writer
+from benchmarks.llama.dataset import open_data
+from benchmarks.llama2_70b_lora import mlperf as lora_mlperf
 from benchmarks.llama2_70b_lora import noise as lora_noise
+from benchmarks.llama2_70b_lora import schedule as lora_schedule
 from benchmarks.llama2_70b_lora.dataset import open_data as open_lora_data
-from benchmarks.llama31_8b import events, noise, writer
-from benchmarks.llama31_8b.dataset import open_data
 from encore import catalogue, configuration, paths
 from encore.results.compliance.compliance import check
 from tests import preparing
@@ -252,15 +251,17 @@ def test_n_grams_have_the_probabilities_of_kneser_and_ney(monkeypatch: pytest.Mo
 
 def test_schedules_are_those_of_the_references() -> None:
     config = config_of("llama31-8b", "reference_h200", None, 8)
-    rates = [learning_rate(config, step) / 5e-4 for step in (0, 255, 512, 600_256, 1_200_000, 2_000_000)]
+    rates = [schedule.learning_rate(config, step) / 5e-4 for step in (0, 255, 512, 600_256, 1_200_000, 2_000_000)]
     assert rates == pytest.approx([1 / 513, 256 / 513, 1, 0.55, 0.1, 0.1])
-    timeline = events.timeline(config, 8)
+    timeline = schedule.timeline(config, 8)
     assert [step for step in range(1, 1200) if timeline.evaluates_after(step)] == [384, 768, 1152]
     assert (timeline.epoch_num(384), timeline.lower_is_better) == (12288, True)
-    odd = events.timeline(config_of("llama31-8b", "reference_h200", None, 8, "batch_size=3"), 8)
+    odd = schedule.timeline(config_of("llama31-8b", "reference_h200", None, 8, "batch_size=3"), 8)
     assert [step for step in range(1, 1100) if odd.evaluates_after(step)] == [512, 1024]
     config = config_of("gpt-oss-20b", "reference_b200", None, 8)
-    rates = [of_megatron(config, step) / 4e-4 for step in (0, 1, 128, 600_000, 1_199_872, 1_200_000)]
+    rates = [
+        schedule.megatron_learning_rate(config, step) / 4e-4 for step in (0, 1, 128, 600_000, 1_199_872, 1_200_000)
+    ]
     # The reference's log has 1/128 of the base rate after the first step.
     assert rates == pytest.approx([0, 1 / 128, 1, 0.55, 0.1, 0.1])
 
@@ -547,13 +548,15 @@ def test_index_of_tensors(tmp_path: Path, weight_map: dict[str, str], message: s
 
 def test_learning_rate_and_evaluations_of_the_rules() -> None:
     config = config_of("llama2-70b-lora", "eos", "v4.0", 8)
-    rates = [learning_rate(config, step) / 5e-4 for step in (0, 448, 895)]
+    rates = [schedule.learning_rate(config, step) / 5e-4 for step in (0, 448, 895)]
     assert rates == pytest.approx([1, 0.5, 0], abs=1e-5)
-    logged = lora_events.hyperparameters(SimpleNamespace(**{**vars(config), "accumulation": 4}), 8)
+    logged = lora_mlperf.hyperparameters(SimpleNamespace(**{**vars(config), "accumulation": 4}), 8)
     assert (logged["global_batch_size"], logged["opt_learning_rate_training_steps"]) == (8, 896)
     # NVIDIA's log has 1536, 1920, 2304 ... samples; training_rules.adoc has 384 rounded up to full steps of 128.
     for batch, first in ((8, 1536), (64, 11 * 384), (128, 19 * 384), (1000, 128 * 1000)):
-        timeline = lora_events.timeline(SimpleNamespace(**{**vars(config), "batch_size": batch, "max_steps": 9999}), 1)
+        timeline = lora_schedule.timeline(
+            SimpleNamespace(**{**vars(config), "batch_size": batch, "max_steps": 9999}), 1
+        )
         samples = [timeline.epoch_num(step) for step in range(1, 9999) if timeline.evaluates_after(step)]
         assert samples[:2] == [first, first + max(384, batch)]
         assert timeline.evaluates_after(9999)

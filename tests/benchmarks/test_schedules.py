@@ -8,16 +8,18 @@ import pytest
 import yaml
 from mlperf_logging import compliance_checker
 
-from benchmarks.bert import events as bert_events
-from benchmarks.bert_squad import events as squad_events
+from benchmarks.bert import schedule as bert_schedule
+from benchmarks.bert_squad import schedule as squad_schedule
 from benchmarks.common.run.mllog import Noted
 from benchmarks.dlrm import schedule as dlrm_schedule
-from benchmarks.gnmt import events as gnmt_events
+from benchmarks.gnmt import mlperf as gnmt_mlperf
+from benchmarks.gnmt import schedule as gnmt_schedule
 from benchmarks.maskrcnn import schedule as maskrcnn_schedule
 from benchmarks.resnet import schedule
 from benchmarks.resnet.config import Hyperparameters
 from benchmarks.ssd import schedule as ssd_schedule
-from benchmarks.transformer import events as transformer_events
+from benchmarks.transformer import mlperf as transformer_mlperf
+from benchmarks.transformer import schedule as transformer_schedule
 from encore import catalogue, paths
 from tests.trainings import config_of
 
@@ -69,23 +71,23 @@ def test_systems_have_the_optimizer_that_was_submitted(system: dict[str, Any]) -
 def test_learning_rate_of_bert() -> None:
     # The first step of LinearWarmupPolyDecayScheduler is 1; the warm-up began at -76.
     config = config_of("bert", "dgxa100_n256", None, 8, nodes=256)
-    rates = [bert_events.learning_rate(config, number - 1) / 0.00288293 for number in (1, 210, 211, 560)]
+    rates = [bert_schedule.learning_rate(config, number - 1) / 0.00288293 for number in (1, 210, 211, 560)]
     assert rates == pytest.approx([77 / 287, 286 / 287, 1 - 211 / 560, 0])
     config = config_of("bert", "dgxa100", None, 8)
-    assert bert_events.learning_rate(config, 0) == pytest.approx(3.5e-4 * (1 - 1 / 13700))
+    assert bert_schedule.learning_rate(config, 0) == pytest.approx(3.5e-4 * (1 - 1 / 13700))
 
 
 def test_evaluations_of_bert() -> None:
-    timeline = bert_events.timeline(config_of("bert", "dgxa100", None, 8), 8)
+    timeline = bert_schedule.timeline(config_of("bert", "dgxa100", None, 8), 8)
     samples = [step * 256 for step in range(1, timeline.steps + 1) if timeline.evaluates_after(step)]
     assert samples[:3] == [3000064, 3500032, 3507200], "first train_samples of its log, last its max_steps"
     assert timeline.steps == 13700
-    assert bert_events.timeline(config_of("bert", "dgx1", None, 8), 8).steps == 13889
+    assert bert_schedule.timeline(config_of("bert", "dgx1", None, 8), 8).steps == 13889
 
 
 def test_learning_rate_of_bert_squad() -> None:
     config = config_of("bert-squad", "dgxa100-80g", None, 8)
-    rates = [squad_events.learning_rate(config, step, 100) / 4.6e-5 for step in (0, 9, 19, 20, 59, 99)]
+    rates = [squad_schedule.learning_rate(config, step, 100) / 4.6e-5 for step in (0, 9, 19, 20, 59, 99)]
     assert rates == pytest.approx([0.05, 0.5, 1, 79 / 80, 0.5, 0])
 
 
@@ -137,25 +139,25 @@ def test_learning_rates_of_mask_rcnn() -> None:
 
 
 RULES = Path(compliance_checker.__file__).parent
-EVENTS = {"gnmt": gnmt_events, "transformer": transformer_events}
+LOG_KEYS = {"gnmt": gnmt_mlperf, "transformer": transformer_mlperf}
 
 
 def test_learning_rates_of_translation() -> None:
     config = config_of("gnmt", "dgxa100", "v0.7", 8)
     steps = (1, 100, 200, 201, 4053, 4054, 4559, 4560, 5065, 5066, 5571, 5572, 100_000)
     # Its WarmupMultiStepLR counts the first step as 1.
-    rates = [gnmt_events.learning_rate(config, step - 1) / 2.875e-3 for step in steps]
+    rates = [gnmt_schedule.learning_rate(config, step - 1) / 2.875e-3 for step in steps]
     first = 0.01 ** (199 / 200)
     assert rates == pytest.approx([first, 0.1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625])
     config = config_of("transformer", "dgxa100", "v0.7", 8)
-    rates = [transformer_events.learning_rate(config, step) for step in (0, 1, 375, 750, 751, 3000)]
+    rates = [transformer_schedule.learning_rate(config, step) for step in (0, 1, 375, 750, 751, 3000)]
     # The first update has the rate 0: fairseq sets the rate of update n after n - 1 updates.
     assert rates == pytest.approx([0, 1.9e-3 / 750, 0.95e-3, 1.9e-3, 1.9e-3 * (750 / 751) ** 0.5, 0.95e-3])
 
 
 SUBMITTED = [
     pytest.param(name, system.round, system.system, id=f"{name} {system.round} {system.system}")
-    for name in EVENTS
+    for name in LOG_KEYS
     for system in catalogue.systems(catalogue.choose(name))
     if system.kind == "submitted" and system.round != "v0.5"
 ]
@@ -166,7 +168,7 @@ def test_hyperparameters_pass_the_checker_of_their_round(name: str, round_name: 
     # mlperf-logging has the conditions as Python expressions over ``v``
     file = {"v0.6": f"training_0.6.0/{name}.yaml", "v0.7": f"training_0.7.0/closed_{name}.yaml"}[round_name]
     config = config_of(name, system, round_name, 8)
-    events = EVENTS[name].hyperparameters(config, 8)
+    events = LOG_KEYS[name].hyperparameters(config, 8)
     entries = [entry["KEY"] for entry in yaml.safe_load((RULES / file).read_text(encoding="utf-8"))]
     rules = [entry for entry in entries if entry["REQ"] == "EXACTLY_ONE"]
     adam = {f"opt_{part}" for part in ("name", "adam_beta_1", "adam_beta_2", "adam_epsilon")}

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.bert_squad import answers
 from benchmarks.bert_squad.arrays import open_data as open_squad
 from benchmarks.llama import safetensors, tokenization
-from benchmarks.llama31_8b.dataset import open_data
+from benchmarks.llama.dataset import open_data
 from encore import catalogue
 from encore.results.report.samples_view import game_of, generations_table, last_moves
 from tests.conftest import Encore, ToyRun, evaluations, logged, losses, quality, records

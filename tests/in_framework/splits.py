@@ -11,9 +11,9 @@ from benchmarks.common.export.torch import inferring
 from benchmarks.common.frameworks import pytorch
 from benchmarks.llama.generate import POSITIONS, empty_cache, generate
 from benchmarks.llama.pytorch import parallel
+from benchmarks.llama.pytorch.data import place as place_of
+from benchmarks.llama.pytorch.data import synthetic_batch
 from benchmarks.llama.pytorch.serving import Step
-from benchmarks.llama31_8b.pytorch.data import place as place_of
-from benchmarks.llama31_8b.pytorch.data import synthetic_batch
 
 
 def one_rank(ranks):

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 
 import torch
 
-from benchmarks.bert import events
+from benchmarks.bert import mlperf, schedule
 from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import Batch, MicroBatch, evaluation_input, synthetic_batch, training_input
 from benchmarks.bert.pytorch.model import Network, decay_of, parts_of
@@ -214,21 +214,21 @@ def warm_up(training: Training) -> None:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
+    run = Run.start(Config, pytorch, __doc__, argv, mlperf.WORDING)
     config, ranks, saved = run.config, run.ranks, run.saved
     data = run.open(lambda: open_data(run.data))
     weights = run.data / config.checkpoint if config.checkpoint else None
     with run.initialization():
         training = run.open(lambda: build(config, data, ranks, saved, weights))
-    run.log(events.hyperparameters(config, ranks.size, data.max_predictions))
+    run.log(mlperf.hyperparameters(config, ranks.size, data.max_predictions))
     flops = partial(of_sample, config, data.vocabulary.size, data.train)
     # No sample is read before run_start.
-    with run.timed(events.timeline(config, ranks.size), flops) as timeline:
+    with run.timed(schedule.timeline(config, ranks.size), flops) as timeline:
         optimizer = training.optimizer
         batches = training_input(config, data.train, ranks, run.position + optimizer.uncounted)
         run.register_state(training.state_dict, training.rank_state_dict)
         # As submitted: neither the rate nor the samples trained on advance with a step that is skipped.
-        rates = Rates(optimizer, partial(events.learning_rate, config), timeline.steps)
+        rates = Rates(optimizer, partial(schedule.learning_rate, config), timeline.steps)
         run.on_skipped_steps(optimizer.skipped_since)
         interruptible = run.interruptible if config.accumulation >= MANY_PARTS else iter
         with closing(batches):

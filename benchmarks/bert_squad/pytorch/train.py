@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 
 import torch
 
-from benchmarks.bert_squad import events
+from benchmarks.bert_squad import mlperf, schedule
 from benchmarks.bert_squad.arrays import DataSet, open_data
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.bert_squad.pytorch.data import (
@@ -182,14 +182,14 @@ def weights_file(config: Config, folder: Path) -> Optional[Path]:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
+    run = Run.start(Config, pytorch, __doc__, argv, mlperf.WORDING)
     config, ranks = run.config, run.ranks
     data = run.open(lambda: open_data(run.data))
     steps, saved = steps_per_epoch(config, data, ranks), run.saved
     with run.initialization():
         training = run.open(lambda: build(config, data, ranks, saved))
-    run.log(events.hyperparameters(config, ranks.size))
-    timeline = events.timeline(config, steps)
+    run.log(mlperf.hyperparameters(config, ranks.size))
+    timeline = schedule.timeline(config, steps)
     # No window is read before run_start.
     with run.timed(timeline, partial(of_window, config, data.train)):
         batches = training_input(config, data, steps, ranks, run.position)
@@ -201,7 +201,7 @@ def main(argv: Optional[List[str]] = None) -> int:
                 for number in run.steps():
                     batch, rate = (
                         run.wait_for(partial(next, batches)),
-                        events.learning_rate(config, number, timeline.steps),
+                        schedule.learning_rate(config, number, timeline.steps),
                     )
                     run.report(train_step(training, batch, rate), rate)
                 if run.evaluates():

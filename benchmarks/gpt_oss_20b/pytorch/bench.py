@@ -18,9 +18,8 @@ from benchmarks.gpt_oss_20b.pytorch.config import Config
 from benchmarks.gpt_oss_20b.pytorch.train import build, train_step
 from benchmarks.llama.pytorch.attention import masked
 from benchmarks.llama.pytorch.experts import chosen_experts
-from benchmarks.llama.pytorch.measured import for_one_rank
+from benchmarks.llama.pytorch.measured import Benched, for_one_rank, pretraining
 from benchmarks.llama.pytorch.network import Network
-from benchmarks.llama31_8b.pytorch.bench import Benched, pretraining
 
 
 def one_by_one(mixture: Any, hidden: torch.Tensor) -> torch.Tensor:

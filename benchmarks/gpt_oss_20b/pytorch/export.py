@@ -12,11 +12,11 @@ from benchmarks.common.export.export import Subject
 from benchmarks.common.export.torch import TOOLS
 from benchmarks.gpt_oss_20b.pytorch.config import Config
 from benchmarks.llama.pytorch.experts import by_all
-from benchmarks.llama31_8b.pytorch.export import prepare as of_llama
+from benchmarks.llama.pytorch.serving import pretrained
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
-    subject = of_llama(config, saved, folder)
+    subject = pretrained(config, saved, folder)
     for layer in subject.model.network.layers:
         # No format has a grouped GEMM.
         layer.mlp.forward = partial(by_all, layer.mlp)

@@ -19,9 +19,13 @@ from benchmarks.common.run import mllog, stopping
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
-from benchmarks.gpt_oss_20b import events
 from benchmarks.gpt_oss_20b.pytorch.config import Config
-from benchmarks.gpt_oss_20b.pytorch.data import (
+from benchmarks.llama import mlperf, schedule
+from benchmarks.llama.dataset import DataSet, open_data
+from benchmarks.llama.flops import training_flops
+from benchmarks.llama.order import Order
+from benchmarks.llama.pytorch import parallel, texts
+from benchmarks.llama.pytorch.data import (
     Batch,
     evaluated_samples,
     evaluation_input,
@@ -30,14 +34,9 @@ from benchmarks.gpt_oss_20b.pytorch.data import (
     training_input,
     training_order,
 )
-from benchmarks.gpt_oss_20b.pytorch.model import Training
-from benchmarks.llama.flops import training_flops
-from benchmarks.llama.order import Order
-from benchmarks.llama.pytorch import parallel, texts
+from benchmarks.llama.pytorch.model import Training
 from benchmarks.llama.pytorch.network import IGNORE_INDEX
-from benchmarks.llama.schedule import of_megatron
 from benchmarks.llama.tokenization import FILE
-from benchmarks.llama31_8b.dataset import DataSet, open_data
 
 
 def build(config: Config, vocabulary: int, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
@@ -88,16 +87,16 @@ def evaluate(training: Training, data: DataSet, samples: Order, run: Run) -> Opt
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING, reshards=True)
+    run = Run.start(Config, pytorch, __doc__, argv, mlperf.wording("gpt_oss_20b"), reshards=True)
     config, ranks = run.config, run.ranks
     data = run.open(lambda: open_data(run.data))
     vocabulary = data.padded_vocabulary(config.vocabulary_multiple)
     with run.initialization():
         training = run.open(lambda: build(config, vocabulary, ranks, run.saved))
     flops = partial(training_flops, config, vocabulary, config.sequence_length)
-    run.log(events.hyperparameters(config, ranks.size))
+    run.log(mlperf.hyperparameters(config, ranks.size))
     # No token is read before run_start, nor the length of a document.
-    with run.timed(events.timeline(config, ranks.size), flops) as timeline:
+    with run.timed(schedule.timeline(config, ranks.size), flops) as timeline:
         samples = training_order(config, data, run)
         evaluated = evaluated_samples(config, data)
         batches = training_input(config, data.train, samples, ranks, range(run.position, timeline.steps))
@@ -105,7 +104,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         with closing(batches):
             for _ in run.blocks():
                 for number in run.steps():
-                    rate = of_megatron(config, number)
+                    rate = schedule.megatron_learning_rate(config, number)
                     run.report(train_step(training, run.wait_for(partial(next, batches)), rate), rate)
                 if run.evaluates():
                     run.evaluated(evaluate(training, data, evaluated, run))

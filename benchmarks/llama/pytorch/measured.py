@@ -2,11 +2,23 @@
 
 import dataclasses
 from functools import partial
+from itertools import cycle
+from pathlib import Path
 from typing import Any, Callable, Generator, NamedTuple, Sequence
+
+import torch
 
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
+from benchmarks.llama import order
+from benchmarks.llama.dataset import open_data
+from benchmarks.llama.flops import training_flops
+from benchmarks.llama.pytorch.data import Batch, synthetic_batch, training_input
+from benchmarks.llama.pytorch.network import Network
+from benchmarks.llama.pytorch.parallel import initialize
+
+STEPS = 64  # minimum number of steps in the sample order
 
 
 def for_one_rank(config: Any, most_layers: int = 4) -> Any:
@@ -61,3 +73,59 @@ def subject(config: Any, ranks: Ranks, measured: Measured) -> bench.Subject:
         unit="tokens",
         flops=dict.fromkeys(("bare", "synthetic", "real"), config.batch_size * measured.flops),
     )
+
+
+def bare_step(
+    config: Any, vocabulary: int, ranks: Ranks, batch: Batch, change: Callable[[Network], None]
+) -> Callable[[], None]:
+    """A step of a plain PyTorch loop with the same network, which ``change`` makes plain, and batch."""
+    network = Network(config.shape(vocabulary))
+    initialize(network, config.initial_weights, config.seed, ranks.context)
+    change(network)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=bench.RATE)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for part in batch:
+            with pytorch.autocast(ranks.context, config.precision):
+                loss = network(part.tokens, part.labels) / part.labels.numel()
+            (loss / len(batch)).backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip)
+        optimizer.step()
+
+    return step
+
+
+class Benched(NamedTuple):
+    """What the benches of a pretraining differ in."""
+
+    title: str
+    build: Callable[..., Any]
+    step: Callable[[Any, Batch, float], Any]
+    plain: Callable[[Network], None]
+
+
+def pretraining(benched: Benched, config: Any, ranks: Ranks, folder: Path) -> bench.Subject:
+    data = open_data(folder)
+    vocabulary = data.padded_vocabulary(config.vocabulary_multiple)
+    training = benched.build(config, vocabulary, ranks, {})
+    synthetic = synthetic_batch(config, vocabulary, ranks)
+    samples = order.shuffled(data.train.lengths, config.sequence_length, STEPS * config.batch_size, config.seed)
+    # The loops take more batches than the order has.
+    numbers = len(samples) // config.batch_size
+
+    def evaluated() -> None:
+        with torch.no_grad():
+            training.network(synthetic[0].tokens, synthetic[0].labels, synthetic[0].positions)
+
+    measured = Measured(
+        benched.title,
+        vocabulary,
+        synthetic,
+        bare_step(config, vocabulary, ranks, synthetic, benched.plain),
+        lambda batch: benched.step(training, batch, 0.0),
+        lambda: training_input(config, data.train, samples, ranks, cycle(range(numbers))),
+        evaluated,
+        training_flops(config, vocabulary, config.sequence_length),
+    )
+    return subject(config, ranks, measured)

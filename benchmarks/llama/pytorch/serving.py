@@ -1,6 +1,7 @@
 """Llama for a server: a step on some tokens, with the keys and values of those before, which the client keeps."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, Tuple
 
 import numpy as np
@@ -8,9 +9,12 @@ import torch
 from torch import nn
 
 from benchmarks.common.export.export import Infer, Subject, Value
+from benchmarks.llama import order
+from benchmarks.llama.dataset import DataSet, open_data
 from benchmarks.llama.generate import POSITIONS, empty_cache, generate
 from benchmarks.llama.pytorch.attention import masked
 from benchmarks.llama.pytorch.network import Network, rope_cos_sin
+from benchmarks.llama.pytorch.state import joined
 
 LAST = 1 << 30  # The example is a step with a cache: whole samples would have large logits.
 GENERATED, FROM = 8, 8  # tokens, and those that they follow, by which steps with a cache are checked
@@ -79,3 +83,24 @@ def subject(
         preprocessing=preprocessing,
         shown=LAST,
     )
+
+
+def log_perplexity(config: Any, data: DataSet, logits: Callable[[np.ndarray], np.ndarray]) -> Dict[str, float]:
+    samples = order.in_order(data.test.lengths, config.sequence_length, config.eval_samples)
+    loss, size = 0.0, config.eval_batch_size
+    for start in range(0, len(samples), size):
+        numbers = range(start, min(start + size, len(samples)))
+        tokens = np.stack([samples.tokens(data.test, number) for number in numbers])
+        outputs = torch.from_numpy(logits(np.ascontiguousarray(tokens[:, :-1])))
+        log_probs = outputs.double().log_softmax(-1)
+        loss -= float(log_probs.gather(-1, torch.from_numpy(tokens[:, 1:, None])).sum())
+    return {"log_perplexity": loss / (len(samples) * config.sequence_length)}
+
+
+def pretrained(config: Any, saved: Mapping[str, Any], folder: Path) -> Subject:
+    data = open_data(folder)
+    network = Network(config.shape(data.padded_vocabulary(config.vocabulary_multiple)))
+    parts = [saved[f"rank_{rank}"]["parts"] for rank in range(sum(key.startswith("rank_") for key in saved))]
+    network.load_state_dict(joined(parts))
+    facts = {"tokenizer": "tokenizer.json of the data set", "sequence_length": config.sequence_length}
+    return subject(network, partial(log_perplexity, config, data), data.test.read(0, 0, FROM), facts)

@@ -22,8 +22,7 @@ from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.llama.flops import adapter_flops
 from benchmarks.llama.pytorch.parallel import loss_context, sum_of
-from benchmarks.llama.schedule import learning_rate
-from benchmarks.llama2_70b_lora import events
+from benchmarks.llama2_70b_lora import mlperf, schedule
 from benchmarks.llama2_70b_lora.dataset import DataSet, open_data
 from benchmarks.llama2_70b_lora.pytorch.config import Config
 from benchmarks.llama2_70b_lora.pytorch.data import (
@@ -102,22 +101,22 @@ def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Dict[str, 
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING, reshards=True)
+    run = Run.start(Config, pytorch, __doc__, argv, mlperf.WORDING, reshards=True)
     config, ranks = run.config, run.ranks
     data = run.open(lambda: open_data(run.data))
     with run.initialization():
         training = run.open(lambda: build(config, data, ranks, run.saved))
     flops = partial(adapter_flops, config, training.vocabulary, config.sequence_length)
-    run.log(events.hyperparameters(config, ranks.size))
+    run.log(mlperf.hyperparameters(config, ranks.size))
     # No token is read before run_start.
-    with run.timed(events.timeline(config, ranks.size), flops) as timeline:
+    with run.timed(schedule.timeline(config, ranks.size), flops) as timeline:
         run.log(mllog.samples(len(data.train), len(data.test)))
         batches = training_input(config, data.train, ranks, range(run.position, timeline.steps))
         run.register_state(dict, training.state_dict)
         with closing(batches):
             for _ in run.blocks():
                 for number in run.steps():
-                    rate = learning_rate(config, number)
+                    rate = schedule.learning_rate(config, number)
                     run.report(train_step(training, run.wait_for(partial(next, batches)), rate), rate)
                 if run.evaluates():
                     run.evaluated(evaluate(training, data, run))

@@ -2,7 +2,7 @@
 
 from benchmarks.common.checks.agreement import Tolerance
 from benchmarks.common.checks.selftest import Suite
-from benchmarks.llama31_8b import noise
+from benchmarks.llama import noise
 
 ROUNDED = Tolerance(0.005, 0.01)
 SUITE = Suite(

@@ -23,7 +23,7 @@ from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch import capabilities
 from benchmarks.common.torch.flat_optimizer import Rate, Rates, ScaleRule
 from benchmarks.common.torch.generators import dry_run, fixed_seed, seed_dropout
-from benchmarks.transformer import events
+from benchmarks.transformer import mlperf, schedule
 from benchmarks.transformer.flops import training_flops
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import evaluation_input, order_of
@@ -111,22 +111,22 @@ def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Dict[str, 
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
+    run = Run.start(Config, pytorch, __doc__, argv, mlperf.WORDING)
     config, ranks = run.config, run.ranks
     data = run.open(lambda: open_data(run.data))
     with run.initialization():
         training = build(config, data.vocabulary.size, ranks, run.saved)
-    run.log(events.hyperparameters(config, ranks.size))
+    run.log(mlperf.hyperparameters(config, ranks.size))
     orders = order_of(config, data, ranks)
     # No sentence, nor the length of one, is read before run_start.
     with run.timed(
-        lambda: events.timeline(config, run.open(lambda: orders(0)).steps),
+        lambda: schedule.timeline(config, run.open(lambda: orders(0)).steps),
         lambda: of_position(training_flops, config, data, orders(0), ranks.size),
     ):
         batches = training_input(data.train, orders, ranks, run.position, ahead=config.prefetch)
         run.log(samples(len(data.train), len(data.test)))
         run.register_state(training.state_dict, training.optimizer.rank_state_dict)
-        rates = Rates(training.optimizer, partial(events.learning_rate, config), config.epochs * orders(0).steps)
+        rates = Rates(training.optimizer, partial(schedule.learning_rate, config), config.epochs * orders(0).steps)
         with closing(batches):
             for _ in run.blocks():
                 for number in run.steps():

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from benchmarks.bert_squad.events import learning_rate
 
 from benchmarks.bert_squad.arrays import Windows
-from benchmarks.bert_squad.events import learning_rate
 from benchmarks.bert_squad.pytorch import train
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.bert_squad.pytorch.data import chosen, filled, gathered, synthetic_batch

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from benchmarks.gpt_oss_20b.pytorch.model import Training
 from benchmarks.gpt_oss_20b.pytorch.train import train_step
+from benchmarks.llama.pytorch.model import Training
 from tests.in_framework.pytorch.experts import CONFIG, VOCABULARY
 from tests.in_framework.splits import Trainer, first_moments, one_rank, random_batch, share_batch
 

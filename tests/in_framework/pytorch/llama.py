@@ -10,11 +10,11 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.llama import memory
 from benchmarks.llama.pytorch import fp8, parallel
+from benchmarks.llama.pytorch.model import Training
 from benchmarks.llama.pytorch.network import IGNORE_INDEX, ComputeOptions, Network, rope_frequencies
 from benchmarks.llama.pytorch.state import adamw
 from benchmarks.llama.shapes import Scaling, Shape
 from benchmarks.llama31_8b.pytorch.config import Config
-from benchmarks.llama31_8b.pytorch.model import Training
 from benchmarks.llama31_8b.pytorch.train import train_step
 from tests.in_framework.activations import kept_by_layers
 from tests.in_framework.fixed_weights import gradient_projection, projection, set_fixed_weights

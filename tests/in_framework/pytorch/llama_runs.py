@@ -19,7 +19,7 @@ from benchmarks.common.run import checkpoints
 from benchmarks.common.run.checkpoints import Checkpoints
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
-from benchmarks.llama31_8b import noise
+from benchmarks.llama import noise
 from benchmarks.llama31_8b.pytorch import train
 from benchmarks.llama31_8b.pytorch.config import Config
 

@@ -6,9 +6,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Iterator, List, NamedTuple, Optional, Tuple
 
-from benchmarks.bert import python_text
 from benchmarks.common.data import text_files
 from benchmarks.common.data.problem import Problem
+from benchmarks.language import python_text
 from benchmarks.llama.tokenization import FILE
 
 EXPECTED = (

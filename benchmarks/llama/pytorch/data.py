@@ -10,13 +10,13 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.llama import order
+from benchmarks.llama.dataset import DataSet
 from benchmarks.llama.megatron import Documents
 from benchmarks.llama.order import Order
 from benchmarks.llama.pytorch.batches import ahead, to_device
 from benchmarks.llama.pytorch.network import IGNORE_INDEX
 from benchmarks.llama.pytorch.parallel import MeshPosition, mesh_position_of
 from benchmarks.llama.pytorch.texts import TEXTS
-from benchmarks.llama31_8b.dataset import DataSet
 
 ORDER = "order"  # folder of a run that holds the order of its samples
 

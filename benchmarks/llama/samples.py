@@ -7,8 +7,8 @@ import numpy as np
 
 from benchmarks.common.data import sample_checks
 from benchmarks.llama import tokenization
+from benchmarks.llama.dataset import open_data
 from benchmarks.llama.megatron import Documents
-from benchmarks.llama31_8b.dataset import open_data
 
 READ = 256  # tokens of a document that are read, at most
 SHORT = 8  # tokens up to which documents repeat each other in any text

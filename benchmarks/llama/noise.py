@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common.checks.selftest import write_manifest
+from benchmarks.llama.dataset import PARTS
 from benchmarks.llama.megatron import type_for, write_index
-from benchmarks.llama31_8b.dataset import PARTS
 
 DOCUMENTS = {"train": 2000, "test": 200}
 TOKENS = 500  # of a document, about as many as C4's have

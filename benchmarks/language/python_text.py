@@ -12,8 +12,8 @@ import sysconfig
 from pathlib import Path
 from typing import Iterator, List, Union
 
-from benchmarks.bert.texts import sentences_of
 from benchmarks.common.data.problem import Problem
+from benchmarks.language.sentences import sentences_of
 
 NAME = "python-text"
 LEAST_SENTENCES = 8  # least sentences of a document: modules with hardly any prose are left out

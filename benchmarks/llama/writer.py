@@ -17,11 +17,10 @@ from benchmarks.common.data.files import in_one_step, read_facts, write_facts
 from benchmarks.common.data.prepare import Content, Listing, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
-from benchmarks.llama import tokenization
+from benchmarks.llama import sources, tokenization
+from benchmarks.llama.dataset import PARTS
 from benchmarks.llama.megatron import check_index, check_tokens, open_documents, type_for, write_index
-from benchmarks.llama31_8b import sources
-from benchmarks.llama31_8b.dataset import PARTS
-from benchmarks.llama31_8b.sources import Source
+from benchmarks.llama.sources import Source
 
 VERSION = "1"  # raise it when the same source and options give other bytes
 TOGETHER = 1000  # documents that are tokenized at once, on all cores
