@@ -1,4 +1,4 @@
-"""What both configurations of Llama refuse, and how many samples their micro-batches have; standard library only."""
+"""Checks and micro-batch size of the Llama configurations; standard library only."""
 
 from typing import Any, List, Tuple
 
@@ -6,13 +6,13 @@ from benchmarks.common.config_checks import Manifest, Misfit
 
 
 def micro_batch_size(config: Any) -> int:
-    """Return the samples that a group computes at once: so many that they divide those of a step."""
+    """Return the samples per micro-batch of a group: a divisor of the samples per step."""
     samples = config.batch_size * config.group
     return next(size for size in range(min(config.micro_batch, samples), 0, -1) if samples % size == 0)
 
 
 def problems(config: Any) -> List[Tuple[str, bool]]:
-    """Return what is wrong with the shape, the schedule or the split, each with whether it is."""
+    """Return problems of the shape, the schedule and the parallelism, with a flag for each."""
     shape, parts = config.shape(1), 2 * config.context_parallelism
     uneven = not shape.head_size and config.width % config.heads != 0
     return [
@@ -39,7 +39,7 @@ def problems(config: Any) -> List[Tuple[str, bool]]:
 
 
 def problems_of_fp8(config: Any) -> List[Tuple[str, bool]]:
-    """Return what GEMMs in FP8 cannot multiply, each with whether it is so."""
+    """Return shapes that FP8 GEMMs do not support, with a flag for each."""
     keys, fp8 = config.shape(1).keys, config.fp8 != "none"
     shares = (
         config.sequence_length % (16 * config.context_parallelism),
@@ -58,7 +58,7 @@ def problems_of_fp8(config: Any) -> List[Tuple[str, bool]]:
 
 
 def misfits_of_text(config: Any, manifest: Manifest) -> List[Misfit]:
-    """Return which parts of a data set are too short for a sample."""
+    """Return the parts of a data set that are shorter than a sample."""
     misfits: List[Misfit] = []
     for part in ("train", "test"):
         tokens = manifest["facts"]["tokens"][part]

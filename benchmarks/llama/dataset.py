@@ -1,7 +1,7 @@
-"""A prepared data set: documents as token ids, in Megatron's format, and their tokenizer.
+"""A prepared data set: documents as token ids in Megatron's format, and the tokenizer.
 
-train.bin train.idx test.bin test.idx    benchmarks/llama/megatron.py
-tokenizer.json                           as published with the model, or as it was learnt
+train.bin train.idx test.bin test.idx    benchmarks/llama/megatron.py tokenizer.json
+published with the model, or trained
 """
 
 from dataclasses import dataclass
@@ -30,10 +30,10 @@ class DataSet:
 
 
 def open_data(folder: Path) -> DataSet:
-    """Open a prepared data set; reads no token, so that it may be open before the clock starts.
+    """Open a prepared data set; reads no tokens, so it may be called before the clock starts.
 
     Raises:
-        Problem: there is none, it is half-written, or its files are not those of its manifest.
+        Problem: the data set is missing, incomplete, or does not match its manifest.
     """
     contents = manifest.read(folder)
     with opening(folder, "Llama"):

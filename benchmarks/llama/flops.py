@@ -8,14 +8,14 @@ from benchmarks.common.flops import TRAINING, product
 def training_flops(config: Any, vocabulary: int, length: int) -> float:
     """FLOPs of a training step on a sequence of ``length`` tokens.
 
-    A token attends to itself and to those before it: of both products of the attention, half a square counts, and in a
-    layer with a window the positions that are in it. Of the experts those count that a token is computed by.
+    Causal attention counts half of the square of positions, or the positions in the window. Only the experts that
+    are selected for a token are counted.
     """
     return TRAINING * sum(forward_flops(config, vocabulary, length))
 
 
 def forward_flops(config: Any, vocabulary: int, length: int) -> Tuple[float, float]:
-    """FLOPs of a forward pass on a sequence: of products with weights, and of the attentions."""
+    """FLOPs of a forward pass on a sequence: GEMMs and attention."""
     shape = config.shape(vocabulary)
     width = shape.width
     projections = product(length, width, shape.queries + 2 * shape.keys) + product(length, shape.queries, width)
@@ -26,16 +26,16 @@ def forward_flops(config: Any, vocabulary: int, length: int) -> Tuple[float, flo
 
 
 def attended(length: int, window: int) -> float:
-    """Return the pairs of positions that attend to each other, half of a square or of a window's first one."""
+    """Return the number of (query, key) pairs: half of the square, also within the first window."""
     keys_per_query = min(window or length, length)
     return keys_per_query * length - keys_per_query * keys_per_query / 2
 
 
 def adapter_flops(config: Any, vocabulary: int, length: int) -> float:
-    """FLOPs of a training step of LoRA on a sequence of ``length`` tokens.
+    """FLOPs of a LoRA training step on a sequence of ``length`` tokens.
 
-    The weights are frozen: of a product's gradients only that by its input counts, and none before the first adapter.
-    An attention and an adapter have both of theirs; no gradient reaches an adapter's input in the first layer.
+    Frozen weights need only the gradient of the GEMM's input, from the first adapter on. Attention and adapters need
+    both gradients; in the first layer, no gradient of the adapter's input.
     """
     products, attentions = forward_flops(config, vocabulary, length)
     shape = config.shape(vocabulary)

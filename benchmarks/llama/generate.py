@@ -1,10 +1,11 @@
-"""Continue a text by an exported model of Llama's that a Triton server has: `encore serve`.
+"""Continue a text with an exported Llama model on a Triton server, see `encore serve`.
 
     $ python -m benchmarks.llama.generate DIR --tokenizer DATA/tokenizer.json "The list"
     $ python -m benchmarks.llama.generate DIR --tokenizer DATA/tokenizer.json "The list" --temperature 0.8 --seed 1
 
-DIR is what `encore export` wrote. Each request has the last token and the keys and values of all before, which the
-answer's are put behind. Needs NumPy, tokenizers and tritonclient. Exit code 0: printed; 2: no server, or it refuses.
+DIR is the output of `encore export`. A request has the last token and the KV cache; the new keys and values in the
+response are appended to the cache. Needs NumPy, tokenizers and tritonclient. Exit code 0: printed; 2: no server, or
+the server rejects the request.
 """
 
 import argparse
@@ -18,18 +19,18 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.serving import client
 from benchmarks.llama import tokenization
 
-POSITIONS = 4  # axis of a cache (B, layers, 2, key_value_heads, P, size)
-# Takes tokens int64 (B, N) and the cache; returns logits (B, N, vocabulary) and what goes behind the cache's positions.
+POSITIONS = 4  # position axis of a cache (B, layers, 2, key_value_heads, P, size)
+# (tokens int64 (B, N), cache) -> (logits (B, N, vocabulary), keys and values to append to the cache)
 Step = Callable[[np.ndarray, np.ndarray], Tuple[np.ndarray, ...]]
 
 
 def empty_cache(shape: Sequence[int], batch: int = 1) -> np.ndarray:
-    """Return the cache of no token; the position's axis of ``shape``, which has no batch, is of any size."""
+    """Return an empty cache; ``shape`` has no batch axis, and its position axis is ignored."""
     return np.zeros((batch, *shape[:3], 0, shape[4]), np.float32)
 
 
 def next_token(logits: np.ndarray, temperature: float, random: np.random.RandomState) -> int:
-    """Return the likeliest token, or one that is drawn from the softmax of the logits divided by ``temperature``."""
+    """Return the most likely token, or a sample from the softmax of the logits divided by ``temperature``."""
     if temperature <= 0:
         return int(logits.argmax())
     chances = np.exp((logits - logits.max()).astype(np.float64) / temperature)
@@ -45,7 +46,7 @@ def generate(
     seed: int = 0,
     end: Optional[int] = None,
 ) -> List[int]:
-    """Return up to ``count`` tokens behind a prompt, the last of which may be ``end``."""
+    """Return up to ``count`` tokens after a prompt; stops after ``end``."""
     random, cache, pending = np.random.RandomState(seed), empty_cache(cache_shape), list(prompt)
     generated: List[int] = []
     while len(generated) < count and (not generated or generated[-1] != end):
@@ -57,7 +58,7 @@ def generate(
 
 
 def served(url: str, exported: Path, seconds: float) -> Tuple[Step, List[int]]:
-    """Return a server's step, and the shape of its cache without a batch."""
+    """Return a server's step function and the shape of its cache without the batch axis."""
     manifest = client.read_manifest(exported)
     server = client.Server(url, "http", manifest)
     server.wait(seconds)
@@ -71,7 +72,7 @@ def served(url: str, exported: Path, seconds: float) -> Tuple[Step, List[int]]:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Print a text and what follows it."""
+    """Print a text and its continuation."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("exported", type=Path, metavar="DIR", help="folder of export.json")
     parser.add_argument("text", help="what is continued")

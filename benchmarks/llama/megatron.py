@@ -1,10 +1,11 @@
-"""Megatron's indexed data sets: token ids of all documents in NAME.bin, where each begins in NAME.idx.
+"""Megatron's indexed data sets: token ids of all documents in NAME.bin, offsets in NAME.idx.
 
-The index is little-endian: ``MMIDIDX`` and two zeros, a version (uint64, 1), the type of the tokens (uint8), the number
-of sequences and of document boundaries (uint64), then the length of each sequence in tokens (int32), its place in
-NAME.bin in bytes (int64) and the boundaries (int64), as _IndexReader of Megatron-LM reads it
+The index is little-endian: ``MMIDIDX`` and two zeros, a version (uint64, 1), the token type (uint8), the number of
+sequences and of document boundaries (uint64), then the sequence lengths in tokens (int32), their offsets in NAME.bin
+in bytes (int64) and the document boundaries (int64), see _IndexReader of Megatron-LM
 (megatron/core/datasets/indexed_dataset.py).
-What the preprocessing of text writes has one sequence a document, and only those are read here.
+
+Only files with one sequence per document are supported, as Megatron's text preprocessing writes them.
 """
 
 import struct
@@ -18,22 +19,22 @@ from benchmarks.common.data.problem import Problem
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
-# Types of tokens by their codes (DType of indexed_dataset.py).
+# Token types by code (DType of indexed_dataset.py).
 TYPES = {1: "|u1", 2: "|i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 CHUNK = 1 << 24  # tokens compared at a time
-MOST_UINT16 = 65500  # entries of a vocabulary from which Megatron stores int32 (DType.optimal_dtype)
+MOST_UINT16 = 65500  # vocabulary size from which Megatron stores int32 (DType.optimal_dtype)
 
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of a data set, one after the other."""
+    """Documents of a data set, concatenated."""
 
     tokens: np.ndarray  # a memory map
-    lengths: np.ndarray  # int32, a memory map: tokens of each document
-    begins: np.ndarray  # int64, a memory map: bytes before each document
+    lengths: np.ndarray  # int32, a memory map: tokens per document
+    begins: np.ndarray  # int64, a memory map: offset per document in bytes
 
     def read(self, document: int, start: int, count: int) -> np.ndarray:
-        """Return up to ``count`` tokens of a document from its token ``start`` on."""
+        """Return up to ``count`` tokens of a document from token ``start``."""
         first = int(self.begins[document]) // self.tokens.itemsize + start
         return self.tokens[first : first + min(count, int(self.lengths[document]) - start)]
 
@@ -46,7 +47,7 @@ def open_documents(stem: Path) -> Documents:
     """Open ``stem``.idx and ``stem``.bin; reads only the header of the index.
 
     Raises:
-        Problem: it is no such index, or the files do not fit together.
+        Problem: the index is invalid, or the files do not match.
         OSError: a file cannot be read.
     """
     index = stem.with_name(f"{stem.name}.idx")
@@ -77,10 +78,10 @@ def open_documents(stem: Path) -> Documents:
 
 
 def check_index(stem: Path) -> None:
-    """Check all lengths, pointers and document boundaries of an index.
+    """Check all lengths, pointers and document boundaries.
 
     Raises:
-        Problem: the documents do not follow each other in ``stem``.bin, from its begin to its end.
+        Problem: the documents are not contiguous in ``stem``.bin.
     """
     documents = open_documents(stem)
     index, count = stem.with_name(f"{stem.name}.idx"), len(documents.lengths)
@@ -124,7 +125,7 @@ def check_tokens(stem: Path, entries: int, add: Callable[[int], None] = lambda s
 
 
 def write_index(file: BinaryIO, lengths: Sequence[int], kind: "np.dtype[np.generic]") -> None:
-    """Write the index of documents of ``lengths`` tokens, which follow each other in NAME.bin."""
+    """Write the index of contiguous documents with ``lengths`` tokens."""
     counts = np.asarray(lengths, "<i4")
     begins = np.concatenate(([0], np.cumsum(counts[:-1], dtype="<i8") * kind.itemsize)).astype("<i8")
     code = next(code for code, name in TYPES.items() if np.dtype(name) == kind)

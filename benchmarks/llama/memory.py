@@ -1,6 +1,6 @@
-"""The memory that a rank needs at least, by formula, so that what cannot fit is refused; standard library only.
+"""Formula for the memory that a rank needs at least, to reject configurations that cannot fit; standard library only.
 
-Tests compare the formulas with what PyTorch keeps.
+Tests compare it with the memory that PyTorch allocates.
 """
 
 from typing import Any, List, NamedTuple
@@ -9,7 +9,7 @@ from benchmarks.common.config_checks import Misfit
 
 
 class Weights(NamedTuple):
-    """How many weights a layer has, those of its experts among them, and all that is outside the layers."""
+    """Number of weights per layer, per layer's experts, and outside the layers."""
 
     layer: int
     outside: int
@@ -25,22 +25,22 @@ def weights_of(config: Any, vocabulary: int) -> Weights:
 
 
 def size_of(config: Any) -> int:
-    """Return the bytes of a number in GEMMs and between them."""
+    """Return the bytes per element in GEMMs and between GEMMs."""
     return 2 if config.precision == "bf16" else 4
 
 
 def needed(
     config: Any, vocabulary: int, ranks: int, weight_bytes: float, activation_bytes: float, share_of: int = 1
 ) -> float:
-    """Return the bytes that a rank needs at least in a backward pass: in that of the head, or of the last layer.
+    """Return the bytes that a rank needs at least in the backward pass of the head or of the last layer.
 
     Args:
-        config: Of either benchmark.
-        vocabulary: Rows of the embedding.
-        ranks: Of the whole run.
-        held: Bytes of weights and of the optimizer's state on the rank.
-        kept: Bytes that a layer keeps of a position for the backward pass.
-        share_of: Ranks that have a layer's experts together.
+        config: of either benchmark.
+        vocabulary: rows of the embedding.
+        ranks: of the run.
+        weight_bytes: bytes of weights and optimizer state on the rank.
+        activation_bytes: bytes per position that a layer saves for the backward pass.
+        share_of: ranks that share a layer's experts.
     """
     size, weights = size_of(config), weights_of(config, vocabulary)
     positions = config.micro_batch_size * config.sequence_length / config.context_parallelism
@@ -48,7 +48,7 @@ def needed(
     again = activation_bytes - config.width * size if config.recompute else 0
     # Logits and their gradients, in fp32
     logits = 2 * 4 * min(config.loss_rows or positions, positions) * vocabulary
-    # FSDP gathers a layer while the one before is computed, and holds what is outside the layers.
+    # FSDP prefetches the previous layer during a layer's backward pass, and keeps the weights outside the layers.
     gathered = (weights.layer - weights.experts * (1 - 1 / share_of)) * size if ranks > 1 else 0
     outside = weights.outside * size if ranks > 1 else 0
     head = gathered + positions * begins + logits
@@ -57,7 +57,7 @@ def needed(
 
 
 def misfits(config: Any, needed: float, memory: float) -> List[Misfit]:
-    """Return why ``memory``, in bytes of a rank, does not do; empty if it does."""
+    """Return the misfit if ``memory`` bytes per rank are not sufficient, else an empty list."""
     if needed <= memory:
         return []
     smaller = ["recompute=true"] if not config.recompute else []

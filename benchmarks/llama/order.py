@@ -1,14 +1,14 @@
-"""Which tokens make which sequence: Megatron's order of documents and samples, from a seed.
+"""Megatron's order of documents and samples, generated from a seed.
 
-As GPTDataset of Megatron-LM builds it (megatron/core/datasets/gpt_dataset.py): the documents of all epochs that are
-needed are shuffled together, cut into sequences one after the other, and the sequences are shuffled. The last epoch
-stays apart from the others where less than 80 % of it is needed. A sequence has one token more than the network reads,
-which is the first one of the next sequence; its documents are not kept apart.
+Same algorithm as GPTDataset of Megatron-LM (megatron/core/datasets/gpt_dataset.py): the documents of all epochs are
+shuffled, concatenated and cut into sequences, and the sequences are shuffled. If less than 80 % of the last epoch is
+needed, it is shuffled separately. A sequence has one token more than the network's input, which is also the first
+token of the next sequence. Documents are not separated within a sequence.
 
-The reference names one prefix for its training split, of which no blend is drawn whatever its weight is
+The reference has a single prefix for its training split, so there is no blending, independent of its weight
 (BlendedMegatronDatasetBuilder, "Each split comes from a separate distribution").
 
-The evaluation set stays in its own order (README.md of the reference, "Test data order").
+The evaluation set is not shuffled (README.md of the reference, "Test data order").
 """
 
 import hashlib
@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.common.data.arrays import write_array
 from benchmarks.llama.megatron import Documents
 
-WHOLE = 0.8  # share of the last epoch from which it is shuffled with the others
+WHOLE = 0.8  # fraction of the last epoch from which it is shuffled together with the previous epochs
 KEY = "key"
 FILES = ("documents", "places", "offsets", "sequences")
 
@@ -31,10 +31,11 @@ class Order:
     """Sequences of ``length`` + 1 tokens; the arrays may be memory maps."""
 
     length: int
-    documents: np.ndarray  # int32: the document at each place of the shuffled documents
-    places: np.ndarray  # int32 [sequences]: place where each sequence begins, before the sequences are shuffled
+    documents: np.ndarray  # int32: the shuffled documents
+    # int32 [sequences]: index in ``documents`` of the first token, before the sequences are shuffled
+    places: np.ndarray
     offsets: np.ndarray  # int32 [sequences]: token of that document
-    sequences: np.ndarray  # uint32 [sequences]: the sequence that comes at each time
+    sequences: np.ndarray  # uint32 [sequences]: the shuffled sequences
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -52,7 +53,7 @@ class Order:
 
 
 def needed_epochs(tokens: int, length: int, samples: int) -> int:
-    """Return how many epochs of ``tokens`` have ``samples`` sequences."""
+    """Return the number of epochs of ``tokens`` that contain ``samples`` sequences."""
     return max(1, -(-(samples * length + 1) // tokens))
 
 
@@ -60,9 +61,9 @@ def shuffled(lengths: np.ndarray, length: int, samples: int, seed: int) -> Order
     """Return the order of at least ``samples`` training sequences of ``length`` tokens.
 
     Args:
-        lengths: tokens of each document.
-        length: tokens that the network reads.
-        samples: sequences that all steps of the schedule take; another number is another order.
+        lengths: tokens per document.
+        length: input tokens of the network.
+        samples: sequences of the complete schedule; the order depends on it.
         seed: of the shuffles.
     """
     per_epoch = int(lengths.sum(dtype=np.int64))
@@ -85,7 +86,7 @@ def shuffled(lengths: np.ndarray, length: int, samples: int, seed: int) -> Order
 
 
 def in_order(lengths: np.ndarray, length: int, samples: int) -> Order:
-    """Return the first ``samples`` sequences, fewer where there are fewer, in the order of the documents."""
+    """Return the first ``samples`` sequences, or all if there are fewer, in document order."""
     positions, offsets = cut(lengths, length)
     count = min(samples, len(positions))
     documents = np.arange(len(lengths), dtype=np.int32)
@@ -93,7 +94,7 @@ def in_order(lengths: np.ndarray, length: int, samples: int) -> Order:
 
 
 def cut(lengths: np.ndarray, length: int) -> Tuple[np.ndarray, np.ndarray]:
-    """Return place and offset of the first token of each whole sequence in documents of ``lengths``, int32."""
+    """Return document index and token offset of the first token per full sequence, int32."""
     ends = np.cumsum(lengths, dtype=np.int64)
     starts = np.arange((int(ends[-1]) - 1) // length, dtype=np.int64) * length
     indices = np.searchsorted(ends, starts, side="right")
@@ -102,12 +103,12 @@ def cut(lengths: np.ndarray, length: int) -> Tuple[np.ndarray, np.ndarray]:
 
 
 def key_of(lengths: np.ndarray, length: int, samples: int, seed: int) -> str:
-    """Return what an order is made from, as one line."""
+    """Return a one-line key of the inputs that determine an order."""
     return f"{hashlib.sha256(lengths.tobytes()).hexdigest()} {length} {samples} {seed}"
 
 
 def write(order: Order, folder: Path, key: str) -> None:
-    """Write an order, and last what it was made from."""
+    """Write an order. The key is written last."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / KEY).unlink(missing_ok=True)
     for name in FILES:

@@ -35,7 +35,7 @@ def _check_documents(directory: Path, manifest: Manifest, quick: bool, add: Add)
 
 
 def data_set(benchmark: str) -> prepare.DataSet:
-    """Return the declaration of a data set that both benchmarks read, as one of them prepares it."""
+    """Return the declaration of the shared data set; ``benchmark`` is the name of the benchmark that prepares it."""
     return prepare.DataSet(
         benchmark=benchmark,
         source="folder of MLPerf's c4-*.bin and .idx, or of text or JSON lines for training and evaluation",

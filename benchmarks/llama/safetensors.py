@@ -1,8 +1,8 @@
-"""Files of tensors as Hugging Face's safetensors has them: of any of them a part can be read.
+"""Reader and writer of Hugging Face's safetensors; tensors can be read partially.
 
-A file is the length of its header (uint64, little-endian), the header as JSON, by the tensors' names their ``dtype``,
-``shape`` and ``data_offsets`` behind the header, and the values (https://github.com/huggingface/safetensors). A model
-of many files has an index, NAME.safetensors.index.json, whose ``weight_map`` says in which file a tensor is.
+File format: header length (uint64, little-endian), a JSON header with ``dtype``, ``shape`` and ``data_offsets`` per
+tensor (offsets start after the header), and the data (https://github.com/huggingface/safetensors). Models with more
+than one file have an index, NAME.safetensors.index.json, that maps tensors to files (``weight_map``).
 """
 
 import json
@@ -16,14 +16,14 @@ from benchmarks.common.data.files import in_one_step
 from benchmarks.common.data.problem import Problem
 
 INDEX = ".safetensors.index.json"
-LONGEST_HEADER = 100_000_000  # bytes, the format's own limit
-# NumPy has no bfloat16: its bits are read.
+LONGEST_HEADER = 100_000_000  # bytes, limit of the format
+# NumPy has no bfloat16: read as uint16.
 TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 HINT = "copy it again"
 
 
 class Stored(NamedTuple):
-    """A tensor in a file, of which nothing has been read."""
+    """A tensor in a file, not yet read."""
 
     path: Path
     kind: str  # of TYPES
@@ -32,15 +32,15 @@ class Stored(NamedTuple):
 
     @property
     def values(self) -> np.ndarray:
-        """A memory map; BF16 as the bits of its values, uint16."""
+        """Memory map of the tensor; BF16 as uint16."""
         return np.memmap(self.path, TYPES[self.kind], "r", self.begin, self.shape)
 
 
 def tensors_of(path: Path) -> Dict[str, Stored]:
-    """Return the tensors of a file, or of all files of an index, by name; reads the headers alone.
+    """Return the tensors of a file, or of all files in an index, by name; reads only the headers.
 
     Raises:
-        Problem: there is none, or it is damaged.
+        Problem: a file is missing or damaged.
     """
     if not path.name.endswith(INDEX):
         return _tensors_in(path)
@@ -101,7 +101,7 @@ def write(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
         header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [end, end + array.size * 4]}
         end += array.size * 4
     head = json.dumps(header, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)  # values begin at a multiple of their size
+    head += b" " * (-len(head) % 8)  # align the data to the element size
     with in_one_step(path) as file:
         file.write(len(head).to_bytes(8, "little") + head)
         for array in tensors.values():

@@ -12,8 +12,8 @@ from benchmarks.common.run.timeline import Timeline
 def learning_rate(config: Any, step: int) -> float:
     """Warm up linearly, then follow a cosine to ``end_learning_rate`` at ``max_steps``; ``step`` counts from 0.
 
-    As CosineAnnealing of NeMo has it (nemo/core/optim/lr_scheduler.py), whose warm-up is a step longer than its name.
-    Without a warm-up it is the cosine of Hugging Face's get_cosine_schedule_with_warmup.
+    Same as CosineAnnealing of NeMo (nemo/core/optim/lr_scheduler.py), with a warm-up of one step more than its name.
+    Without warm-up, same as get_cosine_schedule_with_warmup of Hugging Face.
     """
     if config.warmup_steps and step <= config.warmup_steps:
         return float(config.learning_rate * (step + 1) / (config.warmup_steps + 1))
@@ -21,10 +21,10 @@ def learning_rate(config: Any, step: int) -> float:
 
 
 def megatron_learning_rate(config: Any, step: int) -> float:
-    """Warm up linearly from 0 at the first step, then follow a cosine that ends ``warmup_steps`` before ``max_steps``.
+    """Warm up linearly from 0, then follow a cosine to ``end_learning_rate`` at ``max_steps`` - ``warmup_steps``.
 
-    As OptimizerParamScheduler of Megatron-LM has it, with lr_decay_iters of gpt-oss-20b's reference, whose logs have
-    the rate of the step that follows (primus/rcp_logs: 1/128 of the base rate behind the first step).
+    Same as OptimizerParamScheduler of Megatron-LM with lr_decay_iters of gpt-oss-20b's reference, which logs the
+    rate of the next step (primus/rcp_logs: 1/128 of the base rate after the first step).
     """
     if step <= config.warmup_steps:
         return float(config.learning_rate * step / max(1, config.warmup_steps))
@@ -37,9 +37,9 @@ def _cosine(config: Any, done: float) -> float:
 
 
 def timeline(config: Any, ranks: int) -> Timeline:
-    """Evaluate after as many steps as take ``eval_interval_samples``, and behind the last one, which is ours.
+    """Evaluate every ``eval_interval_samples``, rounded up to steps as in the reference (pretrain_llama31.py).
 
-    As pretrain_llama31.py of the reference has it: the number of steps is rounded up.
+    Encore also evaluates after the last step.
     """
     global_batch = config.batch_size * ranks
     steps = min(config.max_steps, -(-config.max_samples // global_batch))

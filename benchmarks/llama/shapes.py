@@ -1,10 +1,10 @@
-"""Sizes of a network, which its configuration knows before anything is built; standard library only."""
+"""Sizes of the network, derived from the configuration; standard library only."""
 
 from typing import NamedTuple
 
 
 class Scaling(NamedTuple):
-    """Llama 3.1's scaling of the rotary frequencies; a factor of 1 scales nothing."""
+    """Llama 3.1's scaling of the rotary frequencies; factor 1: no scaling."""
 
     factor: float = 1.0
     low: float = 1.0  # turns in the old context below which a frequency is divided by the factor
@@ -20,20 +20,20 @@ class Shape(NamedTuple):
     width: int
     heads: int
     key_value_heads: int
-    inner_width: int  # of the feed-forward network, or of each expert
+    inner_width: int  # hidden size of the feed-forward network or of an expert
     rope_base: float
     scaling: Scaling
     epsilon: float  # of the norms
     head_size: int = 0  # 0: width / heads
-    experts: int = 0  # of a layer; 0: one feed-forward network
-    chosen: int = 0  # experts of a token
+    experts: int = 0  # per layer; 0: one feed-forward network
+    chosen: int = 0  # experts per token
     gate: str = "silu"  # of the experts: a key of GATES in benchmarks/llama/pytorch/experts.py
     window: int = 0  # positions that every second layer attends to, from the first one on; 0: all
-    sinks: bool = False  # in the attentions' softmax a logit more, learnt by each head
+    sinks: bool = False  # learnable attention sink per head: an additional logit in the softmax
 
     @property
     def size(self) -> int:
-        """Return the values of a head."""
+        """Return the head size."""
         return self.head_size or self.width // self.heads
 
     @property

@@ -1,4 +1,4 @@
-"""Byte-level byte-pair encoding by Hugging Face's tokenizers: a published tokenizer.json, or one that is learnt."""
+"""Byte-level BPE with Hugging Face's tokenizers: a published tokenizer.json, or a trained tokenizer."""
 
 from pathlib import Path
 from typing import Iterable, List
@@ -9,7 +9,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from benchmarks.common.data.problem import Problem
 
 FILE = "tokenizer.json"
-END = "<|end_of_text|>"  # Llama 3's mark behind a document
+END = "<|end_of_text|>"  # Llama 3's end-of-document token
 
 
 def read(path: Path) -> tokenizers.Tokenizer:
@@ -28,7 +28,7 @@ def read(path: Path) -> tokenizers.Tokenizer:
 
 
 def learn(texts: Iterable[str], entries: int) -> tokenizers.Tokenizer:
-    """Learn ``entries`` from texts: the 256 bytes, the mark of a document's end, and merges."""
+    """Train a tokenizer with ``entries`` entries: the 256 bytes, the end-of-document token, and merges."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -41,5 +41,5 @@ def learn(texts: Iterable[str], entries: int) -> tokenizers.Tokenizer:
 
 
 def encode(tokenizer: tokenizers.Tokenizer, texts: List[str]) -> List[List[int]]:
-    """Return the ids of each text, without the marks that a tokenizer adds by itself."""
+    """Return the token ids per text, without special tokens."""
     return [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]

@@ -1,8 +1,7 @@
-"""LoRA on a frozen network (Hu et al. 2021, arXiv 2106.09685): of the attentions' first products and their last one.
+"""LoRA adapters of the attention projections on a frozen network (Hu et al. 2021, arXiv 2106.09685).
 
-The three products of an attention's input share one first matrix, as an adapter of a fused product has it. What an
-adapter's input loses to dropout follows from the seed, the sample and the adapter alone: so it is the same whatever
-ranks share the sample, after a resume, and where a layer is computed again in the backward pass.
+Q, K and V share the down projection, as with a fused QKV projection. The dropout mask depends only on the seed, the
+sample and the adapter: it is independent of the number of ranks, and the same after a resume and in recomputation.
 """
 
 import json
@@ -25,12 +24,12 @@ PREFIX = "base_model.model.model"  # of peft's names
 
 
 class Rule(NamedTuple):
-    """Of all adapters of a network."""
+    """Hyperparameters of the adapters."""
 
     rank: int
     alpha: float
     dropout: float
-    seed: int  # of the first matrices and of what is dropped
+    seed: int  # seed of the down projections and of dropout
 
     @property
     def scale(self) -> float:
@@ -38,18 +37,18 @@ class Rule(NamedTuple):
 
 
 class Dropout:
-    """What the adapters' inputs lose of the samples that are computed at present; nothing of none."""
+    """Dropout of the adapters' inputs for the current samples; disabled without samples."""
 
     def __init__(self, rule: Rule, tensor_rank: int) -> None:
         self.rule, self.tensor_rank = rule, tensor_rank
         self.samples: Sequence[int] = ()  # numbers of the samples within the run
-        self.length = 0  # positions of a whole sample
+        self.length = 0  # positions of a full sample
         self.positions: Optional[torch.Tensor] = None  # of this rank, within the sample
 
     def of(self, hidden: torch.Tensor, adapter: int, width: int) -> torch.Tensor:
-        """Return ``hidden`` (B, L, part of ``width``) with dropout; whole masks are drawn, of which a rank has a part.
+        """Apply dropout to ``hidden`` (B, L, part of ``width``).
 
-        A rank whose inputs are split has as many neighbouring values of the ``width`` as the others.
+        Masks are generated for the full sample; each rank uses its positions and its slice of ``width``.
         """
         if not self.samples or not self.rule.dropout:
             return hidden
@@ -65,7 +64,7 @@ class Dropout:
 
 
 class Lora(nn.Module):
-    """An adapter of products with the same input: takes (B, L, before), returns (B, L, after) of each."""
+    """Adapter of projections with the same input: (B, L, in_features) to a list of (B, L, out_features)."""
 
     def __init__(self, in_features: int, after: Sequence[int], number: int, dropout: Dropout) -> None:
         super().__init__()
@@ -74,16 +73,16 @@ class Lora(nn.Module):
         self.up = nn.ModuleList(linear(dropout.rule.rank, width) for width in after)
 
     def forward(self, hidden: torch.Tensor) -> List[torch.Tensor]:
-        # With tensor parallelism all ranks have the whole of it, or neighbouring values as a plain tensor.
+        # With tensor parallelism, the input is replicated, or a plain tensor with this rank's features.
         hidden = hidden.to_local() if isinstance(hidden, DTensor) else hidden
         reduced = self.down(self.dropout.of(hidden, self.number, self.before))
-        # In rows of positions: DTensor splits the first axis of what it multiplies.
+        # Flatten to (positions, features): DTensor shards the first dimension.
         rows = (reduced * self.dropout.rule.scale).flatten(0, 1)
         return [up(rows).unflatten(0, reduced.shape[:2]) for up in self.up]
 
 
 def add(network: Network, rule: Rule, tensor_rank: int) -> Dropout:
-    """Freeze a network, which is on no device yet, and give its attentions adapters in fp32."""
+    """Freeze a network on the meta device and add fp32 adapters to its attention modules."""
     network.requires_grad_(False)
     shape, dropout = network.shape, Dropout(rule, tensor_rank)
     keys = shape.width // shape.heads * shape.key_value_heads
@@ -100,9 +99,9 @@ def trained(network: Network) -> Dict[str, nn.Parameter]:
 
 @torch.no_grad()
 def initialize(network: Network, seed: int) -> None:
-    """Draw the first matrices as peft does, uniformly up to 1 / before ** 0.5; the second ones are 0.
+    """Initialize the down projections as peft does, uniform in +-1 / in_features ** 0.5, and the up projections to 0.
 
-    Each is drawn whole from a seed of its own, and the rank keeps its part.
+    A full matrix is generated from a per-adapter seed; each rank copies its shard.
     """
     for number, (name, parameter) in enumerate(trained(network).items()):
         local_part = local(parameter)
@@ -119,7 +118,7 @@ def initialize(network: Network, seed: int) -> None:
 
 
 class Whole(ParallelStyle):
-    """A Linear whose weight all ranks have, of inputs that all have (Replicate) or that are rows of theirs (Shard)."""
+    """Linear with a replicated weight. Inputs are replicated (Replicate) or sharded by rows (Shard)."""
 
     def __init__(self, layout: Any) -> None:
         self.layout = layout
@@ -132,7 +131,7 @@ class Whole(ParallelStyle):
 
 
 def splits() -> Dict[str, ParallelStyle]:
-    """Return how the adapters of a layer are split with its products: a rank's part adds to what it computes."""
+    """Return the tensor-parallel plan of the adapters: their sharded outputs are added to those of the projections."""
     return {
         "self_attn.qkv_lora.down": Whole(Replicate()),
         "self_attn.qkv_lora.up.*": ColwiseParallel(),
@@ -141,11 +140,11 @@ def splits() -> Dict[str, ParallelStyle]:
     }
 
 
-# -- peft's files, and the weights with the adapters in them ---------------------------------------------
+# -- peft files, and merged weights ----------------------------------------------------------------------
 
 
 def by_layer(weights: Mapping[str, torch.Tensor]) -> Iterator[Tuple[int, str, torch.Tensor, List[torch.Tensor]]]:
-    """Yield each adapter of whole ``weights`` by name: its layer, its name in there, and its matrices."""
+    """Yield layer, adapter name, down projection and up projections from full ``weights``."""
     for name, down in weights.items():
         if name.endswith(".down.weight"):
             stem = name[: -len("down.weight")]
@@ -154,7 +153,7 @@ def by_layer(weights: Mapping[str, torch.Tensor]) -> Iterator[Tuple[int, str, to
 
 
 def merged(base: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], scale: float) -> Dict[str, Any]:
-    """Return the weights of a network whose products have the adapters' in them."""
+    """Return the base weights with the adapters merged."""
     merged_weights = dict(base)
     for layer, kind, down, ups in by_layer(weights):
         for product, up in zip("qkv" if kind == "qkv_lora" else "o", ups):
@@ -164,7 +163,7 @@ def merged(base: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]
 
 
 def save(folder: Path, weights: Mapping[str, torch.Tensor], rule: Rule, fused: bool, base: str) -> None:
-    """Write adapters as peft reads them: of the fused product, or of the three of Hugging Face's Llama."""
+    """Write adapters in peft's format, for the fused QKV projection or for Hugging Face's Llama."""
     folder.mkdir(exist_ok=True)
     tensors: Dict[str, torch.Tensor] = {}
     for layer, kind, down, ups in by_layer(weights):

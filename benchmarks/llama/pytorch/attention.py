@@ -1,7 +1,7 @@
-"""Causal attention of a sequence: to all positions before, or to a window of them, and with a sink.
+"""Causal attention, optionally with a sliding window and attention sinks.
 
-All of it is by scaled_dot_product_attention, so that its fused kernels serve. Of those that take a mask on a GPU only
-cuDNN's takes fewer heads of keys than of queries (PyTorch, sdp_utils.cpp): with a mask keys and values are repeated.
+Everything uses the fused kernels of scaled_dot_product_attention. With a mask on a GPU, only cuDNN's kernel supports
+fewer key heads than query heads (PyTorch, sdp_utils.cpp); therefore keys and values are repeated if a mask is used.
 """
 
 from functools import partial
@@ -10,10 +10,10 @@ from typing import Callable, Optional
 import torch
 from torch.nn import functional
 
-# Takes queries (B, heads, L, size), keys and values (B, key_value_heads, L, size); returns as queries. Those of this
-# module take one key and value more, before the others: all positions attend to it.
+# (queries (B, heads, L, size), keys, values (B, key_value_heads, L, size)) -> (B, heads, L, size). The functions in
+# this module accept one more key and value, at position 0, that all positions attend to.
 Attend = Callable[..., torch.Tensor]
-ALIGNED = 8  # values of a head by which fused kernels go
+ALIGNED = 8  # head size granularity of the fused kernels
 
 
 def within(window: int) -> Attend:
@@ -23,10 +23,10 @@ def within(window: int) -> Attend:
 def causal(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: Optional[float] = None
 ) -> torch.Tensor:
-    # Let each position attend to itself and to all before it, whatever documents they are of, as the reference does.
+    # Causal across document boundaries, as in the reference.
     extra = keys.shape[2] - queries.shape[2]
     if extra:
-        # As many queries as keys need no mask, which not each fused kernel takes.
+        # With equal lengths no mask is needed; some fused kernels support none.
         queries = functional.pad(queries, (0, 0, extra, 0))
     attn_out = functional.scaled_dot_product_attention(
         queries, keys, values, is_causal=True, scale=scale, enable_gqa=True
@@ -37,9 +37,10 @@ def causal(
 def windowed(
     window: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: Optional[float] = None
 ) -> torch.Tensor:
-    """Let each position attend to itself and to the ``window`` - 1 before it.
+    """Attend to the last ``window`` positions, including the current one.
 
-    The sequence is cut into blocks of at least so many positions: a block attends to itself and to the one before.
+    The sequence is split into blocks of at least ``window`` - 1 positions; a block attends to itself and the
+    previous block.
     """
     length, extra = queries.shape[2], keys.shape[2] - queries.shape[2]
     if length <= window:
@@ -52,7 +53,7 @@ def windowed(
         return tensor.unflatten(2, (count, block)).transpose(1, 2).flatten(0, 1)
 
     def keys_of_blocks(tensor: torch.Tensor) -> torch.Tensor:
-        # What each block attends to: (B * blocks, heads, more + 2 * block, size)
+        # Keys of the blocks: (B * blocks, heads, extra + 2 * block, size)
         first, regular = tensor[:, :, :extra], tensor[:, :, extra:]
         previous = functional.pad(regular[:, :, :-block], (0, 0, block, 0))
         always = first.repeat_interleave(count, dim=0)
@@ -75,7 +76,7 @@ def masked(
     scale: Optional[float] = None,
     extra: int = 0,
 ) -> torch.Tensor:
-    """Attend to all positions before, of which there may be more than queries, and always to the first ``extra``."""
+    """Causal attention with a mask. There may be more keys than queries; the first ``extra`` keys are always visible."""
     length, key_count = queries.shape[2], keys.shape[2] - extra
     indices = torch.arange(key_count, device=queries.device)
     distance = indices[key_count - length :, None] - indices
@@ -95,10 +96,10 @@ def with_mask(
 def with_sinks(
     attend: Attend, sinks: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """Attend with a logit more in the softmax of each head, ``sinks`` (heads,), whose value is 0.
+    """Attend with an additional logit per head in the softmax, ``sinks`` (heads,), whose value vector is 0.
 
-    It is that of a key more, which has 1 where all others have 0: a value more in each head, which in queries is the
-    logit.
+    The logit is produced by one more key and one more feature: the feature is the logit in the queries, 1 in the
+    additional key and 0 in all other keys.
     """
     size = queries.shape[-1]
     logits = (sinks * size**0.5).to(queries.dtype)[None, :, None, None].expand(*queries.shape[:3], 1)

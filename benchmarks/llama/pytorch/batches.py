@@ -8,15 +8,15 @@ import torch
 from benchmarks.common.data.read_ahead import read_ahead
 
 THREADS = 2  # that build batches
-Part = TypeVar("Part")  # a NamedTuple of a micro-batch: tensors, and what is no tensor
+Part = TypeVar("Part")  # a NamedTuple of tensors and other values
 
 
 def ahead(
     make: Callable[[int], List[Part]], steps: Iterable[int], prefetch: int, device: torch.device
 ) -> Generator[List[Part], None, None]:
-    """Yield what ``make`` returns for each of ``steps``, on ``device``.
+    """Yield ``make(step)`` for all ``steps``, on ``device``.
 
-    Nothing is read before the first batch is asked for. ``close`` ends the threads that read ahead.
+    Threads start with the first batch; ``close`` stops them.
     """
 
     def pinned(step: int) -> List[Part]:

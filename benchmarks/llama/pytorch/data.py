@@ -1,4 +1,4 @@
-"""Batches of a prepared data set, built ahead on threads: each group of ranks knows which samples are its own."""
+"""Batches of a prepared data set, built by threads ahead of time; each group of ranks reads different samples."""
 
 from functools import partial
 from typing import Any, Generator, Iterable, Iterator, List, NamedTuple, Sequence
@@ -18,7 +18,7 @@ from benchmarks.llama.pytorch.network import IGNORE_INDEX
 from benchmarks.llama.pytorch.parallel import MeshPosition, mesh_position_of
 from benchmarks.llama.pytorch.texts import TEXTS
 
-ORDER = "order"  # folder of a run that holds the order of its samples
+ORDER = "order"  # subfolder of a run with the sample order
 
 
 class MicroBatch(NamedTuple):
@@ -27,7 +27,7 @@ class MicroBatch(NamedTuple):
     positions: torch.Tensor  # int64 (L,): this rank's positions of the samples
 
 
-Batch = List[MicroBatch]  # a group's samples of a step, in the parts that they are computed in
+Batch = List[MicroBatch]  # the group's samples of a step, as micro-batches
 
 
 def training_order(config: Any, data: DataSet, run: Run) -> Order:
@@ -76,7 +76,7 @@ def training_input(
 
 
 def evaluation_input(config: Any, source: Documents, samples: Order, ranks: Ranks) -> Iterator[MicroBatch]:
-    """Yield the group's evaluation samples; all groups have as many batches, the last of which may count nothing."""
+    """Yield the group's evaluation samples. All groups have the same number of batches; the last may be padding only."""
     position, size = place(config, ranks), config.eval_batch_size
     per_group = -(-len(samples) // position.groups)
     local_samples = range(position.group, len(samples), position.groups)

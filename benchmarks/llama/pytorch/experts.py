@@ -1,8 +1,8 @@
-"""A mixture of experts in place of a layer's feed-forward network: each token is computed by some of many.
+"""Mixture of experts (top-k routing) in place of the feed-forward network.
 
-As Megatron has it without dropping and without a loss for balance: the logits of a router in fp32, the softmax of the
-highest alone, and what the chosen experts found by these weights. Each expert computes its tokens by one of the GEMMs
-of a grouped one. With expert parallelism a rank has some of the experts; tokens travel to them and back.
+As in Megatron without token dropping and load-balancing loss: fp32 router logits, softmax over the top k, weighted
+sum of the expert outputs. The experts are computed with a grouped GEMM. With expert parallelism the experts are
+distributed over ranks, and tokens are exchanged with all-to-all.
 """
 
 from typing import Any, List, Tuple
@@ -32,14 +32,14 @@ GATES = {"silu": silu, "gpt_oss": clamped}
 
 
 def grouped_product(rows: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Return rows (N, K), of which the first expert has the first of ``counts``, times its own weights (E, K, M)."""
+    """Grouped GEMM of rows (N, K), sorted by expert with ``counts`` rows per expert, and weights (E, K, M)."""
     if rows.dtype != torch.float64:
         return functional.grouped_mm(rows, weights, offs=counts.cumsum(0, dtype=torch.int32))
     return torch.cat([part @ weight for part, weight in zip(rows.split(counts.tolist()), weights)])
 
 
 class Exchanged(torch.autograd.Function):
-    """Rows that go to the ranks of a group, ``given`` to each, and come from them, ``taken`` from each."""
+    """All-to-all of rows with ``send_counts`` and ``receive_counts`` rows per rank."""
 
     @staticmethod
     def forward(
@@ -73,14 +73,14 @@ class Experts(nn.Module):
         if not isinstance(weights, DTensor):
             return weights
         local_weights = weights.to_local()
-        # An expert computes tokens of all ranks that share it, and FSDP takes the mean over the experts' copies alone.
+        # An expert processes tokens from all ranks that share it, but FSDP averages only over the expert's copies.
         if local_weights.requires_grad:
             local_weights.register_hook(lambda gradient: gradient / self.shared_by)
         return local_weights
 
 
 def chosen_experts(mixture: Any, hidden: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return, of hidden values (..., width), all experts' logits, the chosen experts, and what each of these counts."""
+    """Route hidden states (..., width): return router logits, selected experts and their weights."""
     exact = torch.promote_types(hidden.dtype, torch.float32)
     logits = functional.linear(hidden.to(exact), mixture.router.weight.to(exact))
     highest, experts = logits.topk(mixture.chosen)
@@ -88,9 +88,9 @@ def chosen_experts(mixture: Any, hidden: torch.Tensor) -> Tuple[torch.Tensor, to
 
 
 def by_all(mixture: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """Compute each token of (B, L, width) by all experts, of which the chosen ones count.
+    """Compute all experts for (B, L, width) and weight the outputs with 0 for experts that were not selected.
 
-    No size depends on what tokens choose, nor is one computed of two others, as a format needs it.
+    For export: shapes must not depend on the routing or be computed from two other sizes.
     """
     logits, experts, shares = chosen_experts(mixture, hidden)
     count = torch.zeros_like(logits, dtype=hidden.dtype).scatter(-1, experts, shares)
@@ -115,12 +115,12 @@ class Mixture(nn.Module):
         counts = experts.flatten().bincount(minlength=self.count)
         spread = rows.repeat_interleave(self.chosen, dim=0)[order]
         outputs = self.experts(spread, counts) if self.group is None else self.elsewhere(spread, counts)
-        # Each rank adds in one order, whatever its GPU does first.
+        # Fixed order of the summation: results are reproducible on a GPU.
         expert_outputs = outputs[order.argsort()].unflatten(0, (-1, self.chosen))
         return (expert_outputs * shares[..., None]).sum(1).unflatten(0, hidden.shape[:2])
 
     def elsewhere(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Return what the experts of all ranks of the group found for rows in the order of the experts."""
+        """Compute rows, sorted by expert, on the ranks of the expert-parallel group."""
         size = dist.get_world_size(self.group)
         receive_rows = torch.empty_like(counts)
         dist.all_to_all_single(receive_rows, counts, group=self.group)
@@ -128,7 +128,7 @@ class Mixture(nn.Module):
             counted_rows.view(size, -1).sum(1).tolist() for counted_rows in (counts, receive_rows)
         )
         received = Exchanged.apply(rows, send_counts, receive_counts, self.group)
-        # They come rank by rank, each in the order of the experts.
+        # Rows arrive rank by rank, sorted by expert per rank.
         experts = torch.arange(len(counts) // size, device=rows.device).repeat(size).repeat_interleave(receive_rows)
         order = experts.argsort(stable=True)
         done = self.experts(received[order], receive_rows.view(size, -1).sum(0))

@@ -1,11 +1,11 @@
-"""GEMMs of Llama's layers in FP8 by PyTorch's own kernel: ``fp8=scaled_mm`` of a configuration.
+"""FP8 GEMMs in Llama's layers with PyTorch's scaled_mm (``fp8=scaled_mm``).
 
-As benchmarks/common/torch/low_precision.py has it: E4M3, gradients in E5M2, each tensor with one scale by its own
-largest value. FSDP gathers the weights in bf16 and a layer casts them where they are gathered, in its forward and in
-its backward pass. With tensor parallelism each rank scales its share of a weight. The embedding and the head stay in
-bf16, as do attention and all between GEMMs.
+As in benchmarks/common/torch/low_precision.py: E4M3, gradients in E5M2, per-tensor scaling by the current absolute
+maximum. FSDP gathers the weights in bf16; layers cast them to FP8 in forward and in backward. With tensor
+parallelism each rank scales its shard. The embedding, the LM head, attention and all operations between GEMMs are in
+bf16.
 
-Frozen weights are kept in FP8, each with one scale for the whole of it, so that the casts are exact.
+Frozen weights are stored in FP8 with one scale for the full tensor, so that casting them is exact.
 """
 
 from typing import Optional
@@ -22,14 +22,14 @@ from benchmarks.llama.pytorch.network import Network
 
 
 class Float8Linear(nn.Linear):
-    """A Linear without bias; with tensor parallelism its input and output are DTensors, as nn.Linear's."""
+    """Linear without bias; with tensor parallelism input and output are DTensors, as for nn.Linear."""
 
-    scale: Optional[torch.Tensor] = None  # of a weight that is kept in FP8
+    scale: Optional[torch.Tensor] = None  # set if the weight is stored in FP8
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if not isinstance(self.weight, DTensor):
             return low_precision.gathered_product(hidden, self.weight, self.scale)
-        # Split by outputs, each rank has a share of the input's gradient; by inputs, a share of the output.
+        # Column-wise: partial input gradients. Row-wise: partial outputs.
         (placement,), last, share = self.weight.placements, Shard(hidden.ndim - 1), Partial()
         grad, out = (share, last) if placement == Shard(0) else (last, share)
         local_hidden = hidden.to_local(grad_placements=[grad])
@@ -38,12 +38,12 @@ class Float8Linear(nn.Linear):
 
 
 def set_up(network: Network, mode: str, device: torch.device, frozen: bool = False) -> None:
-    """Let the Linears of all layers, which are on no device yet, multiply in FP8; their parameters stay.
+    """Replace the Linear modules of all layers, which are on the meta device, by Float8Linear; parameters are kept.
 
-    Those that are ``frozen`` become FP8; parallel.py's ``keep`` gives them their values.
+    With ``frozen`` the weights become FP8; set them with ``keep`` in parallel.py.
 
     Raises:
-        Problem: a rank's PyTorch or device has no FP8.
+        Problem: PyTorch or the device of any rank has no FP8 support.
     """
     reason = pytorch.agreed(low_precision.why_no_fp8(device))
     if reason:

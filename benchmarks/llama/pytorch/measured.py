@@ -1,4 +1,4 @@
-"""The loops of both benches, from what differs between them."""
+"""Loops of the Llama benches."""
 
 import dataclasses
 from functools import partial
@@ -22,26 +22,26 @@ STEPS = 64  # minimum number of steps in the sample order
 
 
 def for_one_rank(config: Any, most_layers: int = 4) -> Any:
-    """Return a configuration without what takes several ranks, and with no more layers than a device holds.
+    """Return the configuration for one rank, with ``most_layers`` layers at most.
 
-    Each layer is like the others, so that some tell how fast all of them are. Both loops hold their weights, gradients
-    and moments at once: 28 bytes a weight, 54 GB for four layers of Llama 3.1 8B, 66 GB for two of gpt-oss-20b.
+    All layers are alike, so a few are enough to measure the speed. The two loops together need 28 bytes per weight
+    (weights, gradients and moments): 54 GB for four layers of Llama 3.1 8B, 66 GB for two of gpt-oss-20b.
     """
     shared = [field.name for field in dataclasses.fields(config) if field.name.endswith("_parallelism")]
     return dataclasses.replace(config, layers=min(config.layers, most_layers), **dict.fromkeys(shared, 1))
 
 
 class Measured(NamedTuple):
-    """What a bench of Llama measures; ``synthetic`` is a step's micro-batches, which ``step`` takes."""
+    """Functions to measure; ``synthetic``: micro-batches of a step, the argument of ``step``."""
 
-    title: str  # begins with this
+    title: str  # start of the title
     vocabulary: int
     synthetic: Sequence[Any]
     bare: Callable[[], None]  # a step of the plain loop
     step: Callable[[Any], Any]
-    read: Callable[[], Generator[Any, None, None]]  # begins to read batches, without end
+    read: Callable[[], Generator[Any, None, None]]  # starts an infinite stream of batches
     evaluated: Callable[[], None]  # the first micro-batch
-    flops: float  # of a sample
+    flops: float  # per sample
 
 
 def subject(config: Any, ranks: Ranks, measured: Measured) -> bench.Subject:
@@ -78,7 +78,7 @@ def subject(config: Any, ranks: Ranks, measured: Measured) -> bench.Subject:
 def bare_step(
     config: Any, vocabulary: int, ranks: Ranks, batch: Batch, change: Callable[[Network], None]
 ) -> Callable[[], None]:
-    """A step of a plain PyTorch loop with the same network, which ``change`` makes plain, and batch."""
+    """Return a step of a plain PyTorch loop with the same network and batch; ``change`` replaces optimized parts."""
     network = Network(config.shape(vocabulary))
     initialize(network, config.initial_weights, config.seed, ranks.context)
     change(network)
@@ -97,7 +97,7 @@ def bare_step(
 
 
 class Benched(NamedTuple):
-    """What the benches of a pretraining differ in."""
+    """Functions of a pretraining benchmark for its bench."""
 
     title: str
     build: Callable[..., Any]

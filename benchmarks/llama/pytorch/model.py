@@ -1,4 +1,4 @@
-"""Llama 3.1 8B's sizes, and the network with its optimizer on this rank."""
+"""Network and optimizer of Llama 3.1 8B and gpt-oss-20b on this rank."""
 
 from typing import Any, Dict, Iterable, Mapping
 

@@ -1,8 +1,8 @@
-"""How a network is split over ranks, by PyTorch's own means: FSDP2, DTensor's tensor parallelism, positions.
+"""Parallelism with FSDP2, DTensor tensor parallelism, context parallelism and expert parallelism.
 
-Ranks are numbered so that those of a group are neighbours: a group computes a sample together, ``tensor`` ranks share
-each GEMM, ``context`` of these share the positions. Weights, gradients and the optimizer's state are sharded over all
-ranks (FSDP over the ranks that hold the same part of a GEMM). Instead, neighbours can share the experts of a mixture.
+Consecutive ranks form a group that processes the same samples: ``tensor`` ranks share the GEMMs, ``context`` ranks
+share the positions. Weights, gradients and optimizer state are sharded over all ranks (FSDP over the ranks with the
+same GEMM shard). Alternatively, consecutive ranks share the experts of the mixtures.
 """
 
 from contextlib import nullcontext
@@ -42,14 +42,14 @@ class MeshPosition(NamedTuple):
 
     groups: int
     group: int
-    context: int  # ranks that share the positions of a sample
-    part: int  # this rank's place among them
-    tensor: int  # ranks that share each GEMM
+    context: int  # ranks that share the positions of the samples
+    part: int  # this rank's index in the context group
+    tensor: int  # ranks that share the GEMMs
 
     def positions(self, length: int) -> torch.Tensor:
-        """Return this rank's positions of a sample, int64: of 2 * context parts one near its begin, one near its end.
+        """Return this rank's positions, int64: two of 2 * context chunks, one near the start and one near the end.
 
-        Later positions attend to more: so each rank has as much to do.
+        Later positions attend to more positions, so this balances the load.
         """
         if self.context == 1:
             return torch.arange(length)
@@ -93,12 +93,12 @@ def distribute(
     if ranks.size == 1 and types.computed == torch.float32:
         return
     kind = ranks.context.type
-    if not dist.is_initialized():  # FSDP casts: also of a single rank
+    if not dist.is_initialized():  # FSDP casts dtypes, also on a single rank
         dist.init_process_group("gloo" if kind == "cpu" else "nccl", store=dist.HashStore(), rank=0, world_size=1)
     mesh = init_device_mesh(kind, (ranks.size // position.tensor, position.tensor), mesh_dim_names=("shard", "tensor"))
     if position.tensor > 1:
         split_products(network, mesh["tensor"], extra_plan)
-    # The rotation of the positions stays in fp32: the only input of a layer that is not in the type of the weights.
+    # Keep cos and sin in fp32: they are the only layer input with a dtype different from the weights.
     policy = MixedPrecisionPolicy(types.computed, types.summed, cast_forward_inputs=False)
     if expert_parallelism > 1:
         split_experts(network, ranks, expert_parallelism, policy)
@@ -108,9 +108,9 @@ def distribute(
 
 
 def split_products(network: Network, mesh: Any, extra_plan: Mapping[str, ParallelStyle]) -> None:
-    """Let each rank of ``mesh`` compute its share of each GEMM, and of its positions what is between GEMMs.
+    """Shard the GEMMs over the ranks of ``mesh``, and the positions between the GEMMs.
 
-    ``extra_plan`` is how what else is in a layer is split.
+    ``extra_plan``: tensor-parallel plan of modules added to the layers.
     """
     by_positions = PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None))
     around = {
@@ -138,7 +138,7 @@ def split_products(network: Network, mesh: Any, extra_plan: Mapping[str, Paralle
 
 
 def split_experts(network: Network, ranks: Ranks, share_of: int, policy: MixedPrecisionPolicy) -> None:
-    """Let ``share_of`` neighbours have the experts together, and FSDP shard those that others have too."""
+    """Distribute the experts over ``share_of`` consecutive ranks; FSDP shards the copies of an expert."""
     shape, names = (ranks.size // share_of, share_of), ("copies", "experts")
     mesh = init_device_mesh(ranks.context.type, shape, mesh_dim_names=names)
     for layer in network.layers:
@@ -151,7 +151,7 @@ def split_experts(network: Network, ranks: Ranks, share_of: int, policy: MixedPr
 
 
 def by_mesh(parameters: Iterable[nn.Parameter]) -> List[List[nn.Parameter]]:
-    """Return the parameters in groups of those that are split over the same mesh, which PyTorch computes together."""
+    """Group parameters by device mesh: PyTorch can combine only tensors on the same mesh."""
     groups: Dict[Any, List[nn.Parameter]] = {}
     for parameter in parameters:
         groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
@@ -160,7 +160,7 @@ def by_mesh(parameters: Iterable[nn.Parameter]) -> List[List[nn.Parameter]]:
 
 @torch.no_grad()
 def clip(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
-    """Scale the gradients so that their norm is at most ``max_norm``, as clip_grad_norm_; return what it was."""
+    """Clip the gradient norm to ``max_norm`` in place, as clip_grad_norm_; return the norm before."""
     gradients = [[grad.grad for grad in group if grad.grad is not None] for group in by_mesh(parameters)]
     norms = [whole(nn.utils.get_total_norm(group, foreach=True)) for group in gradients]
     norm = torch.stack(norms).square().sum().sqrt()
@@ -171,7 +171,7 @@ def clip(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
 
 
 def loss_context(position: MeshPosition) -> ContextManager[Any]:
-    """Return the context of a forward and backward pass: the logits' entries stay on the ranks that compute them."""
+    """Return the context for forward and backward: with tensor parallelism, logits stay sharded."""
     return loss_parallel() if position.tensor > 1 else nullcontext()
 
 
@@ -190,7 +190,7 @@ def context_group(ranks: Ranks, position: MeshPosition) -> Any:
 
 
 class Gathered(torch.autograd.Function):
-    """The tensors of all ranks of a group, (ranks, ...); backward sums what the ranks found for this rank's."""
+    """All-gather over a group, (ranks, ...); backward reduce-scatters the gradients."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, group: Any) -> torch.Tensor:
@@ -208,10 +208,10 @@ class Gathered(torch.autograd.Function):
 
 
 def across(group: Any, position: MeshPosition) -> Attend:
-    """Return the causal attention of this rank's positions to those of all ranks of a group.
+    """Return the causal attention of this rank's queries to the keys of the group.
 
-    Keys and values are gathered, as for Llama 3 itself (arXiv 2407.21783, section 3.3.2): with grouped queries they are
-    small next to what attention computes.
+    Keys and values are all-gathered, as for Llama 3 (arXiv 2407.21783, section 3.3.2): with grouped queries they are
+    small compared with the computation.
     """
     last = 2 * position.context - 1
 
@@ -240,17 +240,17 @@ def across(group: Any, position: MeshPosition) -> Attend:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a tensor, which shares its memory."""
+    """Return this rank's shard; shares memory with the tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the whole of a tensor of which each rank has a part; all ranks call this together."""
+    """Return the full tensor; a collective call."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def share(tensor: torch.Tensor) -> Tuple[slice, ...]:
-    """Return which part of a tensor this rank has."""
+    """Return the slices of the full tensor that this rank has."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
     sizes, begins = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -258,7 +258,7 @@ def share(tensor: torch.Tensor) -> Tuple[slice, ...]:
 
 
 def fill(tensor: torch.Tensor, begins: Sequence[int], values: torch.Tensor) -> None:
-    """Copy what a rank has of ``values``, a part of the whole tensor from ``begins`` on."""
+    """Copy the part of ``values`` that this rank has; ``begins``: offset of ``values`` in the full tensor."""
     target, source = [], []
     for part, first, size in zip(share(tensor), begins, values.shape):
         start, end = max(part.start, first), min(part.stop, first + size)
@@ -269,9 +269,9 @@ def fill(tensor: torch.Tensor, begins: Sequence[int], values: torch.Tensor) -> N
 
 @torch.no_grad()
 def keep(network: Network, name: str, part: torch.Tensor) -> None:
-    """Give this rank's part of a parameter its values; all ranks call this together.
+    """Set this rank's shard of a parameter; a collective call.
 
-    A parameter in FP8 gets them divided by its module's ``scale``: that of the whole tensor's largest value.
+    FP8 parameters are divided by the module's ``scale``, computed from the absolute maximum of the full tensor.
     """
     parameter = local(network.get_parameter(name))
     if parameter.dtype.itemsize > 1:
@@ -288,9 +288,9 @@ def keep(network: Network, name: str, part: torch.Tensor) -> None:
 
 @torch.no_grad()
 def initialize(network: Network, initial: float, seed: int, device: torch.device) -> None:
-    """Give a network its values: the same whatever ranks it is split over.
+    """Initialize the weights, independent of the number of ranks.
 
-    Each matrix is drawn whole from a seed of its own, and the rank keeps its part.
+    A full matrix is generated from a per-parameter seed; each rank copies its shard.
     """
     network.to_empty(device=device)
     for number, (name, parameter) in enumerate(network.named_parameters()):

@@ -1,4 +1,4 @@
-"""Llama for a server: a step on some tokens, with the keys and values of those before, which the client keeps."""
+"""Export of Llama for a server: one step on new tokens, with a KV cache that the client stores."""
 
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,8 @@ from benchmarks.llama.pytorch.attention import masked
 from benchmarks.llama.pytorch.network import Network, rope_cos_sin
 from benchmarks.llama.pytorch.state import joined
 
-LAST = 1 << 30  # The example is a step with a cache: whole samples would have large logits.
-GENERATED, FROM = 8, 8  # tokens, and those that they follow, by which steps with a cache are checked
+LAST = 1 << 30  # Use a step with a cache as the example: full samples have large logits.
+GENERATED, FROM = 8, 8  # generated tokens and prompt tokens of the check of steps with a cache
 INPUTS = (
     Value("tokens", "numbers of the vocabulary: a text from its begin on, or what follows the cache"),
     Value("cache", "keys and values of the tokens before, of each layer at each position; at first of none"),
@@ -58,9 +58,9 @@ def subject(
     network: Network, evaluate: Callable[[Callable[[np.ndarray], np.ndarray]], Dict[str, float]], text: np.ndarray,
     preprocessing: Mapping[str, Any],
 ) -> Subject:  # fmt: skip
-    """Return what is exported of a network; ``evaluate`` takes what finds the logits of whole samples (B, L).
+    """Return the export subject; ``evaluate`` takes a function that computes the logits of full samples (B, L).
 
-    What follows the begin of a ``text`` (L,) is generated too, so that steps with a cache are checked.
+    Also continues a ``text`` (L,), to check steps with a cache.
     """
     shape = network.shape
     cache = (shape.layers, 2, shape.key_value_heads, 0, shape.size)

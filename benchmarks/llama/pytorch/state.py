@@ -1,4 +1,4 @@
-"""What is trained on this rank: the optimizer, and a checkpoint's parts, which any number of ranks reads again."""
+"""Optimizer and sharded checkpoints. A checkpoint can be loaded on any number of ranks."""
 
 from typing import Any, Dict, Iterable, List, Mapping, Sequence
 
@@ -7,13 +7,13 @@ import torch
 from benchmarks.llama.pytorch import parallel
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-Parameters = Mapping[str, torch.nn.Parameter]  # those that are trained, by name
+Parameters = Mapping[str, torch.nn.Parameter]  # trainable parameters by name
 
 
 def adamw(parameters: Parameters, config: Any) -> torch.optim.AdamW:
-    """Return AdamW with its state there from the start, so that a checkpoint can be read into it.
+    """Return AdamW with initialized state, so that a checkpoint can be loaded into it.
 
-    The norms do not decay, as no parameter of one dimension does in Megatron (_get_param_groups).
+    No weight decay for norms, as for all one-dimensional parameters in Megatron (_get_param_groups).
     """
     groups: List[Dict[str, Any]] = [
         {"params": group, "weight_decay": decay}
@@ -29,7 +29,7 @@ def adamw(parameters: Parameters, config: Any) -> torch.optim.AdamW:
 
 
 def parts_of(parameters: Parameters, optimizer: torch.optim.Optimizer) -> Dict[str, Any]:
-    """Return this rank's part of the weights and of AdamW's state, each with its place in the whole."""
+    """Return this rank's shards of weights and AdamW state, with their offsets in the full tensors."""
     parts: Dict[str, Any] = {}
     for name, parameter in parameters.items():
         state = optimizer.state[parameter]
@@ -45,7 +45,7 @@ def parts_of(parameters: Parameters, optimizer: torch.optim.Optimizer) -> Dict[s
 
 @torch.no_grad()
 def restore(parameters: Parameters, optimizer: torch.optim.Optimizer, every_rank: Iterable[Mapping[str, Any]]) -> None:
-    """Take this rank's part of what the ranks of a checkpoint wrote, however they were split."""
+    """Load this rank's shards from the shards of all ranks in a checkpoint; the sharding may differ."""
     for saved in every_rank:
         for name, parameter in parameters.items():
             state, part = optimizer.state[parameter], saved["parts"][name]
@@ -56,14 +56,14 @@ def restore(parameters: Parameters, optimizer: torch.optim.Optimizer, every_rank
 
 @torch.no_grad()
 def forget(optimizer: torch.optim.Optimizer) -> None:
-    """Set AdamW's state to that of no step, in place."""
+    """Reset AdamW's state in place."""
     for state in optimizer.state.values():
         for values in state.values():
             parallel.local(values).zero_()
 
 
 def joined(parts: Sequence[Mapping[str, Any]]) -> Dict[str, torch.Tensor]:
-    """Return the whole weights by their names, from the parts of all ranks of a checkpoint."""
+    """Return the full weights by name from the shards of all ranks in a checkpoint."""
     tensors: Dict[str, torch.Tensor] = {}
     for part in parts:
         for name, saved in part.items():

@@ -1,7 +1,6 @@
-"""What a trained network makes of the begins of evaluation texts, for people to read: texts.jsonl.
+"""Sample continuations of evaluation texts by the trained network, for people to read: texts.jsonl.
 
-Of a sample's begin each line has the ``text``, how it goes on there (``reference``), with the likeliest tokens
-(``likeliest``) and with drawn ones (``drawn``).
+Keys: ``text`` (prompt), ``reference`` (original continuation), ``likeliest`` (greedy), ``drawn`` (sampled).
 """
 
 import json
@@ -19,14 +18,14 @@ from benchmarks.llama.pytorch.network import Network
 
 FILE = "texts.jsonl"
 TEXTS = 4
-LENGTH = 96  # tokens of a text and of what follows, at most those of a sample
-TEMPERATURE = 0.8  # of what is drawn: below 1 likely tokens are likelier
+LENGTH = 96  # tokens of prompt and continuation, limited by the sample length
+TEMPERATURE = 0.8  # sampling temperature; below 1 favors likely tokens
 
 
 def continued(network: Network, begins: torch.Tensor, length: int, drawing: Optional[torch.Generator]) -> torch.Tensor:
-    """Return texts (B, length) that begin with ``begins`` (B, L); ``drawing`` is the CPU's generator, None: likeliest.
+    """Continue prompts (B, L) to (B, length), greedily if ``drawing`` (a CPU generator) is None.
 
-    All ranks call this together, for the same texts: each computes with what it gathers, and holds no cache.
+    A collective call with the same texts on all ranks: weights are gathered for each token, without a KV cache.
     """
     tokens = begins
     while tokens.shape[1] < length:
@@ -43,9 +42,9 @@ def continued(network: Network, begins: torch.Tensor, length: int, drawing: Opti
 
 @torch.no_grad()
 def write(network: Network, samples: List[np.ndarray], tokenizer: Path, ranks: Ranks, seed: int, output: Path) -> None:
-    """Let a network continue the first third of some evaluation ``samples``; rank 0 writes the file.
+    """Let the network continue the first third of some evaluation ``samples``; rank 0 writes the file.
 
-    Synthetic data have no tokenizer, and no text.
+    Skipped for synthetic data, which have no tokenizer.
     """
     if not tokenizer.exists():
         return

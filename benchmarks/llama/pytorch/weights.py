@@ -1,4 +1,4 @@
-"""Published weights of Llama into a network that is split over ranks: each rank reads its own part of each tensor."""
+"""Load published Llama weights into a sharded network: each rank reads its shards only."""
 
 from typing import Mapping, Tuple
 
@@ -18,7 +18,7 @@ def is_fused(stored: Mapping[str, Stored]) -> bool:
 
 
 def place_of(name: str, network: Network, stored: Mapping[str, Stored]) -> Tuple[str, int, Tuple[int, ...]]:
-    """Return the tensor that a parameter is in, its first row there, and the shape that the tensor must have."""
+    """Return tensor name, first row and expected shape of a parameter in the files."""
     published, full_shape = hf_name(name), network.get_parameter(name).shape
     product = next((letter for letter in "qkv" if published.endswith(f"self_attn.{letter}_proj.weight")), "")
     fused = f"{published[: -len('q_proj.weight')]}{FUSED}" if product else ""
@@ -31,10 +31,10 @@ def place_of(name: str, network: Network, stored: Mapping[str, Stored]) -> Tuple
 
 @torch.no_grad()
 def fill(network: Network, stored: Mapping[str, Stored]) -> None:
-    """Give the frozen parameters of a network, which are on their device, the values of files.
+    """Load the frozen parameters of a network, which is on its device, from files.
 
     Raises:
-        Problem: a tensor is missing, or of another shape; on all ranks together.
+        Problem: a tensor is missing or has a different shape; raised on all ranks.
     """
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:

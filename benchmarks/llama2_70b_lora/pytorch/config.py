@@ -67,7 +67,7 @@ class Config:
     context_parallelism: int = 1  # ranks that share the positions of a sample
     gradient_reduction: Literal["fp32", "bf16"] = "fp32"  # type in which gradients are summed over the ranks
 
-    # Evaluation: the first ones are left out, as many as the rules say for the global batch (events.py)
+    # Evaluation: the first ones are left out, as many as the rules say for the global batch (schedule.py)
     eval_interval_samples: int = 384  # samples trained on between two
 
     # How it runs
