@@ -1,10 +1,10 @@
-"""Prepare gpt-oss-20b's data, which are those of Llama 3.1 8B: either benchmark trains on what the other prepared.
+"""Prepare gpt-oss-20b's data set. Llama 3.1 8B uses the same data: prepare it once for both.
 
     $ python -m benchmarks.gpt_oss_20b.prepare -o data/gpt-oss-20b                       # the toy data set
     $ python -m benchmarks.gpt_oss_20b.prepare /raw/c4 -o /data/c4 --tokenizer tokenizer.json
     $ python -m benchmarks.gpt_oss_20b.prepare --verify /data/c4
 
-Options, files and exit codes are those of benchmarks/llama31_8b/prepare.py.
+For options, files and exit codes see benchmarks/llama31_8b/prepare.py.
 """
 
 from functools import partial

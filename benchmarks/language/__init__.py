@@ -20,5 +20,5 @@ def part_files(part: str) -> Tuple[str, ...]:
     return tuple(f"{part}_{name}.npy" for name in ARRAYS)
 
 
-# Files of prepared pretraining data, as arrays.py describes them.
+# Files of prepared pretraining data, see arrays.py.
 FILES = (*part_files("train"), *part_files("test"), VOCABULARY)

@@ -1,16 +1,16 @@
-"""The on-disk format of pretraining data: samples without padding, one after the other.
+"""On-disk format of pretraining data: concatenated samples without padding.
 
 For ``train`` and ``test`` (MLPerf's evaluation set)::
 
-    train_tokens.npy           uint16 [tokens]: [CLS] a [SEP] b [SEP] of all samples, masked words already replaced
+    train_tokens.npy           uint16 [tokens]: [CLS] a [SEP] b [SEP] of all samples, masked tokens already replaced
     train_offsets.npy          int64 [samples + 1]
-    train_second.npy           uint16 [samples]: place in the sample where segment b begins
-    train_masked_places.npy    uint16 [masked]: places in the sample, ascending
-    train_masked_labels.npy    uint16 [masked]: the words that stood there
+    train_second.npy           uint16 [samples]: start of segment b in the sample
+    train_masked_places.npy    uint16 [masked]: masked positions in the sample, ascending
+    train_masked_labels.npy    uint16 [masked]: the original tokens
     train_masked_offsets.npy   int64 [samples + 1]
-    train_next.npy             uint8 [samples]: 1 where b is a random text, 0 where it follows a
+    train_next.npy             uint8 [samples]: 1 if b is a random text, 0 if it follows a
 
-Next to them ``vocabulary.txt``, one entry a line as published. Arrays are read through memory maps::
+``vocabulary.txt`` has one entry per line, as published. Arrays are read through memory maps::
 
     data = open_data(Path("data/bert"))
     print(data.vocabulary.text(data.train[0]))
@@ -31,13 +31,13 @@ from benchmarks.language.vocabulary import Vocabulary
 
 
 def within(counts: np.ndarray) -> np.ndarray:
-    # Return 0 to count - 1 for each count, one after the other.
+    # Concatenate the ranges 0 to count - 1.
     ends = np.cumsum(counts)
     return np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
 
 
 def ragged(offsets: np.ndarray, indices: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """Return where the values of the samples ``indices`` are, one sample behind the other, and how many each has."""
+    """Return the indices of the values of samples ``indices``, concatenated, and the number of values per sample."""
     begins = offsets[indices]
     counts = offsets[indices + 1] - begins
     return np.repeat(begins, counts) + within(counts), counts
@@ -54,7 +54,7 @@ class Samples(Sequences):
     next: np.ndarray
 
     def masked(self, index: int) -> Tuple[np.ndarray, np.ndarray]:
-        """Return places and labels of the masked words of a sample, uint16 [masked] each."""
+        """Return positions and labels of a sample's masked tokens, both uint16 [masked]."""
         part = slice(self.masked_offsets[index], self.masked_offsets[index + 1])
         return self.masked_places[part], self.masked_labels[part]
 
@@ -73,7 +73,7 @@ class Samples(Sequences):
         )
 
     def original(self, index: int) -> np.ndarray:
-        """Return the tokens of a sample as they were before masking, uint16 [length]."""
+        """Return the tokens of a sample before masking, uint16 [length]."""
         tokens = np.array(self[index])
         positions, labels = self.masked(index)
         tokens[positions] = labels
@@ -98,10 +98,10 @@ class DataSet:
 
 
 def open_data(folder: Path) -> DataSet:
-    """Open a prepared data set; reads its vocabulary and no sample, so that it may be open before the clock starts.
+    """Open a prepared data set; reads the vocabulary and no samples, so it may be called before the clock starts.
 
     Raises:
-        Problem: there is none, it is half-written, or its files are not those of its manifest.
+        Problem: the data set is missing, incomplete, or does not match its manifest.
     """
     contents = manifest.read(folder)
     with opening(folder, "BERT"):
@@ -114,7 +114,7 @@ def open_data(folder: Path) -> DataSet:
 
 
 def check(data: DataSet) -> None:
-    """Compare the sizes of arrays and files with the manifest, and read none of them: the clock does not run yet."""
+    """Compare the sizes of arrays and files with the manifest without reading the arrays: the clock has not started."""
     folder, splits = data.folder, data.manifest["splits"]
     expected = [("entries of the vocabulary", data.vocabulary.size, data.manifest["facts"]["vocabulary"])]
     for part, samples in (("train", data.train), ("test", data.test)):

@@ -1,4 +1,4 @@
-"""Model FLOPs of BERT's encoder and of its heads: benchmarks/common/flops.py."""
+"""Model FLOPs of BERT's encoder and heads, see benchmarks/common/flops.py."""
 
 from typing import Any, Iterable, List
 
@@ -8,7 +8,7 @@ from benchmarks.common.flops import TRAINING, evenly, product
 
 
 def pretraining_flops(config: Any, vocabulary: int, lengths: Iterable[int], masked: int) -> float:
-    """FLOPs of a training step on sequences of ``lengths`` tokens, of which ``masked`` words in all are predicted."""
+    """FLOPs of a training step on sequences of ``lengths`` tokens with ``masked`` predicted tokens in total."""
     lengths = list(lengths)
     mlm_head = product(masked, config.width, config.width) + product(masked, config.width, vocabulary)
     follows = product(len(lengths), config.width, config.width) + product(len(lengths), config.width, 2)
@@ -16,23 +16,23 @@ def pretraining_flops(config: Any, vocabulary: int, lengths: Iterable[int], mask
 
 
 def answering_flops(config: Any, lengths: Iterable[int]) -> float:
-    """FLOPs of a training step that finds an answer's start and end in each of the windows of ``lengths`` tokens."""
+    """FLOPs of a training step that predicts answer spans in windows of ``lengths`` tokens."""
     return TRAINING * sum(_encoder(config, length) + product(length, config.width, 2) for length in lengths)
 
 
 def of_sample(config: Any, vocabulary: int, samples: Any) -> float:
-    """FLOPs of training on one of ``samples`` (arrays.Samples), the mean over a share of them."""
+    """Mean FLOPs of training on one of ``samples`` (arrays.Samples), estimated from a subset."""
     lengths, masked = _lengths(samples.offsets), _lengths(samples.masked_offsets)
     return pretraining_flops(config, vocabulary, lengths, sum(masked)) / len(lengths)
 
 
 def of_window(config: Any, windows: Any) -> float:
-    """FLOPs of training on one of ``windows`` of SQuAD, the mean over a share of them."""
+    """Mean FLOPs of training on one of SQuAD's ``windows``, estimated from a subset."""
     lengths = _lengths(windows.offsets)
     return answering_flops(config, lengths) / len(lengths)
 
 
-# Lengths of a share of what is between ``offsets``.
+# Lengths of a subset of the sequences.
 def _lengths(offsets: np.ndarray) -> List[int]:
     indices = evenly(len(offsets) - 1)
     lengths: List[int] = (offsets[1:][indices] - offsets[:-1][indices]).tolist()

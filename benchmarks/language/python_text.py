@@ -1,8 +1,8 @@
-"""The toy data set: the English that comes with every Python, a document per module and per chapter of its reference.
+"""Toy data set: English text included in every Python, one document per module and per chapter of the reference.
 
-It is the prose of the docstrings of the standard library, and the language reference that help() shows
-(pydoc_data.topics). The text differs with Python's version, which the manifest has; for one version and distribution
-it is the same on every machine. No text that all versions have in common is long enough.
+Docstrings of the standard library, and the language reference that help() prints (pydoc_data.topics). The text
+depends on Python's version, which is in the manifest; for one version and distribution it is the same on all
+machines. No text common to all versions is long enough.
 """
 
 import ast
@@ -16,7 +16,7 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.language.sentences import sentences_of
 
 NAME = "python-text"
-LEAST_SENTENCES = 8  # least sentences of a document: modules with hardly any prose are left out
+LEAST_SENTENCES = 8  # minimum sentences per document: excludes modules with hardly any prose
 LEAST_WORDS = 4
 _Documented = Union[ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef]
 _LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "pydoc_data"}
@@ -27,7 +27,7 @@ _PROSE = re.compile(r"""^["'(]?[A-Za-z].*[.!?:)"']$""")
 
 
 def write_text(path: Path) -> str:
-    """Write one sentence a line with an empty line between documents; return what was read.
+    """Write one sentence per line with an empty line between documents; return a description of the source.
 
     Raises:
         Problem: this Python has no source files.
@@ -53,14 +53,14 @@ def modules(root: Path) -> Iterator[Path]:
 
 
 def _of_module(path: Path) -> Iterator[List[str]]:
-    # Yield the sentences of all docstrings of a file as one document.
+    # Yield the sentences of all docstrings in a file as one document.
     tree = parse(path)
     texts = (ast.get_docstring(node) or "" for node in (documented(tree) if tree else ()))
     yield from _document("\n\n".join(texts))
 
 
 def documented(node: _Documented) -> Iterator[_Documented]:
-    # Yield a module, a class or a function and those in it; a function within an "if" has no readers.
+    # Yield a module, class or function and nested ones; functions inside "if" are skipped.
     yield node
     for child in node.body:
         if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -71,11 +71,11 @@ def parse(path: Path) -> "ast.Module | None":
     try:
         return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return None  # a broken file of a distribution is none of our text
+        return None  # skip broken files of a distribution
 
 
 def _topics(root: Path) -> Iterator[List[str]]:
-    # Yield each chapter of the language reference once: several topics have the same text.
+    # Yield the chapters of the language reference without duplicates: topics may share text.
     tree = parse(root / "pydoc_data" / "topics.py")
     values = {node.value: None for node in ast.walk(tree) if isinstance(node, ast.Constant)} if tree else {}
     for text in values:
@@ -85,13 +85,13 @@ def _topics(root: Path) -> Iterator[List[str]]:
 
 def _document(text: str) -> Iterator[List[str]]:
     sentences = [sentence for part in re.split(r"\n\s*\n", text) for sentence in _sentences(part)]
-    once = list(dict.fromkeys(sentences))  # a sentence that many methods have would be learnt by heart
+    once = list(dict.fromkeys(sentences))  # a sentence repeated in many methods would be memorized
     if len(once) >= LEAST_SENTENCES:
         yield once
 
 
 def _sentences(paragraph: str) -> Iterator[str]:
-    # Yield the sentences of a paragraph of prose; nothing of code, tables and titles.
+    # Yield the sentences of a paragraph of prose; skips code, tables and titles.
     lines = paragraph.splitlines()
     if any(_CODE.search(line) for line in lines) or paragraph.startswith("    "):
         return

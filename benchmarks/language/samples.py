@@ -1,4 +1,4 @@
-"""Pretraining data as samples, for benchmarks/common/data/sample_checks.py: masked sequences, and their vocabulary."""
+"""Masked sequences and the vocabulary, for benchmarks/common/data/sample_checks.py."""
 
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
@@ -10,14 +10,14 @@ from benchmarks.language.arrays import Samples, open_data
 from benchmarks.language.vocabulary import Vocabulary
 from benchmarks.language.wordpiece import Tokenizer
 
-LEAST_MASKED = 0.5  # of the places to predict have [MASK]: 0.8 by the rule of BERT
+LEAST_MASKED = 0.5  # minimum fraction of [MASK] at the masked positions; 0.8 in BERT
 MOST_UNKNOWN = 0.1
-RETOKENIZED = 100  # sequences that are text and tokenized again
-LEAST_SAME = 0.8  # of them give the same tokens
+RETOKENIZED = 100  # sequences to tokenize again
+LEAST_SAME = 0.8  # minimum fraction of them with the same tokens
 
 
 def _keys(samples: Samples) -> Callable[[np.ndarray], List[bytes]]:
-    # With the masks: the passes over a text make the same sequences, with other ones.
+    # Include the masks: duplication repeats sequences with different masks.
     return lambda indices: [sample_checks.key(samples[index], *samples.masked(index)) for index in indices.tolist()]
 
 
@@ -26,13 +26,13 @@ def _originals(samples: Samples) -> Callable[[np.ndarray], List[bytes]]:
 
 
 def _original(samples: Samples, index: int) -> np.ndarray:
-    # The tokens before masking; as they are where the masks are those of another sample, which is found elsewhere.
+    # The tokens before masking. Unchanged if the masks belong to a different sample; another check reports that.
     fits = int(samples.masked(index)[0].max(initial=0)) < len(samples[index])
     return samples.original(index) if fits else np.asarray(samples[index])
 
 
 def words(name: str, tokens: List[np.ndarray], vocabulary: Vocabulary) -> Iterator[Tuple[str, str]]:
-    """Yield what shows that sequences were not made by a vocabulary."""
+    """Yield evidence that sequences were not tokenized with the vocabulary."""
     all_ids = np.concatenate(tokens)
     if int(all_ids.max()) >= vocabulary.size:
         yield f"{name}: tokens up to {int(all_ids.max()):,}", f"{vocabulary.size:,} entries of the vocabulary"
@@ -44,7 +44,7 @@ def words(name: str, tokens: List[np.ndarray], vocabulary: Vocabulary) -> Iterat
     right: Dict[int, bool] = {}
     for number, ids_of_text in enumerate(tokens[:: max(1, len(tokens) // RETOKENIZED)]):
         for ids in np.split(ids_of_text, np.flatnonzero(np.isin(ids_of_text, (vocabulary.cls, vocabulary.sep)))):
-            # A text that was cut may begin within a word, which no tokenizer makes of it again.
+            # Truncated text may start within a word: skip to the next word.
             start = next((index for index, id in enumerate(ids) if index and not _continues(vocabulary, id)), len(ids))
             if vocabulary.unk not in ids and start < len(ids):
                 again = tokenizer.encode(vocabulary.text(ids[start:])).ids == ids[start:].tolist()

@@ -1,10 +1,10 @@
-"""TensorFlow's files without TensorFlow: records (``*.tfrecord``) and checkpoints (``NAME.index``, ``NAME.data-*``).
+"""Read TensorFlow records (``*.tfrecord``) and checkpoints (``NAME.index``, ``NAME.data-*``) without TensorFlow.
 
-A record is its length (uint64), the masked CRC-32C of the length, its bytes, and their masked CRC-32C
-(tensorflow/core/lib/io/record_writer.h); its bytes are a ``tf.train.Example`` (tensorflow/core/example/example.proto).
-The index of a checkpoint is a table of LevelDB (doc/table_format.md) with a BundleEntryProto of each tensor
-(tensorflow/core/protobuf/tensor_bundle.proto): type, shape, place in the data files, CRC-32C. Every record, block of
-an index and tensor that is read is checked by its CRC.
+A record is its length (uint64), the masked CRC-32C of the length, the content, and the masked CRC-32C of the content
+(tensorflow/core/lib/io/record_writer.h). The content is a ``tf.train.Example``
+(tensorflow/core/example/example.proto). The index of a checkpoint is a LevelDB table (doc/table_format.md) with a
+BundleEntryProto per tensor (tensorflow/core/protobuf/tensor_bundle.proto): type, shape, offset in the data files,
+CRC-32C. All CRCs of records, index blocks and tensors are checked.
 """
 
 import struct
@@ -32,7 +32,7 @@ def masked_crc(content: bytes) -> int:
 
 
 def is_record(head: bytes) -> bool:
-    # Return whether the first 12 bytes of a file begin a record.
+    # Return whether the first 12 bytes of a file are a record header.
     return len(head) == _HEAD.size and masked_crc(head[:8]) == _HEAD.unpack(head)[1]
 
 
@@ -42,10 +42,10 @@ def frame(content: bytes) -> bytes:
 
 
 def records(path: Path) -> Iterator[bytes]:
-    """Yield the content of each record of a file.
+    """Yield the content of the records in a file.
 
     Raises:
-        Problem: one is truncated, or its bytes are not those that were written.
+        Problem: a record is truncated or damaged.
     """
     number = 0
     with path.open("rb") as file:
@@ -67,10 +67,10 @@ def records(path: Path) -> Iterator[bytes]:
 
 
 def features(content: bytes) -> Dict[str, np.ndarray]:
-    """Return the lists of integers of a ``tf.train.Example``, int64 each; other lists are empty.
+    """Return the integer lists in a ``tf.train.Example``, as int64; other lists are empty.
 
     Raises:
-        ValueError: it is no such message.
+        ValueError: the message is invalid.
     """
     features: Dict[str, np.ndarray] = {}
     for group in _all(content, 1):
@@ -84,8 +84,8 @@ def features(content: bytes) -> Dict[str, np.ndarray]:
 # -- checkpoints -------------------------------------------------------------------------------------------
 
 MAGIC = 0xDB4775248B80FB57
-FOOTER = 48  # bytes at the end of a table: two handles of blocks, filled up, and MAGIC
-# Those of DataType that a checkpoint of weights has.
+FOOTER = 48  # bytes at the end of a table: two padded block handles, and MAGIC
+# Values of DataType that occur in checkpoints.
 TYPES: Dict[int, Any] = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}
 
 
@@ -99,7 +99,7 @@ class Entry(NamedTuple):
 
 
 class Bundle:
-    # The tensors of a checkpoint by name; each is read when it is asked for.
+    # Tensors of a checkpoint by name, read on demand.
 
     def __init__(self, index: Path) -> None:
         # Read the index file. Raises Problem where it is none or is damaged.
@@ -112,7 +112,7 @@ class Bundle:
             raise self._damaged(index, str(error)) from None
 
     def read(self, name: str) -> np.ndarray:
-        """Return a tensor. Raises Problem where its bytes are not those that were written, or its type is unknown."""
+        """Return a tensor. Raises Problem if it is damaged or its type is unknown."""
         entry = self.entries[name]
         path = self._index.with_suffix(f".data-{entry.shard:05}-of-{self._shards:05}")
         if entry.dtype not in TYPES:
@@ -164,7 +164,7 @@ def _block(content: bytes, handle: bytes, position: int) -> Iterator[Tuple[bytes
 
 
 def _handle(data: bytes, position: int) -> Tuple[int, int, int]:
-    # Return offset and size of a block, and what is behind them.
+    # Return offset and size of a block, and the position after the handle.
     offset, position = _varint(data, position)
     size, position = _varint(data, position)
     return offset, size, position
@@ -182,7 +182,7 @@ def _entry(message: bytes) -> Entry:
 
 
 def _fields(message: bytes) -> Iterator[Tuple[int, Any]]:
-    # Yield number and value of each field: an int, or the bytes of a string or message.
+    # Yield number and value of all fields: an int, or the bytes of a string or message.
     offset = 0
     while offset < len(message):
         tag, offset = _varint(message, offset)
@@ -226,7 +226,7 @@ def _varint(data: bytes, offset: int) -> Tuple[int, int]:
 
 
 def _integers(content: bytes) -> np.ndarray:
-    # Return all numbers of a packed list: int64. Raises ValueError where the last one has no end.
+    # Return a packed list as int64. Raises ValueError if the last number is truncated.
     raw = np.frombuffer(content, np.uint8)
     last = np.flatnonzero(raw < 128)
     if len(last) == len(raw):

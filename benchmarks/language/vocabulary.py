@@ -1,4 +1,4 @@
-"""A WordPiece vocabulary: its entries by id, and its file as published, one entry a line."""
+"""WordPiece vocabulary: entries by id, and the published file format with one entry per line."""
 
 from pathlib import Path
 from typing import Iterable
@@ -10,7 +10,7 @@ MOST_ENTRIES = 1 << 16  # ids are stored as uint16
 
 
 class Vocabulary:
-    # The entries by id, and the ids of the special ones, which all vocabularies have.
+    # Entries by id, and the ids of the special tokens, which all vocabularies have.
 
     def __init__(self, entries: Iterable[str]) -> None:
         self.entries = tuple(entries)
@@ -28,10 +28,10 @@ def write(path: Path, entries: Iterable[str]) -> None:
 
 
 def read(path: Path) -> Vocabulary:
-    """Read a vocabulary file: one entry a line, the first one has id 0.
+    """Read a vocabulary file: one entry per line, starting with id 0.
 
     Raises:
-        Problem: it cannot be read, is not UTF-8, has an entry twice, lacks a special one, or has too many.
+        Problem: the file cannot be read, is not UTF-8, has duplicates, lacks a special token, or is too long.
     """
     hint = "take vocab.txt as published with BERT (uncased: 30,522 lines)"
     try:

@@ -1,13 +1,13 @@
-"""WordPiece, uncased, by Hugging Face's tokenizers: text to the longest pieces of a vocabulary, as BERT cuts it.
+"""Uncased WordPiece with Hugging Face's tokenizers, as in BERT.
 
-The pieces are those of tokenization.py of the MLPerf v0.7 submission (google-research/bert) for every text without
-characters of private use, which the library removes. Where BertTokenizer's defaults differ, the reference counts: the
-text of a special entry, such as "[MASK]", is ordinary text, so that words of an article do not become marks of the
-task; words of 101 to 200 letters are cut; a capital sigma at a word's end becomes the final one.
+Same tokens as tokenization.py of the MLPerf v0.7 submission (google-research/bert) for all text without private-use
+characters, which the library removes. Differences from BertTokenizer's defaults follow the reference: special tokens
+in the text, such as "[MASK]", are ordinary text, so that articles cannot contain task markers; words of 101 to 200
+letters are split; a capital sigma at the end of a word becomes a final sigma.
 
     tokenizer = Tokenizer(read(Path("vocab.txt")))
     tokenizer.pieces("unaffable!")               # ["una", "##ffa", "##ble", "!"]
-    tokenizer.encode("unaffable!").offsets       # where each piece begins and ends in the text
+    tokenizer.encode("unaffable!").offsets       # start and end of the pieces in the text
 """
 
 from typing import Callable, List, Mapping
@@ -21,13 +21,13 @@ from benchmarks.language.vocabulary import SPECIAL, Vocabulary
 from benchmarks.translation.segment import learn_codes
 
 LONGEST_WORD = 200  # letters; a longer word is unknown (max_input_chars_per_word)
-_END_OF_WORD = "</w>"  # behind the last letter of a word (subword-nmt)
+_END_OF_WORD = "</w>"  # end-of-word mark of subword-nmt
 _NORMALIZER = BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=True, lowercase=True)
 _PRE_TOKENIZER = BertPreTokenizer()
 
 
 class Tokenizer:
-    # Text to pieces of a vocabulary, without [CLS] and [SEP].
+    # Split text into WordPiece tokens, without [CLS] and [SEP].
 
     def __init__(self, vocabulary: Vocabulary, longest_word: int = LONGEST_WORD) -> None:
         self.vocabulary = vocabulary
@@ -36,7 +36,7 @@ class Tokenizer:
         self._tokenizer.normalizer, self._tokenizer.pre_tokenizer = _NORMALIZER, _PRE_TOKENIZER
 
     def encode(self, text: str) -> tokenizers.Encoding:
-        """Return the ``ids`` of a text, and the ``offsets`` of each piece: its first character, and behind its last."""
+        """Return the ``ids`` of a text, and the ``offsets`` (start, end) of the tokens in characters."""
         return self._tokenizer.encode(_with_final_sigmas(text), add_special_tokens=False)
 
     def pieces(self, text: str) -> List[str]:
@@ -44,13 +44,13 @@ class Tokenizer:
 
 
 def words(text: str) -> List[str]:
-    """Return the words of a text as the vocabulary counts them: lower case, no accents, punctuation apart."""
+    """Split text into words for learning a vocabulary: lower case, no accents, punctuation separated."""
     normal = _NORMALIZER.normalize_str(_with_final_sigmas(text))
     return [word for word, _ in _PRE_TOKENIZER.pre_tokenize_str(normal)]
 
 
 def _with_final_sigmas(text: str) -> str:
-    # Put each capital sigma in lower case as ``str.lower`` does, which depends on the letters around it.
+    # Lowercase the capital sigma as ``str.lower``, which depends on the adjacent letters.
     if "Σ" not in text:
         return text
     lowered = text.replace("İ", "I").lower()  # the only letter with a lower case of two
@@ -58,10 +58,10 @@ def _with_final_sigmas(text: str) -> str:
 
 
 def learn(counts: Mapping[str, int], size: int, report: Callable[[int], None] = lambda done: None) -> List[str]:
-    """Return at most ``size`` entries: the special ones, all letters at a word's begin and within one, and merges.
+    """Learn up to ``size`` entries: special tokens, all letters at the start of words and within words, and merges.
 
-    Words are those of ``counts``. They are merged backwards, so that the mark which byte pair encoding has
-    behind the last letter is at the first one: what does not have it gets "##".
+    ``counts``: word frequencies. Words are merged in reverse, so that BPE's mark after the last letter marks the
+    first letter; pieces without the mark get "##".
     """
     letters = sorted({letter for word in counts for letter in word})
     entries = dict.fromkeys((*SPECIAL, *letters, *(f"##{letter}" for letter in letters)))

@@ -1,4 +1,4 @@
-"""A synthetic data set with the sizes of the real one, to measure the speed of a step; nothing of it can be learnt."""
+"""Synthetic data with the sizes of the real data set, to measure the speed of a step."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ from benchmarks.llama.dataset import PARTS
 from benchmarks.llama.megatron import type_for, write_index
 
 DOCUMENTS = {"train": 2000, "test": 200}
-TOKENS = 500  # of a document, about as many as C4's have
+TOKENS = 500  # mean tokens per document, similar to C4
 
 
 def write(folder: Path, entries: int = 128256) -> None:
-    # Write documents with tokens of a vocabulary of ``entries``.
+    # Write documents of random tokens from a vocabulary with ``entries`` entries.
     random, kind = np.random.RandomState(0), type_for(entries)
     tokens = {}
     for part in PARTS:

@@ -1,4 +1,4 @@
-"""Documents as samples, for benchmarks/common/data/sample_checks.py: token ids, and the tokenizer that made them."""
+"""Documents and tokenizer, for benchmarks/common/data/sample_checks.py."""
 
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple
@@ -10,10 +10,10 @@ from benchmarks.llama import tokenization
 from benchmarks.llama.dataset import open_data
 from benchmarks.llama.megatron import Documents
 
-READ = 256  # tokens of a document that are read, at most
-SHORT = 8  # tokens up to which documents repeat each other in any text
-DECODED = 64  # documents that are decoded and encoded again
-LEAST_SAME = 0.8  # of them give the same tokens; a document may end in the middle of a character
+READ = 256  # maximum tokens to read per document
+SHORT = 8  # documents up to this number of tokens may be duplicates
+DECODED = 64  # documents to decode and encode again
+LEAST_SAME = 0.8  # minimum fraction with the same tokens; a document may end in the middle of a character
 
 
 def _keys(documents: Documents) -> Callable[[np.ndarray], List[Optional[bytes]]]:
@@ -38,10 +38,10 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
                 documents.read(index, 0, READ)
                 for index in sample_checks.spread(len(documents.lengths), DECODED).tolist()
             ]
-            marks = tokenizer.get_added_tokens_decoder()  # of a document's begin or end, which are no text
+            marks = tokenizer.get_added_tokens_decoder()  # start and end of documents
             plain = [[token for token in part_documents.tolist() if token not in marks] for part_documents in texts]
             again = tokenization.encode(tokenizer, [tokenizer.decode(part_documents) for part_documents in plain])
-            # The last tokens depend on the text behind what was read.
+            # The last tokens depend on the text after READ tokens.
             cut = [max(1, min(len(part_documents), READ - SHORT)) for part_documents in plain]
             same = {
                 position: first_ids[:last] == two[:last]

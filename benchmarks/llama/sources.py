@@ -1,4 +1,4 @@
-"""The raw data of a preparation, found by their names: Megatron's files, JSON lines or text; or the toy data set."""
+"""Raw data of a preparation, by file name: Megatron files, JSON lines or text; or the toy data set."""
 
 import argparse
 import re
@@ -16,11 +16,11 @@ EXPECTED = (
 )
 JSON_LINES = (".json", ".jsonl")
 TEXT = (".txt", ".raw", ".tokens")
-HELD_OUT = 20  # of the toy data set's documents one in so many is for evaluation
+HELD_OUT = 20  # one in HELD_OUT documents of the toy data set is used for evaluation
 
 
 class Source(NamedTuple):
-    """Files to prepare, and the name of their data set."""
+    """Files to prepare, and the name of the data set."""
 
     name: str
     train: Tuple[Path, ...]
@@ -31,10 +31,10 @@ class Source(NamedTuple):
 
 
 def find(args: argparse.Namespace) -> Source:
-    """Return what the raw data hold.
+    """Find the raw data.
 
     Raises:
-        Problem: a part or the tokenizer is missing, or there are several indexed files for training.
+        Problem: a part or the tokenizer is missing, or more than one indexed file is for training.
     """
     origin: Path = args.origin
     files = sorted(path for path in origin.iterdir() if path.is_file()) if origin.is_dir() else [origin]
@@ -45,7 +45,7 @@ def find(args: argparse.Namespace) -> Source:
     ]
     indexed, of_kind = bool(kinds[0]), next(filter(None, kinds), ())
     train = tuple(path for path in of_kind if "train" in path.name)
-    # A set with both, as WikiText has them, is evaluated on the last.
+    # With both valid and test files, as in WikiText, evaluate on test.
     test_files = [tuple(path for path in of_kind if suffix in path.name) for suffix in ("test", "valid")]
     test = next(filter(None, test_files), ())
     if not train or not test:
@@ -80,10 +80,10 @@ def find(args: argparse.Namespace) -> Source:
 
 
 def documents(path: Path) -> Iterator[str]:
-    """Yield the documents of a file: the "text" of each JSON line, or what is between empty lines.
+    """Yield the documents of a file: "text" of JSON lines, or blocks separated by empty lines.
 
     Raises:
-        Problem: it is damaged or not UTF-8, or a line is not a JSON object with a text.
+        Problem: the file is damaged or not UTF-8, or a line is not a JSON object with a text.
     """
     if text_files.plain_name(path).endswith(JSON_LINES):
         for number, row in text_files.json_lines(path, '{"text": "..."}'):

@@ -22,14 +22,14 @@ from benchmarks.llama.dataset import PARTS
 from benchmarks.llama.megatron import check_index, check_tokens, open_documents, type_for, write_index
 from benchmarks.llama.sources import Source
 
-VERSION = "1"  # raise it when the same source and options give other bytes
-TOGETHER = 1000  # documents that are tokenized at once, on all cores
+VERSION = "1"  # increase it if the output for the same source and options changes
+TOGETHER = 1000  # documents per call of the tokenizer, which uses all cores
 SMALL = 1024  # entries of the toy data set's tokenizer
-ROOM_FACTOR = 2.0  # bytes written per byte of text, at most: a token of two or four bytes is seldom of fewer letters
+ROOM_FACTOR = 2.0  # maximum bytes written per byte of text: a token of two or four bytes rarely has fewer letters
 
 
 class Part(NamedTuple):
-    """A tokenized file: its ids, and the lengths and keys of its documents."""
+    """A tokenized file: ids, document lengths and document keys."""
 
     stem: Path
 
@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
-    # Find the files; all that decides what is written goes into the fingerprint.
+    # Find the files. The fingerprint includes everything that determines the output.
     source = sources.find(args) if args.origin is not None else None
     if source is None and args.tokenizer:
         raise Problem("--tokenizer without raw data", "both for a text of your own", "name the text")
@@ -61,7 +61,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     """Write both parts and the tokenizer.
 
     Raises:
-        Problem: the source is damaged, too small or does not fit the tokenizer.
+        Problem: the source is damaged, too small or does not match the tokenizer.
     """
     source: Source = listing.source or sources.toy_data_set(scratch, args.name)
     tokenizer = _tokenizer(source, args, scratch)
@@ -90,7 +90,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
 
 
 def _tokenizer(source: Source, args: argparse.Namespace, scratch: Path) -> tokenizers.Tokenizer:
-    # Return the tokenizer that is given, or learn one from the training text, and keep its file.
+    # Return the given tokenizer, or train one on the training text; write its file.
     path = scratch / tokenization.FILE
     if not path.exists():
         if source.tokenizer:
@@ -105,7 +105,7 @@ def _tokenizer(source: Source, args: argparse.Namespace, scratch: Path) -> token
 
 
 def _link(source: Source, scratch: Path) -> None:
-    # Give the files their names here: a link where the disk is the same, else a copy.
+    # Link the files with their new names, or copy them if they are on another disk.
     for part, (path,) in zip(PARTS, (source.train, source.test)):
         check_index(path.with_suffix(""))
         for ending in (".bin", ".idx"):
@@ -123,7 +123,7 @@ def _link(source: Source, scratch: Path) -> None:
 def _tokenize(
     source: Source, tokenizer: tokenizers.Tokenizer, appends: bool, allows: bool, scratch: Path, progress: Progress
 ) -> int:
-    # Tokenize what an interrupted preparation has not, and join it; return the documents that are in both parts.
+    # Tokenize the remaining files of an interrupted preparation and join all; return the documents in both parts.
     ends = [tokenizer.token_to_id(tokenization.END)] if appends else []
     if None in ends:
         raise Problem(
@@ -172,7 +172,7 @@ def _tokenize(
 def _write_part(
     path: Path, part: Part, tokenizer: tokenizers.Tokenizer, ends: List[int], kind: "np.dtype[np.generic]"
 ) -> Dict[str, List[object]]:
-    # Write the ids of a file's documents; return their lengths, keys and, of those for evaluation, how they begin.
+    # Write the ids of a file's documents; return lengths and keys, and for evaluation the first characters.
     lengths: List[object] = []
     keys: List[object] = []
     begins: List[object] = []

@@ -1,9 +1,8 @@
-"""A prepared data set: packed samples of one length as token ids, and which of their tokens count.
+"""A prepared data set: packed samples of equal length as token ids, and a loss mask.
 
-train_tokens.npy test_tokens.npy    int32 (samples, length)
-train_counts.npy test_counts.npy    bool, the same: whether the loss counts a token as what follows the one before it
-tokenizer.json                      of the weights that are adapted, if it was given
-base.safetensors                    of the toy data set: weights to adapt, by Hugging Face's names
+train_tokens.npy test_tokens.npy    int32 (samples, length) train_counts.npy test_counts.npy    bool, same shape:
+True if the loss includes the token as a label tokenizer.json                      of the base model, if given
+base.safetensors                    toy data set only: weights to adapt, with Hugging Face's names
 """
 
 from dataclasses import dataclass
@@ -48,10 +47,10 @@ class DataSet:
         return -(-self.vocabulary // multiple) * multiple
 
     def base(self, name: str) -> Path:
-        """Return the file of the weights to adapt: in this folder, or a path.
+        """Return the file with the weights to adapt: in this folder, or a path.
 
         Raises:
-            Problem: there is none.
+            Problem: the file does not exist.
         """
         path = self.folder / name
         if not path.is_file():
@@ -61,10 +60,10 @@ class DataSet:
 
 
 def open_data(folder: Path) -> DataSet:
-    """Open a prepared data set; reads no token, so that it may be open before the clock starts.
+    """Open a prepared data set; reads no tokens, so it may be called before the clock starts.
 
     Raises:
-        Problem: there is none, it is half-written, or its files are not those of its manifest.
+        Problem: the data set is missing, incomplete, or does not match its manifest.
     """
     contents = manifest.read(folder)
     with opening(folder, "GovReport"):

@@ -1,4 +1,4 @@
-"""A synthetic data set with the sizes of the real one, to measure the speed of a step; nothing of it can be learnt."""
+"""Synthetic data with the sizes of the real data set, to measure the speed of a step."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ SAMPLES = {"train": 64, "test": 8}
 
 
 def write(folder: Path, length: int = 8192, entries: int = 32000) -> None:
-    # Write samples of random tokens, all of which count.
+    # Write samples of random tokens. All tokens are included in the loss.
     random = np.random.RandomState(0)
     for part in PARTS:
         shape = (SAMPLES[part], length)

@@ -1,4 +1,4 @@
-"""Packed samples, for benchmarks/common/data/sample_checks.py: their tokens, of which the loss counts some."""
+"""Packed samples and loss masks, for benchmarks/common/data/sample_checks.py."""
 
 from pathlib import Path
 from typing import Any, Iterator, List, Mapping, Optional, Tuple

@@ -12,10 +12,10 @@ __all__ = ["learning_rate", "timeline"]
 
 
 def timeline(config: Any, ranks: int) -> Timeline:
-    """Evaluate after as many steps as take ``eval_interval_samples``, but for the first ones, and behind the last step.
+    """Evaluate every ``eval_interval_samples``, rounded up to steps, and after the last step.
 
-    The rules (training_rules.adoc, "evaluation") leave out the first floor(global batch / 8 + 2) and round the number
-    of steps up.
+    The first floor(global batch / 8 + 2) evaluations are skipped, according to the rules (training_rules.adoc,
+    "evaluation").
     """
     global_batch = config.batch_size * ranks
     interval, skipped = -(-config.eval_interval_samples // global_batch), global_batch // 8 + 2

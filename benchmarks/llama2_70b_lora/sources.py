@@ -1,8 +1,8 @@
-"""The raw data of a preparation: packed samples as MLPerf has them, or texts with their summaries; or the toy set's.
+"""Raw data of a preparation: MLPerf's packed samples, texts with summaries, or the toy data set.
 
-A file has a row a line (JSON) or is Parquet, for which pyarrow must be installed. A row of MLPerf's packed GovReport
-has ``input_ids`` and ``labels`` of one length, a label of -100 where the loss does not count the token; a row of
-GovReport itself (SCROLLS, Shaham et al. 2022, arXiv 2201.03533) has ``input`` and ``output``.
+A file has one JSON row per line, or is Parquet, which requires pyarrow. A row of MLPerf's packed GovReport has
+``input_ids`` and ``labels`` of equal length, with label -100 for tokens excluded from the loss; a row of GovReport
+itself (SCROLLS, Shaham et al. 2022, arXiv 2201.03533) has ``input`` and ``output``.
 """
 
 import argparse
@@ -21,7 +21,7 @@ TOGETHER = 64  # rows of Parquet that are decoded at a time
 
 
 class Source(NamedTuple):
-    """Files of each part, and the tokenizer."""
+    """Files per part, and the tokenizer."""
 
     files: Dict[str, Tuple[Path, ...]]
     tokenizer: Optional[Path]  # packed samples need none
@@ -29,7 +29,7 @@ class Source(NamedTuple):
 
 
 def find(args: argparse.Namespace) -> Source:
-    """Return what the raw data hold.
+    """Find the raw data.
 
     Raises:
         Problem: a part is missing or incomplete, or texts have no tokenizer.
@@ -54,10 +54,10 @@ def find(args: argparse.Namespace) -> Source:
 
 
 def rows(paths: Sequence[Path]) -> Iterator[Tuple[str, Dict[str, Any]]]:
-    """Yield the place, for messages, and the content of each row of some files.
+    """Yield location (for messages) and content of all rows.
 
     Raises:
-        Problem: one is damaged, or this Python has no pyarrow for a Parquet file.
+        Problem: a file is damaged, or pyarrow is not installed for a Parquet file.
     """
     for path in paths:
         if path.suffix == ".parquet":
@@ -84,7 +84,7 @@ def _of_parquet(path: Path) -> Iterator[Dict[str, Any]]:
 
 
 def lists_of(row: Dict[str, Any], names: Tuple[str, str], location: str) -> Tuple[Any, Any]:
-    """Return two lists of a row; Problem if one is missing or of another type."""
+    """Return two lists of a row; raises Problem if one is missing or has a different type."""
     values = row.get(names[0]), row.get(names[1])
     if not all(isinstance(value, list) for value in values):
         raise Problem(f"{location} has {', '.join(row)}", f"{names[0]} and {names[1]} in each", "fix the row")

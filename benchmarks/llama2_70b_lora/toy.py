@@ -1,7 +1,7 @@
-"""The toy data set: docstrings of Python's standard library, whose first paragraph sums up the others (PEP 257).
+"""Toy data set: docstrings of Python's standard library; the first paragraph summarizes the rest (PEP 257).
 
-The base is trained here, on the docstrings of every second module as they are; adapted and evaluated is on those of
-the others, as texts with their summaries. So the base knows the words, and neither the task nor these modules.
+The base is trained here on the plain docstrings of every second module. Fine-tuning and evaluation use the other
+modules, as texts with summaries. The base has therefore seen the vocabulary, but neither the task nor these modules.
 """
 
 import ast
@@ -16,28 +16,28 @@ from benchmarks.language import python_text
 from benchmarks.llama import safetensors
 
 NAME = "python-summaries"
-LENGTH = 256  # tokens of a sample
+LENGTH = 256  # tokens per sample
 ENTRIES = 1024  # of the tokenizer
-HELD_OUT = 20  # of the modules that are adapted to, one in so many is for evaluation
-LONGEST = 200  # characters of a first paragraph that is a summary
+HELD_OUT = 20  # one in HELD_OUT fine-tuning modules is used for evaluation
+LONGEST = 200  # characters of the first paragraph that is a summary
 # As in systems/cpu_v6.1.toml
 SIZES: Dict[str, Any] = {"layers": 3, "width": 96, "heads": 4, "key_value_heads": 2, "inner_width": 256}
 STEPS, BATCH = 120, 8
 RATE, WARMUP = 4e-3, 20
 SPREAD = 0.06  # of the initial weights
 
-Pair = Tuple[str, str]  # a text and its summary
+Pair = Tuple[str, str]  # (text, summary)
 
 
 class Texts(NamedTuple):
-    base: List[str]  # whole docstrings
+    base: List[str]  # full docstrings
     train: List[Pair]
     test: List[Pair]
     made: str
 
 
 def texts() -> Texts:
-    """Return the texts of this Python, each once."""
+    """Return the texts of this Python without duplicates."""
     root = Path(sysconfig.get_paths()["stdlib"])
     collected, seen_keys = Texts([], [], [], f"docstrings of the modules of {root.name}"), set()
     for number, path in enumerate(sorted(python_text.modules(root))):
@@ -60,14 +60,14 @@ def docstrings(path: Path) -> List[str]:
 
 
 def train_base(ids: np.ndarray, entries: int, path: Path, progress: Progress) -> Dict[str, Any]:
-    """Train the base on a stream of tokens and write it by Hugging Face's names; return what came of it."""
-    import torch  # of the toy data set alone: raw data are prepared without it
+    """Train the base on a token stream and write it with Hugging Face's names; return the result for the manifest."""
+    import torch  # only for the toy data set: raw data are prepared without PyTorch
 
     from benchmarks.llama.pytorch.network import Network, hf_name
     from benchmarks.llama.pytorch.parallel import initialize
     from benchmarks.llama.shapes import Scaling, Shape
 
-    torch.set_num_threads(1)  # several wait for each other where the machine has other work
+    torch.set_num_threads(1)  # threads would wait for each other on a busy machine
     shape = Shape(vocabulary=entries, rope_base=10000.0, scaling=Scaling(), epsilon=1e-5, **SIZES)
     with torch.device("meta"):
         network = Network(shape)

@@ -1,8 +1,8 @@
-"""Writes packed samples: MLPerf's as they are, or texts with their summaries, packed as the reference does.
+"""Write packed samples: MLPerf's as they are, or texts with summaries, packed as in the reference.
 
-create_datasets of the reference (llama2_70b_lora/scripts/utils.py) joins a text and its summary by a prompt, leaves out
-what is longer than a sample, and cuts the rest, one behind the other, into samples; in evaluation the summary alone
-counts. Its tokenizer's mark of the end is the last token of each.
+create_datasets of the reference (llama2_70b_lora/scripts/utils.py) combines a text and its summary with a prompt,
+drops texts longer than a sample, and cuts the concatenated rest into samples. In evaluation, only the summary is
+included in the loss. The last token of every text is the tokenizer's end-of-sequence token.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from benchmarks.llama2_70b_lora import sources, toy
 from benchmarks.llama2_70b_lora.dataset import BASE, PARTS
 from benchmarks.llama2_70b_lora.sources import PACKED, TEXT, Source
 
-VERSION = "1"  # raise it when the same source and options give other bytes
+VERSION = "1"  # increase it if the output for the same source and options changes
 LENGTH, ENTRIES = 8192, 32000  # of MLPerf's samples, and of the vocabulary of Llama 2
 ENDS = ("</s>", tokenization.END)  # marks of the end, of Llama 2 and of the toy data set's tokenizer
 NOT_COUNTED = -100  # label of such a token in MLPerf's samples
@@ -38,12 +38,12 @@ class Packed(NamedTuple):
 
     tokens: np.ndarray  # int32 (samples, length)
     counts: np.ndarray  # bool, the same
-    keys: List[str]  # of what was packed
+    keys: List[str]  # keys of the packed texts
     left_out: int  # texts longer than a sample
 
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
-    # Find the files; all that decides what is written goes into the fingerprint.
+    # Find the files. The fingerprint includes everything that determines the output.
     source = sources.find(args) if args.origin is not None else None
     if source is None and args.tokenizer:
         raise Problem("--tokenizer without raw data", "both for a text of your own", "name the text")
@@ -59,7 +59,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     """Write both parts.
 
     Raises:
-        Problem: the source is damaged, too small, or does not fit the vocabulary.
+        Problem: the source is damaged, too small, or does not match the vocabulary.
     """
     source: Source = listing.source
     length = args.sequence_length or (toy.LENGTH if source is None else LENGTH)

@@ -1,10 +1,10 @@
-"""How fast the step is, next to a plain PyTorch loop, in one run.
+"""Measure the training step, compared with a plain PyTorch loop.
 
     $ python -m benchmarks.gpt_oss_20b.pytorch.bench --config config.json --data DATA
 
-The plain loop is that of Llama 3.1 8B's bench with a loop over the experts, each of which takes its tokens, and a mask
-of the whole sequence where there is a window. Of a network that no device holds with it some layers are measured.
-Speeds are tokens/s. The last line of the output is the result as JSON.
+Same plain loop as for Llama 3.1 8B, with a loop over the experts, and a mask for the full sequence in layers with a
+window. Only a few layers are measured if both loops do not fit on the device. Speeds are tokens/s. The last line of
+the output is the result as JSON.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""gpt-oss-20b for a server: the logits of the next token behind each of some, with keys and values of those before.
+"""Export gpt-oss-20b for a server: next-token logits with a KV cache.
 
 $ python -m benchmarks.gpt_oss_20b.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 """

@@ -5,11 +5,11 @@ from benchmarks.common.checks.selftest import Suite
 from benchmarks.llama import noise
 
 ROUNDED = Tolerance(0.005, 0.01)
-# A token whose highest experts are as good as each other takes others after rounding.
+# Rounding changes the routing of tokens with nearly equal router logits.
 CHOSEN_ANEW = Tolerance(0.02, 0.05)
 SUITE = Suite(
     module="benchmarks.gpt_oss_20b.pytorch",
-    # The device's own generator draws the weights.
+    # Weights are initialized with the device's generator.
     device=Tolerance(0.05, 0.05),
     two_ranks=CHOSEN_ANEW,
     resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order

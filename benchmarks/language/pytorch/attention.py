@@ -1,14 +1,13 @@
-"""Self-attention of sequences packed in one row of tokens: no work on padding.
+"""Self-attention of packed sequences, without work on padding.
 
-Queries, keys and values are (T, heads, size), the T tokens of all sequences; offsets (B + 1) say where each begins.
-All implementations compute softmax(q k' / sqrt(size)) v within each sequence (arXiv 1706.03762, equation 1), with
-dropout on the weights:
+Queries, keys and values are (T, heads, size) for the T tokens of all sequences; offsets (B + 1) are the starts of
+the sequences. All implementations compute softmax(q k' / sqrt(size)) v within the sequences (arXiv 1706.03762,
+equation 1), with dropout on the weights:
 
-``flash``    PyTorch's flash attention for sequences of any length in one kernel (arXiv 2205.14135): GPUs, fp16 and bf16
-``cudnn``    the same by cuDNN, through PyTorch
-``varlen``   torch.nn.attention.varlen, since PyTorch 2.10: without dropout
-``grouped``  one call for all neighbours of equal length: batches sorted by length have few groups
-``padded``   every sequence padded to the longest, with a mask: the equal path where neither can run
+``flash``    PyTorch's variable-length flash attention (arXiv 2205.14135): GPUs, fp16 and bf16 ``cudnn``    the same
+with cuDNN, through PyTorch ``varlen``   torch.nn.attention.varlen, since PyTorch 2.10: without dropout ``grouped``
+one call per run of sequences with equal length: batches sorted by length have few runs ``padded``   all sequences
+padded to the longest, with a mask: the fallback
 """
 
 import importlib
@@ -27,7 +26,7 @@ Attention = Callable[..., torch.Tensor]  # (queries, keys, values, offsets, long
 def grouped(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, longest: int, dropout: float
 ) -> torch.Tensor:
-    # Attend in all neighbours of equal length together; waits for a GPU, whose offsets it reads.
+    # One call per run of sequences with equal length. Synchronizes with a GPU to read the offsets.
     heads, size = queries.shape[1:]
     outputs = []
     for start, count, length in runs_of_equal(offsets):
@@ -41,7 +40,7 @@ def grouped(
 
 
 def runs_of_equal(offsets: torch.Tensor) -> List[Tuple[int, int, int]]:
-    # Return (first token, sequences, length of each) for neighbours of equal length.
+    # Return (first token, sequences, length) of the runs of equal length.
     runs: List[Tuple[int, int, int]] = []
     for start, length in zip(offsets.tolist(), (offsets[1:] - offsets[:-1]).tolist()):
         if runs and runs[-1][2] == length:
@@ -53,7 +52,7 @@ def runs_of_equal(offsets: torch.Tensor) -> List[Tuple[int, int, int]]:
 
 
 def table_places(tokens: int, offsets: torch.Tensor, longest: int) -> torch.Tensor:
-    # (T,): where each token is in a flat table of B x longest places; nobody waits for a device.
+    # (T,): indices of the tokens in a flattened B x longest table, without synchronization.
     numbers = torch.arange(tokens, device=offsets.device)
     owners = torch.bucketize(numbers, offsets[1:], right=True)
     return owners * longest + numbers - offsets.long()[owners]
@@ -62,7 +61,7 @@ def table_places(tokens: int, offsets: torch.Tensor, longest: int) -> torch.Tens
 def padded(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, longest: int, dropout: float
 ) -> torch.Tensor:
-    # Attend in a batch (B, longest), whose padding no token looks at; nobody waits for a device.
+    # Attend in a padded batch (B, longest) with a mask, without synchronization.
     heads, size = queries.shape[1:]
     lengths = (offsets[1:] - offsets[:-1]).long()
     there = torch.arange(longest, device=queries.device) < lengths[:, None]  # (B, longest)
@@ -72,7 +71,7 @@ def padded(
         empty = tensor.new_zeros(len(lengths) * longest, heads, size)
         return empty.index_copy(0, positions, tensor).view(len(lengths), longest, heads, size).transpose(1, 2)
 
-    # An empty sequence looks at one place, so that it has no share of 0 / 0.
+    # Unmask one position of empty sequences to avoid 0 / 0.
     there = there | (torch.arange(longest, device=queries.device) == 0)
     q, k, v = map(wide, (queries, keys, values))
     attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=there[:, None, None], dropout_p=dropout)
@@ -101,8 +100,8 @@ def table(
 
 
 ATEN: Any = torch.ops.aten
-# Of GPUs alone: one kernel for all sequences, whose gradient is PyTorch's own. cuDNN's is the operator that PyTorch
-# calls for nested tensors, with the sums of the softmax for its gradient.
+# GPUs only: one variable-length kernel with PyTorch's backward. cuDNN's is the operator for nested tensors, which saves
+# the log-sum-exp for the backward.
 KERNELS: Dict[str, Attention] = {
     "flash": lambda queries, keys, values, offsets, longest, dropout: ATEN._flash_attention_forward(
         queries, keys, values, offsets, offsets, longest, longest, dropout, False, False
@@ -116,10 +115,10 @@ IMPLEMENTATIONS: Dict[str, Attention] = {**KERNELS, "grouped": grouped, "padded"
 
 
 def choose(requested: str, device: torch.device, dtype: torch.dtype, size: int, rank: int = 0) -> str:
-    """Return the implementation for activations of ``dtype`` with heads of ``size``; rank 0 prints a GPU's.
+    """Return the implementation for activations of ``dtype`` with heads of ``size``; rank 0 prints it on a GPU.
 
-    "auto" is ``grouped`` on a CPU, and on a GPU ``flash`` where the kernel is there and right, else ``padded``. Raises
-    UnavailableError where a kernel is wanted and cannot run.
+    "auto" is ``grouped`` on a CPU, and on a GPU ``flash`` if the kernel exists and is correct, else ``padded``.
+    Raises UnavailableError if a requested kernel cannot run.
     """
     if device.type != "cuda":
         if requested in KERNELS:
@@ -145,14 +144,14 @@ def why_not(kernel: str, device: torch.device, dtype: torch.dtype, size: int) ->
         error = difference(KERNELS[kernel], device, dtype, size)
     except (AttributeError, ImportError):
         return f"PyTorch {torch.__version__} has no {kernel} attention for sequences of any length"
-    # What this release, GPU or head size refuses has no type of its own.
+    # PyTorch has no specific exception for an unsupported release, GPU or head size.
     except Exception as problem:
         return f"{type(problem).__name__}: {str(problem).strip().splitlines()[0] if str(problem) else ''}"
     return "" if error < 0.03 else f"wrong by {error:.3g} of the largest value"
 
 
 def available(device: torch.device, dtype: torch.dtype, size: int, dropout: float) -> List[str]:
-    """Return the names of what can train here on rows of any length, for a comparison of speeds."""
+    """Return the implementations that can train here on packed sequences, for a speed comparison."""
     if device.type != "cuda":
         return ["grouped", "padded"]
     kernels = [name for name in KERNELS if not why_not(name, device, dtype, size)]
@@ -160,7 +159,7 @@ def available(device: torch.device, dtype: torch.dtype, size: int, dropout: floa
 
 
 def difference(attention: Attention, device: torch.device, dtype: torch.dtype, size: int) -> float:
-    # Return the largest error next to ``padded`` in values and gradients, as a share of the largest value.
+    # Return the maximum error of values and gradients compared with ``padded``, relative to the maximum value.
     lengths = (5, 17, 1, 64)
     offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=device)
     generator = torch.Generator().manual_seed(0)

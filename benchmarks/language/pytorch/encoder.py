@@ -1,7 +1,7 @@
-"""The encoder of BERT (Devlin et al. 2018, arXiv 1810.04805) over rows of tokens without padding.
+"""BERT encoder (Devlin et al. 2018, arXiv 1810.04805) for packed sequences, without padding.
 
-A batch is one row of all its tokens; where a sequence begins is in ``offsets``. Every product, GELU and layer norm runs
-over that row, so that nothing is spent on padding; the attention alone has to know the sequences.
+A batch is one row of tokens; ``offsets`` are the starts of the sequences. GEMMs, GELU and layer norms process the
+row, so that no work is done on padding; only attention depends on the sequences.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ DEVIATION = 0.02  # standard deviation of fresh weights (initializer_range of th
 
 
 def without_bias(linear: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    # Return the product alone, whose bias GELU adds; ``fp8`` has another one.
+    # GEMM without the bias, which is fused into GELU; ``fp8`` replaces this function.
     return functional.linear(hidden, linear.weight)
 
 
@@ -31,10 +31,10 @@ class Shape:
     width: int
     heads: int
     inner_width: int
-    vocabulary: int  # rows of the table of words, padding included
+    vocabulary: int  # rows of the word embedding, including padding
     positions: int = 512
     segments: int = 2
-    dropout: float = 0.1  # dropout of embeddings and of each block's output
+    dropout: float = 0.1  # dropout of the embeddings and of all block outputs
     attention_dropout: float = 0.1  # dropout of the attentions' weights
     gelu: str = "erf"  # ``erf`` as published, or ``tanh`` as in NVIDIA's submission (layers/fused_gelu.py)
 
@@ -49,8 +49,8 @@ def shape_of(config: Any, vocabulary: int) -> Shape:
 class Rows:
     tokens: torch.Tensor  # int64 (T,)
     segments: torch.Tensor  # int64 (T,): 0 or 1
-    positions: torch.Tensor  # int64 (T,): place of each token in its sequence
-    offsets: torch.Tensor  # int32 (B + 1,), on the device: first token of each sequence, and T
+    positions: torch.Tensor  # int64 (T,): position in the sequence
+    offsets: torch.Tensor  # int32 (B + 1,), on the device: first tokens of the sequences, and T
     longest: int  # tokens of the longest sequence, or more
     padding: int = 0  # number of sequences at the end that are there to fill the row up; some may be empty
     # int64 (B, longest), for a server: 1 where a token is, in sequences that are all padded to one length.
@@ -58,7 +58,7 @@ class Rows:
 
 
 def lengths_of(rows: Rows) -> List[int]:
-    # Return the tokens of each sequence, without what fills the row up.
+    # Return the sequence lengths without the padding sequences.
     lengths: List[int] = (rows.offsets[1:] - rows.offsets[:-1]).tolist()
     return lengths[: len(lengths) - rows.padding]
 
@@ -79,11 +79,11 @@ def gather_rows(data: Any, indices: np.ndarray) -> Rows:
 
 
 def fill_up(rows: Rows, tokens: int, pads: int, longest: int) -> Rows:
-    """Return rows of ``tokens``, with ``pads`` sequences of padding behind those that are there.
+    """Pad rows to ``tokens`` tokens by appending ``pads`` sequences of padding.
 
-    There are as many of them whatever is missing, of up to ``longest`` tokens each and some of none, so that the
-    tensors' shapes follow from ``tokens`` and the number of samples. What is in them reaches no other sequence.
-    Raises ValueError where they have no room for what is missing.
+    The number of padding sequences is fixed, with up to ``longest`` tokens in all of them, some empty: tensor shapes
+    depend only on ``tokens`` and the number of samples. Padding does not affect other sequences. Raises ValueError
+    if the padding does not fit.
     """
     there = len(rows.tokens)
     missing = tokens - there
@@ -115,14 +115,14 @@ def with_tensors(batch: BatchT, tensors: Sequence[torch.Tensor]) -> BatchT:
 
 
 def pinned(batch: BatchT, device: torch.device) -> BatchT:
-    # Return a batch in memory from which a copy to ``device`` waits for nothing.
+    # Pin the batch in memory for an asynchronous copy to ``device``.
     return (
         with_tensors(batch, [tensor.pin_memory() for tensor in tensors_of(batch)]) if device.type == "cuda" else batch
     )
 
 
 def to_device(batch: BatchT, device: torch.device) -> BatchT:
-    # Copy to a device; from pinned memory nobody waits.
+    # Copy to a device; asynchronous from pinned memory.
     return with_tensors(batch, [tensor.to(device, non_blocking=True) for tensor in tensors_of(batch)])
 
 
@@ -130,9 +130,11 @@ def to_device(batch: BatchT, device: torch.device) -> BatchT:
 
 
 def bias_gelu(product: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Tensor:
-    """GELU of ``product + bias`` (arXiv 1606.08415): ``erf`` exactly, ``tanh`` as the submissions approximate it.
+    """GELU of ``product + bias`` (arXiv 1606.08415): exact with ``erf``, approximate with ``tanh`` as in the
+    submissions.
 
-    (T, inner width) and (inner width,), which may be of a wider type; the result is of the product's type.
+    Shapes (T, inner width) and (inner width,). The bias may have a wider type; the result has the type of the
+    product.
     """
     return functional.gelu(product + bias.to(product.dtype), approximate="tanh" if kind == "tanh" else "none")
 
@@ -140,10 +142,10 @@ def bias_gelu(product: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Ten
 def add_norm(
     update: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dropout: float
 ) -> torch.Tensor:
-    """Layer norm of ``residual`` plus what dropout leaves of ``update``, both (T, width).
+    """Layer norm of ``residual`` + dropout(``update``), both (T, width).
 
-    Computed in the type of the weights; the result is of the update's type, so that in half precision layers exchange
-    half as much, as in the submissions.
+    Computed in the type of the weights. The result has the type of the update, which halves the memory traffic
+    between layers in half precision, as in the submissions.
     """
     if dropout:
         update = functional.dropout(update, dropout)
@@ -157,9 +159,10 @@ def compiled(function: Callable[..., torch.Tensor], enabled: bool) -> Any:
 
 
 def draw_weights(module: nn.Module) -> None:
-    """Draw the weights of a product or table from a normal distribution, and set biases to 0 (init_bert_weights).
+    """Initialize the weights of a linear layer or embedding from a normal distribution, biases with 0
+    (init_bert_weights).
 
-    Of NVIDIA's submission: the paper's code cuts the distribution off at two deviations.
+    As in NVIDIA's submission; the paper's code truncates the distribution at two standard deviations.
     """
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=DEVIATION)
@@ -168,7 +171,7 @@ def draw_weights(module: nn.Module) -> None:
 
 
 class Layer(nn.Module):
-    # Attention and two GEMMs, each with a residual sum and a layer norm behind it.
+    # Attention and two GEMMs, each followed by residual addition and layer norm.
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -197,7 +200,7 @@ class Encoder(nn.Module):
     # Embeddings and layers; ``attention`` names an implementation of attention.py that this device has.
 
     def __init__(self, shape: Shape, attention: str = "grouped", compile: bool = False) -> None:
-        # Draw the weights; ``compile`` makes one kernel of what is between the GEMMs.
+        # Initialize the weights; ``compile`` fuses the operations between GEMMs.
         super().__init__()
         self.shape, self.attention = shape, attention
         self.words = nn.Embedding(shape.vocabulary, shape.width)
@@ -218,7 +221,7 @@ class Encoder(nn.Module):
         return hidden
 
     def first(self, hidden: torch.Tensor, rows: Rows) -> torch.Tensor:
-        # Return the state (B, width) of the first token, [CLS], of each sequence that is no padding.
+        # Return the hidden state (B, width) of the [CLS] tokens, without padding sequences.
         return hidden.index_select(0, rows.offsets[: rows.offsets.shape[0] - 1 - rows.padding])
 
 

@@ -1,4 +1,4 @@
-"""A step over rows of tokens as CUDA graphs, one for each length of row."""
+"""CUDA graphs of a step on packed tokens, one per row length."""
 
 from typing import Any, Callable, Dict, Tuple
 
@@ -18,17 +18,18 @@ def captured(
     warm_up_steps: int,
     capture: Any = Captured,
 ) -> Callable[[BatchT], torch.Tensor]:
-    """Capture a step for each length of row from a quarter of the longest; shorter ones stay eager.
+    """Capture a step for row lengths from a quarter of the maximum; shorter rows run eagerly.
 
-    Samples of any length fill a row to a half. The longest row comes first: the others use its memory.
+    Rows of random samples are at least half full. The longest row is captured first: the other graphs use its
+    memory.
 
     Args:
         eager: forward and backward; returns the loss.
-        example: synthetic data of about a number of tokens, filled up.
-        longest: tokens of a row at most.
-        bucket: tokens to a multiple of which rows are filled up.
+        example: synthetic data with about the given number of tokens, padded.
+        longest: maximum tokens per row.
+        bucket: rows are padded to a multiple of this number of tokens.
         warm_up_steps: before the first capture, STEPS_BEFORE_CAPTURE at least.
-        capture: :class:`Captured`, or what stands for it.
+        capture: :class:`Captured`, or a substitute in tests.
     """
     graphs: Dict[Tuple[int, ...], Any] = {}
     first = None
@@ -42,7 +43,7 @@ def captured(
         def step(*tensors: torch.Tensor, like: BatchT = row) -> torch.Tensor:
             return eager(with_tensors(like, tensors))
 
-        # Compiled by the first; then a call before a capture is for what a shape allocates.
+        # The first call compiles; another call before the capture allocates shape-dependent buffers.
         graph = capture(step, tensors_of(row), repeated(step, repeats if first is None else 1), first)
         graphs[shapes] = graph
         first = first or graph

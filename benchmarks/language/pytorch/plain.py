@@ -1,4 +1,4 @@
-"""BERT as one would write it first, by PyTorch's own modules and with padding: what the benches compare with."""
+"""Plain BERT with PyTorch's modules and padding: the baseline of the benches."""
 
 from typing import Any, Callable, List
 
@@ -10,14 +10,14 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.language.pytorch.attention import table_places
 from benchmarks.language.pytorch.encoder import NORM_EPSILON, Encoder, Rows, shape_of
 
-NextBatch = Callable[[], List[Any]]  # gives the micro-batches of a step
+NextBatch = Callable[[], List[Any]]  # returns the micro-batches of a step
 
 
 class PlainEncoder(nn.Module):
-    # Embeddings and nn.TransformerEncoder, in the place of an ``Encoder``.
+    # Embeddings and nn.TransformerEncoder, a replacement for ``Encoder``.
 
     def __init__(self, config: Any, vocabulary: int, longest: int = 0) -> None:
-        # Pad to ``longest``; 0 pads to the longest sequence of a batch.
+        # Pad to ``longest``; 0 pads to the longest sequence in the batch.
         super().__init__()
         self.shape, self.longest = shape_of(config, vocabulary), longest
         sizes = (vocabulary, config.positions, 2)
@@ -47,7 +47,7 @@ class PlainEncoder(nn.Module):
 def plain_step(
     config: Any, network: nn.Module, loss: Callable[[Any], torch.Tensor], device: torch.device, next_batch: NextBatch
 ) -> Callable[[], None]:
-    # Return a step of a plain loop; ``loss`` is that of the network on a micro-batch.
+    # Return a step of a plain loop; ``loss`` computes the loss of a micro-batch.
     network.to(device)
     optimizer = torch.optim.AdamW(network.parameters(), bench.RATE, (config.beta1, config.beta2), config.epsilon)
 

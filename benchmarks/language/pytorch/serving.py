@@ -1,6 +1,6 @@
-"""The network as a server calls it: on a table (B, L) of tokens with padding, where training has one row without.
+"""The network as a server calls it: a padded table (B, L) of tokens instead of packed tokens.
 
-The forward pass is the training's own; the attention looks at a mask in place of offsets.
+Same forward pass as in training; attention uses a mask instead of offsets.
 """
 
 from typing import Tuple
@@ -11,7 +11,7 @@ import torch
 from benchmarks.language.arrays import within
 from benchmarks.language.pytorch.encoder import Rows
 
-# The preprocessing of a client, as facts.
+# Preprocessing that a client must apply.
 TOKENS = {"tokens": "WordPiece, lower case", "vocabulary": "vocabulary.txt of the data set"}
 
 
@@ -24,7 +24,7 @@ def packed(tokens: torch.Tensor, segments: torch.Tensor, mask: torch.Tensor) -> 
 
 
 def table(rows: Rows, length: int) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-    # Return tokens, segments and mask (B, length), int64, of a batch as training has it.
+    # Convert a packed batch to tokens, segments and mask (B, length), int64.
     count = len(rows.offsets) - 1
     owners = np.repeat(np.arange(count), np.diff(rows.offsets.numpy()))
     positions = (owners, rows.positions.numpy())
@@ -35,7 +35,7 @@ def table(rows: Rows, length: int) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def as_rows(tokens: np.ndarray, segments: np.ndarray, mask: np.ndarray) -> Rows:
-    # Return what ``table`` makes such a table of, without padding.
+    # Inverse of ``table``: pack the tokens without padding.
     there, lengths = mask == 1, mask.sum(1)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     columns = (torch.from_numpy(column) for column in (tokens[there], segments[there], within(lengths), offsets))

@@ -76,7 +76,7 @@ def masked(
     scale: Optional[float] = None,
     extra: int = 0,
 ) -> torch.Tensor:
-    """Causal attention with a mask. There may be more keys than queries; the first ``extra`` keys are always visible."""
+    """Masked causal attention. There may be more keys than queries; the first ``extra`` keys are always visible."""
     length, key_count = queries.shape[2], keys.shape[2] - extra
     indices = torch.arange(key_count, device=queries.device)
     distance = indices[key_count - length :, None] - indices

@@ -76,7 +76,7 @@ def training_input(
 
 
 def evaluation_input(config: Any, source: Documents, samples: Order, ranks: Ranks) -> Iterator[MicroBatch]:
-    """Yield the group's evaluation samples. All groups have the same number of batches; the last may be padding only."""
+    """Yield the group's evaluation samples. All groups have equally many batches; the last may be padding only."""
     position, size = place(config, ranks), config.eval_batch_size
     per_group = -(-len(samples) // position.groups)
     local_samples = range(position.group, len(samples), position.groups)

@@ -1,4 +1,4 @@
-"""Llama 2 70B's sizes, and the network with its adapters and their optimizer on this rank."""
+"""Network, adapters and optimizer of Llama 2 70B LoRA on this rank."""
 
 from pathlib import Path
 from typing import Any, Dict, Iterable, Mapping, Optional
@@ -18,13 +18,13 @@ def rule_of(config: Config) -> adapters.Rule:
 
 
 class Training:
-    """This rank's part of the frozen network, of its adapters and of AdamW's state."""
+    """This rank's shards of the frozen network, the adapters and AdamW's state."""
 
     def __init__(self, config: Config, vocabulary: int, ranks: Ranks, base: Optional[Path]) -> None:
-        """Read the base's part of this rank, or draw it from the seed without one.
+        """Load this rank's shards of the base, or initialize them from the seed if ``weights`` is None.
 
         Raises:
-            Problem: the weights do not fit.
+            Problem: the weights do not match the network.
         """
         self.config, self.ranks, self.vocabulary, self.base = config, ranks, vocabulary, base
         self.place = parallel.mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)

@@ -7,7 +7,7 @@ from benchmarks.llama2_70b_lora import noise
 ROUNDED = Tolerance(0.005, 0.01)
 SUITE = Suite(
     module="benchmarks.llama2_70b_lora.pytorch",
-    # The device's own generator draws the adapters and what dropout takes.
+    # Adapters and dropout masks are generated on the device.
     device=Tolerance(0.05, 0.05),
     two_ranks=ROUNDED,
     resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order

@@ -1,12 +1,12 @@
-"""Fine-tune Llama 2 70B by LoRA in PyTorch: packed samples in, loss evaluated, MLPerf events out.
+"""Fine-tune Llama 2 70B with LoRA in PyTorch.
 
     $ python -m benchmarks.llama2_70b_lora.pytorch.train --config config.json --data DATA --output OUT
     $ torchrun --nproc-per-node 8 -m benchmarks.llama2_70b_lora.pytorch.train --config config.json --data DATA \
         --output OUT
 
-OUT gets result.txt (MLPerf log), metrics.jsonl, heartbeat/, checkpoint/ (of the adapters) and, once the run has ended,
-adapter/ by peft's names; a run that finds a checkpoint there resumes from it. Exit code 0: ended as planned, the last
-record of metrics.jsonl says how; else: failed.
+Writes result.txt (MLPerf log), metrics.jsonl, heartbeat/, checkpoint/ (adapters) and, at the end of the run,
+adapter/ (peft format) to OUT, and resumes from a checkpoint there. Exit code 0: finished as planned, the last record
+of metrics.jsonl has the reason; otherwise failed.
 """
 
 from contextlib import closing
@@ -34,11 +34,11 @@ from benchmarks.llama2_70b_lora.pytorch.data import (
 )
 from benchmarks.llama2_70b_lora.pytorch.model import Training
 
-ADAPTER = "adapter"  # folder of a run that holds the trained adapters
+ADAPTER = "adapter"  # subfolder of a run with the trained adapters
 
 
 def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
-    # Build on the base, with a checkpoint's adapters or fresh ones, ready: warmed up before the clock.
+    # Load the base and a checkpoint's adapters, or initialize new ones, and warm up before the clock starts.
     base = data.base(config.base) if config.base else None
     training = Training(config, data.padded_vocabulary(config.vocabulary_multiple), ranks, base)
     warm_up(training)
@@ -57,15 +57,15 @@ def warm_up(training: Training) -> None:
 
 
 def mean_loss(training: Training, part: MicroBatch) -> torch.Tensor:
-    """Return the mean loss of the labels that count: of the ranks that share the samples the mean is that of all."""
+    """Return the mean loss over the labels. Its mean over the ranks that share the samples is the loss of the samples."""
     loss = training.network(part.tokens, part.labels, part.positions)
     return loss * (training.place.context / max(1, part.counted))
 
 
 def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
-    """Forward and backward on each micro-batch, and one update of the adapters.
+    """Forward and backward on all micro-batches, and one update of the adapters.
 
-    Returns the mean of the micro-batches' losses, of which the mean over the ranks is that of all, on the device.
+    Returns the mean loss of the micro-batches, on the device. Its mean over the ranks is the loss of the step.
     """
     dropout, total = training.dropout, torch.zeros((), device=training.ranks.context)
     for part in batch:
@@ -86,7 +86,7 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
 
 @torch.no_grad()
 def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Dict[str, float]]:
-    # The mean over the samples of each one's mean loss, of all ranks; None if the run is to stop.
+    # Mean over the samples of the per-sample mean loss, on all ranks; None if the run must stop.
     sums = torch.zeros(2, dtype=torch.float64, device=run.ranks.context)
     for part in run.interruptible(evaluation_input(training.config, data.test, run.ranks)):
         with loss_context(training.place):
@@ -94,7 +94,7 @@ def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Dict[str, 
         sums[1] += part.counted > 0
     if run.interrupted:
         return None
-    # Each of the ranks that share a sample has counted it.
+    # All ranks that share a sample have counted it.
     samples = len(data.test) * training.config.group
     (loss,) = run.total(sums, samples)
     return {"eval_loss": loss / samples}

@@ -1,11 +1,10 @@
-"""How fast the step is, next to a plain PyTorch loop, in one run.
+"""Measure the training step, compared with a plain PyTorch loop.
 
     $ python -m benchmarks.llama31_8b.pytorch.bench --config config.json --data DATA
 
-The plain loop is what one would write first: the same network with the logits of all positions at once and keys and
-values repeated for each head of queries, torch.autocast, torch.optim.AdamW, on one device. Of a network that no device
-holds with it some layers are measured: each layer is like the others. Speeds are tokens/s. The last line of the output
-is the result as JSON.
+The plain loop uses the same network with the logits of all positions at once and repeated keys and values,
+torch.autocast and torch.optim.AdamW, on one device. Only a few layers are measured if both loops do not fit on the
+device. Speeds are tokens/s. The last line of the output is the result as JSON.
 """
 
 from functools import partial

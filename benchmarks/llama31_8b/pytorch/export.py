@@ -1,4 +1,4 @@
-"""Llama 3.1 8B for a server: the logits of the next token behind each of some, with keys and values of those before.
+"""Export Llama 3.1 8B for a server: next-token logits with a KV cache.
 
 $ python -m benchmarks.llama31_8b.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 """

@@ -7,7 +7,7 @@ from benchmarks.llama import noise
 ROUNDED = Tolerance(0.005, 0.01)
 SUITE = Suite(
     module="benchmarks.llama31_8b.pytorch",
-    # The device's own generator draws the weights.
+    # Weights are initialized with the device's generator.
     device=Tolerance(0.05, 0.05),
     two_ranks=ROUNDED,
     resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order

@@ -1,10 +1,10 @@
-"""Train Llama 3.1 8B in PyTorch: sequences of tokens in, log perplexity evaluated, MLPerf events out.
+"""Train Llama 3.1 8B in PyTorch.
 
     $ python -m benchmarks.llama31_8b.pytorch.train --config config.json --data DATA --output OUT
     $ torchrun --nproc-per-node 8 -m benchmarks.llama31_8b.pytorch.train --config config.json --data DATA --output OUT
 
-OUT gets result.txt (MLPerf log), metrics.jsonl, texts.jsonl, order/, heartbeat/ and checkpoint/; a run that finds a
-checkpoint there resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else:
+Writes result.txt (MLPerf log), metrics.jsonl, texts.jsonl, order/, heartbeat/ and checkpoint/ to OUT, and resumes
+from a checkpoint there. Exit code 0: finished as planned, the last record of metrics.jsonl has the reason; otherwise
 failed.
 """
 
@@ -59,16 +59,16 @@ def warm_up(training: Training) -> None:
 
 
 def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
-    """Forward and backward on each micro-batch, and one update.
+    """Forward and backward on all micro-batches, and one update.
 
-    Returns the mean loss of this rank's positions, of which the mean over the ranks is that of all, on the device.
+    Returns the mean loss of this rank's positions, on the device. Its mean over the ranks is the loss of the step.
     """
     config, position = training.config, training.place
     positions = sum(part.labels.numel() for part in batch)
     total = torch.zeros((), device=training.ranks.context)
     for part in batch:
         with loss_context(position):
-            # FSDP takes the mean of the ranks' gradients: the mean over all positions is that of each rank's.
+            # FSDP averages gradients over ranks, so normalize by the rank's positions.
             loss = training.network(part.tokens, part.labels, part.positions) / positions
             loss.backward()
         total += sum_of(loss.detach())
@@ -82,7 +82,7 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
 
 @torch.no_grad()
 def evaluate(training: Training, data: DataSet, samples: Order, run: Run) -> Optional[Dict[str, float]]:
-    # Mean loss of a token of the evaluation samples, of all ranks; None if the run is to stop.
+    # Mean loss per token of the evaluation samples on all ranks; None if the run must stop.
     config, position = training.config, training.place
     sums = torch.zeros(2, dtype=torch.float64, device=run.ranks.context)
     for part in run.interruptible(evaluation_input(config, data.test, samples, run.ranks)):
@@ -91,7 +91,7 @@ def evaluate(training: Training, data: DataSet, samples: Order, run: Run) -> Opt
         sums[1] += (part.labels != IGNORE_INDEX).sum()
     if run.interrupted:
         return None
-    # Each of the ranks that share a GEMM has the same loss.
+    # Tensor-parallel ranks have the same loss.
     tokens = len(samples) * config.sequence_length
     (loss,) = run.total(sums, tokens * position.tensor)
     return {"log_perplexity": loss / (tokens * position.tensor)}
@@ -106,7 +106,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         training = run.open(lambda: build(config, vocabulary, ranks, run.saved))
     flops = partial(training_flops, config, vocabulary, config.sequence_length)
     run.log(mlperf.hyperparameters(config, ranks.size))
-    # No token is read before run_start, nor the length of a document.
+    # Tokens and document lengths must not be read before run_start.
     with run.timed(schedule.timeline(config, ranks.size), flops) as timeline:
         samples = training_order(config, data, run)
         evaluated = evaluated_samples(config, data)
@@ -122,7 +122,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         if not run.interrupted:
             # As the reference logs it: of the samples that the run trained on.
             run.log(mllog.samples(run.position * config.batch_size * ranks.size, len(evaluated)))
-    # Ranks that share a sample take such lengths alone as they can share.
+    # With context or tensor parallelism, prompts of arbitrary length cannot be sharded.
     if not run.interrupted and config.group == 1:
         texts.write(training.network, shown_samples(data, evaluated), run.data / FILE, ranks, config.seed, run.output)
     return run.finish()
