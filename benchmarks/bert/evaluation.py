@@ -1,8 +1,8 @@
-"""The evaluation set: articles of the source chosen by MLPerf's rule, or a text of its own; never trained on.
+"""The evaluation set: articles of the source selected with MLPerf's rule, or a separate text; excluded from training.
 
-The rule (transparency_in_test_set_generation.py, NVIDIA v0.7): of each of the 500 parts of the text the article 42,
-counted from 0, or the middle one of a part with fewer than 84. Here a part is an equal share of the documents, as they
-come; a text too small for 500 parts has fewer.
+MLPerf's rule (transparency_in_test_set_generation.py, NVIDIA v0.7): article 42, counted from 0, of each of the 500
+parts of the text, or the middle article of a part with fewer than 84. Here, a part has an equal number of
+consecutive documents, and a text too small for 500 parts has fewer.
 """
 
 from itertools import chain
@@ -16,17 +16,17 @@ from benchmarks.common.data.files import in_one_step, read_facts
 from benchmarks.common.data.problem import Problem
 
 PARTS, ARTICLE = 500, 42
-LEAST_DOCUMENTS = 20  # least documents of a part: at most one of 20 is for evaluation
-Sized = Tuple[str, int]  # stem of a shard and its bytes of text
+LEAST_DOCUMENTS = 20  # minimum documents per part: at most one in 20 is for evaluation
+Sized = Tuple[str, int]  # (shard stem, bytes of text)
 
 
 class Chosen(NamedTuple):
     train: Tuple[Sized, ...]
     test: Tuple[Sized, ...]
-    left_out: Dict[str, Tuple[int, ...]]  # documents of a training shard that are not trained on
-    copies: int  # how many of them are copies of a document of the evaluation set
+    left_out: Dict[str, Tuple[int, ...]]  # documents of a training shard that are excluded
+    copies: int  # number of excluded documents that are copies of evaluation documents
     rule: str
-    common: int = 0  # documents of an evaluation text of its own that are trained on too
+    common: int = 0  # documents of a separate evaluation text that are also in training
 
 
 def chosen_places(documents: int) -> List[int]:
@@ -40,10 +40,10 @@ def chosen_places(documents: int) -> List[int]:
 
 
 def choose(blocks: Sequence[stages.Block], task: Task) -> Chosen:
-    """Return what is trained on and what is evaluated.
+    """Select training and evaluation documents.
 
     Raises:
-        Problem: there is no text, a listed article is not in it, or the evaluation set overlaps the training text.
+        Problem: there is no text, a listed article is missing, or evaluation and training text overlap.
     """
     train, test = _shards(blocks, "train"), _shards(blocks, "test")
     total = sum(1 for _ in _digests(train))
@@ -84,7 +84,7 @@ def _digests(shards: Sequence[Sized]) -> Iterator[bytes]:
 
 
 def _cut(train: Sequence[Sized], numbers: Sequence[int], rule: str, folder: Path) -> Chosen:
-    # Write the chosen articles as a shard of their own; copies of them are left out of training too.
+    # Write the selected articles as a shard; copies of them are also excluded from training.
     selected = set(numbers)
     test_digests = {digest for number, digest in enumerate(_digests(train)) if number in selected}
     documents: List[List[str]] = []
@@ -108,7 +108,7 @@ def _cut(train: Sequence[Sized], numbers: Sequence[int], rule: str, folder: Path
 
 
 def _listed_places(train: Sequence[Sized], listed: Path, total: int) -> List[int]:
-    # Numbers of the first document of each digest in the list.
+    # Index of the first document per digest in the list.
     selected, positions = _read_listed(listed), []
     missing = set(selected)
     for number, digest in enumerate(_digests(train)):

@@ -1,10 +1,10 @@
-"""Samples of pretraining from tokenized documents: two texts in a row, and the words that are masked.
+"""Pretraining samples from tokenized documents: sentence pairs and masked tokens.
 
-As create_pretraining_data.py of the MLPerf v0.7 submission draws them: whole sentences of a document fill a sample up
-to its length (in 10 % of a document's passes up to a random shorter one), a random cut makes two segments, in half of
-the samples the second one is from a random document instead, and 15 % of the words are to be found: 80 % of them
-become [MASK], 10 % a random entry, 10 % stay. The random numbers are other ones: they are drawn for a whole shard at
-once, and each shard and each pass has its own.
+Same algorithm as create_pretraining_data.py of the MLPerf v0.7 submission: a sample is filled with complete
+sentences of a document (up to a random shorter length in 10 % of a document's passes) and split into two segments at
+a random sentence. In half of the samples, the second segment is from a random document. 15 % of the tokens are
+predicted: 80 % of them become [MASK], 10 % a random entry, 10 % are unchanged. The random numbers differ: they are
+generated for a full shard at a time, with one stream per shard and pass.
 """
 
 from bisect import bisect_left
@@ -19,25 +19,25 @@ MARKS = 3  # [CLS] and two [SEP]
 MASKED = 0.15
 SHORT = 0.1
 RANDOM_NEXT = 0.5
-# Draws below the first become [MASK], up to the second stay, above it become a random entry.
+# Random numbers below BECOMES_MASK select [MASK], below STAYS the original token, else a random entry.
 BECOMES_MASK, STAYS = 0.8, 0.9
-TRIES = 10  # draws of another document than the one in hand
+TRIES = 10  # attempts to find a document different from the current one
 
 
 class Settings(NamedTuple):
-    sequence_length: int  # tokens of a sample, at most, [CLS] and both [SEP] included
-    max_predictions: int  # masked words of a sample, at most
-    duplication: int  # passes over each document
+    sequence_length: int  # maximum tokens per sample, including [CLS] and both [SEP]
+    max_predictions: int  # maximum masked tokens per sample
+    duplication: int  # passes over the documents
 
 
 class Documents(NamedTuple):
-    tokens: np.ndarray  # uint16 [tokens]: all sentences one after the other
-    sentences: List[int]  # where each sentence begins in tokens, and the end of the last one; none is empty
-    documents: List[int]  # the first sentence of each document, and the end of the last one; none is empty
+    tokens: np.ndarray  # uint16 [tokens]: concatenated sentences
+    sentences: List[int]  # start of the sentences in tokens, and the end of the last one; none is empty
+    documents: List[int]  # first sentence of the documents, and the end of the last one; none is empty
 
 
 class Pair(NamedTuple):
-    # Two segments of one sample as places in ``Documents.tokens``.
+    # Two segments of a sample as offsets in ``Documents.tokens``.
 
     first: int
     first_end: int
@@ -47,21 +47,21 @@ class Pair(NamedTuple):
 
 
 def stream(seed: int, *key: int) -> np.random.RandomState:
-    """Return the random numbers of one place; RandomState's stream is frozen, a Generator's is not."""
+    """Return the random numbers for a key; RandomState's stream is stable across NumPy versions, a Generator's is not."""
     return np.random.RandomState([seed % 2**32, seed >> 32, *key])
 
 
 def pairs_of(documents: Documents, number: int, length: int, random: np.random.RandomState) -> List[Pair]:
     """Return the pairs of one pass over a document.
 
-    ``length`` is that of both segments together, at most.
+    ``length``: maximum tokens of both segments.
     """
     draw = random.random_sample
     target = 2 + int(draw() * (length - 1)) if draw() < SHORT else length
     sentences, last = documents.sentences, documents.documents[number + 1]
     start, pairs = documents.documents[number], []
     while start < last:
-        # Sentences begin..end - 1 reach the target, or the document ends.
+        # Sentences start..end - 1 reach the target length, or the document ends.
         end = min(last, bisect_left(sentences, sentences[start] + target, start + 1, last + 1))
         middle = start + 1 if end - start < 2 else start + 1 + int(draw() * (end - start - 1))
         first, first_end = sentences[start], sentences[middle]
@@ -114,7 +114,7 @@ def make_samples(
     vocabulary: Vocabulary,
     random: np.random.RandomState,
 ) -> Samples:
-    # Return the samples of one pass over the documents ``numbers``, in their order.
+    # Return the samples of one pass over the documents ``numbers``, in this order.
     length = settings.sequence_length - MARKS
     pairs = [pair for number in numbers for pair in pairs_of(documents, number, length, random)]
     pair_table = np.array(pairs, np.int64).reshape(-1, len(Pair._fields))
@@ -147,12 +147,12 @@ def make_samples(
 def _choose(
     offsets: np.ndarray, seconds: np.ndarray, settings: Settings, random: np.random.RandomState
 ) -> Tuple[np.ndarray, np.ndarray]:
-    # Return the places of the masked words in all tokens, ascending, and how many each sample has.
+    # Return the masked positions in all tokens, ascending, and the number per sample.
     lengths = np.diff(offsets)
     counts = np.minimum(settings.max_predictions, np.maximum(1, np.rint(lengths * MASKED))).astype(np.int64)
     keys = random.random_sample(int(offsets[-1]))
     for marks in (offsets[:-1], offsets[:-1] + seconds - 1, offsets[1:] - 1):
-        keys[marks] = 1.0  # above every draw: marks are chosen last, which is never
+        keys[marks] = 1.0  # larger than all random numbers: marks are never selected
     keys += 2 * np.repeat(np.arange(len(lengths)), lengths)
     order = np.argsort(keys, kind="stable")
     selected = order[np.repeat(offsets[:-1], counts) + within(counts)]

@@ -1,4 +1,4 @@
-"""A synthetic data set with the sizes of the real one, to measure the speed of a step; nothing of it can be learnt."""
+"""Synthetic data with the sizes of the real data set, to measure the speed of a step."""
 
 from pathlib import Path
 from typing import Dict
@@ -10,12 +10,12 @@ from benchmarks.language import ARRAYS, VOCABULARY, vocabulary
 from benchmarks.language.vocabulary import SPECIAL
 
 SAMPLES = {"train": 1 << 13, "test": 512}
-# Share of samples of full length: in MLPerf's set, where the others have any length, half of a batch is padding.
+# Fraction of full-length samples; other lengths are uniform. With MLPerf's set, half of a padded batch is padding.
 WHOLE_SHARE = 0.2
 
 
 def sample_arrays(count: int, length: int, predictions: int, entries: int) -> Dict[str, np.ndarray]:
-    # Return the arrays of a part: tokens of any entry, a seventh of them masked.
+    # Return the arrays of a part: random tokens, one in seven masked.
     random = np.random.RandomState(count)
     lengths = np.where(random.rand(count) < WHOLE_SHARE, length, random.randint(8, length + 1, count))
     masked = np.minimum(np.maximum(lengths // 7, 1), predictions)
@@ -32,7 +32,7 @@ def sample_arrays(count: int, length: int, predictions: int, entries: int) -> Di
 
 
 def write(folder: Path, entries: int = 30522, length: int = 512, predictions: int = 76) -> None:
-    # Write samples of up to ``length`` tokens of a vocabulary of ``entries``.
+    # Write samples of up to ``length`` tokens from a vocabulary with ``entries`` entries.
     for part, count in SAMPLES.items():
         for name, array in sample_arrays(count, length, predictions, entries).items():
             np.save(str(folder / f"{part}_{name}.npy"), array.astype(ARRAYS[name]))

@@ -1,8 +1,8 @@
-"""Whether evaluation samples were trained on, where articles are not known any more: by runs of equal tokens.
+"""Detect evaluation samples in the training part by runs of equal tokens, if the articles are unknown.
 
-A run is 16 tokens in a row of one segment as they were before masking; one of 16 runs is kept, chosen by its hash, so
-that the same text has the same ones in whatever sample it is. A sample all of whose runs are in the training part was
-most likely trained on; a sentence that several articles have is not enough.
+A run is 16 consecutive tokens of one segment before masking. One in 16 runs is selected by its hash, so that the
+same text has the same selected runs in all samples. A sample with all runs in the training part was most likely
+trained on; a sentence that occurs in more than one article is not sufficient.
 """
 
 from typing import List, Tuple
@@ -14,13 +14,13 @@ from benchmarks.language.vocabulary import Vocabulary
 
 RUN = 16  # tokens
 KEPT_BITS = 4  # one of 16 runs is kept
-LEAST_RUNS = 8  # least runs of a sample that is compared: about 150 tokens
+LEAST_RUNS = 8  # minimum runs of a sample to compare: about 150 tokens
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_CHUNK = 1024  # samples looked at at once
+_CHUNK = 1024  # samples per step
 
 
 def runs_of(samples: Samples, vocabulary: Vocabulary) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the hashes of the runs that are kept, uint64 [runs], and the sample of each, int64 [runs]."""
+    """Return the hashes of the selected runs, uint64 [runs], and their samples, int64 [runs]."""
     parts = [_runs_of(samples, start, vocabulary) for start in range(0, len(samples), _CHUNK)]
     if not parts:
         return np.zeros(0, np.uint64), np.zeros(0, np.int64)
@@ -39,7 +39,7 @@ def _runs_of(samples: Samples, start: int, vocabulary: Vocabulary) -> Tuple[np.n
     hashes = np.zeros(count, np.uint64)
     for offset in range(RUN):
         hashes = (hashes + tokens[offset : offset + count] + np.uint64(1)) * _FACTOR
-    # Every sample begins and ends with a mark, so that a run without marks is within one segment.
+    # Samples start and end with a mark, so runs without marks are in one segment.
     marks = np.concatenate(([0], np.cumsum((tokens == vocabulary.cls) | (tokens == vocabulary.sep))))
     is_selected = np.flatnonzero((hashes >> np.uint64(64 - KEPT_BITS) == 0) & (marks[RUN:] == marks[:-RUN]))
     owners = np.searchsorted(offsets - offsets[0], is_selected, side="right") - 1 + start
@@ -47,7 +47,7 @@ def _runs_of(samples: Samples, start: int, vocabulary: Vocabulary) -> Tuple[np.n
 
 
 def mark_seen(is_in_train: np.ndarray, test_hashes: np.ndarray, samples: Samples, vocabulary: Vocabulary) -> None:
-    """Set ``is_in_train`` where a hash of ``test_hashes``, which is sorted, is among the runs of the samples."""
+    """Set ``is_in_train`` for the hashes in ``test_hashes`` (sorted) that occur in the samples."""
     if not len(test_hashes):
         return
     hashes, _ = runs_of(samples, vocabulary)
@@ -56,7 +56,7 @@ def mark_seen(is_in_train: np.ndarray, test_hashes: np.ndarray, samples: Samples
 
 
 def find(test: Samples, vocabulary: Vocabulary, test_hashes: np.ndarray, is_in_train: np.ndarray) -> List[str]:
-    """Return the evaluation samples, by their numbers, that have all of their runs in the training part."""
+    """Return the indices of evaluation samples with all runs in the training part."""
     hashes, owners = runs_of(test, vocabulary)
     is_known = is_in_train[np.searchsorted(test_hashes, hashes)] if len(test_hashes) else np.zeros(0, bool)
     runs = np.bincount(owners, minlength=len(test))

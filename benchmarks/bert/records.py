@@ -1,9 +1,9 @@
-"""MLPerf's own prepared samples: TFRecord files of the reference, HDF5 files of NVIDIA's submissions.
+"""Convert MLPerf's prepared samples: TFRecord files of the reference, HDF5 files of NVIDIA's submissions.
 
 Both have samples padded to the same length: ``input_ids``, ``input_mask``, ``segment_ids``, ``masked_lm_positions``,
-``masked_lm_ids`` and ``next_sentence_labels``. Where the first padding is and where the second segment begins is read
-from the tokens themselves: create_pretraining_data.py of NVIDIA v0.7 leaves ``input_mask`` and ``segment_ids`` of its
-HDF5 files zero. The padding is taken out, and both parts are compared.
+``masked_lm_ids`` and ``next_sentence_labels``. The start of the padding and of the second segment are computed from
+the tokens: in HDF5 files of NVIDIA v0.7 (create_pretraining_data.py), ``input_mask`` and ``segment_ids`` are zero.
+The padding is removed, and training and evaluation samples are compared.
 """
 
 import hashlib
@@ -26,10 +26,10 @@ from benchmarks.language import tensorflow_files, vocabulary
 from benchmarks.language.arrays import Samples
 from benchmarks.language.vocabulary import Vocabulary
 
-SHARD_SAMPLES = 8192  # converted at once: of 512 tokens they take about 200 MB of a worker
+SHARD_SAMPLES = 8192  # samples per conversion step: with 512 tokens, about 200 MB of memory per worker
 _KEYS = ("input_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 _CHECKED = ("input_mask", "segment_ids")
-_SEED = 3  # behind those of masking and of the shuffles
+_SEED = 3  # after the seeds of masking and shuffling
 
 Rows = Dict[str, np.ndarray]  # [samples, length] by the key
 
@@ -43,7 +43,7 @@ class Packed(NamedTuple):
     stem: str
     vocabulary: str
     seed: int
-    compared: str = ""  # file of the runs of the evaluation set, sorted; empty for the evaluation set itself
+    compared: str = ""  # file with the sorted run hashes of the evaluation set; empty for the evaluation set
 
     @property
     def done_path(self) -> Path:
@@ -54,7 +54,7 @@ def write(task: Task) -> Prepared:
     """Write the shards of both parts and the vocabulary.
 
     Raises:
-        Problem: records are damaged, of another vocabulary or of several lengths, or the parts overlap.
+        Problem: records are damaged, differ in vocabulary or length, or the parts overlap.
     """
     if task.source.vocabulary is None:
         raise Problem("records without a vocabulary", "the one they were made with", "add --vocabulary FILE")
@@ -62,7 +62,7 @@ def write(task: Task) -> Prepared:
     entries = vocabulary.read(task.source.vocabulary)
     vocabulary.write(task.vocabulary, entries.entries)
     held_facts = _convert_all(task, "test", task.source.test)
-    # In the order of the files, as run_pretraining.py (NVIDIA v0.7) takes its first samples.
+    # First samples in file order, like run_pretraining.py (NVIDIA v0.7).
     test_samples = shards.join(map(shards.read, chain.from_iterable(file_facts["shards"] for file_facts in held_facts)))
     test_samples = test_samples.take(np.arange(min(task.most, len(test_samples))))
     runs = task.scratch / "runs"
@@ -93,7 +93,7 @@ def _convert_all(task: Task, part: str, files: Sequence[File], compared: str = "
 
 
 def _width(file_facts: Sequence[Mapping[str, Any]]) -> Tuple[int, int]:
-    # Tokens and masked words of a sample, at most: the same in all files.
+    # Maximum number of tokens and masked tokens per sample: the same in all files.
     widths: Dict[Tuple[int, int], str] = {}
     for item in file_facts:
         widths.setdefault((item["width"], item["predictions"]), item["path"])
@@ -107,10 +107,10 @@ def _width(file_facts: Sequence[Mapping[str, Any]]) -> Tuple[int, int]:
 
 
 def refuse_equal_files(file_facts: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse files with the same samples: a published round had all of its shards the same.
+    """Reject files with the same samples: in a published round, all shards were the same.
 
     Raises:
-        Problem: two have.
+        Problem: two files have the same samples.
     """
     paths_by_md5: Dict[str, str] = {}
     for item in file_facts:
@@ -127,7 +127,7 @@ def refuse_equal_files(file_facts: Sequence[Mapping[str, Any]]) -> None:
 
 
 def convert(packed: Packed, report: Report) -> Tuple[int, int]:
-    # Write the samples of a file as shards; those of training are shuffled.
+    # Write the samples of a file as shards, shuffled if they are for training.
     entries, random = _vocabulary(packed.vocabulary), stream(packed.seed, _SEED, packed.number)
     digest = hashlib.md5()
     width = predictions = count = 0
@@ -188,7 +188,7 @@ def _features(path: Path, number: int, content: bytes) -> Rows:
 
 
 def _rows_of_hdf5(path: Path) -> Iterator[Rows]:
-    # Yield the rows of an HDF5 file. Raises: Problem: h5py is missing, or the file cannot be read.
+    # Yield the rows of an HDF5 file. Raises Problem if h5py is missing or the file cannot be read.
     try:
         import h5py
     except ImportError:
@@ -215,17 +215,17 @@ READERS = {TFRECORD: _rows_of_records, HDF5: _rows_of_hdf5}
 
 
 def to_samples(rows: Rows, vocabulary: Vocabulary, path: str, first: int) -> Samples:
-    """Return padded rows without their padding; the first one has the number ``first`` in its file.
+    """Return padded rows without padding; the first row has number ``first`` in the file.
 
     Raises:
-        Problem: an id is beyond the vocabulary, or a row is no sample of two segments.
+        Problem: an id is outside the vocabulary, or a row is not a sample with two segments.
     """
     tokens, labels = rows["input_ids"], rows["masked_lm_ids"]
     positions = rows["masked_lm_positions"].astype(np.int64)
     count, width = tokens.shape
     if {len(column) for column in rows.values()} != {count}:
         raise Problem(f"{path}: arrays of different numbers of samples", "equal numbers", tensorflow_files.HINT)
-    # [CLS] is at place 0, so that is where padding points to.
+    # Padding positions are 0, the position of [CLS].
     is_masked = positions > 0
     beyond = f"an id beyond the {vocabulary.size:,} entries of the vocabulary"
     unknown = np.any([((ids < 0) | (ids >= vocabulary.size)).any(1) for ids in (tokens, labels)], axis=0)
@@ -257,7 +257,7 @@ def to_samples(rows: Rows, vocabulary: Vocabulary, path: str, first: int) -> Sam
 
 
 def _refuse(path: str, first: int, wrong: Mapping[str, Any]) -> None:
-    # Refuse the first row with one of these flaws, bool [rows] each.
+    # Reject the first row with a problem; flags are bool [rows].
     for problem, location in wrong.items():
         if location.any():
             raise Problem(

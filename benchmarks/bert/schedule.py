@@ -11,8 +11,8 @@ from benchmarks.common.run.timeline import Timeline
 def learning_rate(config: Any, step: int) -> float:
     """Warm up linearly, then decay to 0 at ``max_steps``; ``step`` counts from 0 over the whole run.
 
-    As LinearWarmupPolyDecayScheduler of NVIDIA's v0.7 submission has it (schedulers.py), which counts the first step
-    as 1: the decay is that of the whole run, so that the rate falls by a step at the end of the warm-up.
+    Same as LinearWarmupPolyDecayScheduler of NVIDIA's v0.7 submission (schedulers.py), which counts from 1. The
+    decay starts at step 0, so the rate drops at the end of the warm-up.
     """
     number = step + 1
     warmed_up = number - config.start_warmup_step
@@ -22,10 +22,10 @@ def learning_rate(config: Any, step: int) -> float:
 
 
 def timeline(config: Any, ranks: int) -> Timeline:
-    """Evaluate once ``eval_start_samples`` are trained on, after each ``eval_interval_samples``, and at the end.
+    """Evaluate after ``eval_start_samples``, every ``eval_interval_samples`` from there, and at the end.
 
-    As run_pretraining.py of NVIDIA's submission does: behind the first step that comes to the number of samples. The
-    one at the end is ours.
+    As in run_pretraining.py of NVIDIA's submission: after the first step that reaches the number of samples. Encore
+    also evaluates at the end.
     """
     global_batch = config.batch_size * ranks
     steps = min(config.max_steps, -(-config.max_samples // global_batch))

@@ -1,7 +1,7 @@
-"""Samples on their way to the arrays of a part: shards in files of their own, then all of them one behind the other.
+"""Temporary shards of samples, and their concatenation to the arrays of a part.
 
-The samples of a shard are shuffled in memory. Nothing needs a shuffle of the whole set: training takes its samples in a
-random order of its own, and another one in each pass (pytorch/data.py).
+Samples are shuffled in memory within a shard. A global shuffle is not needed: training reads the samples in a random
+order, new in every epoch (pytorch/data.py).
 """
 
 from pathlib import Path
@@ -15,16 +15,16 @@ from benchmarks.common.data.files import in_one_step
 from benchmarks.language import ARRAYS
 from benchmarks.language.arrays import Samples
 
-_SEED = 2  # behind those of the parts: the random numbers of the shuffles
+_SEED = 2  # after the seeds of the parts: shuffles
 
 
 def shuffled(samples: Samples, seed: int, part: str, number: int = 0) -> Samples:
-    # Return the samples of shard ``number`` of a part in a random order.
+    # Return the samples of shard ``number`` in random order.
     return samples.take(stream(seed, _SEED, len(part), number).permutation(len(samples)))
 
 
 def join(parts: Iterable[Samples]) -> Samples:
-    # Return the samples of all parts, one after the other.
+    # Concatenate samples.
     parts, joined = list(parts), []
     for name, kind in ARRAYS.items():
         arrays = [getattr(part, name) for part in parts]
@@ -47,7 +47,7 @@ def read(stem: str) -> Samples:
 
 
 def write_part(part: str, stems: Sequence[str], folder: Path) -> Dict[str, int]:
-    """Write the arrays of a part from those of its shards; return the length of each, of offsets without the first."""
+    """Write the arrays of a part from its shards; return the lengths, for offsets without the first."""
     counts = dict.fromkeys(ARRAYS, 0)
     for stem in stems:
         with np.load(f"{stem}.npz") as arrays:

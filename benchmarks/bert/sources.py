@@ -1,4 +1,4 @@
-"""The source of a preparation, files found in a folder by their names or the toy data set, and its task."""
+"""Source of a preparation (files in a folder, by name, or the toy data set), and its task."""
 
 import argparse
 from pathlib import Path
@@ -26,7 +26,7 @@ class File(NamedTuple):
 
 
 class Source(NamedTuple):
-    # Files to prepare, and the name of their data set.
+    # Files to prepare, and the name of the data set.
 
     name: str
     train: Tuple[File, ...]
@@ -41,12 +41,12 @@ class Source(NamedTuple):
 
 
 class Task(NamedTuple):
-    # One preparation: from what and how.
+    # A preparation: source and settings.
 
     source: Source
     settings: Settings
     entries: int  # size of the vocabulary to learn; 0 where the source has one
-    most: int  # samples of the evaluation set, at most
+    most: int  # maximum samples of the evaluation set
     allows_overlap: bool  # whether an evaluation set that is trained on is accepted
     seed: int
     scratch: Path
@@ -59,20 +59,20 @@ class Task(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    # What a task has made before the arrays of its parts.
+    # Results of a task before the arrays are written.
 
     train: Sequence[str]  # stems of the shards
     test: Samples
-    width: Tuple[int, int]  # tokens and masked words of a sample, at most
+    width: Tuple[int, int]  # maximum number of tokens and masked tokens per sample
     facts: Mapping[str, Any]
     how: Mapping[str, Any]
 
 
 def find(args: argparse.Namespace) -> Source:
-    """Return what the raw data hold.
+    """Find the raw data.
 
     Raises:
-        Problem: it holds nothing that can be read, or there is no vocabulary.
+        Problem: there are no readable files, or no vocabulary.
     """
     origin: Path = args.origin
     train = files_of(origin, args.paragraphs)
@@ -119,7 +119,7 @@ def _vocabulary(args: argparse.Namespace, origin: Path) -> Optional[Path]:
 
 
 def files_of(origin: Path, paragraphs: bool) -> Tuple[File, ...]:
-    """Return the files of a folder that can be read, sorted by their path; or the one that is named."""
+    """Return the readable files in a folder, sorted by path; or the given file."""
     if not origin.exists():
         raise Problem(f"{origin} does not exist", EXPECTED, "name another one")
     is_file = not origin.is_dir()
@@ -129,7 +129,7 @@ def files_of(origin: Path, paragraphs: bool) -> Tuple[File, ...]:
 
 
 def _form_of(path: Path, paragraphs: bool, is_file: bool) -> str:
-    # The form of a file, or nothing where it is not one of the source's; the reference's records have no ending.
+    # Return the form of a file, or an empty string for other files; the reference's records have no suffix.
     if path.name == VOCABULARY:
         return ""
     if wikipedia.is_dump(path):

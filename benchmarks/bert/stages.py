@@ -1,9 +1,9 @@
-"""The stages that worker processes run: text to clean sentences, sentences to samples.
+"""Stages of the worker processes: text to clean sentences, sentences to samples.
 
-A block is a range of a source file. Cleaning writes its documents as shards of bounded size, ``.text`` (one sentence a
-line, an empty line between documents) and ``.md5`` (16 bytes a document). A shard is what samples are made of: a random
-second segment is from the same shard, as the reference takes it from the same one of its 500 files. Each stage ends
-with a file of facts; what has it is done.
+A block is a range of a source file. Cleaning writes its documents as shards of bounded size: ``.text`` (one sentence
+per line, an empty line between documents) and ``.md5`` (16 bytes per document). Samples are built per shard: a
+random second segment is from the same shard, like from the same of the 500 files in the reference. A stage writes a
+file with facts at the end, which marks it as done.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from benchmarks.common.data.workers import Report
 from benchmarks.language import PARTS, vocabulary
 from benchmarks.language.wordpiece import Tokenizer
 
-SHARD_BYTES = 8 << 20  # text of a shard, about: what a worker holds in memory, about 40 times
+SHARD_BYTES = 8 << 20  # approximate text per shard; a worker needs about 40 times this memory
 DIGEST_BYTES = 16
 
 
@@ -30,8 +30,8 @@ class Block(NamedTuple):
     path: str
     begin: int
     end: int
-    stem: str  # path of its files, without what each adds to it
-    shard_bytes: int  # text of a shard, about
+    stem: str  # path of the output files without suffix
+    shard_bytes: int  # approximate text per shard
 
     @property
     def done_path(self) -> Path:
@@ -39,13 +39,13 @@ class Block(NamedTuple):
 
 
 class Shard(NamedTuple):
-    # Clean text of bounded size, and how its samples are made.
+    # Clean text of bounded size, and settings of its samples.
 
     number: int
     part: str
     stem: str
     size: int  # bytes of text
-    left_out: Tuple[int, ...]  # documents that are not taken: those of the evaluation set
+    left_out: Tuple[int, ...]  # excluded documents: the evaluation set
     settings: masking.Settings
     seed: int
     vocabulary: str
@@ -104,7 +104,7 @@ def read_shard(stem: str) -> Iterator[List[str]]:
 
 
 def read_digests(stem: str) -> List[bytes]:
-    # Return the md5 of each document of a shard.
+    # Return the md5 of a shard's documents.
     content = Path(f"{stem}.md5").read_bytes()
     return [content[offset : offset + DIGEST_BYTES] for offset in range(0, len(content), DIGEST_BYTES)]
 
@@ -118,7 +118,7 @@ def _tokenizer(path: str) -> Tokenizer:
 
 
 def mask(shard: Shard, report: Report) -> Tuple[int, int]:
-    # Write the samples of a shard; those of training are shuffled.
+    # Write the samples of a shard, shuffled if they are for training.
     tokenizer, passes = _tokenizer(shard.vocabulary), []
     documents, unknown = tokenize(read_shard(shard.stem), set(shard.left_out), tokenizer)
     count = len(documents.documents) - 1
@@ -137,7 +137,9 @@ def mask(shard: Shard, report: Report) -> Tuple[int, int]:
 def tokenize(
     texts_of: "Iterator[Sequence[str]]", left_out: "set[int]", tokenizer: Tokenizer
 ) -> Tuple[masking.Documents, int]:
-    """Return the tokens of all documents but those left out, without empty ones, and how many are unknown."""
+    """Return the tokens of all documents but the excluded ones, without empty documents, and the number of unknown
+    tokens.
+    """
     pieces: List[np.ndarray] = [np.zeros(0, np.uint16)]
     ends, firsts = [0], [0]
     for number, document in enumerate(texts_of):

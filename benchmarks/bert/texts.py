@@ -19,7 +19,7 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.language.sentences import sentences_of
 
 SENTENCES, PARAGRAPHS, EXTRACTED, WIKITEXT = "sentences", "paragraphs", "extracted", "wikitext"
-SAMPLE_BYTES = 1 << 12  # at the beginning of a file, where its form is looked for
+SAMPLE_BYTES = 1 << 12  # bytes at the start of a file that determine its form
 _TITLE = re.compile(r"^ = [^=].* = \s*$")
 _HEADING = re.compile(r"^ =( =)+ .* =( =)+ \s*$")
 _JOINED = re.compile(r" @([-,.])@ ")
@@ -30,14 +30,14 @@ _BOUNDARIES = {
     EXTRACTED: re.compile(rb"\n(?=<doc )"),
     WIKITEXT: re.compile(rb"\n[ \t]*\n(?= = [^=\n]+ = ?\n[ \t]*\n)"),
 }
-_LONGEST = 1 << 28  # bytes without a document's end: more than a worker should hold
+_LONGEST = 1 << 28  # bytes without a document boundary: limit of a worker's memory
 
 
 class Document(NamedTuple):
     # One document, cut into sentences.
 
     sentences: List[str]
-    raw: str  # as process_wiki.sh leaves it: its md5 is what MLPerf's list of evaluation articles has
+    raw: str  # output of process_wiki.sh: MLPerf's list of evaluation articles has its md5
 
     @property
     def size(self) -> int:
@@ -54,12 +54,12 @@ def form_of(path: Path) -> str:
 
 
 def cut(path: Path, form: str, size: int) -> List[Tuple[int, int]]:
-    # Return ranges of about ``size`` bytes that begin where a document does.
+    # Return ranges of about ``size`` bytes that start at document boundaries.
     return ranges(path, _BOUNDARIES[form], size)
 
 
 def ranges(path: Path, boundary: "re.Pattern[bytes]", size: int) -> List[Tuple[int, int]]:
-    """Return ranges of a file that begin at 0 and behind the first match after each ``size`` bytes."""
+    """Return ranges of a file that start at 0 and after the first match from every ``size`` bytes."""
     begins, total = [0], path.stat().st_size
     if total > size:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -72,10 +72,10 @@ def ranges(path: Path, boundary: "re.Pattern[bytes]", size: int) -> List[Tuple[i
 
 
 def read(path: Path, form: str, start: int, end: int) -> Iterator[Document]:
-    """Yield the documents of a range that ``cut`` found.
+    """Yield the documents of a range returned by ``cut``.
 
     Raises:
-        Problem: it is not UTF-8, or a document is longer than a worker should hold.
+        Problem: the file is not UTF-8, or a document exceeds the memory limit of a worker.
     """
     if end - start > _LONGEST:
         raise Problem(
@@ -106,7 +106,7 @@ def _by_blank(lines: Sequence[str]) -> Iterator[List[str]]:
 
 
 def _by_tag(lines: Sequence[str]) -> Iterator[List[str]]:
-    # Leave out the tags and the title, which is the line behind the first one (cleanup_file.py).
+    # Remove the tags and the title, which is the second line (cleanup_file.py).
     for document in re.split(r"^<doc.*\n", "\n".join(lines), flags=re.MULTILINE)[1:]:
         yield [line for line in document.split("\n")[1:] if line != "</doc>"]
 

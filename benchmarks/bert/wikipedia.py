@@ -1,14 +1,16 @@
-"""Articles of a Wikipedia dump (pages-articles*.xml, plain or bz2), read in ranges by several processes.
+"""Read the articles of a Wikipedia dump (pages-articles*.xml, plain or bz2) in ranges, with multiple processes.
 
-A multistream bz2 file is a row of bz2 streams; a range holds whole streams. A page belongs to the range in which it
-begins, whatever streams it is cut into, so that the same pages are found once however a file was packed. A bz2 file of
-one stream is one range: its pages are read by one process, in bounded memory.
+A multistream bz2 file is a sequence of bz2 streams; a range contains complete streams. A page belongs to the range
+in which it starts, even if it spans more than one stream, so the pages are the same for all ways to compress the
+file. A bz2 file with one stream is one range: one process reads its pages, with bounded memory.
 
-Of an article's wikitext those paragraphs of plain text are kept that WikiExtractor, which the reference uses, keeps:
-running text, the words of links, bold and italic words. Left out are templates, tables, references, comments, files,
-categories, lists, headings, galleries and mathematics. WikiExtractor expands templates with the definitions in the
-dump; here the few that stand for words within a sentence, such as a converted length, are replaced by these.
-mwparserfromhell takes ten times as long (1.2 and 11.6 MB/s of 106 articles, one core) and knows no templates either.
+Paragraphs are extracted as by WikiExtractor, which the reference uses: running text, link text, bold and italic
+words. Templates, tables, references, comments, files, categories, lists, headings, galleries and formulas are
+removed. WikiExtractor expands templates with the definitions in the dump; here, only the few templates that
+represent words in a sentence, such as a converted length, are expanded.
+
+mwparserfromhell is ten times slower (1.2 vs 11.6 MB/s on 106 articles, one core) and does not expand templates
+either.
 """
 
 import bz2
@@ -22,18 +24,18 @@ from benchmarks.bert import texts
 from benchmarks.common.data.problem import FAILED, Problem
 from benchmarks.language.sentences import sentences_of
 
-DUMP = "dump"  # the form of a file; the others are those of texts
-RANGE_BYTES = {".xml": 16 << 20, ".bz2": 4 << 20}  # size of a range, about: 4 MiB of bz2 are about 15 MiB of XML
-MOST_PAGE_BYTES = 1 << 26  # MediaWiki keeps a page below 2 MiB
+DUMP = "dump"  # the form of a file; texts.py has the others
+RANGE_BYTES = {".xml": 16 << 20, ".bz2": 4 << 20}  # approximate size of a range: 4 MiB of bz2 are about 15 MiB of XML
+MOST_PAGE_BYTES = 1 << 26  # MediaWiki limits a page to 2 MiB
 _CHUNK = 1 << 20
 _TAIL = 1 << 12
 _PAGE, _PAGE_END, _END = b"<page>", b"</page>", b"</mediawiki>"
 _BOUNDARIES = {
     ".xml": re.compile(rb"\n[ \t]*(?=<page>)"),
-    # A stream's header and the magic number of its first block.
+    # Header of a stream and magic number of the first block.
     ".bz2": re.compile(rb"(?=BZh[1-9]1AY&SY)"),
 }
-# Magic number of a bz2 stream's end, before its 32 bits of checksum and up to 7 of padding.
+# Magic number at the end of a bz2 stream, followed by a 32-bit checksum and up to 7 bits of padding.
 _STREAM_END = 0x177245385090
 _TITLE = re.compile(rb"<title>([^<]*)</title>")
 _SPACE = re.compile(rb"<ns>(-?\d+)</ns>")
@@ -51,10 +53,10 @@ def is_dump(path: Path) -> bool:
 
 
 def cut(path: Path) -> List[Tuple[int, int]]:
-    """Return ranges of a dump.
+    """Return the ranges of a dump.
 
     Raises:
-        Problem: it is empty, no dump, or ends too early.
+        Problem: the file is empty, not a dump, or truncated.
     """
     total = path.stat().st_size
     with path.open("rb") as file:
@@ -87,7 +89,7 @@ def _truncated(path: Path, how: str) -> Problem:
 def read(
     path: Path, start: int, end: int, counts: "Counter[str]", report: Callable[[int], None]
 ) -> Iterator[texts.Document]:
-    """Yield the articles of a range as sentences; ``counts`` gets the pages that were left out, by their reason.
+    """Yield the articles of a range as sentences; ``counts`` counts the skipped pages by reason.
 
     Raises:
         Problem: the dump is truncated or damaged, or a page is not UTF-8.
@@ -103,7 +105,7 @@ def read(
 def pages(
     path: Path, start: int, end: int, counts: "Counter[str]", report: Callable[[int], None] = lambda done: None
 ) -> Iterator[Page]:
-    # Yield the articles of a range: no redirects, and nothing but the namespace of articles.
+    # Yield the articles of a range: only the article namespace, without redirects.
     for raw in _raw_pages(path, start, end, report):
         title = html.unescape(_first(_TITLE, raw).decode("utf-8", "replace"))
         counts["bytes of XML"] += len(raw)
@@ -131,9 +133,9 @@ def _first(pattern: "re.Pattern[bytes]", raw: bytes) -> bytes:
 
 
 def _raw_pages(path: Path, start: int, end: int, report: Callable[[int], None]) -> Iterator[bytes]:
-    # Yield the XML of each page that begins in a range.
+    # Yield the XML of the pages that start in a range.
     buffer, tail, title = b"", b"", ""
-    limit = None  # place in ``buffer`` where the next range begins
+    limit = None  # offset in ``buffer`` of the next range
     for chunk, position in _chunks(path, start, end):
         if position >= end and limit is None:
             limit = len(buffer)
@@ -148,7 +150,7 @@ def _raw_pages(path: Path, start: int, end: int, report: Callable[[int], None]) 
             first = buffer.find(_PAGE, done)
         if limit is not None and (first < 0 or first >= limit):
             return
-        # The beginning of a page, or of its tag, may be at the end of what is held.
+        # The buffer may end with the start of a page or of the page tag.
         done = first if first >= 0 else max(done, len(buffer) - len(_PAGE))
         buffer, limit = buffer[done:], None if limit is None else limit - done
         if len(buffer) > MOST_PAGE_BYTES:
@@ -158,7 +160,7 @@ def _raw_pages(path: Path, start: int, end: int, report: Callable[[int], None]) 
 
 
 def _chunks(path: Path, start: int, end: int) -> Iterator[Tuple[bytes, int]]:
-    # Yield what is unpacked with the place in the file where its stream begins, also beyond ``end``.
+    # Yield decompressed chunks and the file offset of their stream, also after ``end``.
     if path.suffix != ".bz2":
         with path.open("rb") as file:
             file.seek(start)
@@ -221,11 +223,11 @@ _AFTER_OPENING = re.compile(r"([(\[])[\s,;]+")
 _BEFORE_MARK = re.compile(r"\s+([,;:.)\]])")
 _SPACES = re.compile(r"[ \t\xa0\u2002-\u200b]+")
 LEAST_LETTERS = 2
-MOST_PASSES = 40  # depth of what is within each other; deeper markup is left as it is and its lines are dropped
+MOST_PASSES = 40  # maximum nesting depth; lines with deeper markup are dropped
 
 
 def paragraphs(text: str) -> List[str]:
-    # Return the paragraphs of an article's wikitext, each one line.
+    # Return the paragraphs of an article's wikitext, one line per paragraph.
     text = _COMMENT.sub("", text)
     text = _SELF_CLOSING.sub(" ", text)
     text = _all(text, (_ELEMENT,), "")
@@ -236,7 +238,7 @@ def paragraphs(text: str) -> List[str]:
     text = _all(text, (_LINK, _LINK_WITH_BRACKETS), _link)
     text = _POSSESSIVE.sub(r"\1's", text)
     text = _SWITCH.sub("", _QUOTES.sub("", text))
-    # Entities after tags: what an article shows as <b> is text.
+    # Unescape entities after removing tags: &lt;b&gt; in an article is text.
     text = html.unescape(_TAG.sub("", text))
     lines = (_clean_line(line) for line in text.splitlines() if _is_prose(line))
     return [line for line in lines if sum(map(str.isalnum, line)) >= LEAST_LETTERS]
@@ -253,7 +255,7 @@ def _all(text: str, patterns: Sequence["re.Pattern[str]"], replace: "Union[str, 
 
 
 def _is_prose(line: str) -> bool:
-    # Return whether a line is of running text: no list, heading, rest of a table or of a template.
+    # Return whether a line is running text, not a list, heading, or remainder of a table or template.
     stripped = line.strip()
     if not stripped or stripped[0] in "*#;:|!{}" or stripped[-1] in "{}" or stripped.startswith("----"):
         return False
@@ -274,7 +276,7 @@ def _clean_line(line: str) -> str:
 
 
 def _link(match: "re.Match[str]") -> str:
-    # Return the words of a link: its last part, or its target.
+    # Return the text of a link: the last part, or the target.
     target, _, rest = match.group(1).partition("|")
     if target.startswith(":"):
         target = target[1:]
@@ -287,7 +289,7 @@ def _link(match: "re.Match[str]") -> str:
 
 # -- templates -------------------------------------------------------------------------------------------------
 
-# Templates that stand for an argument, by its place, or for a text; what is not here is left out.
+# Templates that are replaced by an argument (index) or by text; other templates are removed.
 _ARGUMENTS = {
     **dict.fromkeys(("nowrap", "nobr", "small", "smaller", "big", "em", "abbr", "tooltip", "sic", "visible anchor"), 0),
     **dict.fromkeys(
@@ -313,7 +315,7 @@ def _template(match: "re.Match[str]") -> str:
 
 
 def _argument(arguments: Sequence[str], index: int) -> str:
-    # Return an argument that has no name, or one that is named by its place.
+    # Return a positional argument, or the argument named by its position.
     unnamed = [argument.strip() for argument in arguments if "=" not in argument]
     parted = (argument.partition("=") for argument in arguments)
     named_values = [value.strip() for key, mark, value in parted if mark and key.strip() == str(index + 1)]

@@ -21,18 +21,18 @@ from benchmarks.common.data.progress import Progress
 from benchmarks.common.data.workers import Workers
 from benchmarks.language import PARTS, VOCABULARY, part_files, vocabulary, wordpiece
 
-VERSION = "2"  # raise it when the same source and options give other bytes: unfinished parts are then made again
-BLOCK_BYTES = 8 << 20  # text of a block, about
-BYTES_PER_PASS = 1.6  # written per byte of text and pass, at most: tokens and masked words, in shards and in the arrays
+VERSION = "2"  # increase it if the output for the same source and options changes: unfinished parts are then rewritten
+BLOCK_BYTES = 8 << 20  # approximate text per block
+BYTES_PER_PASS = 1.6  # maximum bytes written per byte of text and pass: tokens and masked tokens, in shards and arrays
 PREDICTIONS = {128: 20, 512: 76}  # as published for both phases; NVIDIA v0.7 and DeepLearningExamples
-# Shards whose words are counted, spread over the text: more would not fit into bounded memory, nor change much.
+# Shards for counting words, distributed over the text: more would not fit into bounded memory, with little effect.
 MOST_COUNTED = 32
 SMALL = {"vocabulary": 2048, "length": 128, "evaluation": 1000}
 SUBMITTED = {"vocabulary": 0, "length": 512, "evaluation": 10_000}
 
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
-    # Find the text; all that decides what is written goes into the fingerprint.
+    # Find the text. The fingerprint includes everything that determines the output.
     files: List[Path] = []
     source, parts = None, 0
     if args.origin is not None:
@@ -47,7 +47,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     options = (args.name, args.seed, args.vocabulary_size, args.sequence_length, args.predictions, args.duplication)
     settings = (args.evaluation_samples, args.paragraphs)
     listed = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    # The words of a text are cut by what Unicode says of its characters.
+    # Tokenization depends on the Unicode version.
     origin = (VERSION, source and (source.name, source.made), unicodedata.unidata_version)
     python = "" if source else platform.python_version()
     return Listing(
@@ -59,7 +59,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     """Write arrays and vocabulary.
 
     Raises:
-        Problem: the source is damaged or does not fit together, or a part has no sample.
+        Problem: the source is damaged or inconsistent, or a part has no samples.
     """
     source = listing.source or sources.toy_data_set(scratch, args.name)
     defaults = SUBMITTED if listing.source else SMALL
@@ -122,7 +122,7 @@ def _write_text(task: Task) -> Prepared:
     task.workers.run("mask", "bytes", stages.mask, stems_by_part, lambda shard: shard.size)
     stems = {part: [shard.stem for shard in stems_by_part if shard.part == part] for part in PARTS}
     test_samples = shards.shuffled(shards.join(map(shards.read, stems["test"])), task.seed, "test")
-    # They are shuffled: the first ones are a random choice.
+    # The samples are shuffled: the first ones are a random selection.
     test_samples = test_samples.take(np.arange(min(task.most, len(test_samples))))
 
     cleaned = [read_facts(block.done_path) for block in blocks]
@@ -140,7 +140,7 @@ def _write_text(task: Task) -> Prepared:
 
 
 def _blocks(task: Task) -> List[stages.Block]:
-    # Cut the files into ranges of whole documents.
+    # Split the files into ranges of complete documents.
     blocks: List[stages.Block] = []
     for part, files in (("train", task.source.train), ("test", task.source.test)):
         for file in files:
@@ -152,7 +152,7 @@ def _blocks(task: Task) -> List[stages.Block]:
 
 
 def _write_vocabulary(task: Task, choice: evaluation.Chosen) -> None:
-    # Write the vocabulary that is given, or one learnt from the words of the training text.
+    # Write the given vocabulary, or train one on the training text.
     progress = task.workers.progress
     if task.source.vocabulary:
         entries = list(vocabulary.read(task.source.vocabulary).entries)

@@ -1,11 +1,10 @@
-"""How fast the step is, next to a plain padded PyTorch loop, in one run; and LAMB next to a loop over tensors.
+"""Measure the training step, compared with a plain padded PyTorch loop, and LAMB compared with a loop over tensors.
 
     $ python -m benchmarks.bert.pytorch.bench --config config.json --data DATA
 
-The plain loop is the same network with nn.TransformerEncoder in the encoder's place, on any samples, padded to the
-longest of the batch; torch.optim.AdamW. Both kinds of steps take whole batches of the data set. Speeds are
-sequences/s; those of the optimizer alone are updates/s of this network's weights. The last line of the output is the
-result as JSON.
+The plain loop is the same network with nn.TransformerEncoder, with unsorted samples padded to the longest in the
+batch, and torch.optim.AdamW. Both use full batches of the data set. Speeds are sequences/s, for the optimizers
+updates/s of the network's weights. The last line of the output is the result as JSON.
 """
 
 from contextlib import ExitStack, closing
@@ -46,14 +45,14 @@ LAMBS = {"lamb by tensors": "plain", "lamb": "fused"}
 
 
 def everywhere(part: MicroBatch) -> MicroBatch:
-    # Return a micro-batch that asks for the word at every place; only those of masked places count.
+    # Return a micro-batch with a label at every position; only masked positions count.
     labels = torch.full_like(part.rows.tokens, NO_WORD)
     labels[part.masked] = part.labels
     return part._replace(masked=torch.arange(len(labels), device=labels.device), labels=labels)
 
 
 def lamb_loops(training: Training) -> Dict[str, bench.Loop]:
-    # Update a copy of the weights by each implementation.
+    # Update a copy of the weights with all implementations.
     named_parameters = list(training.network.named_parameters())
     groups = lamb.parameter_groups(named_parameters, lambda name: model.decay_of(name, training.config), model.parts_of)
     candidates = lamb.lamb_candidates(groups, lamb.Options((0.9, 0.999), 1e-6), None)
@@ -69,7 +68,7 @@ def lamb_loops(training: Training) -> Dict[str, bench.Loop]:
 
 
 def attention_loops(config: Config, ranks: Ranks, rows: Rows) -> Dict[str, bench.Loop]:
-    # Attend forward and backward in the sequences of ``rows``, by each implementation that this device has.
+    # Attention forward and backward on ``rows``, with all implementations that this device supports.
     size, dtype = config.width // config.heads, pytorch.DTYPES[config.precision]
     dropout = config.attention_dropout
     qkv = torch.randn(3, len(rows.tokens), config.heads, size, device=ranks.context).to(dtype).requires_grad_()
@@ -107,7 +106,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     )
     network = model.Network(shape_of(config, training.vocabulary), "padded")
     network.encoder = PlainEncoder(config, training.vocabulary)
-    # Read before the clock: the plain loop is not charged with its input.
+    # Read before the clock starts: the plain loop does not include its input pipeline.
     take = endless(data, replace(config, cuda_graph=False, fp8="none"), ranks, inputs)
     batches = [[everywhere(part) for part in take()] for _ in range(8)]
     rows = [part.rows for batch in batches for part in batch]

@@ -1,7 +1,7 @@
-"""Batches of a prepared data set as rows of tokens, built ahead on threads; every rank knows what all ranks take.
+"""Packed batches of a prepared data set, built by threads ahead of time; the order is the same on all ranks.
 
-Samples come in a new random order in each pass, which follows from the seed and the pass alone, so that a run can
-resume at any step. No list of the order is kept: MLPerf's set has 157 million samples, of which a run sees 3 million.
+Samples have a new random order in every epoch, which depends only on the seed and the epoch, so that a run can
+resume at any step. The order is not stored: MLPerf's set has 157 million samples, and a run reads 3 million.
 """
 
 from contextlib import closing
@@ -18,8 +18,8 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.language.arrays import Samples, ragged
 from benchmarks.language.pytorch.encoder import Rows, fill_up, gather_rows, pinned, to_device
 
-THREADS = 2  # that build batches: one takes less than a millisecond per hundred samples
-NO_WORD = -100  # label of a place without a masked word, which PyTorch's cross-entropy leaves out
+THREADS = 2  # threads that build batches: less than a millisecond per hundred samples
+NO_WORD = -100  # label of unmasked positions, PyTorch's default ignore_index
 ROUNDS = 4  # rounds of the Feistel network: enough that the order looks random (Luby and Rackoff 1988)
 
 
@@ -28,21 +28,21 @@ ONES = torch.ones(2)
 
 class MicroBatch(NamedTuple):
     rows: Rows
-    masked: torch.Tensor  # int64 (M,): places of masked words in the row of tokens
-    labels: torch.Tensor  # int64 (M,): the words that stood there
+    masked: torch.Tensor  # int64 (M,): masked positions in the row of tokens
+    labels: torch.Tensor  # int64 (M,): original tokens at these positions
     next: torch.Tensor  # int64 (B,): 1 where the second text is a random one
-    # fp32 (2,): factors on the summed losses of masked words and next sentences, so that the ranks' gradients sum to
-    # that of both means.
+    # fp32 (2,): factors of the summed losses of masked tokens and next sentences. With them, the sum of the ranks'
+    # gradients is the gradient of both means.
     weights: torch.Tensor = ONES
 
 
-Batch = List[MicroBatch]  # this rank's samples of a step, in the parts that they are computed in
+Batch = List[MicroBatch]  # this rank's samples of a step, as micro-batches
 
 
 def permuted(positions: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
-    """Return where ``positions`` (int64, below ``size``) go in the random order of an epoch: a permutation of all.
+    """Map ``positions`` (int64, below ``size``) to samples with the pseudo-random permutation of an epoch.
 
-    A Feistel network over the next power of four; what falls outside goes through it again.
+    A Feistel network over the next power of four; values outside are permuted again (cycle walking).
     """
     half = max(1, -(-(size - 1).bit_length() // 2))
     mask = np.uint64((1 << half) - 1)
@@ -62,7 +62,7 @@ def permuted(positions: np.ndarray, size: int, seed: int, epoch: int) -> np.ndar
 
 
 def samples_of_step(config: Config, samples: int, ranks: int, step: int) -> np.ndarray:
-    # Return the samples of all ranks of a step, int64 (global batch,), rank by rank.
+    # Return the samples of a step on all ranks, int64 (global batch,), rank by rank.
     total = config.batch_size * ranks
     numbers = np.arange(step * total, (step + 1) * total)
     epochs, positions = numbers // samples, numbers % samples
@@ -73,10 +73,10 @@ def samples_of_step(config: Config, samples: int, ranks: int, step: int) -> np.n
 
 
 def shares(lengths: np.ndarray, count: int) -> np.ndarray:
-    """Deal samples of ``lengths`` out to ``count`` shares of equal size, int64 (count, samples of each).
+    """Distribute samples with ``lengths`` over ``count`` parts of equal size, int64 (count, samples per part).
 
-    The longest go round first, there and back, so that shares have about as many tokens: ranks that wait for the one
-    with the most wait less, and parts take few lengths of row.
+    Sorted by length and assigned in serpentine order, so that parts have about the same number of tokens: ranks wait
+    less for each other, and micro-batches have few row lengths.
     """
     rounds = np.argsort(-lengths, kind="stable").reshape(-1, count)
     rounds[1::2] = rounds[1::2, ::-1]
@@ -95,7 +95,7 @@ def part_of(samples: Samples, indices: np.ndarray) -> MicroBatch:
 
 
 def step_of(config: Config, samples: Samples, ranks: Ranks, step: int) -> Batch:
-    # Read this rank's samples of a step, and the weights of their losses.
+    # Read this rank's samples of a step, with the weights of their losses.
     everyone = samples_of_step(config, len(samples), ranks.size, step)
     lengths = samples.offsets[everyone + 1] - samples.offsets[everyone]
     dealt = shares(lengths, ranks.size * config.accumulation).reshape(ranks.size, config.accumulation, -1)
@@ -105,7 +105,7 @@ def step_of(config: Config, samples: Samples, ranks: Ranks, step: int) -> Batch:
 
 
 def ready(part: MicroBatch, config: Config, ranks: Ranks, masked: int) -> MicroBatch:
-    # Return a part with weights, filled up where rows need certain lengths, from where nobody waits for a copy.
+    # Return a weighted micro-batch, padded if rows need certain lengths, in pinned memory.
     part = weighted(part, config, ranks, masked)
     if config.fills_rows:
         part = filled(part, config)
@@ -113,10 +113,10 @@ def ready(part: MicroBatch, config: Config, ranks: Ranks, masked: int) -> MicroB
 
 
 def filled(part: MicroBatch, config: Config) -> MicroBatch:
-    """Fill a row up to the next multiple of token_bucket, and its masked places to what such a row may have.
+    """Pad a row to the next multiple of token_bucket, and the masked positions to a fixed number for that length.
 
-    Sequences of padding follow the real ones, as many in every row; no loss looks at them. More masked places than
-    one in six tokens and one a sample stay as they are.
+    All rows get the same number of padding sequences, which no loss includes. More masked positions than one in six
+    tokens plus one per sample are not padded.
     """
     return filled_to(part, -(-len(part.rows.tokens) // config.token_bucket) * config.token_bucket, config)
 
@@ -136,12 +136,12 @@ def filled_to(part: MicroBatch, tokens: int, config: Config) -> MicroBatch:
 
 
 def masked_room(tokens: int, samples: int) -> int:
-    # Return the masked places of a filled row: masking takes 15 % of a sample's words, rounded, and at least one.
+    # Return the masked positions of a padded row: masking selects 15 % of a sample's tokens, rounded, and at least one.
     return tokens // 6 + samples
 
 
 def weighted(part: MicroBatch, config: Config, ranks: Ranks, masked: int) -> MicroBatch:
-    # Give a part the weights of its losses; ``masked`` counts the masked words of all ranks in the step.
+    # Set the loss weights of a micro-batch; ``masked``: masked tokens of all ranks in the step.
     if config.masked_mean == "batch":
         masked = len(part.labels) * ranks.size * config.accumulation
     weights = torch.tensor([1.0 / max(1, masked), 1.0 / (config.batch_size * ranks.size)], dtype=torch.float32)
@@ -149,9 +149,9 @@ def weighted(part: MicroBatch, config: Config, ranks: Ranks, masked: int) -> Mic
 
 
 def training_input(config: Config, samples: Samples, ranks: Ranks, first_step: int) -> Generator[Batch, None, None]:
-    """Yield training batches without end on this rank's device, from ``first_step`` of the run on.
+    """Yield training batches on this rank's device without end, from ``first_step`` of the run.
 
-    Nothing is read before the first batch is asked for. ``close`` ends the threads that read ahead.
+    Threads start with the first batch; ``close`` stops them.
     """
     make = partial(step_of, config, samples, ranks)
     with closing(read_ahead(make, count(first_step), config.prefetch, THREADS)) as batches:
@@ -160,9 +160,9 @@ def training_input(config: Config, samples: Samples, ranks: Ranks, first_step: i
 
 
 def evaluation_input(config: Config, samples: Samples, ranks: Ranks) -> Generator[Optional[MicroBatch], None, None]:
-    """Yield this rank's evaluation samples, neighbours in length together; None where it has none left.
+    """Yield this rank's evaluation samples, sorted by length; None after the last one.
 
-    All ranks have as many batches.
+    All ranks have the same number of batches.
     """
     order, size = np.argsort(samples.lengths, kind="stable"), config.eval_batch_size
     local_order = order[ranks.rank :: ranks.size]
@@ -179,9 +179,9 @@ def evaluation_input(config: Config, samples: Samples, ranks: Ranks) -> Generato
 
 
 def synthetic_batch(config: Config, vocabulary: int, ranks: Ranks, tokens: int = 0) -> Batch:
-    """A batch of samples of equal length, a seventh of their words masked.
+    """A batch of samples of equal length, with one in seven tokens masked.
 
-    A micro-batch has about ``tokens``; by default it is as full as they come.
+    A micro-batch has about ``tokens`` tokens; default: the maximum.
     """
     per_part = config.batch_size // config.accumulation
     length = max(2, min(tokens // per_part or config.positions, config.positions))

@@ -1,4 +1,4 @@
-"""BERT for a server: the words at masked places, and whether the second text follows the first.
+"""Export BERT for a server: masked tokens, and the next-sentence prediction.
 
 $ python -m benchmarks.bert.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 """
@@ -40,14 +40,14 @@ class Served(nn.Module):
     def forward(
         self, tokens: torch.Tensor, segments: torch.Tensor, mask: torch.Tensor, masked: torch.Tensor
     ) -> Tuple[torch.Tensor, torch.Tensor]:
-        # (B, P, vocabulary) and (B, 2) of three (B, L) and the places (B, P).
+        # (B, P, vocabulary) and (B, 2) from three (B, L) and positions (B, P).
         rows = serving.packed(tokens, segments, mask)
         mlm_logits, follows = self.network(rows, (masked + rows.offsets[:-1, None]).flatten())
         return mlm_logits.view(*masked.shape, -1), follows
 
 
 def places_of(part: MicroBatch, width: int) -> Tuple[np.ndarray, np.ndarray]:
-    # Return the masked places of each sample and whether each is one, (B, width).
+    # Return the masked positions of the samples, and a mask for padding positions, both (B, width).
     offsets = part.rows.offsets.numpy()
     flat = part.masked.numpy()
     owners = np.searchsorted(offsets, flat, side="right") - 1

@@ -1,7 +1,6 @@
-"""BERT with its two heads: which words stood at the masked places, and whether the second text follows the first.
+"""BERT with the heads for masked tokens and for next sentences.
 
-The vocabulary is multiplied with at the masked places alone (dense_seq_output of NVIDIA's submission): 15 % of the
-tokens at most, and none of the padding, which is not there.
+Logits are computed only at masked positions (dense_seq_output in NVIDIA's submission), at most 15 % of the tokens.
 """
 
 from typing import Tuple
@@ -16,7 +15,7 @@ from benchmarks.language.pytorch.encoder import NORM_EPSILON, Encoder, Pooler, R
 
 
 class Network(nn.Module):
-    # Encoder, pooler and both heads; the masked-word head shares the table of words.
+    # Encoder, pooler and both heads; the MLM head shares the word embedding.
 
     def __init__(self, shape: Shape, attention: str, compile: bool = False) -> None:
         super().__init__()
@@ -31,7 +30,7 @@ class Network(nn.Module):
             draw_weights(module)
 
     def forward(self, rows: Rows, masked: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        # Return logits (M, vocabulary) of the words at the places ``masked`` (M,) of the row, and (B, 2) of next.
+        # Return the logits (M, vocabulary) at the positions ``masked`` (M,), and (B, 2) for the next sentence.
         hidden = self.encoder(rows)
         product = functional.linear(hidden.index_select(0, masked), self.transform.weight)
         transformed = self.transform_norm(bias_gelu(product, self.transform.bias, self.encoder.shape.gelu))
@@ -39,10 +38,10 @@ class Network(nn.Module):
         return logits, self.next(self.pooler(self.encoder.first(hidden, rows)))
 
     def loss(self, batch: MicroBatch) -> torch.Tensor:
-        """(), fp32: a micro-batch's share of the loss, the mean over masked words plus that over next sentences.
+        """(), fp32: the micro-batch's part of the loss, mean over masked tokens plus mean over next sentences.
 
-        ``batch.weights`` (2,) are such that the shares of all micro-batches and ranks sum to the loss of the step.
-        Positions without a word (data.NO_WORD) count nothing.
+        ``batch.weights`` (2,) scale the parts so that they sum to the loss of the step over all micro-batches and
+        ranks. Labels data.NO_WORD are ignored.
         """
         mlm_logits, follows = self(batch.rows, batch.masked)  # (M, vocabulary), (B, 2)
         masked = functional.cross_entropy(mlm_logits.float(), batch.labels, reduction="sum")
@@ -51,7 +50,7 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def figures(self, batch: MicroBatch) -> torch.Tensor:
-        # Return, float64 (5,): right words, their loss, right next sentences, sequences, masked words.
+        # Return float64 (5,): correct tokens, their loss, correct next sentences, sequences, masked tokens.
         mlm_logits, follows = self(batch.rows, batch.masked)
         figures = [
             (mlm_logits.argmax(-1) == batch.labels).sum(),
@@ -64,10 +63,10 @@ class Network(nn.Module):
 
 
 def decay_of(name: str, config: Config) -> float:
-    """Return the weight decay of the parameter called ``name``: none of biases and of layer norms, as submitted.
+    """Return the weight decay of a parameter: 0 for biases and layer norms, as submitted.
 
-    But where ``config`` says so: run_pretraining.py of v0.7 finds layer norms by the name LayerNorm, and those behind
-    the fused attention are called layer_norm, so that their scales decay.
+    ``config`` can enable decay for the layer norms after the fused attention: run_pretraining.py of v0.7 excludes
+    parameters named LayerNorm, but those are named layer_norm, so their scales decay.
     """
     if name.endswith("attention_norm.weight") and config.attention_norm_decay:
         return config.weight_decay
@@ -75,5 +74,5 @@ def decay_of(name: str, config: Config) -> float:
 
 
 def parts_of(name: str) -> int:
-    # Return how many tensors of the submission a parameter holds: queries, keys and values are one each.
+    # Return the number of tensors in the submission for a parameter: queries, keys and values are separate there.
     return 3 if ".qkv." in name else 1

@@ -1,10 +1,10 @@
-"""Train BERT in PyTorch: rows of tokens without padding in, masked words evaluated, MLPerf events out.
+"""Train BERT in PyTorch with packed (unpadded) sequences.
 
     $ python -m benchmarks.bert.pytorch.train --config config.json --data DATA --output OUT
     $ torchrun --nproc-per-node 8 -m benchmarks.bert.pytorch.train --config config.json --data DATA --output OUT
 
-OUT gets result.txt (MLPerf log), metrics.jsonl, heartbeat/ and checkpoint/; a run that finds a checkpoint there
-resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
+Writes result.txt (MLPerf log), metrics.jsonl, heartbeat/ and checkpoint/ to OUT, and resumes from a checkpoint
+there. Exit code 0: finished as planned, the last record of metrics.jsonl has the reason; otherwise failed.
 """
 
 from contextlib import closing, contextmanager
@@ -33,23 +33,23 @@ from benchmarks.language.pytorch.encoder import shape_of
 from benchmarks.language.pytorch.graphs import captured
 
 LARGEST_SCALE = float(1 << 24)  # largest scale of the loss, as apex has it (amp/scaler.py, max_loss_scale)
-MANY_PARTS = 8  # in which a batch may take long enough to be stopped within it; the ranks then agree once a part
+MANY_PARTS = 8  # micro-batches from which a step can be interrupted; ranks then synchronize after every micro-batch
 
 
 class Training:
-    # The network on this rank's device, its optimizer, and how many micro-batches of a step are done.
+    # Network and optimizer on this rank's device, and the progress within a step.
 
     def __init__(
         self, config: Config, vocabulary: int, ranks: Ranks, kernel: str = "", weights: Optional[Path] = None
     ) -> None:
-        """Initialize the weights, the same on all ranks, or read them from a file.
+        """Initialize the weights, the same on all ranks, or load them from a file.
 
         Args:
             config: of the run.
-            vocabulary: rows of the table of words, padding included.
+            vocabulary: rows of the word embedding, including padding.
             ranks: of the job.
-            kernel: implementation of the optimizer that a checkpoint names; "" takes the configuration's.
-            weights: file to begin with.
+            kernel: optimizer implementation in a checkpoint; "": choose according to ``config``.
+            weights: file with initial weights.
         """
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
         dtype, size = pytorch.DTYPES[config.precision], config.width // config.heads
@@ -61,9 +61,9 @@ class Training:
         self.network = network.to(ranks.context)
         self.in_fp8, self.kept = fp8.set_up(network.encoder, config, ranks)
         self.optimizer = flat_optimizer(network, config, ranks, kernel or config.optimizer_kernel)
-        # Forward and backward of a micro-batch, the last of a step or not: by a CUDA graph where there is one.
+        # Forward and backward of a micro-batch (and whether it is the last), replayed from a CUDA graph if captured.
         self.micro_step: Callable[[MicroBatch, bool], torch.Tensor] = partial(micro_step, self)
-        # Micro-batches of the step, and the sum of their losses; their gradients are in the optimizer.
+        # Finished micro-batches of the step, and the sum of their losses; the optimizer has their gradients.
         self.done, self.loss = 0, torch.zeros((), device=ranks.context)
 
     @contextmanager
@@ -77,7 +77,7 @@ class Training:
         return {"network": self.network.state_dict(), **self.optimizer.state_dict()}
 
     def rank_state_dict(self) -> Dict[str, Any]:
-        # Return the state of this rank alone, for a checkpoint: also in the middle of a step.
+        # Return the state of this rank for a checkpoint, also within a step.
         state = self.optimizer.rank_state_dict()
         if self.done:
             state["done"] = {"parts": self.done, "loss": self.loss, "gradients": self.optimizer.gradients}
@@ -139,14 +139,14 @@ def train_step(
     rate: Rate,
     interruptible: Callable[[List[MicroBatch]], Iterable[MicroBatch]] = iter,
 ) -> Optional[torch.Tensor]:
-    """Forward and backward on each micro-batch that is not done yet, and one update.
+    """Forward and backward on the remaining micro-batches, and one update.
 
-    Returns this rank's part of the mean loss over all ranks, times the number of ranks, on the device; None where
-    ``interruptible`` ended in the middle, from where a checkpoint of ``training`` continues.
+    Returns this rank's part of the mean loss over all ranks, times the number of ranks, on the device. Returns None
+    if ``interruptible`` stopped; a checkpoint of ``training`` then continues within the step.
     """
     for micro_batch in interruptible(batch[training.done :]):
         training.done += 1
-        # Each is weighted: their sum is the loss of the step.
+        # Losses are weighted: their sum is the loss of the step.
         training.loss += training.micro_step(micro_batch, training.done == len(batch))
     if training.done < len(batch):
         return None
@@ -159,7 +159,7 @@ def train_step(
 
 
 def micro_step(training: Training, micro_batch: MicroBatch, last: bool = True) -> torch.Tensor:
-    # Forward and backward on a micro-batch, which may be the last of a step; return its share of the mean loss.
+    # Forward and backward on a micro-batch; return its part of the mean loss.
     with training.mixed_precision():
         loss = training.network.loss(micro_batch)
     training.optimizer.backward(loss, last)
@@ -167,7 +167,7 @@ def micro_step(training: Training, micro_batch: MicroBatch, last: bool = True) -
 
 
 def evaluate(training: Training, samples: Samples, run: Run) -> Optional[Dict[str, float]]:
-    # Share of the masked words of all ranks that are predicted, and further figures; None if the run is to stop.
+    # Fraction of correctly predicted masked tokens on all ranks, and other figures; None if the run must stop.
     sums = torch.zeros(5, dtype=torch.float64, device=run.ranks.context)
     training.network.eval()
     with closing(evaluation_input(training.config, samples, run.ranks)) as parts:
@@ -196,7 +196,7 @@ def warm_up(training: Training) -> None:
             capabilities.compile_in_turns(lambda: training.micro_step(example, False), training.ranks)
             training.optimizer.gradients.zero_()
         if config.cuda_graph:
-            # Rows of one step may have a graph on one rank and none on another: sums are in no graph, but follow it.
+            # Ranks may replay or run eagerly in the same step: gradients are therefore reduced outside the graph.
             replayed = captured(
                 lambda micro_batch: micro_step(training, micro_batch, False),
                 lambda tokens: synthetic_batch(config, training.vocabulary, training.ranks, tokens)[0],

@@ -57,7 +57,7 @@ def warm_up(training: Training) -> None:
 
 
 def mean_loss(training: Training, part: MicroBatch) -> torch.Tensor:
-    """Return the mean loss over the labels. Its mean over the ranks that share the samples is the loss of the samples."""
+    """Return the mean loss over the labels. Averaging over the ranks that share the samples gives their loss."""
     loss = training.network(part.tokens, part.labels, part.positions)
     return loss * (training.place.context / max(1, part.counted))
 
