@@ -1,10 +1,9 @@
-"""From logits to answers and their scores: the best spans of each window, and the text of a question's best span.
+"""Best answer spans from logits, and their scores.
 
-The rule of run_squad.py: the 20 best first and the 20 best last tokens of a window, in pairs that are within the
-paragraph, in order, no longer than 30 tokens and begin where this window has the most context; then the best pair of
-all windows of a question. The text is the paragraph's own from the first character of the first token to the last of
-the last one. run_squad.py knows the words of a token alone and looks for the token in them by a heuristic, which gives
-the same text where it succeeds.
+Same rule as run_squad.py: pairs of the 20 best start and the 20 best end tokens of a window, in order, inside the
+paragraph, no longer than 30 tokens, and starting where this window has maximum context; then the best pair of all
+windows of a question. The text is the substring of the paragraph. run_squad.py has no offsets within words and
+searches for the token heuristically, with the same result if the search succeeds.
 """
 
 import re
@@ -18,31 +17,31 @@ import numpy as np
 class Span(NamedTuple):
     score: float  # sum of the logits of the first and the last token
     begin: int  # first character in the paragraph
-    end: int  # behind the last one
+    end: int  # last character + 1
 
 
 class Places(NamedTuple):
-    # The places of a window's tokens, an array of all of them each.
+    # Offsets of a window's tokens, as arrays.
 
     begins: np.ndarray
     ends: np.ndarray  # 0 where a token is not the paragraph's
-    best: np.ndarray  # whether the token may begin an answer in this window
+    best: np.ndarray  # whether answers may start with the token in this window
 
 
 def highest(logits: np.ndarray, count: int) -> np.ndarray:
-    # Return the places of the ``count`` highest logits, the first of equal ones first.
+    # Return the indices of the ``count`` highest logits, in stable order.
     return np.argsort(-logits, kind="stable")[:count]
 
 
 def best_spans(start: np.ndarray, end: np.ndarray, positions: Places, count: int, longest: int) -> List[Span]:
-    """Return up to ``count`` spans of one window, the best first, no two of the same characters.
+    """Return up to ``count`` spans of a window, best first, without duplicate character ranges.
 
     Args:
-        start: logits [tokens] of the first token of the answer.
-        end: the same of its last one.
-        places: of the window's tokens.
-        count: of spans, and of first and of last tokens that are paired.
-        longest: tokens of an answer, at most.
+        start: start logits [tokens].
+        end: end logits [tokens].
+        places: offsets of the window's tokens.
+        count: number of spans, and of start and end tokens to pair.
+        longest: maximum tokens of an answer.
     """
     start, end = start.astype(np.float64), end.astype(np.float64)
     firsts, lasts = highest(start, count), highest(end, count)
@@ -62,12 +61,12 @@ def best_spans(start: np.ndarray, end: np.ndarray, positions: Places, count: int
 
 
 def best_of(spans: Iterable[Span], count: int) -> List[Span]:
-    """Return the best spans of all windows of a question, the best first, the earlier window first of equal ones."""
+    """Return the best spans of a question's windows, best first; earlier windows first for equal scores."""
     return sorted(spans, key=lambda span: -span.score)[:count]
 
 
 def text_of(spans: Sequence[Span], context: str) -> str:
-    """Return the text of the best span; empty where there is none."""
+    """Return the text of the best span, or an empty string."""
     return context[spans[0].begin : spans[0].end] if spans else ""
 
 
@@ -90,19 +89,19 @@ def normalized(text: str) -> str:
 
 
 def exact_match(prediction: str, reference: str) -> float:
-    # Return 1 where both are the same when normalized, else 0.
+    # Return 1 if both are equal after normalization, else 0.
     return float(normalized(prediction) == normalized(reference))
 
 
 def f1(prediction: str, reference: str) -> float:
-    """Return the harmonic mean of precision and recall of the normalized words, 0 to 1; 0 where none is shared."""
+    """Return the F1 score of the normalized words, 0 to 1."""
     predicted, expected = normalized(prediction).split(), normalized(reference).split()
     shared = sum((Counter(predicted) & Counter(expected)).values())
     return 2 * shared / (len(predicted) + len(expected)) if shared else 0.0
 
 
 def best(score: Callable[[str, str], float], prediction: str, references: Sequence[str]) -> float:
-    # Return the score with the reference that gives the most.
+    # Return the maximum score over the references.
     return max(score(prediction, reference) for reference in references)
 
 
@@ -110,11 +109,11 @@ def score(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Sc
     """Return both means over all questions.
 
     Args:
-        predictions: one text a question.
-        references: all answers of each question, at least one.
+        predictions: one text per question.
+        references: all answers per question, at least one.
 
     Raises:
-        ValueError: not one prediction a question, or no question.
+        ValueError: the number of predictions differs from the number of questions, or there are no questions.
     """
     if len(predictions) != len(references) or not references:
         raise ValueError(f"{len(predictions)} predictions for {len(references)} questions")

@@ -1,19 +1,19 @@
-"""The on-disk format: windows without padding, one after the other.
+"""On-disk format: concatenated windows without padding.
 
 For ``train`` and ``test``::
 
     train_tokens.npy     uint16 [tokens]: [CLS] question [SEP] part of a paragraph [SEP] of all windows
-    train_begins.npy     uint16 [tokens]: first character of each token in its paragraph; 0 outside of the paragraph
-    train_ends.npy       uint16 [tokens]: behind its last one; 0 outside of the paragraph
-    train_best.npy       uint8 [tokens]: 1 where no other window has more context for the token
+    train_begins.npy     uint16 [tokens]: offset of the token's first character in the paragraph; 0 outside
+    train_ends.npy       uint16 [tokens]: offset of the last character + 1; 0 outside the paragraph
+    train_best.npy       uint8 [tokens]: 1 if no other window has more context for the token
     train_offsets.npy    int64 [windows + 1]
-    train_second.npy     uint16 [windows]: place in the window where the paragraph begins
-    train_start.npy      uint16 [windows]: place of the first token of the answer; 0 where it is not whole in the window
-    train_end.npy        uint16 [windows]: place of its last token, or 0
-    train_question.npy   int32 [windows]: which question it is of, ascending; windows of one are in the text's order
+    train_second.npy     uint16 [windows]: position in the window where the paragraph starts
+    train_start.npy      uint16 [windows]: position of the answer's first token; 0 if not completely in the window
+    train_end.npy        uint16 [windows]: position of the answer's last token, or 0
+    train_question.npy   int32 [windows]: index of the question, ascending; windows of a question are in text order
 
-Next to them ``vocabulary.txt``, one entry a line as published, and ``test_paragraphs.jsonl``, a paragraph a line, with
-its questions, in their order, and all answers. Arrays are read through memory maps::
+``vocabulary.txt`` has one entry per line, as published; ``test_paragraphs.jsonl`` has one paragraph per line, with
+the questions in order and all answers. Arrays are read through memory maps::
 
     data = open_data(Path("data/bert-squad"))
     print(data.vocabulary.text(data.test[0]), data.questions[0].references)
@@ -75,7 +75,7 @@ class DataSet:
 
     @cached_property
     def questions(self) -> List[Asked]:
-        # The questions of the test part; read when first asked for.
+        # Questions of the test part, read on first access.
         questions = []
         for line in (self.folder / PARAGRAPHS).read_text(encoding="utf-8").split("\n")[:-1]:
             paragraph = json.loads(line)
@@ -87,10 +87,10 @@ class DataSet:
 
 
 def open_data(folder: Path) -> DataSet:
-    """Open a prepared data set; reads its vocabulary and no window, so that it may be open before the clock starts.
+    """Open a prepared data set; reads the vocabulary and no windows, so it may be called before the clock starts.
 
     Raises:
-        Problem: there is none, it is half-written, or its files are not those of its manifest.
+        Problem: the data set is missing, incomplete, or does not match its manifest.
     """
     contents = manifest.read(folder)
     with opening(folder, "bert-squad"):
@@ -102,7 +102,7 @@ def open_data(folder: Path) -> DataSet:
 
 
 def check(data: DataSet) -> None:
-    """Compare the sizes of arrays and files with the manifest and with each other, and read none of them."""
+    """Compare the sizes of arrays and files with the manifest and with each other, without reading the arrays."""
     folder, splits, facts = data.folder, data.manifest["splits"], data.manifest["facts"]
     expected = [("entries of the vocabulary", data.vocabulary.size, facts["vocabulary"])]
     for part, windows in (("train", data.train), ("test", data.test)):

@@ -1,8 +1,8 @@
-"""The toy data set: paragraphs of facts about one person, in any order, and a question about each fact.
+"""The toy data set: paragraphs of facts about one person in random order, with a question per fact.
 
 "Ada has a grey cat. Ada lives in New Bray. ..." with "Where does Ada live?" and "Which animal does Ada have?". The
-question decides which sentence has the answer, and where that is differs. That a person differs from others is left
-out: small random networks learn to compare words only after thousands of steps.
+question determines the sentence with the answer, whose position varies. Paragraphs have only one person: small
+random networks learn to compare names only after thousands of steps.
 """
 
 import random
@@ -19,7 +19,7 @@ COLOURS = ("black", "brown", "grey", "white")
 ANIMALS = ("cat", "dog", "goat", "horse", "parrot", "sheep")
 MEALS = ("bread", "cheese", "fruit", "porridge", "rice", "soup")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-FACTS = (2, 5)  # in a paragraph, at least and at most
+FACTS = (2, 5)  # minimum and maximum per paragraph
 LONG_EVERY = 16  # every 16th paragraph has all facts and does not fit into one window
 PARAGRAPHS = {"train": 2000, "test": 200}
 
@@ -43,7 +43,9 @@ KINDS: Tuple[Kind, ...] = (
 
 
 def paragraphs(part: str, seed: int) -> List[Paragraph]:
-    """Return those of ``train`` or ``test``, drawn from ``seed``: the same each time, other ones in each part."""
+    """Return the paragraphs of ``train`` or ``test``, generated from ``seed``: reproducible, different in the two
+    parts.
+    """
     draw = random.Random(f"{part} {seed}")
     return [_paragraph(draw, f"{part}-{number}", number) for number in range(PARAGRAPHS[part])]
 
@@ -53,7 +55,7 @@ def _paragraph(draw: random.Random, name: str, number: int) -> Paragraph:
     person, context, questions = draw.choice(NAMES), "", []
     for index, kind in enumerate(draw.sample(KINDS, count)):
         text = kind.draw(draw)
-        # Behind the person's name: the answer may be that name too.
+        # Search after the person's name: the answer may be the same name.
         start = len(context) + kind.sentence.replace("{}", person, 1).index("{}")
         questions.append(Question(f"{name}-{index}", kind.question.format(person), (Answer(text, start),)))
         context += kind.sentence.format(person, text) + " "

@@ -1,4 +1,4 @@
-"""A synthetic data set with the sizes of the real one, to measure the speed of a step; nothing of it can be learnt."""
+"""Synthetic data with the sizes of the real data set, to measure the speed of a step."""
 
 import json
 from pathlib import Path
@@ -12,13 +12,13 @@ from benchmarks.language import vocabulary
 from benchmarks.language.vocabulary import SPECIAL
 
 WINDOWS = {"train": 1 << 13, "test": 512}
-MEAN, SHAPE = 170, 6.0  # tokens of a window of SQuAD's at 384, about, and how narrow their gamma distribution is
+MEAN, SHAPE = 170, 6.0  # gamma distribution of SQuAD's window lengths at 384 tokens: mean and shape
 QUESTION = 12  # tokens before the paragraph
 SHORTEST = QUESTION + 8
 
 
 def window_arrays(count: int, length: int, entries: int) -> Dict[str, np.ndarray]:
-    """Return the arrays of a part: tokens of any entry, an answer of three of them, a question for each window."""
+    """Return the arrays of a part: random tokens, answers of three tokens, one question per window."""
     random = np.random.RandomState(count)
     lengths = np.clip(random.gamma(SHAPE, MEAN / SHAPE, count).astype(np.int64), SHORTEST, length)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
@@ -39,7 +39,7 @@ def window_arrays(count: int, length: int, entries: int) -> Dict[str, np.ndarray
 
 
 def write(folder: Path, entries: int = 30522, length: int = 384) -> None:
-    # Write windows of up to ``length`` tokens of a vocabulary of ``entries``.
+    # Write windows of up to ``length`` tokens from a vocabulary with ``entries`` entries.
     for part, count in WINDOWS.items():
         for name, array in window_arrays(count, length, entries).items():
             np.save(str(folder / f"{part}_{name}.npy"), array.astype(ARRAYS[name]))

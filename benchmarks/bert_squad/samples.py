@@ -1,4 +1,4 @@
-"""Windows of paragraphs for benchmarks/common/data/sample_checks.py: questions, answers and their vocabulary."""
+"""Windows, answers and vocabulary, for benchmarks/common/data/sample_checks.py."""
 
 import unicodedata
 from pathlib import Path
@@ -10,8 +10,8 @@ from benchmarks.bert_squad.arrays import DataSet, Windows, open_data
 from benchmarks.common.data import sample_checks
 from benchmarks.language.samples import words
 
-LEAST_SAME = 0.8  # share of the words that stand in the paragraph where they are said to; accents are stripped
-LEAST_ANSWERED = 0.5  # share of the training windows with an answer
+LEAST_SAME = 0.8  # minimum fraction of tokens that match the paragraph at their offsets; accents are stripped
+LEAST_ANSWERED = 0.5  # minimum fraction of training windows with an answer
 
 
 def _plain(text: str) -> str:
@@ -21,7 +21,7 @@ def _plain(text: str) -> str:
 
 
 def _placed(data: DataSet, window: int) -> bool:
-    # Whether most tokens of a test window are the text of its question's paragraph at their places.
+    # Whether most tokens of a test window match the text of the question's paragraph.
     windows, context = data.test, data.questions[int(data.test.question[window])].context
     places, tokens = windows.places(window), windows[window].tolist()
     context_indices = np.flatnonzero(places.ends > 0)

@@ -1,4 +1,4 @@
-"""SQuAD v1.1's JSON: articles of paragraphs with questions, each with answers and where they begin in the paragraph."""
+"""Reader of SQuAD v1.1 (JSON): articles with paragraphs, questions, answers and the answers' offsets."""
 
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
@@ -12,13 +12,13 @@ HINT = "use the files as they are published: train-v1.1.json and dev-v1.1.json"
 
 class Answer(NamedTuple):
     text: str
-    begin: int  # its first character, from 0
+    begin: int  # first character, from 0
 
 
 class Question(NamedTuple):
     id: str
     text: str
-    answers: Tuple[Answer, ...]  # at least one; of the development set several, by different people
+    answers: Tuple[Answer, ...]  # at least one; in the development set, answers by different people
 
 
 class Paragraph(NamedTuple):
@@ -30,8 +30,7 @@ def read(path: Path) -> List[Paragraph]:
     """Read a file of SQuAD v1.1.
 
     Raises:
-        Problem: it is not there, is no JSON, has another form, a paragraph without text, a question without an answer,
-            or an answer that is not where it is said to begin.
+        Problem: the file does not exist, is not JSON or not SQuAD v1.1, or has a paragraph without text, a question without answers, or an answer with a wrong offset.
     """
     try:
         refuse_compressed(path, TRAIN if "train" in path.name else TEST)

@@ -1,8 +1,9 @@
-"""Paragraphs as windows: what a question and a part of its paragraph look like to the network.
+"""Split paragraphs into windows, the input of the network.
 
-[CLS] question [SEP] part of the paragraph [SEP], cut as run_squad.py of BERT and of NVIDIA's DeepLearningExamples cuts
-it: parts of at most what is left of the sequence length, each ``stride`` tokens behind the one before it. A token that
-is in several windows may begin an answer in that one alone where it has the most context on its poorer side.
+[CLS] question [SEP] part of the paragraph [SEP], as in run_squad.py of BERT and of NVIDIA's DeepLearningExamples:
+parts have up to the remaining sequence length, and start ``stride`` tokens apart. If a token is in more than one
+window, answers may start with it only in the window with maximum context, which is the smaller of left and right
+context.
 """
 
 import unicodedata
@@ -20,31 +21,31 @@ MARKS = 3  # [CLS] and twice [SEP]
 class Cut(NamedTuple):
     # How windows are cut; all in tokens.
 
-    sequence_length: int  # tokens of a window, at most
+    sequence_length: int  # maximum tokens per window
     stride: int  # between the first tokens of two windows
-    question_length: int  # tokens of the question, at most: the rest is skipped
+    question_length: int  # maximum tokens of the question; the rest is dropped
 
 
 class Text(NamedTuple):
     ids: np.ndarray  # uint16 [tokens]
-    begins: np.ndarray  # int64 [tokens]: first character of each in the paragraph
-    ends: np.ndarray  # int64 [tokens]: behind the last one
+    begins: np.ndarray  # int64 [tokens]: first character in the paragraph
+    ends: np.ndarray  # int64 [tokens]: last character + 1
 
 
 class Window(NamedTuple):
-    """A question with a part of its paragraph; arrays are of all its tokens, 0 where they are not the paragraph's."""
+    """A question with a part of the paragraph; arrays are for all tokens, 0 outside the paragraph."""
 
     tokens: np.ndarray
-    second: int  # place at which the part of the paragraph begins
-    start: int  # place of the first token of the answer; 0, [CLS], where it is not whole in this window
-    end: int  # place of its last token, or 0
+    second: int  # position where the part of the paragraph starts
+    start: int  # position of the first token of the answer; 0 ([CLS]) if the answer is not completely in this window
+    end: int  # position of the last token, or 0
     begins: np.ndarray
     ends: np.ndarray
     best: np.ndarray  # whether no other window has more context for the token
 
 
 def tokenized(text: str, tokenizer: Tokenizer) -> Text:
-    # Return the tokens of a paragraph and where they are in it.
+    # Return the tokens of a paragraph and their offsets.
     encoding = tokenizer.encode(text)
     spans = [(start, _with_accents(text, end)) for start, end in encoding.offsets]
     begins, ends = np.array(spans, np.int64).reshape(-1, 2).T
@@ -52,7 +53,7 @@ def tokenized(text: str, tokenizer: Tokenizer) -> Text:
 
 
 def _with_accents(text: str, end: int) -> int:
-    # Move behind the accents that follow a letter as characters of their own: no token has them.
+    # Include combining accents after a letter: the tokens do not contain them.
     while end < len(text) and unicodedata.category(text[end]) == "Mn":
         end += 1
     return end
@@ -66,7 +67,7 @@ def answer_tokens(text: Text, answer: Answer) -> Optional[Tuple[int, int]]:
 
 
 def parts(length: int, room: int, stride: int) -> List[Tuple[int, int]]:
-    """Return the first token and the number of tokens of each window's part of a paragraph of ``length`` tokens."""
+    """Return the (first token, number of tokens) per window of a paragraph with ``length`` tokens."""
     spans = [(0, min(length, room))]
     while sum(spans[-1]) < length:
         start = spans[-1][0] + min(room, stride)
@@ -75,9 +76,9 @@ def parts(length: int, room: int, stride: int) -> List[Tuple[int, int]]:
 
 
 def most_context(length: int, cut: List[Tuple[int, int]]) -> np.ndarray:
-    """Return which window, int64 [length], has the most context for each token, the first of equal ones.
+    """Return the index of the window with maximum context per token, int64 [length]; the first for equal contexts.
 
-    The context of a token in a window is that on its poorer side, plus a hundredth of the window's length.
+    Context: the smaller of left and right context, plus 0.01 times the length of the window's part.
     """
     distances = np.arange(length)
     scores = np.full((len(cut), length), -np.inf)
@@ -94,11 +95,11 @@ def windows(
     """Yield the windows of a question.
 
     Args:
-        question: its tokens.
-        text: its paragraph.
-        cut: how windows are cut.
-        vocabulary: whose [CLS] and [SEP] mark the parts.
-        answer: first and last token of the answer in the paragraph, as of ``answer_tokens``.
+        question: tokens of the question.
+        text: the paragraph.
+        cut: sizes of the windows.
+        vocabulary: has the ids of [CLS] and [SEP].
+        answer: first and last token of the answer in the paragraph, from ``answer_tokens``.
     """
     prefix = np.array([vocabulary.cls, *question[: cut.question_length], vocabulary.sep], np.uint16)
     second = len(prefix)

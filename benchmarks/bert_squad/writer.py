@@ -30,11 +30,11 @@ from benchmarks.language import vocabulary
 from benchmarks.language.vocabulary import SPECIAL
 from benchmarks.language.wordpiece import Tokenizer, words
 
-VERSION = "1"  # raise it when the same source and options give other bytes
+VERSION = "1"  # increase it if the output for the same source and options changes
 # As in scripts/run_squad.sh and run_squad.py of DeepLearningExamples; as short as the toy data set's paragraphs.
 PUBLISHED, SMALL = Cut(384, 128, 64), Cut(40, 12, 12)
-SHORTEST_PART = 8  # tokens of a paragraph that a window must have room for
-# Bytes written per byte of JSON, at most: a paragraph is there once a question, and more often where it is cut.
+SHORTEST_PART = 8  # minimum space for the paragraph in a window, tokens
+# Maximum bytes written per byte of JSON: a paragraph is written once per question and window.
 ROOM_FACTOR = 24
 
 
@@ -47,13 +47,13 @@ class Listing(NamedTuple):
 class Written(NamedTuple):
     windows: int
     questions: int
-    left_out: int  # questions whose answer has no token
+    left_out: int  # questions whose answer has no tokens
     with_answer: int  # windows
     cut_off: int  # questions that were longer than the limit
 
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
-    # Find the files; all that decides what is written goes into the fingerprint.
+    # Find the files. The fingerprint includes everything that determines the output.
     options = args.sequence_length, args.stride, args.question_length
     default = SMALL if args.origin is None else PUBLISHED
     cut = Cut(*(option if option is not None else usual for option, usual in zip(options, default)))
@@ -124,7 +124,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
 
 
 def words_of(paragraphs: Iterable[squad.Paragraph]) -> List[str]:
-    """Return a vocabulary: the special entries and all words of the paragraphs and their questions, sorted."""
+    """Return a vocabulary: the special tokens and all words of the paragraphs and questions, sorted."""
     unique_words: Dict[str, None] = {}
     for paragraph in paragraphs:
         for text in (paragraph.context, *(question.text for question in paragraph.questions)):
@@ -169,12 +169,12 @@ def write_part(
 
 
 def write_paragraphs(path: Path, paragraphs: Iterable[squad.Paragraph]) -> None:
-    # Write what evaluation compares with, a paragraph a line.
+    # Write the references of the evaluation, one paragraph per line.
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for paragraph in paragraphs:
             questions = [
                 {"id": question.id, "question": question.text, "answers": [answer.text for answer in question.answers]}
                 for question in paragraph.questions
             ]
-            # JSON's escapes keep a paragraph on its line, whatever ends of lines Unicode knows.
+            # JSON escapes all line separators of Unicode, so a paragraph is on one line.
             file.write(json.dumps({"context": paragraph.context, "questions": questions}) + "\n")

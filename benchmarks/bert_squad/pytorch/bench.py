@@ -1,10 +1,9 @@
-"""How fast the step and the answering are, next to a plain PyTorch loop, in one run.
+"""Measure the training step and the evaluation, compared with a plain PyTorch loop.
 
     $ python -m benchmarks.bert_squad.pytorch.bench --config config.json --data DATA
 
-The plain loop is what one would write first, as run_squad.py does: nn.TransformerEncoder on windows that are all padded
-to the longest length, torch.optim.AdamW. Speeds are sequences/s. The last line of the output
-is the result as JSON.
+The plain loop is similar to run_squad.py: nn.TransformerEncoder on windows padded to the maximum length, and
+torch.optim.AdamW. Speeds are sequences/s. The last line of the output is the result as JSON.
 """
 
 from contextlib import ExitStack, closing

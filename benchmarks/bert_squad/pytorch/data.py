@@ -16,30 +16,30 @@ from benchmarks.language.pytorch.encoder import Rows, fill_up, gather_rows, pinn
 
 
 class Batch(NamedTuple):
-    # This rank's windows of a step: B windows of T tokens together, like lengths next to each other.
+    # This rank's windows of a step: B packed windows with T tokens, sorted by length.
 
     rows: Rows
-    # int64 (T,): place of each token in a table of (B, longest) places; of padding, the place behind the last.
+    # int64 (T,): indices of the tokens in a flattened (B, longest) table; B * longest for padding.
     wide: torch.Tensor
-    start: torch.Tensor  # int64 (B,): place of the answer's first token in its window
-    end: torch.Tensor  # int64 (B,): that of its last one
+    start: torch.Tensor  # int64 (B,): position of the answer's first token in the window
+    end: torch.Tensor  # int64 (B,): position of the last token
     indices: torch.Tensor  # int64 (B,): which windows they are
 
 
 def steps_per_epoch(config: Config, data: DataSet, ranks: Ranks) -> int:
-    # Return the number of whole global batches; Config.misfits refuses a data set that has none.
+    # Return the number of complete global batches; Config.misfits rejects a data set without any.
     return len(data.train) // (config.batch_size * ranks.size)
 
 
 def batch_indices(config: Config, windows: Windows, step: int, steps: int, ranks: Ranks) -> np.ndarray:
     """Return this rank's windows of a step, int64 (batch_size,): the same global batch for any number of ranks.
 
-    An epoch is a permutation seeded by the seed, in which what fills no whole batch is left out. The windows of a
-    batch are dealt out by length, so that ranks have as much to do.
+    An epoch is a seeded permutation without the last, incomplete batch. The windows of a batch are distributed by
+    length, to balance the load.
     """
     epoch, number = divmod(step, steps)
     size = config.batch_size * ranks.size
-    # 2 ** 32 seeds are all that NumPy has; a large prime keeps the epochs of one seed from being another one's.
+    # NumPy has only 2 ** 32 seeds; a large prime separates the epochs of different seeds.
     order = np.random.RandomState((config.seed * 1_000_003 + epoch) % 2**32).permutation(len(windows))
     batch = order[number * size : (number + 1) * size]
     return batch[np.argsort(-windows.lengths[batch], kind="stable")][ranks.rank :: ranks.size]
@@ -55,9 +55,9 @@ def gathered(windows: Windows, indices: np.ndarray) -> Batch:
 
 
 def filled(batch: Batch, config: Config) -> Batch:
-    """Fill a row up to the next multiple of token_bucket, with a table as wide as the longest window may be.
+    """Pad a row to the next multiple of token_bucket, with a table as wide as the longest possible window.
 
-    Sequences of padding follow the windows, as many in every row; no loss looks at them.
+    The same number of padding sequences is appended to every row; the loss ignores them.
     """
     bucket, longest = config.token_bucket, config.sequence_length
     there = len(batch.wide)
@@ -71,9 +71,9 @@ def filled(batch: Batch, config: Config) -> Batch:
 def training_input(
     config: Config, data: DataSet, steps: int, ranks: Ranks, position: int
 ) -> Generator[Batch, None, None]:
-    """Yield training batches without end from ``position`` (steps done) on; ``close`` ends the thread that reads ahead.
+    """Yield training batches without end from step ``position``; ``close`` stops the read-ahead thread.
 
-    Nothing is read before the first batch is asked for.
+    The thread starts with the first batch.
     """
 
     def make(step: int) -> Batch:
@@ -86,7 +86,7 @@ def training_input(
 
 
 def evaluation_batches(config: Config, windows: Windows, ranks: Ranks) -> Iterator[Batch]:
-    # Yield this rank's batches of all windows, the longest first; every rank has as many, of which some are empty.
+    # Yield this rank's batches of all windows, longest first; all ranks have the same number of batches, some empty.
     order = np.argsort(-windows.lengths, kind="stable")
     size = config.eval_batch_size * ranks.size
 

@@ -1,4 +1,4 @@
-"""Answering all questions on all ranks: the spans of each window, gathered once, and what the answers are worth."""
+"""Answer all questions on all ranks: the spans of the windows are gathered once and scored."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 
 PREDICTIONS, BEST = "predictions.json", "nbest_predictions.json"
-FIELDS = 4  # whether a span is there, its score, begin and end
+FIELDS = 4  # flag for a span, score, start and end
 
 
 def answer(
@@ -29,14 +29,14 @@ def answer(
     logits: Callable[[Batch], torch.Tensor],
     run: Any,
 ) -> Optional[List[List[Span]]]:
-    """Return the best spans of each question, on every rank; None where the run is to stop.
+    """Return the best spans of all questions, on all ranks; None if the run must stop.
 
     Args:
         config: of the run.
-        batches: this rank's windows of the test part, as many batches as any other one's.
-        data: whose test part it is.
-        logits: (T, 2) of a batch that is not empty.
-        run: whose ``interruptible`` ends the evaluation early and whose ``interrupted`` says so.
+        batches: this rank's windows of the test part; all ranks have the same number of batches.
+        data: data set with the test part.
+        logits: computes (T, 2) of a non-empty batch.
+        run: ``interruptible`` stops the evaluation early and sets ``interrupted``.
     """
     fields, answered = np.zeros((len(data.test), config.n_best, FIELDS)), 0
     for batch in run.interruptible(batches):
@@ -52,7 +52,7 @@ def answer(
     if run.interrupted:
         return None
     run.total([float(answered)], len(data.test))
-    # Each window is one rank's: the sums are its spans.
+    # Every window is on one rank only: the sum over ranks gathers the spans.
     gathered = torch.from_numpy(fields).to(run.ranks.context)
     if run.ranks.size > 1:
         dist.all_reduce(gathered, group=pytorch.eager())
@@ -70,7 +70,7 @@ def quality(predictions: Sequence[Sequence[Span]], data: DataSet, ranks: Ranks, 
         texts = [text_of(spans, question.context) for spans, question in zip(predictions, questions)]
         result = score(texts, [question.references for question in questions])
         values += torch.tensor([result.f1, result.exact_match], dtype=torch.float64, device=ranks.context)
-        # The form that SQuAD's evaluate-v1.1.py reads, and that of run_squad.py.
+        # Formats of SQuAD's evaluate-v1.1.py and of run_squad.py.
         _replace(output / PREDICTIONS, {question.id: text for question, text in zip(questions, texts)})
         _replace(
             output / BEST,
@@ -82,7 +82,7 @@ def quality(predictions: Sequence[Sequence[Span]], data: DataSet, ranks: Ranks, 
 
 
 def _listed(spans: Sequence[Span], context: str) -> List[Dict[str, Any]]:
-    # Return spans with their shares of the probability of all that are listed.
+    # Return spans with probabilities, normalized over the list.
     weights = [math.exp(span.score - spans[0].score) for span in spans]
     return [
         {"text": context[span.begin : span.end], "probability": weight / sum(weights), "score": span.score}
@@ -91,6 +91,6 @@ def _listed(spans: Sequence[Span], context: str) -> List[Dict[str, Any]]:
 
 
 def _replace(path: Path, content: Mapping[str, Any]) -> None:
-    # Write JSON; whoever reads finds the old file or the new one whole.
+    # Write JSON atomically: readers see the old or the new file.
     with in_one_step(path) as file:
         file.write(json.dumps(content, ensure_ascii=False, indent=0).encode())

@@ -1,4 +1,4 @@
-"""BERT on SQuAD for a server: windows of question and context to the logits of the answer's ends.
+"""Export BERT on SQuAD for a server: windows of question and context to start and end logits.
 
 $ python -m benchmarks.bert_squad.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 """
@@ -22,7 +22,7 @@ from benchmarks.common.export.export import Arrays, Infer, Subject, Value
 from benchmarks.common.export.torch import ALONE, TOOLS
 from benchmarks.language.pytorch import serving
 
-NOWHERE = -1e4  # logit of a place behind a window's end
+NOWHERE = -1e4  # logit of padding positions
 INPUTS = (
     Value("tokens", "[CLS] question [SEP] context [SEP], numbers of the vocabulary; 0 behind them"),
     Value("segments", "1 for the context and the [SEP] behind it, else 0"),

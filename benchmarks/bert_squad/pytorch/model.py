@@ -1,4 +1,4 @@
-"""BERT with the head that finds an answer: two logits a token, for the answer's first token and its last one."""
+"""BERT with the question answering head: two logits per token, for the first and the last token of the answer."""
 
 from typing import Tuple
 
@@ -28,7 +28,7 @@ class Network(nn.Module):
         return self.span(self.encoder(rows)).float()
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
-        # (): mean of the cross-entropies of first and last token, each over its window's tokens; summed over B.
+        # (): mean of the cross-entropies of first and last token over the window's tokens; summed over B.
         tables = in_tables(self(batch.rows), batch)  # twice (B, longest)
         first, last = (
             functional.cross_entropy(table, target, reduction="sum")
@@ -38,8 +38,8 @@ class Network(nn.Module):
 
 
 def in_tables(logits: torch.Tensor, batch: Batch) -> Tuple[torch.Tensor, torch.Tensor]:
-    # Return both logits as (B, longest), minus infinity behind a window's end.
+    # Return both logits as (B, longest), padded with minus infinity.
     count, longest = len(batch.start), batch.rows.longest
-    empty = logits.new_full((count * longest + 1, 2), float("-inf"))  # the last place is for padding
+    empty = logits.new_full((count * longest + 1, 2), float("-inf"))  # the last row is for padding
     first, last = empty.index_copy(0, batch.wide, logits)[:-1].view(count, longest, 2).unbind(2)
     return first, last

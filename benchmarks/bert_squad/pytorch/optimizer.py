@@ -11,12 +11,12 @@ MANY_STEPS = 1e6  # steps after which 1 - beta ** steps is 1 in fp32, for any be
 
 
 def adam_candidates(config: Config, decayed: int, apex: Any) -> Dict[str, Build]:
-    """Return Adam without the correction of the bias by the name of each available implementation.
+    """Return the available implementations of Adam without bias correction, by name.
 
-    As apex's FusedAdam of run_squad.py, with bias_correction=False: with the moments m and v,
-    w <- w - rate (m / (sqrt(v) + epsilon) + decay w). PyTorch's own always corrects, by 1 - beta ** steps:
-    ``without_correction`` starts it at a number of steps at which this is 1. The first ``decayed`` elements of the only
-    parameter have weight decay, the others none.
+    Same as apex's FusedAdam in run_squad.py with bias_correction=False: with the moments m and v, w <- w - rate (m /
+    (sqrt(v) + epsilon) + decay w). PyTorch always corrects by 1 - beta ** steps: ``without_correction`` starts with
+    a number of steps for which this is 1. Weight decay applies to the first ``decayed`` elements of the only
+    parameter.
     """
     options: Dict[str, Any] = {"lr": config.learning_rate, "betas": (config.beta1, config.beta2), "eps": config.epsilon}
 
@@ -39,7 +39,7 @@ def adam_candidates(config: Config, decayed: int, apex: Any) -> Dict[str, Build]
 
 
 def without_correction(optimizer: torch.optim.Optimizer) -> None:
-    # Start the moments at 0 and PyTorch's count of steps where its correction is 1; apex's needs neither.
+    # Initialize the moments with 0 and PyTorch's step count so that its correction is 1; apex needs neither.
     if not isinstance(optimizer, torch.optim.AdamW):
         return
     for group in optimizer.param_groups:

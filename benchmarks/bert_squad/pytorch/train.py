@@ -1,11 +1,11 @@
-"""Fine-tune BERT on SQuAD in PyTorch: windows in, answers scored by F1, MLPerf's events out.
+"""Fine-tune BERT on SQuAD in PyTorch with packed (unpadded) windows.
 
     $ python -m benchmarks.bert_squad.pytorch.train --config config.json --data DATA --output OUT
     $ torchrun --nproc-per-node 8 -m benchmarks.bert_squad.pytorch.train --config config.json --data DATA --output OUT
 
-OUT gets result.txt (the log), metrics.jsonl, heartbeat/, checkpoint/, and of the last evaluation predictions.json,
-which SQuAD's evaluate-v1.1.py reads, and nbest_predictions.json; a run that finds a checkpoint there resumes from it.
-Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
+Writes result.txt (log), metrics.jsonl, heartbeat/, checkpoint/ and, from the last evaluation, predictions.json
+(format of SQuAD's evaluate-v1.1.py) and nbest_predictions.json to OUT, and resumes from a checkpoint there. Exit
+code 0: finished as planned, the last record of metrics.jsonl has the reason; otherwise failed.
 """
 
 from contextlib import closing
@@ -45,17 +45,17 @@ from benchmarks.language.pytorch.graphs import captured
 
 
 class Training:
-    # The network on this rank's device, and its optimizer.
+    # Network and optimizer on this rank's device.
 
     def __init__(self, config: Config, vocabulary: int, ranks: Ranks, kernel: str, weights: Optional[Path]) -> None:
-        """Initialize the weights, the same on all ranks, and load those of the encoder from ``weights`` if given.
+        """Initialize the weights, the same on all ranks; load the encoder from ``weights`` if given.
 
         Args:
             config: of the run.
-            vocabulary: entries of the table, padding included.
+            vocabulary: rows of the word embedding, including padding.
             ranks: of the job.
             kernel: implementation of the optimizer, or "auto".
-            weights: pretrained ones.
+            weights: pretrained weights.
         """
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
         dtype = pytorch.DTYPES[config.precision]
@@ -79,7 +79,7 @@ class Training:
             compression=config.gradient_compression,
         )
         without_correction(self.optimizer.inner)
-        # The two passes over a batch: by a CUDA graph where there is one.
+        # Forward and backward of a batch, replayed from a CUDA graph if captured.
         self.forward_and_backward: Callable[[Batch], torch.Tensor] = partial(forward_and_backward, self)
 
     def state_dict(self) -> Dict[str, Any]:
@@ -116,10 +116,10 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
 
 
 def forward_and_backward(training: Training, batch: Batch) -> torch.Tensor:
-    # Return the sum of the losses of this rank's windows, on the device; its gradients are in the optimizer.
+    # Return the sum of the losses of this rank's windows, on the device; the optimizer has the gradients.
     with pytorch.autocast(training.ranks.context, training.config.precision):
         loss = training.network.loss_sum(batch)
-    # Rows of one step may have a graph on one rank and none on another: sums are in no graph, but follow it.
+    # Ranks may replay or run eagerly in the same step: gradients are therefore reduced outside the graph.
     training.optimizer.backward(loss, last=not training.config.cuda_graph)
     return loss.detach()
 
@@ -171,7 +171,7 @@ def weights_file(config: Config, folder: Path) -> Optional[Path]:
     if not config.checkpoint:
         return None
     path = folder / config.checkpoint
-    # TensorFlow's checkpoints are several files with one beginning.
+    # TensorFlow's checkpoints consist of multiple files with a common prefix.
     if not path.exists() and not list(path.parent.glob(f"{path.name}.*")):
         raise Problem(
             f"{path} is not there",
