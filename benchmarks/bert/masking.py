@@ -47,7 +47,7 @@ class Pair(NamedTuple):
 
 
 def stream(seed: int, *key: int) -> np.random.RandomState:
-    """Return the random numbers for a key; RandomState's stream is stable across NumPy versions, a Generator's is not."""
+    """Return the random numbers for a key. RandomState's stream is stable across NumPy versions, unlike Generator's."""
     return np.random.RandomState([seed % 2**32, seed >> 32, *key])
 
 

@@ -30,7 +30,8 @@ def read(path: Path) -> List[Paragraph]:
     """Read a file of SQuAD v1.1.
 
     Raises:
-        Problem: the file does not exist, is not JSON or not SQuAD v1.1, or has a paragraph without text, a question without answers, or an answer with a wrong offset.
+        Problem: the file does not exist, is not JSON or not SQuAD v1.1, or has a paragraph without text, a
+            question without answers, or an answer with a wrong offset.
     """
     try:
         refuse_compressed(path, TRAIN if "train" in path.name else TEST)

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from benchmarks.bert_squad.events import learning_rate
 
 from benchmarks.bert_squad.arrays import Windows
 from benchmarks.bert_squad.pytorch import train
 from benchmarks.bert_squad.pytorch.config import Config
-from benchmarks.bert_squad.pytorch.data import chosen, filled, gathered, synthetic_batch
+from benchmarks.bert_squad.pytorch.data import batch_indices, filled, gathered, synthetic_batch
 from benchmarks.bert_squad.pytorch.train import Training, train_step
+from benchmarks.bert_squad.schedule import learning_rate
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.language.pytorch.checkpoint import places_of
@@ -56,7 +56,7 @@ def test_updates_match_adam_without_bias_correction(windows, kernel):
     config = dataclasses.replace(CONFIG, gradient_clip=0.5, weight_decay=0.1, learning_rate=0.01, epsilon=1e-4)
     training = Training(config, VOCABULARY, CPU, kernel, None)
     set_fixed_weights(training.network.parameters(), 0.3)
-    batches = [gathered(windows, chosen(config, windows, step, 5, CPU)) for step in range(5)]
+    batches = [gathered(windows, batch_indices(config, windows, step, 5, CPU)) for step in range(5)]
     rates = [learning_rate(config, step, 5) for step in range(5)]
     losses = [float(train_step(training, batch, rate)) for batch, rate in zip(batches, rates, strict=True)]
     assert losses == pytest.approx([3.03069323, 3.12961443, 3.05951067, 2.99248771, 2.90341786], abs=1e-5)
@@ -85,7 +85,7 @@ def test_padded_rows_train_like_rows_without_padding(windows):
     config = SimpleNamespace(**{**dataclasses.asdict(CONFIG), "token_bucket": 32})
     training, padding = Training(CONFIG, VOCABULARY, CPU, "plain", None), set()
     for number in range(5):
-        batch = gathered(windows, chosen(CONFIG, windows, number, 5, CPU))
+        batch = gathered(windows, batch_indices(CONFIG, windows, number, 5, CPU))
         padded = filled(batch, config)
         padding.add(len(padded.rows.tokens) - len(batch.rows.tokens))
         gradients, expected = (compute_gradients(training, training.forward_and_backward, b) for b in (padded, batch))
