@@ -17,7 +17,7 @@ def training_flops(config: Any, vocabulary_size: int, sentences: int, source: An
     encoder = 2 * lstm(source, width) + lstm(source, 2 * width) + (config.layers - 2) * lstm(source, width)
     decoder = lstm(target, width) + (config.layers - 1) * lstm(target, 2 * width)
     projections = product(source, width, width) + product(target, width, width)
-    # The normalized vector with the tanh of each pair of positions, and the sum of the context.
+    # The normalized vector times the tanh of all pairs of positions, and the weighted sum of the context.
     attention = product(source * target, width, 1) + product(target, source, width)
     return (
         TRAINING * sentences * (encoder + decoder + projections + attention + product(target, width, vocabulary_size))

@@ -7,14 +7,15 @@ from typing import Any
 
 from benchmarks.common.run.timeline import Timeline, by_epochs
 
-FIRST = 0.01  # share of the base learning rate with which the warm-up starts
+FIRST = 0.01  # rate at the start of the warm-up, relative to the base learning rate
 
 
 def learning_rate(config: Any, step: int) -> float:
-    """Warm up exponentially, stay, and from ``remain_steps`` on decay at each interval, ``decay_steps`` times at most.
+    """Warm up exponentially, hold, and from ``remain_steps`` decay every ``decay_interval``, up to ``decay_steps``
+    times.
 
-    As WarmupMultiStepLR of NVIDIA's submissions has it (gnmt/implementations/pytorch/seq2seq/train/lr_scheduler.py),
-    which counts the step that it is about to make from 1; ``step`` counts from 0 over the whole run.
+    Same as WarmupMultiStepLR of NVIDIA's submissions (gnmt/implementations/pytorch/seq2seq/train/lr_scheduler.py),
+    which counts from 1; ``step`` counts from 0 over the whole run.
     """
     number = step + 1
     warmup_steps = min(config.warmup_steps, config.remain_steps)

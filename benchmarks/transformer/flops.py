@@ -1,4 +1,4 @@
-"""Model FLOPs of the Transformer: benchmarks/common/flops.py. Attention counts all pairs, also masked ones."""
+"""Model FLOPs of the Transformer, see benchmarks/common/flops.py. Attention counts all pairs, including masked ones."""
 
 from typing import Any
 

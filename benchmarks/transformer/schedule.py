@@ -12,8 +12,8 @@ from benchmarks.common.run.timeline import Timeline, by_epochs
 def learning_rate(config: Any, step: int) -> float:
     """Warm up linearly from 0, then decay by the inverse square root of the step (arXiv 1706.03762, equation 3).
 
-    As inverse_sqrt of NVIDIA's submissions has it (fairseq/optim/lr_scheduler/inverse_square_root_schedule.py), which
-    counts the updates that are done: the rate of the first step is 0. ``step`` counts from 0 over the whole run.
+    Same as inverse_sqrt of NVIDIA's submissions (fairseq/optim/lr_scheduler/inverse_square_root_schedule.py), which
+    counts finished updates: the rate of the first step is 0. ``step`` counts from 0 over the whole run.
     """
     warmup_steps = config.warmup_steps
     share = step / warmup_steps if step < warmup_steps else (warmup_steps / step) ** 0.5

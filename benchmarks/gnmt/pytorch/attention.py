@@ -1,8 +1,8 @@
-"""Normalized Bahdanau attention (arXiv 1409.0473; the norm: arXiv 1602.07868): how the weights are computed.
+"""Normalized Bahdanau attention (arXiv 1409.0473; weight normalization: arXiv 1602.07868).
 
-score[b, t, s] = sum over w of v[w] * tanh(q[b, t, w] + k[b, s, w]); weights are their softmax over the s that are no
-padding. Written down as PyTorch's operators this keeps several tensors (B, T, S, W) for the backward pass; ``chunked``
-holds some target positions at a time and computes their tanh again in the backward pass. kernels.py does so in Triton.
+score[b, t, s] = sum over w of v[w] * tanh(q[b, t, w] + k[b, s, w]); the weights are the softmax over s without
+padding. Plain PyTorch operators save multiple tensors (B, T, S, W) for the backward pass; ``chunked`` processes a
+few target positions at a time and recomputes tanh in the backward pass, as does the Triton kernel in kernels.py.
 """
 
 from typing import Any, Callable, Tuple
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 # (B, T, S), float32 or wider, of queries (B, T, W), keys (B, S, W), v (W,) and padding, bool (B, S).
 Weights = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-# Bytes of tanh that are held at once: what stays in a CPU's caches; on a GPU enough to fill it.
+# Bytes of tanh per chunk: fits into a CPU's caches; enough to fill a GPU.
 CHUNK_BYTES = {"cpu": 1 << 20, "cuda": 1 << 26}
 
 
@@ -60,7 +60,7 @@ def _tanh(queries: torch.Tensor, keys: torch.Tensor, part: slice) -> torch.Tenso
 
 
 def _parts(queries: torch.Tensor, keys: torch.Tensor) -> Any:
-    # Slices of target positions of which CHUNK_BYTES hold the tanh.
+    # Slices of target positions with CHUNK_BYTES of tanh.
     limit = CHUNK_BYTES.get(queries.device.type, CHUNK_BYTES["cpu"])
     size = max(1, limit // (keys.numel() * keys.element_size()))
     return (slice(start, start + size) for start in range(0, queries.shape[1], size))

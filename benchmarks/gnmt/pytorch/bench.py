@@ -1,11 +1,10 @@
-"""How fast the step and the translation are, next to a plain PyTorch loop, in one run.
+"""Measure the training step and the translation, compared with a plain PyTorch loop.
 
     $ python -m benchmarks.gnmt.pytorch.bench --config config.json --data DATA
 
-The plain loop is what one would write first: batches of any pairs, padded to their longest, nn.LSTM, attention by
-broadcasting, the logits of a whole batch, torch.optim.Adam. Speeds are tokens/s of both sides, those of translations
-sentences/s: batches next to one sentence after the other. The last line of the output is the result
-as JSON.
+The plain loop uses unsorted batches padded to the longest sentence, nn.LSTM, attention with broadcasting, the logits
+of the full batch, and torch.optim.Adam. Training speeds are tokens/s of both languages; translation speeds are
+sentences/s, in batches and for single sentences. The last line of the output is the result as JSON.
 """
 
 from dataclasses import replace
@@ -26,8 +25,8 @@ from benchmarks.translation.orders import GNMT_MARKS
 from benchmarks.translation.pytorch.batches import synthetic_batch
 from benchmarks.translation.pytorch.bench import subject
 
-DECODED = 32  # sentences of a batch that is translated on a CPU, at most: it takes seconds for them
-MARKS = 3  # tokens of a pair in addition to those of the data: BOS and EOS of the source, EOS of the target
+DECODED = 32  # maximum batch size of translation on a CPU, which takes seconds
+MARKS = 3  # additional tokens per pair: BOS and EOS of the source, EOS of the target
 
 
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:

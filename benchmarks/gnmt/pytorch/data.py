@@ -1,7 +1,4 @@
-"""Which sentences make which batches, and how those are laid out.
-
-What builds the batches is in benchmarks/translation/pytorch/batches.py.
-"""
+"""Batch order and layout of GNMT; benchmarks/translation/pytorch/batches.py builds the batches."""
 
 from functools import lru_cache, partial
 from typing import Callable, Iterator
@@ -12,7 +9,7 @@ from benchmarks.translation import orders
 from benchmarks.translation.arrays import DataSet
 from benchmarks.translation.pytorch.batches import Shape, SourceBatch, evaluation_batches
 
-MULTIPLES = {"fp16": 8, "bf16": 8}  # the positions of a batch are a multiple, as tensor cores want it
+MULTIPLES = {"fp16": 8, "bf16": 8}  # positions of a batch are padded to a multiple, for tensor cores
 
 
 def order_of(config: Config, data: DataSet, ranks: Ranks) -> Callable[[int], orders.Order]:

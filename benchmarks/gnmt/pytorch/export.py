@@ -1,4 +1,4 @@
-"""GNMT for a server: the encoder, and a step of the decoder, which a client's search calls for each token.
+"""Export GNMT for a server: the encoder, and a decoder step, which a client's search calls for every token.
 
 $ python -m benchmarks.gnmt.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 """
@@ -82,10 +82,10 @@ class Step(nn.Module):
 
 
 def cell_of_both_axes(layer: nn.LSTM, x: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor) -> State:
-    """Hidden state and cell (B, K, width) behind ``x`` (B, K, inputs).
+    """Return hidden state and cell (B, K, width) after ``x`` (B, K, inputs).
 
-    PyTorch's own has rows for both axes: a shape that is computed of two others would be checked in each request, and
-    differ from B for K = 1.
+    PyTorch's cell flattens both axes. A shape computed from two others would be checked in every request, and K = 1
+    would be specialized.
     """
     inputs = functional.linear(x, layer.weight_ih_l0, layer.bias_ih_l0)
     enter, keep, new, show = (inputs + functional.linear(hidden, layer.weight_hh_l0, layer.bias_hh_l0)).chunk(4, 2)
@@ -132,7 +132,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Parts:
     network.load_state_dict(saved["network"])
     encoder = serving.without(network, "classifier", "decoder.first", "decoder.layers")
     decoder = serving.without(network, "encoder")
-    # In chunks the scores are found by a loop, whose length would be that of the example.
+    # Chunked attention is a loop, whose length would be a constant in the export.
     decoder.decoder.attention.weigh = attention.plain
     return Parts(
         {"encoder": _encoder(encoder, network, data), "decoder": _decoder(config, decoder, network)},

@@ -9,13 +9,13 @@ from torch.autograd.function import once_differentiable
 
 from benchmarks.common.torch.kernels import OPTIONS, Specification
 
-# Positions of both sides and columns that a program holds at a time: 32 values of tanh a thread.
+# Tile of query positions, key positions and columns per program: 32 tanh values per thread.
 ROWS, OTHERS, BLOCK, WARPS = 8, 16, 32, 4
 
 
 @triton.jit
 def _tanh(row, other, positions, place_there, other_positions, other_there, column, column_there, WIDTH: tl.constexpr):
-    # (ROWS, OTHERS, BLOCK) of tanh(row + other), in fp32: no exponential overflows to a wrong value.
+    # (ROWS, OTHERS, BLOCK) of tanh(row + other), in fp32, without overflow of the exponential.
     mask = place_there[:, None] & column_there[None, :]
     left_rows = tl.load(row + positions[:, None] * WIDTH + column[None, :], mask=mask, other=0.0).to(tl.float32)
     mask = other_there[:, None] & column_there[None, :]
@@ -28,7 +28,7 @@ def attention_weights(
     queries, keys, vector, padding, weights, targets, sources, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     OTHERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # Some target positions of a sentence: their scores, then the softmax of these in their place.
+    # A block of target positions of a sentence: scores, then their softmax in place.
     sentence = tl.program_id(0).to(tl.int64)
     positions = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     place_there = positions < targets
@@ -39,7 +39,7 @@ def attention_weights(
         other_positions = start + tl.arange(0, OTHERS)
         is_token = tl.load(padding + sentence * sources + other_positions, mask=other_positions < sources, other=1) == 0
         score = tl.full([ROWS, OTHERS], -float("inf"), tl.float32)
-        # Nothing is computed behind the end of a sentence.
+        # Skip padding positions.
         if tl.sum(is_token.to(tl.int32), axis=0) > 0:
             summed = tl.zeros([ROWS, OTHERS, BLOCK], tl.float32)
             for first in range(0, WIDTH, BLOCK):
@@ -56,7 +56,7 @@ def attention_weights(
         tl.store(
             out + other_positions[None, :], score, mask=place_there[:, None] & (other_positions < sources)[None, :]
         )
-    # Another thread may have written what this one reads.
+    # Wait for writes of other threads.
     tl.debug_barrier()
     for start in range(0, sources, OTHERS):
         other_positions = start + tl.arange(0, OTHERS)
@@ -70,7 +70,7 @@ def attention_gradients(
     rows, others, vector, gradient, of_rows, of_vector, row_count, other_count, row_stride, other_stride,
     WIDTH: tl.constexpr, WITH_VECTOR: tl.constexpr, ROWS: tl.constexpr, OTHERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # Some rows and columns of a sentence, of queries over all keys or of keys over all queries: d tanh = 1 - tanh ** 2.
+    # A tile of a sentence, of queries over all keys or of keys over all queries: d tanh = 1 - tanh ** 2.
     sentence = tl.program_id(0).to(tl.int64)
     positions = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     place_there = positions < row_count
@@ -84,7 +84,7 @@ def attention_gradients(
         other_there = against < other_count
         here = tl.load(grad_ptr + positions[:, None] * row_stride + against[None, :] * other_stride,
                        mask=place_there[:, None] & other_there[None, :], other=0.0)  # fmt: skip
-        # Behind the ends of both sentences it is 0; NaN is not.
+        # Gradients are 0 in the padding of both sentences; NaN is not skipped.
         if tl.sum(tl.sum((here != 0.0).to(tl.int32), axis=1), axis=0) > 0:
             tanh = _tanh(rows + sentence * row_count * WIDTH, others + sentence * other_count * WIDTH, positions,
                          place_there, against, other_there, column, column_there, WIDTH)  # fmt: skip
@@ -123,7 +123,7 @@ class _Weights(torch.autograd.Function):
         of_scores = weights * (gradient - (gradient * weights).sum(2, keepdim=True))
         (sentences, targets, width), sources = queries.shape, keys.shape[1]
         of_queries, of_keys = torch.empty_like(queries), torch.empty_like(keys)
-        # The sum over programs in fp32, and in the same order each time.
+        # Reduce over programs in fp32 in a fixed order.
         of_vector = queries.new_empty(sentences, triton.cdiv(targets, ROWS), width, dtype=torch.float32)
         launches = (
             (queries, keys, of_queries, (targets, sources, sources, 1), True),
@@ -142,7 +142,7 @@ weights = _Weights.apply
 
 
 def specifications() -> List[Specification]:
-    # Each kernel at the submitted width, in each type.
+    # All kernels at the submitted width, in all types.
     specs = []
     constants = {"WIDTH": 1024, "ROWS": ROWS, "OTHERS": OTHERS, "BLOCK": BLOCK}
     for dtype in ("fp32", "fp16", "bf16"):

@@ -1,7 +1,7 @@
-"""GNMT v2: LSTMs with normalized Bahdanau attention, as NVIDIA's submissions have it, and its loss.
+"""GNMT v2 as in NVIDIA's submissions: LSTMs with normalized Bahdanau attention, and the loss.
 
-Sources: gnmt/implementations/pytorch/seq2seq/models of mlcommons/training_results_v0.6 and v0.7, and what v0.5 has
-otherwise (``dropout_at``, ``initial_weights``). Inside, positions come before sentences: (S, B, width).
+Sources: gnmt/implementations/pytorch/seq2seq/models of mlcommons/training_results_v0.6 and v0.7, and differences in
+v0.5 (``dropout_at``, ``initial_weights``). Internal layout is sequence first: (S, B, width).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from benchmarks.translation.vocabulary import PAD
 
 class Encoded(NamedTuple):
     context: torch.Tensor  # (B, S, width): output of the encoder
-    keys: torch.Tensor  # (B, S, width): its projection
-    padding: torch.Tensor  # bool (B, S): True behind the end of a sentence
+    keys: torch.Tensor  # (B, S, width): projected context
+    padding: torch.Tensor  # bool (B, S): True at padding positions
 
 
 class Attention(nn.Module):
@@ -51,7 +51,7 @@ class Attention(nn.Module):
 
 
 class Encoder(nn.Module):
-    # A bidirectional LSTM layer and one-directional ones, with residuals from the third on.
+    # A bidirectional LSTM layer and unidirectional layers, with residual connections from the third on.
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(nn.LSTM(width * (2 if n == 0 else 1), width) for n in range(layers - 1))
 
     def forward(self, embedded: torch.Tensor, lengths: torch.Tensor, dropout: Dropout) -> torch.Tensor:
-        # (S, B, width) of ``embedded`` (S, B, width); what is behind a sentence's end depends on nothing before it.
+        # (S, B, width) from ``embedded`` (S, B, width). Outputs at padding positions are independent of the sentence.
         x = dropout.of_embedding(embedded)
         x = dropout(torch.cat(self._both_directions(x, lengths), 2))
         x = run(self.layers[0], x)
@@ -69,10 +69,10 @@ class Encoder(nn.Module):
         return x
 
     def _both_directions(self, x: torch.Tensor, lengths: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        # Not len(x): it fixes the length of what is exported.
+        # Not len(x), which would be a constant in an export.
         positions = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
         is_inside = positions < lengths
-        # Each sentence the other way round; the padding stays where it is.
+        # Reverse the sentences; padding stays at the end.
         order = torch.where(is_inside, lengths - 1 - positions, positions)
         forwards = run(self.forwards, x)
         backwards = reverse(run(self.backwards, reverse(x, order)), order)
@@ -83,24 +83,24 @@ class Encoder(nn.Module):
 def run(layer: nn.LSTM, x: torch.Tensor) -> torch.Tensor:
     # (T, B, width): the outputs of ``layer`` for ``x`` (T, B, inputs), from a state of zeros.
     if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
-        # oneDNN has LSTMs in fp16 and bf16 on few CPUs, and fails on the others.
+        # oneDNN supports fp16 and bf16 LSTMs on few CPUs, and fails on other CPUs.
         with torch.autocast("cpu", enabled=False):
             return layer(x.float())[0]
     return layer(x)[0]
 
 
 def wide(x: torch.Tensor) -> torch.dtype:
-    # Return float32, or the type of ``x`` if it is wider: for what must not be rounded to fp16.
+    # Return float32, or the type of ``x`` if it is wider: for values that must not be rounded to fp16.
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def reverse(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    # (S, B, width) with the positions of each sentence in the ``order`` (S, B).
+    # (S, B, width) with the positions of all sentences in ``order`` (S, B).
     return x.gather(0, order.unsqueeze(2).expand_as(x))
 
 
 class Dropout(nn.Module):
-    # Dropout at the places that the configuration names: of inputs as since v0.6, or of outputs as in v0.5.
+    # Dropout where the configuration enables it: inputs as since v0.6, or outputs as in v0.5.
 
     def __init__(self, share: float, site: str) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Dropout(nn.Module):
 
 
 class Decoder(nn.Module):
-    # LSTM layers; the first one's output is the attention's query, the context goes into all others.
+    # LSTM layers. The output of the first layer is the attention query; the other layers also get the context.
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(nn.LSTM(2 * width, width) for _ in range(layers - 1))
 
     def forward(self, embedded: torch.Tensor, encoded: Encoded, dropout: Dropout) -> torch.Tensor:
-        # (T, B, width) of ``embedded`` (T, B, width), all positions at once.
+        # (T, B, width) from ``embedded`` (T, B, width), all positions at once.
         x = run(self.first, dropout.of_embedding(embedded))
         context = self.attention(x.transpose(0, 1), encoded)[0].transpose(0, 1)
         x = run(self.layers[0], dropout.joined(x, context))
@@ -157,7 +157,7 @@ class GNMT(nn.Module):
 
     @torch.no_grad()
     def _draw(self, limit: float) -> None:
-        # All uniform within +- ``limit``, but for the attention's norm and bias; one bias of an LSTM layer is 0.
+        # Uniform within +- ``limit``, except the attention's norm and bias; one of the two LSTM biases is 0.
         for name, parameter in self.named_parameters():
             if name.split(".")[-1].startswith("bias_hh"):
                 parameter.zero_()
@@ -171,7 +171,7 @@ class GNMT(nn.Module):
         return self.decoder.attention.encoded(output.contiguous(), padding)
 
     def forward(self, source: torch.Tensor, lengths: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        # (B, T, width): what the classifier makes the next token's logits of, for ``target`` int64 (B, T).
+        # (B, T, width): inputs of the classifier for ``target`` int64 (B, T).
         decoded = self.decoder(self.embedding(target.t()), self.encode(source, lengths), self.dropout)
         return decoded.transpose(0, 1)
 
@@ -191,32 +191,32 @@ class GNMT(nn.Module):
             )
 
 
-State = Tuple[torch.Tensor, torch.Tensor]  # hidden state and cell (B, K, width) of a decoder's layer
-Cell = Callable[[nn.LSTM, torch.Tensor, torch.Tensor, torch.Tensor], State]  # one step of a layer from such a state
+State = Tuple[torch.Tensor, torch.Tensor]  # hidden state and cell (B, K, width) of a decoder layer
+Cell = Callable[[nn.LSTM, torch.Tensor, torch.Tensor, torch.Tensor], State]  # one step of a layer from this state
 
 
 def fused_cell(layer: nn.LSTM, x: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor) -> State:
-    # PyTorch's own, which has one axis for the hypotheses of all sentences.
+    # PyTorch's LSTM cell, on the hypotheses of all sentences as one batch axis.
     parameters = (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0)
     hidden_and_cell = torch.lstm_cell(x.flatten(0, 1), (hidden.flatten(0, 1), cell.flatten(0, 1)), *parameters)
     return hidden_and_cell[0].view_as(hidden), hidden_and_cell[1].view_as(cell)
 
 
 class Decoding:
-    # The state of a decoder that advances by one token for each of K hypotheses of B sentences.
+    # Decoder state that advances by one token, for K hypotheses of B sentences.
 
     def __init__(self, network: GNMT, encoded: Encoded, states: List[State], cell: Cell = fused_cell) -> None:
-        # ``states``: of each layer.
+        # ``states``: per layer.
         self._network, self._encoded, self.states, self._cell = network, encoded, states, cell
 
     @classmethod
     def of(cls, network: GNMT, encoded: Encoded, beam: int) -> Decoding:
-        # Begin with zeros.
+        # Start with zeros.
         zeros = encoded.context.new_zeros(len(encoded.context), beam, encoded.context.shape[2])
         return cls(network, encoded, [(zeros, zeros)] * (1 + len(network.decoder.layers)))
 
     def select(self, rows: torch.Tensor) -> None:
-        # Keep the hypotheses ``rows`` int64, K for each sentence that is kept, in this order.
+        # Select the hypotheses ``rows`` int64, K per remaining sentence, in this order.
         sentences, beam, width = self.states[0][0].shape
         self.states = [
             (hidden.flatten(0, 1)[rows].view(-1, beam, width), cell.flatten(0, 1)[rows].view(-1, beam, width))
@@ -226,10 +226,10 @@ class Decoding:
             self._encoded = Encoded(*(tensor[rows[::beam] // beam] for tensor in self._encoded))
 
     def step(self, tokens: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        # Log-probabilities (B, K, V) of what follows ``tokens`` int64 (B, K), and weights (B, K, S).
+        # Log-probabilities (B, K, V) of the token after ``tokens`` int64 (B, K), and attention weights (B, K, S).
         decoder = self._network.decoder
         x = self._advance(0, decoder.first, self._network.embedding(tokens))
-        # The hypotheses of a sentence share its keys: to the attention they are target positions.
+        # The hypotheses of a sentence share the keys: the attention treats them as target positions.
         context, weights = decoder.attention(x, self._encoded)
         for number, layer in enumerate(decoder.layers, 1):
             above = self._advance(number, layer, torch.cat((x, context), 2))
@@ -255,7 +255,7 @@ def decode(network: GNMT, vocabulary_size: int, batch: SourceBatch) -> List[List
 
 
 def step(tokens: torch.Tensor, position: int, state: Decoding) -> Tuple[torch.Tensor, torch.Tensor]:
-    # One row for each hypothesis, as the search has them.
+    # One row per hypothesis, as the search expects.
     logits, weights = state.step(tokens.view(-1, state.states[0][0].shape[1]))
     return logits.flatten(0, 1), weights.flatten(0, 1)
 

@@ -1,4 +1,4 @@
-"""The attention's weights, with their Triton kernels: see common/torch/kernels.py, which compares and chooses."""
+"""Attention weights with Triton kernels; common/torch/kernels.py compares and selects implementations."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def _example(
     numbers = torch.Generator(device).manual_seed(1)
     shapes = ((sentences, targets, width), (sentences, sources, width), (width,), (sentences, targets, sources))
     queries, keys, vector, gradient = (torch.randn(size, generator=numbers, device=device) for size in shapes)
-    # Sentences of all lengths, one that fills its row among them.
+    # Sentences of all lengths, including a full row.
     lengths = sources - torch.arange(sentences, device=device) % sources
     padding = torch.arange(sources, device=device) >= lengths.unsqueeze(1)
     inputs = [tensor.to(dtype).requires_grad_() for tensor in (queries, keys, vector / width**0.5)]

@@ -1,4 +1,4 @@
-"""What `encore selftest` checks of GNMT in PyTorch; see benchmarks/common/checks/selftest.py."""
+"""Checks of `encore selftest` for GNMT in PyTorch, see benchmarks/common/checks/selftest.py."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ ENTRIES = 32316  # entries of the submitted vocabulary, which is padded to 32,32
 ROUNDED = Tolerance(0.005, 0.02)
 SUITE = Suite(
     module="benchmarks.gnmt.pytorch",
-    # The device's own generator draws the dropout.
+    # Dropout uses the device's generator.
     device=Tolerance(0.1, 0.1),
     settings={"dropout": 0.0, "epochs": 1},
     two_ranks=ROUNDED,

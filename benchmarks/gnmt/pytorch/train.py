@@ -1,10 +1,10 @@
-"""Train GNMT v2 in PyTorch: sentence pairs in, LSTMs with attention, translations scored by BLEU, MLPerf events out.
+"""Train GNMT v2 in PyTorch.
 
     $ python -m benchmarks.gnmt.pytorch.train --config config.json --data DATA --output OUT
     $ torchrun --nproc-per-node 8 -m benchmarks.gnmt.pytorch.train --config config.json --data DATA --output OUT
 
-OUT gets result.txt (MLPerf log), metrics.jsonl, translations.jsonl, heartbeat/ and checkpoint/; a run that finds a
-checkpoint there resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else:
+Writes result.txt (MLPerf log), metrics.jsonl, translations.jsonl, heartbeat/ and checkpoint/ to OUT, and resumes
+from a checkpoint there. Exit code 0: finished as planned, the last record of metrics.jsonl has the reason; otherwise
 failed.
 """
 
@@ -66,7 +66,7 @@ def build(config: Config, vocabulary_size: int, ranks: Ranks, saved: Mapping[str
 
 
 def warm_up(training: Training) -> None:
-    # Take the memory of the largest batch, as the submissions do, and open connections; changes nothing.
+    # Allocate the memory of the largest batch, as in the submissions, and open connections; restores the state.
     config = training.config
     batch = synthetic_batch(training.words, config.batch_size, config.max_length_train, training.ranks)
     with dry_run(training.optimizer, training.ranks):
@@ -76,10 +76,10 @@ def warm_up(training: Training) -> None:
 
 
 def train_step(training: Training, batch: Batch, rate: Rate) -> torch.Tensor:
-    # Forward, backward and update; returns the loss per token, of which the mean over the ranks is that of all.
+    # Forward, backward and update. Returns the loss per token; its mean over the ranks is the loss of the step.
     loss = training.network.loss_sum(batch)
-    # As submitted: the sum over a sentence's tokens, averaged over the sentences; over this rank's before the scaling,
-    # so that the scale of fp16 means the same for any batch.
+    # As submitted: sum over the tokens, mean over the sentences. Normalize by the rank's sentences before scaling, so
+    # that the fp16 loss scale is independent of the batch size.
     here = len(batch.source)
     training.optimizer.backward(loss / here)
     training.optimizer.step(rate, batch.sentences / here)
@@ -101,7 +101,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         training = build(config, data.vocabulary.size, ranks, run.saved)
     run.log(mlperf.hyperparameters(config, ranks.size))
     orders = order_of(config, data, ranks)
-    # No sentence, nor the length of one, is read before run_start.
+    # Sentences and lengths must not be read before run_start.
     with run.timed(
         lambda: schedule.timeline(config, run.open(lambda: orders(0)).steps),
         lambda: of_pair(training_flops, config, data, orders(0)),

@@ -1,11 +1,11 @@
-"""How fast the step and the translation are, next to a plain PyTorch loop, in one run.
+"""Measure the training step and the translation, compared with a plain PyTorch loop.
 
     $ python -m benchmarks.transformer.pytorch.bench --config config.json --data DATA
 
-The plain loop has the same network on batches of any pairs, as many as a batch of ours has on average, padded to their
-longest; the logits of a whole batch, torch.optim.Adam. Speeds are target tokens/s, those of
-translations sentences/s: batches of eval_batch_size next to one sentence after the other. The last line of the output
-is the result as JSON.
+The plain loop uses the same network with unsorted batches of the same mean size, padded to the longest sentence, the
+logits of the full batch, and torch.optim.Adam. Training speeds are target tokens/s; translation speeds are
+sentences/s, in batches of eval_batch_size and for single sentences. The last line of the output is the result as
+JSON.
 """
 
 from functools import partial

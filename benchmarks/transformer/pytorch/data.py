@@ -1,7 +1,4 @@
-"""Which sentences make which batches.
-
-What builds the batches is in benchmarks/translation/pytorch/batches.py.
-"""
+"""Batch order of the Transformer; benchmarks/translation/pytorch/batches.py builds the batches."""
 
 from functools import lru_cache
 from typing import Callable, Iterator
@@ -14,7 +11,7 @@ from benchmarks.translation.pytorch.batches import SourceBatch, evaluation_batch
 
 
 def order_of(config: Config, data: DataSet, ranks: Ranks) -> Callable[[int], Order]:
-    # Return what gives the training batches of an epoch.
+    # Return the function that creates the order of an epoch.
 
     @lru_cache(maxsize=2)
     def of_epoch(epoch: int) -> Order:

@@ -1,4 +1,4 @@
-"""The Transformer for a server: the encoder, and a step of the decoder, which a client's search calls for each token.
+"""Export the Transformer for a server: the encoder, and a decoder step, which a client's search calls for every token.
 
 $ python -m benchmarks.transformer.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 """
@@ -36,9 +36,9 @@ from benchmarks.translation.pytorch.batches import SourceBatch
 MEMORY = Value("memory", "keys and values of the source, of each layer and head at each position")
 CACHE = Value("cache", "keys and values of a hypothesis, of each layer and head at each position; at first of none")
 ADDED = Value("added", "keys and values of the last token: they go behind the cache's positions")
-# What of a decoder's layer the encoder's part has no use for.
+# Parts of a decoder layer that the encoder export does not need.
 OF_STEPS = ("own", "inner", "outer", "norms", "across.query", "across.output")
-POSITIONS = 5  # axis of a cache (B, K, layers, 2, heads, P, width / heads)
+POSITIONS = 5  # position axis of a cache (B, K, layers, 2, heads, P, width / heads)
 
 
 class Encoder(nn.Module):
@@ -90,10 +90,10 @@ def decode(
     after: Norm,
     layer_cache: torch.Tensor,
 ) -> Tuple[Stream, torch.Tensor]:
-    """A layer of the decoder on (B, K, width), with keys and values ``layer_cache`` (B, K, 2, heads, P, width / heads).
+    """A decoder layer on (B, K, width), with keys and values ``layer_cache`` (B, K, 2, heads, P, width / heads).
 
-    What training has as rows, whose number is B * K, keeps both axes here: a shape that is computed of two others would
-    be checked in each request, and differ from B for K = 1.
+    Training flattens both axes to B * K rows. Here, a shape computed from two others would be checked in every
+    request, and K = 1 would be specialized.
     """
     self_attention = layer.own
     projected = self_attention.joint(stream.entering).unflatten(2, (3, self_attention.heads, -1))
@@ -131,7 +131,7 @@ def training_step(network: Network) -> Infer:
 
 
 def evaluate(config: Config, data: DataSet, infer: Mapping[str, Infer]) -> Dict[str, float]:
-    # BLEU of the translations of all test sentences, as the run scores them.
+    # BLEU of the translations of all test sentences, as in the run.
 
     def ask(tokens: torch.Tensor, position: int, state: serving.Hypotheses) -> Tuple[torch.Tensor, None]:
         log_probabilities, added = state.ask(tokens)

@@ -1,9 +1,8 @@
-"""The network with its loss: encoder, decoder, and the decoder's state while it translates.
+"""The network with its loss: encoder, decoder, and the decoder's state for translation.
 
-Positions of a batch are (sentences, length), hidden states (sentences, length, width), or (tokens, width) with packed
-rows: then the attentions alone have padding. The embeddings of both languages and the weights of the output are one
-table. The residual stream has the type of ``precision``, as in NVIDIA's submissions, whose whole model is in fp16;
-weights are in fp32.
+Tokens are (sentences, length) and hidden states (sentences, length, width), or (tokens, width) if packed: then only
+attention uses padding. The embeddings of both languages and the output projection share one weight. The residual
+stream has the type of ``precision``, as in NVIDIA's submissions with a complete fp16 model; weights are in fp32.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from benchmarks.translation.pytorch.loss import RowLoss, row_loss, smoothed_loss
 from benchmarks.translation.pytorch.operators import join, layer_norm
 from benchmarks.translation.vocabulary import PAD
 
-# First position of the sinusoids: one behind fairseq's padding (modules/sinusoidal_positional_embedding.py).
+# First position of the sinusoids: after fairseq's padding index (modules/sinusoidal_positional_embedding.py).
 FIRST_POSITION = 2
-MOST_FILLED = 0.9  # share of a batch's positions up to which packing saves more than it costs; measured on a CPU
-GROWTH = 32  # positions by which a state grows when it is full
+MOST_FILLED = 0.9  # fraction of non-padding positions up to which packing saves more than it costs; measured on a CPU
+GROWTH = 32  # positions that a full cache grows by
 
 # Booleans that broadcast to (sentences, heads, queries, keys): which keys are there; None: all.
 Mask = Optional[torch.Tensor]
 
 
 class Packing(NamedTuple):
-    # Where the tokens of a batch are in its table of sentences.
+    # Indices of a batch's tokens in the padded table of sentences.
 
     places: torch.Tensor  # int64 (tokens,), of sentences * length
     sentences: int
@@ -49,7 +48,7 @@ class Packing(NamedTuple):
         return _Taken.apply(values.flatten(0, 1), self.places)
 
 
-# Each is the other's gradient. PyTorch's own would add, as if a place could have two tokens.
+# The two are each other's gradient. PyTorch's index gradients would accumulate, for duplicate indices.
 class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, indices: torch.Tensor, count: int) -> torch.Tensor:
@@ -75,7 +74,7 @@ class _Taken(torch.autograd.Function):
 
 
 def sinusoids(length: int, width: int, first: int = FIRST_POSITION) -> torch.Tensor:
-    # (length, width): sines, then cosines, of wavelengths from 2 pi to 10,000 * 2 pi, as tensor2tensor has them.
+    # (length, width): sines, then cosines, of wavelengths from 2 pi to 10,000 * 2 pi, as in tensor2tensor.
     half = width // 2
     rates = torch.exp(torch.arange(half) * (-math.log(10000) / max(1, half - 1)))
     angles = torch.arange(first, first + length).unsqueeze(1) * rates
@@ -85,9 +84,9 @@ def sinusoids(length: int, width: int, first: int = FIRST_POSITION) -> torch.Ten
 def plain_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Mask, dropout: float, causal: bool
 ) -> torch.Tensor:
-    """Softmax of the scaled products times ``value`` (arXiv 1706.03762, equation 1), operator by operator.
+    """Scaled dot-product attention (arXiv 1706.03762, equation 1) with separate operators.
 
-    What a query without any key gets is not defined; there is none, since every sentence has its EOS.
+    Undefined for queries without keys, which do not occur: all sentences have an EOS.
     """
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
     if causal:
@@ -107,7 +106,7 @@ def fused_attention(
 
 
 def attention_of(config: Config) -> str:
-    # Return which attention "auto" stands for: fused where PyTorch has it.
+    # Return the attention selected by "auto": fused if PyTorch has it.
     there = hasattr(functional, "scaled_dot_product_attention")
     if config.attention == "fused" and not there:
         raise choices.UnavailableError(f"PyTorch {torch.__version__} has no fused attention: set attention=plain")
@@ -117,7 +116,7 @@ def attention_of(config: Config) -> str:
 
 
 class Attention(nn.Module):
-    # Heads over projected queries, keys and values; the projections of one input are one product.
+    # Multi-head attention on projected queries, keys and values; projections of the same input are one GEMM.
 
     def __init__(self, config: Config, across: bool) -> None:
         # ``across``: queries come from the decoder, keys and values from the encoder.
@@ -146,14 +145,14 @@ class Attention(nn.Module):
         causal: bool = False,
         packing: Optional[Packing] = None,
     ) -> torch.Tensor:
-        # (sentences, length, width) of the heads' inputs, as ``split`` gives them; with the queries' ``packing`` of it.
+        # (sentences, length, width) from the outputs of ``split``; packed like the queries if ``packing`` is given.
         attn_out = self.attend(query, key, value, mask, self.dropout if self.training else 0.0, causal)
         attn_out = attn_out.transpose(1, 2).flatten(2)
         return self.output(packing.gather(attn_out) if packing else attn_out)
 
 
 def linear(width: int, parts: int, bias: bool, part_width: int) -> nn.Linear:
-    # ``parts`` matrices (each, width) in one, each with initial weights of its own (Xavier uniform; biases 0).
+    # ``parts`` matrices (part_width, width) in one layer, initialized separately (Xavier uniform; biases 0).
     layer = nn.Linear(width, parts * part_width, bias=bias)
     bound = math.sqrt(6 / (width + part_width))
     nn.init.uniform_(layer.weight, -bound, bound)
@@ -163,7 +162,7 @@ def linear(width: int, parts: int, bias: bool, part_width: int) -> nn.Linear:
 
 
 class Norm(nn.LayerNorm):
-    # Layer norm that keeps its input's type; its statistics are in fp32 in any type.
+    # Layer norm that preserves the input's type, with statistics in fp32.
 
     compute: Any = staticmethod(layer_norm)  # the implementations that a run has chosen
     compute_joined: Any = staticmethod(join)
@@ -175,7 +174,7 @@ class Norm(nn.LayerNorm):
             return self.compute(values, self.normalized_shape, weight, bias, self.eps)
 
     def joined(self, residual: torch.Tensor, update: torch.Tensor, dropout: float) -> Tuple[torch.Tensor, torch.Tensor]:
-        # ``residual`` plus what a block ``update`` (..., width), with dropout, and the norm of it.
+        # ``residual`` plus dropout(``update``) (..., width), and its norm.
         weight, bias = self.weight.to(residual.dtype), self.bias.to(residual.dtype)
         with torch.autocast(residual.device.type, enabled=False):
             return self.compute_joined(residual, update, weight, bias, self.eps, dropout)
@@ -183,7 +182,7 @@ class Norm(nn.LayerNorm):
 
 class Stream(NamedTuple):
     values: torch.Tensor  # the residual stream (..., width)
-    entering: torch.Tensor  # what the next block takes: the norm of it, or itself where norms come behind the sums
+    entering: torch.Tensor  # input of the next block: the norm with pre-norm, or the sum with post-norm
 
 
 class Layer(nn.Module):
@@ -202,9 +201,9 @@ class Layer(nn.Module):
         return self.norms[block](values) if self.before else values
 
     def leave(self, block: int, residual: torch.Tensor, update: torch.Tensor, after: Optional[Norm] = None) -> Stream:
-        """Return the residual stream behind a block, and what the next block is entered with.
+        """Return the residual stream after a block, and the input of the next block.
 
-        Both are one operation, so the last block of a layer needs the norm that comes ``after`` it.
+        Both are one fused operation, so the last block of a layer needs the norm that comes ``after`` it.
         """
         norm = self.norms[block] if not self.before else after if after is not None else self.norms[block + 1]
         summed, normed = norm.joined(residual, update, self.dropout if self.training else 0.0)
@@ -227,12 +226,12 @@ class Layer(nn.Module):
         cache: Optional[Cache] = None,
         packing: Optional[Packing] = None,
     ) -> Stream:
-        # A layer of the decoder, over whole sentences, or over the next position of each with a ``cache``.
+        # A decoder layer, on complete sentences, or on the next position with a ``cache``.
         query, key, value = self.own.split(self.own.joint(stream.entering), 3, packing)
         if cache is None:
             attn_out = self.own(query, key, value, causal=True, packing=packing)
         else:
-            # All hypotheses are of one length, so there is nothing to mask.
+            # All hypotheses have the same length: no mask is needed.
             attn_out = self.own(query, *cache.append(key, value))
         stream = self.leave(0, stream.values, attn_out)
         return self.feed_forward(self.leave(1, stream.values, self.look(stream.entering, memory, mask, packing)), after)
@@ -244,25 +243,25 @@ class Layer(nn.Module):
         mask: Mask,
         packing: Optional[Packing] = None,
     ) -> torch.Tensor:
-        # Attend to keys and values (sentences, heads, source, width / heads) from all rows of each sentence.
+        # Cross-attention of all rows of a sentence to keys and values (sentences, heads, source, width / heads).
         across = self.across
         rows = values if packing else values.reshape(memory[0].shape[0], -1, values.shape[-1])
         (query,) = across.split(across.query(rows), 1, packing)
         return across(query, *memory, mask, packing=packing).reshape(values.shape)
 
 
-# Keys and values (sentences, heads, S, width / heads) of the source for each layer of the decoder.
+# Keys and values (sentences, heads, S, width / heads) of the source per decoder layer.
 Memories = List[Tuple[torch.Tensor, ...]]
 
 
 class Cache(NamedTuple):
-    # Keys and values of one layer: (2, rows, heads, positions, width / heads), of which some are filled.
+    # KV cache of one layer: (2, rows, heads, positions, width / heads), partially filled.
 
     held: torch.Tensor
     position: int
 
     def append(self, key: torch.Tensor, value: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        # Put in those of the present position (rows, heads, 1, width / heads); return all up to it.
+        # Append the keys and values of the current position (rows, heads, 1, width / heads); return all so far.
         self.held[0, :, :, self.position] = key[:, :, 0]
         self.held[1, :, :, self.position] = value[:, :, 0]
         return self.held[:, :, :, : self.position + 1].unbind(0)
@@ -288,12 +287,12 @@ class Network(nn.Module):
         self.encoder_norm, self.decoder_norm = ends
 
     def embed(self, tokens: torch.Tensor, first: int = 0, packing: Optional[Packing] = None) -> torch.Tensor:
-        # Embeddings of int64 (rows, length) with their positions, which count from ``first``; packed with ``packing``.
+        # Embeddings of int64 (rows, length) with positions counted from ``first``; packed if ``packing`` is given.
         if packing:
             return self.place(tokens.flatten()[packing.places], self.positions[packing.places % packing.length])
         end = first + tokens.shape[1]
         if end > len(self.positions):
-            # What is translated may be longer than what is trained on, and nobody has looked before the clock.
+            # Translations may be longer than the training data, whose lengths are not known before the clock starts.
             self.positions = sinusoids(2 * end, self.config.width).to(self.positions)
         return self.place(tokens, self.positions[first:end])
 
@@ -315,16 +314,16 @@ class Network(nn.Module):
 
     @staticmethod
     def enter(layers: Any, values: torch.Tensor) -> Stream:
-        # Begin a stack of layers with embeddings.
+        # Input of a stack of layers.
         return Stream(values, layers[0].enter(0, values))
 
     @staticmethod
     def with_norms(layers: Any, end: Any) -> Iterator[Tuple[Any, Any]]:
-        # Each layer with the norm behind it, where norms come before blocks: the next one's first, or the ``end``.
+        # All layers with the norm that follows with pre-norm: the first norm of the next layer, or ``end``.
         return zip(layers, (*(layer.norms[0] for layer in layers[1:]), end))
 
     def memories(self, encoded: torch.Tensor, packing: Optional[Packing] = None) -> Memories:
-        # Keys and values of the source for each layer of the decoder.
+        # Keys and values of the source per decoder layer.
         return [layer.across.split(layer.across.memory(encoded), 2, packing) for layer in self.decoder]
 
     def forward(
@@ -334,14 +333,14 @@ class Network(nn.Module):
         padded: bool = True,
         rows: Optional[Tuple[torch.Tensor, torch.Tensor]] = None,
     ) -> torch.Tensor:
-        """Hidden states (sentences, T, width) before the output's product, of source (sentences, S) and target_in.
+        """Hidden states (sentences, T, width) before the output projection, for source (sentences, S) and target_in.
 
         Args:
             source: int64 (sentences, S).
             target: int64 (sentences, T).
             padded: whether the source has any PAD; without it attention needs no mask.
-            rows: places of the tokens of source and target, int64 (tokens,): nothing but these is computed, and the
-                result has them alone, (tokens of the target, width).
+            rows: indices of the tokens of source and target, int64 (tokens,): only these are computed, and
+            the result is (tokens of the target, width).
         """
         mask = mask_of(source) if padded else None
         of_source, of_target = (
@@ -364,7 +363,7 @@ class Network(nn.Module):
             return smoothed_loss(hidden, self.table.weight, None, targets, smoothing, chunk, batch.rows, self.row_loss)
 
     def next(self, tokens: torch.Tensor, position: int, state: State) -> torch.Tensor:
-        # Log-probabilities (rows, vocabulary) of what follows ``tokens``, int64 (rows,), which are at ``position``.
+        # Log-probabilities (rows, vocabulary) after ``tokens``, int64 (rows,), at ``position``.
         stream = self.enter(self.decoder, self.embed(tokens.unsqueeze(1), position))
         layers = self.with_norms(self.decoder, self.decoder_norm)
         for number, ((layer, after), memory) in enumerate(zip(layers, state.memories)):
@@ -377,21 +376,21 @@ class Network(nn.Module):
 
 
 def packed_rows(batch: Batch) -> Optional[Tuple[torch.Tensor, torch.Tensor]]:
-    # Return the places of the tokens of source and target, or None where the batch has hardly any padding.
+    # Return the indices of the tokens of source and target, or None for a batch with hardly any padding.
     rows = batch.source_rows, batch.rows
     filled = sum(map(len, rows)) / (batch.source.numel() + batch.target_in.numel())
     return rows if filled <= MOST_FILLED else None
 
 
 def mask_of(source: torch.Tensor) -> torch.Tensor:
-    # (sentences, 1, 1, S): where the source is no padding.
+    # (sentences, 1, 1, S): True for tokens of the source, False for padding.
     return (source != PAD)[:, None, None, :]
 
 
 class State:
-    """What the decoder knows of the sentences that it translates: ``beam`` rows for each, one behind the other.
+    """Decoder state of a beam search, with ``beam`` consecutive rows per sentence.
 
-    The source's keys and values are there once a sentence: its rows are queries of the same product.
+    Keys and values of the source are stored once per sentence: its rows are queries of the same GEMM.
     """
 
     def __init__(self, beam: int, mask: torch.Tensor, memories: Memories, past: torch.Tensor) -> None:
@@ -407,7 +406,7 @@ class State:
         return cls(beam, mask, memories, memories[0][0].new_empty(depth, 2, rows, config.heads, 0, head))
 
     def cache(self, layer: int, position: int) -> Cache:
-        # Return that of one layer, with room for ``position``.
+        # Return the cache of one layer, with capacity for ``position``.
         if position >= self.held.shape[-2]:
             grown = self.held.new_empty(*self.held.shape[:-2], position + GROWTH, self.held.shape[-1])
             grown[..., : self.held.shape[-2], :] = self.held
@@ -415,7 +414,7 @@ class State:
         return Cache(self.held[layer], position)
 
     def select(self, rows: torch.Tensor) -> None:
-        # Put ``rows`` in the places of all rows: whole sentences leave, the rows of one change places.
+        # Select ``rows``: drops finished sentences and reorders the hypotheses.
         self.held = self.held.index_select(2, rows)
         sentences = rows[:: self.beam] // self.beam
         if len(sentences) < len(self.mask):

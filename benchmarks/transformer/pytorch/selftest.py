@@ -1,4 +1,4 @@
-"""What `encore selftest` checks of the Transformer in PyTorch; see benchmarks/common/checks/selftest.py."""
+"""Checks of `encore selftest` for the Transformer in PyTorch, see benchmarks/common/checks/selftest.py."""
 
 from functools import partial
 
@@ -9,12 +9,12 @@ from benchmarks.translation import noise
 ENTRIES = 33708  # of the submitted vocabulary
 
 ROUNDED = Tolerance(0.005, 0.01)
-ANOTHER_DRAW = Tolerance(0.05, 0.05)  # of dropout, which each device and each number of ranks draws by itself
+ANOTHER_DRAW = Tolerance(0.05, 0.05)  # dropout masks differ between devices and numbers of ranks
 SUITE = Suite(
     module="benchmarks.transformer.pytorch",
     device=ROUNDED,
     two_ranks=ANOTHER_DRAW,
-    fewer_steps=1,  # batches that would leave a rank without one are left out
+    fewer_steps=1,  # batches with an empty rank are skipped
     resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order
     varied={
         "precision": Tolerance(0.01, 0.02),

@@ -1,11 +1,11 @@
-"""Train the Transformer in PyTorch: batches counted in tokens in, translations scored by BLEU, MLPerf events out.
+"""Train the Transformer in PyTorch.
 
     $ python -m benchmarks.transformer.pytorch.train --config config.json --data DATA --output OUT
     $ torchrun --nproc-per-node 8 -m benchmarks.transformer.pytorch.train --config config.json --data DATA --output OUT
 
-OUT gets result.txt (MLPerf log), metrics.jsonl, heartbeat/, checkpoint/ and translations.jsonl, of the last evaluation;
-a run that finds a checkpoint there resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl
-says how; else: failed.
+Writes result.txt (MLPerf log), metrics.jsonl, heartbeat/, checkpoint/ and, from the last evaluation,
+translations.jsonl to OUT, and resumes from a checkpoint there. Exit code 0: finished as planned, the last record of
+metrics.jsonl has the reason; otherwise failed.
 """
 
 from contextlib import closing
@@ -44,7 +44,7 @@ def build(config: Config, vocabulary_size: int, ranks: Ranks, saved: Mapping[str
     with fixed_seed(config.seed):
         network = Network(config, padded).to(ranks.context)
     sizes: Dict[str, Mapping[str, Any]] = {"loss": {"rows": operators.LOSS_ROWS, "vocabulary": padded}}
-    if not config.compile:  # the compiler joins a norm with its neighbours
+    if not config.compile:  # the compiler fuses norms with adjacent operations
         sizes["norm"] = {"rows": config.batch_size, "width": config.width}
         sizes["join"] = {**sizes["norm"], "dropout": config.dropout}
     dtype = pytorch.DTYPES[config.precision]
@@ -96,14 +96,14 @@ def train_step(training: Training, batch: Batch, rate: Rate) -> torch.Tensor:
 
 
 def score_of(config: Config) -> evaluation.Score:
-    # Return the BLEU that a configuration is evaluated by: of its round's submission, or plain.
+    # Return the BLEU variant of the configuration: as in the submission of its round, or plain.
     if config.bleu == "plain":
         return evaluation.of_text(plain_score)
     return evaluation.of_tokens(fairseq_score if config.round == "v0.5" else tokenized_score)
 
 
 def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Dict[str, float]]:
-    # BLEU of the whole test part as the configuration counts it, and sacreBLEU; None if the run is to stop.
+    # BLEU of the test part according to the configuration, and sacreBLEU; None if the run must stop.
     batches = evaluation_input(training.config, data, run.ranks)
     translate = partial(decode, training.network, training.words)
     scores = {"bleu": score_of(training.config), "sacrebleu": evaluation.of_text(sacrebleu_score)}
@@ -118,7 +118,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         training = build(config, data.vocabulary.size, ranks, run.saved)
     run.log(mlperf.hyperparameters(config, ranks.size))
     orders = order_of(config, data, ranks)
-    # No sentence, nor the length of one, is read before run_start.
+    # Sentences and lengths must not be read before run_start.
     with run.timed(
         lambda: schedule.timeline(config, run.open(lambda: orders(0)).steps),
         lambda: of_position(training_flops, config, data, orders(0), ranks.size),
