@@ -1,12 +1,12 @@
-"""The on-disk format: the tokens of all sentences in one array, and where each sentence begins.
+"""On-disk format: concatenated tokens of all sentences, and offsets.
 
-For ``train`` and ``test`` and each side::
+For ``train`` and ``test`` and both sides::
 
-    train_source.npy           uint16 or int32 [tokens], one sentence after the other, without BOS and EOS
+    train_source.npy           uint16 or int32 [tokens], concatenated sentences without BOS and EOS
     train_source_offsets.npy   int64 [sentences + 1]
 
-Next to them ``vocabulary.txt`` (one entry a line, without the four special ones), ``codes.txt`` (BPE merges, empty
-where there are none), ``test_source.txt`` and ``test_references.txt`` (raw lines of the test part). Arrays are read
+``vocabulary.txt`` (one entry per line, without the four special tokens), ``codes.txt`` (BPE merges, may be empty),
+``test_source.txt`` and ``test_references.txt`` (raw lines of the test part) complete the data set. Arrays are read
 through memory maps::
 
     data = open_data(Path("data/gnmt"))
@@ -28,7 +28,7 @@ from benchmarks.translation.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class Pairs:
-    # Both sides of a part: sentence i of one is the translation of sentence i of the other.
+    # Both sides of a part: sentence i of the target is the translation of sentence i of the source.
 
     source: Sequences
     target: Sequences
@@ -49,20 +49,20 @@ class DataSet:
 
     @cached_property
     def references(self) -> List[str]:
-        # Target lines of the test part as BLEU compares with; read when first asked for.
+        # Target lines of the test part, the references for BLEU; read on first access.
         return _lines(self.folder / REFERENCES)
 
     @cached_property
     def sources(self) -> List[str]:
-        # Source lines of the test part; read when first asked for.
+        # Source lines of the test part, read on first access.
         return _lines(self.folder / SOURCES)
 
 
 def open_data(folder: Path) -> DataSet:
-    """Open a prepared data set; reads its vocabulary and no sentence, so that it may be open before the clock starts.
+    """Open a prepared data set; reads the vocabulary and no sentences, so it may be called before the clock starts.
 
     Raises:
-        Problem: there is none, it is half-written, or its files are not those of its manifest.
+        Problem: the data set is missing, incomplete, or does not match its manifest.
     """
     contents = manifest.read(folder)
     with opening(folder, "translation"):
@@ -86,7 +86,7 @@ def _sentences(folder: Path, part: str, side: str) -> Sequences:
 
 
 def check(data: DataSet) -> None:
-    # Compare the sizes of arrays and files with the manifest, and read none of them.
+    # Compare the sizes of arrays and files with the manifest, without reading the arrays.
     folder, facts, splits = data.folder, data.manifest["facts"], data.manifest["splits"]
     expected = [("entries of the vocabulary", data.vocabulary.size, facts["vocabulary"])]
     for part, pairs in (("train", data.train), ("test", data.test)):

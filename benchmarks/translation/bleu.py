@@ -29,9 +29,9 @@ def sacrebleu_score(hypotheses: Sequence[str], references: Sequence[str]) -> flo
 
 
 def tokenized_score(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Return BLEU over words in lower case, split at punctuation and symbols, of both sides' rejoined subtokens.
+    """Return case-insensitive BLEU, with punctuation and symbols split off, of rejoined subtokens on both sides.
 
-    Compounds with hyphens are split, numbers with commas or points are not (bleu_tokenize and compute_bleu of the
+    Hyphenated compounds are split, numbers with commas or points are not (bleu_tokenize and compute_bleu of the
     Transformer's train.py with ``--ignore-case``, v0.6 and v0.7).
     """
     _check(hypotheses, references)
@@ -39,9 +39,9 @@ def tokenized_score(hypotheses: Sequence[str], references: Sequence[str]) -> flo
 
 
 def fairseq_score(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Return BLEU over words in lower case as BPE rejoins them on both sides, as the Transformer's v0.5 counts.
+    """Return case-insensitive BLEU over words rejoined from BPE on both sides, as in the Transformer's v0.5.
 
-    Nothing is smoothed, a reference's unknown word matches none, and a line without words has its end as one
+    Without smoothing; unknown words in a reference match nothing, and an empty line counts its end as a word
     (train.py, fairseq/bleu.py and libbleu.cpp).
     """
     _check(hypotheses, references)
@@ -51,15 +51,15 @@ def fairseq_score(hypotheses: Sequence[str], references: Sequence[str]) -> float
 
 
 def plain_score(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Return BLEU over words as white space separates them: of sets whose text is tokenized, as papers count theirs."""
+    """Return BLEU over words separated by white space, for tokenized data sets, as in papers."""
     _check(hypotheses, references)
     return _bleu([line.split() for line in hypotheses], [line.split() for line in references])
 
 
 def split_words(line: str) -> List[str]:
-    """Split at punctuation that does not stand between digits and at symbols, as mteval-v14 (international).
+    """Split off symbols, and punctuation not between digits, like mteval-v14 (international).
 
-    A backslash splits nothing: in the submission's class of all punctuation it escapes the bracket behind it.
+    A backslash is not split off: in the submission's character class of all punctuation it escapes the next bracket.
     """
     prefix, after, symbols = _patterns()
     line = prefix.sub(r"\1 \2 ", line)
@@ -96,8 +96,8 @@ def _ngrams(tokens: Sequence[str]) -> "Counter[Tuple[str, ...]]":
 
 
 def _bleu(hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[str]], smoothed: bool = True) -> float:
-    # Return BLEU of words; an order without matches counts as half a match, the next one as a quarter and so on. Not
-    # ``smoothed``: any order without matches makes it 0.
+    # Return BLEU of words. Smoothed: the first order without matches counts as half a match, the next as a quarter, and
+    # so on. Otherwise, an order without matches gives 0.
     matches, possible = [0] * ORDER, [0] * ORDER
     for tokens, reference in zip(hypotheses, references):
         ngrams = _ngrams(tokens)

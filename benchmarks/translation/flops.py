@@ -10,13 +10,15 @@ from benchmarks.translation.orders import Order
 
 
 def of_pair(training_flops: Callable[..., Any], config: Any, data: DataSet, order: Order) -> float:
-    """FLOPs of a pair of sentences by the formula ``training_flops``, the mean over a share of those in ``order``."""
+    """Mean FLOPs per sentence pair with the formula ``training_flops``, estimated from a subset of the pairs in
+    ``order``.
+    """
     indices = order.sentences[evenly(len(order.sentences))]
     source, target = (side.lengths[indices].astype(np.float64) for side in (data.train.source, data.train.target))
     return float(np.mean(training_flops(config, data.vocabulary.size, 1, source, target)))
 
 
 def of_position(training_flops: Callable[..., Any], config: Any, data: DataSet, order: Order, ranks: int) -> float:
-    """FLOPs of an epoch over the token positions of its batches, ``batch_size`` on each of the ``ranks`` a step."""
+    """FLOPs of an epoch per token position of its batches, with ``batch_size`` positions per rank and step."""
     pairs = len(order.sentences) * of_pair(training_flops, config, data, order)
     return pairs / (order.steps * config.batch_size * ranks)

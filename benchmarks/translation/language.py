@@ -1,9 +1,9 @@
-"""The toy data set: a synthetic language translated into another one by rules that must be learnt.
+"""The toy data set: a synthetic language, translated to another one with rules that must be learned.
 
-The words of the two languages have nothing in common. The second one has three genders, two cases, articles and
-adjectives that agree with their noun, plurals by gender, a verb that is second in a main clause (the subject follows
-it after an adverb) and last in a subordinate one, and infinitives at the end. Each sentence has one translation, so
-BLEU 100 can be reached, and copying the source gives almost none. The same seed gives the same text everywhere.
+The two vocabularies are disjoint. The target language has three genders, two cases, articles and adjectives that
+agree with their noun, plurals by gender, a verb in second position in main clauses (the subject follows it after an
+adverb) and in last position in subordinate clauses, and infinitives at the end. Translations are unique, so BLEU 100
+is possible; copying the source scores almost 0. The text depends only on the seed.
 """
 
 from pathlib import Path
@@ -16,28 +16,28 @@ from benchmarks.translation.vocabulary import JOIN
 NAME = "made-language"
 LANGUAGES = ("qaa", "qab")  # of ISO 639's codes for local use
 PAIRS = {"train": 8000, "test": 400}
-LEAST_WORDS, MOST_WORDS = 4, 14  # words of a source sentence, the full stop included
+LEAST_WORDS, MOST_WORDS = 4, 14  # words of a source sentence, including the full stop
 WORDS = {"nouns": 60, "verbs": 24, "reports": 6, "adjectives": 24, "adverbs": 10, "prepositions": 6, "names": 14}
 GENDERS = 3
-SYLLABLES = (("bdfklmnprst", "aeiou"), ("ghjvwxzcq", "äöüyî"))  # consonants and vowels of each language
+SYLLABLES = (("bdfklmnprst", "aeiou"), ("ghjvwxzcq", "äöüyî"))  # consonants and vowels per language
 ARTICLES = {
-    # definite or not -> case -> one for each gender, then the plural
+    # definite -> case -> one per gender, then the plural
     True: {"subject": ("dör", "dü", "däs", "dü"), "object": ("dön", "dü", "däs", "dü")},
     False: {"subject": ("wön", "wöny", "wön", "vöqy"), "object": ("wönön", "wöny", "wön", "vöqy")},
 }
 ADJECTIVE_ENDINGS = {"subject": ("ör", "y", "äs", "ön"), "object": ("ön", "y", "äs", "ön")}
-PLURALS = ("öx", "ün", "îz")  # ending of a noun's plural, by its gender
+PLURALS = ("öx", "ün", "îz")  # plural endings by gender
 PLURAL = 3
 SINGULAR_VERB, PLURAL_VERB, INFINITIVE = "üt", "ön", "zü"
 MODAL = {False: "vîl", True: "vîlön"}
 THAT = "zäs"
 
-Word = Tuple[str, str]  # a word of the source with that of the target
+Word = Tuple[str, str]  # (source word, target word)
 
 
 class Lexicon(NamedTuple):
     words: Dict[str, Tuple[Word, ...]]
-    genders: Tuple[int, ...]  # of each noun; a name has the first one
+    genders: Tuple[int, ...]  # per noun; names have the first one
 
 
 class Phrase(NamedTuple):
@@ -50,7 +50,7 @@ class Phrase(NamedTuple):
 
 
 def write_text(folder: Path, seed: int) -> None:
-    # Write train and test in both languages, parts of words joined by the mark of BPE.
+    # Write train and test in both languages, with words split by BPE marks.
     random = np.random.RandomState(seed % 2**32)
     lexicon = _lexicon(random)
     seen_lines: Set[str] = set()
@@ -92,7 +92,7 @@ def _word(random: np.random.RandomState, letters: Sequence[str], taken_words: Se
 
 
 def _sentence(random: np.random.RandomState, lexicon: Lexicon) -> Tuple[List[str], List[str]]:
-    # Return the tokens of a sentence and of its translation.
+    # Return the tokens of a sentence and of the translation.
     kind = random.randint(4)
     subject, verb, rest, rest_target = _clause(random, lexicon)
     source, target = subject.source, subject.subject
@@ -115,13 +115,13 @@ def _sentence(random: np.random.RandomState, lexicon: Lexicon) -> Tuple[List[str
 
 
 def _clause(random: np.random.RandomState, lexicon: Lexicon) -> Tuple[Phrase, Word, List[str], List[str]]:
-    # Return subject, verb, and what follows them in both languages.
+    # Return subject, verb, and the rest in both languages.
     subject, thing = _phrase(random, lexicon), _phrase(random, lexicon)
     verb = _pick(random, lexicon.words["verbs"])
     if random.random_sample() >= 0.4:
         return subject, verb, thing.source, thing.object
     location, preposition = _phrase(random, lexicon), _pick(random, lexicon.words["prepositions"])
-    # The place comes before the thing in the target.
+    # In the target language, place precedes object.
     rest_target = [preposition[1], *location.object, *thing.object]
     return subject, verb, [*thing.source, preposition[0], *location.source], rest_target
 

@@ -1,4 +1,4 @@
-"""A synthetic data set with the sizes of a real one, to measure the speed of a step; nothing of it can be learnt."""
+"""Synthetic data with the sizes of a real data set, to measure the speed of a step."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ from benchmarks.translation import CODES, REFERENCES, SIDES, SOURCES, VOCABULARY
 
 PAIRS = 1 << 16
 TESTED = 128
-LONGEST = 50  # tokens of a sentence, evenly from 4 on: WMT's have 28 on average
+LONGEST = 50  # maximum tokens per sentence, uniform from 4: WMT's mean is 28
 
 
 def write(folder: Path, benchmark: str, entries: int, pairs: int = PAIRS) -> None:
-    # Write sentences of random tokens of a vocabulary of ``entries``.
+    # Write sentences of random tokens from a vocabulary with ``entries`` entries.
     random = np.random.RandomState(0)
     counts = {"train": pairs, "test": TESTED}
     for part, count in counts.items():

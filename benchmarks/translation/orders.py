@@ -1,8 +1,7 @@
-"""Which pairs make which batch of an epoch, on which rank: pure functions of lengths, seed, epoch and ranks.
+"""Assign pairs to batches and ranks, as pure functions of lengths, seed, epoch and number of ranks.
 
-Lengths are those of the arrays, without BOS and EOS. Every epoch has the same number of steps, and every rank the same
-number of batches. A pair is in at most one batch of an epoch; those that are left over at an epoch's end are others in
-the next one.
+Lengths are as in the arrays, without BOS and EOS. All epochs have the same number of steps, and all ranks the same
+number of batches. A pair is in at most one batch of an epoch; the dropped remainder changes between epochs.
 """
 
 from dataclasses import dataclass
@@ -12,12 +11,13 @@ import numpy as np
 
 from benchmarks.common.data.problem import Problem
 
-BUCKETS = 5  # ``--num-buckets`` of GNMT's train.py (v0.5 to v0.7); no configuration sets another number
+BUCKETS = 5  # ``--num-buckets`` of GNMT's train.py (v0.5 to v0.7); the same in all configurations
 # GNMT counts BOS and EOS where it compares a length with the longest (seq2seq/data/config.py, tokenizer.py).
 GNMT_MARKS = 2
-WIDTH_CLASS = 8  # target lengths that ``by_shards`` takes for alike, so that source lengths of a batch can be so too
-MOST_PADDING = 0.4  # share of a batch of ``by_tokens`` that is padding, at most
-MARKS = 1  # positions that EOS (source, target_out) or BOS (target_in) takes in a batch
+# class width of target lengths in ``by_shards``, so that source lengths within a batch are similar, too
+WIDTH_CLASS = 8
+MOST_PADDING = 0.4  # maximum fraction of padding in a batch of ``by_tokens``
+MARKS = 1  # positions of EOS (source, target_out) or BOS (target_in) in a batch
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ def by_sentences(
     longest: int,
     buckets: int = BUCKETS,
 ) -> Order:
-    """Return batches of ``batch_size`` pairs of like lengths, as GNMT's BucketingSampler has them (sampler.py, v0.7).
+    """Return batches of ``batch_size`` pairs with similar lengths, like GNMT's BucketingSampler (sampler.py, v0.7).
 
-    A pair belongs to the bucket of the longer of its sides; all ranks take a step from the same bucket. Pairs are
-    shuffled within their bucket, steps among each other. Pairs longer than ``longest``, BOS and EOS included, are
-    left out, and so is what does not fill a step of its bucket: other pairs in each epoch.
+    A pair is in the bucket of its longer side; all ranks use the same bucket in a step. Pairs are shuffled within
+    the bucket, then the steps are shuffled. Pairs longer than ``longest``, including BOS and EOS, are dropped, as
+    are pairs that do not fill a step of their bucket, which differ between epochs.
 
     Raises:
         Problem: no bucket fills a step.
@@ -85,12 +85,13 @@ def by_shards(
     longest: int,
     shard_size: int = 0,
 ) -> Order:
-    """Return batches of ``batch_size`` pairs of like lengths, as GNMT's submission of v0.5 has them (sampler.py).
+    """Return batches of ``batch_size`` pairs with similar lengths, as in GNMT's submission of v0.5 (sampler.py).
 
-    All pairs are shuffled; each ``shard_size`` steps of them are sorted by the sum of both lengths; then the steps are
-    shuffled. With ``shard_size`` 0, which no submission has, the whole epoch is sorted by classes of WIDTH_CLASS target
-    lengths, and in each by the source's, up and down in turn: both sides of a step then have little padding. Pairs
-    longer than ``longest``, BOS and EOS included, are left out, and so is what does not fill a step.
+    All pairs are shuffled; every ``shard_size`` steps are sorted by the sum of both lengths; then the steps are
+    shuffled. With ``shard_size`` 0, which no submission uses, the complete epoch is sorted by classes of WIDTH_CLASS
+    target lengths, and within them by source length, alternately ascending and descending: this minimizes the
+    padding of both sides. Pairs longer than ``longest``, including BOS and EOS, are dropped, as are pairs that do
+    not fill a step.
 
     Raises:
         Problem: the pairs do not fill a step.
@@ -130,15 +131,16 @@ def by_tokens(
     multiple: int = 8,
     length_multiple: int = 1,
 ) -> Order:
-    """Return batches of at most ``tokens`` positions: pairs times their longest side, EOS included.
+    """Return batches with up to ``tokens`` positions: number of pairs times the longest side, including EOS.
 
-    As the Transformer's submission: pairs in the order of their source length, then target length, fill a batch until
-    it is full; its number of pairs is then rounded down to ``multiple / length_multiple``, lengths up to
-    ``length_multiple`` (batching_scheme v0p5_better with seq_len_multiple 2 in v0.6 and v0.7, make_batches of v0.5
-    with 1). Batches are shuffled and dealt to the ranks. Other than there, pairs of equal lengths change places in each
-    epoch, a batch also ends where more than MOST_PADDING of it would be padding, and batches that would not give every
-    rank one are left out, where the submission gives empty ones.
-    Pairs with a side longer than ``longest``, EOS included, are left out.
+    As in the Transformer's submission, pairs sorted by source length, then target length, fill a batch; the number
+    of pairs is then rounded down to ``multiple / length_multiple``, lengths up to ``length_multiple``
+    (batching_scheme v0p5_better with seq_len_multiple 2 in v0.6 and v0.7, make_batches of v0.5 with 1). Batches are
+    shuffled and distributed over the ranks. Differences: pairs of equal lengths are shuffled in every epoch, a batch
+    also ends before padding exceeds MOST_PADDING, and incomplete sets of batches are dropped, where the submission
+    uses empty batches.
+
+    Pairs with a side longer than ``longest``, including EOS, are dropped.
 
     Raises:
         Problem: there are fewer batches than ranks, or ``tokens`` are less than the longest pair.
@@ -167,7 +169,7 @@ def by_tokens(
 
 
 def _fill(source: np.ndarray, target: np.ndarray, tokens: int, multiple: int, length_multiple: int) -> List[int]:
-    # Return where each batch of the sorted pairs begins, and their number at the end.
+    # Return the starts of the batches of sorted pairs, and the number of pairs at the end.
     sides = [side.astype(np.int64) + MARKS for side in (source, target)]
     longer = np.maximum(*sides)
     begins, count = [0], len(longer)
@@ -176,12 +178,12 @@ def _fill(source: np.ndarray, target: np.ndarray, tokens: int, multiple: int, le
         window = slice(start, start + tokens // int(longer[start]) + 1)
         padded = -(-np.maximum.accumulate(longer[window]) // length_multiple) * length_multiple
         numbers = np.arange(1, len(padded) + 1)
-        # Positions grow with every pair, so the first pair that is too much ends the batch.
+        # Positions grow with the number of pairs, so the first pair that does not fit ends the batch.
         pairs = max(1, int(np.searchsorted(padded * numbers, tokens, side="right")))
         real = sum(np.cumsum(side[window]) for side in sides)
         positions = sum(np.maximum.accumulate(side[window]) for side in sides) * numbers
         spread = np.flatnonzero(real < (1 - MOST_PADDING) * positions)
-        # A pair alone has no padding, so a batch that is cut so keeps one.
+        # A single pair has no padding, so the batch keeps at least one.
         full = start + pairs < count
         if len(spread) and spread[0] < pairs:
             pairs, full = int(spread[0]), True
@@ -192,10 +194,10 @@ def _fill(source: np.ndarray, target: np.ndarray, tokens: int, multiple: int, le
 
 
 def for_evaluation(lengths: np.ndarray, *, batch_size: int, ranks: int) -> Order:
-    """Return every sentence exactly once, the longest first, in batches of at most ``batch_size``.
+    """Return all sentences exactly once, longest first, in batches of up to ``batch_size``.
 
-    All ranks have the same number of batches, of equal sizes but for one sentence; with fewer sentences than batches
-    some are empty.
+    All ranks have the same number of batches, with sizes that differ by at most one sentence; with fewer sentences
+    than batches some are empty.
     """
     steps = max(1, -(-len(lengths) // (batch_size * ranks)))
     sentences = np.argsort(-lengths.astype(np.int64), kind="stable")

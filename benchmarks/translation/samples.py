@@ -1,4 +1,4 @@
-"""Parallel text as samples, for benchmarks/common/data/sample_checks.py: pairs of sentences, and their vocabulary."""
+"""Sentence pairs and vocabulary, for benchmarks/common/data/sample_checks.py."""
 
 import html
 from pathlib import Path
@@ -11,7 +11,7 @@ from benchmarks.common.data.arrays import Sequences
 from benchmarks.translation.arrays import DataSet, Pairs, open_data
 from benchmarks.translation.vocabulary import UNK
 
-SHORT = 6  # tokens of both sides up to which sentences repeat each other in any text
+SHORT = 6  # sentences with up to this number of tokens in both sides may be duplicates
 LEAST_RELATION = 0.3  # correlation of the lengths of both sides; translations have 0.9 and more
 LEAST_PAIRS = 300  # from which it is told from an accident
 MOST_UNKNOWN = 0.1
@@ -35,7 +35,7 @@ def letters(text: str) -> str:
 
 
 def _same(data: DataSet, sentences: Sequences, lines: Sequence[str]) -> Dict[int, bool]:
-    # Whether the tokens of a sentence have the letters of its line, by index; unknown tokens have others.
+    # Whether the tokens of a sentence match the text of its line, by index; unknown tokens differ.
     right = {}
     for index in sample_checks.spread(len(sentences), 500).tolist():
         ids = sentences[index].tolist()

@@ -1,11 +1,11 @@
-"""Cuts lines into tokens: Moses' tokenizer and byte pair encoding, or tensor2tensor's subtokens.
+"""Tokenization: Moses' tokenizer with byte pair encoding, or tensor2tensor's subtokens.
 
-sacremoses and subword-nmt are imported where they are used: sets whose text is tokenized and encoded need neither.
+sacremoses and subword-nmt are imported on use: tokenized and encoded data sets need neither.
 
-The Transformer's submissions of v0.6 and v0.7 have subtokens (utils/tokenizer.py): a line is cut where letters and
-digits meet other characters; a single space between two tokens is left out. A token is escaped (``_`` to ``\\u``,
-``\\`` to ``\\\\``, a character outside of the dictionary to ``\\NUMBER;``), ended by ``_`` and covered from the left by
-the longest entries of the dictionary.
+The Transformer's submissions of v0.6 and v0.7 use subtokens (utils/tokenizer.py): a line is split between
+alphanumeric and other characters; a single space between two tokens is dropped. A token is escaped (``_`` to
+``\\u``, ``\\`` to ``\\\\``, a character outside of the dictionary to ``\\NUMBER;``), terminated by ``_`` and split
+greedily from the left into the longest entries of the dictionary.
 """
 
 import io
@@ -20,20 +20,20 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, TextIO, Tuple, 
 from benchmarks.common.data.problem import Problem
 from benchmarks.translation.vocabulary import JOIN, SPECIAL, UNK
 
-LONGEST = 80  # Words of a side at most, as ``clean-corpus-n.perl ... 1 80`` of GNMT's download_dataset.sh.
-# How subword-nmt's files of codes begin.
+LONGEST = 80  # Maximum words per side, ``clean-corpus-n.perl ... 1 80`` in GNMT's download_dataset.sh.
+# First line of subword-nmt's code files.
 HEADER = "#version:"
 
-# The submission's dictionary: 33,708 lines, the first two of them for padding and the end of a sentence.
+# The submission's dictionary: 33,708 lines; the first two are padding and end of sentence.
 DICTIONARY = "reference_dictionary.ende.txt"
 RESERVED = ("<pad>_", "<EOS>_", "<lua_index_compat>", "<bypass_unk>")
-CACHE = 1 << 18  # tokens whose subtokens are remembered
+CACHE = 1 << 18  # cached tokens
 
 Tokenize = Callable[[str], List[str]]
 
 
 def tokenizer(language: str) -> Tokenize:
-    """Return Moses' tokenizer with its defaults, as ``tokenizer.perl -q -l LANGUAGE`` (download_dataset.sh, GNMT)."""
+    """Return Moses' tokenizer with default options (``tokenizer.perl -q -l LANGUAGE``, download_dataset.sh of GNMT)."""
     from sacremoses import MosesTokenizer
 
     moses = MosesTokenizer(lang=language)
@@ -41,8 +41,8 @@ def tokenizer(language: str) -> Tokenize:
 
 
 def learn_codes(counts: Mapping[str, int], merges: int, report: Callable[[int], None]) -> str:
-    """Return the codes that subword-nmt learns from counted words; ``report`` gets the number of merges so far."""
-    # Its own bar of progress would be between the lines of ours.
+    """Return the codes that subword-nmt learns from word counts; ``report`` gets the number of merges so far."""
+    # Its progress bar would interfere with our output.
     os.environ.setdefault("TQDM_DISABLE", "1")
     from subword_nmt.learn_bpe import learn_bpe
 
@@ -61,10 +61,10 @@ def learn_codes(counts: Mapping[str, int], merges: int, report: Callable[[int], 
 
 
 def check_codes(path: Path) -> str:
-    """Return the text of a file of codes.
+    """Return the text of a file with codes.
 
     Raises:
-        Problem: a line is not a merge, with its number.
+        Problem: a line is not a merge; the message has its number.
     """
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -81,7 +81,7 @@ def check_codes(path: Path) -> str:
 
 
 def bpe(codes: str) -> Tokenize:
-    # Return what applies the merges of a file's text to the words of a line.
+    # Return a function that applies the merges in a file's text to the words of a line.
     from subword_nmt.apply_bpe import BPE as Encoder
 
     encoder: Any = Encoder(io.StringIO(codes), separator=JOIN)
@@ -89,10 +89,10 @@ def bpe(codes: str) -> Tokenize:
 
 
 def read_dictionary(path: Path) -> List[str]:
-    """Return the entries of a submission's dictionary, one in quotes a line, without the reserved ones.
+    """Return the entries of a submission's dictionary, one quoted entry per line, without the reserved ones.
 
     Raises:
-        Problem: a line is not an entry in quotes, or appears twice.
+        Problem: a line is not a quoted entry, or is a duplicate.
     """
     try:
         lines = path.read_bytes().decode("utf-8-sig").split("\n")
@@ -114,7 +114,7 @@ def read_dictionary(path: Path) -> List[str]:
 
 
 class Subtokens:
-    """Cuts lines into entries of a vocabulary; the first four of ``entries`` are special and never found."""
+    """Splits lines into entries of a vocabulary; the first four entries are special and are never used."""
 
     def __init__(self, entries: Sequence[str]) -> None:
         self._places = {entry: index for index, entry in enumerate(entries) if index >= len(SPECIAL)}
@@ -123,7 +123,7 @@ class Subtokens:
         self._cached = lru_cache(maxsize=CACHE)(self._ids_of_token)
 
     def encode(self, line: str) -> List[int]:
-        # Return the ids of a line; what no entry covers is unknown.
+        # Return the ids of a line; uncovered text is unknown.
         return [id_ for token in split_tokens(line) for id_ in self._cached(token)]
 
     def _ids_of_token(self, token: str) -> Tuple[int, ...]:
@@ -157,7 +157,7 @@ def split_tokens(line: str) -> List[str]:
 
 
 def versions() -> Dict[str, str]:
-    # Return the versions of what was used to cut text, as far as it is imported.
+    # Return the versions of the imported tokenization libraries.
     from importlib.metadata import version
 
     names = {"sacremoses": "sacremoses", "subword_nmt": "subword-nmt"}

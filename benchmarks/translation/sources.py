@@ -1,4 +1,4 @@
-"""What is prepared: aligned text files found in a folder by their names, or the toy data set."""
+"""Source of a preparation: aligned text files found by name, or the toy data set."""
 
 import argparse
 from pathlib import Path
@@ -12,15 +12,15 @@ from benchmarks.translation import language, segment, wmt
 from benchmarks.translation.stages import RAW, SPLIT, TOKENIZED, WHOLE
 from benchmarks.translation.vocabulary import JOIN
 
-SAMPLE_BYTES = 1 << 20  # at the beginning of a file, where BPE is looked for
-CODES = ("codes", "codes.txt", "code", "bpe.codes", "bpe.32000")  # what files of merges are called
+SAMPLE_BYTES = 1 << 20  # bytes at the start of a file in which BPE is detected
+CODES = ("codes", "codes.txt", "code", "bpe.codes", "bpe.32000")  # names of files with BPE codes
 
 
 class Item(NamedTuple):
-    # One file of text: on the disk, or a member of an archive.
+    # A text file: on disk, or a member of an archive.
 
     path: Path
-    member: str = ""  # its name in the archive, without folders, or without .gz; empty for a file on the disk
+    member: str = ""  # name in the archive without folders, or without .gz; empty for a file on disk
     origin: str = ""  # where it was unpacked from, for messages
 
     def __str__(self) -> str:
@@ -38,18 +38,18 @@ class Source(NamedTuple):
     test: Corpus
     languages: Tuple[str, str]
     form: str  # RAW, TOKENIZED, SPLIT or WHOLE
-    codes: Optional[Path]  # merges that are given; None to learn them, or none
+    codes: Optional[Path]  # given BPE codes; None to learn them, or for no BPE
     made: str  # how the parts came about, for the manifest
     dictionary: Optional[Path] = None  # entries of subtokens; None for byte pair encoding
     corpus: str = ""  # which of WMT's lists; empty for other text
-    latin: bool = False  # whether pairs outside of Latin-1 are left out of training
+    latin: bool = False  # whether training pairs outside of Latin-1 are dropped
 
 
 def find(args: argparse.Namespace) -> Source:
-    """Return what the folder of raw data holds.
+    """Find the raw data in a folder.
 
     Raises:
-        Problem: it holds neither text nor archives, not all of them, or no dictionary where one is needed.
+        Problem: there is neither text nor archives, files are missing, or a required dictionary is missing.
     """
     origin: Path = args.origin
     if not origin.is_dir():
@@ -94,7 +94,7 @@ def _find_wmt(origin: Path, corpus: str, languages: Sequence[str]) -> Source:
 
 
 def extract(source: Source, scratch: Path, pool: Workers) -> Source:
-    # Compare the checksums that are known, and return the source with all of its text on the disk.
+    # Verify the known checksums, and return the source with all text extracted to disk.
     items = [item for corpus in (*source.train, source.test) for item in corpus]
     _check_listed({item.path for item in items}, pool.progress)
     folder = scratch / "text"
@@ -134,7 +134,7 @@ def _check_listed(paths: Collection[Path], progress: Progress) -> None:
 
 
 def _check_test(corpus: Corpus, train_corpus: Corpus) -> None:
-    # Compare newstest2014 with its known md5; that of the English side is of the plain file, not of the SGM.
+    # Compare newstest2014 with its known md5; for English, the md5 is of the plain file, not of the SGM.
     for item, origin in zip(corpus, train_corpus):
         expected_md5 = wmt.KNOWN_MD5.get(item.path.name)
         if expected_md5 and (item.path.suffix == ".de" or not origin.member):
@@ -142,10 +142,10 @@ def _check_test(corpus: Corpus, train_corpus: Corpus) -> None:
 
 
 def find_text(origin: Path, languages: Sequence[str], test: Optional[str], tokenized: bool) -> Source:
-    """Find ``train.XX`` and ``train.YY`` with a test part of the same languages.
+    """Find ``train.XX`` and ``train.YY`` with a test part in the same languages.
 
     Raises:
-        Problem: files are missing, or several could be meant.
+        Problem: files are missing or ambiguous.
     """
     files: Dict[str, Item] = {}
     for path in sorted(filter(Path.is_file, origin.iterdir())):  # train.en before train.en.gz
@@ -172,7 +172,7 @@ def find_text(origin: Path, languages: Sequence[str], test: Optional[str], token
 
 
 def _pick_languages(available: Sequence[str], requested: Sequence[str], origin: Path) -> Tuple[str, str]:
-    # Return source and target: as they were asked for, else English first.
+    # Return (source, target) as requested, by default English first.
     if requested:
         missing = [language for language in requested if language not in available]
         if missing:

@@ -1,8 +1,8 @@
-"""The two passes of worker processes over a block of lines: clean it, and write its ids.
+"""The two passes of worker processes over a block of lines: cleaning, and encoding to ids.
 
-A block's files are in the scratch folder under its name: ``.clean`` (source TAB target, words), ``.words`` (their
-counts), ``.split`` (the same lines in tokens) and ``.npz`` (ids and lengths). Each pass ends with a file of facts; a
-block that has it is done.
+The files of a block are in the scratch folder under its name: ``.clean`` (source TAB target, as words), ``.words``
+(word counts), ``.split`` (the same lines in tokens) and ``.npz`` (ids and lengths). A pass writes a file with facts
+at the end, which marks the block as done.
 """
 
 from collections import Counter
@@ -18,29 +18,29 @@ from benchmarks.common.data.workers import Report
 from benchmarks.translation import CODES, SIDES, VOCABULARY, segment, vocabulary
 from benchmarks.translation.vocabulary import JOIN
 
-# Pairs of lines of a block: what is done again after an interruption, and what a worker holds in memory.
+# Line pairs per block: the work lost by an interruption, and the amount in a worker's memory.
 BLOCK_LINES = 20_000
-# Forms of text: as written, words apart as Moses does it, split by BPE as well; as written, for subtokens.
+# Forms of text: raw, tokenized by Moses, also split by BPE; raw for subtokens.
 RAW, TOKENIZED, SPLIT, WHOLE = "raw", "tokenized", "split", "whole"
-CHUNK = 8 << 20  # bytes read at once
+CHUNK = 8 << 20  # bytes per read
 
 
 class Cleaning(NamedTuple):
-    longest: int  # words of a side, at most
+    longest: int  # maximum words per side
     latin: bool = False  # leave out pairs with characters outside of Latin-1 (scripts/filter_dataset.py, GNMT v0.7)
 
 
 class Block(NamedTuple):
     part: str
     paths: Tuple[str, str]
-    names: Tuple[str, str]  # what messages call them: where they were unpacked from
-    begins: Tuple[int, int]  # bytes at which they begin
+    names: Tuple[str, str]  # names in messages: where the files were unpacked from
+    begins: Tuple[int, int]  # offsets in bytes
     first_line: int
     lines: int
-    stem: str  # path of its files, without what each adds to it
+    stem: str  # path of the output files without suffix
     form: str
     languages: Tuple[str, str]
-    cleaning: Optional[Cleaning]  # None for sentences of which none may be missing
+    cleaning: Optional[Cleaning]  # None for sentences that must not be dropped
 
     def path(self, name: str) -> Path:
         return Path(f"{self.stem}.{name}")
@@ -54,7 +54,7 @@ class Block(NamedTuple):
 
 
 def line_offsets(path: Path, interval: int, report: Callable[[int], None]) -> Tuple[int, List[int]]:
-    """Return the lines of a file and the bytes at which each ``interval``-th one begins; the last may lack its end."""
+    """Return the number of lines and the byte offsets of every ``interval``-th line; the last may lack a newline."""
     offsets, lines, start, last = [0], 0, 0, b"\n"
     with path.open("rb") as file:
         for chunk in iter(lambda: file.read(CHUNK), b""):
@@ -70,7 +70,7 @@ def line_offsets(path: Path, interval: int, report: Callable[[int], None]) -> Tu
     return lines, offsets
 
 
-# -- clean: lines to words ---------------------------------------------------------------------------------
+# -- cleaning: lines to words ------------------------------------------------------------------------------
 
 
 def _splitter(form: str, language: str) -> segment.Tokenize:
@@ -80,13 +80,13 @@ def _splitter(form: str, language: str) -> segment.Tokenize:
 
 
 def _spaces(line: str) -> List[str]:
-    # Cut at spaces alone, so that joining gives the line back; a tab is what separates the sides later.
+    # Split at spaces only, so that joining restores the line; tabs later separate the sides.
     text = line.replace("\t", " ").strip()
     return text.split(" ") if text else []
 
 
 def read_lines(block: Block, side: int) -> Iterator[str]:
-    """Yield the lines of one side without their ends.
+    """Yield the lines of one side without newlines.
 
     Raises:
         Problem: a line is not UTF-8.
@@ -102,7 +102,7 @@ def read_lines(block: Block, side: int) -> Iterator[str]:
 
 
 def clean(block: Block, report: Report) -> Tuple[int, int]:
-    """Tokenize a block's lines and leave out those that cannot be trained on, as the submission's clean-corpus-n."""
+    """Tokenize a block's lines and drop unsuitable pairs, like clean-corpus-n in the submission."""
     splitters = [_splitter(block.form, language) for language in block.languages]
     counts: Dict[str, Any] = {"kept": 0, "empty": 0, "long": 0, "foreign": 0, "first": 0}
     word_counts: Counter[str] = Counter()
@@ -125,7 +125,7 @@ def clean(block: Block, report: Report) -> Tuple[int, int]:
 
 
 def _unfit(pair: Sequence[Sequence[str]], block: Block) -> str:
-    # Return why a pair is left out, or that it is kept.
+    # Return the reason for dropping a pair, or "kept".
     if not all(pair):
         return "empty"
     if block.cleaning is None:
@@ -138,24 +138,24 @@ def _unfit(pair: Sequence[Sequence[str]], block: Block) -> str:
 
 
 def read_pairs(path: Path) -> Iterator[List[str]]:
-    # Yield source and target of each line that a pass wrote.
+    # Yield source and target of the lines written by a pass.
     with path.open(encoding="utf-8", newline="\n") as file:
         for line in file:
             yield line.rstrip("\n").split("\t")
 
 
-# -- encode: words to ids -----------------------------------------------------------------------------------
+# -- encoding: words to ids --------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=2)
 def splitter(codes: Path) -> segment.Tokenize:
-    # Return what splits a line of words into tokens: by a file of codes, which may be empty.
+    # Return the function that splits words into tokens with a file of BPE codes, which may be empty.
     text = codes.read_text(encoding="utf-8")
     return segment.bpe(text) if text else str.split
 
 
 def encode(block: Block, report: Report) -> Tuple[int, int]:
-    # Split a block's words and write the ids and lengths of its sentences, both sides.
+    # Split a block's words; write ids and lengths of its sentences, for both sides.
     entries = vocabulary.read(block.shared(VOCABULARY))
     id_of_entry = {entry: number for number, entry in enumerate(entries)}
     subtokens = segment.Subtokens(entries) if block.form == WHOLE else None

@@ -1,7 +1,7 @@
-"""The joint vocabulary of both languages, and how its entries become text again.
+"""Joint vocabulary of both languages, and conversion of ids to text.
 
-The first four entries are special and have the same ids in every data set. A submission's own order of them has no
-influence on any number: ids only name rows of the embedding.
+The first four entries are special, with the same ids in all data sets. The order of a submission does not affect any
+number: ids only index rows of the embedding.
 """
 
 import re
@@ -13,22 +13,22 @@ from typing import Any, Iterable, List, Optional, Tuple
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
-JOIN = "@@"  # at the end of a token that the next one continues, as subword-nmt writes it
+JOIN = "@@"  # suffix of a token that the next one continues, as in subword-nmt
 # Kinds of vocabulary: byte pair encoding of subword-nmt, subtokens of tensor2tensor.
 BPE, SUBTOKENS = "bpe", "subtokens"
 
 _ESCAPED = re.compile(r"\\u|\\\\|\\([0-9]+);")
-# What the Transformer's submission rejoins (detokenize_subtokenized_sentence of train.py, v0.7).
+# Replacements of the Transformer's submission (detokenize_subtokenized_sentence of train.py, v0.7).
 _SPACED = ((" ,", ","), (" .", "."), (" !", "!"), (" ?", "?"), (" ' ", "'"), (" - ", "-"))
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    # The entries by id, with what turns ids into text.
+    # Entries by id, and the conversion of ids to text.
 
-    entries: Tuple[str, ...]  # all of them, the special ones first
+    entries: Tuple[str, ...]  # all entries, special tokens first
     kind: str = BPE
-    # Language of the text, for its detokenizer; None where the references are tokenized: then words stay apart.
+    # Language for the detokenizer; None if the references are tokenized: then words are not detokenized.
     language: Optional[str] = None
 
     @property
@@ -40,7 +40,7 @@ class Vocabulary:
         return -(-self.size // multiple) * multiple
 
     def tokens(self, ids: Iterable[int]) -> List[str]:
-        """Return the entries of a sentence up to its end, without padding; ids behind the last entry are unknown."""
+        """Return the entries of a sentence up to EOS, without padding; ids after the last entry are unknown."""
         tokens = []
         for id_ in ids:
             if id_ == EOS:
@@ -50,7 +50,7 @@ class Vocabulary:
         return tokens
 
     def text(self, ids: Iterable[int]) -> str:
-        # Return a sentence as BLEU reads it: whole words, detokenized where the references are.
+        # Return a sentence for BLEU: rejoined words, detokenized if the references are.
         tokens = self.tokens(ids)
         if self.kind == SUBTOKENS:
             return join_subtokens(tokens)
@@ -64,7 +64,7 @@ class Vocabulary:
 
 
 def join_bpe(tokens: Iterable[str]) -> str:
-    # Join the parts of words; a part that nothing follows loses its mark.
+    # Rejoin words; a trailing mark at the end is removed.
     joined = " ".join(tokens).replace(JOIN + " ", "")
     return joined[: -len(JOIN)] if joined.endswith(JOIN) else joined
 
@@ -82,7 +82,7 @@ def join_subtokens(tokens: Iterable[str]) -> str:
 def join_as_submitted(tokens: Iterable[str]) -> str:
     """Join subtokens with spaces and rejoin some punctuation, as the Transformer's submission does before BLEU.
 
-    Escapes stay, and white space inside of a token goes.
+    Escapes are kept, and white space inside of tokens is removed.
     """
     text = " ".join("".join("".join(tokens).split()).split("_"))
     for apart, together in _SPACED:
@@ -117,7 +117,7 @@ def detokenize(text: str, language: str) -> str:
 
 
 def write(path: Path, entries: Iterable[str]) -> None:
-    # Write one entry a line, the special ones left out: they are the same everywhere.
+    # Write one entry per line, without the special tokens, which are always the same.
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(entry + "\n" for entry in entries)
 

@@ -1,8 +1,8 @@
-"""WMT's published text, English and German: which archives, which of their members, and their known checksums.
+"""WMT's published text, English and German: archives, members and known checksums.
 
 GNMT was submitted with WMT16's news task (download_dataset.sh, v0.5 to v0.7), the Transformer with WMT17's
-(preprocess.py, v0.6 and v0.7). Archives are read as streams and nothing but the members that are named here is
-taken, by its base name: what else an archive holds, links and paths included, is never written.
+(preprocess.py, v0.6 and v0.7). Archives are read as streams, and only the listed members are extracted, by base
+name: other members, including links and paths, are never written.
 """
 
 import gzip
@@ -19,15 +19,15 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.text_files import undamaged
 from benchmarks.common.data.workers import Report
 
-CHUNK = 1 << 20  # bytes read at once
+CHUNK = 1 << 20  # bytes per read
 GZIP = b"\x1f\x8b"
 PACKED = ".gz"  # suffix of text that is compressed by gzip and in no archive
 LANGUAGES = ("en", "de")
 
 
 class Published(NamedTuple):
-    stem: str  # its files are called so, with the language behind it
-    archives: Tuple[str, ...]  # what its archive is called where it is published, or in download_dataset.sh
+    stem: str  # name of the files, followed by the language
+    archives: Tuple[str, ...]  # names of the archive where it is published, or in download_dataset.sh
     url: str
 
 
@@ -51,32 +51,32 @@ NEWS_12 = Published(
     ("training-parallel-nc-v12.tgz", "nc-v12.tgz"),
     "http://data.statmt.org/wmt17/translation-task/training-parallel-nc-v12.tgz",
 )
-# In the order in which the submissions join them.
+# In the order in which the submissions concatenate them.
 CORPORA = {"wmt16": (EUROPARL, COMMON_CRAWL, NEWS_11), "wmt17": (NEWS_12, COMMON_CRAWL, EUROPARL)}
 TEST = "newstest2014"
-# Its archive holds the test part as SGM.
+# The archive contains the test part as SGM.
 DEV = Published(TEST, ("dev.tgz",), "http://data.statmt.org/wmt16/translation-task/dev.tgz")
 SGM = {"en": f"{TEST}-deen-ref.en.sgm", "de": f"{TEST}-deen-src.de.sgm"}
-# From translation/verify_dataset.sh (v0.5); rnn_translator/verify_dataset.sh has the second one too. The archives have
-# no published checksum of their own: that script compares a hash over all of raw_data/.
+# From translation/verify_dataset.sh (v0.5); rnn_translator/verify_dataset.sh also has the second. The archives have no
+# published checksums: that script compares a hash over all of raw_data/.
 KNOWN_MD5 = {
     f"{TEST}.en": "dabf51a9c02b2235632f3cee75c72d49",
     f"{TEST}.de": "f6c3818b477e4a25cad68b61cc883c17",
 }
-# Checksums of the text split by BPE, from WMT16: rnn_translator/verify_dataset.sh (v0.5). Moses' own tokenizer made it.
+# Checksums of the BPE text, from WMT16: rnn_translator/verify_dataset.sh (v0.5), tokenized with the original Moses.
 SUBMITTED_MD5 = {
     ("train", "source"): "b7482095b787264a310d4933d197a134",
     ("train", "target"): "409064aedaef5b7c458ff19a7beda462",
     ("test", "source"): "cb014e2509f86cd81d5a87c240c07464",
     ("test", "target"): "d616740f6026dc493e66efdf9ac1cb04",
 }
-# Lists of checksums that are honoured where they are next to the files; lines as sha256sum and md5sum write them.
+# Names of checksum lists in the folder of the files; in the format of sha256sum and md5sum.
 SUMS = ("SHA256SUMS", "sha256sums.txt", "MD5SUMS", "md5sums.txt")
 
 
 class Extraction(NamedTuple):
     archive: str
-    members: Tuple[str, ...]  # their base names in the archive
+    members: Tuple[str, ...]  # base names in the archive
     folder: str  # where they are written to, under the same names
 
     @property
@@ -96,10 +96,10 @@ def holds_wmt(origin: Path) -> bool:
 
 
 def locate(origin: Path, corpus: str) -> List[Dict[str, Tuple[Path, str]]]:
-    """Return for each corpus, the test part last, where each language is: a path, and a member where it is an archive.
+    """Return the location of the corpora per language, test part last: a path, and the member of an archive.
 
     Raises:
-        Problem: archives are missing; all of them are named.
+        Problem: archives are missing; the message lists all of them.
     """
     files = {path.name: path for path in sorted(origin.rglob("*"), reverse=True) if path.is_file()}
     paths, missing = [], []
@@ -128,7 +128,7 @@ def locate(origin: Path, corpus: str) -> List[Dict[str, Tuple[Path, str]]]:
 
 
 def listed_sums(origin: Path) -> Dict[str, str]:
-    # Return the checksum of each file that a list in the folder names.
+    # Return the checksums listed in files in the folder.
     sums = {}
     for path in (origin / name for name in SUMS if (origin / name).is_file()):
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
@@ -145,7 +145,7 @@ def listed_sums(origin: Path) -> Dict[str, str]:
 
 
 def check_sum(path: Path, expected_md5: str, source: str, add: Any) -> None:
-    # Refuse a file with another checksum than ``source`` has for it.
+    # Reject a file whose checksum differs from the one in ``source``.
     kind = "md5" if len(expected_md5) == 32 else "sha256"
     digest = hashlib.new(kind)
     with path.open("rb") as file:
@@ -164,10 +164,10 @@ def check_sum(path: Path, expected_md5: str, source: str, add: Any) -> None:
 
 
 def extract(task: Extraction, report: Report) -> Tuple[int, int]:
-    """Take members out of their archive, in one pass over all of it so that its checksum counts.
+    """Extract members from an archive, in one pass over the complete file to verify the checksum.
 
     Raises:
-        Problem: the archive is damaged, or lacks a member.
+        Problem: the archive is damaged, or a member is missing.
     """
     path, folder, missing = Path(task.archive), Path(task.folder), set(task.members)
     expected = "the whole file" if path.suffix == PACKED else "a whole tar archive"
@@ -205,10 +205,10 @@ def _copy(file: IO[bytes], to: Path, report: Report, raw: IO[bytes]) -> None:
 
 
 def read_sgm(path: Path) -> List[str]:
-    """Return the segments of an SGM file as lines, entities left as they are (Moses' input-from-sgm.perl).
+    """Return the segments of an SGM file as lines, without unescaping entities (Moses' input-from-sgm.perl).
 
     Raises:
-        Problem: there are none, or the file is not UTF-8.
+        Problem: the file has no segments or is not UTF-8.
     """
     try:
         text = path.read_bytes().decode("utf-8")

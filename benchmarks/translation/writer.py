@@ -34,20 +34,20 @@ from benchmarks.translation import (
 )
 from benchmarks.translation.stages import BLOCK_LINES, RAW, SPLIT, WHOLE, Block, Cleaning
 
-VERSION = "1"  # raise it when the same source and options give other bytes: unfinished parts are then made again
-ROOM_FACTOR = 8  # bytes written per byte of text, at most: text as it was, clean and split, and ids
-MOST_WORDS = 1 << 20  # no limit of words: subtokens are cut by the training alone, as submitted
+VERSION = "1"  # increase it if the output for the same source and options changes: unfinished parts are then rewritten
+ROOM_FACTOR = 8  # maximum bytes written per byte of text: original, clean and split text, and ids
+MOST_WORDS = 1 << 20  # no word limit: with subtokens only the training limits the length, as submitted
 
 
 REASONS = {"empty": "empty", "long": "too long", "foreign": "outside of Latin-1"}
-SAMPLE_LINES = 2000  # lines that are split again to see whether codes belong to them
-# Tokens a word, on average: codes learnt from a text leave fewer than two, those of another script one a letter.
+SAMPLE_LINES = 2000  # lines that are split again to check whether the codes match
+# Mean tokens per word: codes learned from the text give fewer than two, codes for another script one per letter.
 MOST_PARTS = 3.0
-MOST_UNKNOWN = 0.05  # share of tokens that the vocabulary lacks
+MOST_UNKNOWN = 0.05  # maximum fraction of unknown tokens
 
 
 class Task(NamedTuple):
-    # One preparation: from what and how.
+    # A preparation: source and settings.
 
     source: sources.Source
     blocks: Tuple[Block, ...]
@@ -55,7 +55,7 @@ class Task(NamedTuple):
     workers: Workers
 
     def run(self, phase: str, function: Function) -> None:
-        # Let the worker processes do what is not done yet.
+        # Run the remaining blocks in the worker processes.
         size, is_done = (lambda block: block.lines), (lambda block: block.path(f"{phase}.json").exists())
         self.workers.run(phase, "pairs", function, self.blocks, size, is_done)
 
@@ -64,7 +64,7 @@ class Task(NamedTuple):
 
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
-    # Find the text; all that decides what is written goes into the fingerprint.
+    # Find the text. The fingerprint includes everything that determines the output.
     options = (args.name, args.seed, args.merges, args.longest, args.tokens)
     files: List[Path] = [path for path in (args.codes, args.dictionary) if path is not None]
     source = None
@@ -129,10 +129,10 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
 
 
 def plan(source: sources.Source, args: argparse.Namespace, scratch: Path, pool: Workers) -> Task:
-    """Cut the files into blocks of lines.
+    """Split the files into blocks of lines.
 
     Raises:
-        Problem: aligned files differ in their number of lines, or the disk has no room.
+        Problem: aligned files differ in the number of lines, or there is not enough disk space.
     """
     corpora = {"train": source.train, "test": (source.test,)}
     paths = [item.path for part_corpora in corpora.values() for corpus in part_corpora for item in corpus]
@@ -155,7 +155,7 @@ def plan(source: sources.Source, args: argparse.Namespace, scratch: Path, pool: 
 
 
 def _aligned(corpus: sources.Corpus, add: Any) -> List[Tuple[int, int, Tuple[int, int]]]:
-    # Return first line, number of lines and first bytes of each block of two aligned files.
+    # Return first line, number of lines and byte offsets per block of two aligned files.
     source, target = (stages.line_offsets(item.path, BLOCK_LINES, add) for item in corpus)
     if source[0] != target[0] or not source[0]:
         raise Problem(
@@ -172,7 +172,7 @@ def _aligned(corpus: sources.Corpus, add: Any) -> List[Tuple[int, int, Tuple[int
 
 
 def _split(task: Task, args: argparse.Namespace) -> Dict[str, Any]:
-    # Write merges and vocabulary; return what the manifest keeps of how.
+    # Write merges and vocabulary; return their description for the manifest.
     scratch, source = task.scratch, task.source
     if source.dictionary:
         (scratch / CODES).write_text("")
@@ -199,7 +199,7 @@ def _split(task: Task, args: argparse.Namespace) -> Dict[str, Any]:
             tokens[token] += count
     if given_codes and source.form != SPLIT:
         check_foreign_codes(given_codes, tokens, word_counts)
-    # The most frequent first, equal ones by their text.
+    # By descending frequency, then by text.
     vocabulary.write(scratch / VOCABULARY, sorted(tokens, key=lambda token: (-tokens[token], token)))
     return {"codes": given_codes.name if given_codes else "", "merges": args.merges if learns else 0}
 
@@ -208,7 +208,7 @@ def _split(task: Task, args: argparse.Namespace) -> Dict[str, Any]:
 
 
 def _write_arrays(blocks: Sequence[Block], scratch: Path, entries: int) -> List[int]:
-    # Write tokens and offsets of both sides of a part from what its blocks have; return the tokens of both sides.
+    # Write tokens and offsets of both sides of a part from its blocks; return the tokens of both sides.
     tokens = [sum(numbers) for numbers in zip(*(block.facts("encode")["tokens"] for block in blocks))]
     for side, count in zip(SIDES, tokens):
         stem, lengths = f"{blocks[0].part}_{side}", [np.zeros(1, "<i8")]
@@ -223,7 +223,7 @@ def _write_arrays(blocks: Sequence[Block], scratch: Path, entries: int) -> List[
 
 
 def _write_texts(task: Task, scratch: Path) -> None:
-    # Write the lines of the test part as BLEU compares them.
+    # Write the lines of the test part for BLEU.
     for side, name in enumerate((SOURCES, REFERENCES)):
         with (scratch / name).open("w", encoding="utf-8", newline="\n") as file:
             for line in chain.from_iterable(stages.read_lines(block, side) for block in task.part("test")):
@@ -231,11 +231,11 @@ def _write_texts(task: Task, scratch: Path) -> None:
                 file.write((vocabulary.join_bpe(tokens) if task.source.form == SPLIT else " ".join(tokens)) + "\n")
 
 
-# -- what is refused once the text is seen -------------------------------------------------------------------
+# -- checks of the text -------------------------------------------------------------------------------------
 
 
 def check_cleaning(blocks: Sequence[Block], progress: Progress) -> Dict[str, int]:
-    """Count what was left out of training; refuse a part of which nothing is left, or a test part that has holes."""
+    """Count dropped training pairs; reject an empty part, or dropped lines in the test part."""
     counts = dict.fromkeys(("kept", *REASONS), 0)
     first = ""
     for block in blocks:
@@ -267,18 +267,18 @@ def _files(block: Block) -> str:
 
 
 def check_overlap(test: Sequence[Block], train: Sequence[Block], allowed: bool, progress: Progress) -> int:
-    # Warn of pairs to test on that are trained on, or refuse them; return their number.
+    # Warn of test pairs that are in training, or reject them; return their number.
 
     def pairs(blocks: Sequence[Block]) -> Iterator[bytes]:
         return chain.from_iterable(block.path("clean").read_bytes().split(b"\n")[:-1] for block in blocks)
 
-    # No line of the test part is left out.
+    # The test part has all lines.
     named_pairs = ((f"line {number:,} of {_files(test[0])}", pair) for number, pair in enumerate(pairs(test), 1))
     return source_checks.overlap(named_pairs, pairs(train), "pairs", allowed, progress)
 
 
 def check_split(codes: Path, block: Block) -> None:
-    # Refuse codes that split the words of a text in another way than it is split.
+    # Reject codes that split words differently from the given text.
     encode = segment.bpe(codes.read_text(encoding="utf-8"))
     for text in chain.from_iterable(islice(stages.read_pairs(block.path("clean")), SAMPLE_LINES)):
         old, new = text.split(), encode(vocabulary.join_bpe(text.split()))
@@ -294,7 +294,7 @@ def check_split(codes: Path, block: Block) -> None:
 
 
 def check_foreign_codes(codes: Path, tokens: Mapping[str, int], word_counts: Mapping[str, int]) -> None:
-    """Refuse codes that leave words in many parts: they come from another language or another kind of text."""
+    """Reject codes that split words into many tokens: they are for another language or kind of text."""
     parts = sum(tokens.values()) / sum(word_counts.values())
     if parts > MOST_PARTS:
         raise Problem(
@@ -305,7 +305,7 @@ def check_foreign_codes(codes: Path, tokens: Mapping[str, int], word_counts: Map
 
 
 def check_unknown(blocks: Sequence[Block], progress: Progress) -> None:
-    """Report tokens of the test part that training never sees; refuse a vocabulary that lacks too many of any part."""
+    """Report test tokens that do not occur in training; reject a vocabulary with too many unknown tokens in a part."""
     for part in PARTS:
         facts_of_blocks = [block.facts("encode") for block in blocks if block.part == part]
         unknown, tokens = (
@@ -322,7 +322,7 @@ def check_unknown(blocks: Sequence[Block], progress: Progress) -> None:
 
 
 def compare_with_submitted(blocks: Sequence[Block], progress: Progress) -> str:
-    """Compare the split text with that of GNMT's submission; return and report where it differs, which is allowed."""
+    """Compare the split text with GNMT's submission; report and return differences, which are allowed."""
     sums = {(part, side): hashlib.md5() for part in PARTS for side in SIDES}
     for block in blocks:
         for pair in stages.read_pairs(block.path("split")):

@@ -1,4 +1,4 @@
-"""Batches of sentences on this rank's device, built ahead on a thread; every rank knows what all ranks take."""
+"""Batches of sentences on this rank's device, built by a thread ahead of time; the order is the same on all ranks."""
 
 from contextlib import closing
 from functools import partial
@@ -15,14 +15,14 @@ from benchmarks.translation.arrays import Pairs
 from benchmarks.translation.orders import Order
 from benchmarks.translation.vocabulary import BOS, EOS, PAD
 
-# Batches that wait at most: one takes a millisecond to build, and the system may take a thread's core for some.
+# Maximum number of prefetched batches: building takes a millisecond, but the thread may be descheduled longer.
 AHEAD = 4
 
 
 class Batch(NamedTuple):
-    # This rank's pairs of a step; sentences are padded with PAD at their end.
+    # This rank's pairs of a step, padded with PAD.
 
-    source: torch.Tensor  # int64 (B, S): the tokens and EOS; BOS before them where the model wants it
+    source: torch.Tensor  # int64 (B, S): tokens and EOS, with BOS in front if the model needs it
     source_lengths: torch.Tensor  # int64 (B,): with EOS, and BOS where it is there
     target_in: torch.Tensor  # int64 (B, T): BOS and the tokens
     target_out: torch.Tensor  # int64 (B, T): the tokens and EOS
@@ -52,13 +52,13 @@ PLAIN = Shape()
 def padded(
     sentences: Sequences, indices: np.ndarray, prefix_marks: int, suffix_marks: int, multiple: int
 ) -> Tuple[np.ndarray, np.ndarray]:
-    """Return sentences as int64 (B, longest) with PAD, and their lengths int64 (B,).
+    """Return sentences as int64 (B, longest) with PAD, and lengths int64 (B,).
 
     Args:
         sentences: of one side.
-        indices: of those to take.
-        before: 1 leaves a place for BOS.
-        after: 1 for EOS.
+        indices: sentences to select.
+        prefix_marks: 1 to reserve a position for BOS.
+        suffix_marks: 1 for EOS.
         multiple: of the width.
     """
     lengths = sentences.lengths[indices].astype(np.int64)
@@ -78,7 +78,7 @@ def padded(
     return table, padded_lengths
 
 
-Task = Tuple[Order, int]  # a step of an epoch's order
+Task = Tuple[Order, int]  # (epoch's order, step)
 
 
 def training_input(
@@ -89,17 +89,17 @@ def training_input(
     shape: Shape = PLAIN,
     ahead: int = AHEAD,
 ) -> Generator[Batch, None, None]:
-    """Yield training batches without end from ``position`` (steps done) on; ``close`` ends the threads.
+    """Yield training batches without end from step ``position``; ``close`` stops the threads.
 
-    Nothing is read before the first batch is asked for.
+    Threads start with the first batch.
 
     Args:
         pairs: of the training part.
-        order_of: makes the order of an epoch, counted from 0; all have the same number of steps.
+        order_of: returns the order of an epoch, counted from 0; all have the same number of steps.
         ranks: of the job.
-        position: steps done.
+        position: finished steps.
         shape: of batches.
-        ahead: batches that wait at most; 0 has no threads.
+        ahead: maximum prefetched batches; 0: no threads.
     """
     tasks = _tasks(order_of, position, ahead)
     with closing(tasks), closing(read_ahead(partial(_build, pairs, ranks, shape), tasks, ahead, 1)) as batches:
@@ -108,7 +108,7 @@ def training_input(
 
 
 def _tasks(order_of: Callable[[int], Order], position: int, ahead: int) -> Generator[Task, None, None]:
-    # Yield the steps from ``position`` on; the order of the next epoch is made while this one runs.
+    # Yield the steps from ``position``; the next epoch's order is built during the current epoch.
     epoch, step = divmod(position, order_of(0).steps) if position else (0, 0)
     with closing(read_ahead(order_of, count(epoch), min(ahead, 1), 1)) as orders:
         for order in orders:
@@ -125,7 +125,7 @@ def _build(pairs: Pairs, ranks: Ranks, shape: Shape, task: Task) -> Batch:
     target_out, _ = padded(pairs.target, indices, 0, 1, shape.multiple)
     target_in = np.full_like(target_out, PAD)
     target_in[:, 0] = BOS
-    # EOS, the last of each, is an end to predict and none to continue from.
+    # EOS is predicted, but is not an input.
     target_in[:, 1:] = np.where(target_out[:, :-1] == EOS, PAD, target_out[:, :-1])
     rows = np.flatnonzero(target_out.reshape(-1) != PAD)
     return Batch(
@@ -146,7 +146,7 @@ def _build(pairs: Pairs, ranks: Ranks, shape: Shape, task: Task) -> Batch:
 def evaluation_batches(
     sentences: Sequences, order: Order, ranks: Ranks, shape: Shape = PLAIN, ahead: int = AHEAD
 ) -> Iterator[SourceBatch]:
-    # Yield this rank's batches of ``order`` over the source of the test part, of which some may be empty.
+    # Yield this rank's batches of ``order`` over the source of the test part; some may be empty.
     copy = partial(_tensor, device=ranks.context)
 
     def make(step: int) -> SourceBatch:
@@ -160,18 +160,18 @@ def evaluation_batches(
 
 
 def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    # Return an array in memory from which a copy to ``device`` waits for nothing.
+    # Pin an array in memory for an asynchronous copy to ``device``.
     tensor = torch.from_numpy(array)
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 def _arrived(batch: Any, device: torch.device) -> Any:
-    # Return a batch on ``device``; PyTorch keeps pinned memory until its copy is done.
+    # Return a batch on ``device``; PyTorch keeps pinned memory until the copy is done.
     return type(batch)(*(field.to(device, non_blocking=True) if torch.is_tensor(field) else field for field in batch))
 
 
 def synthetic_batch(vocabulary_size: int, sentences: int, length: int, ranks: Ranks) -> Batch:
-    # Return a batch of random tokens on each rank, whose sides have ``length`` and no padding: nothing is learnt.
+    # Return a batch of random tokens per rank, with ``length`` positions per side and no padding.
     tokens = torch.randint(EOS + 1, vocabulary_size, (2, sentences, length), generator=torch.Generator().manual_seed(1))
     tokens[:, :, -1] = EOS
     target_in = tokens[1].roll(1, dims=1)

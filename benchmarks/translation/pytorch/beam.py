@@ -1,7 +1,7 @@
-"""Beam search over a batch of sentences, with both ways in which the submissions treat hypotheses that have ended.
+"""Batched beam search, with the two ways in which the submissions treat finished hypotheses.
 
-Greedy search is a beam of 1. Sentences whose search is over leave the batch. Of equal scores the one of the better
-hypothesis and smaller token comes first, on any device, and a sentence's result depends on no other one of its batch.
+Greedy search is a beam of 1. Finished sentences leave the batch. For equal scores, the better hypothesis and the
+smaller token come first, on all devices, and a sentence's result is independent of the rest of the batch.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ Coverage = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Rules(NamedTuple):
-    # What is searched for, apart from the beam's width.
+    # Search settings except the beam size.
 
     normalize: Normalize  # final score from sums of log-probabilities and numbers of tokens, EOS included
-    # Penalty to add to it, from the sums over the tokens of the attention to each source position (..., S), where ended
-    # hypotheses stay. The sums keep their place in the beam when hypotheses change places, as in GNMT's submission; the
-    # paper means that they follow their hypotheses (Wu et al. 2016, equation 14).
+    # Penalty to add, from the accumulated attention per source position (..., S), with ``ended_stay``. The sums keep
+    # their index in the beam when hypotheses are reordered, as in GNMT's submission; in the paper they follow their
+    # hypotheses (Wu et al. 2016, equation 14).
     coverage: Optional[Coverage] = None
-    # Whether a hypothesis that has ended keeps its place in the beam by its sum, and the search ends when all have
-    # (GNMT, v0.7 NVIDIA seq2seq/inference/beam_search.py). Else it leaves the beam when it is among the best ``beam``
-    # continuations, and the search ends when ``beam`` have (Transformer, v0.7 NVIDIA fairseq/sequence_generator.py with
-    # its default stop_early).
+    # Whether a finished hypothesis stays in the beam with its score, and the search stops when all are finished (GNMT,
+    # v0.7 NVIDIA seq2seq/inference/beam_search.py). Otherwise it leaves the beam if it is among the best ``beam``
+    # continuations, and the search stops after ``beam`` finished hypotheses (Transformer, v0.7 NVIDIA
+    # fairseq/sequence_generator.py with its default stop_early).
     ended_stay: bool = False
     shortest: int = 0  # tokens that come before EOS at least (Transformer: 1)
-    vocabulary: Optional[int] = None  # tokens that can be chosen; what is behind them pads the weights
+    vocabulary: Optional[int] = None  # number of valid tokens; the rest of the logits is padding
 
 
 def length_penalty(power: float, offset: float) -> Normalize:
-    """Return a division by ((offset + L) / 6) ** power, for L tokens with EOS (Wu et al. 2016, equation 14).
+    """Return a division by ((offset + L) / 6) ** power, for L tokens including EOS (Wu et al. 2016, equation 14).
 
-    Both submissions have power 0.6. GNMT's counts BOS too: offset 6; Transformer's does not: 5.
+    Both submissions use power 0.6. GNMT's also counts BOS: offset 6; the Transformer's does not: 5.
     """
     return lambda scores, lengths: scores / ((offset + lengths) / 6) ** power
 
 
 def coverage_penalty(factor: float) -> Coverage:
-    """Return factor * sum over the source of log(min(attention, 1)), without what has no attention at all.
+    """Return factor * sum over the source of log(min(attention, 1)), without positions that have no attention.
 
-    GNMT's submission has the factor 0.1 (Wu et al. 2016, equation 14).
+    GNMT's submission uses factor 0.1 (Wu et al. 2016, equation 14).
     """
 
     def penalty(attention: torch.Tensor) -> torch.Tensor:
@@ -59,30 +59,30 @@ def coverage_penalty(factor: float) -> Coverage:
 
 
 class _Hypotheses(NamedTuple):
-    # Those of the n sentences that are still searched.
+    # Hypotheses of the n unfinished sentences.
 
-    sentences: torch.Tensor  # (n,) places in the batch
-    limits: torch.Tensor  # (n,) most tokens
-    tokens: torch.Tensor  # (n, beam, longest), PAD behind the end
+    sentences: torch.Tensor  # (n,) indices in the batch
+    limits: torch.Tensor  # (n,) maximum tokens
+    tokens: torch.Tensor  # (n, beam, longest), padded with PAD
     scores: torch.Tensor  # (n, beam) sums of log-probabilities
     lengths: torch.Tensor  # (n, beam) tokens
     ended: torch.Tensor  # (n, beam)
     attention: Optional[torch.Tensor]  # (n, beam, S) sums, where they count
-    ends: torch.Tensor  # (n,) hypotheses that have left the beam
+    ends: torch.Tensor  # (n,) number of hypotheses that left the beam
 
     def keep(self, indices: torch.Tensor) -> _Hypotheses:
-        # Return those of the sentences at ``indices``.
+        # Select the sentences at ``indices``.
         return _Hypotheses(*(None if tensor is None else tensor.index_select(0, indices) for tensor in self))
 
 
 class _Best(NamedTuple):
-    # The best hypothesis of each sentence of the batch that has ended.
+    # The best finished hypothesis per sentence.
 
     scores: torch.Tensor  # (batch,)
     tokens: torch.Tensor  # (batch, longest)
 
     def offer(self, sentences: torch.Tensor, scores: torch.Tensor, tokens: torch.Tensor) -> None:
-        # Take the best of ``scores`` (n, hypotheses), of equal ones the first, where it beats what is there.
+        # Update with the best of ``scores`` (n, hypotheses) where it is higher; the first of equal scores.
         best, indices = smallest(-scores, 1)
         better = best[:, 0].neg() > self.scores[sentences]
         selected = tokens.gather(1, indices[:, :, None].expand(-1, -1, tokens.shape[2]))[:, 0]
@@ -91,10 +91,10 @@ class _Best(NamedTuple):
 
 
 def smallest(values: torch.Tensor, count: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Return the ``count`` smallest of each row of ``values`` >= 0 in order, and where they are; equal ones in place.
+    """Return the ``count`` smallest values per row of ``values`` >= 0 in order, and their indices, in stable order.
 
-    topk chooses among equal values as it likes. Where the first that is left out equals the last, it chooses again
-    among keys of which no two are equal; for all rows that would take the time of the logits.
+    topk is unstable for equal values. If the first excluded value equals the last selected one, repeat with unique
+    keys; doing that for all rows would take as long as the logits.
     """
     least, smallest_values = values.topk(min(count + 1, values.shape[1]), largest=False)
     smallest_values = smallest_values[:, :count]
@@ -109,7 +109,7 @@ def smallest(values: torch.Tensor, count: int) -> Tuple[torch.Tensor, torch.Tens
 
 
 def _keys(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    # Return integers in the order of ``values``, then ``positions``: positive floats are in the order of their bits.
+    # Return integer keys in the order of ``values``, then ``positions``: positive floats are ordered like their bits.
     return (values.abs().view(torch.int32).long() << 32) + positions
 
 
@@ -123,19 +123,19 @@ def search(
     longest: Union[int, Sequence[int]],
     rules: Rules,
 ) -> List[List[int]]:
-    """Return the best hypothesis of each sentence of a batch, without BOS and EOS.
+    """Return the best hypothesis per sentence of a batch, without BOS and EOS.
 
     Args:
-        step: gives the log-probabilities (rows, V) of the next token, and the attention (rows, S) or None, from the
-            last tokens int64 (rows,), their position from 0 (where all are BOS) and ``state``, which it changes. Rows
-            are sentences, each ``beam`` times.
-        state: of as many rows; its ``select(rows)`` puts other rows in their places, fewer or as many.
-        batch: what is translated; the search itself reads its size alone.
-        beam: hypotheses of a sentence at a time.
-        longest: most tokens with EOS, for all or for each sentence. Where hypotheses leave the beam, the last is EOS,
-            whatever its probability; where they stay, what has not ended is cut and counts like the others (GNMT's
-            submission compares their sums alone there).
-        rules: what is searched for.
+        step: returns the log-probabilities (rows, V) of the next token, and the attention (rows, S) or None, from
+            the last tokens int64 (rows,), their position from 0 (all are BOS) and ``state``, which it updates.
+            There are ``beam`` rows per sentence.
+        state: of the same rows; ``select(rows)`` reorders or drops rows.
+        batch: the sentences; the search reads only its size.
+        beam: hypotheses per sentence.
+        longest: maximum tokens including EOS, for all or per sentence. If hypotheses leave the beam, the last token
+            is EOS, whatever its probability; if they stay, unfinished hypotheses are truncated and compared like
+            the others (GNMT's submission compares sums there).
+        rules: search settings.
     """
     count, device = len(batch.source), batch.source.device
     if count == 0:
@@ -179,17 +179,17 @@ def _initial_state(batch: int, beam: int, limits: torch.Tensor) -> Tuple[_Hypoth
 
 
 def _attend(alive: _Hypotheses, attention: torch.Tensor) -> _Hypotheses:
-    # Add the attention with which the next token is chosen; what has ended chooses none.
+    # Accumulate the attention of the next token; finished hypotheses have no next token.
     new = attention.float().view(*alive.scores.shape, -1).masked_fill(alive.ended[:, :, None], 0)
     return alive._replace(attention=new if alive.attention is None else alive.attention + new)
 
 
 def _costs(log_probabilities: torch.Tensor, alive: _Hypotheses, position: int, rules: Rules) -> torch.Tensor:
-    # (n, beam, V): the negative sum of each continuation, infinite for what cannot be.
+    # (n, beam, V): negative log-probability of the continuations, infinite for invalid ones.
     costs = -log_probabilities[:, : rules.vocabulary].float().reshape(*alive.scores.shape, -1)
     costs[:, :, [PAD, BOS] + [EOS] * (position < rules.shortest)] = -NEVER
     if rules.ended_stay:
-        # An end is followed by nothing, at no cost.
+        # Finished hypotheses continue with PAD at no cost.
         costs.masked_fill_(alive.ended[:, :, None], -NEVER)
         costs[:, :, PAD].masked_fill_(alive.ended, 0)
     else:
@@ -200,31 +200,31 @@ def _costs(log_probabilities: torch.Tensor, alive: _Hypotheses, position: int, r
     return costs - alive.scores[:, :, None]
 
 
-# The hypotheses, of which earlier one each is the continuation (n, beam), which sentences are done (n,).
+# The hypotheses, the indices of their predecessors (n, beam), finished sentences (n,).
 Grown = Tuple[_Hypotheses, torch.Tensor, torch.Tensor]
 
 
 def _grow_staying(alive: _Hypotheses, best: _Best, costs: torch.Tensor, position: int, rules: Rules) -> Grown:
-    # Continue with the best, among which are those that have ended.
+    # Continue with the best hypotheses, including finished ones.
     beam, tokens = costs.shape[1:]
     lowest, indices = smallest(costs.flatten(1), beam)
     source, token = indices // tokens, indices % tokens
     was_ended = alive.ended.gather(1, source)
     lengths = alive.lengths.gather(1, source) + ~was_ended
-    # One that cannot be is nothing to wait for.
+    # Do not wait for invalid hypotheses.
     is_ended = was_ended | (token == EOS) | torch.isinf(lowest)
     alive = _continued(alive, source, token, -lowest, position)._replace(ended=is_ended, lengths=lengths)
     done = is_ended.all(1) | (alive.limits == position + 1)
     final = rules.normalize(alive.scores, lengths)
     if rules.coverage is not None and alive.attention is not None:
         final = final + rules.coverage(alive.attention)
-    # What is not done is offered as no hypothesis, which is never better: no need to wait for the device.
+    # Offer unfinished hypotheses with the worst score instead of selecting them, which would synchronize.
     best.offer(alive.sentences, final.masked_fill(~done[:, None], NEVER), alive.tokens)
     return alive, source, done
 
 
 def _grow_leaving(alive: _Hypotheses, best: _Best, costs: torch.Tensor, position: int, rules: Rules) -> Grown:
-    # Continue with the best that do not end here; offer what ends.
+    # Continue with the best unfinished hypotheses; offer the finished ones.
     beam, tokens = costs.shape[1:]
     lowest, indices = smallest(costs.flatten(1), min(2 * beam, beam * tokens))
     source, token = indices // tokens, indices % tokens
@@ -247,12 +247,12 @@ def _grow_leaving(alive: _Hypotheses, best: _Best, costs: torch.Tensor, position
 def _continued(
     alive: _Hypotheses, source: torch.Tensor, token: torch.Tensor, scores: torch.Tensor, position: int
 ) -> _Hypotheses:
-    # Return the hypotheses of ``source`` with one more token each.
+    # Return the hypotheses of ``source``, extended by one token.
     tokens = alive.tokens.gather(1, source[:, :, None].expand_as(alive.tokens))
     tokens[:, :, position] = token
     return alive._replace(tokens=tokens, scores=scores)
 
 
 def _until_end(tokens: List[int]) -> List[int]:
-    # Return what is before the first EOS or PAD.
+    # Return the tokens before the first EOS or PAD.
     return tokens[: next((index for index, token in enumerate(tokens) if token in (EOS, PAD)), len(tokens))]

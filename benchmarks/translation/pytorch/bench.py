@@ -1,4 +1,4 @@
-"""The loops that both translators are measured by: training steps, their input, translation, and a plain loop."""
+"""Loops of both translation benches: training steps, input, translation, and a plain loop."""
 
 from contextlib import ExitStack, closing
 from functools import partial
@@ -47,16 +47,16 @@ def subject(
     translated: SourceBatch,
     title: str,
 ) -> bench.Subject:
-    """Return what is measured of a translator.
+    """Return the bench subject of a translator.
 
     Args:
-        training: its network and optimizer.
+        training: network and optimizer.
         data: real pairs.
         orders: batches of an epoch.
-        shape: how they are laid out.
-        longest: tokens of a side without marks, at most.
-        sentences: pairs of a batch of the plain loop.
-        tokens: of a batch of real data.
+        shape: layout of the batches.
+        longest: maximum tokens per side without marks.
+        sentences: pairs per batch of the plain loop.
+        tokens: per batch of real data.
         synthetic: batch.
         synthetic_tokens: its tokens.
         synthetic_flops: model FLOPs of a training step on it.
@@ -64,7 +64,7 @@ def subject(
         plain: network of the plain loop.
         logits: (B, T, vocabulary) of the plain network.
         decode: translates a batch.
-        translated: sentences of the test part: translated at once, and one at a time.
+        translated: test sentences to translate as a batch and one at a time.
         title: of the measurement.
     """
     opened = ExitStack()
@@ -110,7 +110,7 @@ def subject(
 def plain_step(
     config: Any, network: torch.nn.Module, logits: Callable[[Batch], torch.Tensor], next_batch: NextBatch
 ) -> Callable[[], None]:
-    # Return a step of a plain loop: the logits of a whole batch at once, torch.optim.Adam.
+    # Return a step of a plain loop with the logits of the full batch and torch.optim.Adam.
     optimizer = torch.optim.Adam(network.parameters(), bench.RATE, (config.beta1, config.beta2), config.epsilon)
 
     def step() -> None:
@@ -128,7 +128,7 @@ def plain_step(
 
 
 def any_order(data: DataSet, longest: int, sentences: int, ranks: int) -> Callable[[int], Order]:
-    # Return batches of a number of pairs of any of the admitted lengths.
+    # Return unsorted batches with a fixed number of pairs.
     fitting = np.flatnonzero(np.maximum(data.train.source.lengths, data.train.target.lengths) <= longest)
     steps = len(fitting) // (sentences * ranks)
 
@@ -140,7 +140,7 @@ def any_order(data: DataSet, longest: int, sentences: int, ranks: int) -> Callab
 
 
 def singles(batch: SourceBatch) -> Iterator[SourceBatch]:
-    # Yield its sentences without padding, again and again.
+    # Cycle through its sentences without padding.
     parts: List[SourceBatch] = []
     for row, length in enumerate(batch.source_lengths.tolist()):
         row_slice = slice(row, row + 1)

@@ -1,7 +1,7 @@
-"""Translating the test part on all ranks, its BLEU, and the translations as a file to read.
+"""Translate the test part on all ranks, compute BLEU, and write the translations to a file.
 
-A run that is asked to stop ends between two batches, once all ranks know of it (three batches): their size has to keep
-a batch well below three seconds for a run to end within the ten of SIGTERM.
+A stop request takes effect between two batches, after all ranks have received it (three batches): a batch must take
+well below three seconds for a run to stop within the ten seconds after SIGTERM.
 """
 
 import json
@@ -20,7 +20,7 @@ from benchmarks.translation.pytorch.batches import SourceBatch
 
 # BLEU of the test part's hypotheses, tokens without BOS and EOS, 0 to 100.
 Score = Callable[[Sequence[Sequence[int]], DataSet], float]
-# Translates a batch that is not empty: tokens of each sentence, without BOS and EOS.
+# Translates a non-empty batch to tokens per sentence, without BOS and EOS.
 Decode = Callable[[SourceBatch], List[List[int]]]
 TRANSLATIONS = "translations.jsonl"
 
@@ -33,9 +33,9 @@ def evaluate(
     data: DataSet,
     run: Any,
 ) -> Optional[Dict[str, float]]:
-    """Return the ``scores`` of a network's translations of all test sentences; None where the run is to stop.
+    """Return the ``scores`` of the translations of all test sentences; None if the run must stop.
 
-    They are written down as well, by rank 0: see ``quality``.
+    Rank 0 also writes the translations, see ``quality``.
     """
     network.eval()
     hypotheses = translate(batches, len(data.test), decode, run.ranks, run)
@@ -48,14 +48,14 @@ def evaluate(
 def translate(
     batches: Iterable[SourceBatch], sentences: int, decode: Decode, ranks: Ranks, run: Any
 ) -> Optional[List[List[int]]]:
-    """Return the hypotheses of all sentences in order, on every rank; None where the run is to stop.
+    """Return the hypotheses of all sentences in order, on all ranks; None if the run must stop.
 
     Args:
-        batches: this rank's, as many as any other one's.
-        sentences: of the test part; each must be in one batch of one rank.
+        batches: this rank's batches; all ranks have the same number.
+        sentences: number of test sentences; each must be in one batch of one rank.
         decode: translates a batch.
         ranks: of the job.
-        run: whose ``interruptible`` ends the evaluation early and whose ``interrupted`` says so.
+        run: ``interruptible`` stops the evaluation early and sets ``interrupted``.
     """
     indices: List[int] = []
     hypotheses: List[List[int]] = []
@@ -69,11 +69,11 @@ def translate(
 
 
 def _of_all_ranks(indices: List[int], hypotheses: List[List[int]], sentences: int, ranks: Ranks) -> List[List[int]]:
-    # Return the tokens of all sentences in order, each of which one rank has translated.
+    # Gather the tokens of all sentences in order; each sentence is on one rank.
     longest = torch.tensor([max(map(len, hypotheses), default=0)], device=ranks.context)
     if ranks.size > 1:
         dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=pytorch.eager())
-    # Translations, length and tokens of each sentence: sums of tensors, since NCCL carries nothing else.
+    # Count, length and tokens per sentence, gathered as a sum of tensors: NCCL supports only tensors.
     rows = np.zeros((sentences, 2 + int(longest)), np.int64)
     for index, tokens in zip(indices, hypotheses):
         rows[index, : 2 + len(tokens)] += [1, len(tokens), *tokens]
@@ -94,7 +94,7 @@ def of_text(count: Callable[[Sequence[str], Sequence[str]], float]) -> Score:
 
 
 def of_tokens(count: Callable[[Sequence[str], Sequence[str]], float]) -> Score:
-    # Return the score that compares rejoined tokens with those of the reference, as the Transformer's submissions.
+    # Return a score function that compares rejoined tokens with the reference's, as in the Transformer's submissions.
 
     def score(hypotheses: Sequence[Sequence[int]], data: DataSet) -> float:
         joined, target = data.vocabulary.joined, data.test.target
@@ -134,9 +134,9 @@ def write_translations(output: Path, epoch: int, texts: Sequence[str], data: Dat
 
 
 def score_translations(output: Path) -> None:
-    """Give each line of ``translations.jsonl``, if there is one, scores of sacreBLEU: bleu and chrf, 0 to 100.
+    """Add sacreBLEU's bleu and chrf (0 to 100) to the lines of ``translations.jsonl``, if it exists.
 
-    For rank 0, after the clock of the run has stopped: it takes seconds.
+    Call on rank 0 after the run's clock has stopped: it takes seconds.
     """
     import sacrebleu
 
@@ -151,7 +151,7 @@ def score_translations(output: Path) -> None:
 
 
 def _replace(path: Path, lines: Iterable[Any]) -> None:
-    # Write JSON lines; whoever reads finds the old file or the new one whole.
+    # Write JSON lines atomically: readers see the old or the new file.
     with in_one_step(path, durable=True) as file:
-        # Unicode knows more ends of lines than "\n"; JSON's escapes keep a sentence on its line for every reader.
+        # JSON escapes all line separators of Unicode, so a sentence is on one line for all readers.
         file.writelines(f"{json.dumps(line)}\n".encode() for line in lines)

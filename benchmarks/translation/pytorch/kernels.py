@@ -9,15 +9,15 @@ from torch.autograd.function import once_differentiable
 
 from benchmarks.common.torch.kernels import OPTIONS, Specification, power_of_two
 
-BLOCK = 4096  # most columns that a program holds at a time
+BLOCK = 4096  # maximum columns per program
 WARPS = 8
 JOIN_WARPS = 4
-PROGRAMS = 512  # that share the rows of a norm's backward pass: each has sums for weight and bias of its own
+PROGRAMS = 512  # programs of a norm's backward pass; each has partial sums for weight and bias
 
 
 @triton.jit
 def smoothed_rows(logits, targets, losses, columns, smoothing, GRADIENT: tl.constexpr, BLOCK: tl.constexpr):
-    # One row: its smoothed loss; with GRADIENT, its logits become d loss / d logits.
+    # One row: the smoothed loss; with GRADIENT, the logits are overwritten with d loss / d logits.
     row = tl.program_id(0).to(tl.int64)
     first = logits + row * columns
     largest = -float("inf")
@@ -48,7 +48,7 @@ def smoothed_rows(logits, targets, losses, columns, smoothing, GRADIENT: tl.cons
 def row_loss(
     logits: torch.Tensor, targets: torch.Tensor, smoothing: float, with_gradient: bool
 ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-    # See loss.row_loss; the gradient takes the place of the logits.
+    # See loss.row_loss; the gradient overwrites the logits.
     rows, columns = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
@@ -61,7 +61,7 @@ def row_loss(
 
 @triton.jit
 def _keep_mask(seed, row, column, WIDTH: tl.constexpr, dropout):
-    # Whether dropout keeps each place: a hash of it and the seed (Chris Wellons' lowbias32, twice), the same each time.
+    # Dropout mask: a reproducible hash of seed and position (Chris Wellons' lowbias32, twice).
     number = (row * WIDTH + column).to(tl.uint32)
     for _ in tl.static_range(2):
         number = (number ^ (number >> 16)) * 0x21F0AAAD
@@ -84,7 +84,7 @@ def join_forward(
         keep_mask = _keep_mask(tl.load(seed).to(tl.uint32), row, column, WIDTH, dropout)
         added = tl.where(keep_mask, added / (1.0 - dropout), 0.0)
     value = added + tl.load(residual + row * WIDTH + column, mask=there, other=0.0).to(tl.float32)
-    # The norm is that of what is stored.
+    # Normalize the rounded sum, as stored.
     rounded = value.to(summed.dtype.element_ty)
     tl.store(summed + row * WIDTH + column, rounded, mask=there)
     value = rounded.to(tl.float32)
@@ -104,7 +104,7 @@ def join_backward(
     by_summed, by_normed, summed, weight, seed, means, scales, of_residual, of_found, of_weight, of_bias, rows, dropout,
     WIDTH: tl.constexpr, DROPS: tl.constexpr, GIVEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # Every so many rows: d norm (arXiv 1607.06450) plus what comes to the sum itself, where GIVEN.
+    # A strided set of rows: d norm (arXiv 1607.06450), plus the gradient of the sum if GIVEN.
     column = tl.arange(0, BLOCK)
     there = column < WIDTH
     factor = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
@@ -149,7 +149,8 @@ class _Join(torch.autograd.Function):
         width, rows = residual.shape[-1], residual.numel() // residual.shape[-1]
         summed, normed = torch.empty_like(residual), torch.empty_like(residual)
         means, scales = residual.new_empty(2, rows, dtype=torch.float32).unbind(0)
-        # On the device, whose generator a checkpoint has: nobody waits for it, and a resumed run drops the same.
+        # Generated on the device, without synchronization; checkpoints have the generator's state, so a resumed run has
+        # the same masks.
         seed = torch.randint(1 << 31, (1,), device=residual.device) if dropout else means
         ctx.constants = {"WIDTH": width, "DROPS": dropout > 0, "BLOCK": power_of_two(width)}
         if rows:
@@ -186,7 +187,7 @@ join = _Join.apply
 
 
 def specifications() -> List[Specification]:
-    # Each kernel in each type: the loss at a vocabulary of thousands, the norm at the submitted width.
+    # All kernels in all types: the loss with a vocabulary of thousands, the norm at the submitted width.
     return [*_of_loss(), *_of_join()]
 
 

@@ -1,8 +1,7 @@
-"""Cross-entropy with smoothed labels over a large vocabulary, straight from the last hidden states.
+"""Cross-entropy with label smoothing over a large vocabulary, from the last hidden states.
 
-The logits of all positions take several times the memory of everything else in a step. Here they exist for some rows at
-a time: their gradients are computed in the forward pass and the logits are forgotten. A row that is padding is never
-multiplied with the weights.
+The logits of all positions need multiples of the memory of the rest of a step. Here they exist for a chunk of rows
+at a time: gradients are computed in the forward pass and the logits are discarded. Padding rows are skipped.
 """
 
 from typing import Any, Callable, Optional, Tuple
@@ -13,14 +12,14 @@ from torch.autograd.function import once_differentiable
 
 from benchmarks.translation.vocabulary import PAD
 
-# Logits that are held at once: enough that adding to the gradient of the weights, once a chunk, costs little.
+# Bytes of logits per chunk: large enough to make accumulating the weight gradient, once per chunk, cheap.
 CHUNK_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}
-# What ``row_loss`` does: plain, in Triton or apex's (operators.py).
+# Signature of ``row_loss``: plain, Triton or apex (operators.py).
 RowLoss = Callable[[torch.Tensor, torch.Tensor, float, bool], Tuple[torch.Tensor, Optional[torch.Tensor]]]
 
 
 def plain_loss(logits: torch.Tensor, targets: torch.Tensor, smoothing: float) -> torch.Tensor:
-    # Return what ``smoothed_loss`` does, from ``logits`` (N, V), by PyTorch's own operators.
+    # Return the loss of ``smoothed_loss`` from ``logits`` (N, V), with PyTorch's operators.
     log_probabilities = F.log_softmax(logits, 1, dtype=torch.promote_types(logits.dtype, torch.float32))
     counts = targets != PAD
     nll = -log_probabilities.gather(1, targets[:, None])[counts].sum()
@@ -31,9 +30,10 @@ def plain_loss(logits: torch.Tensor, targets: torch.Tensor, smoothing: float) ->
 def row_loss(
     logits: torch.Tensor, targets: torch.Tensor, smoothing: float, with_gradient: bool
 ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-    """Return the sum of the smoothed losses of ``logits`` (N, V), which may be overwritten, and its gradient (N, V).
+    """Return the sum of the smoothed losses of ``logits`` (N, V), which may be overwritten, and the gradient (N, V).
 
-    The sum and the gradient are float32 or wider here; others may give the gradient in the type of the logits.
+    Sum and gradient are float32 or wider here; other implementations may return the gradient in the type of the
+    logits.
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     at_target, mean = wide.gather(1, targets[:, None]), wide.mean(1, keepdim=True)
@@ -63,19 +63,19 @@ def smoothed_loss(
 ) -> torch.Tensor:
     """Return the sum over all tokens of the smoothed loss.
 
-    A token's smoothed loss is (1 - smoothing) * -log p(target) + smoothing * mean over V of -log p (Szegedy et al.
-    2016, section 7; both submissions, with the vocabulary as padded). Under autocast the products run in its type;
-    softmax, sums and the weights' gradient are float32 or wider. fp16 needs no loss scale up to here: the gradients of
-    the sum are of the size of a probability, and a loss scale acts on what comes before ``hidden``.
+    Per token: (1 - smoothing) * -log p(target) + smoothing * mean over V of -log p (Szegedy et al. 2016, section 7;
+    both submissions, with the padded vocabulary). Under autocast the GEMMs use its type; softmax, sums and weight
+    gradients are float32 or wider. fp16 needs no loss scale up to here: the gradients of the sum have the magnitude
+    of a probability, and the loss scale applies to the backward pass before ``hidden``.
 
     Args:
-        hidden: (N, width), or of the ``rows`` alone.
-        weight: (V, width), may be the table of the embeddings.
+        hidden: (N, width), or of the ``rows`` only.
+        weight: (V, width), may be the embedding.
         bias: (V,) or None.
-        targets: int64 (N,); PAD counts nothing.
+        targets: int64 (N,); PAD is ignored.
         smoothing: 0 to 1.
-        chunk: rows at a time; default: what CHUNK_BYTES holds.
-        rows: int64, where ``targets`` is not PAD. On a GPU finding it out makes Python wait for the device.
+        chunk: rows per chunk; default: according to CHUNK_BYTES.
+        rows: int64, where ``targets`` is not PAD. Computing it on a GPU would synchronize.
         of_rows: loss and gradient of a chunk.
     """
     if rows is None:
@@ -83,7 +83,7 @@ def smoothed_loss(
     targets = targets.index_select(0, rows)
     if len(hidden) > len(rows):
         hidden = hidden.index_select(0, rows)
-    # What autocast makes of a product, on any device and in any release of PyTorch.
+    # Autocast's type for a GEMM, on all devices and PyTorch releases.
     dtype = F.linear(hidden[:0], weight).dtype
     wide = torch.promote_types(dtype, torch.float32)
     row_bytes = weight.shape[0] * torch.finfo(wide).bits // 8
@@ -93,7 +93,7 @@ def smoothed_loss(
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    # The gradients of a sum are known with its value but for one factor, by which ``backward`` multiplies them.
+    # The gradients are computed in the forward pass except for one factor, which ``backward`` applies.
 
     @staticmethod
     def forward(
@@ -145,7 +145,7 @@ def _add_gradients(
     by_logits: torch.Tensor,
     gradients: Tuple[Optional[torch.Tensor], ...],
 ) -> None:
-    # Add what the rows of ``part`` give to the gradients of hidden states, weights and bias.
+    # Accumulate the gradients of hidden states, weights and bias from the rows in ``part``.
     hidden, weight, _ = operands
     of_hidden, of_weight, of_bias = gradients
     if of_bias is not None:

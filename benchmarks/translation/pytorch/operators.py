@@ -1,6 +1,7 @@
-"""Parts of a step that the translators share, with their Triton kernels and apex's: see common/torch/kernels.py.
+"""Operators shared by the translators, with Triton kernels and apex's; see common/torch/kernels.py.
 
-Equal results, chosen by measuring on the sizes of a step; rank 0 prints the choice and a checkpoint holds it.
+Implementations are equivalent and chosen by measuring with the sizes of a step; rank 0 prints the choice, and
+checkpoints have it.
 """
 
 import importlib
@@ -14,7 +15,7 @@ from benchmarks.common.torch import kernels
 from benchmarks.translation.pytorch.loss import RowLoss, row_loss
 
 LOSS_ROWS = 1024  # rows of logits on which implementations of the loss are measured
-NEVER = -100  # no target: apex leaves rows with its padding out, and ours have none
+NEVER = -100  # not a target: apex ignores rows with its padding index, and our rows have no padding
 
 
 def layer_norm(
@@ -33,7 +34,7 @@ def join(
     dropout: float,
     norm: Any = layer_norm,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    # The residual sum (..., width) of what a block ``update``, with dropout, and the norm of it.
+    # The residual sum (..., width) of dropout(``update``), and its norm.
     summed = residual + functional.dropout(update, dropout)
     return summed, norm(summed, weight.shape, weight, bias, epsilon)
 
@@ -97,7 +98,7 @@ OPERATORS = {
         _join_example,
         ({"rows": 20, "width": 48}, {"rows": 1, "width": 1024}),
     ),
-    # PyTorch's own is one kernel each way, and torch.compile joins it with its neighbours.
+    # PyTorch's norm is one kernel per direction, and torch.compile fuses it with adjacent operations.
     "norm": kernels.Operator(layer_norm, "", _norm_example, ({"rows": 7, "width": 48}, {"rows": 1, "width": 1024})),
 }
 

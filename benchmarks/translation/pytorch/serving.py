@@ -1,7 +1,7 @@
-"""What exported models of translation have in common: a search that calls a decoder's step, scores, facts.
+"""Shared code of exported translation models: beam search that calls an exported decoder step, scores, facts.
 
-A sentence has ``beam`` hypotheses. What belongs to sentences has their axis first (B, ...), what belongs to hypotheses
-the axes of both (B, beam, ...): a server gets what the encoder found once a sentence.
+A sentence has ``beam`` hypotheses. Per-sentence tensors are (B, ...), per-hypothesis tensors (B, beam, ...): a
+server gets the encoder's output once per sentence.
 """
 
 import copy
@@ -28,21 +28,21 @@ LOG_PROBABILITIES = Value("log_probabilities", "of each token to come next; thos
 
 
 class Hypotheses:
-    # A state of the beam search whose steps an exported decoder makes.
+    # Beam search state that calls an exported decoder step.
 
     def __init__(self, infer: Infer, beam: int, fixed: Arrays, changing: Arrays) -> None:
-        """Hold what a step takes.
+        """Store the inputs of a step.
 
         Args:
             infer: a step, from ``tokens`` (B, beam), ``fixed`` and ``changing``.
-            beam: hypotheses of a sentence.
-            fixed: of sentences, (B, ...).
-            changing: of hypotheses, (B, beam, ...); who calls replaces it by what a step found.
+            beam: hypotheses per sentence.
+            fixed: per sentence, (B, ...).
+            changing: per hypothesis, (B, beam, ...); the caller replaces it with the outputs of a step.
         """
         self.infer, self.beam, self.fixed, self.changing = infer, beam, fixed, changing
 
     def select(self, rows: torch.Tensor) -> None:
-        # Keep the hypotheses ``rows`` int64, ``beam`` for each sentence that is kept, in this order.
+        # Select the hypotheses ``rows`` int64, ``beam`` per remaining sentence, in this order.
         indices = rows.numpy().reshape(-1, self.beam)
         sentences = indices[:, 0] // self.beam
         if len(sentences) < len(self.fixed[0]):
@@ -55,7 +55,7 @@ class Hypotheses:
 
 
 def without(network: M, *names: str) -> M:
-    # Return a copy of a network that lacks the modules of these names: a file has the weights of all that is left.
+    # Return a copy of the network without the named modules: an exported file contains all weights of the network.
     clone = copy.deepcopy(network)
     for name in names:
         path, _, last = name.rpartition(".")
@@ -76,7 +76,7 @@ def evaluate(batches: Iterable[SourceBatch], data: DataSet, decode: Decode, scor
 
 
 def preprocessing(data: DataSet, source_bos: bool) -> Dict[str, Any]:
-    # What a client does to its text before the encoder, and to tokens behind the decoder.
+    # Preprocessing of the client's text, and postprocessing of the decoder's tokens.
     entries = data.vocabulary
     facts: Dict[str, Any] = {
         "languages": [data.source_language, data.target_language],
@@ -87,7 +87,7 @@ def preprocessing(data: DataSet, source_bos: bool) -> Dict[str, Any]:
         "source": ["<s>"] * source_bos + ["tokens", "</s>"],
     }
     if entries.kind == BPE:
-        # Where the references are raw text, Moses' tokenizer made the words that BPE splits.
+        # If the references are raw text, BPE was applied to Moses tokens.
         facts["words"] = "Moses' tokenizer and detokenizer" if entries.language else "separated by white space"
         facts["codes"] = f"{CODES} of the data set"
     return facts

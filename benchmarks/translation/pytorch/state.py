@@ -1,4 +1,4 @@
-"""A translator in training: its network and optimizer, and what a checkpoint has of them."""
+"""Training state of a translator: network, optimizer, and checkpoints."""
 
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping
@@ -12,16 +12,16 @@ from benchmarks.common.torch.flat_optimizer import FlatOptimizer, ScaleRule
 class Training:
     config: Any
     ranks: Ranks
-    words: int  # entries of the vocabulary that a translation may have: without those that pad it
-    network: Any  # its ``loss_sum(batch)`` is the loss of this rank's tokens
+    words: int  # vocabulary entries that can be translated to, without padding entries
+    network: Any  # ``loss_sum(batch)`` returns the loss of this rank's tokens
     optimizer: FlatOptimizer
-    kernels: Mapping[str, str]  # chosen implementation of each operator
+    kernels: Mapping[str, str]  # implementation per operator
 
     def state_dict(self) -> Dict[str, Any]:
         return {"network": self.network.state_dict(), "kernels": self.kernels, **self.optimizer.state_dict()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        # Continue from what a checkpoint holds.
+        # Continue from a checkpoint.
         self.network.load_state_dict(saved["network"])
         self.optimizer.restore(saved)
 
