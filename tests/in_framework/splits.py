@@ -11,8 +11,7 @@ from benchmarks.common.export.torch import inferring
 from benchmarks.common.frameworks import pytorch
 from benchmarks.llama.generate import POSITIONS, empty_cache, generate
 from benchmarks.llama.pytorch import parallel
-from benchmarks.llama.pytorch.data import place as place_of
-from benchmarks.llama.pytorch.data import synthetic_batch
+from benchmarks.llama.pytorch.data import mesh_position, synthetic_batch
 from benchmarks.llama.pytorch.serving import Step
 
 
@@ -28,7 +27,7 @@ def share_batch(config, ranks, **settings):
 
 def random_batch(config, vocabulary, ranks, step):
     """Draw this rank's micro-batches. The global batch depends only on the step."""
-    place, generator = place_of(config, ranks), torch.Generator().manual_seed(step)
+    place, generator = mesh_position(config, ranks), torch.Generator().manual_seed(step)
     group_size = config.batch_size * config.group
     tokens = torch.randint(
         vocabulary, (config.batch_size * ranks.size, config.sequence_length + 1), generator=generator
@@ -44,7 +43,7 @@ def random_batch(config, vocabulary, ranks, step):
 
 def full_weights(training):
     """Weights by name, gathered from all ranks."""
-    return {name: parallel.whole(weight.detach()).clone() for name, weight in training.network.named_parameters()}
+    return {name: parallel.full_tensor(weight.detach()).clone() for name, weight in training.network.named_parameters()}
 
 
 def full_state(training):
@@ -52,7 +51,7 @@ def full_state(training):
     tensors = full_weights(training)
     for name, weight in training.network.named_parameters():
         for key, value in training.optimizer.state.get(weight, {}).items():
-            tensors[f"{name} {key}"] = parallel.whole(value).clone()
+            tensors[f"{name} {key}"] = parallel.full_tensor(value).clone()
     return tensors
 
 

@@ -43,7 +43,7 @@ def training_order(config: Any, data: DataSet, run: Run) -> Order:
     return order.read(folder, config.sequence_length)
 
 
-def place(config: Any, ranks: Ranks) -> MeshPosition:
+def mesh_position(config: Any, ranks: Ranks) -> MeshPosition:
     return mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
 
 
@@ -61,7 +61,7 @@ def micro_batch(
 
 
 def step_of(config: Any, source: Documents, samples: Order, ranks: Ranks, step: int) -> Batch:
-    position, size = place(config, ranks), config.micro_batch_size
+    position, size = mesh_position(config, ranks), config.micro_batch_size
     local_batch = config.batch_size * config.group
     first = step * config.batch_size * ranks.size + position.group * local_batch
     parts = (range(start, start + size) for start in range(first, first + local_batch, size))
@@ -77,7 +77,7 @@ def training_input(
 
 def evaluation_input(config: Any, source: Documents, samples: Order, ranks: Ranks) -> Iterator[MicroBatch]:
     """Yield the group's evaluation samples. All groups have equally many batches; the last may be padding only."""
-    position, size = place(config, ranks), config.eval_batch_size
+    position, size = mesh_position(config, ranks), config.eval_batch_size
     per_group = -(-len(samples) // position.groups)
     local_samples = range(position.group, len(samples), position.groups)
     for start in range(0, per_group, size):
@@ -97,7 +97,7 @@ def shown_samples(data: DataSet, samples: Order) -> List[np.ndarray]:
 
 def synthetic_batch(config: Any, vocabulary: int, ranks: Ranks) -> Batch:
     """Return a batch of random tokens."""
-    position, generator = place(config, ranks), torch.Generator().manual_seed(config.seed)
+    position, generator = mesh_position(config, ranks), torch.Generator().manual_seed(config.seed)
     shape = (config.micro_batch_size, config.sequence_length + 1)
     tokens = torch.randint(vocabulary, shape, generator=generator)
     positions = position.positions(config.sequence_length)

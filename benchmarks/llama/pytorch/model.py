@@ -15,14 +15,14 @@ class Training:
 
     def __init__(self, config: Any, vocabulary: int, ranks: Ranks) -> None:
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
-        self.place = parallel.mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
+        self.position = parallel.mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
         with torch.device("meta"):
             self.network = Network(config.shape(vocabulary), ComputeOptions(config.recompute, config.loss_rows))
         if config.fp8 != "none":
             fp8.set_up(self.network, config.fp8, ranks.context)
         types = parallel.Types(pytorch.DTYPES[config.precision], pytorch.DTYPES[config.gradient_reduction])
         parallel.distribute(
-            self.network, ranks, self.place, types, config.compile, expert_parallelism=config.expert_parallelism
+            self.network, ranks, self.position, types, config.compile, expert_parallelism=config.expert_parallelism
         )
         parallel.initialize(self.network, config.initial_weights, config.seed, ranks.context)
         self.parameters = dict(self.network.named_parameters())

@@ -162,7 +162,7 @@ def by_mesh(parameters: Iterable[nn.Parameter]) -> List[List[nn.Parameter]]:
 def clip(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
     """Clip the gradient norm to ``max_norm`` in place, as clip_grad_norm_; return the norm before."""
     gradients = [[grad.grad for grad in group if grad.grad is not None] for group in by_mesh(parameters)]
-    norms = [whole(nn.utils.get_total_norm(group, foreach=True)) for group in gradients]
+    norms = [full_tensor(nn.utils.get_total_norm(group, foreach=True)) for group in gradients]
     norm = torch.stack(norms).square().sum().sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for grad in (gradient for group in gradients for gradient in group):
@@ -244,7 +244,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return the full tensor; a collective call."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -305,4 +305,4 @@ def initialize(network: Network, initial: float, seed: int, device: torch.device
 
 def sum_of(loss: torch.Tensor) -> torch.Tensor:
     """Return a loss that this rank's group computed."""
-    return whole(loss)
+    return full_tensor(loss)

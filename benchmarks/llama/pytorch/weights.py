@@ -17,7 +17,7 @@ def is_fused(stored: Mapping[str, Stored]) -> bool:
     return any(name.endswith(FUSED) for name in stored)
 
 
-def place_of(name: str, network: Network, stored: Mapping[str, Stored]) -> Tuple[str, int, Tuple[int, ...]]:
+def locate_tensor(name: str, network: Network, stored: Mapping[str, Stored]) -> Tuple[str, int, Tuple[int, ...]]:
     """Return tensor name, first row and expected shape of a parameter in the files."""
     published, full_shape = hf_name(name), network.get_parameter(name).shape
     product = next((letter for letter in "qkv" if published.endswith(f"self_attn.{letter}_proj.weight")), "")
@@ -39,7 +39,7 @@ def fill(network: Network, stored: Mapping[str, Stored]) -> None:
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
             continue
-        tensor_name, first, shape = place_of(name, network, stored)
+        tensor_name, first, shape = locate_tensor(name, network, stored)
         tensor = stored.get(tensor_name)
         if tensor is None or tensor.shape != shape:
             there = (

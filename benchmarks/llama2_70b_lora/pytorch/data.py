@@ -25,7 +25,7 @@ class MicroBatch(NamedTuple):
 Batch = List[MicroBatch]  # a group's samples of a step, in the parts that they are computed in
 
 
-def place(config: Config, ranks: Ranks) -> MeshPosition:
+def mesh_position(config: Config, ranks: Ranks) -> MeshPosition:
     return mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
 
 
@@ -48,7 +48,7 @@ def micro_batch(tokens: np.ndarray, counts: np.ndarray, position: MeshPosition, 
 
 
 def step_of(config: Config, data: Samples, ranks: Ranks, step: int) -> Batch:
-    position, size = place(config, ranks), config.micro_batch_size
+    position, size = mesh_position(config, ranks), config.micro_batch_size
     local_batch = config.batch_size * config.group
     first = step * config.batch_size * ranks.size + position.group * local_batch
     micro_batches = []
@@ -70,7 +70,7 @@ def training_input(config: Config, data: Samples, ranks: Ranks, steps: Iterable[
 
 def evaluation_input(config: Config, data: Samples, ranks: Ranks) -> Iterator[MicroBatch]:
     """Yield the group's evaluation samples one by one; all groups have as many, the last of which may count nothing."""
-    position = place(config, ranks)
+    position = mesh_position(config, ranks)
     for start in range(0, len(data), position.groups):
         row = start + position.group
         part = micro_batch(data.tokens[[row % len(data)]], data.counts[[row % len(data)]], position, (row,))
@@ -83,5 +83,5 @@ def synthetic_batch(config: Config, vocabulary: int, ranks: Ranks) -> Batch:
     """Return a batch of random tokens."""
     shape = (config.micro_batch_size, config.sequence_length)
     tokens = np.random.RandomState(0).randint(vocabulary, size=shape)
-    part = micro_batch(tokens, np.ones(shape, bool), place(config, ranks), range(len(tokens)))
+    part = micro_batch(tokens, np.ones(shape, bool), mesh_position(config, ranks), range(len(tokens)))
     return [to_device(part, ranks.context)] * config.accumulation

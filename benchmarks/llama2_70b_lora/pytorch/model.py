@@ -27,7 +27,7 @@ class Training:
             Problem: the weights do not match the network.
         """
         self.config, self.ranks, self.vocabulary, self.base = config, ranks, vocabulary, base
-        self.place = parallel.mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
+        self.position = parallel.mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
         types = parallel.Types(pytorch.DTYPES[config.precision], pytorch.DTYPES[config.gradient_reduction])
         stored = tensors_of(base) if base else {}
         with torch.device("meta"):
@@ -35,8 +35,8 @@ class Training:
         self.network.to(types.computed)
         if config.fp8 != "none":
             fp8.set_up(self.network, config.fp8, ranks.context, frozen=True)
-        self.dropout = adapters.add(self.network, rule_of(config), ranks.rank % self.place.tensor)
-        parallel.distribute(self.network, ranks, self.place, types, extra_plan=adapters.splits())
+        self.dropout = adapters.add(self.network, rule_of(config), ranks.rank % self.position.tensor)
+        parallel.distribute(self.network, ranks, self.position, types, extra_plan=adapters.splits())
         if base:
             self.network.to_empty(device=ranks.context)
             weights.fill(self.network, stored)
@@ -58,6 +58,6 @@ class Training:
 
     def save_adapters(self, folder: Path) -> None:
         """Write the adapters by peft's names; all ranks call this together."""
-        full = {name: parallel.whole(parameter.detach()).cpu() for name, parameter in self.adapters.items()}
+        full = {name: parallel.full_tensor(parameter.detach()).cpu() for name, parameter in self.adapters.items()}
         if self.ranks.rank == 0:
             adapters.save(folder, full, rule_of(self.config), self.fused, str(self.base or ""))

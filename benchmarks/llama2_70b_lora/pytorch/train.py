@@ -59,7 +59,7 @@ def warm_up(training: Training) -> None:
 def mean_loss(training: Training, part: MicroBatch) -> torch.Tensor:
     """Return the mean loss over the labels. Averaging over the ranks that share the samples gives their loss."""
     loss = training.network(part.tokens, part.labels, part.positions)
-    return loss * (training.place.context / max(1, part.counted))
+    return loss * (training.position.context / max(1, part.counted))
 
 
 def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
@@ -71,7 +71,7 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
     for part in batch:
         dropout.samples, dropout.positions = part.samples, part.positions
         dropout.length = training.config.sequence_length
-        with loss_context(training.place):
+        with loss_context(training.position):
             loss = mean_loss(training, part) / len(batch)
             loss.backward()
         total += sum_of(loss.detach())
@@ -89,7 +89,7 @@ def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Dict[str, 
     # Mean over the samples of the per-sample mean loss, on all ranks; None if the run must stop.
     sums = torch.zeros(2, dtype=torch.float64, device=run.ranks.context)
     for part in run.interruptible(evaluation_input(training.config, data.test, run.ranks)):
-        with loss_context(training.place):
+        with loss_context(training.position):
             sums[0] += sum_of(mean_loss(training, part))
         sums[1] += part.counted > 0
     if run.interrupted:

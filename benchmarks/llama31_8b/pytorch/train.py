@@ -63,7 +63,7 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
 
     Returns the mean loss of this rank's positions, on the device. Its mean over the ranks is the loss of the step.
     """
-    config, position = training.config, training.place
+    config, position = training.config, training.position
     positions = sum(part.labels.numel() for part in batch)
     total = torch.zeros((), device=training.ranks.context)
     for part in batch:
@@ -83,7 +83,7 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
 @torch.no_grad()
 def evaluate(training: Training, data: DataSet, samples: Order, run: Run) -> Optional[Dict[str, float]]:
     # Mean loss per token of the evaluation samples on all ranks; None if the run must stop.
-    config, position = training.config, training.place
+    config, position = training.config, training.position
     sums = torch.zeros(2, dtype=torch.float64, device=run.ranks.context)
     for part in run.interruptible(evaluation_input(config, data.test, samples, run.ranks)):
         with loss_context(position):
