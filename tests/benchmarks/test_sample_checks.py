@@ -320,7 +320,7 @@ MISTAKES: dict[tuple[str, str], tuple[Edit, str]] = {
 
 def report(benchmark: str, folder: Path) -> str:
     dataset = importlib.import_module(f"benchmarks.{benchmark.replace('-', '_')}.prepare").DATA_SET
-    problems = prepare.mistaken(dataset, folder, Progress(as_json=True))
+    problems = prepare.sample_problems(dataset, folder, Progress(as_json=True))
     assert all(problem.expected and str(folder) in problem.hint for problem in problems)
     return "\n".join(problem.found for problem in problems)
 

@@ -129,7 +129,7 @@ def test_wrong_optimizer_implementation_is_named(capsys):
     candidates["apex"] = lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.01)
     assert compare_optimizers.main() == 0
     assert capsys.readouterr().out.startswith("fused, plain on c")
-    assert compare_optimizers.differing(candidates, "cpu") == ["apex"]
+    assert compare_optimizers.find_differing(candidates, "cpu") == ["apex"]
 
 
 @one_rank_only
