@@ -104,9 +104,9 @@ def _compare_printed(
     printed_figures = compare_printed(study, quantity, measurements)
     if not printed_figures:
         return "", [], []
-    label, measured = quantity.replace("_", " "), [figure for figure in printed_figures if figure.ours]
+    label, measured = quantity.replace("_", " "), [figure for figure in printed_figures if figure.measurement]
     title = f"The study's printed figures: {label}"
-    absent = tuple(figure.row[:_FIGURE_COLUMNS] for figure in printed_figures if not figure.ours)
+    absent = tuple(figure.row[:_FIGURE_COLUMNS] for figure in printed_figures if not figure.measurement)
     without = (
         [Table(title=f"{title}, not measured here", columns=_PUBLISHED[:_FIGURE_COLUMNS], rows=absent)]
         if absent

@@ -160,26 +160,26 @@ class PrintedComparison:
     """A printed figure and our value at the same point; None where that was not measured."""
 
     figure: StudyFigure
-    ours: Measurement | None
+    measurement: Measurement | None
 
     @property
     def has_interval(self) -> bool:
-        return self.ours is not None and self.ours.low is not None and self.ours.high is not None
+        return self.measurement is not None and self.measurement.low is not None and self.measurement.high is not None
 
     @property
     def is_beyond(self) -> bool:
         """Whether the complete measured interval is on the wrong side of the printed figure."""
-        if self.ours is None or self.ours.low is None or self.ours.high is None:
+        if self.measurement is None or self.measurement.low is None or self.measurement.high is None:
             return False
-        too_large = self.ours.low > self.figure.value and not self.figure.relation.startswith(">")
-        return too_large or (self.ours.high < self.figure.value and not self.figure.relation.startswith("<"))
+        too_large = self.measurement.low > self.figure.value and not self.figure.relation.startswith(">")
+        return too_large or (self.measurement.high < self.figure.value and not self.figure.relation.startswith("<"))
 
     @property
     def difference(self) -> str:
         """How the figure compares with our interval, or with our value where that has none."""
-        if self.ours is None:
+        if self.measurement is None:
             return "not measured here"
-        value, printed, is_bound = self.ours.value, self.figure.value, self.figure.relation[:1] in ("<", ">")
+        value, printed, is_bound = self.measurement.value, self.figure.value, self.figure.relation[:1] in ("<", ">")
         if not self.has_interval:
             compared = f"ours is {value / printed:.2f} times the printed" if printed else f"printed is {printed:g}"
             return f"no interval: {compared}"
@@ -193,7 +193,7 @@ class PrintedComparison:
     @property
     def row(self) -> tuple[Any, ...]:
         """Model, GPUs, batch, context, printed, our point, ours, from, to, difference."""
-        figure, measured = self.figure, self.ours
+        figure, measured = self.figure, self.measurement
         text = f"{'' if figure.relation == '=' else figure.relation + ' '}{figure.printed} {figure.unit}".strip()
         values = (
             (", ".join(map(str, measured.axes.values())), measured.value, measured.low, measured.high)

@@ -437,7 +437,7 @@ def _rate(parts: Sequence[list[dict[str, Any]]], name: str) -> float | None:
 
 # -- printed figures of the study, and the pages -----------------------------------------------------------------
 
-# Tables of the study that correspond to a table of ours, in its order.
+# Study tables with a corresponding table here, in study order.
 PLACES = (
     ("slide: time to accuracy", "Published: time to the target"),
     ("slide: PCIe and SXM2", "Published: PCIe and SXM2, one GPU"),

@@ -116,7 +116,7 @@ class Option:
     name: str  # As expressions name it: ``batch_size`` for ``--batch-size``
     shown: str
     value: Value
-    every: str = ""  # All values if the option is repeated, separated by spaces
+    all_values: str = ""  # All values if the option is repeated, separated by spaces
 
 
 def _plain(value: Value) -> Value:
@@ -175,7 +175,7 @@ def _name(option: str) -> str:
 
 def _add(options: dict[str, Option], spelling: str, value: Value) -> None:
     name = _name(spelling)
-    earlier = options[name].every + " " if name in options else ""
+    earlier = options[name].all_values + " " if name in options else ""
     options[name] = Option(name, spelling, value, (earlier + value.text)[-LONGEST_VALUE:])
 
 
@@ -221,9 +221,9 @@ class _Lookup:
             raise NoValueError(f"the command has no option {name}")
         return default
 
-    def every(self, name: str) -> str:
+    def all_values(self, name: str) -> str:
         self.option(name)
-        return self.options[_name(name)].every
+        return self.options[_name(name)].all_values
 
     def has(self, name: str) -> bool:
         option = self.options.get(_name(name))
@@ -266,7 +266,7 @@ def map_options(
     }.items():
         reading = _Lookup(options, defaults, constants, variables)
         functions: dict[str, Callable[..., Any]] = {
-            "option": reading.option, "has": reading.has, "every": reading.every, "variable": reading.variable,
+            "option": reading.option, "has": reading.has, "every": reading.all_values, "variable": reading.variable,
         }  # fmt: skip
         try:
             value = evaluate(expression, reading.name, functions)
