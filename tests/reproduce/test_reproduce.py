@@ -88,7 +88,7 @@ def test_folder_that_equals_a_system(folder: Path, recorded: Recorded) -> None:
     assert done.exit_code == 0
     recorded("equal.txt", without_program(done.stdout))
     lines = done.stdout.splitlines()
-    assert first == [*lines[:39], f"{len(lines) - 39} more lines: --all prints them"]
+    assert first == [*lines[:39], f"{len(lines) - 39} more lines with --all"]
 
 
 def test_different_value_is_set_and_written_as_a_system(folder: Path, tmp_path: Path) -> None:
