@@ -106,7 +106,7 @@ max_requeues = 2
 TYPED_GPUS = {"partition": "debug,short", "array": "0-9%2", "gpus_per_node": None, "require_target": True}
 SITE = {
     "qos": "high", "reservation": "maint", "dependency": "afterok:12", "mail": "me@site.org", "job_name": "p42",
-    "comment": "charge=7", "more": ("--exclude=n 7",),
+    "comment": "charge=7", "sbatch": ("--exclude=n 7",),
 }  # fmt: skip
 TYPED_HEADER = "--array=0-9%2; --partition=debug,short; --time=03:00:00; --output=/results/slurm-%A_%a.out"
 # Cluster file, options of the submission, and the #SBATCH lines that they change or add.
