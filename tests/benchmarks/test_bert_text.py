@@ -142,7 +142,7 @@ def take(samples: Samples, begin: int, end: int) -> Samples:
 
 def write_packed(folder: Path) -> Path:
     # Two files for training and one for evaluation, of the same documents but too short to be an overlap
-    files = {"train/part-00000-of-00500": (0, 50), "train/b.tfrecord": (50, 90), "eval/eval.tfrecord": (90, 120)}
+    files = {"train/part-00000-of-00001": (0, 50), "train/b.tfrecord": (50, 90), "eval/eval.tfrecord": (90, 120)}
     for name, (begin, end) in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         write_records(folder / name, padded(take(drawn_samples(), begin, end), 64, 9))
@@ -699,7 +699,7 @@ def test_damaged_record_is_named(change: str, problem: str, packed: Path, drawn:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ("same file", "part-00000-of-00500 and .*b.tfrecord hold the same samples"),
+        ("same file", "part-00000-of-00001 and .*b.tfrecord hold the same samples"),
         ("other width", "b.tfrecord: 70 tokens, 9 masked; .*: 64 tokens, 9 masked"),
         ("small vocabulary", r"record \d+: an id beyond the 5,000 entries"),
         ("other vocabulary", r"record 0: no \[CLS\] a \[SEP\] b \[SEP\]"),
@@ -712,7 +712,7 @@ def test_records_that_do_not_fit_together_are_refused(
     folder = Path(shutil.copytree(packed, tmp_path / "copy"))
     path = folder / "train" / "b.tfrecord"
     if change == "same file":
-        shutil.copy(folder / "train" / "part-00000-of-00500", path)
+        shutil.copy(folder / "train" / "part-00000-of-00001", path)
     elif change == "other width":
         write_records(path, padded(take(drawn, 50, 90), 70, 9))
     elif change == "trained on":
@@ -720,7 +720,7 @@ def test_records_that_do_not_fit_together_are_refused(
         text = np.random.RandomState(0).randint(5, 60000, size=40000).astype(np.uint16)
         numbered = Documents(text, list(range(0, 40001, 400)), list(range(0, 101, 50)))
         long = masking.make_samples(numbered, [0, 1], Settings(512, 76, 1), NUMBERS, masking.stream(0, 0))
-        for name, samples in (("train/part-00000-of-00500", long), ("eval/eval.tfrecord", take(long, 10, 40))):
+        for name, samples in (("train/part-00000-of-00001", long), ("eval/eval.tfrecord", take(long, 10, 40))):
             write_records(folder / name, padded(samples, 512, 76))
         path.unlink()
     else:
