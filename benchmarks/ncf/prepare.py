@@ -20,11 +20,11 @@ def check(directory: Path, manifest: Dict[str, Any]) -> List[Problem]:
     """Look at the shape of the largest array."""
     import numpy as np
 
-    facts = manifest["facts"]
+    counts = manifest["facts"]
     shape = np.load(str(directory / "test_negatives.npy"), mmap_mode="r").shape
-    if shape == (facts["users"], facts["negatives"]):
+    if shape == (counts["users"], counts["negatives"]):
         return []
-    return [Problem(f"test_negatives.npy has shape {shape}", str(facts), "prepare the data set again")]
+    return [Problem(f"test_negatives.npy has shape {shape}", str(counts), "prepare the data set again")]
 
 
 DATA_SET = prepare.DataSet(

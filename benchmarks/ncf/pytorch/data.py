@@ -18,7 +18,7 @@ class DataSet(NamedTuple):
     train_items: torch.Tensor  # (pairs,) int32
     test_items: torch.Tensor  # (users,) int32
     negatives: np.ndarray  # (users, negatives), memory map: the evaluation reads the part of the rank
-    facts: Dict[str, Any]
+    counts: Dict[str, Any]  # "facts" in dataset.json
 
 
 class Batch(NamedTuple):
@@ -34,18 +34,18 @@ def synthetic(content: Mapping[str, Any], device: torch.device) -> DataSet:
     The clock of the submission starts before the preprocessed data are loaded (training_results_v0.5,
     v0.5.0/nvidia/submission/code/recommendation/pytorch/ncf.py): earlier steps use these pairs.
     """
-    facts = content["facts"]
-    pairs, users = content["splits"]["train"]["count"], facts["users"]
+    counts = content["facts"]
+    pairs, users = content["splits"]["train"]["count"], counts["users"]
     of_users = torch.arange(pairs, device=device) * users // pairs
     first = torch.searchsorted(of_users, of_users)
     return DataSet(
         users=users,
-        items=facts["items"],
+        items=counts["items"],
         train_users=of_users.int(),
         train_items=(torch.arange(pairs, device=device) - first).int(),
         test_items=torch.zeros(users, dtype=torch.int32, device=device),
         negatives=np.zeros((0, 0), np.int32),
-        facts=facts,
+        counts=counts,
     )
 
 

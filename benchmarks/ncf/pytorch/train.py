@@ -175,8 +175,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         data_set = data.synthetic(manifest.read(run.data), ranks.context)
         sampler = data.Sampler(data_set, config.batch_size, config.negatives, ranks)
         training = build(config, data_set.users, data_set.items, sampler, ranks, run.saved)
-    run.log(mlperf.data(data_set.facts, len(data_set.train_users), sampler.global_batch_size))
-    run.log(mlperf.hyperparameters(config, data_set.facts))
+    run.log(mlperf.data(data_set.counts, len(data_set.train_users), sampler.global_batch_size))
+    run.log(mlperf.hyperparameters(config, data_set.counts))
     with run.timed(schedule.timeline(config, sampler.steps_per_epoch), partial(training_flops, config)):
         data_set = data.load(run.data, data_set)
         sampler.index()
@@ -189,7 +189,7 @@ def main(argv: Optional[List[str]] = None) -> int:
             for steps in run.step_ranges(stride):
                 train_steps(training, run, steps, data.epoch_seed(config.seed, epoch))
             if run.evaluates():
-                run.log(mlperf.evaluation(epoch, data_set.facts))
+                run.log(mlperf.evaluation(epoch, data_set.counts))
                 run.evaluated(evaluate(training, candidates, data_set.users, run))
     return run.finish()
 

@@ -282,7 +282,7 @@ def test_evaluation_draws_every_other_item():
 def test_the_data_set_is_loaded_into_the_tensors_of_generated_pairs(tmp_path):
     # Before the clock starts, the sampler works on generated pairs; then on the same tensors with the data set's.
     data_set = small_data()
-    content = {"facts": data_set.facts, "splits": {"train": {"count": len(data_set.train_users)}}}
+    content = {"facts": data_set.counts, "splits": {"train": {"count": len(data_set.train_users)}}}
     generated = data.synthetic(content, CPU.context)
     sampler = data.Sampler(generated, 60, 4, CPU)
     sampler.draw_epoch(5)
