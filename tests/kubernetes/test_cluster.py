@@ -95,7 +95,7 @@ def test_pending_run_is_shown_cancelled_and_resumed(serve: Serve, tmp_path: Path
     assert submitted == experiment.log.read_text(encoding="utf-8")
     assert len(submitted.splitlines()) == len(head.splitlines())
     error = encore("submit", "--resume", run, "--time", "60", code=2)
-    assert "--time with --resume" in error and "submitted with" in error
+    assert "--time with --resume" in error and "the original submission" in error
     # Several nodes become a JobSet if the cluster serves it.
     submit(tmp_path / "more", "2", "--nodes", "2")
     assert "jobsets" in {plural for plural, _ in server.objects}
