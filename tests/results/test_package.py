@@ -231,7 +231,7 @@ def test_github_action_writes_both_files_and_its_verdict(
         check=False,
     )
     if failed is None:
-        assert (done.returncode, output.exists(), "there is no no" in done.stderr) == (2, False, True)
+        assert (done.returncode, output.exists(), "no does not exist" in done.stderr) == (2, False, True)
     else:
         outputs = dict(line.split("=", 1) for line in output.read_text().splitlines())
         assert (done.returncode, outputs.get("failed", "")) == (0, failed), done.stderr
