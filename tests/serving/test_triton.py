@@ -117,7 +117,8 @@ def test_client_sends_a_file_of_inputs(client: Client, example: Example, tmp_pat
     np.savez(tmp_path / "half.npz", ids=example["ids"])
     np.save(tmp_path / "one.npy", example["ids"])
     (tmp_path / "damaged.npz").write_bytes(inputs.read_bytes()[:100])
-    problems = {"half.npz": "has no features", **dict.fromkeys(("gone.npz", "one.npy", "damaged.npz"), "is not a file of")}
+    unreadable = dict.fromkeys(("gone.npz", "one.npy", "damaged.npz"), "is not a file of")
+    problems = {"half.npz": "has no features", **unreadable}
     for name, message in problems.items():
         assert message in client.send("http", "--inputs", tmp_path / name, code=2).stderr
     output = client.send("http", "--inputs", inputs, "--outputs", tmp_path / "gone" / "outputs.npz", code=2)
