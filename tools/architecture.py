@@ -21,7 +21,7 @@ from encore import paths
 from tools import run
 
 PICTURE = paths.ROOT / "docs" / "architecture.svg"
-HOUSES = {"encore": ("results", "lab"), "benchmarks": ("common",)}  # folders whose subfolders are separate boxes
+HOUSES = {"encore": ("results", "lab"), "benchmarks": ("common",)}  # folders with a separate box per subfolder
 WIDTH, HEIGHT, GAP, RISE = 136, 30, 12, 64  # box size, and distances between boxes and between layers, in pixels
 
 Graph = Mapping[str, set[str]]
@@ -50,7 +50,7 @@ checkpoint, exit code out</text>
 
 @cache
 def modules(house: str) -> dict[str, Path]:
-    # All modules in encore/ or benchmarks/ with their files
+    # All modules in encore/ or benchmarks/, and the file paths
     files = sorted((paths.ROOT / house).rglob("*.py"))
     return {
         ".".join(path.relative_to(paths.ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in files
@@ -58,7 +58,7 @@ def modules(house: str) -> dict[str, Path]:
 
 
 def room(module: str) -> str:
-    # The box of a module, such as ``results.logs``; the top-level name for a module outside of folders
+    # Module name to box name, such as ``results.logs``; the top-level name for a module outside of folders
     house, *parts = module.split(".")
     if modules(house)[module].name != "__init__.py":
         parts = parts[:-1]
@@ -84,7 +84,7 @@ def imported(module: str, tree: ast.Module | None = None) -> set[str]:
 
 
 def rooms(house: str) -> dict[str, set[str]]:
-    # The imports between boxes, without isolated boxes, which have no code
+    # The imports between boxes, without isolated boxes, which contain no code
     graph: dict[str, set[str]] = defaultdict(set)
     for module in modules(house):
         graph[room(module)] |= {room(target) for target in imported(module)} - {room(module)}
@@ -98,7 +98,7 @@ def below(graph: Graph, name: str) -> set[str]:
 
 
 def layers(graph: Graph) -> list[list[str]]:
-    # Layers from the bottom up, each above all of its imports; CycleError for a cycle
+    # Layers from the bottom up: a box is above all boxes that it imports; CycleError for a cycle
     height: dict[str, int] = {}
     for name in TopologicalSorter(graph).static_order():
         height[name] = 1 + max((height[successor] for successor in graph[name]), default=-1)
@@ -106,7 +106,7 @@ def layers(graph: Graph) -> list[list[str]]:
 
 
 def placed(levels: list[list[str]], graph: Graph, x0: float, bottom: float) -> dict[str, tuple[float, float]]:
-    # The center of each box, as close as possible to the boxes that it imports
+    # Box centers, as close as possible to the imported boxes
     widest = max(map(len, levels)) * (WIDTH + GAP)
     positions: dict[str, tuple[float, float]] = {}
     for number, level in enumerate(levels):

@@ -57,7 +57,7 @@ def late_and_cut(run: RunLog) -> RunLog:
 
 
 def retimed(run: RunLog, number: int, change: Change) -> RunLog:
-    # Copy a log under another name with changed times, rounded to milliseconds as in a file
+    # Copy a log under a new name with changed times, rounded to milliseconds as in a file
 
     def new_time(seconds: float) -> float:
         return round(change(seconds) * 1000) / 1000
@@ -97,7 +97,7 @@ def stopped_before(run: RunLog) -> RunLog:
 
 
 def cut(run: RunLog) -> RunLog:
-    # Remove a fifth of the run from its middle
+    # Remove a fifth of the run, from the middle
     start, stop = run.start_s or 0.0, run.stop_s or 0.0
     cut_start, cut_end = start + 0.4 * (stop - start), start + 0.6 * (stop - start)
     remaining = filter_events(run, lambda time: not cut_start < time < cut_end)
@@ -120,13 +120,13 @@ def shuffled(run: RunLog) -> RunLog:
 
 
 def jumped(run: RunLog) -> RunLog:
-    # Set the clock back by a twentieth of the run in its middle
+    # Set the clock back by a twentieth of the run, in the middle
     start, stop = run.start_s or 0.0, run.stop_s or 0.0
     return retimed(run, _number(run), lambda t: t - 0.05 * (stop - start) if t > (start + stop) / 2 else t)
 
 
 def jittered(run: RunLog, number: int, noise: float = 0.0) -> RunLog:
-    # Shift the log by a day, jitter its times by up to a second and its qualities by up to ``noise``
+    # Shift the log by a day, jitter the times by up to a second and the qualities by up to ``noise``
     dice = random.Random(number)
     copy = retimed(run, number, lambda t: t + 86400.0 + dice.uniform(0.0, 1.0))
     quality = tuple(
@@ -148,7 +148,7 @@ def _number(run: RunLog) -> int:
 
 
 def fakes(runs: Sequence[RunLog]) -> dict[str, list[RunLog]]:
-    # Plausible fakes of a set, by description
+    # Plausible fakes for a set, by description
     first, *other_runs = runs
     start, count = first.start_s or 0.0, len(runs)
     slow, fast = max(runs, key=_minutes), min(runs, key=_minutes)
@@ -235,7 +235,7 @@ def errors(folder: Path, runs: Sequence[RunLog]) -> set[str]:
 
 
 def tries(score: Score) -> Iterator[tuple[str, bool, bool]]:
-    # Yield each fake of a set, whether it is detected, and whether it is detected without the look-up
+    # Yield the set's fakes, whether a fake is detected, and whether it is detected without the look-up
     runs = [run for run in score.converged if run.starts]
     genuine = errors(score.folder, runs)
     candidates = [(title, score.folder, fake) for title, fake in fakes(runs).items()]

@@ -28,7 +28,7 @@ def sets_in(checkout: Path) -> Iterator[Path]:
 
 
 def packed_and_verified(key: Path, folder: Path) -> tuple[Path, float, str]:
-    """Return the duration in seconds and the problems of a set."""
+    """Return a set's duration in seconds and problems."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         archive = Path(scratch) / "bundle.tar.gz"

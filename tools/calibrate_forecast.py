@@ -38,8 +38,8 @@ from tools import Folders, run
 
 CUTS: Mapping[str, float | None] = {"5 %": 0.05, "10 %": 0.1, "20 %": 0.2, "10 minutes": None}
 LEAST_S = 720  # Runs shorter than this are not cut after ten minutes
-# Fraction of the true times in the interval of the same rounds. Differences between rounds are larger than in a round:
-# slightly more than 90 % is needed for 90 % of a held-out round.
+# Fraction of the true times in the interval of the same rounds. Differences between rounds are larger than within one:
+# slightly more than 90 % is needed for 90 % in a held-out round.
 LEVEL = 0.905
 FEWEST = 40  # minimum forecasts per stage for benchmark-specific moves
 
@@ -48,7 +48,7 @@ Judged = tuple[float, float, float]  # Whether it was inside, relative error, re
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """A truncated log: its pace at that time, if known, and its true time."""
+    """A truncated log: the pace at that time, if known, and the true time."""
 
     cut: str
     pace: Pace | None
@@ -58,7 +58,7 @@ class Cut:
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """Converged runs of a set; the first one has their batch and hyperparameters."""
+    """Converged runs in a set; the first one has the batch and hyperparameters for all."""
 
     benchmark: str
     round: str
@@ -112,7 +112,7 @@ def read_sets(folder: Path) -> list[Read]:
 
 
 def rows_of(sets: Iterable[Read], *held_out: str) -> list[Row]:
-    """Forecast every truncated log without the runs of its round and of the rounds ``held_out``."""
+    """Forecast every truncated log without runs from the same round and from the rounds ``held_out``."""
     rows = []
     for read in sets:
         lengths = known_lengths(read.first, excluded_rounds={read.round, *held_out})
@@ -148,7 +148,7 @@ def moves_of(rows: Sequence[Row], stage: str) -> list[float] | None:
 
 
 def of_benchmark(sets: Sequence[Read]) -> tuple[list[Row], dict[str, list[Row]]]:
-    """Return the forecasts without the round of each, and by round those of the others without that round."""
+    """Return the forecasts without the log's round, and by round the forecasts for other rounds without that round."""
     rounds = sorted({read.round for read in sets})
     held_out = {
         round_name: rows_of([read for read in sets if read.round != round_name], round_name) for round_name in rounds
@@ -159,7 +159,7 @@ def of_benchmark(sets: Sequence[Read]) -> tuple[list[Row], dict[str, list[Row]]]
 def judged(
     rows: Sequence[Row], held_out: Mapping[str, Sequence[Row]], pooled: Sequence[Row]
 ) -> list[tuple[Row, Judged]]:
-    """Return each held-out forecast with: true time inside the interval, error of the median, interval width."""
+    """Return the held-out forecasts with: true time inside the interval, error of the median, interval width."""
     results: list[tuple[Row, Judged]] = []
     moves: dict[tuple[str, str], list[float] | None] = {}
     for row in rows:
@@ -216,7 +216,7 @@ def main(folders: Folders) -> None:
         results = judged(rows, held_out, pooled)
         total += results
         lines += table(name, rows, results)
-        # Moves from a single round do not generalize: use those of all benchmarks.
+        # Moves from a single round do not generalize: use the moves for all benchmarks.
         several = len({row.round for row in rows}) > 1
         moves[name] = {stage: read for stage in STAGES if several and (read := moves_of(rows, stage))}
         print(name, flush=True)

@@ -34,7 +34,7 @@ SPLITS = 20
 APART = (0.0, 0.05, 0.1, 0.2)
 SIZES = ((1, 5), (3, 5), (5, 5), (10, 10))
 PUBLIC_SIZES = ((1, 4), (3, 5), (5, 5))
-_STEP_NOISE = 0.003  # standard deviation of the time per epoch of one system, as in public sets with equal epochs
+_STEP_NOISE = 0.003  # standard deviation of a system's time per epoch, as in public sets with equal epochs
 _DIFFERENT = (Verdict.FASTER, Verdict.SLOWER, Verdict.CONVERGES_DIFFERENTLY)
 
 
@@ -49,7 +49,7 @@ def population(epochs: Callable[[random.Random], float], spread: float = _STEP_N
 
 
 def stepped(epochs: int, extra: int, share: float) -> Population:
-    # Runs of which a fraction takes ``extra`` epochs, for evaluations every epoch or every four
+    # Runs; the fraction ``share`` needs ``extra`` more epochs, for evaluations every epoch or every four
     return population(lambda chance: float(epochs + (extra if chance.random() < share else 0)))
 
 
@@ -111,7 +111,7 @@ def simulated(
 
 
 def split(sets: Sequence[Runs], sizes: tuple[int, int], times: int) -> Iterator[tuple[Runs, Runs]]:
-    # Yield disjoint parts of each set
+    # Yield disjoint parts per set
     chance = random.Random(f"public {sizes}")
     for runs in sets:
         for _ in range(times):

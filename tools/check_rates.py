@@ -36,8 +36,8 @@ def main(folders: Folders) -> None:
     sets = logs = 0
     fired: dict[str, list[str]] = {}
     files: Counter[str] = Counter()
-    # By round: number of logs, of logs that pass mlperf-logging's checker (v0.5: that reached their target), of logs
-    # that pass here; for differences, the codes of our errors
+    # By round: number of logs, of logs that pass mlperf-logging's checker (v0.5: that reached the target), of logs that
+    # pass here; for differences, the codes of our errors
     rounds: dict[str, tuple[Counter[str], Counter[str]]] = {}
     for folder in folders:
         listed = list(find_sets(folder))

@@ -33,13 +33,13 @@ def kind(stated: float | None, computed: float | None) -> str | None:
 
 
 def of_round(checkout: Path, round_: str, listed: list[str]) -> Iterator[str]:
-    # Yield what to count for each set; append differences to ``listed``
+    # Yield the counter keys per set; append differences to ``listed``
     for score in score_folder(checkout, round_):
         stated, convergence = read_scaling(score.folder).factor, convergence_of(score)
         yield "sets"
         yield from ["with scaling.json"] if stated else []
         yield from [convergence.outcome.value] if convergence else []
-        # A computed factor of a set with too few epochs counts only if a review accepted the set.
+        # If a set needs too few epochs, the computed factor counts only if a review accepted the set.
         computed = convergence.factor if convergence and (stated or convergence.outcome.value == "passed") else None
         outcome = kind(stated, computed)
         yield from [outcome] if outcome else []

@@ -73,7 +73,7 @@ def mutate(node: ast.AST) -> ast.AST:
 
 
 def draw(root: Path, sources: Sequence[str], number: int, seed: int) -> Iterator[tuple[Mutant, str]]:
-    # Yield ``number`` mutants with the source of their files; all nodes are equally likely
+    # Yield ``number`` mutants with the file's source; all nodes are equally likely
     listed = subprocess.run(["git", "ls-files", *sources], cwd=root, capture_output=True, text=True, check=True).stdout
     files = [name for name in listed.split() if name.endswith(".py")]
     texts = {name: (root / name).read_text(encoding="utf-8") for name in files}
@@ -92,7 +92,7 @@ def draw(root: Path, sources: Sequence[str], number: int, seed: int) -> Iterator
 
 
 def tests_by_coverage(file: Path) -> Callable[[Mutant], list[str]]:
-    # Return a function for the tests that cover a mutant's line, or its module if the line runs at import
+    # Return a function for the tests that cover a mutant's line, or the module if the line runs at import
     data = CoverageData(str(file))
     data.read()
     by_line = {path: data.contexts_by_lineno(path) for path in data.measured_files()}
@@ -135,7 +135,7 @@ def main(
     seed: int = 1,
     output: Annotated[Path | None, typer.Option(help="file for the results (JSON)")] = None,
 ) -> None:
-    # Create and test mutants; print one line each, and the number of killed ones
+    # Create and test mutants; print a line per mutant, and the number killed
     tried: list[Mutant] = []
     covering = tests_by_coverage(coverage) if coverage else lambda mutant: []
     with tempfile.TemporaryDirectory() as folder:
@@ -147,7 +147,7 @@ def main(
             sets = [tests.split(",")] if tests else [covering(mutant), importers(root, mutant.file)]
             for test_set in filter(None, sets):
                 (root / mutant.file).write_text(text, encoding="utf-8")
-                # Python identifies a .pyc file by time and size of the source: give each mutant a different time.
+                # Python identifies a .pyc file by time and size of the source: mutants need different times.
                 os.utime(root / mutant.file, (len(tried), len(tried)))
                 looked += test_set
                 noticed = fails(root, test_set, marks)

@@ -26,7 +26,7 @@ Order = tuple[dict[Gram, int], dict[Gram, int], dict[Gram, float], tuple[float, 
 def discounts(counts: dict[Gram, int]) -> tuple[float, float, float]:
     """Return the discounts of counts 1, 2, and 3 or more (equation 26).
 
-    If they are undefined, as for single tokens, use those of KenLM's lmplz (--discount_fallback).
+    If they are undefined, as for single tokens, use the defaults in KenLM's lmplz (--discount_fallback).
     """
     of = Counter(counts.values())
     if all(of[count] for count in range(1, 4)):
@@ -38,7 +38,7 @@ def discounts(counts: dict[Gram, int]) -> tuple[float, float, float]:
 
 
 def orders(tokens: Sequence[int], highest: int) -> list[Order]:
-    """Return for each order, from 1, the counts of grams and contexts, the weight of the lower order, and discounts."""
+    """Return per order, from 1: counts of grams and contexts, weight of the lower order, and discounts."""
     counts: dict[Gram, int] = Counter(zip(*(tokens[offset:] for offset in range(highest)), strict=False))
     model: list[Order] = []
     while counts:
@@ -54,7 +54,7 @@ def orders(tokens: Sequence[int], highest: int) -> list[Order]:
 
 
 def probability(model: Sequence[Order], context: Gram, token: int, entries: int) -> float:
-    """Return the probability of a token after ``context``, using its last tokens."""
+    """Return the token's probability after ``context``, from the last context tokens."""
     p = 1.0 / entries
     for number, (counts, total, freed, discount) in enumerate(model):
         history = context[len(context) - number :]
@@ -81,7 +81,7 @@ def main(
     length: Annotated[int, typer.Option(help="sequence_length of the network.")] = 128,
     samples: Annotated[int, typer.Option(help="eval_samples of the network.")] = 1024,
 ) -> None:
-    """Print the log perplexity of each order on the evaluation samples."""
+    """Print the log perplexity per order on the evaluation samples."""
     data_set = open_data(data)
     train, tokens = (part.tokens.tolist() for part in (data_set.train, data_set.test))
     tokens = tokens[: min(samples, (len(tokens) - 1) // length) * length + 1]

@@ -36,7 +36,7 @@ def late(series: Series) -> Series:
 def trials(
     sets: Sequence[Series], count: int | None, number: int, chance: random.Random
 ) -> Iterator[tuple[Series, list[Series]]]:
-    # Yield a run and the other runs of its set, all or ``count``; equal runs count once
+    # Yield a run and the other runs in the set, all or ``count``; equal runs count once
     runs = list({other.values: other for other in sets}.values())
     for subject in chance.sample(runs, min(number, len(runs))) if len(runs) >= max(LEAST, (count or 0) + 1) else ():
         rest = [other for other in runs if other is not subject]

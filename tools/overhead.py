@@ -43,7 +43,7 @@ main()
 
 
 def seconds(command: Sequence[str], variables: Mapping[str, str], expected: int) -> float:
-    # Wall time of a command, which must exit with this code
+    # Wall time for a command, which must exit with this code
     started = time.perf_counter()
     done = subprocess.run(command, cwd=paths.ROOT, env=variables, capture_output=True, text=True, check=False)
     if done.returncode != expected:
@@ -70,7 +70,7 @@ def measure(title: str, command: Sequence[str], work: Path, ranks: int) -> None:
 
 
 def telemetry_pairs(work: Path) -> None:
-    # Print the additional time of a run with telemetry by pair, in alternating order
+    # Print the additional run time with telemetry by pair, in alternating order
     options = ["run", "resnet", "2", "--seed", "1", "--data", str(work / "digits"), "--results", str(work / "results")]
     options += ["--set", "quality_target=1.0", "--set", "epochs=2"]
     kinds = {"with": [sys.executable, "-m", "encore.cli.app"], "without": [sys.executable, "-c", WITHOUT]}
@@ -85,7 +85,7 @@ def telemetry_pairs(work: Path) -> None:
 
 
 def telemetry_share(work: Path) -> float:
-    # Fraction of a core used by sampling
+    # CPU seconds per second that sampling uses
     telemetry, process = Telemetry(work / "telemetry.jsonl"), psutil.Process()
     start_times = process.cpu_times()
     telemetry.start()

@@ -84,7 +84,7 @@ class Case(NamedTuple):
 
 
 def llama() -> Iterator[Case]:
-    # With a context of 64, some frequencies of a head are divided, some are kept, and some are interpolated.
+    # With a context of 64, some head frequencies are divided, some are unchanged, and some are interpolated.
     scaled = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     for scaling, rope in ((Scaling(), None), (Scaling(8.0, 1.0, 4.0, 64), {"rope_type": "llama3", **scaled})):
         network = initialize(Network(Shape(VOCABULARY, 3, 64, 4, 2, 96, 500000.0, scaling, 1e-5)))
@@ -104,7 +104,7 @@ def gpt_oss() -> Iterator[Case]:
 
 
 def adapter_gradient(reference: Any, name: str) -> torch.Tensor:
-    # peft has one copy of the first matrix per projection: the gradient of the shared matrix is their sum.
+    # peft has one copy of the first matrix per projection: the shared matrix's gradient is the sum over the copies.
     prefix, matrix = name.split("_lora.")  # layers.0.self_attn.qkv and up.2.weight, for example
     stem, products = prefix.rsplit(".", 1)
     kind = "A" if matrix.startswith("down") else "B"

@@ -1,8 +1,7 @@
-"""CPU runs edited to look like those of a node with eight GPUs, healthy or slowed down by a fault.
+"""CPU runs edited to look like runs on a node with eight GPUs, healthy or slowed down by a fault.
 
-No GPU was involved. FAULTS defines the changes of each fault. The remaining noise is that of the original run,
-except for the run time, which is replaced by that of longer runs: GPU run times vary less than those on shared
-cores.
+No GPU was involved. FAULTS defines the changes per fault. The remaining noise comes from the original run, except
+for the run time, which is replaced by the time of longer runs: run times vary less on GPUs than on shared cores.
 """
 
 import json
@@ -17,13 +16,13 @@ from typing import Any
 from encore.files import unix_time
 
 GPUS = 8
-SECONDS, SPREAD = 300.0, 0.01  # run time of a healthy run: mean, and standard deviation as a fraction of it
+SECONDS, SPREAD = 300.0, 0.01  # healthy run time: mean, and standard deviation as a fraction of the mean
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """A fault, and its traces in the records of a run whose time is multiplied by ``slower``."""
+    """A fault, and the traces in the run records; the run time is multiplied by ``slower``."""
 
     cause: str = ""
     slower: float = 1.0
@@ -33,7 +32,7 @@ class Recorded:
     sent_rate: float = 2e4  # Bytes per second over TCP
     nvlink_rate: float = 5e7  # KiB per second and GPU
     read_rate: float = 1e4  # Bytes per second from disks
-    input_share: float = 0.002  # Fraction of the training in which a rank waits for data
+    input_share: float = 0.002  # Fraction of the training that a rank waits for data
     image: str = "sha256:1"
 
 
@@ -56,7 +55,7 @@ FAULTS: Mapping[str, Recorded] = {
 
 
 def record(source: Path, target: Path, fault: Recorded) -> None:
-    """Write the results folder ``source`` of one run to ``target`` with the traces of ``fault``."""
+    """Copy the results folder ``source``, with a single run, to ``target`` with the traces of ``fault``."""
     shutil.copytree(source, target, symlinks=True)
     (folder,) = target.iterdir()
     experiment, chance = folder / "experiment_0", random.Random(target.name)
@@ -89,14 +88,14 @@ def record(source: Path, target: Path, fault: Recorded) -> None:
 
 
 def unharmed(sources: list[Path], work: Path) -> Iterator[Path]:
-    """Yield a recording with GPUs for each healthy run."""
+    """Yield a recording with GPUs per healthy run."""
     for source in sources:
         record(source, work / source.name, Recorded())
         yield work / source.name
 
 
 def faults(sources: list[Path], work: Path) -> Iterator[tuple[str, str, Path]]:
-    """Yield name, cause and recording of each fault, each based on a different healthy run."""
+    """Yield name, cause and recording per fault, based on different healthy runs."""
     for number, (name, fault) in enumerate(FAULTS.items()):
         record(sources[number % len(sources)], work / name, fault)
         yield name, fault.cause, work / name
@@ -124,7 +123,7 @@ def _reading(line: Line, start: float, fault: Recorded, chance: random.Random) -
 
 
 def _gpu(fault: Recorded, chance: random.Random) -> Line:
-    # A busy GPU occasionally reaches its power limit.
+    # A busy GPU occasionally reaches the power limit.
     usual = 0x04 if chance.random() < 0.1 else 0
     return {
         "use_percent": 98,

@@ -18,7 +18,7 @@ from tools import Folders, run
 
 
 def find_reproductions(folder: Path) -> Iterator[Reproduction | str]:
-    # All configurations of a folder; a message for one that cannot be read
+    # All configurations in a folder; a message for an unreadable configuration
     try:
         source = open_source(folder, None, None)
     except EncoreError as error:
@@ -84,7 +84,7 @@ def counts_of_result(folder: Path, reproductions: list[Reproduction | str]) -> d
 
 
 def main(roots: Folders) -> None:
-    # Print a line for each configuration, and for each result folder without a matching one, then the counts
+    # Print a line per configuration, and per result folder without a matching configuration, then the counts
     counts, of_results, unknown = (collections.Counter[str]() for _ in range(3))
     folders = sorted({path.parent for root in roots for path in root.rglob("config_*.sh")})
     for reproduction in (reproduction for folder in folders for reproduction in find_reproductions(folder)):

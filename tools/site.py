@@ -40,7 +40,7 @@ def stage(folder: Path) -> None:
 def build(folder: Path) -> int:
     # Build html/ from the pages in ``folder``; MkDocs prints problems, and returns 1 for a broken link
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder / "html")]
-    # The theme advertises its successor at every start.
+    # The theme prints an advertisement for a successor at every start.
     variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "ENCORE_PAGES": str(folder / "pages")}
     return subprocess.run(command, cwd=paths.ROOT, env=variables, check=False).returncode
 

@@ -65,7 +65,7 @@ def duty(share: float, ranks: slice, seconds: float = 0.5) -> Harm:
 
 
 def quota(share: float, ranks: slice) -> Harm:
-    """Limit some ranks to a fraction of a core in total."""
+    """Limit some ranks to ``share`` CPU cores in total."""
 
     def harm(experiment: Path, rank_processes: Sequence[psutil.Process]) -> None:
         CGROUP.mkdir(exist_ok=True)
@@ -166,7 +166,7 @@ def load_cores(count: int) -> Iterator[None]:
 
 @contextmanager
 def slow_disk(rate: int, work: Path) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yield options for a data set on a separate disk, and a command prefix that limits its read rate."""
+    """Yield options for a data set on a separate disk, and a command prefix that limits the read rate."""
     if not rate:
         yield (), ()
         return

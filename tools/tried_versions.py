@@ -27,7 +27,7 @@ from encore.machine import interpreters
 from tools import run
 
 RANKS = 2
-# `encore` without the version check, whose limits are measured here
+# `encore` without the version check: the limits are measured here
 ENCORE = """
 from encore.cli import app
 from encore.containers import compatibility
@@ -40,7 +40,7 @@ def installed(requirement: str, python: Path, work: Path, options: Sequence[str]
     # The folder that has the package, installed if it is not there yet; an empty one without a package
     folder = work / (requirement or "as-it-is")
     if requirement and not (folder / "installed").exists():
-        # The environments have no pip.
+        # The environments lack pip.
         pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--upgrade"]
         command = [*pip, "--target", str(folder), *options]
         subprocess.run([*command, requirement], check=True)
@@ -79,7 +79,7 @@ def trained(choice: Choice, python: Path, folder: Path, work: Path) -> compatibi
 
 
 def _reason(results: Path, errors: str) -> str:
-    # The last error message, of a rank or of the command
+    # The last error message, from a rank or from the command
     ranks = sorted(results.glob("*/experiment_0/ranks/**/stderr*")) + sorted(results.glob("*/experiment_0/ranks/*.txt"))
     messages = [line for file in ranks for line in files.text_of(file).splitlines() if "Error: " in line]
     line = (messages or errors.strip().splitlines() or ["no output"])[0]

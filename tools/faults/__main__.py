@@ -63,7 +63,7 @@ def try_all(names: Sequence[str], faults: Sequence[str], seed: int, work: Path, 
     verdicts: Verdicts = {}
     for name in names:
         bench = Bench(name, work / name, seed)
-        # Created before any fault, with its data set.
+        # Created before any fault, with the data set.
         print(f"{name}: the uninterrupted run is {bench.uninterrupted}", flush=True)
         for fault in faults:
             started = time.monotonic()
@@ -77,7 +77,7 @@ def try_all(names: Sequence[str], faults: Sequence[str], seed: int, work: Path, 
 
 
 def parse_faults(text: str) -> tuple[str, ...]:
-    # The faults of a list, or separated by commas
+    # Fault names from a list or separated by commas
     names = LISTS.get(text) or tuple(text.split(","))
     unknown = set(names) - set(FAULTS)
     if unknown:

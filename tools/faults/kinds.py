@@ -56,8 +56,8 @@ def _size(folder: Path) -> int:
 
 
 def full_disk(trial: Trial) -> Verdict:
-    # Fill up the disk during the run; resume with free space. 1.5 times the space of a run: two checkpoints remain
-    # while a third is written.
+    # Fill up the disk during the run; resume with free space. 1.5 times the run's space: two checkpoints remain while a
+    # third is written.
     size = int(_size(trial.bench.uninterrupted) * trial.moment.uniform(0.1, 1.2))
     if not can_mount():
         return _limited(trial, trial.moment.uniform(0.1, 0.9))
@@ -162,7 +162,7 @@ def _names_of(folder: Path) -> list[str]:
 
 
 def moved_data(trial: Trial) -> Verdict:
-    # Move the data set: refused; move it back and resume
+    # Move the data set: the resume is rejected; move it back and resume
     run = trial.copied(trial.bench.stopped)
     with aside(trial.bench.data):
         first = trial.resumed(run)
@@ -174,7 +174,7 @@ def prepare_command(trial: Trial, folder: Path) -> str:
 
 
 def same_data(trial: Trial, done: Done, folder: Path) -> Verdict:
-    # Compare a prepared data set with that of an undisturbed preparation
+    # Compare a prepared data set with the result without a fault
     _ = trial.bench.uninterrupted  # makes it
     if done.code:
         return Verdict("FAULT", f"prepare ends with {done.code}: {done.output[-400:]}")
@@ -278,12 +278,12 @@ FILES: dict[str, Callable[[Path, Trial], Path]] = {
 
 
 def _harmed(how: str, file: str, trial: Trial) -> Verdict:
-    # Damage a file of a stopped run and resume it
+    # Damage a file in a stopped run and resume it
     return trial.resume_stopped(lambda run: HARM[how](FILES[file](run, trial), trial))
 
 
 def _harmed_finished(how: str, file: str, trial: Trial) -> Verdict:
-    # Damage a file of a finished run and resume it: the result must remain
+    # Damage a file in a finished run and resume it: the result must remain
     run = trial.copied(trial.bench.uninterrupted)
     HARM[how](FILES[file](run, trial), trial)
     original = snapshot(run)
@@ -293,7 +293,7 @@ def _harmed_finished(how: str, file: str, trial: Trial) -> Verdict:
 
 
 def _without(folder: str, trial: Trial) -> Verdict:
-    # Remove a folder of a stopped run and resume it
+    # Remove a folder from a stopped run and resume it
     return trial.resume_stopped(lambda run: shutil.rmtree(run / folder))
 
 
@@ -302,7 +302,7 @@ def _all_checkpoints_harmed(trial: Trial) -> Verdict:
     for path in (run / "experiment_0" / "checkpoint").glob("*/shared"):
         flip(path, trial)
     first = trial.resumed(run)
-    # A second resume must be refused as well, instead of starting over.
+    # A second resume must be rejected as well, instead of starting over.
     return trial.resumed(run) if first.kind == "refused" else first
 
 
@@ -316,7 +316,7 @@ def _moved_run(trial: Trial) -> Verdict:
 
 
 def _undisturbed(trial: Trial, runs: list[Path], wrong: list[str]) -> Verdict:
-    # Verdict for runs that must not affect each other; ``wrong``: problems of their commands
+    # Verdict for runs that must stay independent; ``wrong``: problems of the commands
     problems = [
         f"{run.name}: {difference}" for run in runs for difference in differences(run, trial.bench.uninterrupted)
     ]
@@ -324,14 +324,14 @@ def _undisturbed(trial: Trial, runs: list[Path], wrong: list[str]) -> Verdict:
 
 
 def _two_resumes(trial: Trial) -> Verdict:
-    # Resume twice concurrently: one runs, the other is refused or finds a finished run
+    # Resume twice concurrently: one runs, the other is rejected or finds a finished run
     run = trial.copied(trial.bench.stopped)
     codes = sorted(child.wait() for child in [trial.spawn(hints.resume(run)) for _ in range(2)])
     return _undisturbed(trial, [run], [] if codes in ([2, 3], [3, 3]) else [f"exit codes {codes}"])
 
 
 def _resume_of_the_living(trial: Trial) -> Verdict:
-    # Resume a running run: refused, without affecting it
+    # Resume a running run: rejected, without affecting it
     encore = trial.begin()
     trial.wait_for_moment(encore)
     second = trial.do(hints.resume(trial.run))
@@ -342,7 +342,7 @@ def _resume_of_the_living(trial: Trial) -> Verdict:
 
 
 def _two_runs(trial: Trial) -> Verdict:
-    # Start two runs in the same second in one results folder: each gets a separate run folder
+    # Start two runs in the same second in one results folder: both get separate run folders
     codes = [child.wait() for child in [trial.begin() for _ in range(2)]]
     runs = sorted(path.parent for path in trial.results.glob("[!.]*/run.json"))
     is_right = codes == [3, 3] and len(runs) == 2

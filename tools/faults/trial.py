@@ -1,4 +1,4 @@
-"""Trial of a fault: benchmark with an uninterrupted run, a stopped run, and the verdict."""
+"""Fault trial: benchmark with an uninterrupted run, a stopped run, and the verdict."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ RANKS = 2
 LONGEST_SECONDS = 300
 DYING_SECONDS = 10.0  # A process that was killed may need so long on a busy machine until it is gone
 CANCEL = re.compile(r"\S*encore cancel .+$", re.MULTILINE)
-GONE = "its processes have exited"  # message of a cancel if the run has exited meanwhile
+GONE = "its processes have exited"  # cancel message if the run has exited in the meantime
 CACHES = ("torchinductor_", "__pycache__", "__autograph")  # compiler caches of PyTorch and TensorFlow in TMPDIR
 TEMPORARY = ("*.writing", "writing_*", "*.partial")
-# Files that a resume may write before its ranks reject the checkpoints
+# Files that a resume may write before the ranks reject the checkpoints
 REPORTED = ("ranks", "heartbeat", "telemetry.jsonl", "state.json", "owner.json", ".owner.lock")
 Kind = Literal["as uninterrupted", "refused", "FAULT", "not tried"]
 
@@ -64,7 +64,7 @@ def settings(name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Verdict:
-    # Outcome of a run after a fault
+    # Run outcome after a fault
 
     kind: Kind
     text: str = ""
@@ -85,7 +85,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Bench:
-    # A benchmark on its toy data set, with a folder for all trials
+    # A benchmark on the toy data set, with a folder for all trials
 
     name: str
     work: Path
@@ -105,7 +105,7 @@ class Bench:
 
     @functools.cached_property
     def stopped(self) -> Path:
-        # A run stopped in its second epoch, with one checkpoint from there and one from the end of the first
+        # A run stopped in the second epoch, with one checkpoint from there and one from the end of the first
         count = len(steps(self.uninterrupted))
         return self._made("stopped", lambda trial: _stop(trial, count // 2 + 1, count), 130)
 
@@ -153,7 +153,7 @@ class Trial:
     # -- commands ----------------------------------------------------------------------------------------
 
     def spawn(self, command: str) -> subprocess.Popen[str]:
-        # Start a shell command with ``encore`` in PATH and its output in a file
+        # Start a shell command with ``encore`` in PATH and the output in a file
         programs = self.bench.work.parent / "bin"
         for folder in (self.folder, self.temporary):
             folder.mkdir(parents=True, exist_ok=True)
@@ -191,7 +191,7 @@ class Trial:
         return self.ended(self.spawn(command))
 
     def run_command(self) -> str:
-        # Command of a new run
+        # Command for a new run
         locations = ("--data", str(self.bench.data), "--results", str(self.results), "--seed", "7")
         arguments = (
             "encore",
@@ -226,7 +226,7 @@ class Trial:
             time.sleep(0.02)
 
     def wait_for_moment(self, encore: subprocess.Popen[str]) -> None:
-        # Wait for a random time of the training: a step and a fraction of a second
+        # Wait for a random time in the training: a step, and then up to 0.2 s
         self.wait_for_records(encore, self.moment.randrange(1, len(steps(self.bench.uninterrupted))))
         time.sleep(self.moment.uniform(0, 0.2))
 
@@ -241,7 +241,7 @@ class Trial:
     # -- verdicts ----------------------------------------------------------------------------------------
 
     def resumed(self, run: Path, hint: str = "") -> Verdict:
-        # Resume a run with the printed hint, or that of status; stop running ranks with the printed command
+        # Resume a run with the hint that the run or status printed; stop running ranks with the printed command
         original = snapshot(run)
         done = self.do(hint or hints.resume(run))
         cancel = CANCEL.search(done.output)
@@ -255,7 +255,7 @@ class Trial:
         return self.judged(run, done, original)
 
     def after(self, done: Done, killed: bool = False) -> Verdict:
-        # Evaluate the exit of a run after a fault, and its resume
+        # Evaluate the run's exit after a fault, and the resume
         allowed = (-signal.SIGKILL,) if killed else (1, 3, 130)
         if done.code not in allowed or (done.code == 130 and traceback_of(done)):
             return Verdict("FAULT", f"ends with {done.code}: {done.output[-600:]}")
@@ -305,13 +305,13 @@ class Trial:
 
 
 def refusal(done: Done) -> str:
-    # First line of a refusal
+    # First line that explains a rejection
     lines = [line for line in done.output.splitlines() if "error: " in line or " failed" in line or " damaged" in line]
     return lines[0].strip() if lines else ""
 
 
 def traceback_of(done: Done) -> bool:
-    # Whether a command ended with a traceback, its own or that of a rank
+    # Whether a command printed a traceback, directly or from a rank
     return "Traceback (most recent call last)" in done.output
 
 
@@ -321,7 +321,7 @@ def steps(run: Path) -> list[tuple[int, float]]:
 
 
 def differences(run: Path, uninterrupted: Path) -> list[str]:
-    # Differences of a run from the uninterrupted one: losses, evaluations, order of log events
+    # Differences from the uninterrupted run: losses, evaluations, order of log events
     numbers = [number for number, _ in steps(run)]
     actual, expected = (evaluations(folder / "experiment_0" / "metrics.jsonl") for folder in (run, uninterrupted))
     wrong = {
@@ -334,7 +334,7 @@ def differences(run: Path, uninterrupted: Path) -> list[str]:
 
 
 def events(run: Path) -> list[str]:
-    # Keys of a result log in order; a damaged line counts as a key
+    # Result log keys in order; a damaged line counts as a key
     damage: list[str] = []
     keys = [event.key for event in reader.read_events(run / "result_0.txt", lambda line, text: damage.append(text))]
     return keys + damage
