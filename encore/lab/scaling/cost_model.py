@@ -11,7 +11,7 @@
   of workstations", JPDC 69, 2009);
 * tree: hops 2 log2(n), volume 2(n-1)/n (Rabenseifner's algorithm in Thakur, Rabenseifner and Gropp,
   "Optimization of collective communication operations in MPICH", IJHPCA 19, 2005; log2 is rounded up);
-* hierarchical: a ring over the g GPUs of a node, then g trees over the N nodes, one per 1/g of the gradient:
+* hierarchical: a ring over the g GPUs of a node, then g trees over the N nodes, each for 1/g of the gradient:
   hops 2(g-1) + 2 log2(N), volume 2(g-1)/g intra-node and 2(N-1)/N/g inter-node.
 
 The reduction arithmetic (gamma in the papers) is proportional to the bytes and therefore part of ``transfer``.
@@ -23,8 +23,8 @@ Time to target = epochs(global batch) * steps per epoch * step time, with epochs
 Both are sums of positive terms fitted to few values: ``sum_j row_j * exp(theta_j)``; the exponential keeps the
 parameters positive. ``scipy.optimize.leastsq`` minimizes the squared relative errors plus the squared distances of
 the parameters from wide priors; without priors, fewer points than parameters would be underdetermined. Intervals are
-profile likelihood intervals: a value is inside if adding it as a measured point increases the minimum by at most the
-chi-square quantile. The computation is deterministic.
+profile likelihood intervals: a value is inside if adding it as a measured point increases the minimum by no more
+than the chi-square quantile. The computation is deterministic.
 """
 
 import math
@@ -107,7 +107,7 @@ class PositiveSum:
         return solution, float(np.sum(residuals(solution) ** 2))
 
     def predict(self, row: Row, error: float = RELATIVE_ERROR) -> Prediction:
-        """Return the value at ``row`` with the interval of a measurement with this relative error."""
+        """Return the value at ``row``; its interval is for a measurement with this relative error."""
         from scipy.optimize import brentq
         from scipy.stats import chi2
 
@@ -157,7 +157,7 @@ class StepModel:
         return {name: a * b for (name, b), a in zip(self.parameters.items(), row, strict=True)}
 
     def predict(self, point: Point) -> Prediction:
-        """Return the time at ``point`` with the interval of a measurement there."""
+        """Return the predicted time at ``point`` with the interval for a measurement there."""
         return self.fitted.predict(_row(point, self.algorithm), point.relative_error)
 
 
@@ -205,7 +205,7 @@ def volumes(gpus: int, nodes: int) -> tuple[float, float]:
 
 
 def _row(point: Point, algorithm: Algorithm) -> tuple[float, ...]:
-    # Factors of compute, fixed, latency, transfer, and of the inter-node transfer of a hierarchy.
+    # Factors of compute, fixed, latency, transfer, and inter-node transfer in a hierarchy.
     n = point.gpus
     if algorithm == "hierarchical":
         hops = 2 * (point.gpus / point.nodes - 1) + 2 * math.ceil(math.log2(point.nodes))
@@ -217,7 +217,7 @@ def _row(point: Point, algorithm: Algorithm) -> tuple[float, ...]:
 def fit_epochs(measured: Sequence[tuple[float, float]]) -> PositiveSum:
     """Fit epochs to the target from pairs of global batch and epochs; one pair suffices, with a wide interval.
 
-    The terms of a row are 1 and the global batch: the parameters are the epochs at small batches and the increase
+    Each row has two terms, 1 and the global batch: the parameters are the epochs at small batches and the increase
     per sample. Their ratio is the critical batch, which doubles the epochs.
     """
     if not measured:

@@ -87,7 +87,7 @@ def _read(source: str) -> Iterator[tuple[str, int, float, str]]:
 
 
 def _read_file(path: Path) -> Iterator[tuple[str, int, float, str]]:
-    # Yield rows of a CSV file with the columns benchmark, gpus and minutes.
+    # Yield CSV rows with the columns benchmark, gpus and minutes.
     with path.open(encoding="utf-8", newline="", errors="replace") as file:
         reader = csv.DictReader(file)
         missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
@@ -109,7 +109,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, int, float, str]]:
 
 
 def options(benchmark: str, measured: Minutes, gpus: int, extrapolate: bool = False) -> tuple[Option, ...]:
-    """Return the options of a benchmark on ``gpus`` GPUs: measured counts, and powers of two between them.
+    """Return a benchmark's options on ``gpus`` GPUs: measured counts, and powers of two between them.
 
     Minutes between two measured counts are interpolated linearly in the logarithms of both. Outside the measured
     range they come from the cost model if ``extrapolate`` is set. Counts that use more GPUs without saving time are

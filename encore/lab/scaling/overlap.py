@@ -3,7 +3,7 @@
     from encore.lab.scaling.overlap import DGX_H100, lost, measured_steps
     print(lost(measured_steps()["bert"], 64, DGX_H100, overlap=True))
 
-The all-reduce is a ring over the GPUs of a node and a ring over the nodes for the shard of each GPU, as in
+The all-reduce is a ring within the node and, for each GPU's shard, a ring across nodes, as in
 cost_model.py: bytes over bandwidth, no latency. The backward pass produces gradients at a constant rate in two
 thirds of the step (two gradient GEMMs per forward GEMM). Buckets are reduced once full, sequentially. The last
 bucket is therefore never hidden, nor is transfer beyond the bandwidth. The model ignores the multiprocessors that
@@ -46,7 +46,7 @@ def measured_steps() -> dict[str, Step]:
 
 
 def allreduce_seconds(size: float, gpus: int, links: Links) -> float:
-    """Return the seconds of an all-reduce of ``size`` bytes on otherwise idle links."""
+    """Return the seconds to all-reduce ``size`` bytes on otherwise idle links."""
     intra_node, inter_node = volumes(gpus, max(1, gpus // links.gpus))
     return size * (intra_node / links.intra_node_rate + inter_node / links.inter_node_rate)
 
@@ -62,7 +62,7 @@ def exposed_seconds(step: Step, gpus: int, links: Links, *, overlap: bool) -> fl
 
 
 def overlap_table(links: Links = DGX_H100, gpus: Sequence[int] = GPUS) -> Table:
-    """Return the exposed all-reduce time of a step with the measured batch and a fraction of it."""
+    """Return the exposed all-reduce time per step with the measured batch and a fraction of that batch."""
     return Table(
         title="Gradient all-reduce per step",
         columns=("benchmark", "MB", "samples per GPU", "step, ms", "GPUs", "all-reduce, ms", "exposed, ms", "saved"),
@@ -85,7 +85,7 @@ def _rows(links: Links, gpus: Sequence[int]) -> Iterator[tuple[Cell, ...]]:
 
 
 def allreduce_table(ranks: int, bus_bandwidth: float) -> Table:
-    """Return the all-reduce time over ``ranks`` of a machine at a measured bus bandwidth in bytes per second.
+    """Return the all-reduce time over a machine's ``ranks`` at a measured bus bandwidth in bytes per second.
 
     nccl-tests (doc/PERFORMANCE.md) counts 2(n-1)/n of the bytes for all algorithms.
     """

@@ -64,7 +64,7 @@ class Check:
 
 
 def rounding_range(figure: StudyFigure) -> Span:
-    """Return the range of a printed figure: half of its last digit in both directions."""
+    """Return the range that rounds to a printed figure: half a unit of the last digit in both directions."""
     decimals = len(figure.printed.partition(".")[2])
     half = 0.5 * 10.0**-decimals
     return Span(low=figure.value - half, high=figure.value + half)
@@ -124,7 +124,7 @@ def findings() -> Table:
 
 
 def tables_and_findings(study: str) -> list[Table]:
-    """Return all tables of a study, the findings last; empty for studies without printed tables."""
+    """Return a study's tables, the findings last; empty for studies without printed tables."""
     return [*tables(), findings()] if study == MICROWAY else []
 
 
@@ -217,8 +217,8 @@ def _memory() -> Iterator[Check]:
 
 
 def _layers() -> Iterator[Check]:
-    # Convolution and fully connected layers add up to the network's layers. The layer count of an Inception module is
-    # not printed.
+    # Convolution and fully connected layers add up to the network's layers. The layer count per Inception module is not
+    # printed.
     by_model: dict[str, dict[str, StudyFigure]] = {}
     for figure in _figures(BARC, place="slide: workloads"):
         by_model.setdefault(figure.model, {})[figure.quantity] = figure
@@ -249,7 +249,7 @@ def _precision_and_scaling() -> Iterator[Check]:
 
 
 def _servers() -> Iterator[Check]:
-    # All GPUs of a server together are the GPU count times one GPU.
+    # All GPUs in a server together are the GPU count times one GPU.
     single = {
         (figure.system, figure.quantity): rounding_range(figure)
         for figure in _figures(DELL, place="slide: PCIe and SXM2", gpus=1)
@@ -270,7 +270,7 @@ def _servers() -> Iterator[Check]:
 
 
 def _contradictions() -> Iterator[Check]:
-    # Contradictory statements of one study.
+    # Contradictory statements in the same study.
     for figure in _figures(DELL, place="slide: time to accuracy", model="maskrcnn"):
         description = "longest training, minutes; the next line says under 8 hours for all models"
         follows = figure.value < _WORK_DAY_MINUTES

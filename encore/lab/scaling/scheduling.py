@@ -7,9 +7,9 @@
 
 Benchmarks that scale badly should share: on fewer GPUs a run takes longer but uses fewer GPU-minutes.
 
-The steady state of a machine with time-sliced partitions is a linear program (``scipy.optimize.linprog``): maximize
-rounds per day, with at most one run per slot. Its columns are the partitions of the machine. They are too numerous
-to enumerate, so columns are generated on demand (Gilmore and Gomory, "A linear programming approach to the
+The steady state with time-sliced partitions is a linear program (``scipy.optimize.linprog``): maximize rounds per
+day, with no more than one run per slot. Its columns are the machine's partitions. They are too numerous to
+enumerate, so columns are generated on demand (Gilmore and Gomory, "A linear programming approach to the
 cutting-stock problem", Operations Research 9, 1961): the next partition is the most valuable knapsack at the current
 slot prices.
 """
@@ -68,7 +68,7 @@ def sequential_minutes(jobs: Sequence[Job]) -> float:
     return sum(job.count * min(option.minutes for option in job.options) for job in jobs)
 
 
-# Job index and option. A list of them, by start, is a schedule.
+# Job index and option. A list of these pairs, sorted by start, is a schedule.
 _Choice = tuple[int, Option]
 
 
@@ -77,7 +77,7 @@ def shortest(jobs: Sequence[Job], gpus: int, states: int = STATES) -> Schedule:
 
     The search covers all start orders and all GPU counts. A run starts as soon as enough GPUs are free, but not
     before its predecessor; at least one optimal schedule has this form. Branches that cannot beat the best schedule
-    are pruned by two bounds: remaining GPU-minutes over all GPUs, and the earliest end of each run. After ``states``
+    are pruned by two bounds: remaining GPU-minutes over all GPUs, and the earliest end per run. After ``states``
     states the best schedule so far is returned with a lower bound.
     """
     guess = _list_schedule(jobs, gpus)
@@ -166,7 +166,7 @@ def _list_schedule(jobs: Sequence[Job], gpus: int) -> list[_Choice]:
 
 
 def _placements(jobs: Sequence[Job], choices: Sequence[_Choice], gpus: int) -> Iterator[Placement]:
-    # Yield the runs of a schedule with start times and GPU numbers.
+    # Yield the scheduled runs with start times and GPU numbers.
     free = [0.0] * gpus
     for number, option in choices:
         start = sorted(free)[option.gpus - 1]
@@ -280,7 +280,7 @@ def _source(option: Option) -> str:
 
 
 def schedule_table(schedule: Schedule) -> Table:
-    """Return the runs by start; simultaneous runs of a benchmark on the same number of GPUs share a row."""
+    """Return the runs by start; simultaneous runs with the same benchmark and GPU count share a row."""
     together: dict[tuple[str, Option, float], list[Placement]] = {}
     for placement in sorted(schedule.placements, key=lambda placement: (placement.start, placement.on_gpus)):
         together.setdefault((placement.benchmark, placement.option, placement.start), []).append(placement)

@@ -159,7 +159,7 @@ class Evaluation:
 
 
 def plan(source: Path, run_path: Path, data: Path | None) -> Evaluation:
-    """Return the evaluation of an export from its run; EncoreError if the run does not match or data are missing."""
+    """Return an export's evaluation from its run; EncoreError if the run does not match or data are missing."""
     run = run_folder.open_run(run_path)
     passport = run.metadata()
     document = read_document(source)

@@ -69,7 +69,7 @@ def config_text(
 
 
 def warm_up_file(number: int) -> str:
-    """Return the file name of a warm-up input; input names may not be valid file names."""
+    """Return the file name for a warm-up input; input names may not be valid file names."""
     return f"input_{number}"
 
 
@@ -104,7 +104,7 @@ def plan(model: Model, folder: Path) -> Repository:
 
 
 def client_folder(source: Path, model: Model, folder: Path) -> Path:
-    """Return the folder where a client of a model of the export ``source`` finds export.json and the example."""
+    """Return the folder where a model client finds export.json and the example of the export ``source``."""
     return folder / model.folder.relative_to(source)
 
 

@@ -47,7 +47,7 @@ class Program(Strict):
     ranks: str = "ranks"  # axis with the number of devices
     # Axis values for which a single process drives all devices; otherwise one process per device.
     one_process: dict[str, tuple[Value, ...]] = Field(default_factory=dict)
-    seconds: float = 10.0  # assumed duration of a point before any measurement, for the estimate of a dry run
+    seconds: float = 10.0  # assumed duration per point before any measurement, for the dry-run estimate
 
 
 class Epoch(Strict):

@@ -3,7 +3,7 @@
 results/20261120T101500Z-sweep-resnet/
     study.json              study definition, machine, and submitted jobs by point
     1x2/                    a point, named after its axis values
-        <run folder>        of a training, as created by `encore run`; its state is the state of the point
+        <run folder>        a training, as created by `encore run`; its state is the point's state
         measurement.json    from a measuring program; failed.json if it failed
         pass-2/             the same for the second pass
     report/
@@ -83,12 +83,12 @@ class Folder(Generic[Defined]):
         return dict(files.read_json(file)["jobs"]) if file.is_file() else {}
 
     def record_job(self, point: Keyed, job: str) -> None:
-        """Record the job of a point immediately; an unrecorded job would be submitted twice."""
+        """Record a point's job immediately; an unrecorded job would be submitted twice."""
         stored = files.read_json(self.path / STUDY)
         files.write_json(self.path / STUDY, {**stored, "jobs": {**stored["jobs"], point.key: job}})
 
     def state_of_pass(self, point: Keyed, number: int) -> State:
-        """Return the state of a pass, determined from the files in its folder."""
+        """Return the pass state, determined from the files in the pass folder."""
         run, pass_dir = self.run_of(point), self.point_folder(point, number)
         if run is not None:
             states = {experiment.state().status for experiment in run.experiments()}
@@ -134,7 +134,7 @@ class Folder(Generic[Defined]):
 
 
 def create(study: Defined, label: str, results: Path) -> Folder[Defined]:
-    """Create the folder of a study, named after the time and the ``label``."""
+    """Create the study folder, named after the time and the ``label``."""
     stamp = datetime.now(timezone.utc).strftime(run_folder.STAMP)
     content = {"study": study.model_dump(mode="json"), "machine": node.this_node(), "jobs": {}}
     try:
@@ -170,7 +170,7 @@ def open_folder(path: Path, of: type[Defined]) -> Folder[Defined]:
 def measure(
     folder: Folder[Defined], measure_point: Callable[[Any, int], ExitCode], again: str, only: str | None = None
 ) -> ExitCode:
-    """Measure all unfinished passes, or only those of point ``only``; ``again`` is the command that resumes the study.
+    """Measure all unfinished passes, or only passes of point ``only``; ``again`` is the command that resumes the study.
 
     Continues after a failed point, and stops when interrupted.
     """

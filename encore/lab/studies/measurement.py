@@ -98,7 +98,7 @@ def resume_command(folder: Folder[Study]) -> str:
 
 
 def measure(folder: Folder[Study], on_point: Callable[[Point, str], None], only: str | None = None) -> ExitCode:
-    """Measure all unfinished passes, or only those of point ``only``; failed passes are repeated."""
+    """Measure all unfinished passes, or only passes of point ``only``; failed passes are repeated."""
     request = folder.study.request
     python = request.python
     if request.runtime == "host" and python is None:
@@ -151,7 +151,7 @@ def _background_cpu_seconds() -> float:
 
 
 def last_line(path: Path) -> str:
-    """Return the last non-blank line of an output; empty if none."""
+    """Return the last line with an error, else the last non-blank line; empty if all lines are blank."""
     lines = [line for line in path.read_text("utf-8", "replace").splitlines() if line.strip()]
     errors = [line for line in lines if "error:" in line.lower()]
     return (errors or lines or [""])[-1].strip()

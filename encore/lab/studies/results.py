@@ -57,20 +57,20 @@ class Result:
         return replace(sample, spread=spread, spread_count=self.drift.freedom + 1)
 
     def steps(self, weak: bool = False) -> float:
-        """Return the steps of an epoch: images over the global batch; ``weak``: this number of images per device."""
+        """Return the steps per epoch: images over the global batch; ``weak``: this number of images per device."""
         joint = int(self.axes[self.study.epoch.batch]) * self.ranks
         return self.study.epoch.images * (self.ranks if weak else 1) / joint
 
     def epoch(self, weak: bool = False) -> Sample:
         """Return seconds per epoch: steps times step time, plus the extra time of the first step."""
         first = statistics.fmean(float(pass_["first_step_seconds"]) for pass_ in self.passes)
-        # The spread of the fixed cost is unknown: only that of the steps is used.
+        # The spread of the fixed cost is unknown: only the spread of the steps is used.
         fixed = max(0.0, first - self.step.estimate)
         blocks = [[value * self.steps(weak) + fixed for value in pass_["step_seconds"]] for pass_ in self.passes]
         return self._sample(blocks)
 
     def stage(self, name: str) -> float:
-        """Return the mean seconds of a stage of a step: fp_bp, wu, step (both, synchronized), metric."""
+        """Return the mean seconds of a step stage: fp_bp, wu, step (both, synchronized), metric."""
         return statistics.fmean(value for pass_ in self.passes for value in pass_["stages"][name])
 
     def operators(self, name: str) -> float | None:
@@ -142,7 +142,7 @@ def to_percent(value: float | None) -> float | None:
 
 
 def bounds(sample: Sample) -> tuple[float | None, float | None]:
-    """Return the interval of a sample, None and None without a spread."""
+    """Return the sample's interval, None and None without a spread."""
     return interval(sample) or (None, None)
 
 
@@ -204,7 +204,7 @@ class PrintedComparison:
 
 
 def compare_printed(study: Study, quantity: str, measurements: Sequence[Measurement]) -> list[PrintedComparison]:
-    """Return the printed figures of a quantity with the measurements of the same points."""
+    """Return the printed figures for a quantity with the measurements of the same points."""
     if study.published is None or not quantity:
         return []
     return [

@@ -75,7 +75,7 @@ def load_runs(arguments: Sequence[str], links: Mapping[str, str] = {}) -> list[S
         for run in load_run_sets(path):
             measured, host = measurement_of(run), run.settings.get("node.hostname")
             server = name or (f"{host}, {measured.system}" if host else measured.system)
-            # Logs of the first rounds have no batch: use the global batch of the run configuration.
+            # Logs of the first rounds lack the batch: use the global batch of the run configuration.
             batch_size, ranks = run.settings.get("configuration.batch_size"), run.ranks
             batch = measured.batch or (float(batch_size) * ranks if isinstance(batch_size, int) and ranks else None)
             measured = replace(measured, label=server, system=server, batch=batch)
@@ -229,7 +229,7 @@ def by_precision(runs: Sequence[ServerRun]) -> Table:
 
 
 def first_epochs(runs: Sequence[ServerRun]) -> Table:
-    """Return the times of one and two epochs: a single-epoch run does not show the later ones."""
+    """Return the times for one and two epochs: a single-epoch run does not show the later ones."""
     epochs = [(run.measured, run.side.phases.get("first_epoch_s"), run.side.phases.get("epoch_s")) for run in runs]
     return Table(
         title="One against two epochs",
@@ -304,7 +304,7 @@ def _variants(runs: Iterable[ServerRun], value: Callable[[Measurement], object])
 def _pairs(
     runs: Iterable[ServerRun], first: Callable[[ServerRun], bool], second: Callable[[ServerRun], bool]
 ) -> list[tuple[ServerRun, ServerRun, float, float]]:
-    # Pairs of a first and a second finished run, with their minutes.
+    # Pairs of finished runs (first, second), with their minutes.
     finished = [(run, run.measured.minutes) for run in runs if run.measured.minutes]
     return [
         (first_run, second_run, slow, fast)
@@ -318,7 +318,7 @@ def _pairs(
 def gpus_needed(runs: Sequence[ServerRun]) -> Table:
     """Return the fewest GPUs, a power of two, per benchmark and server, and the interval of the minutes on them.
 
-    With a single measured GPU count there is no model: the measured minutes are compared with the limit.
+    A single measured GPU count gives no model: the measured minutes are compared with the limit.
     """
     finished = [run for run in runs if run.measured.gpus and run.measured.minutes]
     rows: list[tuple[Cell, ...]] = []
@@ -375,7 +375,7 @@ _COLUMNS = ("minutes", *_OF_MACHINE, "GPUs", *_OF_GPUS, *_COUNTERS)
 
 
 def mean_utilisation(logs: Sequence[RunLog]) -> dict[str, Cell]:
-    """Return means over the timed part of a set of runs, by column; empty without readings in it."""
+    """Return means over the timed parts of the runs, by column; empty without readings in it."""
     nodes = [by_node(log) for log in logs]
     parts = [part for parts_by_node in nodes for part in parts_by_node.values()]
     readings = [reading for part in parts for reading in part]
@@ -425,7 +425,7 @@ def _mean(values: Iterable[Any]) -> float | None:
 
 
 def _rate(parts: Sequence[list[dict[str, Any]]], name: str) -> float | None:
-    # MiB/s per GPU of a cumulative KiB counter, from the first and the last reading of each part.
+    # MiB/s per GPU from a cumulative KiB counter: first and last reading per part.
     rates = []
     for readings in parts:
         for gpu in range(min((len(reading.get("gpus", ())) for reading in readings), default=0)):

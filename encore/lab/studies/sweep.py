@@ -33,7 +33,7 @@ from encore.slurm.script import Options
 from encore.ssh import hosts
 
 Mode = Literal["strong", "weak"]
-# Progress hooks of a point's run; without a folder, hooks before the run.
+# Progress hooks for a point's run; without a folder, hooks before the run.
 HooksOf = Callable[["GridPoint", RunFolder | None], runner.Hooks]
 
 
@@ -117,7 +117,7 @@ def _precision(text: str, mode: Mode) -> tuple[str | None, int | None]:
 
 
 def point_request(sweep: Sweep, point: GridPoint, results: Path) -> Request:
-    """Return the run request of a point; the run folder is created in ``results``."""
+    """Return a point's run request; the run folder is created in ``results``."""
     _refuse_settings(sweep)
     common = replace(sweep.request, name=point.benchmark or sweep.request.name)
     choice = catalogue.choose(common.name)
@@ -190,7 +190,7 @@ def batch_settings(
     global_batch: int | None = None,
     rates: Sequence[str] = ("learning_rate",),
 ) -> tuple[str, ...]:
-    """Return settings that make the batch of a point strong (one global batch) or weak (one batch per rank).
+    """Return settings that make a point's batch strong (one global batch) or weak (one batch per rank).
 
     The learning rate belongs to the global batch: it is unchanged in strong scaling, and follows Encore's rule for
     other GPU counts in weak scaling. Empty if the rule of the system already has this result.
@@ -289,7 +289,7 @@ def _submit(folder: Folder[Sweep], point: GridPoint) -> None:
 
 
 def prepare_job(point: GridPoint, request: Request) -> Prepared:
-    """Return the batch job of a point; does not need Slurm."""
+    """Return the point's batch job; does not need Slurm."""
     resources = Options(nodes=point.nodes, gpus_per_node=point.gpus_per_node, cluster=request.cluster)
     # Nodes and GPUs are the job's, not the command line's.
     request_ = replace(request, gpus=None, nodes=None)

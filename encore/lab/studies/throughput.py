@@ -172,7 +172,7 @@ def predictions(folder: Folder[Sweep], results: Sequence[Result], gpus: Sequence
     """Return predicted samples per second at other GPU counts, from the cost model fitted to the points of each
     precision.
 
-    Precisions with a single finished GPU count have no rows. If all points are on one node, predictions are for a
+    Precisions with a single finished GPU count are omitted. If all points are on one node, predictions are for a
     single node with any number of GPUs.
     """
     unit, speed = devices(results), _speed(results)

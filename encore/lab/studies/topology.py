@@ -4,7 +4,7 @@
     machine = describe(node.this_node(), ranks=2, on_step=print)
     print(picture(machine.server).alone())
 
-Bandwidths are measured between ranks with the data exchange of a training, and with the all-reduce and all-to-all of
+Bandwidths are measured between ranks with the data exchange of training, and with the all-reduce and all-to-all of
 nccl-tests if installed.
 """
 
@@ -273,7 +273,7 @@ def _sockets(server: Server, centres: Sequence[float]) -> Iterator[str]:
 
 
 def _switches(server: Server, gpus: Sequence[str], positions: Mapping[str, float], centre: float) -> Iterator[str]:
-    # GPUs of a socket, with the switches between them and the socket.
+    # GPUs on a socket, with the switches between them and the socket.
     switched: set[str] = set()
     for group in server.switches:
         attached = [gpu for gpu in group if gpu in gpus]
@@ -335,7 +335,7 @@ class Links:
     ring: tuple[int, ...]  # order of a ring through all GPUs that uses links only
 
     def path(self, source: int, target: int) -> tuple[int, ...]:
-        """Return the path between two GPUs; empty if NVLinks do not connect them in at most two hops."""
+        """Return the path between two GPUs; empty if NVLinks do not connect them in one or two hops."""
         if _pair(source, target) in self.widths:
             return (source, target)
         through = [
@@ -378,7 +378,7 @@ def tree(links: Links, sizes: Sequence[int], devices: int) -> dict[Pair, float]:
 def ring(links: Links, sizes: Sequence[int], devices: int) -> dict[Pair, float]:
     """Return bytes per link and step by a ring all-reduce, sum of both directions.
 
-    A ring of a subset of GPUs is closed by the path from the last to the first.
+    A ring over a GPU subset is closed by the path from the last to the first.
     """
     order = [gpu for gpu in links.ring if gpu < devices]
     share = 2.0 * (devices - 1) / devices * sum(sizes)

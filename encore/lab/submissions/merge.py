@@ -1,7 +1,7 @@
 """Merge submitter trees into one tree, as in a round's repository, and report conflicts.
 
-    SUBMITTER/results/SYSTEM/BENCHMARK/result_0.txt ...    a set is in a single tree, or identical in each
-    SUBMITTER/systems/SYSTEM.json                          a single description of a system, with its results
+    SUBMITTER/results/SYSTEM/BENCHMARK/result_0.txt ...    a set is in a single tree, or identical in all
+    SUBMITTER/systems/SYSTEM.json                          a single system description, with its results
     SUBMITTER/benchmarks/...                               files of multiple trees
 
 No files are written in case of conflicts. Identical files in two trees do not conflict. Trees are untrusted: links
@@ -172,7 +172,7 @@ def _similar_names(trees: Sequence[_Tree]) -> Iterator[Collision]:
         yield Collision(names_text, "the same name but for its case or Unicode form", trees_of, "give one another name")
 
 
-# Smallest merge unit: a set, the code of a system, or a file.
+# Smallest merge unit: a set, a system's code, or a file.
 def _unit(path: PurePosixPath) -> PurePosixPath:
     depth = {"results": _SET_DEPTH, "benchmarks": _CODE_DEPTH}.get(path.parts[1], len(path.parts))
     return PurePosixPath(*path.parts[:depth])

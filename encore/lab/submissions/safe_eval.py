@@ -57,7 +57,7 @@ def evaluate(
     functions: Mapping[str, Callable[..., Any]],
     operators: Mapping[type, Operator] = OPERATORS,
 ) -> Any:
-    """Return the value of an expression; ``names`` resolves names.
+    """Return the expression's value; ``names`` resolves names.
 
     Raises NoValueError with the reason if it cannot be evaluated.
     """

@@ -111,7 +111,7 @@ def _skip_documents(text: str, pos: int, delimiters: list[str]) -> int:
 
 
 def split(text: str) -> list[Token]:
-    """Return the tokens of a script; ShellError with the line of an unclosed quote or bracket."""
+    """Return the script's tokens; ShellError with the line of the unclosed quote or bracket."""
     text = text.replace("\r\n", "\n")
     tokens: list[Token] = []
     delimiters: list[str] = []
