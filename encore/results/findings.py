@@ -148,7 +148,7 @@ def rate_of(rules: Rules, name: str) -> float | None:
 
 
 def severity_at(rate: float | None, max_severity: Severity) -> Severity:
-    """Limit the severity of a rule: errors only if the rule is known to fire rarely."""
+    """Limit a rule's severity: errors only if the rule is known to fire rarely."""
     return "warning" if max_severity == "error" and (rate is None or rate > MAX_ERROR_RATE) else max_severity
 
 
@@ -199,7 +199,7 @@ def junit(results_by_path: Found) -> str:
 FORMATS = {"sarif": sarif, "junit": junit}
 
 
-# Short rule name, the same for all findings of a rule: the code, or mlperf-logging's key
+# Short rule name, identical for all findings from the same rule: the code, or mlperf-logging's key
 def _rule_id(finding: Finding) -> str:
     return finding.code or finding.rule.partition(":")[0].rpartition(", ")[2]
 

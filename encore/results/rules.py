@@ -1,8 +1,8 @@
-"""Rules of each round, from data: number of runs, quality targets, dropped runs, data set sizes.
+"""Rules per round, from data: number of runs, quality targets, dropped runs, data set sizes.
 
 ``data/rounds/`` contains a TOML file per round, such as ``v0.7.toml``, and ``benchmarks.toml`` with the properties
 of benchmarks that do not change between rounds. New rounds only need a new file there, and rule files in
-mlperf-logging. Sources are listed at the top of each file.
+mlperf-logging. Sources are listed at the top of every file.
 """
 
 import json
@@ -144,7 +144,7 @@ def _round(table: dict[str, Any]) -> Round:
     )
 
 
-# The range of a target excludes ``below`` and ``above``, and includes ``up_to`` and ``down_to``.
+# A target's range excludes ``below`` and ``above``, and includes ``up_to`` and ``down_to``.
 def _target(entry: Mapping[str, Any], slack: float) -> Target:
     higher = "at_most" not in entry
     value = entry.get("at_least", entry.get("more_than")) if higher else entry["at_most"]
@@ -216,7 +216,7 @@ def is_hpc(benchmark: str | None) -> bool:
 
 
 def benchmark_of(name: str | None) -> Benchmark | None:
-    """Return the properties of a benchmark that do not depend on the round; None if unknown."""
+    """Return a benchmark's round-independent properties; None if unknown."""
     return _BENCHMARKS.get(name or "")
 
 
@@ -225,7 +225,7 @@ def rounds_of(benchmark: str) -> frozenset[str]:
 
 
 def targets_of(round_: str, benchmark: str, global_batch: float | None = None) -> tuple[Target, ...]:
-    """Return the targets of a benchmark in a round, empty if unknown.
+    """Return the targets for a benchmark in a round, empty if unknown.
 
     In v0.7, BERT's target depends on the global batch.
     """
@@ -267,7 +267,7 @@ def data_size(benchmark: str | None, round_: str | None = None) -> DataSize | No
 ROUND_KEYS = frozenset({"run_stop", "gradient_accumulation_steps"})  # Keys that distinguish rounds
 LATER_ROUNDS = rounds_with("mllog")  # Rounds with ``:::MLLOG`` lines
 _ROUND_FOLDER = re.compile(r"(?:training_results_)?v(\d+\.\d)(?:\.\d)?")
-# Clues that do not fit all logs of a round: logs may be submitted again in the next round.
+# Clues that do not fit all logs in a round: logs may be submitted again in the next round.
 _GUESSES = frozenset({"date", "keys"})
 _PASSPORT_LIMIT = 1 << 22
 _SECONDS_PER_YEAR = 365.2425 * 86400
@@ -287,7 +287,7 @@ def find_round(
     """
     if not dialects:
         return None, "no MLPerf event in the file", False
-    # The log of a running experiment is in the experiment's folder.
+    # A running experiment's log is in the experiment folder.
     recorded = passport_of(path.parent.parent if path.name == "result.txt" else path.parent).get("round")
     recorded = recorded if isinstance(recorded, str) else ""
     if recorded and recorded not in ROUNDS:
@@ -333,7 +333,7 @@ def _is_newer(round_: str) -> bool:
 
 
 def passport_of(folder: Path) -> dict[str, Any]:
-    """Read the ``run.json`` of an Encore run folder; empty if missing or damaged."""
+    """Read ``run.json`` in an Encore run folder; empty if missing or damaged."""
     path = folder / "run.json"
     try:
         loaded = json.loads(path.read_text("utf-8")) if path.stat().st_size <= _PASSPORT_LIMIT else None

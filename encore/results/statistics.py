@@ -203,7 +203,7 @@ def _standard_error(ordered: Sequence[float], trimmed: int) -> float:
     return max((_deviation(ordered) or 0.0) / math.sqrt(count), robust)
 
 
-# Degrees of freedom of a difference (Welch and Satterthwaite)
+# Degrees of freedom for a difference (Welch and Satterthwaite)
 def _welch_freedom(error_a: float, freedom_a: float, error_b: float, freedom_b: float) -> float:
     largest = max(error_a, error_b)
     if largest == 0 or not math.isfinite(largest):

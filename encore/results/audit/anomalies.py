@@ -39,7 +39,7 @@ class Rule:
 
 
 def per_log(check: Callable[[RunLog], Iterator[Anomaly]]) -> Check:
-    """Convert a check of a log to a check of a set."""
+    """Convert a check of single logs to a check of a set."""
 
     def check_set(score: Score) -> Iterator[Anomaly]:
         for run in score.runs:

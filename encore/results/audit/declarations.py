@@ -112,7 +112,7 @@ def _missing_file(score: Score, run: RunLog, values: dict[str, object]) -> Itera
 def _script(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
     _, scripts = _scripts(score, values)
     texts = [(script, list(_contradictions(values, _variables(script)))) for script in scripts]
-    # If several scripts have that name, any of them may be the one that ran.
+    # If several scripts have that name, the one that ran is unknown.
     if texts and all(lines for _, lines in texts):
         yield from (f"{line} in {texts[0][0].name}" for line in texts[0][1])
 
@@ -196,7 +196,7 @@ def _profiles(folder: Path) -> Iterator[tuple[Path, dict[str, Precision] | str]]
             yield path, _cached_profile(path, path.stat().st_mtime_ns, path.stat().st_size)
 
 
-# Profiles have up to millions of events and are compared with each log of a set.
+# Profiles have up to millions of events and are compared with every log in a set.
 @functools.lru_cache(maxsize=64)
 def _cached_profile(path: Path, modified: int, size: int) -> dict[str, Precision] | str:
     try:

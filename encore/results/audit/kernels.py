@@ -89,7 +89,7 @@ def lowest_precisions(names: Iterable[tuple[str, tuple[str, ...]]]) -> dict[str,
 
 
 def classify_kernel(name: str) -> tuple[str | None, frozenset[str]]:
-    """Return the part of a kernel, None if unknown, and the names of its precision."""
+    """Return a kernel's part, None if unknown, and the names of its precision."""
     for row in table()["kernel"]:
         if match := re.search(row["pattern"], name):
             return row["part"], frozenset(row.get("precision") or [table()["types"][match["type"].lower()]])
@@ -109,7 +109,7 @@ def _min_bits(labels: Iterable[str]) -> int:
     return min(BITS[word] for word in labels)
 
 
-# Kernels of a Chrome trace, if any: operators on a GPU do not show TF32.
+# Kernels in a Chrome trace, if any: operators on a GPU do not show TF32.
 def _parse_trace(trace: Any) -> Names:
     events = [entry for entry in trace["traceEvents"] if entry.get("ph") == "X"]
     kernels = [entry for entry in events if str(entry.get("cat")).lower() == "kernel"]

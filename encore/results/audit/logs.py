@@ -119,7 +119,7 @@ def spans_of(run: RunLog, min_evaluations: int = _LEAST_EVALUATIONS) -> list[Spa
     return spans
 
 
-# Speed of a span relative to the fastest other span, with or without evaluations, whichever is lower
+# Span speed relative to the fastest other span, with or without evaluations, whichever is lower
 def _ratio_to_others(run: RunLog, spans: Sequence[Span], number: int) -> float:
     ratio = _ratio_to_fastest(spans, [end - start for start, end, _ in spans], number)
     if ratio <= _FASTER:
@@ -263,7 +263,7 @@ def quality_units(run: RunLog) -> Iterator[Anomaly]:
             yield Anomaly(f"{wrong[0][0]:g} for {target.unit}{percent}", run.path, wrong[0][1])
 
 
-# From public logs of v1.0, v1.1, v3.0, v3.1 and v5.0: 99 of 100 are at most 1.02.
+# From public logs of v1.0, v1.1, v3.0, v3.1 and v5.0: 99 of 100 are 1.02 or less.
 _FASTER_THAN_STATED = 1.04
 _LEAST_S = 3.0
 # A larger ratio means another unit, such as the throughput of 1 of 6 GPUs, which is 1.2x that of 1 of 5.
@@ -272,7 +272,7 @@ _LARGEST, _LARGEST_PER_GPU = 3.0, 1.18
 _WHOLE_RUN = frozenset({"bert", "dlrm", "dlrm_dcnv2", "gpt3", "maskrcnn"})
 # Throughput since the last value, evaluation included: 40 reference logs of mlcommons/training
 _WITH_EVALUATION = frozenset({"gpt_oss_20b"})
-# Many logs contain the throughput of one GPU and count the training set in batches.
+# Many logs contain the throughput per GPU and count the training set in batches.
 _PER_GPU = frozenset({"ssd", "retinanet"})
 _MOST_GPUS_LOG2 = 12
 _COCO = 117_266.0  # Images of COCO 2017 with labels: some SSD logs count in epochs and log another size

@@ -22,7 +22,7 @@ _ROUNDED_S = 0.0016  # Two times, both rounded to a millisecond
 _LARGEST_FACTOR = 5.0
 # Ratios with smaller differences are equal: digests store evaluation times with six digits.
 _SAME_FACTOR = 2e-4
-_CHANCE = 1e-6  # Maximum probability of a match by chance
+_CHANCE = 1e-6  # Maximum probability of a chance match
 
 _Values = tuple[tuple[str, tuple[float, ...]], ...]  # Qualities per evaluation by target name, six digits
 _Key = tuple[str | None, _Values]  # Benchmark and first qualities of a curve
@@ -78,7 +78,7 @@ def _key(benchmark: str | None, values: _Values) -> _Key | None:
 
 def published_run(score: Score) -> Iterator[Anomaly]:
     for public, ratio, runs in _matching_sets(score):
-        # Not in the public set's folder in a checkout of a results repository.
+        # Not in the public set's folder in a results repository checkout.
         if abs(ratio - 1) < _SAME_FACTOR and not set(public.name.split("/")[1:]) <= set(score.folder.absolute().parts):
             yield Anomaly(f"{count_of(runs, 'run')} of {public.name}")
 

@@ -1,4 +1,4 @@
-"""Rules on the runs of a set: copies, differences and missing files."""
+"""Rules on the runs in a set: copies, differences and missing files."""
 
 import json
 import re
@@ -22,7 +22,7 @@ _NEARLY_OF_CHANGE = 0.003
 _LITTLE_NOISE = frozenset({"llama31_405b"})  # Valid runs differ by a thousandth
 _LEAST_BOUNDARIES = 6
 _NEIGHBOURS = 50
-_TOLERANCE_S = 0.0016  # Both times of a copy are rounded to a millisecond after the shift
+_TOLERANCE_S = 0.0016  # Both times in a copy are rounded to a millisecond after the shift
 _TUNED = re.compile(r"(?:opt|sgd|lars|adam|lamb)_|s_optimizer$|gradient_accumulation_steps$")
 _DEFERRED = "DEFERRED"  # Google's logs of v0.5 log some values later under different names
 _OUTLIER, _PACE, _APART = 5.0, 1.5, 1.2

@@ -1,4 +1,4 @@
-"""Compare a set of runs with a published result: time to target, minutes per epoch and epochs to target.
+"""Compare a run set with a published result: time to target, minutes per epoch and epochs to target.
 
     from encore.results.compare.compare import compare
     comparison = compare(run_set, "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet")
@@ -301,7 +301,7 @@ class Comparison:
 
 
 def compare(current: RunSet, name: str | None = None, logs: Path | None = None, within: float = WITHIN) -> Comparison:
-    """Compare a set of runs with the submission ``name``, or with the nearest one.
+    """Compare a run set with the submission ``name``, or with the nearest one.
 
     Logs of the submission in the folder ``logs`` are used instead of its digest.
     """
@@ -467,7 +467,8 @@ def _is_cpu_run(current: RunSet, baseline: RunSet) -> bool:
 
 # Size of the real data set if the current run used fewer training samples, else None
 def _full_data_size(current: RunSet, baseline: RunSet) -> int | None:
-    # RetinaNet ("ssd" since v2.0) has no data set size: train_samples is the number of iterations in most logs.
+    # RetinaNet ("ssd" since v2.0) is listed without a data set size: train_samples is the number of iterations in most
+    # logs.
     size = data_size(current.benchmark, current.round)
     if size is None or size.train is None or not current.train_samples:
         return None
@@ -484,7 +485,7 @@ def _hardware_obstacles(current: RunSet, baseline: RunSet) -> Iterator[str]:
         yield f"run on {count} accelerators, submitted on {baseline_count}"
 
 
-# Unknown hardware of a run whose submission was selected by hardware only
+# Unknown hardware in a run whose submission was selected by hardware only
 def _unknown_hardware(current: RunSet, baseline: RunSet) -> Iterator[str]:
     pairs = {
         "accelerator": (family(current.hardware.accelerator), family(baseline.hardware.accelerator)),

@@ -1,4 +1,4 @@
-"""Forecast of an unfinished run. Separate from its computation, which needs NumPy."""
+"""Forecast for an unfinished run. Separate from its computation, which needs NumPy."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -4,8 +4,8 @@
     for difference in explain(current, baseline).differences:
         print(difference.sentence)
 
-Measured differences come first, ranked by the time that they add relative to the baseline. The weight of a setting
-is the largest effect of such settings on speed or convergence, an estimate and not a measurement.
+Measured differences come first, ranked by the time that they add relative to the baseline. A setting's weight is the
+largest effect of such settings on speed or convergence, an estimate and not a measurement.
 """
 
 import math
@@ -45,7 +45,7 @@ _PART_WEIGHT = 0.5  # Part of a phase that is listed as well: sorted below the p
 _UNTIMED_WEIGHT = 0.01
 _CAUSE_WEIGHT = 10.0
 
-# Largest effect of each kind of setting. Settings of equal weight are sorted by name.
+# Largest effect per kind of setting. Settings of equal weight are sorted by name.
 _HYPERPARAMETERS: tuple[tuple[str, float], ...] = (
     (r"global_batch|^batch_size$|input_batch|train_samples|data\.id", 0.9),
     (r"opt_name|optimizer$|precision|depth|layout|num_layers|hidden_size|lora_rank", 0.8),

@@ -1,4 +1,4 @@
-"""Forecast the time to target of an unfinished run, from its pace and the lengths of other runs.
+"""Forecast an unfinished run's time to target, from its pace and the lengths of other runs.
 
     from encore.results.compare.forecast import forecast
     result = forecast(read_run("result_0.txt"))
@@ -42,7 +42,7 @@ QUANTILES = (0.05, 0.5, 0.95)
 # Distances between global batches, as natural logarithms: weight exp(-1/2) relative to an equal batch, and limit for
 # the regression of the length on the batch
 _NEAR_BATCH, _FAR_BATCH = 0.25, 1.0
-# A set with half of its hyperparameters equal has weight exp(-15) relative to a set with all equal
+# A set with half the hyperparameters equal has weight exp(-15) relative to a set with all equal
 _MISMATCH_PENALTY = 30.0
 _POINT_SIMILARITY = 0.5  # Assumed fraction of equal hyperparameters for reference points: the rules fix half of them
 _MIN_SHARED_KEYS = 3  # Minimum of hyperparameters in both logs for a meaningful fraction
@@ -126,7 +126,7 @@ def forecast(run: RunLog, marks: Sequence[Mark] = (), own_lengths: Sequence[floa
 
 
 def forecast_runs(runs: Sequence[RunLog], folder: Path | None = None) -> list[Forecast]:
-    """Forecast all runs of a set that did not finish or reach their target yet.
+    """Forecast all runs in a set that did not finish or reach their target yet.
 
     Runs of the set that reached the target provide lengths. For an Encore run folder, ``folder``, only experiments
     without a result file are forecast: a result file without run_stop belongs to a crashed run.
@@ -276,7 +276,7 @@ def _similarity(current: Mapping[str, object], baseline: Mapping[str, object] | 
 
 @functools.cache
 def public_lengths(benchmark: str) -> tuple[KnownLengths, ...]:
-    """Return all public sets and reference points of a benchmark (current name) that count in its unit."""
+    """Return all public sets and reference points for a benchmark (current name) that count in its unit."""
     info = benchmark_of(benchmark)
     unit = info.points_in if info else "epochs"
     sets = [length_set for name in _rounds() for length_set in _read_round(benchmark, name, unit)]

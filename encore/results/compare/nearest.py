@@ -45,7 +45,7 @@ AS_GIVEN = Match(How.GIVEN, "as given")
 
 
 def find_submission(run_set: RunSet, name: str | None = None) -> tuple[PublishedResult | None, Match]:
-    """Return the published cell to compare with, and how it was selected; None and the reason if there is none."""
+    """Return the published cell to compare with, and how it was selected; None and the reason if no cell fits."""
     if name is not None:
         return _find_by_name(run_set, name), Match(How.GIVEN, "as named")
     if run_set.benchmark is None:

@@ -1,4 +1,4 @@
-"""Compare a run's losses with those of other seeds, and find the first step outside their band.
+"""Compare a run's losses with runs of other seeds, and find the first step outside their band.
 
     from encore.results.compare.noise import noise_of
     for noise in noise_of(current, baseline):
@@ -162,11 +162,11 @@ class Noise:
 
 
 def noise_of(current: RunSet, baseline: RunSet) -> list[Noise]:
-    """Compare the losses and qualities of the runs of one set with those of the other set.
+    """Compare losses and qualities between the runs of two sets.
 
     The band is computed from the baseline's runs, or from the current runs if the baseline has too few. For two
-    Encore runs, different configurations are compared as well: the first step outside the band shows the effect of a
-    setting.
+    Encore runs, different configurations are compared as well: the first step outside the band shows a setting's
+    effect.
     """
     if current.benchmark is None or current.benchmark != baseline.benchmark:
         return []
@@ -348,7 +348,7 @@ def _find_twin(run: Series, references: Sequence[Series], is_loss: bool) -> Test
 
 
 def losses_of(run_set: RunSet) -> list[Series]:
-    """Return the losses of each experiment in an Encore run folder, if recorded in its metrics."""
+    """Return the losses per experiment in an Encore run folder, if recorded in its metrics."""
     files = (
         {path.parent.name[11:]: path for path in run_set.folder.glob("experiment_*/metrics.jsonl")}
         if run_set.folder
@@ -361,7 +361,7 @@ def losses_of(run_set: RunSet) -> list[Series]:
     return [losses for losses in series if losses.at]
 
 
-# Loss by step in one metrics file. A resumed run repeats steps; the last record of a step counts.
+# Loss by step in one metrics file. A resumed run repeats steps; the last record per step counts.
 def _losses(path: Path) -> Series:
     records: dict[int, Record] = {}
     for record in filter(None, map(record_of, lines_of(path))):

@@ -90,7 +90,7 @@ class RunSet:
 
     @property
     def raw_minutes(self) -> float | None:
-        """Raw score, or the mean of the runs if there is no score"""
+        """Raw score, or the mean of the runs if the score is missing"""
         if self.score is None:
             return None
         scaled = self.score_kind == "official" and self.score_is_official
@@ -98,7 +98,7 @@ class RunSet:
 
     @property
     def official_minutes(self) -> float | None:
-        """Raw score times the scaling factor; None if one of them is unknown"""
+        """Raw score times the scaling factor; None if either is unknown"""
         return official(self.raw_minutes, self.scaling_factor) if self.score_is_official else None
 
     @property
@@ -210,7 +210,7 @@ def targets_for(round_: str | None, benchmark: str | None, batch: float | None) 
 
 
 def score_sample(minutes: Sequence[float], trimmed: int, score: float | None) -> Sample | None:
-    """Return the official score with the spread of its runs, or the mean of the converged runs."""
+    """Return the official score with the spread between its runs, or the mean of the converged runs."""
     if not minutes:
         return None
     return Sample.of(minutes, trimmed) if score is None else replace(Sample.of(minutes, trimmed), estimate=score)

@@ -1,4 +1,4 @@
-"""Compare epochs to the target with the reference convergence points (RCP) of a round, using mlperf-logging.
+"""Compare epochs to the target with the reference convergence points (RCP) for a round, using mlperf-logging.
 
     from encore.results.compliance.convergence import convergence_of
     convergence = convergence_of(score)
@@ -31,7 +31,7 @@ from encore.results.table import cell_text
 _SCALED_SINCE = "v2.1"
 _FIRST_ROUND = "v1.0"
 FIRST_RULESET = "1.0.0"
-_INFINITE = 1e9  # Epochs of a run that did not converge, as in mlperf-logging
+_INFINITE = 1e9  # Epochs for a run that did not converge, as in mlperf-logging
 _LARGEST_LOG = 1 << 28
 _SAME_FACTOR = 1e-6
 _LARGEST_FACTOR = 10  # Above it the logs count epochs where the reference counts samples, as two of v3.1 do
@@ -72,7 +72,7 @@ class Convergence:
 
 
 def convergence_of(score: Score) -> Convergence | None:
-    """Compare a set with the points of its round; None before v1.0, in the open division, or with too few runs."""
+    """Compare a set with its round's points; None before v1.0, in the open division, or with too few runs."""
     if score.round not in ROUNDS or is_before(score.round, _FIRST_ROUND):
         return None
     if len(score.runs) < 3 or any(run.division == "open" for run in score.runs):
@@ -195,8 +195,8 @@ def _compare(score: Score, ruleset: str) -> Convergence:
     return _compare_with_point(_checker(ruleset, benchmark), score, float(batch), lengths)
 
 
-# Global batch, and epochs or samples to the target per run, as mlperf-logging reads them. None if missing in the
-# summary of a log: mlperf-logging then reads the logs, which is four times slower.
+# Global batch, and epochs or samples to the target per run, as mlperf-logging reads them. None if missing in a log's
+# summary: mlperf-logging then reads the logs, which is four times slower.
 def _logged_lengths(runs: Sequence[RunLog], benchmark: str) -> tuple[float | None, list[float] | None]:
     batches = {run.global_batch for run in runs}
     lengths = [_length(run, benchmark) for run in runs]

@@ -78,7 +78,7 @@ _HINTS = {
 
 
 def expectation(key: str, test: str, *, any_event: bool = False) -> str:
-    """Return the test of a rule as a phrase, such as "lars_epsilon: value equal to 0.0"."""
+    """Return a rule's test as a phrase, such as "lars_epsilon: value equal to 0.0"."""
     text = " ".join(test.split())
     phrase = _PHRASES.get(text)
     if phrase is None:
@@ -184,7 +184,7 @@ def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -
     return [*findings, crash] if crash else findings
 
 
-# Replace functions of a module temporarily.
+# Replace module functions temporarily.
 @contextlib.contextmanager
 def _patched_names(module: Any, names: dict[str, object]) -> Iterator[None]:
     previous = {name: vars(module)[name] for name in names if name in vars(module)}

@@ -180,7 +180,7 @@ def _data_before_clock(events: Sequence[Event], start: Event | None) -> Iterator
         )
 
 
-# By timestamps, or by lines if one has no timestamp
+# By timestamps, or by lines if one lacks a timestamp
 def _is_before(event: Event, start: Event) -> bool:
     if event.time_s is None or start.time_s is None:
         return event.line < start.line

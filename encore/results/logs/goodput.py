@@ -40,7 +40,7 @@ class Goodput:
 
 
 def goodput_of(run: RunLog) -> Goodput | None:
-    """Return the breakdown of the wall-clock time; None if the log has no training start or no end."""
+    """Return the breakdown of the wall-clock time; None if the log lacks the training start or end."""
     start, end = _bounds(run)
     stop = run.stop_s if run.stop_s is not None else run.last_s
     phases = phases_of(replace(run, stop_s=stop))

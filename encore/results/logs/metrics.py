@@ -27,7 +27,7 @@ class Record(BaseModel):
 
 
 def experiment_of(log: Path) -> Path | None:
-    """Return the experiment folder of a log, or None if the log was not written by Encore.
+    """Return a log's experiment folder, or None if the log was not written by Encore.
 
     The log is in that folder, or in its parent with the same number: ``experiment_0`` for ``result_0.txt``.
     """
@@ -36,7 +36,7 @@ def experiment_of(log: Path) -> Path | None:
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """Yield the lines of a stream in pieces of at most 65,536 characters; empty if it cannot be read."""
+    """Yield the stream's lines in pieces of up to 65,536 characters; empty if it cannot be read."""
     with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
         yield from iter(lambda: file.readline(_LONGEST_LINE), "")
 

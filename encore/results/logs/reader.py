@@ -170,7 +170,7 @@ def parse_line(text: str, number: int = 0, on_damage: OnDamage = _ignore) -> Ite
         match = _TOKEN.search(text, end)
 
 
-# Yield the remaining events of a line with many damaged events, cut at every marker: linear in the line's length.
+# Yield the remaining events in a line with many damaged events, cut at every marker: linear in the line's length.
 def _parse_pieces(text: str, number: int, on_damage: OnDamage) -> Iterator[Event]:
     starts = [match.start() for match in _TOKEN.finditer(text)]
     for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):
@@ -281,7 +281,7 @@ def _bare_or_json(text: str) -> object:
         return text
 
 
-# Seconds. Some logs have ``time_s: 0.0`` without ``time_ms``: such events have no time.
+# Seconds. Some logs have ``time_s: 0.0`` without ``time_ms``: such events lack a time.
 def _time_of(record: Mapping[str, object]) -> float | None:
     milliseconds = number_of(record.get("time_ms"))
     if milliseconds is not None:

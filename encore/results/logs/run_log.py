@@ -1,7 +1,8 @@
 """Summary of one log: benchmark, duration, whether the target was reached, and the reason if it was not.
 
-from encore.results.logs.run_log import read_run run = read_run("result_0.txt") print(run.benchmark, run.minutes,
-run.reason, run.explanation)
+from encore.results.logs.run_log import read_run
+run = read_run("result_0.txt")
+print(run.benchmark, run.minutes, run.reason, run.explanation)
 """
 
 import json
@@ -92,7 +93,7 @@ _NO_HYPERPARAMETER = re.compile(
 _LARGEST_FRACTION = 1.0
 _LONGEST_DAYS = 60  # The longest public run took 8 days
 _MINUTES_PER_DAY = 1440
-# The years 1990 and 2200: such a time is one of a clock, though a wrong one.
+# The years 1990 and 2200: times between them are clock times, even if the clock is wrong.
 _EARLIEST_DATE_S, _LATEST_DATE_S = 631_152_000, 7_258_118_400
 _TEXTS = {"submission_division": "division", "submission_org": "org", "submission_platform": "platform"}
 # Events whose first value is a field of RunLog; the figures are hyperparameters, too.
@@ -104,7 +105,7 @@ _FIGURES = {
 
 
 class Reason(str, Enum):
-    """Why a log has no time."""
+    """Reason for a missing time in a log."""
 
     NO_EVENTS = "no_events"
     NO_START = "no_run_start"
@@ -220,7 +221,7 @@ def submitter_of(runs: Iterable[RunLog]) -> str | None:
     return names.most_common(1)[0][0] if names else None
 
 
-# Parser state of a log, and evidence that decides whether its time counts.
+# Parser state for one log, and evidence that decides whether its time counts.
 @dataclass
 class _Reading:
     run: RunLog
@@ -456,7 +457,7 @@ class _Reading:
             return start, start + self.eval_result_s, self.eval_result_s / 60
         return start, stop, (stop - start) / 60 if start is not None and stop is not None else None
 
-    # Reason why the log has no time; the order is from basic to specific.
+    # Reason why the log lacks a time; the order is from basic to specific.
     def _judge(self) -> tuple[Reason | None, str]:
         elapsed = self.run.elapsed_minutes
         if self.run.events == 0 and self.last_damaged:
@@ -546,7 +547,7 @@ def read_run(path: str | PathLike[str], round_: str | None = None, read: ReadEve
     return reading.finish(round_)
 
 
-# Describe the damage; damage in compressed files has no line number.
+# Describe the damage; in compressed files, the line number is unknown.
 def _describe_damage(line: int, text: str) -> str:
     return f"line {line} holds a damaged event: {text[:80].strip()}" if line else text.removeprefix(":::ML ")
 
@@ -561,7 +562,7 @@ def _describe_invalid_time(event: Event) -> str:
     return f"{location} is at {seconds:.6g} s, which is not in the years 2017 to 2100: in another unit?"
 
 
-# Name the first value per target that is outside of its unit's range.
+# Name the first value per target outside its unit's range.
 def _unit_hints(quality: Sequence[Quality], targets: tuple[Target, ...]) -> Iterator[str]:
     for target in targets:
         values = [(point.values[target.name], point.line) for point in quality if target.name in point.values]

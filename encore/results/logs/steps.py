@@ -1,4 +1,4 @@
-"""Step times per rank of an experiment, and detection of slow ranks.
+"""Step times per rank in an experiment, and detection of slow ranks.
 
     from encore.results.logs.steps import slow_rank, windows_of
     print(slow_rank(windows_of(Path("RUN/experiment_0"))))
@@ -21,7 +21,7 @@ from encore.results.table import Table
 
 FOLDER = "steps"
 _LAST_BYTES = 4096  # About a dozen lines
-RECENT_SECONDS = 150.0  # Two windows of a minute, the last of which is at most a minute old
+RECENT_SECONDS = 150.0  # Two one-minute windows, the last of which is up to a minute old
 MIN_SECONDS = 60.0  # Recent windows per rank: less time shows start-up noise
 # Fraction of time: a healthy run of tools/slowdowns, with 2 ranks on 2 shared cores, stayed below it.
 LEAST_WAIT = 0.15
@@ -142,7 +142,7 @@ def late_shares(windows: Mapping[int, Sequence[Window]], edges: Sequence[float])
 
 
 def table_of(windows: Mapping[int, Sequence[Window]], file: str) -> Table:
-    """Return the step times per rank over the full run; ``file`` is the name of its log."""
+    """Return the step times per rank over the full run; ``file`` is the log's name."""
     columns = ("rank", "node", "device", "steps", "median s", "p99 s", "waits for others", "waits for data", "no core")
     return Table(
         title=f"Steps of the ranks, {file}",

@@ -1,6 +1,7 @@
 """Time per phase of a run, and training length, from the timestamps in the log.
 
-from encore.results.logs.timing import phases_of, length_of run = read_run("result_0.txt")
+from encore.results.logs.timing import phases_of, length_of
+run = read_run("result_0.txt")
 print(phases_of(run)["evaluate_s"], length_of(run))
 """
 
@@ -25,7 +26,7 @@ MOST_POINTS = 30  # Points per plotted curve
 _COUNTS_SAMPLES = frozenset({"bert"})  # NVIDIA's BERT of v0.7 writes epoch 1, and the samples trained as train_samples
 
 
-# Phases of a run; start, train and evaluate add up to the run's time.
+# Run phases; start, train and evaluate add up to the run's time.
 PHASES = (
     "init_s",  # From init_start to init_stop, off the clock
     "start_s",  # From run_start to the first epoch
@@ -139,7 +140,7 @@ def curve_of(run: RunLog, max_points: int = MOST_POINTS) -> Curve:
             continue
         position, minutes = (point.epoch, point.samples), (point.time_s - run.start_s) / 60
         if points and points[-1][0] == position != (None, None) and not points[-1][2].keys() & point.values.keys():
-            # Some logs have a separate line per metric of an evaluation.
+            # Some logs have a separate line per evaluation metric.
             points[-1] = (position, minutes, {**points[-1][2], **point.values})
         else:
             points.append((position, minutes, dict(point.values)))

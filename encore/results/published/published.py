@@ -275,7 +275,7 @@ def _hardware_from_name(name: str) -> tuple[int | None, int | None, str | None]:
 
 @functools.lru_cache(maxsize=4)
 def lines_of(round_: str) -> tuple[str, ...]:
-    """Return the digest lines of a round: the source, then one JSON line per set."""
+    """Return a round's digest lines: the source, then one JSON line per set."""
     path = DIGESTS / f"{round_}.jsonl.xz"
     if not path.is_file():
         return ()

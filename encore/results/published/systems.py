@@ -37,7 +37,7 @@ def described(path: Path) -> System:
 
 
 def read_description(path: Path) -> tuple[dict[str, Any], str]:
-    """Return a system description and the problem of its file: some submitted files are not valid JSON."""
+    """Return a system description and the problem in its file: some submitted files are not valid JSON."""
     try:
         if path.stat().st_size > _LIMIT:
             return {}, f"{path.name} is too large for a system description"
@@ -99,7 +99,7 @@ def _key(key: object) -> str:
 
 
 def from_description(description: Mapping[str, Any], caveat: str = "") -> System:
-    """Return the system of an MLPerf system description; empty fields stay unknown."""
+    """Return the system for an MLPerf system description; empty fields stay unknown."""
     description = {_key(key): value for key, value in description.items()}
     if isinstance(description.get("nodes"), list | dict):
         description = _description_from_entry(description)
@@ -255,7 +255,7 @@ def model_of(accelerator: str | None) -> str | None:
     form = _FORM.search(accelerator or "")
     if name is None or form is None:
         return name
-    # There is only one SXM socket from A100 on, named with or without a number.
+    # Since A100, a single SXM socket exists, named with or without a number.
     socket = {"s": f"SXM{form[2] if name == 'V100' else ''}", "p": "PCIe", "n": "NVL"}[form[1][0].lower()]
     return f"{name}-{socket}"
 

@@ -137,7 +137,7 @@ def shift_table() -> _Rates:
 
 
 def forecast_table() -> _Rates:
-    """Return how often the forecast of a truncated log contained the true time, by benchmark and cut, in percent."""
+    """Return how often the forecast from a truncated log contained the true time, by benchmark and cut, in percent."""
     head = ["benchmark", "cut after", "logs", "with a forecast", "inside", "median error", "median width"]
     return head, [
         [

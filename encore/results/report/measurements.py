@@ -53,7 +53,7 @@ class Measurement:
 
 
 def title_of(run_set: RunSet) -> str:
-    """Return the full name: round, submitter and system of a published result, else the folder name."""
+    """Return the full name: round, submitter and system if published, else the folder name."""
     if run_set.published is not None:
         return run_set.published.name
     if run_set.passport or run_set.folder is None:
@@ -327,7 +327,7 @@ def by_precision(measurements: Sequence[Measurement]) -> Table:
 
 
 def quality_table(measurements: Sequence[Measurement], name: str, over: str) -> Table:
-    """Return the data of a quality plot: all evaluations of metric ``name`` over one unit."""
+    """Return the data for a quality plot: all evaluations of metric ``name`` over one unit."""
     curves = [
         (measurement, number, curve)
         for measurement in measurements

@@ -278,7 +278,7 @@ def is_small(comparison: Comparison) -> bool:
 
 
 def tone(ruling: str, lengths: Factor | None = None) -> str:
-    """Return the tone of a verdict: good, bad, open or plain. Needing fewer epochs is not bad."""
+    """Return a verdict's tone: good, bad, open or plain. Needing fewer epochs is not bad."""
     if ruling == Verdict.CONVERGES_DIFFERENTLY.value and lengths is not None and (lengths.ratio or 1.0) < 1:
         return "plain"
     return _TONES.get(ruling, "plain")
@@ -509,7 +509,7 @@ def build_report(
 ) -> Report:
     """Read all run sets at or below ``paths`` and build the report.
 
-    ``studied`` are tables of a study, ``packages`` are package checker reports of submitter trees.
+    ``studied`` are study tables, ``packages`` are package checker reports of submitter trees.
     """
     read = [_read_sets(path, on_read) for path in paths]
     reports = {report.path: report for _, checked in read for report in checked}
@@ -543,7 +543,7 @@ def _read_sets(path: Path, on_read: OnRead | None) -> tuple[list[Score], list[Co
 
 
 def measurements(run_sets: Sequence[RunSet], study: str | None, published: str | None) -> list[Measurement]:
-    """Return measurements of the run sets, of a study, and of published results with this part in the name."""
+    """Return measurements from the run sets, the study, and published results with this part in the name."""
     selected = [measurement_of(run_set) for run_set in run_sets] + measurements_of_study(study)
     return selected + measurements_of_published(published, {measurement.benchmark for measurement in selected} or None)
 

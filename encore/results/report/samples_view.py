@@ -20,7 +20,7 @@ from encore.results.table import Cell, Table
 Line = TypeVar("Line", bound=BaseModel)
 
 
-# Data URL of an image: styles of the page do not apply to it.
+# Data URL for an image: page styles do not apply to it.
 def _data_url(svg: str) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode("utf-8", "replace")).decode("ascii")
 
@@ -246,7 +246,7 @@ def _box(shape: Shape, unit: float, image: Detected) -> str:
     dashes = f' stroke-dasharray="{1.5 * unit:.2f} {3 * unit:.2f}"' if shape.crowd else dashes
     score = "" if shape.score is None else f" {shape.score:.2f}"
     text = f"{shape.label}{score}"
-    # Label above the box, or inside if there is not enough room; its width is estimated from the number of letters.
+    # Label above the box, or inside if the room is insufficient; its width is estimated from the number of letters.
     label_y = y - 13 * unit if y > 13 * unit else y
     label_x = max(0.0, min(x, image.width - (6.4 * len(text) + 6) * unit))
     return (

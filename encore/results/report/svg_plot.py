@@ -217,7 +217,7 @@ def _px(value: float) -> str:
 
 
 def ticks(low: float, high: float, max_ticks: int = 6, *, integers: bool = False) -> list[float]:
-    """Return at most ``max_ticks`` round numbers from low to high; ``integers``: whole numbers only."""
+    """Return up to ``max_ticks`` round numbers from low to high; ``integers``: whole numbers only."""
     if not high > low:
         return [low]
     rough = (high - low) / (max_ticks - 1)

@@ -1,4 +1,4 @@
-"""Energy of a run set, from the power logs of some submissions since v4.0.
+"""Energy per run set, from the power logs of some submissions since v4.0.
 
     from encore.results.scores.power import energy_of
     print(energy_of(score).kilojoules)
@@ -62,7 +62,7 @@ class _NoEnergyError(Exception):
 
 
 def energy_of(score: Score) -> Energy | None:
-    """Return the energy of a set, or None without a power folder."""
+    """Return the set's energy, or None without a power folder."""
     if not (score.folder / "power").is_dir():
         return None
     kilojoules: dict[str, float] = {}
@@ -99,7 +99,7 @@ def _missing(score: Score, reasons: dict[str, str], nodes: set[int]) -> str:
     return "; ".join(lacking[:3]) or several
 
 
-# Energy of a run in joules, and its number of nodes.
+# Run energy in joules, and the number of nodes.
 def _run_energy(folder: Path, run: RunLog) -> tuple[float, int]:
     if not folder.is_dir():
         raise _NoEnergyError(f"no folder power/{folder.name}")

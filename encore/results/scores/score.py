@@ -267,7 +267,7 @@ def _sets_below(root: Path, any_log: bool, visited: set[Path]) -> Iterator[FileS
 
 
 def score_runs(folder: Path, runs: Sequence[RunLog]) -> Score:
-    """Score runs of one benchmark and round, in file order."""
+    """Score runs with the same benchmark and round, in file order."""
     round_, benchmark, batch = _set_key(runs)
     rule = rule_for(round_, benchmark, batch)
     scaling = read_scaling(folder, round_)
@@ -338,7 +338,7 @@ def _olympic(rule: Rule, score: Score, runs: Sequence[RunLog], missed: int) -> S
 
 
 def score_logs(folder: Path, logs: Sequence[RunLog]) -> Iterator[Score]:
-    """Score the logs of a folder, in file order, as one or several sets."""
+    """Score the logs in a folder, in file order, as one or several sets."""
     sets: dict[tuple[str | None, str | None], list[RunLog]] = {}
     strays: list[RunLog] = []
     for run in one_round(logs):
