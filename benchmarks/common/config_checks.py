@@ -36,7 +36,7 @@ def precision_on_cpu(config: Any, *possible: str) -> None:
 
 
 def too_few(manifest: Manifest, unit: str, step: int) -> List[Misfit]:
-    """Return the misfit of a data set with fewer training samples than a ``step`` of all ranks."""
+    """Return the misfit if a data set has fewer training samples than a ``step`` of all ranks."""
     count = manifest["splits"]["train"]["count"]
     hint = "set a smaller batch_size, take fewer ranks, or more data"
     return [(f"{count:,} {unit}, fewer than the {step:,} of a step", "at least one step", hint)] * (count < step)

@@ -16,10 +16,10 @@ def evenly(count: int) -> slice:
 
 
 def product(rows: float, inputs: float, outputs: float) -> float:
-    """FLOPs of a GEMM of (rows, inputs) and (inputs, outputs)."""
+    """FLOPs for a (rows, inputs) x (inputs, outputs) GEMM."""
     return 2.0 * rows * inputs * outputs
 
 
 def convolution(height: int, width: int, kernel: int, in_channels: int, out_channels: int) -> float:
-    """FLOPs of a convolution with ``height`` x ``width`` outputs in each of ``out_channels`` channels."""
+    """FLOPs for a convolution with ``out_channels`` x ``height`` x ``width`` outputs."""
     return product(height * width, kernel * kernel * in_channels, out_channels)

@@ -1,1 +1,1 @@
-"""Measurements and correctness checks of a training step on this machine: bench, selftest, roofline, kernels."""
+"""Training step measurements and correctness checks on this machine: bench, selftest, roofline, kernels."""

@@ -1,4 +1,4 @@
-"""Comparison of the losses of two trainings: the first steps individually, and the mean of each epoch."""
+"""Loss comparison between two trainings: the first steps individually, and the epoch means."""
 
 import json
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class Tolerance(NamedTuple):
     """Largest relative difference between two trainings that agree."""
 
     step: float  # limit for the losses of the first steps
-    epoch: float  # limit for the mean loss of an epoch
+    epoch: float  # limit for the epoch's mean loss
 
 
 Losses = List[List[Tuple[int, float]]]  # per epoch: number of steps (usually 1) and their mean loss
@@ -26,7 +26,7 @@ class Result:
 
 
 def compare_losses(actual: Losses, expected: Losses, tolerance: Tolerance, fewer_steps: int = 0) -> Result:
-    """Compare the losses of the first steps, if they are reported individually, and the mean of each epoch."""
+    """Compare the losses of the first steps, if they are reported individually, and the epoch means."""
     steps = [[sum(count for count, _ in epoch) for epoch in losses] for losses in (actual, expected)]
     if len(actual) != len(expected) or any(not 0 <= b - a <= fewer_steps for a, b in zip(*steps)):
         return Result("FAIL", f"steps per epoch {steps[0]} against {steps[1]}")

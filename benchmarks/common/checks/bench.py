@@ -41,13 +41,13 @@ class Subject:
     samples_per_step: int
     loops: Mapping[str, Loop]
     titles: Mapping[str, str] = field(default_factory=dict)  # titles that differ from TITLES
-    # Samples per step of a loop, if different from ``samples_per_step``
+    # Samples per step and loop, if different from ``samples_per_step``
     samples: Mapping[str, int] = field(default_factory=dict)
     # The loop with which a loop is compared, where it is not ``bare``.
     against: Mapping[str, str] = field(default_factory=dict)
     close: Callable[[], None] = lambda: None  # end the threads of the loops
     unit: str = "samples"  # unit of ``samples_per_step``
-    # Model FLOPs per training step of a loop (benchmarks/common/flops.py), if known
+    # Model FLOPs per training step and loop (benchmarks/common/flops.py), if known
     flops: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -62,7 +62,7 @@ def repeated(call: Callable[[], Any]) -> Loop:
 def training_loop(
     framework: Any, config: Any, ranks: Ranks, step: Callable[[Any], Any], next_batch: Callable[[], Any]
 ) -> Loop:
-    """Return a loop of steps on batches of ``next_batch``, with the reports of a training; ``step`` returns a loss."""
+    """Return a step loop on batches from ``next_batch``, with training reports; ``step`` returns a loss."""
     stream, sums = MetricsStream(Path("/dev/null"), 0), framework.LaggedSums(ranks, "step")
     batch_size = config.batch_size * ranks.size
     wait = framework.input_wait(ranks)
@@ -87,7 +87,7 @@ def refuse_unknown(subject: Subject, only: Sequence[str]) -> None:
 def measure(
     subject: Subject, synchronize: Callable[[], None], steps: int, repeats: int, only: Sequence[str] = ()
 ) -> Tuple[Dict[str, Any], Optional[float]]:
-    """Measure the samples per second of each loop, in turn, and the waiting fraction with real data."""
+    """Measure each loop's samples per second, in turn, and the waiting fraction with real data."""
     loops = {name: loop for name, loop in subject.loops.items() if not only or name in only}
     titles = {**TITLES, **subject.titles}
     speeds: Dict[str, List[float]] = {name: [] for name in loops}
@@ -134,7 +134,7 @@ def measure(
     return measured, measured["real"]["median"] / measured["input"]["median"] if both else None
 
 
-# Peak FLOP/s of a GEMM in the precision of the configuration; only measured by PyTorch.
+# GEMM peak FLOP/s in the configured precision; only measured by PyTorch.
 def _peak(framework: Any, config: Any, ranks: Ranks) -> Optional[float]:
     if not framework.__name__.endswith(".pytorch"):
         return None

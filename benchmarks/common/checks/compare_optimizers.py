@@ -1,8 +1,8 @@
-"""Check that all available implementations of an optimizer compute the same update.
+"""Check that all available optimizer implementations compute the same update.
 
     python -m benchmarks.common.checks.compare_optimizers
 
-Prints one line with the compared implementations. Exit code 1: two of them differ by more than rounding errors.
+Prints one line with the compared implementations. Exit code 1: two differ by more than rounding errors.
 """
 
 import sys
@@ -14,7 +14,7 @@ from benchmarks.common.torch import optimizers
 from benchmarks.common.torch.optimizers import Build
 
 STEPS = 10
-SHAPES = ((64, 3, 7, 7), (1000, 17), (5,))  # a convolution, a matrix and a vector; no size is a multiple of a GPU block
+SHAPES = ((64, 3, 7, 7), (1000, 17), (5,))  # a convolution, a matrix and a vector; no size is a multiple of GPU blocks
 RELATIVE, ABSOLUTE = 1e-5, 1e-6  # rounding of float32, summed up over the steps
 
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class Usage(NamedTuple):
-    """Resource usage of a compiled kernel, or its compile error."""
+    """A compiled kernel's resource usage, or its compile error."""
 
     kernel: str
     variant: str
@@ -46,7 +46,7 @@ def compile_usage(module: str, specification: Specification, capability: int) ->
     except Exception as problem:
         return usage._replace(problem=f"{type(problem).__name__}: {problem}".strip())
     resources = _resources(result.asm["cubin"])
-    # Spilled registers are on the stack; the cubin does not contain the shared memory of a launch.
+    # Spilled registers are on the stack; the cubin does not contain the launch's shared memory.
     return usage._replace(registers=resources["REG"], shared=result.metadata.shared, spills=resources["STACK"])
 
 
@@ -66,7 +66,7 @@ def _compile(specification: Specification, capability: int) -> Any:
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
-# Return the resource usage of a kernel from cuobjdump: REG, STACK and others.
+# Return the kernel's resource usage from cuobjdump: REG, STACK and others.
 def _resources(cubin: bytes) -> Dict[str, int]:
     import triton
 

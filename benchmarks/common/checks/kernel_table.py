@@ -1,4 +1,4 @@
-"""Kernel time of a step by class, from torch.profiler.
+"""Kernel time per step by class, from torch.profiler.
 
     from benchmarks.common.checks.kernel_table import measure
     for row in measure(step, device)["kernels"][:10]:
@@ -47,16 +47,16 @@ _OPERATOR = re.compile(r"[a-z]\w*::\w+$")
 
 
 def class_of(name: str) -> str:
-    """Return the class of a GPU kernel or of an operator such as ``aten::mm``."""
+    """Return the class for a GPU kernel or an operator such as ``aten::mm``."""
     return next((title for title, pattern in CLASSES if re.search(pattern, name.lower())), OTHER)
 
 
 def measure(
     step: Callable[[], Any], device: torch.device, steps: int = 3, trace: Optional[Path] = None
 ) -> Dict[str, Any]:
-    """Profile ``steps`` calls; return seconds and fraction of busy time for each class and the longest kernels.
+    """Profile ``steps`` calls; return seconds and busy time fraction for each class and the longest kernels.
 
-    ``busy_seconds``: kernel time of one step, on a GPU summed over all streams, so that it may exceed the step time.
+    ``busy_seconds``: kernel time per step, on a GPU summed over all streams, so that it may exceed the step time.
     ``trace``: file for the profiler trace, with input shapes.
     """
     # Suppress the profiler's own messages.

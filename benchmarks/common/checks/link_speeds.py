@@ -28,7 +28,7 @@ SIZES = {"cuda": (1 << 16, 1 << 20, 1 << 24, 1 << 28), "cpu": (1 << 14, 1 << 18,
 BYTES_A_MEASUREMENT = 1 << 28
 _MOST_CALLS = 200
 REPEATS = 3
-PEAK_SECONDS = 0.3  # duration of each GEMM and copy measurement
+PEAK_SECONDS = 0.3  # duration per GEMM or copy measurement
 
 
 def measure(ranks: Ranks, sizes: List[int], between_pairs: bool = True) -> Dict[str, Any]:
@@ -66,7 +66,7 @@ def measure(ranks: Ranks, sizes: List[int], between_pairs: bool = True) -> Dict[
 
 
 def peaks(ranks: Ranks) -> List[Dict[str, float]]:
-    """Return FLOP/s and copy bandwidth of each rank's device, measured on all devices at the same time."""
+    """Return FLOP/s and copy bandwidth per rank, measured on all devices at the same time."""
     device: torch.device = ranks.context
     precision, n = ("bf16", 0) if device.type == "cuda" else ("fp32", 1024)
     pytorch.barrier()

@@ -3,8 +3,8 @@
     from benchmarks.common.checks import measured_peaks
     print(measured_peaks.flops_per_second(torch.device("cuda"), "bf16"))
 
-These are the ceilings of the roofline: measured values, not those of the data sheet. A GEMM of two square matrices
-counts 2 n^3 operations; the triad a = b + s * c moves three arrays, the copy two (McCalpin, STREAM, which does not
+These are the ceilings of the roofline: measured, not from the data sheet. A GEMM with two square matrices counts
+2 n^3 operations; the triad a = b + s * c moves three arrays, the copy two (McCalpin, STREAM, which does not
 count the read for ownership, either).
 """
 
@@ -20,12 +20,12 @@ from benchmarks.common.run.timing import seconds_of
 # By type of device. A CPU's fp16 is not there to train with, and TF32 is a GPU's.
 PRECISIONS = {"cuda": ("fp32", "tf32", "bf16", "fp16"), "cpu": ("fp32", "bf16")}
 SIDE = {"cuda": 8192, "cpu": 2048}  # rows of the matrices: large enough that memory is not the limit
-# Elements of each fp32 array: 1 GiB and 128 MiB, much larger than caches except on the largest servers
+# Elements per fp32 array: 1 GiB and 128 MiB, much larger than caches except on the largest servers
 ELEMENTS = {"cuda": 1 << 28, "cpu": 1 << 25}
-SECONDS = 0.5  # duration of each measurement, after the first call
-REPEATS = 3  # repeats of each measurement; the fastest is the peak
+SECONDS = 0.5  # duration per measurement, after the first call
+REPEATS = 3  # repeats per measurement; the fastest is the peak
 # A CPU without instructions for bf16 computes it number by number, at no more in a large matrix than in a small one.
-PROBED, LONGEST = 256, 2.0  # size of a first GEMM, and maximum seconds of a measured one
+PROBED, LONGEST = 256, 2.0  # size for the first GEMM, and maximum seconds for a measured one
 
 
 def measure(device: torch.device) -> Dict[str, Any]:
@@ -40,12 +40,12 @@ def measure(device: torch.device) -> Dict[str, Any]:
 
 
 def name_of(device: torch.device) -> str:
-    """Return the name of a GPU; empty for a CPU, which the host identifies."""
+    """Return the GPU's name; empty for a CPU, which the host identifies."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
 def flops_per_second(device: torch.device, precision: str, n: int = 0, seconds: float = SECONDS) -> float:
-    """Return the peak FLOP/s of an n x n GEMM."""
+    """Return the peak FLOP/s for an n x n GEMM."""
 
     def product(size: int) -> Callable[[], Any]:
         a, b = (torch.rand(size, size, device=device, dtype=DTYPES[precision]) for _ in range(2))

@@ -52,13 +52,13 @@ class Suite:
     # Modules whose exit code is 0 if the check passes, by check name
     programs: Mapping[str, str] = field(default_factory=dict)
     steps: int = 20  # that all GPUs must make together at least
-    fewer_steps: int = 0  # number of steps by which an epoch may be shorter on two ranks
+    fewer_steps: int = 0  # maximum number of missing steps per epoch on two ranks
     shares_gpu: str = ""  # why two ranks cannot share a GPU; empty where they can, through Gloo
     # Writes a data set with real sizes for bench.py; None if the toy data set suffices
     real_sizes: Optional[Callable[[Path], None]] = None
     # The same with JPEGs of real size, whose input pipeline must keep up with the step
     real_images: Optional[Callable[[Path, int], None]] = None
-    # Why a batch of a submitted system is not evaluated on a CPU; empty if it is
+    # Why a submitted system's batch is not evaluated on a CPU; empty if it is
     no_cpu_evaluation: str = "a batch takes minutes on a CPU"
 
     @property
@@ -76,7 +76,7 @@ class Suite:
 
 
 class Bench:
-    """Trainings of a suite on this machine."""
+    """A suite's trainings on this machine."""
 
     def __init__(self, suite: Suite, arguments: argparse.Namespace) -> None:
         self.suite, self.data, self.work = suite, arguments.data, arguments.work
@@ -87,7 +87,7 @@ class Bench:
         self.base = base_of(suite, json.loads(arguments.config.read_text(encoding="utf-8")), self.device)
 
     def command(self, settings: Mapping[str, Any], name: str, launch: Sequence[str] = ()) -> Tuple[List[str], Path]:
-        """Return the command and the folder of a training; the folder has only the configuration."""
+        """Return a training's command and folder; the folder has only the configuration."""
         values = {**self.base, **settings}
         try:
             self.suite.config_class(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
@@ -155,7 +155,7 @@ Check = Callable[[Bench], Result]
 
 
 def alternatives(config_class: Any, name: str) -> Tuple[Any, ...]:
-    """Return all values of a field with choices, except "auto"."""
+    """Return a field's possible values, except "auto"."""
     annotation = get_type_hints(config_class)[name]
     return (False, True) if annotation is bool else tuple(value for value in get_args(annotation) if value != "auto")
 
@@ -172,18 +172,18 @@ def variants(suite: Suite, base: Mapping[str, Any]) -> Dict[str, Tuple[Dict[str,
     return settings
 
 
-# Settings that a non-default value of a field requires
+# Settings that a non-default field value requires
 NEEDED: Mapping[str, Mapping[str, Any]] = {"fp8": {"precision": "bf16"}, "xla_parts": {"xla": True}}
 
 
 def parse_value(config_class: Any, name: str, text: str) -> Any:
-    """Convert ``text`` to a value of a field: one of its choices, or its type."""
+    """Convert ``text`` to a field value: one of the choices, or the field's type."""
     annotation = get_type_hints(config_class)[name]
     return text if text in get_args(annotation) else annotation(text)
 
 
 def needed(suite: Suite, name: str, value: Any) -> Dict[str, Any]:
-    """Return the settings that a value requires. fp16 needs a loss scale, or gradients of a small network underflow."""
+    """Return the settings that a value requires. fp16 needs a loss scale, or gradients in a small network underflow."""
     if name in NEEDED:
         return dict(NEEDED[name])
     return {"loss_scale": defaults(suite)["loss_scale"]} if (name, value) == ("precision", "fp16") else {}
@@ -227,7 +227,7 @@ def variant(settings: Mapping[str, Any], tolerance: Tolerance, bench: Bench) -> 
 
 def overflow(bench: Bench) -> Result:
     """Let the loss overflow: the run must stop with an error."""
-    # There is no fp16 on CPUs; fp32 overflows as well.
+    # CPUs lack fp16; fp32 overflows as well.
     settings: Dict[str, Any] = {"learning_rate": 1e30}
     if bench.device == "gpu" and "fp16" in alternatives(bench.suite.config_class, "precision"):
         settings["precision"] = "fp16"
@@ -290,7 +290,7 @@ def on_all_gpus(bench: Bench) -> Result:
 
 
 def evaluation(bench: Bench) -> Result:
-    """Evaluate synthetic batches with the network of a submitted system; on a GPU, bench.py does this."""
+    """Evaluate synthetic batches with a submitted system's network; on a GPU, bench.py does this."""
     if bench.device == "cpu" and bench.suite.no_cpu_evaluation:
         raise Skipped(bench.suite.no_cpu_evaluation)
     if bench.full is None:
@@ -388,7 +388,7 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 def check_names(small: Mapping[str, Mapping[str, Any]]) -> Dict[str, List[str]]:
-    """Return the names of the GPU checks by module; ``small``: configuration of each."""
+    """Return the names of the GPU checks by module; ``small``: configuration per module."""
     suites = {module: suite_of(module) for module in small}
     return {module: list(checks(suite, base_of(suite, small[module], "gpu"))) for module, suite in suites.items()}
 

@@ -1,12 +1,12 @@
-"""Count floating-point operations and bytes of a step, operator by operator.
+"""Count floating-point operations and bytes per step, operator by operator.
 
     from benchmarks.common.checks.step_cost import count
     cost = count(step)
     print(cost.flops, cost.moved, cost.by_class)
 
 Operations are counted by torch.utils.flop_counter: 2 per multiply-add of GEMMs, convolutions and attention, forward
-and backward; elementwise operators are not counted. Bytes are the inputs and outputs of each operator, except views:
-the traffic without fusion and caches. A compiled step moves less, so that its intensity is at least the counted one.
+and backward; elementwise operators are not counted. Bytes are all operator inputs and outputs, except views: the
+traffic without fusion and caches. A compiled step moves less, so that its intensity is at least the counted one.
 Both counts work on the meta device, without computing anything.
 """
 
@@ -42,7 +42,7 @@ _HEAVY = ("rnn", "lstm", "gru", "attention")
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one call."""
+    """Cost per call."""
 
     flops: int
     moved: int  # bytes read and written by its operators
@@ -137,7 +137,7 @@ def _tensors(tree: Any) -> List[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-# Return the bytes of a tensor; repeated elements of an expanded tensor count once.
+# Return a tensor's bytes; repeated elements in an expanded tensor count once.
 def _bytes(tensor: torch.Tensor) -> int:
     repeated = 1
     for size, stride in zip(tensor.shape, tensor.stride() if tensor.layout is torch.strided else ()):

@@ -21,7 +21,7 @@ LAST_LINES = 12
 POLL_SECONDS = 0.002
 POLL_END_SECONDS = 0.1
 STACK_SECONDS = 1.0  # time for ranks to print their stacks
-# Modules of programs that may not be next to this Python.
+# Modules for programs that may be missing in this Python's folder.
 LAUNCHERS = {"torchrun": "torch.distributed.run", "horovodrun": "horovod.runner.launch"}
 # Time limit for all processes to exit after the last record; later is a hang.
 EXIT_SECONDS = 60.0
@@ -71,7 +71,7 @@ def run(command: List[str], folder: Path, environment: Mapping[str, str]) -> Non
             signal_ranks(folder, signal.SIGKILL)
             child.kill()
     if hangs:
-        # A launcher may capture the output of each rank.
+        # A launcher may capture the ranks' output.
         outputs = [folder / "output.txt", *folder.parent.glob("ranks/**/stderr*")]
         last = max(outputs, key=lambda path: path.stat().st_mtime)
         raise Failed(f"a hang: still running {EXIT_SECONDS:.0f} s after the end of the training", last)

@@ -1,4 +1,4 @@
-"""NumPy files of a data set: written with detection of full disks, memory-mapped, checked against the manifest."""
+"""Data set files in NumPy format: written with detection of full disks, memory-mapped, checked against the manifest."""
 
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ def write_array(path: Path, values: np.ndarray) -> None:
 
 
 def write_header(file: BinaryIO, kind: "np.dtype[Any]", count: int) -> int:
-    """Write the header of a file with ``count`` values of a type; return its length in bytes."""
+    """Write a file header for ``count`` values of type ``kind``; return the header's length in bytes."""
     header = {"descr": kind.str, "fortran_order": False, "shape": (count,)}
     np.lib.format.write_array_header_1_0(file, header)
     return file.tell()
@@ -56,7 +56,7 @@ class Sequences:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """int32 [sequences]: length of each sequence, read on first use."""
+        """int32 [sequences]: sequence lengths, read on first use."""
         return np.diff(self.offsets).astype(np.int32)
 
     def __getitem__(self, index: int) -> np.ndarray:
@@ -73,7 +73,7 @@ def opening(folder: Path, kind: str) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        # str() of an OSError includes the file name, repr() does not.
+        # An OSError's str() includes the file name, its repr() does not.
         problem = str(error) if isinstance(error, OSError) else repr(error)
         raise Problem(f"{folder}: {problem}", f"a data set for {kind}", prepare_again(folder)) from None
 

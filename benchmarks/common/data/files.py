@@ -1,4 +1,4 @@
-"""Atomic file writes, and the facts of a finished part of a preparation."""
+"""Atomic file writes, and the facts of finished preparation parts."""
 
 import json
 import os

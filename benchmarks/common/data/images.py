@@ -56,7 +56,7 @@ def check_pixels(image: Image.Image) -> bool:
     """Return whether the pixels are 16-bit gray.
 
     Raises:
-        CorruptImage: floats, or integers of an unknown range, which Pillow would clip to 0 to 255.
+        CorruptImage: floats, or integers with an unknown range, which Pillow would clip to 0 to 255.
     """
     if image.mode not in ("F", "I") and not image.mode.startswith("I;16"):
         return False
@@ -76,6 +76,6 @@ def to_rgb(image: Image.Image) -> Image.Image:
         CorruptImage: see ``check_pixels``.
     """
     if check_pixels(image):
-        # In two steps: I;16 has no scaling, and convert("RGB") clips.
+        # In two steps: I;16 does not scale, and convert("RGB") clips.
         image = image.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L")
     return image.convert("RGB")

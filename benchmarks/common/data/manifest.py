@@ -1,4 +1,4 @@
-"""Manifest of a data set, ``dataset.json``. It is written last: a folder without it is incomplete.
+"""Data set manifest, ``dataset.json``. It is written last: a folder without it is incomplete.
 
 ``DataSet`` in benchmarks/common/records.py defines the fields.
 """
@@ -13,7 +13,7 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.records import DataSet, plain
 
 FILE_NAME = "dataset.json"
-PARTS = "parts"  # subfolder of an unfinished preparation
+PARTS = "parts"  # subfolder for an unfinished preparation
 SCHEMA = 1
 FIELDS = ("benchmark", "name", "classes", "splits", "facts", "how")
 CHUNK = 1 << 20  # read size in bytes
@@ -21,7 +21,7 @@ CHUNK = 1 << 20  # read size in bytes
 File = Dict[str, Any]
 Manifest = Dict[str, Any]
 Add = Callable[[int], None]  # called with the number of bytes read since the last call
-# Content check of a benchmark for a folder whose files have the right size
+# A benchmark's content check for a folder whose files have the right size
 Check = Callable[[Path, Manifest], Sequence[Problem]]
 # The same for files that are not in the manifest: quick, or every byte with a report of the bytes read
 CheckUnlisted = Callable[[Path, Manifest, bool, Add], Sequence[Problem]]
@@ -66,15 +66,15 @@ def write(manifest: Manifest, directory: Path) -> Path:
 
 
 def read(directory: Path) -> Manifest:
-    """Read the manifest of a data folder.
+    """Read a data folder's manifest.
 
     Raises:
-        Problem: folder or manifest is missing, incomplete, damaged, or of another schema.
+        Problem: folder or manifest is missing, incomplete, damaged, or has a different schema.
     """
     return _read(directory)[0]
 
 
-# Return the fields of a manifest, and whether its checksum and id are valid.
+# Return the manifest's fields, and whether its checksum and id are valid.
 def _read(directory: Path) -> Tuple[Manifest, bool]:
     path, again = directory / FILE_NAME, prepare_again(directory)
     try:

@@ -33,7 +33,7 @@ from benchmarks.common.data.progress import Progress, human_bytes
 
 
 def opens(module: str) -> manifest.Check:
-    """Return a check that calls ``open_data`` of a module, which requires numpy."""
+    """Return a check that calls a module's ``open_data``, which requires numpy."""
 
     def check(directory: Path, _: manifest.Manifest) -> Sequence[Problem]:
         try:
@@ -47,7 +47,7 @@ def opens(module: str) -> manifest.Check:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Data set declaration of a benchmark."""
+    """A benchmark's data set declaration."""
 
     benchmark: str
     source: str  # description of the raw data
@@ -76,7 +76,7 @@ class DataSet:
 
 
 class Listing(NamedTuple):
-    """Source of a preparation."""
+    """Preparation source."""
 
     source: Any  # defined by the writer
     fingerprint: str  # hash of everything that determines the output
@@ -89,7 +89,7 @@ class Split(NamedTuple):
 
 
 class Content(NamedTuple):
-    """Result of a writer, with the fields of the manifest."""
+    """Writer result, with the manifest's fields."""
 
     name: str
     splits: Mapping[str, Split]
@@ -156,7 +156,7 @@ def parse(data_set: DataSet, argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(data_set: DataSet, argv: Optional[Sequence[str]] = None) -> int:
-    """Run the command line of a ``prepare.py``; return its exit code."""
+    """Run a ``prepare.py`` command line; return its exit code."""
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, _interrupt)
     argv = sys.argv[1:] if argv is None else argv
@@ -213,7 +213,7 @@ def verify(data_set: DataSet, directory: Path, quick: bool, progress: Progress) 
 
 
 def sample_problems(data_set: DataSet, directory: Path, progress: Progress) -> Sequence[Problem]:
-    """Check the samples of a complete data set for preparation errors; reads a limited part of it."""
+    """Check samples in a complete data set for preparation errors; reads only a limited part."""
     try:
         from benchmarks.common.data import sample_checks
     except ModuleNotFoundError as error:
@@ -352,7 +352,7 @@ def claim(to: Path, progress: Progress) -> Iterator[Tuple[Path, bool]]:
 
 
 def resume_or_start_over(data_set: DataSet, to: Path, fingerprint: str, progress: Progress) -> None:
-    """Keep the parts of an unfinished preparation with the same source and options, else remove them."""
+    """Keep an unfinished preparation's parts if source and options are the same, else remove them."""
     scratch = to / PARTS
     plan, new_plan = scratch / "plan.json", json.dumps({"source": fingerprint}).encode()
     saved_plan = plan.read_bytes() if plan.exists() else None
@@ -376,7 +376,7 @@ def resume_or_start_over(data_set: DataSet, to: Path, fingerprint: str, progress
 def _remove_unfinished(scratch: Path) -> None:
     for path in scratch.glob("*.*"):  # none where the scratch folder is gone, after the work
         if path.suffix[1:].isdigit():
-            # A worker of a killed preparation may be about to rename it.
+            # A worker from a killed preparation may be about to rename it.
             with suppress(FileNotFoundError):
                 path.unlink()
 

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Dict
 
-REFUSED = 2  # exit code of a problem found before any work
+REFUSED = 2  # exit code for a problem found before any work
 FAILED = 1  # exit code when something broke after the start
 INTERRUPTED = 130  # exit code after SIGINT or SIGTERM
 

@@ -1,4 +1,4 @@
-"""Progress of a preparation, for the host or for a person.
+"""Preparation progress, for the host or for a person.
 
 The host starts ``prepare.py`` with ``--progress json`` and reads lines like these from its standard output;
 otherwise the same information is printed as text on standard error::
@@ -32,7 +32,7 @@ class Progress:
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
-        self._period = 0.2 if as_json else 5.0  # seconds between lines of a phase
+        self._period = 0.2 if as_json else 5.0  # seconds between a phase's lines
         self._phase = ""
         self._phase_start = self._last_report = 0.0
         self._first_done = 0

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, Dict, Mapping
 
-OWN = "own data"  # name of an unverified data set
+OWN = "own data"  # name for an unverified data set
 
 
 def load() -> Dict[str, Any]:

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def read_ahead(make: Callable[[S], T], tasks: Iterable[S], ahead: int, threads: int) -> Generator[T, None, None]:
-    """Yield ``make`` of each task in order, computed by threads up to ``ahead`` tasks early; ``close`` stops them."""
+    """Yield ``make`` results in task order, computed by threads up to ``ahead`` tasks early; ``close`` stops them."""
     if ahead == 0:
         yield from map(make, tasks)
         return

@@ -21,12 +21,12 @@ from benchmarks.common.data.problem import Problem
 
 MAGIC = 0xCED7230A
 MAGIC_BYTES = struct.pack("<I", MAGIC)
-MAX_PART_BYTES = (1 << 29) - 1  # maximum length of a part: the length shares a 32-bit word with a 3-bit part flag
+MAX_PART_BYTES = (1 << 29) - 1  # maximum part length: the length shares a 32-bit word with a 3-bit part flag
 
 _FRAME = struct.Struct("<II")
 _HEADER = struct.Struct("<IfQQ")
 
-# Position of a part in its record. A payload that contains the magic number on a 4-byte boundary is split there without
+# Part position in its record. A payload that contains the magic number on a 4-byte boundary is split there without
 # the magic, so that readers that start anywhere find only real record starts.
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 
@@ -157,7 +157,7 @@ def inspect(records: Path, index: Path) -> Tuple[int, Dict[str, Any], Dict[str, 
 
 
 def check(directory: Path, split: Mapping[str, Any]) -> List[Problem]:
-    """Compare index, first and last record of a split with its manifest; the files are records and index."""
+    """Compare a split's index, first and last record with its manifest; the files are records and index."""
     records, index = (directory / file["name"] for file in split["files"])
     again = prepare_again(directory)
     try:

@@ -1,12 +1,12 @@
 """Checks for typical preparation errors in samples of the finished data set, the same for all benchmarks.
 
 A manifest shows that the files are unchanged, not that they are right. Complete but useless data sets in the history
-of MLPerf: shards with identical samples, so that BERT stayed at 0.62 (mlcommons/training_results_v2.1#10,
-mlcommons/training#659), a wrong evaluation set (mlcommons/training_policies#354), vocabularies of a different size
+of MLPerf: identical samples in all shards, so that BERT stayed at 0.62 (mlcommons/training_results_v2.1#10,
+mlcommons/training#659), a wrong evaluation set (mlcommons/training_policies#354), vocabularies with a different size
 (mlcommons/training#233), missing or truncated days (facebookresearch/dlrm#413).
 
 ``view(directory, manifest)`` in a benchmark's ``samples.py`` returns the splits as samples with keys and labels, and
-adds benchmark-specific checks, for example that all tokens are in the vocabulary. At most ``LOOKED_AT`` samples of a
+adds benchmark-specific checks, for example that all tokens are in the vocabulary. Up to ``LOOKED_AT`` samples per
 split are read: runs of neighbours, and evenly spaced single samples. Among N samples, they reveal:
 
 - a repeated part in source order, if it contains one of ``RUNS`` runs of sqrt(N) neighbours, up to N = 150 million;
@@ -45,7 +45,7 @@ class Part:
     """One split."""
 
     count: int
-    # Key of a sample's content: b"" for an empty sample, None for a sample that is too short to be distinctive.
+    # Key for a sample's content: b"" for an empty sample, None for a sample that is too short to be distinctive.
     keys: Keys
     compared: Optional[Keys] = None  # Keys to compare evaluation with training data, if different
     labels: Optional[Callable[[np.ndarray], np.ndarray]] = None  # from 0 on
@@ -63,7 +63,7 @@ class View:
 
 
 def key(content: np.ndarray, *extras: np.ndarray) -> bytes:
-    """Return the key of a sample; b"" if it is empty or has a single distinct value."""
+    """Return a sample's key; b"" if it is empty or has a single distinct value."""
     if not len(content) or (len(content) > 1 and (content == content[0]).all()):
         return b""
     digest = hashlib.blake2b(np.ascontiguousarray(content).tobytes(), digest_size=8)
@@ -89,7 +89,7 @@ def sample_indices(count: int) -> Tuple[np.ndarray, List[np.ndarray]]:
 
 
 def find(view: View, directory: Path, may_overlap: bool = False) -> List[Problem]:
-    """Return the errors of a data set; ``may_overlap``: evaluation samples in the training data were accepted."""
+    """Return errors in a data set; ``may_overlap``: evaluation samples in the training data were accepted."""
     findings: List[Tuple[str, str]] = []
     for name, part in view.parts.items():
         findings += _repeated(name, part)

@@ -29,7 +29,7 @@ def damaged(lines: Sequence[str], subject: str, expected: str, skips: bool, prog
 
 
 def key(content: bytes) -> str:
-    """Return a hash of the bytes of a sample, 16 characters."""
+    """Return a hash of a sample's bytes, 16 characters."""
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 

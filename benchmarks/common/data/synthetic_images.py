@@ -10,7 +10,7 @@ from typing import Iterator
 import numpy as np
 
 CELL = 16  # pixels between two colours of the soft background
-GRAIN = 12  # maximum brightness noise of a pixel
+GRAIN = 12  # maximum brightness noise per pixel
 # With CELL and GRAIN 108 KB for 500 x 375 pixels, as ImageNet's images have on average, and 176 KB for 640 x 480, where
 # COCO's have 163 KB.
 QUALITY = 95

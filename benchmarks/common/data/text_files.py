@@ -108,7 +108,7 @@ def lines(path: Path, expected: str = "UTF-8 text") -> Iterator[Tuple[int, str]]
 
 
 def json_lines(path: Path, expected: str) -> Iterator[Tuple[int, Dict[str, Any]]]:
-    """Yield line number and object of each nonempty line.
+    """Yield line number and object for all nonempty lines.
 
     Raises:
         Problem: the file is damaged or not UTF-8, or a line is not a JSON object.
@@ -139,7 +139,7 @@ def load_json(data: bytes, name: str) -> Any:
 
 
 def text_of(row: Mapping[str, Any], key: str, location: str) -> str:
-    """Return a string of a JSON object.
+    """Return a string from a JSON object.
 
     Raises:
         Problem: missing, not a string, or with an unpaired surrogate, which tokenizers and files reject.

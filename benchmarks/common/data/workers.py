@@ -25,7 +25,7 @@ Function = Callable[[Any, Report], Tuple[int, int]]
 
 
 class Workers(NamedTuple):
-    """Worker processes of a preparation."""
+    """Preparation worker processes."""
 
     max_workers: int  # maximum number of processes
     folder: Path  # output folder, for messages about a full disk
@@ -48,8 +48,8 @@ class Workers(NamedTuple):
             phase: name in the progress report.
             unit: of ``size`` and of the first number that a function returns.
             function: called with a task and a function that reports units and bytes so far; returns the final numbers.
-            tasks: all of them.
-            size: units of a task.
+            tasks: all tasks.
+            size: units per task.
             is_done: whether a task was finished before; default: its ``done_path`` exists, which is written last.
         """
         waiting = [task for task in tasks if not is_done(task)]
@@ -67,7 +67,7 @@ class Workers(NamedTuple):
                 self.progress.update(phase, min(total, finished_units + sum(counts)), total, sum(sizes), unit)
 
 
-# Yield task number, units and bytes so far for each report of a worker.
+# Yield task number, units and bytes so far for each worker report.
 def _reports(
     function: Function, tasks: Sequence[Any], workers: int, folder: Path
 ) -> Generator[Tuple[int, int, int], None, None]:
@@ -114,7 +114,7 @@ def _exit_with_parent(sentinel: int) -> None:
     os._exit(1)
 
 
-_queue: Any = None  # queue for the reports of a worker
+_queue: Any = None  # queue for worker reports
 
 
 def _run_task(function: Function, number: int, task: Any, folder: Path) -> Tuple[int, int, int]:

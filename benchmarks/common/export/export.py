@@ -35,12 +35,12 @@ EXAMPLE = "example.npz"
 ONNX_FILE = "model.onnx"
 READY_SECONDS = 10.0  # for a server
 EXAMPLES = 8  # maximum number of samples in EXAMPLE
-METRICS = 1  # index of the metrics stream in ``log_lengths`` of a checkpoint
+METRICS = 1  # index of the metrics stream in a checkpoint's ``log_lengths``
 # Triton's names of NumPy's types.
 TYPES = {
     "bool": "BOOL", "uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32",
 }  # fmt: skip
-# Settings of a model for inference only
+# Model settings for inference only
 ON_CPU = {
     "device": "cpu", "precision": "fp32", "cuda_graph": False, "kernels": "plain", "optimizer_kernel": "plain",
     "attention": "auto", "fp8": "none", "warm_up_steps": 0, "fused_relu": False,
@@ -72,11 +72,11 @@ class Subject:
     # part that is evaluated together with the others.
     evaluate: Optional[Callable[[Infer], Mapping[str, float]]] = None
     original: Optional[Infer] = None  # computes the outputs with the training code, if that is not ``model``
-    batched: bool = True  # whether the first axis of each input and output is the batch, of any size
+    batched: bool = True  # whether all inputs and outputs have the batch as first axis, of any size
     # Further axes of inputs and outputs, by name, that have any size.
     any_size: Mapping[str, Sequence[int]] = field(default_factory=dict)
     shown: int = 0  # which call of the evaluation the example is from; where it makes fewer, the last
-    # Maximum difference of an output, relative to its largest magnitude in the batch if that is above 1.
+    # Maximum output difference, relative to the output's largest magnitude in the batch if that is above 1.
     tolerance: float = 1e-4
     # Fraction of samples that may differ by more: rounding can flip discrete decisions of the model.
     turned: float = 0.0
@@ -198,7 +198,7 @@ def evaluated(experiment: Path, state: Mapping[str, Any]) -> Dict[str, float]:
     if state["evaluated"] != state["step"]:
         return {}
     with open(experiment / "metrics.jsonl", "rb") as file:
-        # An evaluation may finish after the logs were last measured; the log of a finished run is complete.
+        # An evaluation may finish after the logs were last measured; a finished run's log is complete.
         lines = file.read(-1 if state["trained"] else state["log_lengths"][METRICS]).splitlines()
     evaluations = [record for record in map(json.loads, lines) if record["kind"] == "eval"]
     return dict(evaluations[-1]["qualities"]) if evaluations else {}
@@ -222,9 +222,9 @@ def as_parts(prepared: Union[Subject, Parts]) -> Parts:
 
 
 def check(parts: Parts, exported: Mapping[str, Infer], tools: Tools) -> Tuple[Dict[str, Checked], Dict[str, Any]]:
-    """Evaluate models exported from ``parts``; return the comparison of each part and the overall result.
+    """Evaluate models exported from ``parts``; return the comparison per part and the overall result.
 
-    The overall result is that of the part closest to its tolerance, with the quality.
+    The overall result comes from the part closest to its tolerance, with the quality.
 
     Raises:
         Problem: the outputs differ by more than the tolerance.
@@ -267,7 +267,7 @@ def export(parts: Parts, tools: Tools, format_name: str, folder: Path) -> Dict[s
     for name, subject in parts.subjects.items():
         inputs, outputs = checked[name].shown
         values = zip((*subject.inputs, *subject.outputs), (*inputs, *outputs))
-        # The first checked samples; the first one of a model without a batch.
+        # The first checked samples; only the first one for a model without a batch.
         examples: Dict[str, Any] = {
             value.name: array[:EXAMPLES] if subject.batched else array for value, array in values
         }
@@ -306,7 +306,7 @@ def check_served(parts: Parts, tools: Tools, url: str, exported: Path) -> Dict[s
 def main(
     description: Optional[str], config_class: Any, tools: Tools, prepare: Prepare, read: Read = newest
 ) -> NoReturn:
-    """Run the command line of an export.py: the last line of its output is the manifest or a problem.
+    """Run an export.py command line: the last line of its output is the manifest or a problem.
 
     ``read``: needed if the model to export is not the final one of the run.
     """

@@ -34,7 +34,7 @@ def inferring(call: Callable[..., Any]) -> Infer:
     return infer
 
 
-# Dynamic axes of each input for torch.export; the batch is the same in all.
+# Dynamic axes per input for torch.export; the batch is the same in all.
 def _axes(subject: Subject) -> List[Dict[int, Any]]:
     batch = torch.export.Dim("batch", min=1, max=1 << 16)
     all_axes = []
@@ -52,7 +52,7 @@ def _program(subject: Subject) -> Any:
 
 # Allow any length for LSTMs while tracing.
 #
-# PyTorch infers the output shape of an LSTM by unrolling it, which fixes its length, or with oneDNN, which it disables
+# PyTorch infers an LSTM's output shape by unrolling it, which fixes its length, or with oneDNN, which it disables
 # during export (torch/export/_trace.py and torch/_decomp/decompositions.py of 2.13).
 @contextlib.contextmanager
 def _lengths(subject: Subject) -> Iterator[None]:

@@ -38,7 +38,7 @@ save, load = save_arrays, load_arrays
 
 
 def start(config: Any) -> Ranks:
-    """Initialize Horovod; each rank uses the GPU of its local rank, or the CPU."""
+    """Initialize Horovod; each rank uses the GPU with its local rank, or the CPU."""
     hvd.init()
     context = mx.cpu()
     if config.device == "gpu":

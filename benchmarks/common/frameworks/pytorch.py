@@ -81,7 +81,7 @@ def _tasks_per_node(text: str) -> List[int]:
 
 
 def start(config: Any) -> Ranks:
-    """Join the other ranks; each uses the GPU of its local rank, or the CPU. The context is a torch.device."""
+    """Join the other ranks; each uses the GPU with its local rank, or the CPU. The context is a torch.device."""
     rank, size, local_rank, local_size = read_place(os.environ)
     # TF32 for fp32 GEMMs and convolutions, before the first one.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.precision != "fp32"
@@ -102,7 +102,7 @@ def start(config: Any) -> Ranks:
         options = group_options(context) if backend == "nccl" else {}
         dist.init_process_group(backend, rank=rank, world_size=size, timeout=TIMEOUT, **options)
         if getattr(config, "cuda_graph", False):
-            # The collectives of a graph are not ordered with others, and NCCL requires the same order on all ranks of a
+            # A graph's collectives are not ordered with others, and NCCL requires the same order on all ranks in a
             # communicator (NCCL user guide, "Using NCCL with CUDA Graphs").
             _eager.append(new_group(range(size)))
     return Ranks(rank, size, local_rank, local_size, context)
@@ -115,7 +115,7 @@ def error_handling(version: str) -> str:
 
 
 def set_caches(environment: MutableMapping[str, str]) -> None:
-    """Share compiler caches between the ranks of a node, in a local folder.
+    """Share compiler caches between a node's ranks, in a local folder.
 
     By default, Triton uses a folder in HOME, which nodes may share, and TorchInductor one Triton folder per GPU.
     """
@@ -126,7 +126,7 @@ def set_caches(environment: MutableMapping[str, str]) -> None:
 
 
 def load_compiled(path: Path, ranks: Ranks) -> None:
-    """Load the compiler cache of an earlier run into the caches of this node, if available; since PyTorch 2.6.
+    """Load an earlier run's compiler cache into this node's caches, if available; since PyTorch 2.6.
 
     Inductor reuses entries with the same code, sizes, device and release, and compiles the rest. One rank per node
     loads it before any rank compiles (capabilities.compile_in_turns).
@@ -177,7 +177,7 @@ def register(captured: Any) -> None:
 
 
 def connect(ranks: Ranks) -> None:
-    """Open the connections of each group with small and large collectives of each kind; a collective call."""
+    """Open all groups' connections with small and large collectives of all kinds; a collective call."""
     if ranks.size == 1:
         return
     by_nccl = dist.get_backend() == "nccl"
@@ -230,7 +230,7 @@ def finish() -> None:
     for captured in list(_graphs):
         captured.reset()
     _graphs.clear()
-    # CUDA notifies NCCL of a destroyed graph when the device reaches that point.
+    # CUDA notifies NCCL that a graph was destroyed when the device reaches that point.
     synchronize()
     if dist.is_initialized():
         barrier()
@@ -312,7 +312,7 @@ def broadcast(tensors: Iterable[torch.Tensor]) -> None:
 def barrier() -> None:
     if size() == 1:
         return
-    # Not an all-reduce of a temporary tensor: Gloo's thread may be the last to release it and then needs Python, which
+    # Not an all-reduce on a temporary tensor: Gloo's thread may be the last to release it and then needs Python, which
     # crashes a process that is just exiting.
     if dist.get_backend() == "nccl":
         dist.barrier(group=eager(), device_ids=[torch.cuda.current_device()])
@@ -373,7 +373,7 @@ class LaggedSums:
         self.drain = self._lagged.drain
 
     def send(self, loss: Optional[torch.Tensor], stop: bool, *scalars: torch.Tensor) -> Optional[List[float]]:
-        """Send asynchronously; return the sums of an earlier step, or None.
+        """Send asynchronously; return the sums from an earlier step, or None.
 
         Loss and ``scalars`` are copied, so that their memory can be reused.
         """

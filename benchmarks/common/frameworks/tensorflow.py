@@ -23,7 +23,7 @@ from benchmarks.common.run.timing import InputWait
 
 save, load = save_arrays, load_arrays
 
-# Serializes all sums outside of a graph: TensorFlow's Horovod operators are blocking and share one kernel, under the
+# Serializes all sums outside a graph: TensorFlow's Horovod operators are blocking and share one kernel, under the
 # name of the first, which Horovod rejects if it is in flight twice.
 _sender = ThreadPoolExecutor(1, "sums")
 
@@ -32,7 +32,7 @@ _process_sets: List[Any] = []  # process sets of this rank, except the one of al
 
 
 def start(config: Any) -> Ranks:
-    """Initialize Horovod; each rank sees only the GPU of its local rank, or its share of the CPU cores."""
+    """Initialize Horovod; each rank sees only the GPU with its local rank, or part of the CPU cores."""
     hvd.init()
     if config.device == "gpu":
         _show_one_gpu(hvd.local_rank())
@@ -117,7 +117,7 @@ def _finish_queued() -> None:
 
 
 def average(gradients: Sequence[tf.Tensor], compression: str, groups: int) -> List[tf.Tensor]:
-    """Return the mean of each gradient over all ranks, for use in a tf.function.
+    """Average all gradients over the ranks, for use in a tf.function.
 
     ``compression``: communication type, none or fp16. ``groups`` above 0 sends them in that many groups; otherwise
     each gradient is sent when ready and Horovod fuses by size.

@@ -5,7 +5,7 @@
 complete, so that a crash cannot leave a partial checkpoint. The last two are retained: if the newest is damaged, it
 is renamed to ``damaged_00000123`` and the previous one is used.
 
-``save_async`` overlaps with training: it copies the content, and a thread of each rank writes it. The save is
+``save_async`` overlaps with training: it copies the content, and a thread on each rank writes it. The save is
 complete when the thread of rank 0 has seen the checksums of all ranks' files; no collective is needed. A rank that
 cannot write leaves a file ``rank_0.failed``.
 """
@@ -38,7 +38,7 @@ Content = Callable[[], Mapping[str, Any]]
 
 
 class Checkpoints:
-    """Checkpoints of a run: shared content from rank 0, local content from every rank, and the log lengths.
+    """A run's checkpoints: shared content from rank 0, local content from every rank, and the log lengths.
 
     ``framework``: a module of benchmarks/common/frameworks. ``find``, ``save`` and ``save_async`` are collective
     calls.
@@ -73,7 +73,7 @@ class Checkpoints:
                 return self._select(path)
             self.damaged[path.name] = damage or f"rank {ranks[0]} found its part damaged"
         if candidates:
-            # Keep all of them: resuming must fail again instead of starting from step 0.
+            # Keep all checkpoints: resuming must fail again instead of starting from step 0.
             damages = "; ".join(f"{name}: {damage}" for name, damage in self.damaged.items())
             raise SystemExit(
                 f"no checkpoint in {self._folder} is whole: this experiment cannot be resumed\n"
@@ -83,7 +83,7 @@ class Checkpoints:
 
     # Return the problems of the files that this rank reads, or an empty string.
     def _damage(self, path: Path) -> str:
-        # With a different number of ranks this rank may have no file. That is rejected later, not reported as damage.
+        # With a different rank count this rank's file may be missing. It is rejected later, not reported as damage.
         problem = _file_damage(path / STATE_FILE)
         wrote = 0 if problem else _read_state(path)["ranks"]
         if problem or not (self._reshards or wrote == self._ranks.size):
@@ -142,7 +142,7 @@ class Checkpoints:
         if self._reshards:
             parts = [self.found / f"rank_{rank}" for rank in range(_read_state(self.found)["ranks"])]
             return {**shared, "every_rank": map(partial(self._framework.load, in_parts=True), parts)}
-        # Load the local file last: loading sets the random generators to those of the rank that wrote the file.
+        # Load the local file last: loading restores the random generators of the rank that wrote the file.
         return {**shared, **self._framework.load(self.found / f"rank_{self._ranks.rank}")}
 
     def mark_logs(self) -> None:
@@ -180,7 +180,7 @@ class Checkpoints:
         threads.shutdown(wait=False)
 
     def poll_save(self, waits: bool) -> Optional[float]:
-        """Return the write time in seconds of a completed asynchronous save, once; else None.
+        """Return a completed asynchronous save's write time in seconds, once; else None.
 
         ``waits``: block until the save is complete. Raises the error that stopped this rank, or on rank 0 any rank.
         """

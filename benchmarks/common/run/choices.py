@@ -1,4 +1,4 @@
-"""Resolved "auto" settings of a run: compiler, CUDA graph, kernels, optimizer, attention.
+"""A run's resolved "auto" settings: compiler, CUDA graph, kernels, optimizer, attention.
 
 Code that resolves an "auto" calls ``record``. Run writes all choices to the metrics stream, the log and the
 checkpoints; a resumed run reuses them.
@@ -21,7 +21,7 @@ _recorded: Dict[str, Any] = {}
 
 
 def record(key: str, choice: Any) -> None:
-    """Record the resolved value of a configuration key, or one value per operator."""
+    """Record a configuration key's resolved value, or one value per operator."""
     _recorded[key] = dict(choice) if isinstance(choice, Mapping) else choice
 
 
@@ -30,7 +30,7 @@ def forget() -> None:
 
 
 def resolved(config: Any, saved: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return all choices of a run; ``saved``: choices of the checkpoint that was loaded."""
+    """Return a run's choices; ``saved``: choices in the loaded checkpoint."""
     resolved = {key: getattr(config, key) for key in KEYS if hasattr(config, key)}
     if hasattr(config, "compiles"):
         resolved["xla"] = config.compiles
@@ -42,7 +42,7 @@ def resolved(config: Any, saved: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def restore(config: T, saved: Mapping[str, Any]) -> T:
-    """Replace "auto" in ``config`` by the choices of a checkpoint; per-operator choices are restored elsewhere."""
+    """Replace "auto" in ``config`` by a checkpoint's choices; per-operator choices are restored elsewhere."""
     untyped: Any = config
     names = {key: value for key, value in saved.items() if key in KEYS and not isinstance(value, Mapping)}
     changed = {key: value for key, value in names.items() if getattr(untyped, key, None) == "auto"}

@@ -1,4 +1,4 @@
-"""Precision and parallelism of a run, under the log keys that MLPerf requires since v6.1.
+"""A run's precision and parallelism, under the log keys that MLPerf requires since v6.1.
 
 Keys and values follow mlperf-logging 4.1.68 (compliance_checker/training_6.1.0/common.yaml). They are derived from
 the configuration and the device, so that nobody has to declare them.
@@ -13,9 +13,9 @@ _FIRST_ROUND = (6, 1)
 
 
 def log_keys(config: Any, choices: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the log keys of a run; ``choices``: Run.choices, which includes TF32 of the device. None: unknown.
+    """Return a run's log keys; ``choices``: Run.choices, which includes TF32 of the device. None: unknown.
 
-    Without attention, the attention precision is that of the linear layers, as in NVIDIA's dlrm_dcnv2 logs of v6.0.
+    Without attention, the attention precision equals the linear layers', as in NVIDIA's dlrm_dcnv2 logs of v6.0.
     Those logs also have 1 for each parallelism although the embedding tables are split over the GPUs, as in DLRM
     here: table placement is none of the four kinds. A configuration without a parallelism key is data-parallel.
     """

@@ -121,7 +121,7 @@ class StepReports:
         if len(sums) > 2:
             rate = float(f"{sums[2] / self._ranks:.6g}")
         if not math.isfinite(loss):
-            # All ranks read the same sum, so all of them exit here.
+            # All ranks read the same sum, so all exit here.
             raise SystemExit(
                 f"the loss is not finite at step {done}: found {loss}\n"
                 "  hint: start a new run with a lower learning_rate, or a lower loss_scale with precision=fp16"

@@ -1,4 +1,4 @@
-"""MLPerf result log of a run in the format of its round, written by rank 0.
+"""A run's MLPerf result log in its round's format, written by rank 0.
 
 All formats implement the same methods, so that Run is independent of the round::
 
@@ -41,7 +41,7 @@ class Noted(NamedTuple):
 
 @dataclass(frozen=True)
 class Wording:
-    """Log conventions of a benchmark, as in the submitted logs."""
+    """A benchmark's log conventions, as in the submitted logs."""
 
     benchmark: str  # name in v0.5 lines
     accuracy_first: bool = False  # eval_accuracy comes before eval_stop
@@ -99,13 +99,13 @@ class MLLog:
         self._log.start(constants.EPOCH_START, metadata={"epoch_num": epoch + 1})
 
     def epoch_stop(self, epoch: int) -> None:
-        """Log the end of an epoch, and the saved model if models are evaluated after the run."""
+        """Log an epoch's end, and the saved model if models are evaluated after the run."""
         if self._wording.off_clock:
             self._log.event("save_model", {"iteration": epoch + 1})
         self._log.end(constants.EPOCH_STOP, metadata={"epoch_num": epoch + 1})
 
     def eval_start(self, epoch_num: float) -> None:
-        """Log the start of an evaluation; ``epoch_num`` in units of the log."""
+        """Log an evaluation's start; ``epoch_num`` in log units."""
         self._log.start(constants.EVAL_START, metadata={self._wording.evaluated_at: epoch_num})
 
     def eval_stop(self, epoch_num: float, qualities: Mapping[str, float], targets: Mapping[str, float]) -> None:
@@ -214,7 +214,7 @@ class V05Log:
     """``:::MLPv0.5.0 BENCHMARK UNIX_SECONDS (FILE:LINE) KEY: JSON``, the v0.5 format; epochs count from 0.
 
     v0.5 has no untimed initialization: its clock includes model construction. Here, building the model also selects
-    kernels and captures graphs, which no v0.5 submission timed, so all of it is done before run_start, between
+    kernels and captures graphs, which no v0.5 submission timed, so all this is done before run_start, between
     init_start and init_stop. These tags of later rounds record its duration.
     """
 
@@ -248,7 +248,7 @@ class V05Log:
         self._write(constants.INIT_STOP, {"choices": dict(choices)} if choices else None)
 
     def _ignore(self, *_: int) -> None:
-        """Log nothing: v0.5 has no blocks and no end of an epoch."""
+        """Log nothing: v0.5 lacks blocks and epoch ends."""
 
     block_start = block_stop = epoch_stop = _ignore
 

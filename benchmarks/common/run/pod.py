@@ -29,7 +29,7 @@ LATE_SECONDS, LATE_SECONDS_OF_FAILED = 90.0, 5.0
 WARM_UP_FACTOR = 3.0  # multiplies the step limit for the first step, as in encore/run/supervise.py
 LOOK_SECONDS = 5.0  # between two readings of all heartbeats, which are on the network
 STACKS_SECONDS = 2.0  # time for ranks to print their stacks before they are killed
-REMAINS = ("result.txt", "metrics.jsonl")  # files of a previous attempt without a checkpoint
+REMAINS = ("result.txt", "metrics.jsonl")  # files from a previous attempt without a checkpoint
 NUMBER = "PET_NODE_RANK"  # torchrun's node number, from 0; may be unset in a single pod
 
 
@@ -44,7 +44,7 @@ def prepare(files: Path, output: Path, data: Optional[Path]) -> None:
         return
     if not any((output / "checkpoint").glob("step_*")):
         for name in REMAINS:
-            # A log with the head only has no lines of a rank.
+            # A log with only the head lacks lines from ranks.
             if (output / name).exists() and not _same(output / name, files / name):
                 (output / name).replace(output / (name + ".discarded"))
     if not (output / "result.txt").exists():
@@ -173,7 +173,7 @@ def run(output: Path, command: Sequence[str], hang_seconds: float) -> int:
     """Run the ranks; return 0, their exit code, or INTERRUPTED if they stopped with a checkpoint."""
     heartbeats, is_first = output / "heartbeat", os.environ.get(NUMBER, "0") == "0"
     for beat in beats_since(heartbeats, 0.0):
-        # Ranks of an earlier pod; the rank numbers are reused.
+        # Ranks from an earlier pod; the rank numbers are reused.
         if beat.host == socket.gethostname():
             with suppress(OSError):
                 (heartbeats / ("rank_%d" % beat.rank)).unlink()

@@ -1,4 +1,4 @@
-"""Rank and device of a process."""
+"""A process's rank and device."""
 
 from collections import deque
 from dataclasses import dataclass

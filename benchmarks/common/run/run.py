@@ -123,7 +123,7 @@ class Run:
 
     @property
     def choices(self) -> Dict[str, Any]:
-        """Resolved "auto" settings of this run, and TF32 of its device."""
+        """This run's resolved "auto" settings, and its device's TF32."""
         return {**choices.resolved(self.config, self._choices), **self._framework.arithmetic(self.ranks)}
 
     def _save(self, kind: str = "step", concurrently: bool = False) -> None:
@@ -140,7 +140,7 @@ class Run:
             self._checkpoints.save(self.position, state, self._shared, self._own, kind)
         self._metrics.write(Checkpoint(self.position, round(time.time() - began, 3)))
 
-    # Record the end of an asynchronous save; raise its error, if any.
+    # Record that an asynchronous save ended; raise its error, if any.
     def _note_writing(self, waits: bool = False) -> None:
         seconds = self._checkpoints.poll_save(waits)
         if seconds is not None:
@@ -344,7 +344,7 @@ class Run:
     def _evaluation_is_due(self) -> bool:
         return self._evaluated < self.position and self._timeline.evaluates_after(self.position)
 
-    # Start a part of an epoch: its timer, and the log lines at the start of an epoch or block.
+    # Start an epoch part: its timer, and the log lines that start an epoch or block.
     def _open_part(self) -> None:
         if self._part_is_open:
             return
@@ -358,7 +358,7 @@ class Run:
         self._reports.start()
         self._times.start()
 
-    # End a part of an epoch: at its end, at an evaluation, or when the run stops.
+    # End an epoch part: at its end, at an evaluation, or when the run stops.
     def _close_part(self) -> None:
         self._part_is_open = False
         self._times.stop()
@@ -373,7 +373,7 @@ class Run:
                 self._end_position()
         self._checkpoints.mark_logs()
 
-    # Finish a position: end of an epoch that contains its evaluations, and checkpoint.
+    # Finish a position: the epoch's end if the epoch contains its evaluations, and checkpoint.
     def _end_position(self) -> None:
         timeline, (epoch, done) = self._timeline, divmod(self.position, self._timeline.steps_per_epoch)
         stops = self._reached and timeline.stops_at_target and not timeline.evaluates_concurrently
@@ -401,7 +401,7 @@ class Run:
     def interruptible(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield the evaluation batches; stop early on all ranks (``interrupted``) after a stop request.
 
-        All ranks need the same number of batches. Parts of a long step can be interruptible, too: see ``report``.
+        All ranks need the same number of batches. Long steps can have interruptible parts, too: see ``report``.
         """
         votes = self._framework.LaggedSums(self.ranks, "stop_evaluation")
         for batch in batches:
@@ -422,9 +422,9 @@ class Run:
         return sums
 
     def evaluated(self, results: Optional[Mapping[str, float]]) -> None:
-        """Log the result of an evaluation, None if it was interrupted; decide whether the run continues.
+        """Log an evaluation's result, None if it was interrupted; decide whether the run continues.
 
-        ``results`` has a value for each target of the configuration, and optional other figures.
+        ``results`` has a value for each target in the configuration, and optional other figures.
         """
         if results is None:
             return
@@ -438,7 +438,7 @@ class Run:
         self._reached = self._stop_evaluation(evaluation, results)
         return self._reached
 
-    # Log the start of an evaluation after ``epoch``, from 0; with concurrent evaluation the block ends before it.
+    # Log an evaluation's start after ``epoch``, from 0; with concurrent evaluation the block ends before it.
     def _start_evaluation(self, position: int, epoch: int) -> Begun:
         timeline = self._timeline
         if timeline.evaluates_concurrently and not timeline.evaluates_inside_epochs:
@@ -446,7 +446,7 @@ class Run:
         self._log.eval_start(timeline.epoch_num(position))
         return Begun(position, epoch + 1, time.time())
 
-    # Log the end of an evaluation and its results; return whether they reach all targets.
+    # Log an evaluation's end and results; return whether they reach all targets.
     def _stop_evaluation(self, evaluation: Begun, results: Mapping[str, float]) -> bool:
         timeline, targets = self._timeline, self.config.targets
         qualities = {name: results[name] for name in targets}
@@ -463,7 +463,7 @@ class Run:
     # -- evaluations by an evaluator: see benchmarks/common/run/pending.py ------------------------------------
 
     def set_evaluator(self, evaluator: Any) -> None:
-        """Set the evaluator for ``submit_evaluation``; pending evaluations of a resumed run restart."""
+        """Set the evaluator for ``submit_evaluation``; a resumed run's pending evaluations restart."""
         self._evaluates_later = True
         if self.ranks.rank == 0:
             self._pending.open(evaluator, self._reached and self._timeline.stops_at_target)

@@ -1,6 +1,6 @@
 """Step time and waiting time of this rank, one line per minute, to find slow ranks.
 
-Synchronous ranks all have the step time of the slowest one, so only the waiting time reveals it. A rank on a CPU
+Synchronous ranks all have the slowest rank's step time, so only the waiting time reveals it. A rank on a CPU
 waits if none of its threads runs, is runnable or reads a file, and no batch is being fetched. Threads of
 communication libraries are ignored: they may spin. A rank on a GPU queues its work, so its threads reveal nothing.
 """
@@ -30,7 +30,7 @@ def threads() -> Set[str]:
 
 
 def read(thread: str, name: str) -> bytes:
-    """Read a /proc file of a thread, b"" if it has exited. Path.read_text takes 3 times as long."""
+    """Read a thread's /proc file, b"" if it has exited. Path.read_text takes 3 times as long."""
     try:
         file = os.open(f"{TASKS}/{thread}/{name}", os.O_RDONLY)
     except OSError:
@@ -78,7 +78,7 @@ class StepTimes:
         threading.Thread(target=self._follow, name="step-times", daemon=True).start()
 
     def start(self) -> None:
-        """Start a part of the training, whose first step starts now."""
+        """Start a training part, whose first step starts now."""
         self._since = time.time()
 
     def add(self, steps: range) -> None:

@@ -65,7 +65,7 @@ class StopRequest:
         signal.signal(signal.SIGINT, self._handle)
         # A crash inside a framework's library leaves the Python stacks in the rank's output.
         faulthandler.enable(file=2, all_threads=True)
-        # The launcher sends SIGUSR1 to print the stacks of all threads of a hanging rank.
+        # The launcher sends SIGUSR1 to print all thread stacks on a hanging rank.
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
 
     def arm(self) -> None:
@@ -79,7 +79,7 @@ class StopRequest:
 
 
 class Heartbeat:
-    """Write ``PID HOST STEP UNIX_TIME ALIVE STARTED`` of one rank to a small file: times of step and write, and process
+    """Write ``PID HOST STEP UNIX_TIME ALIVE STARTED`` to one small file per rank: times of step and write, and process
     start in clock ticks since boot.
 
     The launcher compares the files to find dead or hanging ranks on all nodes that share the folder. A thread writes
@@ -147,7 +147,7 @@ def leaving_together(framework: Any) -> Iterator[None]:
 
 
 def end_process(main: Callable[[], int]) -> NoReturn:
-    """Call ``main`` of a training and exit with its code like Python, but without finalizing the interpreter.
+    """Call a training's ``main`` and exit with its code like Python, but without finalizing the interpreter.
 
     Threads are still running: the heartbeat, which may hold the lock of its file, and threads of a framework that
     need Python to release objects, such as Gloo's after a collective. Finalizing the interpreter would abort the

@@ -11,7 +11,7 @@ class Timeline:
     steps_per_epoch: int
     epochs: int
     evaluates_after: Callable[[int], bool]  # whether an evaluation follows this position
-    # Whether a checkpoint is written at this position, after its evaluation if there is one
+    # Whether a checkpoint is written at this position, after its evaluation, if any
     checkpoints_after: Callable[[int], bool]
     epoch_num: Callable[[int], float]  # epoch number in the log for an evaluation at this position
     # Each epoch in the log is a block that ends after its last evaluation. Otherwise blocks contain whole epochs, and

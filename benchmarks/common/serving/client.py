@@ -75,7 +75,7 @@ class Server:
         return self.known
 
     def ask(self, inputs: Arrays) -> Arrays:
-        """Return the outputs of one request; raise RefusedError with the server's message."""
+        """Return the outputs from one request; raise RefusedError with the server's message."""
         names = [tensor["name"] for tensor in self.manifest["outputs"]]
         arrays = [(tensor["name"], tensor["type"], inputs[tensor["name"]]) for tensor in self.manifest["inputs"]]
         sent = []
@@ -102,7 +102,7 @@ def from_response(manifest: Dict[str, Any], settings: Dict[str, Any], outputs: A
 
 
 def largest_batch(settings: Dict[str, Any]) -> int:
-    """Return the maximum batch of a request; 0 for a model without batches."""
+    """Return the maximum batch per request; 0 for a model without batches."""
     return int(settings.get("max_batch_size", 0))
 
 
@@ -137,7 +137,7 @@ def difference(actual: np.ndarray, expected: np.ndarray) -> float:
 
 
 def compare(server: Server, example: Arrays) -> Dict[str, Any]:
-    """Return the largest difference of each output, and whether all are within the tolerance."""
+    """Return the largest difference per output, and whether all are within the tolerance."""
     outputs = predict(server, example)
     tolerance = float(server.manifest.get("checked", {}).get("tolerance", 0.0))
     differences = {name: difference(output, example[name]) for name, output in outputs.items()}

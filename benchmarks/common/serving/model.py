@@ -51,7 +51,7 @@ def open_torch_export(path: Path, outputs: Sequence[str], device: str) -> Run:
 
 
 def open_saved_model(path: Path, outputs: Sequence[str], device: str) -> Run:
-    """Open the signature ``serving_default`` of a SavedModel."""
+    """Open a SavedModel's signature ``serving_default``."""
     import tensorflow as tf
 
     # The signature belongs to the model, which must not be collected before it.

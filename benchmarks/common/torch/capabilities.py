@@ -37,7 +37,7 @@ def resolve(settings: T, ranks: Ranks) -> T:
 
 
 def compile_in_turns(compiles: Callable[[], Any], ranks: Ranks) -> None:
-    """Call ``compiles`` on the first rank of each node, then on the others, which mostly hit the node's cache.
+    """Call ``compiles`` on each node's first rank, then on the others, which mostly hit the node's cache.
 
     ``compiles`` compiles the step without its collectives, on synthetic data; a single rank per node compiles in the
     step itself. The others wait for a file lock, which the kernel releases whenever the process exits, instead of a

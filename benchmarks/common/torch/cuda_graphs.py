@@ -67,7 +67,7 @@ class Captured:
         self._graph.reset()
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
-        """Copy the tensors in and replay; a shorter tensor fills the start of its buffer."""
+        """Copy the tensors in and replay; a shorter tensor fills only the start of its buffer."""
         for buffer, new in zip(self._held, tensors):
             target = buffer if buffer.shape == new.shape else buffer[: len(new)]
             target.copy_(new, non_blocking=True)

@@ -16,7 +16,7 @@ from benchmarks.common.torch import optimizers
 from benchmarks.common.torch.gradient_sums import GradientSlice, GradientSums
 from benchmarks.common.torch.optimizers import Build
 
-Rate = Union[float, torch.Tensor]  # learning rate of a step; a tensor if only the device knows it
+Rate = Union[float, torch.Tensor]  # learning rate per step; a tensor if only the device knows it
 # elements: every weight starts at an aligned address (256 bytes in fp32) for wide loads and tensor cores
 ALIGNMENT = 64
 
@@ -64,7 +64,7 @@ class LossScale:
 class FlatOptimizer:
     """Optimizer for ``parameters``, whose weights and gradients become views of flat tensors.
 
-    With ``split``, each rank updates its share of the weights and has only that share of the optimizer state.
+    With ``split``, each rank updates a different part of the weights and has only this part's optimizer state.
     Gradients are reduce-scattered instead of all-reduced, and the weights gathered: the same communication volume,
     with optimizer time and memory divided by the number of ranks (distributed weight update of the submissions).
     Results are the same up to the order of sums.
@@ -143,7 +143,7 @@ class FlatOptimizer:
             dist.all_gather(list(self._flat.chunk(self._ranks.size)), self._mine.detach().clone())
         self.gradients.zero_()
 
-    # Return the factor for the gradients, and whether all of them are finite.
+    # Return the factor for the gradients, and whether all are finite.
     def _factor(self, divisor: float) -> Tuple[torch.Tensor, torch.Tensor]:
         value = self._flat.new_ones(()) if self.scale is None else self.scale.value
         factor = 1 / (value * divisor)
@@ -209,7 +209,7 @@ class Rates:
         self._table = torch.tensor(rates, device=optimizer.gradients.device)
 
     def of(self, step: int) -> Rate:
-        """Return the rate of a step; a tensor if only the device knows the number of skipped steps."""
+        """Return a step's rate; a tensor if only the device knows the number of skipped steps."""
         scale, number = self._optimizer.scale, step + self._optimizer.uncounted
         if scale is None:
             return self._rate_of(step)

@@ -1,4 +1,4 @@
-"""Random generators of a rank: equal weights, different dropout, and warm-ups without side effects."""
+"""A rank's random generators: equal weights, different dropout, and warm-ups without side effects."""
 
 from contextlib import contextmanager
 from typing import Iterator

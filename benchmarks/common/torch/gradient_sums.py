@@ -2,7 +2,7 @@
 
 A backward pass produces the gradients of the last layers first, so that most of the reduction is finished when it
 ends (Li et al. 2020, arXiv 2006.15704, section 3.2.3). Buckets are slices of the flat gradient, without copies if
-the communication type is that of the gradients. A slice that only one rank needs, to update those weights, is
+gradients and communication have the same type. A slice that only one rank needs, to update those weights, is
 reduced to that rank.
 """
 
@@ -16,7 +16,7 @@ from benchmarks.common.run.ranks import Ranks
 
 
 class GradientSlice(NamedTuple):
-    """Slice of a parameter in the flat gradient, including padding."""
+    """A parameter's slice in the flat gradient, including padding."""
 
     start: int
     end: int
@@ -50,9 +50,9 @@ def buckets_of(slices: Sequence[GradientSlice], total: int, elements: int, share
 
 
 class GradientSums:
-    """Reduction of a flat gradient over the ranks, from the last backward pass of a step to its update.
+    """Flat gradient reduction over the ranks, from a step's last backward pass to its update.
 
-    All ranks start the collectives in the same order, independent of the order of their gradients.
+    All ranks start the collectives in the same order, independent of their gradients' order.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class GradientSums:
     ) -> None:
         """Register hooks for ``parameters``, whose gradients are ``slices`` of the flat ``gradients``.
 
-        With several ``shares``, each rank gets the sum of its share only. ``compression``: communication type, fp16,
+        With several ``shares``, each rank gets only the sum for its share. ``compression``: communication type, fp16,
         bf16 or none. There is a single collective after the backward pass if ``bucket_bytes`` is 0 or larger than a
         share, or in older PyTorch.
         """

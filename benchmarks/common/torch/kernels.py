@@ -19,9 +19,9 @@ from benchmarks.common.run import choices, startup, stopping
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.timing import seconds_of
 
-WARMUP, MEASURED = 2, 5  # calls of each candidate
+WARMUP, MEASURED = 2, 5  # calls per candidate
 HELD_CYCLES = 50_000_000  # for which a GPU is held up while calls are queued: some 25 ms
-# Maximum error of a kernel relative to the largest value, by activation type: a few units in the last place of 24, 11
+# Maximum kernel error relative to the largest value, by activation type: a few units in the last place of 24, 11
 # and 8 bits, since the order of sums is arbitrary. TF32 has the precision of fp16.
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 # Options of every kernel: fused multiply-add. The default depends on Triton's release.
@@ -34,12 +34,12 @@ Time = Callable[[Call], float]  # measures a call, in seconds
 
 
 class Operator(NamedTuple):
-    """A part of a step with a plain path and Triton kernels."""
+    """Step part with a plain path and Triton kernels."""
 
     plain: Any
     # Module and name of the implementation in Triton, as in ``benchmarks.dlrm.pytorch.kernels:gather``; "": none.
     triton: str
-    example: Callable[..., Call]  # creates a call of an implementation: (implementation, device, dtype, **sizes)
+    example: Callable[..., Call]  # creates a call to an implementation: (implementation, device, dtype, **sizes)
     # Sizes of the compared examples: block edges and index types
     small: Tuple[Mapping[str, Any], ...]
 
@@ -53,7 +53,7 @@ class Library(NamedTuple):
 
 
 class Specification(NamedTuple):
-    """A kernel to compile: type of each argument, such as ``*fp16``, or value of a constant."""
+    """A kernel to compile: each argument's type, such as ``*fp16``, or a constant's value."""
 
     kernel: Any
     variant: str
@@ -86,7 +86,7 @@ def power_of_two(number: int, least: int = 16) -> int:
 
 
 def tolerance(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the maximum error of a kernel that counts as rounding."""
+    """Return the maximum kernel error that counts as rounding."""
     uses_tf32 = device.type == "cuda" and dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
     return TOLERANCES[torch.float16 if uses_tf32 else dtype]
 
@@ -121,7 +121,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def seconds_on_device(call: Callable[[], object]) -> float:
-    """Return the device time of a call, without launch overhead: the GPU is kept busy while calls are queued.
+    """Return a call's device time, without launch overhead: the GPU is kept busy while calls are queued.
 
     This is the time in a CUDA graph, and in a step whose kernels take longer than their launches.
     """
@@ -147,7 +147,7 @@ def clock(captured: bool) -> Time:
 
 @startup.part("kernels")
 def fastest(measures: Mapping[str, Callable[[], float]], device: torch.device) -> Tuple[str, Dict[str, str]]:
-    """Return the name with the shortest time on rank 0, for all ranks, and the outcome of each measurement.
+    """Return the name with the shortest time on rank 0, for all ranks, and all measurement outcomes.
 
     A candidate that fails on any rank is excluded: that rank would exit, and the others would wait for it. Raises
     ValueError on all ranks if none is left.
@@ -189,7 +189,7 @@ def choose(
     """Return ``plain`` or ``triton`` for each operator; on GPUs, rank 0 prints the choice.
 
     ``setting``: one for all operators, or "auto" to measure each on ``sizes`` with ``time`` (default: seconds).
-    ``saved``: choices of a checkpoint.
+    ``saved``: a checkpoint's choices.
     Raises ValueError if kernels are requested and cannot run.
     """
     device = ranks.context
@@ -227,10 +227,10 @@ def choose_with(
     sizes: Mapping[str, Mapping[str, Any]],
     saved: Mapping[str, str],
 ) -> Tuple[Dict[str, str], Dict[str, Any]]:
-    """Return name and implementation of each operator: the result of ``choose``, or the library's.
+    """Return name and implementation per operator: the result of ``choose``, or the library's.
 
     ``setting``: may be the name of the library, for all operators that it has; "auto" uses it if it is correct and
-    faster, and rank 0 prints the measurements. ``saved``: choices of a checkpoint.
+    faster, and rank 0 prints the measurements. ``saved``: a checkpoint's choices.
     Raises ValueError if the library is requested, or was used, and is not available.
     """
     available = {name: library.operators[name] for name in pytorch.everywhere(library.operators, operators)}

@@ -25,7 +25,7 @@ from benchmarks.common.torch import optimizers
 from benchmarks.common.torch.flat_optimizer import ALIGNMENT
 from benchmarks.common.torch.optimizers import Build
 
-CHUNK = 1 << 18  # elements: five such arrays are 5 MB, about the cache of one core
+CHUNK = 1 << 18  # elements: five such arrays are 5 MB, about one core's cache
 
 
 class ParameterGroup(NamedTuple):
@@ -65,7 +65,7 @@ Step = Callable[["Lamb", float], None]
 
 
 class Lamb:
-    """Optimizer of one flat parameter, with the interface that FlatOptimizer expects.
+    """Optimizer for one flat parameter, with the interface that FlatOptimizer expects.
 
     The fused step views the flat tensor as rows of ALIGNMENT elements, each in a single group.
     """
@@ -227,8 +227,8 @@ def lamb_candidates(
 ) -> Dict[str, Build]:
     """Return the available implementations of LAMB by name; each takes one flat parameter.
 
-    With ``ranks``, it is this rank's share of the weights, and only "fused" is available: the others need norms of
-    complete tensors.
+    With ``ranks``, it is this rank's part of the weights, and only "fused" is available: the others need complete
+    tensors for their norms.
     """
     steps: Dict[str, Step] = {"fused": fused_step}
     if ranks is None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-ROWS = 16  # required divisor of the rows of an input and of both sides of a weight (cuBLASLt)
+ROWS = 16  # required divisor for input rows and for both weight sides (cuBLASLt)
 INPUTS, GRADIENTS = "float8_e4m3fn", "float8_e5m2"
 SMALLEST = 1e-12  # largest value below which a tensor counts as zero
 
@@ -73,7 +73,7 @@ def _rows(weight: torch.Tensor, scale: Optional[torch.Tensor]) -> Tuple[torch.Te
 
 
 class _GatheredProduct(torch.autograd.Function):
-    # The same for a weight that FSDP gathers only in the passes of its layer: each pass casts it.
+    # The same for a weight that FSDP gathers only in its layer's passes: each pass casts it.
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, scale: Optional[torch.Tensor]) -> torch.Tensor:
@@ -100,7 +100,7 @@ def gathered_product(hidden: torch.Tensor, weight: torch.Tensor, scale: Optional
 
 
 class _Kept(torch.autograd.Function):
-    # Use the cached copy of a weight; the gradient goes to the weight.
+    # Use a weight's cached copy; the gradient goes to the weight.
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
@@ -113,7 +113,7 @@ class _Kept(torch.autograd.Function):
 
 
 class KeptLinear(nn.Module):
-    """GEMM of a Linear with a cached 16 or 8 bit copy of its weight, updated by ``refresh`` after each step.
+    """A Linear's GEMM with a cached 16 or 8 bit weight copy, updated by ``refresh`` after each step.
 
     The parameters keep their names; the copies are not in checkpoints.
     """
@@ -164,13 +164,13 @@ def why_no_fp8(device: torch.device) -> str:
         return f"PyTorch {torch.__version__} has no FP8 (since 2.1)"
     try:
         error = _error(device)
-    # Errors of unsupported releases and GPUs have no specific class.
+    # Unsupported releases and GPUs do not raise a specific class.
     except Exception as problem:
         return f"{type(problem).__name__}: {str(problem).strip().splitlines()[0] if str(problem) else ''}"
     return "" if error < 0.1 else f"wrong by {error:.3g} of the largest value"
 
 
-# Maximum error of a GEMM and its gradients, relative to the largest value
+# Maximum error in a GEMM and its gradients, relative to the largest value
 def _error(device: torch.device) -> float:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3 * ROWS, 4 * ROWS, generator=generator)

@@ -1,4 +1,4 @@
-"""Selection of an optimizer implementation: apex (fused), PyTorch fused, or plain.
+"""Optimizer selection: apex (fused), PyTorch fused, or plain.
 
 All compute the same update. NGC images contain apex, others do not: it is optional, and the fastest available
 implementation is selected by a short measurement with the tensor shapes of the model.
@@ -73,7 +73,7 @@ def choose(
 ) -> Tuple[str, torch.optim.Optimizer]:
     """Return the name of the selected implementation for ``parameters``, and the optimizer.
 
-    ``setting``: a name, or "auto" for the fastest by ``measure`` (seconds of a step; default: on copies of the
+    ``setting``: a name, or "auto" for the fastest by ``measure`` (seconds per step; default: on copies of the
     parameters, which temporarily needs twice their memory, and four times for Adam). The measurement of rank 0
     decides, among the implementations that all ranks have.
     """
@@ -116,7 +116,7 @@ def unchanged(network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Ite
 
 @torch.no_grad()
 def reset(optimizer: torch.optim.Optimizer) -> None:
-    """Reset the state to that of a new optimizer, in place."""
+    """Reset the state as in a new optimizer, in place."""
     for tensor in _tensors(optimizer.state_dict()).values():
         tensor.zero_()
 
@@ -138,7 +138,7 @@ def restore(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
         tensor.copy_(new[key])
 
 
-# Return the tensors of a ``state_dict`` that change in each step; they are not copied.
+# Return the ``state_dict`` tensors that change in each step; they are not copied.
 def _tensors(content: Mapping[str, Any]) -> Dict[Tuple[str, int, str], torch.Tensor]:
     state = [(index, name, value) for index, values in content["state"].items() for name, value in values.items()]
     tensors = {("state", index, name): value for index, name, value in state if torch.is_tensor(value)}
