@@ -18,10 +18,10 @@ FILE = "compiled.bin"
 
 
 def key_of(configuration: Configuration, image: dict[str, Any] | None, python: Path | None, gpus: list[str]) -> str:
-    """Return the cache key of a run; empty if the run does not compile.
+    """Return the run's cache key; empty if the run does not compile.
 
     The key covers image or Python, implementation, GPUs with their driver, and the configuration except for the
-    seed. The compiler verifies each entry against the code.
+    seed. The compiler verifies every entry against the code.
     """
     settings = configuration.plain()
     if settings.get("device") != "gpu" or settings.get("compile", "none") in ("none", False):
@@ -46,7 +46,7 @@ def load(key: str, folder: Path) -> bool:
 
 
 def store(key: str, folder: Path) -> None:
-    """Move the compiled code of an experiment into the cache, replacing the previous entry."""
+    """Move an experiment's compiled code into the cache, replacing the previous entry."""
     output, cached = folder / FILE, _cache_file(key)
     with suppress(OSError):
         if key and output.exists():

@@ -19,7 +19,7 @@ from encore.run.run_folder import Experiment, RunFolder, Status
 from encore.slurm import commands, queue
 
 JOB = re.compile(r"(?:job)?(?P<name>\d+(?:_\d+)?)")
-STOP_SECONDS = 30.0  # Time for the checkpoint of a cancelled run
+STOP_SECONDS = 30.0  # Time for a cancelled run's checkpoint
 POLL_SECONDS = 0.2
 
 
@@ -32,7 +32,7 @@ class Subject:
 
 
 def experiments(job: str, folder: RunFolder, jobs: status.Queue) -> list[Experiment]:
-    # Experiments of a run folder that belong to the job; for an array task only its experiment.
+    # Experiments in a run folder that belong to the job; for an array task only its experiment.
     return [
         experiment
         for experiment in folder.experiments()
@@ -53,7 +53,7 @@ def find_subject(text: str, results: Path) -> Subject:
             raise EncoreError(f"no run {text!r}: there are none in {results}", hint="--results DIR")
         raise names.unknown("run", text, run_names)
     jobs = queue.find_jobs(match["name"]) if queue.is_available() else []
-    # Only Slurm knows the job number of an array task.
+    # Only Slurm knows an array task's job number.
     tasks = [job for job in jobs if job.number == match["name"] and job.task is not None]
     job = tasks[0].name if len(tasks) == 1 and tasks[0].array != match["name"] else match["name"]
     folder_found = folder_of(job, results, jobs)
@@ -77,7 +77,7 @@ def _last_job(folder: RunFolder) -> str:
 
 
 def folder_of(job: str, results: Path, jobs: Sequence[queue.Job] = ()) -> RunFolder | None:
-    # Newest run folder of a job: in ``results``, or in the results folders of ``jobs``.
+    # A job's newest run folder: in ``results``, or in the results folders of ``jobs``.
     array = job.partition("_")[0]
     resumed = next((queued.resumes for queued in jobs if queued.resumes is not None), None)
     if resumed is not None and (resumed / "run.json").is_file():
@@ -162,7 +162,7 @@ def _cancel_run(folder: RunFolder) -> list[str]:
 
 
 def _stop(folder: RunFolder, experiment: Experiment) -> str:
-    # Send SIGTERM to the ranks of an experiment. Return a message with the outcome.
+    # Send SIGTERM to an experiment's ranks. Return a message with the outcome.
     beats = experiment.folder / "heartbeat"
     ranks = processes.rank_processes(beats)
     unsupervised = ownership.lost_its_owner(experiment)

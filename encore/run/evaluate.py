@@ -40,7 +40,7 @@ class ExperimentSummary:
 def evaluate_experiment(
     experiment: Experiment, benchmark: catalogue.Benchmark, ruleset: str | None = None
 ) -> ExperimentSummary:
-    # Minutes, epochs and qualities of a finished experiment are from its log, which is checked if a ruleset is given.
+    # A finished experiment's minutes, epochs and qualities are from its log, which is checked if a ruleset is given.
     progress, state = read_progress(experiment.metrics), experiment.state()
     finished = state.status in FINISHED and experiment.result.exists()
     log = read_run(experiment.result) if finished else None
@@ -60,7 +60,7 @@ def evaluate_experiment(
 
 
 def evaluate_run(run: RunFolder) -> list[ExperimentSummary]:
-    """Evaluate all experiments of a run by the rules of its round; benchmarks outside MLPerf have no rules."""
+    """Evaluate a run's experiments by its round's rules; benchmarks outside MLPerf have no rules."""
     metadata = run.metadata()
     benchmark = catalogue.choose(metadata["name"]).benchmark
     round_name = metadata["round"]

@@ -1,4 +1,4 @@
-"""Read the metrics stream of a run incrementally, for progress bars and plain output."""
+"""Read a run's metrics stream incrementally, for progress bars and plain output."""
 
 import json
 import platform
@@ -47,7 +47,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and "kind" in record else None
 
 
-# Fields of a start record that apply to the full run, with defaults.
+# Start record fields that apply to the full run, with defaults.
 GIVEN_AT_START: Mapping[str, Any] = {
     **dict.fromkeys(("epochs", "steps_per_epoch", "global_batch_size"), 0),
     "targets": {},
@@ -99,7 +99,7 @@ class Progress:
 
     @property
     def reported(self) -> dict[str, Mapping[str, Any]]:
-        """Fields of a finished experiment for run.json, by key."""
+        """A finished experiment's fields for run.json, by key."""
         return {
             "choices": self.choices,
             "evidence": self.evidence,
@@ -178,7 +178,7 @@ SUSPENDED_SECONDS, SUSPENDED_SECONDS_ELSEWHERE = 5.0, 90.0  # A live rank renews
 
 
 def slow_rank(experiment: Path) -> str:
-    """Describe the rank or GPU that slows down a running experiment; empty if there is none."""
+    """Describe the rank or GPU that slows down a running experiment; empty if none does."""
     beats = processes.heartbeats(experiment / "heartbeat")
     newest = max((beat.alive for beat in beats), default=0.0)
     for beat in beats:

@@ -33,7 +33,7 @@ ALL_SECONDS = 300.0
 NODE_SECONDS = 180.0  # With the framework's measurements
 PAIR_SECONDS = 60.0
 AT_ONCE = 1024  # Nodes and pairs that are waited for at a time
-FIRST_PORT = 31000  # First rendezvous port of a pair, below the ephemeral ports
+FIRST_PORT = 31000  # First rendezvous port for a pair, below the ephemeral ports
 
 Environment = Mapping[str, str]
 
@@ -161,7 +161,7 @@ def _pairs(
 
 
 def _rates(argv: tuple[str, ...], variables: Environment) -> dict[str, float]:
-    # Bandwidth of each collective for the largest array, bytes/s; empty if the ranks failed.
+    # Bandwidth per collective for the largest array, bytes/s; empty if the ranks failed.
     with suppress(OSError, ValueError, KeyError, subprocess.TimeoutExpired):
         done = subprocess.run(
             argv, env=dict(variables), stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=paths.ROOT,

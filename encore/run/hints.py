@@ -19,7 +19,7 @@ def command(*args: str | Path) -> str:
     return shlex.join([program, *(str(word) for word in args)])
 
 
-# Configuration keys that determine the memory of a training or evaluation step.
+# Configuration keys that determine the memory for a training or evaluation step.
 BATCHES = ("batch_size", "eval_batch_size", "inference_batch", "concurrent_games")
 # Keys for prefetching and caching in host memory.
 INPUT = ("prefetch", "dali_prefetch", "dali_threads", "threads", "eval_workers", "cache_mb")

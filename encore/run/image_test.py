@@ -20,7 +20,7 @@ LABELS = (
 
 
 def run(choice: catalogue.Choice, engine: engines.Engine) -> Iterator[tuple[str, str]]:
-    # Yield the name of each test and its problem; empty if it passed.
+    # Yield pairs (test name, problem); the problem is empty if the test passed.
     image = engines.inspect(engine, building.image_name(choice))
     if image is None:
         raise building.not_built(choice, engine.name)
@@ -59,7 +59,7 @@ def _python_checks(choice: catalogue.Choice, target: runtimes.Target) -> Iterato
 def _run_in_image(
     choice: catalogue.Choice, engine: engines.Engine, *command: str, options: Sequence[str] = ()
 ) -> tuple[str, str]:
-    # Return the output of a command in the image, and the error.
+    # Return a command's output in the image, and the error.
     run = [engine.program, "run", "--rm", "--pull", "never", *options]
     done = engines.ask([*run, building.image_name(choice), *command], timeout=300)
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]

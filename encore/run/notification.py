@@ -1,4 +1,4 @@
-"""Notify a URL or command at the end of a run: ``encore run --notify``."""
+"""Notify a URL or command when a run ends: ``encore run --notify``."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""Exclusive ownership of an experiment: the training process holds ``owner.json`` and renews it periodically.
+"""Exclusive experiment ownership: the training process holds ``owner.json`` and renews it periodically.
 
 The record is created before any other file and removed at the end. Records of dead owners are taken over: on the
 same host by checking the process, in Slurm by querying the job, otherwise by watching whether the record changes.
@@ -137,7 +137,7 @@ def lost_its_owner(experiment: Experiment) -> bool:
 
 
 def _activity(owner: Owner, experiment: Experiment, job: str) -> str:
-    # Describe the activity of a live owner; empty for a dead one.
+    # Describe a live owner's activity; empty for a dead one.
     if owner.host == platform.node():
         if _is_process(owner):
             return "is running"

@@ -1,4 +1,4 @@
-"""Resolve the choices of a run, check them, and restore them from the metadata of an existing run."""
+"""Resolve a run's choices, check them, and restore them from an existing run's metadata."""
 
 import functools
 import math
@@ -142,7 +142,7 @@ def choose_system(
     gpu = machine.gpus[0]
 
     def distance(system: System) -> tuple[bool, bool, bool, float, bool, float, float]:
-        # The batch of a system with more memory would not fit. For accelerators without submissions, memory is the best
+        # A batch from a system with more memory would not fit. For accelerators without submissions, memory is the best
         # predictor of a batch that fits.
         has = preflight.memory_gib(system.accelerator)
         memory = abs(has - gpu.memory_gib) if has else 0.0
@@ -160,14 +160,14 @@ def check_gpus(gpus: int) -> None:
 
 
 def spread(system: System, gpus: int) -> tuple[int, int]:
-    # Nodes and GPUs per node: those of the system if the total matches, else a single node.
+    # Nodes and GPUs per node: the system's numbers if the total matches, else a single node.
     if gpus == system.nodes * system.gpus_per_node:
         return system.nodes, system.gpus_per_node
     return 1, gpus
 
 
 def spread_over(allocation: Allocation, request: Request, cluster: Cluster, machine: node.Node) -> tuple[int, int]:
-    # Nodes and GPUs (on CPUs: ranks) per node of a run in a Slurm job.
+    # Nodes and GPUs (on CPUs: ranks) per node for a run in a Slurm job.
     nodes = request.nodes or len(allocation.nodes)
     if nodes > len(allocation.nodes):
         raise EncoreError(
@@ -190,10 +190,10 @@ def spread_over(allocation: Allocation, request: Request, cluster: Cluster, mach
 
 
 def make_plan(request: Request, small_data: Path | None = None, allocation: Allocation | None = None) -> Plan:
-    """Resolve all choices of a run.
+    """Resolve a run's choices.
 
     ``small_data`` overrides the folder of the toy data set; ``allocation`` is the Slurm job to plan for, by default
-    the job of this process.
+    this process's job.
 
     Raises:
         EncoreError: an invalid name, number or combination of options.
@@ -283,7 +283,7 @@ def choose_python(request: Request, cluster: Cluster, choice: Choice) -> tuple[s
     if request.runtime not in (None, "auto", "host") or request.image:
         other = f"--image {request.image}" if request.image else f"--runtime {request.runtime}"
         raise EncoreError(f"--python with {other}", expected="one of them", hint="leave one out")
-    # Do not resolve links: the interpreter of a virtual environment locates its packages by the path of the link.
+    # Do not resolve links: a virtual environment's interpreter locates its packages by the link's path.
     return "host", request.python.expanduser().absolute()
 
 
@@ -330,7 +330,7 @@ def _check_numbers(request: Request, allocation: Allocation | None) -> None:
 
 
 def checks(plan: Plan) -> list[preflight.Check]:
-    """Return the preflight checks of a plan. A toy data set that the run prepares may be missing."""
+    """Return a plan's preflight checks. A toy data set that the run prepares may be missing."""
     creates_data = plan.makes_small_data and not (plan.data / "dataset.json").exists()
     results = [preflight.Check("WARN", "toy data set", plan.toy_data_set)] if plan.toy_data_set else []
     results += preflight.check_run(plan.configuration, plan.machine, plan.data, plan.results, creates_data)
@@ -372,7 +372,7 @@ def refuse(plan: Plan) -> list[preflight.Check]:
 
 
 def plan_of(folder: run_folder.RunFolder, allocation: Allocation | None = None, in_pods: bool = False) -> Plan:
-    """Restore the plan of an existing run from its metadata; the Slurm job defaults to that of this process."""
+    """Restore the plan of an existing run from its metadata; the Slurm job defaults to this process's job."""
     content = folder.metadata()
     kubernetes = content.get("kubernetes")
     if kubernetes and not in_pods:

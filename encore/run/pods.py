@@ -136,7 +136,7 @@ def _with_shards(job: Job) -> Job:
 
 
 def preview(plan: Plan, folder: RunFolder | None = None) -> list[Manifest]:
-    """Return the manifests of a submission without secret values. TIME replaces the timestamp of a new run."""
+    """Return a submission's manifests without secret values. TIME replaces a new run's timestamp."""
     rendered: list[Manifest] = []
     path = Path(folder.metadata()["kubernetes"]["folder"]) if folder else plan.results / f"TIME-{plan.label}"
     for number, seed in enumerate(plan.seeds):
@@ -259,14 +259,14 @@ def submit(plan: Plan, folder: RunFolder, connection: Connection) -> list[str]:
 
 
 def open_plan(path: Path) -> tuple[Plan, RunFolder]:
-    """Return the folder and plan of a run that was submitted to Kubernetes."""
+    """Return the folder and plan for a run that was submitted to Kubernetes."""
     folder = run_folder.open_run(path)
     folder.check_whole()
     return planning.plan_of(folder, in_pods=True), folder
 
 
 def clear(plan: Plan, folder: RunFolder, connection: Connection) -> None:
-    """Delete the workloads of a stopped run before it is submitted again. Checkpoints are kept.
+    """Delete a stopped run's workloads before it is submitted again. Checkpoints are kept.
 
     Raises:
         EncoreError: a workload is still active, or all experiments have finished.

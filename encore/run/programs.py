@@ -1,4 +1,4 @@
-"""Run a program of an implementation in its environment: bench.py, export.py, or the player of a game."""
+"""Run an implementation's program in its environment: bench.py, export.py, or a game player."""
 
 import json
 import os
@@ -18,8 +18,8 @@ from encore.machine import interpreters, node
 from encore.run import planning, run_folder
 
 OnStep = Callable[[str], None]
-EXPORT = "export"  # Export module of an implementation, and environment with packages for the formats
-PLAYER = "gtp"  # Module of a game; speaks the Go Text Protocol on stdin and stdout
+EXPORT = "export"  # An implementation's export module, and environment with packages for the formats
+PLAYER = "gtp"  # Player module for a game; speaks the Go Text Protocol on stdin and stdout
 
 
 # -- bench.py ----------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Export:
 
 
 def export(request: Export, on_step: OnStep) -> dict[str, Any]:
-    """Export a model to the folder ``request.to``, atomically; return the content of its export.json.
+    """Export a model to the folder ``request.to``, atomically; return the export.json content.
 
     Raises:
         EncoreError: run or checkpoint not found, target not reached, different data set, existing folder, or outputs
@@ -209,7 +209,7 @@ def variables_of(
 ) -> dict[str, str]:
     """Return the environment variables for `call`: framework and packages of ``added`` on PYTHONPATH.
 
-    Packages of the environments ``added`` follow those of the framework; the user's ``python`` must have them
+    Packages from the environments ``added`` follow the framework's packages; the user's ``python`` must have them
     installed.
     """
     base = interpreters.find_or_create(python, choice.implementation.framework, on_step)

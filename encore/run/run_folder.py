@@ -135,10 +135,10 @@ class RunFolder:
         return content
 
     def note_ranks(self, number: int, variables: Mapping[str, str], reported: Mapping[str, Mapping[str, Any]]) -> None:
-        """Add the report of an experiment's rank 0 to run.json.
+        """Add the report from an experiment's rank 0 to run.json.
 
         The library variables are stored for the first experiment only. Reports such as ``choices`` are stored per
-        experiment, because each may measure again.
+        experiment, because experiments may measure again.
         """
         metadata = self.metadata()
         updated = {"rank_environment": dict(variables), **metadata} if variables else dict(metadata)
@@ -259,7 +259,7 @@ def free_name(results: Path, name: str) -> Path:
 
 
 def refuse_foreign(folder: Path, trust_owner: bool = False) -> None:
-    """Reject the folder of a run or study that another user owns or can change, unless ``trust_owner``.
+    """Reject a run or study folder that another user owns or can change, unless ``trust_owner``.
 
     Files in it name the programs, hosts and processes that Encore starts and signals.
 

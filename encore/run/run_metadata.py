@@ -200,7 +200,7 @@ def redact(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def restore(variables: Mapping[str, str], again: str) -> dict[str, str]:
-    """Restore variables of an earlier command; secrets, which are not stored, are read from the current environment.
+    """Restore variables from an earlier command; secrets, which are not stored, are read from the current environment.
 
     ``again`` is the command that resumes the run.
     """

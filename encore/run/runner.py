@@ -179,7 +179,7 @@ def needs_of(plan: Plan, mark: Path) -> list[Need]:
 def execute(plan: Plan, folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
     """Run all unfinished experiments; stop at the first failure or interruption.
 
-    A task of a Slurm array runs only the experiment with its number.
+    A Slurm array task runs only the experiment with its number.
     """
     experiments = experiments_of(folder, plan.allocation)
     gpus = [f"{gpu.name}, {gpu.driver}" for gpu in plan.machine.gpus]
@@ -315,7 +315,7 @@ def _run_in_slurm(
 
 
 def clear_remains(experiment: Experiment) -> None:
-    # Move files of an attempt without a checkpoint aside, so that the next attempt starts clean.
+    # Move files from an attempt without a checkpoint aside, so that the next attempt starts clean.
     for path in (experiment.log, experiment.metrics):
         if path.exists():
             path.replace(path.with_name(f"{path.name}.discarded"))
@@ -363,7 +363,7 @@ def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
 
 
 def folders(results: Path, mark: str) -> list[RunFolder]:
-    # Run folders of a job, oldest first. ``mark`` is, for example, ``job12``.
+    # A job's run folders, oldest first. ``mark`` is, for example, ``job12``.
     paths = sorted(results.glob(f"[0-9]*-{mark}")) + sorted(results.glob(f"[0-9]*-{mark}-[0-9]*"))
     return [RunFolder(path) for path in paths if (path / "run.json").is_file()]
 
@@ -381,7 +381,7 @@ def existing_run(results: Path, allocation: Allocation, arguments: Sequence[str]
 
 
 def shared_stamp(allocation: Allocation) -> str | None:
-    # Timestamp shared by the run folders of all tasks of an array; None outside arrays.
+    # Timestamp shared by the run folders of all array tasks; None outside arrays.
     if allocation.array_count == 1:
         return None
     submitted = commands.show_job(allocation.job).get("SubmitTime", "")
@@ -391,7 +391,7 @@ def shared_stamp(allocation: Allocation) -> str | None:
 
 
 def experiments_of(folder: RunFolder, allocation: Allocation | None) -> list[Experiment]:
-    """Return all experiments, or the single experiment of an array task.
+    """Return all experiments, or an array task's single experiment.
 
     The array that created the run maps tasks to experiments by position; an array that resumes it maps them by
     number.

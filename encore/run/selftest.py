@@ -83,11 +83,11 @@ class CheckEnv:
         return launchers.on_one_node(self.choice.implementation.framework, ranks, str(self.work))
 
     def command(self, program: str, *arguments: str) -> Command:
-        # Command of an implementation's program, with access to the data and the work folder.
+        # Command for an implementation's program, with access to the data and the work folder.
         return self.render("python", "-m", f"{self.choice.implementation.module}.{program}", *arguments)
 
     def render(self, *argv: str) -> Command:
-        # Threads that wait for each other slow down on a busy machine. The CPUs of a GPU machine are idle.
+        # Threads that wait for each other slow down on a busy machine. CPUs in a GPU machine are idle.
         threads = {"OMP_NUM_THREADS": "1"} if self.request.device == "cpu" else {}
         # With --ipc host for two ranks.
         job = Job(
@@ -130,7 +130,7 @@ class Completed:
 
 
 def execute(command: Command, work: Path, seconds: float) -> Completed:
-    # Run a command with a time limit. Terminate all of its processes, also on interruption.
+    # Run a command with a time limit. Terminate all its processes, also on interruption.
     with (work / "stdout.txt").open("wb") as output, (work / "stderr.txt").open("wb") as errors:
         child = processes.start(command, output, errors)
         code: int | None = None
@@ -285,7 +285,7 @@ def speed_row(name: str, result: Mapping[str, Any], choice: catalogue.Choice, gp
     return replace(row, result="FAIL" if is_slow or starves else "OK", found=summary + comparison)
 
 
-# MFU of a step, from model FLOPs and the GPU data sheet; empty if either is unknown.
+# Step MFU, from model FLOPs and the GPU data sheet; empty if either is unknown.
 def _share_of_sheet(result: Mapping[str, Any], loop: str, gpu: str) -> str:
     flops, peak = result["measured"][loop].get("flops_per_second"), peaks.peak_of(gpu, result["precision"])
     return f"; MFU {flops / peak[0]:.1%} by the data sheet" if flops and peak else ""
@@ -337,7 +337,7 @@ def telemetry_row(path: Path, device: str) -> Row:
 
 
 class Selftest:
-    """All checks of a request: ``plan`` collects them, ``run`` runs them one by one."""
+    """All checks for a request: ``plan`` collects them, ``run`` runs them one by one."""
 
     def __init__(self, request: Request, work: Path, machine: node.Node, on_step: Callable[[str], None]) -> None:
         self._request, self._work, self._machine, self._on_step = request, work, machine, on_step
@@ -417,7 +417,7 @@ class Selftest:
         return replace(row, seconds=time.monotonic() - started)
 
     def _measured_row(self, env: CheckEnv, name: str, seconds: float, row: Row) -> Row:
-        # bench.py runs once for all rows of an implementation
+        # bench.py runs once for all rows with the same implementation
         choice, ran = env.choice, env.choice.name in self._benches
         result = self._benches.get(choice.name) or measure(env, seconds, row)
         self._benches[choice.name] = result

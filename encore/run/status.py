@@ -33,7 +33,7 @@ SILENT_SECONDS_ELSEWHERE = 90.0
 CLOCKS_APART_SECONDS = 3600.0  # Clocks of two machines differ by less: a run that seems silent for less is watched
 WATCH_SECONDS = 3.0  # Longer than the heartbeat interval of a live rank
 UNSUPERVISED = "its encore run was killed and its ranks still run: encore cancel ends them"
-# Suffix of a run folder's name in a Slurm job. Further runs of the job are numbered.
+# Run folder suffix in a Slurm job. Further runs in the job are numbered.
 JOB_MARK = re.compile(r"-job(\d+)(?:-\d+)?$")
 
 # Exceptions raised when a file has unexpected content.
@@ -168,7 +168,7 @@ def state_of(experiment: Experiment, job: Job | None, answers: bool) -> tuple[St
         if in_job or ((unseen or not job_ended) and is_alive(experiment)):
             return "running", ""
         return "lost", _why_lost(state, job)
-    # An interrupted experiment of a running job is shutting down or resuming after a requeue.
+    # An interrupted experiment in a running job is shutting down or resuming after a requeue.
     if in_job:
         return "starting", ""
     if state.status == "interrupted":
@@ -347,7 +347,7 @@ def unix(text: str) -> float:
 
 
 def created_at(path: Path) -> float:
-    """Return the creation time of a run folder from its name, else from its files."""
+    """Return a run folder's creation time from its name, else from its files."""
     with contextlib.suppress(ValueError):
         stamp = datetime.strptime(path.name.partition("-")[0], run_folder.STAMP)
         return stamp.replace(tzinfo=timezone.utc).timestamp()

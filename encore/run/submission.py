@@ -57,9 +57,9 @@ def prepare(request: planning.Request, arguments: Sequence[str], options: Option
 
 
 def prepare_resume(path: Path, options: Options) -> Prepared:
-    """Prepare the submission of a resumed run: the same number of nodes, and all unfinished experiments.
+    """Prepare a resumed run's submission: the same number of nodes, and all unfinished experiments.
 
-    A run of an array is resumed as an array with one task per unfinished experiment.
+    An array run is resumed as an array with one task per unfinished experiment.
     """
     folder = run_folder.open_run(path)
     folder.check_whole()

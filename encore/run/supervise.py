@@ -154,7 +154,7 @@ def _watch(
             return _outcome(child, progress, experiment, signals, oom_kills)
         if signals.received and kill_at is None:
             kill_at = time.monotonic() + stop_seconds
-            # Ranks without a heartbeat have not started training: there is no state to save.
+            # Ranks without a heartbeat have not started training: no state needs saving.
             if not processes.signal_ranks(experiment.folder / "heartbeat", signal.SIGTERM):
                 kill_at = 0.0
         # Let a checkpoint finish, however large, unless the user repeats the signal or Slurm is about to kill the job.
@@ -238,7 +238,7 @@ def _terminate_all(child: subprocess.Popen[bytes], experiment: Experiment, unrel
         processes.end([psutil.Process(child.pid)], grace_seconds=SRUN_SECONDS)
     running = [
         *(processes.family(child.pid) if child.poll() is None else ()),
-        # Orphans of a killed launcher are reparented to this process (see processes.adopt_orphans).
+        # A killed launcher's orphans are reparented to this process (see processes.adopt_orphans).
         *(process for process in processes.family(os.getpid()) if process.pid not in unrelated_pids),
         *processes.rank_processes(experiment.folder / "heartbeat"),
     ]
@@ -261,7 +261,7 @@ class HangWatch:
         self.suspect = 0
 
     def check(self) -> str:
-        """Return why the run hangs; empty if it does not. Reads the heartbeats at most once per second."""
+        """Return why the run hangs; empty if it does not. Reads the heartbeats no more than once per second."""
         now = time.monotonic()
         if self._hang_seconds <= 0 or now < self._next_check:
             return ""

@@ -50,7 +50,7 @@ def connect(folder: RunFolder) -> Connection:
 
 
 def pod_folder(folder: RunFolder, experiment: Experiment) -> Path:
-    """Return the folder of an experiment as mounted in the pods, independent of local links."""
+    """Return an experiment's folder as mounted in the pods, independent of local links."""
     return Path(folder.metadata()["kubernetes"]["folder"]) / experiment.folder.name
 
 
@@ -63,7 +63,7 @@ def look(connection: Connection, folder: RunFolder, experiment: Experiment) -> W
 
 
 def settle(folder: RunFolder, experiment: Experiment, workload: Workload) -> None:
-    """Update the state of an experiment from its workload and its folder; publish the log of a finished one."""
+    """Update an experiment's state from its workload and folder; publish the log once finished."""
     state, progress = experiment.state(), follow.read_progress(experiment.metrics)
     if state.status in run_folder.FINISHED:
         return
@@ -138,7 +138,7 @@ def jobs_of(folders: Sequence[RunFolder]) -> tuple[list[queue.Job], str]:
 
 def _as_job(connection: Connection, folder: RunFolder, experiment: Experiment) -> queue.Job:
     workload, name = look(connection, folder, experiment), name_of(folder, experiment)
-    with contextlib.suppress(OSError):  # run of a different user
+    with contextlib.suppress(OSError):  # run by a different user
         settle(folder, experiment, workload)
     created = workload.created or datetime.now(timezone.utc)
     return queue.Job(
@@ -156,7 +156,7 @@ def _as_job(connection: Connection, folder: RunFolder, experiment: Experiment) -
 
 
 def cancel(folder: RunFolder) -> list[str]:
-    """Delete the unfinished workloads of a run. Return messages about the outcome and how to resume."""
+    """Delete a run's unfinished workloads. Return messages about the outcome and how to resume."""
     connection, done = connect(folder), []
     _, kind = settings_of(folder)
     for experiment in folder.experiments():
@@ -174,7 +174,7 @@ def cancel(folder: RunFolder) -> list[str]:
 
 
 def wait_for_end(connection: Connection, folder: RunFolder, experiment: Experiment) -> None:
-    """Wait until the workload of an experiment has been removed; EncoreError on timeout."""
+    """Wait until an experiment's workload has been removed; EncoreError on timeout."""
     until = time.monotonic() + GONE_SECONDS
     while look(connection, folder, experiment).state != "gone":
         if time.monotonic() > until:
@@ -190,7 +190,7 @@ def _marks(folder: RunFolder, experiment: Experiment) -> str:
 
 
 def records(lines: Iterator[str]) -> Iterator[dict[str, Any] | str]:
-    """Parse the log of a pod: yield metrics records as dictionaries and other lines unchanged."""
+    """Parse a pod's log: yield metrics records as dictionaries and other lines unchanged."""
     for line in lines:
         record = None
         with contextlib.suppress(ValueError):
