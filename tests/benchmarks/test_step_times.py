@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import importlib.util
 import inspect
 import json
 import threading
@@ -16,6 +17,7 @@ from benchmarks.common.run import step_times
 from benchmarks.common.run.mllog import log_of, samples
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.step_times import StepTimes
+from benchmarks.llama import mlperf as llama_keys
 from encore import catalogue
 from encore.catalogue import Choice, System
 from encore.configuration import Configuration, config_class, resolve
@@ -152,7 +154,7 @@ def test_lines_are_written_during_the_training(tmp_path: Path, monkeypatch: pyte
 
 
 STEPS = 1000  # Steps per epoch, for events that count steps
-FACTS = {"negatives": 999, "users": 138493}  # Values of the data set that NCF logs
+COUNTS = {"negatives": 999, "users": 138493}  # Values of the data set that NCF logs
 
 
 def submitted() -> list[Any]:
@@ -166,14 +168,14 @@ def submitted() -> list[Any]:
     return [pytest.param(*pair, id=name) for name, pair in pairs.items()]
 
 
-def hyperparameters(events: Any, config: Any, ranks: int) -> dict[str, Any]:
+def hyperparameters(keys: Any, config: Any, ranks: int) -> dict[str, Any]:
     arguments = {
-        "config": config, "ranks": ranks, "steps_per_epoch": STEPS, "facts": FACTS, "max_predictions": 76,
+        "config": config, "ranks": ranks, "steps_per_epoch": STEPS, "counts": COUNTS, "max_predictions": 76,
         "generation": 1, "count": 8192,
     }  # fmt: skip
     values: dict[str, Any] = {}
     for name in ("initialization", "hyperparameters", "decays", "games"):
-        function = getattr(events, name, dict)
+        function = getattr(keys, name, dict)
         names = inspect.signature(function).parameters if function is not dict else ()
         values.update(function(**{name: arguments[name] for name in names}))
     return values
@@ -181,18 +183,22 @@ def hyperparameters(events: Any, config: Any, ranks: int) -> dict[str, Any]:
 
 def write_log(path: Path, choice: Choice, configuration: Configuration) -> None:
     # Log of a run that reaches its targets after its first epoch
-    events = importlib.import_module(f"{choice.implementation.module.rsplit('.', 1)[0]}.events")
+    package = choice.implementation.module.rsplit(".", 1)[0]
+    # The benchmarks that pretrain a language model share their keys
+    has_own_keys = importlib.util.find_spec(f"{package}.mlperf") is not None
+    keys = importlib.import_module(f"{package}.mlperf") if has_own_keys else llama_keys
+    wording = keys.WORDING if has_own_keys else llama_keys.wording(choice.folder.name)
     config = config_class(choice.folder)(**configuration.plain())
     targets = choice.benchmark.targets(configuration.plain())
     run_metadata.write_log_header(path, configuration, node.this_node(), cache_cleared=True)
-    log = log_of(events.WORDING, path, 0, config.round)
+    log = log_of(wording, path, 0, config.round)
     log.init_start(seed=7)
     log.init_stop()
     log.run_start()
     full = choice.benchmark.full_data
-    sizes = events.data(FACTS, full.train_samples, 1) if hasattr(events, "data") else {}
+    sizes = keys.data(COUNTS, full.train_samples, 1) if hasattr(keys, "data") else {}
     sizes = sizes or samples(full.train_samples, full.eval_samples)
-    for key, value in {**hyperparameters(events, config, configuration.ranks), **sizes}.items():
+    for key, value in {**hyperparameters(keys, config, configuration.ranks), **sizes}.items():
         log.event(key, value)
     log.block_start(0, 1)
     log.epoch_start(0)

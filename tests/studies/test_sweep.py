@@ -132,7 +132,7 @@ def test_invalid_grid_is_rejected(grid: Sweep, message: str, tmp_path: Path) -> 
         ("--gpus-per-node 1 --weak --global-batch 64", "--global-batch 64 with weak scaling"),
         ("--gpus-per-node 3 --global-batch 64", "cannot share a global batch of 64 evenly"),
         ("--gpus-per-node 1 --predict 4", "--predict with one number of GPUs"),
-        ("--resume docs --gpus-per-node 1", "takes all that is to be run from the study folder"),
+        ("--resume docs --gpus-per-node 1", "--resume takes all settings from the study folder"),
         ("--resume docs", "is no folder of a study"),
         ("", "no numbers of GPUs given"),
     ],
@@ -393,7 +393,7 @@ def test_dry_run_of_the_node_study_without_a_gpu(monkeypatch: pytest.MonkeyPatch
     output = CliRunner().invoke(app, ["study", "run", "multi-node", "--dry-run"]).output
     lines = (
         "MXNet resnet-4x4-fp16, 128 a GPU:\n  a job of the scheduler",
-        "PyTorch resnet-pytorch-1x4-fp32, 64 a GPU:\n  its command depends on the GPUs, of which there are none here",
+        "PyTorch resnet-pytorch-1x4-fp32, 64 a GPU:\n  the command depends on the GPUs, and this machine has none",
         "24 points",
     )
     assert [line for line in lines if line not in output] == []
