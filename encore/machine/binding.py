@@ -65,7 +65,7 @@ def format_cpus(cpus: Sequence[int]) -> str:
 def bind(
     ranks: int, near: Sequence[Affinity], allowed: Sequence[int], siblings: Siblings | None = None
 ) -> tuple[Binding, ...]:
-    """Return the binding of each local rank. Rank i uses GPU i.
+    """Return the bindings by local rank. Rank i uses GPU i.
 
     If ``near`` is empty or incomplete, the ``allowed`` cores are divided evenly.
     """
@@ -127,7 +127,7 @@ def srun_options(bindings: Sequence[Binding]) -> tuple[str, ...]:
 
 
 def wrap_command(command: Sequence[str], bindings: Sequence[Binding], with_numactl: bool = False) -> tuple[str, ...]:
-    """Wrap ``command`` in a shell command that binds it to the cores of its local rank.
+    """Wrap ``command`` in a shell command that binds it to its local rank's cores.
 
     For launchers that run the same command for all ranks: mpirun, horovodrun, torchrun. ``numactl`` also binds
     memory. Without it the kernel allocates on the node of the first access, which is the same node for memory that

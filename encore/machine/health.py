@@ -1,4 +1,4 @@
-"""Probe of a node before a job: hardware facts and quick benchmarks, printed as JSON in lines that srun keeps intact.
+"""Node probe before a job: hardware facts and quick benchmarks, printed as JSON in lines that srun keeps intact.
 
     $ srun --ntasks-per-node=1 python -m encore.machine.health '{"disks": ["/results"], "clock": "n1:20000"}'
 
@@ -29,7 +29,7 @@ from encore import paths
 from encore.files import existing, text_of
 from encore.machine import links, network, node
 
-SECONDS = 0.2  # Duration of a CPU or memory benchmark
+SECONDS = 0.2  # Duration per CPU or memory benchmark
 REPEATS = 5
 COPIED = 1 << 26  # Bytes per copy, far above a thread's share of the cache
 HASHED = 1 << 20
@@ -192,7 +192,7 @@ def prepare_copy() -> Callable[[], int]:
 
 
 def disk(folder: Path, must_exist: bool = False) -> dict[str, Any]:
-    """Measure write and read bandwidth of a disk (bytes/s) and free space; on errors, the problem."""
+    """Measure a disk's write and read bandwidth (bytes/s) and free space; on errors, the problem."""
     directory = existing(folder)
     stats: dict[str, Any] = {
         "free_gib": round(shutil.disk_usage(directory).free / 2**30, 2),
@@ -294,7 +294,7 @@ def serve_clock() -> Iterator[int]:
 def clock_offset(server: str) -> float | None:
     """Return the offset of this clock to HOST:PORT in seconds, from the answer with the lowest latency.
 
-    None without answers. The error is at most half the round-trip time, as in NTP.
+    None without answers. The error is up to half the round-trip time, as in NTP.
     """
     host, _, port = server.rpartition(":")
     offsets = []

@@ -1,4 +1,4 @@
-"""Requirements of a run for its hosts, and conversion of the answers into checks.
+"""A run's requirements for its hosts, and conversion of the answers into checks.
 
 The hosts are checked by :mod:`encore.machine.host_actions`, started by srun or ssh.
 """
@@ -26,7 +26,7 @@ class Need:
 
 
 def same_file(path: Path, hint: str) -> Need:
-    """Require a file, or the Python files of a folder, with the same content as on this host."""
+    """Require a file, or the Python files in a folder, with the same content as on this host."""
     return Need("same", str(path), hint, host_actions.digest(path))
 
 
@@ -35,7 +35,7 @@ def question(needs: Sequence[Need]) -> str:
 
 
 def failed_checks(kind: str, name: str, problems: Sequence[tuple[int, str]], needs: Sequence[Need]) -> list[Check]:
-    """Combine the problems of a host into one failed check; empty without problems."""
+    """Combine a host's problems into one failed check; empty without problems."""
     if not problems:
         return []
     hint = needs[problems[0][0]].hint

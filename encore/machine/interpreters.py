@@ -1,4 +1,4 @@
-"""Query a Python interpreter for the packages of a benchmark: the user's (`host` runtime), or in an image."""
+"""Query a Python interpreter for a benchmark's packages: the user's (`host` runtime), or in an image."""
 
 import json
 import os
@@ -33,7 +33,7 @@ class PythonInfo:
 
 
 def find_or_create(python: Path | None, framework: str, on_step: Callable[[str], None]) -> Path:
-    """Return the user's Python, else that of the framework's environment, which is created if needed."""
+    """Return the user's Python, else the Python in the framework's environment, which is created if needed."""
     if python is None:
         return environment.ensure_environment(framework, on_step).absolute()
     if not python.expanduser().is_file():
@@ -66,7 +66,7 @@ def program() -> str:
 
 
 def parse(output: str) -> PythonInfo | None:
-    """Parse the answer in the output of a program; None if missing."""
+    """Parse the answer in a program's output; None if missing."""
     answers = re.findall(rf"^{python_probe.MARK}(.*)$", output, re.MULTILINE)
     if not answers:
         return None

@@ -1,11 +1,11 @@
-"""Topology of the GPUs of a machine, from ``nvidia-smi topo -m`` or NVML.
+"""Topology of a machine's GPUs, from ``nvidia-smi topo -m`` or NVML.
 
     from encore.machine.links import parse_topology
     server = parse_topology(subprocess.check_output(["nvidia-smi", "topo", "-m"], text=True))
     print(server.link("GPU0", "GPU1"))
 
-Link types are those of nvidia-smi: NV4 four NVLinks; PIX a single PCIe switch; PXB multiple PCIe switches; PHB a
-CPU's host bridge; NODE multiple host bridges in a NUMA node; SYS the connection between NUMA nodes.
+Link types are as in nvidia-smi: NV4 four NVLinks; PIX a single PCIe switch; PXB multiple PCIe switches; PHB a CPU's
+host bridge; NODE multiple host bridges in a NUMA node; SYS the connection between NUMA nodes.
 """
 
 import re
@@ -19,13 +19,13 @@ from typing_extensions import TypedDict
 from encore.machine import node, processes
 
 BY_SWITCH = ("PIX", "PXB")
-# NCCL's bandwidth of an NVLink per direction in GB/s, by compute capability (NVIDIA/nccl, src/graph/topo.h:
+# NCCL's bandwidth per NVLink and direction in GB/s, by compute capability (NVIDIA/nccl, src/graph/topo.h:
 # SM60_NVLINK_BW and so on)
 NVLINK_RATES = {"6.0": 18.0, "7.0": 20.0, "8.0": 20.0, "8.6": 12.0, "9.0": 20.6, "10.0": 40.1, "10.3": 40.1}
 # NCCL's bandwidth in GB/s of PCIe 3.0 x16 and of the slowest CPU interconnect (topo.h: PCI_BW and BDW_QPI_BW). Newer
 # hardware is faster, so the floor is conservative.
 PCIE_RATE, CPU_RATE = 12.0, 6.0
-# Bandwidth of a PCIe lane per direction after encoding, GB/s, by generation (Linux, drivers/pci/pci.h:
+# Bandwidth per PCIe lane and direction after encoding, GB/s, by generation (Linux, drivers/pci/pci.h:
 # PCIE_SPEED2MBS_ENC)
 PCIE_LANE_RATES = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 8.0}
 FLOOR_SHARE = 0.5  # Minimum fraction of NCCL's bandwidth for an all-reduce of 256 MiB
@@ -135,7 +135,7 @@ def from_json(content: Mapping[str, Any]) -> Server:
 
 
 def all_reduce_floor(server: Server, capability: str | None) -> tuple[float, str] | None:
-    """Return the minimum bus bandwidth of an all-reduce over all GPUs (bytes/s) and its source; None if unknown.
+    """Return the minimum bus bandwidth for an all-reduce over all GPUs (bytes/s) and its source; None if unknown.
 
     ``capability`` is the compute capability. NVLink counts only if each GPU has NVLinks to two peers or to all.
     """
@@ -158,14 +158,14 @@ def all_reduce_floor(server: Server, capability: str | None) -> tuple[float, str
 
 
 def pair_floor(word: str, nvlink_rate: float | None) -> float | None:
-    """Return the minimum bandwidth of a copy between two GPUs (bytes/s) by link type; None if unknown."""
+    """Return the minimum copy bandwidth between two GPUs (bytes/s) by link type; None if unknown."""
     if word.startswith("NV"):
         return FLOOR_SHARE * int(word[2:]) * nvlink_rate * 1e9 if nvlink_rate else None
     return FLOOR_SHARE * (CPU_RATE if word == "SYS" else PCIE_RATE) * 1e9
 
 
 def parse_topology(text: str) -> Server:
-    """Parse the output of ``nvidia-smi topo -m``; without a matrix the server has no GPUs."""
+    """Parse the output of ``nvidia-smi topo -m``; returns an empty server without a matrix."""
     plain = _AFFINITY.sub(lambda match: match[0].replace(" ", "_"), _ESCAPE.sub("", text))
     lines = [line.split() for line in plain.splitlines() if line.strip()]
     header = next((line for line in lines if line and line[0] == "GPU0" and line[1:2] != ["X"]), None)

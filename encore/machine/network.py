@@ -77,7 +77,7 @@ def variables(network: Network, nodes: int) -> dict[str, str]:
     # Without a name OpenMPI also tries the bridges of container engines, which every node has under the same address,
     # and hangs.
     by_name = ("GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES", "OMPI_MCA_btl_tcp_if_include")
-    # "=" makes NCCL match the exact name instead of a prefix.
+    # "=" makes NCCL match the exact name, not a prefix.
     over_tcp = {"NCCL_SOCKET_IFNAME": f"={interface}", **dict.fromkeys(by_name, interface)} if interface else {}
     over_adapters = {"NCCL_IB_HCA": f"={adapters}", "UCX_NET_DEVICES": adapters} if adapters else {}
     return {**over_tcp, **over_adapters}
@@ -115,7 +115,7 @@ def default_interface(route: str) -> str | None:
 
 
 def _interface(folder: Path, default: str | None) -> Interface | None:
-    # The speed of an interface that is down cannot be read.
+    # An interface that is down does not report its speed.
     kind, state, speed = (text_of(folder / name).strip() for name in ("type", "operstate", "speed"))
     belongs = any((folder / name).exists() for name in ("bridge", "brport", "master"))
     if not kind.isdigit() or belongs or state not in ("up", "unknown") or LOCAL_ONLY.match(folder.name):

@@ -86,7 +86,7 @@ def query(read: Callable[[], Value]) -> Value | None:
 
 
 def condition(handle: Any) -> dict[str, Callable[[], int]]:
-    """Return functions that query the condition of a GPU, by name.
+    """Return functions that query a GPU's condition, by name.
 
     Throttle reasons are a sum of THROTTLE's bits; memory errors are counted since the driver was loaded.
     """
@@ -103,7 +103,7 @@ def condition(handle: Any) -> dict[str, Callable[[], int]]:
 
 
 def bus(handle: Any) -> str:
-    """Return the PCI address of a GPU; for a MIG instance that of the GPU."""
+    """Return a GPU's PCI address; for a MIG instance, the address of its GPU."""
     import pynvml
 
     handle = query(lambda: pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)) or handle

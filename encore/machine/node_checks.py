@@ -223,7 +223,7 @@ def _compare_properties(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[st
         Equal("gpus", "number of GPUs"), {node: len(info["gpus"]) for node, info in facts_by_node.items()}
     )
     for rule in OF_GPUS:
-        # The lowest value of a node's GPUs, or all names.
+        # The lowest value over a node's GPUs, or all names.
         values = {node: [gpu.get(rule.key) for gpu in info["gpus"]] for node, info in facts_by_node.items()}
         plain = {node: [value for value in gpu_values if value is not None] for node, gpu_values in values.items()}
         for node, gpu_values in plain.items():
@@ -322,7 +322,7 @@ def _compare_speeds(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, C
                 )
 
 
-# Compare GEMMs and copies of a GPU with its data sheet, which assumes no power or thermal limit.
+# Compare a GPU's GEMMs and copies with its data sheet, which assumes no power or thermal limit.
 def _compare_with_sheet(number: int, gpu: str, measured: Mapping[str, float]) -> Iterator[Check]:
     for rate, title, unit, word, sheet in (
         ("flops_per_second", "GEMMs", 1e12, "TFLOP/s", peaks.peak_of(gpu, "bf16")),
@@ -376,7 +376,7 @@ def _slow(
 def rounds_of(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
     """Return the neighbours in a ring as rounds of disjoint pairs: two or three rounds for any number of nodes.
 
-    Two pairs per node tell which node of a pair is slow, in constant time.
+    Two pairs per node tell which node in a pair is slow, in constant time.
     """
     ring = [(a, b) for a, b in zip(nodes, [*nodes[1:], nodes[0]], strict=True) if a != b] if len(nodes) > 1 else []
     if len(nodes) == 2:
@@ -397,7 +397,7 @@ def _check_node_pairs(facts_by_node: Mapping[str, Facts], pairs: Pairs) -> Itera
             yield from _slow(best, f"{kind} between nodes", 1e9, "GB/s", 0.3)
         for pair, rate in rates.items():
             lines = [line for node in pair if (line := _line(facts_by_node[node]))]
-            # All-reduce and all-to-all of a pair: bytes sent per node and second, limited by the line rate.
+            # All-reduce and all-to-all in a pair: bytes sent per node and second, limited by the line rate.
             if len(lines) == 2 and rate < SHARE_OF_LINE * min(lines):
                 message = f"{rate / 1e9:.3g} GB/s between {' and '.join(pair)}, the line carries {min(lines) / 1e9:.3g}"
                 hint = "see NCCL_DEBUG=INFO for NET/Socket (TCP), and NCCL_IB_HCA"
@@ -431,7 +431,7 @@ def store(verdicts: Sequence[Verdict]) -> None:
 
 
 def last_result(name: str) -> str:
-    """Return the last stored result of a node with its time; empty if none."""
+    """Return a node's last stored result with its time; empty if none."""
     with suppress(EncoreError, KeyError, TypeError):
         content = read_json(folder() / f"{name}.json")
         worst = [

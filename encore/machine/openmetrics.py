@@ -1,4 +1,4 @@
-"""Metrics of a run in the format of node_exporter's textfile collector; no additional daemon is needed.
+"""Run metrics in the format of node_exporter's textfile collector; no additional daemon is needed.
 
     $ node_exporter --collector.textfile.directory=/var/lib/node_exporter       # the site's
     $ ENCORE_TEXTFILE=/var/lib/node_exporter encore run resnet 8                 # or textfile in cluster.toml
@@ -53,7 +53,7 @@ OF_RUN = (
 
 
 def render(reading: Mapping[str, Any], experiment: Path) -> str:
-    """Render the metrics of a node's sample, its ranks, and the progress of the run."""
+    """Render metrics for a node's sample, its ranks, and the run's progress."""
     labels = {"run": experiment.parent.name, "experiment": experiment.name.rpartition("_")[2], "node": reading["node"]}
     gpus = [({**labels, "gpu": number}, gpu) for number, gpu in enumerate(reading["gpus"])]
     ranks = [({**labels, "rank": rank}, line) for rank, line in _ranks(experiment, str(reading["node"]))]
@@ -92,7 +92,7 @@ def _last(path: Path, mark: str) -> dict[str, Any]:
 
 
 class Textfile:
-    """File of a run in the collector's folder, if configured. Call ``remove`` at the end of the run."""
+    """A run's file in the collector's folder, if configured. Call ``remove`` when the run ends."""
 
     def __init__(self, experiment: Path) -> None:
         folder = os.environ.get(VARIABLE)
@@ -101,7 +101,7 @@ class Textfile:
         self._next = 0.0
 
     def write(self, reading: Mapping[str, Any]) -> None:
-        """Write the file atomically, at most once per interval."""
+        """Write the file atomically, no more than once per interval."""
         if self._path is None or reading["time"] < self._next:
             return
         self._next = reading["time"] + WRITTEN_SECONDS

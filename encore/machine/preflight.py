@@ -28,7 +28,7 @@ def weight_files(configuration: Configuration, data: Path) -> dict[str, Path]:
 
 
 def refuse_wrong(key: str, path: Path, expected: Weights) -> str:
-    """Verify the initial weights of a submitted configuration. Return a warning, or an empty string.
+    """Verify a submitted configuration's initial weights. Return a warning, or an empty string.
 
     Raises:
         EncoreError: the file is missing or differs from the published one.
@@ -59,7 +59,7 @@ class WeightsFile(TypedDict):
 
 
 def weights_json(files: dict[str, Path]) -> dict[str, WeightsFile]:
-    """Return path, size and SHA-256 of each file, for run.json."""
+    """Return path, size and SHA-256 per file, for run.json."""
     return {
         key: {"file": str(path), "bytes": path.stat().st_size, "sha256": file_digest(path, "sha256")}
         for key, path in files.items()
@@ -171,7 +171,7 @@ def check_data_set(
 
 
 def _rank_memory(configuration: Configuration, machine: Node | None) -> float:
-    # Memory limit of a rank in bytes: GPU memory, or an equal part of free host memory
+    # Memory limit per rank in bytes: GPU memory, or an equal part of free host memory
     if machine is not None and configuration.get("device") == "cpu":
         return float(psutil.virtual_memory().available) / configuration.ranks_per_node
     return min((gpu.memory_gib for gpu in machine.gpus if gpu.memory_gib) if machine else (), default=math.inf) * 2**30
@@ -276,7 +276,7 @@ def check_weights(configuration: Configuration, data: Path, creates_data: bool =
 def check_run(
     configuration: Configuration, machine: Node, data: Path, results: Path, creates_data: bool = False
 ) -> list[Check]:
-    """Return all checks of a run on the `host` runtime; ``creates_data`` as in ``check_weights``."""
+    """Return all checks for a run on the `host` runtime; ``creates_data`` as in ``check_weights``."""
     data_check, manifest = check_data_set(configuration, data, machine)
     return [
         *check_devices(configuration, machine),

@@ -1,4 +1,4 @@
-"""Processes of a job on this machine: find ranks, send signals, and clean up."""
+"""A job's processes on this machine: find ranks, send signals, and clean up."""
 
 import contextlib
 import ctypes
@@ -59,7 +59,7 @@ class Heartbeat:
 
 
 def output_of(*argv: str, errors: int = subprocess.DEVNULL, seconds: float = 30.0) -> str:
-    """Return the output of a short command regardless of its exit code; empty if it is missing or times out."""
+    """Return a short command's output regardless of its exit code; empty if the command is missing or times out."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         return subprocess.run(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=seconds,
@@ -69,7 +69,7 @@ def output_of(*argv: str, errors: int = subprocess.DEVNULL, seconds: float = 30.
 
 
 def clean_up(command: Command) -> None:
-    """Remove resources of a command that outlive its processes, such as a container."""
+    """Remove a command's resources that outlive its processes, such as a container."""
     if command.cleanup:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
@@ -179,7 +179,7 @@ def _is_same(path: str, folder: Path) -> bool:
 
 
 def start_ticks(pid: int) -> int:
-    """Return the start time of a process in clock ticks since boot (proc(5)); 0 if it has exited.
+    """Return a process's start time in clock ticks since boot (proc(5)); 0 if it has exited.
 
     Together with the PID it identifies a process. psutil's start time changes with the system clock.
     """

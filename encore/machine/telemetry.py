@@ -1,4 +1,4 @@
-"""Telemetry of a run: CPU, memory, disk, network, GPUs and links, once per second as JSON lines.
+"""Run telemetry: CPU, memory, disk, network, GPUs and links, once per second as JSON lines.
 
     $ srun --nodes=1 --nodelist=n2 python -m encore.machine.telemetry RUN/experiment_0/telemetry.jsonl
 
@@ -29,7 +29,7 @@ from encore.machine import node, openmetrics
 INTERVAL_SECONDS = 1.0
 END_SECONDS = 10.0  # That the samplers of other nodes get to end
 PRESSURES = ("cpu", "io", "memory")
-ALL_LINKS = 0xFFFFFFFF  # Scope of an NVLink field: all links instead of one
+ALL_LINKS = 0xFFFFFFFF  # Scope for an NVLink field: all links, not a single one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Sample:
 
 
 def sample_gpu(handle: Any) -> dict[str, Any]:
-    """Return a sample of a GPU with the fields of ``GpuSample``."""
+    """Return a GPU's sample with the fields of ``GpuSample``."""
     import pynvml
 
     def nvlink(field: int) -> int | None:
@@ -187,7 +187,7 @@ class Telemetry:
 def sample_nodes(path: Path, elsewhere: Sequence[Sequence[str]] = ()) -> Iterator[list[int]]:
     """Sample this machine into ``path`` and other nodes through commands that exit when stdin closes; yield their PIDs.
 
-    Command output goes to a file in the same folder: missing telemetry of a node must not end a run.
+    Command output goes to a file in the same folder: missing telemetry from a node must not end a run.
     """
     here = Telemetry(path)
     with contextlib.ExitStack() as stack:
