@@ -77,7 +77,7 @@ class Part:
         return np.flatnonzero(np.diff(self.offsets)).astype(np.int32)
 
     def polygons(self, number: int) -> List[np.ndarray]:
-        """Return the polygons of an object as float32 (points, 2)."""
+        """Return an object's polygons as float32 (points, 2)."""
         first, last = int(self.polygon_offsets[number]), int(self.polygon_offsets[number + 1])
         bounds = self.point_offsets[first : last + 1]
         return [np.asarray(self.points[bounds[p] : bounds[p + 1]]).reshape(-1, 2) for p in range(last - first)]

@@ -43,7 +43,7 @@ def empty(masks: bool = False) -> Detections:
 def join_detections(parts: Sequence[Detections]) -> Detections:
     """Return the detections of ``parts`` (at least one) in ascending order of image ids, stable per image.
 
-    Detections of an image must be in only one part, otherwise they would be counted twice.
+    An image's detections must be in only one part, otherwise they would be counted twice.
 
     Raises:
         RuntimeError: an image is in two parts.
@@ -61,7 +61,7 @@ def join_detections(parts: Sequence[Detections]) -> Detections:
 
 
 def to_bytes(detections: Detections) -> bytes:
-    """Return the content of an .npz file with plain arrays, the inverse of ``from_bytes``."""
+    """Return .npz file content with plain arrays, the inverse of ``from_bytes``."""
     arrays = {name: np.asarray(getattr(detections, name), dtype) for name, dtype in DTYPES.items()}
     if detections.masks is not None:
         arrays["mask_lengths"] = np.array([len(mask) for mask in detections.masks], np.int32)

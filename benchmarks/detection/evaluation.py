@@ -57,7 +57,7 @@ class Comparison:
 
 
 class Truth:
-    """Objects of a data set part, with pycocotools' evaluation of detections."""
+    """Objects in a data set part, with pycocotools' detection evaluation."""
 
     def __init__(self, path: Path, kinds: Sequence[str]) -> None:
         """Load the JSON file ``path`` (instances_*.json); all images are evaluated. ``kinds``: subset of KINDS."""
@@ -93,7 +93,7 @@ class Truth:
             chunks: number of chunks for the pairs of image and category.
 
         Raises:
-            RuntimeError: the image or category of a detection is unknown, or masks are missing.
+            RuntimeError: a detection has an unknown image or category, or masks are missing.
         """
         if "segm" in self.kinds and detections.masks is None:
             raise RuntimeError("detections without masks cannot be compared with masks")
@@ -106,7 +106,7 @@ class Truth:
         return {kind: self._precision(kind, comparison) for kind in self.kinds}
 
     def objects_of(self, image: int) -> List[Tuple[int, Dict[str, Any]]]:
-        """Return the objects of an image in pycocotools' form, with labels 1 to C."""
+        """Return an image's objects in pycocotools' form, with labels 1 to C."""
         pairs = ((label, (image, category)) for label, category in enumerate(self._categories, start=1))
         return [(label, annotation) for label, pair in pairs for annotation in self._objects.get(pair, ())]
 

@@ -52,7 +52,7 @@ _truth: Dict[str, Truth] = {}  # inherited by the forked worker processes
 
 
 def main() -> None:
-    # Ctrl-C and Slurm send signals to all processes of a job; the training process stops this one.
+    # Ctrl-C and Slurm send signals to all job processes; the training process stops this one.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -20,7 +20,7 @@ FINISHING_SECONDS = 30.0
 # File of the launcher in the experiment folder: seconds without a heartbeat after which a process counts as hung;
 # default. 0: never
 HANG_LIMIT, HANG_SECONDS = "ranks/hang_seconds", 600.0
-LONGEST_GAP = 10.0  # seconds counted between two polls at most: a suspended job is not hung
+LONGEST_GAP = 10.0  # maximum seconds counted between two polls: a suspended job is not hung
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -1,4 +1,4 @@
-"""Files of a prepared data set; standard library only."""
+"""Files in a prepared data set; standard library only."""
 
 PARTS = ("train", "val")
 # The fields of annotations.Part with the same names, and ``bytes`` (int64 (N,)) and ``checksums`` (uint8 (N, 32),

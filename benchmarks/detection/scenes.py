@@ -1,9 +1,9 @@
 """Toy data set: handwritten digits of scikit-learn in generated scenes, in COCO's published format.
 
 A scene is 96 to 160 pixels wide and high, with a dark blurred background and up to MOST_DIGITS bright digits at
-random positions and sizes. Polygons are outlines of the visible part of a digit, in pixel corners; as in COCO, a
-hole belongs to the object. Some scenes have a crowd, a cluster of small digits of the same class with one RLE, and
-some have no objects.
+random positions and sizes. Polygons outline the visible part of the digit, in pixel corners; as in COCO, a hole
+belongs to the object. Some scenes have a crowd, a cluster of small digits of the same class with one RLE, and some
+are without objects.
 """
 
 import io
@@ -154,7 +154,7 @@ def draw_scene(
 
 
 def _enlarge(digit: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    # Resize the opacity of a digit and crop it to the ink
+    # Resize a digit's opacity and crop it to the ink
     large = Image.fromarray((digit / 16).astype(np.float32)).resize((columns, rows), Image.BICUBIC)
     opacity = np.asarray(large).clip(0, 1)
     ink = opacity > INK
@@ -244,7 +244,7 @@ def _double_area(loop: np.ndarray) -> int:
     return int(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1)))
 
 
-# Neighbour of a pixel as (dy, dx): start and end corner (x, y) of the side between them
+# Neighbouring pixel as (dy, dx): start and end corner (x, y) of the side between them
 _SIDES = {
     (-1, 0): ((0, 0), (1, 0)),
     (0, 1): ((1, 0), (1, 1)),

@@ -21,7 +21,7 @@ AGAIN = "download it again: the published checksum shows whether it is whole"
 
 
 class SourceFile(NamedTuple):
-    """File, or member of a zip file."""
+    """File, or zip member."""
 
     path: str
     member: str = ""  # empty: ``path`` is the file
@@ -128,7 +128,7 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def read_content(file: SourceFile) -> bytes:
-    """Return the content of a file or a zip member."""
+    """Return file or zip member content."""
     if not file.member:
         return Path(file.path).read_bytes()
     with open_zip(Path(file.path)) as archive:
@@ -136,7 +136,7 @@ def read_content(file: SourceFile) -> bytes:
 
 
 def read_all(images: Images, names: Sequence[str]) -> Iterator[Tuple[str, bytes]]:
-    """Yield names and bytes of images; damaged zip members have no bytes."""
+    """Yield names and bytes of images; no bytes for damaged zip members."""
     if not images.is_zip:
         for name in names:
             yield name, _read_file(Path(images.container, name), images.sizes[name])

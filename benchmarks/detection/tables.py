@@ -1,4 +1,4 @@
-"""COCO's JSON file of a part: checks of all annotations, and conversion to arrays.
+"""COCO's JSON file for a part: checks for all annotations, and conversion to arrays.
 
 The file is parsed completely, like in pycocotools: instances_train2017.json (450 MB) needs some GB for half a
 minute. Only the objects are kept, with polygons as arrays.
@@ -58,7 +58,7 @@ class Object(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Content of a JSON file."""
+    """JSON file content."""
 
     json: SourceFile
     entries: Tuple[Entry, ...]  # in ascending order of ids
@@ -83,7 +83,7 @@ class Table(NamedTuple):
 
 
 def load(file: SourceFile) -> Dict[str, Any]:
-    """Return the content of a JSON file; raises Problem if it is not a complete JSON object."""
+    """Return the JSON object in a file; raises Problem if the JSON is incomplete or not an object."""
     try:
         document = load_json(read_content(file), str(file))
         if not isinstance(document, dict):
@@ -97,7 +97,7 @@ def read(file: SourceFile) -> Table:
     """Read and check a JSON file.
 
     Raises:
-        Problem: the file is not a complete JSON object in COCO's format, or has a duplicate id of an image or category.
+        Problem: the file is not a complete JSON object in COCO's format, or has a duplicate image or category id.
     """
     document, keys = load(file), ("images", "categories", "annotations")
     try:
@@ -169,7 +169,7 @@ def _reject_duplicates(file: SourceFile, kind: str, values: List[Any]) -> None:
 def check(
     annotation: Any, sizes: Mapping[int, Tuple[int, int]], labels: Mapping[int, int]
 ) -> Tuple[Optional[Object], Dict[str, str]]:
-    """Return the object of an annotation (None if it is unusable), and its errors by kind.
+    """Return an annotation's object (None if it is unusable) and errors by kind.
 
     ``sizes``: width and height by image id; ``labels``: 1 to C by category id.
     """
@@ -209,7 +209,7 @@ def check(
 
 
 def _outline(segmentation: Any, is_crowd: bool, columns: int, rows: int) -> Tuple[List[np.ndarray], str]:
-    # Usable polygons of a segmentation, and the first error (empty: none)
+    # Usable polygons in a segmentation, and the first error (empty: none)
     if not segmentation:
         return [], NO_OUTLINE
     if isinstance(segmentation, dict):

@@ -237,7 +237,7 @@ def _can_link(task: ImageBatch, scratch: Path) -> bool:
 
 
 def write_images(task: ImageBatch, report: Report) -> Tuple[int, int]:
-    """Check and store the images of a task, in a worker process.
+    """Check and store a task's images, in a worker process.
 
     The results are, by name, bytes and sha256, or an error.
     """
@@ -256,7 +256,7 @@ def write_images(task: ImageBatch, report: Report) -> Tuple[int, int]:
 
 
 def image_error(data: bytes, size: Tuple[int, int]) -> Optional[str]:
-    """Return the error of an image, or None. The EXIF orientation is not applied, as in pycocotools."""
+    """Return an image's error, or None. The EXIF orientation is not applied, as in pycocotools."""
     if not data:
         return "unusable: no bytes"
     try:
@@ -304,7 +304,7 @@ def _place_json(task: Task, part: str, table: Table) -> None:
     if (task.drops_flawed and table.errors) or len(table.entries) < len(task.tables[part].entries):
         content, images = tables.load(source), {entry.id for entry in table.entries}
         content["images"] = [record for record in content["images"] if int(record["id"]) in images]
-        # By index, since an unusable annotation may have the id of a usable one
+        # By index, since an unusable annotation may have the same id as a usable annotation
         indices = sorted(record.entry for record in table.objects)
         content["annotations"] = [content["annotations"][record] for record in indices]
         path.write_text(json.dumps(content), encoding="utf-8")

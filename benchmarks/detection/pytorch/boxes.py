@@ -86,7 +86,7 @@ def top_per_image(positions: torch.Tensor, images: torch.Tensor, limit: int) -> 
 
 
 def drop_padding(detected: DetectedBoxes, images: int) -> DetectedBoxes:
-    """Return the detections in the first ``images`` images of a batch, on the CPU. The other images are padding."""
+    """Return the detections in the first ``images`` images, on the CPU. The other images in the batch are padding."""
     in_batch = detected.images < images
     return DetectedBoxes(*(tensor[in_batch].cpu() for tensor in detected))
 
@@ -124,7 +124,7 @@ def detections(
 def gather_detections(local: Detections, ranks: Ranks) -> Optional[Detections]:
     """Return the detections of all ranks on rank 0, None on other ranks. Collective call.
 
-    A rank may have no detections. Masks must be present on all ranks or on none. Every image belongs to one rank;
+    A rank may be without detections. Masks must be present on all ranks or on none. Every image belongs to one rank;
     images that pad a batch must have been removed. The result is sorted by image id and does not depend on the
     number of ranks.
     """

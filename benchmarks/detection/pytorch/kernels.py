@@ -24,7 +24,7 @@ def _corners(boxes, mask):
 
 @triton.jit
 def overlap_bits(boxes, bits, count, words_per_row, factor, BITS: tl.constexpr):
-    """Set bits[group, i, w]: which boxes of word w overlap box i of the group. Words before that of i are not set."""
+    """Set bits[group, i, w]: which boxes of word w overlap box i of the group. Words before i's word are not set."""
     group = tl.program_id(0).to(tl.int64)
     word = tl.program_id(2)
     if word >= tl.program_id(1):
