@@ -8,21 +8,21 @@ from benchmarks.common.flops import TRAINING, convolution, evenly, product
 
 Sides = Tuple[float, float]  # height and width; not integers for an image with the mean area
 COLOURS = 3
-BOX_BINS, MASK_BINS, MASK_SIZE = 7, 14, 28  # size of pooled features for the box and mask head, and of a mask
+BOX_BINS, MASK_BINS, MASK_SIZE = 7, 14, 28  # size of pooled features for the box and mask head, and mask size
 FORWARD_PASS, WEIGHT_GRADIENT = 1, 1  # the gradient by a weight is a product of the forward pass's size
 
 
 def training_flops(config: Any, classes: int, height: float, width: float) -> float:
     """FLOPs of forward and backward pass on a resized image; ``classes`` includes the background.
 
-    All RoI slots count. Masks count for the maximum number of positive RoIs, each with the mask of one class.
+    All RoI slots count. Masks count for the maximum number of positive RoIs, with a mask for a single class.
     """
     backbone, sides, channels, trained = _backbone(config, height, width)
     pyramid = config.fpn_width
     total = backbone
     for number, ((rows, columns), inputs) in enumerate(zip(sides, channels)):
         lateral = _convolution(rows, columns, 1, inputs, pyramid)
-        # Output of a frozen stage has no gradient.
+        # Frozen stage outputs need no gradient.
         total += (TRAINING if trained[number] else FORWARD_PASS + WEIGHT_GRADIENT) * lateral
         total += TRAINING * _convolution(rows, columns, 3, pyramid, pyramid)
     anchors = len(config.anchor_ratios)
@@ -37,13 +37,13 @@ def training_flops(config: Any, classes: int, height: float, width: float) -> fl
 
 
 def flops_per_image(config: Any, classes: int, sizes: np.ndarray) -> float:
-    """Return the training FLOPs of a square image with the mean area of sampled ``sizes`` (N, 2), without padding."""
+    """Return the training FLOPs for a square image with the mean area of sampled ``sizes`` (N, 2), without padding."""
     side = float(np.sqrt(np.prod(sizes[evenly(len(sizes))], axis=1).mean()))
     return training_flops(config, classes, side, side)
 
 
 def mask_flops(config: Any) -> float:
-    """FLOPs of a forward pass through the mask head, per RoI."""
+    """Forward FLOPs of the mask head, per RoI."""
     width, total, inputs = config.mask_width, 0.0, config.fpn_width
     for _ in range(config.mask_layers):
         total += convolution(MASK_BINS, MASK_BINS, 3, inputs, width)

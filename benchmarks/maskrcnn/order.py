@@ -61,13 +61,13 @@ def _multiple(length: int, of: int) -> int:
 def batches(
     sizes: np.ndarray, padded_shapes: np.ndarray, positions: np.ndarray, batch: int, seed: int, epoch: int, ranks: Ranks
 ) -> List[ImageBatch]:
-    """Return the batches of a rank in an epoch, with ``batch`` images each; incomplete batches are filled with repeated
+    """Return a rank's batches in an epoch, with ``batch`` images each; incomplete batches are filled with repeated
     images.
 
-    As in DistributedSampler and GroupedBatchSampler of the submissions (maskrcnn_benchmark/data/samplers): a rank
-    has a shard of the shuffled images and groups it into wide images and others; batches are ordered by their first
-    image. In the submissions the last batch of a group is smaller. Here the remaining images of both groups share a
-    square batch if they fit into one, so that the number of batches is the same on all ranks and in all epochs.
+    As in DistributedSampler and GroupedBatchSampler in the submissions (maskrcnn_benchmark/data/samplers): a rank
+    has a shard of the shuffled images and groups it into wide and other images; batches are ordered by the first
+    image. In the submissions a group's last batch is smaller. Here the remaining images in both groups share a
+    square batch if they fit, so that the number of batches is the same on all ranks and in all epochs.
 
     Args:
         sizes: (N, 2), width and height of all images after resizing.

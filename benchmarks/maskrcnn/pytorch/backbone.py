@@ -169,10 +169,10 @@ def _copy(target: torch.Tensor, value: torch.Tensor, name: str) -> None:
 
 
 def _affine(tensors: Dict[str, torch.Tensor], norm: str) -> Tuple[torch.Tensor, torch.Tensor]:
-    # Scale and shift of a batch-norm; Detectron's files have them with the statistics folded in
+    # Batch-norm scale and shift; in Detectron's files, the statistics are folded into both
     if norm.endswith("_bn"):
         return tensors[f"{norm}_s"], tensors[f"{norm}_b"]
-    # FrozenBatchNorm2d of maskrcnn_benchmark has no epsilon; torchvision's models were trained with 1e-5.
+    # FrozenBatchNorm2d in maskrcnn_benchmark lacks an epsilon; torchvision's models were trained with 1e-5.
     scale = tensors[f"{norm}.weight"] * (tensors[f"{norm}.running_var"] + 1e-5).rsqrt()
     return scale, tensors[f"{norm}.bias"] - tensors[f"{norm}.running_mean"] * scale
 

@@ -65,10 +65,10 @@ def read_image(part: Part, position: int, size: Tuple[int, int], mirrored: bool,
 
 
 def read_objects(part: Part, position: int, size: Tuple[int, int], mirrored: bool, config: Config) -> Image8:
-    """Return the objects of an image, without crowds, in pixels of the resized image; the pixels are empty.
+    """Return an image's objects, without crowds, in pixels of the resized image; the pixels are empty.
 
-    As in the submissions, objects without area after clipping are dropped, and with inclusive_corners the position
-    of the last pixel of a box is resized and flipped (BoxList).
+    As in the submissions, objects without area after clipping are dropped, and with inclusive_corners a box's last
+    pixel position is resized and flipped (BoxList).
     """
     first, last = int(part.offsets[position]), int(part.offsets[position + 1])
     numbers = [number for number in range(first, last) if not part.crowds[number]]
@@ -125,7 +125,7 @@ class Orders:
         self.size = config.batch_size * ranks.size
         self.of_epoch: Callable[[int], List[order.ImageBatch]] = lru_cache(maxsize=2)(self._of_epoch)
 
-        self.steps = -(-len(part.with_objects) // self.size)  # steps of an epoch, the same on all ranks
+        self.steps = -(-len(part.with_objects) // self.size)  # steps per epoch, the same on all ranks
 
     def _of_epoch(self, epoch: int) -> List[order.ImageBatch]:
         config, listed = self.config, self.part.with_objects
@@ -142,7 +142,7 @@ def training_input(orders: Orders, ranks: Ranks, position: int) -> Generator[Bat
 
 
 def read_batch(orders: Orders, ranks: Ranks, step: int) -> Batch:
-    """Read the images of a step for this rank, into pinned memory if the device is a GPU."""
+    """Read this rank's images for a step, into pinned memory if the device is a GPU."""
     config, part = orders.config, orders.part
     epoch, number = divmod(step, orders.steps)
     batch = orders.of_epoch(epoch)[number]
@@ -159,7 +159,7 @@ def read_batch(orders: Orders, ranks: Ranks, step: int) -> Batch:
 
 
 class EvaluationBatch(NamedTuple):
-    """Images of a rank for evaluation; images after ``positions`` are padding."""
+    """A rank's images for evaluation; images after ``positions`` are padding."""
 
     images: torch.Tensor
     sizes: torch.Tensor

@@ -18,9 +18,9 @@ THRESHOLD = 0.5  # probability from which a pixel belongs to an object
 
 
 def detections(model: Model, data: DataSet, run: Any) -> Optional[Detections]:
-    """Return the detections of all ranks on rank 0; None on other ranks, or if the run is to stop.
+    """Return all ranks' detections on rank 0; None on other ranks, or if the run is to stop.
 
-    Threads paste the masks of a batch while the device computes the next batch.
+    Threads paste a batch's masks while the device computes the next batch.
     """
     config = model.config
     with no_cudnn_benchmark(), ThreadPoolExecutor(config.threads) as pool:
@@ -51,7 +51,7 @@ def no_cudnn_benchmark() -> Iterator[None]:
 def to_detections(
     data: DataSet, batch: EvaluationBatch, detected: boxes.DetectedBoxes, masks: np.ndarray, edge: float
 ) -> Detections:
-    """Convert boxes and masks of a batch to pixels of the original images; padding images are dropped."""
+    """Convert a batch's boxes and masks to pixels in the original images; padding images are dropped."""
     # Padding images are at the end of the batch, so their detections are, too.
     detected = boxes.drop_padding(detected, len(batch.positions))
     sizes = np.asarray(data.val.sizes)[batch.positions]

@@ -16,7 +16,7 @@ MATCH_BLOCK = 512  # boxes per program
 
 @triton.jit
 def _axis(start, extent, step, length):
-    # Return the two neighbouring pixels of a point, the weight of the second, and whether the point is inside; see
+    # Return a point's two neighbouring pixels, the weight of the second, and whether the point is inside; see
     # operators._axis_points
     point = start + extent * step
     is_inside = (point >= -1) & (point <= length)
@@ -28,14 +28,14 @@ def _axis(start, extent, step, length):
 
 @triton.jit
 def _extent(rois, roi):
-    # Left, top, width and height of a RoI; width and height are at least 1 pixel
+    # RoI left, top, width and height; width and height are at least 1 pixel
     x0, y0, x1, y1 = _corners(rois + roi * 4, True)
     return x0, y0, tl.maximum(x1 - x0, 1.0), tl.maximum(y1 - y0, 1.0)
 
 
 @triton.jit
 def _bin_of(rois, levels, BINS: tl.constexpr):
-    # RoI of a program with its extent, row and column of the bin, and first pixel, height and width of the level
+    # A program's RoI with extent, row and column of the bin, and first pixel, height and width of the level
     program = tl.program_id(0).to(tl.int64)
     roi = program // (BINS * BINS)
     row, column = (program // BINS % BINS).to(tl.int32), (program % BINS).to(tl.int32)
@@ -48,7 +48,7 @@ def _bin_of(rois, levels, BINS: tl.constexpr):
 def align_forward(
     table, rois, levels, pooled, CHANNELS: tl.constexpr, BINS: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Process a bin of a RoI, all channels: the mean of bilinear samples."""
+    """Process a RoI bin, all channels: the mean of bilinear samples."""
     program, row, column, x_min, y_min, width, height, start, rows, columns = _bin_of(rois, levels, BINS)
     channel = tl.arange(0, BLOCK)
     mask = channel < CHANNELS
@@ -72,7 +72,7 @@ def align_backward(
     grad_table, rois, levels, gradient, CHANNELS: tl.constexpr, BINS: tl.constexpr, SAMPLES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Process a bin of a RoI: add the gradient to the sampled pixels, in fp32 and in any order."""
+    """Process a RoI bin: add the gradient to the sampled pixels, in fp32 and in any order."""
     program, row, column, x_min, y_min, width, height, start, rows, columns = _bin_of(rois, levels, BINS)
     channel = tl.arange(0, BLOCK)
     mask = channel < CHANNELS

@@ -21,9 +21,9 @@ from benchmarks.detection.pytorch.boxes import DetectedBoxes, overlaps
 from benchmarks.maskrcnn.pytorch import regions
 from benchmarks.maskrcnn.pytorch.config import Config
 
-# Bins per side of RoIAlign for the two heads, and pixels per side of a mask
+# Bins per side of RoIAlign for the two heads, and mask pixels per side
 BOX_BINS, MASK_BINS, MASK_SIZE = 7, 14, 28
-SAMPLES = 2  # sampling points per side of a bin (POOLER_SAMPLING_RATIO)
+SAMPLES = 2  # sampling points per bin side (POOLER_SAMPLING_RATIO)
 # A RoI of 224 x 224 is pooled from the level of stride 16 (arXiv 1612.03144, equation 1)
 CANONICAL_SIZE, CANONICAL_LEVEL = 224, 4
 FIRST_LEVEL, POOLED_LEVELS = 2, 4  # strides 4 to 32; the fifth level is only used for proposals
@@ -45,7 +45,7 @@ def match(
         objects: (B, G, 4).
         present: bool (B, G): False for padding.
         boxes: the anchors.
-        fg_iou: minimum IoU of a match, except for the best boxes of an object.
+        fg_iou: minimum IoU for a match, except for an object's best boxes.
         bg_iou: IoU below which a box is background.
     """
     return regions.match(overlaps(objects, boxes.unsqueeze(0)), present, fg_iou, bg_iou, allow_low_quality=True)
@@ -113,7 +113,7 @@ def locate_rois(
 def _layout(batch: int, shapes: Tuple[Tuple[int, int], ...], device: torch.device) -> Tuple[torch.Tensor, ...]:
     """Return heights, widths and first rows, int64 (levels,), of the levels in the table of ``pixels``.
 
-    Cached per shape, since a copy from the host synchronizes and cannot be part of a CUDA graph.
+    Cached per shape, since a copy from the host synchronizes and cannot be captured in a CUDA graph.
     """
     starts = [0]
     for height, width in shapes[:-1]:
@@ -137,8 +137,7 @@ def _axis_points(
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """Return pixels int64 and weights, both (R, bins, 4), along an axis: two points per bin between two pixels each.
 
-    As ROIAlign of maskrcnn_benchmark: the minimum size of a RoI is 1, points may be up to 1 outside, pixel n is at
-    n.
+    As ROIAlign of maskrcnn_benchmark: the minimum RoI size is 1, points may be up to 1 outside, pixel n is at n.
     """
     size = (end - start).clamp(min=1)
     fractions = (torch.arange(bins * SAMPLES, device=start.device, dtype=start.dtype) + 0.5) / (bins * SAMPLES)
@@ -277,7 +276,7 @@ def _match_example(
         box_sets.append(
             torch.cat((corner, corner + 3 + 50 * torch.rand(*shape, generator=generator, device=device)), -1)
         )
-    # The first image has no objects.
+    # The first image is without objects.
     present = torch.arange(objects, device=device) < torch.arange(batch, device=device).unsqueeze(1) * 3
     return lambda: [match(box_sets[0], present, box_sets[1], 0.7, 0.3).to(dtype)]
 
@@ -359,7 +358,7 @@ def find_torchvision() -> Any:
 
 
 def choose(config: Config, ranks: Ranks, saved: Mapping[str, str], ops: Optional[Any] = None) -> OperatorSet:
-    """Select implementations by measuring at the sizes of a step.
+    """Select implementations by measuring at the step's sizes.
 
     ``saved``: choice in a checkpoint; ``ops``: torchvision.ops. Raises ValueError if torchvision is requested but
     missing.

@@ -3,8 +3,8 @@
 Boxes are (left, top, right, bottom), with pixel n from n to n + 1. The box (a, b, c, d) of the submitted code counts
 pixels and is (a, b, c + 1, d + 1) here: widths, areas and offsets are equal.
 
-Samples and proposals have fixed shapes, without synchronization: the objects of an image are padded to G rows with
-the mask ``present``, and samples have a configured number of slots, of which some may be empty.
+Samples and proposals have fixed shapes, without synchronization: an image's objects are padded to G rows with the
+mask ``present``, and samples have a configured number of slots, some possibly empty.
 """
 
 import math
@@ -27,7 +27,7 @@ BACKGROUND, BETWEEN = -1, -2  # instead of an object index
 def grid_anchors(
     shapes: Sequence[Tuple[int, int]], sizes: Sequence[int], ratios: Sequence[float], device: torch.device
 ) -> List[torch.Tensor]:
-    """Return anchors (h * w * ratios, 4) per level for ``shapes`` (h, w): row by row, all ratios of a cell together."""
+    """Return anchors (h * w * ratios, 4) per level for ``shapes`` (h, w): row by row, all ratios per cell together."""
     levels = []
     for (height, width), stride, size in zip(shapes, STRIDES, sizes):
         cell = []  # relative to the centre, rounded as in rpn/anchor_generator.py
@@ -67,7 +67,7 @@ def match(
     Args:
         quality: (B, G, N), IoU.
         present: bool (B, G): False for padding.
-        fg_iou: minimum IoU of a match.
+        fg_iou: minimum IoU for a match.
         bg_iou: IoU below which a box is background.
         allow_low_quality: also match the boxes with the highest IoU for an object, to their best object
             (Matcher.set_low_quality_matches_ of maskrcnn_benchmark).
@@ -102,7 +102,7 @@ def _mix(value: torch.Tensor) -> torch.Tensor:
 
 
 class Sample(NamedTuple):
-    """Boxes sampled for a loss. Slots of an image: objects first, then background, then empty."""
+    """Boxes sampled for a loss. Slots per image: objects first, then background, then empty."""
 
     positions: torch.Tensor  # int64 (B, S): of the boxes
     positive: torch.Tensor  # bool (B, S)

@@ -97,8 +97,8 @@ def best_of_classes(boxes: torch.Tensor, scores: torch.Tensor, threshold: float,
     """Return the positions int64 (B, limit) in P * C that regions.detect keeps, by descending score; -1 for empty
     slots.
 
-    The best box of all classes is kept and removes overlapping boxes of its class, ``limit`` times. Later boxes have
-    lower scores.
+    The best box of all classes is kept and removes overlapping boxes in the same class, ``limit`` times. Later boxes
+    have lower scores.
 
     Args:
         boxes: (B, P * C, 4).

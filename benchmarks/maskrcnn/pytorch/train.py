@@ -40,7 +40,7 @@ from benchmarks.maskrcnn.pytorch.operators import OperatorSet, choose, is_captur
 from benchmarks.maskrcnn.schedule import Rates
 
 QUALITIES = {"bbox": "box_ap", "segm": "mask_ap"}  # iouType of pycocotools: name of the quality
-MAX_EDGES = 1 << 18  # capacity of a CUDA graph in polygon edges (5 MB). Larger batches are trained without the graph
+MAX_EDGES = 1 << 18  # CUDA graph capacity in polygon edges (5 MB). Larger batches are trained without the graph
 
 
 class Training:
@@ -60,7 +60,7 @@ class Training:
         self.model = Model(config, classes, operators, ranks.context, backbone_file)
         self.network = self.model.network
         parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
-        # Biases have no weight decay and a separate learning rate.
+        # Biases are trained without weight decay and with a separate learning rate.
         weights = [parameter for parameter in parameters if parameter.dim() > 1]
         biases = [parameter for parameter in parameters if parameter.dim() == 1]
         scale_rule = ScaleRule(config.loss_scale, config.loss_scale_interval)
