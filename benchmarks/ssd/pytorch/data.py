@@ -23,7 +23,7 @@ from benchmarks.ssd.pytorch.model import COLOURS, VARIANCES, default_boxes
 # ImageNet's mean and deviation, per colour, on the scale 0..255: data_normalization_mean and _std of the v0.5 logs.
 MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
-# Minimum overlaps of a random crop with objects, one is selected per image; or the full image is used
+# Minimum overlaps between a random crop and objects, one is selected per image; or the full image is used
 OVERLAPS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 MATCHED = 0.5  # intersection over union above which a default box has an object
 SEEDS = {"reader": 0, "crop": 1, "flip": 2, "saturation": 3, "contrast": 4, "brightness": 5, "hue": 6}
@@ -180,7 +180,7 @@ def steps_per_epoch(part: Part, config: Config, ranks: Ranks) -> int:
 
 
 class TrainingInput:
-    """Endless stream of training batches of a rank; resumes exactly from the state of ``state_dict``."""
+    """Endless stream of training batches for a rank; resumes exactly from the state of ``state_dict``."""
 
     def __init__(self, config: Config, part: Part, ranks: Ranks, saved: Optional[Mapping[str, Any]] = None) -> None:
         self._config, self._device = config, ranks.context
@@ -196,7 +196,7 @@ class TrainingInput:
             checkpoint=state,
         )
         self._ready: Deque[Batch] = deque()
-        # State before the ready batches, and how many of them were returned.
+        # State before the ready batches, and how many batches were returned.
         self._state, self._handed_out = b"", 0
         for _ in range(saved["input_handed_out"] if saved else 0):
             self.next()

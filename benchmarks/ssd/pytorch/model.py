@@ -2,8 +2,8 @@
 
 N: images in a batch, C: classes without background.
 
-Parameters of the backbone have torchvision's names, to load its weights. The third stage has stride 1 instead of 2,
-which gives 38 x 38 positions at 300 x 300 (resnet34 and SSD300 of the submissions, resnet.py and ssd300.py).
+Backbone parameters have torchvision's names, to load torchvision's weights. The third stage has stride 1 instead of
+2, which gives 38 x 38 positions at 300 x 300 (resnet34 and SSD300 of the submissions, resnet.py and ssd300.py).
 """
 
 from collections import OrderedDict
@@ -27,10 +27,10 @@ from benchmarks.detection.pytorch.operators import nms
 from benchmarks.ssd.pytorch.config import FIRST_STRIDE, HALVED, RATIOS, Config, map_sizes
 from benchmarks.ssd.pytorch.norms import Norm
 
-MULTIPLE = 8  # with pad_channels, outputs of a head are padded to a multiple, for fp16 tensor cores
+MULTIPLE = 8  # with pad_channels, head outputs are padded to a multiple, for fp16 tensor cores
 COLOURS = 3
 NEGATIVES = 3  # background boxes per positive box (arXiv 1512.02325, section 2.2)
-BITS = 31  # bits of a non-negative float32, which has the order of its bits as an integer
+BITS = 31  # bits in a non-negative float32, which sorts like the same bits as an integer
 VARIANCES = (0.1, 0.1, 0.2, 0.2)  # the centre's x and y, width and height: scale_xy and scale_wh of the reference
 
 
@@ -137,7 +137,7 @@ class SSD(nn.Module):
 
     def _predictions(self, features: torch.Tensor, number: int) -> torch.Tensor:
         boxes = self._boxes[number]
-        # For NHWC this moves no data: positions, boxes at a position, outputs of a box.
+        # For NHWC this moves no data: positions, boxes at a position, outputs per box.
         outputs = self.heads[number](features).permute(0, 2, 3, 1)[..., : boxes * self._outputs]
         return outputs.reshape(features.shape[0], -1, self._outputs)
 
@@ -156,7 +156,7 @@ def load_backbone(network: SSD, path: Path) -> None:
     with torch.no_grad():
         for name, parameter in network.backbone.state_dict().items():
             weight = weights.get(name)
-            # The file has no weights for the padding channel.
+            # The file lacks weights for the padding channel.
             target = parameter[:, : weight.shape[1]] if weight is not None and name == "conv1.weight" else parameter
             if weight is None or weight.shape != target.shape:
                 got = "nothing" if weight is None else f"shape {tuple(weight.shape)}"
@@ -172,7 +172,7 @@ def default_boxes(image_size: int, scales: Tuple[float, ...]) -> np.ndarray:
 
     For 300 x 300 as in the MLPerf reference (dboxes300_coco in box_coder.py of the submissions): six maps with 38,
     19, 10, 5, 3 and 1 positions per side and 8,732 boxes. Other image sizes follow the same rules. In contrast to
-    the reference, boxes of a position are contiguous, which is the output order of a channels_last convolution.
+    the reference, boxes at a position are contiguous, as in the output of channels_last convolutions.
 
     Args:
         image_size: pixels per side.
@@ -219,7 +219,7 @@ def multibox_loss(predictions: torch.Tensor, offsets: torch.Tensor, labels: torc
     logits = predictions[..., 4:].flatten(0, 1)
     entropy = functional.cross_entropy(logits, labels.flatten(), reduction="none").view_as(labels)
     with torch.no_grad():
-        # abs: a loss of -0.0 would have the bits of a negative integer.
+        # abs: the bits of -0.0 would be a negative integer.
         weight = positive + hard_negatives(entropy.abs().masked_fill(positive, -1.0), NEGATIVES * count)
     total = (positive * distance + weight * entropy).sum(1)
     return (total / count.clamp(min=1) * (count > 0)).mean()

@@ -193,7 +193,7 @@ def fastest(
 
 
 def _example(norm: Norm, device: torch.device, dtype: torch.dtype, shape: Tuple[int, ...]) -> kernels.Call:
-    # Training step of a layer: output, gradients and running statistics
+    # Layer training step: output, gradients and running statistics
     numbers = torch.Generator(device).manual_seed(1)
     x, gradient = (
         torch.randn(shape, generator=numbers, device=device).to(dtype, memory_format=torch.channels_last)

@@ -147,7 +147,7 @@ def state_dict(training: Training) -> Dict[str, Any]:
 
 
 def rank_state_dict(training: Training, batches: TrainingInput) -> Dict[str, Any]:
-    """Return the local state of a rank: input and running statistics."""
+    """Return the rank's local state: input and running statistics."""
     statistics: List[torch.Tensor] = [tensor.cpu() for tensor in networks.statistics(training.network)]
     return {**batches.state_dict(), "statistics": statistics}
 
