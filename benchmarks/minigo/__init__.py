@@ -1,1 +1,1 @@
-"""Minigo: Go by self-play, trained, played and evaluated by the ranks of one run."""
+"""Minigo: Go by self-play, trained, played and evaluated by the ranks in a single run."""

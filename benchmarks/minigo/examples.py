@@ -89,9 +89,9 @@ def read_window(output: Path, config: Any, generation: int) -> List[Game]:
 
 
 def sample(games: Sequence[Game], config: Any, generation: int, global_batch: int) -> Array:
-    """Sample the positions of a generation: int32 (positions, 2) of game and ply, shuffled, equal on all ranks.
+    """Sample a generation's positions: int32 (positions, 2) of game and ply, shuffled, equal on all ranks.
 
-    The number of positions is rounded down to full steps, as in the submitted train.py, but to at least one step.
+    The number of positions is rounded down to full steps, as in the submitted train.py, but not below one step.
     """
     searched = [np.flatnonzero(game.visits.any(axis=1)) for game in games]
     positions = np.concatenate([np.stack([np.full_like(plies, n), plies], 1) for n, plies in enumerate(searched)])
@@ -102,7 +102,7 @@ def sample(games: Sequence[Game], config: Any, generation: int, global_batch: in
 
 
 def rank_part(positions: Array, part: int, parts: int, batch: int) -> Array:
-    """Return the positions of one of ``parts`` ranks: its ``batch`` in every step."""
+    """Return the positions for rank ``part`` out of ``parts``: ``batch`` in every step."""
     return positions.reshape(-1, parts, batch, 2)[:, part].reshape(-1, 2)
 
 

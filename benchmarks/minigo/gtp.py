@@ -103,7 +103,7 @@ class Server:
             position.play(move)
         return self._start(position)
 
-    # Pass for the opponent if it is not the turn of this colour: the protocol allows consecutive moves of a player.
+    # Pass for the opponent if it is not the turn of this colour: the protocol allows consecutive moves by a player.
     def _turn(self, word: str) -> None:
         color = COLORS.get(word.lower())
         if color is None:
@@ -172,7 +172,7 @@ class Server:
         return self._replay(record.position(), moves)
 
 
-# Move of a vertex such as ``D4`` or ``pass``; raises ValueError for other text
+# Move for a vertex such as ``D4`` or ``pass``; raises ValueError for other text
 def _move(word: str, size: int) -> int:
     if word.lower() == "pass":
         return size**2

@@ -48,5 +48,5 @@ def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
 
 
 def games(config: Any, generation: int, count: int) -> Dict[str, Any]:
-    """Return the values to log after the self-play of a generation, counted from 1."""
+    """Return the values to log after the self-play in a generation, counted from 1."""
     return {GAMES: Noted(count, {"epoch_num": generation})} if config.round == "v0.7" else {}

@@ -1,7 +1,7 @@
-"""Model files: named weights and architecture of a network; numpy only.
+"""Model files: named weights and network architecture; numpy only.
 
 A model file is a NumPy archive with an array per weight and ``shape``, a line of JSON. Runs write one per
-generation; target models, initial weights and models of ``encore play`` have this format. Files of runs also have
+generation; target models, initial weights and models of ``encore play`` have this format. Runs' files also have
 momenta and the number of steps, to continue in another run.
 """
 
@@ -28,7 +28,7 @@ Arrays = Dict[str, "np.ndarray[Any, Any]"]
 
 @dataclass(frozen=True)
 class Shape:
-    """Architecture of a network, with the names of the reference's flags (dual_net.py)."""
+    """Network architecture, with the names of the reference's flags (dual_net.py)."""
 
     board_size: int
     features: str
@@ -140,7 +140,7 @@ def load(path: Path, board_size: int = 0) -> Tuple[Shape, Arrays]:
 
 
 def load_start(path: Path, board_size: int) -> Start:
-    """Read a model file as the start of a run; without momenta and steps it starts at step 0."""
+    """Read a model file as a run's initial state; without momenta and steps the run starts at step 0."""
     shape, arrays = load(path, board_size)
     with np.load(str(path)) as archive:
         momenta = {name[len(MOMENTA) :]: archive[name] for name in archive.files if name.startswith(MOMENTA)}

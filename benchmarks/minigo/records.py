@@ -81,10 +81,10 @@ def _bodies(path: Path, hint: str = PLAYED_AGAIN) -> Tuple[List[bytes], int]:
 
 
 class GameFile:
-    """Games of a worker in a generation, for appending, with the numbers of existing games."""
+    """A worker's games in a generation, for appending, with the numbers of existing games."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, and truncate an incomplete record of a killed worker."""
+        """Open the file, and truncate an incomplete record left by a killed worker."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "ab")  # noqa: SIM115
         bodies, length = _bodies(path)
@@ -107,7 +107,7 @@ def generation_folder(output: Path, generation: int) -> Path:
 
 
 def read_generation(folder: Path, board_size: int, hint: str = PLAYED_AGAIN) -> List[Game]:
-    """Return the games of a generation in ascending order of numbers.
+    """Return a generation's games in ascending order of numbers.
 
     Raises:
         Problem: a record is damaged, with ``hint``, or a game is duplicated.

@@ -9,7 +9,7 @@ from benchmarks.common.data import sample_checks
 from benchmarks.minigo.engine import IllegalMove, Position, Rules
 from benchmarks.minigo.examples import GoGames
 
-REPLAYED = 50  # games of each part that are played again
+REPLAYED = 50  # games per part that are replayed
 SHORT = 8  # moves up to which games repeat each other by chance
 
 

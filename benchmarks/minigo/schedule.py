@@ -1,4 +1,4 @@
-"""Settings of a run, derived from the configuration: rank roles, learning rate, generations, rules, searches."""
+"""Run settings, derived from the configuration: rank roles, learning rate, generations, rules, searches."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, List
 from benchmarks.common.run.timeline import Timeline, by_epochs
 from benchmarks.minigo.engine import Rules, Search
 
-# Game numbers of a generation start at a multiple, so that they are unique in a run
+# A generation's game numbers start at a multiple, for unique numbers in a run
 GAMES_PER_GENERATION = 10**6
 
 
@@ -26,14 +26,14 @@ class Roles:
 
 
 def learning_rate(config: Any, step: int) -> float:
-    """Return the rate of a step, counted including the steps of the initial weights: tf.train.piecewise_constant of
-    dual_net.py.
+    """Return the learning rate at a step, counted including the steps of the initial weights:
+    tf.train.piecewise_constant of dual_net.py.
     """
     return config.rates[bisect_left(config.rate_boundaries, step)]
 
 
 def timeline(config: Any, ranks: int) -> Timeline:
-    """Return a timeline with a generation as an epoch of one step.
+    """Return a timeline with a generation as a one-step epoch.
 
     v0.5 evaluates after every generation, later rounds after the timed run.
     """

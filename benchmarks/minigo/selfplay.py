@@ -1,4 +1,4 @@
-"""Self-play of a rank in a generation: the engine searches, the network evaluates, finished games are appended to a
+"""A rank's self-play in a generation: the engine searches, the network evaluates, finished games are appended to a
 file.
 """
 
@@ -35,7 +35,7 @@ def match_turn(games: Games, evaluators: Sequence[Evaluate], planes: Array) -> I
 
 
 class Groups:
-    """Alternates groups of games: while a thread evaluates the leaves of a group, the next group is searched.
+    """Alternates groups of games: while a thread evaluates a group's leaves, the next group is searched.
 
     Evaluations are applied in a fixed order, so that games do not depend on timing.
     """
@@ -66,7 +66,7 @@ def batch_of(config: Any) -> Array:
 
 
 class Worker:
-    """Plays the games of a rank in a generation, except games that already exist."""
+    """Plays a rank's games in a generation, except games that already exist."""
 
     def __init__(
         self, config: Any, output: Path, generation: int, part: int, parts: int, evaluate: Evaluate, done: Set[int]
@@ -122,7 +122,7 @@ def outcomes(games: Sequence[Game]) -> Dict[str, float]:
 
 
 class MatchWorker:
-    """Plays the games of a rank in a match of two networks with alternating colours."""
+    """Plays a rank's games in a match between two networks with alternating colours."""
 
     def __init__(self, config: Any, evaluators: Tuple[Evaluate, Evaluate], games: range, seed: int) -> None:
         self._count = len(games)

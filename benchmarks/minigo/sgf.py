@@ -19,7 +19,7 @@ HINT = "leave the file out, or export the game again from the program that wrote
 
 @dataclass(frozen=True)
 class Record:
-    """Main line of a game in an SGF file."""
+    """A game's main line in an SGF file."""
 
     rules: Rules
     black: Tuple[int, ...]  # Stones placed before the first move, AB

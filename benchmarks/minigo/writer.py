@@ -142,7 +142,7 @@ def _reason(record: sgf.Record, size: int) -> str:
 
 
 def generate(size: int, seed: int) -> List[Game]:
-    """Return games of a search that counts stones, for the toy data set."""
+    """Return games played with a search that counts stones, for the toy data set."""
     rules = Rules(size=size, komi=SMALL_KOMI)
     search = Search(readouts=64, parallel_leaves=2, soft_pick_cutoff=6)
     games = Games(rules, [search], SMALL_GAMES, seed, count=SMALL_GAMES)

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.minigo.engine import Games, Position, Rules, Search
 
-CUT = 4  # Moves of a random game in open_spiel_cut
+CUT = 4  # Moves in a random game in open_spiel_cut
 Array = Any
 
 

@@ -1,4 +1,4 @@
-"""Self-play games in parallel, and the search of a single position."""
+"""Self-play games in parallel, and single position search."""
 
 import ctypes
 from dataclasses import dataclass
@@ -40,19 +40,19 @@ class Search:
     """PUCT with the constants of cc/constants.h and ml_perf/flags/9/selfplay.flags (v0.7) as defaults."""
 
     readouts: int = 240  # Visits added per move; 0: play the policy of the network
-    # Leaves of a game per batch, with a virtual loss until the value is available (flag virtual_losses)
+    # Leaves per game and batch, with a virtual loss until the value is available (flag virtual_losses)
     parallel_leaves: int = 2
     c_puct_init: float = 1.25
     c_puct_base: float = 19652.0
     value_init_penalty: float = 0.2  # Subtracted from the parent's value to initialize unvisited moves
     noise_mix: float = 0.3  # Fraction of Dirichlet noise in the root priors; 0 in matches
     dirichlet_alpha: Optional[float] = None  # None: 0.03 * 361 / points (cc/constants.h)
-    # First moves of a game that are sampled by visits; later moves are the most visited; None: points / 12, rounded to
+    # First moves in a game that are sampled by visits; later moves are the most visited; None: points / 12, rounded to
     # even
     soft_pick_cutoff: Optional[int] = None
     policy_softmax_temp: float = 0.98  # Exponent of visits for sampled moves
     min_resign_threshold: float = -1.0
-    # The threshold of a game is random between the two; --resign_threshold of v0.6 is both
+    # A game's threshold is random between the two; --resign_threshold of v0.6 is both
     max_resign_threshold: float = -0.8
     disable_resign_pct: float = 1.0  # Fraction of games that are played to the end, 0 to 1
     # Fraction of moves that are searched with fastplay_readouts, without noise, and not used for training
@@ -106,11 +106,12 @@ class Game:
 
 
 class Games:
-    """Parallel games with batched leaves, of one player against itself or of two players with alternating colours.
+    """Parallel games with batched leaves, with a single player for both colours or two players with alternating
+    colours.
 
-    A game is a function of the seed, its number and the evaluations: with one thread, or without a cache, games are
-    reproducible for any number of parallel games. No lock is held between ``leaves`` and ``answer``, and the GIL is
-    released during both.
+    A game is a function of the seed, the game number and the evaluations: with one thread, or without a cache, games
+    are reproducible for any number of parallel games. No lock is held between ``leaves`` and ``answer``, and the GIL
+    is released during both.
     """
 
     def __init__(
@@ -205,7 +206,7 @@ class Games:
 
 
 class Study:
-    """Search of a single position, with moves played by the caller: for GTP, problems and analysis."""
+    """Single position search, with moves played by the caller: for GTP, problems and analysis."""
 
     def __init__(self, position: Position, search: Search, seed: int = 0) -> None:
         """Start with a position; its previous moves count for superko and the planes."""

@@ -171,7 +171,7 @@ class Rules:
 
 
 def fixed_handicap(size: int, stones: int) -> List[int]:
-    """Return the points of a fixed handicap (Go Text Protocol, version 2, 4.1.1).
+    """Return the fixed handicap points (Go Text Protocol, version 2, 4.1.1).
 
     Raises:
         Problem: the handicap is not possible on this board.
@@ -204,7 +204,7 @@ class Position:
         """Start with an empty board, or with given stones.
 
         Raises:
-            Problem: a given stone has no liberties.
+            Problem: a given stone is without liberties.
         """
         self.rules = rules
         self.moves: Tuple[int, ...] = ()

@@ -53,7 +53,7 @@ def read(experiment: Path, framework: Any) -> Tuple[Dict[str, Any], Dict[str, An
 
 
 def won(config: Config, infer: Infer, other: Evaluate, seed: int) -> float:
-    """Return the win rate of a model in the games of Generations.match."""
+    """Return a model's win rate in the games of Generations.match."""
 
     def evaluate(planes: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
         if not len(planes):

@@ -42,7 +42,7 @@ class Generations:
         self.keep()
 
     def keep(self) -> None:
-        """Save the current state for checkpoints, at the end of a generation."""
+        """Save the current state for checkpoints, after a generation."""
         player = {f"player/{name}": value for name, value in self.player.values().items()}
         self.state = {**self.training.state_dict(), **player}
 
@@ -106,7 +106,7 @@ class Generations:
     def _play(self, number: int) -> None:
         run, roles = self.run, self.training.roles
         worker: Any = None
-        # All ranks read existing games, so that all of them fail if a record is damaged.
+        # All ranks read existing games, so that all ranks fail if a record is damaged.
         there = run.open(lambda: read_generation(generation_folder(run.output, number), self.config.board_size))
         tensorflow.barrier()
         if self.training.plays:
@@ -206,7 +206,7 @@ class Generations:
     def _read_evaluations(self) -> Dict[int, Dict[str, float]]:
         path, results = self.run.output / EVALUATIONS, {}
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        # Truncate an incomplete line of a killed run.
+        # Truncate an incomplete line from a killed run.
         complete = text[: text.rfind("\n") + 1]
         for line in complete.splitlines():
             record = json.loads(line)

@@ -1,7 +1,7 @@
 """Residual tower with policy and value head in TensorFlow, with the architecture in benchmarks/minigo/models.py.
 
 As dual_net.py of the submissions (v0.6, v0.7; Silver et al. 2017, "Mastering the game of Go without human
-knowledge"): batch-norm in the heads has no scale and offset. Weights are fp32 variables; in fp16 and bf16, matrix
+knowledge"): batch-norm in the heads lacks scale and offset. Weights are fp32 variables; in fp16 and bf16, matrix
 products and activations have that type, and batch-norm statistics, outputs of the heads and losses are fp32.
 """
 

@@ -1,9 +1,9 @@
-"""Network files: MLPerf's frozen graphs for playing, and its checkpoints as the start of a run.
+"""Network files: MLPerf's frozen graphs for playing, and MLPerf's checkpoints as initial weights for runs.
 
 A graph is stored as ``target.pb`` (v0.6, only the graph) or ``target.minigo.tf`` (v0.7, minigo_model.py: header,
-JSON line, graph). In a data set it is ``target.npz``, an archive with the bytes of the graph and its description.
-The input is ``pos_tensor`` (float or bool), the outputs are ``policy_output`` (probabilities) and ``value_output``
-for black (cc/dual_net/tf_dual_net.cc, v0.7). Networks here return logits and the value for the player to move.
+JSON line, graph). In a data set it is ``target.npz``, an archive with the graph's bytes and description. The input
+is ``pos_tensor`` (float or bool), the outputs are ``policy_output`` (probabilities) and ``value_output`` for black
+(cc/dual_net/tf_dual_net.cc, v0.7). Networks here return logits and the value for the player to move.
 
 ``model.ckpt-5672`` (v0.7, train.py) and ``model.ckpt-9383`` (v0.6, train.py) are TensorFlow 1 checkpoints, restored
 completely by ``tf.train.Saver``: the learning rate continues at that step. Variables have the names of tf.layers in
@@ -43,7 +43,7 @@ OUTPUTS = ("policy_output", "value_output")
 
 @dataclass(frozen=True)
 class About:
-    """Input format of a graph."""
+    """Graph input format."""
 
     board_size: int
     features: str
@@ -64,7 +64,7 @@ class FrozenNetwork:
 
 
 def unpack(path: Path) -> Tuple[Dict[str, Any], bytes]:
-    """Return the header of a file (may be empty) and the bytes of the graph; raises Problem if it is truncated."""
+    """Return the file header (may be empty) and the graph's bytes; raises Problem if it is truncated."""
     data = read_bytes(path)
     if not data.startswith(MAGIC):
         return {}, data
@@ -81,7 +81,7 @@ def unpack(path: Path) -> Tuple[Dict[str, Any], bytes]:
 
 
 def read(path: Path, board_size: int) -> Tuple[About, bytes]:
-    """Return the input format and the bytes of a frozen graph.
+    """Return a frozen graph's input format and bytes.
 
     Raises:
         Problem: the file is not a graph, lacks an input or output of the reference, or is for another board.
@@ -197,7 +197,7 @@ class Evaluator:
 
 
 def load_evaluator(path: Path, config: Config) -> Evaluator:
-    """Return the evaluator of a model file, or of a frozen graph in a data set.
+    """Return the evaluator for a model file, or for a frozen graph in a data set.
 
     Raises:
         Problem: the file is invalid, for another board, or has other input planes than the configuration.
@@ -223,7 +223,7 @@ def check_planes(path: Path, shape: Union[models.Shape, About], config: Config) 
 
 
 def read_start(config: Config, path: Path) -> Start:
-    """Return the start for ``initial_weights``: a checkpoint given by its ``.index`` file, or a model file of a run.
+    """Return the start for ``initial_weights``: a checkpoint given by its ``.index`` file, or a run's model file.
 
     Raises:
         Problem: the file cannot be read, or is for another network.

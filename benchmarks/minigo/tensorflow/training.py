@@ -70,7 +70,7 @@ class Training:
 def forward_backward(
     training: Training, planes: tf.Tensor, policy: tf.Tensor, value: tf.Tensor
 ) -> Tuple[Tuple[tf.Tensor, ...], List[tf.Tensor]]:
-    """Return policy, value and L2 losses of a batch, and the gradients of the weighted sum times loss_scale."""
+    """Return policy, value and L2 losses for a batch, and the gradients of the weighted sum times loss_scale."""
     config, network = training.config, training.network
     with tf.GradientTape() as tape:
         losses = model.losses(network, planes, policy, value)
