@@ -113,7 +113,7 @@ def draw_negatives(
 
 
 def repeated_pair(users: np.ndarray, items: np.ndarray) -> Tuple[int, int]:
-    """Return the positions of the first repeated pair and of its repetition; (0, 0) if all pairs are unique."""
+    """Return the positions of the first repeated pair and the repetition; (0, 0) if all pairs are unique."""
     keys = users.astype(np.int64) * (int(items.max()) + 1) + items
     order = np.argsort(keys, kind="stable")
     again = np.flatnonzero(keys[order][1:] == keys[order][:-1])

@@ -41,7 +41,7 @@ def hyperparameters(config: Any, counts: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def epoch(config: Any) -> Dict[str, Any]:
-    """Return the values to log at the start of an epoch."""
+    """Return the values to log when an epoch starts."""
     return {"input_hp_num_neg": config.negatives, "input_step_train_neg_gen": None}
 
 

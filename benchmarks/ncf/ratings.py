@@ -30,7 +30,7 @@ NAMES = {
 }
 # Hint for ratings without times in chronological order
 NO_TIMES = "; without times, number the lines in a column timestamp"
-MAX_QUOTE = 60  # maximum characters of a line in a message
+MAX_QUOTE = 60  # maximum line length in a message, in characters
 WHOLE_NUMBER = re.compile(r"-?[0-9]+")
 
 
@@ -46,7 +46,7 @@ class Ratings(NamedTuple):
 
 
 class Release(NamedTuple):
-    """Size of a release according to its README."""
+    """Release size according to the README."""
 
     ratings: int
     users: int
@@ -213,7 +213,7 @@ def _header(row: Sequence[str], source: str) -> Sequence[int]:
     return [meanings.index(name) for name in NAMES]
 
 
-# User, item and time of a row, or None if it is malformed
+# A row's user, item and time, or None if the row is malformed
 def _rating(row: Sequence[str], columns: Sequence[int]) -> Optional[Tuple[str, str, float]]:
     try:
         user, item, stars, time = (row[column] for column in columns)

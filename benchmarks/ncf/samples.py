@@ -1,4 +1,4 @@
-"""NCF's data set as samples, for benchmarks/common/data/sample_checks.py: pairs of a user and an item."""
+"""NCF's data set as samples, for benchmarks/common/data/sample_checks.py: user-item pairs."""
 
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Mapping, Tuple
@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks.common.data import sample_checks
 
-USERS = 200  # whose negatives are compared with what they rated
+USERS = 200  # number of users for which negatives are compared with rated items
 
 
 def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:

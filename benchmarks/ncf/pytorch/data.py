@@ -29,7 +29,7 @@ class Batch(NamedTuple):
 
 
 def synthetic(content: Mapping[str, Any], device: torch.device) -> DataSet:
-    """Generate pairs with the shapes of a prepared data set, from the ``content`` of dataset.json.
+    """Generate pairs with a prepared data set's shapes, from the ``content`` in dataset.json.
 
     The clock of the submission starts before the preprocessed data are loaded (training_results_v0.5,
     v0.5.0/nvidia/submission/code/recommendation/pytorch/ncf.py): earlier steps use these pairs.
@@ -64,12 +64,12 @@ def epoch_seed(seed: int, epoch: int) -> int:
 
 
 class Sampler:
-    """Training pairs of a rank by step.
+    """A rank's training pairs by step.
 
-    Sample n of an epoch belongs to training pair n % pairs. The first ``pairs`` samples are the pairs, other samples
+    Sample n in an epoch belongs to training pair n % pairs. The first ``pairs`` samples are the pairs, other samples
     combine the user with an item without a training pair, uniformly with replacement
-    (input_hp_sample_train_replacement). A rank samples only its part of the batches, as a function of the sample
-    positions: results do not depend on the number of ranks (operators.py).
+    (input_hp_sample_train_replacement). A rank samples only the batch part that it trains, as a function of the
+    sample positions: results do not depend on the number of ranks (operators.py).
     """
 
     def __init__(self, data: DataSet, batch_size: int, negatives: int, ranks: Ranks) -> None:

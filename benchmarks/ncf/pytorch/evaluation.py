@@ -39,7 +39,7 @@ class Candidates:
         self._in_half = config.precision == "fp16"
 
     def part(self, number: int) -> slice:
-        """Users of this rank in a part, relative to ``first_user``; may be empty."""
+        """This rank's users in a part, relative to ``first_user``; may be empty."""
         start, end = (min(index * self.users_at_once, len(self.items)) for index in (number, number + 1))
         return slice(start, end)
 

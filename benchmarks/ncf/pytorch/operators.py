@@ -1,6 +1,6 @@
-"""Samples of an epoch on a rank, by position; for the Triton kernel see common/torch/kernels.py.
+"""A rank's samples in an epoch, by position; for the Triton kernel see common/torch/kernels.py.
 
-Samples are an integer function of position and keys of the epoch: a rank computes only its samples, and all devices
+Samples are an integer function of position and the epoch's keys: a rank computes only its samples, and all devices
 and implementations return the same.
 """
 
@@ -58,8 +58,8 @@ def _permute(positions: torch.Tensor, a: int, b: int, keys: torch.Tensor) -> tor
 def detours(count: int, keys: torch.Tensor) -> torch.Tensor:
     """Return the replacement below ``count`` for the surplus positions from ``count`` to a * b.
 
-    The permutation of a * b is iterated until the result is below ``count``, by pointer doubling with a fixed number
-    of iterations, without synchronization. Cycles within the surplus are never used.
+    The permutation with a * b elements is iterated until the result is below ``count``, by pointer doubling with a
+    fixed number of iterations, without synchronization. Cycles within the surplus are never used.
     """
     a, b = sides(count)
     mapped = _permute(torch.arange(count, a * b, device=keys.device), a, b, keys)
@@ -75,7 +75,7 @@ def shuffle(positions: torch.Tensor, count: int, keys: torch.Tensor) -> torch.Te
 
 
 def samples(positions: torch.Tensor, count: int, keys: torch.Tensor, index: Index) -> Samples:
-    """Return the samples at ``positions`` of an epoch of ``count``; the first samples are the training pairs.
+    """Return the samples at ``positions`` in an epoch with ``count`` samples; the first samples are the training pairs.
 
     ``keys``: int64 (ROUNDS + 1,) below 2 ** 32, different per epoch.
     """
@@ -95,7 +95,7 @@ def build_index(users: torch.Tensor, items: torch.Tensor, all_users: int, all_it
     met = torch.bincount(users, minlength=all_users)
     first = torch.cumsum(met, 0) - met
     # For n rated items, sorted as p_0 < p_1 ..., the r-th unrated item is r plus the number of j with p_j - j <= r:
-    # there is no rejection, so samples are independent of each other.
+    # there is no rejection, so samples are independent.
     rank = torch.arange(len(users), device=users.device) - first[users.long()]
     return Index(users, items, first, all_items - met, users.long() * all_items + items - rank, all_items)
 

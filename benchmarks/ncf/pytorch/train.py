@@ -159,7 +159,7 @@ def _capture_epoch(training: Training) -> Captured:
 
 
 def state_dict(training: Training) -> Dict[str, Any]:
-    """Return the state shared by all ranks; samples of an epoch are reproducible from its seed."""
+    """Return the state shared by all ranks; an epoch's samples are reproducible from its seed."""
     return {
         "network": training.network.state_dict(),
         "optimizer": training.optimizer.state_dict(),
