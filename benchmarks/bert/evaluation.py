@@ -1,7 +1,7 @@
-"""The evaluation set: articles of the source selected with MLPerf's rule, or a separate text; excluded from training.
+"""The evaluation set: source articles selected with MLPerf's rule, or a separate text; excluded from training.
 
-MLPerf's rule (transparency_in_test_set_generation.py, NVIDIA v0.7): article 42, counted from 0, of each of the 500
-parts of the text, or the middle article of a part with fewer than 84. Here, a part has an equal number of
+MLPerf's rule (transparency_in_test_set_generation.py, NVIDIA v0.7): article 42, counted from 0, in each of the text's
+500 parts, or the middle article if a part has fewer than 84. Here, a part has an equal number of
 consecutive documents, and a text too small for 500 parts has fewer.
 """
 
@@ -16,17 +16,17 @@ from benchmarks.common.data.files import in_one_step, read_facts
 from benchmarks.common.data.problem import Problem
 
 PARTS, ARTICLE = 500, 42
-LEAST_DOCUMENTS = 20  # minimum documents per part: at most one in 20 is for evaluation
+LEAST_DOCUMENTS = 20  # minimum documents per part: up to one in 20 is for evaluation
 Sized = Tuple[str, int]  # (shard stem, bytes of text)
 
 
 class Chosen(NamedTuple):
     train: Tuple[Sized, ...]
     test: Tuple[Sized, ...]
-    left_out: Dict[str, Tuple[int, ...]]  # documents of a training shard that are excluded
+    left_out: Dict[str, Tuple[int, ...]]  # documents excluded from a training shard
     copies: int  # number of excluded documents that are copies of evaluation documents
     rule: str
-    common: int = 0  # documents of a separate evaluation text that are also in training
+    common: int = 0  # documents in a separate evaluation text that are also in training
 
 
 def chosen_places(documents: int) -> List[int]:
@@ -43,7 +43,7 @@ def choose(blocks: Sequence[stages.Block], task: Task) -> Chosen:
     """Select training and evaluation documents.
 
     Raises:
-        Problem: there is no text, a listed article is missing, or evaluation and training text overlap.
+        Problem: the text or a listed article is missing, or evaluation and training text overlap.
     """
     train, test = _shards(blocks, "train"), _shards(blocks, "test")
     total = sum(1 for _ in _digests(train))
@@ -84,7 +84,7 @@ def _digests(shards: Sequence[Sized]) -> Iterator[bytes]:
 
 
 def _cut(train: Sequence[Sized], numbers: Sequence[int], rule: str, folder: Path) -> Chosen:
-    # Write the selected articles as a shard; copies of them are also excluded from training.
+    # Write the selected articles as a shard; their copies are also excluded from training.
     selected = set(numbers)
     test_digests = {digest for number, digest in enumerate(_digests(train)) if number in selected}
     documents: List[List[str]] = []

@@ -1,9 +1,9 @@
 """Pretraining samples from tokenized documents: sentence pairs and masked tokens.
 
 Same algorithm as create_pretraining_data.py of the MLPerf v0.7 submission: a sample is filled with complete
-sentences of a document (up to a random shorter length in 10 % of a document's passes) and split into two segments at
+sentences from a document (up to a random shorter length in 10 % of a document's passes) and split into two segments at
 a random sentence. In half of the samples, the second segment is from a random document. 15 % of the tokens are
-predicted: 80 % of them become [MASK], 10 % a random entry, 10 % are unchanged. The random numbers differ: they are
+predicted: 80 % become [MASK], 10 % a random entry, 10 % are unchanged. The random numbers differ: they are
 generated for a full shard at a time, with one stream per shard and pass.
 """
 
@@ -37,7 +37,7 @@ class Documents(NamedTuple):
 
 
 class Pair(NamedTuple):
-    # Two segments of a sample as offsets in ``Documents.tokens``.
+    # A sample's two segments as offsets in ``Documents.tokens``.
 
     first: int
     first_end: int
@@ -52,9 +52,9 @@ def stream(seed: int, *key: int) -> np.random.RandomState:
 
 
 def pairs_of(documents: Documents, number: int, length: int, random: np.random.RandomState) -> List[Pair]:
-    """Return the pairs of one pass over a document.
+    """Return the pairs from one pass over a document.
 
-    ``length``: maximum tokens of both segments.
+    ``length``: maximum tokens in both segments.
     """
     draw = random.random_sample
     target = 2 + int(draw() * (length - 1)) if draw() < SHORT else length
@@ -76,7 +76,7 @@ def pairs_of(documents: Documents, number: int, length: int, random: np.random.R
 
 
 def _random_text(documents: Documents, number: int, length: int, draw: Callable[[], float]) -> Tuple[int, int]:
-    # Return sentences of a random document with ``length`` tokens, or up to its end; at least one sentence.
+    # Return sentences from a random document with ``length`` tokens, or up to its end; at least one sentence.
     count = len(documents.documents) - 1
     for _ in range(TRIES):
         other = int(draw() * count)
@@ -114,7 +114,7 @@ def make_samples(
     vocabulary: Vocabulary,
     random: np.random.RandomState,
 ) -> Samples:
-    # Return the samples of one pass over the documents ``numbers``, in this order.
+    # Return the samples from one pass over the documents ``numbers``, in this order.
     length = settings.sequence_length - MARKS
     pairs = [pair for number in numbers for pair in pairs_of(documents, number, length, random)]
     pair_table = np.array(pairs, np.int64).reshape(-1, len(Pair._fields))

@@ -1,4 +1,4 @@
-"""Synthetic data with the sizes of the real data set, to measure the speed of a step."""
+"""Synthetic data with the sizes of the real data set, to measure the step speed."""
 
 from pathlib import Path
 from typing import Dict
@@ -10,12 +10,12 @@ from benchmarks.language import ARRAYS, VOCABULARY, vocabulary
 from benchmarks.language.vocabulary import SPECIAL
 
 SAMPLES = {"train": 1 << 13, "test": 512}
-# Fraction of full-length samples; other lengths are uniform. With MLPerf's set, half of a padded batch is padding.
+# Fraction of full-length samples; other lengths are uniform. With MLPerf's set, padded batches are half padding.
 WHOLE_SHARE = 0.2
 
 
 def sample_arrays(count: int, length: int, predictions: int, entries: int) -> Dict[str, np.ndarray]:
-    # Return the arrays of a part: random tokens, one in seven masked.
+    # Return a part's arrays: random tokens, one in seven masked.
     random = np.random.RandomState(count)
     lengths = np.where(random.rand(count) < WHOLE_SHARE, length, random.randint(8, length + 1, count))
     masked = np.minimum(np.maximum(lengths // 7, 1), predictions)

@@ -1,6 +1,6 @@
 """Detect evaluation samples in the training part by runs of equal tokens, if the articles are unknown.
 
-A run is 16 consecutive tokens of one segment before masking. One in 16 runs is selected by its hash, so that the
+A run is 16 consecutive tokens in one segment before masking. One in 16 runs is selected by its hash, so that the
 same text has the same selected runs in all samples. A sample with all runs in the training part was most likely
 trained on; a sentence that occurs in more than one article is not sufficient.
 """
@@ -14,7 +14,7 @@ from benchmarks.language.vocabulary import Vocabulary
 
 RUN = 16  # tokens
 KEPT_BITS = 4  # one of 16 runs is kept
-LEAST_RUNS = 8  # minimum runs of a sample to compare: about 150 tokens
+LEAST_RUNS = 8  # samples with fewer runs are not compared; about 150 tokens
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _CHUNK = 1024  # samples per step
 

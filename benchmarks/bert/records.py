@@ -127,7 +127,7 @@ def refuse_equal_files(file_facts: Sequence[Mapping[str, Any]]) -> None:
 
 
 def convert(packed: Packed, report: Report) -> Tuple[int, int]:
-    # Write the samples of a file as shards, shuffled if they are for training.
+    # Write a file's samples as shards, shuffled if they are for training.
     entries, random = _vocabulary(packed.vocabulary), stream(packed.seed, _SEED, packed.number)
     digest = hashlib.md5()
     width = predictions = count = 0
@@ -188,7 +188,7 @@ def _features(path: Path, number: int, content: bytes) -> Rows:
 
 
 def _rows_of_hdf5(path: Path) -> Iterator[Rows]:
-    # Yield the rows of an HDF5 file. Raises Problem if h5py is missing or the file cannot be read.
+    # Yield an HDF5 file's rows. Raises Problem if h5py is missing or the file cannot be read.
     try:
         import h5py
     except ImportError:

@@ -1,4 +1,4 @@
-"""Temporary shards of samples, and their concatenation to the arrays of a part.
+"""Temporary sample shards, and their concatenation to a part's arrays.
 
 Samples are shuffled in memory within a shard. A global shuffle is not needed: training reads the samples in a random
 order, new in every epoch (pytorch/data.py).
@@ -47,7 +47,7 @@ def read(stem: str) -> Samples:
 
 
 def write_part(part: str, stems: Sequence[str], folder: Path) -> Dict[str, int]:
-    """Write the arrays of a part from its shards; return the lengths, for offsets without the first."""
+    """Write a part's arrays from its shards; return the lengths, for offsets without the first."""
     counts = dict.fromkeys(ARRAYS, 0)
     for stem in stems:
         with np.load(f"{stem}.npz") as arrays:

@@ -1,4 +1,4 @@
-"""Source of a preparation (files in a folder, by name, or the toy data set), and its task."""
+"""Preparation source (files in a folder, by name, or the toy data set), and its task."""
 
 import argparse
 from pathlib import Path
@@ -59,7 +59,7 @@ class Task(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    # Results of a task before the arrays are written.
+    # A task's results before the arrays are written.
 
     train: Sequence[str]  # stems of the shards
     test: Samples
@@ -129,7 +129,7 @@ def files_of(origin: Path, paragraphs: bool) -> Tuple[File, ...]:
 
 
 def _form_of(path: Path, paragraphs: bool, is_file: bool) -> str:
-    # Return the form of a file, or an empty string for other files; the reference's records have no suffix.
+    # Return a file's form, or an empty string for other files; the reference's records have no suffix.
     if path.name == VOCABULARY:
         return ""
     if wikipedia.is_dump(path):

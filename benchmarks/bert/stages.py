@@ -1,6 +1,6 @@
-"""Stages of the worker processes: text to clean sentences, sentences to samples.
+"""Worker process stages: text to clean sentences, sentences to samples.
 
-A block is a range of a source file. Cleaning writes its documents as shards of bounded size: ``.text`` (one sentence
+A block is a source file range. Cleaning writes its documents as shards with bounded size: ``.text`` (one sentence
 per line, an empty line between documents) and ``.md5`` (16 bytes per document). Samples are built per shard: a
 random second segment is from the same shard, like from the same of the 500 files in the reference. A stage writes a
 file with facts at the end, which marks it as done.
@@ -39,7 +39,7 @@ class Block(NamedTuple):
 
 
 class Shard(NamedTuple):
-    # Clean text of bounded size, and settings of its samples.
+    # Clean text with bounded size, and its sample settings.
 
     number: int
     part: str
@@ -94,7 +94,7 @@ def _of_bounded_size(documents: Iterable[texts.Document], size: int) -> Iterator
 
 
 def shard_text(documents: Iterable[Sequence[str]]) -> bytes:
-    # Return the content of a ``.text`` file.
+    # Return a ``.text`` file's content.
     return "\n\n".join("\n".join(document) for document in documents).encode("utf-8")
 
 
@@ -104,7 +104,7 @@ def read_shard(stem: str) -> Iterator[List[str]]:
 
 
 def read_digests(stem: str) -> List[bytes]:
-    # Return the md5 of a shard's documents.
+    # Return the MD5 digests of a shard's documents.
     content = Path(f"{stem}.md5").read_bytes()
     return [content[offset : offset + DIGEST_BYTES] for offset in range(0, len(content), DIGEST_BYTES)]
 
@@ -118,7 +118,7 @@ def _tokenizer(path: str) -> Tokenizer:
 
 
 def mask(shard: Shard, report: Report) -> Tuple[int, int]:
-    # Write the samples of a shard, shuffled if they are for training.
+    # Write a shard's samples, shuffled if they are for training.
     tokenizer, passes = _tokenizer(shard.vocabulary), []
     documents, unknown = tokenize(read_shard(shard.stem), set(shard.left_out), tokenizer)
     count = len(documents.documents) - 1

@@ -19,7 +19,7 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.language.sentences import sentences_of
 
 SENTENCES, PARAGRAPHS, EXTRACTED, WIKITEXT = "sentences", "paragraphs", "extracted", "wikitext"
-SAMPLE_BYTES = 1 << 12  # bytes at the start of a file that determine its form
+SAMPLE_BYTES = 1 << 12  # bytes at a file's start that determine its form
 _TITLE = re.compile(r"^ = [^=].* = \s*$")
 _HEADING = re.compile(r"^ =( =)+ .* =( =)+ \s*$")
 _JOINED = re.compile(r" @([-,.])@ ")
@@ -30,7 +30,7 @@ _BOUNDARIES = {
     EXTRACTED: re.compile(rb"\n(?=<doc )"),
     WIKITEXT: re.compile(rb"\n[ \t]*\n(?= = [^=\n]+ = ?\n[ \t]*\n)"),
 }
-_LONGEST = 1 << 28  # bytes without a document boundary: limit of a worker's memory
+_LONGEST = 1 << 28  # bytes without a document boundary: limit for worker memory
 
 
 class Document(NamedTuple):
@@ -59,7 +59,7 @@ def cut(path: Path, form: str, size: int) -> List[Tuple[int, int]]:
 
 
 def ranges(path: Path, boundary: "re.Pattern[bytes]", size: int) -> List[Tuple[int, int]]:
-    """Return ranges of a file that start at 0 and after the first match from every ``size`` bytes."""
+    """Return file ranges that start at 0 and after the first match from every ``size`` bytes."""
     begins, total = [0], path.stat().st_size
     if total > size:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -72,10 +72,10 @@ def ranges(path: Path, boundary: "re.Pattern[bytes]", size: int) -> List[Tuple[i
 
 
 def read(path: Path, form: str, start: int, end: int) -> Iterator[Document]:
-    """Yield the documents of a range returned by ``cut``.
+    """Yield the documents in a range returned by ``cut``.
 
     Raises:
-        Problem: the file is not UTF-8, or a document exceeds the memory limit of a worker.
+        Problem: the file is not UTF-8, or a document exceeds a worker's memory limit.
     """
     if end - start > _LONGEST:
         raise Problem(

@@ -1,4 +1,4 @@
-"""Read the articles of a Wikipedia dump (pages-articles*.xml, plain or bz2) in ranges, with multiple processes.
+"""Read articles from a Wikipedia dump (pages-articles*.xml, plain or bz2) in ranges, with multiple processes.
 
 A multistream bz2 file is a sequence of bz2 streams; a range contains complete streams. A page belongs to the range
 in which it starts, even if it spans more than one stream, so the pages are the same for all ways to compress the
@@ -24,18 +24,18 @@ from benchmarks.bert import texts
 from benchmarks.common.data.problem import FAILED, Problem
 from benchmarks.language.sentences import sentences_of
 
-DUMP = "dump"  # the form of a file; texts.py has the others
-RANGE_BYTES = {".xml": 16 << 20, ".bz2": 4 << 20}  # approximate size of a range: 4 MiB of bz2 are about 15 MiB of XML
+DUMP = "dump"  # a file's form; texts.py has the others
+RANGE_BYTES = {".xml": 16 << 20, ".bz2": 4 << 20}  # approximate range size: 4 MiB of bz2 are about 15 MiB of XML
 MOST_PAGE_BYTES = 1 << 26  # MediaWiki limits a page to 2 MiB
 _CHUNK = 1 << 20
 _TAIL = 1 << 12
 _PAGE, _PAGE_END, _END = b"<page>", b"</page>", b"</mediawiki>"
 _BOUNDARIES = {
     ".xml": re.compile(rb"\n[ \t]*(?=<page>)"),
-    # Header of a stream and magic number of the first block.
+    # Stream header and magic number of the first block.
     ".bz2": re.compile(rb"(?=BZh[1-9]1AY&SY)"),
 }
-# Magic number at the end of a bz2 stream, followed by a 32-bit checksum and up to 7 bits of padding.
+# Magic number at a bz2 stream's end, followed by a 32-bit checksum and up to 7 bits of padding.
 _STREAM_END = 0x177245385090
 _TITLE = re.compile(rb"<title>([^<]*)</title>")
 _SPACE = re.compile(rb"<ns>(-?\d+)</ns>")
@@ -53,7 +53,7 @@ def is_dump(path: Path) -> bool:
 
 
 def cut(path: Path) -> List[Tuple[int, int]]:
-    """Return the ranges of a dump.
+    """Return a dump's ranges.
 
     Raises:
         Problem: the file is empty, not a dump, or truncated.
@@ -89,7 +89,7 @@ def _truncated(path: Path, how: str) -> Problem:
 def read(
     path: Path, start: int, end: int, counts: "Counter[str]", report: Callable[[int], None]
 ) -> Iterator[texts.Document]:
-    """Yield the articles of a range as sentences; ``counts`` counts the skipped pages by reason.
+    """Yield the articles in a range as sentences; ``counts`` counts the skipped pages by reason.
 
     Raises:
         Problem: the dump is truncated or damaged, or a page is not UTF-8.
@@ -105,7 +105,7 @@ def read(
 def pages(
     path: Path, start: int, end: int, counts: "Counter[str]", report: Callable[[int], None] = lambda done: None
 ) -> Iterator[Page]:
-    # Yield the articles of a range: only the article namespace, without redirects.
+    # Yield the articles in a range: only the article namespace, without redirects.
     for raw in _raw_pages(path, start, end, report):
         title = html.unescape(_first(_TITLE, raw).decode("utf-8", "replace"))
         counts["bytes of XML"] += len(raw)
@@ -150,7 +150,7 @@ def _raw_pages(path: Path, start: int, end: int, report: Callable[[int], None]) 
             first = buffer.find(_PAGE, done)
         if limit is not None and (first < 0 or first >= limit):
             return
-        # The buffer may end with the start of a page or of the page tag.
+        # The buffer may end with an incomplete page or page tag.
         done = first if first >= 0 else max(done, len(buffer) - len(_PAGE))
         buffer, limit = buffer[done:], None if limit is None else limit - done
         if len(buffer) > MOST_PAGE_BYTES:
@@ -255,7 +255,7 @@ def _all(text: str, patterns: Sequence["re.Pattern[str]"], replace: "Union[str, 
 
 
 def _is_prose(line: str) -> bool:
-    # Return whether a line is running text, not a list, heading, or remainder of a table or template.
+    # Return whether a line is running text, not a list, heading, or remainder from a table or template.
     stripped = line.strip()
     if not stripped or stripped[0] in "*#;:|!{}" or stripped[-1] in "{}" or stripped.startswith("----"):
         return False
@@ -276,7 +276,7 @@ def _clean_line(line: str) -> str:
 
 
 def _link(match: "re.Match[str]") -> str:
-    # Return the text of a link: the last part, or the target.
+    # Return a link's text: the last part, or the target.
     target, _, rest = match.group(1).partition("|")
     if target.startswith(":"):
         target = target[1:]

@@ -1,4 +1,4 @@
-"""Packed batches of a prepared data set, built by threads ahead of time; the order is the same on all ranks.
+"""Packed batches from a prepared data set, built by threads ahead of time; the order is the same on all ranks.
 
 Samples have a new random order in every epoch, which depends only on the seed and the epoch, so that a run can
 resume at any step. The order is not stored: MLPerf's set has 157 million samples, and a run reads 3 million.
@@ -36,11 +36,11 @@ class MicroBatch(NamedTuple):
     weights: torch.Tensor = ONES
 
 
-Batch = List[MicroBatch]  # this rank's samples of a step, as micro-batches
+Batch = List[MicroBatch]  # this rank's samples per step, as micro-batches
 
 
 def permuted(positions: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
-    """Map ``positions`` (int64, below ``size``) to samples with the pseudo-random permutation of an epoch.
+    """Map ``positions`` (int64, below ``size``) to samples with an epoch's pseudo-random permutation.
 
     A Feistel network over the next power of four; values outside are permuted again (cycle walking).
     """
@@ -62,7 +62,7 @@ def permuted(positions: np.ndarray, size: int, seed: int, epoch: int) -> np.ndar
 
 
 def samples_of_step(config: Config, samples: int, ranks: int, step: int) -> np.ndarray:
-    # Return the samples of a step on all ranks, int64 (global batch,), rank by rank.
+    # Return a step's samples on all ranks, int64 (global batch,), rank by rank.
     total = config.batch_size * ranks
     numbers = np.arange(step * total, (step + 1) * total)
     epochs, positions = numbers // samples, numbers % samples
@@ -95,7 +95,7 @@ def part_of(samples: Samples, indices: np.ndarray) -> MicroBatch:
 
 
 def step_of(config: Config, samples: Samples, ranks: Ranks, step: int) -> Batch:
-    # Read this rank's samples of a step, with the weights of their losses.
+    # Read this rank's samples for a step, with the weights of their losses.
     everyone = samples_of_step(config, len(samples), ranks.size, step)
     lengths = samples.offsets[everyone + 1] - samples.offsets[everyone]
     dealt = shares(lengths, ranks.size * config.accumulation).reshape(ranks.size, config.accumulation, -1)
@@ -136,12 +136,12 @@ def filled_to(part: MicroBatch, tokens: int, config: Config) -> MicroBatch:
 
 
 def masked_room(tokens: int, samples: int) -> int:
-    # Return the masked positions of a padded row: masking selects 15 % of a sample's tokens, rounded, and at least one.
+    # Return a padded row's masked positions: masking selects 15 % of a sample's tokens, rounded, and at least one.
     return tokens // 6 + samples
 
 
 def weighted(part: MicroBatch, config: Config, ranks: Ranks, masked: int) -> MicroBatch:
-    # Set the loss weights of a micro-batch; ``masked``: masked tokens of all ranks in the step.
+    # Set a micro-batch's loss weights; ``masked``: masked tokens on all ranks in the step.
     if config.masked_mean == "batch":
         masked = len(part.labels) * ranks.size * config.accumulation
     weights = torch.tensor([1.0 / max(1, masked), 1.0 / (config.batch_size * ranks.size)], dtype=torch.float32)

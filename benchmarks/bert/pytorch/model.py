@@ -1,6 +1,6 @@
 """BERT with the heads for masked tokens and for next sentences.
 
-Logits are computed only at masked positions (dense_seq_output in NVIDIA's submission), at most 15 % of the tokens.
+Logits are computed only at masked positions (dense_seq_output in NVIDIA's submission), up to 15 % of the tokens.
 """
 
 from typing import Tuple
@@ -63,7 +63,7 @@ class Network(nn.Module):
 
 
 def decay_of(name: str, config: Config) -> float:
-    """Return the weight decay of a parameter: 0 for biases and layer norms, as submitted.
+    """Return a parameter's weight decay: 0 for biases and layer norms, as submitted.
 
     ``config`` can enable decay for the layer norms after the fused attention: run_pretraining.py of v0.7 excludes
     parameters named LayerNorm, but those are named layer_norm, so their scales decay.

@@ -61,7 +61,7 @@ class Training:
         self.network = network.to(ranks.context)
         self.in_fp8, self.kept = fp8.set_up(network.encoder, config, ranks)
         self.optimizer = flat_optimizer(network, config, ranks, kernel or config.optimizer_kernel)
-        # Forward and backward of a micro-batch (and whether it is the last), replayed from a CUDA graph if captured.
+        # Forward and backward for a micro-batch (and whether it is the last), replayed from a CUDA graph if captured.
         self.micro_step: Callable[[MicroBatch, bool], torch.Tensor] = partial(micro_step, self)
         # Finished micro-batches of the step, and the sum of their losses; the optimizer has their gradients.
         self.done, self.loss = 0, torch.zeros((), device=ranks.context)
