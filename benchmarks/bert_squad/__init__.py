@@ -14,4 +14,4 @@ def part_files(part: str) -> Tuple[str, ...]:
     return (*names, VOCABULARY) if part == "train" else (*names, PARAGRAPHS)
 
 
-FILES = (*part_files("train"), *part_files("test"))  # files of a prepared data set, see arrays.py
+FILES = (*part_files("train"), *part_files("test"))  # files in a prepared data set, see arrays.py

@@ -1,7 +1,7 @@
 """Best answer spans from logits, and their scores.
 
-Same rule as run_squad.py: pairs of the 20 best start and the 20 best end tokens of a window, in order, inside the
-paragraph, no longer than 30 tokens, and starting where this window has maximum context; then the best pair of all
+Same rule as run_squad.py: pairs of a window's 20 best start and 20 best end tokens, in order, inside the
+paragraph, no longer than 30 tokens, and starting where this window has maximum context; then the best pair in all
 windows of a question. The text is the substring of the paragraph. run_squad.py has no offsets within words and
 searches for the token heuristically, with the same result if the search succeeds.
 """
@@ -34,14 +34,14 @@ def highest(logits: np.ndarray, count: int) -> np.ndarray:
 
 
 def best_spans(start: np.ndarray, end: np.ndarray, positions: Places, count: int, longest: int) -> List[Span]:
-    """Return up to ``count`` spans of a window, best first, without duplicate character ranges.
+    """Return up to ``count`` spans in a window, best first, without duplicate character ranges.
 
     Args:
         start: start logits [tokens].
         end: end logits [tokens].
         places: offsets of the window's tokens.
         count: number of spans, and of start and end tokens to pair.
-        longest: maximum tokens of an answer.
+        longest: maximum tokens per answer.
     """
     start, end = start.astype(np.float64), end.astype(np.float64)
     firsts, lasts = highest(start, count), highest(end, count)

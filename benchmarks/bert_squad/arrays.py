@@ -2,7 +2,7 @@
 
 For ``train`` and ``test``::
 
-    train_tokens.npy     uint16 [tokens]: [CLS] question [SEP] part of a paragraph [SEP] of all windows
+    train_tokens.npy     uint16 [tokens]: [CLS] question [SEP] paragraph part [SEP] of all windows
     train_begins.npy     uint16 [tokens]: offset of the token's first character in the paragraph; 0 outside
     train_ends.npy       uint16 [tokens]: offset of the last character + 1; 0 outside the paragraph
     train_best.npy       uint8 [tokens]: 1 if no other window has more context for the token
@@ -10,7 +10,7 @@ For ``train`` and ``test``::
     train_second.npy     uint16 [windows]: position in the window where the paragraph starts
     train_start.npy      uint16 [windows]: position of the answer's first token; 0 if not completely in the window
     train_end.npy        uint16 [windows]: position of the answer's last token, or 0
-    train_question.npy   int32 [windows]: index of the question, ascending; windows of a question are in text order
+    train_question.npy   int32 [windows]: index of the question, ascending; a question's windows are in text order
 
 ``vocabulary.txt`` has one entry per line, as published; ``test_paragraphs.jsonl`` has one paragraph per line, with
 the questions in order and all answers. Arrays are read through memory maps::

@@ -1,4 +1,4 @@
-"""Synthetic data with the sizes of the real data set, to measure the speed of a step."""
+"""Synthetic data with the sizes of the real data set, to measure the step speed."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ SHORTEST = QUESTION + 8
 
 
 def window_arrays(count: int, length: int, entries: int) -> Dict[str, np.ndarray]:
-    """Return the arrays of a part: random tokens, answers of three tokens, one question per window."""
+    """Return a part's arrays: random tokens, answers of three tokens, one question per window."""
     random = np.random.RandomState(count)
     lengths = np.clip(random.gamma(SHAPE, MEAN / SHAPE, count).astype(np.int64), SHORTEST, length)
     offsets = np.concatenate(([0], np.cumsum(lengths)))

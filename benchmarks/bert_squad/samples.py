@@ -21,7 +21,7 @@ def _plain(text: str) -> str:
 
 
 def _placed(data: DataSet, window: int) -> bool:
-    # Whether most tokens of a test window match the text of the question's paragraph.
+    # Whether most tokens in a test window match the text of the question's paragraph.
     windows, context = data.test, data.questions[int(data.test.question[window])].context
     places, tokens = windows.places(window), windows[window].tolist()
     context_indices = np.flatnonzero(places.ends > 0)

@@ -45,7 +45,7 @@ class Window(NamedTuple):
 
 
 def tokenized(text: str, tokenizer: Tokenizer) -> Text:
-    # Return the tokens of a paragraph and their offsets.
+    # Return a paragraph's tokens and their offsets.
     encoding = tokenizer.encode(text)
     spans = [(start, _with_accents(text, end)) for start, end in encoding.offsets]
     begins, ends = np.array(spans, np.int64).reshape(-1, 2).T
@@ -67,7 +67,7 @@ def answer_tokens(text: Text, answer: Answer) -> Optional[Tuple[int, int]]:
 
 
 def parts(length: int, room: int, stride: int) -> List[Tuple[int, int]]:
-    """Return the (first token, number of tokens) per window of a paragraph with ``length`` tokens."""
+    """Return the (first token, number of tokens) per window for a paragraph with ``length`` tokens."""
     spans = [(0, min(length, room))]
     while sum(spans[-1]) < length:
         start = spans[-1][0] + min(room, stride)
@@ -92,7 +92,7 @@ def most_context(length: int, cut: List[Tuple[int, int]]) -> np.ndarray:
 def windows(
     question: List[int], text: Text, cut: Cut, vocabulary: Vocabulary, answer: Optional[Tuple[int, int]]
 ) -> Iterator[Window]:
-    """Yield the windows of a question.
+    """Yield a question's windows.
 
     Args:
         question: tokens of the question.

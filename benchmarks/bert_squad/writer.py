@@ -47,7 +47,7 @@ class Listing(NamedTuple):
 class Written(NamedTuple):
     windows: int
     questions: int
-    left_out: int  # questions whose answer has no tokens
+    left_out: int  # questions without answer tokens
     with_answer: int  # windows
     cut_off: int  # questions that were longer than the limit
 

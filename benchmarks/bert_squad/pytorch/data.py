@@ -16,7 +16,7 @@ from benchmarks.language.pytorch.encoder import Rows, fill_up, gather_rows, pinn
 
 
 class Batch(NamedTuple):
-    # This rank's windows of a step: B packed windows with T tokens, sorted by length.
+    # This rank's windows for a step: B packed windows with T tokens, sorted by length.
 
     rows: Rows
     # int64 (T,): indices of the tokens in a flattened (B, longest) table; B * longest for padding.
@@ -32,10 +32,10 @@ def steps_per_epoch(config: Config, data: DataSet, ranks: Ranks) -> int:
 
 
 def batch_indices(config: Config, windows: Windows, step: int, steps: int, ranks: Ranks) -> np.ndarray:
-    """Return this rank's windows of a step, int64 (batch_size,): the same global batch for any number of ranks.
+    """Return this rank's windows for a step, int64 (batch_size,): the same global batch for any number of ranks.
 
-    An epoch is a seeded permutation without the last, incomplete batch. The windows of a batch are distributed by
-    length, to balance the load.
+    An epoch is a seeded permutation without the last, incomplete batch. A batch's windows are distributed by length,
+    to balance the load.
     """
     epoch, number = divmod(step, steps)
     size = config.batch_size * ranks.size

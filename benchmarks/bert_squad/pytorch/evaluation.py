@@ -35,7 +35,7 @@ def answer(
         config: of the run.
         batches: this rank's windows of the test part; all ranks have the same number of batches.
         data: data set with the test part.
-        logits: computes (T, 2) of a non-empty batch.
+        logits: computes (T, 2) for a non-empty batch.
         run: ``interruptible`` stops the evaluation early and sets ``interrupted``.
     """
     fields, answered = np.zeros((len(data.test), config.n_best, FIELDS)), 0

@@ -79,7 +79,7 @@ class Training:
             compression=config.gradient_compression,
         )
         without_correction(self.optimizer.inner)
-        # Forward and backward of a batch, replayed from a CUDA graph if captured.
+        # Forward and backward for a batch, replayed from a CUDA graph if captured.
         self.forward_and_backward: Callable[[Batch], torch.Tensor] = partial(forward_and_backward, self)
 
     def state_dict(self) -> Dict[str, Any]:
