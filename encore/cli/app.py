@@ -34,7 +34,7 @@ LAB = {
 
 
 class Commands(Group):
-    """Command group that imports the module of a command on first use, which keeps the start-up short."""
+    """Command group that imports a command's module on first use, which keeps the start-up short."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*COMMANDS, *LAB]

@@ -384,7 +384,7 @@ def shown_progress(console: Console) -> Iterator[data.OnUpdate]:
 
 
 class _Count(ProgressColumn):
-    """Progress of a phase, in units of that phase."""
+    """Phase progress, in the phase's units."""
 
     def render(self, task: Task) -> Text:
         return Text(amount(int(task.completed), None if task.total is None else int(task.total), task.fields["unit"]))

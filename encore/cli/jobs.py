@@ -29,7 +29,7 @@ MOST = 20
 POLL_SECONDS = 0.5
 QUEUE_SECONDS = 5.0  # Time between two questions to Slurm's controller, which all users share
 FORECAST_SECONDS = 30.0  # Interval between two forecasts
-START_SECONDS = 15.0  # Maximum time between the end of an experiment and the start of the next
+START_SECONDS = 15.0  # Maximum pause between two experiments
 COLOURS: dict[State, str] = {
     "running": "cyan", "queued": "cyan", "starting": "cyan", "reached": "green", "not reached": "yellow",
     "interrupted": "yellow", "cancelled": "yellow", "not started": "yellow", "ended": "yellow",
@@ -210,7 +210,7 @@ def _queued(job: str, reason: str) -> str:
 
 def _ended_without_folder(job: str, jobs: Sequence[queue.Job], results: Path) -> EncoreError:
     state = jobs[0].state if jobs else "unknown to Slurm"
-    # First task of an array; the array job does not have an output file.
+    # First task in an array; the array job does not have an output file.
     output = commands.show_job(jobs[0].name if jobs else job).get("StdOut")
     output = output or "slurm-JOB.out where it was submitted"
     return EncoreError(

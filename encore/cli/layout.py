@@ -21,8 +21,8 @@ from encore.results.logs.parallel import OnRead
 from encore.results.table import Cell
 from encore.results.table import Table as ResultTable
 
-MIN_WORD = 16  # Minimum length of a shortened word in a narrow terminal
-MIN_LINE = 24  # Minimum width of a cell that is not wrapped
+MIN_WORD = 16  # Minimum length for a shortened word in a narrow terminal
+MIN_LINE = 24  # Minimum width for a cell that is not wrapped
 SHORT_SECONDS = 1.0  # Show a progress bar only for longer work
 # Width for pipes and files, unless COLUMNS is set: rows are not wrapped.
 PIPE_WIDTH = 4096
@@ -99,7 +99,7 @@ def _widths(columns: Sequence[Column], width: int) -> list[int]:
 
 
 def _shorten_words(cell: RenderableType, width: int) -> RenderableType:
-    # Keep the end of a path, which identifies it, and the start of other words.
+    # Keep a path's end, which identifies it, and the start of other words.
     plain_text = cell.plain if isinstance(cell, Text) else str(cell)
     for word in plain_text.split():
         if len(word) > width > 1:
@@ -135,7 +135,7 @@ def _min_width(column: Column) -> int:
 
 
 def _lines(column: Column) -> list[str]:
-    # Header and cells of a column as plain lines.
+    # Column header and cells as plain lines.
     cells = (cell if isinstance(cell, Text) else Text.from_markup(str(cell)) for cell in column.cells)
     return [line for cell in (Text(str(column.header)), *cells) for line in cell.plain.splitlines()]
 

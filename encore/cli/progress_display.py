@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on terminals, plain lines elsewhere."""
+"""Run progress: a bar on terminals, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class RunView:
             self._console.print(f"{title}: starting")
 
     def update(self, progress: follow.Progress, pace: str = "") -> None:
-        """Update the bar, or print a line if there is new progress."""
+        """Update the bar, or print a line for new progress."""
         for name, damage in (progress.damaged if progress.damaged != self._damaged else {}).items():
             earlier = f"{self._title} resumed from an earlier one, step {progress.step}"
             self._console.print(f"checkpoint {name} is damaged ({damage}): {earlier}", markup=False)

@@ -38,7 +38,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "note": "dim"}
 # Names of logs, of scaling.json and system descriptions, and of measured power.
 _SCORED = re.compile(r"\.(?:txt|log|out|json|csv)(?:\.gz)?$", re.IGNORECASE)
 
-# Score, audit findings and energy of a run set.
+# Score, audit findings and energy for a run set.
 _Shown = tuple[Score, Sequence[Finding], Energy | None]
 
 PathArgument = Annotated[Path, typer.Argument(metavar="PATH", help="A log, a folder of logs, or a tree.")]
@@ -231,7 +231,7 @@ def _print_energy(screen: Console, score: Score, energy: Energy) -> None:
     say(screen, text(f"{score.folder}: energy {energy.kilojoules:,.0f} kJ{factor}; {energy.watts:,.0f} W, {nodes}"))
 
 
-# Print all runs if there is only one set, else only anomalies.
+# Print all runs for a single set, else only anomalies.
 def _print_runs(screen: Console, score: Score, findings: Sequence[Finding], *, detail: bool) -> None:
     location = score.folder.name if detail else str(score.folder)
     if score.missing:

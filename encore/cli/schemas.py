@@ -53,7 +53,7 @@ def _typed_dict(name: str, fields: Mapping[str, Any]) -> Any:
 
 
 def _grown(kind: Any, **fields: Any) -> Any:
-    # ``kind`` with additional fields of its writer
+    # ``kind`` with additional fields from its writer
     extended = _typed_dict(kind.__name__, {**typing.get_type_hints(kind, include_extras=True), **fields})
     extended.__doc__, extended.grown_from = kind.__doc__, kind
     return extended
@@ -245,7 +245,7 @@ _FIELD = re.compile(r" {4}(\w+): [^#]*?(?:  # (.*))?")
 
 @cache
 def meanings(kind: Any) -> dict[str, str]:
-    """Return field -> comment after or above the field, of a class and its bases."""
+    """Return field -> comment after or above the field, for a class and its bases."""
     kind = getattr(kind, "grown_from", kind)
     descriptions: dict[str, str] = {}
     bases = [parent for parent in (getattr(kind, "__orig_bases__", ()) or kind.__mro__[1:]) if isinstance(parent, type)]
@@ -338,7 +338,7 @@ def breaks(old: Json, new: Json, roots: tuple[Json, Json], path: str = "") -> It
 
 
 def _alternatives(schema: Json, root: Json) -> Iterator[tuple[str, Json]]:
-    # All types of a value by name; objects by title, too.
+    # The value's possible types by name; objects by title, too.
     if "$ref" in schema:
         yield from _alternatives(root["$defs"][schema["$ref"].rpartition("/")[2]], root)
     elif "anyOf" in schema or "oneOf" in schema:
@@ -354,7 +354,7 @@ def _alternatives(schema: Json, root: Json) -> Iterator[tuple[str, Json]]:
 
 
 def rows(name: str) -> Iterator[tuple[str, str, str]]:
-    """Yield path, type and description of the fields of a schema, nested fields after their parent.
+    """Yield path, type and description for a schema's fields, nested fields after their parent.
 
     For unions of objects, a row without a path starts the next object.
     """

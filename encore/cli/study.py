@@ -248,7 +248,7 @@ def _measure_nodes(
 
 
 def _print_nodes(study: multi_node.NodeStudy, grid: Sweep, small: bool, as_json: bool) -> None:
-    # Commands are not available for points that run in Slurm, or whose system depends on GPUs of a different machine.
+    # Commands are not available for points that run in Slurm, or whose system depends on GPUs in a different machine.
     points: list[NodesPoint] = []
     names = {entry.benchmark: entry.name for entry in study.frameworks}
     is_open = grid.request.system is None and not small and not node.this_node().gpus

@@ -229,7 +229,7 @@ def _refuse_others(context: typer.Context, accepted: set[str]) -> None:
 
 
 def _refuse_without_watch(run_context: typer.Context) -> None:
-    # Pods run only the ranks; there is no `encore run` for these options.
+    # Pods run only the ranks; no `encore run` process handles these options.
     for name in ("gate", "notify", "stop_seconds", "require_target"):
         source = run_context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
