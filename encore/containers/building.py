@@ -19,7 +19,7 @@ from encore.environment import build_switches
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node
 
-OnLine = Callable[[str], None]  # Called with each line of an engine's output
+OnLine = Callable[[str], None]  # Called with each output line of an engine
 
 PREFIX = "localhost/encore"  # Prefix of all images built by Encore: no engine looks for such a name in a registry
 PULL_GIB = 40.0  # Free space for a pull: an NGC image is about 20 GB, plus its compressed layers during extraction
@@ -247,7 +247,7 @@ def not_built(choice: Choice, engine: str) -> EncoreError:
 
 
 def dockerfile(name: str) -> Path:
-    """Return the Dockerfile of a benchmark's image; ``standin/NAME`` for a framework's CPU stand-in."""
+    """Return a benchmark's Dockerfile; ``standin/NAME`` for a framework's CPU stand-in."""
     return images.CONTAINERS / name / "Dockerfile"
 
 
@@ -298,7 +298,7 @@ PLATFORM = {
 
 
 def build_standin(engine: Engine, framework: str | None, on_line: OnLine) -> str:
-    """Build the CPU stand-in of a framework's NGC image, by default of the first framework; return its name."""
+    """Build the CPU stand-in for a framework's NGC image, by default for the first framework; return its name."""
     standins = images.catalogue().standin
     framework = framework or next(iter(standins))
     if framework not in standins:
@@ -329,9 +329,7 @@ def compiled_horovod(framework: str) -> Path | None:
 
 
 def download_commands(framework: str) -> list[list[str]]:
-    """Return the commands that download the pinned packages of a framework's environment, with this machine's pip
-    settings.
-    """
+    """Return commands that download a framework environment's pinned packages with this machine's pip settings."""
     entry = catalogue.framework(framework)
     pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
     pip += ["--require-hashes"]
@@ -345,7 +343,7 @@ def download_commands(framework: str) -> list[list[str]]:
 
 
 def download(framework: str, on_line: OnLine) -> None:
-    """Download the packages of a stand-in into an empty folder, so that no older build of the same version remains."""
+    """Download a stand-in's packages into an empty folder, so that no older build of the same version remains."""
     shutil.rmtree(wheels(framework), ignore_errors=True)
     wheels(framework).mkdir(parents=True)
     compiled = compiled_horovod(framework)

@@ -61,7 +61,7 @@ def check_as_submitted(target: Target, configuration: Configuration) -> list[Che
 
 
 def _check_software(target: Target, choice: Choice) -> list[Check]:
-    # Check the versions reported by a Python, else those of the image's base release
+    # Check the versions reported by a Python, else the versions in the image's base release
     release = _release_of(target.image_info.labels if target.image_info else {}, choice)
     stated = [compatibility.check_software(release, choice)] if release is not None else []
     versions = {}
@@ -218,7 +218,7 @@ def _check_gpu_run(target: Target, configuration: Configuration, machine: Node) 
 
 
 def _release_of(labels: Mapping[str, str], choice: Choice) -> images.Release | None:
-    # Base release of an image, from its label; for an image file the default release
+    # An image's base release, from its label; for an image file the default release
     base = labels.get("org.opencontainers.image.base.name", "")
     locked = {entry["digest"]: reference for reference, entry in images.read_lock().items()}
     reference = locked.get(base.rpartition("@")[2], base)

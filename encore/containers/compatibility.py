@@ -37,7 +37,7 @@ def version(text: str) -> tuple[int, ...]:
 
 
 def architecture(gpu: Gpu) -> str:
-    """Return the family of a GPU; empty if the driver is too old to report it."""
+    """Return a GPU's family; empty if the driver is too old to report it."""
     capability = version(gpu.compute_capability or "")
     names = [name for name, least in ARCHITECTURES if capability and least <= capability]
     return names[-1] if names else ""
@@ -126,7 +126,7 @@ def smaller_batch(model: Any, configuration: Configuration, gpu: Gpu) -> str:
 
 
 def _check_submitted_memory(configuration: Configuration, gpu: Gpu) -> Check:
-    # Compare the GPU's memory with that of the submission's GPU
+    # Compare the GPU's memory with the memory of the submission's GPU
     submitted = memory_gib(configuration.system.accelerator)
     if not submitted:
         return Check("OK", "GPU memory", f"{gpu.memory_gib:g} GiB")
@@ -213,7 +213,7 @@ def describe(old: Mapping[str, str], implementation: Implementation) -> str:
 
 
 def needs(implementation: Implementation) -> dict[str, str]:
-    """Return the minimum versions of an implementation, by their names in a system description."""
+    """Return an implementation's minimum versions, by their names in a system description."""
     return {"python": interpreters.OLDEST, **implementation.needs}
 
 
@@ -229,7 +229,7 @@ def software(release: Release) -> dict[str, str]:
 
 
 def too_old(release: Release, choice: Choice) -> tuple[Release, dict[str, str]] | None:
-    """Return the outdated versions of a release, or of a later release of the same series; None if there are none."""
+    """Return the release, or a later one in its series, with its outdated versions; None if all are recent enough."""
     for candidate in images.catalogue().release:
         if candidate.framework == release.framework and candidate.release >= release.release:
             outdated = lacks(software(candidate), choice.implementation)

@@ -92,7 +92,7 @@ class Image:
 
 
 def explain(output: str, doing: str) -> EncoreError:
-    """Explain the output of an engine as an error with a hint."""
+    """Explain an engine's output as an error with a hint."""
     for pattern, meaning, hint in SYMPTOMS:
         if re.search(pattern, output, re.IGNORECASE | re.MULTILINE):
             return EncoreError(f"{doing}: {meaning}", hint=hint)
@@ -115,7 +115,7 @@ def find(name: str) -> str:
 
 
 def ask(argv: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    """Run a short command of an engine; EncoreError if it does not respond."""
+    """Run a short engine command; EncoreError if it does not respond."""
     try:
         return subprocess.run(
             list(argv), capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL

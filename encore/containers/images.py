@@ -101,7 +101,7 @@ def catalogue() -> Images:
 
 
 def find_row(choice: Choice) -> Row:
-    """Return the entry of a benchmark's image; EncoreError if missing."""
+    """Return the entry for a benchmark's image; EncoreError if missing."""
     rows = catalogue().image
     if choice.name not in rows:
         hint = f"add [image.{choice.name}] to {CATALOGUE}, then make docs"
@@ -126,7 +126,7 @@ REFERENCE = "MLCommons"  # Submitter of systems that are the reference's
 def differences(choice: Choice, system: System, here: str = "") -> list[Difference]:
     """Return differences from the submission or reference that no setting can change.
 
-    ``here`` is the image of a run or an equivalent; by default the current base.
+    ``here`` is a run's image or an equivalent; by default the current base.
     """
     if system.kind != "submitted" and system.submitter != REFERENCE:
         return []

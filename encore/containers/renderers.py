@@ -34,7 +34,7 @@ CODE = "/workspace/encore"
 # must not override those in the image
 INSIDE = {"HOME": "/tmp", "PYTHONNOUSERSITE": "1", "PYTHONPATH": CODE}
 
-STACK_BYTES = 64 * 2**20  # Stack limit of a thread, as recommended for NVIDIA's framework containers
+STACK_BYTES = 64 * 2**20  # Stack limit per thread, as recommended for NVIDIA's framework containers
 # Label of containers started by a launcher. Each rank has a container, so names cannot be fixed.
 LABEL = "encore.run"
 # Launchers that can be started as Python modules, without their scripts
@@ -72,7 +72,7 @@ def check_image(image: str) -> None:
 
 
 def _mounts(job: Job, separators: str) -> tuple[Mount, ...]:
-    """Return the mounts of a job; reject paths with separators of the engine's mount option."""
+    """Return a job's mounts; reject paths with separators of the engine's mount option."""
     for path in (path for mount in job.mounts for path in (str(mount.source), mount.target)):
         special = re.search(rf"[{separators}\x00-\x1f\x7f]", path)
         if special:
@@ -179,7 +179,7 @@ def podman(job: Job, container: Container) -> Command:
         *("--user", f"{container.user}:{container.group}", "--security-opt", "label=disable"),
         # Keep the caller's user ID, so that the caller owns the files that the container writes.
         *(("--userns", "keep-id") if container.rootless else ()),
-        # By default Podman requests a limit of a million, which fails for users that may not raise limits.
+        # By default Podman requests a limit of 1,000,000, which fails for users that may not raise limits.
         *(word for name, limit in container.limits.items() for word in ("--ulimit", f"{name}={limit}:{limit}")),
     ]
     # Podman supports GPUs through CDI only.
@@ -189,7 +189,7 @@ def podman(job: Job, container: Container) -> Command:
 def apptainer(job: Job, container: Container) -> Command:
     """Render for ``apptainer run``, which shares network, memory and processes with the host by default."""
     variables = container_variables(job, container)
-    # An srun task already has the environment of the job and of its rank.
+    # An srun task already has the job's and its rank's environment.
     options = [*(() if job.launch.outer else ("--cleanenv",)), "--home", variables.pop("HOME"), "--pwd", CODE]
     mounts = (f"{mount.source}:{mount.target}:{'ro' if mount.read_only else 'rw'}" for mount in _mounts(job, ",:"))
     options += [*(("--nv",) if job.gpus else ()), *(word for bind in mounts for word in ("--bind", bind))]
@@ -215,7 +215,7 @@ def pyxis(job: Job, container: Container) -> Command:
     """Render as srun options of the Pyxis plugin (NVIDIA/pyxis, README)."""
     variables = container_variables(job, container)
     mounts = ",".join(f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in _mounts(job, ",:"))
-    # Otherwise the image's value of a variable overrides the job's.
+    # Otherwise the image's variables override the job's.
     names = ",".join(sorted(name for name in {**job.environment, **variables} if not name.startswith("SLURM_")))
     options = (
         f"--container-image={container.image}",

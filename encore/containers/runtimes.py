@@ -202,7 +202,7 @@ def query_python(
     start: bool = True,
     outer: tuple[str, ...] = (),
 ) -> Target:
-    """Query the Python of a target; return the target with the answer, or with the reason why it cannot be used.
+    """Query a target's Python; return the target with the answer, or with the reason why it cannot be used.
 
     ``extra`` are additional variables of the ranks. Images without a cached answer are started on ``gpus``, with the
     prefix ``outer`` in Slurm, unless ``start`` is False.
@@ -240,15 +240,15 @@ def _kept_build(python: Path) -> Path:
 
 
 def keep_build(python: Path, horovod: int, check_build: str) -> None:
-    """Cache the build options of an installation of Horovod."""
+    """Cache the build options of a Horovod installation."""
     cached = _kept_build(python)
     cached.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(cached, {"horovod": horovod, "check_build": check_build})
 
 
 def _ask_image(target: Target, choice: Choice, gpus: int, start: bool, outer: tuple[str, ...]) -> PythonInfo | None:
-    # Query an image; None if unavailable. Answers are cached by image ID or file; images in a registry have no ID yet
-    # and are queried each time
+    # Query an image; None if unavailable. Answers are cached by image ID or file; images in a registry lack an ID and
+    # are queried each time
     question = interpreters.question(choice.implementation.framework, _more_imports(choice), 0)
     command = ("python", "-c", interpreters.program(), question)
     identity = _identity(target)
@@ -280,7 +280,7 @@ def _ask_image(target: Target, choice: Choice, gpus: int, start: bool, outer: tu
 
 
 def _identity(target: Target) -> str:
-    # Identity of an image's content; empty if it is still in a registry
+    # Identity of the image content; empty if the image is still in a registry
     if target.image_info is not None:
         return target.image_info.id
     file = Path(target.image)
