@@ -1,1 +1,1 @@
-"""Slurm: the allocation that a run finds itself in, the srun line of its ranks, submission and requeue."""
+"""Slurm: the allocation that a run finds itself in, the srun line for its ranks, submission and requeue."""

@@ -183,7 +183,7 @@ def file_from_environment() -> str:
 
 
 def load(file: Path | None = None) -> tuple[Cluster, Path | None]:
-    """Load the cluster file. Return the defaults and None if there is no file. Raise EncoreError for invalid values."""
+    """Load the cluster file. Return the defaults and None without a file. Raise EncoreError for invalid values."""
     requested = file or (Path(file_from_environment()) if file_from_environment() else None)
     if requested is not None and not requested.is_file():
         raise EncoreError(

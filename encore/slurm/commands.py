@@ -7,7 +7,7 @@ import subprocess
 
 from encore.errors import EncoreError
 
-# The controller answers in milliseconds; give up if there is no answer after this time.
+# The controller answers in milliseconds; give up after this time without an answer.
 CALL_SECONDS = 30.0
 
 HINTS = (
@@ -44,7 +44,7 @@ def require() -> None:
 
 
 def call(*command: str) -> str:
-    """Return the standard output of a Slurm program. Raise EncoreError with its error message."""
+    """Return a Slurm program's standard output. Raise EncoreError with its error message."""
     try:
         done = subprocess.run(
             command,
@@ -68,7 +68,7 @@ def call(*command: str) -> str:
 
 
 def explain(program: str, stderr: str) -> EncoreError:
-    """Convert the error output of a program to an error with one line and a hint."""
+    """Convert a program's error output to an error with one line and a hint."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()] or ["no reason given"]
     message = next((line for mark in ("fatal: ", "error: ") for line in lines if mark in line), lines[0])
     hint = next((text for symptom, text in HINTS if symptom in stderr), "")

@@ -23,14 +23,14 @@ NAME = "encore"  # Job name in slurm/run.sub; ``encore submit`` appends the benc
 COMMENT = "encore:"  # Prefix of the job comment; the results folder follows
 RESUMES = "|"  # Separates the results folder from the name of the resumed run folder
 SEPARATOR = "\x1f"  # Unit separator: cannot occur in the fields before the job name, which is free text
-# Fields of a Job by format letter in squeue(1); the job name is last.
+# Job fields by format letter in squeue(1); the job name is last.
 FIELDS = {
     "%i": "name", "%A": "number", "%T": "state", "%D": "nodes", "%M": "seconds", "%V": "submitted", "%u": "user",
     "%P": "partition", "%r": "reason", "%k": "comment", "%j": "title",
 }  # fmt: skip
 # The same by sacct(1).
 SACCT_FORMAT = "JobID,JobIDRaw,State,NNodes,Elapsed,Submit,User,Partition,Reason,Comment,JobName"
-# Without --array, squeue combines the pending tasks of an array.
+# Without --array, squeue combines an array's pending tasks.
 SQUEUE = ("squeue", "--noheader", "--array", "--states=all", f"--format={SEPARATOR.join(FIELDS)}")
 SACCT_START = "now-7days"
 

@@ -1,4 +1,4 @@
-"""Batch script of a submission: Slurm options, followed by slurm/run.sub, which also works without Encore's script.
+"""Batch script for a submission: Slurm options, followed by slurm/run.sub, which also works without Encore's script.
 
 The time limit is derived from the published time of the configuration.
 """
@@ -63,7 +63,7 @@ class Submission:
 def options(submission: Submission, cluster: Cluster) -> list[str]:
     """Return the sbatch options in the order of the script; later options override earlier ones."""
     log, request = "slurm-%A_%a.out" if submission.array else "slurm-%j.out", submission.options
-    # sbatch syntax: 0-9%2 runs at most two tasks at a time.
+    # sbatch syntax: 0-9%2 runs up to two tasks at a time.
     _, sign, at_once = (request.array or "").partition("%")
     # ``encore:RESULTS|RUN|SITE``, without empty parts at the end.
     comment = RESUMES.join((f"{COMMENT}{submission.results}", submission.resumes, request.comment or ""))

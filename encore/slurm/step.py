@@ -1,4 +1,4 @@
-"""Job steps of a run: srun options, CPU binding, network settings and one process per node.
+"""Job steps in a run: srun options, CPU binding, network settings and one process per node.
 
 All nodes are assumed to be identical.
 """
@@ -126,7 +126,7 @@ def spool_folder() -> str:
 
 
 def _rendezvous(allocation: Allocation) -> dict[str, str]:
-    # torch.distributed rendezvous: the node of rank 0, with a port that differs between the jobs of a node
+    # torch.distributed rendezvous: the node of rank 0, with a port that differs between jobs on the same node
     port = FIRST_PORT + (int(allocation.job) if allocation.is_real else 0) % PORTS
     first = address(allocation.nodes[0]) if allocation.is_real else allocation.nodes[0]
     return {"MASTER_ADDR": first, "MASTER_PORT": str(port)}
@@ -160,7 +160,7 @@ def interfaces(cluster: Cluster, allocation: Allocation, nodes: int) -> dict[str
 
 
 def address(node: str) -> str:
-    """Return the address of a node, which may differ from the node name (slurm.conf, NodeAddr)."""
+    """Return a node's address, which may differ from the node name (slurm.conf, NodeAddr)."""
     if not commands.is_installed():
         return node
     match = re.search(r"\bNodeAddr=(\S+)", commands.call("scontrol", "show", "node", node))
