@@ -1,1 +1,1 @@
-"""Runs on Kubernetes: manifests of an experiment and a client for the API."""
+"""Runs on Kubernetes: manifests per experiment and a client for the API."""

@@ -143,7 +143,7 @@ class Connection:
         return self._dynamic.resources.get(api_version=api, kind=kind)
 
     def _do(self, verb: str, of: Manifest, **arguments: Any) -> Any:
-        # None if the object of a get or delete does not exist
+        # None if the object to get or delete does not exist
         arguments = {"namespace": self._namespace, **arguments}
 
         def call() -> Any:
@@ -162,7 +162,7 @@ class Connection:
 
 
 def _configuration(client: Any) -> Any:
-    # The connection pool reads it on creation. Three retries of an unresponsive server would take two minutes.
+    # The connection pool reads it on creation. Three retries with an unresponsive server would take two minutes.
     configuration = client.Configuration.get_default_copy()
     configuration.retries = 1
     return configuration

@@ -70,7 +70,7 @@ def labels_of(output: Path) -> dict[str, str]:
 
 
 def launch(framework: str, pods: Pods, ranks_per_node: int, name: str, output: str, interface: str) -> Launch:
-    """Launch the ranks of a pod, with the rendezvous at the first pod.
+    """Launch a pod's ranks, with the rendezvous at the first pod.
 
     Raises:
         EncoreError: Horovod on multiple pods, which needs ssh.
@@ -102,7 +102,7 @@ def port(name: str) -> int:
 
 
 def render(job: Job, container: Container, pods: Pods, files: Files) -> tuple[Manifest, ...]:
-    """Return the objects of an experiment: the workload, then the dependencies that are deleted with it."""
+    """Return an experiment's objects: the workload, then the dependencies that are deleted with it."""
     name, settings, labels = container.name, pods.settings, labels_of(files.output)
 
     def manifest(api: str, kind: str, **content: Any) -> Manifest:

@@ -1,6 +1,6 @@
 """Runs on multiple hosts over ssh: launchers, preflight checks and cleanup.
 
-User, port and key of a host belong in ``~/.ssh/config``, which mpirun and horovodrun also read.
+A host's user, port and key belong in ``~/.ssh/config``, which mpirun and horovodrun also read.
 
 The launchers (horovodrun, mpirun, torchrun) are pure functions from hosts to :class:`~encore.launchers.Launch`. The
 first host is this machine and runs rank 0. All folders have the same path on every host.
@@ -148,11 +148,11 @@ def check_mpi(launcher: str) -> list[Check]:
 
 
 def addresses(name: str) -> frozenset[str]:
-    """Return the IP addresses of a host, resolved by DNS or ``~/.ssh/config``; empty if unknown."""
+    """Return a host's IP addresses, resolved by DNS or ``~/.ssh/config``; empty if unknown."""
     return _resolve(name) or _resolve(ssh_hostname(name))
 
 
-# DNS is slow for unknown names, and a dry run of a study resolves every host at every point.
+# DNS is slow for unknown names, and a study's dry run resolves every host at every point.
 @functools.cache
 def _resolve(name: str) -> frozenset[str]:
     try:
@@ -339,7 +339,7 @@ def kill_script(folder: Path, beats: Sequence[processes.Heartbeat]) -> str:
 
 
 def kill_ranks(folder: Path, hosts: Sequence[str]) -> None:
-    """Kill the remaining ranks of an experiment on ``hosts``, using the PIDs in the heartbeat files."""
+    """Kill an experiment's remaining ranks on ``hosts``, using the PIDs in the heartbeat files."""
     beats = processes.heartbeats(folder / "heartbeat")
     if not beats:
         return
