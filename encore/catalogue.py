@@ -201,7 +201,7 @@ class Benchmark(Strict):
         return {name: config[quality.config] for name, quality in self.qualities.items()}
 
     def submitted_weights(self, round_name: str) -> dict[str, Weights]:
-        """Return the initial weights of a round's submissions, by the key for the file name."""
+        """Return the initial weights for a round's submissions, by the key for the file name."""
         return {
             key: weights
             for key, candidates in self.weights.items()
@@ -298,7 +298,7 @@ def parse(model: type[Parsed], path: Path, **defaults: Any) -> Parsed:
 
 
 def _keys_next_to(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    # Valid keys at the location of an unknown key.
+    # Valid keys next to an unknown key.
     for part in location[:-1]:
         field = model.model_fields.get(str(part)) or model.model_fields.get("root")
         nested = (field.annotation, *typing.get_args(field.annotation)) if field else ()
@@ -342,7 +342,7 @@ def choose(name: str) -> Choice:
 
 
 def systems(choice: Choice) -> list[System]:
-    """Return the systems of an implementation, ordered by round, number of GPUs and name.
+    """Return an implementation's systems, ordered by round, number of GPUs and name.
 
     Systems in the benchmark's folder are for all implementations, systems in the implementation's folder only for
     it.

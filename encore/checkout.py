@@ -14,7 +14,7 @@ class CodeState(TypedDict):
 
 
 def _git(*arguments: str) -> str | None:
-    # An installed wheel may be inside of an unrelated repository.
+    # An installed wheel may be inside an unrelated repository.
     if paths.IS_INSTALLED:
         return None
     try:

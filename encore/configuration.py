@@ -170,7 +170,7 @@ def checked(name: str, value: Any, type_: Any) -> Any:
     if type_ is int and isinstance(value, int) and abs(value) > MOST_INT:
         raise EncoreError(f"{name} = {value} is too large", expected=f"a whole number up to {MOST_INT}")
     try:
-        # Validate as JSON, which has no tuples: accept lists for tuples, without other conversions.
+        # Validate as JSON, which lacks tuples: accept lists for tuples, without other conversions.
         return _adapter(type_).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
         if typing.get_origin(type_) is not Literal:
@@ -258,7 +258,7 @@ def scaled(
 
 
 def _submitted_weights(choice: Choice, system: System, device: str) -> dict[str, Weights]:
-    # Initial weights of a submission in any round; empty on CPUs, which only test the code.
+    # Initial weights for a submission in any round; empty on CPUs, which only test the code.
     begins = system.kind in ("submitted", "later") and device == "gpu"
     return choice.benchmark.submitted_weights(system.round) if begins else {}
 

@@ -2,8 +2,8 @@
 
 Files are written as NAME.part and renamed after their checksum is verified, so that incomplete files are never
 prepared; the same command resumes a download. MLCommons documents a script to be piped into a shell
-(mlcommons/r2-downloader, mlc-r2-downloader.sh). This module does the same with the script's metadata: the URL of a
-folder, and a list of files with MD5 checksums.
+(mlcommons/r2-downloader, mlc-r2-downloader.sh). This module does the same with the script's metadata: a folder URL,
+and a list of files with MD5 checksums.
 """
 
 import hashlib
@@ -115,7 +115,7 @@ def part_of(path: Path) -> Path:
 
 
 def plan(benchmark: catalogue.Benchmark, directory: Path, output: Path) -> Plan:
-    """Return the downloads of a benchmark's raw data, without network access."""
+    """Return the downloads for a benchmark's raw data, without network access."""
     download = benchmark.download
     if download.same_as:
         download = catalogue.benchmarks()[download.same_as].download
@@ -245,7 +245,7 @@ def _fetch_file(fetch: Fetch, tool: str, on_update: data.OnUpdate) -> None:
     try:
         _follow(argv(tool, fetch.address, part), part, phase, on_update)
     except EncoreError as error:
-        # The file may have been complete before an interruption: curl reports an error if the server has no more data.
+        # The file may have been complete before an interruption: curl reports an error if the server has sent all data.
         is_whole = error.exit_code is ExitCode.FAILED and part.exists() and bool(fetch.checksums)
         if not is_whole or wrong_checksum(part, fetch.checksums):
             raise
@@ -270,7 +270,7 @@ def check(path: Path, fetch: Fetch) -> None:
 
 
 def wrong_checksum(path: Path, checksums: Mapping[str, Sequence[str]]) -> tuple[str, str] | None:
-    """Return the algorithm and digest of a mismatch, or None."""
+    """Return the algorithm and digest that do not match, or None."""
     for name, digests in checksums.items():
         hasher = hashlib.new(name)
         with path.open("rb") as file:

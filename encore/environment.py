@@ -35,8 +35,8 @@ TOOLCHAIN = paths.REQUIREMENTS / "horovod.cmake"
 HOROVOD_SOURCE = paths.REQUIREMENTS / "horovod.txt"
 
 HASH = re.compile(r" \\\n +--hash=\S+")
-OnStep = Callable[[str], None]  # Called with a short description of a step
-PROGRESS_SECONDS = 5.0  # Interval between progress reports of a running command
+OnStep = Callable[[str], None]  # Called with a short step description
+PROGRESS_SECONDS = 5.0  # Interval between progress reports on a running command
 MINOR_VERSION = re.compile(r"3\.\d+")
 
 
@@ -66,7 +66,7 @@ class Environment:
 
     @property
     def folder(self) -> Path:
-        # Without hashes: all files of a version create the same environment
+        # Without hashes: all files for the same version create the same environment
         pins = HASH.sub("", self.requirements.read_text(encoding="utf-8"))
         content = [pins, _version(self.interpreter), self.check]
         horovod = self.horovod.model_dump(by_alias=True) if self.horovod else {}
@@ -282,7 +282,7 @@ def _run(environment: Environment, report: OnStep, command: Sequence[str]) -> No
         **installer.environment(),
         **(build_switches(environment.horovod, environment.mpi) if environment.horovod else {}),
         "PATH": f"{environment.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
-        # Horovod's setup.py always starts eight compilers; flags of a surrounding make do not apply.
+        # Horovod's setup.py always starts eight compilers; flags from a surrounding make do not apply.
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
         "CMAKE_TOOLCHAIN_FILE": str(TOOLCHAIN),
     }

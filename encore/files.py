@@ -116,7 +116,7 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
 
 
 def user_name(number: int) -> str:
-    """Return the name of a user, or the user ID if it has no name."""
+    """Return the user's name, or the user ID if unnamed."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
@@ -207,7 +207,7 @@ def archive_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def unpacked(archive: Path, pattern: re.Pattern[str], max_bytes: int = _MOST_UNPACKED) -> Iterator[Path]:
-    """Unpack matching files of an archive to a temporary folder, which has the archive's name.
+    """Unpack an archive's matching files to a temporary folder, which has the archive's name.
 
     Links, devices, paths that lead out of the archive and files of more than ``max_bytes`` bytes are skipped.
     """

@@ -67,7 +67,7 @@ class Command:
 def rank_environment(
     configuration: Configuration, launch: Launch, extra: Mapping[str, str], cores: int
 ) -> dict[str, str]:
-    # Environment of the ranks; ``extra`` takes precedence. The ranks of a node share ``cores``.
+    # Environment of the ranks; ``extra`` takes precedence. Ranks on the same node share ``cores``.
     variables = {"PYTHONUNBUFFERED": "1", **launch.environment}
     if configuration.get("device") == "cpu":
         threads = max(1, (launch.cores or cores) // configuration.ranks_per_node)

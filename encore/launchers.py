@@ -1,7 +1,7 @@
 """Launchers of an experiment's ranks: the framework's launcher on one node, srun on several nodes.
 
 A launcher is data: the prefix of the training command inside the environment or container (``inner``, starts all
-ranks of a node), the prefix of the runtime's command (``outer``, starts one process per rank on all nodes), and the
+ranks on a node), the prefix of the runtime's command (``outer``, starts one process per rank on all nodes), and the
 variables for the rendezvous.
 """
 
@@ -32,7 +32,7 @@ class Launch:
 
 ALONE = Launch("python")  # A single rank needs none
 
-# A single rank has no launcher that disables MPI in Horovod.
+# For a single rank, no launcher disables MPI in Horovod.
 HOROVOD_BY_GLOO = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 HOROVOD_BY_MPI = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
 

@@ -32,12 +32,12 @@ def _sheet(table: str, gpu: str) -> Mapping[str, Any] | None:
 
 
 def utilization(flops: float, speed: float, unit: str, gpu: str, precision: str, gpus: int) -> dict[str, Any]:
-    """Return the utilization of a training, as stored in run.json.
+    """Return a training's utilization, as stored in run.json.
 
     Args:
         flops: model FLOPs per sample.
         speed: samples per second.
-        unit: name of a sample in plural, such as ``samples``.
+        unit: sample name in plural, such as ``samples``.
         gpu: the driver's GPU name; empty on CPUs.
         precision: precision of GEMMs.
         gpus: number of GPUs.

@@ -42,7 +42,7 @@ def facts() -> Release:
 
 
 def digest(folder: Path) -> str:
-    """Return the SHA-256 of the names and contents of a folder's files, except .pyc files."""
+    """Return the SHA-256 over names and contents of the folder's files, except .pyc files."""
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.suffix != ".pyc":
