@@ -73,7 +73,7 @@ class Samples(Sequences):
         )
 
     def original(self, index: int) -> np.ndarray:
-        """Return the tokens of a sample before masking, uint16 [length]."""
+        """Return a sample's tokens before masking, uint16 [length]."""
         tokens = np.array(self[index])
         positions, labels = self.masked(index)
         tokens[positions] = labels

@@ -8,7 +8,7 @@ from benchmarks.common.flops import TRAINING, evenly, product
 
 
 def pretraining_flops(config: Any, vocabulary: int, lengths: Iterable[int], masked: int) -> float:
-    """FLOPs of a training step on sequences of ``lengths`` tokens with ``masked`` predicted tokens in total."""
+    """FLOPs per training step on sequences of ``lengths`` tokens with ``masked`` predicted tokens in total."""
     lengths = list(lengths)
     mlm_head = product(masked, config.width, config.width) + product(masked, config.width, vocabulary)
     follows = product(len(lengths), config.width, config.width) + product(len(lengths), config.width, 2)
@@ -16,7 +16,7 @@ def pretraining_flops(config: Any, vocabulary: int, lengths: Iterable[int], mask
 
 
 def answering_flops(config: Any, lengths: Iterable[int]) -> float:
-    """FLOPs of a training step that predicts answer spans in windows of ``lengths`` tokens."""
+    """FLOPs per training step that predicts answer spans in windows of ``lengths`` tokens."""
     return TRAINING * sum(_encoder(config, length) + product(length, config.width, 2) for length in lengths)
 
 
@@ -32,7 +32,7 @@ def of_window(config: Any, windows: Any) -> float:
     return answering_flops(config, lengths) / len(lengths)
 
 
-# Lengths of a subset of the sequences.
+# Lengths for a subset of the sequences.
 def _lengths(offsets: np.ndarray) -> List[int]:
     indices = evenly(len(offsets) - 1)
     lengths: List[int] = (offsets[1:][indices] - offsets[:-1][indices]).tolist()

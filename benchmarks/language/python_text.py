@@ -71,7 +71,7 @@ def parse(path: Path) -> "ast.Module | None":
     try:
         return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return None  # skip broken files of a distribution
+        return None  # skip broken files in a distribution
 
 
 def _topics(root: Path) -> Iterator[List[str]]:
@@ -91,7 +91,7 @@ def _document(text: str) -> Iterator[List[str]]:
 
 
 def _sentences(paragraph: str) -> Iterator[str]:
-    # Yield the sentences of a paragraph of prose; skips code, tables and titles.
+    # Yield the sentences in a prose paragraph; skips code, tables and titles.
     lines = paragraph.splitlines()
     if any(_CODE.search(line) for line in lines) or paragraph.startswith("    "):
         return

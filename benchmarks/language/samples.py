@@ -13,7 +13,7 @@ from benchmarks.language.wordpiece import Tokenizer
 LEAST_MASKED = 0.5  # minimum fraction of [MASK] at the masked positions; 0.8 in BERT
 MOST_UNKNOWN = 0.1
 RETOKENIZED = 100  # sequences to tokenize again
-LEAST_SAME = 0.8  # minimum fraction of them with the same tokens
+LEAST_SAME = 0.8  # minimum fraction with the same tokens
 
 
 def _keys(samples: Samples) -> Callable[[np.ndarray], List[bytes]]:

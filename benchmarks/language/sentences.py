@@ -9,7 +9,7 @@ an initial or a list number.
 import re
 from typing import List
 
-# Words before the full stop of an abbreviation. They rarely end a sentence.
+# Words before an abbreviation's full stop. They rarely end a sentence.
 _ABBREVIATIONS = frozenset(
     re.findall(
         r"\S+",
@@ -28,7 +28,7 @@ LOOK_BACK = 32  # characters searched for the word before a full stop
 
 
 def sentences_of(paragraph: str) -> List[str]:
-    """Return the non-empty sentences of a paragraph, stripped."""
+    """Return a paragraph's non-empty sentences, stripped."""
     sentences, start = [], 0
     for match in _END.finditer(paragraph):
         if match.group(1) == "." and not match.group(2) and _is_abbreviated(paragraph, match.start()):

@@ -2,7 +2,7 @@
 
 A record is its length (uint64), the masked CRC-32C of the length, the content, and the masked CRC-32C of the content
 (tensorflow/core/lib/io/record_writer.h). The content is a ``tf.train.Example``
-(tensorflow/core/example/example.proto). The index of a checkpoint is a LevelDB table (doc/table_format.md) with a
+(tensorflow/core/example/example.proto). A checkpoint's index is a LevelDB table (doc/table_format.md) with a
 BundleEntryProto per tensor (tensorflow/core/protobuf/tensor_bundle.proto): type, shape, offset in the data files,
 CRC-32C. All CRCs of records, index blocks and tensors are checked.
 """
@@ -32,7 +32,7 @@ def masked_crc(content: bytes) -> int:
 
 
 def is_record(head: bytes) -> bool:
-    # Return whether the first 12 bytes of a file are a record header.
+    # Return whether a file's first 12 bytes are a record header.
     return len(head) == _HEAD.size and masked_crc(head[:8]) == _HEAD.unpack(head)[1]
 
 
@@ -84,7 +84,7 @@ def features(content: bytes) -> Dict[str, np.ndarray]:
 # -- checkpoints -------------------------------------------------------------------------------------------
 
 MAGIC = 0xDB4775248B80FB57
-FOOTER = 48  # bytes at the end of a table: two padded block handles, and MAGIC
+FOOTER = 48  # bytes at a table's end: two padded block handles, and MAGIC
 # Values of DataType that occur in checkpoints.
 TYPES: Dict[int, Any] = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}
 
@@ -99,7 +99,7 @@ class Entry(NamedTuple):
 
 
 class Bundle:
-    # Tensors of a checkpoint by name, read on demand.
+    # A checkpoint's tensors by name, read on demand.
 
     def __init__(self, index: Path) -> None:
         # Read the index file. Raises Problem where it is none or is damaged.
@@ -164,7 +164,7 @@ def _block(content: bytes, handle: bytes, position: int) -> Iterator[Tuple[bytes
 
 
 def _handle(data: bytes, position: int) -> Tuple[int, int, int]:
-    # Return offset and size of a block, and the position after the handle.
+    # Return a block's offset and size, and the position after the handle.
     offset, position = _varint(data, position)
     size, position = _varint(data, position)
     return offset, size, position
@@ -182,7 +182,7 @@ def _entry(message: bytes) -> Entry:
 
 
 def _fields(message: bytes) -> Iterator[Tuple[int, Any]]:
-    # Yield number and value of all fields: an int, or the bytes of a string or message.
+    # Yield number and value of all fields: an int, or bytes for a string or message.
     offset = 0
     while offset < len(message):
         tag, offset = _varint(message, offset)

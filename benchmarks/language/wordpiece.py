@@ -36,7 +36,7 @@ class Tokenizer:
         self._tokenizer.normalizer, self._tokenizer.pre_tokenizer = _NORMALIZER, _PRE_TOKENIZER
 
     def encode(self, text: str) -> tokenizers.Encoding:
-        """Return the ``ids`` of a text, and the ``offsets`` (start, end) of the tokens in characters."""
+        """Return a text's ``ids``, and the ``offsets`` (start, end) of the tokens in characters."""
         return self._tokenizer.encode(_with_final_sigmas(text), add_special_tokens=False)
 
     def pieces(self, text: str) -> List[str]:

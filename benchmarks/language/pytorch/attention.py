@@ -144,7 +144,7 @@ def why_not(kernel: str, device: torch.device, dtype: torch.dtype, size: int) ->
         error = difference(KERNELS[kernel], device, dtype, size)
     except (AttributeError, ImportError):
         return f"PyTorch {torch.__version__} has no {kernel} attention for sequences of any length"
-    # PyTorch has no specific exception for an unsupported release, GPU or head size.
+    # PyTorch lacks a specific exception for an unsupported release, GPU or head size.
     except Exception as problem:
         return f"{type(problem).__name__}: {str(problem).strip().splitlines()[0] if str(problem) else ''}"
     return "" if error < 0.03 else f"wrong by {error:.3g} of the largest value"

@@ -38,7 +38,7 @@ WORDS = "bert.embeddings.word_embeddings.weight"
 WORDS_BIAS = "cls.predictions.bias"
 # Names that a file may have in addition to an encoder.
 OTHER_TASKS = ("cls.", "bert.pooler.", "qa_outputs.", "classifier.")
-# State of an optimizer, and copies: the decoder is the table of words, its bias the predictions'.
+# Optimizer state, and copies: the decoder weight is the word embedding, its bias the prediction bias.
 NO_WEIGHTS = re.compile(
     r"(^|[./])(adam_[mv]|LAMB(_1)?|global_step|beta[12]_power|good_steps|loss_scale|position_ids|decoder\.(weight|bias))\b"
 )
@@ -51,11 +51,11 @@ RENAMED = {
     r"multi_head_attention\.out_proj_(weight|bias)$": r"output.dense.\1",
     r"attention\.layer_norm\.": "attention.output.LayerNorm.",
 }
-MULTIPLE = 8  # tables of words are padded to a multiple of this
+MULTIPLE = 8  # word embedding rows are padded to multiples of this
 
 
 def published_names(name: str) -> List[str]:
-    # Return Hugging Face's names of a parameter of ours: three for queries, keys and values, else one.
+    # Return Hugging Face's names for one of our parameters: three for queries, keys and values, else one.
     prefix, _, kind = name.rpartition(".")
     if name == "words_bias":
         return [WORDS_BIAS]
@@ -74,7 +74,7 @@ def published_names(name: str) -> List[str]:
 
 
 def places_of(state: Mapping[str, torch.Tensor]) -> Tensors:
-    # Return the memory of each of Hugging Face's names; ``state`` are ours, as ``encoder.layers.0.qkv.weight``.
+    # Return parameter views by Hugging Face's names; ``state`` has our names, such as ``encoder.layers.0.qkv.weight``.
     tensors: Tensors = {}
     for name, tensor in state.items():
         names = published_names(name)
@@ -86,7 +86,7 @@ def places_of(state: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 def read(path: Path) -> Tensors:
-    # Return the weights in a file by Hugging Face's names. Raises Problem where it is no file of weights.
+    # Return a file's weights by Hugging Face's names. Raises Problem if it is not a weights file.
     if path.suffix == ".index":
         return dict(_of_tensorflow(Bundle(path)))
     content = files.load(path, *_expected())
@@ -119,7 +119,7 @@ def _renamed(tensors: Tensors) -> Iterator[Tuple[str, torch.Tensor]]:
 
 
 def _of_tensorflow(bundle: Bundle) -> Iterator[Tuple[str, torch.Tensor]]:
-    # Yield the weights of the checkpoint of google-research/bert (load_tf_weights_in_bert of the submission).
+    # Yield the weights in a google-research/bert checkpoint (the submission's load_tf_weights_in_bert).
     for name in bundle.entries:
         if NO_WEIGHTS.search(name) or name.startswith("_CHECKPOINTABLE"):
             continue
@@ -137,23 +137,23 @@ def _of_tensorflow(bundle: Bundle) -> Iterator[Tuple[str, torch.Tensor]]:
 
 
 def load_weights(encoder: Encoder, path: Path) -> None:
-    # Give an encoder the weights in a file, whatever heads that has; raises Problem that names what does not fit.
+    # Load a file's weights into an encoder, ignoring heads; raises Problem with all mismatches.
     state = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
     fill(places_of(state), read(path), path, OTHER_TASKS)
 
 
 @torch.no_grad()
 def fill(parameters: Tensors, tensors: Tensors, path: Path, may_have: Sequence[str] = ()) -> None:
-    """Copy weights to the ``parameters`` of their names.
+    """Copy weights to the ``parameters`` with the same names.
 
     Args:
-        places: memory by Hugging Face's names.
-        found: weights by the same.
-        path: of their file, for messages.
-        may_have: beginnings of names that the file may have in addition.
+        parameters: destination by Hugging Face's names.
+        tensors: weights by Hugging Face's names.
+        path: weights file, for messages.
+        may_have: prefixes of additional names that the file may have.
 
     Raises:
-        Problem: weights are missing or unexpected or have other shapes; names each.
+        Problem: weights are missing, unexpected or have a different shape; names all.
     """
     there = {name for name in tensors if name in parameters or not name.startswith(tuple(may_have) or "\0")}
     problems = [f"{name} is missing" for name in sorted(set(parameters) - there)]
@@ -175,7 +175,7 @@ def fill(parameters: Tensors, tensors: Tensors, path: Path, may_have: Sequence[s
 
 
 def _fits(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> bool:
-    # Return whether the shapes are alike; the vocabulary may be padded in one of them alone.
+    # Return whether the shapes are equal; the vocabulary may be padded in only one.
     if name not in (WORDS, WORDS_BIAS):
         return tensor.shape == parameter.shape
     return tensor.shape[1:] == parameter.shape[1:] and -(-len(tensor) // MULTIPLE) == -(-len(parameter) // MULTIPLE)

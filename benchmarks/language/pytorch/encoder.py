@@ -81,7 +81,7 @@ def gather_rows(data: Any, indices: np.ndarray) -> Rows:
 def fill_up(rows: Rows, tokens: int, pads: int, longest: int) -> Rows:
     """Pad rows to ``tokens`` tokens by appending ``pads`` sequences of padding.
 
-    The number of padding sequences is fixed, with up to ``longest`` tokens in all of them, some empty: tensor shapes
+    The number of padding sequences is fixed, with up to ``longest`` tokens in total, some empty: tensor shapes
     depend only on ``tokens`` and the number of samples. Padding does not affect other sequences. Raises ValueError
     if the padding does not fit.
     """
@@ -159,7 +159,7 @@ def compiled(function: Callable[..., torch.Tensor], enabled: bool) -> Any:
 
 
 def draw_weights(module: nn.Module) -> None:
-    """Initialize the weights of a linear layer or embedding from a normal distribution, biases with 0
+    """Initialize linear layer or embedding weights from a normal distribution, biases with 0
     (init_bert_weights).
 
     As in NVIDIA's submission; the paper's code truncates the distribution at two standard deviations.

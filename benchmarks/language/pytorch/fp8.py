@@ -1,12 +1,12 @@
-"""The GEMMs of BERT's layers in FP8 or with kept 16-bit weights: ``fp8`` of a configuration.
+"""BERT's layer GEMMs in FP8 or with cached 16-bit weights: configuration key ``fp8``.
 
 ``scaled_mm``           PyTorch's own kernel, compiled and in CUDA graphs too (common/torch/low_precision.py)
-``transformer_engine``  NVIDIA's TransformerEngine, where the image has it, without either
-``auto``                the first of the two that runs here
+``transformer_engine``  NVIDIA's TransformerEngine, if installed in the image, without either
+``auto``                the first of these that device and configuration support
 
-Both multiply in E4M3, gradients in E5M2 (arXiv 2209.05433); TransformerEngine scales each tensor by the largest value
-of its last calls (delayed scaling: its documentation, "Using FP8"). Weights, sums and everything between the GEMMs
-stay as they are, and so do the names of the weights. Rows must be a multiple of 16 tokens long.
+Both multiply in E4M3, gradients in E5M2 (arXiv 2209.05433); TransformerEngine scales each tensor by the maximum in its
+last calls (delayed scaling: its documentation, "Using FP8"). Weights, sums and everything between the GEMMs are
+unchanged, and so are the weight names. Row lengths must be multiples of 16 tokens.
 """
 
 import importlib
@@ -26,18 +26,18 @@ from benchmarks.common.torch import low_precision
 from benchmarks.language.pytorch.encoder import Encoder
 
 LINEARS = ("qkv", "out", "inner", "outer")
-HISTORY = 16  # calls of which the largest value counts
+HISTORY = 16  # number of calls whose maximum determines the scale
 
 
 def set_up(encoder: Encoder, config: Any, ranks: Ranks) -> Tuple[Callable[[], ContextManager[Any]], List[Any]]:
-    """Let the encoder's layers multiply as ``config`` has it.
+    """Configure the encoder layers' GEMMs according to ``config``.
 
     Returns:
-        What makes the context of a forward pass, and the GEMMs whose copies ``low_precision.refresh`` makes anew
-        after each update: in FP8, and in 16 bits where a step has several passes, which share the copies.
+        A function that creates a forward pass context, and the GEMMs with cached weights, which
+        ``low_precision.refresh`` updates after each step: in FP8, or in 16 bits if a step's passes share them.
 
     Raises:
-        Problem: FP8 is asked for and is not here.
+        Problem: FP8 is requested and not available.
     """
     if config.fp8 != "none":
         backend = _choose(config, ranks)
@@ -76,10 +76,10 @@ def _kept_product(linear: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def find(name: str = "transformer_engine.pytorch") -> Tuple[Any, Any]:
-    """Return TransformerEngine's module for PyTorch and that of its recipes.
+    """Return TransformerEngine's PyTorch module and its recipe module.
 
     Raises:
-        Problem: the image has none, or this GPU no FP8.
+        Problem: TransformerEngine is not installed, or this GPU does not support FP8.
     """
     hint = "set fp8=none, or take an NGC image from 22.10 on, on a GPU with FP8 (H100 or later)"
     try:
@@ -87,7 +87,7 @@ def find(name: str = "transformer_engine.pytorch") -> Tuple[Any, Any]:
         recipes = importlib.import_module(f"{name.partition('.')[0]}.common.recipe")
     except ImportError as error:
         raise Problem(f"no TransformerEngine in this Python ({error})", "transformer_engine for fp8", hint) from None
-    # Where a release has no such question, its first product asks it.
+    # Releases without this function check in their first GEMM.
     check = getattr(getattr(engine, "fp8", None), "check_fp8_support", None)
     there, reason = check() if check is not None else (True, "")
     if not there:
@@ -96,12 +96,12 @@ def find(name: str = "transformer_engine.pytorch") -> Tuple[Any, Any]:
 
 
 def use(encoder: Encoder, engine_and_recipe: Tuple[Any, Any]) -> Callable[[], ContextManager[Any]]:
-    # Let TransformerEngine multiply in all layers; return what makes the context of a forward pass.
+    # Use TransformerEngine's GEMMs in all layers; return a function that creates a forward pass context.
     engine, recipes = engine_and_recipe
     for layer in encoder.layers:
         for name in LINEARS:
             setattr(layer, name, _product(engine, getattr(layer, name), is_plain=name == "inner"))
-        # GELU adds that product's bias.
+        # GELU adds the bias of ``inner``.
         layer.product = _without_bias
     recipe = recipes.DelayedScaling(fp8_format=recipes.Format.HYBRID, amax_history_len=HISTORY, amax_compute_algo="max")
     return partial(engine.fp8_autocast, enabled=True, fp8_recipe=recipe)

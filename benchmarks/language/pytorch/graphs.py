@@ -1,4 +1,4 @@
-"""CUDA graphs of a step on packed tokens, one per row length."""
+"""CUDA graphs for a step on packed tokens, one per row length."""
 
 from typing import Any, Callable, Dict, Tuple
 

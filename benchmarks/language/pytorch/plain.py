@@ -10,7 +10,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.language.pytorch.attention import table_places
 from benchmarks.language.pytorch.encoder import NORM_EPSILON, Encoder, Rows, shape_of
 
-NextBatch = Callable[[], List[Any]]  # returns the micro-batches of a step
+NextBatch = Callable[[], List[Any]]  # returns a step's micro-batches
 
 
 class PlainEncoder(nn.Module):
@@ -47,7 +47,7 @@ class PlainEncoder(nn.Module):
 def plain_step(
     config: Any, network: nn.Module, loss: Callable[[Any], torch.Tensor], device: torch.device, next_batch: NextBatch
 ) -> Callable[[], None]:
-    # Return a step of a plain loop; ``loss`` computes the loss of a micro-batch.
+    # Return a plain loop's step; ``loss`` computes a micro-batch's loss.
     network.to(device)
     optimizer = torch.optim.AdamW(network.parameters(), bench.RATE, (config.beta1, config.beta2), config.epsilon)
 
