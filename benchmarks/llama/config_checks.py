@@ -6,7 +6,7 @@ from benchmarks.common.config_checks import Manifest, Misfit
 
 
 def micro_batch_size(config: Any) -> int:
-    """Return the samples per micro-batch of a group: a divisor of the samples per step."""
+    """Return a group's samples per micro-batch: a divisor of the samples per step."""
     samples = config.batch_size * config.group
     return next(size for size in range(min(config.micro_batch, samples), 0, -1) if samples % size == 0)
 
@@ -58,7 +58,7 @@ def problems_of_fp8(config: Any) -> List[Tuple[str, bool]]:
 
 
 def misfits_of_text(config: Any, manifest: Manifest) -> List[Misfit]:
-    """Return the parts of a data set that are shorter than a sample."""
+    """Return a data set's parts that are shorter than a sample."""
     misfits: List[Misfit] = []
     for part in ("train", "test"):
         tokens = manifest["facts"]["tokens"][part]

@@ -6,7 +6,7 @@ from benchmarks.common.flops import TRAINING, product
 
 
 def training_flops(config: Any, vocabulary: int, length: int) -> float:
-    """FLOPs of a training step on a sequence of ``length`` tokens.
+    """FLOPs per training step on a sequence of ``length`` tokens.
 
     Causal attention counts half of the square of positions, or the positions in the window. Only the experts that
     are selected for a token are counted.
@@ -15,7 +15,7 @@ def training_flops(config: Any, vocabulary: int, length: int) -> float:
 
 
 def forward_flops(config: Any, vocabulary: int, length: int) -> Tuple[float, float]:
-    """FLOPs of a forward pass on a sequence: GEMMs and attention."""
+    """FLOPs per forward pass on a sequence: GEMMs and attention."""
     shape = config.shape(vocabulary)
     width = shape.width
     projections = product(length, width, shape.queries + 2 * shape.keys) + product(length, shape.queries, width)
@@ -32,7 +32,7 @@ def attended(length: int, window: int) -> float:
 
 
 def adapter_flops(config: Any, vocabulary: int, length: int) -> float:
-    """FLOPs of a LoRA training step on a sequence of ``length`` tokens.
+    """FLOPs per LoRA training step on a sequence of ``length`` tokens.
 
     Frozen weights need only the gradient of the GEMM's input, from the first adapter on. Attention and adapters need
     both gradients; in the first layer, no gradient of the adapter's input.

@@ -19,7 +19,7 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.serving import client
 from benchmarks.llama import tokenization
 
-POSITIONS = 4  # position axis of a cache (B, layers, 2, key_value_heads, P, size)
+POSITIONS = 4  # position axis in a cache (B, layers, 2, key_value_heads, P, size)
 # (tokens int64 (B, N), cache) -> (logits (B, N, vocabulary), keys and values to append to the cache)
 Step = Callable[[np.ndarray, np.ndarray], Tuple[np.ndarray, ...]]
 

@@ -27,14 +27,14 @@ MOST_UINT16 = 65500  # vocabulary size from which Megatron stores int32 (DType.o
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents of a data set, concatenated."""
+    """A data set's documents, concatenated."""
 
     tokens: np.ndarray  # a memory map
     lengths: np.ndarray  # int32, a memory map: tokens per document
     begins: np.ndarray  # int64, a memory map: offset per document in bytes
 
     def read(self, document: int, start: int, count: int) -> np.ndarray:
-        """Return up to ``count`` tokens of a document from token ``start``."""
+        """Return up to ``count`` tokens from a document, starting at token ``start``."""
         first = int(self.begins[document]) // self.tokens.itemsize + start
         return self.tokens[first : first + min(count, int(self.lengths[document]) - start)]
 

@@ -17,7 +17,7 @@ from benchmarks.common.data.problem import Problem
 
 INDEX = ".safetensors.index.json"
 LONGEST_HEADER = 100_000_000  # bytes, limit of the format
-# NumPy has no bfloat16: read as uint16.
+# NumPy lacks bfloat16: read as uint16.
 TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 HINT = "copy it again"
 
@@ -37,7 +37,7 @@ class Stored(NamedTuple):
 
 
 def tensors_of(path: Path) -> Dict[str, Stored]:
-    """Return the tensors of a file, or of all files in an index, by name; reads only the headers.
+    """Return the tensors in a file, or in all files of an index, by name; reads only the headers.
 
     Raises:
         Problem: a file is missing or damaged.

@@ -13,7 +13,7 @@ from benchmarks.llama.megatron import Documents
 READ = 256  # maximum tokens to read per document
 SHORT = 8  # documents up to this number of tokens may be duplicates
 DECODED = 64  # documents to decode and encode again
-LEAST_SAME = 0.8  # minimum fraction with the same tokens; a document may end in the middle of a character
+LEAST_SAME = 0.8  # minimum fraction with the same tokens; a document may end within a character
 
 
 def _keys(documents: Documents) -> Callable[[np.ndarray], List[Optional[bytes]]]:

@@ -12,7 +12,7 @@ from benchmarks.common.run.timeline import Timeline
 def learning_rate(config: Any, step: int) -> float:
     """Warm up linearly, then follow a cosine to ``end_learning_rate`` at ``max_steps``; ``step`` counts from 0.
 
-    Same as CosineAnnealing of NeMo (nemo/core/optim/lr_scheduler.py), with a warm-up of one step more than its name.
+    Same as CosineAnnealing of NeMo (nemo/core/optim/lr_scheduler.py), with one more warm-up step than configured.
     Without warm-up, same as get_cosine_schedule_with_warmup of Hugging Face.
     """
     if config.warmup_steps and step <= config.warmup_steps:

@@ -13,14 +13,14 @@ class Scaling(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Sizes of a network."""
+    """Network sizes."""
 
     vocabulary: int
     layers: int
     width: int
     heads: int
     key_value_heads: int
-    inner_width: int  # hidden size of the feed-forward network or of an expert
+    inner_width: int  # hidden size in the feed-forward network or in an expert
     rope_base: float
     scaling: Scaling
     epsilon: float  # of the norms

@@ -1,4 +1,4 @@
-"""Raw data of a preparation, by file name: Megatron files, JSON lines or text; or the toy data set."""
+"""Raw preparation data, by file name: Megatron files, JSON lines or text; or the toy data set."""
 
 import argparse
 import re
@@ -80,7 +80,7 @@ def find(args: argparse.Namespace) -> Source:
 
 
 def documents(path: Path) -> Iterator[str]:
-    """Yield the documents of a file: "text" of JSON lines, or blocks separated by empty lines.
+    """Yield a file's documents: "text" of JSON lines, or blocks separated by empty lines.
 
     Raises:
         Problem: the file is damaged or not UTF-8, or a line is not a JSON object with a text.

@@ -123,7 +123,7 @@ def _link(source: Source, scratch: Path) -> None:
 def _tokenize(
     source: Source, tokenizer: tokenizers.Tokenizer, appends: bool, allows: bool, scratch: Path, progress: Progress
 ) -> int:
-    # Tokenize the remaining files of an interrupted preparation and join all; return the documents in both parts.
+    # Tokenize an interrupted preparation's remaining files and join all; return the documents in both parts.
     ends = [tokenizer.token_to_id(tokenization.END)] if appends else []
     if None in ends:
         raise Problem(

@@ -42,8 +42,8 @@ class Dropout:
     def __init__(self, rule: Rule, tensor_rank: int) -> None:
         self.rule, self.tensor_rank = rule, tensor_rank
         self.samples: Sequence[int] = ()  # numbers of the samples within the run
-        self.length = 0  # positions of a full sample
-        self.positions: Optional[torch.Tensor] = None  # of this rank, within the sample
+        self.length = 0  # positions in a full sample
+        self.positions: Optional[torch.Tensor] = None  # this rank's positions within the sample
 
     def of(self, hidden: torch.Tensor, adapter: int, width: int) -> torch.Tensor:
         """Apply dropout to ``hidden`` (B, L, part of ``width``).
@@ -131,7 +131,7 @@ class Whole(ParallelStyle):
 
 
 def splits() -> Dict[str, ParallelStyle]:
-    """Return the tensor-parallel plan of the adapters: their sharded outputs are added to those of the projections."""
+    """Return the adapters' tensor-parallel plan: their sharded outputs are added to the projections' outputs."""
     return {
         "self_attn.qkv_lora.down": Whole(Replicate()),
         "self_attn.qkv_lora.up.*": ColwiseParallel(),

@@ -1,4 +1,4 @@
-"""Batches of a prepared data set, built by threads ahead of time; each group of ranks reads different samples."""
+"""Batches from a prepared data set, built by threads ahead of time; each group of ranks reads different samples."""
 
 from functools import partial
 from typing import Any, Generator, Iterable, Iterator, List, NamedTuple, Sequence
@@ -18,7 +18,7 @@ from benchmarks.llama.pytorch.network import IGNORE_INDEX
 from benchmarks.llama.pytorch.parallel import MeshPosition, mesh_position_of
 from benchmarks.llama.pytorch.texts import TEXTS
 
-ORDER = "order"  # subfolder of a run with the sample order
+ORDER = "order"  # a run's subfolder with the sample order
 
 
 class MicroBatch(NamedTuple):
@@ -27,7 +27,7 @@ class MicroBatch(NamedTuple):
     positions: torch.Tensor  # int64 (L,): this rank's positions of the samples
 
 
-Batch = List[MicroBatch]  # the group's samples of a step, as micro-batches
+Batch = List[MicroBatch]  # the group's samples per step, as micro-batches
 
 
 def training_order(config: Any, data: DataSet, run: Run) -> Order:

@@ -32,7 +32,7 @@ def for_one_rank(config: Any, most_layers: int = 4) -> Any:
 
 
 class Measured(NamedTuple):
-    """Functions to measure; ``synthetic``: micro-batches of a step, the argument of ``step``."""
+    """Functions to measure; ``synthetic``: a step's micro-batches, the argument for ``step``."""
 
     title: str  # start of the title
     vocabulary: int
@@ -78,7 +78,7 @@ def subject(config: Any, ranks: Ranks, measured: Measured) -> bench.Subject:
 def bare_step(
     config: Any, vocabulary: int, ranks: Ranks, batch: Batch, change: Callable[[Network], None]
 ) -> Callable[[], None]:
-    """Return a step of a plain PyTorch loop with the same network and batch; ``change`` replaces optimized parts."""
+    """Return a plain PyTorch loop's step with the same network and batch; ``change`` replaces optimized parts."""
     network = Network(config.shape(vocabulary))
     initialize(network, config.initial_weights, config.seed, ranks.context)
     change(network)
@@ -97,7 +97,7 @@ def bare_step(
 
 
 class Benched(NamedTuple):
-    """Functions of a pretraining benchmark for its bench."""
+    """A pretraining benchmark's functions for its bench."""
 
     title: str
     build: Callable[..., Any]

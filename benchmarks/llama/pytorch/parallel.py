@@ -138,7 +138,7 @@ def split_products(network: Network, mesh: Any, extra_plan: Mapping[str, Paralle
 
 
 def split_experts(network: Network, ranks: Ranks, share_of: int, policy: MixedPrecisionPolicy) -> None:
-    """Distribute the experts over ``share_of`` consecutive ranks; FSDP shards the copies of an expert."""
+    """Distribute the experts over ``share_of`` consecutive ranks; FSDP shards each expert's copies."""
     shape, names = (ranks.size // share_of, share_of), ("copies", "experts")
     mesh = init_device_mesh(ranks.context.type, shape, mesh_dim_names=names)
     for layer in network.layers:
@@ -269,7 +269,7 @@ def fill(tensor: torch.Tensor, begins: Sequence[int], values: torch.Tensor) -> N
 
 @torch.no_grad()
 def keep(network: Network, name: str, part: torch.Tensor) -> None:
-    """Set this rank's shard of a parameter; a collective call.
+    """Set this rank's parameter shard; a collective call.
 
     FP8 parameters are divided by the module's ``scale``, computed from the absolute maximum of the full tensor.
     """

@@ -42,7 +42,7 @@ def continued(network: Network, begins: torch.Tensor, length: int, drawing: Opti
 
 @torch.no_grad()
 def write(network: Network, samples: List[np.ndarray], tokenizer: Path, ranks: Ranks, seed: int, output: Path) -> None:
-    """Let the network continue the first third of some evaluation ``samples``; rank 0 writes the file.
+    """Continue the first third of some evaluation ``samples`` with the network; rank 0 writes the file.
 
     Skipped for synthetic data, which have no tokenizer.
     """

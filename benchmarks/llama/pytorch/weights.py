@@ -18,7 +18,7 @@ def is_fused(stored: Mapping[str, Stored]) -> bool:
 
 
 def locate_tensor(name: str, network: Network, stored: Mapping[str, Stored]) -> Tuple[str, int, Tuple[int, ...]]:
-    """Return tensor name, first row and expected shape of a parameter in the files."""
+    """Return a parameter's tensor name, first row and expected shape in the files."""
     published, full_shape = hf_name(name), network.get_parameter(name).shape
     product = next((letter for letter in "qkv" if published.endswith(f"self_attn.{letter}_proj.weight")), "")
     fused = f"{published[: -len('q_proj.weight')]}{FUSED}" if product else ""
@@ -31,7 +31,7 @@ def locate_tensor(name: str, network: Network, stored: Mapping[str, Stored]) -> 
 
 @torch.no_grad()
 def fill(network: Network, stored: Mapping[str, Stored]) -> None:
-    """Load the frozen parameters of a network, which is on its device, from files.
+    """Load a network's frozen parameters from files; the network is on its device.
 
     Raises:
         Problem: a tensor is missing or has a different shape; raised on all ranks.
