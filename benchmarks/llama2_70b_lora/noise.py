@@ -1,4 +1,4 @@
-"""Synthetic data with the sizes of the real data set, to measure the speed of a step."""
+"""Synthetic data with the sizes of the real data set, to measure the step speed."""
 
 from pathlib import Path
 

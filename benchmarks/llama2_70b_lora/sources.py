@@ -1,4 +1,4 @@
-"""Raw data of a preparation: MLPerf's packed samples, texts with summaries, or the toy data set.
+"""Raw preparation data: MLPerf's packed samples, texts with summaries, or the toy data set.
 
 A file has one JSON row per line, or is Parquet, which requires pyarrow. A row of MLPerf's packed GovReport has
 ``input_ids`` and ``labels`` of equal length, with label -100 for tokens excluded from the loss; a row of GovReport
@@ -84,7 +84,7 @@ def _of_parquet(path: Path) -> Iterator[Dict[str, Any]]:
 
 
 def lists_of(row: Dict[str, Any], names: Tuple[str, str], location: str) -> Tuple[Any, Any]:
-    """Return two lists of a row; raises Problem if one is missing or has a different type."""
+    """Return two lists in a row; raises Problem if one is missing or has a different type."""
     values = row.get(names[0]), row.get(names[1])
     if not all(isinstance(value, list) for value in values):
         raise Problem(f"{location} has {', '.join(row)}", f"{names[0]} and {names[1]} in each", "fix the row")

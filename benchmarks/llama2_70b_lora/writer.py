@@ -34,7 +34,7 @@ BEFORE, BETWEEN = "### Summarize the following text:\n ", "\n ### Summary:\n"
 
 
 class Packed(NamedTuple):
-    """Samples of a part."""
+    """A part's samples."""
 
     tokens: np.ndarray  # int32 (samples, length)
     counts: np.ndarray  # bool, the same

@@ -32,14 +32,14 @@ from benchmarks.llama2_70b_lora.pytorch.train import build, mean_loss, train_ste
 
 
 class PlainDropout(adapters.Dropout):
-    """Dropout as torch has it."""
+    """PyTorch's dropout."""
 
     def of(self, hidden: torch.Tensor, adapter: int, width: int) -> torch.Tensor:
         return functional.dropout(hidden, self.rule.dropout)
 
 
 def bare_step(config: Config, vocabulary: int, ranks: Ranks, batch: Batch) -> Callable[[], None]:
-    """A step of a plain PyTorch loop with the same network and batch."""
+    """Return a plain PyTorch loop's step with the same network and batch."""
     network = Network(config.shape(vocabulary))
     adapters.add(network, rule_of(config), 0)
     initialize(network, config.initial_weights, config.seed, ranks.context)
@@ -72,7 +72,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     training = build(config, data, ranks, {})
     vocabulary = training.vocabulary
     synthetic = synthetic_batch(config, vocabulary, ranks)
-    # The loops take more batches than an epoch has.
+    # The loops need more batches than an epoch has.
     numbers = -(-len(data.train) // config.batch_size)
 
     def evaluated() -> None:

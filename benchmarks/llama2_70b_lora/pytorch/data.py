@@ -1,4 +1,4 @@
-"""Batches of a prepared data set, built ahead on threads: each group of ranks knows which samples are its own."""
+"""Batches from a prepared data set, built by threads ahead of time; each group of ranks reads different samples."""
 
 from functools import lru_cache, partial
 from typing import Generator, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
@@ -16,13 +16,13 @@ from benchmarks.llama2_70b_lora.pytorch.config import Config
 
 class MicroBatch(NamedTuple):
     tokens: torch.Tensor  # int64 (B, L)
-    labels: torch.Tensor  # int64 (B, L): the tokens that follow, of those that count
-    positions: torch.Tensor  # int64 (L,): this rank's positions of the samples
-    counted: int  # labels that count, of all ranks that share the samples; 0 if there is no sample
+    labels: torch.Tensor  # int64 (B, L): next tokens; IGNORE_INDEX where excluded from the loss
+    positions: torch.Tensor  # int64 (L,): this rank's positions within the samples
+    counted: int  # labels in the loss, on all ranks that share the samples; 0 without a sample
     samples: Tuple[int, ...]  # numbers of the samples within the run
 
 
-Batch = List[MicroBatch]  # a group's samples of a step, in the parts that they are computed in
+Batch = List[MicroBatch]  # the group's samples per step, as micro-batches
 
 
 def mesh_position(config: Config, ranks: Ranks) -> MeshPosition:
@@ -36,7 +36,7 @@ def shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def micro_batch(tokens: np.ndarray, counts: np.ndarray, position: MeshPosition, samples: Sequence[int]) -> MicroBatch:
-    """Return this rank's positions of ``tokens`` (B, L): each predicts the next one, and the last nothing."""
+    """Return this rank's positions in ``tokens`` (B, L): each predicts the next token, except the last."""
     labels = np.full(tokens.shape, IGNORE_INDEX, np.int64)
     labels[:, :-1] = np.where(counts[:, 1:], tokens[:, 1:], IGNORE_INDEX)
     positions = position.positions(tokens.shape[1])
@@ -60,16 +60,15 @@ def step_of(config: Config, data: Samples, ranks: Ranks, step: int) -> Batch:
 
 
 def training_input(config: Config, data: Samples, ranks: Ranks, steps: Iterable[int]) -> Generator[Batch, None, None]:
-    """Yield the training batches of ``steps`` of the run on this rank's device; see ``ahead``.
+    """Yield the training batches for the run's ``steps`` on this rank's device; see ``ahead``.
 
-    The samples of each epoch come in an order of their own, and a batch may have the end of one and the begin of the
-    next.
+    Each epoch has a different sample order; a batch may span two epochs.
     """
     return ahead(partial(step_of, config, data, ranks), steps, config.prefetch, ranks.context)
 
 
 def evaluation_input(config: Config, data: Samples, ranks: Ranks) -> Iterator[MicroBatch]:
-    """Yield the group's evaluation samples one by one; all groups have as many, the last of which may count nothing."""
+    """Yield the group's evaluation samples, equally many for all groups; the last may not count (``counted`` 0)."""
     position = mesh_position(config, ranks)
     for start in range(0, len(data), position.groups):
         row = start + position.group
@@ -80,7 +79,7 @@ def evaluation_input(config: Config, data: Samples, ranks: Ranks) -> Iterator[Mi
 
 
 def synthetic_batch(config: Config, vocabulary: int, ranks: Ranks) -> Batch:
-    """Return a batch of random tokens."""
+    """Return a batch with random tokens."""
     shape = (config.micro_batch_size, config.sequence_length)
     tokens = np.random.RandomState(0).randint(vocabulary, size=shape)
     part = micro_batch(tokens, np.ones(shape, bool), mesh_position(config, ranks), range(len(tokens)))

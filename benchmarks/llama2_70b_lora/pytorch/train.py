@@ -34,7 +34,7 @@ from benchmarks.llama2_70b_lora.pytorch.data import (
 )
 from benchmarks.llama2_70b_lora.pytorch.model import Training
 
-ADAPTER = "adapter"  # subfolder of a run with the trained adapters
+ADAPTER = "adapter"  # a run's subfolder with the trained adapters
 
 
 def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
