@@ -51,7 +51,7 @@ _BACKWARD = re.compile(r"backward|setvalueop")
 
 
 def used_mib(contexts: List[Any]) -> List[float]:
-    """Return the used memory of each device in MiB; a CPU process has one value for all contexts."""
+    """Return the used memory per device in MiB; a CPU process has one value for all contexts."""
     mx.nd.waitall()
     if contexts[0].device_type != "gpu":
         return [resident_mib()]
@@ -166,7 +166,7 @@ def time_steps(training: Training, next_batch: Callable[[], Batch]) -> Dict[str,
 
 
 def gather_values(values: List[float], training: Training) -> List[float]:
-    """Return one value per device, on every rank: of one process, or one per rank."""
+    """Return one value per device, on every rank: from one process, or one per rank."""
     process = training.process
     if process.processes == 1:
         return values

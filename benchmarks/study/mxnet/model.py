@@ -4,7 +4,7 @@
     facts = describe(build("googlenet", 1000, 224), (1, 3, 224, 224))
     print(facts["convolutions"], facts["weights"])
 
-Compared with the files in MXNet 1.3.1 (the release of the study, that of NGC's 18.04, was not available): operators
+Compared with the files in MXNet 1.3.1 (the study used the release in NGC 18.04, which was not available): operators
 and all array shapes are equal. Two differences: the last pooling of Inception-v3 is global, which is equivalent at
 its image size and allows smaller images, and networks end with the logits. In the ResNet file, only the cifar
 variant has 110 layers.
@@ -25,9 +25,9 @@ def build(name: str, classes: int, image: int, dropout: float = 0.5) -> mx.sym.S
 
 
 def describe(network: mx.sym.Symbol, shape: Tuple[int, int, int, int]) -> Dict[str, Any]:
-    """Return numbers of convolutions, fully connected layers and weights, size of each array, and output shape.
+    """Return numbers of convolutions, fully connected layers and weights, all array sizes, and output shape.
 
-    Only learned weights count, not fixed scales and running statistics of batch norms.
+    Only learned weights count, not fixed scales and batch norm running statistics.
     """
     arguments, outputs, _ = network.infer_shape(data=shape)
     nodes = json.loads(network.tojson())["nodes"]
@@ -74,8 +74,7 @@ def _activation(data: mx.sym.Symbol, kind: str = "relu") -> mx.sym.Symbol:
     return mx.sym.Activation(data, act_type=kind)
 
 
-# Two convolutions (20 and 50 channels), 500 wide; the weights grow with the image size, since there is no global
-# pooling.
+# Two convolutions (20 and 50 channels), 500 wide. Without global pooling, the weights grow with the image size.
 def _lenet(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> mx.sym.Symbol:
     for filters in (20, 50):
         data = _pool(_activation(_conv(data, filters, (5, 5)), "tanh"), "max", 2, 2)
@@ -168,7 +167,7 @@ def _module_e(data: mx.sym.Symbol, pooling: str) -> mx.sym.Symbol:
     return mx.sym.Concat(_normed(data, 320), *ends, _normed(_pool(data, pooling, 3, 1, 1), 192))
 
 
-# Five convolutions and eleven modules, two of them with stride 2.
+# Five convolutions and eleven modules, two with stride 2.
 def _inception_v3(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> mx.sym.Symbol:
     three = (3, 3)
     data = _normed(_normed(data, 32, three, 2, same=False), 32, three, same=False)
@@ -207,7 +206,7 @@ def _resnet_110(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -
         for number in range(_UNITS):
             stride = 2 if stage and not number else 1
             active = _activation(norm(data, fix_gamma=False))
-            # The first unit of each stage has a convolution in its shortcut, as in MXNet's file.
+            # Each stage's first unit has a convolution in its shortcut, as in MXNet's file.
             short_cut = data if number else conv(active, filters, stride, 1)
             active = _activation(norm(conv(active, filters, stride), fix_gamma=False))
             data = conv(active, filters, 1) + short_cut

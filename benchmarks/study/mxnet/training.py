@@ -1,4 +1,4 @@
-"""Devices, network, trainer and batches of a measurement, for all communication methods."""
+"""Devices, network, trainer and batches for a measurement, for all communication methods."""
 
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
@@ -120,7 +120,7 @@ def synthetic(config: Config, process: ProcessInfo) -> Batch:
 
 
 def split_batch(config: Config, process: ProcessInfo, images: mx.nd.NDArray, labels: mx.nd.NDArray) -> Batch:
-    """Return the parts of a global batch for the devices of this process."""
+    """Return a global batch's parts for the devices of this process."""
     parts = []
     for number, context in enumerate(process.contexts, process.rank):
         part = slice(number * config.batch_size, (number + 1) * config.batch_size)
