@@ -21,11 +21,11 @@ TERABYTE_ROWS = {"train": 4195197692, "val": 89137319}
 HELD_OUT = 1 / 7  # fraction of a single file that is held out: Kaggle's train.txt has seven days in order
 SUFFIXES = (".txt", ".csv", ".tsv")
 CHUNK = 8 << 20  # bytes per read
-TAIL = 1 << 16  # bytes at the end of a file that are searched for the last row: much longer than a row
+TAIL = 1 << 16  # bytes before the end of file that are searched for the last row: much longer than a row
 UNPACKED = "text that can be read from any place"
 
 TAB, NEWLINE, RETURN, MINUS = 9, 10, 13, 45
-NUMBER_DIGITS = 10  # maximum digits of a number, without sign: counts in the logs fit in 32 bits
+NUMBER_DIGITS = 10  # maximum digits in a number, without sign: counts in the logs fit in 32 bits
 HEX_DIGITS = 8
 MAX_INT = 2**31 - 1
 DIGITS = np.full(256, 255, np.uint8)  # digit value by character
@@ -39,7 +39,7 @@ Report = Callable[[int], None]
 
 
 class Range(NamedTuple):
-    """Byte range of a file, with complete lines; the last line of a file may have no newline."""
+    """Byte range of a file, with complete lines; the last line in a file may lack a newline."""
 
     path: str
     start: int
@@ -81,7 +81,7 @@ def list_source(
                 return Source(
                     origin.name, (_file_range(train),), (_file_range(test),), f"{train.name}; {test.name} held out"
                 )
-            # Kaggle's test.txt has no labels.
+            # Kaggle's test.txt lacks labels.
             note(f"{test} is not used: its first row has {columns} fields, and a label makes it {COLUMNS}")
         return _single(train, validation_fraction, report)
     for path in sorted(filter(Path.is_file, origin.iterdir())):
@@ -111,7 +111,7 @@ def _days(days: Dict[int, Path], report: Report) -> Source:
     return Source(name, train, (val_range,), f"days 0 to {last - 1}; the first {lines:,} lines of day {last} held out")
 
 
-# Hold out the last lines of a file
+# Hold out a file's last lines
 def _single(path: Path, fraction: Optional[float], report: Report) -> Source:
     full_range = _file_range(path)
     lines = _count_lines(full_range, report)
@@ -204,7 +204,7 @@ def read_lines(text: Range) -> Iterator[bytes]:
 
 
 class Rows(NamedTuple):
-    """Well-formed rows of a text."""
+    """Well-formed rows in a text."""
 
     # (COLUMNS, rows) int32: label, numbers as they are (0 where empty), categories modulo the index limit.
     columns: np.ndarray
@@ -254,8 +254,8 @@ def _values(
     return values, valid & decimal.all(axis=1) & hexadecimal.all(axis=1)
 
 
-# Integers of type ``kind`` from the last ``lengths`` characters before ``ends``, and whether they have at most
-# ``max_digits`` valid digits of ``base``
+# Integers of type ``kind`` from the last ``lengths`` characters before ``ends``, and whether they have up to
+# ``max_digits`` valid digits in ``base``
 def _digits(
     data: np.ndarray, ends: np.ndarray, lengths: np.ndarray, base: int, max_digits: int, kind: Any
 ) -> Tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ def training_flops(config: Any, tables: int) -> float:
     width, vectors = config.bottom_mlp[-1], tables + 1
     bottom = (NUMBERS, *config.bottom_mlp)
     top = (width + vectors * (vectors - 1) // 2, *config.top_mlp)
-    # The interaction is a full product of all vectors, of which half is used.
+    # The interaction is a full product of all vectors; half is used.
     forward = _layers(bottom) + product(vectors, width, vectors) + _layers(top)
     return TRAINING * forward - product(1, *bottom[:2])
 

@@ -8,7 +8,7 @@ Placement = Tuple[Tuple[int, ...], ...]  # tables by rank
 
 
 def place(sizes: Sequence[int], ranks: int, row_bytes: int = 4, memory: Optional[float] = None) -> Placement:
-    """Balance the number of tables between ranks (difference at most 1), within ``memory`` bytes per rank.
+    """Balance the number of tables between ranks (difference up to 1), within ``memory`` bytes per rank.
 
     A step looks up, sends and updates one row per table and sample, for any table size. The number of tables
     therefore determines the time, and the number of rows only the memory: tables are assigned in descending order of

@@ -9,11 +9,11 @@ from benchmarks.common.data import sample_checks
 from benchmarks.dlrm.blocks import BLOCK_ROWS, FIRST_TABLE, TABLES, open_blocks
 
 LEAST_ROWS = 5000  # from which a column's relation with the labels shows
-LEAST_RELATION = 4.0  # standard errors of a correlation; the largest of 26 columns without any is about 3
+LEAST_RELATION = 4.0  # correlation in standard errors; without any correlation, the largest of 26 columns is about 3
 
 
 class Rows:
-    """The rows of a split, read at random: a row is a word in each of the columns of its block."""
+    """A split's rows, read at random: a row is a word in every column of its block."""
 
     def __init__(self, path: Path, count: int) -> None:
         self.count = count
@@ -31,7 +31,9 @@ class Rows:
 
 
 def relation(labels: np.ndarray, column: np.ndarray) -> float:
-    """Return the correlation of labels with what the other half of the rows says of a category, in standard errors."""
+    """Return the correlation between labels and a prediction from the row's category, fitted on the other half of the
+    rows, in standard errors.
+    """
     _, category = np.unique(column, return_inverse=True)
     told, asked = slice(0, None, 2), slice(1, None, 2)
     mean = labels[told].mean()

@@ -1,6 +1,6 @@
 """Toy data set: synthetic clicks in Criteo's text format, with a known distribution.
 
-Categories and some of the numbers add effects to the logit of a click; one pair of tables adds a product of hidden
+Categories and some of the numbers add effects to the click logit; one pair of tables adds a product of hidden
 vectors, which only the interaction can learn. Popular values are more frequent, as in real logs. The text is
 determined by the seed on all machines.
 """
@@ -16,7 +16,7 @@ ROWS = {"train": 131072, "val": 16384}
 # Number of values of the first tables; other tables have LAST_SIZE. Some have only tens of values, as in Criteo's logs
 SIZES = (900, 600, 400, 300, 200, 3, 120, 80, 63, 900, 500, 250, 10, 150, 100, 55, 4, 97, 14)
 LAST_SIZE = 36
-SPREAD = 0.55  # standard deviation of the effect of a category on the logit
+SPREAD = 0.55  # standard deviation of a category's effect on the logit
 HIDDEN = 4  # width of the hidden vectors of the interacting pair
 INTERCEPT = -1.3
 MISSING = 0.1  # fraction of empty fields, where allowed

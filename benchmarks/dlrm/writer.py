@@ -1,10 +1,10 @@
 """Writes click logs as blocks of columns in three stages of worker processes: parse, tables, shuffle.
 
-Parse: a piece of text is converted to a part file with chunks of up to CHUNK_ROWS rows in 40 columns; rows are
-assigned to random buckets and sorted by bucket. Tables: a worker counts the values of a category in all parts and
-lists the values with a table row. Shuffle: a worker reads the rows of a bucket from all chunks, column by column,
-and writes them in random order to the final file. Both steps together are a uniform shuffle. A stage needs memory
-for only a chunk or a column of a bucket.
+Parse: a byte range of the text is converted to a part file with chunks of up to CHUNK_ROWS rows in 40 columns; rows
+are assigned to random buckets and sorted by bucket. Tables: a worker counts a category's values in all parts and
+lists the values with a table row. Shuffle: a worker reads a bucket's rows from all chunks, column by column, and
+writes them in random order to the final file. Both steps together are a uniform shuffle. A stage needs memory for
+only a chunk or a bucket column.
 """
 
 import argparse
@@ -85,7 +85,7 @@ class Table(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Rows of a bucket and their location in the final file; ``done_path`` exists after they are written."""
+    """A bucket's rows and their location in the final file; ``done_path`` exists after they are written."""
 
     number: int
     parts: Tuple[Part, ...]
@@ -139,7 +139,7 @@ def _write_chunk(file: BinaryIO, waiting: List[np.ndarray], buckets: int, genera
 
 
 def read_column(part: Part, column: int, bucket: int = -1) -> Iterator[np.ndarray]:
-    """Yield a column of a part chunk by chunk: all rows, or the rows of a bucket."""
+    """Yield a part's column chunk by chunk: all rows, or a bucket's rows."""
     first = 0
     with part.rows.open("rb") as file:
         for chunk in np.load(part.offsets_path):
@@ -151,7 +151,7 @@ def read_column(part: Part, column: int, bucket: int = -1) -> Iterator[np.ndarra
 
 
 def list_values(table: Table, report: Report) -> Tuple[int, int]:
-    """Count the values of a category and write the values with a table row.
+    """Count a category's values and write the values with a table row.
 
     Without a threshold the values in both splits get rows, as in the submitted tables; otherwise only values that
     are frequent enough in the training rows.
@@ -173,7 +173,7 @@ def list_values(table: Table, report: Report) -> Tuple[int, int]:
 
 
 def indices_of(values: np.ndarray, frequent: np.ndarray, plan: Plan) -> np.ndarray:
-    """Return table rows of values: their rank among ``kept``, behind the shared row 0 where there is a threshold."""
+    """Return the values' table rows: position in ``frequent``, plus 1 for the shared row 0 if there is a threshold."""
     shift = int(plan.threshold > 1)
     if not len(frequent):
         return np.zeros(len(values), WORD)
@@ -186,7 +186,7 @@ def indices_of(values: np.ndarray, frequent: np.ndarray, plan: Plan) -> np.ndarr
 
 
 def write_bucket(bucket: Bucket, report: Report) -> Tuple[int, int]:
-    """Write the rows of a bucket in random order to the final file, in the format for training."""
+    """Write a bucket's rows in random order to the final file, in the format for training."""
     generator = np.random.default_rng([bucket.plan.seed, bucket.parts[0].split, bucket.number, TABLES])
     order = generator.permutation(bucket.rows).astype(np.int32 if bucket.rows < 2**31 else np.int64)
     target = blocks.open_blocks(bucket.file, bucket.file_rows, writable=True)
@@ -286,7 +286,7 @@ def cut(source: Source, plan: Plan) -> Dict[str, Tuple[Part, ...]]:
 
 
 def deal(split: str, parts: Sequence[Part], tables: Tuple[Table, ...], rows: int) -> List[Bucket]:
-    """Create the file of a split, and return its buckets with their locations."""
+    """Create a split's file, and return the buckets with their locations."""
     plan = parts[0].plan
     file = plan.scratch / f"{split}.bin"
     sizes = sum(np.diff(np.load(part.offsets_path)).sum(axis=0) for part in parts)
@@ -335,8 +335,8 @@ def check_malformed(parts: Dict[str, Tuple[Part, ...]], skip: bool, progress: Pr
 
 
 def check_overlap(source: Source, allowed: bool, progress: Progress) -> int:
-    """Return the number of test rows that are also in the training file. Not used for days and for the end of a log,
-    which are different clicks.
+    """Return the number of test rows that are also in the training file. Not used if days or the end of the log are
+    held out: the clicks differ.
 
     Raises:
         Problem: the number is too large.

@@ -1,1 +1,1 @@
-"""DLRM in PyTorch: tables split over the ranks, MLPs on all of them."""
+"""DLRM in PyTorch: tables split over the ranks, MLPs on all ranks."""

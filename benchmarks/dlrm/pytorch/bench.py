@@ -50,7 +50,7 @@ class PlainNetwork(nn.Module):
 
 
 def bare_step(config: Config, sizes: Sequence[int], ranks: Ranks, batch: Batch) -> Callable[[], None]:
-    """Return a step of a plain PyTorch loop with the same network and batch; sparse gradients need int64."""
+    """Return a plain PyTorch training step with the same network and batch; sparse gradients need int64."""
     network = PlainNetwork(config, sizes).to(ranks.context)
     optimizer = torch.optim.SGD(network.parameters(), lr=bench.RATE)
     scale = config.loss_scale if config.precision == "fp16" else 1.0

@@ -1,7 +1,7 @@
-"""Batches of a prepared data set: a rank reads the numbers of its rows and the indices of its tables.
+"""Batches from a prepared data set: a rank reads the numbers in local rows and the indices for local tables.
 
-The order of an epoch depends only on seed and epoch, so that a run can resume at any step. Data are copied only one
-time on the host: from the page cache to the batch.
+An epoch's order depends only on seed and epoch, so that a run can resume at any step. Data are copied only one time
+on the host: from the page cache to the batch.
 """
 
 import os
@@ -28,7 +28,7 @@ from benchmarks.dlrm.pytorch.config import MEMORY_SHARE, Config
 
 A = TypeVar("A", bound=Any)  # an array or a tensor
 # Words per read task: every call needs the GIL, and passing a batch to another thread takes as long as reading 5,000
-# rows (0.15 ms, two cores of a virtual machine)
+# rows (0.15 ms, two virtual machine cores)
 TASK_WORDS = 1 << 21
 LOCAL_COLUMNS = (*range(1, FIRST_TABLE), 0)  # columns read only for the local rows: numbers, label
 
@@ -76,7 +76,7 @@ def open_data(directory: Path, config: Config, ranks: int, memory: int) -> DataS
 
 
 def free_memory(ranks: Ranks) -> int:
-    """Return the free bytes of a rank, the minimum over all ranks: GPU memory, or a fraction of the host memory.
+    """Return the free bytes per rank, the minimum over all ranks: GPU memory, or a fraction of the host memory.
     Collective call.
     """
     if ranks.context.type == "cuda":
@@ -103,7 +103,7 @@ class Task(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Location of the rows of a batch in memory with lines of ``width`` words, one line per column."""
+    """Location of a batch's rows in memory with lines of ``width`` words, one line per column."""
 
     width: int
     start: int
@@ -115,7 +115,7 @@ class Rows(NamedTuple):
 
 
 class BatchBuffer(NamedTuple):
-    """Contiguous memory for the batches of a task, copied to a GPU in one operation."""
+    """Contiguous memory for a task's batches, copied to a GPU in one operation."""
 
     memory: torch.Tensor
     tables: int
@@ -137,7 +137,7 @@ class BatchBuffer(NamedTuple):
 
 
 def epoch_order(seed: int, epoch: int, rows: int) -> np.ndarray:
-    """Return the blocks of a split in the order of an epoch; an incomplete block is last."""
+    """Return a split's blocks in an epoch's order; an incomplete block is last."""
     full = rows // BLOCK_ROWS
     order = np.random.default_rng([seed, epoch]).permutation(full)
     return order if full * BLOCK_ROWS == rows else np.append(order, full)
@@ -191,7 +191,7 @@ class Loader:
         steps_per_epoch, step = -(-self._rows // self._total), first_step
         while True:
             epoch, index = divmod(step, steps_per_epoch)
-            # The last step of an epoch may wrap around, and is a separate task.
+            # An epoch's last step may wrap around, and is a separate task.
             task = Task(epoch, index, max(1, min(self.max_steps, self._rows // self._total - index)))
             yield task
             step += task.steps
@@ -203,9 +203,9 @@ class Loader:
 
         Args:
             tasks: of the split.
-            order_of: returns the blocks in the order of an epoch.
+            order_of: returns the blocks in an epoch's order.
             ahead: number of tasks; 0 reads on request.
-            reuse: reuse the memory of a CPU batch when the next batch is requested. New memory costs a page fault
+            reuse: reuse CPU batch memory when the next batch is requested. New memory costs a page fault
                 every 4 KiB. GPU memory is managed by PyTorch.
         """
 
@@ -224,7 +224,7 @@ class Loader:
     # Read a task and start the copy; called by several threads. Returns a function that passes the buffer to the
     # computation, and the locations of the batches.
     def _load(self, order: np.ndarray, task: Task) -> Tuple[Callable[[], BatchBuffer], List[Tuple[Rows, Rows]]]:
-        # Start reading the blocks of the next task from disk, to avoid waiting for pages. Ranks of a node share the
+        # Start reading the blocks of the next task from disk, to avoid waiting for pages. Ranks on a node share the
         # page cache, and divide the blocks.
         first, last = (step * self._total for step in (task.step + task.steps, task.step + 2 * task.steps))
         block_numbers = order[first // BLOCK_ROWS : -(-last // BLOCK_ROWS)]
@@ -251,7 +251,7 @@ class Loader:
         return take, row_pairs
 
     def fill(self, order: np.ndarray, task: Task, indices: np.ndarray, local: np.ndarray) -> List[Tuple[Rows, Rows]]:
-        """Read the rows of a task.
+        """Read a task's rows.
 
         Args:
             order: blocks in the order of the epoch.
@@ -318,8 +318,8 @@ class Loader:
 def training_batches(config: Config, data: DataSet, tables: Sequence[int], ranks: Ranks, first_step: int) -> Batches:
     """Return an endless stream of training batches on this rank's device, starting at ``first_step`` of the run.
 
-    Reading starts with the first request; ``close`` stops the threads. On a CPU the memory of a batch is reused when
-    the next batch is requested.
+    Reading starts with the first request; ``close`` stops the threads. On a CPU the batch memory is reused when the
+    next batch is requested.
     """
     if config.shuffle == "rows":
         return device_batches(config, data, tables, ranks, first_step)

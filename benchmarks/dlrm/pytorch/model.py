@@ -1,6 +1,6 @@
 """Network: MLPs replicated on all ranks, and embedding tables distributed over the ranks.
 
-The tables of a rank are stored as one table with offsets: a lookup of the global batch is one gather, an update one
+A rank's tables are stored as one table with offsets: a lookup of the global batch is one gather, an update one
 scatter. All-to-all exchanges "all rows, local tables" for "local rows, all tables", and back.
 """
 
@@ -39,7 +39,7 @@ class LinearReLU(nn.Linear):
 
 
 class _LinearReLU(torch.autograd.Function):
-    # PyTorch's operator has no backward pass.
+    # PyTorch's operator lacks a backward pass.
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         fused: Any = torch._addmm_activation
@@ -56,7 +56,7 @@ class _LinearReLU(torch.autograd.Function):
 
 
 def mlp(widths: Sequence[int], last_is_linear: bool, fused: Optional[torch.dtype] = None) -> nn.Sequential:
-    """Return linear layers with ReLU; the last layer has no ReLU if ``last_is_linear``.
+    """Return linear layers with ReLU; the last layer is without ReLU if ``last_is_linear``.
 
     ``fused``: type of layers with a fused ReLU.
 
@@ -181,7 +181,7 @@ def early_sums(network: Network, gradients: torch.Tensor, ranks: Ranks) -> Gradi
 
 
 class Training:
-    """Network and tables, and the two halves of a step around the backward pass of loss * loss_scale.
+    """Network and tables, and the two step halves around the backward pass of loss * loss_scale.
 
     Exchanges between ranks overlap with computation if possible.
     """
@@ -202,7 +202,7 @@ class Training:
         table_layout = operators.layout(self.tables.placement, self.tables.width, ranks.context)
         torch.manual_seed(config.seed)
         self.network = Network(config, table_layout, self.tables.operators.interact).to(ranks.context)
-        # All parameters become views of one tensor, which the optimizer updates in one operation.
+        # All parameters become views into one tensor, which the optimizer updates in one operation.
         self.weights = parameters_to_vector(self.network.parameters()).detach()
         vector_to_parameters(self.weights, self.network.parameters())
         self.gradients = pytorch.flat_gradients(self.network.parameters())

@@ -19,7 +19,7 @@ MODULE = "benchmarks.dlrm.pytorch.kernels"
 
 
 class Layout(NamedTuple):
-    """Position of the vectors of a batch in the data from the ranks, which are grouped by rank, then by row."""
+    """Position of a batch's vectors in the data from the ranks, which are grouped by rank, then by row."""
 
     counts: Tuple[int, ...]  # number of tables by rank
     padding: int

@@ -65,7 +65,7 @@ def train_step(training: Training, batch: Batch, rate: torch.Tensor) -> torch.Te
 def train_on_batch(
     training: Training, numbers: torch.Tensor, labels: torch.Tensor, indices: torch.Tensor, rate: torch.Tensor
 ) -> torch.Tensor:
-    """Forward, backward and update on the tensors of a batch, with the rate as a tensor ()."""
+    """Forward, backward and update on batch tensors, with the rate as a tensor ()."""
     loss = training.forward(Batch(numbers, labels, indices))
     (loss * training.loss_scale).backward()
     training.update(rate)
