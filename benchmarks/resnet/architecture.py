@@ -1,6 +1,6 @@
 """Architecture of ResNet v1.5 (He et al. 2015, arXiv 1512.03385) for all frameworks, and names of the weights.
 
-"v1.5" has the stride of a bottleneck in the 3x3 convolution, as in MLPerf's reference.
+"v1.5" has the bottleneck stride in the 3x3 convolution, as in MLPerf's reference.
 """
 
 from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple

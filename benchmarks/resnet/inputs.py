@@ -167,9 +167,9 @@ def steps_per_epoch(train_images: int, config: Hyperparameters, ranks: Ranks) ->
 
 
 class Batches:
-    """Batches of a pipeline as tensors on this rank's device: images in config.layout, labels (batch,).
+    """Pipeline batches as tensors on this rank's device: images in config.layout, labels (batch,).
 
-    DALI reuses the memory of a batch when the next batch is requested.
+    DALI reuses batch memory when the next batch is requested.
     """
 
     def __init__(self, tensors: Any, config: Hyperparameters, ranks: Ranks, source: Any) -> None:
@@ -196,7 +196,7 @@ class Batches:
 def training_input(
     tensors: Any, config: Hyperparameters, data: Path, ranks: Ranks, checkpoint: Optional[bytes] = None
 ) -> Batches:
-    """Return the endless stream of training batches of a rank, which can resume exactly from a checkpoint."""
+    """Return the endless stream of training batches for a rank, which can resume exactly from a checkpoint."""
     return Batches(tensors, config, ranks, training_pipeline(config, data, ranks, tensors.gpu(ranks), checkpoint))
 
 
@@ -256,8 +256,8 @@ def bench_subject(
 ) -> bench.Subject:
     """Return the measurements of bench.py for all frameworks.
 
-    ``bare`` and ``evaluation`` have no arguments; ``step`` takes images and labels, synthetic (``batch``) or real.
-    ``titles``: title of the measurement, name of the bare loop.
+    ``bare`` and ``evaluation`` are called without arguments; ``step`` takes images and labels, synthetic (``batch``)
+    or real. ``titles``: title of the measurement, name of the bare loop.
     """
     real = training_input(tensors, config, data, ranks)
 

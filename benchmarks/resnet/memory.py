@@ -1,7 +1,7 @@
-"""Model of the GPU memory of a training step of ResNet; standard library only.
+"""GPU memory model for a ResNet training step; standard library only.
 
 The host side uses it for warnings before a run. Tensor sizes are computed from the architecture; a test compares
-activations with the tensors saved by PyTorch. For libraries there is a constant allowance.
+activations with the tensors saved by PyTorch. For libraries, a constant allowance is added.
 """
 
 from typing import Iterator, NamedTuple
@@ -59,7 +59,7 @@ def _kept_values(config: Hyperparameters) -> Iterator[int]:
 
 
 def activations(config: Hyperparameters, framework: str) -> int:
-    """Bytes saved in the forward pass of a micro-batch; memory usage is highest at its end."""
+    """Bytes saved in the forward pass for a micro-batch; memory usage is highest when it ends."""
     images = config.batch_size // getattr(config, "accumulation_steps", 1)
     numbers = sum(_kept_values(config)) * product_bytes(config)
     if framework == "pytorch":

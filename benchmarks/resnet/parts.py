@@ -97,7 +97,7 @@ PART_IMAGES = 1024
 
 @dataclass(frozen=True)
 class Part:
-    """Images of a part file and their encoding, for a worker process."""
+    """A part file's images and their encoding, for a worker process."""
 
     records: Path
     first_key: int  # position of the first image in the split; keys of skipped images are unused
@@ -150,7 +150,7 @@ def write_part(part: Part, report: Report) -> Tuple[int, int]:
 
 
 def finished_parts(parts: Sequence[Part], joined: Path) -> PartFacts:
-    """Return the completed parts of a split: complete files, and parts that have been joined."""
+    """Return a split's completed parts: complete files, and parts that have been joined."""
     parts_done: PartFacts = {}
     size = joined.stat().st_size if joined.exists() else 0
     joined_bytes = 0  # bytes in the joined file from contiguous parts; -1 after a gap

@@ -9,11 +9,11 @@ import numpy as np
 from benchmarks.common.data import recordio, sample_checks
 
 HEADER = struct.Struct("<IIIf")  # magic number, length with its flag, number of labels, label (recordio.py)
-BEGIN = 4096  # bytes of a record that tell it from others, next to its length
+BEGIN = 4096  # leading bytes that, with the length, identify a record
 
 
 class Records:
-    """The records of a split, read at random."""
+    """A split's records, read at random."""
 
     def __init__(self, directory: Path, split: Mapping[str, Any]) -> None:
         self._records, index = (directory / file["name"] for file in split["files"])

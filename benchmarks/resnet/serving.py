@@ -17,7 +17,7 @@ LOGITS = "one for each class; the largest is the answer"
 def subject(
     model: Any, config: Hyperparameters, folder: Path, evaluation: EvaluationInput, array: Callable[[Any], np.ndarray]
 ) -> Subject:
-    """Return the export of a model from images with three colours to logits, evaluated by top-1 accuracy.
+    """Return the export for a model from images with three colours to logits, evaluated by top-1 accuracy.
 
     Args:
         model: takes images in ``config.layout``.

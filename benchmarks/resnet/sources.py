@@ -1,4 +1,4 @@
-"""Sources of a data set: images of two splits with labels, listed before images are read.
+"""Data set sources: images in two splits with labels, listed before images are read.
 
 Class folders, ImageNet's official tar files (read in place without unpacking), or scikit-learn's digits.
 """
@@ -47,12 +47,12 @@ class Source(NamedTuple):
 
 
 def shuffle_key(seed: int, name: str) -> bytes:
-    """Sort key for shuffling that depends only on seed and name, and not on the version of a random generator."""
+    """Sort key for shuffling that depends only on seed and name, and not on a random generator's version."""
     return hashlib.sha256(f"{seed}:{name}".encode("utf-8", "surrogateescape")).digest()
 
 
 def read_item(item: Item) -> bytes:
-    """Return the bytes of an image."""
+    """Return an image's bytes."""
     if item.payload:
         return item.payload
     is_file = item.offset < 0
@@ -377,8 +377,8 @@ def list_images(origin: Optional[Path], seed: int, fraction: float, report: Repo
     is_imagenet = not check_counts("imagenet", len(source.classes), source.counts)
     if is_imagenet and all(WORDNET_ID.fullmatch(name) for name in source.classes):
         source = source._replace(name="imagenet")
-    # As im2rec --shuffle: the shuffle buffer of a reader has a few thousand images, less than four classes of ImageNet,
-    # so the order in the file must be shuffled.
+    # As im2rec --shuffle: a reader's shuffle buffer has a few thousand images, less than four classes of ImageNet, so
+    # the order in the file must be shuffled.
     source.images["train"].sort(key=lambda item: shuffle_key(seed, item.name))
     source.images["val"].sort(key=lambda item: item.name)
     return source

@@ -44,7 +44,7 @@ def fingerprint_of(source: Source, encoding: Encoding) -> str:
     for items in source.images.values():
         digest.update(b"split\n")
         for item in items:
-            # Bytes of a generated image are determined by its name; the version of its encoder must not matter.
+            # A generated image's bytes are determined by the name; the encoder version must not matter.
             stat = (0, 0) if item.payload else (item.size, item.changed)
             text = repr((item.name, labels[item.kind], item.offset, *stat))
             digest.update(text.encode("utf-8", "backslashreplace"))

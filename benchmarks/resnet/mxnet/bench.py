@@ -26,7 +26,7 @@ from benchmarks.resnet.mxnet.train import build, count_correct, train_step
 
 
 def synthetic_batch(config: Config, context: mx.Context, batch_size: int = 0) -> Batch:
-    """Return a batch of noise on the device, by default with the size of a training batch."""
+    """Return a batch of noise on the device, by default with the training batch size."""
     count = batch_size or config.batch_size
     dtype = "float16" if config.precision == "fp16" else "float32"
     images = mx.nd.random.uniform(shape=(count, *input_shape(config)[1:]), ctx=context).astype(dtype)
@@ -35,7 +35,7 @@ def synthetic_batch(config: Config, context: mx.Context, batch_size: int = 0) ->
 
 
 def bare_step(config: Config, context: mx.Context, batch: Batch) -> Callable[[], None]:
-    """Return a step of a plain Gluon loop with the same network and batch."""
+    """Return a plain Gluon training step with the same network and batch."""
     network = model.build(config)
     model.initialize(network, config, context)
     loss_function = gluon.loss.SoftmaxCrossEntropyLoss()

@@ -43,7 +43,7 @@ def fused_operators(config: Config, operators: Any = mx.sym) -> FusedOperators:
 
 
 def missing_operators(config: Config, operators: Any = mx.sym) -> str:
-    """Return a warning if fused operators of a submitted configuration are missing on a GPU, else "".
+    """Return a warning if a submitted configuration's fused operators are missing on a GPU, else "".
 
     Raises:
         UnavailableError: an operator is requested explicitly, but missing.
@@ -113,7 +113,7 @@ class Layers:
         return block
 
     def body(self, convs: Sequence[architecture.Conv]) -> HybridBlock:
-        """Return the convolutions of a block with batch-norm and ReLU between them."""
+        """Return a block's convolutions with batch-norm and ReLU between the convolutions."""
         if self.fused.norm_convolution:
             return NormConvolutions(self, convs)
         block = nn.HybridSequential()
@@ -141,7 +141,7 @@ class FusedNorm(nn.BatchNorm):
 
 
 class NormConvolutions(HybridBlock):
-    """Convolutions of a block by NVIDIA's operator, which applies the preceding batch-norm and ReLU when it reads.
+    """A block's convolutions with NVIDIA's operator, which applies the preceding batch-norm and ReLU when it reads.
 
     All convolutions except the first normalize their input with the sums of values and squares from the previous
     one; the last output is not normalized. Called as in resnet-v1b-normconv-fl.py of the v0.7 submission. Kernels

@@ -42,7 +42,7 @@ class FusedLARS(mx.optimizer.Optimizer):
         return self.create_state(index, weight)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Update tensors of one dtype; called once per dtype: batch-norm is fp32 if other weights are fp16."""
+        """Update tensors with the same dtype; called once per dtype: batch-norm is fp32 if other weights are fp16."""
         self._update_count(index)
         tensors = list(zip(index, weight, grad, state))
         for scaled in (True, False):

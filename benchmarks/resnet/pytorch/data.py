@@ -26,7 +26,7 @@ def gpu(ranks: Ranks) -> int:
 
 
 def synthetic_batch(config: Config, device: torch.device, batch_size: int = 0) -> Batch:
-    """Return noise in the type and memory order of real batches, by default with the size of a training batch."""
+    """Return noise in the type and memory order of real batches, by default with the training batch size."""
     count = batch_size or config.batch_size
     dtype = torch.float16 if config.precision == "fp16" else torch.float32
     images = torch.rand((count, *input_shape(config)[1:])).to(device, dtype)

@@ -1,7 +1,7 @@
 """Triton version of operators.py for NHWC. Compiled for GPUs, tested in Triton's interpreter and on an H200.
 
-Images in NHWC are a matrix (pixels, channels). A program processes some channels and one share of the pixels;
-PyTorch adds the statistics of the shares in fp32.
+Images in NHWC are a matrix (pixels, channels). A program processes some channels and some pixels; PyTorch adds the
+programs' statistics in fp32.
 """
 
 from typing import Any, Dict, List, Optional, Tuple
@@ -15,7 +15,7 @@ from benchmarks.common.torch.kernels import OPTIONS, Specification
 from benchmarks.resnet.pytorch import operators
 
 PIXELS, CHANNELS, WARPS = 32, 64, 4  # block per program: 16 numbers per thread, rows of 128 bytes in 16 bits
-# Programs of the reduction kernels: about four per SM of an H100, for any number of channels
+# Programs of the reduction kernels: about four per SM on an H100, for any number of channels
 SUMMING = 512
 
 
@@ -120,7 +120,7 @@ def _launch(kernel: Any, shares: int, *arguments: Any, **constants: Any) -> None
     kernel[grid](*arguments, *rest, **sizes, num_warps=WARPS, **OPTIONS)
 
 
-# Both sums per channel and share of the pixels, computed by ``kernel`` from the first tensor
+# Both sums per channel over all pixels of the first tensor; ``kernel`` computes partial sums
 def _channel_sums(kernel: Any, *tensors: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
     channels = tensors[0].shape[1]
     pixels = tensors[0].numel() // channels

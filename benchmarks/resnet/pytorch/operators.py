@@ -18,7 +18,7 @@ from benchmarks.common.torch.kernels import Operator
 from benchmarks.resnet.pytorch.config import Config
 
 MODULE = "benchmarks.resnet.pytorch.kernels"
-KINK = 0.1  # larger than the rounding error of values of a few units in bfloat16
+KINK = 0.1  # larger than the bfloat16 rounding error for values up to a few units
 
 
 def norm_relu(norm: nn.BatchNorm2d, images: torch.Tensor, shortcut: Optional[torch.Tensor] = None) -> torch.Tensor:

@@ -27,10 +27,10 @@ def convert(config: Config, ranks: Ranks, images: Any, labels: Any) -> Batch:
 
 
 def copied(config: Config, batch: Batch) -> Callable[[], Any]:
-    """Return a function that waits for the copies of a batch, to be called before DALI reuses the memory.
+    """Return a function that waits for a batch's copies, to be called before DALI reuses the memory.
 
     TensorFlow exposes no events, but reading a tensor waits only for operations queued before the read. The read is
-    started here in a thread before the step of the batch is queued, so that the step runs while the next call waits.
+    started here in a thread before the batch's step is queued, so that the step runs while the next call waits.
     Synchronizing the device instead would leave it idle.
     """
     if config.device == "cpu":
@@ -46,7 +46,7 @@ def copied(config: Config, batch: Batch) -> Callable[[], Any]:
     return waiting.result
 
 
-# DLPack of a DALI tensor: a standard method in new releases, a private one in older releases
+# DLPack for DALI tensors: a standard method in new releases, a private one in older releases
 def _capsule(tensor: Any) -> Any:
     return tensor.__dlpack__() if hasattr(tensor, "__dlpack__") else tensor._expose_dlpack_capsule()
 
@@ -57,7 +57,7 @@ def gpu(ranks: Ranks) -> int:
 
 
 def synthetic_batch(config: Config, batch_size: int = 0) -> Batch:
-    """Return noise with the types of real batches on the device, by default with the size of a training batch."""
+    """Return noise with the types of real batches on the device, by default with the training batch size."""
     generator, count = np.random.RandomState(config.seed % 2**32), batch_size or config.batch_size
     images = generator.random_sample((count, *input_shape(config)[1:]))
     labels = generator.randint(0, config.num_classes, count)

@@ -95,7 +95,7 @@ def build(config: Config) -> Network:
     generator = np.random.RandomState(config.seed)
     arrays = {name: _initial(generator, name, shape) for name, shape in architecture.shapes(config).items()}
     if config.zero_init_residual:
-        # Names of stem and shortcut have no number after "norm".
+        # Names of stem and shortcut are without a number after "norm".
         last = f"norm{len(next(architecture.residual_blocks(config)).convs)}.gamma"
         arrays.update({name: np.zeros_like(a) for name, a in arrays.items() if name.endswith(last)})
     variables = {

@@ -41,9 +41,9 @@ class Optimizer:
     def reported(self, loss: tf.Tensor) -> tf.Tensor:
         """Return ``loss``, or NaN if the step produced a gamma that is not finite.
 
-        On CPUs without XLA TensorFlow's ReLU maps NaN to 0: after an overflow in the gradient of a convolution the
-        loss would stay at the logarithm of the number of classes. The gradient of gamma in the following batch-norm
-        is NaN, however.
+        On CPUs without XLA TensorFlow's ReLU maps NaN to 0: after an overflow in a convolution's gradient the loss
+        would stay at the logarithm of the number of classes. The gradient of gamma in the following batch-norm is
+        NaN, however.
         """
         gammas = tf.concat([gamma for name, gamma in self.variables.items() if name.endswith("gamma")], axis=0)
         return tf.where(tf.math.is_finite(tf.reduce_sum(gammas)), loss, float("nan"))

@@ -25,7 +25,7 @@ OnePass = Callable[[tf.Tensor, tf.Tensor], Tuple[tf.Tensor, List[tf.Tensor]]]  #
 
 
 class Training:
-    """State of a training, with its functions as TensorFlow functions, compiled by XLA if configured."""
+    """Training state, with the training functions as TensorFlow functions, compiled by XLA if configured."""
 
     def __init__(self, network: model.Network, optimizer: optimizer.Optimizer, config: Config) -> None:
         self.network, self.optimizer, self.config = network, optimizer, config
@@ -80,7 +80,7 @@ def train_step(training: Training, images: tf.Tensor, labels: tf.Tensor, rate: t
 
 
 def forward_backward(training: Training, images: tf.Tensor, labels: tf.Tensor) -> Tuple[tf.Tensor, List[tf.Tensor]]:
-    """Return the mean loss of a batch and the gradients of loss_scale * loss, over config.accumulation_steps passes."""
+    """Return a batch's mean loss and the gradients of loss_scale * loss, over config.accumulation_steps passes."""
     network, config = training.network, training.config
     passes, variables = config.accumulation_steps, list(network.trained.values())
 
