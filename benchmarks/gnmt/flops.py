@@ -8,7 +8,7 @@ GATES = 4
 
 
 def training_flops(config: Any, vocabulary_size: int, sentences: int, source: Any, target: Any) -> float:
-    """FLOPs of a training step on sentence pairs with ``source`` and ``target`` positions each."""
+    """Training step FLOPs for sentence pairs with ``source`` and ``target`` positions each."""
     width = config.width
 
     def lstm(positions: int, inputs: int) -> float:

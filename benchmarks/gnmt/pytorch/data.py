@@ -9,7 +9,7 @@ from benchmarks.translation import orders
 from benchmarks.translation.arrays import DataSet
 from benchmarks.translation.pytorch.batches import Shape, SourceBatch, evaluation_batches
 
-MULTIPLES = {"fp16": 8, "bf16": 8}  # positions of a batch are padded to a multiple, for tensor cores
+MULTIPLES = {"fp16": 8, "bf16": 8}  # batch positions are padded to a multiple, for tensor cores
 
 
 def order_of(config: Config, data: DataSet, ranks: Ranks) -> Callable[[int], orders.Order]:

@@ -28,7 +28,7 @@ def attention_weights(
     queries, keys, vector, padding, weights, targets, sources, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     OTHERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # A block of target positions of a sentence: scores, then their softmax in place.
+    # A block of target positions in a sentence: scores, then their softmax in place.
     sentence = tl.program_id(0).to(tl.int64)
     positions = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     place_there = positions < targets
@@ -70,7 +70,7 @@ def attention_gradients(
     rows, others, vector, gradient, of_rows, of_vector, row_count, other_count, row_stride, other_stride,
     WIDTH: tl.constexpr, WITH_VECTOR: tl.constexpr, ROWS: tl.constexpr, OTHERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # A tile of a sentence, of queries over all keys or of keys over all queries: d tanh = 1 - tanh ** 2.
+    # A tile in a sentence, queries over all keys or keys over all queries: d tanh = 1 - tanh ** 2.
     sentence = tl.program_id(0).to(tl.int64)
     positions = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     place_there = positions < row_count

@@ -191,8 +191,8 @@ class GNMT(nn.Module):
             )
 
 
-State = Tuple[torch.Tensor, torch.Tensor]  # hidden state and cell (B, K, width) of a decoder layer
-Cell = Callable[[nn.LSTM, torch.Tensor, torch.Tensor, torch.Tensor], State]  # one step of a layer from this state
+State = Tuple[torch.Tensor, torch.Tensor]  # decoder layer's hidden state and cell (B, K, width)
+Cell = Callable[[nn.LSTM, torch.Tensor, torch.Tensor, torch.Tensor], State]  # one layer step from this state
 
 
 def fused_cell(layer: nn.LSTM, x: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor) -> State:
@@ -229,7 +229,7 @@ class Decoding:
         # Log-probabilities (B, K, V) of the token after ``tokens`` int64 (B, K), and attention weights (B, K, S).
         decoder = self._network.decoder
         x = self._advance(0, decoder.first, self._network.embedding(tokens))
-        # The hypotheses of a sentence share the keys: the attention treats them as target positions.
+        # A sentence's hypotheses share the keys: the attention treats them as target positions.
         context, weights = decoder.attention(x, self._encoded)
         for number, layer in enumerate(decoder.layers, 1):
             above = self._advance(number, layer, torch.cat((x, context), 2))
