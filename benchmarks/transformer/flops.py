@@ -6,7 +6,7 @@ from benchmarks.common.flops import TRAINING, product
 
 
 def training_flops(config: Any, vocabulary_size: int, sentences: int, source: Any, target: Any) -> float:
-    """FLOPs of a training step on sentence pairs with ``source`` and ``target`` positions each."""
+    """Training step FLOPs for sentence pairs with ``source`` and ``target`` positions each."""
     width = config.width
     self_attention = [
         product(length, width, 4 * width) + 2 * product(length, width, length) for length in (source, target)

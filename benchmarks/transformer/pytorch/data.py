@@ -11,7 +11,7 @@ from benchmarks.translation.pytorch.batches import SourceBatch, evaluation_batch
 
 
 def order_of(config: Config, data: DataSet, ranks: Ranks) -> Callable[[int], Order]:
-    # Return the function that creates the order of an epoch.
+    # Return the function that creates an epoch's order.
 
     @lru_cache(maxsize=2)
     def of_epoch(epoch: int) -> Order:

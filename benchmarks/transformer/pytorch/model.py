@@ -33,7 +33,7 @@ Mask = Optional[torch.Tensor]
 
 
 class Packing(NamedTuple):
-    # Indices of a batch's tokens in the padded table of sentences.
+    # Indices for a batch's tokens in the padded table of sentences.
 
     places: torch.Tensor  # int64 (tokens,), of sentences * length
     sentences: int
@@ -203,7 +203,7 @@ class Layer(nn.Module):
     def leave(self, block: int, residual: torch.Tensor, update: torch.Tensor, after: Optional[Norm] = None) -> Stream:
         """Return the residual stream after a block, and the input of the next block.
 
-        Both are one fused operation, so the last block of a layer needs the norm that comes ``after`` it.
+        Both are one fused operation, so a layer's last block needs the norm that comes ``after`` it.
         """
         norm = self.norms[block] if not self.before else after if after is not None else self.norms[block + 1]
         summed, normed = norm.joined(residual, update, self.dropout if self.training else 0.0)
@@ -243,7 +243,7 @@ class Layer(nn.Module):
         mask: Mask,
         packing: Optional[Packing] = None,
     ) -> torch.Tensor:
-        # Cross-attention of all rows of a sentence to keys and values (sentences, heads, source, width / heads).
+        # Cross-attention from all rows in a sentence to keys and values (sentences, heads, source, width / heads).
         across = self.across
         rows = values if packing else values.reshape(memory[0].shape[0], -1, values.shape[-1])
         (query,) = across.split(across.query(rows), 1, packing)
@@ -255,7 +255,7 @@ Memories = List[Tuple[torch.Tensor, ...]]
 
 
 class Cache(NamedTuple):
-    # KV cache of one layer: (2, rows, heads, positions, width / heads), partially filled.
+    # One layer's KV cache: (2, rows, heads, positions, width / heads), partially filled.
 
     held: torch.Tensor
     position: int
@@ -314,7 +314,7 @@ class Network(nn.Module):
 
     @staticmethod
     def enter(layers: Any, values: torch.Tensor) -> Stream:
-        # Input of a stack of layers.
+        # Input for a layer stack.
         return Stream(values, layers[0].enter(0, values))
 
     @staticmethod
@@ -388,9 +388,9 @@ def mask_of(source: torch.Tensor) -> torch.Tensor:
 
 
 class State:
-    """Decoder state of a beam search, with ``beam`` consecutive rows per sentence.
+    """Beam search decoder state, with ``beam`` consecutive rows per sentence.
 
-    Keys and values of the source are stored once per sentence: its rows are queries of the same GEMM.
+    Keys and values of the source are stored once per sentence: the sentence's rows are queries in the same GEMM.
     """
 
     def __init__(self, beam: int, mask: torch.Tensor, memories: Memories, past: torch.Tensor) -> None:
@@ -406,7 +406,7 @@ class State:
         return cls(beam, mask, memories, memories[0][0].new_empty(depth, 2, rows, config.heads, 0, head))
 
     def cache(self, layer: int, position: int) -> Cache:
-        # Return the cache of one layer, with capacity for ``position``.
+        # Return one layer's cache, with capacity for ``position``.
         if position >= self.held.shape[-2]:
             grown = self.held.new_empty(*self.held.shape[:-2], position + GROWTH, self.held.shape[-1])
             grown[..., : self.held.shape[-2], :] = self.held

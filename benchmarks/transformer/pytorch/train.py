@@ -96,7 +96,7 @@ def train_step(training: Training, batch: Batch, rate: Rate) -> torch.Tensor:
 
 
 def score_of(config: Config) -> evaluation.Score:
-    # Return the BLEU variant of the configuration: as in the submission of its round, or plain.
+    # Return the BLEU variant of the configuration: as in the round's submission, or plain.
     if config.bleu == "plain":
         return evaluation.of_text(plain_score)
     return evaluation.of_tokens(fairseq_score if config.round == "v0.5" else tokenized_score)
