@@ -28,7 +28,7 @@ from benchmarks.translation.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class Pairs:
-    # Both sides of a part: sentence i of the target is the translation of sentence i of the source.
+    # A part's two sides: sentence i of the target is the translation of sentence i of the source.
 
     source: Sequences
     target: Sequences

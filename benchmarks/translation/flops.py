@@ -19,6 +19,6 @@ def of_pair(training_flops: Callable[..., Any], config: Any, data: DataSet, orde
 
 
 def of_position(training_flops: Callable[..., Any], config: Any, data: DataSet, order: Order, ranks: int) -> float:
-    """FLOPs of an epoch per token position of its batches, with ``batch_size`` positions per rank and step."""
+    """An epoch's FLOPs per token position in the batches, with ``batch_size`` positions per rank and step."""
     pairs = len(order.sentences) * of_pair(training_flops, config, data, order)
     return pairs / (order.steps * config.batch_size * ranks)

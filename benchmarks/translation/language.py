@@ -16,7 +16,7 @@ from benchmarks.translation.vocabulary import JOIN
 NAME = "made-language"
 LANGUAGES = ("qaa", "qab")  # of ISO 639's codes for local use
 PAIRS = {"train": 8000, "test": 400}
-LEAST_WORDS, MOST_WORDS = 4, 14  # words of a source sentence, including the full stop
+LEAST_WORDS, MOST_WORDS = 4, 14  # words in a source sentence, including the full stop
 WORDS = {"nouns": 60, "verbs": 24, "reports": 6, "adjectives": 24, "adverbs": 10, "prepositions": 6, "names": 14}
 GENDERS = 3
 SYLLABLES = (("bdfklmnprst", "aeiou"), ("ghjvwxzcq", "äöüyî"))  # consonants and vowels per language
@@ -92,7 +92,7 @@ def _word(random: np.random.RandomState, letters: Sequence[str], taken_words: Se
 
 
 def _sentence(random: np.random.RandomState, lexicon: Lexicon) -> Tuple[List[str], List[str]]:
-    # Return the tokens of a sentence and of the translation.
+    # Return the tokens for a sentence and the translation.
     kind = random.randint(4)
     subject, verb, rest, rest_target = _clause(random, lexicon)
     source, target = subject.source, subject.subject

@@ -1,4 +1,4 @@
-"""Synthetic data with the sizes of a real data set, to measure the speed of a step."""
+"""Synthetic data with a real data set's sizes, to measure step speed."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """Assign pairs to batches and ranks, as pure functions of lengths, seed, epoch and number of ranks.
 
 Lengths are as in the arrays, without BOS and EOS. All epochs have the same number of steps, and all ranks the same
-number of batches. A pair is in at most one batch of an epoch; the dropped remainder changes between epochs.
+number of batches. In an epoch, a pair is in one batch or dropped; the dropped remainder changes between epochs.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ MARKS = 1  # positions of EOS (source, target_out) or BOS (target_in) in a batch
 
 @dataclass(frozen=True)
 class Order:
-    # The batches of one epoch for all ranks, in order.
+    # An epoch's batches for all ranks, in order.
 
     sentences: np.ndarray  # int64: indices of pairs, batch after batch
     # int64 [steps * ranks + 1]: the batch of (step, rank) is from bounds[step * ranks + rank] to the next one.
@@ -47,9 +47,9 @@ def by_sentences(
 ) -> Order:
     """Return batches of ``batch_size`` pairs with similar lengths, like GNMT's BucketingSampler (sampler.py, v0.7).
 
-    A pair is in the bucket of its longer side; all ranks use the same bucket in a step. Pairs are shuffled within
+    A pair's bucket follows from the longer side; all ranks use the same bucket in a step. Pairs are shuffled within
     the bucket, then the steps are shuffled. Pairs longer than ``longest``, including BOS and EOS, are dropped, as
-    are pairs that do not fill a step of their bucket, which differ between epochs.
+    are pairs that do not fill a step in their bucket, which differ between epochs.
 
     Raises:
         Problem: no bucket fills a step.
@@ -183,7 +183,7 @@ def _fill(source: np.ndarray, target: np.ndarray, tokens: int, multiple: int, le
         real = sum(np.cumsum(side[window]) for side in sides)
         positions = sum(np.maximum.accumulate(side[window]) for side in sides) * numbers
         spread = np.flatnonzero(real < (1 - MOST_PADDING) * positions)
-        # A single pair has no padding, so the batch keeps at least one.
+        # A single pair needs no padding, so the batch keeps at least one.
         full = start + pairs < count
         if len(spread) and spread[0] < pairs:
             pairs, full = int(spread[0]), True
@@ -196,7 +196,7 @@ def _fill(source: np.ndarray, target: np.ndarray, tokens: int, multiple: int, le
 def for_evaluation(lengths: np.ndarray, *, batch_size: int, ranks: int) -> Order:
     """Return all sentences exactly once, longest first, in batches of up to ``batch_size``.
 
-    All ranks have the same number of batches, with sizes that differ by at most one sentence; with fewer sentences
+    All ranks have the same number of batches, with sizes that differ by up to one sentence; with fewer sentences
     than batches some are empty.
     """
     steps = max(1, -(-len(lengths) // (batch_size * ranks)))

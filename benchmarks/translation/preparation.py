@@ -33,7 +33,7 @@ def _add_options(corpus: str, tokens: str, options: argparse._ArgumentGroup) -> 
 
 
 def data_set(benchmark: str, corpus: str, tokens: str) -> prepare.DataSet:
-    """Return the declaration of a parallel data set, with the benchmark's WMT corpus and kind of tokens."""
+    """Return the declaration for a parallel data set, with the benchmark's WMT corpus and kind of tokens."""
     return prepare.DataSet(
         benchmark=benchmark,
         source="folder of WMT's archives, or of train.XX, train.YY, test.XX and test.YY with XX and YY the languages",

@@ -35,7 +35,7 @@ def letters(text: str) -> str:
 
 
 def _same(data: DataSet, sentences: Sequences, lines: Sequence[str]) -> Dict[int, bool]:
-    # Whether the tokens of a sentence match the text of its line, by index; unknown tokens differ.
+    # Whether a sentence's tokens match the line's text, by index; unknown tokens differ.
     right = {}
     for index in sample_checks.spread(len(sentences), 500).tolist():
         ids = sentences[index].tolist()

@@ -61,7 +61,7 @@ def learn_codes(counts: Mapping[str, int], merges: int, report: Callable[[int], 
 
 
 def check_codes(path: Path) -> str:
-    """Return the text of a file with codes.
+    """Return the text in a codes file.
 
     Raises:
         Problem: a line is not a merge; the message has its number.
@@ -81,7 +81,7 @@ def check_codes(path: Path) -> str:
 
 
 def bpe(codes: str) -> Tokenize:
-    # Return a function that applies the merges in a file's text to the words of a line.
+    # Return a function that applies the merges in a file's text to the words in a line.
     from subword_nmt.apply_bpe import BPE as Encoder
 
     encoder: Any = Encoder(io.StringIO(codes), separator=JOIN)
@@ -89,7 +89,7 @@ def bpe(codes: str) -> Tokenize:
 
 
 def read_dictionary(path: Path) -> List[str]:
-    """Return the entries of a submission's dictionary, one quoted entry per line, without the reserved ones.
+    """Return the entries in a submission's dictionary, one quoted entry per line, without the reserved entries.
 
     Raises:
         Problem: a line is not a quoted entry, or is a duplicate.
@@ -114,7 +114,7 @@ def read_dictionary(path: Path) -> List[str]:
 
 
 class Subtokens:
-    """Splits lines into entries of a vocabulary; the first four entries are special and are never used."""
+    """Splits lines into vocabulary entries; the first four entries are special and are never used."""
 
     def __init__(self, entries: Sequence[str]) -> None:
         self._places = {entry: index for index, entry in enumerate(entries) if index >= len(SPECIAL)}
@@ -123,7 +123,7 @@ class Subtokens:
         self._cached = lru_cache(maxsize=CACHE)(self._ids_of_token)
 
     def encode(self, line: str) -> List[int]:
-        # Return the ids of a line; uncovered text is unknown.
+        # Return a line's ids; uncovered text is unknown.
         return [id_ for token in split_tokens(line) for id_ in self._cached(token)]
 
     def _ids_of_token(self, token: str) -> Tuple[int, ...]:

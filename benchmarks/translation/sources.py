@@ -1,4 +1,4 @@
-"""Source of a preparation: aligned text files found by name, or the toy data set."""
+"""Preparation source: aligned text files found by name, or the toy data set."""
 
 import argparse
 from pathlib import Path
@@ -12,12 +12,12 @@ from benchmarks.translation import language, segment, wmt
 from benchmarks.translation.stages import RAW, SPLIT, TOKENIZED, WHOLE
 from benchmarks.translation.vocabulary import JOIN
 
-SAMPLE_BYTES = 1 << 20  # bytes at the start of a file in which BPE is detected
+SAMPLE_BYTES = 1 << 20  # leading bytes of the file that are checked for BPE
 CODES = ("codes", "codes.txt", "code", "bpe.codes", "bpe.32000")  # names of files with BPE codes
 
 
 class Item(NamedTuple):
-    # A text file: on disk, or a member of an archive.
+    # A text file: on disk, or an archive member.
 
     path: Path
     member: str = ""  # name in the archive without folders, or without .gz; empty for a file on disk
@@ -49,7 +49,7 @@ def find(args: argparse.Namespace) -> Source:
     """Find the raw data in a folder.
 
     Raises:
-        Problem: there is neither text nor archives, files are missing, or a required dictionary is missing.
+        Problem: neither text nor archives exist, files are missing, or a required dictionary is missing.
     """
     origin: Path = args.origin
     if not origin.is_dir():

@@ -1,6 +1,6 @@
-"""The two passes of worker processes over a block of lines: cleaning, and encoding to ids.
+"""Two worker process passes over a block of lines: cleaning, and encoding to ids.
 
-The files of a block are in the scratch folder under its name: ``.clean`` (source TAB target, as words), ``.words``
+A block's files are in the scratch folder under the block name: ``.clean`` (source TAB target, as words), ``.words``
 (word counts), ``.split`` (the same lines in tokens) and ``.npz`` (ids and lengths). A pass writes a file with facts
 at the end, which marks the block as done.
 """
@@ -86,7 +86,7 @@ def _spaces(line: str) -> List[str]:
 
 
 def read_lines(block: Block, side: int) -> Iterator[str]:
-    """Yield the lines of one side without newlines.
+    """Yield one side's lines without newlines.
 
     Raises:
         Problem: a line is not UTF-8.
@@ -155,7 +155,7 @@ def splitter(codes: Path) -> segment.Tokenize:
 
 
 def encode(block: Block, report: Report) -> Tuple[int, int]:
-    # Split a block's words; write ids and lengths of its sentences, for both sides.
+    # Split a block's words; write ids and lengths per sentence, for both sides.
     entries = vocabulary.read(block.shared(VOCABULARY))
     id_of_entry = {entry: number for number, entry in enumerate(entries)}
     subtokens = segment.Subtokens(entries) if block.form == WHOLE else None

@@ -1,7 +1,7 @@
 """Joint vocabulary of both languages, and conversion of ids to text.
 
-The first four entries are special, with the same ids in all data sets. The order of a submission does not affect any
-number: ids only index rows of the embedding.
+The first four entries are special, with the same ids in all data sets. The order in a submission does not affect any
+number: ids only index embedding rows.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Any, Iterable, List, Optional, Tuple
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
-JOIN = "@@"  # suffix of a token that the next one continues, as in subword-nmt
+JOIN = "@@"  # suffix for a token that the next token continues, as in subword-nmt
 # Kinds of vocabulary: byte pair encoding of subword-nmt, subtokens of tensor2tensor.
 BPE, SUBTOKENS = "bpe", "subtokens"
 
@@ -40,7 +40,7 @@ class Vocabulary:
         return -(-self.size // multiple) * multiple
 
     def tokens(self, ids: Iterable[int]) -> List[str]:
-        """Return the entries of a sentence up to EOS, without padding; ids after the last entry are unknown."""
+        """Return a sentence's entries up to EOS, without padding; ids after the last entry are unknown."""
         tokens = []
         for id_ in ids:
             if id_ == EOS:

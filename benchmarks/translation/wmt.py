@@ -51,13 +51,13 @@ NEWS_12 = Published(
     ("training-parallel-nc-v12.tgz", "nc-v12.tgz"),
     "http://data.statmt.org/wmt17/translation-task/training-parallel-nc-v12.tgz",
 )
-# In the order in which the submissions concatenate them.
+# In the concatenation order in the submissions.
 CORPORA = {"wmt16": (EUROPARL, COMMON_CRAWL, NEWS_11), "wmt17": (NEWS_12, COMMON_CRAWL, EUROPARL)}
 TEST = "newstest2014"
 # The archive contains the test part as SGM.
 DEV = Published(TEST, ("dev.tgz",), "http://data.statmt.org/wmt16/translation-task/dev.tgz")
 SGM = {"en": f"{TEST}-deen-ref.en.sgm", "de": f"{TEST}-deen-src.de.sgm"}
-# From translation/verify_dataset.sh (v0.5); rnn_translator/verify_dataset.sh also has the second. The archives have no
+# From translation/verify_dataset.sh (v0.5); rnn_translator/verify_dataset.sh also has the second. The archives lack
 # published checksums: that script compares a hash over all of raw_data/.
 KNOWN_MD5 = {
     f"{TEST}.en": "dabf51a9c02b2235632f3cee75c72d49",
@@ -96,7 +96,7 @@ def holds_wmt(origin: Path) -> bool:
 
 
 def locate(origin: Path, corpus: str) -> List[Dict[str, Tuple[Path, str]]]:
-    """Return the location of the corpora per language, test part last: a path, and the member of an archive.
+    """Return the location of the corpora per language, test part last: a path, and the archive member.
 
     Raises:
         Problem: archives are missing; the message lists all of them.
@@ -145,7 +145,7 @@ def listed_sums(origin: Path) -> Dict[str, str]:
 
 
 def check_sum(path: Path, expected_md5: str, source: str, add: Any) -> None:
-    # Reject a file whose checksum differs from the one in ``source``.
+    # Reject a file if the checksum differs from ``source``.
     kind = "md5" if len(expected_md5) == 32 else "sha256"
     digest = hashlib.new(kind)
     with path.open("rb") as file:
@@ -205,10 +205,10 @@ def _copy(file: IO[bytes], to: Path, report: Report, raw: IO[bytes]) -> None:
 
 
 def read_sgm(path: Path) -> List[str]:
-    """Return the segments of an SGM file as lines, without unescaping entities (Moses' input-from-sgm.perl).
+    """Return the segments in an SGM file as lines, without unescaping entities (Moses' input-from-sgm.perl).
 
     Raises:
-        Problem: the file has no segments or is not UTF-8.
+        Problem: the file lacks segments or is not UTF-8.
     """
     try:
         text = path.read_bytes().decode("utf-8")

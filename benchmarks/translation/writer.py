@@ -132,7 +132,7 @@ def plan(source: sources.Source, args: argparse.Namespace, scratch: Path, pool: 
     """Split the files into blocks of lines.
 
     Raises:
-        Problem: aligned files differ in the number of lines, or there is not enough disk space.
+        Problem: aligned files differ in the number of lines, or disk space is insufficient.
     """
     corpora = {"train": source.train, "test": (source.test,)}
     paths = [item.path for part_corpora in corpora.values() for corpus in part_corpora for item in corpus]
@@ -208,7 +208,7 @@ def _split(task: Task, args: argparse.Namespace) -> Dict[str, Any]:
 
 
 def _write_arrays(blocks: Sequence[Block], scratch: Path, entries: int) -> List[int]:
-    # Write tokens and offsets of both sides of a part from its blocks; return the tokens of both sides.
+    # Write a part's tokens and offsets for both sides from its blocks; return the tokens of both sides.
     tokens = [sum(numbers) for numbers in zip(*(block.facts("encode")["tokens"] for block in blocks))]
     for side, count in zip(SIDES, tokens):
         stem, lengths = f"{blocks[0].part}_{side}", [np.zeros(1, "<i8")]

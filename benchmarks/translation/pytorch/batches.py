@@ -20,7 +20,7 @@ AHEAD = 4
 
 
 class Batch(NamedTuple):
-    # This rank's pairs of a step, padded with PAD.
+    # This rank's pairs in a step, padded with PAD.
 
     source: torch.Tensor  # int64 (B, S): tokens and EOS, with BOS in front if the model needs it
     source_lengths: torch.Tensor  # int64 (B,): with EOS, and BOS where it is there
@@ -95,7 +95,7 @@ def training_input(
 
     Args:
         pairs: of the training part.
-        order_of: returns the order of an epoch, counted from 0; all have the same number of steps.
+        order_of: returns an epoch's order, counted from 0; all have the same number of steps.
         ranks: of the job.
         position: finished steps.
         shape: of batches.

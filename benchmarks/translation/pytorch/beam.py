@@ -1,4 +1,4 @@
-"""Batched beam search, with the two ways in which the submissions treat finished hypotheses.
+"""Batched beam search, with both treatments of finished hypotheses in the submissions.
 
 Greedy search is a beam of 1. Finished sentences leave the batch. For equal scores, the better hypothesis and the
 smaller token come first, on all devices, and a sentence's result is independent of the rest of the batch.
@@ -46,7 +46,7 @@ def length_penalty(power: float, offset: float) -> Normalize:
 
 
 def coverage_penalty(factor: float) -> Coverage:
-    """Return factor * sum over the source of log(min(attention, 1)), without positions that have no attention.
+    """Return factor * sum over the source of log(min(attention, 1)), without positions that lack attention.
 
     GNMT's submission uses factor 0.1 (Wu et al. 2016, equation 14).
     """
@@ -123,7 +123,7 @@ def search(
     longest: Union[int, Sequence[int]],
     rules: Rules,
 ) -> List[List[int]]:
-    """Return the best hypothesis per sentence of a batch, without BOS and EOS.
+    """Return the best hypothesis per sentence in a batch, without BOS and EOS.
 
     Args:
         step: returns the log-probabilities (rows, V) of the next token, and the attention (rows, S) or None, from
@@ -179,7 +179,7 @@ def _initial_state(batch: int, beam: int, limits: torch.Tensor) -> Tuple[_Hypoth
 
 
 def _attend(alive: _Hypotheses, attention: torch.Tensor) -> _Hypotheses:
-    # Accumulate the attention of the next token; finished hypotheses have no next token.
+    # Accumulate the attention of the next token; finished hypotheses lack a next token.
     new = attention.float().view(*alive.scores.shape, -1).masked_fill(alive.ended[:, :, None], 0)
     return alive._replace(attention=new if alive.attention is None else alive.attention + new)
 

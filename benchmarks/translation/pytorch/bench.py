@@ -47,19 +47,19 @@ def subject(
     translated: SourceBatch,
     title: str,
 ) -> bench.Subject:
-    """Return the bench subject of a translator.
+    """Return a translator's bench subject.
 
     Args:
         training: network and optimizer.
         data: real pairs.
-        orders: batches of an epoch.
+        orders: batches in an epoch.
         shape: layout of the batches.
         longest: maximum tokens per side without marks.
         sentences: pairs per batch of the plain loop.
         tokens: per batch of real data.
         synthetic: batch.
         synthetic_tokens: its tokens.
-        synthetic_flops: model FLOPs of a training step on it.
+        synthetic_flops: model FLOPs for a training step with it.
         step: trains on a batch.
         plain: network of the plain loop.
         logits: (B, T, vocabulary) of the plain network.
@@ -110,7 +110,7 @@ def subject(
 def plain_step(
     config: Any, network: torch.nn.Module, logits: Callable[[Batch], torch.Tensor], next_batch: NextBatch
 ) -> Callable[[], None]:
-    # Return a step of a plain loop with the logits of the full batch and torch.optim.Adam.
+    # Return a plain training step with full-batch logits and torch.optim.Adam.
     optimizer = torch.optim.Adam(network.parameters(), bench.RATE, (config.beta1, config.beta2), config.epsilon)
 
     def step() -> None:

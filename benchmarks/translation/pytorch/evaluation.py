@@ -52,7 +52,7 @@ def translate(
 
     Args:
         batches: this rank's batches; all ranks have the same number.
-        sentences: number of test sentences; each must be in one batch of one rank.
+        sentences: number of test sentences; each must be in a single batch, on a single rank.
         decode: translates a batch.
         ranks: of the job.
         run: ``interruptible`` stops the evaluation early and sets ``interrupted``.

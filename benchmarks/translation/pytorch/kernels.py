@@ -12,7 +12,7 @@ from benchmarks.common.torch.kernels import OPTIONS, Specification, power_of_two
 BLOCK = 4096  # maximum columns per program
 WARPS = 8
 JOIN_WARPS = 4
-PROGRAMS = 512  # programs of a norm's backward pass; each has partial sums for weight and bias
+PROGRAMS = 512  # programs in a norm's backward pass, with partial sums for weight and bias per program
 
 
 @triton.jit

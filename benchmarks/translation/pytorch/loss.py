@@ -1,7 +1,8 @@
 """Cross-entropy with label smoothing over a large vocabulary, from the last hidden states.
 
-The logits of all positions need multiples of the memory of the rest of a step. Here they exist for a chunk of rows
-at a time: gradients are computed in the forward pass and the logits are discarded. Padding rows are skipped.
+The logits of all positions need several times as much memory as the rest of the training step. Here they exist for a
+chunk of rows at a time: gradients are computed in the forward pass and the logits are discarded. Padding rows are
+skipped.
 """
 
 from typing import Any, Callable, Optional, Tuple
@@ -65,8 +66,8 @@ def smoothed_loss(
 
     Per token: (1 - smoothing) * -log p(target) + smoothing * mean over V of -log p (Szegedy et al. 2016, section 7;
     both submissions, with the padded vocabulary). Under autocast the GEMMs use its type; softmax, sums and weight
-    gradients are float32 or wider. fp16 needs no loss scale up to here: the gradients of the sum have the magnitude
-    of a probability, and the loss scale applies to the backward pass before ``hidden``.
+    gradients are float32 or wider. fp16 needs no loss scale up to here: the gradients of the sum are as large as
+    probabilities, and the loss scale applies to the backward pass before ``hidden``.
 
     Args:
         hidden: (N, width), or of the ``rows`` only.
@@ -76,7 +77,7 @@ def smoothed_loss(
         smoothing: 0 to 1.
         chunk: rows per chunk; default: according to CHUNK_BYTES.
         rows: int64, where ``targets`` is not PAD. Computing it on a GPU would synchronize.
-        of_rows: loss and gradient of a chunk.
+        of_rows: loss and gradient per chunk.
     """
     if rows is None:
         rows = (targets != PAD).nonzero(as_tuple=True)[0]

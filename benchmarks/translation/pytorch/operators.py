@@ -1,7 +1,7 @@
 """Operators shared by the translators, with Triton kernels and apex's; see common/torch/kernels.py.
 
-Implementations are equivalent and chosen by measuring with the sizes of a step; rank 0 prints the choice, and
-checkpoints have it.
+Implementations are equivalent and chosen by measuring with the step's sizes; rank 0 prints the choice, and
+checkpoints store it.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from benchmarks.common.torch import kernels
 from benchmarks.translation.pytorch.loss import RowLoss, row_loss
 
 LOSS_ROWS = 1024  # rows of logits on which implementations of the loss are measured
-NEVER = -100  # not a target: apex ignores rows with its padding index, and our rows have no padding
+NEVER = -100  # not a target: apex ignores rows with its padding index, and our rows contain no padding
 
 
 def layer_norm(
@@ -148,11 +148,11 @@ def choose(
     apex_modules: Optional[Mapping[str, Any]] = None,
     registry: Mapping[str, kernels.Operator] = OPERATORS,
 ) -> Tuple[Dict[str, str], Dict[str, Any]]:
-    """Return name and implementation of each operator of ``sizes``, the sizes of a step.
+    """Return name and implementation per operator in ``sizes``, the step's sizes.
 
-    ``saved``: names in a checkpoint. ``apex_modules``: apex's modules (default: as installed). ``registry``: operators
-    of the network.
-    Raises ValueError where ``requested`` names what is not there.
+    ``saved``: names in a checkpoint. ``apex_modules``: apex's modules (default: as installed). ``registry``:
+    operators of the network.
+    Raises ValueError if a ``requested`` implementation is missing.
     """
     from_apex = apex_operators(find_apex() if apex_modules is None else apex_modules)
     apex = kernels.Library("apex", from_apex, "the image has no apex, or one without its CUDA parts")

@@ -31,13 +31,13 @@ class Hypotheses:
     # Beam search state that calls an exported decoder step.
 
     def __init__(self, infer: Infer, beam: int, fixed: Arrays, changing: Arrays) -> None:
-        """Store the inputs of a step.
+        """Store a step's inputs.
 
         Args:
             infer: a step, from ``tokens`` (B, beam), ``fixed`` and ``changing``.
             beam: hypotheses per sentence.
             fixed: per sentence, (B, ...).
-            changing: per hypothesis, (B, beam, ...); the caller replaces it with the outputs of a step.
+            changing: per hypothesis, (B, beam, ...); the caller replaces it with a step's outputs.
         """
         self.infer, self.beam, self.fixed, self.changing = infer, beam, fixed, changing
 
@@ -50,7 +50,7 @@ class Hypotheses:
         self.changing = tuple(state.reshape(-1, *state.shape[2:])[indices] for state in self.changing)
 
     def ask(self, tokens: torch.Tensor) -> Arrays:
-        # Return the outputs of a step from ``tokens`` int64 (B * beam,).
+        # Return a step's outputs from ``tokens`` int64 (B * beam,).
         return self.infer(tokens.view(-1, self.beam).numpy(), *self.fixed, *self.changing)
 
 

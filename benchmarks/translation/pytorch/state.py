@@ -1,4 +1,4 @@
-"""Training state of a translator: network, optimizer, and checkpoints."""
+"""Translator training state: network, optimizer, and checkpoints."""
 
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping
