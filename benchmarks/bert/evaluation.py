@@ -1,8 +1,8 @@
 """The evaluation set: source articles selected with MLPerf's rule, or a separate text; excluded from training.
 
 MLPerf's rule (transparency_in_test_set_generation.py, NVIDIA v0.7): article 42, counted from 0, in each of the text's
-500 parts, or the middle article if a part has fewer than 84. Here, a part has an equal number of
-consecutive documents, and a text too small for 500 parts has fewer.
+500 parts, or the middle article in parts with fewer than 84. Here, all parts have an equal number of consecutive
+documents, and a text too small for 500 parts has fewer.
 """
 
 from itertools import chain

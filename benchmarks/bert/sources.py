@@ -129,7 +129,7 @@ def files_of(origin: Path, paragraphs: bool) -> Tuple[File, ...]:
 
 
 def _form_of(path: Path, paragraphs: bool, is_file: bool) -> str:
-    # Return a file's form, or an empty string for other files; the reference's records have no suffix.
+    # Return a file's form, or an empty string for other files; the reference's record names lack a suffix.
     if path.name == VOCABULARY:
         return ""
     if wikipedia.is_dump(path):

@@ -227,7 +227,7 @@ MOST_PASSES = 40  # maximum nesting depth; lines with deeper markup are dropped
 
 
 def paragraphs(text: str) -> List[str]:
-    # Return the paragraphs of an article's wikitext, one line per paragraph.
+    # Return the paragraphs in an article's wikitext, one per line.
     text = _COMMENT.sub("", text)
     text = _SELF_CLOSING.sub(" ", text)
     text = _all(text, (_ELEMENT,), "")

@@ -59,7 +59,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     """Write arrays and vocabulary.
 
     Raises:
-        Problem: the source is damaged or inconsistent, or a part has no samples.
+        Problem: the source is damaged or inconsistent, or leaves a part empty.
     """
     source = listing.source or sources.toy_data_set(scratch, args.name)
     defaults = SUBMITTED if listing.source else SMALL
