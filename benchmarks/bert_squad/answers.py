@@ -1,8 +1,8 @@
 """Best answer spans from logits, and their scores.
 
 Same rule as run_squad.py: pairs of a window's 20 best start and 20 best end tokens, in order, inside the
-paragraph, no longer than 30 tokens, and starting where this window has maximum context; then the best pair in all
-windows of a question. The text is the substring of the paragraph. run_squad.py has no offsets within words and
+paragraph, no longer than 30 tokens, and starting where this window has maximum context; then the question's best pair
+in all windows. The text is the substring of the paragraph. run_squad.py has no offsets within words and
 searches for the token heuristically, with the same result if the search succeeds.
 """
 
@@ -61,7 +61,7 @@ def best_spans(start: np.ndarray, end: np.ndarray, positions: Places, count: int
 
 
 def best_of(spans: Iterable[Span], count: int) -> List[Span]:
-    """Return the best spans of a question's windows, best first; earlier windows first for equal scores."""
+    """Return the best spans in a question's windows, best first; earlier windows first for equal scores."""
     return sorted(spans, key=lambda span: -span.score)[:count]
 
 
