@@ -48,7 +48,7 @@ def _mean(epoch: Sequence[Tuple[int, float]]) -> float:
 
 
 def truncate_losses(end: Losses, losses: Losses) -> Losses:
-    """Truncate ``losses`` to the length of a shorter training."""
+    """Truncate ``losses`` to the epochs and steps in ``end``."""
     return [epoch[: len(prefix)] for epoch, prefix in zip(losses, end)]
 
 

@@ -17,7 +17,7 @@ from typing import List, Optional
 from benchmarks.common.run.stopping import end_process
 from benchmarks.common.run.timing import seconds_of
 
-# Size of each rank's fp32 array; on a GPU large enough to be limited by the links
+# fp32 array size per rank; on a GPU large enough to be limited by the links
 ARRAY_BYTES = {"gpu": 1 << 28, "cpu": 1 << 22}
 CALLS = 10
 REPEATS = 3

@@ -5,7 +5,7 @@ from typing import Any, Dict
 
 from nvidia.dali import Pipeline, backend, types
 
-# Newer releases default to an executor whose outputs have no stream, so that copying them would block
+# Newer releases default to an executor whose outputs lack a stream, so that copying them would block
 # (benchmarks/common/torch/dali.py).
 EXECUTOR = {"exec_dynamic": False} if "exec_dynamic" in inspect.signature(Pipeline.__init__).parameters else {}
 

@@ -18,7 +18,7 @@ CONVERT = "convert it to 8 bits per channel, for example: magick IN -auto-level 
 
 
 class CorruptImage(ValueError):
-    """An image that cannot be decoded, or whose pixels have no defined range."""
+    """An image that cannot be decoded, or whose pixels lack a defined range."""
 
 
 @contextmanager

@@ -157,7 +157,7 @@ def verify(
 
 
 def compare(path: Path, file: Mapping[str, Any], quick: bool, add: Add) -> Optional[Tuple[str, str]]:
-    """Return actual and expected state of a file whose size or sha256 differs, else None."""
+    """Return a file's actual and expected state if size or sha256 differs, else None."""
     try:
         size = path.stat().st_size
         if size != file["bytes"]:

@@ -68,8 +68,8 @@ class Subject:
     outputs: Sequence[Value]
     example: Arrays  # inputs for tracing; at least two samples if batched
     preprocessing: Mapping[str, Any]  # preprocessing that a client has to do
-    # Runs a model on the evaluation set and returns the quality as in the log, or {} without an evaluation. None: a
-    # part that is evaluated together with the others.
+    # Runs a model on the evaluation set and returns the quality as in the log, or {} without an evaluation. None:
+    # evaluated together with other parts.
     evaluate: Optional[Callable[[Infer], Mapping[str, float]]] = None
     original: Optional[Infer] = None  # computes the outputs with the training code, if that is not ``model``
     batched: bool = True  # whether all inputs and outputs have the batch as first axis, of any size

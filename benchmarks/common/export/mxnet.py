@@ -39,7 +39,7 @@ def _remove_weight_inputs(path: Path) -> None:
 
 
 def write_onnx(subject: Subject, folder: Path) -> str:
-    """Write model.onnx of ``subject.model``, a HybridBlock; raise Problem without onnx or onnxruntime."""
+    """Write ``subject.model``, a HybridBlock, as model.onnx; raise Problem without onnx or onnxruntime."""
     require_for_onnx("onnx")
     _add_mapping()
     path = folder / ONNX_FILE

@@ -91,7 +91,7 @@ class StepReports:
         return self._input_wait.take() / max(time.time() - self._since, 1e-9)
 
     def add(self, steps: range, loss: Any, stop: bool, learning_rate: Any, samples: Optional[int] = None) -> bool:
-        """Report ``steps`` with their mean loss; return True once all ranks know of a stop request.
+        """Report ``steps`` with their mean loss; return True once all ranks know about a stop request.
 
         ``loss``: mean over this rank's samples, on the device. ``samples``: of all ranks, default one global batch.
         ``learning_rate``: a number, or a tensor on the device.

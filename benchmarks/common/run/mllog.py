@@ -129,7 +129,7 @@ class MLLog:
         else:
             self._stop_at_save(self._saves, status)
 
-    # Log the last evaluated model and its save time in seconds since run_start; v0.6 has no run_stop.
+    # Log the last evaluated model and its save time in seconds since run_start; v0.6 lacks run_stop.
     #
     # The clock stops retroactively when the first model that reached the target was saved (MLPerf training rules,
     # "timing": time-stamped checkpoints). The times are read from the log, which also works for resumed runs.
@@ -213,7 +213,7 @@ V05_KEYS: Mapping[str, Tuple[str, ...]] = {
 class V05Log:
     """``:::MLPv0.5.0 BENCHMARK UNIX_SECONDS (FILE:LINE) KEY: JSON``, the v0.5 format; epochs count from 0.
 
-    v0.5 has no untimed initialization: its clock includes model construction. Here, building the model also selects
+    v0.5 lacks untimed initialization: its clock includes model construction. Here, building the model also selects
     kernels and captures graphs, which no v0.5 submission timed, so all this is done before run_start, between
     init_start and init_stop. These tags of later rounds record its duration.
     """

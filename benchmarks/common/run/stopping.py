@@ -55,7 +55,7 @@ def supervisor(experiment: Path) -> Optional[Tuple[int, int]]:
 class StopRequest:
     """Set the flag ``requested`` on SIGTERM and SIGINT; the training loop polls it.
 
-    Before ``arm``, there is nothing to save, and a signal exits the process immediately with code 128 + signal
+    Before ``arm``, no state needs saving, and a signal exits the process immediately with code 128 + signal
     number, as in a shell.
     """
 
@@ -149,8 +149,8 @@ def leaving_together(framework: Any) -> Iterator[None]:
 def end_process(main: Callable[[], int]) -> NoReturn:
     """Call a training's ``main`` and exit with its code like Python, but without finalizing the interpreter.
 
-    Threads are still running: the heartbeat, which may hold the lock of its file, and threads of a framework that
-    need Python to release objects, such as Gloo's after a collective. Finalizing the interpreter would abort the
+    Threads are still running: the heartbeat, which may hold its file lock, and framework threads that need Python
+    to release objects, such as Gloo's after a collective. Finalizing the interpreter would abort the
     process and lose the exit code of the training.
     """
     code = 1

@@ -48,7 +48,7 @@ class _Arrays(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-# Stand-in for torch.nn.Parameter in old state_dicts: the tensor is its first argument, or the first item of its state.
+# Stand-in for torch.nn.Parameter in old state_dicts: the tensor is its first argument, or the first item in its state.
 class _Parameter:
     def __new__(cls, data: Any = None, *_: Any) -> "_Parameter":
         parameter = super().__new__(cls)

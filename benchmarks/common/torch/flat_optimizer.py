@@ -1,7 +1,7 @@
 """Update of all weights: gradient sum over ranks, loss scale, clipping by global norm, optimizer.
 
 Weights and gradients are one flat tensor each, so that an update needs only a few kernels for any model. If the
-optimizer can skip steps on the device (PyTorch's fused optimizers), there is no synchronization.
+optimizer can skip steps on the device (PyTorch's fused optimizers), no synchronization is needed.
 """
 
 import math

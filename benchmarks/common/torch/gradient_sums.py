@@ -69,7 +69,7 @@ class GradientSums:
         """Register hooks for ``parameters``, whose gradients are ``slices`` of the flat ``gradients``.
 
         With several ``shares``, each rank gets only the sum for its share. ``compression``: communication type, fp16,
-        bf16 or none. There is a single collective after the backward pass if ``bucket_bytes`` is 0 or larger than a
+        bf16 or none. A single collective follows the backward pass if ``bucket_bytes`` is 0 or larger than a
         share, or in older PyTorch.
         """
         self._gradients, self._ranks, self._shares = gradients, ranks, shares
@@ -139,5 +139,5 @@ class GradientSums:
 
     def _store(self, sent: torch.Tensor, part: slice) -> None:
         if self._type is not None:
-            # In two steps: a product would be computed in the type of its factors.
+            # In two steps: a product would be computed in the factors' type.
             self._gradients[part].copy_(sent).mul_(self._ranks.size)

@@ -92,7 +92,7 @@ def tolerance(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def distance_of(operator: Operator, other: Any, device: torch.device, dtype: torch.dtype) -> float:
-    """Return the maximum error of ``other``, an implementation of the operator, relative to the plain one."""
+    """Return the maximum error in ``other``, an implementation of the operator, relative to the plain one."""
     largest = 0.0
     for sizes in operator.small:
         plain, results = (

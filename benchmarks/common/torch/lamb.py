@@ -2,8 +2,8 @@
 
 arXiv 1904.00962, algorithm 2, in the variant of apex's FusedLAMB with the arguments of NVIDIA's v0.7 submission of
 BERT (run_pretraining.py: bias correction, grad_averaging, use_nvlamb=False, max_grad_norm 1.0, which
-benchmarks/common/torch/flat_optimizer.py applies). With the gradient g over the global batch, clipped by its norm
-over all tensors, weights w of one tensor, decay d of that tensor, learning rate r and step number t, from 1:
+benchmarks/common/torch/flat_optimizer.py applies). With the gradient g over the global batch, clipped by its norm over
+all tensors, one tensor's weights w and decay d, learning rate r and step number t, from 1:
 
     m <- b1 m + (1 - b1) g          v <- b2 v + (1 - b2) g^2
     u = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon) + d w
@@ -48,7 +48,7 @@ def parameter_groups(
 ) -> List[ParameterGroup]:
     """Return the slices of the parameters in FlatOptimizer's order, each divided into ``parts_of`` equal groups.
 
-    Raises ValueError if a part would not start at a multiple of ALIGNMENT.
+    Raises ValueError if any group would not start at a multiple of ALIGNMENT.
     """
     groups, start = [], 0
     for name, parameter in parameters:

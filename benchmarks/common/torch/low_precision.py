@@ -1,7 +1,7 @@
 """FP8 GEMMs with PyTorch's kernel, and cached low-precision copies of weights.
 
 FP8 (arXiv 2209.05433): inputs and weights in E4M3, gradients in E5M2, one scale per tensor from its current maximum.
-There is no scaling history, so that a resumed run is bitwise equal. Everything stays on the device: it can be
+Without a scaling history, a resumed run is bitwise equal. Everything stays on the device: it can be
 captured in a CUDA graph, and torch.compile fuses a cast into one kernel.
 """
 
