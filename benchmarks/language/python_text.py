@@ -30,7 +30,7 @@ def write_text(path: Path) -> str:
     """Write one sentence per line with an empty line between documents; return a description of the source.
 
     Raises:
-        Problem: this Python has no source files.
+        Problem: this Python lacks source files.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(modules(root))

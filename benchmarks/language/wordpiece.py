@@ -3,7 +3,7 @@
 Same tokens as tokenization.py of the MLPerf v0.7 submission (google-research/bert) for all text without private-use
 characters, which the library removes. Differences from BertTokenizer's defaults follow the reference: special tokens
 in the text, such as "[MASK]", are ordinary text, so that articles cannot contain task markers; words of 101 to 200
-letters are split; a capital sigma at the end of a word becomes a final sigma.
+letters are split; a capital sigma at a word's end becomes a final sigma.
 
     tokenizer = Tokenizer(read(Path("vocab.txt")))
     tokenizer.pieces("unaffable!")               # ["una", "##ffa", "##ble", "!"]
