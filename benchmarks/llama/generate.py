@@ -25,7 +25,7 @@ Step = Callable[[np.ndarray, np.ndarray], Tuple[np.ndarray, ...]]
 
 
 def empty_cache(shape: Sequence[int], batch: int = 1) -> np.ndarray:
-    """Return an empty cache; ``shape`` has no batch axis, and its position axis is ignored."""
+    """Return an empty cache; ``shape`` omits the batch axis, and its position axis is ignored."""
     return np.zeros((batch, *shape[:3], 0, shape[4]), np.float32)
 
 
@@ -58,7 +58,7 @@ def generate(
 
 
 def served(url: str, exported: Path, seconds: float) -> Tuple[Step, List[int]]:
-    """Return a server's step function and the shape of its cache without the batch axis."""
+    """Return a server's step function and its cache shape without the batch axis."""
     manifest = client.read_manifest(exported)
     server = client.Server(url, "http", manifest)
     server.wait(seconds)

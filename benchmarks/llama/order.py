@@ -5,7 +5,7 @@ shuffled, concatenated and cut into sequences, and the sequences are shuffled. I
 needed, it is shuffled separately. A sequence has one token more than the network's input, which is also the first
 token of the next sequence. Documents are not separated within a sequence.
 
-The reference has a single prefix for its training split, so there is no blending, independent of its weight
+The reference has a single prefix for its training split, so data sets are not blended, whatever the prefix weight
 (BlendedMegatronDatasetBuilder, "Each split comes from a separate distribution").
 
 The evaluation set is not shuffled (README.md of the reference, "Test data order").

@@ -37,7 +37,7 @@ class Stored(NamedTuple):
 
 
 def tensors_of(path: Path) -> Dict[str, Stored]:
-    """Return the tensors in a file, or in all files of an index, by name; reads only the headers.
+    """Return the tensors in a file, or in an index's files, by name; reads only the headers.
 
     Raises:
         Problem: a file is missing or damaged.

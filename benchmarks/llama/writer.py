@@ -172,7 +172,7 @@ def _tokenize(
 def _write_part(
     path: Path, part: Part, tokenizer: tokenizers.Tokenizer, ends: List[int], kind: "np.dtype[np.generic]"
 ) -> Dict[str, List[object]]:
-    # Write the ids of a file's documents; return lengths and keys, and for evaluation the first characters.
+    # Tokenize a file's documents and write the ids; return lengths and keys, and for evaluation the first characters.
     lengths: List[object] = []
     keys: List[object] = []
     begins: List[object] = []

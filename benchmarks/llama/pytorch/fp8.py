@@ -43,7 +43,7 @@ def set_up(network: Network, mode: str, device: torch.device, frozen: bool = Fal
     With ``frozen`` the weights become FP8; set them with ``keep`` in parallel.py.
 
     Raises:
-        Problem: PyTorch or the device of any rank has no FP8 support.
+        Problem: PyTorch or any rank's device does not support FP8.
     """
     reason = pytorch.agreed(low_precision.why_no_fp8(device))
     if reason:

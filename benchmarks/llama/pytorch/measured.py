@@ -22,7 +22,7 @@ STEPS = 64  # minimum number of steps in the sample order
 
 
 def for_one_rank(config: Any, most_layers: int = 4) -> Any:
-    """Return the configuration for one rank, with ``most_layers`` layers at most.
+    """Return the configuration for one rank, with up to ``most_layers`` layers.
 
     All layers are alike, so a few are enough to measure the speed. The two loops together need 28 bytes per weight
     (weights, gradients and moments): 54 GB for four layers of Llama 3.1 8B, 66 GB for two of gpt-oss-20b.

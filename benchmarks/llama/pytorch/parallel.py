@@ -81,7 +81,7 @@ def distribute(
     """Shard a network on the meta device over all ranks. A single rank in fp32 keeps the full network.
 
     ``extra_plan``: tensor-parallel plan of modules added to the layers. ``expert_parallelism``: number of ranks that
-    share the experts of a mixture.
+    share a mixture's experts.
     """
     if position.context > 1:
         attend = across(context_group(ranks, position), position)

@@ -44,7 +44,7 @@ def continued(network: Network, begins: torch.Tensor, length: int, drawing: Opti
 def write(network: Network, samples: List[np.ndarray], tokenizer: Path, ranks: Ranks, seed: int, output: Path) -> None:
     """Continue the first third of some evaluation ``samples`` with the network; rank 0 writes the file.
 
-    Skipped for synthetic data, which have no tokenizer.
+    Skipped for synthetic data, which lack a tokenizer.
     """
     if not tokenizer.exists():
         return
