@@ -32,7 +32,7 @@ def find(args: argparse.Namespace) -> Source:
     """Find the raw data.
 
     Raises:
-        Problem: a part is missing or incomplete, or texts have no tokenizer.
+        Problem: a part is missing or incomplete, or texts lack a tokenizer.
     """
     origin: Path = args.origin
     all_files = sorted(origin.iterdir()) if origin.is_dir() else [origin]
