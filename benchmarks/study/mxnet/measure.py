@@ -70,7 +70,7 @@ def resident_mib() -> float:
 
 
 def largest_batch(training: Training, step: Callable[[Training, Batch], None]) -> Dict[str, Any]:
-    """Return the largest batch that fits, and the one that does not (None: limit not reached)."""
+    """Return the largest tested batch that fits, and the smallest that does not (None: limit not reached)."""
     config, fits = training.config, 0
     batch = config.batch_size
     while batch <= _LARGEST:
