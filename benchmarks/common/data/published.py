@@ -16,7 +16,7 @@ def load() -> Dict[str, Any]:
 
 
 def shortfall(manifest: Mapping[str, Any]) -> str:
-    """Return why a manifest does not match the published data set with its name; empty if it matches or has another name."""
+    """Return why a manifest does not match the published data set with its name; empty if it matches or none exists."""
     sets = load()
     if manifest["name"] not in sets:
         return ""

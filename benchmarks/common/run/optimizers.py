@@ -15,8 +15,8 @@ UNSCALED tensors have the same rate and m as with SGD; for all others
     m = momentum * r / r'    (Goyal et al. 2017, arXiv 1706.02677, section 3, "momentum correction").
 
 SGDwFASTLARS corrects the momentum only in the first call per step. MXNet calls an optimizer with up to
-MXNET_OPTIMIZER_AGGREGATION_SIZE tensors with the same type. All submissions set 54, and ResNet-50 has 54 scaled tensors,
-which come first. SGDwFASTLARSV2 (v2.1, common/optimizer.py) does the same for any number.
+MXNET_OPTIMIZER_AGGREGATION_SIZE tensors with the same type. All submissions set 54, and ResNet-50 has 54 scaled
+tensors, which come first. SGDwFASTLARSV2 (v2.1, common/optimizer.py) does the same for any number.
 
 Weight decay is never applied to beta. It is applied to gamma with SGD (Optimizer.set_wd_mult of MXNet), and to the
 bias of the last layer with LARS (set_wd_mult in fit.py): see each system's no_weight_decay.
