@@ -1,1 +1,1 @@
-"""What the benchmarks on COCO share: data, evaluation and operations on boxes."""
+"""Code shared by the COCO benchmarks: data, evaluation and box operations."""

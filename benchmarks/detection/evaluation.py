@@ -191,7 +191,7 @@ def _match_pair(evaluation: COCOeval, pair: Pair, scores: List[float], shapes: L
     thresholds = evaluation.params.iouThrs
     matched, ignored = (np.zeros((len(thresholds), len(scores)), bool) for _ in range(2))
     shape = "bbox" if evaluation.params.iouType == "bbox" else "segmentation"
-    # Ids start at 1 because 0 means unmatched in pycocotools. The area has no effect with ANY_AREA.
+    # Ids start at 1 because 0 means unmatched in pycocotools. The area is ignored with ANY_AREA.
     rows = enumerate(zip(scores, shapes), start=1)
     rows_by_id = [{"id": id_, "score": score, shape: geometry, "area": 0} for id_, (score, geometry) in rows]
     evaluation._dts = {pair: rows_by_id}

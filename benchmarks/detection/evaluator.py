@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class Evaluator:
     """Compares detections with the objects of ``data.val``, in the order of the evaluations.
 
-    The process loads the annotations at its start. It reads detections from files, so that an interrupted run does
+    The process loads the annotations when it starts. It reads detections from files, so that an interrupted run does
     not lose them, and writes images of the best and worst results of the last evaluation.
     """
 

@@ -254,7 +254,7 @@ _SIDES = {
 
 
 def _trace_loop(steps: Dict[Tuple[int, int], List[Tuple[int, int]]]) -> np.ndarray:
-    # Remove one loop from ``steps`` and return its corners
+    # Remove one loop from ``steps`` and return the corners
     first = corner = next(iter(steps))
     direction = (0, 0)
     corners: List[Tuple[int, int]] = []

@@ -1,1 +1,1 @@
-"""What SSD and Mask R-CNN in PyTorch share."""
+"""Code shared by SSD and Mask R-CNN in PyTorch."""
