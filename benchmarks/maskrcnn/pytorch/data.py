@@ -47,7 +47,7 @@ class Batch(NamedTuple):
 
 
 class Image8(NamedTuple):
-    """Decoded image with its objects."""
+    """Decoded image with objects."""
 
     pixels: np.ndarray  # uint8 (h, w, 3)
     boxes: np.ndarray = np.zeros((0, 4), np.float32)

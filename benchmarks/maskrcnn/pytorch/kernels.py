@@ -136,7 +136,7 @@ def _overlap(x0, y0, x1, y1, objects):
 
 @triton.jit
 def best_overlaps(objects, present, boxes, best_overlap, count, OBJECTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Compute the largest overlap per object, as the bits of a non-negative float."""
+    """Compute the largest overlap per object, as non-negative float bits."""
     image = tl.program_id(1).to(tl.int64)
     box = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = box < count

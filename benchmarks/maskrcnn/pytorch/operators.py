@@ -160,7 +160,7 @@ class Outlines(NamedTuple):
 
     # Edges are grouped by object and polygon.
     edges: torch.Tensor  # float32 (E, 4): x, y of start and end
-    polygons: torch.Tensor  # int32 (E,): index of the polygon in its object
+    polygons: torch.Tensor  # int32 (E,): index of the polygon in the object
     offsets: torch.Tensor  # int64 (B * G + 1,): edges of the objects
 
 

@@ -45,7 +45,7 @@ def grid_anchors(
 def clip(boxes: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     """Clip ``boxes`` (B, ..., 4) to images of ``sizes`` (B, 2), width and height.
 
-    NaN becomes 0: a diverged training should stop because of its loss, not because of an index out of range.
+    NaN becomes 0: a diverged training should stop because of the loss, not because an index is out of range.
     """
     limits = sizes.repeat(1, 2).view(-1, *[1] * (boxes.dim() - 2), 4).to(boxes.dtype)
     return torch.minimum(boxes.clamp(min=0).nan_to_num(0.0), limits)
@@ -140,7 +140,7 @@ def take(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 def gather_objects(values: torch.Tensor, matched: torch.Tensor) -> torch.Tensor:
-    """Return ``values`` (B, G, ...) of the matched objects, (B, N, ...); of an arbitrary object if unmatched."""
+    """Return ``values`` (B, G, ...) for the matched objects, (B, N, ...); for an arbitrary object if unmatched."""
     return take(values, matched.clamp(min=0))
 
 

@@ -1,7 +1,7 @@
 """Inference with fixed shapes for export: results of model.py without data-dependent shapes.
 
-Images have the maximum number of proposals and detections, some of them empty. Data-dependent loops use while_loop,
-which torch.export and ONNX support. H, W and the batch size are dynamic.
+Images have the maximum number of proposals and detections, some empty. Data-dependent loops use while_loop, which
+torch.export and ONNX support. H, W and the batch size are dynamic.
 """
 
 import copy
