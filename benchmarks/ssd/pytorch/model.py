@@ -228,7 +228,7 @@ def multibox_loss(predictions: torch.Tensor, offsets: torch.Tensor, labels: torc
 def hard_negatives(losses: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Return weights (N, boxes) that select the largest ``counts`` (N,) of ``losses`` (N, boxes).
 
-    Negative losses are not selected; if fewer than ``counts`` are non-negative, all of them are.
+    Negative losses are not selected; if fewer than ``counts`` are non-negative, all non-negative losses are.
 
     This is a top-k with k per image and fixed shapes: the k-th largest loss is found bit by bit, by counting larger
     losses, instead of sorting thousands of losses for a few dozen. Losses equal to the k-th share the remaining

@@ -1,7 +1,7 @@
 """Batch-norm over groups of ranks, for small batches on many nodes (bn_group of the submissions since v0.6).
 
 Implemented by PyTorch, or by apex, which exchanges statistics between GPUs without NCCL: ``groupbn`` in NVIDIA's
-v0.7 submission (apex.contrib.groupbn, resnet.py of its PyTorch implementation), and its successor ``cudnn_gbn``.
+v0.7 submission (apex.contrib.groupbn, resnet.py in the PyTorch implementation), and the successor ``cudnn_gbn``.
 Both need fp16 in channels_last and groups within a node. They are part of some NGC images and optional: they are
 used if they are correct and faster.
 """
