@@ -121,7 +121,7 @@ def read_generation(folder: Path, board_size: int, hint: str = PLAYED_AGAIN) -> 
     return games
 
 
-# -- one game of each generation with the position at its end, which `encore report` draws ----------------
+# -- one game per generation with the final position, which `encore report` draws ----------------
 
 # In the experiment folder: one line per game; a resumed run may repeat generations
 SHOWN = "shown_games.jsonl"

@@ -41,7 +41,7 @@ class Groups:
     """
 
     def __init__(self, games: Games, evaluate: Evaluate, planes: Sequence[Array]) -> None:
-        """Start with games in as many groups as there are ``planes``, the batches of leaves."""
+        """Start with games in ``len(planes)`` groups; ``planes`` are the batches of leaves."""
         self._games, self._evaluate, self._planes = games, evaluate, planes
         self._thread = ThreadPoolExecutor(1)
         self._waiting: "Dict[int, Future[Any]]" = {}

@@ -35,7 +35,7 @@ class Record:
 
 
 def read(path: Path, features: str = "agz", superko: bool = True) -> Record:
-    """Return the game in a file; ``superko=False`` also accepts games of servers with only the simple ko rule.
+    """Return the game in a file; ``superko=False`` also accepts games from servers with only the simple ko rule.
 
     Raises:
         Problem: the file cannot be read, or is not an SGF file of Go with board size 5, 9, 13 or 19.

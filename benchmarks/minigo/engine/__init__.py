@@ -1,4 +1,4 @@
-"""Go and its search: the rules of MLPerf's reference, PUCT over many games at once, compiled from C++."""
+"""Go with search: the rules of MLPerf's reference, PUCT over many games at once, compiled from C++."""
 
 from benchmarks.minigo.engine.games import Evaluate, Game, Games, Search, Study
 from benchmarks.minigo.engine.position import BLACK, FEATURES, WHITE, IllegalMove, Position, Rules, name_of

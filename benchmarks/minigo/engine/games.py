@@ -64,7 +64,7 @@ class Search:
     # Consecutive opponent passes after which no move is played into unconditional life; 0: never play there
     restrict_pass_alive_play_threshold: int = 4
     reuse_tree: bool = True
-    # Evaluate each position under one of the eight symmetries, drawn by its hash and the game
+    # Evaluate a position under one of the eight symmetries, selected by position hash and game
     random_symmetry: bool = True
     move_limit: int = 0  # Moves after which a game is counted as it is; 0: twice the points (kMaxSearchDepth in v0.6)
     # Number of cached evaluations, shared by all games and symmetries
@@ -209,7 +209,7 @@ class Study:
     """Single position search, with moves played by the caller: for GTP, problems and analysis."""
 
     def __init__(self, position: Position, search: Search, seed: int = 0) -> None:
-        """Start with a position; its previous moves count for superko and the planes."""
+        """Start with a position; previous moves count for superko and the planes."""
         self.rules, self.search = position.rules, search
         self._handle = engine().minigo_study(
             self.rules.native(), search.native(self.rules.size), seed & (1 << 64) - 1,

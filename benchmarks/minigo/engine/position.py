@@ -198,7 +198,7 @@ def name_of(move: int, size: int) -> str:
 
 
 class Position:
-    """Position with its previous moves. A move is row * size + column from the top left; size**2 is a pass."""
+    """Position with the previous moves. A move is row * size + column from the top left; size**2 is a pass."""
 
     def __init__(self, rules: Rules, black: Iterable[int] = (), white: Iterable[int] = (), to_play: int = 0) -> None:
         """Start with an empty board, or with given stones.

@@ -41,7 +41,7 @@ VALUE = "what the side to move may expect: -1 is a loss, 1 a win"
 def read(experiment: Path, framework: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
     """Return the state, and the model of the exported generation.
 
-    A finished run has evaluated its generations in order, up to the generation that reached the target.
+    A finished run has evaluated the generations in order, up to the generation that reached the target.
     """
     state, _ = export.newest(experiment, framework)
     matches = experiment / EVALUATIONS

@@ -1,4 +1,4 @@
-"""State of Minigo's training in TensorFlow: the network on this rank, its optimizer and its roles."""
+"""State of Minigo's training in TensorFlow: the network on this rank, optimizer and rank roles."""
 
 import os
 from functools import partial
@@ -18,7 +18,7 @@ import horovod.tensorflow as hvd  # isort: skip
 import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints and takes
 
 Array = Any
-# Read by Horovod at its start: the training ranks have a separate process set
+# Read when Horovod starts: the training ranks have a separate process set
 os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
 
 
