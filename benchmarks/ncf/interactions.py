@@ -34,7 +34,7 @@ class Interactions(NamedTuple):
     description: str  # for dataset.json
 
     def notes(self) -> Tuple[str, ...]:
-        """Report held-out items without training pairs, whose embeddings stay at the initial values."""
+        """Report held-out items without training pairs: their embeddings stay at the initial values."""
         untrained = np.setdiff1d(self.test_items, self.train_items)
         text = f"{len(untrained):,} of {self.items:,} items are held out and never trained on (the first is "
         return (f"{text}{untrained[0]}): nothing can be learned about them",) if len(untrained) else ()
@@ -93,7 +93,7 @@ def draw_negatives(
 ) -> np.ndarray:
     """Sample items that the user has not rated, uniformly with replacement: (users, count).
 
-    Every user must have an unrated item. There is no rejection: for n rated items, sorted as p_0 < p_1 ..., the r-th
+    Every user must have an unrated item. Without rejection: for n rated items, sorted as p_0 < p_1 ..., the r-th
     unrated item is r plus the number of j with p_j - j <= r.
     """
     user_count = len(test_items)

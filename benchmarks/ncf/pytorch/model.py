@@ -94,8 +94,8 @@ class NeuMF(torch.nn.Module):
 
 
 # Rows (n, width) of a table (rows, width) at an index (n,), or rows from a copy in a different type; gradients are
-# summed in fp32. A popular item is in thousands of pairs per batch: a sum in 16 bits would stagnate. There is no
-# synchronization, so it can be captured in a CUDA graph.
+# summed in fp32. A popular item is in thousands of pairs per batch: a sum in 16 bits would stagnate. Without
+# synchronization, it can be captured in a CUDA graph.
 class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, table: torch.Tensor, index: torch.Tensor, read_as: Optional[torch.dtype]) -> torch.Tensor:

@@ -95,7 +95,7 @@ def build_index(users: torch.Tensor, items: torch.Tensor, all_users: int, all_it
     met = torch.bincount(users, minlength=all_users)
     first = torch.cumsum(met, 0) - met
     # For n rated items, sorted as p_0 < p_1 ..., the r-th unrated item is r plus the number of j with p_j - j <= r:
-    # there is no rejection, so samples are independent.
+    # nothing is rejected, so samples are independent.
     rank = torch.arange(len(users), device=users.device) - first[users.long()]
     return Index(users, items, first, all_items - met, users.long() * all_items + items - rank, all_items)
 
