@@ -2,7 +2,7 @@
 
 A file has ``ceil(rows / BLOCK_ROWS)`` blocks. A block has BLOCK_ROWS four-byte little-endian words per column: the
 label (int32, 0 or 1), 13 numbers (float32, log(1 + max(0, x))), 26 table rows (int32). A rank reads only the columns
-of its tables, and any range of rows needs only a few long reads. The last block is padded with zeros.
+for its tables, and any range of rows needs only a few long reads. The last block is padded with zeros.
 """
 
 from pathlib import Path

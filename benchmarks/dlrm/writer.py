@@ -49,7 +49,7 @@ class Plan(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Piece of text and the file for its rows."""
+    """Byte range of the text, and the file for the rows."""
 
     text: Range
     split: int  # 0 train, 1 val
@@ -134,7 +134,7 @@ def _write_chunk(file: BinaryIO, waiting: List[np.ndarray], buckets: int, genera
     dealt = generator.integers(buckets, size=columns.shape[1])
     order = np.argsort(dealt, kind="stable")
     for column in columns:
-        file.write(column.astype(WORD)[order])  # not tofile, which ignores an error in its last write
+        file.write(column.astype(WORD)[order])  # not tofile, which ignores an error in the last write
     return np.concatenate(([0], np.cumsum(np.bincount(dealt, minlength=buckets))))[None]
 
 

@@ -123,7 +123,7 @@ class BatchBuffer(NamedTuple):
 
     @classmethod
     def empty(cls, tables: int, size: int, local_words: int, pinned: bool = False) -> "BatchBuffer":
-        """Allocate a buffer. PyTorch reuses pinned memory after its copy is complete."""
+        """Allocate a buffer. PyTorch reuses pinned memory after the copy is complete."""
         return cls(torch.empty(size + local_words, dtype=torch.int32, pin_memory=pinned), tables, local_words)
 
     def parts(self) -> Tuple[torch.Tensor, torch.Tensor]:

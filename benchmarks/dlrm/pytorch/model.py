@@ -131,7 +131,7 @@ class Tables:
         return (indices + self.offsets).t().reshape(-1)
 
     def send(self, rows: torch.Tensor, batch_size: int, dtype: torch.dtype, group: Any = None) -> Wait:
-        """Look up ``rows`` and start sending to every rank the vectors of its ``batch_size`` rows.
+        """Look up ``rows`` and start sending to every rank the vectors for its ``batch_size`` rows.
 
         The returned function waits and returns the flat vectors of the local rows, grouped by rank. Exchanges in a
         step, which may be captured in a CUDA graph, use the default ``group``.
@@ -170,7 +170,7 @@ class Tables:
 
 
 def early_sums(network: Network, gradients: torch.Tensor, ranks: Ranks) -> GradientSums:
-    """Return the reduction of the flat ``gradients``: the all-reduce of the top MLP starts when its gradients are
+    """Return the reduction of the flat ``gradients``: the all-reduce of the top MLP starts when the MLP's gradients are
     complete.
     """
     listed = list(network.parameters())
