@@ -76,7 +76,7 @@ def read_item(item: Item) -> bytes:
 
 
 def by_class(items: Iterable[Item], seed: int) -> List[List[Item]]:
-    """Group images by class; groups are sorted by the order in which images are held out, from seed and name."""
+    """Group images by class; groups are sorted in the order for holding out images, from seed and name."""
     groups: Dict[str, List[Item]] = {}
     for item in items:
         groups.setdefault(item.kind, []).append(item)

@@ -23,7 +23,9 @@ SUMMING = 512
 def norm_statistics(
     images, shift, sums, squares, pixels, channels, shares, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Sum x - shift and its square per channel over a share; ``shift`` is close to the mean, to avoid cancellation."""
+    """Sum x - shift and (x - shift) ** 2 per channel over this program's pixels; ``shift`` is close to the mean, to
+    avoid cancellation.
+    """
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     exists = channel < channels
     centre = tl.load(shift + channel, mask=exists, other=0.0)[None, :]
@@ -156,7 +158,7 @@ def _backward(
     channels = images.shape[1]
     pixels = images.numel() // channels
     total, product = _channel_sums(norm_gradient_sums, images, output, gradient, mean)
-    # Ioffe and Szegedy 2015, section 3: gradient minus its mean and its projection on the normalized values
+    # Ioffe and Szegedy 2015, section 3: gradient minus the mean gradient and the projection on the normalized values
     inverse = torch.rsqrt(variance + epsilon)
     factor = gamma * inverse
     slope = -factor * inverse * inverse * product / pixels

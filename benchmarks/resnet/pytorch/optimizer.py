@@ -1,6 +1,6 @@
 """SGD with momentum and LARS as defined in benchmarks/common/run/optimizers.py, with PyTorch's fused kernels.
 
-torch.optim.SGD multiplies its buffer b by the current rate r. With v = -r * b this is the corrected momentum of
+torch.optim.SGD multiplies the buffer b by the current rate r. With v = -r * b this is the corrected momentum of
 LARS. For other tensors v contains the rate of the step of every gradient: their momentum is multiplied by last rate
 / rate, at no cost.
 """

@@ -72,7 +72,7 @@ def train_step(training: Training, images: tf.Tensor, labels: tf.Tensor, rate: t
     if config.xla_parts == 1:
         loss, gradients = training.compiled(forward_backward, images, labels)
     else:
-        # With a single graph of all gradients, the first all-reduce would start only at its end.
+        # With a single graph of all gradients, the first all-reduce would start only after the complete graph.
         loss, gradients = backward_in_parts(training, images, labels)
     gradients = tensorflow.average(gradients, config.gradient_compression, config.gradient_groups)
     training.update(gradients, rate)
