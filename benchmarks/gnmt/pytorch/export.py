@@ -132,7 +132,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Parts:
     network.load_state_dict(saved["network"])
     encoder = serving.without(network, "classifier", "decoder.first", "decoder.layers")
     decoder = serving.without(network, "encoder")
-    # Chunked attention is a loop, whose length would be a constant in the export.
+    # Chunked attention is a loop: the length would be a constant in the export.
     decoder.decoder.attention.weigh = attention.plain
     return Parts(
         {"encoder": _encoder(encoder, network, data), "decoder": _decoder(config, decoder, network)},

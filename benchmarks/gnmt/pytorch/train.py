@@ -76,7 +76,7 @@ def warm_up(training: Training) -> None:
 
 
 def train_step(training: Training, batch: Batch, rate: Rate) -> torch.Tensor:
-    # Forward, backward and update. Returns the loss per token; its mean over the ranks is the loss of the step.
+    # Forward, backward and update. Returns the loss per token; the mean over the ranks is the step loss.
     loss = training.network.loss_sum(batch)
     # As submitted: sum over the tokens, mean over the sentences. Normalize by the rank's sentences before scaling, so
     # that the fp16 loss scale is independent of the batch size.
