@@ -1,4 +1,4 @@
-"""The network with its loss: encoder, decoder, and the decoder's state for translation.
+"""The network with the loss: encoder, decoder, and the decoder's state for translation.
 
 Tokens are (sentences, length) and hidden states (sentences, length, width), or (tokens, width) if packed: then only
 attention uses padding. The embeddings of both languages and the output projection share one weight. The residual
@@ -292,7 +292,8 @@ class Network(nn.Module):
             return self.place(tokens.flatten()[packing.places], self.positions[packing.places % packing.length])
         end = first + tokens.shape[1]
         if end > len(self.positions):
-            # Translations may be longer than the training data, whose lengths are not known before the clock starts.
+            # Translations may be longer than the training data; the training lengths are unknown before the clock
+            # starts.
             self.positions = sinusoids(2 * end, self.config.width).to(self.positions)
         return self.place(tokens, self.positions[first:end])
 
