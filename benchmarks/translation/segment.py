@@ -42,7 +42,7 @@ def tokenizer(language: str) -> Tokenize:
 
 def learn_codes(counts: Mapping[str, int], merges: int, report: Callable[[int], None]) -> str:
     """Return the codes that subword-nmt learns from word counts; ``report`` gets the number of merges so far."""
-    # Its progress bar would interfere with our output.
+    # The progress bar would interfere with our output.
     os.environ.setdefault("TQDM_DISABLE", "1")
     from subword_nmt.learn_bpe import learn_bpe
 
@@ -64,7 +64,7 @@ def check_codes(path: Path) -> str:
     """Return the text in a codes file.
 
     Raises:
-        Problem: a line is not a merge; the message has its number.
+        Problem: a line is not a merge; the message has the line number.
     """
     try:
         text = path.read_bytes().decode("utf-8-sig")

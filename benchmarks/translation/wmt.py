@@ -99,7 +99,7 @@ def locate(origin: Path, corpus: str) -> List[Dict[str, Tuple[Path, str]]]:
     """Return the location of the corpora per language, test part last: a path, and the archive member.
 
     Raises:
-        Problem: archives are missing; the message lists all of them.
+        Problem: archives are missing; the message lists all missing archives.
     """
     files = {path.name: path for path in sorted(origin.rglob("*"), reverse=True) if path.is_file()}
     paths, missing = [], []

@@ -31,7 +31,7 @@ class Rules(NamedTuple):
     # Whether a finished hypothesis stays in the beam with its score, and the search stops when all are finished (GNMT,
     # v0.7 NVIDIA seq2seq/inference/beam_search.py). Otherwise it leaves the beam if it is among the best ``beam``
     # continuations, and the search stops after ``beam`` finished hypotheses (Transformer, v0.7 NVIDIA
-    # fairseq/sequence_generator.py with its default stop_early).
+    # fairseq/sequence_generator.py with the default stop_early).
     ended_stay: bool = False
     shortest: int = 0  # tokens that come before EOS at least (Transformer: 1)
     vocabulary: Optional[int] = None  # number of valid tokens; the rest of the logits is padding
@@ -130,7 +130,7 @@ def search(
             the last tokens int64 (rows,), their position from 0 (all are BOS) and ``state``, which it updates.
             There are ``beam`` rows per sentence.
         state: of the same rows; ``select(rows)`` reorders or drops rows.
-        batch: the sentences; the search reads only its size.
+        batch: the sentences; the search reads only the size.
         beam: hypotheses per sentence.
         longest: maximum tokens including EOS, for all or per sentence. If hypotheses leave the beam, the last token
             is EOS, whatever its probability; if they stay, unfinished hypotheses are truncated and compared like

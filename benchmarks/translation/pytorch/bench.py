@@ -140,7 +140,7 @@ def any_order(data: DataSet, longest: int, sentences: int, ranks: int) -> Callab
 
 
 def singles(batch: SourceBatch) -> Iterator[SourceBatch]:
-    # Cycle through its sentences without padding.
+    # Cycle through the sentences without padding.
     parts: List[SourceBatch] = []
     for row, length in enumerate(batch.source_lengths.tolist()):
         row_slice = slice(row, row + 1)
