@@ -52,8 +52,8 @@ def test_prepare_then_verify_by_the_command_line(mxnet_python: Path, tmp_path: P
     steps = [
         (("prepare", "resnet", "-o", folder), 0, "digits, 1,500 train, 297 val, 10 classes"),
         (("prepare", "resnet", "-o", folder), 0, "nothing to do"),
-        (("verify", "resnet", folder, "--quick"), 0, "is whole"),
-        (("verify", "resnet", folder), 0, "is whole"),
+        (("verify", "resnet", folder, "--quick"), 0, ": complete ("),
+        (("verify", "resnet", folder), 0, ": complete ("),
         (("verify", "resnet", folder, "--json"), 0, '"whole": true'),
         (("verify", "resnet", folder), 2, "val.rec has 0 bytes"),
         (("verify", "resnet", tmp_path / "none", "--json"), 2, '"found": "no folder'),
