@@ -61,7 +61,7 @@ def test_unreadable_or_unwritable_cache_is_reported(tmp_path, monkeypatch, capsy
     pytorch.load_compiled(path, RANKS)
     assert "cannot be loaded: OSError('no space left')" in capsys.readouterr().err
     pytorch.save_compiled(path, RANKS)
-    assert "cannot be kept: OSError('no space left')" in capsys.readouterr().err
+    assert "cannot be saved: OSError('no space left')" in capsys.readouterr().err
 
 
 def test_older_pytorch_writes_no_cache(tmp_path, monkeypatch):
