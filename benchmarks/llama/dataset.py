@@ -1,7 +1,7 @@
 """A prepared data set: documents as token ids in Megatron's format, and the tokenizer.
 
-train.bin train.idx test.bin test.idx    benchmarks/llama/megatron.py tokenizer.json
-published with the model, or trained
+train.bin train.idx test.bin test.idx    see benchmarks/llama/megatron.py
+tokenizer.json                           published with the model, or trained
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
 """A prepared data set: packed samples of equal length as token ids, and a loss mask.
 
-train_tokens.npy test_tokens.npy    int32 (samples, length) train_counts.npy test_counts.npy    bool, same shape:
-True if the loss includes the token as a label tokenizer.json                      of the base model, if given
+train_tokens.npy test_tokens.npy    int32 (samples, length)
+train_counts.npy test_counts.npy    bool, same shape: True if the loss includes the token as a label
+tokenizer.json                      of the base model, if given
 base.safetensors                    toy data set only: weights to adapt, with Hugging Face's names
 """
 

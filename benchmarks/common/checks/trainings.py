@@ -1,6 +1,7 @@
 """Run a training in a process, to its end or until it is interrupted; detects hangs.
 
-run([sys.executable, "-m", "benchmarks.ncf.pytorch.train", ...], folder, {}) losses = read_losses(folder)
+run([sys.executable, "-m", "benchmarks.ncf.pytorch.train", ...], folder, {})
+losses = read_losses(folder)
 """
 
 import json

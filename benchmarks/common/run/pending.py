@@ -2,12 +2,13 @@
 
 An evaluator runs on rank 0, in separate processes, and implements
 
-``open()``                     called before the first evaluation; loads the ground truth ``start(epoch,
-predictions)``  starts evaluating ``predictions`` of ``epoch``, from 1, and stores them in a file ``again(epoch)``
-restarts the evaluation from the file, in a resumed run ``poll()``                     the oldest new result, None if
-it is in progress; raises Problem ``keep(epochs)``               may remove the files of other epochs ``finish()``
-waits for work without a result, such as pictures; after the clock has stopped ``close()``
-terminates its processes
+    open()                     called before the first evaluation; loads the ground truth
+    start(epoch, predictions)  starts evaluating the predictions after ``epoch``, from 1, and stores them in a file
+    again(epoch)               restarts the evaluation from the file, in a resumed run
+    poll()                     returns the oldest new result, None if it is in progress; raises Problem
+    keep(epochs)               may remove the files of other epochs
+    finish()                   waits for work without a result, such as pictures; after the clock has stopped
+    close()                    terminates its processes
 """
 
 import time

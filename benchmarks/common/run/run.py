@@ -2,7 +2,7 @@
 
 ``train.py`` contains the training. A :class:`Run` does the rest and never calls a model, optimizer or loss::
 
-    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
+    run = Run.start(Config, pytorch, __doc__, argv, mlperf.WORDING)
     with run.initialization():
         training = build(run.config, run.ranks, run.saved)
         run.register_state(lambda: {"weights": training.weights})

@@ -4,10 +4,11 @@ Queries, keys and values are (T, heads, size) for the T tokens of all sequences;
 the sequences. All implementations compute softmax(q k' / sqrt(size)) v within the sequences (arXiv 1706.03762,
 equation 1), with dropout on the weights:
 
-``flash``    PyTorch's variable-length flash attention (arXiv 2205.14135): GPUs, fp16 and bf16 ``cudnn``    the same
-with cuDNN, through PyTorch ``varlen``   torch.nn.attention.varlen, since PyTorch 2.10: without dropout ``grouped``
-one call per run of sequences with equal length: batches sorted by length have few runs ``padded``   all sequences
-padded to the longest, with a mask: the fallback
+    flash    PyTorch's variable-length flash attention (arXiv 2205.14135): GPUs, fp16 and bf16
+    cudnn    the same with cuDNN, through PyTorch
+    varlen   torch.nn.attention.varlen, since PyTorch 2.10: without dropout
+    grouped  one call per run of sequences with equal length: batches sorted by length have few runs
+    padded   all sequences padded to the longest, with a mask: the fallback
 """
 
 import importlib

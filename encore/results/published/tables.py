@@ -1,7 +1,7 @@
 """Published results in MLCommons' layout (a row per system, a column per benchmark), and error rates of verdicts.
 
-from encore.results.published.tables import result_table print(result_table(select(load_published(),
-round_="v0.7")).as_markdown())
+from encore.results.published.tables import result_table
+print(result_table(select(load_published(), round_="v0.7")).as_markdown())
 """
 
 import csv

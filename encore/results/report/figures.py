@@ -1,7 +1,8 @@
 """SVG plots of measurements in the page's colours, with their data as tables.
 
-from encore.results.report.figures import time_over_gpus figure =
-time_over_gpus(study_measurements("microway-dgx1-scaling")) Path("figure.svg").write_text(figure.standalone_svg())
+from encore.results.report.figures import time_over_gpus
+figure = time_over_gpus(study_measurements("microway-dgx1-scaling"))
+Path("figure.svg").write_text(figure.standalone_svg())
 """
 
 import itertools
