@@ -159,7 +159,7 @@ def is_step_4(run, *arguments):
 # Hooks in the order in which one run is killed, each with the step that it resumes from: the last complete save.
 KILLS = {
     "in a step after a save": (replace(Run, "report", die_after_a_save, is_step_4), 3),
-    "before a save": (replace(Checkpoints, "begin", die), 3),
+    "before a save": (replace(Checkpoints, "save_async", die), 3),
     "while the weights are copied": (replace(pytorch, "snapshot", die, rank=1), 3),
     "before a file": (replace(pytorch, "write", die), 3),
     "within a file": (replace(pytorch, "write", die_within_the_file, is_rank_file), 3),
