@@ -15,7 +15,7 @@ WORDING = Wording("bert", accuracy_first=True)
 
 
 def hyperparameters(config: Any, ranks: int, max_predictions: int) -> Dict[str, Any]:
-    """Return the values to log after run_start."""
+    """Return the values to log before run_start, in this order."""
     return {
         constants.GLOBAL_BATCH_SIZE: config.batch_size * ranks,
         "opt_gradient_accumulation_steps": config.accumulation,

@@ -13,7 +13,7 @@ WORDING = Wording("bert-squad")
 
 
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
-    """Return the values to log after run_start. The batch size counts windows."""
+    """Return the values to log before run_start, in this order. The batch size counts windows."""
     return {
         constants.GLOBAL_BATCH_SIZE: config.batch_size * ranks,
         constants.MAX_SEQUENCE_LENGTH: config.sequence_length,

@@ -14,7 +14,7 @@ WORDING = Wording("dlrm", accuracy_first=True)
 
 
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
-    """Return the values to log after run_start."""
+    """Return the values to log before run_start, in this order."""
     return {
         constants.GLOBAL_BATCH_SIZE: config.batch_size * ranks,
         constants.OPT_NAME: config.optimizer,

@@ -19,7 +19,7 @@ WORDING = Wording(
 
 
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
-    """Return the values to log after run_start."""
+    """Return the values to log before run_start, in this order."""
     return {
         constants.OPT_NAME: config.optimizer,
         constants.OPT_BASE_LR: config.learning_rate,

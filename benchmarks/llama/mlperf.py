@@ -17,7 +17,7 @@ def wording(benchmark: str) -> Wording:
 
 
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
-    """Return the values to log after run_start."""
+    """Return the values to log before run_start, in this order."""
     return {
         constants.GLOBAL_BATCH_SIZE: config.batch_size * ranks,
         constants.GRADIENT_ACCUMULATION_STEPS: config.accumulation,

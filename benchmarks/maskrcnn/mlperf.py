@@ -15,7 +15,7 @@ WORDING = Wording("maskrcnn", accuracy_first=True, names={"box_ap": "BBOX", "mas
 
 
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
-    """Return the values to log after run_start."""
+    """Return the values to log before run_start, in this order."""
     return {
         constants.GLOBAL_BATCH_SIZE: config.batch_size * ranks,
         constants.NUM_IMAGE_CANDIDATES: config.rpn_post_nms_top_n,

@@ -16,7 +16,7 @@ GAMES = "actual_selfplay_games_per_generation"
 
 
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
-    """Return the values to log after run_start."""
+    """Return the values to log before run_start, in this order."""
     batch = config.batch_size * min(config.train_ranks or ranks, ranks)
     rates = [float(f"{config.learning_rate * factor:.6g}") for factor in config.rate_factors]
     boundaries = list(config.rate_boundaries)

@@ -15,7 +15,7 @@ WORDING = Wording("ssd", accuracy_first=True)
 
 
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
-    """Return the values to log after run_start."""
+    """Return the values to log before run_start, in this order."""
     return {
         constants.MODEL_BN_SPAN: config.batch_size * config.bn_group,
         constants.GLOBAL_BATCH_SIZE: config.batch_size * ranks,

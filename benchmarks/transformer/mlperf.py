@@ -14,7 +14,7 @@ WORDING = Wording("transformer", factor=0.01)
 
 
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
-    """Return the values to log after run_start. The batch size counts token positions."""
+    """Return the values to log before run_start, in this order. The batch size counts token positions."""
     return {
         constants.GLOBAL_BATCH_SIZE: config.batch_size * ranks,
         constants.OPT_NAME: config.optimizer,
