@@ -173,4 +173,7 @@ def difference(attention: Attention, device: torch.device, dtype: torch.dtype, s
         return [value.detach(), leaf.grad]
 
     pairs = zip(results(attention), results(padded))
-    return max(float((output.float() - its.float()).abs().max() / its.float().abs().max()) for output, its in pairs)
+    return max(
+        float((output.float() - reference.float()).abs().max() / reference.float().abs().max())
+        for output, reference in pairs
+    )
