@@ -32,11 +32,11 @@ class Chosen(NamedTuple):
 def chosen_places(documents: int) -> List[int]:
     # Return the numbers of the documents that are for evaluation.
     parts = max(1, min(PARTS, documents // LEAST_DOCUMENTS))
-    texts = []
+    indices = []
     for part in range(parts):
         start, end = documents * part // parts, documents * (part + 1) // parts
-        texts.append(start + min(ARTICLE, (end - start) // 2))
-    return texts
+        indices.append(start + min(ARTICLE, (end - start) // 2))
+    return indices
 
 
 def choose(blocks: Sequence[stages.Block], task: Task) -> Chosen:

@@ -41,9 +41,9 @@ def _runs_of(samples: Samples, start: int, vocabulary: Vocabulary) -> Tuple[np.n
         hashes = (hashes + tokens[offset : offset + count] + np.uint64(1)) * _FACTOR
     # Samples start and end with a mark, so runs without marks are in one segment.
     marks = np.concatenate(([0], np.cumsum((tokens == vocabulary.cls) | (tokens == vocabulary.sep))))
-    is_selected = np.flatnonzero((hashes >> np.uint64(64 - KEPT_BITS) == 0) & (marks[RUN:] == marks[:-RUN]))
-    owners = np.searchsorted(offsets - offsets[0], is_selected, side="right") - 1 + start
-    return hashes[is_selected], owners
+    selected = np.flatnonzero((hashes >> np.uint64(64 - KEPT_BITS) == 0) & (marks[RUN:] == marks[:-RUN]))
+    owners = np.searchsorted(offsets - offsets[0], selected, side="right") - 1 + start
+    return hashes[selected], owners
 
 
 def mark_seen(is_in_train: np.ndarray, test_hashes: np.ndarray, samples: Samples, vocabulary: Vocabulary) -> None:

@@ -58,7 +58,7 @@ def write(task: Task) -> Prepared:
     """
     if task.source.vocabulary is None:
         raise Problem("records without a vocabulary", "the one they were made with", "add --vocabulary FILE")
-    check_room(task.scratch, 2 * sum(file_facts.path.stat().st_size for file_facts in task.source.train))
+    check_room(task.scratch, 2 * sum(file.path.stat().st_size for file in task.source.train))
     entries = vocabulary.read(task.source.vocabulary)
     vocabulary.write(task.vocabulary, entries.entries)
     held_facts = _convert_all(task, "test", task.source.test)
@@ -180,8 +180,8 @@ def _features(path: Path, number: int, content: bytes) -> Rows:
         features = tensorflow_files.features(content)
         missing = [key for key in _KEYS if key not in features]
     except (ValueError, IndexError) as error:
-        place_text = f"{path}, record {number:,}"
-        raise Problem(f"{place_text}: {error}", "a tf.train.Example", tensorflow_files.HINT) from None
+        location = f"{path}, record {number:,}"
+        raise Problem(f"{location}: {error}", "a tf.train.Example", tensorflow_files.HINT) from None
     if missing:
         raise Problem(f"{path}, record {number:,} lacks {missing[0]}", ", ".join(_KEYS), _NOT_OURS)
     return features
@@ -258,10 +258,10 @@ def to_samples(rows: Rows, vocabulary: Vocabulary, path: str, first: int) -> Sam
 
 def _refuse(path: str, first: int, wrong: Mapping[str, Any]) -> None:
     # Reject the first row with a problem; flags are bool [rows].
-    for problem, location in wrong.items():
-        if location.any():
+    for problem, is_wrong in wrong.items():
+        if is_wrong.any():
             raise Problem(
-                f"{path}, record {first + int(location.argmax()):,}: {problem}",
+                f"{path}, record {first + int(is_wrong.argmax()):,}: {problem}",
                 "a sample of create_pretraining_data.py, and the vocabulary that it was made with",
                 f"{_NOT_OURS}, and its vocab.txt with --vocabulary FILE",
             )

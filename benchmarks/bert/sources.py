@@ -77,9 +77,9 @@ def find(args: argparse.Namespace) -> Source:
     origin: Path = args.origin
     train = files_of(origin, args.paragraphs)
     test = files_of(args.evaluation, args.paragraphs) if args.evaluation else ()
-    for name, files in ((origin, train), (args.evaluation, test)):
-        if name and not files:
-            raise Problem(f"{name} holds none of these", EXPECTED, "name the folder that has them")
+    for path, files in ((origin, train), (args.evaluation, test)):
+        if path and not files:
+            raise Problem(f"{path} holds none of these", EXPECTED, "name the folder that has them")
         text_files.check_shards([file.path for file in files])
     test_paths = {file.path.resolve() for file in test}
     train = tuple(file for file in train if file.path.resolve() not in test_paths)

@@ -60,17 +60,17 @@ class Shard(NamedTuple):
 
 def clean(block: Block, report: Report) -> Tuple[int, int]:
     counts: Counter[str] = Counter()
-    document_counts: List[Dict[str, int]] = []
+    shard_counts: List[Dict[str, int]] = []
     for documents in _of_bounded_size(_documents(block, counts, report), block.shard_bytes):
-        stem = f"{block.stem}-{len(document_counts):04}"
+        stem = f"{block.stem}-{len(shard_counts):04}"
         digests = b"".join(hashlib.md5(document.raw.encode("utf-8")).digest() for document in documents)
         for suffix, content in (("text", shard_text(document.sentences for document in documents)), ("md5", digests)):
             with in_one_step(Path(f"{stem}.{suffix}")) as file:
                 file.write(content)
         sentences = sum(len(document.sentences) for document in documents)
         size = sum(document.size for document in documents)
-        document_counts.append({"documents": len(documents), "sentences": sentences, "bytes": size})
-    write_facts(block.done_path, {"shards": document_counts, "counts": counts})
+        shard_counts.append({"documents": len(documents), "sentences": sentences, "bytes": size})
+    write_facts(block.done_path, {"shards": shard_counts, "counts": counts})
     return block.end - block.begin, 0
 
 
@@ -82,13 +82,13 @@ def _documents(block: Block, counts: "Counter[str]", report: Report) -> Iterator
 
 def _of_bounded_size(documents: Iterable[texts.Document], size: int) -> Iterator[List[texts.Document]]:
     group: List[texts.Document] = []
-    batch_bytes = 0
+    group_bytes = 0
     for document in documents:
         group.append(document)
-        batch_bytes += document.size
-        if batch_bytes >= size:
+        group_bytes += document.size
+        if group_bytes >= size:
             yield group
-            group, batch_bytes = [], 0
+            group, group_bytes = [], 0
     if group:
         yield group
 

@@ -60,13 +60,13 @@ def cut(path: Path) -> List[Tuple[int, int]]:
     """
     total = path.stat().st_size
     with path.open("rb") as file:
-        tail = file.read(_TAIL)
+        head = file.read(_TAIL)
         file.seek(max(0, total - _TAIL))
         end = file.read()
     if not total:
         raise Problem(f"{path} is empty", "a dump of Wikipedia", HINT)
     is_packed = path.suffix == ".bz2"
-    if not (tail.startswith(b"BZh") if is_packed else b"<mediawiki" in tail):
+    if not (head.startswith(b"BZh") if is_packed else b"<mediawiki" in head):
         expected = "bz2 does" if is_packed else "MediaWiki's XML does, with <mediawiki"
         raise Problem(f"{path} does not begin as {expected}", "a dump of Wikipedia, packed by bzip2 or plain", HINT)
     if not (_ends_a_stream(end) if is_packed else _END in end):

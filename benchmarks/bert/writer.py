@@ -75,11 +75,11 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
         scratch=scratch,
         workers=Workers(args.workers, scratch.parent, progress),
     )
-    facts = records.write(task) if source.is_packed else _write_text(task)
+    prepared = records.write(task) if source.is_packed else _write_text(task)
     test_stem = str(scratch / "held")
-    shards.write(test_stem, facts.test)
+    shards.write(test_stem, prepared.test)
     counts = {}
-    for part, stems in (("train", facts.train), ("test", [test_stem])):
+    for part, stems in (("train", prepared.train), ("test", [test_stem])):
         progress.update("write", PARTS.index(part), len(PARTS), unit="parts")
         counts[part] = shards.write_part(part, stems, scratch)
         if not counts[part]["next"]:
@@ -89,16 +89,16 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     return Content(
         name=source.name,
         splits={"train": Split(train, (*part_files("train"), VOCABULARY)), "test": Split(test, part_files("test"))},
-        summary=f"{train:,} + {test:,} samples of {facts.width[0]} tokens at most, {entries:,} entries",
+        summary=f"{train:,} + {test:,} samples of {prepared.width[0]} tokens at most, {entries:,} entries",
         facts={
             "vocabulary": entries,
-            "sequence_length": facts.width[0],
-            "max_predictions": facts.width[1],
+            "sequence_length": prepared.width[0],
+            "max_predictions": prepared.width[1],
             "tokens": {part: counts[part]["tokens"] for part in PARTS},
             "masked": {part: counts[part]["masked_labels"] for part in PARTS},
-            **facts.facts,
+            **prepared.facts,
         },
-        how={"made": source.made, "seed": args.seed, **facts.how},
+        how={"made": source.made, "seed": args.seed, **prepared.how},
         tool={"version": VERSION, "numpy": np.__version__, "unicode": unicodedata.unidata_version},
     )
 
@@ -112,28 +112,28 @@ def _write_text(task: Task) -> Prepared:
     check_room(task.scratch, int(text * BYTES_PER_PASS * task.settings.duplication) - present)
     if not task.vocabulary.exists():
         _write_vocabulary(task, choice)
-    stems_by_part = [
+    tasks = [
         stages.Shard(
             number, part, stem, size, choice.left_out.get(stem, ()), task.settings, task.seed, str(task.vocabulary)
         )
         for part, stems in (("train", choice.train), ("test", choice.test))
         for number, (stem, size) in enumerate(stems)
     ]
-    task.workers.run("mask", "bytes", stages.mask, stems_by_part, lambda shard: shard.size)
-    stems = {part: [shard.stem for shard in stems_by_part if shard.part == part] for part in PARTS}
+    task.workers.run("mask", "bytes", stages.mask, tasks, lambda shard: shard.size)
+    stems = {part: [shard.stem for shard in tasks if shard.part == part] for part in PARTS}
     test_samples = shards.shuffled(shards.join(map(shards.read, stems["test"])), task.seed, "test")
     # The samples are shuffled: the first ones are a random selection.
     test_samples = test_samples.take(np.arange(min(task.most, len(test_samples))))
 
     cleaned = [read_facts(block.done_path) for block in blocks]
-    masked = {part: [read_facts(item.done_path) for item in stems_by_part if item.part == part] for part in PARTS}
+    masked = {part: [read_facts(shard.done_path) for shard in tasks if shard.part == part] for part in PARTS}
     left_out = Counter({"copies of evaluation documents": choice.copies})
-    for item in cleaned:
-        left_out.update(item["counts"])
+    for facts in cleaned:
+        left_out.update(facts["counts"])
     counted_keys = ("documents", "sentences", "bytes")
-    totals = {name: sum(item[name] for text_facts in cleaned for item in text_facts["shards"]) for name in counted_keys}
-    totals["unknown"] = sum(text_facts["unknown"] for item in masked.values() for text_facts in item)
-    documents = {part: sum(text_facts["documents"] for text_facts in masked[part]) for part in PARTS}
+    totals = {name: sum(shard[name] for facts in cleaned for shard in facts["shards"]) for name in counted_keys}
+    totals["unknown"] = sum(facts["unknown"] for part in PARTS for facts in masked[part])
+    documents = {part: sum(facts["documents"] for facts in masked[part]) for part in PARTS}
     text_facts = {"kind": "text", "duplication": task.settings.duplication, "documents": documents}
     how = {"text": totals, "left_out": left_out, "evaluation": choice.rule, "in_both": choice.common}
     return Prepared(stems["train"], test_samples, task.settings[:2], text_facts, how)

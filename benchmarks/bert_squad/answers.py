@@ -39,7 +39,7 @@ def best_spans(start: np.ndarray, end: np.ndarray, positions: Places, count: int
     Args:
         start: start logits [tokens].
         end: end logits [tokens].
-        places: offsets of the window's tokens.
+        positions: offsets of the window's tokens.
         count: number of spans, and of start and end tokens to pair.
         longest: maximum tokens per answer.
     """

@@ -80,11 +80,11 @@ def most_context(length: int, cut: List[Tuple[int, int]]) -> np.ndarray:
 
     Context: the smaller of left and right context, plus 0.01 times the length of the window's part.
     """
-    distances = np.arange(length)
+    positions = np.arange(length)
     scores = np.full((len(cut), length), -np.inf)
     for number, (start, size) in enumerate(cut):
         part = slice(start, start + size)
-        poorer = np.minimum(distances[part] - start, start + size - 1 - distances[part])
+        poorer = np.minimum(positions[part] - start, start + size - 1 - positions[part])
         scores[number, part] = poorer + 0.01 * size
     return scores.argmax(axis=0)
 

@@ -45,6 +45,3 @@ def _is_abbreviated(paragraph: str, stop: int) -> bool:
     if _INITIAL.match(word):
         return word != "I"
     return word.lower() in _ABBREVIATIONS
-
-
-# -- files -----------------------------------------------------------------------------------------------------

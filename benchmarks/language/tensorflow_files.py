@@ -72,13 +72,13 @@ def features(content: bytes) -> Dict[str, np.ndarray]:
     Raises:
         ValueError: the message is invalid.
     """
-    features: Dict[str, np.ndarray] = {}
+    arrays: Dict[str, np.ndarray] = {}
     for group in _all(content, 1):
         for entry in _all(group, 1):
             lists = [value_list for feature in _all(entry, 2) for value_list in _all(feature, 3)]
             packed = [_integers(value_list) for numbers in lists for value_list in _all(numbers, 1)]
-            features[_all(entry, 1)[0].decode("utf-8")] = np.concatenate([np.zeros(0, np.int64), *packed])
-    return features
+            arrays[_all(entry, 1)[0].decode("utf-8")] = np.concatenate([np.zeros(0, np.int64), *packed])
+    return arrays
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def _fields(message: bytes) -> Iterator[Tuple[int, Any]]:
 
 def _all(message: bytes, number: int) -> List[bytes]:
     # Return the strings or messages of the fields with a number.
-    return [value for values, value in _fields(message) if values == number]
+    return [value for field, value in _fields(message) if field == number]
 
 
 def _varint(data: bytes, offset: int) -> Tuple[int, int]:

@@ -80,8 +80,8 @@ def shuffled(lengths: np.ndarray, length: int, samples: int, seed: int) -> Order
     positions, offsets = cut(lengths[documents], length)
     ranges = ((0, full_sequences), (full_sequences, len(positions))) if apart else ((0, len(positions)),)
     sequences = [np.arange(first, last, dtype=np.uint32) for first, last in ranges]
-    for order in sequences:
-        random.shuffle(order)
+    for numbers in sequences:
+        random.shuffle(numbers)
     return Order(length, documents, positions, offsets, np.concatenate(sequences))
 
 

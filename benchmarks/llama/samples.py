@@ -39,19 +39,18 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
                 for index in sample_checks.spread(len(documents.lengths), DECODED).tolist()
             ]
             marks = tokenizer.get_added_tokens_decoder()  # start and end of documents
-            plain = [[token for token in part_documents.tolist() if token not in marks] for part_documents in texts]
-            again = tokenization.encode(tokenizer, [tokenizer.decode(part_documents) for part_documents in plain])
+            plain = [[token for token in ids.tolist() if token not in marks] for ids in texts]
+            again = tokenization.encode(tokenizer, [tokenizer.decode(ids) for ids in plain])
             # The last tokens depend on the text after READ tokens.
-            cut = [max(1, min(len(part_documents), READ - SHORT)) for part_documents in plain]
+            cut = [max(1, min(len(ids), READ - SHORT)) for ids in plain]
             same = {
-                position: first_ids[:last] == two[:last]
-                for position, (first_ids, two, last) in enumerate(zip(plain, again, cut))
+                number: original[:end] == encoded[:end]
+                for number, (original, encoded, end) in enumerate(zip(plain, again, cut))
             }
             problem = f"documents of {name} are other tokens when they are decoded and encoded again"
             yield from sample_checks.agreement(same, problem, "tokens by the tokenizer of the data set", LEAST_SAME)
 
     shown_parts = {
-        name: sample_checks.Part(len(part_documents.lengths), _keys(part_documents))
-        for name, part_documents in parts.items()
+        name: sample_checks.Part(len(documents.lengths), _keys(documents)) for name, documents in parts.items()
     }
     return sample_checks.View(shown_parts, extra_checks=own)

@@ -46,7 +46,7 @@ def find(args: argparse.Namespace) -> Source:
     indexed, of_kind = bool(kinds[0]), next(filter(None, kinds), ())
     train = tuple(path for path in of_kind if "train" in path.name)
     # With both valid and test files, as in WikiText, evaluate on test.
-    test_files = [tuple(path for path in of_kind if suffix in path.name) for suffix in ("test", "valid")]
+    test_files = [tuple(path for path in of_kind if name in path.name) for name in ("test", "valid")]
     test = next(filter(None, test_files), ())
     if not train or not test:
         raise Problem(

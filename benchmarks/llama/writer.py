@@ -135,7 +135,7 @@ def _tokenize(
     sizes = {path: path.stat().st_size for paths in files.values() for path in paths}
     check_room(scratch, int(ROOM_FACTOR * sum(sizes.values())))
     parts = {part: [Part(scratch / f"{part}-{n:05}") for n in range(len(paths))] for part, paths in files.items()}
-    finished = sum(file_facts.done_path.exists() for shards_of_part in parts.values() for file_facts in shards_of_part)
+    finished = sum(shard.done_path.exists() for shards in parts.values() for shard in shards)
     if finished:
         progress.note(f"resuming: {finished:,} of {len(sizes):,} files were tokenized before")
     done = 0
@@ -145,10 +145,7 @@ def _tokenize(
             if not shard.done_path.exists():
                 write_facts(shard.done_path, _write_part(path, shard, tokenizer, ends, kind))
             done += sizes[path]
-    facts_of_part = {
-        part: [read_facts(file_facts.done_path) for file_facts in shards_of_part]
-        for part, shards_of_part in parts.items()
-    }
+    facts_of_part = {part: [read_facts(shard.done_path) for shard in shards] for part, shards in parts.items()}
     test_documents = [
         (text[1], text[0])
         for file_facts in facts_of_part["test"]
@@ -156,12 +153,12 @@ def _tokenize(
     ]
     trained: Set[str] = {key for file_facts in facts_of_part["train"] for key in file_facts["keys"]}
     common = source_checks.overlap(test_documents, trained, "documents", allows, progress)
-    for part, shards_of_part in parts.items():
+    for part, shards in parts.items():
         lengths = [length for file_facts in facts_of_part[part] for length in file_facts["lengths"]]
         if not lengths:
             raise Problem(f"the {part} part has no document", "text", "add to the source")
         with in_one_step(scratch / f"{part}.bin") as file:
-            for shard in shards_of_part:
+            for shard in shards:
                 with shard.tokens.open("rb") as content:
                     shutil.copyfileobj(content, file)
         with in_one_step(scratch / f"{part}.idx") as file:
@@ -180,9 +177,9 @@ def _write_part(
         for texts in _together(sources.documents(path)):
             for text, ids in zip(texts, tokenization.encode(tokenizer, texts)):
                 if ids:
-                    mark_ids = np.array([*ids, *ends], kind)
-                    file.write(mark_ids.tobytes())
-                    lengths.append(len(mark_ids))
+                    document = np.array([*ids, *ends], kind)
+                    file.write(document.tobytes())
+                    lengths.append(len(document))
                     keys.append(source_checks.key(text.encode()))
                     begins.append(f"the one that begins: {text[:40]}" if part.stem.name.startswith("test") else "")
     return {"lengths": lengths, "keys": keys, "begins": begins}

@@ -61,8 +61,8 @@ def split_words(line: str) -> List[str]:
 
     A backslash is not split off: in the submission's character class of all punctuation it escapes the next bracket.
     """
-    prefix, after, symbols = _patterns()
-    line = prefix.sub(r"\1 \2 ", line)
+    before, after, symbols = _patterns()
+    line = before.sub(r"\1 \2 ", line)
     line = after.sub(r" \1 \2", line)
     return symbols.sub(r" \1 ", line).split()
 

@@ -133,9 +133,9 @@ def _check_listed(paths: Collection[Path], progress: Progress) -> None:
             wmt.check_sum(path, sums[path.name], "the list of checksums next to it", add)
 
 
-def _check_test(corpus: Corpus, train_corpus: Corpus) -> None:
+def _check_test(corpus: Corpus, packed: Corpus) -> None:
     # Compare newstest2014 with its known md5; for English, the md5 is of the plain file, not of the SGM.
-    for item, origin in zip(corpus, train_corpus):
+    for item, origin in zip(corpus, packed):
         expected_md5 = wmt.KNOWN_MD5.get(item.path.name)
         if expected_md5 and (item.path.suffix == ".de" or not origin.member):
             wmt.check_sum(item.path, expected_md5, "verify_dataset.sh of v0.5", lambda size: None)

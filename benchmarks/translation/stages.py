@@ -170,13 +170,13 @@ def encode(block: Block, report: Report) -> Tuple[int, int]:
             else:
                 tokens = [split(text) for text in pair]
                 file.write("\t".join(map(" ".join, tokens)).encode() + b"\n")
-                encoded = [[id_of_entry.get(token, vocabulary.UNK) for token in ids_of_side] for ids_of_side in tokens]
+                encoded = [[id_of_entry.get(token, vocabulary.UNK) for token in side_tokens] for side_tokens in tokens]
             for side, ids_of_side in enumerate(encoded):
                 ids[side].extend(ids_of_side)
                 lengths[side].append(len(ids_of_side))
             report(number + 1, 0)
     arrays: Dict[str, Any] = dict(zip(SIDES, (np.array(ids_of_side, id_type(len(entries))) for ids_of_side in ids)))
-    arrays.update({f"{side}_lengths": np.array(ids_of_side, "<i4") for side, ids_of_side in zip(SIDES, lengths)})
+    arrays.update({f"{side}_lengths": np.array(side_lengths, "<i4") for side, side_lengths in zip(SIDES, lengths)})
     with in_one_step(block.path("npz")) as file:
         np.savez(file, **arrays)
     unknown = sum(ids_of_side.count(vocabulary.UNK) for ids_of_side in ids)

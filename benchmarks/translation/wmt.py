@@ -144,18 +144,18 @@ def listed_sums(origin: Path) -> Dict[str, str]:
     return sums
 
 
-def check_sum(path: Path, expected_md5: str, source: str, add: Any) -> None:
+def check_sum(path: Path, expected: str, source: str, add: Any) -> None:
     # Reject a file if the checksum differs from ``source``.
-    kind = "md5" if len(expected_md5) == 32 else "sha256"
+    kind = "md5" if len(expected) == 32 else "sha256"
     digest = hashlib.new(kind)
     with path.open("rb") as file:
         for chunk in iter(lambda: file.read(CHUNK), b""):
             digest.update(chunk)
             add(len(chunk))
-    if digest.hexdigest() != expected_md5:
+    if digest.hexdigest() != expected:
         raise Problem(
             f"{path} has {kind} {digest.hexdigest()}",
-            f"{expected_md5}, as {source} has it",
+            f"{expected}, as {source} has it",
             "download the file again",
         )
 

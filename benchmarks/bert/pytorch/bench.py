@@ -110,9 +110,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     take = endless(data, replace(config, cuda_graph=False, fp8="none"), ranks, inputs)
     batches = [[everywhere(part) for part in take()] for _ in range(8)]
     rows = [part.rows for batch in batches for part in batch]
-    share = 1 - sum(len(micro_batch.tokens) for micro_batch in rows) / sum(
-        (len(micro_batch.offsets) - 1) * micro_batch.longest for micro_batch in rows
-    )
+    share = 1 - sum(len(row.tokens) for row in rows) / sum((len(row.offsets) - 1) * row.longest for row in rows)
     loops = {
         "bare": bench.repeated(plain_step(config, network, network.loss, ranks.context, partial(next, cycle(batches)))),
         "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: synthetic),

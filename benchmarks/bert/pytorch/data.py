@@ -50,13 +50,13 @@ def permuted(positions: np.ndarray, size: int, seed: int, epoch: int) -> np.ndar
     indices = positions.astype(np.uint64)
     outside = np.ones(len(indices), bool)
     while outside.any():
-        left_half, right = indices[outside] >> np.uint64(half), indices[outside] & mask
+        left, right = indices[outside] >> np.uint64(half), indices[outside] & mask
         for key in keys:
             mixed = (right + np.uint64(1)) * key
             mixed ^= mixed >> np.uint64(29)
             mixed *= np.uint64(0xBF58476D1CE4E5B9)  # of splitmix64
-            left_half, right = right, left_half ^ ((mixed >> np.uint64(32)) & mask)
-        indices[outside] = (left_half << np.uint64(half)) | right
+            left, right = right, left ^ ((mixed >> np.uint64(32)) & mask)
+        indices[outside] = (left << np.uint64(half)) | right
         outside = indices >= size
     return indices.astype(np.int64)
 
@@ -66,10 +66,10 @@ def samples_of_step(config: Config, samples: int, ranks: int, step: int) -> np.n
     total = config.batch_size * ranks
     numbers = np.arange(step * total, (step + 1) * total)
     epochs, positions = numbers // samples, numbers % samples
-    samples_of = np.empty(total, np.int64)
+    indices = np.empty(total, np.int64)
     for epoch in np.unique(epochs):
-        samples_of[epochs == epoch] = permuted(positions[epochs == epoch], samples, config.seed, int(epoch))
-    return samples_of
+        indices[epochs == epoch] = permuted(positions[epochs == epoch], samples, config.seed, int(epoch))
+    return indices
 
 
 def shares(lengths: np.ndarray, count: int) -> np.ndarray:

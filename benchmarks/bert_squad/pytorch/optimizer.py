@@ -22,12 +22,12 @@ def adam_candidates(config: Config, decayed: int, apex: Any) -> Dict[str, Build]
 
     def groups(parameters: Sequence[torch.nn.Parameter]) -> List[Dict[str, Any]]:
         (flat,) = parameters
-        builds = []
+        parameter_groups = []
         for part, decay in ((slice(decayed), config.weight_decay), (slice(decayed, None), 0.0)):
             parameter = torch.nn.Parameter(flat.detach()[part])
             parameter.grad = flat.grad[part] if flat.grad is not None else None
-            builds.append({"params": [parameter], "weight_decay": decay})
-        return builds
+            parameter_groups.append({"params": [parameter], "weight_decay": decay})
+        return parameter_groups
 
     builds: Dict[str, Build] = {
         "plain": lambda parameters: torch.optim.AdamW(groups(parameters), foreach=True, **options),

@@ -140,9 +140,9 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Parts:
     )
 
 
-def _encoder(training_network: GNMT, network: GNMT, data: DataSet) -> Subject:
+def _encoder(exported: GNMT, network: GNMT, data: DataSet) -> Subject:
     return Subject(
-        model=Encoder(training_network).eval(),
+        model=Encoder(exported).eval(),
         inputs=(serving.SOURCE,),
         outputs=ENCODED,
         example=(np.ones((2, 5), np.int64),),
@@ -152,12 +152,12 @@ def _encoder(training_network: GNMT, network: GNMT, data: DataSet) -> Subject:
     )
 
 
-def _decoder(config: Config, training_network: GNMT, network: GNMT) -> Subject:
+def _decoder(config: Config, exported: GNMT, network: GNMT) -> Subject:
     encoded = np.zeros((2, 5, config.width), np.float32)
     state = np.zeros((2, 3, config.layers, config.width), np.float32)
     inputs = (serving.TOKENS, serving.SOURCE, *ENCODED, *STATE)
     return Subject(
-        model=Step(training_network).eval(),
+        model=Step(exported).eval(),
         inputs=inputs,
         outputs=STEP,
         example=(np.ones((2, 3), np.int64), np.ones((2, 5), np.int64), encoded, encoded, state, state),

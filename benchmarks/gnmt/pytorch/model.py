@@ -256,8 +256,8 @@ def decode(network: GNMT, vocabulary_size: int, batch: SourceBatch) -> List[List
 
 def step(tokens: torch.Tensor, position: int, state: Decoding) -> Tuple[torch.Tensor, torch.Tensor]:
     # One row per hypothesis, as the search expects.
-    logits, weights = state.step(tokens.view(-1, state.states[0][0].shape[1]))
-    return logits.flatten(0, 1), weights.flatten(0, 1)
+    log_probabilities, weights = state.step(tokens.view(-1, state.states[0][0].shape[1]))
+    return log_probabilities.flatten(0, 1), weights.flatten(0, 1)
 
 
 def search(config: Config, vocabulary_size: int, batch: SourceBatch, state: Any, step: beam.Step) -> List[List[int]]:

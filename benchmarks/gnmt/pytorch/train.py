@@ -52,10 +52,10 @@ def build(config: Config, vocabulary_size: int, ranks: Ranks, saved: Mapping[str
     }
     dtype = pytorch.DTYPES[config.precision]
     registry = {**operators.OPERATORS, **OPERATORS}
-    kernels, kernel_names = operators.choose(
+    kernels, implementations = operators.choose(
         config.kernels, sizes, ranks, dtype, saved.get("kernels", {}), registry=registry
     )
-    network.row_loss, network.decoder.attention.weigh = kernel_names["loss"], kernel_names["attention"]
+    network.row_loss, network.decoder.attention.weigh = implementations["loss"], implementations["attention"]
     scale = ScaleRule(config.loss_scale, config.loss_scale_interval, config.loss_scale_limit)
     training = Training(config, ranks, vocabulary_size, network, adam(network, config, ranks, saved, scale), kernels)
     pytorch.broadcast(network.parameters())

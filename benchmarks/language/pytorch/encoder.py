@@ -81,16 +81,16 @@ def gather_rows(data: Any, indices: np.ndarray) -> Rows:
 def fill_up(rows: Rows, tokens: int, pads: int, longest: int) -> Rows:
     """Pad rows to ``tokens`` tokens by appending ``pads`` sequences of padding.
 
-    The number of padding sequences is fixed, with up to ``longest`` tokens in total, some empty: tensor shapes
-    depend only on ``tokens`` and the number of samples. Padding does not affect other sequences. Raises ValueError
-    if the padding does not fit.
+    The number of padding sequences is fixed; each has up to ``longest`` tokens, some are empty: tensor shapes depend
+    only on ``tokens`` and the number of samples. Padding does not affect other sequences. Raises ValueError if the
+    padding does not fit.
     """
     there = len(rows.tokens)
     missing = tokens - there
     if not 0 <= missing <= pads * longest:
         raise ValueError(f"{missing} tokens of padding do not fit into {pads} sequences of {longest}")
     ends = [there + min(missing, longest * (number + 1)) for number in range(pads)]
-    wide = [functional.pad(columns, (0, missing)) for columns in (rows.tokens, rows.segments, rows.positions)]
+    wide = [functional.pad(column, (0, missing)) for column in (rows.tokens, rows.segments, rows.positions)]
     offsets = torch.cat([rows.offsets, rows.offsets.new_tensor(ends)])
     return Rows(wide[0], wide[1], wide[2], offsets, longest, pads)
 
@@ -154,7 +154,7 @@ def add_norm(
 
 
 def compiled(function: Callable[..., torch.Tensor], enabled: bool) -> Any:
-    # Return ``function``, compiled for rows of any length if that is ``enabled``.
+    # Return ``function``, compiled for rows of any length if ``enabled``.
     return torch.compile(function, dynamic=True) if enabled else function
 
 

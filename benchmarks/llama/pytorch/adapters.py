@@ -66,11 +66,11 @@ class Dropout:
 class Lora(nn.Module):
     """Adapter of projections with the same input: (B, L, in_features) to a list of (B, L, out_features)."""
 
-    def __init__(self, in_features: int, after: Sequence[int], number: int, dropout: Dropout) -> None:
+    def __init__(self, in_features: int, out_features: Sequence[int], number: int, dropout: Dropout) -> None:
         super().__init__()
         self.before, self.number, self.dropout = in_features, number, dropout
         self.down = linear(in_features, dropout.rule.rank)
-        self.up = nn.ModuleList(linear(dropout.rule.rank, width) for width in after)
+        self.up = nn.ModuleList(linear(dropout.rule.rank, width) for width in out_features)
 
     def forward(self, hidden: torch.Tensor) -> List[torch.Tensor]:
         # With tensor parallelism, the input is replicated, or a plain tensor with this rank's features.

@@ -36,9 +36,9 @@ def training_order(config: Any, data: DataSet, run: Run) -> Order:
     A resumed run has it already.
     """
     folder, samples = run.output / ORDER, config.max_steps * config.batch_size * run.ranks.size
-    key_of_order = (data.train.lengths, config.sequence_length, samples, config.seed)
-    if run.ranks.rank == 0 and not order.is_there(folder, key := order.key_of(*key_of_order)):
-        order.write(order.shuffled(*key_of_order), folder, key)
+    arguments = (data.train.lengths, config.sequence_length, samples, config.seed)
+    if run.ranks.rank == 0 and not order.is_there(folder, key := order.key_of(*arguments)):
+        order.write(order.shuffled(*arguments), folder, key)
     pytorch.barrier()
     return order.read(folder, config.sequence_length)
 

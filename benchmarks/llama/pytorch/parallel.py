@@ -161,7 +161,7 @@ def by_mesh(parameters: Iterable[nn.Parameter]) -> List[List[nn.Parameter]]:
 @torch.no_grad()
 def clip(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
     """Clip the gradient norm to ``max_norm`` in place, as clip_grad_norm_; return the norm before."""
-    gradients = [[grad.grad for grad in group if grad.grad is not None] for group in by_mesh(parameters)]
+    gradients = [[weight.grad for weight in group if weight.grad is not None] for group in by_mesh(parameters)]
     norms = [full_tensor(nn.utils.get_total_norm(group, foreach=True)) for group in gradients]
     norm = torch.stack(norms).square().sum().sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)

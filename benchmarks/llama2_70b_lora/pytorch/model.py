@@ -21,7 +21,7 @@ class Training:
     """This rank's shards of the frozen network, the adapters and AdamW's state."""
 
     def __init__(self, config: Config, vocabulary: int, ranks: Ranks, base: Optional[Path]) -> None:
-        """Load this rank's shards of the base, or initialize them from the seed if ``weights`` is None.
+        """Load this rank's shards of the base, or initialize them from the seed if ``base`` is None.
 
         Raises:
             Problem: the weights do not match the network.

@@ -123,9 +123,9 @@ def training_step(network: Network) -> Infer:
         past = cache.flatten(0, 1).permute(1, 2, 0, 3, 4, 5)
         state = State(tokens.shape[1], mask_of(source), parted(memory), past)
         with torch.no_grad():
-            logits = network.next(tokens.flatten(), position, state)
+            log_probabilities = network.next(tokens.flatten(), position, state)
         added = state.held[..., position : position + 1, :].permute(2, 0, 1, 3, 4, 5)
-        return tuple(tensor.unflatten(0, tokens.shape).numpy() for tensor in (logits, added))
+        return tuple(tensor.unflatten(0, tokens.shape).numpy() for tensor in (log_probabilities, added))
 
     return infer
 

@@ -182,7 +182,7 @@ class Norm(nn.LayerNorm):
 
 class Stream(NamedTuple):
     values: torch.Tensor  # the residual stream (..., width)
-    entering: torch.Tensor  # input of the next block: the norm with pre-norm, or the sum with post-norm
+    entering: torch.Tensor  # input of the next block: the norm of ``values`` with pre-norm, ``values`` with post-norm
 
 
 class Layer(nn.Module):
@@ -340,8 +340,8 @@ class Network(nn.Module):
             source: int64 (sentences, S).
             target: int64 (sentences, T).
             padded: whether the source has any PAD; without it attention needs no mask.
-            rows: indices of the tokens of source and target, int64 (tokens,): only these are computed, and
-            the result is (tokens of the target, width).
+            rows: indices of the tokens of source and target, int64 (tokens,): only these are computed, and the result
+                is (tokens of the target, width).
         """
         mask = mask_of(source) if padded else None
         of_source, of_target = (

@@ -48,14 +48,14 @@ def build(config: Config, vocabulary_size: int, ranks: Ranks, saved: Mapping[str
         sizes["norm"] = {"rows": config.batch_size, "width": config.width}
         sizes["join"] = {**sizes["norm"], "dropout": config.dropout}
     dtype = pytorch.DTYPES[config.precision]
-    kernels, kernel_names = operators.choose(config.kernels, sizes, ranks, dtype, saved.get("kernels", {}))
-    network.row_loss = kernel_names["loss"]
+    kernels, implementations = operators.choose(config.kernels, sizes, ranks, dtype, saved.get("kernels", {}))
+    network.row_loss = implementations["loss"]
     for module in network.modules():
-        if isinstance(module, Norm) and "norm" in kernel_names:
-            module.compute = kernel_names["norm"]
+        if isinstance(module, Norm) and "norm" in implementations:
+            module.compute = implementations["norm"]
             plain = kernels["join"] == "plain"
             module.compute_joined = (
-                partial(operators.join, norm=kernel_names["norm"]) if plain else kernel_names["join"]
+                partial(operators.join, norm=implementations["norm"]) if plain else implementations["join"]
             )
     if config.compile:
         network.compile(dynamic=True)

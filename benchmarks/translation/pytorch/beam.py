@@ -96,16 +96,14 @@ def smallest(values: torch.Tensor, count: int) -> Tuple[torch.Tensor, torch.Tens
     topk is unstable for equal values. If the first excluded value equals the last selected one, repeat with unique
     keys; doing that for all rows would take as long as the logits.
     """
-    least, smallest_values = values.topk(min(count + 1, values.shape[1]), largest=False)
-    smallest_values = smallest_values[:, :count]
+    least, indices = values.topk(min(count + 1, values.shape[1]), largest=False)
+    indices = indices[:, :count]
     chosen_freely = (least[:, count - 1 : count] == least[:, count:]).any(1)
     if bool(chosen_freely.any()):
         positions = torch.arange(values.shape[1], device=values.device)
-        smallest_values[chosen_freely] = _keys(values[chosen_freely], positions).topk(count, largest=False).indices
-    smallest_values = smallest_values.gather(
-        1, _keys(values.gather(1, smallest_values), smallest_values).sort(1).indices
-    )
-    return values.gather(1, smallest_values), smallest_values
+        indices[chosen_freely] = _keys(values[chosen_freely], positions).topk(count, largest=False).indices
+    indices = indices.gather(1, _keys(values.gather(1, indices), indices).sort(1).indices)
+    return values.gather(1, indices), indices
 
 
 def _keys(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

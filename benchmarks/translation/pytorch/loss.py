@@ -120,10 +120,10 @@ class _ChunkedLoss(torch.autograd.Function):
             for start in range(0, len(targets), chunk):
                 part = slice(start, start + chunk)
                 logits = F.linear(operands[0][part], operands[1], operands[2])
-                row_losses, by_logits = of_rows(
+                chunk_loss, by_logits = of_rows(
                     logits, targets[part], smoothing, any(gradient is not None for gradient in gradients)
                 )
-                loss += row_losses
+                loss += chunk_loss
                 if by_logits is not None:
                     _add_gradients(part, operands, by_logits, gradients)
         ctx.save_for_backward(*gradients)

@@ -115,7 +115,7 @@ def find_apex() -> Dict[str, Any]:
 
 
 def apex_operators(modules: Mapping[str, Any]) -> Dict[str, Any]:
-    # Return the implementations that apex's modules ``modules`` offer, by operator.
+    # Return the implementations that apex's ``modules`` offer, by operator.
 
     def of_rows(
         logits: torch.Tensor, targets: torch.Tensor, smoothing: float, with_gradient: bool
