@@ -29,6 +29,7 @@ def json_file(part: str) -> str:
     return f"annotations/instances_{part}2017.json"
 
 
+# Only the images and boxes of the part
 def boxes_file(part: str) -> str:
     return f"annotations/boxes_{part}2017.json"
 

@@ -140,7 +140,11 @@ class _Codes:
 
 
 def parse(raw: BinaryIO, source: str) -> Ratings:
-    """Read all ratings of ``raw``; Problem that names the line, as ``where`` has it, of the first that is none."""
+    """Read all ratings in ``raw``; ``source`` is the file name in messages.
+
+    Raises:
+        Problem: a line is not a rating; the message has the number of the first one.
+    """
     first = next((line for line in raw if line.lstrip(b"\xef\xbb\xbf").strip()), b"")
     separator = next((mark for mark in ("::", "\t", ",") if mark.encode() in first), None)
     if separator is None:

@@ -1,4 +1,4 @@
-"""ResNet's data set as samples, for benchmarks/common/data/sample_checks.py: labels, and the begins of the images."""
+"""ResNet's data set as samples, for benchmarks/common/data/sample_checks.py: labels and the start of images."""
 
 import struct
 from pathlib import Path

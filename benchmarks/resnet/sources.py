@@ -256,7 +256,7 @@ def _list_val(origin: Path, report: Report, count_before: int) -> List[Item]:
 
 
 def members(tar: Path, start: int, size: Optional[int], within: str = "") -> Iterator[Item]:
-    """Yield the files in a tar, or in the tar inside ``tar`` from ``begin`` on, not unpacked, and of no class yet."""
+    """Yield the files in a tar, or in the tar inside ``tar`` at byte ``start``; ``kind`` is empty."""
     stat = tar.stat()
     location = f"{within} in {tar}" if within else str(tar)
     end = stat.st_size if size is None else min(start + size, stat.st_size)

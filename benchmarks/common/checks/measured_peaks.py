@@ -17,14 +17,14 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.frameworks.pytorch import DTYPES
 from benchmarks.common.run.timing import seconds_of
 
-# By type of device. A CPU's fp16 is not there to train with, and TF32 is a GPU's.
+# By device type. CPUs are not used for training in fp16, and only GPUs have TF32.
 PRECISIONS = {"cuda": ("fp32", "tf32", "bf16", "fp16"), "cpu": ("fp32", "bf16")}
 SIDE = {"cuda": 8192, "cpu": 2048}  # rows of the matrices: large enough that memory is not the limit
 # Elements per fp32 array: 1 GiB and 128 MiB, much larger than caches except on the largest servers
 ELEMENTS = {"cuda": 1 << 28, "cpu": 1 << 25}
 SECONDS = 0.5  # duration per measurement, after the first call
 REPEATS = 3  # repeats per measurement; the fastest is the peak
-# A CPU without instructions for bf16 computes it number by number, at no more in a large matrix than in a small one.
+# A CPU without bf16 instructions computes element by element, not faster for large matrices than for small ones.
 PROBED, LONGEST = 256, 2.0  # size for the first GEMM, and maximum seconds for a measured one
 
 

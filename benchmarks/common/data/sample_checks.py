@@ -10,9 +10,9 @@ adds benchmark-specific checks, for example that all tokens are in the vocabular
 split are read: runs of neighbours, and evenly spaced single samples. Among N samples, they reveal:
 
 - a repeated part in source order, if it contains one of ``RUNS`` runs of sqrt(N) neighbours, up to N = 150 million;
-larger sets have shorter runs, which may miss it;
+  larger sets have shorter runs, which may miss it;
 - samples repeated f times on average in any order, if f is above 0.1 and f * LOOKED_AT ** 2 / 2 N above about 6: a
-duplicated set of up to 200 million samples, or Criteo's 4.2 billion rows if a day occurs 24 times;
+  duplicated set of up to 200 million samples, or Criteo's 4.2 billion rows if a day occurs 24 times;
 - 1 % or more empty samples, and 10 % or more evaluation samples in the training data, by the same counts.
 """
 

@@ -189,7 +189,7 @@ class Checkpoints:
         future, self._writing = self._writing, None
         return future.result()
 
-    # Contents by the names of the files that this rank writes; ``own`` is called first.
+    # Contents by the names of the files that this rank writes; ``local`` is called first.
     def _contents(self, shared: Content, local: Content) -> Dict[str, Mapping[str, Any]]:
         contents = {f"rank_{self._ranks.rank}": local()}
         return {SHARED_FILE: shared(), **contents} if self._ranks.rank == 0 else contents

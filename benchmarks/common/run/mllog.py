@@ -225,9 +225,7 @@ class V05Log:
         self._held: Optional[List[Tuple[str, Any]]] = None
 
     def event(self, key: str, value: Any = None) -> None:
-        """Log ``key`` under its v0.5 tags with a JSON ``value``; events before run_start are deferred, as in submitted
-        logs.
-        """
+        """Log ``key`` under its v0.5 tags with a JSON ``value``, after run_start, as in the submitted logs."""
         if self._held is not None:
             self._held.append((key, value))
             return

@@ -1,4 +1,4 @@
-"""Abilities of the installed PyTorch for a fast step: torch.compile and CUDA graphs; and who compiles first."""
+"""Capabilities of the installed PyTorch for a fast step: torch.compile and CUDA graphs; and who compiles first."""
 
 import dataclasses
 import fcntl

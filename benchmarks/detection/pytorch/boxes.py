@@ -20,7 +20,7 @@ LARGEST = math.log(1000 / 16)
 
 
 def overlaps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Intersection over union (..., N, M) of ``one`` (..., N, 4) and ``other`` (..., M, 4); 0 of two points."""
+    """Intersection over union (..., N, M) of ``a`` (..., N, 4) and ``b`` (..., M, 4); 0 of two points."""
     a, b = a.unsqueeze(-2), b.unsqueeze(-3)
     width = torch.minimum(a[..., 2], b[..., 2]) - torch.maximum(a[..., 0], b[..., 0])
     height = torch.minimum(a[..., 3], b[..., 3]) - torch.maximum(a[..., 1], b[..., 1])

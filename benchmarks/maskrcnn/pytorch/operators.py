@@ -318,7 +318,7 @@ class OperatorSet(NamedTuple):
 
 
 def torchvision_operators(ops: Any) -> Dict[str, Any]:
-    """Return the operators that the module ``found``, torchvision.ops, offers; empty where it is None."""
+    """Return the operators in ``ops``, the module torchvision.ops, by name; empty if it is None."""
     if ops is None:
         return {}
 

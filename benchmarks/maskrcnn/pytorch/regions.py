@@ -124,7 +124,7 @@ def sample(matched: torch.Tensor, usable: torch.Tensor, seeds: torch.Tensor, slo
     max_objects = min(int(slots * fraction), matched.shape[1])
     is_object = usable & (matched >= 0)
     is_background = usable & (matched == BACKGROUND)
-    # Rank among the objects: all but the first ``most`` leave.
+    # Sample up to ``max_objects`` objects: those with the largest keys.
     order = random_keys.masked_fill(~is_object, -1)
     top = order.topk(max_objects, dim=1)
     is_sampled = torch.zeros_like(is_object).scatter_(1, top.indices, top.values >= 0)

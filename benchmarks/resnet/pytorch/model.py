@@ -94,7 +94,7 @@ def build(config: Config) -> Network:
 
 
 def set_operators(network: nn.Module, operator_set: operators.OperatorSet) -> None:
-    """Let the network, which names them for a checkpoint, and its residual blocks use the operators ``chosen``."""
+    """Set the operators of the network, whose names are saved in checkpoints, and of its residual blocks."""
     for module in network.modules():
         if module is network or isinstance(module, Residual):
             module.operators = operator_set
