@@ -59,8 +59,8 @@ def main(folders: Folders) -> None:
                 files[code] += count
         print(folder.name, dict(verdicts), dict(differ), flush=True)
     rules = {
-        code: {"sets": len(found), "logs": files[code], "examples": found[:EXAMPLES]}
-        for code, found in sorted(fired.items())
+        code: {"sets": len(set_names), "logs": files[code], "examples": set_names[:EXAMPLES]}
+        for code, set_names in sorted(fired.items())
     }
     content = {
         "from": [folder.name for folder in folders],

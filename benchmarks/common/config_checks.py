@@ -10,9 +10,9 @@ Manifest = Mapping[str, Any]  # fields of ``dataset.json``
 
 
 def refuse(*problems: Tuple[str, bool]) -> None:
-    """Raise ValueError with the text of the first problem that is there."""
-    for problem, there in problems:
-        if there:
+    """Raise ValueError with the first problem that applies."""
+    for problem, applies in problems:
+        if applies:
             raise ValueError(problem)
 
 

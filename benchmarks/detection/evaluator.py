@@ -74,7 +74,7 @@ class Evaluator:
             raise Problem(
                 f"{self._file(epoch)} is missing",
                 "the detections that are still to be evaluated",
-                "start a new run; or restore the folder from a copy of your own",
+                "start a new run; or restore the folder from a backup",
             )
         if not self._queue:
             self._looked, self._silent = time.monotonic(), 0.0

@@ -43,8 +43,10 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
     data = open_data(directory)
     parts = {"train": data.train, "val": data.val}
 
-    def own() -> Iterator[Tuple[str, str]]:
+    def extra_checks() -> Iterator[Tuple[str, str]]:
         for name, part in parts.items():
             yield from _own(name, part, len(data.categories))
 
-    return sample_checks.View({name: _part(directory, name, part) for name, part in parts.items()}, extra_checks=own)
+    return sample_checks.View(
+        {name: _part(directory, name, part) for name, part in parts.items()}, extra_checks=extra_checks
+    )

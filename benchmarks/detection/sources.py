@@ -17,7 +17,7 @@ LAYOUT = (
     "2017 as published, in folders or zips, or a set of your own"
 )
 DOWNLOAD = "download it from cocodataset.org, or name the folder that holds all of them as the raw data"
-AGAIN = "download it again: the published checksum shows whether it is whole"
+AGAIN = "download it again: the published checksum shows whether it is complete"
 
 
 class SourceFile(NamedTuple):
@@ -63,7 +63,7 @@ def find(origin: Path) -> Source:
         Problem: a folder, zip file or JSON file is missing, or a zip file is incomplete.
     """
     if not origin.is_dir():
-        raise Problem(f"{origin} is no folder", LAYOUT, "name the folder that holds them as the raw data")
+        raise Problem(f"{origin} is not a folder", LAYOUT, "name the folder that holds them as the raw data")
     annotations = {part: _find_annotations(origin, part) for part in PARTS}
     return Source({part: _find_images(origin, part) for part in PARTS}, annotations)
 

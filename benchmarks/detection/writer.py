@@ -215,19 +215,19 @@ def _place_images(task: Task, part_tables: Mapping[str, Table]) -> Dict[str, Dic
         folder, images = task.scratch / images_folder(part), task.source.images[part]
         folder.mkdir(exist_ok=True)
         for number, cut in enumerate(range(0, len(table.entries), PART_IMAGES)):
-            some = table.entries[cut : cut + PART_IMAGES]
-            batch_images = images._replace(sizes={entry.name: images.sizes[entry.name] for entry in some})
+            batch_entries = table.entries[cut : cut + PART_IMAGES]
+            batch_images = images._replace(sizes={entry.name: images.sizes[entry.name] for entry in batch_entries})
             batches[part].append(
-                ImageBatch(batch_images, some, folder, task.scratch / f"{part}-images-{number:05}.json")
+                ImageBatch(batch_images, batch_entries, folder, task.scratch / f"{part}-images-{number:05}.json")
             )
-    both = [batch for part in PARTS for batch in batches[part]]
-    waiting = [batch for batch in both if not batch.done_path.exists()]
+    all_batches = [batch for part in PARTS for batch in batches[part]]
+    waiting = [batch for batch in all_batches if not batch.done_path.exists()]
     check_room(
         task.scratch.parent,
         sum(sum(batch.images.sizes.values()) for batch in waiting if not _can_link(batch, task.scratch)),
     )
     pool = Workers(task.processes, task.scratch.parent, task.progress)
-    pool.run("images", "images", write_images, both, lambda batch: len(batch.entries))
+    pool.run("images", "images", write_images, all_batches, lambda batch: len(batch.entries))
     done = {part: [read_facts(batch.done_path) for batch in batches[part]] for part in PARTS}
     return {part: {name: size for entries in done[part] for name, size in entries.items()} for part in PARTS}
 

@@ -35,34 +35,34 @@ def relation(labels: np.ndarray, column: np.ndarray) -> float:
     rows, in standard errors.
     """
     _, category = np.unique(column, return_inverse=True)
-    told, asked = slice(0, None, 2), slice(1, None, 2)
-    mean = labels[told].mean()
-    clicks = np.bincount(category[told], labels[told] - mean, minlength=category.max() + 1)
-    guess = (clicks / (np.bincount(category[told], minlength=category.max() + 1) + 10))[category[asked]]
-    spread = guess.std() * labels[asked].std()
-    own = labels[asked] - labels[asked].mean()
-    return float((guess * own).mean() / spread * np.sqrt(len(own))) if spread else 0.0
+    fitted, predicted = slice(0, None, 2), slice(1, None, 2)
+    mean = labels[fitted].mean()
+    clicks = np.bincount(category[fitted], labels[fitted] - mean, minlength=category.max() + 1)
+    prediction = (clicks / (np.bincount(category[fitted], minlength=category.max() + 1) + 10))[category[predicted]]
+    spread = prediction.std() * labels[predicted].std()
+    centred = labels[predicted] - labels[predicted].mean()
+    return float((prediction * centred).mean() / spread * np.sqrt(len(centred))) if spread else 0.0
 
 
 def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
     parts = {name: Rows(directory / f"{name}.bin", manifest["splits"][name]["count"]) for name in ("train", "val")}
     sizes = np.array(manifest["facts"]["table_sizes"])
 
-    def own() -> Iterator[Tuple[str, str]]:
+    def extra_checks() -> Iterator[Tuple[str, str]]:
         for name, rows in parts.items():
-            found = rows.read(sample_checks.spread(rows.count))
-            indices = found[:, FIRST_TABLE:]
+            sampled = rows.read(sample_checks.spread(rows.count))
+            indices = sampled[:, FIRST_TABLE:]
             outside = np.flatnonzero(((indices < 0) | (indices >= sizes)).any(0))
             if len(outside):
                 yield (
                     f"{name}: rows of table {outside[0]} from {indices[:, outside[0]].max():,} on",
                     "rows of the table",
                 )
-            elif len(found) >= LEAST_ROWS and len(np.unique(found[:, 0])) > 1:
-                largest = max(relation(found[:, 0].astype(float), indices[:, table]) for table in range(TABLES))
+            elif len(sampled) >= LEAST_ROWS and len(np.unique(sampled[:, 0])) > 1:
+                largest = max(relation(sampled[:, 0].astype(float), indices[:, table]) for table in range(TABLES))
                 if largest < LEAST_RELATION:
-                    text = f"{name}: no category says anything of the labels ({largest:.1f} standard errors)"
+                    text = f"{name}: no category correlates with the labels ({largest:.1f} standard errors)"
                     yield f"{text}: they may be those of other rows", f"at least {LEAST_RELATION}"
 
     shown = {name: sample_checks.Part(rows.count, rows.keys, labels=rows.labels) for name, rows in parts.items()}
-    return sample_checks.View(shown, classes=2, is_shuffled=True, extra_checks=own)
+    return sample_checks.View(shown, classes=2, is_shuffled=True, extra_checks=extra_checks)

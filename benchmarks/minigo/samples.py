@@ -28,23 +28,23 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
     games = GoGames(directory, size)
     trained = len(games) - games.held_out
 
-    def part(begin: int, count: int) -> sample_checks.Part:
+    def part(start: int, count: int) -> sample_checks.Part:
         def keys(indices: np.ndarray) -> List[Optional[bytes]]:
-            found = (games[index + begin].moves for index in indices.tolist())
-            return [None if 0 < len(moves) <= SHORT else sample_checks.key(moves) for moves in found]
+            sequences = (games[index + start].moves for index in indices.tolist())
+            return [None if 0 < len(moves) <= SHORT else sample_checks.key(moves) for moves in sequences]
 
         def labels(indices: np.ndarray) -> np.ndarray:
-            return np.array([(int(games[index + begin].outcome) + 1) // 2 for index in indices.tolist()])
+            return np.array([(int(games[index + start].outcome) + 1) // 2 for index in indices.tolist()])
 
         return sample_checks.Part(count, keys, labels=labels)
 
     parts = {"train": part(0, trained), "test": part(trained, games.held_out)}
 
-    def own() -> Iterator[Tuple[str, str]]:
+    def extra_checks() -> Iterator[Tuple[str, str]]:
         right = {
             index: _is_legal(games[index].moves, size) for index in sample_checks.spread(len(games), REPLAYED).tolist()
         }
         expected = "games by the rules: moves may be another one's, or shuffled"
         yield from sample_checks.agreement(right, "games have moves that are illegal", expected, 1.0)
 
-    return sample_checks.View(parts, classes=2, is_shuffled=True, extra_checks=own)
+    return sample_checks.View(parts, classes=2, is_shuffled=True, extra_checks=extra_checks)

@@ -71,7 +71,7 @@ class Worker:
     def __init__(
         self, config: Any, output: Path, generation: int, part: int, parts: int, evaluate: Evaluate, done: Set[int]
     ) -> None:
-        """``part`` is which of ``parts`` players this is, ``done`` the games that are there."""
+        """Play the games of player ``part`` out of ``parts``, except ``done``, the numbers of existing games."""
         self._file = GameFile(generation_folder(output, generation) / f"worker_{part:04d}.games")
         numbers = schedule.game_numbers(config, generation, part, parts)
         self._left = set(numbers) - done

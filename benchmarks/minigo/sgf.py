@@ -107,7 +107,7 @@ def _main_line(text: str, name: str) -> List[Node]:
 
 def _damaged(name: str, text: str, offset: int) -> Problem:
     line = text.count("\n", 0, offset) + 1
-    problem = f"{name}, line {line}: {text[offset : offset + 20]!r} is no SGF"
+    problem = f"{name}, line {line}: {text[offset : offset + 20]!r} is not SGF"
     return Problem(problem, "properties with values in brackets, such as ;B[ee]", HINT)
 
 
@@ -147,7 +147,7 @@ def _point(value: str, size: int, name: str) -> int:
     if value == "" or (value == "tt" and size <= 19):
         return size**2
     if len(value) != 2 or any(letter not in _LETTERS[:size] for letter in value):
-        raise Problem(f"{name}: [{value}] is no point on {size} x {size}", f"aa to {_LETTERS[size - 1] * 2}", HINT)
+        raise Problem(f"{name}: [{value}] is not a point on {size} x {size}", f"aa to {_LETTERS[size - 1] * 2}", HINT)
     return _LETTERS.index(value[1]) * size + _LETTERS.index(value[0])
 
 

@@ -28,13 +28,13 @@ class Records:
         return np.array([HEADER.unpack_from(record)[3] for record in self._read(indices)]).astype(np.int64)
 
     def _read(self, indices: np.ndarray) -> List[bytes]:
-        found = []
+        contents = []
         with self._records.open("rb") as file:
             for index in indices:
                 file.seek(self.offsets[index])
                 length = self.offsets[index + 1] - self.offsets[index] if index + 1 < len(self.offsets) else BEGIN
-                found.append(file.read(min(BEGIN, int(length))))
-        return found
+                contents.append(file.read(min(BEGIN, int(length))))
+        return contents
 
 
 def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:

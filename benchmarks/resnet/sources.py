@@ -250,7 +250,7 @@ def _list_val(origin: Path, report: Report, count_before: int) -> List[Item]:
         raise Problem(
             f"{len(images):,} images in {VAL_TAR}, {len(truth):,} labels in {DEVKIT}",
             "one label for each image",
-            f"download both again: sha256sum {VAL_TAR} shows whether it is whole",
+            f"download both again: sha256sum {VAL_TAR} shows whether it is complete",
         )
     return [image._replace(kind=kind) for image, kind in zip(images, truth)]
 
@@ -277,7 +277,7 @@ def members(tar: Path, start: int, size: Optional[int], within: str = "") -> Ite
                         name = member.name[2:] if member.name.startswith("./") else member.name
                         yield Item(name, "", str(tar), member.offset_data, member.size, stat.st_mtime_ns)
         except tarfile.TarError as error:
-            raise Problem(f"{location} is no whole tar: {error}", "the whole file", "download it again") from None
+            raise Problem(f"{location} is not a complete tar file: {error}", "the complete file", "download it again") from None
 
 
 def ground_truth(devkit: Path) -> List[str]:
@@ -367,7 +367,7 @@ def list_images(origin: Optional[Path], seed: int, fraction: float, report: Repo
         source = list_digits(seed)
     elif not origin.is_dir():
         expected = "a folder of images, or the folder that holds ImageNet's tars"
-        raise Problem(f"{origin} is no folder", expected, "name that folder as the raw data")
+        raise Problem(f"{origin} is not a folder", expected, "name that folder as the raw data")
     elif (origin / TRAIN_TAR).exists() or (origin / VAL_TAR).exists():
         source = list_imagenet(origin, report)
     else:

@@ -151,8 +151,8 @@ def test_the_main_line_of_a_game_is_read() -> None:
     [
         ("(;SZ[9];B[ee];W[ee])", "move 2, white E5: there is a stone already"),
         ("(;SZ[9];B[ee];W[ed]", "ends before its game does"),
-        ("(;SZ[9];B[ee];W[e", "is no SGF"),
-        ("(;SZ[9];B[zz])", r"(?s)\[zz\] is no point on 9 x 9.*aa to ii"),
+        ("(;SZ[9];B[ee];W[e", "is not SGF"),
+        ("(;SZ[9];B[zz])", r"(?s)\[zz\] is not a point on 9 x 9.*aa to ii"),
         ("(;SZ[7];B[aa])", "a board of 7"),
         ("(;SZ[nine];B[aa])", "not|a number"),
         ("(;GM[2]SZ[9];B[aa])", "another game"),

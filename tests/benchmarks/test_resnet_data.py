@@ -345,7 +345,7 @@ def test_too_little_disk_space_is_reported_before_the_start(
     ("folders", "path", "problem"),
     [
         ({}, "nowhere", "does not exist"),
-        ({"a/ant": 1}, "a/ant/00.jpg", "is no folder"),
+        ({"a/ant": 1}, "a/ant/00.jpg", "is not a folder"),
         ({"a/ant": 3}, "a", "all images are in one class folder, ant"),
         ({"a/ant": 1}, "a/ant", "has no class folders"),
         ({"a/ant": 0, "a/bee": 0}, "a", "hold no images"),

@@ -188,7 +188,7 @@ MISTAKES: dict[tuple[str, str], tuple[Edit, str]] = {
     ),
     ("dlrm", "labels of other rows"): (
         lambda f: clicks(f, column(0, lambda labels: np.roll(labels, 1, 0))),
-        "train: no category says anything of the labels",
+        "train: no category correlates with the labels",
     ),
     ("dlrm", "sorted labels"): (
         lambda f: clicks(f, lambda rows: rows[np.argsort(rows[:, 0], kind="stable")]), "train: labels are sorted"

@@ -12,11 +12,11 @@ from benchmarks.detection.evaluation import to_rle
 
 @cache
 def _annotations(path):
-    found = {}
+    by_image = {}
     content = json.loads(path.read_text(encoding="utf-8"))
-    for each in content["annotations"]:
-        found.setdefault(each["image_id"], []).append(each)
-    return found
+    for annotation in content["annotations"]:
+        by_image.setdefault(annotation["image_id"], []).append(annotation)
+    return by_image
 
 
 def noisy(data, position: int, spread: float) -> Detections:

@@ -217,7 +217,7 @@ def sample_problems(data_set: DataSet, directory: Path, progress: Progress) -> S
     try:
         from benchmarks.common.data import sample_checks
     except ModuleNotFoundError as error:
-        progress.note(f"{error.name} is not installed in this Python: samples were not looked at for mistakes")
+        progress.note(f"{error.name} is not installed in this Python: samples were not checked")
         return []
     module: Any = importlib.import_module(data_set.samples)
     content = manifest.read(directory)
@@ -275,7 +275,7 @@ def check_places(data_set: DataSet, to: Path, origin: Optional[Path]) -> None:
     """Create the target folder; reject one that is in the source or not writable."""
     elsewhere = "choose another folder: -o DIR"
     if origin is not None and not origin.exists():
-        raise Problem(f"{origin} does not exist", data_set.source, "name raw data that are there")
+        raise Problem(f"{origin} does not exist", data_set.source, "name an existing file or folder")
     if origin is not None and origin.resolve() in (to.resolve(), *to.resolve().parents):
         raise Problem(f"{to} is within the source {origin}", "a folder outside it", elsewhere)
     try:

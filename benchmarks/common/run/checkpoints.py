@@ -76,8 +76,8 @@ class Checkpoints:
             # Keep all checkpoints: resuming must fail again instead of starting from step 0.
             damages = "; ".join(f"{name}: {damage}" for name, damage in self.damaged.items())
             raise SystemExit(
-                f"no checkpoint in {self._folder} is whole: this experiment cannot be resumed\n"
-                f"  found: {damages}\n  hint: start a new run; or restore the folder from a copy of your own"
+                f"all checkpoints in {self._folder} are damaged: this experiment cannot be resumed\n"
+                f"  found: {damages}\n  hint: start a new run; or restore the folder from a backup"
             )
         return {}
 
@@ -275,7 +275,7 @@ def _file_damage(path: Path) -> str:
     except OSError as error:
         return f"{Path(error.filename).name}: {error.strerror}"
     except UnicodeDecodeError:
-        return f"{path.name}{DIGEST} is no checksum"
+        return f"{path.name}{DIGEST} is not a checksum"
     return f"{path.name} differs from its checksum"
 
 

@@ -77,7 +77,7 @@ class PendingEvaluations:
         self._begun.clear()
 
     def collect(self) -> bool:
-        """Log the results that are there; return whether there was one."""
+        """Log the available results; return whether there was one."""
         count = len(self._begun)
         while self._is_waiting() and self.problem is None:
             result = self._ask(self._evaluator.poll)

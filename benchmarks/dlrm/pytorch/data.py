@@ -70,7 +70,7 @@ def open_data(directory: Path, config: Config, ranks: int, memory: int) -> DataS
         opened = {split: blocks.open_blocks(directory / f"{split}.bin", rows[split]) for split in rows}
     except (Problem, OSError, KeyError, TypeError, ValueError) as error:
         hint = f"python -m benchmarks.dlrm.prepare --verify {directory}"
-        raise Problem(f"{directory} is no data set of dlrm: {error}", "", hint) from None
+        raise Problem(f"{directory} is not a data set of dlrm: {error}", "", hint) from None
     placement = place(sizes, ranks, config.bottom_mlp[-1] * 4, memory * MEMORY_SHARE)
     return DataSet(opened["train"], opened["val"], rows["train"], rows["val"], sizes, placement)
 
@@ -158,9 +158,9 @@ def block_spans(order: np.ndarray, rows: int, first: int, count: int) -> Iterato
     while done < count:
         start = (first + done) % rows
         block, lane = divmod(start, BLOCK_ROWS)
-        some = min(BLOCK_ROWS - lane, count - done, rows - start)
-        yield int(order[block]), slice(lane, lane + some), slice(done, done + some)
-        done += some
+        length = min(BLOCK_ROWS - lane, count - done, rows - start)
+        yield int(order[block]), slice(lane, lane + length), slice(done, done + length)
+        done += length
 
 
 # -- reading -------------------------------------------------------------------------------------------

@@ -262,8 +262,8 @@ def _mask_example(
     polygons_on_device = Outlines(*(tensor.to(device) for tensor in make_outlines(objects)))
     corner = torch.rand(rois, 2, generator=generator) * 60
     boxes = torch.cat((corner, corner + 3 + 70 * torch.rand(rois, 2, generator=generator)), 1).to(device)
-    which = (torch.arange(rois) % 5 - 1).to(device)
-    return lambda: [project(polygons_on_device, boxes, which, size).to(dtype)]
+    roi_objects = (torch.arange(rois) % 5 - 1).to(device)
+    return lambda: [project(polygons_on_device, boxes, roi_objects, size).to(dtype)]
 
 
 def _match_example(

@@ -107,11 +107,11 @@ class Generations:
         run, roles = self.run, self.training.roles
         worker: Any = None
         # All ranks read existing games, so that all ranks fail if a record is damaged.
-        there = run.open(lambda: read_generation(generation_folder(run.output, number), self.config.board_size))
+        existing = run.open(lambda: read_generation(generation_folder(run.output, number), self.config.board_size))
         tensorflow.barrier()
         if self.training.plays:
             part = run.ranks.rank - roles.selfplay.start
-            done = {game.number for game in there}
+            done = {game.number for game in existing}
             worker = Worker(self.config, run.output, number, part, len(roles.selfplay), self.evaluate, done)
         tensorflow.barrier()
         self._play_together(worker)

@@ -90,11 +90,11 @@ def warm_up(training: Training, step: Callable[..., Any]) -> None:
 
 def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, tensorflow, __doc__, argv, mlperf.WORDING)
-    config, ranks, within = run.config, run.ranks, run.config.round == "v0.5"
+    config, ranks, is_timed = run.config, run.ranks, run.config.round == "v0.5"
     with run.initialization():
         training = run.open(lambda: build(config, ranks, run.saved, run.data))
         games: Any = run.open(lambda: GoGames(run.data, config.board_size))
-        target: Any = None if within else run.open(lambda: open_target(run.data, config))
+        target: Any = None if is_timed else run.open(lambda: open_target(run.data, config))
         step_graph = tf.function(partial(train_step, training))
         warm_up(training, step_graph)
     run.log(mlperf.hyperparameters(config, ranks.size))
@@ -104,13 +104,13 @@ def main(argv: Optional[List[str]] = None) -> int:
         generations.begin()
         for _ in run.blocks():
             for done in run.steps():
-                result_of_generation = generations.generation(done + 1)
-                if result_of_generation is None:
+                report = generations.generation(done + 1)
+                if report is None:
                     break
-                run.report(*result_of_generation)
+                run.report(*report)
             if run.evaluates():
                 run.evaluated(evaluate(training, games, run))
-        for number, result in () if within else generations.evaluate_saved(target):
+        for number, result in () if is_timed else generations.evaluate_saved(target):
             if run.evaluated_after_clock(number, result):
                 break
     return run.finish()

@@ -99,8 +99,8 @@ def evaluation_step(training: Training, data_set: DataSet, ranks: Ranks, users: 
     """Rank the held-out items of some users among synthetic candidates."""
     config, count = training.config, min(users, data_set.users)
     negatives = np.random.RandomState(0).randint(data_set.items, size=(count, CANDIDATES - 1))
-    some = data_set._replace(users=count, test_items=data_set.test_items[:count], negatives=negatives)
-    candidates, part = Candidates(some, config, Ranks(0, 1, 0, 1, ranks.context)), slice(0, count)
+    subset = data_set._replace(users=count, test_items=data_set.test_items[:count], negatives=negatives)
+    candidates, part = Candidates(subset, config, Ranks(0, 1, 0, 1, ranks.context)), slice(0, count)
 
     @torch.no_grad()
     def step() -> None:
