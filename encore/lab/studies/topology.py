@@ -2,7 +2,7 @@
 
     from encore.lab.studies.topology import describe, picture
     machine = describe(node.this_node(), ranks=2, on_step=print)
-    print(picture(machine.server).alone())
+    print(picture(machine.server).standalone_svg())
 
 Bandwidths are measured between ranks with the data exchange of training, and with the all-reduce and all-to-all of
 nccl-tests if installed.

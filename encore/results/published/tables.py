@@ -81,7 +81,7 @@ def parts_of_width(table: Table, width: int, name_width: int) -> list[Table]:
     }
     parts: list[list[str]] = [[]]
     for column, needed in widths.items():
-        if parts[-1] and name_width + sum(widths[part_table] for part_table in parts[-1]) + needed > width:
+        if parts[-1] and name_width + sum(widths[name] for name in parts[-1]) + needed > width:
             parts.append([])
         parts[-1].append(column)
     narrow = [_select_columns(table, [*systems, *part]) for part in parts]

@@ -1,8 +1,9 @@
 """SVG plots of measurements in the page's colours, with their data as tables.
 
 from encore.results.report.figures import time_over_gpus
-figure = time_over_gpus(study_measurements("microway-dgx1-scaling"))
-Path("figure.svg").write_text(figure.standalone_svg())
+from encore.results.report.measurements import study_measurements
+for figure in time_over_gpus(study_measurements("microway-dgx1-scaling")):
+    Path(f"{figure.key}.svg").write_text(figure.standalone_svg())
 """
 
 import itertools
@@ -52,7 +53,7 @@ class Plot:
 
 
 def run_dots(current: RunSet, baseline: RunSet | None, margin_fraction: float) -> Plot | None:
-    """Return every run as a dot, with the interval of the mean: ours above the submission."""
+    """Plot every run as a dot, with the interval of the mean: the current set above the submission."""
     lanes = [("yours", "ours", current), *([("theirs", "theirs", baseline)] if baseline else [])]
     lanes = [lane for lane in lanes if lane[2].score is not None or missed_minutes(lane[2])]
     run_sets = [run_set for _, _, run_set in lanes]
@@ -244,7 +245,7 @@ def ratio_line(factor: Factor, margin: float, *, labelled: bool = True) -> str:
 
 
 def phase_bars(current: RunSet, baseline: RunSet | None) -> Plot | None:
-    """Return where the time on the clock went, ours above the submission."""
+    """Plot the time per phase on the clock, the current set above the submission."""
     sides = [("yours", current), *([("theirs", baseline)] if baseline else [])]
     lanes = [(name, run_set.phases) for name, run_set in sides if run_set.phases.get("train_s", 0.0) > 0]
     if not lanes or lanes[0][0] != "yours":

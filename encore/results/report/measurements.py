@@ -1,8 +1,8 @@
 """Measured trainings in one form, whether they come from logs, from a study or from a round.
 
-from encore.results.logs.run_log import submitter_of
-from encore.results.report.measurements import measurement_of, of_study
-rows = [measurement_of(run_set) for run_set in load_run_sets("results")] + of_study("microway-dgx1-scaling")
+from encore.results.compare.run_set import load_run_sets
+from encore.results.report.measurements import measurement_of, study_measurements
+rows = [measurement_of(run_set) for run_set in load_run_sets("results")] + study_measurements("microway-dgx1-scaling")
 """
 
 import shlex
@@ -262,7 +262,7 @@ def _unknown_baseline(measurements: Sequence[Measurement], baseline: str) -> Enc
     exact = [cell.name for cell in cells if baseline.lower() in (cell.name.lower(), cell.system.lower())]
     near = exact or [cell.name for cell in cells if baseline.lower() in cell.name.lower()]
     if near and (exact or not error.hint):
-        name = max(near, key=lambda measurement: len(commonpath([measurement, *labels])))
+        name = max(near, key=lambda published: len(commonpath([published, *labels])))
         part = commonpath([name, *labels])
         part = part if "/" in part else name
         error.hint = f"add the published system: --published {shlex.quote(part)} --baseline {shlex.quote(name)}"
