@@ -18,7 +18,7 @@ Kind = Literal["rule", "small_data", "reading", "crash", "audit"]
 
 
 class FindingJson(TypedDict):
-    """One thing that a log has and the rules do not want, or the other way round."""
+    """A violation of a rule, or an observation about a log or a set."""
 
     line: int | None  # From 1; null if the finding is about the complete log
     rule: str  # Definition of the rule; for an audit its name, as in docs/audit.md
@@ -37,7 +37,7 @@ class FindingJson(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that a log has and the rules do not want, or the other way round."""
+    """A violation of a rule, or an observation about a log or a set."""
 
     line: int | None  # Line in the file, from 1; None if the finding is about the complete log
     rule: str  # Definition of the rule; for an audit its name, as in docs/audit.md
@@ -189,9 +189,9 @@ def junit(results_by_path: Found) -> str:
         if errors:
             failure = ElementTree.SubElement(case, "failure", message=_printable(_format_text(errors[0])), type="error")
             failure.text = "\n".join(_format_lines(errors))
-        warnings = [finding for finding in findings if finding.severity != "error"]
-        if warnings:
-            ElementTree.SubElement(case, "system-out").text = "\n".join(_format_lines(warnings))
+        others = [finding for finding in findings if finding.severity != "error"]
+        if others:
+            ElementTree.SubElement(case, "system-out").text = "\n".join(_format_lines(others))
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True)
 

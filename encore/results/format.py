@@ -31,19 +31,19 @@ def against_targets(qualities: Mapping[str, float], targets: Mapping[str, float]
 
 
 def figure(value: float | None) -> str:
-    """Return four digits, ``0.003225``; of samples every one, ``176,608``; ``-`` for None."""
+    """Format with four significant digits, ``0.003225``, and integers from 10,000, ``176,608``; ``-`` for None."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
 def percent(share: float) -> str:
-    """Return ``5 %`` of 0.05."""
+    """Format 0.05 as ``5 %``."""
     return f"{share * 100:g} %"
 
 
 def count_of(number: float, noun: str) -> str:
-    """Return ``1 run`` or ``3 runs``; a broken number to three decimals."""
+    """Format ``1 run`` or ``3 runs``; fractions are rounded to three decimals."""
     return f"{round(number, 3):.12g} {noun}{'' if number == 1 else 's'}"
 
 

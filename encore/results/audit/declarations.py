@@ -189,7 +189,7 @@ def _mismatch(part: str, logged: str, precision: Precision, path: Path) -> str:
     return f"{PRECISION}{part} {logged}, {names} in {path.name}: {precision.example[:80]}"
 
 
-# Profiles in a folder, by the suffixes that a profile may have, or why one cannot be read.
+# Profiles in a folder, selected by suffix; a text instead of a profile is the reason why it cannot be read
 def _profiles(folder: Path) -> Iterator[tuple[Path, dict[str, Precision] | str]]:
     for path in sorted(folder.glob("profile*")):
         if path.name.endswith(PROFILES) and path.is_file():

@@ -138,7 +138,7 @@ def _ratio_to_fastest(spans: Sequence[Span], times: Sequence[float], number: int
 
 def seconds_without(intervals: Sequence[tuple[float, float]], spans: Sequence[Span]) -> Iterator[float]:
     """Yield the seconds per span outside the intervals. Both are sorted and do not overlap."""
-    starts = [span_start for span_start, _ in intervals]
+    starts = [start for start, _ in intervals]
     for span_start, span_end, _ in spans:
         overlapping = intervals[
             max(bisect.bisect_right(starts, span_start) - 1, 0) : bisect.bisect_left(starts, span_end)
@@ -324,7 +324,7 @@ def _pace(run: RunLog, figures: list[Stated]) -> _Pace | None:
     if not paces or speed <= 0:
         return None
     ratio = statistics.median(paces[1:] or paces) / speed
-    nearest = min((ratio * unit for unit in _unit_sizes(run)), key=lambda figure: abs(math.log(figure)))
+    nearest = min((ratio * unit for unit in _unit_sizes(run)), key=lambda scaled: abs(math.log(scaled)))
     return _Pace(stated, nearest, math.fsum(seconds))
 
 
@@ -343,7 +343,7 @@ def _unit_sizes(run: RunLog) -> list[float]:
     size, batch = max(run.train_samples or 0.0, 1.0), max(run.global_batch or 0.0, 1.0)
     if run.benchmark not in _PER_GPU:
         return [1.0, size, batch, size * batch, _COCO]
-    return [of / 2.0**power for of in (size, size * batch) for power in range(_MOST_GPUS_LOG2)]
+    return [samples / 2.0**power for samples in (size, size * batch) for power in range(_MOST_GPUS_LOG2)]
 
 
 # Validations that took less time by the timestamps, from eval_start on, than logged

@@ -71,8 +71,8 @@ def _round_values(values: Mapping[str, Sequence[float]]) -> _Values:
 
 # Lookup key for curves; None if the qualities could agree by chance
 def _key(benchmark: str | None, values: _Values) -> _Key | None:
-    first = tuple((name, of_name[:_LEAST_VALUES]) for name, of_name in values)
-    enough = any(len(set(of_name)) == _LEAST_VALUES for _, of_name in first)
+    first = tuple((name, qualities[:_LEAST_VALUES]) for name, qualities in values)
+    enough = any(len(set(qualities)) == _LEAST_VALUES for _, qualities in first)
     return (benchmark, first) if enough else None
 
 
@@ -98,7 +98,7 @@ def altered_published_run(score: Score) -> Iterator[Anomaly]:
                 break
 
 
-# Yield the platform of the logs, where no public set with these runs names it.
+# Platform of the logs, if it differs from the platforms of all public sets with these runs
 def _on_another_platform(score: Score, same: Sequence[_PublicSet]) -> Iterator[Anomaly]:
     platform = Counter(run.platform for run in score.runs if run.platform).most_common(1)
     if platform and same and platform[0][0] not in {public.platform for public in same}:
@@ -117,7 +117,7 @@ def published_curve(score: Score) -> Iterator[Anomaly]:
             yield Anomaly(f"the evaluations of a run of {name}, but for their times or the end", run.path, line)
 
 
-# How far the largest ratio is from the smallest.
+# Relative distance between the largest and the smallest ratio
 def _ratio_spread(ratios: Sequence[float]) -> float:
     return max(ratios) / min(ratios) - 1 if ratios and min(ratios) > 0 else 0.0
 
@@ -133,7 +133,7 @@ def _matching_curves(score: Score, run: RunLog) -> Iterator[tuple[_PublicRun, li
             log_values[:-1] == public_values[: len(log_values) - 1] for (_, log_values), (_, public_values) in pairs
         ):
             times = zip(curve.minutes, public.minutes, strict=False)
-            yield public, [minutes / public_values for minutes, public_values in times if public_values > 0]
+            yield public, [minutes / public_minutes for minutes, public_minutes in times if public_minutes > 0]
 
 
 # Public sets whose times equal these up to a factor, with the factor and the number of matching runs

@@ -103,7 +103,7 @@ def make_factor(name: str, unit: str, current: Sample | None, baseline: Sample |
 
 
 def length_factor(unit: str, current: Sample | None, baseline: Sample | None) -> Factor | None:
-    """Return the factor for epochs to the target. A single run is never a difference, even if the others agree."""
+    """Return the factor for epochs to the target. A single run never shows a difference."""
     factor = make_factor(f"{unit} to the target", unit, current, baseline)
     if factor is None or current is None or current.count > 1:
         return factor

@@ -87,28 +87,28 @@ def _fill_rounds(digests: Sequence[_Digest]) -> list[_Digest]:
 
 # Digest of the logs in one folder.
 def _digest_folder(root: Path, folder: Path) -> _Digest:
-    name_in_root = folder.relative_to(root).as_posix()
+    relative_path = folder.relative_to(root).as_posix()
     try:
         run_sets = [run_set for run_set in load_run_sets(folder) if run_set.folder == folder]
     except EncoreError:
         run_sets = []
-    empty = _Digest(root=root, folder=name_in_root, left_out="no MLPerf log")
+    empty = _Digest(root=root, folder=relative_path, left_out="no MLPerf log")
     if not run_sets:
         return empty
     run_set = max(run_sets, key=lambda run_set: run_set.runs)
-    name = _submission_name(run_set, folder, name_in_root)
+    name = _submission_name(run_set, folder, relative_path)
     if run_set.round is None or name is None:
         no_name = "not the logs of a submission: no results/SYSTEM in the path"
         return replace(empty, left_out=run_set.missing if run_set.round is None else no_name)
     other_sets = [f"{other.runs} logs of {other.round} {other.benchmark}" for other in run_sets if other is not run_set]
-    entry, row = make_entry(run_set, name, name_in_root), _row(run_set, name)
+    entry, row = make_entry(run_set, name, relative_path), _row(run_set, name)
     return replace(empty, round=run_set.round, entry=entry, row=row, left_out=", ".join(other_sets))
 
 
 # ROUND/SUBMITTER/SYSTEM from the folder ``SUBMITTER/results/SYSTEM``, else from the published cell
-def _submission_name(run_set: RunSet, folder: Path, name_in_root: str) -> str | None:
+def _submission_name(run_set: RunSet, folder: Path, relative_path: str) -> str | None:
     parts = folder.absolute().parts
-    if _CODE.intersection(name_in_root.split("/")):
+    if _CODE.intersection(relative_path.split("/")):
         return None
     if run_set.round != "v0.5" and "results" in parts[1:-1]:
         index = len(parts) - 2 - parts[-2::-1].index("results")

@@ -112,11 +112,11 @@ def forecast(run: RunLog, marks: Sequence[Mark] = (), own_lengths: Sequence[floa
     times = minutes_to_target(pace, lengths, elapsed)
     if times is None:
         return replace(result, why=f"it has trained further than each of {count_of(lengths.runs, 'known run')}")
-    lower, middle, high = widen(times, later_name(run.benchmark, run.round), pace.stage)
+    low, middle, high = widen(times, later_name(run.benchmark, run.round), pace.stage)
     return replace(
         result,
         minutes=float(max(middle, elapsed / 60)),
-        low=float(max(lower, elapsed / 60)),
+        low=float(max(low, elapsed / 60)),
         high=float(high),
         length_to_target=max(math.exp(lengths.quantiles([0.5])[0]), pace.length),
         runs=lengths.runs,
@@ -203,15 +203,15 @@ def minutes_to_target(pace: Pace, lengths: Lengths, elapsed: float) -> Numbers |
 
 
 def widen(times: Numbers, benchmark: str | None, stage: str) -> tuple[float, float, float]:
-    """Return the interval and the middle in minutes, moved as the public logs show that they have to be."""
+    """Return the lower end, the median and the upper end in minutes, calibrated with public logs."""
     moves = _calibration()["moves"]
     below, middle, above = moves.get(benchmark, {}).get(stage) or moves["any"][stage]
     return spread(times, below, middle, above)
 
 
 def spread(times: Numbers, below: float, middle: float, above: float) -> tuple[float, float, float]:
-    lower, expected, high = times[0] - below, times[1] + middle, times[2] + above
-    return math.exp(min(lower, expected)), math.exp(expected), math.exp(max(high, expected))
+    low, expected, high = times[0] - below, times[1] + middle, times[2] + above
+    return math.exp(min(low, expected)), math.exp(expected), math.exp(max(high, expected))
 
 
 @functools.cache

@@ -36,7 +36,7 @@ MIN_RUNS = 3  # Minimum for a band. With two runs, 20 % of further runs were out
 _MIN_RUNS_LEAVE_ONE_OUT = 3  # Leaving one out of two runs leaves no spread
 _SAMPLES = 1000
 _MAX_STEPS = 128  # Longer curves are averaged to this number of parts
-_SPAN_SHARE, _POOLED_SHARE = 32, 16  # Fractions of the loss steps: span of the moving mean, reach of the pooled spread
+_SPAN_SHARE, _POOLED_SHARE = 32, 16  # Number of steps over span of the moving mean, and over reach of pooled spread
 _LARGEST = 1e100  # Larger values have diverged; their squares may overflow
 _DIGITS = 6  # Significant digits of qualities in the digests
 _MAX_NAMES = 5  # Settings that are listed by name
@@ -366,15 +366,15 @@ def _losses(path: Path) -> Series:
     records: dict[int, Record] = {}
     for record in filter(None, map(record_of, lines_of(path))):
         if record.kind == "start":
-            records = {step: each for step, each in records.items() if step <= record.resumed_step}
+            records = {step: earlier for step, earlier in records.items() if step <= record.resumed_step}
         elif record.loss is not None and record.step:
             records[record.step] = record
     steps = [records[step] for step in sorted(records)]
     return Series(
         number=1,
-        at=tuple(each.step for each in steps),
-        values=tuple(each.loss if each.loss is not None else math.nan for each in steps),
-        epochs=tuple(each.epoch for each in steps),
+        at=tuple(record.step for record in steps),
+        values=tuple(record.loss if record.loss is not None else math.nan for record in steps),
+        epochs=tuple(record.epoch for record in steps),
     )
 
 

@@ -393,7 +393,7 @@ def _load_from_logs(cell: PublishedResult, logs: Path) -> RunSet | None:
     return None
 
 
-# Replace the score by the published score, if any
+# Replace the score with the published score, if any
 def _with_published_score(run_set: RunSet, cell: PublishedResult) -> RunSet:
     if cell.score_minutes is not None:
         score = run_set.score and replace(run_set.score, estimate=cell.score_minutes)
@@ -445,8 +445,8 @@ def score_caveats(current: RunSet, baseline: RunSet) -> Iterator[str]:
     if factors == [1.0, 1.0]:
         return
     if current.score_kind == "official":
-        raw, baseline_raw = (f"x {factor:.4f}" for factor in factors)
-        scores = f"raw scores {raw} (yours) and {baseline_raw}"
+        factor, baseline_factor = (f"x {factor:.4f}" for factor in factors)
+        scores = f"raw scores {factor} (yours) and {baseline_factor}"
         yield f"official score against official score: {scores}, reference convergence"
         return
     run_sets = {"yours": current, baseline.label: baseline}

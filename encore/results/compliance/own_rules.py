@@ -148,7 +148,7 @@ def _seed_and_schedule(run: RunLog) -> Iterator[Finding]:
             )
 
 
-# Check the order of init_stop, run_start and run_stop by their timestamps.
+# Check the order of init_start, init_stop, run_start and run_stop by their timestamps.
 def _clock_order(first: dict[str, Event]) -> Iterator[Finding]:
     for earlier_key, later_key in itertools.pairwise(("init_start", "init_stop", "run_start", "run_stop")):
         earlier, later = first.get(earlier_key), first.get(later_key)

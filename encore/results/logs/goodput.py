@@ -48,7 +48,7 @@ def goodput_of(run: RunLog) -> Goodput | None:
         return None
     records = _records(run.path)
     trained = phases["train_s"]
-    lost = min(_repeated_seconds(records), trained)
+    lost = min(_lost_seconds(records), trained)
     saved = sum(
         float(record["seconds"]) for record in records if record["kind"] == "checkpoint" and record["time"] <= stop
     )
@@ -89,7 +89,7 @@ def _records(log: Path) -> list[dict[str, Any]]:
     return [record for record in records if "kind" in record and isinstance(record.get("time"), int | float)]
 
 
-def _repeated_seconds(records: Sequence[dict[str, Any]]) -> float:
+def _lost_seconds(records: Sequence[dict[str, Any]]) -> float:
     # From the last record that a checkpoint kept to the first of the run that continued from it.
     return sum(
         max(0.0, float(later["time"]) - float(earlier["time"]))

@@ -36,7 +36,7 @@ def experiment_of(log: Path) -> Path | None:
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """Yield the stream's lines in pieces of up to 65,536 characters; empty if it cannot be read."""
+    """Yield the stream's lines, split at 65,536 characters; empty if it cannot be read."""
     with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
         yield from iter(lambda: file.readline(_LONGEST_LINE), "")
 

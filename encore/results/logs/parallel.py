@@ -85,11 +85,11 @@ def _in_processes(read: Callable[[Part], Result], parts: Sequence[Part], workers
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _start_worker)
     try:
         # Workers inherit the blocked signals: one interrupted before _start_worker would print a traceback.
-        blocked_signals = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
         try:
             results = pool.map(read, parts, chunksize=_CHUNK)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked_signals)
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
         yield from results
     except BrokenProcessPool as error:
         raise EncoreError(

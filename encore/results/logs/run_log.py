@@ -547,7 +547,7 @@ def read_run(path: str | PathLike[str], round_: str | None = None, read: ReadEve
     return reading.finish(round_)
 
 
-# Describe the damage; in compressed files, the line number is unknown.
+# Describe the damage; a damaged compressed stream has line 0.
 def _describe_damage(line: int, text: str) -> str:
     return f"line {line} holds a damaged event: {text[:80].strip()}" if line else text.removeprefix(":::ML ")
 

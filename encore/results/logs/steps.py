@@ -135,7 +135,7 @@ def late_shares(windows: Mapping[int, Sequence[Window]], edges: Sequence[float])
             if (share := waiting_of([w for w in rank_windows if w.time > start and w.time - w.window < end]))
             is not None
         }
-        late = {rank_windows.name: rank_windows.others - rank_windows.value for rank_windows in compare(waiting)}
+        late = {rank.name: rank.others - rank.value for rank in compare(waiting)}
         for rank, shares in late_by_rank.items():
             shares.append(max(0.0, late.get(rank, 0.0)))
     return late_by_rank

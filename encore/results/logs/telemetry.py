@@ -21,7 +21,7 @@ from encore.results.logs.run_log import RunLog
 
 Reading = dict[str, Any]
 
-RECENT_SECONDS = 30.0  # Readings that say how a GPU is now
+RECENT_SECONDS = 30.0  # Age of the readings that describe a GPU's current state
 _LAST_BYTES = 1 << 17  # RECENT_SECONDS of readings with 8 GPUs
 _IN_USE = 50  # Percent of time with a running kernel
 _SLOW_CLOCK = 0.9  # Fraction of the other GPUs' median clock: equal GPUs differ by less
@@ -42,14 +42,15 @@ def by_node(run: RunLog) -> dict[str, list[Reading]]:
 
 
 def readings_of(experiment: Path, start: float = 0.0, stop: float = math.inf) -> dict[str, list[Reading]]:
-    by_node: dict[str, list[Reading]] = {}
+    readings_by_node: dict[str, list[Reading]] = {}
     for path in files_of(experiment):
         for reading in _readings(lines_of(path)):
             if start <= reading["time"] <= stop:
                 # Files from single-node runs of older versions do not contain the node.
-                by_node.setdefault(str(reading.get("node", path.stem)), []).append(reading)
+                readings_by_node.setdefault(str(reading.get("node", path.stem)), []).append(reading)
     return {
-        node: sorted(readings, key=lambda reading: float(reading["time"])) for node, readings in sorted(by_node.items())
+        node: sorted(readings, key=lambda reading: float(reading["time"]))
+        for node, readings in sorted(readings_by_node.items())
     }
 
 
@@ -58,7 +59,7 @@ def _readings(lines: Iterable[str]) -> Iterator[Reading]:
 
 
 def in_use(gpu: Reading) -> bool:
-    """Return whether a kernel ran most of the time before the reading, or if that is unknown."""
+    """Return whether a kernel ran most of the time before the reading; True if that is unknown."""
     return gpu.get("use_percent") is None or gpu["use_percent"] >= _IN_USE
 
 

@@ -88,7 +88,7 @@ def phases_of(run: RunLog) -> dict[str, float]:
 
 
 def mean_phases(runs: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
-    """Return the mean seconds per phase over the runs with that phase; like scores, they add up to the run's time."""
+    """Return the mean seconds per phase over the runs with that phase. A score is a mean as well: they add up to it."""
     means = {}
     for name in PHASES:
         values = [value for phases in runs if (value := phases.get(name)) is not None]

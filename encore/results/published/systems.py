@@ -140,7 +140,7 @@ def _versions(software: object) -> Iterator[tuple[str, str]]:
                 yield str(name), str(version).strip()
 
 
-# Description that an ``entry.json`` of v0.5 and v0.6 is, by the names of v0.7.
+# Convert an ``entry.json`` of v0.5 or v0.6 to the field names of v0.7.
 def _description_from_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     groups = [entry["nodes"]] if isinstance(entry["nodes"], dict) else entry["nodes"]
     groups = [{_key(key): value for key, value in group.items()} for group in groups if isinstance(group, dict)]

@@ -32,9 +32,9 @@ def read_first(
     files = {
         path.parent.name[11:]: path for path in (folder.glob(f"experiment_*/{name}") if folder is not None else ())
     }
-    ordered = (files[number] for number in sorted((each for each in files if each.isdecimal()), key=int))
+    ordered = (files[number] for number in sorted(filter(str.isdecimal, files), key=int))
     contents = ((path, list(read(path, kind, max_lines, max_chars))) for path in ordered)
-    return next((each for each in contents if each[1]), (Path(), []))
+    return next(((path, lines) for path, lines in contents if lines), (Path(), []))
 
 
 def read(path: Path, kind: type[Line], max_lines: int, max_chars: int) -> Iterator[Line]:
@@ -338,9 +338,7 @@ def generations_table(folder: Path | None) -> Table | None:
     if not generations:
         return None
     columns = ("generation", "games", "moves a game", "black wins", "resigned", "policy loss", "value loss", "win rate")
-    first = next(
-        (generation for generation in reversed(list(matches.values())) if generation.win_rate_first is not None), None
-    )
+    first = next((match for match in reversed(list(matches.values())) if match.win_rate_first is not None), None)
     against = f" Generation {first.generation} won {first.win_rate_first:.1%} against generation 1." if first else ""
     return Table(
         title="Generations",

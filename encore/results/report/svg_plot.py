@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 Point = tuple[float, float]
 Range = tuple[float, float]
-Span = tuple[float, float, float]  # A value of x, and from where to where y is there
+Span = tuple[float, float, float]  # x, and the lower and upper end in y
 
 SERIES = 8
 _LETTER = 6.9  # Average letter width at 12 px
@@ -228,11 +228,11 @@ def ticks(low: float, high: float, max_ticks: int = 6, *, integers: bool = False
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def format_tick(value: float, ticks: Sequence[float]) -> str:
+def format_tick(value: float, all_ticks: Sequence[float]) -> str:
     """Format a tick with the digits that the step needs."""
-    step = min((b - a for a, b in itertools.pairwise(ticks)), default=abs(value) or 1.0)
+    step = min((b - a for a, b in itertools.pairwise(all_ticks)), default=abs(value) or 1.0)
     digits = max(0, -math.floor(math.log10(step) + 1e-9)) if step > 0 else 0
-    if any(round(tick, digits) != tick and abs(round(tick, digits) - tick) > 1e-9 for tick in ticks):
+    if any(round(tick, digits) != tick and abs(round(tick, digits) - tick) > 1e-9 for tick in all_ticks):
         digits += 1
     return f"{value + 0.0:,.{min(digits, 8)}f}"
 
