@@ -291,7 +291,7 @@ def find_round(
     recorded = passport_of(path.parent.parent if path.name == "result.txt" else path.parent).get("round")
     recorded = recorded if isinstance(recorded, str) else ""
     if recorded and recorded not in ROUNDS:
-        return None, f"its run.json has {recorded!r}, which is no round of MLPerf", False
+        return None, f"its run.json has {recorded!r}, which is not an MLPerf round", False
     folder = _folders_round(path)
     if not recorded and _is_newer(folder):
         return None, f"its folder is of {folder}, which is newer than the rounds that are known, to {ROUNDS[-1]}", False

@@ -115,7 +115,7 @@ def test_score_of_bert_squad_is_not_an_mlperf_score(toy_run: ToyRuns, encore: En
     assert (score["score_minutes"], score["round"]) == (None, None)
     comparison = json.loads(encore("compare", folder, "--json").stdout)
     assert (comparison["verdict"], comparison["score_is_official"]) == ("not comparable", False)
-    assert "which is no round of MLPerf" in encore("check", folder).stdout
+    assert "which is not an MLPerf round" in encore("check", folder).stdout
 
 
 def test_scores_of_bert_squad_are_those_of_its_predictions(toy_run: ToyRuns, toy: Callable[[str], Path]) -> None:

@@ -46,7 +46,7 @@ CASES = {
     "images convert resnet --runtime docker": "'docker' is not one of",
     "score BINARY": "no MLPerf log in BINARY",
     "score EMPTY": "no MLPerf log in EMPTY",
-    "score EMPTY/none": "there is no EMPTY/none",
+    "score EMPTY/none": "EMPTY/none does not exist",
     "check EMPTY": "no result log in EMPTY",
     "audit EMPTY": "no MLPerf log in EMPTY",
     "compare BINARY": "no MLPerf log in BINARY",
@@ -148,7 +148,7 @@ def test_incomplete_profile_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(bench, "_counted", lambda *_: (tmp_path / "p.json").write_text("{"))
     error = CliRunner().invoke(app, ["bench", "resnet-pytorch", "--profile", str(tmp_path / "p.json")]).exception
     assert isinstance(error, EncoreError)
-    assert error.exit_code == ExitCode.FAILED and "p.json is no profile: Expecting" in error.found
+    assert error.exit_code == ExitCode.FAILED and "p.json is not a profile: Expecting" in error.found
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["data"], ["data", "prepare"]])

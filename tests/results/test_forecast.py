@@ -101,7 +101,7 @@ def test_text_and_expectation_of_a_forecast() -> None:
     )  # fmt: skip
     assert [known.expects(minutes, 0.05) for minutes in (41.5, 40.0, 30.0, 50.0)] == ["yes", "open", "no", "no"]
     assert known.text(40.0, 0.05) == (
-        "on pace for 41.2 minutes (40.1 to 42.9); published 40.0; reproduced is to be expected: open"
+        "on pace for 41.2 minutes (40.1 to 42.9); published 40.0; reproduction expected: open"
     )
     unknown = replace(known, minutes=None, low=None, high=None, why="why")
     assert (unknown.text(40.0, 0.05), unknown.expects(40.0, 0.05)) == ("1 minutes per epoch so far; why", "open")

@@ -517,13 +517,13 @@ def test_profiles_of_torch_and_nsys(tmp_path: Path) -> None:
 )
 def test_damaged_profiles_are_rejected(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=f"^{name} is no profile: "):
+    with pytest.raises(ValueError, match=f"^{name} is not a profile: "):
         kernels.read_profile(tmp_path / name)
 
 
 def test_profile_bomb_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "p.json.gz").write_bytes(bombs.compressed(b" "))
-    with bombs.is_fast(), pytest.raises(ValueError, match=r"p\.json\.gz is no profile: its content has more than"):
+    with bombs.is_fast(), pytest.raises(ValueError, match=r"p\.json\.gz is not a profile: its content has more than"):
         kernels.read_profile(tmp_path / "p.json.gz")
 
 

@@ -90,7 +90,7 @@ RULES = (
         name="clock_backwards",
         meaning="an event more than a second older than one above it in the file",
         severity="error",
-        expected="increasing times",
+        expected="times that do not decrease",
         hint=_ONE_CLOCK,
         check=per_log(logs.clock_backwards),
     ),
@@ -104,7 +104,7 @@ RULES = (
     ),
     Rule(
         name="round_times",
-        meaning="all times in the log are full seconds",
+        meaning="all times in the log are whole seconds",
         severity="warning",
         expected="times in milliseconds",
         hint=_ONE_CLOCK,
@@ -253,7 +253,7 @@ RULES = (
         meaning="a run that is five times as long as the other runs, or a fifth",
         severity="error",
         expected="similar run times",
-        hint="look for the reason of the delay; if the times were edited, repeat the run",
+        hint="look for the cause of the delay; if the times were edited, repeat the run",
         check=sets.outlier,
     ),
     Rule(
@@ -261,7 +261,7 @@ RULES = (
         meaning="one run with 1.5 times the minutes per epoch of the other runs, or less than two thirds",
         severity="warning",
         expected="epochs that take about the same time in all runs",
-        hint="look for the reason of the delay, or for skipped work",
+        hint="look for the cause of the delay, or for skipped work",
         check=sets.different_pace,
     ),
     Rule(
@@ -349,14 +349,14 @@ RULES = (
         meaning="a result file without any event",
         severity="error",
         expected="a log in each result file",
-        hint="remove the file, or replace it by the log of the run",
+        hint="remove the file, or replace it with the log of the run",
         check=per_log(sets.empty_file),
     ),
     Rule(
         name="damaged_events",
         meaning="damaged events that do not affect the time",
         severity="warning",
-        expected="whole events",
+        expected="complete events",
         hint="let only rank 0 write events, with one write per line",
         check=per_log(sets.damaged_events),
     ),
@@ -427,7 +427,7 @@ RULES = (
     ),
     Rule(
         name="unreadable_profile",
-        meaning="a profile in a folder of logs that declare a precision, but cannot be compared with it",
+        meaning="an unreadable profile in a folder of logs that declare a precision",
         severity="warning",
         expected="a trace of torch.profiler, or cuda_gpu_kern_sum of nsys as CSV",
         hint="write the profile again: encore bench NAME --profile FILE",
@@ -441,7 +441,7 @@ _ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 
 
 class AuditJson(TypedDict):
-    """What is odd about a set of runs."""
+    """Findings of the audit for a run set."""
 
     folder: str
     round: str | None

@@ -87,7 +87,7 @@ def _batch(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str
     step = micro * (count // ranks)
     if total % step or (steps and total != step * steps):
         times = f" x {steps} accumulation steps" if steps else ""
-        yield f"micro-batch {micro} x {count // ranks} data-parallel{times} is no global batch of {total:g}"
+        yield f"micro-batch {micro} x {count // ranks} data-parallel{times} does not match global batch {total:g}"
 
 
 def _hardware(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:

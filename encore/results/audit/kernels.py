@@ -68,7 +68,7 @@ def read_profile(path: Path) -> dict[str, Precision]:
         return lowest_precisions(names)
     # A damaged file can be wrong in any of these ways.
     except (OSError, EOFError, LookupError, TypeError, AttributeError, RecursionError, ValueError, *_DAMAGED) as error:
-        raise ValueError(f"{path.name} is no profile: {error}") from None
+        raise ValueError(f"{path.name} is not a profile: {error}") from None
 
 
 def lowest_precisions(names: Iterable[tuple[str, tuple[str, ...]]]) -> dict[str, Precision]:

@@ -213,7 +213,7 @@ def round_times(run: RunLog) -> Iterator[Anomaly]:
     times = [phase.time_s for phase in run.phases]
     are_whole_seconds = all(milliseconds(time_s) % 1000 == 0 for time_s in times)
     if "mlperf" not in run.dialects and len(times) >= _LEAST_TIMES and are_whole_seconds:
-        yield Anomaly(f"{len(times)} times, all full seconds", run.path, starting_line(run))
+        yield Anomaly(f"{len(times)} times, all whole seconds", run.path, starting_line(run))
 
 
 def repeated_event(name: str) -> Callable[[RunLog], Iterator[Anomaly]]:

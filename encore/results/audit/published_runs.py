@@ -114,7 +114,7 @@ def published_curve(score: Score) -> Iterator[Anomaly]:
         if matches and not complete:
             line = run.quality[0].line
             name = (scaled or [public for public, _ in matches])[0].name
-            yield Anomaly(f"the evaluations of a run of {name}, but for their times or the end", run.path, line)
+            yield Anomaly(f"the evaluations of a run of {name}, except for the times or the end", run.path, line)
 
 
 # Relative distance between the largest and the smallest ratio

@@ -159,7 +159,7 @@ def explain_undecided(current: Sample, baseline: Sample, more_runs: int | None, 
             reason = f"your runs vary by {(current.cv or 0.0) * 100:.1f} %"
         if half is not None and half > math.log1p(within):
             percent = min(math.expm1(half), 1.0) * 100
-            reason = f"the spread of the submitted runs leaves {percent:.1f} % or more in both directions"
+            reason = f"the spread of the submitted runs alone leaves {percent:.1f} % or more in both directions"
         yield f"even {MAX_FURTHER_RUNS} more runs would not decide, if mean and spread stay as they are: {reason}"
 
 
@@ -509,7 +509,7 @@ def _caveats(current: RunSet, baseline: RunSet | None, how: How) -> Iterator[str
     if current.hardware.caveat:
         yield f"the system description {current.hardware.caveat}"
     if current.round_is_guess:
-        yield f"that the round is {current.round} is a guess from the date or the keys of the logs"
+        yield f"round {current.round} is a guess from the date or the keys of the logs"
     yield from (flag.text for flag in current.flags)
     flagged = {flag.log for flag in current.flags}
     untimed = [run for run in current.logs if run.explanation and run.path not in flagged and current.score is not None]

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     missing = [str(folder) for folder in options.folders if not folder.is_dir()]
     if missing:
-        parser.error(f"there is no folder {', '.join(missing)}")
+        parser.error(f"not a directory: {', '.join(missing)}")
     screen = Console(stderr=True)
     folders = [(root, folder) for root in options.folders for folder, _ in find_sets(root)]
     with ProcessPoolExecutor(os.cpu_count()) as pool:

@@ -46,7 +46,7 @@ class Forecast:
         message = f"on pace for {self.minutes:.1f} minutes ({self.low:.1f} to {self.high:.1f})"
         if published is None:
             return message
-        return f"{message}; published {published:.1f}; reproduced is to be expected: {self.expects(published, within)}"
+        return f"{message}; published {published:.1f}; reproduction expected: {self.expects(published, within)}"
 
     def basis(self) -> str:
         """Describe the data that the forecast is based on."""

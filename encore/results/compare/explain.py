@@ -140,7 +140,7 @@ def _missing_data(current: RunSet, baseline: RunSet) -> Iterator[str]:
             if not value
         ]
         if missing:
-            yield f"not known of {label}: {', '.join(missing)}"
+            yield f"unknown for {label}: {', '.join(missing)}"
 
 
 # Causes from the telemetry of both machines come before all other differences.

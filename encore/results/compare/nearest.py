@@ -49,7 +49,7 @@ def find_submission(run_set: RunSet, name: str | None = None) -> tuple[Published
     if name is not None:
         return _find_by_name(run_set, name), Match(How.GIVEN, "as named")
     if run_set.benchmark is None:
-        return None, Match(How.NONE, "the logs do not say which benchmark they are of")
+        return None, Match(How.NONE, "the logs do not name a benchmark")
     ranked = rank(run_set)
     if not run_set.passport:
         cells = cells_at(run_set.folder, run_set.round, run_set.benchmark) if run_set.folder is not None else []

@@ -214,8 +214,8 @@ def compare_with_band(blank: Noise, runs: Sequence[Series], references: Sequence
     reason = "much shorter, not finite, or equal to another"
     note = f"{count_of(excluded, 'run')} of {blank.reference} left out: {reason}" if excluded else ""
     if len(usable) < MIN_RUNS:
-        hint = "encore run --runs 6 makes them"
-        note = f"no band: it takes {MIN_RUNS} runs of one side that differ, better 6: {hint}"
+        hint = "encore run --runs 6"
+        note = f"no band: at least {MIN_RUNS} different runs of one set are required, better 6: {hint}"
     level = 1 - (1 - LEVEL) / max(len(runs), 1)
     band_runs = usable if len(usable) >= MIN_RUNS else [*usable, *references][:1]
     bands: dict[tuple[int, ...], Rows] = {}

@@ -257,7 +257,7 @@ def _compare_with_point(checker: Any, score: Score, batch: float, lengths: list[
             largest = (
                 f"the largest batch of the reference is {below['BS']:g}" if below else "the reference has no batch"
             )
-            reason = f"{largest}: the round asks for a reference run at {batch:g}"
+            reason = f"{largest}: the round requires a reference run at {batch:g}"
             return _outcome(score, Outcome.NO_POINT, [reason], global_batch=batch)
         if below is None:
             record = checker._find_min_rcp(table)

@@ -130,7 +130,7 @@ class Phase(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far the log says that it has trained, between evaluations; ``step`` counts samples in some logs."""
+    """Training progress in the log between evaluations; ``step`` counts samples in some logs."""
 
     time_s: float
     epoch: float | None
@@ -491,7 +491,7 @@ class _Reading:
     def _judge_quality(self) -> tuple[Reason | None, str]:
         quality, targets = self.run.quality, self.run.targets
         if self.run.status is not None and self.run.status != "success":
-            return Reason.ABORTED, f"run_stop says {self.run.status!r}"
+            return Reason.ABORTED, f"run_stop has status {self.run.status!r}"
         if self.run.nonnumeric:
             line, value = self.run.nonnumeric[0]
             return Reason.NO_QUALITY, f"eval_accuracy in line {line} is {value}: a number is expected"
@@ -549,13 +549,13 @@ def read_run(path: str | PathLike[str], round_: str | None = None, read: ReadEve
 
 # Describe the damage; a damaged compressed stream has line 0.
 def _describe_damage(line: int, text: str) -> str:
-    return f"line {line} holds a damaged event: {text[:80].strip()}" if line else text.removeprefix(":::ML ")
+    return f"line {line} contains a damaged event: {text[:80].strip()}" if line else text.removeprefix(":::ML ")
 
 
 def _describe_invalid_time(event: Event) -> str:
     location, seconds = f"{event.key} in line {event.line}", event.time_s
     if seconds is None:
-        return f"{location} has {f'the time {event.refused_time}, which is none' if event.refused_time else 'no time'}"
+        return f"{location} has {f'the invalid time {event.refused_time}' if event.refused_time else 'no time'}"
     if _EARLIEST_DATE_S <= seconds <= _LATEST_DATE_S:
         date = time.strftime("%Y-%m-%d", time.gmtime(seconds))
         return f"{location} is on {date}, which is not in the years 2017 to 2100: is the clock right?"
@@ -569,7 +569,7 @@ def _unit_hints(quality: Sequence[Quality], targets: tuple[Target, ...]) -> Iter
         odd = next(((value, line) for value, line in values if target.out_of_range(value)), None)
         if odd:
             direction = "below" if target.higher_is_better else "above"
-            problem = f"{odd[0]:.5g} in line {odd[1]} is no {target.unit}"
+            problem = f"{odd[0]:.5g} in line {odd[1]} is not a valid {target.unit}"
             yield f"{problem}, which is {direction} {target.limit:g}: in another unit, such as per cent?"
 
 

@@ -52,7 +52,7 @@ def read_description(path: Path) -> tuple[dict[str, Any], str]:
     return (
         (fields, f"{path.name} {caveat}" if caveat else "")
         if _KNOWN & fields.keys()
-        else ({}, f"{path.name} holds no system description")
+        else ({}, f"{path.name} does not contain a system description")
     )
 
 
@@ -61,7 +61,7 @@ def _load_lenient(text: str) -> tuple[object, str]:
     try:
         return json.loads(text, strict=False), ""
     except (ValueError, RecursionError) as error:
-        caveat = f"is no valid JSON and was read tolerantly: {error}"
+        caveat = f"is not valid JSON and was read tolerantly: {error}"
     # Only for a file that is broken: no other command needs to load it.
     from json_repair import repair_json
 

@@ -98,7 +98,7 @@ class ReportedJson(TypedDict):
     """A report."""
 
     sets: list[SetJson]
-    packages: list[ReportJson]  # What the package checker says of the submitters' trees
+    packages: list[ReportJson]  # Package checker reports, one per submitter tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +241,7 @@ def section(
         bars=tuple(plot for plot in bars if plot is not None),
         sentences=(*format_certainty(comparison), *_utilization(current)),
         machine=tuple(_machine(current, steps)),
-        choices=Table(title="What the runs took", columns=("key", "choice"), rows=tuple(current.choices.items()))
+        choices=Table(title="Automatic choices", columns=("key", "choice"), rows=tuple(current.choices.items()))
         if current.choices
         else None,
         translations=translations_table(current.folder),

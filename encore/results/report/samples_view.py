@@ -101,10 +101,10 @@ def texts_table(folder: Path | None) -> Table | None:
     number = path.parent.name.rpartition("_")[2]
     return Table(
         title="Texts that the trained network continues",
-        columns=("begin", "goes on", "by the likeliest tokens", "by drawn tokens"),
+        columns=("prompt", "reference", "greedy", "sampled"),
         rows=tuple(tuple(map(_shorten, (text.text, text.reference, text.likeliest, text.drawn))) for text in texts),
-        note=f"Begins of evaluation samples, after result_{number}.txt; drawn at temperature 0.8. Texts longer than "
-        f"{LONGEST} characters are cut.",
+        note=f"Prompts from evaluation samples, after result_{number}.txt; sampled at temperature 0.8. Texts longer "
+        f"than {LONGEST} characters are cut.",
     )
 
 

@@ -32,7 +32,7 @@ class EnergyJson(TypedDict):
     watts: float | None  # Mean power while the counted runs trained
     nodes: int | None
     runs: dict[str, float | None]  # Kilojoules by file
-    missing: str  # Why there is no figure
+    missing: str  # Reason for the missing energy; empty with a value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,12 +77,12 @@ class ClaimJson(TypedDict):
     score_minutes: float | None  # The raw score
     scaling_factor: float | None  # Of scaling.json; null without one
     official_minutes: float | None  # The raw score times that factor
-    required: int | None  # Runs that a score is made of
+    required: int | None  # Number of runs that the round requires
     runs: list[RunJson]
     counted: list[str]  # Files of the runs that the score is the mean of
     dropped: list[str]
     converged: int
-    lack: Lack | None  # Why there is no score
+    lack: Lack | None  # Reason for the missing score; null with a score
     missing: str  # The same as a sentence
     flags: list[str]
 
@@ -212,7 +212,7 @@ def _judge_set(file_set: FileSet, judge: Callable[[Score], Judged], round_: str 
 def existing(path: str | PathLike[str]) -> Path:
     root = Path(path)
     if not root.exists():
-        raise EncoreError(f"there is no {root}", expected="a folder of result files", hint="check the path")
+        raise EncoreError(f"{root} does not exist", expected="a folder of result files", hint="check the path")
     return root
 
 
@@ -301,7 +301,7 @@ def _apply_rule(rule: Rule, score: Score) -> Score:
     broken = [run for run in runs if run.reason not in (*_MISSED, *_CRASHED) and not run.converged]
     if broken:
         names = ", ".join(f"{run.path.name} ({run.explanation})" for run in broken)
-        return replace(score, lack=Lack.UNUSABLE_LOG, missing=f"not to be judged: {names}")
+        return replace(score, lack=Lack.UNUSABLE_LOG, missing=f"cannot be scored: {names}")
     if missed > rule.may_miss:
         outcome = "missed the target or crashed" if any(_crashes(runs)) else "missed the target"
         missing = f"{missed} runs {outcome}; {rule.round} lets {rule.may_miss} of {rule.runs} do so"
