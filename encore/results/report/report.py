@@ -122,19 +122,19 @@ class Section:
     machine: tuple[Table, ...]  # Goodput, and step times per rank and run
     choices: Table | None  # Automatic choices of the runs, by configuration key
     translations: Table | None  # Sample translations
-    texts: Table | None  # A few that a language model continued
+    texts: Table | None  # Sample texts continued by a language model
     detections: tuple[Detected, ...]  # Sample images with detected objects
     generations: Table | None  # Self-play generations
     game: Game | None  # Sample game of the last generation
 
     @property
-    def side(self) -> RunSet:
+    def run_set(self) -> RunSet:
         return self.comparison.current
 
     @property
     def official(self) -> float | None:
         """Official score, if it differs from the raw score."""
-        return official_minutes(self.side)
+        return official_minutes(self.run_set)
 
     @property
     def against(self) -> str:
@@ -152,7 +152,7 @@ class Section:
 
     @property
     def audited(self) -> str:
-        counts = Counter(finding.severity for finding in self.side.findings)
+        counts = Counter(finding.severity for finding in self.run_set.findings)
         texts = [count_of(counts[severity], severity) for severity in ("error", "warning") if counts[severity]]
         return ", ".join(texts) or "passed"
 
@@ -369,12 +369,12 @@ def summary(sections: Sequence[Section]) -> Table:
         rows=tuple(
             (
                 section_.title,
-                section_.side.benchmark or "?",
+                section_.run_set.benchmark or "?",
                 section_.ruling,
                 section_.comparison.score.ratio if section_.comparison.score else None,
-                section_.side.raw_minutes,
-                official_minutes(section_.side),
-                f"{section_.side.converged} of {section_.side.runs}",
+                section_.run_set.raw_minutes,
+                official_minutes(section_.run_set),
+                f"{section_.run_set.converged} of {section_.run_set.runs}",
                 section_.checked,
                 section_.audited,
                 section_.converged_as,
