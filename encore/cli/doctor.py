@@ -22,7 +22,7 @@ from encore.machine import node, node_checks, preflight
 from encore.machine.preflight import Check
 from encore.run import gate as gates
 from encore.slurm import cluster as clusters
-from encore.slurm import offers, queue
+from encore.slurm import cluster_checks, queue
 from encore.ssh import hosts
 
 
@@ -80,7 +80,7 @@ def doctor(
     if host_list is not None or python is not None or quick or disk:
         raise EncoreError("--hosts, --python, --quick or --disk without --nodes", hint="add --nodes")
     machine = node.this_node()
-    _report(machine, offers.check_cluster(cluster) if slurm else _all(machine), as_json)
+    _report(machine, cluster_checks.check_cluster(cluster) if slurm else _all(machine), as_json)
 
 
 def _gate(

@@ -12,7 +12,7 @@ from encore.errors import EncoreError
 from encore.machine import preflight
 from encore.run import hints, ownership, planning, run_folder, run_metadata, runner, status
 from encore.slurm import cluster as clusters
-from encore.slurm import commands, offers, script
+from encore.slurm import cluster_checks, commands, script
 from encore.slurm.cluster import Cluster
 from encore.slurm.queue import Allocation
 from encore.slurm.script import Estimate, Options, Submission
@@ -177,7 +177,7 @@ def _prepared(
 
 
 def check_partition(prepared: Prepared) -> preflight.Check:
-    return offers.check_partition(prepared.submission, prepared.cluster.partition, prepared.cluster.gpu_type)
+    return cluster_checks.check_partition(prepared.submission, prepared.cluster.partition, prepared.cluster.gpu_type)
 
 
 def checks(prepared: Prepared) -> list[preflight.Check]:

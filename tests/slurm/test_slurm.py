@@ -25,7 +25,7 @@ from encore.machine.host_requirements import Need
 from encore.machine.preflight import Check
 from encore.run import ownership, planning, run_folder, runner, submission, supervise
 from encore.run.run_folder import ExperimentState, RunFolder
-from encore.slurm import cluster, commands, offers, queue, script, step
+from encore.slurm import cluster, cluster_checks, commands, queue, script, step
 from tests.slurm.jobs import in_queue, job
 from tests.trainings import make_run
 
@@ -200,7 +200,7 @@ def test_commands_fail_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyP
 )
 def test_invalid_cluster_file_is_rejected(line: str, message: str, tmp_path: Path) -> None:
     file = write(tmp_path / "cluster.toml", f"{line}\n")
-    (check,) = offers.check_cluster(file)
+    (check,) = cluster_checks.check_cluster(file)
     assert (check.level, check.name, message in check.found, str(file) in check.found) == (
         "FAIL", "cluster", True, True,
     )  # fmt: skip
@@ -230,8 +230,8 @@ def test_doctor_compares_the_cluster_file_with_slurm(tmp_path: Path, monkeypatch
         f'partition = "gpu,old"\ngpus_per_node = "v100:4"\nresults = "{results}"\nruntime = "enroot"\n'
         f'network_interface = "z9"\npython = {{ pytorch = "/no/python", mxnet = "{sys.executable}" }}\n',
     )
-    monkeypatch.setattr(offers, "existing", lambda path: path if path == tmp_path else tmp_path)
-    lines = [f"{check.level} {check.name}: {check.found}" for check in offers.check_cluster(file)]
+    monkeypatch.setattr(cluster_checks, "existing", lambda path: path if path == tmp_path else tmp_path)
+    lines = [f"{check.level} {check.name}: {check.found}" for check in cluster_checks.check_cluster(file)]
     assert [line.replace(str(tmp_path), "TMP").partition(", which has")[0] for line in lines] == [
         "OK cluster file: TMP/cluster.toml", "OK Slurm: slurm 23.02",
         "OK partition: gpu: 9 of 11 nodes up, limit 2880 min", "FAIL partition: old is down",
@@ -244,7 +244,7 @@ def test_doctor_compares_the_cluster_file_with_slurm(tmp_path: Path, monkeypatch
     ]  # fmt: skip
 
     def folder_check(folder: Path) -> tuple[str, str]:
-        (check,) = offers._folders(cluster.Cluster(results=folder))
+        (check,) = cluster_checks._folders(cluster.Cluster(results=folder))
         return check.level, check.found
 
     assert folder_check(tmp_path) == ("OK", str(tmp_path))
@@ -424,12 +424,12 @@ def test_gpus_are_spread_over_the_nodes(gpus: int | None, nodes: int | None, exp
 
 
 @pytest.fixture
-def partitions(monkeypatch: pytest.MonkeyPatch) -> dict[str, offers.Partition]:
+def partitions(monkeypatch: pytest.MonkeyPatch) -> dict[str, cluster_checks.Partition]:
     monkeypatch.setattr(commands, "call", lambda *command: SINFO)
-    return offers.partitions()
+    return cluster_checks.partitions()
 
 
-def test_partitions_are_read_from_sinfo(partitions: dict[str, offers.Partition]) -> None:
+def test_partitions_are_read_from_sinfo(partitions: dict[str, cluster_checks.Partition]) -> None:
     gpu, cpu, old = partitions["gpu"], partitions["cpu"], partitions["old"]
     assert (gpu.is_default, gpu.max_minutes, gpu.gpus, gpu.nodes(), gpu.nodes(up=True)) == (True, 2880, 8, 11, 9)
     assert (gpu.nodes(8), gpu.nodes(4), gpu.nodes(4, "v100"), gpu.nodes(8, "v100")) == (8, 11, 3, 0)
@@ -460,7 +460,7 @@ def test_submission_is_compared_with_the_partition(
 ) -> None:
     values = {"nodes": 1, "gpus_per_node": 8, "minutes": 60, **options}
     job_options = script.Submission(**values, name="resnet", results=Path("/r"), arguments=())
-    check = offers.check_partition(job_options, names, gpu_type)
+    check = cluster_checks.check_partition(job_options, names, gpu_type)
     assert f"{check.level} {check.found}" == message
 
 
