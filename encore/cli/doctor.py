@@ -75,7 +75,7 @@ def doctor(
     if cluster is not None and not (slurm or nodes):
         raise EncoreError("--cluster without --slurm", hint="add --slurm")
     if nodes:
-        _gate(host_list, None if quick else gates.own_python(python), quick, disk, cluster, as_json)
+        _gate(host_list, None if quick else gates.framework_python(python), quick, disk, cluster, as_json)
         return
     if host_list is not None or python is not None or quick or disk:
         raise EncoreError("--hosts, --python, --quick or --disk without --nodes", hint="add --nodes")

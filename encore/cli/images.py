@@ -123,7 +123,7 @@ def build(
         return
     if base_only or accept:
         release = images.find_release(framework, base)
-        building.pass_gate(choice, release, force)
+        building.check_release(choice, release, force)
         typer.echo(f"{release.reference} is pinned to {building.pull(used, release, _echo, accept)}")
     if not base_only:
         name = building.build(choice, used, base or None, force, _echo)

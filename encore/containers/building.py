@@ -163,7 +163,7 @@ def check_space(engine: Engine, wanted_gib: float) -> None:
         )
 
 
-def pass_gate(choice: Choice, release: images.Release, force: bool) -> None:
+def check_release(choice: Choice, release: images.Release, force: bool) -> None:
     """Reject a release that is too old for the benchmark or, unless ``force``, for this machine's GPUs.
 
     Runs before the pull.
@@ -191,7 +191,7 @@ def ensure_base(choice: Choice, engine: Engine, name: str | None, force: bool, o
             raise EncoreError(f"the CPU base {reference} is not built", hint=f"make standin FRAMEWORK={framework}")
         return reference, images.STANDIN
     release = images.find_release(framework, name)
-    pass_gate(choice, release, force)
+    check_release(choice, release, force)
     digest = pull(engine, release, on_line)
     return f"{release.reference.rsplit(':', 1)[0]}@{digest}", release.release
 
@@ -212,7 +212,7 @@ def pull(engine: Engine, release: images.Release, on_line: OnLine, accept: bool 
         )
     if accept:
         images.record(reference, digests[0])
-    images.hold_to_lock(reference, digests[0])
+    images.check_lock(reference, digests[0])
     return digests[0]
 
 

@@ -69,7 +69,7 @@ def _check_software(target: Target, choice: Choice) -> list[Check]:
         stack = environment.software(choice.implementation.framework, target.python_info.packages)
         versions = {
             "python": target.python_info.python,
-            **{name.removesuffix("_version"): check for name, check in stack.items()},
+            **{name.removesuffix("_version"): version for name, version in stack.items()},
         }
     too_old = compatibility.lacks(versions, choice.implementation)
     if any(check.level == "FAIL" for check in stated) or not too_old:

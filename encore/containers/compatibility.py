@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from encore import configuration as configurations
 from encore.catalogue import Benchmark, Choice, Implementation, Strict
 from encore.configuration import Configuration
 from encore.containers import images
-from encore.containers.images import Images, Release
+from encore.containers.images import Release
 from encore.machine import interpreters
 from encore.machine.node import Gpu
 from encore.machine.preflight import Check, Level, memory_gib
@@ -138,9 +138,9 @@ def _check_submitted_memory(configuration: Configuration, gpu: Gpu) -> Check:
     return Check("WARN", "GPU memory", message, f"if it does not fit: --set batch_size={smaller}")
 
 
-def alternatives(benchmark: Benchmark, images: Images, gpu: Gpu) -> str:
+def alternatives(benchmark: Benchmark, releases: Sequence[Release], gpu: Gpu) -> str:
     """Suggest implementations or images that support a GPU."""
-    able = [r for r in images.release if check_architecture(r, gpu).level == "OK"]
+    able = [r for r in releases if check_architecture(r, gpu).level == "OK"]
     frameworks = {release.framework for release in able}
     for choice in catalogue.choices().values():
         same = choice.benchmark.name == benchmark.name
@@ -165,7 +165,7 @@ def check_gpus(release: Release, gpus: tuple[Gpu, ...], benchmark: Benchmark) ->
             message = f"{fits.found}: {release.framework} images end at {last}"
             if version(gpu.compute_capability or "") < version(release.compute_capability):
                 message = fits.found
-            fits = Check("FAIL", fits.name, message, alternatives(benchmark, images.catalogue(), gpu))
+            fits = Check("FAIL", fits.name, message, alternatives(benchmark, images.catalogue().release, gpu))
         checks += [fits, check_driver(release, gpu)]
     return checks
 
@@ -209,7 +209,7 @@ def lacks(versions: Mapping[str, str], implementation: Implementation) -> dict[s
 
 def describe(old: Mapping[str, str], implementation: Implementation) -> str:
     lowest = needs(implementation)
-    return "; ".join(f"{title(name)} {version}, {lowest[name]} needed" for name, version in old.items())
+    return "; ".join(f"{title(name)} {installed}, {lowest[name]} needed" for name, installed in old.items())
 
 
 def needs(implementation: Implementation) -> dict[str, str]:

@@ -176,7 +176,7 @@ def record(reference: str, digest: str, lock: Path = LOCK) -> None:
     files.write_json(lock, content)
 
 
-def hold_to_lock(reference: str, digest: str, lock: Path = LOCK) -> None:
+def check_lock(reference: str, digest: str, lock: Path = LOCK) -> None:
     """Record the digest at the first pull; later reject different ones."""
     locked = read_lock(lock).get(reference)
     if locked is None:

@@ -224,24 +224,24 @@ def _ask_python(python: Path, choice: Choice, extra: Mapping[str, str]) -> Pytho
     # until Horovod is reinstalled
     nothing = Job(argv=(), environment=extra, mounts=(), ranks=1, gpus=0)
     environment = renderers.host(nothing, python, os.environ, is_user_python=True).environment
-    cached = _kept_build(python)
+    cached = _build_cache(python)
     build: dict[str, Any] = files.read_json(cached) if cached.exists() else {"horovod": 0, "check_build": ""}
     question = interpreters.question(choice.implementation.framework, _more_imports(choice), build["horovod"])
     info = interpreters.ask(python, question, environment)
     if info.horovod and info.horovod == build["horovod"]:
         return replace(info, check_build=build["check_build"])
     if info.check_build:
-        keep_build(python, info.horovod, info.check_build)
+        cache_build(python, info.horovod, info.check_build)
     return info
 
 
-def _kept_build(python: Path) -> Path:
+def _build_cache(python: Path) -> Path:
     return paths.cache_folder() / "pythons" / f"{hashlib.sha256(str(python).encode()).hexdigest()[:16]}.json"
 
 
-def keep_build(python: Path, horovod: int, check_build: str) -> None:
+def cache_build(python: Path, horovod: int, check_build: str) -> None:
     """Cache the build options of a Horovod installation."""
-    cached = _kept_build(python)
+    cached = _build_cache(python)
     cached.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(cached, {"horovod": horovod, "check_build": check_build})
 

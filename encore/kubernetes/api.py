@@ -82,9 +82,7 @@ class Connection:
         return True
 
     def create(self, objects: Sequence[Manifest]) -> None:
-        """Create an experiment's objects, dependencies first. The workload owns them, so deleting it deletes all
-        objects.
-        """
+        """Create an experiment's objects, the workload last. It owns the others, so they are deleted with it."""
         workload, *dependencies = objects
         created: list[Manifest] = []
         try:
@@ -228,7 +226,7 @@ def workload_state(workload: Manifest, pods: Sequence[Manifest]) -> tuple[State,
     blocked = next((reason for pod in pods if (reason := _blocked_reason(pod))), "")
     if first and not blocked:
         statuses = (first[-1].get("status") or {}).get("containerStatuses") or ()
-        if any("running" in (pod.get("state") or {}) for pod in statuses):
+        if any("running" in (status.get("state") or {}) for status in statuses):
             return "running", "", name
     return "waiting", blocked or ("its pods start" if pods else "no pod created yet"), name
 

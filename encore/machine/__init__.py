@@ -1,1 +1,1 @@
-"""This machine: its node, topology, network, processes, and what is checked before a run."""
+"""This machine: hardware, topology, network, processes, and checks before a run."""

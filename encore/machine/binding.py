@@ -99,7 +99,7 @@ def near_gpus(busses: Sequence[str], root: Path = SYS) -> tuple[Affinity, ...]:
     if not all(node.isdigit() for node in nodes):
         return ()
     cpus = [parse_cpus(text_of(folder / "local_cpulist")) for folder in folders]
-    return tuple(Affinity(bus, int(node)) for bus, node in zip(cpus, nodes, strict=True))
+    return tuple(Affinity(local, int(node)) for local, node in zip(cpus, nodes, strict=True))
 
 
 def siblings(root: Path = SYS) -> Siblings:

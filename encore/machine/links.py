@@ -78,9 +78,7 @@ class Server:
 
     @property
     def switches(self) -> tuple[tuple[str, ...], ...]:
-        """GPUs and adapters grouped by PCIe switch. If NVLink hides the PCIe path between two GPUs, adapters may reveal
-        it.
-        """
+        """GPUs and adapters grouped by PCIe switch. Adapters may reveal a path between GPUs that NVLink hides."""
         remaining = [*self.gpus, *self.adapters]
         groups = []
         while remaining:

@@ -1,1 +1,1 @@
-"""The life of a run: plan, check, prepare, run, follow, judge, resume, cancel."""
+"""The life of a run: plan, check, prepare, run, follow, evaluate, resume, cancel."""

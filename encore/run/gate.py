@@ -173,7 +173,7 @@ def _rates(argv: tuple[str, ...], variables: Environment) -> dict[str, float]:
     return {}
 
 
-def own_python(requested: Path | None) -> Path | None:
+def framework_python(requested: Path | None) -> Path | None:
     """Return the Python for measurements: the requested one, else Encore's framework environment if it exists."""
     if requested is not None:
         return requested.expanduser().absolute()

@@ -132,7 +132,7 @@ def _with_shards(job: Job) -> Job:
     ends = (".index", ".safetensors.index.json")
     parents = [mount.source.parent for mount in job.mounts if mount.read_only and mount.source.name.endswith(ends)]
     mounts = [mount for mount in job.mounts if not (mount.read_only and mount.source.parent in parents)]
-    return replace(job, mounts=(*mounts, *(Mount(mount, str(mount), True) for mount in dict.fromkeys(parents))))
+    return replace(job, mounts=(*mounts, *(Mount(folder, str(folder), True) for folder in dict.fromkeys(parents))))
 
 
 def preview(plan: Plan, folder: RunFolder | None = None) -> list[Manifest]:

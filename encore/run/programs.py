@@ -177,11 +177,11 @@ def export(request: Export, on_step: OnStep) -> dict[str, Any]:
 def chosen_experiment(run: run_folder.RunFolder, number: int | None) -> run_folder.Experiment:
     # Select the given experiment, else the first that reached the target, else the first.
     experiments = run.experiments()
-    finished = [candidate for candidate in experiments if number in (None, candidate.number)]
-    if not finished:
-        numbers = ", ".join(str(candidate.number) for candidate in experiments)
+    candidates = [experiment for experiment in experiments if number in (None, experiment.number)]
+    if not candidates:
+        numbers = ", ".join(str(experiment.number) for experiment in experiments)
         raise EncoreError(f"{run.path.name} has no experiment {number}", expected=f"--experiment {numbers}")
-    experiment = next((candidate for candidate in finished if candidate.state().status == "reached"), finished[0])
+    experiment = next((candidate for candidate in candidates if candidate.state().status == "reached"), candidates[0])
     if experiment.state().status == "running":
         raise EncoreError(
             f"experiment {experiment.number} of {run.path.name} is running",

@@ -364,8 +364,8 @@ def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
 
 def folders(results: Path, mark: str) -> list[RunFolder]:
     # A job's run folders, oldest first. ``mark`` is, for example, ``job12``.
-    paths = sorted(results.glob(f"[0-9]*-{mark}")) + sorted(results.glob(f"[0-9]*-{mark}-[0-9]*"))
-    return [RunFolder(path) for path in paths if (path / "run.json").is_file()]
+    runs = sorted(results.glob(f"[0-9]*-{mark}")) + sorted(results.glob(f"[0-9]*-{mark}-[0-9]*"))
+    return [RunFolder(path) for path in runs if (path / "run.json").is_file()]
 
 
 def existing_run(results: Path, allocation: Allocation, arguments: Sequence[str]) -> RunFolder | None:
@@ -401,14 +401,14 @@ def experiments_of(folder: RunFolder, allocation: Allocation | None) -> list[Exp
         return experiments
     is_first = folder.path.name.partition(f"-{allocation.folder_mark}")[1] != ""
     number = allocation.array_index if is_first else allocation.array_task
-    own_task = [experiment for experiment in experiments if experiment.number == number]
-    if not own_task:
+    assigned = [experiment for experiment in experiments if experiment.number == number]
+    if not assigned:
         raise EncoreError(
             f"task {allocation.array_task} of the array has no experiment in {folder.path.name}",
             expected=f"tasks 0 to {len(experiments) - 1}",
             hint=hints.resume(folder.path),
         )
-    return own_task
+    return assigned
 
 
 def blame_lost_nodes(outcome: Outcome, allocation: Allocation) -> Outcome:

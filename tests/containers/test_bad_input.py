@@ -146,7 +146,7 @@ def test_engine_errors_have_a_hint(
 def test_changed_digest_is_refused(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lock = tmp_path / "images.lock"
     images.record("nvcr.io/nvidia/mxnet:24.06-py3", "sha256:aa", lock)
-    monkeypatch.setattr(images.hold_to_lock, "__defaults__", (lock,))
+    monkeypatch.setattr(images.check_lock, "__defaults__", (lock,))
     entry = [{"Id": "sha256:1", "RepoDigests": ["nvcr.io/nvidia/mxnet@sha256:bb"], "Config": {}}]
     fake_engine("docker", {"image inspect": (json.dumps(entry), "", 0)})
     with pytest.raises(EncoreError, match=r"(?s)another digest.*expected: sha256:aa.*encore images build --accept"):

@@ -88,11 +88,11 @@ def test_benchmark_without_an_image_is_refused() -> None:
 def test_lock_records_the_first_digest_and_rejects_another(tmp_path: Path) -> None:
     lock, reference = tmp_path / "images.lock", "nvcr.io/nvidia/mxnet:24.06-py3"
     for _ in range(2):
-        images.hold_to_lock(reference, "sha256:aa", lock)
+        images.check_lock(reference, "sha256:aa", lock)
     with pytest.raises(EncoreError, match=r"(?s)another digest than images\.lock.*expected: sha256:aa, recorded "):
-        images.hold_to_lock(reference, "sha256:bb", lock)
+        images.check_lock(reference, "sha256:bb", lock)
     images.record(reference, "sha256:bb", lock)
-    images.hold_to_lock(reference, "sha256:bb", lock)
+    images.check_lock(reference, "sha256:bb", lock)
     lock.write_text('{"images": 3}', encoding="utf-8")
     with pytest.raises(EncoreError, match="is damaged"):
         images.read_lock(lock)

@@ -141,7 +141,7 @@ def test_ranks_start_with_mpirun_if_horovod_has_no_gloo(
     # The cached build report says that this Horovod has no Gloo.
     horovod = next(mxnet_python.parent.parent.glob("lib/python3*/site-packages/horovod"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    runtimes.keep_build(mxnet_python, horovod.stat().st_mtime_ns, build_of("mpi_alone"))
+    runtimes.cache_build(mxnet_python, horovod.stat().st_mtime_ns, build_of("mpi_alone"))
     options = ("--python", str(mxnet_python), "--env", "OMPI_MCA_mpi_yield_when_idle=1")
     folder = train(encore, "resnet", few_digits, tmp_path / "results", *options, ranks=2)
     assert not list((tmp_path / "cache").glob("*/environments"))
