@@ -175,7 +175,7 @@ def _engines(machine: node.Node) -> list[Check]:
         try:
             engine = engines.connect(name)
             if machine.gpus and engine.gpu_access is None:
-                raise EncoreError("cannot hand GPUs to containers", hint=engines.NO_TOOLKIT)
+                raise EncoreError("cannot pass GPUs to containers", hint=engines.NO_TOOLKIT)
             checks.append(Check("OK", name, engine.program + (", rootless" if engine.rootless else "")))
         except EncoreError as error:
             checks.append(Check("WARN", name, error.found, error.hint))

@@ -202,7 +202,7 @@ def pull(engine: Engine, release: images.Release, on_line: OnLine, accept: bool 
     image = engines.inspect(engine, reference)
     if image is None:
         check_space(engine, PULL_GIB)
-        must([engine.program, "pull", reference], on_line, f"{reference} is not pulled")
+        must([engine.program, "pull", reference], on_line, f"{reference} could not be pulled")
         image = engines.inspect(engine, reference)
     digests = [entry.rsplit("@", 1)[1] for entry in (image.digests if image else ()) if "@" in entry]
     if not digests:
@@ -355,7 +355,7 @@ def download(framework: str, on_line: OnLine) -> None:
         if code != 0:
             raise EncoreError(
                 f"the packages of {framework}'s stand-in could not be downloaded",
-                hint="check the network and pip's settings (pip config list); pip's own words are above",
+                hint="check the network and pip's settings (pip config list); the output of pip is above",
             )
 
 
@@ -364,12 +364,12 @@ def import_debian(engine: Engine, name: str, on_line: OnLine) -> None:
     if shutil.which("debootstrap") is None:
         raise EncoreError("no debootstrap on PATH", hint="apt-get install debootstrap")
     if os.geteuid() != 0:
-        raise EncoreError("debootstrap needs root", hint="make the stand-in as root: sudo make standin")
+        raise EncoreError("debootstrap needs root", hint="build the stand-in as root: sudo make standin")
     with tempfile.TemporaryDirectory(prefix="encore-debian-") as temporary:
         folder = Path(temporary) / "root"
         command = ["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", str(folder)]
-        must(command, on_line, "the bare Debian could not be made")
+        must(command, on_line, "the minimal Debian could not be created")
         archive = Path(temporary) / "root.tar"
         must(["tar", "-C", str(folder), "-cf", str(archive), "."], on_line, "tar")
         imported = [engine.program, "import", str(archive), name]
-        must(imported, on_line, "the bare Debian was not imported")
+        must(imported, on_line, "the minimal Debian could not be imported")

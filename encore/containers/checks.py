@@ -144,10 +144,10 @@ def check_python(target: Target, configuration: Configuration) -> Check:
     choice, info = configuration.choice, target.python_info
     title = catalogue.framework(choice.implementation.framework).title
     if target.problem is not None or info is None:
-        return Check.of(target.problem or EncoreError(f"{target.python} was not asked"), "runtime")
+        return Check.of(target.problem or EncoreError(f"{target.python} was not queried"), "runtime")
     if info.problems:
         install = f"{sys.executable} -m pip --python {target.python} install"
-        hint = f"install it there, such as with {install}, or name another Python"
+        hint = f"install it there, such as with {install}, or use a different Python"
         return Check("FAIL", "runtime", _cannot_import(target.python, info, choice), hint)
     too_old = [check for check in _check_software(target, choice) if check.level == "FAIL"]
     if too_old:
@@ -155,9 +155,9 @@ def check_python(target: Target, configuration: Configuration) -> Check:
     gpus = configuration.ranks_per_node if configuration.get("device") == "gpu" else 0
     if gpus and not info.cuda:
         message = f"{title} in {target.python} is built for CPUs (expected: with CUDA)"
-        return Check("FAIL", "runtime", message, "name a Python whose framework has CUDA, or use --system cpu")
+        return Check("FAIL", "runtime", message, "use a Python whose framework has CUDA, or use --system cpu")
     if info.gpus < gpus:
-        message = f"{title} in {target.python} sees {info.gpus} GPUs, {gpus} wanted"
+        message = f"{title} in {target.python} sees {info.gpus} GPUs, {gpus} needed"
         return Check(
             "FAIL", "runtime", message, "compare its CUDA with the driver (nvidia-smi), see CUDA_VISIBLE_DEVICES"
         )
@@ -195,7 +195,7 @@ def check_locked_memory(engine: Engine) -> Check:
     may_raise = not engine.rootless and (bounds is None or bool(int(bounds[1], 16) >> CAP_SYS_RESOURCE & 1))
     if hard == resource.RLIM_INFINITY or may_raise:
         return Check("OK", "locked memory", "unlimited in the container")
-    message = f"{engine.name} may not lift the limit of {hard // 1024} KiB"
+    message = f"{engine.name} cannot raise the limit of {hard // 1024} KiB"
     return Check("WARN", "locked memory", message, "start the engine with CAP_SYS_RESOURCE and LimitMEMLOCK=infinity")
 
 
@@ -207,7 +207,7 @@ def _check_gpu_run(target: Target, configuration: Configuration, machine: Node) 
         wrong = f"{target.image} is built on the CPU base"
         checks.append(Check("FAIL", "image", wrong, f"make build-{choice.name}"))
     if engine is not None:
-        wrong = f"{engine.name} cannot hand GPUs to containers"
+        wrong = f"{engine.name} cannot pass GPUs to containers"
         checks += [Check("FAIL", "GPU toolkit", wrong, engines.NO_TOOLKIT)] if engine.gpu_access is None else []
         checks.append(check_locked_memory(engine))
     release = _release_of(labels, choice)

@@ -48,8 +48,8 @@ def check_architecture(release: Release, gpu: Gpu) -> Check:
     family = architecture(gpu)
     message = f"{gpu.name} is {family or 'of unknown family'} ({gpu.compute_capability or 'unknown'})"
     if not family or not release.architectures:
-        unknown = f"{message}; no source says whether {release.reference} runs on it"
-        return Check("WARN", "compute capability", unknown, "try it, or choose a release that states it")
+        unknown = f"{message}; it is not documented whether {release.reference} supports it"
+        return Check("WARN", "compute capability", unknown, "try it, or choose a release with documented support")
     least = version(release.compute_capability)
     too_old = bool(least) and version(gpu.compute_capability or "") < least
     # Binaries run on later compute capabilities with the same major version (CUDA C++ Programming Guide, "Binary
@@ -70,7 +70,7 @@ def check_driver(release: Release, gpu: Gpu) -> Check:
     """Check the driver against the image's least one, and the branches that data center GPUs may have instead."""
     driver = version(gpu.driver)
     if not release.driver:
-        return Check("WARN", "driver", f"{gpu.driver}; no source says what {release.reference} needs")
+        return Check("WARN", "driver", f"{gpu.driver}; the driver requirement of {release.reference} is not documented")
     if driver[:1] >= version(release.driver)[:1]:
         return Check("OK", "driver", f"{gpu.driver}, {release.driver} or later needed")
     branches = [] if any(word in gpu.name for word in WORKSTATION) else release.data_center_drivers
@@ -246,7 +246,7 @@ def _series(release: Release) -> str:
 def check_software(release: Release, choice: Choice) -> Check:
     outdated = too_old(release, choice)
     if outdated is None:
-        return Check("OK", "software", f"nothing that {choice.name} needs is known to be too old")
+        return Check("OK", "software", f"all known versions are recent enough for {choice.name}")
     prefix = "" if outdated[0] == release else f"{outdated[0].release} is later and has "
     same = [candidate for candidate in images.catalogue().release if candidate.framework == release.framework]
     later = [

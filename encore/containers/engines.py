@@ -30,44 +30,44 @@ SYMPTOMS: tuple[tuple[str, str, str], ...] = (
     (
         r"permission denied while trying to connect|dial unix .*permission denied",
         "no permission on the engine's socket",
-        "have yourself added to its group and log in anew: sudo usermod --append --groups docker $USER",
+        "add yourself to its group and log in again: sudo usermod --append --groups docker $USER",
     ),
     (
         r"Cannot connect to the Docker daemon|Is the docker daemon running|connection refused.*docker\.sock",
-        "the engine does not run",
+        "the engine is not running",
         "start it: sudo systemctl start docker",
     ),
     (
         r"newuidmap|subuid|not enough (unused )?ID|insufficient UIDs|cannot find UID/GID",
-        "this user has no numbers for rootless containers",
-        "give him some: sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER, "
+        "this user has no subordinate IDs for rootless containers",
+        "add them: sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER, "
         "then podman system migrate",
     ),
     (
         r"could not select device driver|unresolvable CDI|nvidia-container-cli|runtime.*nvidia|nvidia\.com",
-        "the engine cannot hand GPUs to containers",
+        "the engine cannot pass GPUs to containers",
         NO_TOOLKIT,
     ),
     (r"no space left on device", "the engine's disk is full", "free some space: docker system prune"),
     (
         r"rlimit|ulimit|setting.*limits",
-        "the engine may not raise the limits that the job asks for",
+        "the engine cannot raise the limits that the job requests",
         "start the engine with CAP_SYS_RESOURCE, or lower default_ulimits in containers.conf (Podman)",
     ),
     (
         r"unauthorized|authentication required|denied: requested access|403 Forbidden",
-        "the registry wants a login",
+        "the registry requires a login",
         "log in: docker login nvcr.io, with $oauthtoken as the user and an NGC API key as the password",
     ),
     (
         r"no such host|i/o timeout|unreachable|connection (refused|reset)|TLS handshake|x509|resolution|EOF$",
         "the registry cannot be reached",
-        "check network and proxy, bring the image with `docker save` and `docker load`, or build on the CPU "
+        "check network and proxy, transfer the image with `docker save` and `docker load`, or build on the CPU "
         "base: make standin, then BASE=standin",
     ),
     (
         r"no such image|image not known|unable to find image|manifest unknown|not found: manifest",
-        "there is no such image",
+        "no such image",
         "build it: make build-BENCHMARK",
     ),
 )
@@ -97,7 +97,7 @@ def explain(output: str, doing: str) -> EncoreError:
         if re.search(pattern, output, re.IGNORECASE | re.MULTILINE):
             return EncoreError(f"{doing}: {meaning}", hint=hint)
     last = [line.strip() for line in output.splitlines() if line.strip()][-1:]
-    return EncoreError(f"{doing}: {' '.join(last) or 'the engine said nothing'}", hint="encore doctor")
+    return EncoreError(f"{doing}: {' '.join(last) or 'no output from the engine'}", hint="encore doctor")
 
 
 def programs(name: str, path: str | None = None) -> list[str]:

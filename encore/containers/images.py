@@ -183,7 +183,7 @@ def check_lock(reference: str, digest: str, lock: Path = LOCK) -> None:
         record(reference, digest, lock)
     elif locked["digest"] != digest:
         raise EncoreError(
-            f"{reference} has another digest than images.lock: {digest}",
+            f"{reference} has a different digest than images.lock: {digest}",
             expected=f"{locked['digest']}, recorded {locked['recorded']}",
             hint="pull the recorded digest, or accept the new one: encore images build --accept",
         )

@@ -50,7 +50,7 @@ class Target:
     """A runtime with its engine, image, and Python."""
 
     runtime: str = "host"
-    reason: str = "asked for"
+    reason: str = "requested"
     engine: Engine | None = None
     image: str = ""  # Name or file of the image
     image_info: Image | None = None
@@ -101,7 +101,7 @@ def choose(
     if runtime == "host":
         return Target(runtime="host", python=python)
     if runtime != "auto":
-        return _look(runtime, choice, "asked for", image)
+        return _look(runtime, choice, "requested", image)
     here = [name for name in RENDERERS if _is_here(name, in_slurm)]
     tried = [_look(name, choice, f"{name} has the image", image) for name in here]
     for target in tried:

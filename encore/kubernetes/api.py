@@ -59,7 +59,7 @@ class Connection:
             self.context = settings.context or _current_context(config)
         except (config.ConfigException, OSError) as error:
             raise EncoreError(
-                f"no cluster to talk to: {error}",
+                f"no cluster configured: {error}",
                 expected="a kubeconfig: KUBECONFIG, or ~/.kube/config",
                 hint="see: kubectl config get-contexts; to print the manifest only: --dry-run",
             ) from error
@@ -228,7 +228,7 @@ def workload_state(workload: Manifest, pods: Sequence[Manifest]) -> tuple[State,
         statuses = (first[-1].get("status") or {}).get("containerStatuses") or ()
         if any("running" in (status.get("state") or {}) for status in statuses):
             return "running", "", name
-    return "waiting", blocked or ("its pods start" if pods else "no pod created yet"), name
+    return "waiting", blocked or ("pods are starting" if pods else "no pod created yet"), name
 
 
 def _blocked_reason(pod: Manifest) -> str:

@@ -60,7 +60,7 @@ def volume(text: str) -> Volume:
     if not path.startswith("/"):
         raise EncoreError(f"--volume {text}", expected="/FOLDER=CLAIM, or /FOLDER for a folder of every node")
     if claim and not CLAIM.fullmatch(claim):
-        raise EncoreError(f"--volume {text}", expected="a claim's name of lower case letters, digits, - and .")
+        raise EncoreError(f"--volume {text}", expected="a claim name of lower case letters, digits, - and .")
     return Volume(path=Path(path), claim=claim)
 
 

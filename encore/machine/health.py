@@ -200,7 +200,7 @@ def disk(folder: Path, must_exist: bool = False) -> dict[str, Any]:
     }
     if must_exist and not folder.is_dir():
         # An unmounted disk would be measured as its parent file system.
-        return {**stats, "problem": "it is not there"}
+        return {**stats, "problem": "it does not exist"}
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
             data, began = os.urandom(WRITTEN), time.perf_counter()

@@ -49,7 +49,7 @@ def _shared(mark: str, _: str) -> str:
     # detected by writing.
     folder = Path(mark).parent
     if not Path(mark).exists():
-        return f"the results folder {folder} is not that of the first host"
+        return f"the results folder {folder} is not shared with the first host"
     try:
         with tempfile.TemporaryFile(dir=folder):
             return ""
@@ -78,7 +78,7 @@ def _interface(name: str, _: str) -> str:
 def _gpus(min_count: str, _: str) -> str:
     # The driver lists GPUs in /proc immediately; device files may be created on first use.
     count = max(len(list(Path(folder).glob(name))) for folder, name in GPU_FILES)
-    return "" if count >= int(min_count) else f"{count} GPUs, {min_count} wanted"
+    return "" if count >= int(min_count) else f"{count} GPUs, {min_count} needed"
 
 
 GPU_FILES = (("/proc/driver/nvidia/gpus", "*"), ("/dev", "nvidia[0-9]*"))

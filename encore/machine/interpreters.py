@@ -16,7 +16,7 @@ from encore.machine import python_probe
 COMMON = ("numpy", "mlperf_logging")  # Modules that the training code of every benchmark imports
 OLDEST = ".".join(map(str, python_probe.OLDEST))
 SECONDS = 300.0
-EXPECTED = f"Python {OLDEST} or later with the framework, such as the one of a conda environment"
+EXPECTED = f"Python {OLDEST} or later with the framework, such as in a conda environment"
 HINT = 'activate the environment and give --python "$(command -v python)"'
 
 
@@ -92,7 +92,7 @@ def ask(python: Path, question: str, environment: Mapping[str, str]) -> PythonIn
     info = parse(done.stdout)
     if info is None:
         last = (done.stderr or done.stdout).strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise EncoreError(f"{python} is not a Python that runs: {last[0]}", expected=EXPECTED, hint=HINT)
+        raise EncoreError(f"{python} is not a working Python: {last[0]}", expected=EXPECTED, hint=HINT)
     if tuple(map(int, info.python.split(".")[:2])) < python_probe.OLDEST:
         raise EncoreError(f"{python} is Python {info.python}", expected=EXPECTED, hint=HINT)
     return info

@@ -131,7 +131,9 @@ def check_nodes(
     for node in answers:
         if node not in facts_by_node:
             checks_by_node[node].append(
-                Check("FAIL", "answer", reasons.get(node) or "no answer", "see its slurmd or sshd: scontrol show node")
+                Check(
+                    "FAIL", "answer", reasons.get(node) or "no answer", "check slurmd or sshd there: scontrol show node"
+                )
             )
         else:
             checks_by_node[node] += [*_check_node(facts_by_node[node]), *_check_gpus(facts_by_node[node])]
@@ -163,7 +165,7 @@ def _check_node(info: Facts) -> Iterator[Check]:
     if offset is not None and abs(offset) > CLOCK_SECONDS:
         yield Check("FAIL", "clock", f"{offset:+.1f} s from the first node's", "synchronize it: chronyc makestep")
     if info["busy"] > BUSY:
-        yield Check("WARN", "load", f"other programs take {info['busy']:.0%} of the cores", "see which: top")
+        yield Check("WARN", "load", f"other programs use {info['busy']:.0%} of the cores", "see which: top")
     for folder, disk in info.get("disks", {}).items():
         if "problem" in disk:
             yield Check("FAIL", "disk", f"{folder} cannot be written: {disk['problem']}", "see: df, mount, dmesg")
@@ -176,11 +178,15 @@ def _check_node(info: Facts) -> Iterator[Check]:
     other_xids = sorted({xid for xid in info["xids"] or () if xid not in HARDWARE_XIDS})
     if hardware:
         hint = "look it up: docs.nvidia.com/deploy/xid-errors; reset the GPU or the node"
-        yield Check("FAIL", "Xid", f"{', '.join(map(str, hardware))} in the kernel's log", hint)
+        yield Check("FAIL", "Xid", f"{', '.join(map(str, hardware))} in the kernel log", hint)
     if other_xids:
-        yield Check("WARN", "Xid", f"{', '.join(map(str, other_xids))} in the kernel's log", "mostly a program's error")
+        yield Check(
+            "WARN", "Xid", f"{', '.join(map(str, other_xids))} in the kernel log", "usually an application error"
+        )
     if info["xids"] is None and info["gpus"]:
-        yield Check("WARN", "Xid", "this user may not read the kernel's log", "kernel.dmesg_restrict=0, or as root")
+        yield Check(
+            "WARN", "Xid", "no permission to read the kernel log", "set kernel.dmesg_restrict=0, or run as root"
+        )
     problem = info.get("framework", {}).get("problem")
     if problem:
         yield Check(
@@ -196,8 +202,8 @@ def _check_gpus(info: Facts) -> Iterator[Check]:
             yield Check("FAIL", name, message, "drain the node and reset the GPU")
         _, uncorrectable, pending, failed = gpu.get("remapped") or (0, 0, 0, 0)
         if failed or pending:
-            problem = "row remapping has failed" if failed else "rows wait to be remapped"
-            yield Check("FAIL", name, problem, "exchange the GPU" if failed else "reset the GPU")
+            problem = "row remapping has failed" if failed else "row remapping is pending"
+            yield Check("FAIL", name, problem, "replace the GPU" if failed else "reset the GPU")
         elif uncorrectable:
             yield Check("WARN", name, f"{uncorrectable} rows remapped after uncorrectable errors")
         slowed = [reason for bit, reason in SLOWED.items() if (gpu.get("throttle") or 0) & bit]
@@ -210,7 +216,7 @@ def _check_gpus(info: Facts) -> Iterator[Check]:
             yield Check("FAIL", name, f"PCIe x{width} instead of x{max_width}{rate}", "reseat it, or its riser")
         limit, default = gpu.get("power_limit"), gpu.get("power_limit_default")
         if limit and default and limit < default:
-            yield Check("WARN", name, f"power limit {limit:g} W, its default is {default:g} W", "nvidia-smi -pl")
+            yield Check("WARN", name, f"power limit {limit:g} W, default {default:g} W", "nvidia-smi -pl")
 
 
 # -- comparison of nodes ----------------------------------------------------------------------------------------
@@ -243,7 +249,7 @@ def _compare_properties(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[st
         if has < usual * (1 - MEMORY_TOLERANCE):
             yield (
                 node,
-                Check("FAIL", "memory", f"{has:g} GiB, others have {usual:g}", "see its modules: dmidecode -t memory"),
+                Check("FAIL", "memory", f"{has:g} GiB, others have {usual:g}", "check the DIMMs: dmidecode -t memory"),
             )
 
 
@@ -315,7 +321,7 @@ def _compare_speeds(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str, C
         for node, info in facts_by_node.items():
             floor = info.get("floor")
             if kind == "all-reduce" and floor and node in rates and rates[node] < floor:
-                message = f"{rates[node] / 1e9:.3g} GB/s, its links allow {floor / 1e9:.3g} at least"
+                message = f"{rates[node] / 1e9:.3g} GB/s, expected at least {floor / 1e9:.3g} for its links"
                 yield (
                     node,
                     Check("FAIL", f"{kind} within the node", message, "see: nvidia-smi topo -m, nvidia-smi nvlink -s"),
@@ -350,7 +356,7 @@ def _compare_gpu_pairs(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[str
         for (node, i, j), rate in rates.items():
             least = pair_floor(word, facts_by_node[node].get("nvlink_rate"))
             if least and rate < least:
-                message = f"{rate / 1e9:.3g} GB/s, {word} allows {least / 1e9:.3g} at least"
+                message = f"{rate / 1e9:.3g} GB/s, expected at least {least / 1e9:.3g} for {word}"
                 yield node, Check("WARN", f"from GPU {i} to GPU {j}", message, SLOW_LINK)
 
 
@@ -399,7 +405,7 @@ def _check_node_pairs(facts_by_node: Mapping[str, Facts], pairs: Pairs) -> Itera
             lines = [line for node in pair if (line := _line(facts_by_node[node]))]
             # All-reduce and all-to-all in a pair: bytes sent per node and second, limited by the line rate.
             if len(lines) == 2 and rate < SHARE_OF_LINE * min(lines):
-                message = f"{rate / 1e9:.3g} GB/s between {' and '.join(pair)}, the line carries {min(lines) / 1e9:.3g}"
+                message = f"{rate / 1e9:.3g} GB/s between {' and '.join(pair)}, line rate {min(lines) / 1e9:.3g} GB/s"
                 hint = "see NCCL_DEBUG=INFO for NET/Socket (TCP), and NCCL_IB_HCA"
                 yield from ((node, Check("FAIL", f"{kind} between nodes", message, hint)) for node in pair)
     for pair, measured in pairs.items():

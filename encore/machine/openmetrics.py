@@ -21,34 +21,34 @@ _LAST_BYTES = 4096
 
 # Key in the sample, metric, type, factor to the base unit, and help text.
 OF_NODE = (
-    ("cpu_percent", "encore_cpu_used_ratio", "gauge", 0.01, "Share of all cores in use"),
+    ("cpu_percent", "encore_cpu_used_ratio", "gauge", 0.01, "Fraction of CPU time in use, all cores"),
     ("memory_used_mib", "encore_memory_used_bytes", "gauge", 2.0**20, "Memory in use"),
     ("disk_read_bytes", "encore_disk_read_bytes", "counter", 1.0, "Read from disks since boot"),
     ("disk_write_bytes", "encore_disk_written_bytes", "counter", 1.0, "Written to disks since boot"),
     ("network_received_bytes", "encore_network_received_bytes", "counter", 1.0, "Received since boot"),
     ("network_sent_bytes", "encore_network_sent_bytes", "counter", 1.0, "Sent since boot"),
-    ("cpu_stall_us", "encore_cpu_stalled_seconds", "counter", 1e-6, "Some process had no core"),
-    ("io_stall_us", "encore_io_stalled_seconds", "counter", 1e-6, "Some process waited for a disk"),
+    ("cpu_stall_us", "encore_cpu_stalled_seconds", "counter", 1e-6, "Time in which a process waited for a core"),
+    ("io_stall_us", "encore_io_stalled_seconds", "counter", 1e-6, "Time in which a process waited for a disk"),
 )
 OF_GPU = (
-    ("use_percent", "encore_gpu_used_ratio", "gauge", 0.01, "Share of the time in which a kernel ran"),
+    ("use_percent", "encore_gpu_used_ratio", "gauge", 0.01, "Fraction of time in which a kernel ran"),
     ("memory_mib", "encore_gpu_memory_used_bytes", "gauge", 2.0**20, "Memory in use"),
     ("sm_mhz", "encore_gpu_sm_clock_hertz", "gauge", 1e6, "Clock of the SMs"),
     ("power_watts", "encore_gpu_power_watts", "gauge", 1.0, "Power"),
     ("temperature_celsius", "encore_gpu_temperature_celsius", "gauge", 1.0, "Temperature"),
     ("throttle", "encore_gpu_throttle_reasons", "gauge", 1.0, "Sum of the bits of nvmlClocksEventReason"),
-    ("ecc_uncorrected", "encore_gpu_uncorrectable_errors", "counter", 1.0, "Since the driver was loaded"),
+    ("ecc_uncorrected", "encore_gpu_uncorrectable_errors", "counter", 1.0, "Memory errors since the driver was loaded"),
     ("nvlink_sent_kib", "encore_gpu_nvlink_sent_bytes", "counter", 1024.0, "Sent over all NVLinks"),
 )
 OF_RANK = (
     ("median", "encore_rank_step_seconds", "gauge", 1.0, "Median of the last window's steps"),
     ("p99", "encore_rank_step_p99_seconds", "gauge", 1.0, "99th percentile of the last window's steps"),
-    ("waiting", "encore_rank_waiting_ratio", "gauge", 1.0, "Share in which it waited for other ranks"),
+    ("waiting", "encore_rank_waiting_ratio", "gauge", 1.0, "Fraction of time spent waiting for other ranks"),
 )
 OF_RUN = (
     ("step", "encore_run_step", "gauge", 1.0, "Last step"),
-    ("epoch", "encore_run_epoch", "gauge", 1.0, "Its epoch, from 1"),
-    ("loss", "encore_run_loss", "gauge", 1.0, "Loss, mean since the record before"),
+    ("epoch", "encore_run_epoch", "gauge", 1.0, "Current epoch, from 1"),
+    ("loss", "encore_run_loss", "gauge", 1.0, "Mean loss since the previous record"),
 )
 
 

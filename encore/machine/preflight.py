@@ -33,7 +33,7 @@ def refuse_wrong(key: str, path: Path, expected: Weights) -> str:
     Raises:
         EncoreError: the file is missing or differs from the published one.
     """
-    instead = f"--set {key}=FILE where it is elsewhere; --set {key}= begins with random weights, unlike the submission"
+    instead = f"--set {key}=FILE for a different path; --set {key}= starts from random weights, unlike the submission"
     get = f"put {' and '.join((expected.file, *expected.also))} of {expected.source} into the data folder; {instead}"
     same_form = path.suffix == Path(expected.file).suffix
     for file in (path, *(path.with_name(name) for name in expected.also if same_form)):
@@ -115,7 +115,7 @@ def check_devices(configuration: Configuration, machine: Node) -> list[Check]:
     needed = configuration.ranks_per_node
     if configuration.get("device") == "cpu":
         if needed > machine.cores:
-            hint = f"ask for at most {machine.cores} to go faster"
+            hint = f"request at most {machine.cores} to go faster"
             return [Check("WARN", "cores", f"{needed} ranks share {machine.cores} cores", hint)]
         return [Check("OK", "cores", f"{needed} ranks on {machine.cores} cores")]
     if not machine.gpus:
@@ -124,7 +124,7 @@ def check_devices(configuration: Configuration, machine: Node) -> list[Check]:
     if needed > len(machine.gpus):
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         message = f"{len(machine.gpus)} found" + ("" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible!r}")
-        return [Check("FAIL", "GPUs", f"{needed} GPUs requested, {message}", f"ask for at most {len(machine.gpus)}")]
+        return [Check("FAIL", "GPUs", f"{needed} GPUs requested, {message}", f"request at most {len(machine.gpus)}")]
     kinds = {gpu.name for gpu in machine.gpus[:needed]}
     if len(kinds) > 1:
         message = f"the GPUs differ: {', '.join(sorted(kinds))}"
@@ -166,7 +166,7 @@ def check_data_set(
         return Check("FAIL", "fit", f"with {manifest.name} in {data}: {problem}; expected {expected}", hint), manifest
     if manifest.unearned:
         problem = f"{data} is called {manifest.name} and is not: {manifest.unearned}"
-        return Check("WARN", "data set", problem, "give the published data set, or go on with it as own data"), manifest
+        return Check("WARN", "data set", problem, "use the published data set, or continue with own data"), manifest
     return Check("OK", "data set", f"{manifest.name} in {data}"), manifest
 
 
@@ -186,7 +186,7 @@ def check_results(results: Path, resumes: bool = False) -> Check:
         return Check("FAIL", "results folder", f"{folder} is not writable", hint)
     free = shutil.disk_usage(folder).free / 2**30
     if free < RESULTS_GIB:
-        hint = "free some space" + ("" if resumes else ", or give a folder on another disk: --results DIR")
+        hint = "free some space" + ("" if resumes else ", or choose a folder on a different disk: --results DIR")
         return Check("FAIL", "disk", f"{free:.2f} GiB free for results, {RESULTS_GIB:g} needed", hint)
     return Check("OK", "disk", f"{free:.0f} GiB free for results")
 
@@ -196,10 +196,10 @@ def check_shared_memory(configuration: Configuration) -> Check:
     try:
         usage = shutil.disk_usage("/dev/shm")
     except OSError:
-        return Check("WARN", "shared memory", "no /dev/shm", "mount one: the ranks talk through it")
+        return Check("WARN", "shared memory", "no /dev/shm", "mount it: ranks communicate through it")
     mib = usage.total // 2**20
     if configuration.get("device") == "gpu" and mib < 1024:
-        return Check("WARN", "shared memory", f"/dev/shm has {mib} MiB", "give it at least 1 GiB (--shm-size)")
+        return Check("WARN", "shared memory", f"/dev/shm has {mib} MiB", "increase it to at least 1 GiB (--shm-size)")
     return Check("OK", "shared memory", f"/dev/shm has {mib} MiB")
 
 
@@ -233,9 +233,9 @@ def check_accelerator(configuration: Configuration, machine: Node) -> list[Check
 
 def check_submission(configuration: Configuration, manifest: DataPassport | None) -> Check:
     if configuration.get("device") == "cpu":
-        return Check("OK", "configuration", "a CPU run: tries the code, reproduces nothing")
+        return Check("OK", "configuration", "a CPU run: tests the code, not a reproduction")
     if configuration.system.kind == "small":
-        return Check("OK", "configuration", "the toy data set: tries the code, reproduces nothing")
+        return Check("OK", "configuration", "the toy data set: tests the code, not a reproduction")
     if not configuration.is_submitted:
         return Check("WARN", "configuration", f"not a submitted configuration: {configuration.why_not_submitted}")
     full = configuration.choice.benchmark.full_data.name

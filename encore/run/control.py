@@ -50,7 +50,7 @@ def find_subject(text: str, results: Path) -> Subject:
     if match is None:
         run_names = [folder.path.name for folder in status.run_folders(results)]
         if not run_names:
-            raise EncoreError(f"no run {text!r}: there are none in {results}", hint="--results DIR")
+            raise EncoreError(f"no run {text!r}: no runs found in {results}", hint="--results DIR")
         raise names.unknown("run", text, run_names)
     jobs = queue.find_jobs(match["name"]) if queue.is_available() else []
     # Only Slurm knows an array task's job number.
@@ -60,7 +60,7 @@ def find_subject(text: str, results: Path) -> Subject:
     if not jobs and folder_found is None:
         commands.require()
         raise EncoreError(
-            f"no job {job}, and no run folder of it in {results}",
+            f"no job {job}, and no run folder for it in {results}",
             expected="a job of `squeue --me`, or a run folder",
             hint=f"list all runs: {hints.command('status', '--results', results)}",
         )
@@ -142,7 +142,7 @@ def _cancel_job(subject: Subject) -> list[str]:
     if folder is None:
         return [*done, "it does not have a run folder yet: nothing to resume"]
     if state_text == "running":
-        done.append("its ranks write a checkpoint if Slurm leaves them the time (KillWait)")
+        done.append("the ranks write a checkpoint if KillWait of Slurm is long enough")
     return [*done, f"resume with: {hints.resume(folder.path)}"]
 
 
@@ -194,7 +194,7 @@ def _stop(folder: RunFolder, experiment: Experiment) -> str:
     if state.status == "running" and not _is_left(experiment):
         return f"{summary}: its unsupervised ranks have exited"
     if state.status == "running":
-        return f"{summary}: {len(ranks)} ranks were sent SIGTERM and have not reported their end"
+        return f"{summary}: SIGTERM sent to {len(ranks)} ranks, which have not exited yet"
     return f"{summary}: {state.status.replace('_', ' ')}, {state.reason}".rstrip(", ")
 
 

@@ -94,7 +94,7 @@ def check(
         must_exist: Whether missing folders are an error. A run would create them.
     """
     until = time.monotonic() + ALL_SECONDS
-    on_step(f"asking {len(nodes.nodes)} node{'s' * (len(nodes.nodes) > 1)}")
+    on_step(f"checking {len(nodes.nodes)} node{'s' * (len(nodes.nodes) > 1)}")
     with health.serve_clock() as port:
         question = {
             "disks": list(map(str, disks)),
@@ -149,7 +149,7 @@ def _pairs(
     for pairs in node_checks.rounds_of(names):
         remaining = until - time.monotonic()
         if remaining < PAIR_SECONDS:
-            on_step(f"not measured, for no time is left: {', '.join('-'.join(pair) for pair in pairs)}")
+            on_step(f"not measured (time limit): {', '.join('-'.join(pair) for pair in pairs)}")
             continue
         on_step(f"measuring between {', '.join('-'.join(pair) for pair in pairs)}")
         with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
@@ -210,7 +210,7 @@ def leave_out_failed(min_nodes: int | None, cluster: Cluster, results: Path, on_
             f"out: sbatch --exclude={','.join(failed)}",
         )
     for line in reasons:
-        on_step(f"left out by the gate: {line}")
+        on_step(f"excluded by the gate: {line}")
     if failed:
         os.environ[queue.EXCLUDED_NODES] = ",".join(failed)
     return {"time": utc_now(), "nodes": [verdict.as_json() for verdict in verdicts]}

@@ -71,7 +71,7 @@ def acquire(experiment: Experiment, job: str) -> Iterator[Owner]:
     except OSError as error:
         raise EncoreError(
             f"{experiment.folder} cannot be written: {error.strerror}",
-            hint="resume as its owner, where there is free space and the file system can be written",
+            hint="resume as its owner; check free space and write permission of the file system",
         ) from error
     try:
         yield owner
@@ -160,7 +160,7 @@ def _is_renewed(owner: Owner, experiment: Experiment) -> bool:
     if owner.token in _silent:
         return False
     first, end = _stamp(experiment), time.monotonic() + SILENT_SECONDS
-    print(f"{owner} has this run: waiting up to {SILENT_SECONDS:g} s to see whether it lives", file=sys.stderr)
+    print(f"{owner} has this run: waiting up to {SILENT_SECONDS:g} s to check whether it is alive", file=sys.stderr)
     while time.monotonic() < end:
         time.sleep(WATCH_SECONDS)
         current = _read(experiment)

@@ -31,7 +31,7 @@ from encore.ssh import hosts, multi_host
 from encore.ssh.hosts import Host
 
 MAX_GPUS = 4096
-OVER_SSH = replace(ON_HOST, reason="no container is started over ssh")
+OVER_SSH = replace(ON_HOST, reason="containers are not supported over ssh")
 FITTING = ("submitted", "later", "derived")  # Kinds of system that are chosen for a machine with GPUs
 # Largest ratio of the memory in an accelerator's name to the memory reported by the driver: a 16 GB V100 reports 15.8
 # GiB.
@@ -138,7 +138,7 @@ def choose_system(
         order = list(choice.benchmark.rounds)
         candidates = sorted(fitting, key=lambda system: -order.index(system.round))
     if not candidates:
-        raise EncoreError(f"no system of {choice.name} in round {wanted_round}", hint="name one with --system")
+        raise EncoreError(f"no system of {choice.name} in round {wanted_round}", hint="choose one with --system")
     gpu = machine.gpus[0]
 
     def distance(system: System) -> tuple[bool, bool, bool, float, bool, float, float]:
@@ -172,7 +172,7 @@ def spread_over(allocation: Allocation, request: Request, cluster: Cluster, mach
     if nodes > len(allocation.nodes):
         raise EncoreError(
             f"{nodes} nodes requested, the Slurm job has {len(allocation.nodes)}",
-            hint=f"submit it with more: sbatch -N {nodes} slurm/run.sub {request.name}",
+            hint=f"submit with more nodes: sbatch -N {nodes} slurm/run.sub {request.name}",
         )
     if request.gpus is None:
         has = allocation.gpus_per_node or allocation.tasks_per_node or cluster.gpus_per_node
@@ -262,7 +262,7 @@ def _toy_data_set(request: Request, choice: Choice, cluster: Cluster, machine: n
     without = f"no {full} here: trains the toy data set, {small.name},"
     if problem is None:
         return system.system, f"{without} on the GPUs ({target.python or target.image})"
-    return small.system, f"{without} on the CPU, since: {problem.found}; for the GPUs: {problem.hint}"
+    return small.system, f"{without} on the CPU ({problem.found}); to use the GPUs: {problem.hint}"
 
 
 def means_toy_data_set(choice: Choice, machine: node.Node) -> bool:
@@ -305,7 +305,7 @@ def _check_numbers(request: Request, allocation: Allocation | None) -> None:
         (
             allocation is not None and allocation.array_index is None,
             EncoreError(
-                "the tasks of the array are not numbered evenly",
+                "the task numbers of the array are not evenly spaced",
                 expected="--array=FIRST-LAST or FIRST-LAST:STEP",
                 hint="such as sbatch --array=0-4 slurm/run.sub resnet, for 5 runs",
             ),
@@ -314,7 +314,7 @@ def _check_numbers(request: Request, allocation: Allocation | None) -> None:
             tasks > 1 and runs > 1,
             EncoreError(
                 f"--runs {runs} in an array of {tasks} tasks",
-                expected="one of the two: every task of the array is a run",
+                expected="only one of them: every array task is a run",
                 hint="leave --runs out, or submit without --array",
             ),
         ),
@@ -443,6 +443,6 @@ def _check_nodes(began_with: int, allocation: Allocation | None, folder: run_fol
     has = len(allocation.nodes) if allocation is not None else 1
     if began_with > has:
         raise EncoreError(
-            f"the run started on {began_with} nodes, here is {has}",
+            f"the run started on {began_with} nodes, {has} available here",
             hint=f"resume it through Slurm: {hints.command('submit', '--resume', folder.path.absolute())}",
         )

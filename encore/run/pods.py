@@ -70,7 +70,7 @@ def prepare(request: Request, options: Options) -> tuple[Plan, script.Estimate]:
     )
     image = request.image or cluster.image or building.image_name(choice)
     if image.startswith(("/", ".")):
-        name = "a name in a registry, which nodes pull"
+        name = "an image in a registry that the nodes can pull from"
         raise EncoreError(f"image {image}", expected=name, hint="--image HOST/TEAM/NAME:TAG")
     target = planning.in_image(image)
     return replace(plan, allocation=None, data=data, makes_small_data=False, target=target, pods=pods), estimate
@@ -96,19 +96,20 @@ def _refuse(request: Request, settings: Kubernetes, cluster: clusters.Cluster, n
     for option, value in {**unsupported, "--drop-caches": request.drop_caches}.items():
         if value:
             raise EncoreError(
-                f"{option} with --kubernetes", expected="an image, which pods run in", hint="leave it out"
+                f"{option} with --kubernetes", expected="only --image: pods run in containers", hint="leave it out"
             )
     if request.system is None and cluster.gpus_per_node:
         raise EncoreError(
-            "no system named; the nodes' GPUs cannot be seen from here",
+            "no system given; the GPUs of the nodes cannot be detected here",
             hint=f"--system dgxa100, or another system from: encore list {request.name}",
         )
     if request.runs > 1 and nodes > 1 and QUEUE_LABEL not in settings.labels:
         raise EncoreError(
-            f"--runs {request.runs} on {nodes} nodes: each is a workload, and two that wait for each other's nodes "
-            "would wait for ever",
-            expected=f"Kueue, which starts whole ones: {QUEUE_LABEL} = QUEUE in kubernetes.labels of cluster.toml",
-            hint="or --runs 1, and the next one after it",
+            f"--runs {request.runs} on {nodes} nodes: the runs are separate workloads, which can "
+            "deadlock while they wait for nodes",
+            expected="Kueue, which starts a workload only if all pods fit: "
+            f"{QUEUE_LABEL} = QUEUE in kubernetes.labels of cluster.toml",
+            hint="or --runs 1, one run at a time",
         )
 
 
@@ -163,13 +164,13 @@ def checks(plan: Plan) -> list[preflight.Check]:
     data = plan.data
     results: list[preflight.Check] = []
     if plan.target.image.startswith("localhost/"):
-        hint = f"make push-{plan.configuration.choice.name} REGISTRY=HOST/TEAM, and --image with what it printed"
+        hint = f"make push-{plan.configuration.choice.name} REGISTRY=HOST/TEAM, then --image with the printed name"
         results.append(preflight.Check("WARN", "image", f"{plan.target.image} exists on this machine only", hint))
     for name, folder in (("data", data), ("results", plan.results)):
         if not any(folder.is_relative_to(volume.path) for volume in plan.pods.settings.volumes):
             hint = "--volume FOLDER=CLAIM, or kubernetes.volumes in cluster.toml"
             results.append(
-                preflight.Check("WARN", name, f"{folder} must be there on every node: no volume has it", hint)
+                preflight.Check("WARN", name, f"{folder} must exist on every node, because it is not on a volume", hint)
             )
     if (data / data_sets.PASSPORT).exists():
         results.append(preflight.check_data_set(plan.configuration, data)[0])
@@ -190,8 +191,8 @@ def select_kind(plan: Plan, kind: str, connection: Connection) -> Plan:
     if not connection.serves(plan.pods.kind):
         raise EncoreError(
             f"the cluster has no {manifests.API[plan.pods.kind][1]} ({manifests.API[plan.pods.kind][0]})",
-            expected="its controller, installed by who runs the cluster",
-            hint="--kind job, which every cluster has",
+            expected="its controller, installed by the cluster administrator",
+            hint="--kind job, which every cluster supports",
         )
     return plan
 
@@ -280,15 +281,15 @@ def clear(plan: Plan, folder: RunFolder, connection: Connection) -> None:
             continue
         if workload.state in ("waiting", "running"):
             raise EncoreError(
-                f"{workloads.name_of(folder, experiment)} is in the cluster and has {folder.path.name}",
+                f"{workloads.name_of(folder, experiment)} of {folder.path.name} is still in the cluster",
                 expected="a run without an active workload",
                 hint=f"watch it: {hints.follow(folder.path)}; or end it: {hints.cancel(folder.path)}",
             )
         if workload.state == "succeeded":
             raise EncoreError(
                 f"{folder.path.name} has ended, and its results are on the cluster's volume",
-                expected="a run that has not ended",
-                hint=f"copy them: {hints.follow(folder.path)} says how",
+                expected="an unfinished run",
+                hint=f"for the copy commands: {hints.follow(folder.path)}",
             )
         unfinished.append(experiment)
     if not unfinished:

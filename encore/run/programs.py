@@ -148,7 +148,7 @@ def export(request: Export, on_step: OnStep) -> dict[str, Any]:
         writing = Path(tempfile.mkdtemp(prefix=f".{request.to.name}.", dir=request.to.absolute().parent))
     except OSError as error:
         raise EncoreError(
-            f"{request.to} cannot be written: {error.strerror}", hint="name another one: -o DIR"
+            f"{request.to} cannot be written: {error.strerror}", hint="choose a different folder: -o DIR"
         ) from error
     try:
         description = {
@@ -185,8 +185,8 @@ def chosen_experiment(run: run_folder.RunFolder, number: int | None) -> run_fold
     if experiment.state().status == "running":
         raise EncoreError(
             f"experiment {experiment.number} of {run.path.name} is running",
-            expected="one that has ended",
-            hint=f"wait for its end: encore follow {run.path}",
+            expected="a finished or stopped experiment",
+            hint=f"wait until it finishes: encore follow {run.path}",
         )
     return experiment
 
@@ -199,7 +199,7 @@ def data_set(directory: Path | None, trained_on: Mapping[str, Any], choice: cata
         raise EncoreError(
             f"{folder} has id {manifest.id[:12]}",
             expected=f"the data set that the run was trained on, {trained_on['id'][:12]}",
-            hint="name its folder: --data DIR",
+            hint="pass its folder: --data DIR",
         )
     return folder
 
@@ -239,7 +239,7 @@ def call(choice: catalogue.Choice, options: Sequence[str], variables: Mapping[st
     if done.returncode != 0 or not content:
         raise EncoreError(
             f"export.py failed with exit code {done.returncode}:\n{done.stderr[-4000:]}",
-            hint="try another --format, or report this",
+            hint="try a different --format, or report a bug",
             exit_code=ExitCode.FAILED,
         )
     return content

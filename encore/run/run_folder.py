@@ -100,7 +100,7 @@ class Experiment:
             state = ExperimentState(**content)
             if state.status in get_args(Status):
                 return state
-        raise EncoreError(f"{path} does not hold the state of an experiment", hint="restore it, or start a new run")
+        raise EncoreError(f"{path} does not contain the state of an experiment", hint="restore it, or start a new run")
 
     def set_state(self, state: ExperimentState) -> None:
         write_json(self.folder / "state.json", state)
@@ -123,7 +123,7 @@ class RunFolder:
             raise EncoreError(
                 f"{path} has schema {content.get('schema')}",
                 expected=f"schema {SCHEMA}",
-                hint="use the version of Encore that made it",
+                hint="use the version of Encore that created it",
             )
         missing = [name for name in NEEDED if name not in content]
         if missing or content["sha256"] != checksum(content):
@@ -166,14 +166,14 @@ class RunFolder:
             if problem:
                 raise EncoreError(
                     f"{self.path.name}: experiment_{number} {problem}",
-                    expected="the run folder as Encore left it",
+                    expected="an unmodified run folder",
                     hint="restore it from a copy, or start a new run",
                 )
         extra = sorted(set(experiments) - set(range(len(seeds))))
         if extra:
             raise EncoreError(
                 f"{self.path.name} has experiment_{extra[0]}, and {len(seeds)} seeds in run.json",
-                expected="a seed for each experiment",
+                expected="one seed per experiment",
                 hint="restore run.json, or start a new run",
             )
 
@@ -194,11 +194,11 @@ def _problem_of(experiment: Experiment | None, config: dict[str, Any]) -> str:
     if not experiment.config.is_file():
         return "has no config.json"
     if read_json(experiment.config) != config:
-        return "has a config.json that does not fit the run's, and its seed"
+        return "has a config.json that does not match configuration and seed of the run"
     if (experiment.folder / "state.json").is_file():
         experiment.state()
     elif experiment.result.exists() or '"run_stop"' in text_of(experiment.log):
-        return "has a result and no state.json"
+        return "has a result but no state.json"
     return ""
 
 
@@ -237,7 +237,7 @@ def create(
         shutil.rmtree(temporary, ignore_errors=True)
         raise EncoreError(
             f"the run folder {path} cannot be written: {error.strerror or error}",
-            hint="give a folder that you may write to, with free space: --results DIR",
+            hint="choose a writable folder with free space: --results DIR",
         ) from error
     return RunFolder(path)
 
@@ -287,7 +287,9 @@ def refuse_foreign(folder: Path, trust_owner: bool = False) -> None:
         if owner_id not in (0, os.geteuid()):
             owner = files.user_name(owner_id)
             raise EncoreError(
-                f"run.json names {python}, which belongs to {owner}", expected="a Python of yours or root's", hint=hint
+                f"run.json names {python}, which belongs to {owner}",
+                expected="a Python that belongs to you or root",
+                hint=hint,
             )
 
 
@@ -296,6 +298,6 @@ def open_run(path: Path) -> RunFolder:
         raise EncoreError(
             f"{path} is not a run folder",
             expected="a folder with run.json, such as results/20261120T101500Z-resnet-mxnet-cpu",
-            hint="give the path that the run printed at its end",
+            hint="use the path printed at the end of the run",
         )
     return RunFolder(path)

@@ -180,7 +180,7 @@ def parse_environment(settings: tuple[str, ...], caller: Mapping[str, str]) -> d
     for setting in settings:
         name, separator, value = setting.partition("=")
         if not name.isidentifier():
-            raise EncoreError(f"--env {name!r} names no variable", expected="NAME=VALUE or NAME")
+            raise EncoreError(f"--env {name!r} is not a variable name", expected="NAME=VALUE or NAME")
         if not separator and name not in caller:
             raise EncoreError(f"--env {name}: the variable is not set", hint=f"set it: --env {name}=VALUE")
         variables[name] = value if separator else caller[name]
@@ -271,9 +271,9 @@ def submission_of(configuration: Configuration, data_set: DataFacts) -> Submissi
     full = configuration.choice.benchmark.full_data.name
     system, submitted = configuration.system, False
     if configuration.get("device") == "cpu":
-        text = "a CPU run: for trying the code, never a reproduction"
+        text = "a CPU run: to test the code, never a reproduction"
     elif system.kind == "small":
-        text = "the toy data set on GPUs: for trying the code, never a reproduction"
+        text = "the toy data set on GPUs: to test the code, never a reproduction"
     elif configuration.is_submitted and (data_set["name"] != full or data_set.get("unearned")):
         text = f"the submitted configuration of {system.submission or system.system}, on other data than {full}"
     elif configuration.is_submitted:

@@ -155,7 +155,7 @@ def needs_of(plan: Plan, mark: Path) -> list[Need]:
     ]
     if plan.python is not None:
         needs.append(host_requirements.same_file(paths.BENCHMARKS, host_requirements.SHARE))
-        other = "name one that all hosts have" if target.python else "set XDG_CACHE_HOME to a shared one"
+        other = "use one that exists on all hosts" if target.python else "set XDG_CACHE_HOME to a shared folder"
         needs.append(Need("executable", str(plan.python), f"{host_requirements.SHARE}, or {other}"))
     if target.engine is not None:
         # By name, because the path may differ on other nodes.
@@ -169,10 +169,10 @@ def needs_of(plan: Plan, mark: Path) -> list[Need]:
     if plan.allocation is None:
         interface = multi_host.interface(plan.hosts, plan.extra_environment)
     if interface:
-        hint = "name the right one: --env NCCL_SOCKET_IFNAME=..., or network_interface in cluster.toml"
+        hint = "set the correct one: --env NCCL_SOCKET_IFNAME=..., or network_interface in cluster.toml"
         needs.append(Need("interface", interface, hint))
     if plan.configuration.get("device") == "gpu":
-        needs.append(Need("gpus", str(plan.configuration.ranks_per_node), "ask for fewer GPUs"))
+        needs.append(Need("gpus", str(plan.configuration.ranks_per_node), "request fewer GPUs"))
     return needs
 
 
@@ -214,7 +214,7 @@ def _note_ranks(
         reported = {**progress.reported, "utilization": _utilization(plan, progress), "compiled": compile_info}
         folder.note_ranks(experiment.number, run_metadata.redact(progress.environment), reported)
     except OSError as error:
-        hooks.step(f"run.json lacks what the ranks reported, it cannot be written: {error.strerror or error}")
+        hooks.step(f"the report of the ranks cannot be added to run.json: {error.strerror or error}")
 
 
 def _utilization(plan: Plan, progress: follow.Progress) -> dict[str, Any]:

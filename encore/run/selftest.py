@@ -288,7 +288,7 @@ def speed_row(name: str, result: Mapping[str, Any], choice: catalogue.Choice, gp
 # Step MFU, from model FLOPs and the GPU data sheet; empty if either is unknown.
 def _share_of_sheet(result: Mapping[str, Any], loop: str, gpu: str) -> str:
     flops, peak = result["measured"][loop].get("flops_per_second"), peaks.peak_of(gpu, result["precision"])
-    return f"; MFU {flops / peak[0]:.1%} by the data sheet" if flops and peak else ""
+    return f"; MFU {flops / peak[0]:.1%} of the data sheet peak" if flops and peak else ""
 
 
 def all_reduce_row(env: CheckEnv, server: links.Server, machine: node.Node, seconds: float, row: Row) -> Row:
@@ -329,7 +329,7 @@ def telemetry_row(path: Path, device: str) -> Row:
     used = max((gpu["memory_mib"] or 0 for sample in gpus for gpu in sample), default=0)
     summary = f"{len(readings)} readings; a GPU was used up to {busy} % with {used:,} MiB"
     if names_of_none:
-        summary += f"; not given by NVML: {', '.join(sorted(names_of_none))}"
+        summary += f"; not reported by NVML: {', '.join(sorted(names_of_none))}"
     return replace(row, result="OK" if busy and used else "FAIL", found=summary)
 
 
@@ -403,7 +403,7 @@ class Selftest:
         row = Row(name=env.choice.name, check=name, result="SKIPPED", found="")
         limit = f"the time limit of {self._request.time_limit:.0f} s"
         if remaining <= 0:
-            return replace(row, found=f"{limit} was over", cut=True)
+            return replace(row, found=f"{limit} was reached", cut=True)
         seconds = min(remaining, self._request.check_seconds)
         started = time.monotonic()
         if name == BENCH or (name in (EVALUATION, INPUT) and self._request.device == "gpu"):
@@ -413,7 +413,7 @@ class Selftest:
         else:
             row = result_row(execute(env.selftest("--check", name), env.work, seconds), env.work, seconds, row)
         if row.result == "FAIL" and time.monotonic() >= self._ends:
-            row = replace(row, result="SKIPPED", found=f"{limit} ended it", lines=(), cut=True)
+            row = replace(row, result="SKIPPED", found=f"stopped by {limit}", lines=(), cut=True)
         return replace(row, seconds=time.monotonic() - started)
 
     def _measured_row(self, env: CheckEnv, name: str, seconds: float, row: Row) -> Row:

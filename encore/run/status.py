@@ -90,7 +90,7 @@ def ask(job: str = "") -> Queue:
     try:
         jobs = queue.find_jobs(job) if job else queue.all_jobs()
     except EncoreError as error:
-        return Queue(note=f"the queue cannot be seen: {error.found}")
+        return Queue(note=f"cannot query the queue: {error.found}")
     return Queue(tuple(jobs), answers=queue.is_available())
 
 
@@ -109,7 +109,7 @@ def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str
         # Slurm's commands may be installed on a machine outside any cluster.
         if is_jobs and "configuration source" not in jobs.note:
             raise EncoreError(
-                jobs.note, expected="to see whether a job has the run", hint="try again when Slurm answers"
+                jobs.note, expected="an answer from Slurm about jobs of this run", hint="try again when Slurm responds"
             )
         return
     # A started job is not blocked by other queued tasks or jobs that resume the same run.
@@ -123,7 +123,7 @@ def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str
         answer = queue.query(name, cluster)
         if answer == [] and is_hidden(_owner(experiment.folder)):
             raise EncoreError(
-                f"whether {queue.job_label(name, cluster)} still has {folder.path.name} cannot be seen: Slurm shows no "
+                f"cannot check whether {queue.job_label(name, cluster)} still has {folder.path.name}: Slurm hides "
                 "jobs of other users (PrivateData)",
                 expected="a run that belongs to you",
                 hint=f"let {_owner(experiment.folder)} resume it",
@@ -281,7 +281,7 @@ def rows_of(folder: RunFolder, jobs: Queue) -> list[Row]:
 
 def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> Row:
     if not experiments:
-        raise EncoreError("no experiments in it")
+        raise EncoreError("no experiments found")
     verdicts = [
         (member, name, *state_of(member, jobs.find(name), jobs.answers))
         for member, name in zip(experiments, [job_of(folder, member, jobs) for member in experiments], strict=True)

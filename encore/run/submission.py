@@ -43,10 +43,10 @@ def prepare(request: planning.Request, arguments: Sequence[str], options: Option
         if not 1 <= number <= upper:
             raise EncoreError(f"{option} {number}", expected=f"1 to {upper}")
     if request.gpus is not None:
-        raise EncoreError(f"{request.gpus} GPUs given", hint="give the GPUs of each node: --gpus-per-node")
+        raise EncoreError(f"{request.gpus} GPUs given", hint="give the number of GPUs per node: --gpus-per-node")
     if request.system is None and cluster.gpus_per_node and cluster.gpu_option != "none":
         raise EncoreError(
-            "no system named; the nodes' GPUs cannot be seen from here",
+            "no system given; the GPUs of the nodes cannot be detected here",
             hint=f"--system dgxa100, or another system from: encore list {request.name}",
         )
     tasks = _tasks(options.array)
@@ -97,20 +97,20 @@ def _check_options(options: Options) -> None:
         raise EncoreError(
             f"--time {options.minutes}",
             expected=f"{LEAST_MINUTES} to {MOST_MINUTES} minutes: the job is warned {script.WARNING_SECONDS} s before "
-            "its end, writes a checkpoint and goes back into the queue",
+            "the end, writes a checkpoint and is requeued",
         )
     texts = ("partition", "account", "qos", "reservation", "dependency", "mail", "job_name", "comment")
     for name, text in ((field, getattr(options, field)) for field in texts):
         if text is not None and not re.fullmatch(r"[^\s\"'|\\]+", text):
             option = f"--{name.replace('_', '-')}"
-            raise EncoreError(f"{option} {text!r}", expected="a text without blanks, quotes, backslashes and |")
+            raise EncoreError(f"{option} {text!r}", expected="a text without spaces, quotes, backslashes and |")
     for option in options.sbatch:
         if not option.startswith("-") or "\n" in option:
             raise EncoreError(f"--sbatch {option!r} is not an sbatch option", hint="--sbatch=--constraint=a100")
         conflict = clusters.reserved_option(option)
         if conflict is not None:
             hint = clusters.RESERVED_OPTIONS[conflict]
-            raise EncoreError(f"--sbatch {option!r} contradicts what Encore gives sbatch", hint=hint)
+            raise EncoreError(f"--sbatch {option!r} conflicts with an option that Encore sets", hint=hint)
 
 
 def _tasks(array: str | None) -> tuple[int, ...]:
@@ -122,8 +122,8 @@ def _tasks(array: str | None) -> tuple[int, ...]:
     if not 1 <= count <= MOST_TASKS:
         raise EncoreError(
             f"--array {array}",
-            expected=f"tasks from 0 on, {MOST_TASKS} at most: 0-4 is 5 runs, 0-4%2 is 2 of them at once",
-            hint="other forms of sbatch's go with: sbatch --array=... slurm/run.sub",
+            expected=f"up to {MOST_TASKS} tasks, numbered from 0: 0-4 is 5 runs, 0-4%2 runs 2 at a time",
+            hint="for other forms use: sbatch --array=... slurm/run.sub",
         )
     return tuple(range(count))
 
@@ -205,5 +205,5 @@ def submit(prepared: Prepared) -> str:
         raise commands.explain("sbatch", done.stderr)
     match = re.match(r"\d+", done.stdout)
     if match is None:
-        raise EncoreError(f"sbatch printed {done.stdout.strip()!r}", expected="the number of the job")
+        raise EncoreError(f"sbatch printed {done.stdout.strip()!r}", expected="a job number")
     return match.group()

@@ -165,11 +165,9 @@ def cancel(folder: RunFolder) -> list[str]:
         name = name_of(folder, experiment)
         settle(folder, experiment, look(connection, folder, experiment))
         if not experiment.has_finished and connection.delete(kind, name):
-            done.append(f"deleted {manifests.API[kind][1]} {name}; its ranks write a checkpoint if they have begun")
+            done.append(f"deleted {manifests.API[kind][1]} {name}; the ranks write a checkpoint if they have started")
     if not done:
-        raise EncoreError(
-            f"{folder.path.name} has nothing in the cluster that could be ended", hint=hints.inspect(folder.path)
-        )
+        raise EncoreError(f"{folder.path.name} has no active workload in the cluster", hint=hints.inspect(folder.path))
     return [*done, f"resume with: {hints.resume(folder.path)}"]
 
 

@@ -137,7 +137,9 @@ def find_conflict(submission: Submission, partition: Partition, kind: str = "") 
         return EncoreError(
             f"{submission.nodes} nodes requested, partition {name} has {fitting}"
             + (f" with {gpus} {gpu_label}" if gpus else ""),
-            hint=f"--nodes {fitting}, or a different partition: sinfo" if fitting else "another partition: sinfo",
+            hint=f"--nodes {fitting}, or a different partition: sinfo"
+            if fitting
+            else "choose another partition: sinfo",
         )
     if submission.minutes is not None and limit is not None and submission.minutes > limit:
         return EncoreError(
@@ -215,10 +217,10 @@ def _gpus(cluster: Cluster, partition: Partition) -> list[Check]:
         hint = 'configure GresTypes and Gres in slurm.conf, or set gpu_option = "none" to request whole nodes'
         return [Check("FAIL", "GPUs", message, hint)]
     if partition.gpus is not None and not fitting:
-        message = f"gpus_per_node = {gpus}, a node of {partition.name} has {partition.gpus}"
+        message = f"gpus_per_node = {gpus}, nodes of {partition.name} have {partition.gpus}"
         message += f", and none {kind!r}" if kind and partition.nodes(gpus) else ""
         return [Check("FAIL", "GPUs", message, "list the GPUs of the nodes with: sinfo --format='%P %D %G'")]
-    return [Check("OK", "GPUs", f"{gpus} a node, on {fitting} of {partition.nodes()} nodes")]
+    return [Check("OK", "GPUs", f"{gpus} per node, on {fitting} of {partition.nodes()} nodes")]
 
 
 def _account(cluster: Cluster) -> Check:
@@ -255,7 +257,7 @@ def _folders(cluster: Cluster) -> list[Check]:
         # The first run makes it where it may.
         check = Check("WARN" if may_write else "FAIL", "results", f"{cluster.results} does not exist", hint)
     elif not may_write:
-        check = Check("FAIL", "results", f"{folder} is not writable", "name another folder")
+        check = Check("FAIL", "results", f"{folder} is not writable", "choose a different folder")
     return [*checks, check]
 
 
@@ -283,7 +285,7 @@ def _runtime(cluster: Cluster) -> Check:
 def _interface(cluster: Cluster) -> Check:
     name, interfaces = cluster.network_interface, sorted(path.name for path in Path("/sys/class/net").iterdir())
     if name in ("", *interfaces):
-        return Check("OK", "network", name or "the interface is found on the node")
+        return Check("OK", "network", name or "the interface is detected on the node")
     return Check(
         "WARN", "network", f"no interface {name} on this node, which has {', '.join(interfaces)}", "leave it out"
     )
@@ -292,4 +294,4 @@ def _interface(cluster: Cluster) -> Check:
 def _requeue() -> Check:
     if commands.setting("JobRequeue") == "1":
         return Check("OK", "requeue", "allowed: jobs resume after the time limit and after a lost node")
-    return Check("OK", "requeue", "off by default; slurm/run.sub asks for it with --requeue")
+    return Check("OK", "requeue", "off by default; slurm/run.sub requests it with --requeue")

@@ -160,7 +160,7 @@ def estimate(configuration: Configuration, runs: int) -> Estimate:
     """Estimate the time limit of ``runs`` sequential runs; None without a published time."""
     system = configuration.system
     if system.kind == "small":
-        return Estimate(SMALL_MINUTES * (1 + runs), f"{SMALL_MINUTES} min a run of the toy data set, and set-up")
+        return Estimate(SMALL_MINUTES * (1 + runs), f"{SMALL_MINUTES} min per run of the toy data set, plus set-up")
     result = _find_published(configuration)
     if result is None or result.score_minutes is None:
         return Estimate(None, "no published time of this configuration: using the limit of the partition")

@@ -32,7 +32,7 @@ def read(path: Path) -> tuple[Host, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "is no text"
+        reason = getattr(error, "strerror", None) or "is not a text file"
         raise EncoreError(
             f"the host file {path} cannot be read: {reason}", hint=f"--hostfile FILE, or --hosts {EXAMPLE}"
         ) from error
@@ -55,7 +55,7 @@ def _validate(texts: list[str], source: str) -> tuple[Host, ...]:
             raise EncoreError(f"{source}: {match['name']} is listed twice", hint="list every host once")
         hosts[match["name"]] = Host(match["name"], int(slots))
     if not hosts:
-        raise EncoreError(f"{source} names no host", hint=f"such as {EXAMPLE}")
+        raise EncoreError(f"{source} lists no hosts", hint=f"such as {EXAMPLE}")
     return tuple(hosts.values())
 
 

@@ -116,7 +116,7 @@ def choose(name: str | None, framework: str, hosts: tuple[Host, ...]) -> str:
         raise names.unknown("launcher", name, LAUNCHERS)
     if name not in fitting:
         raise EncoreError(
-            f"{name} does not start {framework}",
+            f"{name} does not support {framework}",
             expected=f"one of {', '.join(fitting)}",
             hint=f"--launcher {fitting[0]}",
         )
@@ -131,7 +131,7 @@ def local_checks(hosts: tuple[Host, ...], launcher: str, runtime: str) -> list[C
     program, package = ("mpirun", "openmpi-bin libopenmpi-dev") if launcher == "mpirun" else ("ssh", "openssh-client")
     if runtime != "host":
         by_slurm = "--runtime host; multi-node containers need Slurm"
-        checks.append(Check("FAIL", "hosts", f"runtime {runtime} is not started over ssh", by_slurm))
+        checks.append(Check("FAIL", "hosts", f"runtime {runtime} is not supported over ssh", by_slurm))
     if not is_local(first):
         move = f"put {platform.node()} first, or start the run on {first}"
         elsewhere = f"the first host, {first}, is not this machine, where rank 0 runs"
@@ -293,14 +293,14 @@ def check_hosts(hosts: Sequence[Host], needs: Sequence[Need], root: Path, python
 SYMPTOMS = (
     (
         "Permission denied",
-        "put your public key there (ssh-copy-id {host}); a key with a passphrase belongs into ssh-agent",
+        "put your public key there (ssh-copy-id {host}); add a key with a passphrase to ssh-agent",
     ),
     ("Host key verification failed", "accept the host key: ssh {host}"),
     ("Could not resolve hostname", "check the name, or set HostName in ~/.ssh/config"),
     ("Connection refused", "start sshd there, or set Port in ~/.ssh/config"),
     ("No such file or directory", "apt-get install openssh-client"),
     ("no checkout in", SHARE),
-    ("no Python", "share the folder, or set XDG_CACHE_HOME to a shared one"),
+    ("no Python", "share the folder, or set XDG_CACHE_HOME to a shared folder"),
 )
 
 

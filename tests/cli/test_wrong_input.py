@@ -107,7 +107,7 @@ CASES = {
     "submit resnet --sbatch=--tim=1 --dry-run": "use --time MINUTES",
     "submit resnet --sbatch=-t5 --dry-run": "use --time MINUTES",
     "submit resnet --sbatch='-N 4' --dry-run": "use --nodes N",
-    "submit resnet --sbatch=--job-name=mine --dry-run": "contradicts what Encore gives sbatch",
+    "submit resnet --sbatch=--job-name=mine --dry-run": "conflicts with an option that Encore sets",
     "submit resnet --set epoch=2 --dry-run": "unknown configuration key 'epoch'",
     "submit resnet --resume x --dry-run": "--resume takes all",
     "selftest nfc --device cpu": "did you mean 'ncf'?",

@@ -423,13 +423,13 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no Python": ({"setup": f"mount --bind /bin/false {os.path.realpath(sys.executable)}"}, "answer: "),
     "a GPU less": ({"gpus": [GPU]}, "number of GPUs: 1, others have 2"),
     "memory errors": (gpu_with(ecc_uncorrected=3), "GPU 1: 3 uncorrectable memory errors"),
-    "rows to remap": (gpu_with(remapped=[0, 1, 1, 0]), "GPU 1: rows wait to be remapped"),
+    "rows to remap": (gpu_with(remapped=[0, 1, 1, 0]), "GPU 1: row remapping is pending"),
     "half of the lanes": (gpu_with(pcie_width=8), "GPU 1: PCIe x8 instead of x16, 31.5 instead of 63.0 GB/s"),
     "power cap": (gpu_with(power_limit=400.0), "power limit, W: 400, others have 700"),
     "heat": (gpu_with(throttle=0x40), "GPU 1: clocks are throttled: heat (hardware)"),
     "an NVLink less": (gpu_with(nvlinks=17), "active NVLinks: 17, others have 18"),
     "lower clocks": (gpu_with(sm_mhz_max=1410), "largest SM clock, MHz: 1410, others have 1980"),
-    "Xid 79": (replaced(XID, "$(command -v dmesg)"), "Xid: 79 in the kernel's log"),
+    "Xid 79": (replaced(XID, "$(command -v dmesg)"), "Xid: 79 in the kernel log"),
 }
 
 
@@ -504,6 +504,6 @@ def test_run_leaves_out_the_faulty_node(faulty: FaultyCluster, jobs: Jobs) -> No
     assert "1 of 2 nodes failed the gate: n2: GPU 1" in jobs.log(submit())
     job = submit("--nodes", "1", "--system", "cpu", "--runtime", "host")
     assert jobs.cluster.field(job, "JobState") == "COMPLETED", jobs.log(job)
-    assert "left out by the gate: n2: GPU 1: 1 uncorrectable" in jobs.log(job)
+    assert "excluded by the gate: n2: GPU 1: 1 uncorrectable" in jobs.log(job)
     report = files.read_json(jobs.folder(job) / "gate.json")
     assert {node["node"]: node["level"] == "FAIL" for node in report["nodes"]} == {"n1": False, SECOND: True}

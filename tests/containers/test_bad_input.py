@@ -83,7 +83,7 @@ NO_SERVER = json.dumps({"ServerErrors": ["Cannot connect to the Docker daemon at
 DENIED = "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock"
 DOWN = "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
 NO_SUBUIDS = 'cannot find UID/GID for user anna: no subuid ranges found for user "anna" in /etc/subuid'
-NOT_PULLED = "nvcr.io/nvidia/mxnet:24.06-py3 is not pulled"
+NOT_PULLED = "nvcr.io/nvidia/mxnet:24.06-py3 could not be pulled"
 FULL = "write /var/lib/docker/tmp/GetImageBlob123: no space left on device"
 OFFLINE = "Get https://nvcr.io/v2/: dial tcp: lookup nvcr.io: no such host"
 CASES = [
@@ -91,15 +91,21 @@ CASES = [
     ("", {}, (*RUN, "--runtime", "docker"), "docker: no docker on PATH", "apt-get install docker.io"),
     ("", {}, BUILD, "no docker on PATH", "--runtime podman or host"),
     ("docker", {"info": ("", DENIED, 1)}, (*RUN, "--runtime", "docker"), "no permission on", "--groups docker"),
-    ("docker", {"info": ("", DOWN, 1)}, BUILD, "the engine does not run", "systemctl start docker"),
+    ("docker", {"info": ("", DOWN, 1)}, BUILD, "the engine is not running", "systemctl start docker"),
     (
         "docker",
         {"info": (NO_SERVER, "", 0)},
         (*RUN, "--runtime", "docker"),
-        "the engine does not run",
+        "the engine is not running",
         "start docker",
     ),
-    ("podman", {"info": ("", NO_SUBUIDS, 1)}, BUILD, "no numbers for rootless containers", "usermod --add-subuids"),
+    (
+        "podman",
+        {"info": ("", NO_SUBUIDS, 1)},
+        BUILD,
+        "no subordinate IDs for rootless containers",
+        "usermod --add-subuids",
+    ),
     ("docker", {"image inspect": NO_IMAGE}, (*RUN, "--runtime", "docker"), "docker has no image", "make build-resnet"),
     (
         "podman",
@@ -169,7 +175,7 @@ def test_missing_gpu_toolkit_is_reported(fake_engine: FakeEngine, monkeypatch: p
     (failed,) = [check for check in checks.check(target, resolved, machine, []) if check.level == "FAIL"]
     assert failed.name == "GPU toolkit" and "NVIDIA Container Toolkit" in failed.hint
     message = 'docker: Error: could not select device driver "" with capabilities: [[gpu]].'
-    assert engines.explain(message, "docker").found == "docker: the engine cannot hand GPUs to containers"
+    assert engines.explain(message, "docker").found == "docker: the engine cannot pass GPUs to containers"
 
 
 def test_folders_with_separators_of_mounts_are_refused() -> None:

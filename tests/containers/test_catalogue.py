@@ -89,7 +89,7 @@ def test_lock_records_the_first_digest_and_rejects_another(tmp_path: Path) -> No
     lock, reference = tmp_path / "images.lock", "nvcr.io/nvidia/mxnet:24.06-py3"
     for _ in range(2):
         images.check_lock(reference, "sha256:aa", lock)
-    with pytest.raises(EncoreError, match=r"(?s)another digest than images\.lock.*expected: sha256:aa, recorded "):
+    with pytest.raises(EncoreError, match=r"(?s)a different digest than images\.lock.*expected: sha256:aa, recorded "):
         images.check_lock(reference, "sha256:bb", lock)
     images.record(reference, "sha256:bb", lock)
     images.check_lock(reference, "sha256:bb", lock)

@@ -81,7 +81,7 @@ def test_pending_run_is_shown_cancelled_and_resumed(serve: Serve, tmp_path: Path
     link = tmp_path / "linked"
     link.symlink_to(folder.path.parent)
     for path in (folder.path, link / folder.path.name, folder.path / ".." / folder.path.name):
-        assert "is in the cluster" in encore("submit", "--resume", str(path), code=2)
+        assert "is still in the cluster" in encore("submit", "--resume", str(path), code=2)
     output = encore("cancel", run)
     assert f"deleted Job {name}" in output and "submit --resume" in " ".join(output.split())
     assert not server.objects and '"state": "interrupted"' in status()

@@ -130,12 +130,12 @@ def test_unknown_key_in_the_cluster_file_is_rejected(submit: Submit, tmp_path: P
     ("arguments", "message"),
     [
         (("resnet", "16", "--nodes", "2"), "mxnet uses Horovod"),
-        ((*PYTORCH, "--runs", "2"), "would wait for ever"),
+        ((*PYTORCH, "--runs", "2"), "can deadlock"),
         (("ncf", "3", "--nodes", "2"), "3 GPUs on 2 nodes"),
         (("ncf",), "no number of GPUs given"),
         (("ncf", "1", "--kind", "jobsets"), "did you mean 'jobset'"),
         (("ncf", "1", "--volume", "shared"), "/FOLDER=CLAIM"),
-        (("ncf", "1", "--volume", "/shared=Not_A_Name"), "a claim's name"),
+        (("ncf", "1", "--volume", "/shared=Not_A_Name"), "a claim name"),
         (("ncf", "1", "--notify", "true"), "--notify with --kubernetes"),
         (("ncf", "1", "--no-require-target"), "--require-target with --kubernetes"),
         (("ncf", "1", "--partition", "gpu"), "--partition with Kubernetes"),
@@ -167,7 +167,7 @@ def container(state: str, **details: str) -> dict[str, Any]:
             [pod(0, **container("running")), pod(1, **container("waiting", reason="ImagePullBackOff", message="no"))],
             ("waiting", "ImagePullBackOff: no", "pod-0"),
         ),
-        ({}, [pod(0, **container("waiting", reason="PodInitializing"))], ("waiting", "its pods start", "pod-0")),
+        ({}, [pod(0, **container("waiting", reason="PodInitializing"))], ("waiting", "pods are starting", "pod-0")),
         (
             {"status": {"conditions": [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]}},
             [],

@@ -46,9 +46,9 @@ def configured(system: str, gpus: int) -> Configuration:
     [
         ("dgxa100", 8, machine(*["A100"] * 9), Check("OK", "GPUs", "8 of 9 x A100")),
         ("dgxa100", 8, machine(), Check("FAIL", "GPUs", "8 GPUs requested, none found on box", ON_CPU)),
-        ("dgxa100", 8, machine(*["A100"] * 7), Check("FAIL", "GPUs", "8 GPUs requested, 7 found", "ask for at most 7")),
+        ("dgxa100", 8, machine(*["A100"] * 7), Check("FAIL", "GPUs", "8 GPUs requested, 7 found", "request at most 7")),
         ("dgxa100", 2, machine("V100", "A100"), Check("WARN", "GPUs", "the GPUs differ: A100, V100", SLOWEST)),
-        ("cpu", 3, machine(cores=2), Check("WARN", "cores", "3 ranks share 2 cores", "ask for at most 2 to go faster")),
+        ("cpu", 3, machine(cores=2), Check("WARN", "cores", "3 ranks share 2 cores", "request at most 2 to go faster")),
         ("cpu", 2, machine("A100", cores=2), Check("OK", "cores", "2 ranks on 2 cores")),
     ],
 )
@@ -72,7 +72,7 @@ def test_results_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     )
     monkeypatch.setattr(preflight, "RESULTS_GIB", 1e9)
     assert result(tmp_path).endswith(
-        "GiB free for results, 1e+09 needed; free some space, or give a folder on another disk: --results DIR"
+        "GiB free for results, 1e+09 needed; free some space, or choose a folder on a different disk: --results DIR"
     )
     monkeypatch.setattr(preflight.os, "access", lambda path, mode: False)
     problem = f"FAIL results folder: {tmp_path} is not writable; "
@@ -241,12 +241,12 @@ def test_dlrm_tables_must_fit_in_gpu_memory() -> None:
 MISSING = {
     ("same", "LICENSE", "another digest"): "LICENSE is missing or differs",
     ("same", "no-such-file", "a digest"): "no-such-file is missing or differs",
-    ("shared", "no-such-folder/.mark", ""): "the results folder no-such-folder is not that of the first host",
+    ("shared", "no-such-folder/.mark", ""): "the results folder no-such-folder is not shared with the first host",
     ("executable", "LICENSE", ""): "no LICENSE",
     ("readable", "no-such-file", ""): "no-such-file cannot be read",
     ("program", "no-such-program", ""): "no-such-program is not on PATH",
     ("interface", "z9", ""): "no network interface z9",
-    ("gpus", "99", ""): "0 GPUs, 99 wanted",
+    ("gpus", "99", ""): "0 GPUs, 99 needed",
     ("image", "false", "resnet"): "false: no reason given",
     ("image", "no-such-engine", "resnet"): "no-such-engine: [Errno 2] No such file or directory: 'no-such-engine'",
 }
@@ -364,7 +364,7 @@ BROKEN = [
     ("disks./results", {"free_gib": 5, "problem": "Read-only file system"}, "disk: /results cannot be written"),
     ("disks./results.free_gib", 0.2, "disk: /results has 0.2 GiB free"),
     ("pci_gpus", 3, "GPUs: 3 on the PCI bus, the driver answers for 2"),
-    ("xids", [13, 79], "Xid: 79 in the kernel's log"),
+    ("xids", [13, 79], "Xid: 79 in the kernel log"),
     ("framework", {"problem": "no CUDA"}, "framework: the measurement failed: no CUDA"),
     (
         "framework.pairs",
@@ -372,7 +372,7 @@ BROKEN = [
         "from GPU 1 to GPU 0: 120 GB/s, 40% of the median of NV18 pairs",
     ),
     ("gpus.1.ecc_uncorrected", 2, "GPU 1: 2 uncorrectable memory errors"),
-    ("gpus.0.remapped", [0, 1, 1, 0], "GPU 0: rows wait to be remapped"),
+    ("gpus.0.remapped", [0, 1, 1, 0], "GPU 0: row remapping is pending"),
     ("gpus.0.remapped", [0, 1, 0, 1], "GPU 0: row remapping has failed"),
     ("gpus.1.throttle", 0x49, "GPU 1: clocks are throttled: hardware slowdown, heat (hardware)"),
     ("gpus.1.pcie_width", 8, "GPU 1: PCIe x8 instead of x16, 31.5 instead of 63.0 GB/s"),
@@ -416,8 +416,8 @@ WRITE_RATE = "disks./results.write_rate"
         ([("cores", 128)], 2, "WARN", None),
         ([("xids", [31])], 0, "WARN", None),
         ([("gpus.0.remapped", [0, 3, 0, 0])], 0, "WARN", None),
-        ([("busy", 0.5)], 0, "WARN", ["load: other programs take 50% of the cores"]),
-        ([("xids", None)], 0, "WARN", ["Xid: this user may not read the kernel's log"]),
+        ([("busy", 0.5)], 0, "WARN", ["load: other programs use 50% of the cores"]),
+        ([("xids", None)], 0, "WARN", ["Xid: no permission to read the kernel log"]),
         # The rates of a disk in two nodes show only that one of them is slow.
         ([(WRITE_RATE, 1e8)], 1, "WARN", ["write of /results: 100 MB/s, 10% of the others' median"]),
         ([(WRITE_RATE, 1e8)], 3, "FAIL", ["write of /results: 100 MB/s, 10% of the others' median"]),
@@ -467,7 +467,7 @@ WRITE_RATE = "disks./results.write_rate"
             "FAIL",
             [
                 "all-reduce within the node: 100 GB/s, 25% of the others' median",
-                "all-reduce within the node: 100 GB/s, its links allow 190 at least",
+                "all-reduce within the node: 100 GB/s, expected at least 190 for its links",
             ],
         ),
     ],
@@ -481,7 +481,7 @@ def test_verdict_of_a_node(changes: list[tuple[str, Any]], others: int, level: s
 def test_equally_slow_links_give_a_warning() -> None:
     slow = node_with(("framework.pairs", [[None, 9e10], [9e10, None]]))
     result = judged(slow, slow)["n1"]
-    assert result.level == "WARN" and "from GPU 0 to GPU 1: 90 GB/s, NV18 allows 185 at least" in result.reasons
+    assert result.level == "WARN" and "from GPU 0 to GPU 1: 90 GB/s, expected at least 185 for NV18" in result.reasons
     assert (links.pair_floor("SYS", None), links.pair_floor("NV18", None)) == (3e9, None)
 
 
@@ -516,7 +516,7 @@ FAST, SLOW = {"all-reduce": 4.5e10, "all-to-all": 4e10}, {"all-reduce": 3e9, "al
         (
             SLOW,
             "FAIL",
-            [f"{kind} between nodes: 3 GB/s between n1 and n2, the line carries 50" for kind in FAST],
+            [f"{kind} between nodes: 3 GB/s between n1 and n2, line rate 50 GB/s" for kind in FAST],
         ),
         ({}, "FAIL", ["between nodes: n1 and n2 cannot communicate"]),
     ],
@@ -572,7 +572,7 @@ def test_disk_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "WRITTEN", 1 << 16)
     missing = tmp_path / "not" / "there"
     assert set(health.disk(missing)) == {"free_gib", "mounted", "write_rate", "read_rate"}
-    assert health.disk(missing, must_exist=True)["problem"] == "it is not there"
+    assert health.disk(missing, must_exist=True)["problem"] == "it does not exist"
     assert health.disk(Path("/proc/sys"))["mounted"] == "proc"
     monkeypatch.setattr(health.tempfile, "TemporaryFile", raise_full)
     assert health.disk(tmp_path)["problem"] == "No space left on device"
@@ -607,7 +607,7 @@ def test_failed_node_is_left_out_if_the_job_has_spare_nodes(monkeypatch: pytest.
     monkeypatch.setattr(gates, "_ask", lambda command, program: (facts, ""))
     messages: list[str] = []
     gates.leave_out_failed(2, Cluster(), tmp_path, messages.append)
-    assert messages[-1].startswith("left out by the gate: n2: GPU 0: 1 uncorrectable memory errors")
+    assert messages[-1].startswith("excluded by the gate: n2: GPU 0: 1 uncorrectable memory errors")
     allocation = queue.this_allocation(os.environ)
     assert allocation is not None and allocation.nodes == ("n1", "n3")
     assert "--exclude=n2" in gates.step.one_task_per_node(2)
@@ -641,7 +641,7 @@ def test_every_host_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     ("variables", "code", "message"),
     [
         ({}, 0, ""),
-        ({"ENCORE_DISK": "/nonexistent/disk"}, 1, "FAIL disk: /nonexistent/disk cannot be written: it is not there"),
+        ({"ENCORE_DISK": "/nonexistent/disk"}, 1, "FAIL disk: /nonexistent/disk cannot be written: it does not exist"),
         (
             {"ENCORE_CLUSTER": "{folder}/encore/cluster.toml"},
             0,

@@ -132,7 +132,9 @@ def test_secret_is_not_stored_and_needed_again(monkeypatch: pytest.MonkeyPatch) 
     assert run_metadata.restore(stored, "") == variables
 
 
-@pytest.mark.parametrize(("setting", "problem"), [("1x=2", "names no variable"), ("NONE", "the variable is not set")])
+@pytest.mark.parametrize(
+    ("setting", "problem"), [("1x=2", "is not a variable name"), ("NONE", "the variable is not set")]
+)
 def test_invalid_variable_is_rejected(setting: str, problem: str) -> None:
     with pytest.raises(EncoreError, match=problem):
         run_metadata.parse_environment((setting,), {})

@@ -127,14 +127,14 @@ BUSY = {**IDLE, "use_percent": 97, "memory_mib": 9000}
         (
             [IDLE, BUSY],
             "gpu",
-            "OK 2 readings; a GPU was used up to 97 % with 9,000 MiB; not given by NVML: power_watts",
+            "OK 2 readings; a GPU was used up to 97 % with 9,000 MiB; not reported by NVML: power_watts",
         ),
-        ([IDLE], "gpu", "FAIL 1 readings; a GPU was used up to 0 % with 400 MiB; not given by NVML: power_watts"),
+        ([IDLE], "gpu", "FAIL 1 readings; a GPU was used up to 0 % with 400 MiB; not reported by NVML: power_watts"),
         ([IDLE], "cpu", "OK 1 readings of the machine, none of a GPU (--device cpu)"),
         (
             [{**BUSY, "use_percent": None}],
             "gpu",
-            "FAIL 1 readings; a GPU was used up to 0 % with 9,000 MiB; not given by NVML: power_watts, use_percent",
+            "FAIL 1 readings; a GPU was used up to 0 % with 9,000 MiB; not reported by NVML: power_watts, use_percent",
         ),
         ([{}], "gpu", "FAIL 1 readings; a GPU was used up to 0 % with 0 MiB"),
         ([], "gpu", "FAIL no reading"),
@@ -206,7 +206,7 @@ def rows_of_ssd(folder: Path, *names: str) -> list[Row]:
     [
         ("bench", {"synthetic": 3000}, "OK", "measured before 3,798 (300 x 300"),
         ("bench", {"synthetic": 2600}, "FAIL", "68%, less than 70%"),
-        ("bench", {"synthetic": 3000}, "OK", "; MFU 28.9% by the data sheet"),
+        ("bench", {"synthetic": 3000}, "OK", "; MFU 28.9% of the data sheet peak"),
         ("input", {"input": 2200}, "OK", "2,200 images/s of real size; the step takes 3,000: 73%; both 2,900, 20%"),
         ("input", {"input": 2000}, "FAIL", "67%, less than 70%"),
         ("input", {"real": 2200}, "FAIL", "measured before 3,243"),

@@ -251,7 +251,7 @@ def test_container_that_does_not_start_is_a_failure_of_the_engine(
     command = Command(argv=(), environment={}, working_directory=tmp_path, runtime=runtime)
     child: Any = SimpleNamespace(returncode=code)
     outcome = supervise._engine_failure(command, child, launched(tmp_path, line))
-    expected = f"docker: the engine cannot hand GPUs to containers; hint: {engines.NO_TOOLKIT}"
+    expected = f"docker: the engine cannot pass GPUs to containers; hint: {engines.NO_TOOLKIT}"
     assert outcome == (supervise.Outcome("failed", expected, (line,)) if is_reported else None)
 
 

@@ -257,7 +257,7 @@ def test_gpus_train_the_toy_data_set_in_a_python_with_cuda(
     ("fields", "reason", "hint"),
     [
         ({}, "the host runtime's pytorch is built for CPUs", "make build-resnet-pytorch"),
-        ({"gpus": 16}, "16 GPUs requested, 8 found", "ask for at most 8"),
+        ({"gpus": 16}, "16 GPUs requested, 8 found", "request at most 8"),
         ({"python": Path("/no/python")}, "no Python /no/python", "--python"),
     ],
 )
@@ -265,9 +265,9 @@ def test_cpu_trains_the_toy_data_set_without_usable_gpus(
     gpus: tuple[node.Gpu, ...], fields: dict[str, object], reason: str, hint: str
 ) -> None:
     toy = plan(**fields)
-    device, _, since = toy.toy_data_set.partition("since: ")
-    assert (toy.configuration.system.system, device) == ("cpu", f"{WITHOUT} on the CPU, ")
-    assert reason in since and hint in since
+    device, _, explanation = toy.toy_data_set.partition(" (")
+    assert (toy.configuration.system.system, device) == ("cpu", f"{WITHOUT} on the CPU")
+    assert reason in explanation and hint in explanation
 
 
 def test_toy_data_set_does_not_replace_a_requested_one(

@@ -163,7 +163,7 @@ def test_cluster_with_gpus_needs_a_system(option: str, code: int, tmp_path: Path
     result = CliRunner().invoke(
         app, ["submit", "resnet", "--cluster", str(file), "--results", str(tmp_path), "--dry-run"]
     )
-    assert (result.exit_code, "no system named" in str(result.exception)) == (code, code == 1), result.output
+    assert (result.exit_code, "no system given" in str(result.exception)) == (code, code == 1), result.output
 
 
 def test_commands_fail_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +295,7 @@ def test_allocation_is_read_from_slurm_variables(variables: dict[str, str], expe
     name = ("10_5", "job10") if "array_job" in expected else ("12", "job12")
     assert (allocation.name, allocation.folder_mark, queue.this_allocation({})) == (*name, None)
     if allocation.array_index is None:
-        with pytest.raises(EncoreError, match="not numbered evenly"):
+        with pytest.raises(EncoreError, match="not evenly spaced"):
             planning.make_plan(planning.Request(name="resnet", gpus=8, system="dgxa100"), allocation=allocation)
 
 
@@ -377,7 +377,7 @@ def test_full_disk_at_the_end_does_not_hide_the_outcome(array_run: RunFolder, mo
     monkeypatch.setattr(RunFolder, "note_ranks", raise_full)
     hooks = types.SimpleNamespace(step=messages.append)
     runner._note_ranks(None, array_run, experiment, hooks, {})  # type: ignore[arg-type]
-    assert messages == ["run.json lacks what the ranks reported, it cannot be written: No space left on device"]
+    assert messages == ["the report of the ranks cannot be added to run.json: No space left on device"]
     monkeypatch.setattr(runner, "clear_remains", raise_full)
     plan: Any = types.SimpleNamespace(allocation=None)
     with ownership.acquire(experiment, "") as owner:

@@ -51,7 +51,7 @@ def test_invalid_host_list_is_rejected(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"# nobody\n", "names no host"), (b"\xff\xfe\x00", "is no text"), (None, "No such file")],
+    [(b"# nobody\n", "lists no hosts"), (b"\xff\xfe\x00", "is not a text file"), (None, "No such file")],
 )
 def test_invalid_host_file_is_rejected(content: bytes | None, message: str, tmp_path: Path) -> None:
     if content is not None:
@@ -174,7 +174,7 @@ UNREACHABLE = "n1 cannot be reached by ssh: "
                     "FAIL",
                     "hosts",
                     f"{UNREACHABLE}no Python /no/python",
-                    "share the folder, or set XDG_CACHE_HOME to a shared one",
+                    "share the folder, or set XDG_CACHE_HOME to a shared folder",
                 )
             ],
         ),
@@ -218,7 +218,7 @@ LOOPBACK = (Host("127.0.0.1", 1), Host("127.0.0.2", 1))
     ("over", "launcher", "runtime", "programs", "first"),
     [
         (LOOPBACK, "mpirun", "host", "/usr/bin", "OK 127.0.0.1:1, 127.0.0.2:1 by mpirun"),
-        (LOOPBACK, "mpirun", "docker", "/usr/bin", "FAIL runtime docker is not started over ssh"),
+        (LOOPBACK, "mpirun", "docker", "/usr/bin", "FAIL runtime docker is not supported over ssh"),
         (LOOPBACK, "mpirun", "host", None, "FAIL no mpirun on PATH"),
         (LOOPBACK, "torchrun", "host", None, "FAIL no ssh on PATH"),
         (PAIR, "horovodrun", "host", None, "FAIL the first host, n1, is not this machine, where rank 0 runs"),
