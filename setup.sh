@@ -60,7 +60,7 @@ if is_complete; then
   exit 0
 fi
 
-echo "first run: creating .venv with $python, about 20 s; then the framework's environment, up to some minutes" >&2
+echo "first run: creating .venv with $python, about 20 s; then the framework's environment, up to several minutes" >&2
 report_progress() {
   while sleep 5 >/dev/null 2>&1; do printf '  %d s\n' "$SECONDS" >&2; done
 }

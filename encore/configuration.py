@@ -259,8 +259,8 @@ def scaled(
 
 def _submitted_weights(choice: Choice, system: System, device: str) -> dict[str, Weights]:
     # Initial weights for a submission in any round; empty on CPUs, which only test the code.
-    begins = system.kind in ("submitted", "later") and device == "gpu"
-    return choice.benchmark.submitted_weights(system.round) if begins else {}
+    has_weights = system.kind in ("submitted", "later") and device == "gpu"
+    return choice.benchmark.submitted_weights(system.round) if has_weights else {}
 
 
 def _deviations(
@@ -317,7 +317,7 @@ def resolve(
         overrides.update({key: Value(value, "data set") for key, value in determined if value != values[key].value})
     for name, value in parsed:
         if name == "round":
-            raise EncoreError("round is no setting: it decides the targets as well", hint=f"use --round {value}")
+            raise EncoreError("round cannot be set: it also determines the targets", hint=f"use --round {value}")
         overrides[name] = Value(value, "--set")
     overrides.update(_shorter_warmup(system, overrides))
     deviations = _deviations(system, nodes, ranks_per_node, values, overrides, needed)

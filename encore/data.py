@@ -333,9 +333,9 @@ def holds(directory: Path, name: str) -> bool:
 def _absent(directory: Path) -> EncoreError:
     if not directory.exists():
         return EncoreError(
-            f"there is no data set in {directory}: no such folder",
+            f"no data set in {directory}: no such folder",
             expected="the folder of a prepared data set",
-            hint="correct --data; encore data verify shows those that are there",
+            hint="correct --data; encore data verify lists the existing ones",
         )
     if (directory / PARTS).exists():
         return EncoreError(
@@ -365,7 +365,7 @@ def check_data(directory: Path, benchmark: str) -> DataPassport:
         raise EncoreError(
             f"{directory} holds the data set {passport.name} of {passport.benchmark}",
             expected=f"a data set of {benchmark}",
-            hint=f"name another folder with --data, or encore data prepare {benchmark}",
+            hint=f"choose a different folder with --data, or encore data prepare {benchmark}",
         )
     for name, size in passport.files.items():
         _check_file(directory / name, size, benchmark)
@@ -381,11 +381,13 @@ def _check_file(path: Path, size: int, benchmark: str) -> None:
         with path.open("rb") as file:
             actual_size = os.fstat(file.fileno()).st_size
     except OSError as error:
-        expected = f"a readable file of {size:,} bytes, as its passport says"
+        expected = f"a readable file of {size:,} bytes, as recorded in {PASSPORT}"
         raise EncoreError(f"{path}: {error.strerror}", expected=expected, hint=hint) from None
     if actual_size != size:
         raise EncoreError(
-            f"{path} has changed: {actual_size:,} bytes", expected=f"{size:,} bytes, as its passport says", hint=hint
+            f"{path} has changed: {actual_size:,} bytes",
+            expected=f"{size:,} bytes, as recorded in {PASSPORT}",
+            hint=hint,
         )
 
 

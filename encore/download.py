@@ -6,7 +6,7 @@ prepared; the same command resumes a download. MLCommons documents a script to b
 and a list of files with MD5 checksums.
 """
 
-import hashlib
+import itertools
 import re
 import shlex
 import shutil
@@ -20,12 +20,12 @@ from urllib.parse import quote, urlsplit
 
 from encore import catalogue, data
 from encore.errors import EncoreError, ExitCode
+from encore.files import file_digest
 
 PART = ".part"
 IN_FOLDER = "DIR"  # Placeholder for the raw data folder in benchmark.toml
 TOOLS = ("wget", "curl")
 POLL_SECONDS = 0.2  # Interval between progress reports
-CHUNK = 1 << 22  # Bytes per read for checksums
 R2_SCRIPT = "https://raw.githubusercontent.com/mlcommons/r2-downloader/refs/heads/main/mlc-r2-downloader.sh"
 AGAIN = "give the same command again: it resumes where it stopped"
 # A line of the list of MD5 that MLCommons publishes, as md5sum writes it.
@@ -121,7 +121,7 @@ def plan(benchmark: catalogue.Benchmark, directory: Path, output: Path) -> Plan:
         download = catalogue.benchmarks()[download.same_as].download
     fetches = [fetch for file in download.files for fetch in _fetches(file, directory)]
     # Initial weights published as one file; other weights are part of the data, or are specified for the run.
-    for weights in (fetch for group in benchmark.weights.values() for fetch in group):
+    for weights in itertools.chain.from_iterable(benchmark.weights.values()):
         if re.match("https?://", weights.source) and weights.source.endswith(f"/{weights.file}"):
             target = directory / weights.file
             checksums = {str(name): digests for name, digests in weights.checksums.items()}
@@ -272,12 +272,9 @@ def check(path: Path, fetch: Fetch) -> None:
 def wrong_checksum(path: Path, checksums: Mapping[str, Sequence[str]]) -> tuple[str, str] | None:
     """Return the algorithm and digest that do not match, or None."""
     for name, digests in checksums.items():
-        hasher = hashlib.new(name)
-        with path.open("rb") as file:
-            for chunk in iter(lambda file=file: file.read(CHUNK), b""):  # type: ignore[misc]
-                hasher.update(chunk)
-        if not hasher.hexdigest().startswith(tuple(digests)):
-            return name, hasher.hexdigest()
+        digest = file_digest(path, name)
+        if not digest.startswith(tuple(digests)):
+            return name, digest
     return None
 
 

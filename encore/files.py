@@ -129,7 +129,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise EncoreError(f"{path} cannot be read: {error}", hint="restore it, or start a new run") from error
     if not isinstance(loaded, dict):
-        raise EncoreError(f"{path} holds no JSON object", hint="restore it, or start a new run")
+        raise EncoreError(f"{path} does not contain a JSON object", hint="restore it, or start a new run")
     return loaded
 
 
@@ -200,8 +200,8 @@ def archive_errors(path: Path) -> Iterator[None]:
     except _DAMAGED as error:
         raise EncoreError(
             f"{path} cannot be read: {error}",
-            expected="a .zip or .tar file that is whole",
-            hint="download it again, or unpack it and give the folder",
+            expected="a complete .zip or .tar file",
+            hint="download it again, or unpack it and use the folder",
         ) from error
 
 

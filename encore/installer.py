@@ -33,7 +33,7 @@ SETTING = re.compile(r"^(global|install|:env:)\.\.?([\w-]+)=(.*)$", re.MULTILINE
 def settings(listed: str) -> dict[str, list[str]]:
     """Return the values in the output of ``pip config list`` by setting; environment variables take precedence."""
     kinds = ("global", "install", ":env:")
-    matches = sorted(SETTING.findall(listed), key=lambda matches: kinds.index(matches[0]))
+    matches = sorted(SETTING.findall(listed), key=lambda match: kinds.index(match[0]))
     return {name: str(ast.literal_eval(value)).split() for _, name, value in matches}
 
 

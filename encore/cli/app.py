@@ -74,7 +74,7 @@ def add(group: typer.Typer, name: str, function: Callable[..., None], panel: str
 app = typer.Typer(
     name="encore",
     cls=Commands,
-    help="Reproduce MLPerf Training results: configure, run, judge, compare.",
+    help="Reproduce MLPerf Training results: configure, run, evaluate, compare.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

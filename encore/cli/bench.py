@@ -90,7 +90,9 @@ def bench(
         _refuse(context, "--profile", _ONCE)
         _refuse_file(profile)
     if roofline != (output is not None):
-        raise EncoreError("one of --roofline and -o DIR", expected="both: --roofline writes its page to DIR")
+        raise EncoreError(
+            "--roofline and -o DIR require each other", expected="both: --roofline writes its page to DIR"
+        )
     if roofline:
         _refuse(context, "--roofline", frozenset({"repeats"}))
     request = planning.Request(
@@ -140,7 +142,7 @@ def _of_sheet(result: Benched) -> tuple[float, str] | None:
 
 # Model FLOPs and utilization, with synthetic data if measured, else with real data.
 def _utilization(result: Benched) -> Iterator[str]:
-    loops = {name: flops for name, flops in result["measured"].items() if "flops_per_second" in flops}
+    loops = {name: speed for name, speed in result["measured"].items() if "flops_per_second" in speed}
     speed_entry = loops.get("synthetic") or loops.get("real")
     if speed_entry is None:
         return
@@ -169,8 +171,8 @@ def _refuse(context: typer.Context, option: str, unused: frozenset[str]) -> None
 # A measurement takes minutes, so unusable output paths are rejected at the start.
 def _refuse_file(path: Path) -> None:
     if not path.name.endswith((".json", ".json.gz")) or path.is_dir():
-        problem = f"{path} is a folder" if path.is_dir() else f"--profile {path}: no such kind of file"
-        raise EncoreError(problem, expected="a file .json or .json.gz", hint="--profile profile.json")
+        problem = f"{path} is a folder" if path.is_dir() else f"--profile {path}: unsupported file type"
+        raise EncoreError(problem, expected="a .json or .json.gz file", hint="--profile profile.json")
     if not path.absolute().parent.is_dir():
         raise EncoreError(
             f"--profile {path}: no folder {path.parent}",

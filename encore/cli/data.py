@@ -160,7 +160,7 @@ def get(
         raise EncoreError(f"--prepare, but {plan.data_set} needs {plan.needs}", hint="leave --prepare out")
     if then_prepare and (target_folder / data.PASSPORT).exists() and not data.holds(target_folder, plan.data_set):
         raise EncoreError(
-            f"{target_folder} contains a different data set", expected="a separate folder", hint="name one: -o DIR"
+            f"{target_folder} contains a different data set", expected="a separate folder", hint="choose one: -o DIR"
         )
     does = (run or then_prepare) and not dry_run
     if does:
@@ -187,7 +187,7 @@ class PlannedFile(TypedDict):
     address: str
     bytes: int | None  # null: no size is published
     checksums: Mapping[str, Sequence[str]]  # Valid digests or digest prefixes by algorithm
-    source: str  # Of these facts
+    source: str  # Source of size and checksums
     state: str
     command: str
 
@@ -317,10 +317,8 @@ def _list_data(as_json: bool) -> None:
     # Lines instead of a table, which would wrap paths so that they could not be copied.
     folders = data.data_folders()
     if as_json:
-        rows = [
-            (name, folder, [content] if isinstance(content, EncoreError) else []) for name, folder, content in folders
-        ]
-        layout.write_json("data", [_verified(*content) for content in rows])
+        rows = [(name, folder, [state] if isinstance(state, EncoreError) else []) for name, folder, state in folders]
+        layout.write_json("data", [_verified(*row) for row in rows])
     else:
         for benchmark, directory, state in folders:
             line = state.found if isinstance(state, EncoreError) else f"{directory}: ready: {describe(state)}"

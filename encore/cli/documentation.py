@@ -97,7 +97,7 @@ def checks() -> dict[str, list[str]]:
 
 
 def in_all(listed: dict[str, list[str]]) -> list[str]:
-    return [name for name in next(iter(listed.values())) if all(name in checks_of for checks_of in listed.values())]
+    return [name for name in next(iter(listed.values())) if all(name in others for others in listed.values())]
 
 
 def differing(choice: catalogue.Choice) -> Iterator[tuple[str, ...]]:

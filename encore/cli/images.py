@@ -41,25 +41,24 @@ def list_(as_json: options.Json = False) -> None:
     defaults = set(available.default.items())
     rows = (
         (
-            f"{base_release.framework}:{base_release.tag}"
-            + (" (default)" if (base_release.framework, base_release.release) in defaults else ""),
-            _contents(base_release),
-            ", ".join(base_release.architectures),
-            base_release.driver,
-            _verdict(base_release, gpus),
+            f"{entry.framework}:{entry.tag}" + (" (default)" if (entry.framework, entry.release) in defaults else ""),
+            _contents(entry),
+            ", ".join(entry.architectures),
+            entry.driver,
+            _verdict(entry, gpus),
         )
-        for base_release in available.release
+        for entry in available.release
     )
-    show(screen, "NGC images", ("image", "what it holds", "GPUs", "driver", "here"), rows)
+    show(screen, "NGC images", ("image", "contents", "GPUs", "driver", "here"), rows)
     submitted_rows = (
         (
-            base_release.round,
-            base_release.benchmark,
-            images.find_release(base_release.framework, base_release.release).tag,
-            images.find_release(base_release.framework).tag,
-            base_release.why,
+            entry.round,
+            entry.benchmark,
+            images.find_release(entry.framework, entry.release).tag,
+            images.find_release(entry.framework).tag,
+            entry.why,
         )
-        for base_release in available.submitted
+        for entry in available.submitted
     )
     title = "bases of submissions and of this version"
     show(screen, title, ("round", "benchmark", "submitted on", "today", "why"), submitted_rows)

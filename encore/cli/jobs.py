@@ -68,15 +68,15 @@ def show_status(
     running). Jobs without a run folder: cancelled, ended, failed. damaged: the run folder is unreadable.
     """
     folder = _folder(results)
-    jobs = status.ask()
-    rows = status.overview(folder, jobs, None if everything else MOST)
+    snapshot = status.ask()
+    rows = status.overview(folder, snapshot, None if everything else MOST)
     if as_json:
-        content: Status = {"results": str(folder), "note": jobs.note, "runs": [row.as_json() for row in rows]}
+        content: Status = {"results": str(folder), "note": snapshot.note, "runs": [row.as_json() for row in rows]}
         write_json("status", content)
         return
     screen = console(soft_wrap=not rows)
-    if jobs.note:
-        screen.print(f"[yellow]warning[/] {escape(jobs.note)}")
+    if snapshot.note:
+        screen.print(f"[yellow]warning[/] {escape(snapshot.note)}")
     if not rows:
         screen.print(f"no runs in {folder}")
         return
@@ -188,15 +188,15 @@ class Notices:
 def _wait_for_folder(notice: Notices, subject: control.Subject, results: Path) -> run_folder.RunFolder:
     # Wait until a job has created its run folder. EncoreError if the job ends before.
     while True:
-        jobs = status.ask(subject.job)
-        folder = control.folder_of(subject.job, results, jobs.jobs)
+        snapshot = status.ask(subject.job)
+        folder = control.folder_of(subject.job, results, snapshot.jobs)
         if folder is not None:
             return folder
-        alive = [job for job in jobs.jobs if not job.is_finished]
-        if jobs.note:
-            notice(jobs.note)
+        alive = [job for job in snapshot.jobs if not job.is_finished]
+        if snapshot.note:
+            notice(snapshot.note)
         elif not alive:
-            raise _ended_without_folder(subject.job, jobs.jobs, results)
+            raise _ended_without_folder(subject.job, snapshot.jobs, results)
         elif all(job.is_pending for job in alive):
             notice(_queued(subject.job, alive[0].reason))
         else:
@@ -256,16 +256,16 @@ class Following:
     subject: control.Subject
     experiment: run_folder.Experiment
 
-    def verdict(self, jobs: status.Queue) -> tuple[State, str]:
-        job = jobs.find(status.job_of(self.folder, self.experiment, jobs))
-        return status.state_of(self.experiment, job, jobs.answers)
+    def verdict(self, snapshot: status.Queue) -> tuple[State, str]:
+        job = snapshot.find(status.job_of(self.folder, self.experiment, snapshot))
+        return status.state_of(self.experiment, job, snapshot.answers)
 
 
 def _follow_one(view: progress_display.RunView, notice: Notices, watched: Following) -> tuple[State, str]:
     # Follow an experiment until it has finished and will not be resumed by its job.
     tail, progress, slow = Tail(watched.experiment.metrics), Progress(), SlowRankWatch(watched.experiment.folder)
     start = last_query = time.monotonic()
-    jobs, pace, due = _ask(watched.subject), "", start + FORECAST_SECONDS
+    snapshot, pace, due = _ask(watched.subject), "", start + FORECAST_SECONDS
     while True:
         for record in tail.read():
             progress.add(record)
@@ -274,12 +274,12 @@ def _follow_one(view: progress_display.RunView, notice: Notices, watched: Follow
             pace = forecast.text() if forecast and forecast.minutes is not None else ""
         progress.slow = slow.look()
         view.update(progress, pace)
-        state, reason = watched.verdict(jobs)
+        state, reason = watched.verdict(snapshot)
         if state in ("reached", "not reached"):
             return state, reason
         if state not in status.ALIVE or time.monotonic() - last_query > QUEUE_SECONDS:
-            jobs, last_query = _ask(watched.subject), time.monotonic()
-            state, reason = watched.verdict(jobs)
+            snapshot, last_query = _ask(watched.subject), time.monotonic()
+            state, reason = watched.verdict(snapshot)
             if state not in status.ALIVE and not (state == "not started" and _is_early(start)):
                 return state, reason
         if reason:

@@ -143,7 +143,7 @@ def _lines(column: Column) -> list[str]:
 def print_result(table: ResultTable) -> None:
     screen = console()
     columns = enumerate(table.columns)
-    numbers = [name for key, name in columns if not any(isinstance(row[key], str) for row in table.rows)]
+    numbers = [name for index, name in columns if not any(isinstance(row[index], str) for row in table.rows)]
     show(screen, table.title, table.columns, map(table.texts, table.rows), numbers=numbers)
     if table.note:
         say(screen, text(table.note, "dim"))

@@ -122,7 +122,7 @@ def known_round(name: str | None) -> str | None:
         return None
     round_name = f"v{name.lower().removeprefix('v')}"
     if round_name not in ROUNDS:
-        raise EncoreError(f"unknown round {name!r}", expected=", ".join(ROUNDS), hint="name one of these")
+        raise EncoreError(f"unknown round {name!r}", expected=", ".join(ROUNDS), hint="choose one of these")
     return round_name
 
 

@@ -28,7 +28,7 @@ class Bundled(TypedDict):
 def archive(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of logs.")],
     output: options.Output,
-    submitter: Annotated[str | None, typer.Option(help="Submitter; default: as the logs say.")] = None,
+    submitter: Annotated[str | None, typer.Option(help="Submitter. Default: from the logs.")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge submission trees. Fails on collisions.")] = False,
     bundle: Annotated[
         bool, typer.Option("--bundle", help="Write a single file of one run for encore verify, instead of a tree.")
@@ -84,8 +84,10 @@ def archive(
 
 def verify(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="File from encore archive --bundle.")],
-    signers: Annotated[Path | None, typer.Option(help="Who may sign: an allowed_signers file of ssh-keygen.")] = None,
-    identity: Annotated[str | None, typer.Option(help="Who has to have signed, by a name in --signers.")] = None,
+    signers: Annotated[
+        Path | None, typer.Option(help="File of allowed signers (allowed_signers of ssh-keygen).")
+    ] = None,
+    identity: Annotated[str | None, typer.Option(help="Required signer, by a name in --signers.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Verify a bundle offline: signature, hashes, recomputed scores and consistency of the files.

@@ -97,9 +97,7 @@ def _jobs(requests: list[str], gpus: int, sources: list[str], extrapolate: bool)
     for word in requests:
         name, equals, number = word.partition("=")
         if equals and not (number.isdigit() and 1 <= int(number) <= 1000):
-            raise EncoreError(
-                f"{word}: the number of runs must be positive (got {number!r})", expected="1 to 1000", hint=f"{name}=5"
-            )
+            raise EncoreError(f"{word}: the number of runs must be 1 to 1000 (got {number!r})", hint=f"{name}=5")
         benchmark = canonical(name) or name
         if benchmark not in curves and canonical(name):
             raise EncoreError(

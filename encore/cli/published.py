@@ -69,7 +69,7 @@ def published(
     submitters = sorted({result.submitter for result in load_published()})
     if benchmark is not None and canonical(benchmark) not in benchmarks:
         raise unknown("published benchmark", benchmark, benchmarks)
-    if submitter is not None and submitter.lower() not in [submitter_name.lower() for submitter_name in submitters]:
+    if submitter is not None and submitter.lower() not in [name.lower() for name in submitters]:
         raise unknown("submitter", submitter, submitters)
     results = select(
         load_published(),
@@ -91,7 +91,7 @@ def published(
         write_json("published", [result.as_json() for result in results])
     elif as_csv:
         plain = [result.as_json() for result in results]
-        rows: Any = tuple(tuple(submitter_name[name] for name in _CSV_FIELDS) for submitter_name in plain)
+        rows: Any = tuple(tuple(entry[name] for name in _CSV_FIELDS) for entry in plain)
         sys.stdout.write(Table(title="", columns=_CSV_FIELDS, rows=rows).as_csv())
     else:
         _print_published(results)

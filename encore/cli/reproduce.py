@@ -184,7 +184,7 @@ def _print_overview(
     )
     for argv in filter(None, alternatives):
         _print_command(screen, argv, "a system of Encore to run instead")
-    columns = ("configuration", "nodes x GPUs", "keys", "without", "unknown", "in Encore")
+    columns = ("configuration", "nodes x GPUs", "keys", "omitted", "unknown", "in Encore")
     rows: list[tuple[object, ...]] = [
         (entry["configuration"], *[""] * 4, entry["not_understood"])
         if isinstance(entry, dict)
@@ -194,7 +194,7 @@ def _print_overview(
         )
         for entry in configurations
     ]  # fmt: skip
-    show(screen, "", columns, rows, least=("unknown", "without"))
+    show(screen, "", columns, rows, least=("unknown", "omitted"))
     say(screen, "omitted: options and variables without an equivalent; --config NAME explains them")
 
 

@@ -92,8 +92,8 @@ def score(
         if folder != path:
             # Show paths in the archive, because unpacked files are temporary.
             scored = [
-                (replace(run_set[0], folder=path / run_set[0].folder.relative_to(folder)), *run_set[1:])
-                for run_set in scored
+                (replace(run_set, folder=path / run_set.folder.relative_to(folder)), findings, energy)
+                for run_set, findings, energy in scored
             ]
     if as_csv:
         sys.stdout.write(_as_csv(scored))
@@ -248,9 +248,9 @@ def _print_runs(screen: Console, score: Score, findings: Sequence[Finding], *, d
         say(screen, text(f"{location}: {line}", style))
     if not detail:
         return
-    counted_ids, dropped = set(map(id, score.counted)), set(map(id, score.dropped))
+    counted_ids, dropped_ids = set(map(id, score.counted)), set(map(id, score.dropped))
     for run in score.runs:
-        use = "counted" if id(run) in counted_ids else "dropped" if id(run) in dropped else ""
+        use = "counted" if id(run) in counted_ids else "dropped" if id(run) in dropped_ids else ""
         minutes = f"{run.minutes:10.3f} min" if run.minutes is not None else f"{'-':>10}    "
         say(screen, text(f"  {run.path.name:<16} {minutes}  {use:<8} {run.explanation}".rstrip()))
 
@@ -264,11 +264,11 @@ def _print_reports(reports: Sequence[ComplianceReport], sets: Sequence[Convergen
             _print_verdict(screen, report)
     else:
         _print_sets(screen, reports)
-    for run_set in sets:
-        if details or run_set.outcome is not Outcome.PASSED:
-            style = "green" if run_set.outcome is Outcome.PASSED else "yellow"
-            say(screen, text(f"{run_set.folder}: reference convergence: {run_set.outcome.value}", style))
-            for line in run_set.explanation:
+    for convergence in sets:
+        if details or convergence.outcome is not Outcome.PASSED:
+            style = "green" if convergence.outcome is Outcome.PASSED else "yellow"
+            say(screen, text(f"{convergence.folder}: reference convergence: {convergence.outcome.value}", style))
+            for line in convergence.explanation:
                 say(screen, text(f"    {line}"))
     for report in [*reports, *map(report_of, sets)]:
         for finding in report.findings:
@@ -276,7 +276,7 @@ def _print_reports(reports: Sequence[ComplianceReport], sets: Sequence[Convergen
                 line = f" line {finding.line}" if finding.line is not None and details else ""
                 name = report.path.name if details else f"{report.path.parent.name}/{report.path.name}"
                 locations.setdefault(replace(finding, line=None), []).append(f"{name}{line}")
-    for finding, paths in sorted(locations.items(), key=lambda run_set: 0 if details else -len(run_set[1])):
+    for finding, paths in sorted(locations.items(), key=lambda item: 0 if details else -len(item[1])):
         remainder = f" and {len(paths) - _PLACES} more" if len(paths) > _PLACES else ""
         style = _COLOURS[finding.severity]
         say(screen, text(f"{finding.label}, {', '.join(paths[:_PLACES])}{remainder}: {finding.found}", style))
@@ -372,9 +372,7 @@ def _print_audits(screen: Console, audits: Sequence[Audit]) -> None:
         if audit_report.findings or len(audits) == 1:
             _print_audit(screen, audit_report)
     counts = [audit_report.counts() for audit_report in audits]
-    total = ", ".join(
-        count_of(sum(audit_report[severity] for audit_report in counts), severity) for severity in counts[0]
-    )
+    total = ", ".join(count_of(sum(count[severity] for count in counts), severity) for severity in counts[0])
     logs = count_of(sum(len(audit_report.score.runs) for audit_report in audits), "log")
     sets = count_of(len(audits), "set")
     say(screen, text(f"{sets}, {logs}: {total}", "" if all(audit_report.passed for audit_report in audits) else "red"))

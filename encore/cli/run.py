@@ -308,7 +308,7 @@ def finish(
     code = ExitCode.REACHED if is_excused else ending.code
     summaries = evaluate.evaluate_run(folder)
     if notify and (problem := notification.send(notify, _as_json(folder, summaries, code))):
-        screen.print(f"[yellow]warning[/] the end was not reported: {escape(run_metadata.redact_text(problem))}")
+        screen.print(f"[yellow]warning[/] notification failed: {escape(run_metadata.redact_text(problem))}")
     if as_json:
         write_json("run-result", _as_json(folder, summaries, code))
     else:

@@ -313,7 +313,7 @@ def breaks(old: Json, new: Json, roots: tuple[Json, Json], path: str = "") -> It
 
     New fields, union members and enumeration values are compatible.
     """
-    olds, news = (dict(_alternatives(kinds, root)) for kinds, root in zip((old, new), roots, strict=True))
+    olds, news = (dict(_alternatives(schema, root)) for schema, root in zip((old, new), roots, strict=True))
     if "any" in olds:
         return
     gone = {kind.partition(":")[0] for kind in news} - {kind.partition(":")[0] for kind in olds}
@@ -322,19 +322,19 @@ def breaks(old: Json, new: Json, roots: tuple[Json, Json], path: str = "") -> It
     objects = [[kind for kind in kinds if kind.startswith("object:")] for kinds in (olds, news)]
     pairs = [(kind, kind) for kind in olds if kind in news]
     if [len(kinds) for kinds in objects] == [1, 1]:  # whatever they are called
-        pairs = [kinds for kinds in pairs if kinds[0] not in objects[0]] + [(objects[0][0], objects[1][0])]
-    for old_schema, after in ((olds[index], news[other]) for index, other in pairs):
+        pairs = [pair for pair in pairs if pair[0] not in objects[0]] + [(objects[0][0], objects[1][0])]
+    for old_schema, new_schema in ((olds[before], news[after]) for before, after in pairs):
         for name, field in old_schema.get("properties", {}).items():
             field_path = f"{path}.{name}".lstrip(".")
-            if name not in after.get("properties", {}):
+            if name not in new_schema.get("properties", {}):
                 yield f"{field_path} is gone"
                 continue
-            if name in old_schema.get("required", ()) and name not in after.get("required", ()):
+            if name in old_schema.get("required", ()) and name not in new_schema.get("required", ()):
                 yield f"{field_path} may be missing now"
-            yield from breaks(field, after["properties"][name], roots, field_path)
+            yield from breaks(field, new_schema["properties"][name], roots, field_path)
         for key, mark in (("items", "[]"), ("additionalProperties", ".*")):
             if isinstance(old_schema.get(key), dict):
-                yield from breaks(old_schema[key], after.get(key) or {}, roots, f"{path}{mark}")
+                yield from breaks(old_schema[key], new_schema.get(key) or {}, roots, f"{path}{mark}")
 
 
 def _alternatives(schema: Json, root: Json) -> Iterator[tuple[str, Json]]:
@@ -370,9 +370,8 @@ def _rows(schema: Json, root: Json, path: str, parents: tuple[str, ...]) -> Iter
             yield "", "", f"*{alternative['title']}*: {alternative.get('description', '')}"
         if kind == "array":
             # If the same object can also occur without the list, do not repeat its fields.
-            if not {field_schema for field_schema, _ in _alternatives(alternative.get("items") or {}, root)} <= {
-                field_schema for field_schema, _ in alternatives
-            }:
+            items = {item for item, _ in _alternatives(alternative.get("items") or {}, root)}
+            if not items <= {other for other, _ in alternatives}:
                 yield from _rows(alternative.get("items") or {}, root, f"{path}[]", parents)
         elif kind.startswith("object:"):
             if isinstance(alternative.get("additionalProperties"), dict):
@@ -385,16 +384,16 @@ def _rows(schema: Json, root: Json, path: str, parents: tuple[str, ...]) -> Iter
 
 
 def type_text(schema: Json, root: Json) -> str:
-    names = []
+    type_names = []
     for kind, alternative in _alternatives(schema, root):
         if "const" in alternative or "enum" in alternative:
-            names += [json.dumps(word) for word in alternative.get("enum") or [alternative["const"]]]
+            type_names += [json.dumps(word) for word in alternative.get("enum") or [alternative["const"]]]
         elif kind == "array":
             inner = type_text(alternative["items"], root) if alternative.get("items") else ""
-            names.append(f"list of {inner}" if inner and "any" not in inner else "list")
+            type_names.append(f"list of {inner}" if inner and "any" not in inner else "list")
         else:
-            names.append(kind.partition(":")[0])
-    return " or ".join(dict.fromkeys(names))
+            type_names.append(kind.partition(":")[0])
+    return " or ".join(dict.fromkeys(type_names))
 
 
 # -- the command -----------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def serve(
     check: Annotated[
         bool, typer.Option("--check", help="Query over HTTP and gRPC, compare the outputs, and exit.")
     ] = False,
-    bench: Annotated[bool, typer.Option("--bench", help="Measure throughput and latency, and end.")] = False,
+    bench: Annotated[bool, typer.Option("--bench", help="Measure throughput and latency, and exit.")] = False,
     run: Annotated[
         Path | None,
         typer.Option("--evaluate", metavar="RUN", help="Pass the evaluation set of the model's run through, and end."),
@@ -148,27 +148,27 @@ def serve(
     if runtime == "host":
         if lacks_gpu:
             raise no_gpu
-        server_target = server.on_host(
+        deployment = server.on_host(
             export, first, ports, python, None if dry_run else lambda message: say(screen, message)
         )
     else:
-        server_target = server.in_container(runtime, export, first, settings, ports, image)
+        deployment = server.in_container(runtime, export, first, settings, ports, image)
     if dry_run:
-        _show(screen, models, planned, settings, server_target, as_json)
+        _show(screen, models, planned, settings, deployment, as_json)
         return
-    if server_target.problem is not None:
-        raise server_target.problem
+    if deployment.problem is not None:
+        raise deployment.problem
     if lacks_gpu:
         raise no_gpu
     evaluation = None if run is None else exports.plan(source, run, data_folder)
-    repositories.write(source, models, planned, server_target.backend, settings)
-    server.link_backend(server_target, first)
+    repositories.write(source, models, planned, deployment.backend, settings)
+    server.link_backend(deployment, first)
     for repository in planned:
         say(screen, f"model repository: {repository.models} ({repository.name}, version {repository.version})")
     log = target / "server.log"
     document: dict[str, Any] = {}
     with server.running(
-        server_target.command, ports, [repository.name for repository in planned], log, ready_seconds
+        deployment.command, ports, [repository.name for repository in planned], log, ready_seconds
     ) as child:
         say(screen, f"ready: http 127.0.0.1:{ports.http}, grpc 127.0.0.1:{ports.grpc}; output in {log}")
         if check or bench or evaluation:
@@ -193,14 +193,12 @@ def serve(
 
 
 def _show(
-    screen: Console, models: Sequence[Model], planned: Sequence[Repository], settings: Settings, target: Deployment,
+    screen: Console, models: Sequence[Model], planned: Sequence[Repository], settings: Settings, deployment: Deployment,
     as_json: bool,
 ) -> None:  # fmt: skip
     configs = [
-        config_text(
-            repository.export, target.backend, settings, exports.example_inputs(repository.folder, repository.export)
-        )
-        for repository in models
+        config_text(model.export, deployment.backend, settings, exports.example_inputs(model.folder, model.export))
+        for model in models
     ]
     if as_json:
         content: ServePlan = {
@@ -209,8 +207,8 @@ def _show(
                 {"model": repository.name, "version": repository.version, "config": config}
                 for repository, config in zip(planned, configs, strict=True)
             ],
-            "backend": target.backend.name, "image": target.image,
-            "command": target.command.argv, "problem": str(target.problem or ""),
+            "backend": deployment.backend.name, "image": deployment.image,
+            "command": deployment.command.argv, "problem": str(deployment.problem or ""),
         }  # fmt: skip
         write_json("serve-plan", content)
         return
@@ -220,14 +218,14 @@ def _show(
             f"would write {repository.models}: {repository.name}, version {repository.version}, with config.pbtxt:",
         )
         screen.print(config, markup=False, highlight=False, soft_wrap=True)
-    if target.runtime == "host":
+    if deployment.runtime == "host":
         # The command contains relative paths.
-        folder = shlex.join(["cd", str(target.command.working_directory)])
+        folder = shlex.join(["cd", str(deployment.command.working_directory)])
         screen.print(folder, markup=False, highlight=False, soft_wrap=True)
-    screen.print(shlex.join(target.command.argv), markup=False, highlight=False, soft_wrap=True)
-    if target.problem is not None:
-        say(screen, "[yellow]cannot be started here[/]:", text(target.problem.found))
-        say(screen, text(f"hint: {target.problem.hint}"))
+    screen.print(shlex.join(deployment.command.argv), markup=False, highlight=False, soft_wrap=True)
+    if deployment.problem is not None:
+        say(screen, "[yellow]cannot be started here[/]:", text(deployment.problem.found))
+        say(screen, text(f"hint: {deployment.problem.hint}"))
 
 
 def _report(screen: Console, document: dict[str, Any], as_json: bool) -> None:
@@ -241,16 +239,16 @@ def _report(screen: Console, document: dict[str, Any], as_json: bool) -> None:
 
 def _print(screen: Console, document: dict[str, Any]) -> None:
     for protocol, models in document["check"].items():
-        for exported in models:
-            largest = max(exported["differences"].values())
-            verdict = "[green]the same outputs[/]" if exported["same"] else "[red]other outputs[/]"
-            say(screen, f"{protocol}, {exported['model']}: {exported['samples']} samples, {verdict}: "
-                f"largest difference {largest:.3g}, tolerance {exported['tolerance']:.3g}")  # fmt: skip
+        for check in models:
+            largest = max(check["differences"].values())
+            verdict = "[green]the same outputs[/]" if check["same"] else "[red]other outputs[/]"
+            say(screen, f"{protocol}, {check['model']}: {check['samples']} samples, {verdict}: "
+                f"largest difference {largest:.3g}, tolerance {check['tolerance']:.3g}")  # fmt: skip
     if "evaluation" in document:
         evaluated = document["evaluation"]
-        for part, exported in evaluated.get("parts", {"evaluation set": evaluated}).items():
-            say(screen, f"{part} through the server: {exported['samples']} samples, largest difference "
-                f"{exported['largest_difference']:.3g}, tolerance {exported['tolerance']:.3g}")  # fmt: skip
+        for part, check in evaluated.get("parts", {"evaluation set": evaluated}).items():
+            say(screen, f"{part} through the server: {check['samples']} samples, largest difference "
+                f"{check['largest_difference']:.3g}, tolerance {check['tolerance']:.3g}")  # fmt: skip
         for name, value in evaluated.get("quality", {}).items():
             say(screen, text(f"{name} through the server: {value:.5g}"))
     columns = ("batch", "clients", "requests/s", "p50 ms", "p90 ms", "p99 ms", "directly", "ratio")
@@ -258,7 +256,7 @@ def _print(screen: Console, document: dict[str, Any]) -> None:
         rows = []
         for cell in cells:
             through, direct = cell["server"], cell.get("direct")
-            latencies = [f"{through[f'p{exported}_ms']:.2f}" for exported in (50, 90, 99)]
+            latencies = [f"{through[f'p{percentile}_ms']:.2f}" for percentile in (50, 90, 99)]
             last = [f"{direct['requests_per_second']:.1f}", f"{cell['ratio']:.2g}"] if direct else ["", ""]
             rows.append((cell["batch"], cell["clients"], f"{through['requests_per_second']:.1f}", *latencies, *last))
         title = f"{model} through the server, and called directly"

@@ -182,7 +182,7 @@ def _print_configuration(screen: Console, resolved: configuration.Configuration)
         screen.print(f"{name}: {weights.title}, from {weights.source}")
     differences = images.differences(resolved.choice, system)
     if differences:
-        parts = ((variable.what, variable.submitted, variable.here) for variable in differences)
+        parts = ((difference.what, difference.submitted, difference.here) for difference in differences)
         layout.show(screen, "not as submitted, whatever is set", ("what", "submitted", "here"), parts)
     if not wide:
         screen.print(f"a terminal of {WIDE} columns also shows the meaning of the keys", style="dim")

@@ -205,12 +205,12 @@ def _print_points(folder: Folder[Study], as_json: bool) -> None:
     rows = ((number, entry.key, folder.state(entry), commands[entry.key]) for number, entry in points)
     show(console(), study.title, ("no.", "point", "state", "command"), rows)
     measured = len(commands) * study.passes - len(remaining)
-    basis = f"{study.program.seconds:.0f} s a point, which the study estimates"
+    basis = f"estimate of the study: {study.program.seconds:.0f} s per point"
     if measured:
-        basis = f"the {measured} measured points, using the most similar ones"
+        basis = f"from the most similar of {measured} measured points"
     time = f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} s"
     passes = f", {study.passes} times per point" if study.passes > 1 else ""
-    say(console(), text(f"{len(remaining)} to measure{passes}: about {time} on one machine, by {basis}"))
+    say(console(), text(f"{len(remaining)} to measure{passes}: about {time} on one machine ({basis})"))
 
 
 def _measure_nodes(
@@ -303,8 +303,8 @@ def report(
     """
     paths_of = [Path(argument) for argument in inputs]
     study = paths_of[0] / folders.STUDY
-    study_name = read_json(study).get("study") if len(inputs) == 1 and study.is_file() else None
-    if isinstance(study_name, dict) and "program" in study_name:
+    definition_json = read_json(study).get("study") if len(inputs) == 1 and study.is_file() else None
+    if isinstance(definition_json, dict) and "program" in definition_json:
         _report_study(paths_of[0], as_json)
     elif len(inputs) == 2 and all(path.is_file() for path in paths_of):
         tables = [roofline.common_kernels_table(*map(roofline.read_kernels, paths_of))]

@@ -142,7 +142,7 @@ def test_verify_lists_all_data_sets(scenes: Path, monkeypatch: pytest.MonkeyPatc
     lines = result.output.splitlines()
     ready = f"{tmp_path / 'data' / 'ssd'}: ready: scenes, 4 train, 1 val, 2 classes, 2.0 kB, id "
     assert [line[:12].strip() for line in lines if ready in line] == ["maskrcnn", "ssd"]
-    assert f"ncf         there is no data set in {tmp_path / 'data' / 'ncf'}: no such folder" in lines
+    assert f"ncf         no data set in {tmp_path / 'data' / 'ncf'}: no such folder" in lines
     assert result.exit_code == 0, "a missing data set is no damage"
     (tmp_path / "data" / "ssd" / "dataset.json").write_text("{}", encoding="utf-8")
     assert (run("verify").exit_code, run("verify", "--json").exit_code) == (ExitCode.REFUSED, ExitCode.REFUSED)

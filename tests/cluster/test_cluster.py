@@ -265,7 +265,7 @@ def test_job_without_its_image_fails_before_the_run(jobs: Jobs, tmp_path: Path) 
         (("--nodes", "3"), "partition debug has 2"),
         (("--nodes", "1", "--partition", "debgu"), "did you mean 'debug'?"),
         (("--nodes", "1", "--time", "500"), "allows 01:00:00"),
-        (("--nodes", "1", "--data", "/nosuch"), "there is no data set in /nosuch"),
+        (("--nodes", "1", "--data", "/nosuch"), "no data set in /nosuch"),
         (("--nodes", "1", "--results", "/proc/x"), "hint:"),
         (("--nodes", "1", "--runtime", "pyxis"), "Pyxis is not installed here"),
         (("--nodes", "1", "--sbatch=--constraint=nosuch"), "sbatch:"),

@@ -163,7 +163,7 @@ def test_gzip_is_unpacked_and_old_archives_are_not_changed(tmp_path: Path) -> No
     (source / "result_0.txt.gz").write_bytes(gzip.compress(plain))
     (package,) = write_archive([source], tmp_path / "out")
     assert (package.folder / "results" / "box" / "resnet" / "result_0.txt").read_bytes() == plain
-    with pytest.raises(EncoreError, match="is there already"):
+    with pytest.raises(EncoreError, match="already exists"):
         write_archive([source], tmp_path / "out")
 
 
@@ -302,11 +302,11 @@ def test_trees_are_merged_completely_or_not_at_all(
     (root / "dangling").symlink_to(root / "none")
     (root / "loop").symlink_to(root / "loop")
     for new, message in (
-        (output, "is there already"),
+        (output, "already exists"),
         (root / "a" / "new", "is in the input"),
         (root / "dangling", "is a link\n  expected: a new folder"),
-        (root / "loop" / "x", "loop is no folder"),
-        (root / "a/Lab/systems/box.json/x/y", "box.json is no folder\n  expected: a folder to write y to"),
+        (root / "loop" / "x", "loop is not a directory"),
+        (root / "a/Lab/systems/box.json/x/y", "box.json is not a directory\n  expected: a folder to write y to"),
         (root / ("x" * 300), "not merged: .*File name too long"),
     ):
         with pytest.raises(EncoreError, match=message):

@@ -357,7 +357,7 @@ def test_plan_prints_both_proposals(tmp_path: Path) -> None:
         ("4 resnet --curves v0.7/NVIDIA/dgxa100", "measured on 8 to 768 GPUs, and there are 4"),
         ("8 resnet --curves v0.7/NVIDIA", "one kind of accelerator"),
         ("8 resnet --curves published", "a part of their names"),
-        ("8 resnet --curves ./none.csv", "there is no ./none.csv"),
+        ("8 resnet --curves ./none.csv", "./none.csv does not exist"),
     ],
 )
 def test_plan_refuses(words: str, message: str) -> None:

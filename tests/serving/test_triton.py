@@ -161,7 +161,7 @@ def test_server_that_cannot_load_the_model_ends(
     ports = ("--http-port", http, "--grpc-port", grpc, "--metrics-port", "0")
     runtime = ("--runtime", "host", "--python", str(serving_python))
     output = encore("serve", str(broken), *runtime, "--check", *ports, code=1)
-    assert "the server ended" in output.stderr and "model.onnx" in output.stderr
+    assert "the server stopped" in output.stderr and "model.onnx" in output.stderr
     folders = [process.info["cwd"] or "" for process in psutil.process_iter(["cwd"])]
     assert not [folder for folder in folders if folder.startswith(str(broken))]
 

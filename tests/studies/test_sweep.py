@@ -133,7 +133,7 @@ def test_invalid_grid_is_rejected(grid: Sweep, message: str, tmp_path: Path) -> 
         ("--gpus-per-node 3 --global-batch 64", "cannot share a global batch of 64 evenly"),
         ("--gpus-per-node 1 --predict 4", "--predict with one number of GPUs"),
         ("--resume docs --gpus-per-node 1", "--resume takes all settings from the study folder"),
-        ("--resume docs", "is no folder of a study"),
+        ("--resume docs", "is not a study folder"),
         ("", "no numbers of GPUs given"),
     ],
 )

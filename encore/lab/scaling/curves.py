@@ -44,7 +44,7 @@ class Option:
 
 
 def load_curves(sources: Sequence[str]) -> dict[str, Minutes]:
-    """Return minutes by benchmark; EncoreError where a source is none, or mixes kinds of accelerators."""
+    """Return minutes by benchmark; EncoreError if a source is invalid or has different accelerators."""
     curves: dict[str, Minutes] = {}
     kinds: dict[str, str] = {}
     for source in sources:
@@ -68,7 +68,7 @@ def _read(source: str) -> Iterator[tuple[str, int, float, str]]:
         return
     measured: list[Measurement]
     if path.is_dir():
-        measured = [measurement_of(submission) for submission in load_run_sets(path)]
+        measured = [measurement_of(run_set) for run_set in load_run_sets(path)]
     elif source in {study.key for study in load_studies()}:
         measured = measurements_of_study(source)
     elif source == "published":
@@ -78,7 +78,7 @@ def _read(source: str) -> Iterator[tuple[str, int, float, str]]:
             hint="--curves v0.7/NVIDIA/dgxa100; list: `encore published`",
         )
     elif path.suffix or source.startswith((".", "/")):
-        raise EncoreError(f"there is no {source}", expected="a CSV file or a folder of runs")
+        raise EncoreError(f"{source} does not exist", expected="a CSV file or a folder of runs")
     else:
         measured = measurements_of_published(source)
     for run in measured:
@@ -131,7 +131,7 @@ def options(benchmark: str, measured: Minutes, gpus: int, extrapolate: bool = Fa
             hint="measure it on fewer with `encore sweep`, or let the cost model guess: --extrapolate",
         )
     useful: list[Option] = []
-    for option in sorted(choices, key=lambda option_: option_.gpus):
+    for option in sorted(choices, key=lambda choice: choice.gpus):
         if not useful or option.minutes < useful[-1].minutes:
             useful.append(option)
     return tuple(useful)

@@ -1,7 +1,7 @@
 """Exposed time of the gradient all-reduce in a step, after the backward pass or overlapped with it.
 
-    from encore.lab.scaling.overlap import DGX_H100, lost, measured_steps
-    print(lost(measured_steps()["bert"], 64, DGX_H100, overlap=True))
+    from encore.lab.scaling.overlap import DGX_H100, exposed_seconds, measured_steps
+    print(exposed_seconds(measured_steps()["bert"], 64, DGX_H100, overlap=True))
 
 The all-reduce is a ring within the node and, for each GPU's shard, a ring across nodes, as in
 cost_model.py: bytes over bandwidth, no latency. The backward pass produces gradients at a constant rate in two
@@ -74,9 +74,9 @@ def overlap_table(links: Links = DGX_H100, gpus: Sequence[int] = GPUS) -> Table:
 
 
 def _rows(links: Links, gpus: Sequence[int]) -> Iterator[tuple[Cell, ...]]:
-    for name, step_time in measured_steps().items():
+    for name, measured_step in measured_steps().items():
         for share in SHARES:
-            step = step_time.model_copy(update={"samples": step_time.samples // share})
+            step = measured_step.model_copy(update={"samples": measured_step.samples // share})
             for count in gpus:
                 after, during = (exposed_seconds(step, count, links, overlap=overlap) for overlap in (False, True))
                 saved = (after - during) / (step.seconds + after)

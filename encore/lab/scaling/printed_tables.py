@@ -40,8 +40,8 @@ class Span:
     high: float
 
     def __mul__(self, other: Span | float) -> Span:
-        lower, high = (other.low, other.high) if isinstance(other, Span) else (other, other)
-        return Span(self.low * lower, self.high * high)
+        low, high = (other.low, other.high) if isinstance(other, Span) else (other, other)
+        return Span(self.low * low, self.high * high)
 
     def __truediv__(self, other: Span) -> Span:
         return Span(low=self.low / other.high, high=self.high / other.low)

@@ -24,7 +24,7 @@ from encore.results.report.svg_plot import SERIES, Panel
 from encore.results.table import Table
 
 STATES = 400_000  # states of single GPUs that the search looks at before it stops and reports that it did
-_MOST_RUNS = 100  # of more runs than this no schedule is searched: the list schedule is kept
+_MOST_RUNS = 100  # number of runs above which the list schedule is used without a search
 _TINY = 1e-9
 
 
@@ -321,7 +321,7 @@ def steady_table(steady: SteadyState) -> Table:
             )
             for share in steady.shares
         ),
-        note="Runs at a time are averaged over the day. The machine is parted as "
+        note="Runs at a time are averaged over the day. The machine is partitioned as "
         + "; ".join(
             f"{phase.share:.1%} of the day {' and '.join(f'{n} x {size}' for n, size in phase.slots)} GPUs"
             for phase in steady.phases

@@ -111,7 +111,7 @@ def checks(benchmark: str) -> tuple[Check, ...]:
     results: list[Check] = []
     for series in SERIES:
         measured = published_points(series, benchmark)
-        counts = sorted({measured_point.point.gpus for measured_point in measured})
+        counts = sorted({result.point.gpus for result in measured})
         for fitted in sorted({2, (len(counts) + 1) // 2}):
             if 2 <= fitted < len(counts):
                 results += _predict_series(series, benchmark, measured, counts[:fitted])
@@ -121,19 +121,19 @@ def checks(benchmark: str) -> tuple[Check, ...]:
 
 
 def _predict_series(series: Series, benchmark: str, measured: list[Measured], counts: list[int]) -> Iterable[Check]:
-    small = [point for point in measured if point.point.gpus in counts]
+    small = [result for result in measured if result.point.gpus in counts]
     # Hierarchical within and between nodes, except TPUs: pods of all sizes are one node in v0.6.
-    nodes_known = any((point.cell.hardware.nodes or 1) > 1 for point in measured)
-    steps = fit_steps([point.point for point in small], "hierarchical" if nodes_known else "tree")
-    epochs = fit_epochs([(point.batch, point.epochs) for point in small])
-    for point in (point for point in measured if point.point.gpus not in counts):
-        step, needed = steps.predict(point.point), epochs.predict((1.0, point.batch))
+    nodes_known = any((result.cell.hardware.nodes or 1) > 1 for result in measured)
+    steps = fit_steps([result.point for result in small], "hierarchical" if nodes_known else "tree")
+    epochs = fit_epochs([(result.batch, result.epochs) for result in small])
+    for result in (result for result in measured if result.point.gpus not in counts):
+        step, needed = steps.predict(result.point), epochs.predict((1.0, result.batch))
         yield Check(
             series=series,
             fitted_on=tuple(counts),
-            measured=point,
+            measured=result,
             step=step,
-            minutes=product((step, needed), train_samples()[benchmark] / point.batch / 60),
+            minutes=product((step, needed), train_samples()[benchmark] / result.batch / 60),
         )
 
 
@@ -142,7 +142,7 @@ def error_table(benchmark: str) -> Table:
     steps = statistics.median(abs(check.step_error) for check in results)
     minutes = statistics.median(abs(check.minutes_error) for check in results)
     covered = sum(check.step.holds(check.measured.point.time) for check in results)
-    minutes_held = sum(check.minutes.holds(check.measured.minutes) for check in results)
+    minutes_covered = sum(check.minutes.holds(check.measured.minutes) for check in results)
     return Table(
         title=f"Predicted and published: {benchmark}",
         columns=(
@@ -167,7 +167,7 @@ def error_table(benchmark: str) -> Table:
             for check in results
         ),
         note=f"Median error, whatever its sign: {steps:.0%} of a step, {minutes:.0%} of the minutes to the target. "
-        f"Inside the 95 % interval: {covered} of {len(results)} steps, {minutes_held} of {len(results)} times.",
+        f"Inside the 95 % interval: {covered} of {len(results)} steps, {minutes_covered} of {len(results)} times.",
     )  # fmt: skip
 
 

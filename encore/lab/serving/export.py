@@ -97,7 +97,7 @@ def _validate(kind: type[R], folder: Path) -> R:
     passport = folder / PASSPORT
     if not passport.is_file():
         raise EncoreError(
-            f"{folder} is no export" if folder.is_dir() else f"no folder {folder}",
+            f"{folder} is not an export" if folder.is_dir() else f"{folder} does not exist",
             expected=f"a folder with {PASSPORT}",
             hint=f"encore export RUN -o {folder}",
         )
@@ -116,7 +116,7 @@ def _check(folder: Path, export: Export) -> None:
         if export.batched and not tensor.shape:
             raise EncoreError(f"{folder / PASSPORT}: {tensor.name} lacks a batch dimension", hint=AGAIN)
     if not (folder / export.model).exists():
-        raise EncoreError(f"no model {folder / export.model}", expected=f"content of {PASSPORT}", hint=AGAIN)
+        raise EncoreError(f"no model {folder / export.model}", expected=f"the file named in {PASSPORT}", hint=AGAIN)
     _example(folder, export)
 
 

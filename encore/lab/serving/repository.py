@@ -94,7 +94,7 @@ class Repository:
 def plan(model: Model, folder: Path) -> Repository:
     """Return the repository that `write` makes: a model that is not in it yet gets the next number."""
     if folder.exists() and not folder.is_dir():
-        raise EncoreError(f"{folder} is no folder", hint="-o FOLDER, a new one or an earlier repository")
+        raise EncoreError(f"{folder} is not a directory", hint="-o FOLDER, a new one or an earlier repository")
     name, file = model.export.name, model.export.model
     versions = folder / "model_repository" / name
     numbers = sorted(int(path.name) for path in versions.glob("*") if path.name.isdigit())

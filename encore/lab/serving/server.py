@@ -111,17 +111,17 @@ def on_host(
     """
     release_for(export)
     is_portable, backend, options = export.format == PORTABLE, Backend(PYTHON_BACKEND), ports.options("127.0.0.1")
-    variables = {ENVIRONMENT: python} if python else {}
+    pythons = {ENVIRONMENT: python} if python else {}
     programs = []
     for name in (ENVIRONMENT,) if is_portable else (ENVIRONMENT, export.framework):
-        installed = environment.describe(name)
-        if name not in variables and report is None and not installed.is_ready:
+        described = environment.describe(name)
+        if name not in pythons and report is None and not described.is_ready:
             argv = ("tritonserver", f"--model-repository={repository.models}", *options)
             placeholder = Command(argv=argv, environment={}, working_directory=paths.ROOT)
             problem = EncoreError(f"no {name} environment yet", hint="the same command without --dry-run makes it")
             return Deployment(runtime="host", backend=backend, command=placeholder, problem=problem)
         programs.append(
-            variables.get(name) or (environment.ensure_environment(name, report) if report else installed.python)
+            pythons.get(name) or (environment.ensure_environment(name, report) if report else described.python)
         )
     model = inspect_python(programs[-1])
     wheel = find_wheel(model if is_portable else inspect_python(programs[0]), model)
@@ -220,10 +220,10 @@ def wheel_command(
     )
 
 
-def link_backend(location: Deployment, repository: Repository) -> None:
+def link_backend(deployment: Deployment, repository: Repository) -> None:
     """Link the files that the server on the host loads into one folder, in the repository's parent."""
     folder = repository.folder.absolute() / "backends" / "python"
-    for path in location.backend_files:
+    for path in deployment.backend_files:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / path.name).unlink(missing_ok=True)
         (folder / path.name).symlink_to(path)
@@ -257,7 +257,7 @@ def _wait(child: subprocess.Popen[bytes], ports: Ports, models: Sequence[str], l
     while not all(_is_ready(ports, model) for model in models):
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(POLL_SECONDS)
-            raise explain(log, f"the server ended with exit code {child.returncode}")
+            raise explain(log, f"the server stopped with exit code {child.returncode}")
         # Triton does not detect that its backend process failed to start, and waits for it.
         if STUB_FAILED.search(log.read_text(encoding="utf-8", errors="replace")):
             raise explain(log, "the server cannot start the backend")

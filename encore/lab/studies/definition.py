@@ -121,9 +121,7 @@ class Study(Definition):
         for grid in (self.grid, *self.more):
             for combination in itertools.product(*grid.values()):
                 axes = dict(zip(grid, combination, strict=True))
-                if any(
-                    all(axes.get(name) == value for name, value in combination_.items()) for combination_ in self.skip
-                ):
+                if any(all(axes.get(name) == value for name, value in skipped.items()) for skipped in self.skip):
                     continue
                 overrides: dict[str, Value] = {}
                 for axis, value in axes.items():
@@ -195,7 +193,7 @@ def _check(study: Study) -> None:
     for extra_grid in study.more:
         absent = sorted(set(study.grid) - set(extra_grid))
         if absent:
-            raise EncoreError(f"[[more]] of the study {study.name} does not say {', '.join(absent)}")
+            raise EncoreError(f"[[more]] of the study {study.name} lacks {', '.join(absent)}")
     fields, config_of = configuration.field_types(folder(study)), configuration.config_class(folder(study))
     points = study.points()
     for name, value in dict.fromkeys(pair for point in points for pair in point.config.items()):

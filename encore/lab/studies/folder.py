@@ -154,7 +154,7 @@ def open_folder(path: Path, of: type[Defined]) -> Folder[Defined]:
     """Return the study in ``path``; EncoreError if it has a different kind, or was written by another version."""
     if not (path / STUDY).is_file():
         raise EncoreError(
-            f"{path} is no folder of a study",
+            f"{path} is not a study folder",
             expected=f"a folder with {STUDY}, such as results/20261120T101500Z-sweep-resnet",
             hint="use the path printed at the start",
         )

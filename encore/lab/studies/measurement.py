@@ -157,11 +157,11 @@ def last_line(path: Path) -> str:
     return (errors or lines or [""])[-1].strip()
 
 
-def _run(command: Command, output: Path, max_bytes: int) -> int:
+def _run(command: Command, output: Path, lock: int) -> int:
     # Run a command, and kill its process group if interrupted.
     with output.open("wb") as file:
         try:
-            child = processes.start(command, file, keep=(max_bytes,))
+            child = processes.start(command, file, keep=(lock,))
         except OSError as error:
             raise EncoreError(f"{command.argv[0]} cannot be started: {error.strerror}") from error
         try:

@@ -76,10 +76,10 @@ def tables(study: NodeStudy, results: Sequence[Result]) -> list[Table]:
     inputs: list[tuple[Cell, ...]] = []
     speeds: list[tuple[Cell, ...]] = []
     gains: list[tuple[Cell, ...]] = []
-    figures = [result for result in load_figures() if result.source == study.source]
+    figures = [figure for figure in load_figures() if figure.source == study.source]
     for framework in study.frameworks:
         name = framework.name
-        printed_figures = [result for result in figures if result.context.startswith(framework.printed)]
+        printed_figures = [figure for figure in figures if figure.context.startswith(framework.printed)]
         measured = by_framework(study, results)[name]
         speed_by_point = {(r.point.nodes, r.point.gpus, r.point.precision): r.samples_per_second for r in measured}
         for precision, same in grouped(measured, lambda result: result.point.precision).items():
@@ -101,8 +101,8 @@ def tables(study: NodeStudy, results: Sequence[Result]) -> list[Table]:
                 _printed_value(printed_figures, quantity="speedup", precision=point.precision, gpus=point.gpus),
                 result.state,
             ))  # fmt: skip
-        percents = [result for result in printed_figures if result.quantity == "gain_percent"]
-        ends = " to ".join(result.printed for result in percents if result.gpus is None)
+        percents = [figure for figure in printed_figures if figure.quantity == "gain_percent"]
+        ends = " to ".join(figure.printed for figure in percents if figure.gpus is None)
         for nodes, gpus in dict.fromkeys((r.point.nodes, r.point.gpus) for r in measured):
             half, single = speed_by_point.get((nodes, gpus, "fp16")), speed_by_point.get((nodes, gpus, "fp32"))
             if half and single:

@@ -77,7 +77,7 @@ def _answer(study: Study, question: Question, results: Sequence[Result], number:
     ]
     sentence, table, figures, values = _KINDS[question.kind](study, question, points, f"question-{number}")
     tables, folded = [table], list[Table]()
-    by_quantity = grouped(values, lambda result: result.quantity or question.quantity) or {question.quantity: []}
+    by_quantity = grouped(values, lambda value: value.quantity or question.quantity) or {question.quantity: []}
     for quantity, measured in by_quantity.items():
         comparison, compared, absent = _compare_printed(study, quantity, measured)
         sentence, tables, folded = sentence + comparison, tables + compared, folded + absent

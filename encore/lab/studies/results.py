@@ -226,7 +226,7 @@ def _is_same(study: Study, figure: StudyFigure, axes: Mapping[str, Value]) -> bo
         and figure.gpus in (None, axes.get(study.program.ranks))
         and figure.batch in (None, axes.get(study.epoch.batch))
         and not any(
-            axis in axes and figure.context in text.values() and text.get(str(axes[axis])) != figure.context
-            for axis, text in rules.context.items()
+            axis in axes and figure.context in terms.values() and terms.get(str(axes[axis])) != figure.context
+            for axis, terms in rules.context.items()
         )
     )

@@ -71,7 +71,7 @@ def load_runs(arguments: Sequence[str], links: Mapping[str, str] = {}) -> list[S
     for text in arguments:
         name, _, path = text.partition("=") if "=" in text and not Path(text).exists() else ("", "", text)
         if not Path(path).exists():
-            raise EncoreError(f"there is no {path}", expected="RUN or NAME=RUN", hint="name a run folder")
+            raise EncoreError(f"{path} does not exist", expected="RUN or NAME=RUN", hint="name a run folder")
         for run in load_run_sets(path):
             measured, host = measurement_of(run), run.settings.get("node.hostname")
             server = name or (f"{host}, {measured.system}" if host else measured.system)
@@ -382,14 +382,12 @@ def mean_utilisation(logs: Sequence[RunLog]) -> dict[str, Cell]:
     if not readings:
         return {}
     cards = [card for reading in readings for card in reading.get("gpus", ())]
-    means = {
-        column: _mean(parts_by_node.get(name) for parts_by_node in readings) for column, name in _OF_MACHINE.items()
-    }
+    means = {column: _mean(reading.get(name) for reading in readings) for column, name in _OF_MACHINE.items()}
     for column, name in _OF_GPUS.items():
-        mean = _mean(parts_by_node.get(name) for parts_by_node in cards)
+        mean = _mean(card.get(name) for card in cards)
         means[column] = mean / _KIB_PER_MIB if mean is not None and name.endswith("_kib_s") else mean
     seconds = sum(
-        (log.elapsed_minutes or 0.0) * 60 for log, utilisation in zip(logs, nodes, strict=True) if utilisation
+        (log.elapsed_minutes or 0.0) * 60 for log, parts_by_node in zip(logs, nodes, strict=True) if parts_by_node
     )
     return {
         "minutes": seconds / 60,
@@ -495,7 +493,7 @@ def servers_report(
                 described.append(Machine(server))
                 described_names.add(server.name)
     measured = [roofline.load(folder) for folder in rooflines]
-    parts = [machine_report(machine) for machine in described] + [roofline_report(machine) for machine in measured]
+    parts = [machine_report(machine) for machine in described] + [roofline_report(part) for part in measured]
     compared = [*tables(loaded_runs, base), gpus_needed(loaded_runs), utilisation_table(loaded_runs)]
     figures = [*_figures(loaded_runs, base), *(figure for part in parts for figure in part.figures)]
     # Keys may repeat between machines, but are also file names.
@@ -522,11 +520,7 @@ def _figures(runs: Sequence[ServerRun], base: str | None) -> list[Figure]:
         for measured_run in measured
     ]
     figures: list[Figure | None] = [
-        *(
-            measured_run
-            for name in dict.fromkeys(m.benchmark for m in labelled)
-            for measured_run in quality_curves(labelled, name)
-        ),
+        *(figure for name in dict.fromkeys(m.benchmark for m in labelled) for figure in quality_curves(labelled, name)),
         *time_over_gpus(lines),
         efficiency(measured),
         bars("relative", relative_scores(runs, base), (0, 1, 2), 4, "times as fast as the base"),

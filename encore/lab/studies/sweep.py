@@ -1,6 +1,6 @@
 """Sweeps: trainings of a benchmark at multiple GPU counts, run on this machine or submitted to Slurm.
 
-from encore.lab.studies.sweep import Sweep, request_of
+from encore.lab.studies.sweep import Sweep, point_request
 sweep = Sweep(request=Request(name="resnet", gpus=None), gpus=(1, 2, 4, 8), mode="strong")
 for point in sweep.points():
     print(point.key, request_of(sweep, point, Path("results")).settings)
@@ -282,10 +282,10 @@ def _submit(folder: Folder[Sweep], point: GridPoint) -> None:
         return
     existing = folder.run_of(point)
     if existing is not None:
-        resume = submission.prepare_resume(existing.path, Options(cluster=folder.study.request.cluster))
+        job_script = submission.prepare_resume(existing.path, Options(cluster=folder.study.request.cluster))
     else:
-        resume = prepare_job(point, point_request(folder.study, point, folder.point_folder(point)))
-    folder.record_job(point, submission.submit(resume))
+        job_script = prepare_job(point, point_request(folder.study, point, folder.point_folder(point)))
+    folder.record_job(point, submission.submit(job_script))
 
 
 def prepare_job(point: GridPoint, request: Request) -> Prepared:

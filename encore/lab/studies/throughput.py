@@ -61,7 +61,7 @@ def _result(folder: Folder[Sweep], point: GridPoint) -> Result:
     speeds = [speed for stream in streams for speed in steady_speeds(stream)]
     shares = [record["input_share"] for stream in streams for record in stream if record["kind"] == "epoch"]
     starts = [record for stream in streams for record in stream if record["kind"] == "start"]
-    logs = [read_run(finished.result) for finished in run.experiments() if finished.result.exists()]
+    logs = [read_run(experiment.result) for experiment in run.experiments() if experiment.result.exists()]
     minutes = [log.minutes for log in logs if log.minutes is not None]
     configuration = files.read_json(run.path / "run.json").get("configuration", {})
     return Result(
@@ -122,7 +122,7 @@ def speed_ups(results: Sequence[Result]) -> dict[str, list[tuple[float, float]]]
     for result, _, ratio in sorted(_with_ratios(results), key=lambda row: (row[0].point.gpus, row[0].point.nodes)):
         if ratio:
             lines.setdefault(result.point.precision or "throughput", {}).setdefault(result.point.gpus, ratio)
-    return {name: sorted(row.items()) for name, row in lines.items()}
+    return {name: sorted(points.items()) for name, points in lines.items()}
 
 
 def speed_up_figure(
@@ -241,7 +241,7 @@ def releases_table(results: Sequence[Result], figure: PublishedReleases | None) 
         rows.append((result.point.image, f"{result.point.gpus} GPUs", speed, result.times_as_fast_as(base), MEASURED))
     note = "Samples per second of training; speed-up over the first release on the same number of GPUs."
     if figure:
-        rows += [(result.release, result.machine, None, result.speed_up, "published") for result in figure.figures]
+        rows += [(entry.release, entry.machine, None, entry.speed_up, "published") for entry in figure.figures]
         note += f" Published: {figure.source}; {figure.conditions}; not measured here."
     return Table(
         title="Speed-up by release of the image",

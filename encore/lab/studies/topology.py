@@ -279,7 +279,7 @@ def _switches(server: Server, gpus: Sequence[str], positions: Mapping[str, float
         attached = [gpu for gpu in group if gpu in gpus]
         if not attached:
             continue
-        adapters = [gpu for gpu in group if gpu in server.adapters]
+        adapters = [device for device in group if device in server.adapters]
         spot = sum(positions[gpu] for gpu in attached) / len(attached)
         yield _box(spot - 34, _SWITCH_TOP, 68, "switch", 24)
         yield _line((centre, _CPU_TOP + _TALL), (spot, _SWITCH_TOP))
@@ -400,7 +400,7 @@ def traffic_table(links: Links, by_network: Mapping[str, Sequence[int]], devices
             times = {
                 pair: traffic / 2 / (links.widths[pair] * links.gb_per_second * 1e9) for pair, traffic in moved.items()
             }
-            pair = max(times, key=lambda traffic: (times[traffic], traffic))
+            pair = max(times, key=lambda link: (times[link], link))
             row += [f"{pair[0]}-{pair[1]}", moved[pair] / 1e6, 1000 * times[pair]]
         rows.append(tuple(row))
     hops = ", ".join("-".join(map(str, path)) for path in two_hops(links, devices))

@@ -112,16 +112,16 @@ class PackageVerdict:
 
 def write_archive(runs: Sequence[Path], output: Path, submitter: str | None = None) -> list[Package]:
     """Pack every set of runs at or below ``runs`` into ``output``; one package per round and submitter."""
-    sets = _sets([logged_run for path in runs for logged_run in load_run_sets(path)], submitter)
+    sets = _sets([run_set for path in runs for run_set in load_run_sets(path)], submitter)
     rounds = {round_ for round_, *_ in sets}
     packages: dict[Path, Package] = {}
     for (round_, org, system, benchmark), sides in sets.items():
         folder = (output / round_ if len(rounds) > 1 else output) / org
         results = folder / "results" / system / benchmark
         if results.exists():
-            raise EncoreError(f"{results} is there already", hint="choose a new folder, or remove the old archive")
+            raise EncoreError(f"{results} already exists", hint="choose a new folder, or remove the old archive")
         results.mkdir(parents=True)
-        logs = [run.path for logged_run in sides for run in logged_run.logs]
+        logs = [run.path for run_set in sides for run in run_set.logs]
         for number, log in enumerate(logs):
             _copy_log(log, results / f"result_{number}.txt")
         (folder / "systems").mkdir(exist_ok=True)
@@ -235,20 +235,18 @@ def _copy_runs(sides: Sequence[RunSet], benchmark: str, target: Path) -> None:
             shutil.copytree(source, target / "code" / source.name, ignore=ignored)
 
 
-def _system_description(logged_run: RunSet, round_: str) -> dict[str, Any]:
+def _system_description(run_set: RunSet, round_: str) -> dict[str, Any]:
     # MLPerf system description: from the run if present, otherwise converted from system data
-    path = (logged_run.folder or Path()) / "system.json"
+    path = (run_set.folder or Path()) / "system.json"
     description = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    described: dict[str, Any] = {**_check_system(logged_run.hardware), **description}
+    described: dict[str, Any] = {**_describe_system(run_set.hardware), **description}
     if not is_before(round_, _AVAILABILITY_SINCE):
         described["status"] = _AVAILABILITY.get(described["status"], described["status"])
-    division = next((run.division for run in logged_run.logs if run.division), None) or described.get(
-        "division", "closed"
-    )
+    division = next((run.division for run in run_set.logs if run.division), None) or described.get("division", "closed")
     return {**described, "division": division}
 
 
-def _check_system(system: System) -> dict[str, Any]:
+def _describe_system(system: System) -> dict[str, Any]:
     described: dict[str, Any] = dict.fromkeys(DESCRIPTION_FIELDS, "")
     described |= {"division": "closed", "status": system.status or "onprem"}
     values = {name: getattr(system, field) for name, field in _FIELDS.items()}
@@ -370,7 +368,7 @@ def _check_set(result_set: Path, ruleset: str | None) -> Iterator[Finding]:
         yield _finding(
             f"{location}: {count_of(len(numbers), 'result file')}",
             expected,
-            "submit as many runs as the round asks for",
+            "submit the number of runs that the round requires",
         )
     elif numbers != list(range(len(numbers))):
         expected = f"result_0.txt to result_{len(numbers) - 1}.txt"
@@ -378,7 +376,7 @@ def _check_set(result_set: Path, ruleset: str | None) -> Iterator[Finding]:
     unexpected = [name for name in names if not _RESULT.fullmatch(name) and name not in _KNOWN_FILES]
     if unexpected:
         problem = f"{location}: {count_of(len(unexpected), 'other file')}, such as {min(unexpected)[:60]}"
-        yield _finding(problem, "result_N.txt, scaling.json and power/ alone", "remove or rename them", "warning")
+        yield _finding(problem, "result_N.txt, scaling.json and power/ only", "remove or rename them", "warning")
 
 
 def _known_benchmarks(ruleset: str | None) -> tuple[frozenset[str], dict[str, int]]:

@@ -105,7 +105,7 @@ def write_bundle(folder: Path, output: Path, key: Path | None = None) -> int:
         EncoreError: no log in the folder, ``output`` exists, or signing failed.
     """
     if output.exists():
-        raise EncoreError(f"{output} is there already", hint="choose a new name, or remove the file")
+        raise EncoreError(f"{output} already exists", hint="choose a new name, or remove the file")
     scores = score_folder(folder)
     members = dict(_bundle_members(folder))
     contents = {name: path.read_bytes() for name, path in sorted(members.items())}
@@ -278,7 +278,7 @@ def _contradictions(folder: Path) -> Iterator[Finding]:
 # Logs that match multiple rounds, decided by a folder name, are scored by the claimed round.
 def _scores(root: Path, claims: Sequence[Any]) -> list[Score]:
     scored = score_folder(root) if root.exists() else []
-    rounds = {str(score.get("round")) for score in claims}
+    rounds = {str(claim.get("round")) for claim in claims}
     if (
         len(rounds) == 1
         and rounds < set(ROUNDS)
@@ -367,6 +367,6 @@ def _times(claims: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _finding(
-    problem: str, expected: str, rule: str, hint: str = "contact the author", severity: Any = "error"
+    problem: str, expected: str, actual: str, hint: str = "contact the author", severity: Any = "error"
 ) -> Finding:
-    return Finding(line=None, rule=RULE, expected=expected, found=f"{problem}: {rule}", hint=hint, severity=severity)
+    return Finding(line=None, rule=RULE, expected=expected, found=f"{problem}: {actual}", hint=hint, severity=severity)

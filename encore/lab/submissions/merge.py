@@ -95,10 +95,12 @@ def _refuse_output(roots: Sequence[Path], output: Path) -> None:
     if output.is_symlink():
         raise EncoreError(f"{output} is a link", expected="a new folder", hint="name the folder that it leads to")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise EncoreError(f"{output} is there already", hint="choose a new folder: existing files are not overwritten")
+        raise EncoreError(f"{output} already exists", hint="choose a new folder: existing files are not overwritten")
     above = next(folder for folder in output.absolute().parents if os.path.lexists(folder))
     if not above.is_dir():
-        raise EncoreError(f"{above} is no folder", expected=f"a folder to write {output.name} to", hint="name another")
+        raise EncoreError(
+            f"{above} is not a directory", expected=f"a folder to write {output.name} to", hint="choose a different one"
+        )
     enclosing = next((root for root in roots if output.resolve().is_relative_to(root.resolve())), None)
     if enclosing is not None:
         raise EncoreError(f"{output} is in the input {enclosing}", hint="choose a folder outside the trees")

@@ -67,7 +67,7 @@ class Machine(Strict):
 
 
 class Common(Strict):
-    read: tuple[str, ...]  # Beginnings of the names of environment variables that frameworks, NCCL and MPI read
+    read: tuple[str, ...]  # Prefixes of the names of environment variables that frameworks, NCCL and MPI read
     left_out: dict[str, str]  # Common variables that no system sets, with the reason
     nodes: tuple[str, ...]  # Variables with the number of nodes, by pattern; the first that is set counts
     gpus: tuple[str, ...]  # The same for GPUs per node
@@ -213,7 +213,7 @@ class _Lookup:
         option = self.options.get(_name(name))
         if option is not None:
             if not option.value.is_known:
-                raise NoValueError(f"{option.shown} is known on the submitter's machine alone")
+                raise NoValueError(f"{option.shown} is known only on the submitter's machine")
             self.used[option.name] = option.value
             return option.value.text
         default = self.defaults.get(_name(name), default)
@@ -238,7 +238,7 @@ class _Lookup:
                 raise NoValueError(f"{name} is not set")
             return default
         if not variable.is_known:
-            raise NoValueError(f"{name} is known on the submitter's machine alone")
+            raise NoValueError(f"{name} is known only on the submitter's machine")
         self.used[name] = Value(variable.text, variable.sources | {name})
         return variable.text
 
@@ -273,7 +273,7 @@ def map_options(
         except NoValueError as error:
             missing[key] = str(error)
             continue
-        sources = frozenset(name for option in reading.used.values() for name in option.sources)
+        sources = frozenset(name for used in reading.used.values() for name in used.sources)
         options_used = tuple(options[name].shown if name in options else name for name in reading.used)
         mapped.append(Mapped(key, value, options_used, sources, "command" if options_used else "code"))
     return mapped, missing

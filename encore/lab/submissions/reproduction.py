@@ -277,7 +277,7 @@ def _add_settings(
         settings = option_mapping.parse_json_options(source.read(file) or "", settings_option.value.sources)
     except (ValueError, RecursionError):
         return options, [
-            Note(file or settings_option.shown, 0, "is no JSON file of the folder: its settings are not known")
+            Note(file or settings_option.shown, 0, "is not a JSON file in the folder: its settings are unknown")
         ]
     return {**settings, **options}, []
 
@@ -311,7 +311,7 @@ def left_options(
         if option.shown in used:
             continue
         stated = without.get(f"{option.name}={option.value.text}") or without.get(option.name)
-        pattern = next((key for key in patterns if fnmatchcase(option.name, key)), None)
+        pattern = next((glob for glob in patterns if fnmatchcase(option.name, glob)), None)
         if pattern and not stated:
             together[pattern] = together.get(pattern, 0) + 1
             continue
@@ -375,7 +375,7 @@ def _differences(
     here |= _variables(nearest)
     names = dict.fromkeys([*published, *here])
     pairs = ((name, _plain(published.get(name)), _plain(here.get(name))) for name in names)
-    return tuple(Difference(name, value, right) for name, value, right in pairs if value != right)
+    return tuple(Difference(name, theirs, ours) for name, theirs, ours in pairs if theirs != ours)
 
 
 def _variables(system: System) -> dict[str, str]:
@@ -455,7 +455,7 @@ def write_system(reproduction: Reproduction, path: Path) -> None:
     if reproduction.system is None:
         raise EncoreError(f"no system to write: {reproduction.refused}", expected="a configuration that maps")
     if path.exists():
-        raise EncoreError(f"{path} is there already", hint="name a new file with -o")
+        raise EncoreError(f"{path} already exists", hint="name a new file with -o")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(as_toml(reproduction, reproduction.system), encoding="utf-8")

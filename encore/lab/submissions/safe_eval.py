@@ -25,7 +25,7 @@ class NoValueError(Exception):
 
 
 def _split(text: str) -> tuple[str, ...]:
-    return tuple(text_part for text_part in re.split(r"[\s,()\[\]]+", text) if text_part)
+    return tuple(part for part in re.split(r"[\s,()\[\]]+", text) if part)
 
 
 def _table(text: str) -> dict[str, str]:
@@ -68,7 +68,7 @@ def evaluate(
     try:
         return evaluate_node(ast.parse(text.strip(), mode="eval").body)
     except (KeyError, IndexError) as error:
-        raise NoValueError(f"there is no {error}") from error
+        raise NoValueError(f"unknown name or index: {error}") from error
     except (ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError) as error:
         raise NoValueError(str(error)) from error
 

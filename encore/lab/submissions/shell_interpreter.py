@@ -72,7 +72,7 @@ class Reader:
         """Read a script that is sourced at this ``depth``."""
         text = self._read_file(file)
         if text is None:
-            raise ShellError(0, f"{file}: there is no such file in the folder")
+            raise ShellError(0, f"{file}: no such file in the folder")
         if len(text) > LONGEST_SCRIPT:
             raise ShellError(0, f"{file}: longer than {LONGEST_SCRIPT:,} characters")
         try:
