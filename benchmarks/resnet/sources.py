@@ -277,7 +277,9 @@ def members(tar: Path, start: int, size: Optional[int], within: str = "") -> Ite
                         name = member.name[2:] if member.name.startswith("./") else member.name
                         yield Item(name, "", str(tar), member.offset_data, member.size, stat.st_mtime_ns)
         except tarfile.TarError as error:
-            raise Problem(f"{location} is not a complete tar file: {error}", "the complete file", "download it again") from None
+            raise Problem(
+                f"{location} is not a complete tar file: {error}", "the complete file", "download it again"
+            ) from None
 
 
 def ground_truth(devkit: Path) -> List[str]:

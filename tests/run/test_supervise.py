@@ -206,7 +206,13 @@ ENDINGS = [
     ("No space left on device", 1, "", False, "rank 0 could not write: the disk is full; free some space on"),
     ("windows of 40 tokens\n  hint: set sequence_length=40", 2, "", True, "rank 0 rejected the configuration"),
     ("the loss is not finite at step 3", 1, "", True, "the loss is not finite; resuming would fail in the same way"),
-    ("all checkpoints in checkpoint are damaged: this experiment cannot be resumed", 1, "", True, "all checkpoints are damaged"),
+    (
+        "all checkpoints in checkpoint are damaged: this experiment cannot be resumed",
+        1,
+        "",
+        True,
+        "all checkpoints are damaged",
+    ),
     (
         f"{TRACEBACK}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate",
         1,
