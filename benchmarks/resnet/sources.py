@@ -309,7 +309,7 @@ def ground_truth(devkit: Path) -> List[str]:
         return [leaves[int(line)] for line in lines]
     except (tarfile.TarError, zlib.error, OSError, EOFError, LookupError, ValueError, TypeError) as error:
         raise Problem(
-            f"{devkit} is not the whole development kit: {error}",
+            f"{devkit} is not a complete development kit: {error}",
             f"{META} and {GROUND_TRUTH}, as image-net.org gives them",
             "download it again",
         ) from None

@@ -157,7 +157,7 @@ def test_the_main_line_of_a_game_is_read() -> None:
         ("(;SZ[nine];B[aa])", "not|a number"),
         ("(;GM[2]SZ[9];B[aa])", "another game"),
         ("", "no node|ends before"),
-        ("\x00\x01 binary", "no SGF|no node"),
+        ("\x00\x01 binary", "is not SGF"),
     ],
 )
 def test_damaged_sgf_is_named_with_a_hint(tmp_path: Path, text: str, found: str) -> None:

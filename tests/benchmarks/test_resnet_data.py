@@ -167,7 +167,7 @@ def test_tars_of_imagenet_are_read(tmp_path: Path, images: Path, imagenet: Path,
 
 
 @pytest.mark.parametrize("name", ["devkit_t12.tar.gz", "img_train.tar", "img_val.tar"])
-@pytest.mark.parametrize(("share", "problem"), [(0.0, "no ILSVRC2012_"), (0.5, "whole")])
+@pytest.mark.parametrize(("share", "problem"), [(0.0, "no ILSVRC2012_"), (0.5, "complete")])
 def test_missing_or_truncated_tar_is_named(
     tmp_path: Path, imagenet: Path, prepare: Prepare, name: str, share: float, problem: str
 ) -> None:

@@ -92,7 +92,7 @@ CASES = {
     "run resnet 2 --hosts n1:4,n2:4 --hostfile x --dry-run": "--hosts and --hostfile",
     "run resnet 2 --launcher mpirun --dry-run": "--launcher mpirun without hosts\n  hint: ",
     "run resnet 2 --hosts n1:4,n2:4 --dry-run": "2 GPUs requested, the hosts have 8 slots (n1:4,n2:4)",
-    "run resnet 2 --hosts n1:1,n2:1 --launcher torchrun --dry-run": "torchrun does not start mxnet",
+    "run resnet 2 --hosts n1:1,n2:1 --launcher torchrun --dry-run": "torchrun does not support mxnet",
     "submit resnet --nodes 0 --dry-run": "--nodes 0",
     "submit resnet --gpus-per-node a100:99 --dry-run": "--gpus-per-node 99",
     "submit resnet --gpus-per-node a100: --dry-run": "optionally with a type: a100:8",

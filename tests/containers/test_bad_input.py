@@ -155,7 +155,7 @@ def test_changed_digest_is_refused(fake_engine: FakeEngine, monkeypatch: pytest.
     monkeypatch.setattr(images.check_lock, "__defaults__", (lock,))
     entry = [{"Id": "sha256:1", "RepoDigests": ["nvcr.io/nvidia/mxnet@sha256:bb"], "Config": {}}]
     fake_engine("docker", {"image inspect": (json.dumps(entry), "", 0)})
-    with pytest.raises(EncoreError, match=r"(?s)another digest.*expected: sha256:aa.*encore images build --accept"):
+    with pytest.raises(EncoreError, match=r"(?s)different digest.*expected: sha256:aa.*encore images build --accept"):
         building.pull(Engine(name="docker", program="docker"), images.find_release("mxnet"), lambda line: None)
 
 

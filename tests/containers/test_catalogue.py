@@ -203,8 +203,7 @@ def test_hint_for_blackwell_names_another_implementation(monkeypatch: pytest.Mon
     benchmark = BENCHMARK.model_copy(update={"implementations": implementations})
     monkeypatch.setattr(catalogue, "choices", lambda: {"resnet-pytorch": catalogue.Choice(benchmark, "pytorch")})
     release = images.find_release("pytorch", "25.12").model_copy(update={"architectures": ("Blackwell",)})
-    content = images.catalogue().model_copy(update={"release": (release,)})
-    hint = compatibility.alternatives(benchmark, content, gpus_of("b200")[0])
+    hint = compatibility.alternatives(benchmark, (release,), gpus_of("b200")[0])
     assert hint == "use resnet-pytorch on release 25.12, which runs on Blackwell"
 
 

@@ -137,7 +137,7 @@ def rewrite(**changed: Any) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        pytest.param(shutil.rmtree, "no folder", id="no folder"),
+        pytest.param(shutil.rmtree, "does not exist", id="no folder"),
         pytest.param(remove("export.json"), "is not an export", id="no passport"),
         pytest.param(remove("model.onnx"), "no model", id="no model"),
         pytest.param(remove("example.npz"), "example.npz cannot be read", id="no example"),

@@ -235,7 +235,7 @@ def test_doctor_compares_the_cluster_file_with_slurm(tmp_path: Path, monkeypatch
     assert [line.replace(str(tmp_path), "TMP").partition(", which has")[0] for line in lines] == [
         "OK cluster file: TMP/cluster.toml", "OK Slurm: slurm 23.02",
         "OK partition: gpu: 9 of 11 nodes up, limit 2880 min", "FAIL partition: old is down",
-        "WARN nodes: n[2-3] drained: bad DIMM", "OK GPUs: 4 a node, on 3 of 11 nodes",
+        "WARN nodes: n[2-3] drained: bad DIMM", "OK GPUs: 4 per node, on 3 of 11 nodes",
         "FAIL submission: sbatch: invalid qos", "WARN MPI: srun does not support pmix; Horovod cannot start",
         "WARN results: TMP/results does not exist", "FAIL Python: pytorch: /no/python is not executable on this node",
         f"OK Python: mxnet: {sys.executable}", "WARN runtime: on this node: no enroot on PATH",
