@@ -11,7 +11,7 @@ from typing import Dict, List, Literal
 
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, refuse, too_few
 
-Attention = Literal["auto", "flash", "cudnn", "varlen", "grouped", "padded"]
+Attention = Literal["auto", "flash", "varlen", "grouped", "padded"]
 Float8 = Literal["none", "auto", "scaled_mm", "transformer_engine"]
 
 
@@ -108,7 +108,7 @@ class Config:
             ("device=cpu has no apex: set optimizer_kernel=auto", on_cpu and self.optimizer_kernel == "apex"),
             (
                 f"device=cpu has no {self.attention} attention: set attention=auto",
-                on_cpu and self.attention in ("flash", "cudnn", "varlen"),
+                on_cpu and self.attention in ("flash", "varlen"),
             ),
             ("device=cpu is not compiled for: set compile=false", on_cpu and self.compile),
             ("device=cpu has no CUDA graphs: set cuda_graph=false", on_cpu and self.cuda_graph),

@@ -20,7 +20,7 @@ SUITE = Suite(
         "cuda_graph": ROUNDED,
         "split_optimizer": ROUNDED,
     },
-    left_out=("optimizer_kernel=apex", "attention=flash", "attention=cudnn", "attention=varlen"),
+    left_out=("optimizer_kernel=apex", "attention=flash", "attention=varlen"),
     # One epoch of few steps: a run counts samples.
     settings={
         "epochs": 1,

@@ -12,7 +12,7 @@ from typing import Dict, List, Literal
 
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, refuse, too_few
 
-Attention = Literal["auto", "flash", "cudnn", "varlen", "grouped", "padded"]
+Attention = Literal["auto", "flash", "varlen", "grouped", "padded"]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Config:
             ),
             (
                 f"device=cpu has no {self.attention} attention: set attention=auto",
-                self.device == "cpu" and self.attention in ("flash", "cudnn", "varlen"),
+                self.device == "cpu" and self.attention in ("flash", "varlen"),
             ),
             ("device=cpu is not compiled for: set compile=false", self.device == "cpu" and self.compile),
             ("device=cpu has no CUDA graphs: set cuda_graph=false", self.device == "cpu" and self.cuda_graph),

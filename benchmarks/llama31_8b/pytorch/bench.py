@@ -3,8 +3,8 @@
     $ python -m benchmarks.llama31_8b.pytorch.bench --config config.json --data DATA
 
 The plain loop uses the same network with the logits of all positions at once and repeated keys and values,
-torch.autocast and torch.optim.AdamW, on one device. Only a few layers are measured if both loops do not fit on the
-device. Speeds are tokens/s. The last line of the output is the result as JSON.
+torch.autocast and torch.optim.AdamW, on one device. Up to two layers are measured on a
+GPU, four on a CPU. Speeds are tokens/s. The last line of the output is the result as JSON.
 """
 
 from functools import partial
