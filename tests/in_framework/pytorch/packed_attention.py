@@ -38,7 +38,7 @@ def record_call(monkeypatch, kernel):
     return arguments
 
 
-OFFSET_NAMES = {"cudnn": "cum_seq_q", "flash": "cum_seq_q", "varlen": "cu_seq_q"}
+OFFSET_NAMES = {"flash": "cum_seq_q", "varlen": "cu_seq_q"}
 
 
 @pytest.mark.parametrize("kernel", sorted(attention.KERNELS))
@@ -50,8 +50,6 @@ def test_a_kernel_is_called_by_its_schema(monkeypatch, kernel):
     attn_out = attention.KERNELS[kernel](*qkv, OFFSETS, 18, 0.0)
     assert torch.equal(attn_out, attention.padded(*qkv, OFFSETS, 18, 0.0))
     assert not arguments.get("is_causal") and not arguments.get("return_debug_mask")
-    if kernel == "cudnn":
-        assert arguments["compute_log_sumexp"] is True and arguments["attn_bias"] is None, "its gradient needs the sums"
     assert attention.why_not(kernel, CPU, torch.bfloat16, 64) == ""
     monkeypatch.setitem(attention.KERNELS, kernel, lambda *args: attention.padded(*args) * 1.1)
     assert "wrong by" in attention.why_not(kernel, CPU, torch.bfloat16, 64)
@@ -64,11 +62,11 @@ def test_varlen_has_no_dropout():
 
 def test_available_and_chosen_kernels(monkeypatch):
     assert attention.available(CPU, torch.float32, 64, 0.1) == ["grouped", "padded"]
-    monkeypatch.setattr(attention, "why_not", lambda kernel, *_: "lacks it" if kernel == "cudnn" else "")
-    assert attention.available(GPU, torch.bfloat16, 64, 0.1) == ["flash", "padded"]
-    assert attention.available(GPU, torch.bfloat16, 64, 0.0) == ["flash", "varlen", "padded"]
+    monkeypatch.setattr(attention, "why_not", lambda kernel, *_: "lacks it" if kernel == "flash" else "")
+    assert attention.available(GPU, torch.bfloat16, 64, 0.1) == ["padded"]
+    assert attention.available(GPU, torch.bfloat16, 64, 0.0) == ["varlen", "padded"]
     assert attention.choose("varlen", GPU, torch.bfloat16, 64) == "varlen"
-    with pytest.raises(choices.UnavailableError, match="attention=cudnn: lacks it; use attention=auto"):
-        attention.choose("cudnn", GPU, torch.bfloat16, 64)
-    with pytest.raises(choices.UnavailableError, match="attention=cudnn: a kernel for GPUs alone"):
-        attention.choose("cudnn", CPU, torch.bfloat16, 64)
+    with pytest.raises(choices.UnavailableError, match="attention=flash: lacks it; use attention=auto"):
+        attention.choose("flash", GPU, torch.bfloat16, 64)
+    with pytest.raises(choices.UnavailableError, match="attention=varlen: a kernel for GPUs alone"):
+        attention.choose("varlen", CPU, torch.bfloat16, 64)
