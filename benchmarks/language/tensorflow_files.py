@@ -11,7 +11,6 @@ import struct
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Tuple, Union
 
-import google_crc32c
 import numpy as np
 
 from benchmarks.common.data.problem import Problem
@@ -24,6 +23,12 @@ _HEAD, _FOOT = struct.Struct("<QI"), struct.Struct("<I")
 
 def masked_crc(content: bytes) -> int:
     # Return the CRC-32C (RFC 3720, B.4) of bytes as it is stored.
+    # Imported here: a training without TensorFlow's files needs no such package.
+    try:
+        import google_crc32c
+    except ImportError:
+        hint = "pip install google-crc32c"
+        raise Problem("google_crc32c is not installed in this Python", "a package that verifies CRC-32C", hint) from None
     crc = google_crc32c.value(content)
     return (((crc >> 15) | (crc << 17)) + _MASK) & 0xFFFFFFFF
 
