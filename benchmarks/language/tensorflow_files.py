@@ -27,8 +27,8 @@ def masked_crc(content: bytes) -> int:
     try:
         import google_crc32c
     except ImportError:
-        hint = "pip install google-crc32c"
-        raise Problem("google_crc32c is not installed in this Python", "a package that verifies CRC-32C", hint) from None
+        missing, hint = "google_crc32c is not installed in this Python", "pip install google-crc32c"
+        raise Problem(missing, "a package that verifies CRC-32C", hint) from None
     crc = google_crc32c.value(content)
     return (((crc >> 15) | (crc << 17)) + _MASK) & 0xFFFFFFFF
 
