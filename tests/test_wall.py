@@ -71,7 +71,7 @@ def test_host_side_contains_no_name_of_a_benchmark_or_framework() -> None:
     assert [text for _, text in string_constants('"""mxnet"""\nrate = {"x": "MXNet"}\n')] == ["x", "MXNet"]
 
 
-@pytest.mark.parametrize("path", sorted(paths.BENCHMARKS.rglob("config.py")), ids=str)
+@pytest.mark.parametrize("path", sorted(paths.BENCHMARKS.rglob("config.py")), ids=lambda folder: folder.name)
 def test_config_imports_the_standard_library_only(path: Path) -> None:
     llama = {"benchmarks.llama.config_checks", "benchmarks.llama.shapes", "benchmarks.llama"}
     # Shared by the implementations of a benchmark; the host loads it by its path.
@@ -111,7 +111,7 @@ def test_bench_measures_the_training_step(path: Path) -> None:
     assert path.read_text(encoding="utf-8").splitlines()[-1] == "    end_process(main)"
 
 
-@pytest.mark.parametrize("folder", sorted(path.parent for path in paths.BENCHMARKS.glob("*/benchmark.toml")), ids=str)
+@pytest.mark.parametrize("folder", sorted(path.parent for path in paths.BENCHMARKS.glob("*/benchmark.toml")), ids=lambda folder: folder.name)
 def test_benchmarks_do_not_import_each_other(folder: Path) -> None:
     # Shared code is in folders without benchmark.toml: common, detection, language, llama, translation ...
     others = {path.parent.name for path in paths.BENCHMARKS.glob("*/benchmark.toml")} - {folder.name}
