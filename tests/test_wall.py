@@ -111,7 +111,9 @@ def test_bench_measures_the_training_step(path: Path) -> None:
     assert path.read_text(encoding="utf-8").splitlines()[-1] == "    end_process(main)"
 
 
-@pytest.mark.parametrize("folder", sorted(path.parent for path in paths.BENCHMARKS.glob("*/benchmark.toml")), ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder", sorted(path.parent for path in paths.BENCHMARKS.glob("*/benchmark.toml")), ids=lambda folder: folder.name
+)
 def test_benchmarks_do_not_import_each_other(folder: Path) -> None:
     # Shared code is in folders without benchmark.toml: common, detection, language, llama, translation ...
     others = {path.parent.name for path in paths.BENCHMARKS.glob("*/benchmark.toml")} - {folder.name}
