@@ -111,8 +111,10 @@ class Mixture(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         rows = hidden.flatten(0, 1)
         _, experts, shares = chosen_experts(self, rows)
-        order = experts.flatten().argsort(stable=True)
-        counts = experts.flatten().bincount(minlength=self.count)
+        experts = experts.flatten()
+        order = experts.argsort(stable=True)
+        # bincount would wait for the GPU to learn the size of its result.
+        counts = experts.new_zeros(self.count).scatter_add_(0, experts, torch.ones_like(experts))
         spread = rows.repeat_interleave(self.chosen, dim=0)[order]
         outputs = self.experts(spread, counts) if self.group is None else self.elsewhere(spread, counts)
         # Fixed order of the summation: results are reproducible on a GPU.
