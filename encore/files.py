@@ -197,6 +197,8 @@ def plain_path(path: str) -> str | None:
 def archive_errors(path: Path) -> Iterator[None]:
     try:
         yield
+    except FileNotFoundError:
+        raise EncoreError(f"{path} does not exist", expected="a .zip or .tar file", hint="check the path") from None
     except _DAMAGED as error:
         raise EncoreError(
             f"{path} cannot be read: {error}",
