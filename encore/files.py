@@ -195,10 +195,10 @@ def plain_path(path: str) -> str | None:
 
 @contextmanager
 def archive_errors(path: Path) -> Iterator[None]:
+    if not path.exists():
+        raise EncoreError(f"{path} does not exist", expected="a .zip or .tar file", hint="check the path")
     try:
         yield
-    except FileNotFoundError:
-        raise EncoreError(f"{path} does not exist", expected="a .zip or .tar file", hint="check the path") from None
     except _DAMAGED as error:
         raise EncoreError(
             f"{path} cannot be read: {error}",
