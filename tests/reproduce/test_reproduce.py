@@ -344,11 +344,40 @@ def test_assumed_round_is_stated_once(folder: Path, tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_benchmark_without_mapping(name: str, layout: str, tmp_path: Path) -> None:
-    place = "training_results_v4.1/Maker/benchmarks/llama2_70b/implementations/nemo"
+    place = "training_results_v6.0/Maker/benchmarks/gpt_oss_20b/implementations/nemo"
     write(tmp_path, {f"{place}/config_{name}.sh": "export LR=1\n"})
     output = encore(tmp_path / place).stdout
     assert f"{layout} GPUs" in output and "not mapped yet" in output
-    assert "run llama2-70b-lora 8 --system " in output and "--round v4.1 " in output
+    assert "run gpt-oss-20b 8 --system " in output and "--round v6.0 " in output
+
+
+NEMO = {"MINIBS": 2, "LR": 0.0004, "MAX_STEPS": 1200000, "TENSOR_MODEL_PARALLEL": 1, "CONTEXT_PARALLEL": 1,
+        "MICRO_BATCH_SIZE": 2, "WARMUP_STEPS": 16, "VAL_CHECK_INTERVAL": 768}  # fmt: skip
+LORA = {"MINIBS": 2, "TP": 1, "CP": 2, "MAX_STEPS": 896, "LR": 0.0005}
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "variables", "expected"),
+    [
+        ("v5.1/M/benchmarks/llama31_8b", "GB200_2x4x2", NEMO, "tyche_ngpu8"),
+        ("v5.1/M/benchmarks/llama31_8b", "GB200_2x4x2", {**NEMO, "MODEL_SIZE": "405b"}, "Llama 3.1 405B"),
+        ("v5.1/M/benchmarks/llama31_8b", "GB200_2x4x2", {**NEMO, "CONTEXT_PARALLEL": 4}, "less than one sample"),
+        ("v4.1/M/benchmarks/llama2_70b_lora", "DGXH200_1x8x2", LORA, "h200"),
+        ("v4.1/M/benchmarks/llama2_70b", "DGXH200_1x8x2", {**LORA, "PP": 2}, "pipeline stages"),
+    ],
+)
+def test_configuration_of_variables(
+    place: str, name: str, variables: dict[str, object], expected: str, tmp_path: Path
+) -> None:
+    folder = f"training_results_{place}/implementations/nemo"
+    text = "".join(f"export {variable}={value}\n" for variable, value in variables.items())
+    common = f"source $(dirname ${{BASH_SOURCE[0]}})/config_common.sh\n{text}unset LOAD_CHECKPOINT\n"
+    files = {f"{folder}/config_{name}.sh": common, f"{folder}/config_common.sh": "export LOAD_CHECKPOINT=x\n"}
+    result = read(write(tmp_path, files) / folder)
+    if result.refused:
+        assert expected in result.refused and result.system is None
+    else:
+        assert (result.nearest and result.nearest.system, result.differences, result.missing) == (expected, (), {})
 
 
 def test_links_and_paths_out_of_the_folder_are_not_followed(folder: Path, tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ class Implementation(Strict):
     # Patterns of the folder's path, such as ``*/resnet/implementations/*mxnet*``
     folders: tuple[str, ...] = Field(min_length=1)
     program: tuple[str, ...] = ()  # File names of the training program in the command
+    # Variables of configurations whose program reads variables instead of options: only the configuration is read
+    variables: tuple[str, ...] = ()
     # Scripts after the configuration, in this order, up to the script with the command
     scripts: tuple[str, ...] = ("run_and_time.sh",)
     command: str = ""  # Variable that holds the command, if it is passed as a text
@@ -53,6 +55,8 @@ class Implementation(Strict):
     # Options, ``option=value`` (only for that value) or variables without counterpart. ``layers_*`` is a single line
     # for all unmapped options with that prefix.
     without: dict[str, str] = Field(default_factory=dict)
+    # Expressions that are true for configurations that Encore cannot run, with the reason
+    rejected: dict[str, str] = Field(default_factory=dict)
 
 
 class Submitted(Strict):
@@ -245,6 +249,12 @@ class _Lookup:
     def name(self, name: str) -> Any:
         return self.facts[name] if name in self.facts else self.option(name)
 
+    def evaluate(self, expression: str) -> Any:
+        functions: dict[str, Callable[..., Any]] = {
+            "option": self.option, "has": self.has, "every": self.all_values, "variable": self.variable,
+        }  # fmt: skip
+        return evaluate(expression, self.name, functions)
+
 
 def map_options(
     implementation: Implementation,
@@ -265,11 +275,8 @@ def map_options(
         **implementation.implementations.get(implementation_name, {}),
     }.items():
         reading = _Lookup(options, defaults, constants, variables)
-        functions: dict[str, Callable[..., Any]] = {
-            "option": reading.option, "has": reading.has, "every": reading.all_values, "variable": reading.variable,
-        }  # fmt: skip
         try:
-            value = evaluate(expression, reading.name, functions)
+            value = reading.evaluate(expression)
         except NoValueError as error:
             missing[key] = str(error)
             continue
@@ -277,3 +284,14 @@ def map_options(
         options_used = tuple(options[name].shown if name in options else name for name in reading.used)
         mapped.append(Mapped(key, value, options_used, sources, "command" if options_used else "code"))
     return mapped, missing
+
+
+def rejection(implementation: Implementation, constants: Mapping[str, Any], variables: Mapping[str, Value]) -> str:
+    """Return why Encore cannot run a configuration, by the variables of the scripts; empty if it can."""
+    for expression, reason in implementation.rejected.items():
+        try:
+            if _Lookup({}, {}, constants, variables).evaluate(expression):
+                return reason
+        except NoValueError:
+            continue
+    return ""

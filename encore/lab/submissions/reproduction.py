@@ -185,6 +185,10 @@ def _build_system(
         "round": reproduction.source.round, "configuration": reproduction.name, "nodes": read.nodes, "gpus": read.gpus,
         "ranks": read.nodes * read.gpus,
     }  # fmt: skip
+    refused = option_mapping.rejection(implementation, constants, read.values())
+    if refused:
+        left = _unmapped_settings(read, [], common, implementation)
+        return replace(reproduction, implementation=implementation, refused=refused, left=left)
     published_options, unread = _add_settings(reproduction.source, implementation, read)
     reproduction = replace(reproduction, notes=(*reproduction.notes, *unread))
     options = {**_flags(reproduction.source, implementation, reproduction.name), **published_options}
@@ -333,15 +337,20 @@ def _unmapped_settings(
     used_variables = {name for key in mapped for name in key.sources}
     unmapped = left_options(published_options or read.options(), mapped, without, common)
     unknown = {name for option in read.options().values() for name in option.value.sources}
-    for name in sorted(read.of_configuration - used_variables):
+    for name in sorted((read.of_configuration - used_variables) & read.variables.keys()):
         if _is_read(name, common) and read.variables[name].is_exported:
             continue
-        meaning = without.get(name) or common.meaning(name)
+        meaning = _counterpart(name, without) or common.meaning(name)
         # Variables in an option are already reported there.
         if meaning or name not in unknown:
-            unused = "" if implementation is None else "no option of the training command has it"
+            reads_options = implementation is not None and not implementation.variables
+            unused = "no option of the training command has it" if reads_options else ""
             unmapped.append(UnmappedOption(name, _variable_text(read.variables[name]), meaning or unused))
     return tuple(unmapped)
+
+
+def _counterpart(name: str, without: dict[str, str]) -> str:
+    return next((meaning for pattern, meaning in without.items() if fnmatchcase(name, pattern)), "")
 
 
 def _variable_text(variable: Variable) -> str:

@@ -65,7 +65,13 @@ def read(
     gpus = known_gpus or 1
     for name, count in (("SLURM_NTASKS", nodes * gpus), ("SLURM_JOB_NUM_NODES", nodes), ("SLURM_NNODES", nodes)):
         reader.state.variables.setdefault(name, Variable((Value(str(count)),), "", 0))
-    failed, command = [], None
+    failed: list[Note] = []
+    command: tuple[Implementation, tuple[Value, ...], tuple[str, int] | None] | None = None
+    by_variables = [
+        entry for entry in candidates if entry.variables and reader.state.variables.keys() >= set(entry.variables)
+    ]
+    if by_variables:
+        candidates, command = [], (by_variables[0], (), None)
     for script in dict.fromkeys(script for entry in candidates for script in entry.scripts):
         if source.read(script) is None:
             failed.append(Note(script, 0, "is not in the folder"))
