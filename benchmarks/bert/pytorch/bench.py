@@ -87,7 +87,7 @@ def endless(data: DataSet, config: Config, ranks: Ranks, inputs: ExitStack) -> C
 
 def evaluated(training: Training, part: MicroBatch) -> None:
     training.network.eval()
-    with training.mixed_precision():
+    with pytorch.autocast(training.ranks.context, training.config.precision):
         training.network.figures(part)
     training.network.train()
 

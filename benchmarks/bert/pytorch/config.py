@@ -12,7 +12,6 @@ from typing import Dict, List, Literal
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, refuse, too_few
 
 Attention = Literal["auto", "flash", "varlen", "grouped", "padded"]
-Float8 = Literal["none", "auto", "scaled_mm", "transformer_engine"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Config:
     attention: Attention = "auto"  # see benchmarks/language/pytorch/attention.py
     compile: bool = False  # on a GPU: torch.compile of each layer, for rows of any length
     cuda_graph: bool = False  # on a GPU: forward and backward of a part as one graph for each length of row
-    fp8: Float8 = "none"  # GEMMs of the layers in FP8, see benchmarks/language/pytorch/fp8.py
+    fp8: Literal["none", "scaled_mm"] = "none"  # GEMMs of the layers in FP8, see benchmarks/language/pytorch/fp8.py
     warm_up_steps: int = 3  # on synthetic data, before the clock; 0 does none
     log_interval: int = 10  # steps per record in the metrics stream, and between looks for a signal
     checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal
@@ -121,10 +120,6 @@ class Config:
                 self.attention == "varlen" and self.attention_dropout > 0,
             ),
             ("fp8 needs precision=bf16 for all but the GEMMs", self.fp8 != "none" and self.precision != "bf16"),
-            (
-                "fp8=transformer_engine is for GPUs, has no CUDA graph and is not compiled: set fp8=scaled_mm",
-                self.fp8 == "transformer_engine" and (on_cpu or self.cuda_graph or self.compile),
-            ),
             (
                 f"inner_width={self.inner_width} must be a multiple of 16 for fp8",
                 self.fp8 != "none" and self.inner_width % 16 != 0,

@@ -7,10 +7,10 @@ Writes result.txt (MLPerf log), metrics.jsonl, heartbeat/ and checkpoint/ to OUT
 there. Exit code 0: finished as planned, the last record of metrics.jsonl has the reason; otherwise failed.
 """
 
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
 
 import torch
 
@@ -59,18 +59,12 @@ class Training:
         if weights is not None:
             checkpoint.fill(checkpoint.places_of(network.state_dict()), checkpoint.read(weights), weights)
         self.network = network.to(ranks.context)
-        self.in_fp8, self.kept = fp8.set_up(network.encoder, config, ranks)
+        self.kept = fp8.set_up(network.encoder, config, ranks)
         self.optimizer = flat_optimizer(network, config, ranks, kernel or config.optimizer_kernel)
         # Forward and backward for a micro-batch (and whether it is the last), replayed from a CUDA graph if captured.
         self.micro_step: Callable[[MicroBatch, bool], torch.Tensor] = partial(micro_step, self)
         # Finished micro-batches of the step, and the sum of their losses; the optimizer has their gradients.
         self.done, self.loss = 0, torch.zeros((), device=ranks.context)
-
-    @contextmanager
-    def mixed_precision(self) -> Iterator[None]:
-        # Compute a forward pass in the types of the configuration.
-        with pytorch.autocast(self.ranks.context, self.config.precision), self.in_fp8():
-            yield
 
     def state_dict(self) -> Dict[str, Any]:
         # Return the state that all ranks have in common, for a checkpoint.
@@ -160,7 +154,7 @@ def train_step(
 
 def micro_step(training: Training, micro_batch: MicroBatch, last: bool = True) -> torch.Tensor:
     # Forward and backward on a micro-batch; return its part of the mean loss.
-    with training.mixed_precision():
+    with pytorch.autocast(training.ranks.context, training.config.precision):
         loss = training.network.loss(micro_batch)
     training.optimizer.backward(loss, last)
     return loss.detach()
@@ -173,7 +167,7 @@ def evaluate(training: Training, samples: Samples, run: Run) -> Optional[Dict[st
     with closing(evaluation_input(training.config, samples, run.ranks)) as parts:
         for part in run.interruptible(parts):
             if part is not None:
-                with training.mixed_precision():
+                with pytorch.autocast(training.ranks.context, training.config.precision):
                     sums += training.network.figures(part)
     training.network.train()
     if run.interrupted:

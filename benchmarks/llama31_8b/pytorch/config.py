@@ -81,7 +81,7 @@ class Config:
     recompute: bool = False  # the activations within a layer in the backward pass
     loss_rows: int = 2048  # positions whose logits exist at a time; 0: all of a micro-batch
     compile: bool = False  # on a GPU: torch.compile of each layer
-    fp8: Literal["none", "auto", "scaled_mm", "transformer_engine"] = "none"  # GEMMs of the layers in FP8
+    fp8: Literal["none", "scaled_mm"] = "none"  # GEMMs of the layers in FP8
     warm_up_steps: int = 2  # on synthetic data, before the clock; 0 does none
     log_interval: int = 10  # steps per record in the metrics stream, and between looks for a signal
     checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal
@@ -152,10 +152,6 @@ class Config:
             (
                 "rope_high_frequency must be above rope_low_frequency",
                 self.rope_high_frequency <= self.rope_low_frequency,
-            ),
-            (
-                "fp8=transformer_engine does not multiply weights that FSDP gathers: set fp8=scaled_mm",
-                self.fp8 == "transformer_engine",
             ),
             *problems(self),
             *problems_of_fp8(self),

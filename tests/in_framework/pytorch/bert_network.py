@@ -1,16 +1,13 @@
-"""BERT on one rank: network with recorded values, weight files, input order, padded rows, graphs, FP8."""
+"""BERT on one rank: network with recorded values, weight files, input order, padded rows, graphs."""
 
-import contextlib
 import dataclasses
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional
 
 from benchmarks.bert import noise
@@ -18,11 +15,11 @@ from benchmarks.bert.pytorch import data
 from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import filled, part_of, permuted, shares, weighted
 from benchmarks.bert.pytorch.model import Network, decay_of
-from benchmarks.bert.pytorch.train import Training, flat_optimizer, train_step
+from benchmarks.bert.pytorch.train import Training
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.language import ARRAYS, arrays
-from benchmarks.language.pytorch import checkpoint, fp8
+from benchmarks.language.pytorch import checkpoint
 from benchmarks.language.pytorch.encoder import Encoder, Shape
 from benchmarks.language.pytorch.graphs import captured
 from benchmarks.language.tensorflow_files import Bundle
@@ -241,51 +238,3 @@ def test_step_with_graphs_equals_the_eager_one():
     crowded = micro_batch()._replace(masked=torch.zeros(40, dtype=torch.int64), labels=torch.ones(40, dtype=torch.long))
     compute_gradients(training, step, filled(crowded, CONFIG))
     assert sum(graph.replays for graph in graphs) == 16, "too many masked words for a graph"
-
-
-class FakeLinear(nn.Linear):
-    """Interface of transformer_engine.pytorch.Linear; rounds the inputs of its GEMM to FP8."""
-
-    active = False
-
-    def __init__(self, size_in, size_out, *, bias, params_dtype, device, return_bias):
-        super().__init__(size_in, size_out, bias=bias, dtype=params_dtype, device=device)
-        self.return_bias = return_bias
-
-    def forward(self, hidden):
-        assert FakeLinear.active, "outside of fp8_autocast"
-        assert hidden.shape[0] % 16 == 0, "FP8 needs a multiple of 16 rows"
-        rounded = [x + (x.to(torch.float8_e4m3fn).to(x.dtype) - x).detach() for x in (hidden, self.weight)]
-        output = functional.linear(*rounded)
-        return (output, self.bias) if self.return_bias else output + self.bias
-
-
-@contextlib.contextmanager
-def fp8_autocast(enabled, fp8_recipe):
-    FakeLinear.active = enabled and fp8_recipe["fp8_format"] == "E4M3 and E5M2"
-    yield
-    FakeLinear.active = False
-
-
-def test_transformer_engine_is_used_where_available(monkeypatch):
-    recipes = SimpleNamespace(DelayedScaling=dict, Format=SimpleNamespace(HYBRID="E4M3 and E5M2"))
-    engine = SimpleNamespace(Linear=FakeLinear, fp8_autocast=fp8_autocast)
-    config = SimpleNamespace(
-        **{**dataclasses.asdict(CONFIG), "fp8": "transformer_engine", "fills_rows": True, "token_bucket": 32}
-    )
-    batch = [data.ready(micro_batch(number), config, CPU, 10) for number in range(2)]
-    plain, in_fp8 = (Training(CONFIG, 61, CPU) for _ in range(2))
-    in_fp8.in_fp8 = fp8.use(in_fp8.network.encoder, (engine, recipes))
-    in_fp8.optimizer = flat_optimizer(in_fp8.network, in_fp8.config, CPU, "fused")
-    names = [[name for name, _ in training.network.named_parameters()] for training in (plain, in_fp8)]
-    assert names[0] == names[1], "checkpoints fit with and without"
-    losses = [[float(train_step(training, batch, 0.01)) for _ in range(10)] for training in (plain, in_fp8)]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-3) and losses[1] != losses[0]
-    assert losses[1][-1] < 0.9 * losses[1][0]
-    with pytest.raises(Problem, match=r"no TransformerEngine in this Python(.|\n)*hint: set fp8=none"):
-        fp8.find("nowhere.pytorch")
-    engine.fp8 = SimpleNamespace(check_fp8_support=lambda: (False, "compute capability 9.x is needed"))
-    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", engine)
-    monkeypatch.setitem(sys.modules, "transformer_engine.common.recipe", recipes)
-    with pytest.raises(Problem, match=r"compute capability 9.x is needed(.|\n)*hint: set fp8=none"):
-        fp8.find()

@@ -102,7 +102,6 @@ def test_fp8_is_rejected_if_unsupported(ranks, monkeypatch):
     ("settings", "message"),
     [
         ({"precision": "fp32"}, "fp8 needs precision=bf16"),
-        ({"fp8": "transformer_engine"}, "set fp8=scaled_mm"),
         ({"tensor_parallelism": 2, "inner_width": 48}, "fp8 needs shares of 16"),
         ({"context_parallelism": 2, "sequence_length": 16}, "fp8 needs shares of 16"),
     ],

@@ -13,7 +13,6 @@ from benchmarks.bert.pytorch.train import Training, build, train_step
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.torch import low_precision
 from benchmarks.common.torch.low_precision import KeptLinear, cast, gathered_product, keep, refresh
-from benchmarks.language.pytorch import fp8
 from tests.in_framework.pytorch.bert_network import CONFIG, CPU, micro_batch
 
 LONG = True
@@ -108,11 +107,6 @@ def test_missing_fp8_is_explained(monkeypatch):
     assert "wrong by" in low_precision.why_no_fp8(CPU.context)
     monkeypatch.delattr(torch, "_scaled_mm")
     assert "has no FP8" in low_precision.why_no_fp8(CPU.context)
-    on_gpu = SimpleNamespace(fp8="auto", compile=False, cuda_graph=False, device="gpu")
-    assert fp8._choose(on_gpu, CPU) == "transformer_engine"
-    on_gpu.cuda_graph = True
-    with pytest.raises(Problem):
-        fp8._choose(on_gpu, CPU)
 
 
 @pytest.mark.parametrize("gelu", ["erf", "tanh"])
