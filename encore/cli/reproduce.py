@@ -1,5 +1,6 @@
 """``encore reproduce``: from a published folder to the command that runs it here."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,13 +17,21 @@ from encore.cli import options
 from encore.cli.layout import console, limited_lines, say, show, text, write_json
 from encore.containers import images
 from encore.errors import EncoreError, ExitCode
-from encore.lab.submissions.reproduction import Difference, Reproduction, UnmappedOption, command, write_system
+from encore.lab.submissions.reproduction import (
+    Difference,
+    Reproduction,
+    UnmappedOption,
+    command,
+    reproduce_log,
+    write_system,
+)
 from encore.lab.submissions.reproduction import reproduce as read_configuration
 from encore.lab.submissions.reproduction import start as start_command
 from encore.lab.submissions.safe_eval import NoValueError
 from encore.lab.submissions.shell_expansion import Note
 from encore.lab.submissions.source import Source, configuration_name, open_source
 from encore.results.format import count_of
+from encore.results.logs.reader import has_mark
 from encore.run import hints
 
 MAX_LINES = 40  # Printed lines without --all
@@ -36,7 +45,7 @@ def escape(value: object) -> str:
 class MappedKey(TypedDict):
     value: Any
     options: tuple[str, ...]  # Of the submitted command
-    variables: list[str]  # Variables in the published scripts
+    variables: list[str]  # Variables in the published scripts, or the line of a log
     origin: str  # "command", or "code" for defaults in the submitted code
     meaning: str
 
@@ -54,6 +63,7 @@ class ReproductionJson(TypedDict):
     gpus_per_node: int
     keys: dict[str, MappedKey]
     missing: dict[str, str]  # Keys without a value, with the reason
+    assumed: dict[str, Any]  # Keys that a log does not have, with the values of the nearest system
     environment: dict[str, dict[str, str]]  # Variables of the ranks, by script
     without_counterpart: tuple[UnmappedOption, ...]
     not_understood: tuple[Note, ...]
@@ -80,7 +90,7 @@ def reproduce(
         Path,
         typer.Argument(
             metavar="SOURCE",
-            help="Implementation folder, config_*.sh or result folder in an MLPerf results repository.",
+            help="Implementation folder, config_*.sh, result folder or log in an MLPerf results repository.",
         ),
     ],
     config: Annotated[
@@ -112,14 +122,22 @@ def reproduce(
 
       encore reproduce training_results_v0.7/NVIDIA/results/dgxa100_ngc20.06_mxnet/resnet
 
+      encore reproduce training_results_v5.1/NVIDIA/results/tyche_ngpu8_ngc25.09_nemo/llama31_8b/result_0.txt
+
       encore reproduce .../ssd/implementations/pytorch/config_OURS.sh -o ours.toml
 
       encore reproduce .../resnet/implementations/mxnet/config_DGXA100.sh --data /data/imagenet --run
 
     The scripts in the folder are parsed, not executed. See docs/reproduce.md.
     """
-    opened = open_source(source, config, options.known_round(round_name))
-    configurations = [_read(opened, file, nodes, gpus_per_node) for file in opened.configurations]
+    known_round = options.known_round(round_name)
+    configurations: list[Reproduction | NotUnderstood]
+    if source.is_file() and has_mark(source):
+        from_log = reproduce_log(source, known_round, nodes, gpus_per_node)
+        opened, configurations = from_log.source, [from_log]
+    else:
+        opened = open_source(source, config, known_round)
+        configurations = [_read(opened, file, nodes, gpus_per_node) for file in opened.configurations]
     read = [entry for entry in configurations if isinstance(entry, Reproduction)]
     if len(configurations) > 1 and (start or output):
         listed = [configuration_name(file) for file in opened.configurations]
@@ -232,6 +250,9 @@ def _print(screen: Console, reproduction: Reproduction, data: Path | None) -> No
     _print_system(screen, reproduction)
     if argv := _alternative(reproduction, data):
         _print_command(screen, argv, "a system of Encore to run instead")
+    if reproduction.assumed and reproduction.nearest:
+        values = ", ".join(f"{key}={json.dumps(value)}" for key, value in reproduction.assumed.items())
+        say(screen, escape(f"not in the log, from {reproduction.nearest.system}: {values}"))
     for key, explanation in reproduction.missing.items():
         say(screen, f"[yellow]no value[/] for {key}: {escape(explanation)}")
     for note in reproduction.notes:
@@ -293,7 +314,8 @@ def _print_system(screen: Console, reproduction: Reproduction) -> None:
     if reproduction.equals and reproduction.nearest:
         say(
             screen,
-            f"[green]equals[/] the system {reproduction.nearest.system} of {reproduction.nearest.round}, key by key",
+            f"[green]equals[/] the system {reproduction.nearest.system} of {reproduction.nearest.round}, "
+            + ("in the keys of the log" if reproduction.assumed else "key by key"),
         )
     else:
         say(screen, f"[yellow]{_standing(reproduction)}[/]; the command sets them; -o FILE writes a system file")
@@ -341,6 +363,7 @@ def _as_json(reproduction: Reproduction, data: Path | None) -> ReproductionJson:
             for mapping in reproduction.mapped
         },
         "missing": reproduction.missing,
+        "assumed": reproduction.assumed,
         "environment": reproduction.environment,
         "without_counterpart": reproduction.left,
         "not_understood": reproduction.notes,

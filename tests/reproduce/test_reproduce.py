@@ -1,6 +1,7 @@
 """`encore reproduce` on small synthetic repositories: mapped and unmapped options, systems, and bad input."""
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -14,10 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 from encore import catalogue, configuration
-from encore.catalogue import System
+from encore.catalogue import Choice, System
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.lab.submissions.reproduction import Reproduction, reproduce
+from encore.lab.submissions import option_mapping
+from encore.lab.submissions.reproduction import Reproduction, reproduce, reproduce_log
 from encore.lab.submissions.source import open_source
 from tools import reproduced_configurations
 
@@ -378,6 +380,62 @@ def test_configuration_of_variables(
         assert expected in result.refused and result.system is None
     else:
         assert (result.nearest and result.nearest.system, result.differences, result.missing) == (expected, (), {})
+
+
+LOGGED = sorted(name for name, table in option_mapping.submitted().items() if table.log)
+
+
+def mlperf_log(choice: Choice, system: System) -> str:
+    # The hyperparameters that a run of the system logs, without the first line of the file
+    resolved = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
+    config = importlib.import_module(f"{choice.implementation.module}.config").Config(
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in resolved.plain().items()}
+    )
+    folder = choice.folder.parent.name
+    package = "llama" if folder in ("llama31_8b", "gpt_oss_20b") else folder
+    mlperf = importlib.import_module(f"benchmarks.{package}.mlperf")
+    further = {"resnet": (100,), "bert": (76,)}.get(folder, ())
+    values = mlperf.hyperparameters(config, system.nodes * system.gpus_per_node, *further)
+    events = {"submission_benchmark": folder, **{key: getattr(value, "value", value) for key, value in values.items()}}
+    lines = [{"time_ms": 1, "event_type": "POINT_IN_TIME", "key": key, "value": events[key]} for key in events]
+    return "\n".join(f":::MLLOG {json.dumps({**line, 'namespace': '', 'metadata': {}})}" for line in lines)
+
+
+@pytest.mark.parametrize("folder", LOGGED)
+def test_log_of_a_system_has_its_configuration(folder: str, tmp_path: Path) -> None:
+    choice = next(choice for choice in catalogue.choices().values() if choice.folder.parent.name == folder)
+    log = tmp_path / "result_0.txt"
+    systems = [
+        system
+        for system in catalogue.systems(choice)
+        if system.kind in ("submitted", "later") and system.framework in (choice.implementation.framework, "")
+    ]
+    # gpt-oss-20b has no submitted system: none is near, but the values are read
+    for system in systems or [catalogue.find_system(choice, "reference_b200", "v6.0")]:
+        log.write_text(f"a line of another program\n{mlperf_log(choice, system)}\n")
+        result = reproduce_log(log, system.round, system.nodes, system.gpus_per_node)
+        assert (result.refused, result.missing, result.differences) == ("", {}, ())
+        resolved = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
+        assert [(mapping.key, resolved.get(mapping.key)) for mapping in result.mapped] == [
+            (mapping.key, mapping.value) for mapping in result.mapped
+        ]
+
+
+def test_reproduced_log_states_lines_and_assumed_keys(tmp_path: Path) -> None:
+    choice = catalogue.choose("llama31-8b")
+    system = catalogue.find_system(choice, "hpf_n8", "v5.1")
+    (tmp_path / "result_0.txt").write_text(f"\n{mlperf_log(choice, system)}\n".replace("0.0008", "0.0009"))
+    arguments = ("--round", "v5.1", "--nodes", "8", "--gpus-per-node", "8")
+    output = encore(tmp_path / "result_0.txt", *arguments, "-o", tmp_path / "new.toml").stdout
+    assert "--set learning_rate=0.0009" in output and "not in the log, from hpf_n8: micro_batch=1, " in output
+    assert re.search(r"learning_rate +0\.0009 +--opt_base_learning_rate +line ", output)
+    written = catalogue.parse(System, tmp_path / "new.toml")
+    assert written.config == {**system.config, **written.config, "learning_rate": 0.0009}
+    (tmp_path / "result_1.txt").write_text(
+        ':::MLLOG {"key": "submission_benchmark", "value": "unet3d", "time_ms": 1}\n'
+    )
+    with pytest.raises(EncoreError, match="unet3d"):
+        reproduce_log(tmp_path / "result_1.txt", None, None, None)
 
 
 def test_links_and_paths_out_of_the_folder_are_not_followed(folder: Path, tmp_path: Path) -> None:

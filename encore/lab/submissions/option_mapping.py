@@ -21,6 +21,7 @@ from encore.lab.submissions.safe_eval import NoValueError, evaluate
 from encore.lab.submissions.shell_expansion import LONGEST_VALUE, Value, concatenate
 
 _MOST_SETTINGS = 5000
+NO_OPTION = "the command has no option"  # Start of the reason for a key without a value
 
 
 class Implementation(Strict):
@@ -60,7 +61,9 @@ class Implementation(Strict):
 
 
 class Submitted(Strict):
-    implementation: tuple[Implementation, ...]
+    implementation: tuple[Implementation, ...] = ()
+    # Key here: expression over the keys of an MLPerf log
+    log: dict[str, str] = Field(default_factory=dict)
 
 
 class Machine(Strict):
@@ -92,15 +95,15 @@ def common() -> Common:
 
 
 @cache
+def submitted() -> dict[str, Submitted]:
+    """Return the tables by the benchmark's folder name."""
+    files = sorted(paths.BENCHMARKS.glob("*/submitted.toml"))
+    return {file.parent.name: parse(Submitted, file) for file in files if (file.parent / "benchmark.toml").exists()}
+
+
 def implementations() -> list[tuple[str, Implementation]]:
     """Return all implementations with the benchmark's folder name."""
-    files = sorted(paths.BENCHMARKS.glob("*/submitted.toml"))
-    of_benchmarks = [file for file in files if (file.parent / "benchmark.toml").exists()]
-    return [
-        (file.parent.name, implementation)
-        for file in of_benchmarks
-        for implementation in parse(Submitted, file).implementation
-    ]
+    return [(name, implementation) for name, tables in submitted().items() for implementation in tables.implementation]
 
 
 def find_implementations(folder: str) -> list[tuple[str, Implementation]]:
@@ -222,7 +225,7 @@ class _Lookup:
             return option.value.text
         default = self.defaults.get(_name(name), default)
         if default is None:
-            raise NoValueError(f"the command has no option {name}")
+            raise NoValueError(f"{NO_OPTION} {name}")
         return default
 
     def all_values(self, name: str) -> str:

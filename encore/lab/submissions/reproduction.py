@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,11 @@ from encore.lab.submissions import option_mapping, scripts
 from encore.lab.submissions.option_mapping import Common, Implementation, Mapped
 from encore.lab.submissions.scripts import Scripts
 from encore.lab.submissions.shell_expansion import Note, Value, Variable
-from encore.lab.submissions.source import Source, configuration_name
+from encore.lab.submissions.source import Source, Tree, configuration_name
 from encore.results.format import count_of
+from encore.results.logs.reader import read_events
+from encore.results.logs.run_log import read_run
+from encore.results.published.systems import nearest_description, rounds_system
 
 COMPARED = ("submitted", "later")
 _MOST_LINES_OF_FLAGS = 2000
@@ -63,6 +66,7 @@ class Reproduction:
     nearest: System | None = None  # The system here with the fewest differences
     alternative: tuple[Choice, System] | None = None  # Nearest system, if the options cannot be mapped
     differences: tuple[Difference, ...] = ()
+    assumed: dict[str, Any] = field(default_factory=dict)  # Keys that a log does not have, from the nearest system
 
     @property
     def name(self) -> str:
@@ -172,13 +176,80 @@ def reproduce(source: Source, file: str, nodes: int | None = None, gpus: int | N
     return replace(reproduction, implementation=None, left=_unmapped_settings(read, [], common, None), refused=refused)
 
 
+def reproduce_log(path: Path, round_name: str | None, nodes: int | None, gpus: int | None) -> Reproduction:
+    """Compare the hyperparameters in a result log with the systems in Encore.
+
+    Keys that the log does not have are those of the nearest system (``assumed``). ``nodes`` and ``gpus`` (per node)
+    override the system description next to the log.
+
+    Raises:
+        EncoreError: the file is not a result log, or its benchmark has no table of log keys.
+    """
+    run = read_run(path, round_name)
+    tables = option_mapping.submitted()
+    keys = tables[run.benchmark].log if run.benchmark in tables else {}
+    if run.benchmark is None or not keys:
+        names = ", ".join(name for name, table in tables.items() if table.log)
+        found = run.benchmark or run.unknown_benchmark or run.explanation or "no benchmark"
+        raise EncoreError(f"{path}: {found}", expected=f"a result log of {names}")
+    description = nearest_description(path.parent) or rounds_system(path.parent, run.round, run.platform)
+    known_gpus = gpus or description.accelerators_per_node
+    lines = {event.key: event for event in reversed(list(read_events(path))) if event.key in run.hyperparameters}
+    words = [
+        Value(f"--{key}={_log_text(event.value)}", frozenset({f"line {event.line}"})) for key, event in lines.items()
+    ]
+    benchmark = _choices(run.benchmark)[0].benchmark
+    implementation = Implementation(
+        title=f"{benchmark.title}, from a log", framework=_choices(run.benchmark)[0].implementation.framework,
+        folders=("*",), checked=tuple(benchmark.rounds), keys=keys,
+    )  # fmt: skip
+    read = Scripts(
+        variables={}, of_configuration=frozenset(), nodes=nodes or description.nodes or 1, gpus=known_gpus or 1,
+        gpus_are_known=known_gpus is not None, command=tuple(words), programs=(), implementation=implementation,
+        notes=(),
+    )  # fmt: skip
+    source = Source(
+        tree=Tree(path.parent), folder="", shown=str(path), round=run.round or "", configurations=(path.name,)
+    )
+    reproduction = Reproduction(
+        source=source, file=path.stem, benchmark=run.benchmark, implementation=implementation, nodes=read.nodes,
+        gpus=read.gpus, gpus_are_known=read.gpus_are_known, missing={}, environment={}, base="",
+    )  # fmt: skip
+    result = _build_system(reproduction, read, option_mapping.common(), implementation, only_mapped=True)
+    result = replace(result, left=())
+    if result.system is None or result.nearest is None:
+        return result
+    assumed = {key: value for key, value in _set_keys(result).items() if key not in result.system.config}
+    missing = {key: why for key, why in result.missing.items() if not why.startswith(option_mapping.NO_OPTION)}
+    origin = {"source": f"log {path.name}", "accelerator": description.accelerator or result.nearest.accelerator}
+    config = {"config": {**assumed, **result.system.config}}
+    return replace(result, assumed=assumed, missing=missing, system=result.system.model_copy(update=origin | config))
+
+
+def _log_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _set_keys(reproduction: Reproduction) -> dict[str, Any]:
+    # Keys in the nearest system's file
+    choice, nearest = reproduction.choice, reproduction.nearest
+    if choice is None or nearest is None:
+        return {}
+    return {**nearest.config, **nearest.implementations.get(choice.implementation_name, {})}
+
+
 def _numbers(round_name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", round_name))
 
 
 def _build_system(
-    reproduction: Reproduction, read: Scripts, common: Common, implementation: Implementation
+    reproduction: Reproduction,
+    read: Scripts,
+    common: Common,
+    implementation: Implementation,
+    only_mapped: bool = False,
 ) -> Reproduction:
+    # ``only_mapped``: compare mapped keys only
     choice = _choice(reproduction.benchmark, implementation)
     rounds = list(choice.benchmark.rounds)
     constants = {
@@ -234,7 +305,7 @@ def _build_system(
         resolved = configuration.resolve(choice, full_system, system.nodes, system.gpus_per_node, [])
     except (EncoreError, ValidationError) as error:
         return replace(reproduction, refused=" ".join(str(error).split("\n  "))[:500])
-    nearest, differences = _nearest(choice, system, resolved)
+    nearest, differences = _nearest(choice, system, resolved, {*_PLACE, *values} if only_mapped else None)
     if differences:
         system = system.model_copy(update={"system": _free_name(choice, system, reproduction)})
     return replace(reproduction, system=system, nearest=nearest, differences=differences)
@@ -358,7 +429,7 @@ def _variable_text(variable: Variable) -> str:
 
 
 def _nearest(
-    choice: Choice, system: System, resolved: configuration.Configuration
+    choice: Choice, system: System, resolved: configuration.Configuration, stated: set[str] | None
 ) -> tuple[System | None, tuple[Difference, ...]]:
     # System with the fewest differences, and the differences
     candidates: list[tuple[System, tuple[Difference, ...]]] = []
@@ -369,7 +440,8 @@ def _nearest(
             and candidate.framework in (system.framework, "")
         ):
             candidate_config = configuration.resolve(choice, candidate, candidate.nodes, candidate.gpus_per_node, [])
-            candidates.append((candidate, _differences(system, resolved, candidate, candidate_config)))
+            differences = _differences(system, resolved, candidate, candidate_config)
+            candidates.append((candidate, tuple(d for d in differences if stated is None or d.name in stated)))
     if not candidates:
         return None, ()
     return min(candidates, key=lambda pair: (len(pair[1]), pair[0].system != system.system))
