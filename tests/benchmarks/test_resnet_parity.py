@@ -17,6 +17,19 @@ LIMITS = {"logits": 1e-4, "loss ": 1e-5, "gradient ": 0.1, "rates": 0.0, "sgd": 
 # The deeper the network, the more a rounding error grows in the backward pass; MXNet is as far from float64.
 ALL_GRADIENTS = {("pytorch", 18): 1e-3, ("pytorch", 50): 1e-2, ("tensorflow", 18): 1e-3, ("tensorflow", 50): 2e-2}
 
+# Weights after the steps of NVIDIA's rules (v0.7, common/fit.py: SGDwFASTLARS and mx.optimizer.SGD) in float64
+NORMS = {
+    "sgd stem.conv.weight": 336.26669606,
+    "sgd stage1.block1.norm1.gamma": 29.49087086,
+    "sgd dense.weight": 247.97050372,
+    "sgd dense.bias": 11.41207729,
+    "lars stem.conv.weight": 11.66056941,
+    "lars stage1.block1.norm1.gamma": 29.92510789,
+    "lars stage4.block2.conv2.weight": 33.07821306,
+    "lars dense.weight": 0.73370474,
+    "lars dense.bias": 11.22936302,
+}
+
 
 def compute(framework: str, request: pytest.FixtureRequest, file: Path) -> Results:
     run = request.getfixturevalue(f"in_{framework}")
@@ -52,7 +65,8 @@ def test_parity_with_mxnet(
         names = sorted(name for name in results if f"gradient {depth}" in name)
         ours, theirs = (np.concatenate([arrays[name].ravel() for name in names]) for arrays in (results, mxnet_results))
         assert relative_norm(ours, theirs) < ALL_GRADIENTS[framework, depth]
-    assert max(results["rule sgd"].max(), results["rule lars"].max()) < 1e-5, "NVIDIA's update rule in NumPy"
+    norms = {name: float(np.linalg.norm(results[name])) for name in NORMS}
+    assert norms == pytest.approx(NORMS, rel=1e-5)
     ours, theirs = results["losses"], mxnet_results["losses"]
     differences_by_step = np.abs(ours - theirs) / theirs
     assert differences_by_step[:8].max() < 1e-3 and differences_by_step.max() < 0.1

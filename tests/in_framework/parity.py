@@ -1,7 +1,6 @@
 """What each framework computes of the same weights, batches, gradients and rates: python parity.py FRAMEWORK FILE DATA.
 
-parity_FRAMEWORK.py has its functions; FILE gets the results by name (.npz), and in JSON is what was compared with
-NVIDIA's rules.
+parity_FRAMEWORK.py has its functions; FILE gets the results by name (.npz).
 """
 
 import dataclasses
@@ -13,9 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from benchmarks.resnet import architecture, inputs, schedule
-from tests.in_framework import sgd_and_lars
 
-OPTIMIZER_STEPS = 10
+OPTIMIZER_RATES = (0.1, 0.2, 0.3, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.01)
 LOSSES = 15  # Steps: the second epoch begins at step 12
 
 
@@ -60,7 +58,7 @@ def made_gradients(config):
     # Gradients of each step for the optimizers; a new generator, so that every framework draws the same.
     generator = np.random.default_rng(13)
     shapes = architecture.shapes(config)
-    for _ in range(OPTIMIZER_STEPS):
+    for _ in OPTIMIZER_RATES:
         yield {name: generator.standard_normal(shapes[name], "float32") for name in architecture.trained_names(config)}
 
 
@@ -86,22 +84,16 @@ def networks(part, ranks):
 
 
 def optimizers(part, ranks):
-    # Weights after some steps of both optimizers, and how far they are from NVIDIA's rule.
-    found, far = {}, {}
-    # Rates of a warm-up and of the decay after it.
-    changing = [sgd_and_lars.rate_at(step, 0.4, 12, 4) for step in range(1, OPTIMIZER_STEPS + 1)]
+    # Weights after some steps of both optimizers
+    found = {}
     for name, without in (("sgd", ("beta", "bias")), ("lars", ("gamma", "beta"))):
         # Strong enough that every term of the formula can be seen in the result.
         strong = {"weight_decay": 0.01, "lars_eta": 0.1, "lars_epsilon": 1e-3}
         config = config_of(part, optimizer=name, no_weight_decay=without, **strong)
-        arrays, made = made_weights(config), list(made_gradients(config))
-        steps = part.optimized(part.training_with(config, arrays, ranks), made, changing)
-        start = {tensor: arrays[tensor] for tensor in architecture.trained_names(config)}
-        rule = sgd_and_lars.trained(start, made, changing, config)
-        found.update({f"{name} {tensor}": part.in_numpy(steps[tensor]) for tensor in start})
-        apart = [np.linalg.norm(found[f"{name} {t}"] - rule[t]) / np.linalg.norm(rule[t]) for t in start]
-        far[f"rule {name}"] = np.array(apart)
-    return found, far
+        training = part.training_with(config, made_weights(config), ranks)
+        weights = part.optimized(training, list(made_gradients(config)), OPTIMIZER_RATES)
+        found.update({f"{name} {tensor}": weights[tensor] for tensor in architecture.trained_names(config)})
+    return found
 
 
 def trained(part, ranks, data):
@@ -122,9 +114,9 @@ def trained(part, ranks, data):
 def main(name, path, data):
     part = importlib.import_module(f"tests.in_framework.parity_{name}")
     ranks = part.framework.start(SimpleNamespace(device="cpu", precision="fp32"))
-    found = {key: part.in_numpy(tensor) for key, tensor in networks(part, ranks).items()}
-    weights, far = optimizers(part, ranks)
-    np.savez(path, **found, **weights, **far, **trained(part, ranks, Path(data)))
+    found = {**networks(part, ranks), **optimizers(part, ranks)}
+    arrays = {key: part.in_numpy(tensor) for key, tensor in found.items()}
+    np.savez(path, **arrays, **trained(part, ranks, Path(data)))
     part.framework.finish()
 
 

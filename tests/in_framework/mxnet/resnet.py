@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import math
 from types import SimpleNamespace
 from unittest import mock
 
@@ -15,13 +14,12 @@ from benchmarks.common.run.choices import UnavailableError
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet import architecture, schedule
 from benchmarks.resnet.architecture import input_shape
-from benchmarks.resnet.config import Hyperparameters
-from benchmarks.resnet.inputs import training_input, training_pipeline
+from benchmarks.resnet.inputs import training_input
 from benchmarks.resnet.mxnet import data as tensors
 from benchmarks.resnet.mxnet import model, optimizer, train
 from benchmarks.resnet.mxnet.config import Config
-from tests.in_framework import resnet, sgd_and_lars
-from tests.in_framework.waves import waves
+from tests.in_framework import resnet
+from tests.in_framework.waves import digest, waves
 
 import mxnet as mx  # isort: skip
 from mxnet import autograd, gluon  # isort: skip
@@ -61,31 +59,21 @@ def test_weights_follow_the_seed():
     assert (outputs[0] == outputs[1]).all() and (outputs[0] != outputs[2]).any()
 
 
-class NgcOperators:
-    # Symbols with the arguments of NVIDIA's submissions, and no others
-    @staticmethod
-    def BatchNorm(data, act_type, axis, eps, momentum, fix_gamma):
-        assert (act_type, axis, fix_gamma) == ("relu", 3, False)
-
-    @staticmethod
-    def BatchNormAddRelu(data, addend, axis, eps, momentum, fix_gamma):
-        assert (axis, fix_gamma) == (3, False)
-
-
-class OldOperators:
-    # An MXNet that only mentions the fused operator in its documentation
-    @staticmethod
-    def BatchNorm(data, axis, eps, momentum, fix_gamma):
-        """There is no act_type."""
+# The arguments of NVIDIA's operators, and of an MXNet without them
+NGC = SimpleNamespace(
+    BatchNorm=lambda data, act_type, axis, eps, momentum, fix_gamma: None,
+    BatchNormAddRelu=lambda data, addend, axis, eps, momentum, fix_gamma: None,
+)
+OLD = SimpleNamespace(BatchNorm=lambda data, axis, eps, momentum, fix_gamma: None)
 
 
 @pytest.mark.parametrize(
     ("config", "operators", "has"),
     [
-        (GPU, NgcOperators(), True),
+        (GPU, NGC, True),
         (GPU, mx.sym, False),
-        (GPU, OldOperators(), False),
-        (dataclasses.replace(GPU, precision="fp32"), NgcOperators(), False),
+        (GPU, OLD, False),
+        (dataclasses.replace(GPU, precision="fp32"), NGC, False),
     ],
 )
 def test_fused_operators_are_found_by_asking(config, operators, has):
@@ -97,37 +85,35 @@ def test_fused_operators_are_found_by_asking(config, operators, has):
 def test_fused_operators_get_the_submitted_arguments():
     # As resnet-v1b-fl.py calls them; Gluon's other arguments are left out.
     calls, layers = [], model.Layers(GPU, model.FusedOperators(True, True))
-    symbols = SimpleNamespace(BatchNorm=lambda **given: calls.append({*given}))
-    symbols.BatchNormAddRelu = symbols.BatchNorm
+    symbols = SimpleNamespace(**dict.fromkeys(vars(NGC), lambda **given: calls.append(given)))
     parameters = dict.fromkeys(("gamma", "beta", "running_mean", "running_var"))
     layers.norm_relu(8).hybrid_forward(symbols, None, **parameters)
     layers.norm_add_relu(8).hybrid_forward(symbols, None, None, **parameters)
-    common = {"axis", "beta", "data", "eps", "fix_gamma", "gamma", "momentum", "moving_mean", "moving_var", "name"}
-    assert calls == [{*common, "act_type"}, {*common, "addend"}]
+    numbers = {"eps": GPU.batch_norm_epsilon, "momentum": GPU.batch_norm_momentum, "axis": 3, "fix_gamma": False}
+    common = {**dict.fromkeys(("beta", "data", "gamma", "moving_mean", "moving_var")), "name": "fwd", **numbers}
+    assert calls == [{**common, "act_type": "relu"}, {**common, "addend": None}]
 
 
-class NormConvolution:
-    # MXNet's operators in the interface of NVIDIA's (its norm_convolution.cc), which has no other argument.
-    @staticmethod
-    def NormConvolution(
-        data, weight, kernel, stride, pad, num_filter, layout, no_norm, act_type, in_sum=None, in_sum_squares=None,
-        gamma=None, beta=None, moving_mean=None, moving_var=None, eps=None, momentum=None, fix_gamma=None,
-    ):  # fmt: skip
-        if not no_norm:
-            assert (act_type, fix_gamma, momentum) == ("relu", False, 0.9) and moving_mean.shape == moving_var.shape
-            count = data.size // data.shape[1]
-            mean = in_sum / count
-            factor = gamma / mx.nd.sqrt(in_sum_squares / count - mean**2 + eps)
-            mean, factor, beta = (values.reshape((1, -1, 1, 1)) for values in (mean, factor, beta))
-            data = mx.nd.relu((data - mean) * factor + beta)
-        sizes = {"kernel": kernel, "stride": stride, "pad": pad, "num_filter": num_filter, "layout": layout}
-        out = mx.nd.Convolution(data, weight, no_bias=True, **sizes)
-        return out, out.sum(axis=(0, 2, 3)), (out**2).sum(axis=(0, 2, 3))
+def norm_convolution(
+    data, weight, kernel, stride, pad, num_filter, layout, no_norm, act_type, in_sum=None, in_sum_squares=None,
+    gamma=None, beta=None, moving_mean=None, moving_var=None, eps=None, momentum=None, fix_gamma=None,
+):  # fmt: skip
+    """MXNet's operators in the interface of NVIDIA's norm_convolution.cc, which has no other argument."""
+    if not no_norm:
+        assert (act_type, fix_gamma, momentum) == ("relu", False, 0.9) and moving_mean.shape == moving_var.shape
+        mean, squares = in_sum / (data.size / data.shape[1]), in_sum_squares / (data.size / data.shape[1])
+        factor = gamma / mx.nd.sqrt(squares - mean**2 + eps)
+        mean, factor, beta = (values.reshape((1, -1, 1, 1)) for values in (mean, factor, beta))
+        data = mx.nd.relu((data - mean) * factor + beta)
+    sizes = {"kernel": kernel, "stride": stride, "pad": pad, "num_filter": num_filter, "layout": layout}
+    out = mx.nd.Convolution(data, weight, no_bias=True, **sizes)
+    return out, out.sum(axis=(0, 2, 3)), (out**2).sum(axis=(0, 2, 3))
 
 
 @pytest.mark.parametrize("depth", [18, 50])
 def test_fused_convolutions_have_the_values_and_gradients_of_the_plain_ones(depth):
     config, results = resnet.config_of(Config, depth=depth), []
+    operators = SimpleNamespace(NormConvolution=norm_convolution)
     block = next(b for b in architecture.residual_blocks(config) if b.convs[-2].stride == 2 or depth == 18)
     x = mx.nd.random.uniform(-1, 1, (2, block.convs[0].in_channels, 8, 8))
     for fused in (True, False):
@@ -138,7 +124,7 @@ def test_fused_convolutions_have_the_values_and_gradients_of_the_plain_ones(dept
         images.attach_grad()
         with autograd.record():
             weights = {name: parameter.data() for name, parameter in body._reg_params.items()}
-            out = body.hybrid_forward(NormConvolution, images, **weights) if fused else body(images)
+            out = body.hybrid_forward(operators, images, **weights) if fused else body(images)
         out.backward(mx.nd.arange(out.size).reshape(out.shape) / out.size)
         gradients = [p.grad() for p in body.collect_params().values() if p.grad_req != "null"]
         results.append([out, images.grad, *gradients])
@@ -151,7 +137,7 @@ def test_fused_convolutions_are_rejected_without_the_operator():
     config = dataclasses.replace(GPU, fused_convolutions=True)
     with pytest.raises(UnavailableError, match=r"has no NormConvolution(.|\n)*hint: set fused_convolutions=false"):
         model.missing_operators(config)
-    symbols = SimpleNamespace(NormConvolution=None, BatchNorm=NgcOperators.BatchNorm)
+    symbols = SimpleNamespace(NormConvolution=None, BatchNorm=NGC.BatchNorm)
     assert model.fused_operators(config, symbols) == model.FusedOperators(True, False, True)
     with pytest.raises(ValueError, match="fused_convolutions needs device=gpu"):
         dataclasses.replace(config, layout="NCHW")
@@ -162,13 +148,6 @@ def losses(training, count, skip=0):
     labels, shape = mx.nd.arange(training.config.batch_size) % 10, input_shape(training.config)
     steps = [(mx.nd.array(2 * waves(*shape, phase=step)), 0.1 * (step + 1)) for step in range(skip, count)]
     return [train.train_step(training, images, labels, rate).asscalar() for images, rate in steps]
-
-
-def test_nan_shows_in_the_loss():
-    training = train.build(resnet.config_of(Config), ranks, {})
-    first = next(iter(training.network.collect_params().values()))
-    first.set_data(first.data() * math.nan)
-    assert not np.isfinite(losses(training, 1)).any()
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars"])
@@ -195,36 +174,49 @@ def test_a_rank_takes_the_gpu_of_its_place(monkeypatch, visible, expected):
 
 
 SHAPES = {"conv_weight": (8, 3, 3, 3), "bn_gamma": (8,), "bn_beta": (8,), "dense_weight": (10, 8), "dense_bias": (10,)}
+RATES = [0.25, 0.5, 0.75, 1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05]
 
 
-# The last update of fp16 weights is rounded from their fp32 masters: half a unit in 2 ** 11.
+# Norms and digests of the weights after 12 steps of NVIDIA's rules (v0.7, common/fit.py: SGDwFASTLARS, of which the
+# first call of a step corrects the momentum, and mx.optimizer.SGD) in float64. The last update of fp16 weights is
+# rounded from their fp32 masters: half a unit in 2 ** 11.
 @pytest.mark.parametrize(("precision", "error"), [("fp32", 1e-5), ("fp16", 5e-4)])
-@pytest.mark.parametrize(("name", "undecayed"), [("sgd", ("beta", "bias")), ("lars", ("gamma", "beta"))])
-def test_optimizers_follow_the_submitted_rules(name, undecayed, precision, error):
+@pytest.mark.parametrize(
+    ("name", "undecayed", "norms", "digests"),
+    [
+        (
+            "sgd",
+            ("beta", "bias"),
+            [100.36701, 16.156602426, 17.542697709, 64.008342608, 20.607438882],
+            [3.7728440881, 3.0305255498, 2.9958877846, 4.242376241, 3.7634085512],
+        ),
+        (
+            "lars",
+            ("gamma", "beta"),
+            [12.243337981, 17.542697709, 17.542697709, 7.5235805581, 19.173867506],
+            [0.16395367346, 2.9958877846, 2.9958877846, 0.21464249005, 3.7451627314],
+        ),
+    ],
+)
+def test_optimizers_follow_the_submitted_rules(name, undecayed, norms, digests, precision, error):
     options = {"weight_decay": 0.01, "momentum": 0.9, "lars_eta": 0.1, "no_weight_decay": undecayed}
     config = dataclasses.replace(Config(), device="gpu", optimizer=name, precision=precision, **options)
-
-    def arrays(factor, phase):
-        return {key: np.float32(np.float16(factor * waves(*shape, phase=phase))) for key, shape in SHAPES.items()}
-
-    start, gradients = arrays(1, 0), [arrays(8, step) for step in range(1, 13)]
-    rates = [sgd_and_lars.rate_at(step, 1.0, 12, warmup=4) for step in range(1, 13)]
-    averaged = [{key: gradient / 4 for key, gradient in step.items()} for step in gradients]
     parameters = gluon.ParameterDict()
-    for key, value in start.items():
+    for key, shape in SHAPES.items():
         kind = "float16" if precision == "fp16" and not key.startswith("bn") else "float32"
-        parameters.get(key, shape=value.shape, dtype=kind, init=mx.init.Constant(mx.nd.array(value)))
+        values = mx.nd.array(np.float16(waves(*shape)))
+        parameters.get(key, shape=shape, dtype=kind, init=mx.init.Constant(values))
     parameters.initialize()
     trainer = optimizer.build_trainer(parameters, config)
-    for step, rate in zip(gradients, rates):
+    for step, rate in enumerate(RATES, start=1):
         trainer.set_learning_rate(rate)
-        for key, parameter in parameters.items():
-            parameter.grad()[:] = mx.nd.array(step[key]).astype(parameter.dtype)
+        for parameter in parameters.values():
+            parameter.grad()[:] = mx.nd.array(np.float16(8 * waves(*parameter.shape, phase=step)))
             parameter._data[0]._fresh_grad = True
         trainer.step(4, ignore_stale_grad=True)
-    for key, expected in sgd_and_lars.trained(start, averaged, rates, config).items():
-        weights = parameters[key].data().asnumpy()
-        assert np.linalg.norm(weights - expected) < error * np.linalg.norm(expected), key
+    weights = [parameter.data().asnumpy().astype(float) for parameter in parameters.values()]
+    assert list(map(np.linalg.norm, weights)) == pytest.approx(norms, rel=error)
+    assert [digest(array)[1] for array in weights] == pytest.approx(digests, rel=error)
 
 
 @pytest.mark.parametrize(
@@ -269,14 +261,9 @@ def test_training_input_resumes_exactly(digits):
             assert np.array_equal(left.asnumpy(), right.asnumpy())
 
 
-def test_crops_differ_between_ranks_and_layouts_are_padded(digits):
+def test_crops_differ_between_ranks(digits):
     first, other = (batches_of(digits, seed=seed).next()[0].asnumpy() for seed in (5, 6))
     assert not np.array_equal(first, other)
-    padded = Hyperparameters(
-        device="cpu", batch_size=8, image_size=32, dali_threads=1, dali_prefetch=1, dali_mmap=False
-    )
-    images, _ = training_pipeline(padded, digits, Ranks(0, 1, 0, 1, None)).run()
-    assert images.as_tensor().shape() == [8, 32, 32, 4]
 
 
 def test_end():

@@ -1,6 +1,5 @@
 """ResNet in TensorFlow: network, precisions, warm-up, micro-batches, overflow, delayed sums."""
 
-import dataclasses
 import functools
 import os
 import threading
@@ -11,7 +10,6 @@ import pytest
 
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.resnet import architecture
 from benchmarks.resnet.tensorflow import model, optimizer, train
 from benchmarks.resnet.tensorflow.config import Config
 from benchmarks.resnet.tensorflow.train import Training
@@ -23,13 +21,6 @@ import tensorflow as tf  # isort: skip
 ALONE = Ranks(0, 1, 0, 1, "/CPU:0")
 config_of = partial(resnet.config_of, Config, "NHWC")
 tensorflow.start(config_of())
-
-
-@pytest.mark.parametrize("depth", resnet.PARAMETERS)
-def test_size_of_the_network(depth):
-    config = config_of(depth=depth, num_classes=1000)
-    shapes = architecture.shapes(config)
-    assert sum(np.prod(shapes[name]) for name in architecture.trained_names(config)) == resnet.PARAMETERS[depth]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -77,10 +68,6 @@ def relative_difference(losses, reference):
 )
 def test_effect_of_a_setting_on_the_losses(changes, low, high):
     assert low <= relative_difference(first_losses(**changes), baseline_losses()) <= high
-
-
-def test_nan_shows_in_the_loss():
-    assert not np.isfinite(losses_of(built(factor=np.nan)[1], 0.01, 0.01)).any()
 
 
 def test_a_warm_up_leaves_no_trace():
@@ -149,15 +136,8 @@ def test_a_rank_sees_one_gpu(monkeypatch, visible, expected):
 
 
 def test_xla_is_the_default_on_gpus():
-    pairs = [(device, xla) for device in ("cpu", "gpu") for xla in ("auto", True, False)]
-    assert [dataclasses.replace(config_of(), device=device, xla=xla).compiles for device, xla in pairs] == [
-        False,
-        True,
-        False,
-        True,
-        True,
-        False,
-    ]
+    configs = [config_of(device=device, xla=xla) for device in ("cpu", "gpu") for xla in ("auto", True, False)]
+    assert [config.compiles for config in configs] == [False, True, False, True, True, False]
 
 
 def test_zero_init_residual():
