@@ -158,12 +158,16 @@ def test_a_rate_in_a_tensor_is_the_same_rate():
     assert losses_of(rates, torch.zeros(())) == pytest.approx(losses_of(rates), abs=1e-6)
 
 
-def test_a_backbone_file_that_is_missing_damaged_or_of_another_network(tmp_path):
-    network = model.SSD(SMALL, CLASSES, PLAIN)
+def test_a_backbone_file_that_is_right_missing_damaged_or_of_another_network(tmp_path):
+    # The fourth input channel is padding, and the network has no fourth stage
+    network = model.SSD(dataclasses.replace(SMALL, layout="NHWC", pad_channels=True), CLASSES, PLAIN)
     weights = {name: tensor + 1 for name, tensor in network.backbone.state_dict().items()}
+    weights["conv1.weight"] = weights["conv1.weight"][:, :3].clone()
     torch.save({**weights, "layer4.0.conv1.weight": torch.zeros(1)}, tmp_path / "right.pth")
     model.load_backbone(network, tmp_path / "right.pth")
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in network.backbone.state_dict().items())
+    state = network.backbone.state_dict()
+    state["conv1.weight"], padding = state["conv1.weight"].split((3, 1), 1)
+    assert not padding.any() and all(torch.equal(tensor, weights[name]) for name, tensor in state.items())
     (tmp_path / "damaged.pth").write_bytes((tmp_path / "right.pth").read_bytes()[:1000])
     torch.save({**weights, "layer1.0.conv1.weight": torch.zeros(3, 3)}, tmp_path / "other.pth")
     for name, text in (("missing", "missing.pth"), ("damaged", "damaged.pth"), ("other", r"\(3, 3\) for layer1.0")):

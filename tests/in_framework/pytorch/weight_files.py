@@ -1,14 +1,12 @@
 """Weight files in the formats of the published ones, read into the submitted networks."""
 
-import io
 import os
 import pickle
 import re
+import shutil
 import struct
 import tarfile
-from collections import OrderedDict
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -18,88 +16,21 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.torch import files
 from benchmarks.maskrcnn.pytorch import backbone
 from benchmarks.maskrcnn.pytorch.config import Config as MaskConfig
-from benchmarks.ssd.pytorch import model, norms
-from benchmarks.ssd.pytorch.config import Config as SsdConfig
 
-CPU = torch.device("cpu")
+SAMPLES = Path(__file__).parents[2] / "samples" / "weights"
 
 
-class Names(pickle.Pickler):
-    """Writes the names of the tar: a tensor is its number, a parameter the class with its tensor."""
-
-    tensors: dict  # of each parameter by its id: its ``data`` is another object each time
-
-    def persistent_id(self, thing: object) -> object:
-        return str(id(thing)) if type(thing) is torch.Tensor else None
-
-    def reducer_override(self, thing: object) -> object:
-        if not isinstance(thing, torch.nn.Parameter):
-            return NotImplemented
-        return torch.nn.Parameter, (self.tensors[id(thing)],), (True, False, OrderedDict())
-
-
-def add_part(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.size = len(content)
-    tar.addfile(entry, io.BytesIO(content))
-
-
-def write_tar(path: Path, content: OrderedDict) -> None:
-    """As torch.save did before 2017: one storage and one tensor for each name."""
-    parameters = {id(value): value.data for value in content.values() if isinstance(value, torch.nn.Parameter)}
-    tensors = [parameters.get(id(value), value) for value in content.values()]
-    storages, headers, names = (io.BytesIO(), io.BytesIO(), io.BytesIO())
-    for part in (storages, headers):
-        pickle.dump(len(tensors), part, 2)
-    for number, tensor in enumerate(tensors):
-        pickle.dump((number, "cpu", torch.FloatStorage), storages, 2)
-        storages.write(struct.pack("<q", tensor.numel()) + tensor.numpy().tobytes())
-        pickle.dump((id(tensor), number, torch.FloatTensor), headers, 2)
-        headers.write(struct.pack(f"<{2 + 2 * tensor.dim()}q", tensor.dim(), *tensor.shape, *tensor.stride(), 0))
-    pickle.dump([], storages, 2)
-    pickler = Names(names, 2)
-    pickler.tensors = parameters
-    pickler.dump(content)
-    system = pickle.dumps({"protocol_version": 1000, "little_endian": True}, 2)
-    with tarfile.open(path, "w:", format=tarfile.PAX_FORMAT) as tar:
-        add_part(tar, "sys_info", system)
-        for name, part in (("pickle", names), ("tensors", headers), ("storages", storages)):
-            add_part(tar, name, part.getvalue())
-
-
-def test_torchvisions_tar_of_2017_is_read_and_loaded(tmp_path):
-    # With the names and shapes of the backbone, whose fourth input channel is padding, and a layer that SSD leaves out
-    network, path = model.SSD(SsdConfig(), 81, norms.norm_of(None, CPU)), tmp_path / "resnet34-333f7ec4.pth"
-    weights = OrderedDict(
-        (name, torch.nn.Parameter(tensor + 1) if name.endswith(("weight", "bias")) else tensor + 1)
-        for name, tensor in network.backbone.state_dict().items()
-    )
-    weights["conv1.weight"] = torch.nn.Parameter(weights["conv1.weight"].detach()[:, :3].clone())
-    weights["fc.bias"] = torch.nn.Parameter(torch.ones(1000))
-    write_tar(path, weights)
-    reference, read = torch.load(path, weights_only=False), files.tensors_of(files.load(path, "", ""))
-    assert list(read) == list(weights)
-    assert [name for name in weights if not torch.equal(read[name], reference[name])] == []
-    model.load_backbone(network, path)
-    state = network.backbone.state_dict()
-    state["conv1.weight"], padding = state["conv1.weight"].split((3, 1), 1)
-    assert not padding.any() and [name for name in state if not torch.equal(state[name], weights[name])] == []
-
-
-class Python2(pickle._Pickler):
-    """Writes both kinds of strings as Python 2 wrote its one."""
-
-    dispatch: ClassVar = dict(pickle._Pickler.dispatch)
-
-    def save_text(self, text: object) -> None:
-        data = text if isinstance(text, bytes) else str(text).encode("ascii")
-        short = len(data) < 256
-        self.write(
-            (pickle.SHORT_BINSTRING + bytes([len(data)]) if short else b"T" + struct.pack("<i", len(data))) + data
-        )
-        self.memoize(text)
-
-    dispatch[str] = dispatch[bytes] = save_text
+def test_tar_of_before_2017_and_pickle_of_python_2_are_read():
+    """Formats of torchvision's resnet34-333f7ec4.pth, which torch.load reads by executing it, and of R-50.pkl."""
+    path = SAMPLES / "tar_2016.pth"
+    reference, tensors = torch.load(path, weights_only=False), files.tensors_of(files.load(path, "", ""))
+    assert list(tensors) == list(reference) == ["conv1.weight", "bn1.running_mean", "fc.bias"]
+    assert all(map(torch.equal, tensors.values(), reference.values()))
+    arrays = files.load(SAMPLES / "python2.pkl", "", "")
+    assert {name: array.tolist() for name, array in arrays.items()} == {
+        "conv1_w": [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]],
+        "conv1_b": [0.5, -2],
+    }
 
 
 def detectron_weights(network: backbone.ResNet) -> dict:
@@ -117,13 +48,12 @@ def detectron_weights(network: backbone.ResNet) -> dict:
     return weights
 
 
-def test_detectrons_pickle_of_python_2_is_read_and_loaded(tmp_path):
-    config, path, content = MaskConfig(), tmp_path / "R-50.pkl", io.BytesIO()
+def test_detectrons_backbone_is_loaded(tmp_path):
+    config, path = MaskConfig(), tmp_path / "R-50.pkl"
     network = backbone.ResNet(config.stages, config.stem_width, config.stride_in_1x1, config.frozen_stages)
     weights = detectron_weights(network)
     assert len(weights) == 214
-    Python2(content, 2).dump(weights)
-    path.write_bytes(content.getvalue().replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n"))
+    path.write_bytes(pickle.dumps(weights, 2))
     backbone.load_file(network, path)
     for number, layer in ((0, network.conv1), (11, network.layers[1][0].downsample), (52, network.layers[3][2].conv3)):
         values = [float(tensor.detach().unique()) for tensor in (layer.weight, layer.scale, layer.shift)]
@@ -146,17 +76,18 @@ def test_a_command_in_a_file_is_not_executed(tmp_path):
         def __reduce__(self):
             return os.system, (f"touch {tmp_path}/ran",)
 
-    write_tar(tmp_path / "right.pth", OrderedDict(a=torch.ones(4)))
-    with tarfile.open(tmp_path / "right.pth") as tar:
-        parts = {name: tar.extractfile(name).read() for name in ("pickle", "tensors", "storages")}
-    too_long = parts["tensors"].replace(struct.pack("<3q", 4, 1, 0), struct.pack("<3q", 4 << 20, 1, 0))
-    for change, words in (
-        ({"pickle": pickle.dumps({"a": Command()}, 2)}, "it names posix.system"),
-        ({"tensors": too_long}, "cannot be read as weights.*out of bounds"),
+    with tarfile.open(SAMPLES / "tar_2016.pth") as tar:
+        tar.extractall(tmp_path / "parts", filter="data")
+    tensors = (tmp_path / "parts" / "tensors").read_bytes()
+    for name, content, words in (
+        ("pickle", pickle.dumps({"a": Command()}, 2), "it names posix.system"),
+        # Sizes, strides and offset of the second tensor
+        ("tensors", tensors.replace(struct.pack("<3q", 2, 1, 0), struct.pack("<3q", 4 << 20, 1, 0)), "out of bounds"),
     ):
+        parts = Path(shutil.copytree(tmp_path / "parts", tmp_path / f"damaged {name}"))
+        (parts / name).write_bytes(content)
         with tarfile.open(tmp_path / "bad.pth", "w:") as tar:
-            for name, part in {**parts, **change}.items():
-                add_part(tar, name, part)
-        with pytest.raises(Problem, match=words):
+            tar.add(parts, "")
+        with pytest.raises(Problem, match=f"cannot be read as weights.*{words}"):
             files.load(tmp_path / "bad.pth", "weights", "give others")
     assert not (tmp_path / "ran").exists()
