@@ -79,25 +79,21 @@ def test_batches_are_the_ordered_rows(words_at_once, rank, ranks, size, tables, 
     assert step + 1 == -(-data.train_rows // total)
 
 
-def as_tuples(numbers, indices):
-    return list(map(tuple, np.concatenate([numbers.numpy(), indices.t().numpy()], axis=1).tolist()))
-
-
 def rows_of_epoch(data, config, size, epoch):
-    """Return all rows that the ranks read in an epoch."""
+    """Return all rows that the ranks read in an epoch, as tuples."""
     steps, rows = -(-data.train_rows // (config.batch_size * size)), []
-    streams = [training_batches(config, data, range(26), rank, epoch * steps) for rank in make_ranks(size)]
-    for _, (rank, stream) in itertools.product(range(steps), enumerate(streams)):
-        batch = next(stream)
-        own = slice(rank * config.batch_size, (rank + 1) * config.batch_size)
-        rows += as_tuples(batch.numbers, batch.indices[:, own])
+    for rank in make_ranks(size):
+        own = slice(rank.rank * config.batch_size, (rank.rank + 1) * config.batch_size)
+        stream = training_batches(config, data, range(26), rank, epoch * steps)
+        for batch in itertools.islice(stream, steps):
+            rows += map(tuple, torch.cat((batch.numbers, batch.indices[:, own].t()), 1).tolist())
     return rows
 
 
 @pytest.mark.parametrize("shuffle", ["blocks", "rows"])
 def test_an_epoch_has_every_row_once_in_another_order(data, stored, shuffle):
-    numbers = torch.from_numpy(stored[1:14].copy()).view(torch.float32).t()
-    expected = as_tuples(numbers, torch.from_numpy(stored[14:].astype(np.int64)))
+    numbers, indices = stored[1:14].view(np.float32), stored[14:].astype(np.float32)
+    expected = list(map(tuple, np.concatenate((numbers, indices)).T.tolist()))
     config = dataclasses.replace(CONFIG, shuffle=shuffle)
     first, second, two_ranks = (rows_of_epoch(data, config, *case) for case in ((1, 0), (1, 1), (2, 0)))
     repeated = Counter(first[: len(first) - len(expected)])  # rows in the last batch
