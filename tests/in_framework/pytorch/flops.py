@@ -1,4 +1,7 @@
-"""Formulas of model FLOPs compared with the operations that PyTorch counts in a step of each network."""
+"""Model FLOPs compared with the operations that PyTorch counts in a step; bytes, measured peaks, tables of kernels."""
+
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,7 +10,7 @@ from benchmarks.bert.pytorch import model as bert
 from benchmarks.bert.pytorch.config import Config as BertConfig
 from benchmarks.bert_squad.pytorch import model as squad
 from benchmarks.bert_squad.pytorch.config import Config as SquadConfig
-from benchmarks.common.checks import step_cost
+from benchmarks.common.checks import kernel_table, measured_peaks, step_cost
 from benchmarks.dlrm import flops as dlrm_flops
 from benchmarks.dlrm.pytorch.bench import PlainNetwork as Dlrm
 from benchmarks.dlrm.pytorch.config import Config as DlrmConfig
@@ -70,6 +73,20 @@ def test_ssd(size, width):
     network = ssd.SSD(config, 81, norms.norm_of(None, CPU)).to("meta")
     images = torch.empty(2, 3, size, size, device="meta")
     assert count_flops(lambda: network(images)) == 2 * ssd_flops.training_flops(config, 81)
+
+
+def test_formulas_match_published_counts():
+    """ResNet-50: 4.1 G multiply-adds forward (He et al. 2015 count 3.8 G with the stride in the first of three layers).
+
+    BERT-Large, 24 layers of 12 x width^2 weights: 6 x parameters x tokens, the head on masked words only, and the
+    GEMMs of attention.
+    """
+    assert resnet_flops.training_flops(ResNetConfig(**EAGER)) == pytest.approx(3 * 8.2e9, rel=0.02)
+    width, length, masked = 1024, 512, 2 * 512 // 7
+    layers = 24 * (6 * 12 * width**2 + 12 * width * length)
+    head = 6 * ((width**2 + 30528 * width) * masked + 2 * width**2)
+    flops = bert_flops.pretraining_flops(BertConfig(**PLAIN), 30528, [length] * 2, masked)
+    assert flops == pytest.approx(layers * 2 * length + head, rel=0.02)
 
 
 def test_gradient_sizes_match_measured_toml():
@@ -177,3 +194,55 @@ def test_dlrm():
     assert network.padding == 1
     padding = 10 * 3 * 2 * config.top_mlp[0]
     assert count_flops(lambda: network(numbers, indices)) - padding == 10 * dlrm_flops.training_flops(config, 26)
+
+
+# -- bytes, peaks and kernels -----------------------------------------------------------------------------
+
+
+def small_step():
+    weight = torch.rand(128, 128, requires_grad=True)
+    inputs = torch.rand(64, 128)
+    return lambda: torch.nn.functional.layer_norm(torch.relu(inputs @ weight), (128,)).sum().backward()
+
+
+def test_bytes_are_what_operators_read_and_write():
+    # A product of (64, 128) by (128, 128) reads 24,576 values and writes 8,192; its gradient of the weight as many.
+    cost = step_cost.count(small_step())
+    assert tuple(cost.by_class["matrix products"]) == (2 * 2 * 64 * 128 * 128, 4 * (24_576 + 8_192) * 2)
+    assert sum(moved for _, moved in cost.by_class.values()) == cost.moved
+
+
+def test_peaks_are_measured():
+    peaks = measured_peaks.bytes_per_second(CPU, elements=1 << 16, seconds=0.01)
+    assert sorted(peaks) == ["copy", "triad"]
+    assert min(*peaks.values(), measured_peaks.flops_per_second(CPU, "fp32", n=256, seconds=0.01)) > 1e8
+
+
+def test_shares_of_the_classes_add_up():
+    table = kernel_table.measure(small_step(), CPU)
+    assert sum(table["classes"].values()) == pytest.approx(1.0)
+    assert sum(row["seconds"] for row in table["kernels"]) == pytest.approx(table["busy_seconds"])
+    (product,) = (row for row in table["kernels"] if row["name"] == "aten::mm")
+    assert (product["calls"], product["class"]) == (2, "matrix products")
+
+
+def test_kernels_are_classified_by_their_names():
+    # The first ones are kernels that the study prints.
+    names = json.loads(Path("tests/samples/kernel_names.json").read_text(encoding="utf-8"))
+    assert {name: kernel_table.class_of(name) for name in names} == names
+
+
+def test_a_trace_has_the_types_of_the_inputs(tmp_path):
+    # A profile on a CPU, as `encore audit` reads it: a step in bf16, the weight in fp32
+    weight, inputs = torch.rand(64, 64, requires_grad=True), torch.rand(32, 64)
+
+    def step():
+        with torch.autocast("cpu", torch.bfloat16):
+            (inputs @ weight).sum().backward()
+
+    kernel_table.measure(step, CPU, trace=tmp_path / "profile.json")
+    events = json.loads((tmp_path / "profile.json").read_text(encoding="utf-8"))["traceEvents"]
+    types = {
+        tuple(event["args"]["Input type"]) for event in events if event["name"] == "aten::mm" and event["ph"] == "X"
+    }
+    assert types == {("c10::BFloat16", "c10::BFloat16")}
