@@ -20,7 +20,9 @@ import numpy as np
 
 from benchmarks.common.data.arrays import write_array
 from benchmarks.llama.megatron import Documents
+from benchmarks.llama.shuffle import shuffle
 
+CHUNK = 1 << 16  # documents that are cut at a time: 64-bit sums of all of them would need twice their memory
 WHOLE = 0.8  # fraction of the last epoch from which it is shuffled together with the previous epochs
 KEY = "key"
 FILES = ("documents", "places", "offsets", "sequences")
@@ -69,42 +71,48 @@ def shuffled(lengths: np.ndarray, length: int, samples: int, seed: int) -> Order
     per_epoch = int(lengths.sum(dtype=np.int64))
     epochs = needed_epochs(per_epoch, length, samples)
     full_sequences = ((epochs - 1) * per_epoch - 1) // length  # sequences of all epochs but the last
+    count = (epochs * per_epoch - 1) // length
     apart = epochs > 1 and samples - full_sequences < int(WHOLE * ((per_epoch - 1) // length))
     random = np.random.RandomState(seed)
-    parts = [
-        np.tile(np.arange(len(lengths), dtype=np.int32), count) for count in ((epochs - 1, 1) if apart else (epochs,))
-    ]
-    for part in parts:
-        random.shuffle(part)
-    documents = np.concatenate(parts)
-    positions, offsets = cut(lengths[documents], length)
-    ranges = ((0, full_sequences), (full_sequences, len(positions))) if apart else ((0, len(positions)),)
-    sequences = [np.arange(first, last, dtype=np.uint32) for first, last in ranges]
-    for numbers in sequences:
-        random.shuffle(numbers)
-    return Order(length, documents, positions, offsets, np.concatenate(sequences))
+    documents = np.empty(epochs * len(lengths), np.int32)
+    documents.reshape(epochs, -1)[:] = np.arange(len(lengths), dtype=np.int32)
+    for part in np.split(documents, [(epochs - 1) * len(lengths)] if apart else []):
+        shuffle(part, random)
+    positions, offsets = cut(lengths, documents, length, count)
+    sequences = np.arange(count, dtype=np.uint32)
+    for numbers in np.split(sequences, [full_sequences] if apart else []):
+        shuffle(numbers, random)
+    return Order(length, documents, positions, offsets, sequences)
 
 
 def in_order(lengths: np.ndarray, length: int, samples: int) -> Order:
     """Return the first ``samples`` sequences, or all if there are fewer, in document order."""
-    positions, offsets = cut(lengths, length)
-    count = min(samples, len(positions))
+    count = min(samples, (int(lengths.sum(dtype=np.int64)) - 1) // length)
     documents = np.arange(len(lengths), dtype=np.int32)
-    return Order(length, documents, positions[:count], offsets[:count], np.arange(count, dtype=np.uint32))
+    return Order(length, documents, *cut(lengths, documents, length, count), np.arange(count, dtype=np.uint32))
 
 
-def cut(lengths: np.ndarray, length: int) -> Tuple[np.ndarray, np.ndarray]:
-    """Return document index and token offset of the first token per full sequence, int32."""
-    ends = np.cumsum(lengths, dtype=np.int64)
-    starts = np.arange((int(ends[-1]) - 1) // length, dtype=np.int64) * length
-    indices = np.searchsorted(ends, starts, side="right")
-    begins = ends[indices] - lengths[indices]
-    return indices.astype(np.int32), (starts - begins).astype(np.int32)
+def cut(lengths: np.ndarray, documents: np.ndarray, length: int, count: int) -> Tuple[np.ndarray, np.ndarray]:
+    """Return index in ``documents`` and token offset of the first token of ``count`` sequences, int32.
+
+    ``lengths`` has the tokens per document.
+    """
+    indices, offsets = np.empty(count, np.int32), np.empty(count, np.int32)
+    done, end = 0, 0
+    for first in range(0, len(documents), CHUNK):
+        counts = np.take(lengths, documents[first : first + CHUNK])
+        bounds = np.concatenate(([end], counts)).cumsum()
+        end = int(bounds[-1])
+        starts = np.arange(done, min(count, -(-end // length)), dtype=np.int64) * length
+        places = np.searchsorted(bounds, starts, side="right") - 1
+        part = slice(done, done + len(starts))
+        indices[part], offsets[part], done = first + places, starts - bounds[places], part.stop
+    return indices, offsets
 
 
 def key_of(lengths: np.ndarray, length: int, samples: int, seed: int) -> str:
     """Return a one-line key of the inputs that determine an order."""
-    return f"{hashlib.sha256(lengths.tobytes()).hexdigest()} {length} {samples} {seed}"
+    return f"{hashlib.sha256(lengths.data).hexdigest()} {length} {samples} {seed}"
 
 
 def write(order: Order, folder: Path, key: str) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.llama import megatron, noise, order, safetensors, schedule, tokenization, writer
+from benchmarks.llama import megatron, noise, order, safetensors, schedule, shuffle, tokenization, writer
 from benchmarks.llama.dataset import open_data
 from benchmarks.llama2_70b_lora import mlperf as lora_mlperf
 from benchmarks.llama2_70b_lora import noise as lora_noise
@@ -102,6 +102,34 @@ def test_last_epoch_is_shuffled_separately_if_little_of_it_is_needed(samples: in
     # An epoch has 99 samples; the limit is 79 samples
     documents = order.shuffled(np.full(50, 20, np.int32), 10, samples, 1).documents
     assert (set(documents[50:].tolist()) == set(range(50))) == is_separate
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+@pytest.mark.parametrize("count", [2, 3000, 1 << 16, (1 << 16) + 1, 300_000])
+def test_compiled_shuffle_equals_numpy(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shuffle, "LARGE", 0)
+    ours, numpys = np.arange(count, dtype=np.int32), np.arange(count, dtype=np.int32)
+    random, same_random = np.random.RandomState(count), np.random.RandomState(count)
+    assert shuffle.compiled()
+    shuffle.shuffle(ours, random)
+    same_random.shuffle(numpys)
+    assert (ours == numpys).all() and random.randint(1 << 30) == same_random.randint(1 << 30)
+
+
+def test_order_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for compiler in ("false", "missing"):
+        shuffle.compiled.cache_clear()
+        monkeypatch.setenv("CC", compiler)
+        assert shuffle.compiled() is None
+    shuffle.compiled.cache_clear()
+
+
+def test_cut_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = np.random.RandomState(0).randint(0, 30, 200).astype(np.int32)
+    at_once = order.shuffled(lengths, 8, 900, 3)
+    monkeypatch.setattr(order, "CHUNK", 7)
+    in_chunks = order.shuffled(lengths, 8, 900, 3)
+    assert all((getattr(at_once, name) == getattr(in_chunks, name)).all() for name in order.FILES)
 
 
 def test_evaluation_samples_stay_in_order(tmp_path: Path) -> None:

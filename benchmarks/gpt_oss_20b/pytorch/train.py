@@ -27,10 +27,13 @@ from benchmarks.llama.order import Order
 from benchmarks.llama.pytorch import parallel, texts
 from benchmarks.llama.pytorch.data import (
     Batch,
+    MicroBatch,
     evaluated_samples,
     evaluation_input,
+    remove_order,
     shown_samples,
     synthetic_batch,
+    synthetic_micro_batch,
     training_input,
     training_order,
 )
@@ -43,7 +46,9 @@ def build(config: Config, vocabulary: int, ranks: Ranks, saved: Mapping[str, Any
     # Build for a padded vocabulary, with a checkpoint or fresh weights, ready: warmed up before the clock.
     training = Training(config, vocabulary, ranks)
     batch = synthetic_batch(config, vocabulary, ranks)
+    evaluated = synthetic_micro_batch(config, vocabulary, ranks, config.eval_batch_size)
     for _ in range(config.warm_up_steps):
+        evaluation_loss(training, evaluated)  # before the step: it leaves gathered weights, which hide restored ones
         train_step(training, batch, 0.0)  # which changes no weight
         stopping.progress()
     training.forget()
@@ -73,11 +78,17 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
 
 
 @torch.no_grad()
+def evaluation_loss(training: Training, part: MicroBatch) -> torch.Tensor:
+    # Summed loss of this rank's samples.
+    return training.network(part.tokens, part.labels)
+
+
+@torch.no_grad()
 def evaluate(training: Training, data: DataSet, samples: Order, run: Run) -> Optional[Dict[str, float]]:
     # Mean loss per token of the evaluation samples on all ranks; None if the run must stop.
     sums = torch.zeros(2, dtype=torch.float64, device=run.ranks.context)
     for part in run.interruptible(evaluation_input(training.config, data.test, samples, run.ranks)):
-        sums[0] += training.network(part.tokens, part.labels)
+        sums[0] += evaluation_loss(training, part)
         sums[1] += (part.labels != IGNORE_INDEX).sum()
     if run.interrupted:
         return None
@@ -93,12 +104,11 @@ def main(argv: Optional[List[str]] = None) -> int:
     vocabulary = data.padded_vocabulary(config.vocabulary_multiple)
     with run.initialization():
         training = run.open(lambda: build(config, vocabulary, ranks, run.saved))
+        samples, evaluated = training_order(config, data, run), evaluated_samples(config, data)
     flops = partial(training_flops, config, vocabulary, config.sequence_length)
     run.log(mlperf.hyperparameters(config, ranks.size))
-    # Tokens and document lengths must not be read before run_start.
+    # Tokens must not be read before run_start.
     with run.timed(schedule.timeline(config, ranks.size), flops) as timeline:
-        samples = training_order(config, data, run)
-        evaluated = evaluated_samples(config, data)
         batches = training_input(config, data.train, samples, ranks, range(run.position, timeline.steps))
         run.register_state(dict, training.state_dict)
         with closing(batches):
@@ -112,6 +122,7 @@ def main(argv: Optional[List[str]] = None) -> int:
             # As the reference logs it: of the samples that the run trained on.
             run.log(mllog.samples(run.position * config.batch_size * ranks.size, len(evaluated)))
     if not run.interrupted:
+        remove_order(run)
         texts.write(training.network, shown_samples(data, evaluated), run.data / FILE, ranks, config.seed, run.output)
     return run.finish()
 

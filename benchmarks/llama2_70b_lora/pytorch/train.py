@@ -50,7 +50,11 @@ def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any])
 def warm_up(training: Training) -> None:
     # Open connections and take memory at rate 0, which changes no weight.
     batch = synthetic_batch(training.config, training.vocabulary, training.ranks)
+    part = batch[0]
+    evaluated = part._replace(tokens=part.tokens[:1], labels=part.labels[:1], samples=part.samples[:1])
     for _ in range(training.config.warm_up_steps):
+        with torch.no_grad():
+            mean_loss(training, evaluated)
         train_step(training, batch, 0.0)
         stopping.progress()
     training.forget()

@@ -104,6 +104,7 @@ def test_two_ranks_train_like_one_in_every_split(settings, uninterrupted):
     assert {key: events[key] for key in expected} == expected
     assert [record["step"] for record in records(two, "checkpoint_written")] == [3, 6, 9, 12]
     assert len(records(two, "checkpoint")) == 5, "the last is the state at the end"
+    assert not (two / "order").exists(), "a finished run needs it no longer"
 
 
 def replace(owner, name, action, condition=lambda *arguments: True, rank=0):
