@@ -20,6 +20,13 @@ def peak_of(gpu: str, precision: str) -> tuple[float, str] | None:
 
 
 @cache
+def highest_peak(gpu: str) -> tuple[float, str] | None:
+    """Return the highest FLOP/s of all precisions, and source; None without a data sheet."""
+    sheet = _sheet("gpus", gpu)
+    return None if sheet is None else (1e12 * max(sheet["tflops"].values()), sheet["source"])
+
+
+@cache
 def bandwidth_of(gpu: str) -> tuple[float, str] | None:
     """Return memory bandwidth in bytes per second, and source; None without a data sheet."""
     sheet = _sheet("memory", gpu)

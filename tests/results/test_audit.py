@@ -300,7 +300,8 @@ def test_rules_report_their_cases_and_no_honest_neighbours(
 ) -> None:
     assert audit_files(tmp_path / "honest", honest()).findings == ()
     without_case = {rule.name for rule in RULES} - {*CASES} - DECLARATIONS
-    assert without_case == {"copy_of_another_set", "altered_copy_of_another_set"}
+    # above_peak: test_plausibility.py
+    assert without_case == {"above_peak", "copy_of_another_set", "altered_copy_of_another_set"}
     findings: dict[str, dict[str, list[list[str]]]] = {}
     for case, sets in CASES.items():
         audits = {kind: audit_files(tmp_path / case / kind, make()) for kind, make in zip(KINDS, sets, strict=True)}
@@ -362,7 +363,8 @@ def test_rules_that_fire_often_or_were_never_measured_are_no_errors(rate: float 
     assert (rates.severity_at(rate, "error"), rates.severity_at(rate, "note")) == (severity, "note")
     assert rates.rate_of("audit", "no such rule") is None
     measured = rates.measured("audit")
-    assert measured["sets"] > 2000 and set(measured["rules"]) == {rule.name for rule in RULES}
+    # above_peak was measured on four rounds only
+    assert measured["sets"] > 2000 and {*measured["rules"], "above_peak"} == {rule.name for rule in RULES}
     for rule in RULES:
         assert rates.severity_at(rates.rate_of("audit", rule.name), rule.severity) == rule.severity, rule.name
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from typing_extensions import TypedDict
 
-from encore.results.audit import declarations, logs, published_runs, sets
+from encore.results.audit import declarations, logs, plausibility, published_runs, sets
 from encore.results.audit.anomalies import Anomaly, Rule, per_log
 from encore.results.audit.sets import copies
 from encore.results.findings import Finding, FindingJson, Severity, no_error, rate_of, severity_at
@@ -392,6 +392,14 @@ RULES = (
         expected="a precision that the accelerator has",
         hint=_DECLARE,
         check=declarations.declared_hardware,
+    ),
+    Rule(
+        name="above_peak",
+        meaning="trained samples that need more than the peak rate of all accelerators in the system description",
+        severity="warning",
+        expected="at most the peak rate of the data sheet in any precision",
+        hint="correct the number or model of the accelerators, or the unit of the samples in the log",
+        check=plausibility.above_peak,
     ),
     Rule(
         name="declared_script",

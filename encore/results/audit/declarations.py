@@ -54,7 +54,8 @@ def _positive_int(values: Mapping[str, object], key: str) -> int | None:
     return int(number) if number is not None and number >= 1 and number == int(number) else None
 
 
-def _accelerators(score: Score) -> tuple[System | None, int | None]:
+def accelerators(score: Score) -> tuple[System | None, int | None]:
+    """Return the described system of a set, and its number of accelerators."""
     system_file = score.folder / "system.json"
     system = described(system_file) if system_file.is_file() else nearest_description(score.folder)
     if system is None or not system.nodes or not system.accelerators_per_node:
@@ -66,7 +67,7 @@ def _parallelism(score: Score, run: RunLog, values: dict[str, object]) -> Iterat
     for key in (*PARALLELISM, "micro_batch_size"):
         if key in values and _positive_int(values, key) is None:
             yield f"{key} {values[key]}"
-    _, count = _accelerators(score)
+    _, count = accelerators(score)
     tensor, pipeline, context, expert = (_positive_int(values, key) or 1 for key in PARALLELISM)
     # Experts are spread over ranks that are data-parallel elsewhere.
     for text, ranks in (
@@ -79,7 +80,7 @@ def _parallelism(score: Score, run: RunLog, values: dict[str, object]) -> Iterat
 
 def _batch(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
     micro, total = _positive_int(values, "micro_batch_size"), run.global_batch
-    _, count = _accelerators(score)
+    _, count = accelerators(score)
     ranks = math.prod(_positive_int(values, key) or 1 for key in PARALLELISM[:3])
     if not micro or not total or not count or count % ranks:
         return
@@ -91,7 +92,7 @@ def _batch(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str
 
 
 def _hardware(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
-    system, _ = _accelerators(score)
+    system, _ = accelerators(score)
     name = family(system.accelerator if system is not None else None)
     lacks = {precision for row in table()["accelerator"] if name in row["families"] for precision in row["lacks"]}
     # Anything can be sent in any type.
