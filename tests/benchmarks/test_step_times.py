@@ -157,15 +157,12 @@ STEPS = 1000  # Steps per epoch, for events that count steps
 COUNTS = {"negatives": 999, "users": 138493}  # Values of the data set that NCF logs
 
 
-def submitted() -> list[Any]:
-    # The first submitted system of each benchmark in each of its rounds
-    pairs = {}
-    for name in catalogue.benchmarks():
-        choice = catalogue.choose(name)
-        for system in catalogue.systems(choice):
-            if system.kind == "submitted":
-                pairs.setdefault(f"{name}-{system.round}", (choice, system))
-    return [pytest.param(*pair, id=name) for name, pair in pairs.items()]
+SUBMITTED = [
+    pytest.param(choice, system, id=f"{choice.name} {system.round} {system.system}")
+    for choice in map(catalogue.choose, catalogue.benchmarks())
+    for system in catalogue.systems(choice)
+    if system.kind == "submitted"
+]
 
 
 def hyperparameters(keys: Any, config: Any, ranks: int) -> dict[str, Any]:
@@ -209,21 +206,19 @@ def write_log(path: Path, choice: Choice, configuration: Configuration) -> None:
     log.run_stop(True)
 
 
-@pytest.mark.parametrize(("choice", "system"), submitted())
+@pytest.mark.parametrize(("choice", "system"), SUBMITTED)
 def test_log_passes_the_checker_of_its_round(tmp_path: Path, choice: Choice, system: System) -> None:
     path = tmp_path / "result_0.txt"
     write_log(path, choice, resolve(choice, system, system.nodes, system.gpus_per_node, []))
     prefix = {"v0.5": f":::MLPv0.5.0 {choice.name} ", "v0.6": ":::MLL "}.get(system.round, ":::MLLOG ")
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert [line for line in lines if not line.startswith(prefix)] == []
+    assert [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith(prefix)] == []
     findings = check(path, f"{system.round[1:]}.0").findings
     # Minigo's data are the games that it generates: this log has none
-    errors = [finding for finding in findings if finding.severity == "error"]
-    assert [finding for finding in errors if (choice.name, finding.kind) != ("minigo", "small_data")] == []
-    timing = [finding.found.split()[0] for finding in findings if "model construction included" in finding.rule]
-    assert timing == (["init_start"] if system.round == "v0.5" else [])
+    allowed = ("minigo", "small_data")
+    errors = [entry for entry in findings if entry.severity == "error" and (choice.name, entry.kind) != allowed]
+    timing = [entry.found.split()[0] for entry in findings if "model construction included" in entry.rule]
+    assert (errors, timing) == ([], ["init_start"] if system.round == "v0.5" else [])
     run = read_run(path)
-    assert run.converged, run.explanation
-    assert run.benchmark == canonical(choice.name)
+    assert (run.converged, run.benchmark) == (True, canonical(choice.name)), run.explanation
     if system.round < "v0.7":  # All later rounds have the same format
         assert (run.round, run.round_is_guess) == (system.round, False)
