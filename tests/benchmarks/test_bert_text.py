@@ -9,6 +9,7 @@ import struct
 import subprocess
 import tarfile
 from collections import Counter
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,18 +21,18 @@ from benchmarks.bert import evaluation, masking, overlap, records, stages, texts
 from benchmarks.bert.masking import Documents, Settings
 from benchmarks.bert.sources import TFRECORD
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.data.workers import Workers
-from benchmarks.language import ARRAYS, FILES, tensorflow_files, vocabulary, wordpiece
+from benchmarks.language import ARRAYS, tensorflow_files, vocabulary, wordpiece
 from benchmarks.language.arrays import Samples, open_data
 from benchmarks.language.sentences import sentences_of
 from benchmarks.language.vocabulary import SPECIAL, Vocabulary
 from benchmarks.language.wordpiece import Tokenizer
 from encore import paths
 from tests import preparing
-from tests.preparing import Lines, refused
-from tests.trainings import with_other_offsets
+from tests.preparing import Outcome, check_refusal, notes, refused, write_files
 
 SHARED = paths.ROOT.parent / "shared" / "data"
+
+Change = Callable[[bytes], bytes]
 
 run = partial(preparing.run, "bert")
 
@@ -66,32 +67,32 @@ SHORT = ("--sequence-length", 40, "--duplication", 3)
 WORDS = ("the", "cat", "dog", "sees", "a", "red", "old", "house", "in", "town", "and", "runs", "far", "near", "water")
 
 
-def write_text(path: Path, documents: int = 60, seed: int = 0) -> Path:
-    random = np.random.RandomState(seed)
-    lines = []
+def text_of(documents: int = 60, seed: int = 0) -> str:
+    random, lines = np.random.RandomState(seed), list[str]()
     for _ in range(documents):
         for _ in range(random.randint(6, 20)):
             lines.append(" ".join(WORDS[index] for index in random.randint(len(WORDS), size=9)) + " .")
         lines.append("")
-    path.write_text("\n".join(lines))
-    return path
+    return "\n".join(lines)
 
 
-LENGTHS = [[1 + (7 * doc + 5 * line) % 23 for line in range(30)] for doc in range(40)]
+def entries_of(entries: Iterable[str]) -> str:
+    return "".join(f"{entry}\n" for entry in entries)
+
+
 NUMBERS = Vocabulary((*SPECIAL, *map(str, range(60000))))
 
 
 @cache
-def numbered_documents() -> Documents:
+def drawn() -> Samples:
     # A unique id per token shows the source of each sample
-    ends = np.concatenate(([0], np.cumsum(LENGTHS)))
-    return Documents(np.arange(5, 5 + ends[-1]).astype(np.uint16), ends.tolist(), list(range(0, len(ends), 30)))
-
-
-@cache
-def drawn_samples() -> Samples:
-    documents, random = list(range(40)) * 60, masking.stream(3, 0, 0, 0)
-    return masking.make_samples(numbered_documents(), documents, Settings(64, 9, 1), NUMBERS, random)
+    lengths = [[1 + (7 * doc + 5 * line) % 23 for line in range(30)] for doc in range(40)]
+    ends = np.concatenate(([0], np.cumsum(lengths)))
+    tokens = np.arange(5, 5 + ends[-1]).astype(np.uint16)
+    documents = Documents(tokens, ends.tolist(), list(range(0, len(ends), 30)))
+    return masking.make_samples(
+        documents, list(range(40)) * 60, Settings(64, 9, 1), NUMBERS, masking.stream(3, 0, 0, 0)
+    )
 
 
 def padded(samples: Samples, width: int, most: int, is_hdf5: bool = False) -> dict[str, np.ndarray]:
@@ -130,24 +131,16 @@ def example(rows: dict[str, np.ndarray], number: int) -> bytes:
     return field(1, entries)
 
 
-def write_records(path: Path, rows: dict[str, np.ndarray]) -> Path:
-    frames = [tensorflow_files.frame(example(rows, number)) for number in range(len(rows["input_ids"]))]
-    path.write_bytes(b"".join(frames))
-    return path
+def frames(rows: dict[str, np.ndarray]) -> bytes:
+    return b"".join(tensorflow_files.frame(example(rows, number)) for number in range(len(rows["input_ids"])))
 
 
-def take(samples: Samples, begin: int, end: int) -> Samples:
-    return samples.take(np.arange(begin, end))
+def take(first: int, end: int, samples: Samples | None = None) -> Samples:
+    return (samples or drawn()).take(np.arange(first, end))
 
 
-def write_packed(folder: Path) -> Path:
-    # Two files for training and one for evaluation, of the same documents but too short to be an overlap
-    files = {"train/part-00000-of-00001": (0, 50), "train/b.tfrecord": (50, 90), "eval/eval.tfrecord": (90, 120)}
-    for name, (begin, end) in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        write_records(folder / name, padded(take(drawn_samples(), begin, end), 64, 9))
-    vocabulary.write(folder / "vocab.txt", NUMBERS.entries)
-    return folder
+def packed(first: int, end: int, width: int = 64) -> bytes:
+    return frames(padded(take(first, end), width, 9))
 
 
 # -- words ----------------------------------------------------------------------------------------------------
@@ -205,11 +198,10 @@ def test_wordpiece_equals_hugging_face(tmp_path: Path) -> None:
 
 
 def test_learned_vocabulary_has_frequent_words_and_pieces_of_the_others() -> None:
-    entries = wordpiece.learn({"banana": 50, "bandana": 9, "an": 30, "nab": 1}, 18)
-    assert (entries[:5], len(entries)) == (list(SPECIAL), 18)
-    pieces = Tokenizer(Vocabulary(tuple(entries))).pieces("banana an nabdan")
-    assert pieces[:2] == ["banana", "an"]
-    assert "".join(piece.removeprefix("##") for piece in pieces[2:]) == "nabdan"
+    entries = tuple(wordpiece.learn({"banana": 50, "bandana": 9, "an": 30, "nab": 1}, 18))
+    pieces = Tokenizer(Vocabulary(entries)).pieces("banana an nabdan")
+    rest = "".join(piece.removeprefix("##") for piece in pieces[2:])
+    assert (entries[:5], len(entries), pieces[:2], rest) == (SPECIAL, 18, ["banana", "an"], "nabdan")
 
 
 @pytest.mark.parametrize(
@@ -371,7 +363,7 @@ def test_unreadable_dump_is_refused(name: str, content: bytes, problem: str, tmp
 
 @pytest.mark.slow
 def test_toy_set_is_the_documentation_of_python(tmp_path: Path) -> None:
-    assert run("-o", tmp_path / "bert", workers=2)[0] == 0
+    notes(run("-o", tmp_path / "bert", workers=2))
     toy = open_data(tmp_path / "bert")
     sizes = toy.vocabulary.size, toy.sequence_length, toy.max_predictions, len(toy.test), len(toy.train) > 10000
     assert (toy.manifest["name"], *sizes) == ("python-text", 2048, 128, 20, 1000, True)
@@ -381,12 +373,10 @@ def test_toy_set_is_the_documentation_of_python(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_excerpt_of_wikipedia_is_prepared(tmp_path: Path) -> None:
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    packed = next(unpack("enwiki_excerpt.tar.xz", tmp_path / "archive").rglob("enwiki-latest*.bz2"))
-    packed.rename(raw / "enwiki-pages-articles.xml.bz2")
-    shutil.copy(next(unpack("bert_vocab.tar.xz", tmp_path / "vocab").rglob("vocab.txt")), raw)
-    assert run(raw, "-o", tmp_path / "to", "--duplication", 2, workers=2)[0] == 0
+    dump = next(unpack("enwiki_excerpt.tar.xz", tmp_path / "archive").rglob("enwiki-latest*.bz2"))
+    entries = next(unpack("bert_vocab.tar.xz", tmp_path / "vocab").rglob("vocab.txt"))
+    files = {"enwiki-pages-articles.xml.bz2": dump.read_bytes(), "vocab.txt": entries.read_bytes()}
+    notes(run(write_files(tmp_path / "raw", files), "-o", tmp_path / "to", "--duplication", 2, workers=2))
     data = open_data(tmp_path / "to")
     # Documents, sentences, redirects and bytes were counted from the XML by ElementTree as well
     assert data.manifest["facts"] == {
@@ -401,58 +391,24 @@ def test_excerpt_of_wikipedia_is_prepared(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def use_small_shards(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(writer, "BLOCK_BYTES", 6000)
-    patch.setattr(stages, "SHARD_BYTES", 3000)
-
-
-@pytest.fixture
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_small_shards(monkeypatch)
-
-
-in_small_shards = pytest.mark.usefixtures("small_shards")
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("source")
-    text = write_text(folder / "part-00000-of-00002").read_text()
-    write_text(folder / "part-00001-of-00002", seed=1)
+SOURCE = {
+    "part-00000-of-00002": text_of(),
+    "part-00001-of-00002": text_of(seed=1),
     # The same text twice: all shards of a published round were equal
-    (folder / "part-00002").write_text(f"the cat sees .\na dog runs .\n\n{text}")
-    vocabulary.write(folder / "vocab.txt", (*SPECIAL, ".", *WORDS))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def prepared(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # The source, prepared by one worker
-    to = tmp_path_factory.mktemp("prepared") / "bert"
-    with pytest.MonkeyPatch.context() as patch:
-        use_small_shards(patch)
-        assert run(source, "-o", to, *SHORT)[0] == 0
-    return to
-
-
-@pytest.fixture
-def raw(source: Path, tmp_path: Path) -> Path:
-    # A copy that a test may change
-    return Path(shutil.copytree(source, tmp_path / "raw"))
-
-
-def arrays_of(folder: Path) -> dict[str, str]:
-    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES}
+    "part-00002": f"the cat sees .\na dog runs .\n\n{text_of()}",
+    "vocab.txt": entries_of((*SPECIAL, ".", *WORDS)),
+}
 
 
 @pytest.mark.slow
-@in_small_shards
-def test_prepared_arrays(source: Path, prepared: Path, tmp_path: Path) -> None:
-    assert run(source, "-o", tmp_path / "to", *SHORT, workers=2)[0] == 0
-    assert arrays_of(tmp_path / "to") == arrays_of(prepared), "they depend on the number of workers"
-    open_data(with_other_offsets(prepared, tmp_path / "copy"))  # Reads no values of arrays
-    data = open_data(prepared)
-    assert max(data.train.tokens.max(), data.train.masked_labels.max()) < data.vocabulary.size
+def test_prepared_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "BLOCK_BYTES", 6000)
+    monkeypatch.setattr(stages, "SHARD_BYTES", 3000)
+    raw = write_files(tmp_path / "raw", SOURCE)
+    for name, seed, workers in (("one", 0, 0), ("two", 0, 2), ("other", 1, 0)):
+        notes(run(raw, "-o", tmp_path / name, *SHORT, "--seed", seed, workers=workers))
+    data, same, other = (open_data(tmp_path / name) for name in ("one", "two", "other"))
+    assert data.manifest["id"] == same.manifest["id"] != other.manifest["id"], "the workers do not change it"
     facts, how = data.manifest["facts"], data.manifest["how"]
     assert (facts["sequence_length"], facts["max_predictions"], facts["duplication"]) == (40, 6, 3)
     copies = how["left_out"]["copies of evaluation documents"]
@@ -464,31 +420,6 @@ def test_prepared_arrays(source: Path, prepared: Path, tmp_path: Path) -> None:
     )
     assert not test & train
     assert len({bytes(data.train[number]) for number in range(len(data.train))}) > 0.99 * len(data.train)
-    assert run(source, "-o", tmp_path / "other", *SHORT, "--seed", 1)[0] == 0
-    other = open_data(tmp_path / "other").manifest
-    assert (other["how"]["text"], other["id"] != data.manifest["id"]) == (how["text"], True)
-
-
-@in_small_shards
-@pytest.mark.parametrize("phase", ["clean", "mask"])
-def test_interrupted_preparation_resumes_to_the_same_arrays(
-    phase: str, source: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(self: Workers, name: str, unit: str, function: Any, tasks: Any, *options: Any) -> None:
-        preparing.one_by_one(self, name, unit, function, tasks[:2] if name == phase else tasks)
-        if name == phase:
-            raise KeyboardInterrupt
-
-    argv = (source, "-o", tmp_path / "to", *SHORT)
-    with monkeypatch.context() as patch:
-        patch.setattr(Workers, "run", interrupt)
-        assert run(*argv)[0] == 130
-    with pytest.raises(Problem, match="half-written"):
-        open_data(tmp_path / "to")
-    code, lines = run(*argv, workers=2)
-    assert (code, "resuming: 2 of " in preparing.notes(lines)) == (0, True), lines
-    assert arrays_of(tmp_path / "to") == arrays_of(prepared)
-    assert not (tmp_path / "to" / "parts").exists()
 
 
 def test_evaluation_set_is_one_article_per_part() -> None:
@@ -497,101 +428,74 @@ def test_evaluation_set_is_one_article_per_part() -> None:
 
 
 @pytest.mark.slow
-@in_small_shards
-def test_listed_articles_are_the_evaluation_set(raw: Path, tmp_path: Path) -> None:
-    documents = (raw / "part-00000-of-00002").read_text().split("\n\n")
+def test_listed_articles_are_the_evaluation_set(tmp_path: Path) -> None:
+    documents = SOURCE["part-00000-of-00002"].split("\n\n")
     digests = [hashlib.md5(documents[index].rstrip().encode()).hexdigest() for index in (3, 17)]
-    listed = tmp_path / "md5.txt"
-    listed.write_text("\n".join(digests) + "\n")
-    assert run(raw, "-o", tmp_path / "to", *SHORT, "--evaluation-list", listed)[0] == 0
+    raw = write_files(tmp_path / "raw", {**SOURCE, "../md5.txt": entries_of(digests)})
+    notes(run(raw, "-o", tmp_path / "to", *SHORT, "--evaluation-list", tmp_path / "md5.txt"))
     data = open_data(tmp_path / "to")
     # The copy of the first file is left out too
     assert data.manifest["facts"]["documents"] == {"train": 177, "test": 2}
     text = " ".join(documents[3].split() + documents[17].split())
     for number, second in enumerate(data.test.second):
         assert data.vocabulary.text(data.test.original(number)[1 : second - 1]) in text
-    listed.write_text("0" * 32 + "\n" + digests[0] + "\n")
-    problem = refused(run(raw, "-o", tmp_path / "b", "--evaluation-list", listed))
-    assert "1 of 2 documents of" in problem and "0" * 32 in problem
 
 
-@in_small_shards
-@pytest.mark.parametrize(
-    ("name", "content", "problem"),
-    [
-        ("d.xml", DUMP[:4000], "d.xml is truncated"),
-        ("d.xml", write_dump([]), "d.xml: 0 documents with text"),
-        ("t.txt", "Un café.\n".encode("latin1") * 9, "t.txt: lines that are not UTF-8: 9"),
-        ("readme.md", b"x", "holds none of these"),
-        ("t.txt", b"One.\nTwo.\n", "1 documents with text"),
-        ("t.txt", "One.\n".encode("utf-16"), "t.txt is UTF-16"),
-        ("t.txt.gz", gzip.compress(b"One.\n"), "t.txt.gz is compressed by gzip"),
-        ("part-00000-of-00002", b"One.\nTwo.\n", "has 1 of 2 files part*-of-00002, number 1 is missing"),
-    ],
-    ids=["cut", "no article", "latin1", "no text", "one document", "utf-16", "compressed", "missing shard"],
-)
-def test_bad_source_is_refused(name: str, content: bytes, problem: str, source: Path, tmp_path: Path) -> None:
-    (tmp_path / "raw").mkdir()
-    shutil.copy(source / "vocab.txt", tmp_path / "raw")
-    (tmp_path / "raw" / name).write_bytes(content)
-    assert problem in refused(run(tmp_path / "raw", "-o", tmp_path / "to", *SHORT))
-    assert not (tmp_path / "to" / "dataset.json").exists()
+VOCABULARY, HELD_OUT = {"vocab.txt": SOURCE["vocab.txt"]}, {"../held_out.txt": text_of(documents=3)}
+UNLISTED = {"../md5.txt": entries_of(["0" * 32, hashlib.md5(text_of().split("\n\n")[3].rstrip().encode()).hexdigest()])}
+BAD: dict[str, tuple[preparing.Files, tuple[object, ...], str]] = {
+    "cut": ({"d.xml": DUMP[:4000], **VOCABULARY}, (), "d.xml is truncated"),
+    "no article": ({"d.xml": write_dump([]), **VOCABULARY}, (), "d.xml: 0 documents with text"),
+    "latin1": ({"t.txt": "Un café.\n".encode("latin1") * 9, **VOCABULARY}, (), "t.txt: lines that are not UTF-8: 9"),
+    "no text": ({"readme.md": "x", **VOCABULARY}, (), "holds none of these"),
+    "one document": ({"t.txt": "One.\nTwo.\n", **VOCABULARY}, (), "1 documents with text"),
+    "compressed": ({"t.txt.gz": gzip.compress(b"One.\n"), **VOCABULARY}, (), "t.txt.gz is compressed by gzip"),
+    "missing shard": (
+        {"part-00000-of-00002": "One.\nTwo.\n", **VOCABULARY}, (),
+        "has 1 of 2 files part*-of-00002, number 1 is missing"),
+    "overlap": (
+        {**SOURCE, **HELD_OUT}, ("--evaluation", "{raw}/../held_out.txt"),
+        "3 of 3 evaluation documents are in the training data as well"),
+    "unlisted": (
+        {**SOURCE, **UNLISTED}, ("--evaluation-list", "{raw}/../md5.txt"),
+        "1 of 2 documents of {raw}/../md5.txt are not among the 181 of the source, such as " + "0" * 32),
+    "two vocabularies": (SOURCE, ("--vocabulary-size", 100), "one of them"),
+    "no vocabulary": ({**SOURCE, "vocab.txt": None}, (), "has no vocab.txt"),
+    "no evaluation": (
+        {"a.tfrecord": packed(0, 50), "vocab.txt": entries_of(NUMBERS.entries)}, ("--vocabulary", "{raw}/vocab.txt"),
+        "records for training alone"),
+}  # fmt: skip
 
 
-@in_small_shards
-def test_contradicting_options_are_refused(raw: Path, tmp_path: Path) -> None:
-    packed, held_out = write_packed(tmp_path), write_text(tmp_path / "held_out.txt", documents=3)
-    no_vocabulary = Path(shutil.copytree(raw, tmp_path / "no_vocabulary"))
-    (no_vocabulary / "vocab.txt").unlink()
-    for words, problem in (
-        ((raw, "--evaluation", held_out), "3 of 3 evaluation documents are in the training data as well"),
-        ((raw, "--vocabulary-size", 100), "one of them"),
-        ((no_vocabulary,), "has no vocab.txt"),
-        ((packed / "train", "--vocabulary", packed / "vocab.txt"), "records for training alone"),
-        (("--evaluation", held_out), "name the text"),
-    ):
-        assert problem in refused(run(*words, "-o", tmp_path / "to", *SHORT))
-
-
-@pytest.fixture(scope="module")
-def drawn() -> Samples:
-    return drawn_samples()
+@pytest.mark.parametrize("case", BAD)
+def test_bad_source_is_refused(case: str, tmp_path: Path) -> None:
+    files, words, problem = BAD[case]
+    check_refusal("bert", tmp_path / "raw", files, [problem], *SHORT, *words)
 
 
 # -- masks ----------------------------------------------------------------------------------------------------
 
 
-def test_samples_of_a_seed_are_the_recorded_ones(drawn: Samples) -> None:
-    # Segments and masks were checked when the digest was recorded; the streams of RandomState do not change
-    content = b"".join(getattr(drawn, name).astype(kind).tobytes() for name, kind in ARRAYS.items())
+def test_samples_of_a_seed_are_the_recorded_ones() -> None:
+    # Segments and masks, 80 % [MASK] and 10 % unchanged, were checked when the digest was recorded; the streams of
+    # RandomState do not change
+    content = b"".join(getattr(drawn(), name).astype(kind).tobytes() for name, kind in ARRAYS.items())
     assert hashlib.md5(content).hexdigest() == "cd71c3aecfdebfc52ae4e0fd012facd2"
-    # 80 % of the masked tokens are [MASK], 10 % are unchanged; five standard deviations of 20,000 draws are 0.014
-    shown = np.concatenate([drawn[number][drawn.masked(number)[0]] for number in range(len(drawn))])
-    assert abs((shown == NUMBERS.mask).mean() - 0.8) < 0.014
-    assert abs((shown == drawn.masked_labels).mean() - 0.1) < 0.011
-
-
-@pytest.mark.parametrize("sizes", [(10, 10), (30, 3), (3, 30), (21, 20), (1, 40)])
-def test_longer_segment_is_truncated(sizes: tuple[int, int]) -> None:
-    random = masking.stream(0, 0)
-    for length in range(2, 20):
-        lengths = list(sizes)
-        while sum(lengths) > length:
-            lengths[0 if lengths[0] > lengths[1] else 1] -= 1
-        first, first_end, second, second_end = masking._cut(100, 100 + sizes[0], 500, 500 + sizes[1], length, random)
-        assert [first_end - first, second_end - second] == lengths
-        assert 100 <= first <= first_end <= 100 + sizes[0] and 500 <= second <= second_end <= 500 + sizes[1]
 
 
 # -- records --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_packed(tmp_path_factory.mktemp("packed"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Two files for training and one for evaluation, of the same documents but too short to be an overlap
+    files = {"train/part-00000-of-00001": (0, 50), "train/b.tfrecord": (50, 90), "eval/eval.tfrecord": (90, 120)}
+    content = {name: packed(*numbers) for name, numbers in files.items()}
+    entries = {"vocab.txt": entries_of(NUMBERS.entries)}
+    return write_files(tmp_path_factory.mktemp("packed"), {**content, **entries})
 
 
-def convert(folder: Path, to: Path, *words: object) -> tuple[int, Lines]:
+def convert(folder: Path, to: Path, *words: object) -> Outcome:
     options = ("--evaluation", folder / "eval", "--vocabulary", folder / "vocab.txt", *words)
     return run(folder / "train", "-o", to, *options, workers=2)
 
@@ -609,14 +513,13 @@ def by_content(samples: Samples) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.slow
-def test_records_of_tensorflow_are_converted(packed: Path, drawn: Samples, tmp_path: Path) -> None:
-    assert convert(packed, tmp_path / "to")[0] == 0
+def test_records_of_tensorflow_are_converted(folder: Path, tmp_path: Path) -> None:
+    notes(convert(folder, tmp_path / "to"))
     data = open_data(tmp_path / "to")
     assert (data.sequence_length, data.max_predictions, data.manifest["facts"]["kind"]) == (64, 9, "records")
-    assert by_content(data.train) == by_content(take(drawn, 0, 90))
+    assert by_content(data.train) == by_content(take(0, 90))
     # Evaluation reads the samples in the order of the files
-    held = take(drawn, 90, 120)
-    assert [bytes(data.test[number]) for number in range(30)] == [bytes(held[number]) for number in range(30)]
+    assert [bytes(data.test[number]) for number in range(30)] == [bytes(drawn()[number]) for number in range(90, 120)]
 
 
 MAKE_HDF5 = """
@@ -629,104 +532,98 @@ with h5py.File(sys.argv[2], "w") as file:
 
 
 @pytest.mark.long
-def test_hdf5_files_of_the_submission_are_converted(
-    packed: Path, drawn: Samples, pytorch_python: Path, tmp_path: Path
-) -> None:
+def test_hdf5_files_of_the_submission_are_converted(folder: Path, pytorch_python: Path, tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
-    for name, samples in (("train/part_0.hdf5", take(drawn, 0, 50)), ("eval.hdf5", take(drawn, 90, 120))):
+    for name, samples in (("train/part_0.hdf5", take(0, 50)), ("eval.hdf5", take(90, 120))):
         rows = padded(samples, 64, 9, is_hdf5=True)
         rows["next_sentence_labels"] = rows["next_sentence_labels"][:, 0]
         np.savez(tmp_path / "rows.npz", **rows)
         words = [str(pytorch_python), "-c", MAKE_HDF5, str(tmp_path / "rows.npz"), str(tmp_path / name)]
         subprocess.run(words, check=True)
-    argv = (tmp_path / "train", "--evaluation", tmp_path / "eval.hdf5", "--vocabulary", packed / "vocab.txt")
+    argv = (tmp_path / "train", "--evaluation", tmp_path / "eval.hdf5", "--vocabulary", folder / "vocab.txt")
     program = (pytorch_python, "-m", "benchmarks.bert.prepare", *argv, "-o")
     subprocess.run([*program, tmp_path / "to"], cwd=paths.ROOT, check=True)
-    assert by_content(open_data(tmp_path / "to").train) == by_content(take(drawn, 0, 50))
+    assert by_content(open_data(tmp_path / "to").train) == by_content(take(0, 50))
     assert "h5py is not installed" in refused(run(*argv, "-o", tmp_path / "a"))
-    whole = (tmp_path / "train" / "part_0.hdf5").read_bytes()
-    (tmp_path / "train" / "part_0.hdf5").write_bytes(whole[: len(whole) // 2])
+    write_files(tmp_path, {"train/part_0.hdf5": lambda content: content[: len(content) // 2]})
     done = subprocess.run([*program, tmp_path / "b"], cwd=paths.ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, "part_0.hdf5 cannot be read" in done.stderr) == (2, True)
 
 
-# Array, index and new value of a change
-ROWS = {
-    "mask": ("input_mask", (7, 63), 1),
-    "place": ("masked_lm_positions", (5, 0), 64),
-    "id": ("masked_lm_ids", (3, 1), 65535),
-}
+def flip(content: bytes, place: int) -> bytes:
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 
-def damage(path: Path, change: str, drawn: Samples) -> None:
-    content = bytearray(path.read_bytes())
-    if change in ROWS:
-        rows = padded(take(drawn, 50, 90), 64, 9)
-        name, index, value = ROWS[change]
-        rows[name][index] = value
-        write_records(path, rows)
-        return
-    if change == "content":
-        content[len(content) // 2] ^= 1
-    elif change == "length":
-        content[0] ^= 1
-    path.write_bytes({"truncated": content[:-7], "none": b"", "text": b"no record at all"}.get(change, content))
+def change_rows(name: str, index: tuple[int, int], value: int) -> bytes:
+    rows = padded(take(50, 90), 64, 9)
+    rows[name][index] = value
+    return frames(rows)
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ("content", r"b.tfrecord, record \d+ at byte [\d,]+ is damaged: another checksum"),
-        ("truncated", r"b.tfrecord, record 39 at byte [\d,]+ is truncated"),
-        ("length", r"b.tfrecord, record 0 at byte 0 is damaged"),
-        ("text", r"b.tfrecord, record 0 at byte 0 is damaged"),
-        ("none", r"b.tfrecord holds no sample"),
-        ("id", r"record 3: an id beyond the 60,005 entries of the vocabulary\n.*\n.*--vocabulary FILE"),
-        ("mask", r"record 7: input_mask that its tokens do not have"),
-        ("place", r"record 5: a masked place outside of the row"),
+        (lambda content: flip(content, len(content) // 2), r"record \d+ at byte [\d,]+ is damaged: another checksum"),
+        (lambda content: content[:-7], r"b.tfrecord, record 39 at byte [\d,]+ is truncated"),
+        (lambda content: flip(content, 0), r"b.tfrecord, record 0 at byte 0 is damaged"),
+        (lambda content: b"no record at all", r"b.tfrecord, record 0 at byte 0 is damaged"),
+        (lambda content: b"", r"b.tfrecord holds no sample"),
+        (
+            lambda content: change_rows("masked_lm_ids", (3, 1), 65535),
+            r"record 3: an id beyond the 60,005 entries of the vocabulary\n.*\n.*--vocabulary FILE",
+        ),
+        (
+            lambda content: change_rows("input_mask", (7, 63), 1),
+            r"record 7: input_mask that its tokens do not have",
+        ),
+        (
+            lambda content: change_rows("masked_lm_positions", (5, 0), 64),
+            r"record 5: a masked place outside of the row",
+        ),
     ],
+    ids=["content", "truncated", "length", "text", "nothing", "id", "mask", "place"],
 )
-def test_damaged_record_is_named(change: str, problem: str, packed: Path, drawn: Samples, tmp_path: Path) -> None:
-    path = Path(shutil.copy(packed / "train" / "b.tfrecord", tmp_path))
-    damage(path, change, drawn)
-    task = records.Packed(0, "train", str(path), TFRECORD, 1, str(tmp_path / "x"), str(packed / "vocab.txt"), 0)
+def test_damaged_record_is_named(change: Change, problem: str, folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "b.tfrecord"
+    path.write_bytes(change((folder / "train" / "b.tfrecord").read_bytes()))
+    task = records.Packed(0, "train", str(path), TFRECORD, 1, str(tmp_path / "x"), str(folder / "vocab.txt"), 0)
     with pytest.raises(Problem) as caught:
         records.convert(task, lambda count, size: None)
     assert re.search(problem, str(caught.value)), caught.value
 
 
+def make_long_samples() -> dict[str, bytes | None]:
+    # Samples of 64 tokens are too short to be compared
+    text = np.random.RandomState(0).randint(5, 60000, size=40000).astype(np.uint16)
+    documents = Documents(text, list(range(0, 40001, 400)), list(range(0, 101, 50)))
+    long = masking.make_samples(documents, [0, 1], Settings(512, 76, 1), NUMBERS, masking.stream(0, 0))
+    train, test = (frames(padded(samples, 512, 76)) for samples in (long, take(10, 40, long)))
+    return {"train/part-00000-of-00001": train, "eval/eval.tfrecord": test, "train/b.tfrecord": None}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("files", "problem"),
     [
-        ("same file", "part-00000-of-00001 and .*b.tfrecord hold the same samples"),
-        ("other width", "b.tfrecord: 70 tokens, 9 masked; .*: 64 tokens, 9 masked"),
-        ("small vocabulary", r"record \d+: an id beyond the 5,000 entries"),
-        ("other vocabulary", r"record 0: no \[CLS\] a \[SEP\] b \[SEP\]"),
-        ("trained on", "30 of 30 evaluation samples are in the training data as well, the first is sample 0"),
+        (lambda: {"train/b.tfrecord": packed(0, 50)}, "part-00000-of-00001 and .*b.tfrecord hold the same samples"),
+        (
+            lambda: {"train/b.tfrecord": packed(50, 90, width=70)},
+            "b.tfrecord: 70 tokens, 9 masked; .*: 64 tokens, 9 masked",
+        ),
+        (lambda: {"vocab.txt": entries_of(NUMBERS.entries[:5000])}, r"record \d+: an id beyond the 5,000 entries"),
+        (lambda: {"vocab.txt": entries_of(sorted(NUMBERS.entries))}, r"record 0: no \[CLS\] a \[SEP\] b \[SEP\]"),
+        (
+            make_long_samples,
+            "30 of 30 evaluation samples are in the training data as well, the first is sample 0",
+        ),
     ],
+    ids=["same file", "other width", "small vocabulary", "other vocabulary", "trained on"],
 )
 def test_records_that_do_not_fit_together_are_refused(
-    change: str, problem: str, packed: Path, drawn: Samples, tmp_path: Path
+    files: Callable[[], preparing.Files], problem: str, folder: Path, tmp_path: Path
 ) -> None:
-    folder = Path(shutil.copytree(packed, tmp_path / "copy"))
-    path = folder / "train" / "b.tfrecord"
-    if change == "same file":
-        shutil.copy(folder / "train" / "part-00000-of-00001", path)
-    elif change == "other width":
-        write_records(path, padded(take(drawn, 50, 90), 70, 9))
-    elif change == "trained on":
-        # Samples of 64 tokens are too short to be compared
-        text = np.random.RandomState(0).randint(5, 60000, size=40000).astype(np.uint16)
-        numbered = Documents(text, list(range(0, 40001, 400)), list(range(0, 101, 50)))
-        long = masking.make_samples(numbered, [0, 1], Settings(512, 76, 1), NUMBERS, masking.stream(0, 0))
-        for name, samples in (("train/part-00000-of-00001", long), ("eval/eval.tfrecord", take(long, 10, 40))):
-            write_records(folder / name, padded(samples, 512, 76))
-        path.unlink()
-    else:
-        entries = NUMBERS.entries[:5000] if change == "small vocabulary" else sorted(NUMBERS.entries)
-        vocabulary.write(folder / "vocab.txt", entries)
-    assert re.search(problem, refused(convert(folder, tmp_path / "to")))
+    copy = write_files(Path(shutil.copytree(folder, tmp_path / "copy")), files())
+    assert re.search(problem, refused(convert(copy, tmp_path / "to")))
 
 
 def test_same_text_in_other_samples_is_found() -> None:
@@ -734,10 +631,11 @@ def test_same_text_in_other_samples_is_found() -> None:
     documents = Documents(text, list(range(0, 40001, 20)), [0, 1000, 2000])
     # Samples without a random second segment have text of one document
     train, again, other = (
-        _only_following(
-            masking.make_samples(documents, numbers, Settings(512, 76, 1), NUMBERS, masking.stream(seed, 0))
-        )
+        samples.take(np.flatnonzero(samples.next == 0))
         for seed, numbers in ((0, [0] * 20), (1, [0]), (2, [1]))
+        for samples in [
+            masking.make_samples(documents, numbers, Settings(512, 76, 1), NUMBERS, masking.stream(seed, 0))
+        ]
     )
     for held, share in ((again, 1.0), (other, 0.0)):
         runs = np.unique(overlap.runs_of(held, NUMBERS)[0])
@@ -745,7 +643,3 @@ def test_same_text_in_other_samples_is_found() -> None:
         overlap.mark_seen(in_training, runs, train, NUMBERS)
         assert abs(in_training.mean() - share) < 0.02
         assert bool(overlap.find(held, NUMBERS, runs, in_training)) == bool(share)
-
-
-def _only_following(samples: Samples) -> Samples:
-    return samples.take(np.flatnonzero(samples.next == 0))

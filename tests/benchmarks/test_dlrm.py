@@ -4,24 +4,23 @@ import gzip
 import tarfile
 from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.data.progress import Progress
 from benchmarks.dlrm import blocks, criteo, writer
 from benchmarks.dlrm.placement import place
 from encore import data, paths
 from tests import preparing
 from tests.conftest import Encore, only_run, records
+from tests.preparing import check_refusal, notes, write_files
 
 CRITEO = paths.ROOT.parent / "shared" / "data" / "criteo.tar.xz"
 CONSTANT_RATE_LOSS = 0.5269  # Log loss on the sample's test rows if the prediction is always the click rate
 INDEX_LIMIT = 40_000_000
 
-prepare = partial(preparing.here, "dlrm")
+run = partial(preparing.run, "dlrm", workers=0)
 
 
 def row(number: int) -> str:
@@ -31,12 +30,8 @@ def row(number: int) -> str:
     return "\t".join([str(number % 3 // 2), *numbers, *hashes]) + "\n"
 
 
-def write_days(folder: Path, days: int, rows: int) -> Path:
-    folder.mkdir()
-    for day in range(days):
-        text = "".join(row(day * rows + number) for number in range(rows))
-        (folder / f"day_{day}").write_text(text, encoding="ascii")
-    return folder
+def days(count: int, rows: int) -> dict[str, str]:
+    return {f"day_{day}": "".join(map(row, range(day * rows, (day + 1) * rows))) for day in range(count)}
 
 
 # -- parsing ----------------------------------------------------------------------------------------------
@@ -82,8 +77,7 @@ def test_line_is_parsed(line: str, label: int, integers: list[int], indices: lis
 )
 def test_malformed_line_is_counted_and_skipped(line: str) -> None:
     parsed = criteo.parse(f"{LINE}\n{line}\n{LINE.replace('5', '-2', 1)}\n".encode(), INDEX_LIMIT)
-    assert (parsed.lines, parsed.malformed, parsed.first_malformed) == (3, 1, 1)
-    assert parsed.columns[1].tolist() == [5, -2]
+    assert (parsed.lines, parsed.malformed, parsed.first_malformed, parsed.columns[1].tolist()) == (3, 1, 1, [5, -2])
 
 
 # -- placement --------------------------------------------------------------------------------------------
@@ -122,27 +116,28 @@ def test_placement_keeps_within_memory() -> None:
 
 @pytest.mark.slow
 def test_days_are_split_shuffled_and_encoded(tmp_path: Path) -> None:
-    raw = write_days(tmp_path / "raw", 3, 1501)
-    prepare(raw, "-o", tmp_path / "one")
-    manifest = preparing.manifest(tmp_path / "one")
+    raw = write_files(tmp_path / "raw", days(3, 1501))
+    for name, seed, workers in (("one", 0, 0), ("two", 0, 2), ("three", 1, 0)):
+        notes(run(raw, "-o", tmp_path / name, "--seed", seed, workers=workers))
+    manifest, same, reseeded = (preparing.manifest(tmp_path / name) for name in ("one", "two", "three"))
     assert {split: content["count"] for split, content in manifest["splits"].items()} == {"train": 3002, "val": 751}
     assert (manifest["name"], manifest["facts"]["table_sizes"]) == ("criteo-3-days", [*range(40, 66)])
-    assert preparing.called("dlrm", raw, "-o", tmp_path / "two", "--workers", 2)[0] == 0
-    prepare(raw, "-o", tmp_path / "three", "--seed", 1)
-    ids = [preparing.manifest(tmp_path / name)["id"] for name in ("one", "two", "three")]
-    assert ids[0] == ids[1] != ids[2], "the number of workers does not change the data, the seed does"
-    prepare("--verify", tmp_path / "one")
-    # The label, the 26 indices, log(1 + x) of the 13 integers
+    assert same["id"] == manifest["id"] != reseeded["id"], "workers do not change it, the seed does"
+    # The label, log(1 + x) of the 13 integers, the 26 indices
     fields = [row(number)[:-1].split("\t") for number in range(3753)]
-    labels_and_indices = np.array([[int(columns[0]), *(int(x, 16) for x in columns[14:])] for columns in fields])
-    numbers = np.log1p(np.array([[max(0, int(x or 0)) for x in columns[1:14]] for columns in fields], np.float32))
-    source = np.float32(np.column_stack((labels_and_indices, numbers)))
+    source = [
+        (
+            int(label),
+            *np.log1p(np.float32([max(0, int(x or 0)) for x in values[:13]])),
+            *(int(x, 16) for x in values[13:]),
+        )
+        for label, *values in fields
+    ]
     for split, rows in (("train", source[:3002]), ("val", source[3002:])):
         content = blocks.open_blocks(tmp_path / "one" / f"{split}.bin", len(rows))
         columns = content.transpose(1, 0, 2).reshape(blocks.COLUMNS, -1)[:, : len(rows)]
-        table = np.float32(np.column_stack((columns[0], columns[14:].T, columns[1:14].view(np.float32).T)))
-        assert sorted(map(tuple, table)) == sorted(map(tuple, rows))
-        assert not np.array_equal(table, rows), "in random order"
+        written = [*zip(columns[0], *columns[1:14].view(np.float32), *columns[14:], strict=True)]
+        assert (sorted(written), written == rows) == (sorted(rows), False), "in random order"
 
 
 def test_disk_space_is_allocated_before_the_first_row(tmp_path: Path) -> None:
@@ -153,7 +148,8 @@ def test_disk_space_is_allocated_before_the_first_row(tmp_path: Path) -> None:
 
 
 def test_rare_values_share_a_row(tmp_path: Path) -> None:
-    prepare(write_days(tmp_path / "raw", 2, 300), "-o", tmp_path / "to", "--frequency-threshold", 8)
+    raw = write_files(tmp_path / "raw", days(2, 300))
+    notes(run(raw, "-o", tmp_path / "to", "--frequency-threshold", 8))
     # 300 training rows: every value occurs 7 or 8 times in the table with 40 values, 4 or 5 times in that with 65
     assert preparing.manifest(tmp_path / "to")["facts"]["table_sizes"] == [21, 14, 7] + [1] * 23
     frequent = np.array([3, 5, 9])
@@ -165,45 +161,6 @@ def test_rare_values_share_a_row(tmp_path: Path) -> None:
     assert writer.indices_of(frequent, frequent, plan._replace(threshold=0)).tolist() == [0, 1, 2]
 
 
-@pytest.mark.slow
-def test_interrupted_preparation_continues(tmp_path: Path) -> None:
-    raw = write_days(tmp_path / "raw", 6, 1000)
-    prepare(raw, "-o", tmp_path / "uninterrupted")
-    with mock.patch.object(writer, "list_values", side_effect=KeyboardInterrupt):
-        assert "run the same command again to resume" in prepare(raw, "-o", tmp_path / "to", code=130)
-    assert list((tmp_path / "to").glob("parts/train-*.json"))
-    assert not (tmp_path / "to" / "dataset.json").exists()
-    prepare(raw, "-o", tmp_path / "to")
-    first, second = (preparing.manifest(tmp_path / name)["id"] for name in ("uninterrupted", "to"))
-    assert first == second
-    assert "nothing to do" in prepare(raw, "-o", tmp_path / "to")
-
-
-@pytest.mark.slow
-def test_bad_sources_are_rejected(tmp_path: Path) -> None:
-    raw, to = write_days(tmp_path / "raw", 3, 200), ("-o", tmp_path / "to")
-    cut = raw / "day_1"
-    text = cut.read_text(encoding="ascii")
-    cut.write_text(text[:-50], encoding="ascii")
-    assert "day_1 ends within a row" in prepare(raw, *to, code=2)
-    cut.unlink()
-    assert "day_1 missing below day_2" in prepare(raw, *to, code=2)
-    # Negative ids: an export of signed hashes
-    cut.write_text(text.replace("\t000000", "\t-00000"), encoding="ascii")
-    assert "are malformed; the first is line 1 of" in prepare(raw, *to, code=2)
-    prepare(raw, *to, "--skip-corrupt")
-    assert preparing.manifest(tmp_path / "to")["facts"]["malformed"] == 200
-    assert "holds the data set criteo-3-days, prepared from another source" in prepare(raw, *to, "--seed", 5, code=2)
-    (tmp_path / "empty").mkdir()
-    assert "no day_0 and no train.txt" in prepare(tmp_path / "empty", *to, code=2)
-    output = prepare(raw, *to, "--name", "criteo-1tb", "--overwrite", "--skip-corrupt", code=2)
-    assert "4,195,197,692 + 89,137,319" in output
-
-
-def list_source(folder: Path) -> criteo.Source:
-    return criteo.list_source(folder, None, lambda size: None, lambda text: None)
-
-
 TEXT = "".join(map(row, range(70)))
 
 
@@ -213,53 +170,48 @@ TEXT = "".join(map(row, range(70)))
     ids=["newline", "no newline", "70,000 newlines", "carriage returns", "carriage return"],
 )
 def test_end_of_the_text_does_not_matter(tmp_path: Path, text: str) -> None:
-    (tmp_path / "train.txt").write_bytes(text.encode())
-    source = list_source(tmp_path)
+    write_files(tmp_path, {"train.txt": text, "test.txt": TEXT[2:]})
+    noted: list[str] = []
+    source = criteo.list_source(tmp_path, None, lambda size: None, noted.append)
     splits = [
         b"".join(line for part in criteo.ranges(split, 1000) for line in criteo.read_lines(part))
         for split in (source.train, source.val)
     ]
     assert [split.count(b"\n") for split in splits] == [60, 10]
     assert b"".join(splits).replace(b"\r", b"") == TEXT.encode()
+    assert len(noted) == 1 and f"{tmp_path / 'test.txt'} is not used: its first row has 39 fields" in noted[0]
 
 
-@pytest.mark.parametrize("number", [41, 65], ids=["in training", "held out"])
-def test_malformed_row_is_reported_with_its_line_in_the_file(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+DAYS, LINES, PACKED = days(3, 200), TEXT.splitlines(keepends=True), gzip.compress(TEXT.encode())
+# Negative ids: an export of signed hashes
+SIGNED = {**DAYS, "day_1": DAYS["day_1"].replace("\t000000", "\t-00000")}
+BAD: dict[str, tuple[preparing.Files, tuple[str, ...], str]] = {
+    "cut": ({**DAYS, "day_1": DAYS["day_1"][:-50]}, (), "day_1 ends within a row"),
+    "missing day": ({**DAYS, "day_1": None}, (), "day_1 missing below day_2"),
+    "signed": (SIGNED, (), "are malformed; the first is line 1 of"),
+    "nothing": ({"readme": ""}, (), "no day_0 and no train.txt"),
+    "too few rows": (SIGNED, ("--name", "criteo-1tb", "--skip-corrupt"), "4,195,197,692 + 89,137,319"),
+    "row of train": ({"train.txt": [*LINES[:41], "x\n", *LINES[42:]]}, (), "the first is line 42 of {raw}/train.txt"),
+    "row of val": ({"train.txt": [*LINES[:65], "x\n", *LINES[66:]]}, (), "the first is line 66 of {raw}/train.txt"),
+    "constant labels": (
+        {"train.txt": [*LINES[:60], *("0" + line[1:] for line in LINES[60:])]}, (),
+        "all rows to evaluate on, in {raw}/train.txt, have label 0"),
+    "packed train": ({"train.txt": PACKED}, (), "{raw}/train.txt is compressed by gzip"),
+    "packed test": ({"test.txt": PACKED, "train.txt": TEXT}, (), "gunzip {raw}/test.txt.gz"),
+    "packed day": ({"day_0.gz": PACKED}, (), "day_0.gz is compressed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_source_is_rejected(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, options, message = BAD[case]
     monkeypatch.setattr(writer, "PART_BYTES", 2000)
-    rows = TEXT.splitlines(keepends=True)
-    (tmp_path / "train.txt").write_text("".join([*rows[:number], "x\n", *rows[number + 1 :]]))
-    parts = writer.cut(list_source(tmp_path), writer.Plan(tmp_path, 100, 0, 0))
-    for part in (*parts["train"], *parts["val"]):
-        writer.parse_part(part, lambda done, size: None)
-    with pytest.raises(Problem, match=f"the first is line {number + 1} of {tmp_path / 'train.txt'}"):
-        writer.check_malformed(parts, False, Progress(as_json=True))
+    check_refusal("dlrm", tmp_path / "raw", files, [message], *options)
 
 
-def test_constant_labels_and_unused_files_are_reported(tmp_path: Path) -> None:
-    rows = TEXT.splitlines(keepends=True)
-    (tmp_path / "train.txt").write_text("".join([*rows[:60], *("0" + line[1:] for line in rows[60:])]))
-    (tmp_path / "test.txt").write_text("".join(line[2:] for line in rows))
-    output = prepare(tmp_path, "-o", f"{tmp_path}-to", code=2)
-    assert f"all rows to evaluate on, in {tmp_path / 'train.txt'}, have label 0" in output
-    assert f"{tmp_path / 'test.txt'} is not used: its first row has 39 fields" in output
-
-
-@pytest.mark.parametrize(
-    ("compressed", "others", "message"),
-    [
-        ("train.txt", (), r"(?s)train\.txt is compressed by gzip.*gunzip \S*train\.txt\.gz"),
-        ("test.txt", ("train.txt",), r"(?s)test\.txt is compressed by gzip.*gunzip \S*test\.txt\.gz"),
-        ("day_0.gz", (), r"day_0\.gz is compressed"),
-    ],
-)
-def test_compressed_text_is_rejected(tmp_path: Path, compressed: str, others: tuple[str, ...], message: str) -> None:
-    (tmp_path / compressed).write_bytes(gzip.compress(TEXT.encode()))
-    for name in others:
-        (tmp_path / name).write_text(TEXT)
-    with pytest.raises(Problem, match=message):
-        list_source(tmp_path)
+def test_malformed_rows_are_skipped_on_request(tmp_path: Path) -> None:
+    notes(run(write_files(tmp_path / "raw", SIGNED), "-o", tmp_path / "to", "--skip-corrupt"))
+    assert preparing.manifest(tmp_path / "to")["facts"]["malformed"] == 200
 
 
 # -- real clicks ------------------------------------------------------------------------------------------

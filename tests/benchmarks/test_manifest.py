@@ -1,8 +1,6 @@
 """The manifest of a data set: written last, equal for equal data, and verified against the files."""
 
 import copy
-import hashlib
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.bert_squad.prepare import DATA_SET
 from benchmarks.common.data import manifest as manifests
-from benchmarks.common.data import prepare, published, recordio
-from benchmarks.common.data.progress import Progress
+from benchmarks.common.data import published, recordio
 from benchmarks.common.data.recordio import frame, index_line, pack
-from benchmarks.language import vocabulary
-from benchmarks.language.vocabulary import SPECIAL
 from benchmarks.resnet.prepare import IMAGENET_COUNTS, check, check_counts
 from encore import catalogue, data
 
@@ -123,8 +117,6 @@ def test_counts_of_imagenet(tmp_path: Path) -> None:
 
 
 SETS = published.load()
-QUESTION = {"id": "1", "question": "where ?", "answers": [{"text": "here", "answer_start": 0}]}
-XQUAD = {"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": "here", "qas": [QUESTION]}]}]}
 
 
 def write_manifest(folder: Path, name: str, change: int = 0, **sha256: str) -> dict[str, Any]:
@@ -162,16 +154,3 @@ def test_name_needs_the_published_checksums(tmp_path: Path) -> None:
 
 def test_full_data_set_of_every_benchmark_has_counts() -> None:
     assert {catalogue.choose(name).benchmark.full_data.name for name in catalogue.benchmarks()} <= set(SETS)
-
-
-def test_other_data_in_the_format_of_squad_are_own_data(tmp_path: Path) -> None:
-    raw, to = tmp_path / "xquad", tmp_path / "to"
-    raw.mkdir()
-    for name in ("train-v1.1.json", "dev-v1.1.json"):
-        (raw / name).write_text(json.dumps(XQUAD))
-    vocabulary.write(raw / "vocab.txt", [*SPECIAL, "here", "where", "?"])
-    args = prepare.parse(DATA_SET, [str(raw), "-o", str(to), "--allow-overlap"])
-    assert prepare.prepare(DATA_SET, args, Progress(as_json=True)) == 0
-    manifest = manifests.read(to)
-    assert manifest["name"] == "own data"
-    assert manifest["how"]["sha256"]["train"] == hashlib.sha256((raw / "train-v1.1.json").read_bytes()).hexdigest()
