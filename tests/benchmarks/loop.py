@@ -34,13 +34,13 @@ def signal_handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-class Sums:
-    def __init__(self, ranks: Ranks, name: str) -> None:
-        self._lagged = Lagged()
-        self.drain = self._lagged.drain
+def lagged_sums(ranks: Ranks, name: str) -> SimpleNamespace:
+    lagged = Lagged()
 
-    def send(self, loss: float | None, stop: bool, *extra: Any) -> list[float] | None:
-        return self._lagged.send(lambda: [loss or 0.0, float(stop), *map(float, extra)])
+    def send(loss: float | None, stop: bool, *extra: Any) -> list[float] | None:
+        return lagged.send(lambda: [loss or 0.0, float(stop), *map(float, extra)])
+
+    return SimpleNamespace(send=send, drain=lagged.drain)
 
 
 FRAMEWORK = SimpleNamespace(
@@ -56,7 +56,7 @@ FRAMEWORK = SimpleNamespace(
     snapshot=lambda content, before: dict(content),
     write=checkpoints.save_arrays,
     load=checkpoints.load_arrays,
-    LaggedSums=Sums,
+    LaggedSums=lagged_sums,
     input_wait=lambda ranks: InputWait(),
     arithmetic=lambda ranks: {"tf32": {"matmul": True}},
     memory=lambda context: math.inf,

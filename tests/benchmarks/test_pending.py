@@ -96,71 +96,78 @@ def results(folder: Path) -> list[tuple[int, float]]:
 def resume(output: Path, timeline: Timeline, weight: int, polls: int = 2) -> None:
     # Continues with the saved weight, and ends with the results of all epochs
     training = start(output, timeline, low, polls)
-    assert training.weight == weight
-    assert (training.go(), results(output)) == ("not_reached", LOW)
+    assert (training.weight, training.go(), results(output)) == (weight, "not_reached", LOW)
 
 
-def test_block_ends_before_its_evaluation(tmp_path: Path) -> None:
-    # As in the submitted logs of Mask R-CNN
-    assert start(tmp_path, by_epochs(), low, polls=2).go() == "not_reached"
-    assert keys(tmp_path) == [
-        *START,
-        *("+block_start 1x1", "+epoch_start 1", "-epoch_stop 1", "-block_stop 1", "+eval_start 1"),
-        *("+block_start 2x1", "+epoch_start 2", "eval_accuracy 1", "-eval_stop 1"),
-        *("-epoch_stop 2", "-block_stop 2", "+eval_start 2"),
-        *("+block_start 3x1", "+epoch_start 3", "eval_accuracy 2", "-eval_stop 2"),
-        *("-epoch_stop 3", "-block_stop 3", "+eval_start 3"),
-        *("+block_start 4x1", "+epoch_start 4", "eval_accuracy 3", "-eval_stop 3"),
-        *("-epoch_stop 4", "-block_stop 4", "+eval_start 4", "eval_accuracy 4", "-eval_stop 4", "-run_stop"),
+def epoch(number: int, *events: str) -> list[str]:
+    return [
+        f"+block_start {number}x1",
+        f"+epoch_start {number}",
+        *events,
+        f"-epoch_stop {number}",
+        f"-block_stop {number}",
     ]
-    assert results(tmp_path) == LOW
+
+
+def evaluation(number: int) -> list[str]:
+    return [f"+eval_start {number}", f"eval_accuracy {number}", f"-eval_stop {number}"]
 
 
 @pytest.mark.parametrize(
-    ("polls", "steps", "end"),
+    ("timeline", "quality", "polls", "outcome", "steps", "values", "log"),
     [
-        # Two steps after the result, when all ranks have read it
-        (1, 8, ["+eval_start 1", "+block_start 2x1", "+epoch_start 2", "eval_accuracy 1", "-eval_stop 1", "-run_stop"]),
+        # The evaluation starts after the end of the block, as in the submitted logs of Mask R-CNN
+        (
+            by_epochs(), low, 2, "not_reached", 20, LOW,
+            [
+                *START, *epoch(1), "+eval_start 1", *epoch(2, "eval_accuracy 1", "-eval_stop 1"), "+eval_start 2",
+                *epoch(3, "eval_accuracy 2", "-eval_stop 2"), "+eval_start 3",
+                *epoch(4, "eval_accuracy 3", "-eval_stop 3"), *evaluation(4), "-run_stop",
+            ],
+        ),
+        # Stop two steps after the result that reached the targets, when all ranks have read it
+        (
+            by_epochs(), lambda epoch: 0.5, 1, "reached", 8, [(1, 0.5)],
+            [
+                "+eval_start 1", "+block_start 2x1", "+epoch_start 2", "eval_accuracy 1", "-eval_stop 1", "-run_stop",
+            ],
+        ),
         # Instead of the next evaluation
         (
-            6,
-            10,
-            ["+block_start 2x1", "+epoch_start 2", "-epoch_stop 2", "eval_accuracy 1", "-eval_stop 1", "-run_stop"],
+            by_epochs(), lambda epoch: 0.5, 6, "reached", 10, [(1, 0.5)],
+            [
+                "+block_start 2x1", "+epoch_start 2", "-epoch_stop 2", "eval_accuracy 1", "-eval_stop 1", "-run_stop",
+            ],
+        ),
+        # Evaluations do not overlap: the checker of v0.6 rejects logs in which they do
+        (
+            by_epochs(), lambda epoch: 0.5 if epoch == 2 else 0.1, 40, "reached", 15, [(1, 0.1), (2, 0.5)],
+            [
+                *START, *epoch(1), "+eval_start 1", *epoch(2)[:-1], "eval_accuracy 1", "-eval_stop 1", "-block_stop 2",
+                "+eval_start 2", *epoch(3)[:-1], "eval_accuracy 2", "-eval_stop 2", "-run_stop",
+            ],
+        ),
+        # A run that continues after its target has all results
+        (by_epochs(stops=False), lambda epoch: 0.6, 1, "reached", 20, [(n, 0.6) for n in (1, 2, 3, 4)], ["-run_stop"]),
+        (by_epochs(stops=False), lambda epoch: 0.6, 40, "reached", 20, [(n, 0.6) for n in (1, 2, 3, 4)], ["-run_stop"]),
+        # A run that waits for its evaluations
+        (
+            by_epochs(concurrently=False), lambda epoch: 0.5 if epoch == 2 else 0.1, 3, "reached", 10,
+            [(1, 0.1), (2, 0.5)],
+            [
+                *START, *epoch(1)[:-1], *evaluation(1), "-block_stop 1", *epoch(2)[:-1], *evaluation(2),
+                "-block_stop 2", "-run_stop",
+            ],
         ),
     ],
-)
-def test_run_ends_at_the_evaluation_that_reached_the_targets(
-    tmp_path: Path, polls: int, steps: int, end: list[str]
+)  # fmt: skip
+def test_log_and_results(
+    tmp_path: Path, timeline: Timeline, quality: Any, polls: int, outcome: str, steps: int, values: Any, log: list[str]
 ) -> None:
-    training = start(tmp_path, by_epochs(), lambda epoch: 0.5, polls)
-    assert (training.go(), training.weight, results(tmp_path)) == ("reached", steps, [(1, 0.5)])
-    assert keys(tmp_path)[-6:] == end
-    assert '"status": "success"' in (tmp_path / "result.txt").read_text(encoding="utf-8")
-
-
-def test_evaluations_do_not_overlap(tmp_path: Path) -> None:
-    # The checker of v0.6 rejects logs in which they do
-    assert start(tmp_path, by_epochs(), lambda epoch: 0.5 if epoch == 2 else 0.1, polls=40).go() == "reached"
-    assert results(tmp_path) == [(1, 0.1), (2, 0.5)]
-    lines = [line for line in keys(tmp_path) if "eval" in line]
-    assert lines == [line for n in (1, 2) for line in (f"+eval_start {n}", f"eval_accuracy {n}", f"-eval_stop {n}")]
-
-
-@pytest.mark.parametrize("polls", [1, 40])
-def test_run_that_continues_after_its_target_has_all_results(tmp_path: Path, polls: int) -> None:
-    assert start(tmp_path, by_epochs(stops=False), lambda epoch: 0.6, polls).go() == "reached"
-    assert results(tmp_path) == [(epoch, 0.6) for epoch in range(1, EPOCHS + 1)]
-
-
-def test_log_of_a_run_that_waits_for_its_evaluations(tmp_path: Path) -> None:
-    training = start(tmp_path, by_epochs(concurrently=False), lambda epoch: 0.5 if epoch == 2 else 0.1, polls=3)
-    assert training.go() == "reached"
-    assert keys(tmp_path)[len(START) :] == [
-        *("+block_start 1x1", "+epoch_start 1", "-epoch_stop 1"),
-        *("+eval_start 1", "eval_accuracy 1", "-eval_stop 1", "-block_stop 1"),
-        *("+block_start 2x1", "+epoch_start 2", "-epoch_stop 2"),
-        *("+eval_start 2", "eval_accuracy 2", "-eval_stop 2", "-block_stop 2", "-run_stop"),
-    ]
+    training = start(tmp_path, timeline, quality, polls)
+    assert (training.go(), training.weight, results(tmp_path)) == (outcome, steps, values)
+    assert keys(tmp_path)[-len(log) :] == log
+    assert ('"status": "success"' in (tmp_path / "result.txt").read_text(encoding="utf-8")) == (outcome == "reached")
 
 
 @pytest.mark.slow
@@ -180,9 +187,8 @@ def test_resumed_run_has_all_evaluations(
     start(tmp_path / "reference", by_epochs(concurrently), low, polls).go()
     lines = keys(tmp_path)
     assert sorted(lines) == sorted(keys(tmp_path / "reference"))
-    for epoch in range(1, EPOCHS + 1):
-        events = (f"+eval_start {epoch}", f"eval_accuracy {epoch}", f"-eval_stop {epoch}")
-        assert [line for line in lines if line in events] == list(events)
+    for number in range(1, EPOCHS + 1):
+        assert [line for line in lines if line in evaluation(number)] == evaluation(number)
 
 
 def test_run_is_stopped_while_it_waits_for_the_last_result(tmp_path: Path) -> None:

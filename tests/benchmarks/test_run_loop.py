@@ -13,8 +13,8 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args
+from unittest import mock
 
 import psutil
 import pytest
@@ -22,16 +22,11 @@ import pytest
 from benchmarks.common.run import checkpoints, choices, evidence, startup
 from benchmarks.common.run.mllog import MLLog, Wording
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.common.run.run import Run
 from benchmarks.common.run.timeline import Timeline
-from benchmarks.dlrm import schedule as dlrm
-from benchmarks.resnet import schedule as resnet
 from encore import catalogue, configuration, paths
 from tests.benchmarks.loop import (
     FRAMEWORK,
     START,
-    WORDING,
-    Config,
     Training,
     by_epochs,
     every_two_steps,
@@ -106,14 +101,10 @@ def test_run_ends_with_the_first_evaluation_that_reaches_all_targets(
     assert values == [quality if len(quality) > 1 else sum(quality.values()) for quality in qualities.values()]
 
 
-def test_targets_of_resnet_and_dlrm_must_be_exceeded() -> None:
-    config: Any = SimpleNamespace(epochs=2, eval_period=1, eval_offset=0, eval_interval=2, checkpoint_interval=0)
-    assert resnet.timeline(config, 4).target_is_exceeded and dlrm.timeline(config, 4).target_is_exceeded
-
-
 def test_skipped_updates_are_not_counted(tmp_path: Path) -> None:
     # BERT's submission counts samples by updates; a step whose gradients overflow makes none
-    run = Run(Config({"auc": 1.0}), FRAMEWORK, Path("data"), tmp_path, WORDING)
+    timeline = replace(every_two_steps(1), evaluates_after=lambda step: step in (3, 6), steps_per_epoch=6)
+    run = Training(tmp_path, timeline, {"auc": 1.0}).run
     overflows, batches, counted, evaluations = (2, 5), 0, 0, []
 
     def skipped() -> int:
@@ -121,9 +112,6 @@ def test_skipped_updates_are_not_counted(tmp_path: Path) -> None:
         previous, counted = counted, sum(batch <= batches for batch in overflows)
         return counted - previous
 
-    with run.initialization():
-        run.log({"global_batch_size": 4})
-    timeline = replace(every_two_steps(1), evaluates_after=lambda step: step in (3, 6), steps_per_epoch=6)
     with run.timed(timeline):
         run.on_skipped_steps(skipped)
         for _ in run.blocks():
@@ -135,9 +123,8 @@ def test_skipped_updates_are_not_counted(tmp_path: Path) -> None:
                 evaluations.append((run.position, batches))
                 run.evaluated({"auc": 0.5})
     # Three updates take four batches, six take eight
-    assert evaluations == [(3, 4), (6, 8)]
     rates = [record["learning_rate"] for record in records(tmp_path / "metrics.jsonl", "step")]
-    assert rates == [n / 8 for n in range(1, 9)]
+    assert (evaluations, rates) == ([(3, 4), (6, 8)], [n / 8 for n in range(1, 9)])
 
 
 def test_start_record_has_the_variables_of_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,9 +169,15 @@ def test_all_ranks_are_synchronized_when_the_clock_starts_and_stops(
     assert order == [*start, "data set", "synchronize", "barrier", "run_stop", "finish"]
 
 
-@pytest.mark.parametrize("timeline", [by_epochs(4, lambda epoch: epoch % 2 == 1), every_two_steps(4)])
+TIMELINES = (by_epochs(4, lambda epoch: epoch % 2 == 1), every_two_steps(4))
+STOPS = (*((None, step) for step in range(10)), (0, None), (3, None))
+# Also in an epoch of one step, and several epochs before the evaluation
+ONE_STEP = by_epochs(9, lambda epoch: epoch == 8, steps=1)
+
+
 @pytest.mark.parametrize(
-    ("batch", "step"), [*((None, step) for step in range(10)), *((batch, None) for batch in (0, 3))]
+    ("timeline", "batch", "step"),
+    [*((timeline, *stop) for timeline in TIMELINES for stop in STOPS), (ONE_STEP, None, 2)],
 )
 def test_resumed_run_equals_an_uninterrupted_one(
     tmp_path: Path, timeline: Timeline, batch: int | None, step: int | None
@@ -195,8 +188,7 @@ def test_resumed_run_equals_an_uninterrupted_one(
     first = start(resumed)
     assert first.go(NEVER, stop_at(step), stop_at(batch)) == "interrupted"
     second = start(resumed)
-    assert (second.run.resumed, second.weight) == (True, first.weight)
-    assert second.go(NEVER) == "not_reached"
+    assert (second.run.resumed, second.weight, second.go(NEVER)) == (True, first.weight, "not_reached")
     assert keys(resumed) == keys(reference)
     for kind, field in (("step", "loss"), ("eval", "qualities")):
         values, expected = (records(folder / "metrics.jsonl", kind) for folder in (resumed, reference))
@@ -220,13 +212,13 @@ def test_choices_are_recorded_and_taken_again_by_the_resumed_run(tmp_path: Path)
 
 
 def test_missing_library_ends_all_ranks_with_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    finished = []
     run = Training(tmp_path, by_epochs(1), {"accuracy": 0.5}).run
-    run._framework = SimpleNamespace(finish=lambda: finished.append(True))
+    run._framework = mock.Mock()
     with pytest.raises(SystemExit, match="2"), run.initialization():
         raise choices.UnavailableError("kernels=apex: the image has no apex; use kernels=auto")
     assert "kernels=apex: the image has no apex" in capsys.readouterr().err
-    assert finished == [True], "a rank that exits without leaving the others aborts them"
+    # A rank that exits without leaving the others aborts them
+    run._framework.finish.assert_called_once_with()
 
 
 def test_evidence_of_every_configuration(recorded: Callable[[str, object], None]) -> None:
@@ -236,17 +228,12 @@ def test_evidence_of_every_configuration(recorded: Callable[[str, object], None]
         default = importlib.import_module(f"{choice.implementation.module}.config").Config()
         for config in (default, replace(default, precision="fp32")):
             tf32 = {"tf32": config.precision != "fp32"} if choice.implementation.framework != "mxnet" else {}
-            derived = evidence.log_keys(config, tf32)
-            parts = [str(derived[f"lowest_numerical_precision_in_{part}"]) for part in ("linear", "attn", "comm")]
-            table[f"{name}, {config.precision}"] = [*parts, derived["micro_batch_size"]]
-            experts = 8 if name == "gpt-oss-20b" else 1
-            assert [derived[key] for key in evidence.PARALLELISM] == [1, 1, 1, experts]
-    recorded("evidence.json", table)
+            table[f"{name}, {config.precision}"] = list(evidence.log_keys(config, tf32).values())
     bert = importlib.import_module("benchmarks.bert.pytorch.config").Config(
         fp8="scaled_mm", precision="bf16", batch_size=32, accumulation=4
     )
-    assert list(evidence.log_keys(bert, {}).values()) == ["fp8", "bfloat16", "fp32", 1, 1, 1, 1, 8, "config.json"]
-    assert evidence.gemm_precision(bert) == "fp8"
+    table["bert, fp8"] = [*evidence.log_keys(bert, {}).values(), evidence.gemm_precision(bert)]
+    recorded("evidence.json", table)
 
 
 def test_start_up_times_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,13 +297,6 @@ def test_mean_losses_are_those_of_an_uninterrupted_run(tmp_path: Path) -> None:
     assert losses == [(5, 2.0), (10, 7.0), (12, 10.5)]
 
 
-def test_run_with_epochs_of_one_step_stops_at_the_end_of_an_epoch(tmp_path: Path) -> None:
-    start = partial(Training, tmp_path, by_epochs(9, lambda epoch: epoch == 8, steps=1), {"accuracy": 0.5})
-    first = start()
-    assert (first.go(NEVER, stop_at(2)), first.run.position) == ("interrupted", 3)
-    assert start().go(NEVER) == "not_reached"
-
-
 def test_checkpoints_are_saved_at_their_interval_with_checksums(tmp_path: Path) -> None:
     training = Training(tmp_path, by_epochs(5, interval=2), {"accuracy": 0.5})
     (tmp_path / "checkpoint" / "writing_00000004").mkdir(parents=True)  # left by a run that was killed
@@ -332,8 +312,7 @@ def test_checkpoints_are_saved_at_their_interval_with_checksums(tmp_path: Path) 
 
 def test_training_continues_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # At most one is in progress; it is published at its end; the run waits for the last one
-    may_write, published_before, publish = threading.Event(), [], checkpoints.publish
-    losses: list[list[float]] = []
+    may_write, published_before, publish = threading.Event(), [], mock.Mock(wraps=checkpoints.publish)
 
     def names(pattern: str) -> list[str]:
         return sorted(path.name for path in (tmp_path / "checkpoint").glob(pattern))
@@ -346,10 +325,6 @@ def test_training_continues_while_a_checkpoint_is_written(tmp_path: Path, monkey
         published_before.append(names("step_*"))
         return dict(content)
 
-    def recording_publish(temporary: Path, final: Path, state: Mapping[str, Any]) -> None:
-        losses.append(state["losses"])
-        publish(temporary, final, state)
-
     def on_step(step: int) -> None:
         if step == 3:
             assert (names("step_*"), names("writing_*")) == ([], ["writing_00000002"])
@@ -357,13 +332,14 @@ def test_training_continues_while_a_checkpoint_is_written(tmp_path: Path, monkey
 
     monkeypatch.setattr(FRAMEWORK, "write", write)
     monkeypatch.setattr(FRAMEWORK, "snapshot", snapshot)
-    monkeypatch.setattr(checkpoints, "publish", recording_publish)
+    monkeypatch.setattr(checkpoints, "publish", publish)
     timeline = replace(every_two_steps(2), checkpoints_after=lambda step: step % 2 == 0)
     training = Training(tmp_path, timeline, {"auc": 0.5}, async_checkpoints=True, log_interval=5)
     assert training.go(lambda weight: {"auc": 0.0}, on_step) == "not_reached"
     assert published_before[::2] == [[], ["step_00000002"], ["step_00000002", "step_00000004"]], "two files each"
-    assert names("*") == ["step_00000004", "step_00000006"]
-    assert losses == [[0.0, 1.0], [3.0], []], "losses that were in no record when the checkpoint began"
+    # Losses that were in no record when the checkpoint began
+    losses = [call.args[2]["losses"] for call in publish.call_args_list]
+    assert (names("*"), losses) == (["step_00000004", "step_00000006"], [[0.0, 1.0], [3.0], []])
     for kind in ("checkpoint", "checkpoint_written"):
         assert [record["step"] for record in records(tmp_path / "metrics.jsonl", kind)] == [2, 4, 6]
     assert Training(tmp_path, timeline, {"auc": 0.5}).weight == 6
@@ -387,10 +363,7 @@ def test_checkpoint_needs_the_files_of_all_ranks(tmp_path: Path, file: str, erro
 def test_full_disk_ends_the_run_and_is_visible_to_the_other_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, content: Mapping[str, Any]) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(FRAMEWORK, "write", full)
+    monkeypatch.setattr(FRAMEWORK, "write", mock.Mock(side_effect=OSError(28, "No space left on device")))
     training = Training(tmp_path, by_epochs(3, interval=1), {"accuracy": 0.5}, async_checkpoints=True)
     with pytest.raises(OSError, match="No space left"):
         training.go(NEVER)
@@ -424,11 +397,9 @@ def test_damaged_checkpoint_is_reported_and_the_previous_one_loaded(
     resumed = start()
     file = name.removesuffix(checkpoints.DIGEST)
     assert f"checkpoint {newest.name} is damaged: {file}" in capsys.readouterr().err
-    assert f"step_{resumed.weight:08d}" == previous.name
-    assert resumed.go(NEVER) == "not_reached"
+    assert (f"step_{resumed.weight:08d}", resumed.go(NEVER)) == (previous.name, "not_reached")
     first, second = (record["damaged"] for record in records(tmp_path / "metrics.jsonl", "start"))
-    assert (first, list(second)) == ({}, [newest.name])
-    assert second[newest.name].startswith(file)
+    assert (first, list(second)) == ({}, [newest.name]) and second[newest.name].startswith(file)
     assert [record["step"] for record in records(tmp_path / "metrics.jsonl", "step")] == list(range(1, 19))
     assert not list((tmp_path / "checkpoint").glob("damaged_*"))
 
@@ -437,12 +408,12 @@ def test_run_without_an_intact_checkpoint_ends_with_a_hint(tmp_path: Path, monke
     Training(tmp_path, by_epochs(4, interval=2), {"accuracy": 0.5}).go(NEVER)
     for folder in (tmp_path / "checkpoint").iterdir():
         flip(folder / "rank_0")
-    finished: list[bool] = []
-    monkeypatch.setattr(FRAMEWORK, "finish", lambda: finished.append(True))
+    finish = mock.Mock()
+    monkeypatch.setattr(FRAMEWORK, "finish", finish)
     for _ in range(2):  # The second attempt does not start a new run either
         with pytest.raises(SystemExit, match=r"cannot be resumed\n  found: step_.* rank_0 differs.*\n  hint"):
             Training(tmp_path, by_epochs(4, interval=2), {"accuracy": 0.5})
-    assert finished == [True, True], "a rank that exits without leaving the others aborts them"
+    assert finish.call_count == 2, "a rank that exits without leaving the others aborts them"
 
 
 @pytest.mark.parametrize(

@@ -45,27 +45,19 @@ def train(output: Path, *stop: int) -> tuple[str, int, int]:
     return training.go(lambda weight: {"accuracy": 0.0}), training.weight, training.parts
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("reference")
-    assert train(folder) == ("not_reached", 6, 0)
-    return folder
-
-
-@pytest.mark.parametrize("step", [0, 1, 2, 3, 5], ids=["first", "second", "evaluated", "second epoch", "last"])
-@pytest.mark.parametrize("part", [0, 3, 6])
-def test_run_resumes_in_the_middle_of_a_step(tmp_path: Path, reference: Path, step: int, part: int) -> None:
-    # The votes of the ranks are read two parts later; after the last part, that is in the evaluation or the next step
-    end = (step, part + 3) if part + 3 < PARTS else (step + 1, 3 if step == 0 else 0)
-    assert train(tmp_path, step, part) == ("interrupted", *end)
-    assert train(tmp_path) == ("not_reached", 6, 0)
-    assert keys(tmp_path) == keys(reference)
+@pytest.mark.parametrize(
+    "stops",
+    # In the first, the second, an evaluated, the second epoch's and the last step; twice in the same step
+    [*([(step, part)] for step in (0, 1, 2, 3, 5) for part in (0, 3, 6)), [(0, 0), (0, 3)]],
+    ids=str,
+)
+def test_run_resumes_in_the_middle_of_a_step(tmp_path: Path, stops: list[tuple[int, int]]) -> None:
+    for step, part in stops:
+        # The votes of the ranks are read two parts later; after the last part, that is in the evaluation or next step
+        end = (step, part + 3) if part + 3 < PARTS else (step + 1, 3 if step == 0 else 0)
+        assert train(tmp_path, step, part) == ("interrupted", *end)
+    for folder in (tmp_path, tmp_path / "reference"):
+        assert train(folder) == ("not_reached", 6, 0)
     losses = [record["loss"] for record in records(tmp_path / "metrics.jsonl", "step")]
-    assert losses == [28.0, 92.0, 156.0, 220.0, 284.0, 348.0]  # Sums of 0 to 7, 8 to 15 and so on
-
-
-def test_run_is_stopped_twice_in_the_same_step(tmp_path: Path, reference: Path) -> None:
-    assert train(tmp_path, 0, 0) == ("interrupted", 0, 3)
-    assert train(tmp_path, 0, 3) == ("interrupted", 0, 6)
-    assert train(tmp_path) == ("not_reached", 6, 0)
-    assert keys(tmp_path) == keys(reference)
+    # Sums of 0 to 7, 8 to 15 and so on
+    assert (losses, keys(tmp_path)) == ([28.0, 92.0, 156.0, 220.0, 284.0, 348.0], keys(tmp_path / "reference"))
