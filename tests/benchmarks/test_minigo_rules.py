@@ -67,8 +67,7 @@ def test_copy_is_independent() -> None:
     position.play(40)
     other = position.copy()
     other.play(41)
-    assert (position.moves, other.moves) == ((40,), (40, 41))
-    assert position.stones()[4, 5] == 0
+    assert (position.moves, other.moves, position.stones()[4, 5]) == ((40,), (40, 41), 0)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +173,7 @@ def test_shared_games_replay_and_scores_agree() -> None:
     # Without positional superko all replay; a program's count of a finished game is the engine's
     counted = 0
     with tarfile.open(GAMES) as archive:
-        files = [each for each in archive if each.name.endswith(".sgf")]
+        files = [member for member in archive if member.name.endswith(".sgf")]
         for member in files[::EVERY_GAME]:
             text = archive.extractfile(member).read().decode("utf-8", "replace")
             record = sgf.parse(text, member.name, superko=False)

@@ -13,47 +13,49 @@ import pytest
 from benchmarks.common.data.problem import Problem
 from benchmarks.minigo.engine import Game, Games, Position, Rules, Search, bench, build
 from benchmarks.minigo.schedule import match_search, rules_of
-from benchmarks.minigo.selfplay import Groups
+from benchmarks.minigo.selfplay import Groups, match_turn
 from tests.benchmarks.test_minigo import config_of
 
 # -- search -----------------------------------------------------------------------------------------------
 
-Evaluate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
+class Network:
+    """Draws the answer to each position, so that no two moves tie; the batch does not matter."""
 
-class Net:
-    # A network of whole numbers: a row's answer is the same to the last bit, whatever else is in its batch
-    def __init__(self, rules: Rules, seed: int = 0) -> None:
-        generator = np.random.default_rng(seed)
-        self.weights = generator.integers(-3, 4, (rules.size**2 * rules.planes, rules.moves + 1))
-        self.table = np.exp(np.arange(-40, 41) / 8).astype(np.float32)
-        self.values = np.tanh(np.arange(-40, 41) / 40).astype(np.float32)
+    def __init__(self, seed: int = 0) -> None:
+        self.seed, self.evaluations = seed, 0
 
     def __call__(self, planes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        found = np.clip(planes.reshape(-1, len(self.weights)).astype(np.int64) @ self.weights, -40, 40) + 40
-        return self.table[found[:, :-1]], self.values[found[:, -1]]
+        policies, values = np.zeros((len(planes), RULES.moves), np.float32), np.zeros(len(planes), np.float32)
+        for row, position in enumerate(planes):
+            generator = np.random.default_rng([self.seed, zlib.crc32(position.tobytes())])
+            policies[row] = generator.dirichlet(np.full(RULES.moves, 0.3))
+            values[row] = generator.uniform(-1, 1)
+        self.evaluations += len(planes)
+        return policies, values
 
 
-def played(games: Games, batch: int, *networks: Evaluate) -> tuple[list[Game], int]:
-    # All games in the order of their numbers, and the evaluations that they took
-    planes, found, evaluations = np.zeros((batch, 5, 5, 17), np.uint8), [], 0
+def planes_of(batch: int) -> np.ndarray:
+    return np.zeros((batch, 5, 5, 17), np.uint8)
+
+
+def played(games: Games, batch: int, *networks: Network, groups: int = 1) -> list[Game]:
+    # All games, by number
+    finished: list[Game] = []
+    together = Groups(games, networks[0], [planes_of(batch) for _ in range(groups)])
     while games.running:
-        for player, network in enumerate(networks):
-            rows = games.leaves(planes, player)
-            found += games.answer(*network(planes[:rows]), player)
-            evaluations += rows
-    return sorted(found, key=lambda game: game.number), evaluations
+        finished += together.turn() if groups > 1 else match_turn(games, networks, planes_of(batch))
+    together.close()
+    return sorted(finished, key=lambda game: game.number)
 
 
-def twelve(
-    search: Search, at_once: int, batch: int, threads: int = 1, net_seed: int = 0, count: int = 12
-) -> list[Game]:
-    games = Games(RULES, [search], games=at_once, seed=5, threads=threads, count=count)
-    return played(games, batch, Net(RULES, net_seed))[0]
+def twelve(search: Search, at_once: int, batch: int, threads: int = 1, groups: int = 1, seed: int = 0) -> list[Game]:
+    games = Games(RULES, [search], games=at_once, seed=5, threads=threads, count=12, groups=groups)
+    return played(games, batch, Network(seed), groups=groups)
 
 
 def content(games: list[Game]) -> list[tuple[object, ...]]:
-    return [(game.number, *(each.tobytes() for each in (game.moves, game.visits, game.values))) for game in games]
+    return [(game.number, *(values.tobytes() for values in (game.moves, game.visits, game.values))) for game in games]
 
 
 RULES = Rules(size=5, komi=0.5)
@@ -68,29 +70,30 @@ def one_by_one() -> list[Game]:
     return twelve(PLAIN, at_once=1, batch=1)
 
 
-def in_groups(search: Search, at_once: int, batch: int, groups: int, threads: int = 1) -> list[Game]:
-    games = Games(RULES, [search], games=at_once, seed=5, threads=threads, count=12, groups=groups)
-    together = Groups(games, Net(RULES), [np.zeros((batch, 5, 5, 17), np.uint8) for _ in range(groups)])
-    found: list[Game] = []
-    while games.running:
-        found += together.turn()
-    together.close()
-    return sorted(found, key=lambda game: game.number)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("at_once", "batch", "threads", "groups"),
+    [(12, 12, 1, 1), (5, 64, 1, 1), (12, 3, 1, 1), (12, 12, 2, 1), (12, 6, 1, 2), (5, 64, 1, 2), (12, 3, 2, 3)],
+)
+def test_games_do_not_depend_on_batches_and_groups(
+    at_once: int, batch: int, threads: int, groups: int, one_by_one: list[Game]
+) -> None:
+    assert content(twelve(PLAIN, at_once, batch, threads, groups)) == content(one_by_one)
 
 
 @pytest.mark.slow
-def test_games_in_groups_are_those_of_one_group(one_by_one: list[Game]) -> None:
-    for at_once, batch, groups, threads in ((12, 6, 2, 1), (5, 64, 2, 1), (12, 3, 3, 2)):
-        found = in_groups(PLAIN, at_once, batch, groups, threads)
-        assert content(found) == content(one_by_one), (at_once, batch, groups)
-    assert content(in_groups(VARIED, 12, 48, 2)) == content(in_groups(VARIED, 12, 48, 2)), "with a cache, by one thread"
-    with pytest.raises(Problem, match="games 1, threads 1"):
-        Games(RULES, [PLAIN], games=1, seed=0, groups=2)
+def test_games_depend_on_the_network(one_by_one: list[Game]) -> None:
+    alone = content(one_by_one)
+    assert [game[0] for game in alone] == list(range(12)) and len({game[1:] for game in alone}) == 12
+    assert content(twelve(PLAIN, 12, 12, seed=1)) != alone
+    for groups in (1, 2):
+        first, second = (content(twelve(VARIED, 12, 48, groups=groups)) for _ in range(2))
+        assert first == second, "with a cache, by one thread"
 
 
 def test_a_group_is_searched_while_another_one_is_evaluated() -> None:
     # An evaluation that waits for the next group's leaves: it would never end if they were asked for after it.
-    net, games, searched = Net(RULES), Games(RULES, [PLAIN], games=4, seed=5, groups=2), threading.Event()
+    games, searched = Games(RULES, [PLAIN], games=4, seed=5, groups=2), threading.Event()
     leaves = games.leaves
 
     def search(planes: np.ndarray, player: int = 0, group: int = 0) -> int:
@@ -101,23 +104,13 @@ def test_a_group_is_searched_while_another_one_is_evaluated() -> None:
 
     def evaluate(planes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         assert searched.wait(60)
-        return net(planes)
+        return Network()(planes)
 
     games.leaves = search  # type: ignore[method-assign]
-    together = Groups(games, evaluate, [np.zeros((4, 5, 5, 17), np.uint8) for _ in range(2)])
+    together = Groups(games, evaluate, [planes_of(4) for _ in range(2)])
     for _ in range(3):
         list(together.turn())
     together.close()
-
-
-@pytest.mark.slow
-def test_games_depend_on_their_network_and_not_on_their_batch(one_by_one: list[Game]) -> None:
-    alone = content(one_by_one)
-    assert [each[0] for each in alone] == list(range(12)) and len({each[1:] for each in alone}) == 12
-    for at_once, batch, threads in ((12, 12, 1), (5, 64, 1), (12, 3, 1), (12, 12, 2)):
-        assert content(twelve(PLAIN, at_once, batch, threads)) == alone, (at_once, batch, threads)
-    assert content(twelve(PLAIN, 12, 12, net_seed=1)) != alone
-    assert content(twelve(VARIED, 12, 48)) == content(twelve(VARIED, 12, 48)), "with a cache, by one thread"
 
 
 def test_games_end_by_the_rules(one_by_one: list[Game]) -> None:
@@ -132,64 +125,56 @@ def test_games_end_by_the_rules(one_by_one: list[Game]) -> None:
 
 @pytest.mark.slow
 def test_options_of_self_play_have_their_effect() -> None:
-    resigning = twelve(replace(PLAIN, disable_resign_pct=0.5, min_resign_threshold=-0.2, max_resign_threshold=-0.1),
-                       60, 256, count=60)  # fmt: skip
+    search = replace(PLAIN, disable_resign_pct=0.5, min_resign_threshold=-0.2, max_resign_threshold=-0.1)
+    resigning = played(Games(RULES, [search], games=60, seed=5, count=60), 256, Network())
     assert 15 < sum(game.resignation_allowed for game in resigning) < 45
     resigned = [game for game in resigning if game.resigned]
     assert resigned and all(game.resignation_allowed and game.outcome != 0 for game in resigned)
     fast = twelve(replace(PLAIN, fastplay_frequency=0.75, fastplay_readouts=6), 12, 64)
     assert 0.1 < np.concatenate([game.visits.any(axis=1) for game in fast]).mean() < 0.45
-    cached, plain = (
-        played(Games(RULES, [replace(PLAIN, cache_entries=entries)], 12, 1, count=12), 64, Net(RULES))[1]
-        for entries in (1 << 14, 0)
-    )
-    assert cached < 0.8 * plain
+    # The same game twice
+    same, cached, plain = replace(PLAIN, noise_mix=0.0, soft_pick_cutoff=0, random_symmetry=False), Network(), Network()
+    for entries, network in ((1 << 14, cached), (0, plain)):
+        played(Games(RULES, [replace(same, cache_entries=entries)], games=1, seed=1, count=2), 64, network)
+    assert 0 < 2 * cached.evaluations <= plain.evaluations
 
 
 def test_batches_are_full_while_games_wait() -> None:
-    net, games = Net(RULES), Games(RULES, [replace(PLAIN, parallel_leaves=2)], games=64, seed=5)
-    planes, rows = np.zeros((64, 5, 5, 17), np.uint8), []
+    games, planes, rows = Games(RULES, [replace(PLAIN, parallel_leaves=2)], games=64, seed=5), planes_of(64), []
     for _ in range(60):
         rows.append(games.leaves(planes))
-        games.answer(*net(planes[: rows[-1]]))
+        games.answer(*Network()(planes[: rows[-1]]))
     assert min(rows) >= 63
 
 
-def test_refused_searches_and_evaluations() -> None:
-    for what, call in {
-        "readouts -1": lambda: Search(readouts=-1),
-        "size 7": lambda: Rules(size=7),
-        "komi nan": lambda: Rules(komi=float("nan")),
-        "games 0, threads 1": lambda: Games(RULES, [PLAIN], games=0, seed=0),
-    }.items():
-        with pytest.raises(Problem, match=what):
-            call()
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Search(readouts=-1), "readouts -1"),
+        (lambda: Rules(size=7), "size 7"),
+        (lambda: Rules(komi=float("nan")), "komi nan"),
+        (lambda: Games(RULES, [PLAIN], games=0, seed=0), "games 0, threads 1"),
+        (lambda: Games(RULES, [PLAIN], games=1, seed=0, groups=2), "games 1, threads 1"),
+    ],
+)
+def test_refused_searches(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(Problem, match=message):
+        call()
+
+
+def test_refused_evaluations() -> None:
     games = Games(RULES, [replace(PLAIN, parallel_leaves=4)], games=2, seed=0)
     with pytest.raises(Problem, match="a batch of 3"):
-        games.leaves(np.zeros((3, 5, 5, 17), np.uint8))
-    rows = games.leaves(np.zeros((8, 5, 5, 17), np.uint8))
+        games.leaves(planes_of(3))
+    rows = games.leaves(planes_of(8))
     with pytest.raises(Problem, match="0 policies and 0 values"):
         games.answer(np.zeros((0, 26)), np.zeros(0))
-    assert games.leaves(np.zeros((8, 5, 5, 17), np.uint8)) <= 8
+    assert games.leaves(planes_of(8)) <= 8
     with pytest.raises(Problem, match="not finite"):
         games.answer(np.full((8, 26), np.nan), np.zeros(rows))
 
 
 # -- the reference's games --------------------------------------------------------------------------------
-
-
-class Drawn:
-    # A network whose answer is drawn for each position, so that no two moves tie
-    def __init__(self, rules: Rules, seed: int) -> None:
-        self.rules, self.seed = rules, seed
-
-    def __call__(self, planes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        policies, values = np.zeros((len(planes), self.rules.moves), np.float32), np.zeros(len(planes), np.float32)
-        for row, each in enumerate(planes):
-            generator = np.random.default_rng([self.seed, zlib.crc32(each.tobytes())])
-            policies[row] = generator.dirichlet(np.full(self.rules.moves, 0.3))
-            values[row] = generator.uniform(-1, 1)
-        return policies, values
 
 
 SELF_PLAY = Search(readouts=30, parallel_leaves=4, fastplay_frequency=0.6, fastplay_readouts=7, random_symmetry=False,
@@ -225,11 +210,12 @@ def summary(game: Game) -> tuple[int, list[int], int]:
 
 @pytest.mark.parametrize("search", REFERENCE, ids=["self-play of v0.7", "always a reused tree", "no move into life"])
 def test_self_play_is_that_of_the_reference(search: Search) -> None:
-    found = []
-    for number in range(3):
-        games = Games(RULES, [search], games=1, seed=4, first=number, count=1)
-        (game,), evaluations = played(games, 8, Drawn(RULES, 4))
-        found.append((*summary(game), evaluations))
+    networks = [Network(4) for _ in range(3)]
+    games = [
+        played(Games(RULES, [search], games=1, seed=4, first=number, count=1), 8, network)[0]
+        for number, network in enumerate(networks)
+    ]
+    found = [(*summary(game), network.evaluations) for game, network in zip(games, networks, strict=True)]
     assert found == REFERENCE[search]
 
 
@@ -240,7 +226,7 @@ def test_a_match_is_that_of_the_reference() -> None:
     # In the first of these a side would play into life where only passes forbid it.
     for seed, number in ((4, 0), (0, 1)):
         games = Games(rules, [search] * 2, games=1, seed=seed, first=number, count=1)
-        found.append(summary(played(games, 8, Drawn(rules, seed), Drawn(rules, seed + 1))[0][0]))
+        found.append(summary(played(games, 8, Network(seed), Network(seed + 1))[0]))
     assert found == [(34, [20, 17, 4, 10, 2, 24], 1155777335), (25, [21, 7, 11, 25, 24, 25], 1286263370)]
 
 
