@@ -397,6 +397,16 @@ def test_refused_preparation_leaves_no_folder(
     assert not [*(tmp_path / "empty").iterdir()]
 
 
+@pytest.mark.parametrize(
+    ("benchmark", "option", "problem"),
+    [("bert", "--evaluation", "name the text"), ("llama31_8b", "--tokenizer", "both for a text of your own")],
+)
+def test_option_of_a_text_needs_the_text(benchmark: str, option: str, problem: str, tmp_path: Path) -> None:
+    assert problem in refused(
+        run(benchmark, "-o", tmp_path / "to", option, write_files(tmp_path / "raw", {"x": "a"}) / "x")
+    )
+
+
 OWN = {"resnet": ("--resize", "256"), "dlrm": ("--index-limit", "9"), "ssd": ("--scenes", "9")}
 
 
