@@ -20,6 +20,7 @@ def weights_of(config: Any, vocabulary: int) -> Weights:
     shape = config.shape(vocabulary)
     inner = shape.width * 3 * shape.inner_width * max(1, shape.experts)
     attention = shape.width * 2 * (shape.queries + shape.keys) + (shape.heads if shape.sinks else 0)
+    attention += 2 * shape.size if shape.qk_norm else 0
     layer = attention + inner + shape.width * (shape.experts + 2)
     return Weights(layer, shape.width * (2 * vocabulary + 1), inner if shape.experts else 0)
 

@@ -8,11 +8,12 @@ token of the next sequence. Documents are not separated within a sequence.
 The reference has a single prefix for its training split, so data sets are not blended, whatever the prefix weight
 (BlendedMegatronDatasetBuilder, "Each split comes from a separate distribution").
 
-The evaluation set is not shuffled (README.md of the reference, "Test data order").
+The evaluation set is not shuffled according to README.md of the reference ("Test data order"). The code of the
+reference and of the submissions shuffles it like the training set, with the samples of all evaluations of the schedule.
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Tuple
 
@@ -90,6 +91,12 @@ def in_order(lengths: np.ndarray, length: int, samples: int) -> Order:
     count = min(samples, (int(lengths.sum(dtype=np.int64)) - 1) // length)
     documents = np.arange(len(lengths), dtype=np.int32)
     return Order(length, documents, *cut(lengths, documents, length, count), np.arange(count, dtype=np.uint32))
+
+
+def shuffled_start(lengths: np.ndarray, length: int, samples: int, evaluations: int, seed: int) -> Order:
+    """Return the first ``samples`` sequences of the order for all ``evaluations``."""
+    order = shuffled(lengths, length, samples * evaluations, seed)
+    return replace(order, sequences=order.sequences[:samples])
 
 
 def cut(lengths: np.ndarray, documents: np.ndarray, length: int, count: int) -> Tuple[np.ndarray, np.ndarray]:

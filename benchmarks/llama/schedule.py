@@ -36,6 +36,12 @@ def _cosine(config: Any, done: float) -> float:
     return float(config.end_learning_rate + (config.learning_rate - config.end_learning_rate) * half)
 
 
+def evaluations(config: Any, ranks: int) -> int:
+    """Return the evaluations of the complete schedule as NeMo counts them (build in gpt/data/pre_training.py)."""
+    interval = -(-config.eval_interval_samples // (config.batch_size * ranks))
+    return int(config.max_steps // interval + 1)
+
+
 def timeline(config: Any, ranks: int) -> Timeline:
     """Evaluate every ``eval_interval_samples``, rounded up to steps as in the reference (pretrain_llama31.py).
 

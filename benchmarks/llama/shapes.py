@@ -29,6 +29,8 @@ class Shape(NamedTuple):
     chosen: int = 0  # experts per token
     gate: str = "silu"  # of the experts: a key of GATES in benchmarks/llama/pytorch/experts.py
     window: int = 0  # positions that every second layer attends to, from the first one on; 0: all
+    qk_norm: bool = False  # RMSNorm of each head's queries and keys before RoPE, qk_layernorm of Megatron
+    router_dtype: str = "fp32"  # of the router's GEMM: fp32 or bf16
     sinks: bool = False  # learnable attention sink per head: an additional logit in the softmax
 
     @property

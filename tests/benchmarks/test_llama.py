@@ -144,6 +144,15 @@ def test_evaluation_samples_stay_in_order(tmp_path: Path) -> None:
     assert len(order.in_order(source.lengths, 3, 2)) == 2
 
 
+def test_shuffled_evaluation_samples_are_those_of_the_first_evaluation() -> None:
+    lengths = np.random.RandomState(0).randint(1, 30, 50).astype(np.int32)
+    samples = order.shuffled_start(lengths, 8, 5, 40, 3)
+    all_samples = order.shuffled(lengths, 8, 200, 3)
+    assert samples.sequences.tolist() == all_samples.sequences[:5].tolist() and len(samples) == 5
+    # 1,200,000 steps of 16 samples, an evaluation after 768
+    assert schedule.evaluations(config_of("llama31-8b", "tyche_ngpu8", None, 8), 8) == 1563
+
+
 # -- preparation ------------------------------------------------------------------------------------------
 
 

@@ -37,8 +37,10 @@ class Config:
     head_size: int = 64  # values of a head
     window: int = 129  # positions that every second layer attends to, from the first one on; 0: all
     sinks: bool = False  # in the attentions' softmax a logit more, learnt by each head; NVIDIA's v6.0 has them
+    qk_norm: bool = True  # RMSNorm of each head's queries and keys; NVIDIA's v6.0 has none
     experts: int = 32  # of a layer
     chosen_experts: int = 4  # of a token
+    router_dtype: Literal["fp32", "bf16"] = "bf16"  # of the router's GEMM; fp32 in AMD's file of the reference
     inner_width: int = 2880  # of an expert
     gate: Literal["silu", "gpt_oss"] = "silu"  # of the experts: SwiGLU, or gpt-oss's own, which NVIDIA's v6.0 has
     rope_base: float = 150000.0  # of the rotary positions' wavelengths
@@ -70,6 +72,7 @@ class Config:
     # Evaluation
     eval_interval_samples: int = 12288  # samples trained on between two
     eval_samples: int = 1024  # first samples of the evaluation set
+    eval_shuffle: bool = False  # in the order of GPTDataset, as the reference has it; else the first
     eval_batch_size: int = 1  # samples that a rank evaluates at once
 
     # How it runs
@@ -117,6 +120,8 @@ class Config:
             self.chosen_experts,
             self.gate,
             self.window,
+            self.qk_norm,
+            self.router_dtype,
             self.sinks,
         )
 
@@ -178,12 +183,12 @@ class Config:
     def kept(self) -> int:
         """Return the bytes that a layer keeps of a position for the backward pass.
 
-        Inputs of both norms and of the first GEMMs, queries, keys and values, what attention found, which the next GEMM
-        reads; of each chosen expert its input in its own order, gate and up, the gate behind its function, the product,
-        what it found, in its order and in that of the positions.
+        Inputs of both norms and of the first GEMMs, queries and keys (also before their norms), values, what attention
+        found, which the next GEMM reads; of each chosen expert its input in its own order, gate and up, the gate behind
+        its function, the product, what it found, in its order and in that of the positions.
         """
         shape = self.shape(1)
-        attention = 4 * self.width + 2 * shape.queries + 2 * shape.keys
+        attention = 4 * self.width + (3 if self.qk_norm else 2) * (shape.queries + shape.keys)
         return memory.size_of(self) * (attention + self.chosen_experts * (3 * self.width + 4 * self.inner_width))
 
     def needed_memory(self, vocabulary: int, ranks: int) -> float:

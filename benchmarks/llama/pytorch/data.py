@@ -93,8 +93,12 @@ def evaluation_input(config: Any, source: Documents, samples: Order, ranks: Rank
         yield to_device(part, ranks.context)
 
 
-def evaluated_samples(config: Any, data: DataSet) -> Order:
-    return order.in_order(data.test.lengths, config.sequence_length, config.eval_samples)
+def evaluated_samples(config: Any, data: DataSet, evaluations: int) -> Order:
+    """Return the evaluation samples; ``evaluations``: number of evaluations that Megatron shuffles samples for."""
+    arguments = (data.test.lengths, config.sequence_length, config.eval_samples)
+    if config.eval_shuffle:
+        return order.shuffled_start(*arguments, evaluations, config.seed)
+    return order.in_order(*arguments)
 
 
 def shown_samples(data: DataSet, samples: Order) -> List[np.ndarray]:

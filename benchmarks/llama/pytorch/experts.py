@@ -1,8 +1,8 @@
 """Mixture of experts (top-k routing) in place of the feed-forward network.
 
-As in Megatron without token dropping and load-balancing loss: fp32 router logits, softmax over the top k, weighted
-sum of the expert outputs. The experts are computed with a grouped GEMM. With expert parallelism the experts are
-distributed over ranks, and tokens are exchanged with all-to-all.
+As in Megatron without token dropping and load-balancing loss: router logits in fp32 or bf16, softmax over the top k
+in fp32, weighted sum of the expert outputs. The experts are computed with a grouped GEMM. With expert parallelism the
+experts are distributed over ranks, and tokens are exchanged with all-to-all.
 """
 
 from typing import Any, List, Tuple
@@ -82,9 +82,10 @@ class Experts(nn.Module):
 def chosen_experts(mixture: Any, hidden: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Route hidden states (..., width): return router logits, selected experts and their weights."""
     exact = torch.promote_types(hidden.dtype, torch.float32)
-    logits = functional.linear(hidden.to(exact), mixture.router.weight.to(exact))
+    dtype = torch.bfloat16 if mixture.router_dtype == "bf16" else exact
+    logits = functional.linear(hidden.to(dtype), mixture.router.weight.to(dtype))
     highest, experts = logits.topk(mixture.chosen)
-    return logits, experts, highest.softmax(-1).to(hidden.dtype)
+    return logits, experts, highest.softmax(-1, dtype=exact).to(hidden.dtype)
 
 
 def by_all(mixture: Any, hidden: torch.Tensor) -> torch.Tensor:
@@ -103,7 +104,7 @@ def by_all(mixture: Any, hidden: torch.Tensor) -> torch.Tensor:
 class Mixture(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.chosen, self.count = shape.chosen, shape.experts
+        self.chosen, self.count, self.router_dtype = shape.chosen, shape.experts, shape.router_dtype
         self.group = None  # type: Any  # of the ranks that share the experts, see parallel.py
         self.router = nn.Linear(shape.width, shape.experts, bias=False)
         self.experts = Experts(shape)

@@ -75,6 +75,7 @@ class Config:
     # Evaluation
     eval_interval_samples: int = 12288  # samples trained on between two
     eval_samples: int = 1024  # first samples of the evaluation set
+    eval_shuffle: bool = False  # in the order of GPTDataset, as submitted; else the first eval_samples
     eval_batch_size: int = 1  # samples that a group evaluates at once
 
     # How it runs

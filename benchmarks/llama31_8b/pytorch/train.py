@@ -115,7 +115,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     vocabulary = data.padded_vocabulary(config.vocabulary_multiple)
     with run.initialization():
         training = run.open(lambda: build(config, vocabulary, ranks, run.saved))
-        samples, evaluated = training_order(config, data, run), evaluated_samples(config, data)
+        samples = training_order(config, data, run)
+        evaluated = evaluated_samples(config, data, schedule.evaluations(config, ranks.size))
     flops = partial(training_flops, config, vocabulary, config.sequence_length)
     run.log(mlperf.hyperparameters(config, ranks.size))
     # Tokens must not be read before run_start.

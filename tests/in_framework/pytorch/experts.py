@@ -8,8 +8,9 @@ import torch
 from benchmarks.gpt_oss_20b.pytorch.config import Config
 from benchmarks.llama import memory
 from benchmarks.llama.pytorch.attention import windowed
-from benchmarks.llama.pytorch.experts import by_all
-from benchmarks.llama.pytorch.network import ComputeOptions, Network
+from benchmarks.llama.pytorch.experts import by_all, chosen_experts
+from benchmarks.llama.pytorch.network import ComputeOptions, Network, rope_cos_sin
+from benchmarks.llama.pytorch.state import adamw
 from benchmarks.llama.shapes import Scaling, Shape
 from tests.in_framework.activations import kept_by_layers
 from tests.in_framework.fixed_weights import gradient_projection, projection, set_fixed_weights
@@ -20,7 +21,7 @@ CONFIG = Config(
     device="cpu", precision="fp32", max_steps=20, sequence_length=32, layers=2, width=32, heads=4, key_value_heads=2,
     head_size=12, window=9, sinks=True, experts=4, chosen_experts=2, inner_width=24, gate="gpt_oss", rope_base=10000.0,
     initial_weights=0.3, batch_size=4, micro_batch=1, expert_parallelism=1, learning_rate=0.01,
-    end_learning_rate=0.001, warmup_steps=2, epsilon=1e-3, loss_rows=24,
+    end_learning_rate=0.001, warmup_steps=2, epsilon=1e-3, loss_rows=24, qk_norm=False, router_dtype="fp32",
 )  # fmt: skip
 MIXTURE = {"experts": 4, "chosen": 2, "gate": "gpt_oss", "window": 4, "sinks": True}
 SHAPE = Shape(11, 2, 16, 4, 2, 12, 10000.0, Scaling(), 1e-5, head_size=6, **MIXTURE)
@@ -43,8 +44,36 @@ def test_logits_loss_and_gradients_match_transformers(options, length, expected)
     assert values == pytest.approx(expected, rel=1e-6)
 
 
-def test_cached_steps_match_the_network():
-    network = Network(SHAPE).double()
+def test_norms_of_queries_and_keys():
+    """qk_layernorm of Megatron: RMSNorm over the values of a head, the same weights for all heads, before RoPE."""
+    network = Network(SHAPE._replace(qk_norm=True)).double()
+    set_fixed_weights(network.parameters(), 0.8)
+    attention, hidden = network.layers[0].self_attn, torch.sin(torch.arange(48.0).double()).view(1, 3, 16)
+    no_rotation = rope_cos_sin(torch.zeros(3), network.shape)
+    for states, product, norm in zip(
+        attention.project_qkv(hidden, no_rotation), "qk", (attention.q_norm, attention.k_norm)
+    ):
+        heads = getattr(attention, f"{product}_proj")(hidden).view(3, -1, 6)
+        expected = heads / (heads.square().mean(-1, keepdim=True) + SHAPE.epsilon).sqrt() * norm.weight
+        torch.testing.assert_close(states[0].transpose(0, 1), expected)
+    groups = adamw(dict(network.named_parameters()), CONFIG).param_groups
+    (decay,) = {group["weight_decay"] for group in groups for weight in group["params"] if weight.shape == (6,)}
+    assert decay == 0.0
+
+
+def test_router_in_bf16():
+    mixture = Network(SHAPE._replace(router_dtype="bf16")).layers[0].mlp
+    set_fixed_weights(mixture.parameters(), 0.3)
+    hidden = torch.sin(torch.arange(64.0) ** 2).view(1, 4, 16)
+    logits, experts, shares = chosen_experts(mixture, hidden)
+    expected = (hidden.bfloat16() @ mixture.router.weight.bfloat16().T).float()
+    assert logits.dtype == torch.bfloat16 and torch.equal(logits.float(), expected)
+    torch.testing.assert_close(shares, expected.gather(-1, experts).softmax(-1))
+
+
+@pytest.mark.parametrize("options", [{}, {"qk_norm": True, "router_dtype": "bf16"}])
+def test_cached_steps_match_the_network(options):
+    network = Network(SHAPE._replace(**options)).double()
     set_fixed_weights(network.parameters(), 0.5)
     assert_steps_match(network, TOKENS[:18].view(2, 9))
 
@@ -91,5 +120,6 @@ def test_20b_has_the_published_number_of_parameters():
     parameters = sum(weight.numel() for weight in network.parameters())
     # The published gpt-oss-20b has 20,914,757,184 with biases, sinks and 201,088 entries.
     extra = 24 * (5120 + 2880 + 32 + 32 * (5760 + 2880) + 64) + 2 * 2880 * (201_088 - 128_256)
+    extra -= 24 * 2 * 64  # norms of queries and keys
     assert parameters == counted.layer * 24 + counted.outside == 20_914_757_184 - extra
     assert counted.experts == sum(weight.numel() for weight in network.layers[0].mlp.experts.parameters())
