@@ -4,7 +4,6 @@ import _thread
 import gzip
 import hashlib
 import json
-import re
 import shlex
 import shutil
 import signal
@@ -15,33 +14,33 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
 from benchmarks.common.data import manifest, published
 from benchmarks.translation import wmt
 from encore import catalogue, data, download, paths
-from encore.cli.app import app
 from encore.containers import runtimes
 from encore.containers.engines import Engine
 from encore.errors import EncoreError, ExitCode
-
-
-def run(*words: object) -> Result:
-    return CliRunner().invoke(app, ["data", *map(str, words)])
+from tests.command_line import error_of, output_of, run_encore
+from tests.results.result_logs import write_files
+from tests.trainings import wait_until
 
 
 @pytest.fixture
 def scenes(tmp_path: Path) -> Path:
     # A prepared data set that SSD and Mask R-CNN read
-    folder, splits = tmp_path / "scenes", {}
-    folder.mkdir()
-    for name, size in (("train", 12), ("val", 3)):
-        (folder / f"{name}.rec").write_bytes(bytes(size))
-        file = {"name": f"{name}.rec", "bytes": size, "sha256": "0" * 64}
-        splits[name] = {"count": size // 3, "files": [file], "unlisted_bytes": 1000}
+    folder = write_files(tmp_path / "scenes", {"train.rec": bytes(12), "val.rec": bytes(3)})
+    splits = {
+        path.stem: {
+            "count": path.stat().st_size // 3,
+            "files": [{"name": path.name, "bytes": path.stat().st_size, "sha256": "0" * 64}],
+            "unlisted_bytes": 1000,
+        }
+        for path in sorted(folder.iterdir())
+    }
     content = {"benchmark": "ssd", "name": "scenes", "classes": ["a", "b"], "splits": splits, "facts": {}, "how": {}}
     manifest.write({**content, "shared_with": ["ssd", "maskrcnn"]}, folder)
     return folder
@@ -61,7 +60,7 @@ def test_prepare_then_verify_by_the_command_line(mxnet_python: Path, tmp_path: P
     for number, (words, code, text) in enumerate(steps):
         if number == 5:
             (folder / "val.rec").write_bytes(b"")
-        result = run(*words)
+        result = run_encore("data", *words)
         assert (result.exit_code, text in result.output) == (code, True), result.output
 
 
@@ -90,8 +89,8 @@ def test_dry_run_prints_the_command(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "vocab.txt").write_text("[PAD]", encoding="utf-8")
-    result = run("prepare", *shlex.split(words), "-o", "out", "--dry-run")
-    assert shlex.split(result.output) == shlex.split(f"python -m {arguments}".replace("HERE", str(tmp_path)))
+    output = output_of("data", "prepare", *shlex.split(words), "-o", "out", "--dry-run")
+    assert shlex.split(output) == shlex.split(f"python -m {arguments}".replace("HERE", str(tmp_path)))
     assert not (tmp_path / "out").exists()
 
 
@@ -107,45 +106,27 @@ def test_paths_in_options_are_mounted_in_a_container(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("ncf --resize 256", "unrecognized arguments: --resize"),
-        ("resnet-pytorch --index-limit 9", "unrecognized arguments: --index-limit"),
-        ("resnet --quality 101", "argument --quality: 101 is not from 1 to 100"),
-        ("dlrm raw more", "unrecognized arguments: more"),
-    ],
+    ("benchmark", "options"),
+    [("resnet", ["--resize"]), ("resnet-tensorflow", ["--resize"]), ("dlrm", ["--index-limit"]), ("ncf", [])],
 )
-def test_invalid_options_of_a_benchmark_are_refused(tmp_path: Path, words: str, message: str) -> None:
-    error = run("prepare", *words.split(), "-o", tmp_path / "out", "--dry-run").exception
-    assert isinstance(error, EncoreError)
-    assert (error.found, error.exit_code) == (message, ExitCode.REFUSED)
-    assert error.hint.startswith("encore data prepare ")
-    assert ("the options of " in error.expected) == ("unrecognized" in message)
-
-
-def test_help_lists_the_options_of_the_benchmark() -> None:
-    options = {"resnet": {"--resize"}, "resnet-tensorflow": {"--resize"}, "dlrm": {"--index-limit"}, "ncf": set()}
-    for benchmark, names in options.items():
-        output = run("prepare", benchmark, "--help").output
-        assert {name for name in ("--resize", "--index-limit", "--overwrite") if name in output} == {
-            "--overwrite",
-            *names,
-        }
+def test_help_lists_the_options_of_the_benchmark(benchmark: str, options: list[str]) -> None:
+    output = output_of("data", "prepare", benchmark, "--help")
+    assert [name for name in ("--resize", "--index-limit", "--overwrite") if name in output] == [
+        *options,
+        "--overwrite",
+    ]
 
 
 def test_verify_lists_all_data_sets(scenes: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # A data set is listed under every benchmark that reads it
-    monkeypatch.setattr(paths, "default_data", lambda benchmark: tmp_path / "data" / benchmark)
-    (tmp_path / "data").mkdir()
-    scenes.rename(tmp_path / "data" / "ssd")
-    result = run("verify")
-    lines = result.output.splitlines()
-    ready = f"{tmp_path / 'data' / 'ssd'}: ready: scenes, 4 train, 1 val, 2 classes, 2.0 kB, id "
+    # A data set is listed under every benchmark that reads it. A missing one is no damage
+    monkeypatch.setattr(paths, "default_data", lambda benchmark: tmp_path / benchmark)
+    scenes.rename(tmp_path / "ssd")
+    lines = output_of("data", "verify").splitlines()
+    ready = f"{tmp_path / 'ssd'}: ready: scenes, 4 train, 1 val, 2 classes, 2.0 kB, id "
     assert [line[:12].strip() for line in lines if ready in line] == ["maskrcnn", "ssd"]
-    assert f"ncf         no data set in {tmp_path / 'data' / 'ncf'}: no such folder" in lines
-    assert result.exit_code == 0, "a missing data set is no damage"
-    (tmp_path / "data" / "ssd" / "dataset.json").write_text("{}", encoding="utf-8")
-    assert (run("verify").exit_code, run("verify", "--json").exit_code) == (ExitCode.REFUSED, ExitCode.REFUSED)
+    assert f"ncf         no data set in {tmp_path / 'ncf'}: no such folder" in lines
+    write_files(tmp_path, {"ssd/dataset.json": {}})
+    assert [run_encore("data", "verify", *form).exit_code for form in ([], ["--json"])] == [ExitCode.REFUSED] * 2
 
 
 ERROR = '{"error": {"found": "f", "expected": "", "hint": "r"}}'
@@ -156,16 +137,8 @@ ERROR = '{"error": {"found": "f", "expected": "", "hint": "r"}}'
     [
         ("import sys; sys.exit('the last line')", ExitCode.FAILED, "ended with exit code 1:\n    the last line"),
         ("import os; os.kill(os.getpid(), 9)", ExitCode.FAILED, "ended with signal 9"),
-        (
-            'print(\'{"error": {"found": "f", "expected": "", "hint": "r"}}\'); raise SystemExit(130)',
-            ExitCode.INTERRUPTED,
-            "f",
-        ),
-        (
-            'print(\'{"error": {"found": "f", "expected": "", "hint": "r"}}\'); raise SystemExit(2)',
-            ExitCode.REFUSED,
-            "f",
-        ),
+        (f"print({ERROR!r}); raise SystemExit(130)", ExitCode.INTERRUPTED, "f"),
+        (f"print({ERROR!r}); raise SystemExit(2)", ExitCode.REFUSED, "f"),
     ],
 )
 def test_failure_of_the_preparation_is_reported(program: str, code: ExitCode, message: str) -> None:
@@ -199,22 +172,7 @@ def test_interrupt_stops_the_preparation(tmp_path: Path) -> None:
 
 def test_python_option_prepares_and_verifies(tmp_path: Path, pytorch_python: Path) -> None:
     for words in (("prepare", "ncf", "-o", tmp_path / "d"), ("verify", "ncf", tmp_path / "d")):
-        result = run(*words, "--python", pytorch_python)
-        assert result.exit_code == 0, result.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--python", sys.executable), "cannot import torch"),
-        (("--python", "/none"), "no Python /none"),
-        (("--python", sys.executable, "--runtime", "docker"), "--python with --runtime docker"),
-    ],
-)
-def test_unsuitable_python_is_refused(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    result = run("prepare", "ncf", "-o", tmp_path / "d", *arguments)
-    assert isinstance(result.exception, EncoreError) and message in str(result.exception)
-    assert not (tmp_path / "d").exists()
+        output_of("data", *words, "--python", pytorch_python)
 
 
 def test_missing_python_is_reported(tmp_path: Path) -> None:
@@ -232,8 +190,7 @@ def test_complete_data_set_passes(scenes: Path) -> None:
 
 
 def edit(folder: Path, **changes: Any) -> None:
-    content = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
-    (folder / "dataset.json").write_text(json.dumps({**content, **changes}), encoding="utf-8")
+    write_files(folder, {"dataset.json": {**json.loads((folder / "dataset.json").read_text("utf-8")), **changes}})
 
 
 DAMAGES = {
@@ -269,58 +226,40 @@ TEXT = bytes(range(256)) * 4096
 MD5 = hashlib.md5(TEXT).hexdigest()
 
 
-class Server(ThreadingHTTPServer):
+class Handler(BaseHTTPRequestHandler):
     """Serves ``files`` with ranges; sends half of the file ``interrupted``, then interrupts this process."""
 
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        self.files: dict[str, bytes] = {}
-        self.interrupted = ""
-        self.partial_file = Path()  # Written by the downloader
-        self.requests: list[tuple[str, str]] = []  # Path and range of each request
-        self.stopped = threading.Event()
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def log_message(self, *arguments: Any) -> None:
-        pass
+    log_message = Mock()
 
     def do_GET(self) -> None:
         content, byte_range = self.server.files.get(self.path), self.headers.get("Range", "")
         self.server.requests.append((self.path, byte_range))
-        start = int(re.findall(r"bytes=(\d+)-", byte_range)[0]) if byte_range else 0
+        start = int(byte_range.removeprefix("bytes=").rstrip("-") or 0)
         if content is None or (start and start >= len(content)):
             self.send_error(404 if content is None else 416)
             return
+        is_interrupted = self.path == self.server.interrupted
         self.send_response(206 if byte_range else 200)
-        if byte_range:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
-        if self.path != self.server.interrupted:
-            self.wfile.write(content[start:])
-            return
-        self.wfile.write(content[: len(content) // 2])
+        self.wfile.write(content[start : len(content) // 2 if is_interrupted else None])
         self.wfile.flush()
-        partial = self.server.partial_file
-        while not (partial.exists() and partial.stat().st_size == len(content) // 2):
-            if self.server.stopped.wait(0.01):
-                return
-        _thread.interrupt_main()
-        self.server.stopped.wait()
+        if is_interrupted:
+            partial = self.server.partial_file
+            wait_until(lambda: partial.exists() and partial.stat().st_size == len(content) // 2, "half is written")
+            _thread.interrupt_main()
+            self.server.stopped.wait()
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.delenv("http_proxy", raising=False)
     # A background job of a shell ignores SIGINT.
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    with Server() as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        state = {"files": {}, "requests": [], "interrupted": "", "partial_file": None, "stopped": threading.Event()}
+        vars(server).update(url=f"http://127.0.0.1:{server.server_port}", daemon_threads=True, **state)
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.stopped.set()
@@ -341,21 +280,12 @@ def set_download(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return replace
 
 
-def get(folder: Path, *words: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, ["data", "get", "ncf", str(folder), *words])
-    assert result.exit_code == code, f"{result.output}{result.exception}"
-    return result
-
-
-def error_of(folder: Path, *words: str, code: ExitCode = ExitCode.REFUSED) -> EncoreError:
-    error = get(folder, *words, code=1).exception
-    assert isinstance(error, EncoreError) and error.exit_code is code and error.hint, error
-    return error
+GET = ("data", "get", "ncf")
 
 
 @pytest.mark.parametrize("tool", download.TOOLS)
 def test_interrupted_download_resumes_and_complete_files_are_skipped(
-    server: Server, set_download: Callable[..., None], tmp_path: Path, tool: str
+    server: Any, set_download: Callable[..., None], tmp_path: Path, tool: str
 ) -> None:
     folder = tmp_path / "raw"
     server.files = {"/a.bin": TEXT, "/day_0.gz": gzip.compress(b"0"), "/day_1.gz": gzip.compress(b"1")}
@@ -365,23 +295,22 @@ def test_interrupted_download_resumes_and_complete_files_are_skipped(
         prepare=["DIR/a.bin"],
     )
     server.interrupted, server.partial_file = "/a.bin", folder / "a.bin.part"
-    error_of(folder, "--run", "--with", tool, code=ExitCode.INTERRUPTED)
-    assert not (folder / "a.bin").exists()
-    states = [file["state"] for file in json.loads(get(folder, "--json").stdout)["files"]]
+    command = (*GET, folder, "--run", "--with", tool)
+    error_of(*command, code=ExitCode.INTERRUPTED)
+    states = [file["state"] for file in json.loads(output_of(*GET, folder, "--json"))["files"]]
     assert states == ["started", "missing", "missing"]
     server.interrupted = ""
-    output = get(folder, "--run", "--with", tool).stdout
+    assert f"next: encore data prepare ncf {folder}/a.bin" in output_of(*command)
     assert ("/a.bin", f"bytes={len(TEXT) // 2}-") in server.requests
-    assert (folder / "a.bin").read_bytes() == TEXT
-    assert sorted(path.name for path in folder.iterdir()) == ["a.bin", "day_0", "day_1"]
-    assert f"next: encore data prepare ncf {folder}/a.bin" in output
-    requests = len(server.requests)
-    get(folder, "--run", "--with", tool)
-    assert len(server.requests) == requests
+    expected = {"a.bin": TEXT, "day_0": b"0", "day_1": b"1"}
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == expected
+    server.requests.clear()
+    output_of(*command)
+    assert server.requests == []
     # Interrupted between the last byte and the renaming: the server answers that the range is empty.
     (folder / "a.bin").rename(folder / "a.bin.part")
-    get(folder, "--run", "--with", tool)
-    assert (folder / "a.bin").read_bytes() == TEXT
+    output_of(*command)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == expected
 
 
 ZEROS = "0" * 32
@@ -419,7 +348,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("name", FAILURES)
 def test_failed_download_leaves_no_file(
-    server: Server, set_download: Callable[..., None], tmp_path: Path, name: str
+    server: Any, set_download: Callable[..., None], tmp_path: Path, name: str
 ) -> None:
     entry, (listing, folder), code, message = FAILURES[name]
     texts = {"/s.md5": listing, "/s.uri": folder.replace("URL", server.url)}
@@ -427,19 +356,13 @@ def test_failed_download_leaves_no_file(
     set_download(
         json.loads(json.dumps(entry).replace("URL", server.url)), prepared_bytes=10**18 if name == "disk" else 0
     )
-    error = error_of(tmp_path / "raw", "--run", "--with", "wget", "-o", str(tmp_path / "out"), code=code)
+    error = error_of(*GET, tmp_path / "raw", "--run", "--with", "wget", "-o", tmp_path / "out", code=code)
     assert message in str(error)
     assert list(tmp_path.rglob("a.bin")) == [] and (name != "disk" or not server.requests)
 
 
-def test_existing_file_with_a_wrong_checksum_is_refused(set_download: Callable[..., None], tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(b"a file of the user")
-    set_download({"url": "http://127.0.0.1/a.bin", "md5": MD5})
-    assert "a.bin has md5" in error_of(tmp_path, "--run").found
-
-
 def test_mlcommons_files_are_downloaded_by_their_list(
-    server: Server, set_download: Callable[..., None], tmp_path: Path
+    server: Any, set_download: Callable[..., None], tmp_path: Path
 ) -> None:
     uri = f"{server.url}/metadata/set.uri"
     server.files = {
@@ -449,34 +372,34 @@ def test_mlcommons_files_are_downloaded_by_their_list(
         "/sets/set/below/part-1.bin": b"x",
     }
     set_download({"r2": uri, "file": "data"}, prepare=["DIR/data", "--name", "DIR/**/part-1.bin"])
-    plan = get(tmp_path).stdout
+    plan = output_of(*GET, tmp_path)
     assert f"bash <(curl -s {download.R2_SCRIPT}) -d {tmp_path}/data {uri}" in plan and "**/part-1.bin" in plan
     assert not server.requests
-    assert f"--name {tmp_path}/data/below/part-1.bin" in get(tmp_path, "--run").stdout
+    assert f"--name {tmp_path}/data/below/part-1.bin" in output_of(*GET, tmp_path, "--run")
     assert (tmp_path / "data" / "part 0.bin").read_bytes() == TEXT
 
 
 def test_file_that_needs_a_login_is_named_and_checked(set_download: Callable[..., None], tmp_path: Path) -> None:
     page = "https://example.org/login"
     set_download({"login": page, "file": "a.tar", "md5": MD5}, terms="an account")
-    error = error_of(tmp_path, "--run")
+    error = error_of(*GET, tmp_path, "--run")
     assert "a.tar: not there" in error.found and page in error.hint and error.expected == "an account"
     (tmp_path / "a.tar").write_bytes(TEXT[:-1])
-    assert "a.tar has md5" in error_of(tmp_path, "--run").found
+    assert "a.tar has md5" in error_of(*GET, tmp_path, "--run").found
     (tmp_path / "a.tar").write_bytes(TEXT)
-    get(tmp_path, "--run")
+    output_of(*GET, tmp_path, "--run")
 
 
 def test_download_and_preparation_in_one_command(
-    server: Server, set_download: Callable[..., None], tmp_path: Path, pytorch_python: Path
+    server: Any, set_download: Callable[..., None], tmp_path: Path, pytorch_python: Path
 ) -> None:
     lines = [f"{user},{item},5,{item}" for user in range(20) for item in range(user % 3, 12, 2)]
     server.files = {"/ratings.csv": "\n".join(["userId,movieId,rating,timestamp", *lines]).encode()}
     set_download({"url": f"{server.url}/ratings.csv"}, prepare=["DIR/ratings.csv", "--name", "mine"])
-    command = ("--prepare", "-o", str(tmp_path / "out"))
-    get(tmp_path / "raw", *command, "--dry-run")
+    command = (*GET, tmp_path / "raw", "--prepare", "-o", tmp_path / "out")
+    output_of(*command, "--dry-run")
     assert not server.requests
-    assert f"{tmp_path / 'out'}: mine, " in get(tmp_path / "raw", *command).stdout
+    assert f"{tmp_path / 'out'}: mine, " in output_of(*command)
 
 
 def test_sources_of_all_benchmarks() -> None:
@@ -497,4 +420,4 @@ def test_missing_downloader_is_reported(
 ) -> None:
     set_download({"url": "http://127.0.0.1:9/a"})
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert error_of(tmp_path, "--run").found == "no wget or curl on this machine"
+    assert error_of(*GET, tmp_path, "--run").found == "no wget or curl on this machine"

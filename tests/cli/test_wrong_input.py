@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 from rich.table import Column
-from typer.testing import CliRunner
 
 from encore import paths
 from encore.cli import bench, layout
-from encore.cli.app import app
 from encore.errors import EncoreError, ExitCode
 from encore.run import status
-from tests.results.result_logs import resnet_v07, write_set
+from tests.command_line import error_of, output_of, run_encore
+from tests.results.result_logs import resnet_v07, write_files, write_set
 
 FILES = {
     "BINARY": b"\xff\xfe\0",
@@ -53,7 +52,33 @@ CASES = {
     "report EMPTY": "no MLPerf log in EMPTY",
     "archive EMPTY -o EMPTY/new": "no MLPerf log in EMPTY",
     "plan 8 resnet --curves BINARY": "BINARY has no column benchmark",
+    "data prepare ncf --resize 256 -o EMPTY/new --dry-run": "unrecognized arguments: --resize\n  expected: the options",
+    "data prepare resnet-pytorch --index-limit 9 -o EMPTY/new --dry-run": "unrecognized arguments: --index-limit",
+    "data prepare resnet --quality 101 -o EMPTY/new --dry-run": (
+        "argument --quality: 101 is not from 1 to 100\n  hint: encore data prepare resnet --help"
+    ),
+    "data prepare dlrm raw more -o EMPTY/new --dry-run": "unrecognized arguments: more",
+    f"data prepare ncf -o EMPTY/new --python {sys.executable}": "cannot import torch",
+    "data prepare ncf -o EMPTY/new --python /none": "no Python /none",
+    "data prepare ncf -o EMPTY/new --python /none --runtime docker": "--python with --runtime docker",
+    "plan 0 resnet": "0 GPUs requested",
+    "plan 8 resnt": "did you mean 'resnet'?",
+    "plan 8 bert": "no curve of bert",
+    "plan 8 resnet=x": "the number of runs must be",
+    "plan 4 resnet --curves v0.7/NVIDIA/dgxa100": "measured on 8 to 768 GPUs, and there are 4",
+    "plan 8 resnet --curves v0.7/NVIDIA": "one kind of accelerator",
+    "plan 8 resnet --curves published": "a part of their names",
+    "plan 8 resnet --curves ./none.csv": "./none.csv does not exist",
     "sweep resnet --gpus-per-node 1,x": "positive integers",
+    "sweep resnet --gpus-per-node 0": "positive integers",
+    "sweep resnet": "no numbers of GPUs given",
+    "sweep resnet --results EMPTY --gpus-per-node 1 --set batch_size=3": "use --global-batch, or --weak",
+    "sweep resnet --results EMPTY --gpus-per-node 1 --precision fp32 --set precision=fp32": "use --precision",
+    "sweep resnet --results EMPTY --gpus-per-node 1,2 --precision fp16": "device=cpu cannot run precision=fp16",
+    "sweep resnet --results EMPTY --gpus-per-node 1 --weak --global-batch 64": "--global-batch 64 with weak scaling",
+    "sweep resnet --results EMPTY --gpus-per-node 3 --global-batch 64": "cannot share a global batch of 64 evenly",
+    "sweep resnet --results EMPTY --gpus-per-node 1 --predict 4": "--predict with one number of GPUs",
+    "sweep --resume EMPTY --gpus-per-node 1": "--resume takes all settings from the study folder",
     "sweep resnet --gpus-per-node 5000 --dry-run": "--gpus-per-node 5000",
     "sweep --resume EMPTY": "EMPTY is not a study folder",
     "study run nothing": "unknown study 'nothing'",
@@ -115,6 +140,7 @@ CASES = {
     "selftest --device cpu --python /bin/sh --image a": "one of them",
     "selftest --device cpu --time-limit 0": "a limit of no seconds",
     "run resnet 2 --system cpu --runtime dokcer": "did you mean 'docker'?",
+    "bench resnet --roofline -o EMPTY/new": "steps of mxnet are not counted\n  expected: a benchmark in pytorch: bert",
     "bench resnet-pytorch --profile EMPTY": "EMPTY is a folder\n  expected: a .json or .json.gz file\n  hint: ",
     "bench resnet-pytorch --profile EMPTY/none/p.json": "EMPTY/none\n  expected: a file in a folder that is there\n",
     "bench resnet-pytorch --profile p.txt": "--profile p.txt: unsupported file type",
@@ -130,44 +156,45 @@ CASES = {
 def test_invalid_input_is_rejected(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Restored after the test: --cluster sets it for child processes.
     monkeypatch.setenv("ENCORE_CLUSTER", os.environ["ENCORE_CLUSTER"])
-    for name, content in FILES.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content)
+    write_files(tmp_path, FILES)
     (tmp_path / "EMPTY").mkdir()
     names = tuple(path.name for path in tmp_path.iterdir())
-    words = [str(tmp_path / word) if word.startswith(names) else word for word in shlex.split(command)]
-    result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
-    error = result.exception
-    is_encore = isinstance(error, EncoreError)
-    code, message = (error.exit_code, str(error)) if is_encore else (result.exit_code, result.output)
-    assert code == ExitCode.REFUSED, repr(error)
-    assert CASES[command] in message.replace(f"{tmp_path}/", "") and not list((tmp_path / "EMPTY").iterdir())
+    result = run_encore(
+        *(tmp_path / word if word.startswith(names) else word for word in shlex.split(command)), width=200
+    )
+    is_encore = isinstance(result.exception, EncoreError)
+    code = result.exception.exit_code if is_encore else result.exit_code
+    message = str(result.exception if is_encore else result.output).replace(f"{tmp_path}/", "")
+    assert (code, list((tmp_path / "EMPTY").iterdir())) == (ExitCode.REFUSED, []), repr(result.exception)
+    assert CASES[command] in message
 
 
 def test_incomplete_profile_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_counted", lambda *_: (tmp_path / "p.json").write_text("{"))
-    error = CliRunner().invoke(app, ["bench", "resnet-pytorch", "--profile", str(tmp_path / "p.json")]).exception
-    assert isinstance(error, EncoreError)
-    assert error.exit_code == ExitCode.FAILED and "p.json is not a profile: Expecting" in error.found
+    error = error_of("bench", "resnet-pytorch", "--profile", tmp_path / "p.json", code=ExitCode.FAILED)
+    assert "p.json is not a profile: Expecting" in error.found
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["data"], ["data", "prepare"]])
 def test_help_has_a_short_option_and_no_type_after_flags(command: list[str]) -> None:
-    result = CliRunner().invoke(app, [*command, "-h"])
-    assert result.exit_code == 0 and "-h" in result.output and "<bool>" not in result.output
+    output = output_of(*command, "-h")
+    assert "-h" in output and "<bool>" not in output
 
 
 def test_paths_are_utf8_and_the_locale_may_be_ascii(tmp_path: Path) -> None:
     environment = {**os.environ, "LC_ALL": "POSIX", "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(paths.ROOT)}
-
-    def encore(*arguments: str | bytes) -> subprocess.CompletedProcess[bytes]:
-        command = [sys.executable, "-m", "encore.cli.app", *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
-
-    rejected = encore("check", os.fsencode(tmp_path) + b"/\xff")
+    rejected, accepted = (
+        subprocess.run(
+            [sys.executable, "-m", "encore.cli.app", *arguments],
+            cwd=tmp_path, env=environment, capture_output=True, check=False,
+        )
+        for arguments in (
+            ("check", os.fsencode(tmp_path) + b"/\xff"),
+            ("run", "resnet", "2", "--dry-run", "--results", f"{tmp_path}/é"),
+        )
+    )  # fmt: skip
     assert (rejected.returncode, rejected.stdout) == (2, b"")
     assert rejected.stderr.splitlines()[0] == f"error: {tmp_path}/\\udcff is not valid UTF-8".encode()
-    accepted = encore("run", "resnet", "2", "--dry-run", "--results", f"{tmp_path}/é")
     assert (accepted.returncode, "/é/TIME".encode() in accepted.stdout) == (0, True)
 
 
@@ -204,20 +231,13 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Column]]:
     return printed
 
 
-def output_of(command: str, width: int, folder: Path) -> str:
-    logs = write_set(folder, [resnet_v07(12345.678 + number, **A100) for number in range(5)])
-    words = [word.replace("LOGS", str(logs)) for word in command.split()]
-    result = CliRunner().invoke(app, words, env={"COLUMNS": str(width)})
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 @pytest.mark.parametrize("width", [60, 80])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_numbers_and_headers_are_not_cut(
     command: str, width: int, tables: list[Sequence[Column]], tmp_path: Path
 ) -> None:
-    output = output_of(COMMANDS[command], width, tmp_path / "logs")
+    logs = write_set(tmp_path / "logs", [resnet_v07(12345.678 + number, **A100) for number in range(5)])
+    output = output_of(*COMMANDS[command].replace("LOGS", str(logs)).split(), width=width)
     columns = [column for table in tables for column in table if not column.no_wrap]
     cells = {word for column in columns for word in " ".join(layout._lines(column)).split()}
     headers = {word for column in columns for word in str(column.header).split()}
@@ -231,8 +251,8 @@ def test_numbers_and_headers_are_not_cut(
 
 
 @pytest.mark.slow
-def test_omitted_columns_are_named(tables: list[Sequence[Column]], tmp_path: Path) -> None:
-    narrow, wide = (output_of(COMMANDS["published"], width, tmp_path) for width in (60, 200))
+def test_omitted_columns_are_named(tables: list[Sequence[Column]]) -> None:
+    narrow, wide = (output_of(*COMMANDS["published"].split(), width=width) for width in (60, 200))
     assert "columns also shows: runs, accelerators" in narrow and [len(table) for table in tables] == [5, 7]
     assert "also shows" not in wide
     screen = layout.Console(width=20, record=True, file=io.StringIO())

@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import tracemalloc
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from encore.results.audit.audit import audit_score
@@ -20,9 +20,10 @@ from encore.results.compliance.compliance import read_and_check, score_and_check
 from encore.results.logs import parallel, reader
 from encore.results.logs.reader import MAX_LINE, parse_line, read_events
 from encore.results.logs.run_log import Reason, read_run
-from encore.results.scores.score import Score, find_sets, judge_folder, score_folder
+from encore.results.scores.score import Score, find_sets, judge_folder, score_folder, score_runs
 from tests import bombs
-from tests.results.result_logs import check_mutant, mllog, mutate, resnet_v05, resnet_v07, write_set
+from tests.results.result_logs import mllog, mutate, resnet_v05, resnet_v07, write_files, write_set
+from tests.trainings import wait_until
 
 
 @pytest.fixture
@@ -30,13 +31,10 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "result_0.txt"
 
 
-def test_truncated_gzip(log: Path) -> None:
-    data = gzip.compress(resnet_v07().encode(), mtime=0)
-    minutes = []
-    for length in (10, 30, len(data) // 2, len(data) - 5):
-        log.write_bytes(data[:length])
-        minutes.append(read_run(log).minutes)
-    assert minutes == [None, None, None, 40.0]
+@pytest.mark.parametrize(("end", "minutes"), [(10, None), (30, None), (-300, None), (-5, 40.0)])
+def test_truncated_gzip(end: int, minutes: float | None, log: Path) -> None:
+    log.write_bytes(gzip.compress(resnet_v07().encode(), mtime=0)[:end])
+    assert read_run(log).minutes == minutes
 
 
 @pytest.mark.parametrize(
@@ -67,11 +65,7 @@ def test_line_full_of_damaged_events(piece: str) -> None:
 
 
 def test_line_without_end_takes_constant_memory(log: Path) -> None:
-    with log.open("wb") as file:
-        file.write(mllog("run_start").encode() + b":::MLLOG {")
-        for _ in range(64):
-            file.write(b"x" * MAX_LINE)
-        file.write(b"\n" + mllog("seed", 3).encode())
+    log.write_text(f"{mllog('run_start')}:::MLLOG {{{'x' * 64 * MAX_LINE}\n{mllog('seed', 3)}")
     tracemalloc.start()
     events = [(event.key, event.line) for event in read_events(log)]
     peak = tracemalloc.get_traced_memory()[1]
@@ -117,10 +111,22 @@ def test_fast_and_slow_parser_agree(prefix: str, suffix: str, log: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("text", "minutes"), [(resnet_v07(40.0), 40.0), (resnet_v05(134.0), 134.0)])
-def test_mutated_logs_are_rejected_or_right(text: str, minutes: float, log: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "round_", "minutes"), [(resnet_v07(40.0), "v0.7", 40.0), (resnet_v05(134.0), "v0.5", 134.0)]
+)
+def test_mutated_logs_are_rejected_or_right(text: str, round_: str, minutes: float, log: Path) -> None:
+    def times(data: bytes) -> set[bytes]:
+        return {line for line in data.split(b"\n") if b"run_start" in line or b"run_stop" in line}
+
     for seed in range(200):
-        check_mutant(text.encode(), mutate(text.encode(), random.Random(seed)), minutes, log)
+        mutant = mutate(text.encode(), random.Random(seed))
+        log.write_bytes(mutant)
+        run = read_run(log, round_)
+        audit_score(score_runs(log.parent, [run]))
+        if run.minutes is None:
+            assert run.reason
+        elif times(mutant) == times(text.encode()):
+            assert run.minutes == pytest.approx(minutes, abs=1e-6)
 
 
 def test_number_of_seeds_is_limited(log: Path) -> None:
@@ -164,64 +170,51 @@ def start_reader(folder: Path, sleep: float = 0.0) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=Path(__file__).parents[2], start_new_session=True, **pipes)
 
 
-def write_files(folder: Path, count: int) -> list[str]:
-    names = [f"{number:02}.txt" for number in range(count)]
-    for number, name in enumerate(names):
-        (folder / name).write_text("x" * (1000 if number % 7 == 0 else 10))
-    return names
+def write_numbered(folder: Path, count: int) -> list[str]:
+    sizes = {f"{number:02}.txt": 1000 if number % 7 == 0 else 10 for number in range(count)}
+    write_files(folder, {name: "x" * size for name, size in sizes.items()})
+    return [*sizes]
 
 
-def is_running(pid: str) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-
-
-def workers(folder: Path) -> list[str]:
+def workers(folder: Path) -> list[psutil.Process]:
     # Processes that have read a file and still run
-    return [path.name for path in folder.glob("pid-*") if is_running(path.name.removeprefix("pid-"))]
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    names = {path.name for path in folder.glob("pid-*")}
+    processes = [process for process in psutil.process_iter(["status"]) if f"pid-{process.pid}" in names]
+    return [process for process in processes if process.info["status"] != psutil.STATUS_ZOMBIE]
 
 
 @needs_two_cores
 def test_results_come_in_the_order_of_the_files(tmp_path: Path) -> None:
-    names = write_files(tmp_path, 40)
+    names = write_numbered(tmp_path, 40)
     out, err = start_reader(tmp_path).communicate(timeout=300)
     assert (out.splitlines(), err) == ([f"True {name}" for name in names], "")
 
 
 @needs_two_cores
 def test_killed_worker_is_an_error_and_leaves_no_process(tmp_path: Path) -> None:
-    write_files(tmp_path, 20)
+    write_numbered(tmp_path, 20)
     (tmp_path / "deadly.txt").touch()
     out, err = start_reader(tmp_path).communicate(timeout=300)
     assert ("a process that read logs was killed" in out, err) == (True, "")
-    wait_for(lambda: not workers(tmp_path))
+    wait_until(lambda: not workers(tmp_path), "no worker is left")
 
 
 @pytest.mark.slow
 @needs_two_cores
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_worker_outlives_its_parent(number: signal.Signals, tmp_path: Path) -> None:
-    write_files(tmp_path, 100)
+    write_numbered(tmp_path, 100)
     process = start_reader(tmp_path, 0.5)
-    wait_for(lambda: len(workers(tmp_path)) > 1)
+    wait_until(lambda: len(workers(tmp_path)) > 1, "two workers have read a file")
     # A terminal sends Ctrl-C to the process group
     (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
     out, err = process.communicate(timeout=300)
     assert (err, number == signal.SIGKILL or out.endswith("interrupted\n")) == ("", True)
-    wait_for(lambda: not workers(tmp_path))
+    wait_until(lambda: not workers(tmp_path), "no worker is left")
 
 
 def test_few_logs_are_read_in_this_process(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in write_files(tmp_path, 3)]
+    paths = [tmp_path / name for name in write_numbered(tmp_path, 3)]
     progress: list[tuple[int, int]] = []
     results = parallel.map_files(lambda path: (os.getpid(), path.name), paths, lambda *done: progress.append(done))
     assert [*results] == [(os.getpid(), path.name) for path in paths]
@@ -231,14 +224,13 @@ def test_few_logs_are_read_in_this_process(tmp_path: Path) -> None:
 def test_score_and_check_read_each_log_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_set(tmp_path / "resnet", [resnet_v07(minutes) for minutes in (40.0, 41.0, 42.0, 43.0, 44.0)])
     write_set(tmp_path / "other", [resnet_v07(40.0), "no event in here\n"])
-    scores = [score.as_json() for score in score_folder(tmp_path)]
-    reports = [read_and_check(file)[1] for _, files in find_sets(tmp_path) for file in files]
-    reads: list[int] = []
-    marked_lines = reader._marked_lines
-    monkeypatch.setattr(reader, "_marked_lines", lambda *arguments: reads.append(1) or marked_lines(*arguments))
-    both = score_and_check(tmp_path)
-    assert ([score.as_json() for score in both[0]], both[1]) == (scores, reports)
-    assert any(report.findings for report in reports) and len(reads) == len(reports) == 7
+    expected = [read_and_check(file)[1] for _, files in find_sets(tmp_path) for file in files]
+    marked_lines = Mock(wraps=reader._marked_lines)
+    monkeypatch.setattr(reader, "_marked_lines", marked_lines)
+    scores, reports = score_and_check(tmp_path)
+    assert any(report.findings for report in reports) and marked_lines.call_count == len(reports) == 7
+    assert [score.as_json() for score in scores] == [score.as_json() for score in score_folder(tmp_path)]
+    assert reports == expected
 
 
 def judge(score: Score) -> tuple[dict[str, object], int]:

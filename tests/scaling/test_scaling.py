@@ -7,21 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.lab.scaling import cost_model, validation
+from encore.lab.scaling import cost_model
 from encore.lab.scaling.cost_model import Algorithm, Point, PositiveSum, Prediction, Prior, fit_epochs, fit_steps
 from encore.lab.scaling.curves import Option, load_curves, options
-from encore.lab.scaling.overlap import (
-    DGX_H100,
-    Links,
-    allreduce_seconds,
-    allreduce_table,
-    exposed_seconds,
-    overlap_table,
-)
+from encore.lab.scaling.overlap import Links, allreduce_seconds, allreduce_table, exposed_seconds
 from encore.lab.scaling.scheduling import (
     Job,
     Schedule,
@@ -31,10 +22,9 @@ from encore.lab.scaling.scheduling import (
     sequential_rounds,
     shortest,
 )
-from encore.results.published.published import load_published
-from encore.run import run_folder
 from encore.run.published_speed import Step
-from tests.results.result_logs import resnet_v07
+from tests.command_line import output_of
+from tests.results.result_logs import START_MS, resnet_v07, write_files, write_set
 
 POINTS = (
     Point(gpus=8, samples_per_gpu=208, time=0.148),
@@ -125,33 +115,7 @@ def test_points_that_cannot_be_fitted_are_rejected(minutes: dict[int, float], me
         cost_model.fit_strong_scaling(minutes)
 
 
-# -- published results ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("benchmark", ["resnet", "ssd"])
-def test_larger_counts_are_predicted_from_smaller_ones(benchmark: str) -> None:
-    # Every published result of NVIDIA's on more than two nodes; docs/scaling.md has the predictions
-    checks = validation.checks(benchmark)
-    assert all(max(check.fitted_on) < check.measured.point.gpus and len(check.fitted_on) >= 2 for check in checks)
-    results = {
-        result.name
-        for result in load_published()
-        if (result.benchmark, result.submitter, result.round in ("v0.6", "v0.7")) == (benchmark, "NVIDIA", True)
-        and (result.hardware.nodes or 1) > 2
-        and result.score_minutes
-    }
-    assert results and results <= {check.measured.cell.name for check in checks}
-
-
-def test_step_of_a_published_result_is_the_time_divided_by_the_steps() -> None:
-    series = next(series for series in validation.SERIES if series.name == "v0.7 NVIDIA A100")
-    eight = validation.published_points(series, "resnet")[0]
-    assert (eight.point.gpus, eight.point.samples_per_gpu, eight.epochs) == (8, 408, 41)
-    assert eight.point.time == pytest.approx(39.7797 * 60 / (41 * 1_281_167 / 3264), rel=1e-3)
-    with pytest.raises(EncoreError, match="did you mean 'resnet'"):
-        validation.checks("resnt")
-
-
+# docs/scaling.md has the predictions of published results and the overlap of each benchmark
 SLOW = Links(intra_node_rate=1e9, inter_node_rate=1e8, gpus=4)
 
 
@@ -180,22 +144,13 @@ def test_overlap_hides_full_buckets_in_the_backward_pass(
     assert times == pytest.approx([without, overlapped])
 
 
-def test_tables() -> None:
-    rows = overlap_table().rows
-    assert (len(rows), DGX_H100.inter_node_rate) == (24, 50e9)
-    assert all(0 <= float(row[-1] or 0) < 0.25 for row in rows)
-    # The 336,232,258 parameters of BERT in fp16: 8 GPUs by 18 NVLinks of 20.6 GB/s, 64 GPUs also by 50 GB/s
-    assert rows[0][:5] == ("bert", pytest.approx(672.464516), 256, pytest.approx(406.671962), 8)
-    assert [row[5:] for row in rows[:4:3]] == [
-        pytest.approx((3.17371333, 0.123719525, 0.00744181039)),
-        pytest.approx((3.17371333, 0.123719525, 0.106677788)),
-    ]
-    assert rows[1][5] == pytest.approx(6.11574559)
+def test_all_reduce_of_bert_at_the_measured_bandwidth() -> None:
+    # 336,232,258 parameters in fp16
     assert [allreduce_table(ranks, 1e9).rows[0][2] for ranks in (2, 8)] == pytest.approx([672.464516, 1176.812903])
 
 
 def random_jobs(seed: int, count: int, gpus: int) -> list[Job]:
-    """Return jobs with random minutes on one GPU and random speed-ups."""
+    # Jobs with random minutes on one GPU and random speed-ups
     rng = np.random.default_rng(seed)
     sizes = [size for size in (1, 2, 3, 4, 8) if size <= gpus]
 
@@ -206,7 +161,7 @@ def random_jobs(seed: int, count: int, gpus: int) -> list[Job]:
 
 
 def assert_valid(schedule: Schedule, jobs: list[Job]) -> None:
-    """Check that every run is scheduled, on GPUs that no other run uses at the same time."""
+    # Every run is scheduled, on GPUs that no other run uses at the same time
     expected = sorted(job.benchmark for job in jobs for _ in range(job.count))
     assert sorted(run.benchmark for run in schedule.placements) == expected
     for run in schedule.placements:
@@ -287,11 +242,8 @@ def test_benchmark_that_scales_badly_shares_the_machine() -> None:
 def test_curve_of_a_tree_of_runs(tmp_path: Path) -> None:
     for ranks, minutes in ((1, 80), (2, 45)):
         passport = {"benchmark": "resnet", "round": "v0.7", "nodes": 1, "ranks_per_node": ranks}
-        run = run_folder.create(tmp_path / f"1x{ranks}", "resnet-mxnet-cpu", lambda path, p=passport: p, {}, {}, [0, 1])
-        for experiment in run.experiments():
-            start = 1_592_669_288_183 + 10**8 * experiment.number
-            experiment.log.write_text(resnet_v07(minutes, start_ms=start), encoding="utf-8")
-            experiment.publish_log()
+        texts = [resnet_v07(minutes, start_ms=START_MS + 10**8 * number) for number in (0, 1)]
+        write_files(write_set(tmp_path / f"1x{ranks}" / "run", texts), {"run.json": passport})
     assert load_curves([str(tmp_path)])["resnet"] == pytest.approx({1: 80.0, 2: 45.0}, rel=0.01)
 
 
@@ -332,34 +284,12 @@ def test_invalid_curve_file_is_rejected(tmp_path: Path, content: str, message: s
 # -- the command ----------------------------------------------------------------------------------------
 
 
-def test_plan_prints_both_proposals(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["plan", "16", "resnet", "ssd", "ncf=3", "-o", str(tmp_path / "plan")])
-    assert result.exit_code == 0, result.output
-    parts = ("Shortest total time", "Most runs a day", "interpolated", "no schedule of these choices")
-    assert [part for part in parts if part not in result.stdout] == []
-    assert "Who has which GPU when" in (tmp_path / "plan" / "report.html").read_text(encoding="utf-8")
-    assert (tmp_path / "plan" / "gantt.svg").stat().st_size > 1000
-    path = tmp_path / "mine.csv"
-    path.write_text("benchmark,gpus,minutes\nresnet,1,8\nresnet,2,5\nssd,1,4\n", encoding="utf-8")
-    result = CliRunner().invoke(app, ["plan", "2", "resnet", "ssd", "--curves", str(path), "--json"])
-    plan = json.loads(result.stdout)
+def test_plan_of_measured_curves(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("benchmark,gpus,minutes\nresnet,1,8\nresnet,2,5\nssd,1,4\n", encoding="utf-8")
+    command = ("plan", 2, "resnet", "ssd", "--curves", tmp_path / "mine.csv")
+    plan = json.loads(output_of(*command, "--json"))
     schedule = [plan["shortest"][name] for name in ("minutes", "is_shortest", "one_after_the_other")]
     assert (schedule, plan["most_runs"]["rounds_per_day"]) == ([8.0, True, 9.0], pytest.approx(2 * 1440 / 12))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("0 resnet", "0 GPUs requested"),
-        ("8 resnt", "did you mean 'resnet'?"),
-        ("8 bert", "no curve of bert"),
-        ("8 resnet=x", "the number of runs must be"),
-        ("4 resnet --curves v0.7/NVIDIA/dgxa100", "measured on 8 to 768 GPUs, and there are 4"),
-        ("8 resnet --curves v0.7/NVIDIA", "one kind of accelerator"),
-        ("8 resnet --curves published", "a part of their names"),
-        ("8 resnet --curves ./none.csv", "./none.csv does not exist"),
-    ],
-)
-def test_plan_refuses(words: str, message: str) -> None:
-    result = CliRunner().invoke(app, ["plan", *words.split()])
-    assert isinstance(result.exception, EncoreError) and message in str(result.exception), result.output
+    output_of(*command, "-o", tmp_path / "plan")
+    assert "Who has which GPU when" in (tmp_path / "plan" / "report.html").read_text(encoding="utf-8")
+    assert (tmp_path / "plan" / "gantt.svg").stat().st_size > 1000

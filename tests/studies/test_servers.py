@@ -7,43 +7,39 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from encore import paths
-from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.lab.studies import roofline, server_comparison, topology
-from encore.lab.studies.server_comparison import PLACES, ServerRun, published_tables
+from encore.lab.studies.server_comparison import PLACES, ServerRun
 from encore.machine.links import parse_topology
 from encore.results.table import Table
-from tests.results.result_logs import START_MS, resnet_v07
+from tests.command_line import output_of
+from tests.results.result_logs import START_MS, resnet_v07, write_files
 
 TOPOLOGY = paths.ROOT / "tests" / "samples" / "topology"
 START_S = START_MS / 1000
 
 
-def reading(time: float, cpu: float, nvlink_kib: int) -> str:
+def reading(time: float, cpu: float, nvlink_kib: int) -> dict[str, Any]:
     card = {"use_percent": cpu + 10, "pcie_sent_kib_s": 2048, "nvlink_sent_kib": nvlink_kib, "power_watts": None}
-    return json.dumps({"time": time, "cpu_percent": cpu, "memory_used_mib": 100, "gpus": [card, card]}) + "\n"
+    return {"time": time, "cpu_percent": cpu, "memory_used_mib": 100, "gpus": [card, card]}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs of two servers, one five times as fast, with telemetry before, in and after the timed part.
-
-    The slow run has a passport with links. The last line of the telemetry is cut.
-    """
-    runs = {name: tmp_path_factory.mktemp("runs") / name for name in ("old", "new")}
-    for run, minutes in zip(runs.values(), (50.0, 10.0), strict=True):
-        folder, stop = run / "experiment_0", START_S + minutes * 60
-        folder.mkdir(parents=True)
-        (folder / "result.txt").write_text(resnet_v07(minutes), encoding="utf-8")
+    # Runs of two servers, one five times as fast, with telemetry before, in and after the timed part, whose last line
+    # is cut. The slow run has a passport with links.
+    folders = {}
+    for name, minutes in (("old", 50.0), ("new", 10.0)):
+        stop = START_S + minutes * 60
         timed = [reading(START_S + 1, 40.0, 1024), reading(stop - 1, 60.0, 1024 * 1025)]
-        lines = [reading(START_S - 5, 3.0, 0), *timed, reading(stop + 30, 2.0, 0), '{"time": 1']
-        (folder / "telemetry.jsonl").write_text("".join(lines), encoding="utf-8")
+        telemetry = [reading(START_S - 5, 3.0, 0), *timed, reading(stop + 30, 2.0, 0), '{"time": 1']
+        run = {"experiment_0/result.txt": resnet_v07(minutes), "experiment_0/telemetry.jsonl": telemetry}
+        folders[name] = write_files(tmp_path_factory.mktemp("runs") / name, run)
     passport = {"nodes": 1, "ranks_per_node": 8, "links": replace(dgx1(), name="box").as_json()}
-    (runs["old"] / "experiment_0" / "run.json").write_text(json.dumps(passport), encoding="utf-8")
-    return runs
+    write_files(folders["old"], {"experiment_0/run.json": passport})
+    return folders
 
 
 def dgx1() -> topology.Server:
@@ -69,10 +65,8 @@ def plain(tables: Iterable[Table]) -> dict[str, object]:
 
 
 def test_tables_of_servers(runs: list[ServerRun], recorded: Callable[[str, object], None]) -> None:
-    """Runs with different links, precision, framework, batch and GPUs; the second part is one server.
-
-    The base is the first run of the named server, with the same batch if there is one.
-    """
+    # Runs with different links, precision, framework, batch and GPUs; the second part is one server. The base is the
+    # first run of the named server, with the same batch if there is one.
     several = [
         variant(runs[0], "a", "PCIe", minutes=100.0, precision="fp16"),
         variant(runs[0], "b", "NVLink", minutes=80.0, precision="fp16"),
@@ -94,6 +88,7 @@ def test_tables_of_servers(runs: list[ServerRun], recorded: Callable[[str, objec
         "several": plain(server_comparison.tables(several, "a")),
         "labels": [run.measured.label for run in box], "box": plain(server_comparison.tables(box)),
         "epochs": plain([server_comparison.first_epochs([two_epochs])]),
+        "published": plain(server_comparison.published_tables()),
         "use": {run.server: server_comparison.mean_utilisation(run.side.logs) for run in runs},
     })  # fmt: skip
     with pytest.raises(EncoreError, match="base"):
@@ -101,7 +96,7 @@ def test_tables_of_servers(runs: list[ServerRun], recorded: Callable[[str, objec
 
 
 def test_gpus_needed_within_a_day(runs: list[ServerRun]) -> None:
-    """2,000 minutes on one GPU, and 2 % lost per doubling: two GPUs for a day, about sixteen for two hours."""
+    # 2,000 minutes on one GPU, and 2 % lost per doubling: two GPUs for a day, about sixteen for two hours
     several = [variant(runs[0], "a", gpus=gpus, minutes=2000 / gpus * 1.02**gpus) for gpus in (1, 2, 4)]
     several.append(variant(runs[0], "b", gpus=8, minutes=130.0))
     table = {(row["server"], row["within"]): row for row in rows(server_comparison.gpus_needed(several))}
@@ -113,9 +108,8 @@ def test_gpus_needed_within_a_day(runs: list[ServerRun]) -> None:
 
 @pytest.mark.parametrize("name", ["dgx1-v100", "dgx-a100", "no GPU"])
 def test_picture_of_a_server(name: str, recorded: Callable[[str, object], None]) -> None:
-    path = TOPOLOGY / f"{name}.txt"
-    without = topology.Server(name=name, sockets=2)
-    server = parse_topology(path.read_text(encoding="utf-8")) if path.exists() else without
+    listing = TOPOLOGY / f"{name}.txt"
+    server = parse_topology(listing.read_text("utf-8")) if listing.exists() else topology.Server(name=name, sockets=2)
     recorded(f"machines/{name}.svg", topology.picture(server).svg)
 
 
@@ -137,10 +131,12 @@ def write_step(path: Path) -> None:
 
 
 def test_roofline_of_a_step(tmp_path: Path) -> None:
-    """4 FLOP/byte are below the ridge of 10 TFLOP/s at 1 TB/s: memory limits the step to 4 TFLOP/s."""
-    peaks = {"device": "cuda", "name": "GPU", "library": "2", "threads": None}
-    peaks |= {"flops_per_second": {"fp32": 1e13}, "bytes_per_second": {"copy": 1e12, "triad": 0.9e12}}
-    (tmp_path / roofline.PEAKS).write_text(json.dumps({"peaks": peaks}), encoding="utf-8")
+    # 4 FLOP/byte are below the ridge of 10 TFLOP/s at 1 TB/s: memory limits the step to 4 TFLOP/s
+    peaks = {
+        "device": "cuda", "name": "GPU", "library": "2", "threads": None,
+        "flops_per_second": {"fp32": 1e13}, "bytes_per_second": {"copy": 1e12, "triad": 0.9e12},
+    }  # fmt: skip
+    write_files(tmp_path, {roofline.PEAKS: {"peaks": peaks}})
     write_step(tmp_path / "a.json")
     (row,) = rows(roofline.roofline_table(roofline.load(tmp_path)))
     assert row == {
@@ -148,15 +144,8 @@ def test_roofline_of_a_step(tmp_path: Path) -> None:
         "FLOP/byte": 4.0, "ms": 2000.0, "per second": 4.0, "of": "samples", "TFLOP/s": 2.0, "of the roof": 0.5,
         "of the peak": 0.2, "MFU": 0.15, "not counted": "",
     }  # fmt: skip
-    result = CliRunner().invoke(app, ["study", "report", str(tmp_path), "-o", str(tmp_path / "page")])
-    assert result.exit_code == 0, result.output
+    output_of("study", "report", tmp_path, "-o", tmp_path / "page")
     assert "measured ceilings, 1000 GB/s" in (tmp_path / "page" / "roofline.svg").read_text(encoding="utf-8")
-
-
-def test_roofline_of_mxnet_is_refused(tmp_path: Path) -> None:
-    error = CliRunner().invoke(app, ["bench", "resnet", "--roofline", "-o", str(tmp_path / "new")]).exception
-    assert isinstance(error, EncoreError) and "steps of mxnet" in error.found
-    assert "resnet-pytorch" in str(error.expected) and not (tmp_path / "new").exists()
 
 
 def test_ceilings_are_the_fastest_measurements_of_the_device(tmp_path: Path) -> None:
@@ -164,9 +153,8 @@ def test_ceilings_are_the_fastest_measurements_of_the_device(tmp_path: Path) -> 
         speeds = {"flops_per_second": {"fp32": flops}, "bytes_per_second": {"copy": copied}}
         return {"device": "cpu", "name": "", "library": "2", "threads": threads, **speeds}
 
-    path = tmp_path / roofline.PEAKS
-    assert roofline.fastest(peaks(1.0, 2.0), path) == peaks(1.0, 2.0)
-    path.write_text(json.dumps({"peaks": peaks(3.0, 1.0)}), encoding="utf-8")
+    path = write_files(tmp_path, {roofline.PEAKS: {"peaks": peaks(3.0, 1.0)}}) / roofline.PEAKS
+    assert roofline.fastest(peaks(1.0, 2.0), tmp_path / "none") == peaks(1.0, 2.0)
     assert roofline.fastest(peaks(1.0, 2.0), path) == peaks(3.0, 2.0)
     assert roofline.fastest(peaks(1.0, 2.0, threads=1), path) == peaks(1.0, 2.0, threads=1)
 
@@ -185,9 +173,8 @@ def test_kernels_of_two_profiles_are_compared(tmp_path: Path) -> None:
 def test_page_of_servers(folders: dict[str, Path], tmp_path: Path) -> None:
     machine = topology.Machine(replace(dgx1(), name="new"))
     (tmp_path / topology.FILE).write_text(json.dumps(machine.as_json()), encoding="utf-8")
-    words = [*(f"{name}={path}" for name, path in folders.items()), str(tmp_path), "-o", str(tmp_path / "page")]
-    result = CliRunner().invoke(app, ["study", "report", *words, "--json"])
-    assert result.exit_code == 0, result.output
+    servers = [f"{name}={path}" for name, path in folders.items()]
+    output_of("study", "report", *servers, tmp_path, "-o", tmp_path / "page", "--json")
     page = (tmp_path / "page" / "report.html").read_text(encoding="utf-8")
     texts = ("Score relative to old", "Utilisation over the timed part", "<svg", *(title for _, title in PLACES))
     assert [text for text in texts if text not in page] == []
@@ -195,8 +182,3 @@ def test_page_of_servers(folders: dict[str, Path], tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "page").glob("server-*")) == [
         "server-box.csv", "server-box.svg", "server-new.csv", "server-new.svg",
     ]  # fmt: skip
-
-
-def test_published_tables_of_servers() -> None:
-    published = {(row["benchmark"], row["printed"]) for table in published_tables() for row in rows(table)}
-    assert ("maskrcnn", "<= 540") in published

@@ -1,13 +1,13 @@
 """The study of multi-GPU training: its grid, its report from generated measurements, and traffic on a DGX-1."""
 
-import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from encore import files, paths
+from encore import paths
 from encore.errors import EncoreError
 from encore.lab.studies import folder as folders
 from encore.lab.studies import measurement, topology
@@ -15,7 +15,9 @@ from encore.lab.studies import report as page
 from encore.lab.studies.definition import Point, Study, changed, load
 from encore.lab.studies.folder import MEASUREMENT, Folder
 from encore.machine.links import parse_topology
-from encore.results.report.report import Report, write_files
+from encore.results.report.report import Report
+from encore.results.report.report import write_files as write_report
+from tests.results.result_logs import write_files
 
 Recorded = Callable[[str, object], None]
 
@@ -52,24 +54,22 @@ def measurement_json(point: Point, seconds: float) -> dict[str, Any]:
 def create(
     study: Study, results: Path, seconds: Callable[[Point], float | None], passes: tuple[float, ...] = (1.01, 1.0)
 ) -> Folder[Study]:
-    """Create the folder of a study with these seconds per point (None: not measured), times a factor per pass."""
+    # Create the folder of a study with these seconds per point (None: not measured), times a factor per pass
     folder = folders.create(study, f"study-{study.name}", results)
-    for point in study.points():
+    for point, number in product(study.points(), range(study.passes)):
         if (value := seconds(point)) is not None:
-            for number in range(1, study.passes + 1):
-                folder.point_folder(point, number).mkdir(parents=True)
-                content = measurement_json(point, value * passes[(number - 1) % len(passes)])
-                files.write_json(folder.point_folder(point, number) / MEASUREMENT, content)
+            content = measurement_json(point, value * passes[number % len(passes)])
+            write_files(folder.point_folder(point, number + 1), {MEASUREMENT: content})
     return folder
 
 
 def is_measured(point: Point) -> bool:
-    is_large = point.axes["network"] == "inception-v3" and point.axes["ranks"] == 8
+    is_large = (point.axes["network"], point.axes["ranks"]) == ("inception-v3", 8)
     return point.axes["precision"] != "fp16" and "largest_batch" not in point.axes and not is_large
 
 
 def printed_seconds(point: Point) -> float | None:
-    """NCCL adds the printed 16.4 %; n GPUs take (1 + n) / 2 times as long for a batch each."""
+    # NCCL adds the printed 16.4 %; n GPUs take (1 + n) / 2 times as long for a batch each
     slowdown = (1 + int(point.axes["ranks"])) / 2 * (1.164 if point.axes["way"] == "nccl" else 1.0)
     return 0.001 * int(point.axes["batch_size"]) * slowdown if is_measured(point) else None
 
@@ -88,14 +88,11 @@ def test_grid_of_the_study() -> None:
     assert [(point.axes["ranks"], point.config["device"]) for point in small] == [(1, "cpu")] * 16 + [(2, "cpu")] * 15
     records = changed(study, ["records=/data/train.rec"]).points()
     assert {point.config["records"] for point in records} == {"/data/train.rec"}
-    with pytest.raises(EncoreError, match="--set ranks"):
-        changed(study, ["ranks=4"])
-
-
-def test_grid_of_a_file() -> None:
     assert [point.key for point in load(str(OWN)).points()] == [
         "lenet-local-2-1", "lenet-horovod-2-1", "lenet-local-2-2", "lenet-horovod-2-2",
     ]  # fmt: skip
+    with pytest.raises(EncoreError, match="--set ranks"):
+        changed(study, ["ranks=4"])
 
 
 @pytest.mark.parametrize(
@@ -111,14 +108,13 @@ def test_grid_of_a_file() -> None:
     ids=["value", "key", "missing", "axis", "kind", "number"],
 )
 def test_invalid_study_is_rejected(tmp_path: Path, old: str, new: str, message: str) -> None:
-    path = tmp_path / "own.toml"
-    path.write_text(OWN.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+    write_files(tmp_path, {"own.toml": OWN.read_text(encoding="utf-8").replace(old, new)})
     with pytest.raises(EncoreError, match=message):
-        load(str(path))
+        load(str(tmp_path / "own.toml"))
 
 
 def contents(report: Report) -> dict[str, Any]:
-    """Return the texts of a report, and the columns and some rows of its tables."""
+    # The texts of a report, and the columns and some rows of its tables
     tables = {
         chapter.key: [
             [table.title, table.columns, table.note, len(table.rows), *table.rows[:5], *table.rows[5::20]]
@@ -137,9 +133,9 @@ def contents(report: Report) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_report_answers_every_question(folder: Folder[Study], tmp_path: Path, recorded: Recorded) -> None:
-    """8 GPUs are 1.78 times as fast as one, and NCCL costs 16.4 %, as printed; memory has no interval."""
+    # 8 GPUs are 1.78 times as fast as one, and NCCL costs 16.4 %, as printed; memory has no interval
     report = page.build(folder)
-    write_files(report, tmp_path)
+    write_report(report, tmp_path)
     machine = page._machine_summary(folder.machine())
     recorded("multi_gpu.json", {**contents(report), "about": report.about.replace(machine, "MACHINE")})
     assert report.chapters[0].sentence.split(";")[0] in (tmp_path / "report.html").read_text("utf-8")
@@ -150,28 +146,24 @@ def test_report_answers_every_question(folder: Folder[Study], tmp_path: Path, re
 @pytest.mark.slow
 def test_report_compares_the_largest_batches(tmp_path: Path, recorded: Recorded) -> None:
     folder = create(load("multi-gpu"), tmp_path, lambda point: 0.01 if point.axes["ranks"] == 1 else None)
-    for point in folder.study.points():
-        if "largest_batch" in point.axes:
-            batches = {"largest_batch": {"fits": 128, "does_not": 256}}
-            files.write_json(
-                folder.point_folder(point) / MEASUREMENT,
-                {**batches, "network": folder.measurements(point)[0]["network"]},
-            )
+    for point in [point for point in folder.study.points() if "largest_batch" in point.axes]:
+        batches = {"largest_batch": {"fits": 128, "does_not": 256}, "network": folder.measurements(point)[0]["network"]}
+        write_files(folder.point_folder(point), {MEASUREMENT: batches})
     recorded("largest_batches.json", contents(page.build(folder))["tables"]["question_6"])
 
 
 def test_report_of_busy_cpus_has_wide_intervals(tmp_path: Path, recorded: Recorded) -> None:
-    """The second pass takes 1.3 times as long at every point; blocks of one pass differ by 1 %."""
+    # The second pass takes 1.3 times as long at every point; blocks of one pass differ by 1 %
     study = load("multi-gpu", small=True)
     passes = [[point.key for number, point in study.order() if number == wanted] for wanted in (1, 2)]
     assert passes[0] != passes[1] and sorted(passes[0]) == sorted(passes[1])
     folder = create(study, tmp_path, lambda point: 0.01, (1.0, 1.3))
     for point in folder.study.points()[:3]:
-        path = folder.point_folder(point, 2) / MEASUREMENT
-        path.write_text(json.dumps({**json.loads(path.read_text()), "others_cores": 1.25, "cores": 2}))
+        content = {**folder.measurements(point)[1], "others_cores": 1.25, "cores": 2}
+        write_files(folder.point_folder(point, 2), {MEASUREMENT: content})
     report = page.build(folder)
     recorded("busy_cpus.json", {**contents(report), "about": ""})
-    write_files(report, tmp_path)
+    write_report(report, tmp_path)
     html, markdown = ((tmp_path / f"report.{kind}").read_text("utf-8") for kind in ("html", "md"))
     assert html.count('class="l thin') > 20  # an interval at both ends of a line
     assert "<summary>The study&#39;s printed figures: speedup, not measured here (24)" in html
@@ -200,9 +192,11 @@ def test_expected_seconds_are_those_of_the_network_or_the_mean(network: str, sec
 
 def test_every_rank_on_a_cpu_has_the_same_threads(tmp_path: Path) -> None:
     folder = Folder(tmp_path, load("multi-gpu", small=True))
-    commands = {int(point.axes["ranks"]): measurement.command(folder, point, None) for point in folder.study.points()}
-    assert sorted(commands) == [1, 2]
-    assert len({command.environment["OMP_NUM_THREADS"] for command in commands.values()}) == 1
+    threads = {
+        point.axes["ranks"]: measurement.command(folder, point, None).environment["OMP_NUM_THREADS"]
+        for point in folder.study.points()
+    }
+    assert sorted(threads) == [1, 2] and threads[1] == threads[2]
 
 
 # -- traffic on a DGX-1 ---------------------------------------------------------------------------------

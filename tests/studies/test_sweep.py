@@ -1,5 +1,6 @@
 """Sweeps: the grid, real points on one and two ranks, resuming, the scheduler, tables, and the study of nodes."""
 
+import itertools
 import json
 import shlex
 import signal
@@ -7,13 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 from filelock import FileLock
-from typer.testing import CliRunner
 
 from encore import catalogue
-from encore.cli.app import app
 from encore.errors import EncoreError, ExitCode
 from encore.lab.studies import definition, multi_node, sweep, throughput
 from encore.lab.studies import folder as folders
@@ -28,7 +28,9 @@ from encore.run.run_folder import ExperimentState
 from encore.run.supervise import Limits
 from encore.slurm import commands
 from encore.ssh.hosts import Host
+from tests.command_line import output_of
 from tests.conftest import TINY, Encore, Study, losses, records
+from tests.results.result_logs import write_files
 from tests.trainings import SEED, Started, in_background
 
 
@@ -48,16 +50,16 @@ def finish(
     device: str = "gpu",
     **start: Any,
 ) -> run_folder.RunFolder:
-    """Create the run folder of a point, with a slow first epoch and two fast ones."""
+    # Create the run folder of a point, with a slow first epoch and two fast ones
     passport = {"benchmark": "resnet", "round": "v0.7", "configuration": {"device": {"value": device}}}
     run = run_folder.create(study.point_folder(point), "resnet-mxnet-cpu", lambda path: passport, {}, {}, [1])
     experiment = run.experiments()[0]
-    records: list[dict[str, Any]] = [{"kind": "start", "time": 0.0, "global_batch_size": 64, **start}]
-    records += [
+    epochs = [
         {"kind": "epoch", "time": epoch, "epoch": epoch, "samples_per_second": samples, "input_share": 0.1}
         for epoch, samples in ((1, speed / 10), (2, speed), (3, speed))
     ]
-    experiment.metrics.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    start = {"kind": "start", "time": 0.0, "global_batch_size": 64, **start}
+    write_files(experiment.folder, {experiment.metrics.name: [start, *epochs]})
     experiment.set_state(ExperimentState(status=status))
     return run
 
@@ -121,35 +123,10 @@ def test_invalid_grid_is_rejected(grid: Sweep, message: str, tmp_path: Path) -> 
         point_request(grid, grid.points()[-1], tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--gpus-per-node 1,x", "--gpus-per-node 1,x"),
-        ("--gpus-per-node 0", "positive integers"),
-        ("--gpus-per-node 1 --set batch_size=3", "use --global-batch, or --weak"),
-        ("--gpus-per-node 1 --precision fp32 --set precision=fp32", "use --precision"),
-        ("--gpus-per-node 1,2 --precision fp16", "device=cpu cannot run precision=fp16"),
-        ("--gpus-per-node 1 --weak --global-batch 64", "--global-batch 64 with weak scaling"),
-        ("--gpus-per-node 3 --global-batch 64", "cannot share a global batch of 64 evenly"),
-        ("--gpus-per-node 1 --predict 4", "--predict with one number of GPUs"),
-        ("--resume docs --gpus-per-node 1", "--resume takes all settings from the study folder"),
-        ("--resume docs", "is not a study folder"),
-        ("", "no numbers of GPUs given"),
-    ],
-)
-def test_sweep_refuses(tmp_path: Path, words: str, message: str) -> None:
-    subject = () if "--resume" in words else ("resnet", "--results", str(tmp_path))
-    result = CliRunner().invoke(app, ["sweep", *subject, *words.split()])
-    assert isinstance(result.exception, EncoreError) and message in str(result.exception), result.output
-    assert not list(tmp_path.iterdir())
-
-
 def test_releases_are_points_and_compared_with_the_published_ones(tmp_path: Path) -> None:
     grid = sweep_of("bert-squad", 1, images=("25.12", "21.11"), request={"system": "cpu"})
     options = ("--images", "25.12,21.11", "--system", "cpu", "--dry-run", "--json")
-    printed = json.loads(CliRunner().invoke(app, ["sweep", "bert-squad", *options]).stdout)
-    assert [point["point"] for point in printed["points"]] == ["1x1-25.12", "1x1-21.11"]
-    assert Sweep.model_validate(printed["grid"]) == grid
+    assert Sweep.model_validate(json.loads(output_of("sweep", "bert-squad", *options))["grid"]) == grid
     images = [point_request(grid, point, tmp_path).image for point in grid.points()]
     assert images == ["localhost/encore/bert-squad:25.12", "localhost/encore/bert-squad:21.11"]
     study = folders.create(grid, "sweep", tmp_path)
@@ -214,54 +191,53 @@ def test_state_of_a_point_is_that_of_its_run(tmp_path: Path) -> None:
     points = study.study.points()
     statuses = ("reached", "failed", "running", "interrupted")
     runs = [finish(study, point, status=status) for point, status in zip(points, statuses, strict=False)]
-    assert [study.state(point) for point in points] == ["done", "failed", "running", "interrupted", "to do"]
+    states = zip((1, 2, 4, 8, 16), ("done", "failed", "running", "interrupted", "to do"), strict=True)
+    assert study.as_json()["points"] == [
+        {"point": f"1x{gpus}", "state": state, "nodes": 1, "gpus_per_node": gpus} for gpus, state in states
+    ]
     assert (study.may_resume(), study.summary()) == (True, "1 done, 1 failed, 1 interrupted, 1 running, 1 to do")
-    assert study.as_json()["points"][1] == {"point": "1x2", "state": "failed", "nodes": 1, "gpus_per_node": 2}
     finish(study, points[4])
     for run in runs[1:]:
         run.experiments()[0].set_state(ExperimentState(status="failed", reason="out of memory", is_final=True))
     assert not study.may_resume()
 
 
-class Scheduler:
-    """Stands for Slurm: records submissions; jobs end when they are removed from ``live``."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.submitted: list[Any] = []
-        self.live: set[str] = set()
-        monkeypatch.setattr(commands, "is_installed", lambda: True)
-        monkeypatch.setattr(commands, "show_job", lambda job: {"JobState": "RUNNING"} if job in self.live else {})
-        monkeypatch.setattr(submission, "prepare_resume", lambda path, request: path)
-        monkeypatch.setattr(submission, "submit", self.submit)
-
-    def submit(self, prepared: Any) -> str:
-        self.submitted.append(prepared)
-        self.live.add(str(len(self.submitted)))
-        return str(len(self.submitted))
+@pytest.fixture
+def submit(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    # Slurm with jobs 1, 2 ..., which run until a test replaces show_job
+    submit = Mock(side_effect=map(str, itertools.count(1)))
+    monkeypatch.setattr(commands, "is_installed", lambda: True)
+    monkeypatch.setattr(commands, "show_job", lambda job: {"JobState": "RUNNING"})
+    monkeypatch.setattr(submission, "prepare_resume", lambda path, request: path)
+    monkeypatch.setattr(submission, "submit", submit)
+    return submit
 
 
-def test_points_with_several_nodes_are_submitted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduler = Scheduler(monkeypatch)
+def test_points_with_several_nodes_are_submitted_once(
+    submit: Mock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     study = folders.create(sweep_of("resnet", 2, nodes=(2, 4)), "sweep", tmp_path)
     first, second = study.study.points()
     assert sweep.run(study, here, Limits()) == ExitCode.REACHED
-    assert [(job.submission.nodes, job.plan.configuration.ranks) for job in scheduler.submitted] == [(2, 4), (4, 8)]
-    assert scheduler.submitted[0].plan.results == study.path / "2x2"
+    jobs = [
+        (job.submission.nodes, job.plan.configuration.ranks, job.plan.results) for (job,), _ in submit.call_args_list
+    ]
+    assert jobs == [(2, 4, study.path / "2x2"), (4, 8, study.path / "4x2")]
     assert study.jobs() == {"2x2": "1", "4x2": "2"}
     assert [study.state(point) for point in (first, second)] == ["submitted", "submitted"]
     sweep.run(folders.open_folder(study.path, Sweep), here, Limits())
-    assert len(scheduler.submitted) == 2
+    assert submit.call_count == 2
     # One job has ended, the other was lost after a checkpoint
-    scheduler.live.clear()
+    monkeypatch.setattr(commands, "show_job", lambda job: {})
     finish(study, first, status="reached")
     lost = finish(study, second, status="interrupted")
     sweep.run(study, here, Limits())
-    assert scheduler.submitted[2:] == [lost.path]
+    assert (submit.call_count, submit.call_args) == (3, call(lost.path))
     assert (study.state(first), study.jobs()) == ("done", {"2x2": "1", "4x2": "3"})
 
 
-def test_submitted_points_are_not_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Scheduler(monkeypatch)
+@pytest.mark.usefixtures("submit")
+def test_submitted_points_are_not_run_here(tmp_path: Path) -> None:
     study = folders.create(sweep_of("resnet", 1, 2), "sweep", tmp_path)
     assert [sweep.run(study, here, Limits(), submit_all) for submit_all in (True, False)] == [ExitCode.REACHED] * 2
     assert study.jobs() == {"1x1": "1", "1x2": "2"}
@@ -310,7 +286,7 @@ def test_study_has_one_process_and_no_secrets(tmp_path: Path) -> None:
 def study_of(
     benchmark: str, folder: Path, speeds: dict[int, float], **start: Any
 ) -> tuple[Folder[Sweep], list[Result]]:
-    """Create a study with these speeds by number of GPUs; 0: failed."""
+    # Create a study with these speeds by number of GPUs; 0: failed
     study = folders.create(sweep_of(benchmark, *speeds), "sweep", folder)
     for point, speed in zip(study.study.points(), speeds.values(), strict=True):
         finish(study, point, speed or 1.0, "not_reached" if speed else "failed", **start)
@@ -318,7 +294,7 @@ def study_of(
 
 
 def test_tables_of_a_sweep(tmp_path: Path, recorded: Callable[[str, object], None]) -> None:
-    """The first epoch does not count. CPUs have ranks, and the Transformer counts token positions."""
+    # The first epoch does not count. CPUs have ranks, and the Transformer counts token positions
     _, results = study_of("resnet", tmp_path / "gpus", {1: 100.0, 2: 180.0, 4: 0.0})
     options = {"batch_unit": "token positions", "device": "cpu"}
     cpus, on_cpus = study_of("transformer", tmp_path / "cpus", {1: 100.0, 2: 200.0}, **options)
@@ -335,15 +311,14 @@ def test_tables_of_a_sweep(tmp_path: Path, recorded: Callable[[str, object], Non
     }
     recorded("sweep.json", {**texts, "speed-ups": throughput.speed_ups(results)})
     lines, devices = throughput.speed_ups(on_cpus), throughput.devices(on_cpus)
-    figure = throughput.speed_up_figure(lines, tables["predicted of ranks"], devices)
-    assert figure is not None and ">ranks<" in figure.svg
+    assert ">ranks<" in throughput.speed_up_figure(lines, tables["predicted of ranks"], devices).svg
 
 
 def test_speed_of_a_single_epoch_is_that_of_its_steps() -> None:
-    records: list[dict[str, Any]] = [{"kind": "start", "time": 0.0, "global_batch_size": 10}]
-    records += [{"kind": "step", "time": 50.0 + step, "step": step} for step in range(1, 11)]
-    records += [{"kind": "epoch", "epoch": 1, "samples_per_second": 1.0, "input_share": 0.0}]
-    assert [throughput.steady_speeds(part) for part in (records, records[:2])] == [[10.0], []]
+    start = {"kind": "start", "time": 0.0, "global_batch_size": 10}
+    steps = [{"kind": "step", "time": 50.0 + step, "step": step} for step in range(1, 11)]
+    epoch = {"kind": "epoch", "epoch": 1, "samples_per_second": 1.0, "input_share": 0.0}
+    assert [throughput.steady_speeds(part) for part in ([start, *steps, epoch], [start, steps[0]])] == [[10.0], []]
 
 
 # -- the study of several nodes -------------------------------------------------------------------------
@@ -351,29 +326,19 @@ def test_speed_of_a_single_epoch_is_that_of_its_steps() -> None:
 HOSTS = tuple(Host(f"n{number}", 4) for number in (1, 2, 3, 4))
 
 
-def node_sweep(study: multi_node.NodeStudy, **request: Any) -> Sweep:
-    return multi_node.sweep_of(study, False, Request(name="", gpus=None, **request))
-
-
-def test_points_of_the_node_study() -> None:
-    grid = node_sweep(multi_node.load("multi-node"), hosts=HOSTS)
-    points = [point for point in grid.points() if point.benchmark == "resnet"]
-    assert [point.gpus for point in points if point.precision == "fp16"] == [1, 2, 4, 8, 12, 16]
-    assert {(point.precision, point.batch) for point in points} == {("fp32", 64), ("fp16", 128)}
-    assert (point_hosts(grid, points[0]), point_hosts(grid, points[-1])) == ((), HOSTS)
-
-
-def test_tables_of_the_node_study(recorded: Callable[[str, object], None]) -> None:
-    """16 GPUs are 14 times as fast as one, and fp16 is 1.7 times as fast as fp32."""
-
+def test_points_and_tables_of_the_node_study(recorded: Callable[[str, object], None]) -> None:
+    # 16 GPUs are 14 times as fast as one, and fp16 is 1.7 times as fast as fp32
     def result(point: GridPoint) -> Result:
         speed = 300.0 * (1 + (point.gpus - 1) * 13 / 15) * (1.7 if point.precision == "fp16" else 1.0)
         return Result(point=point, state="done", samples_per_second=Sample.of([speed * f for f in (0.99, 1.0, 1.01)]))
 
     study = multi_node.load("multi-node")
-    results = [result(point) for point in node_sweep(study).points()]
-    tables = multi_node.tables(study, results)
-    recorded("nodes.json", {table.title: [table.columns, *table.rows, table.note] for table in tables})
+    grid = multi_node.sweep_of(study, False, Request(name="", gpus=None, hosts=HOSTS))
+    points = grid.points()
+    assert (point_hosts(grid, points[0]), point_hosts(grid, points[-1])) == ((), HOSTS)
+    results = [result(point) for point in points]
+    tables = {table.title: [table.columns, *table.rows, table.note] for table in multi_node.tables(study, results)}
+    recorded("nodes.json", {"points": [[point.key, point.gpus, point.batch] for point in points], **tables})
     tables = multi_node.tables(study, [replace(result, on_cpu=True) for result in results])
     assert "GPU" not in "".join("".join((*table.columns, table.note)) for table in tables)
 
@@ -382,7 +347,7 @@ def test_tables_of_the_node_study(recorded: Callable[[str, object], None]) -> No
 def test_dry_run_of_the_node_study_prints_every_command() -> None:
     options = ["--hosts", ",".join(map(str, HOSTS)), "--system", "dgxa100", "--runtime", "apptainer", "--data", "/tmp"]
     options += ["--image", "MXNet=mx.sif", "--image", "PyTorch=torch.sif", "--dry-run", "--json"]
-    entries = json.loads(CliRunner().invoke(app, ["study", "run", "multi-node", *options]).stdout)
+    entries = json.loads(output_of("study", "run", "multi-node", *options))
     commands = {(entry["framework"], entry["point"]): entry["command"] for entry in entries}
     assert ["apptainer" in command for command in commands.values()] == [True] * 2 * 2 * 6
     assert "-np 16 --hostfile" in commands["MXNet", "resnet-4x4-fp32"]
@@ -390,7 +355,7 @@ def test_dry_run_of_the_node_study_prints_every_command() -> None:
 
 def test_dry_run_of_the_node_study_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "gpus", tuple)
-    output = CliRunner().invoke(app, ["study", "run", "multi-node", "--dry-run"]).output
+    output = output_of("study", "run", "multi-node", "--dry-run")
     lines = (
         "MXNet resnet-4x4-fp16, 128 a GPU:\n  a job of the scheduler",
         "PyTorch resnet-pytorch-1x4-fp32, 64 a GPU:\n  the command depends on the GPUs, and this machine has none",
