@@ -51,18 +51,18 @@ def validate_lines(name: str, path: Path) -> None:
 
 
 def validate_run(folder: Path) -> None:
-    """Validate all files with a schema."""
+    # Validate all files with a schema
     passport = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     validate("run", passport)
     validate_file("system", folder / "system.json")
-    for gate in folder.glob("gate.json"):
-        validate_file("run-gate", gate)
-    for config in folder.rglob("config.json"):
-        validate_file(f"config-{passport['name']}", config)
-    for state in folder.glob("experiment_*/state.json"):
-        validate_file("state", state)
+    names = {
+        "gate.json": "run-gate",
+        "**/config.json": f"config-{passport['name']}",
+        "experiment_*/state.json": "state",
+    }
+    for path, name in [(path, name) for pattern, name in names.items() for path in folder.glob(pattern)]:
+        validate_file(name, path)
     for experiment in folder.glob("experiment_*"):
         validate_lines("metrics", experiment / "metrics.jsonl")
-        for name, pattern in (("telemetry", "telemetry*.jsonl"), ("steps", "steps/rank_*.jsonl")):
-            for path in experiment.glob(pattern):
-                validate_lines(name, path)
+        for path in (*experiment.glob("telemetry*.jsonl"), *experiment.glob("steps/rank_*.jsonl")):
+            validate_lines("steps" if path.parent.name == "steps" else "telemetry", path)

@@ -1,85 +1,366 @@
-"""Signed bundles of a run: accepted as packed, rejected after any forgery."""
+"""Signed bundles of a run: accepted as packed, rejected after a forgery, and the contradictions between run files."""
 
 import gzip
 import hashlib
 import io
 import json
+import math
 import re
-import shutil
 import subprocess
 import tarfile
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.lab.submissions import bundle
-from encore.run import run_folder
+from encore.lab.submissions.consistency import contradictions
+from encore.run.run_folder import checksum
+from tests.command_line import error_of, output_of, run_encore
 from tests.conftest import ToyRun
 from tests.json_schemas import validate
-from tests.results.result_logs import START_MS, resnet_v07, write_set
+from tests.results.result_logs import START_MS, mllog, resnet_v07, write_files, write_set
 
-pytestmark = pytest.mark.training
-
-
-@pytest.fixture(scope="module")
-def run(toy_run: Callable[[str], ToyRun]) -> Path:
-    return toy_run("ncf").folder
+START, SECONDS = 1_760_000_000.0, 900
+QUALITIES = tuple(enumerate((0.5, 0.7, 0.76), 1))
+Record = dict[str, Any]
 
 
-def key_of(folder: Path, name: str) -> Path:
-    # SSH key pair, and a file of allowed signers with its public key
-    key = folder / name
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(key)], check=True)
-    public = key.with_suffix(".pub").read_text("utf-8").split()
-    (folder / f"{name}.signers").write_text(f"{name}@lab {public[0]} {public[1]}\n", encoding="utf-8")
-    return key
+def metrics() -> list[Record]:
+    start = {"kind": "start", "time": START, "ranks": 2, "global_batch_size": 64, "batch_unit": "samples"}
+    records: list[Record] = [{**start, "resumed_step": 0}]
+    for number, quality in QUALITIES:
+        end = START + 300 * number
+        records += [{"kind": "step", "time": end - 240 + 60 * n, "step": 5 * number - 4 + n} for n in range(4)]
+        records.append({"kind": "eval", "time": end, "epoch": 4 * number, "qualities": {"accuracy": quality}})
+    return [*records, {"kind": "end", "time": START + SECONDS + 1, "outcome": "reached"}]
+
+
+def log() -> list[Record]:
+    texts = {"submission_benchmark": "resnet", "submission_division": "closed", "seed": 7, "global_batch_size": 64}
+    return [
+        *({"key": key, "time": START - 1, "value": value} for key, value in texts.items()),
+        {"key": "run_start", "time": START, "value": None},
+        *(
+            {"key": key, "time": START + 300 * number - before, "value": value, "epoch_num": 4 * number}
+            for number, quality in QUALITIES
+            for key, before, value in (("eval_start", 30, None), ("eval_accuracy", 0, quality))
+        ),
+        {"key": "run_stop", "time": START + SECONDS + 1, "value": None, "status": "success"},
+    ]
+
+
+def make_run() -> SimpleNamespace:
+    # The files of a run, which a forgery changes before they are written
+    config = {"batch_size": 32, "device": "cpu"}
+    node = {"cpu": "CPU", "sockets": 1, "cores": 2, "memory_gib": 8, "operating_system": "Linux", "gpus": []}
+    return SimpleNamespace(
+        log=log(),
+        appended="",  # To the published copy of the log
+        metrics=metrics(),
+        steps=[{"time": START + 60 * n, "step": n, "window": 60.0, "median": 50.0} for n in range(1, 16)],
+        telemetry=[{"time": START - 20 + 5 * n} for n in range(186)],
+        passport={
+            "round": "v0.7", "nodes": 1, "ranks_per_node": 2, "seeds": [7], "implementation": "x", "data": {"id": "1"},
+            "configuration": {key: {"value": value} for key, value in config.items()}, "node": node,
+        },
+        config={**config, "seed": 7},
+        dataset={"id": "1"},
+        system={
+            "number_of_nodes": "1", "host_processor_model_name": "CPU", "host_processors_per_node": "1",
+            "host_processor_vcpu_count": "2", "host_memory_capacity": "8 GiB", "accelerators_per_node": "0",
+            "accelerator_model_name": "", "accelerator_memory_capacity": "", "framework": "x",
+            "operating_system": "Linux",
+        },
+        ended=START + SECONDS + 5,
+    )  # fmt: skip
+
+
+def pick(records: list[Record], number: int = 0, **fields: str) -> Record:
+    return [record for record in records if fields.items() <= record.items()][number]
+
+
+def utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def write(folder: Path, run: SimpleNamespace) -> Path:
+    text = "".join(mllog(**{**event, "time_ms": round(event["time"] * 1000)}) for event in run.log)
+    state = {"status": "reached", "started": utc(START - 30), "ended": utc(run.ended)}
+    return write_files(folder, {
+        "result_0.txt": text + run.appended,
+        "experiment_0/result.txt": text,
+        "experiment_0/metrics.jsonl": run.metrics,
+        "experiment_0/steps/rank_0.jsonl": run.steps,
+        "experiment_0/telemetry.jsonl": run.telemetry,
+        "experiment_0/config.json": run.config,
+        "experiment_0/state.json": state,
+        "run.json": {"sha256": checksum(run.passport), **run.passport},
+        "system.json": run.system,
+        "dataset.json": run.dataset,
+    })  # fmt: skip
+
+
+def scale(*lists: list[Record]) -> None:
+    # Tenfold faster after the start
+    for record in (record for records in lists for record in records if record["time"] > START):
+        record["time"] = START + (record["time"] - START) / 10
+        record.update({key: record[key] / 10 for key in record.keys() & {"window", "median"}})
+
+
+def scale_to_the_end(run: SimpleNamespace, *, is_telemetry_cut: bool) -> None:
+    scale(run.log, run.metrics, run.steps)
+    run.ended = START + 95
+    if is_telemetry_cut:
+        run.telemetry = [reading for reading in run.telemetry if reading["time"] <= run.ended]
+
+
+def stop(run: SimpleNamespace, seconds: float) -> None:
+    # In the log and in metrics.jsonl
+    pick(run.log, key="run_stop")["time"] = pick(run.metrics, kind="end")["time"] = START + seconds
+
+
+def remove_evaluation(run: SimpleNamespace) -> None:
+    run.log.remove(pick(run.log, key="eval_accuracy"))
+    run.metrics.remove(pick(run.metrics, kind="eval"))
+
+
+def stop_and_resume(run: SimpleNamespace) -> None:
+    # After the first evaluation; no telemetry for 55 s
+    run.metrics.insert(6, {"kind": "start", "time": START + 355, "resumed_step": 5})
+    del run.telemetry[65:75]
+
+
+Forgery = Callable[[SimpleNamespace], object]
+# By forgery: the change, and the quantities that contradict each other
+DETECTED: dict[str, tuple[Forgery, str]] = {
+    "run_stop earlier": (
+        lambda run: stop(run, 90),
+        "result_0.txt, run_stop; state.json, ended; metrics.jsonl; steps/rank_0.jsonl; telemetry.jsonl",
+    ),
+    "run_stop later": (
+        lambda run: stop(run, 1300),
+        "result_0.txt, clock; telemetry.jsonl while the clock ran; result_0.txt, run_stop",
+    ),
+    "run_start later": (
+        lambda run: pick(run.log, key="run_start").update(time=START + 200),
+        "metrics.jsonl, start",
+    ),
+    "clocks of the log scaled": (
+        lambda run: (scale(run.log), pick(run.metrics, kind="end").update(time=START + 90.1)),
+        "metrics.jsonl, evaluation time; state.json, ended; metrics.jsonl; steps/rank_0.jsonl; telemetry.jsonl",
+    ),
+    "metrics and log scaled": (
+        lambda run: scale(run.log, run.metrics),
+        "state.json, ended; steps/rank_0.jsonl; telemetry.jsonl",
+    ),
+    "metrics, log and steps scaled": (
+        lambda run: scale(run.log, run.metrics, run.steps),
+        "state.json, ended; telemetry.jsonl",
+    ),
+    "everything but telemetry scaled": (
+        lambda run: scale_to_the_end(run, is_telemetry_cut=False),
+        "telemetry.jsonl",
+    ),
+    "exit of the ranks earlier": (
+        lambda run: setattr(run, "ended", START + 300),
+        "result_0.txt, clock; telemetry.jsonl",
+    ),
+    "exit of the ranks later": (
+        lambda run: setattr(run, "ended", START + SECONDS + 200),
+        "state.json, ended",
+    ),
+    "one log of two": (
+        lambda run: setattr(run, "appended", mllog("seed", 8)),
+        "result_0.txt is not result.txt",
+    ),
+    "quality raised": (
+        lambda run: pick(run.log, 2, key="eval_accuracy").update(value=0.79),
+        "metrics.jsonl, qualities",
+    ),
+    "quality not finite": (
+        lambda run: pick(run.metrics, kind="eval").update(qualities={"accuracy": math.nan}),
+        "metrics.jsonl, accuracy",
+    ),
+    "time not finite": (
+        lambda run: pick(run.metrics, kind="end").update(time=math.inf),
+        "metrics.jsonl, time",
+    ),
+    "evaluation removed": (
+        remove_evaluation,
+        "result_0.txt, evaluations",
+    ),
+    "evaluation removed from the metrics": (
+        lambda run: run.metrics.remove(pick(run.metrics, kind="eval")),
+        "metrics.jsonl, qualities; metrics.jsonl, evaluation time",
+    ),
+    "epochs renumbered": (
+        lambda run: pick(run.log, 2, key="eval_accuracy").update(epoch_num=9),
+        "metrics.jsonl, epochs",
+    ),
+    "outcome": (
+        lambda run: pick(run.metrics, kind="end").update(outcome="not_reached"),
+        "metrics.jsonl, outcome",
+    ),
+    "global batch of the log": (
+        lambda run: pick(run.log, key="global_batch_size").update(value=128),
+        "metrics.jsonl, global batch",
+    ),
+    "batch of config.json": (
+        lambda run: run.config.update(batch_size=16),
+        "config.json, batch_size",
+    ),
+    "batch of run.json and config.json": (
+        lambda run: (run.config.update(batch_size=16), run.passport["configuration"].update(batch_size={"value": 16})),
+        "metrics.jsonl, global batch",
+    ),
+    "ranks": (
+        lambda run: run.passport.update(ranks_per_node=4),
+        "metrics.jsonl, ranks",
+    ),
+    "seed of the log": (
+        lambda run: pick(run.log, key="seed").update(value=8),
+        "result_0.txt, seed",
+    ),
+    "seed of config.json": (
+        lambda run: run.config.update(seed=9),
+        "config.json, seed; result_0.txt, seed",
+    ),
+    "worse run left out": (
+        lambda run: run.passport["seeds"].append(8),
+        "experiments",
+    ),
+    "step times scaled": (
+        lambda run: [step.update(window=step["window"] / 10) for step in run.steps],
+        "steps/rank_0.jsonl, window",
+    ),
+    "telemetry removed": (
+        lambda run: run.telemetry.clear(),
+        "telemetry.jsonl while the clock ran",
+    ),
+    "telemetry cut": (
+        lambda run: run.telemetry.__delitem__(slice(60, 120)),
+        "telemetry.jsonl while the clock ran",
+    ),
+    "telemetry without its end": (
+        lambda run: run.telemetry.__delitem__(slice(60, None)),
+        "telemetry.jsonl while the clock ran",
+    ),
+    "telemetry of another day": (
+        lambda run: [reading.update(time=reading["time"] + 86_400) for reading in run.telemetry],
+        "telemetry.jsonl while the clock ran; telemetry.jsonl",
+    ),
+    "metrics of another day": (
+        lambda run: [record.update(time=record["time"] + 86_400) for record in run.metrics],
+        "metrics.jsonl, end; metrics.jsonl, start; metrics.jsonl, evaluation time",
+    ),
+    "other data": (
+        lambda run: run.dataset.update(id="2"),
+        "dataset.json",
+    ),
+    "run.json edited by hand": (
+        lambda run: run.passport.update(sha256="0" * 64),
+        "run.json was changed",
+    ),
+    "another processor": (
+        lambda run: run.passport["node"].update(cpu="AMD EPYC 9654"),
+        "system.json, host_processor_model_name",
+    ),
+    "another system": (
+        lambda run: run.system.update(dict.fromkeys(run.system, "other")),
+        "; ".join(f"system.json, {key}" for key in make_run().system),
+    ),
+}
+# docs/report.md has the reasons
+NOT_DETECTED: dict[str, Forgery] = {
+    "every file scaled": lambda run: scale_to_the_end(run, is_telemetry_cut=True),
+    "quality raised in both files": lambda run: (
+        pick(run.log, 2, key="eval_accuracy").update(value=0.79),
+        pick(run.metrics, 2, kind="eval").update(qualities={"accuracy": 0.79}),
+    ),
+    "evaluation with its start removed": lambda run: (
+        run.log.remove(pick(run.log, key="eval_start")),
+        remove_evaluation(run),
+    ),
+}
+CONSISTENT: dict[str, Forgery] = {"unchanged": lambda run: None, "stopped and resumed": stop_and_resume}
+
+
+@pytest.mark.parametrize("forgery", DETECTED)
+def test_forgery_contradicts_another_file(forgery: str, tmp_path: Path) -> None:
+    change, expected = DETECTED[forgery]
+    run = make_run()
+    change(run)
+    quantities = [quantity.replace("experiment_0/", "") for quantity, *_ in contradictions(write(tmp_path, run))]
+    assert "; ".join(dict.fromkeys(quantities)) == expected
+
+
+@pytest.mark.parametrize("change", [*CONSISTENT.values(), *NOT_DETECTED.values()], ids=[*CONSISTENT, *NOT_DETECTED])
+def test_consistent_files_do_not_contradict(change: Forgery, tmp_path: Path) -> None:
+    run = make_run()
+    change(run)
+    assert list(contradictions(write(tmp_path, run))) == []
+
+
+# --- bundles ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # SSH key pairs, and files of allowed signers with their public keys
     folder = tmp_path_factory.mktemp("keys")
     for name in ("ours", "others"):
-        key_of(folder, name)
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+        write_files(folder, {f"{name}.signers": f"{name}@lab {(folder / f'{name}.pub').read_text('utf-8')}"})
     return folder
 
 
 @pytest.fixture(scope="module")
-def signed(run: Path, keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("bundles") / "run.tar.gz"
-    bundle.write_bundle(run, target, keys / "ours")
-    return target
+def signed(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, run = tmp_path_factory.mktemp("bundles"), make_run()
+    run.passport["data"]["folder"] = str(folder / "run")  # It has the manifest of the data set
+    bundle.write_bundle(write(folder / "run", run), folder / "run.tar.gz", keys / "ours")
+    return folder / "run.tar.gz"
 
 
-def test_bundle_is_accepted_with_the_name_of_its_signer(signed: Path, keys: Path, run: Path, tmp_path: Path) -> None:
+def test_bundle_is_accepted_with_the_name_of_its_signer(signed: Path, keys: Path, tmp_path: Path) -> None:
     verified = bundle.verify(signed, keys / "ours.signers")
     assert verified.accepted and not verified.findings and "ours@lab" in verified.signer
-    assert [(score["benchmark"], score["round"]) for score in verified.scores] == [("ncf", "v0.5")]
-    with tarfile.open(signed) as archive:
-        names = archive.getnames()
-        validate("bundle", json.loads(archive.extractfile("bundle.json").read()))
-    assert names[:2] == ["bundle.json", "bundle.json.sig"]
-    assert {"dataset.json", "run.json", "system.json", "result_0.txt", "experiment_0/telemetry.jsonl"} <= set(names)
-    assert {"experiment_0/steps/rank_0.jsonl", "experiment_0/steps/rank_1.jsonl"} <= set(names)
-    assert not [name for name in names if "checkpoint" in name or "ranks" in name]
-    done = CliRunner().invoke(app, ["verify", str(signed), "--signers", str(keys / "ours.signers"), "--json"])
-    assert (done.exit_code, json.loads(done.output)["accepted"]) == (0, True)
-    other = tmp_path / run.name
-    shutil.copytree(run, other, ignore=shutil.ignore_patterns("checkpoint"))
-    passport = json.loads((run / "run.json").read_text("utf-8"))
-    passport["data"]["id"] = "0" * 64
-    run_folder.write_metadata(other, passport)
-    bundle.write_bundle(other, tmp_path / "other.tar.gz", keys / "ours")
-    (missing,) = bundle.verify(tmp_path / "other.tar.gz", keys / "ours.signers").findings
-    assert missing.severity == "warning" and "dataset.json" in missing.expected, "the data set is not in the bundle"
+    assert json.loads(output_of("verify", signed, "--signers", keys / "ours.signers", "--json"))["accepted"] is True
     # Without allowed signers, the key's fingerprint is a warning
     (warning,) = bundle.verify(signed).findings
     assert warning.severity == "warning" and "SHA256:" in warning.found
+    bundle.write_bundle(write(tmp_path / "run", make_run()), tmp_path / "run.tar.gz", keys / "ours")
+    (missing,) = bundle.verify(tmp_path / "run.tar.gz", keys / "ours.signers").findings
+    assert missing.severity == "warning" and "dataset.json" in missing.expected, "the data set is not in the bundle"
+
+
+def test_bundle_of_a_training_is_accepted(toy_run: Callable[[str], ToyRun], keys: Path, tmp_path: Path) -> None:
+    bundle.write_bundle(toy_run("ncf").folder, tmp_path / "run.tar.gz", keys / "ours")
+    verified = bundle.verify(tmp_path / "run.tar.gz", keys / "ours.signers")
+    assert verified.accepted and not verified.findings
+    assert [(score["benchmark"], score["round"]) for score in verified.scores] == [("ncf", "v0.5")]
+    with tarfile.open(tmp_path / "run.tar.gz") as archive:
+        names = archive.getnames()
+        validate("bundle", json.loads(archive.extractfile("bundle.json").read()))
+    assert names[:2] == ["bundle.json", "bundle.json.sig"]
+    experiment = {f"experiment_0/{name}" for name in ("telemetry.jsonl", "steps/rank_0.jsonl", "steps/rank_1.jsonl")}
+    assert {"dataset.json", "run.json", "system.json", "result_0.txt", *experiment} <= set(names)
+    assert not [name for name in names if "checkpoint" in name or "ranks" in name]
+
+
+@pytest.mark.parametrize("forgery", ["one log of two", "quality raised", "another system", "run.json edited by hand"])
+def test_changes_before_signing_are_rejected(forgery: str, keys: Path, tmp_path: Path) -> None:
+    run = make_run()
+    DETECTED[forgery][0](run)
+    bundle.write_bundle(write(tmp_path / "run", run), tmp_path / "run.tar.gz", keys / "ours")
+    verified = bundle.verify(tmp_path / "run.tar.gz", keys / "ours.signers")
+    assert "ours@lab" in verified.signer
+    assert not verified.accepted, "the signature is valid, the files are not"
 
 
 Files = dict[str, bytes]
@@ -94,114 +375,24 @@ def edit(name: str, pattern: bytes, replacement: bytes) -> Callable[[Files], Non
     return forge
 
 
-def cut_lines(name: str, start: float, end: float) -> Callable[[Files], None]:
-    def forge(files: Files) -> None:
-        lines = files[name].splitlines(keepends=True)
-        files[name] = b"".join(lines[: int(len(lines) * start)] + lines[int(len(lines) * end) :])
-
-    return forge
-
-
-def shift_times(name: str, seconds: float) -> Callable[[Files], None]:
-    def forge(files: Files) -> None:
-        shift = lambda match: b'"time": ' + str(float(match[1]) + seconds).encode()  # noqa: E731
-        files[name] = re.sub(rb'"time": ([\d.]+)', shift, files[name])
-
-    return forge
-
-
-def halve_times(files: Files) -> None:
-    # Twice as fast in both copies of the log
-    for name in ("result_0.txt", "experiment_0/result.txt"):
-        begin = re.search(rb" (\d+\.\d+) \S+ run_start", files[name])
-        assert begin is not None
-        start = float(begin[1])
-        times = re.compile(rb" (\d+\.\d+) \(")
-        for time in times.findall(files[name]):
-            half = b"%.9f" % (start + (float(time) - start) / 2)
-            files[name] = files[name].replace(b" %s (" % time, b" %s (" % half)
-
-
-def in_both_logs(forge: Callable[[str], Callable[[Files], None]]) -> Callable[[Files], None]:
-    def forged(files: Files) -> None:
-        for name in ("result_0.txt", "experiment_0/result.txt"):
-            forge(name)(files)
-
-    return forged
-
-
 def remove(name: str) -> Callable[[Files], None]:
     return lambda files: files.pop(name)
-
-
-def rewrite_manifest(change: Callable[[dict[str, Any]], None]) -> Callable[[Files], None]:
-    # run.json with a valid checksum
-    def forge(files: Files) -> None:
-        passport = json.loads(files["run.json"])
-        change(passport)
-        passport["sha256"] = run_folder.checksum(passport)
-        files["run.json"] = json.dumps(passport).encode()
-
-    return forge
-
-
-def change_processor(passport: dict[str, Any]) -> None:
-    passport["node"]["cpu"] = "AMD EPYC 9654"
 
 
 CONFIG, METRICS, TELEMETRY = (f"experiment_0/{name}" for name in ("config.json", "metrics.jsonl", "telemetry.jsonl"))
 # Forgeries in the archive, without the key.
 IN_TRANSIT: dict[str, Callable[[Files], None]] = {
-    "edited log": edit("result_0.txt", rb"hit_rate|eval_hp|eval_accuracy", b"eval_accuracy2"),
+    "edited log": edit("result_0.txt", rb"eval_accuracy", b"eval_accuracy2"),
     "swapped configuration": edit(CONFIG, rb'"batch_size": \d+', b'"batch_size": 1048576'),
-    "another image": edit("run.json", rb'"image": null', b'"image": {"name": "other"}'),
-    "other data": edit("dataset.json", rb'"id": "..', b'"id": "00'),
-    "cut telemetry": cut_lines(TELEMETRY, 0.3, 0.8),
+    "more nodes": edit("run.json", rb'"nodes": 1', b'"nodes": 2'),
+    "other data": edit("dataset.json", rb'"id": "', b'"id": "0'),
+    "cut telemetry": edit(TELEMETRY, rb"\A(?:.*\n){3}", b""),
     "changed system": edit("system.json", rb'"host_processor_model_name": "', b'"host_processor_model_name": "Faster '),
     "a file less": remove(METRICS),
     "a file more": lambda files: files.update({"result_1.txt": files["result_0.txt"]}),
     "another score": edit("bundle.json", rb'"elapsed_minutes": ', b'"elapsed_minutes": 1'),
     "another name": edit("bundle.json", rb'"name": "', b'"name": "fastest-'),
 }
-# Forgeries in the run folder before packing and signing.
-BEFORE_SIGNING: dict[str, Callable[[Files], None]] = {
-    "a faster log": halve_times,
-    "a higher quality": in_both_logs(
-        lambda name: edit(name, rb'(eval_accuracy: {"epoch": 1, "value": )', rb"\g<1>0.9")
-    ),
-    "another seed in the log": in_both_logs(lambda name: edit(name, rb"(run_set_random_seed: )\d+", rb"\g<1>77")),
-    "one log of two": edit("result_0.txt", rb"(eval_target: 0\.4)", rb"\g<1>1"),
-    "a log that stops earlier": in_both_logs(lambda name: edit(name, rb" \d+(\.\d+ \S+ run_stop)", rb" 1\g<1>")),
-    "another batch": edit(CONFIG, rb'"batch_size": \d+', b'"batch_size": 1048576'),
-    "another rate": edit(CONFIG, rb'"learning_rate": [\d.e-]+', b'"learning_rate": 0.5'),
-    "another seed": edit(CONFIG, rb'"seed": \d+', b'"seed": 9'),
-    "telemetry without its middle": cut_lines(TELEMETRY, 0.2, 0.9),
-    "telemetry without its end": cut_lines(TELEMETRY, 0.3, 1.0),
-    "telemetry of another day": shift_times(TELEMETRY, 86400.0),
-    "metrics of another day": shift_times(METRICS, 86400.0),
-    "metrics of another result": edit(METRICS, rb'"qualities": {"hit_rate": 0', b'"qualities": {"hit_rate": 0.9'),
-    "metrics without an evaluation": edit(METRICS, rb'"kind": "eval"', b'"kind": "step"'),
-    "metrics that missed": edit(METRICS, rb'"outcome": "reached"', b'"outcome": "not_reached"'),
-    "no telemetry": remove(TELEMETRY),
-    "a worse run left out": rewrite_manifest(lambda passport: passport["seeds"].append(2)),
-    "another processor": edit(
-        "system.json", rb'"host_processor_model_name": "', b'"host_processor_model_name": "Faster '
-    ),
-    "more memory": edit("system.json", rb'"host_memory_capacity": "', b'"host_memory_capacity": "9'),
-    "another framework": edit("system.json", rb'"framework": "', b'"framework": "not '),
-    "more nodes": edit("system.json", rb'"number_of_nodes": "1"', b'"number_of_nodes": "4"'),
-    "a GPU that is not there": edit(
-        "system.json", rb'"accelerator_model_name": ""', b'"accelerator_model_name": "NVIDIA H200"'
-    ),
-    "a passport by hand": edit("run.json", rb'"round": "v0.5"', b'"round": "v0.7"'),
-    "a passport of another machine": rewrite_manifest(change_processor),
-    "a passport of another batch": rewrite_manifest(
-        lambda passport: passport["configuration"]["batch_size"].update(value=1 << 20)
-    ),
-    "a shorter experiment": edit("experiment_0/state.json", rb'"ended": "\d+', b'"ended": "2019'),
-}
-
-
 # Structures that Encore never writes, with valid hashes.
 MALFORMED: dict[str, Callable[[Files], None]] = {
     "data a number": edit("run.json", rb'"data": {', b'"data": 3, "data2": {'),
@@ -250,57 +441,6 @@ def test_changes_after_signing_are_rejected(
     verified = bundle.verify(pack(files, tmp_path / "forged.tar.gz"), keys / "ours.signers")
     assert not verified.accepted
     assert not hashed or any("signature is invalid" in finding.found for finding in verified.findings)
-
-
-@pytest.mark.parametrize("forgery", BEFORE_SIGNING)
-def test_changes_before_signing_are_rejected(forgery: str, run: Path, signed: Path, keys: Path, tmp_path: Path) -> None:
-    files = unpack(signed)
-    BEFORE_SIGNING[forgery](files)
-    verified = sign_again(files, run, keys, tmp_path)
-    assert "ours@lab" in verified.signer
-    assert not verified.accepted, "the signature is valid, the files are not"
-
-
-def sign_again(files: Files, run: Path, keys: Path, tmp_path: Path) -> bundle.Verified:
-    folder = tmp_path / run.name
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-    bundle.write_bundle(folder, tmp_path / "again.tar.gz", keys / "ours")
-    return bundle.verify(tmp_path / "again.tar.gz", keys / "ours.signers")
-
-
-def pause_for_a_minute(files: Files) -> None:
-    # A stop and resume at half of the steps: later records move by a minute
-    lines = files[METRICS].splitlines(keepends=True)
-    steps = [place for place, line in enumerate(lines) if b'"kind": "step"' in line]
-    middle = steps[len(steps) // 2]
-    begin = float(re.search(rb'"time": ([\d.]+)', lines[middle])[1])  # type: ignore[index]
-
-    def moved(match: re.Match[bytes]) -> bytes:
-        time = float(match[2])
-        return match[1] + (b"%.6f" % (time + 60) if time > begin else match[2])
-
-    lines.insert(middle + 1, b'{"kind": "start", "time": %.3f, "resumed_step": 5}\n' % (begin + 60))
-    files[METRICS] = b"".join(lines[: middle + 2]) + re.sub(
-        rb'("time": )([\d.]+)', moved, b"".join(lines[middle + 2 :])
-    )
-    files[TELEMETRY] = re.sub(rb'("time": )([\d.]+)', moved, files[TELEMETRY])
-    for name in ("result_0.txt", "experiment_0/result.txt"):
-        files[name] = re.sub(rb"( )(\d{10}\.\d+)(?= \()", moved, files[name])
-    state = json.loads(files["experiment_0/state.json"])
-    ended = datetime.fromisoformat(state["ended"]) + timedelta(minutes=1)
-    files["experiment_0/state.json"] = json.dumps({**state, "ended": ended.isoformat().replace("+00:00", "Z")}).encode()
-
-
-def test_stopped_and_resumed_run_is_accepted(run: Path, signed: Path, keys: Path, tmp_path: Path) -> None:
-    files = unpack(signed)
-    pause_for_a_minute(files)
-    verified = sign_again(files, run, keys, tmp_path / "resumed")
-    assert verified.accepted, verified.findings
-    # A gap without a resume is a contradiction
-    uninterrupted = {**files, METRICS: re.sub(rb'"resumed_step": 5', b'"resumed_step": 0', files[METRICS])}
-    assert not sign_again(uninterrupted, run, keys, tmp_path / "uninterrupted").accepted
 
 
 @pytest.mark.parametrize("name", MALFORMED)
@@ -353,43 +493,31 @@ def test_unsafe_and_truncated_archives_are_rejected(name: str, signed: Path, tmp
     verified = bundle.verify(unpacked)
     assert not verified.accepted and any("unexpected member" in finding.found for finding in verified.findings)
     assert not (tmp_path / "outside").exists()
-    broken = tmp_path / "cut.tar.gz"
-    broken.write_bytes(signed.read_bytes()[:2000])
-    for bad in (broken, not_an_archive(tmp_path)):
-        done = CliRunner().invoke(app, ["verify", str(bad)])
-        assert isinstance(done.exception, EncoreError)
-
-
-def not_an_archive(folder: Path) -> Path:
-    (folder / "no.tar.gz").write_bytes(b"no archive")
-    return folder / "no.tar.gz"
-
-
-SIGNERS = {
-    "pem": "-----BEGIN PUBLIC KEY-----\nMCow\n-----END PUBLIC KEY-----\n",
-    "no_name": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5 me@lab\n",
-    "empty": "# no key\n",
-}
+    write_files(tmp_path, {"cut.tar.gz": signed.read_bytes()[:2000], "no.tar.gz": b"no archive"})
+    for bad in ("cut.tar.gz", "no.tar.gz"):
+        error_of("verify", tmp_path / bad)
 
 
 @pytest.mark.parametrize(
-    ("name", "problem"), [("pem", "line 1"), ("no_name", "without a signer name"), ("empty", "no key")]
+    ("signers", "problem"),
+    [
+        ("-----BEGIN PUBLIC KEY-----\nMCow\n-----END PUBLIC KEY-----\n", "line 1"),
+        ("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5 me@lab\n", "without a signer name"),
+        ("# no key\n", "no key"),
+    ],
+    ids=["pem", "no_name", "empty"],
 )
-def test_signers_in_other_formats_are_explained(name: str, problem: str, tmp_path: Path) -> None:
-    (tmp_path / "signers").write_text(SIGNERS[name], encoding="utf-8")
-    with pytest.raises(EncoreError, match=problem) as raised:
-        bundle.verify(not_an_archive(tmp_path), tmp_path / "signers")
-    assert "ssh-ed25519" in raised.value.expected
+def test_signers_in_other_formats_are_explained(signers: str, problem: str, tmp_path: Path) -> None:
+    write_files(tmp_path, {"signers": signers, "no.tar.gz": b"no archive"})
+    error = error_of("verify", tmp_path / "no.tar.gz", "--signers", tmp_path / "signers")
+    assert problem in error.found and "ssh-ed25519" in error.expected
 
 
 def test_directories_and_unsigned_bundles_are_explained(tmp_path: Path) -> None:
-    logs = write_set(
-        tmp_path / "logs",
-        [resnet_v07(minutes, start_ms=START_MS + n * 10**8) for n, minutes in enumerate((40, 41, 42, 43, 44))],
-    )
-    error = CliRunner().invoke(app, ["verify", str(logs)]).exception
-    assert isinstance(error, EncoreError) and "is a directory" in error.found and "archive" in error.hint
+    logs = write_set(tmp_path / "logs", [resnet_v07(40 + n, start_ms=START_MS + n * 10**8) for n in range(5)])
+    error = error_of("verify", logs)
+    assert "is a directory" in error.found and "archive" in error.hint
     bundle.write_bundle(logs, tmp_path / "logs.tar.gz")
-    done = CliRunner().invoke(app, ["verify", str(tmp_path / "logs.tar.gz")])
-    assert "the bundle is not signed" in done.output and "--key KEY" in done.output
-    assert "official score 42.000 minutes of 5 runs" in done.output
+    output = run_encore("verify", tmp_path / "logs.tar.gz").output
+    assert "the bundle is not signed" in output and "--key KEY" in output
+    assert "official score 42.000 minutes of 5 runs" in output

@@ -15,29 +15,6 @@ from tests.json_schemas import validate
 
 RESNET = catalogue.choose("resnet")
 
-# (round, system): nodes, GPUs per node, global batch, optimizer, learning rate, warm-up, epochs, offset.
-# Copied from the tables of the submissions, independently of the TOML files.
-SUBMITTED = {
-    ("v0.5", "dgx1"): (1, 8, 1664, "sgd", 0.6, 5, 100, 2),
-    ("v0.5", "dgx1_n80"): (80, 8, 16640, "sgd", 4.1, 15, 100, 1),
-    ("v0.5", "dgx2"): (1, 16, 4096, "sgd", 1.8, 8, 100, 3),
-    ("v0.5", "dgx2_n32"): (32, 16, 16384, "sgd", 4.096, 15, 100, 1),
-    ("v0.6", "dgx1"): (1, 8, 1664, "lars", 5, 5, 72, 3),
-    ("v0.6", "dgx1_n130"): (130, 8, 54080, "lars", 38, 25, 90, 1),
-    ("v0.6", "dgx2"): (1, 16, 3328, "lars", 10, 5, 72, 3),
-    ("v0.6", "dgx2_n32"): (32, 16, 33280, "lars", 31.2, 25, 77, 3),
-    ("v0.6", "dgx2_n96"): (96, 16, 59904, "lars", 40.7, 33, 90, 1),
-    ("v0.7", "dgx1"): (1, 8, 1664, "lars", 7.4, 2, 37, 0),
-    ("v0.7", "dgx2"): (1, 16, 3328, "sgd", 6, 5, 42, 0),
-    ("v0.7", "dgx2_n32"): (32, 16, 33280, "lars", 21.2, 16, 58, 3),
-    ("v0.7", "dgx2_n96"): (96, 16, 59904, "lars", 26, 33, 90, 1),
-    ("v0.7", "dgxa100"): (1, 8, 3264, "sgd", 6, 5, 42, 0),
-    ("v0.7", "dgxa100_n2"): (2, 8, 3264, "sgd", 6, 5, 42, 0),
-    ("v0.7", "dgxa100_n96"): (96, 8, 34560, "lars", 21.6, 17, 59, 2),
-    ("v0.7", "dgxa100_n192"): (192, 8, 44544, "lars", 23.5, 22, 70, 1),
-    ("v0.7", "dgxa100_n230"): (230, 8, 64400, "lars", 24.699, 31, 90, 0),
-}
-
 
 def resolve(system: str, round_name: str | None, gpus: int, *settings: str) -> configuration.Configuration:
     return configuration.resolve(RESNET, catalogue.find_system(RESNET, system, round_name), 1, gpus, list(settings))
@@ -58,21 +35,6 @@ def test_systems_resolve_without_deviations_and_with_other_numbers_of_gpus(name:
     for rate in ("0", "-0.1"):
         with pytest.raises(EncoreError, match="learning_rate must be above 0"):
             configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [f"learning_rate={rate}"])
-
-
-def test_submitted_configurations_of_resnet_have_their_values() -> None:
-    keys = ("optimizer", "learning_rate", "warmup_epochs", "epochs", "eval_offset")
-    submitted = {
-        (system.round, system.system): (
-            system.nodes,
-            system.gpus_per_node,
-            system.config["batch_size"] * system.nodes * system.gpus_per_node,
-            *(system.config[key] for key in keys),
-        )
-        for system in catalogue.systems(RESNET)
-        if system.kind == "submitted"
-    }
-    assert submitted == SUBMITTED
 
 
 def test_precedence_and_origin_of_values() -> None:
@@ -154,9 +116,8 @@ def test_warm_up_of_the_small_system_is_no_longer_than_the_training(settings: tu
     ],
 )
 def test_invalid_values_are_reported(settings: tuple[str, ...], message: str) -> None:
-    with pytest.raises(EncoreError) as caught:
+    with pytest.raises(EncoreError, match=re.escape(message)):
         resolve("cpu", None, 2, *settings)
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 import hashlib
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
-import tarfile
 import zipfile
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,17 +17,16 @@ import pytest
 from encore import catalogue, environment, installer, paths
 from encore.environment import Environment
 from encore.errors import EncoreError
+from tests.results.result_logs import write_files
 
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     # An environment without packages, in a temporary cache
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    requirements = tmp_path / "small.txt"
-    requirements.write_text("# nothing\n", encoding="utf-8")
     return Environment(
         framework="small",
-        requirements=requirements,
+        requirements=write_files(tmp_path, {"small.txt": "# nothing\n"}) / "small.txt",
         interpreter=sys.executable,
         horovod=None,
         mpi=False,
@@ -194,14 +193,12 @@ def build_wheel(folder, settings=None, metadata=None):
 def test_horovod_is_compiled_once_for_environments_with_the_same_framework(
     small: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = tmp_path / "horovod-0.1"
-    source.mkdir()
-    (source / "backend.py").write_text(BACKEND, encoding="utf-8")
-    (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: horovod\nVersion: 0.1\n", encoding="utf-8")
-    system = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-    (source / "pyproject.toml").write_text(system, encoding="utf-8")
-    with tarfile.open(tmp_path / "horovod-0.1.tar.gz", "w:gz") as archive:
-        archive.add(source, "horovod-0.1")
+    write_files(tmp_path / "horovod-0.1", {
+        "backend.py": BACKEND,
+        "PKG-INFO": "Metadata-Version: 2.1\nName: horovod\nVersion: 0.1\n",
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+    })  # fmt: skip
+    shutil.make_archive(str(tmp_path / "horovod-0.1"), "gztar", tmp_path, "horovod-0.1")
     digest = hashlib.sha256((tmp_path / "horovod-0.1.tar.gz").read_bytes()).hexdigest()
     monkeypatch.setattr(environment, "HOROVOD_SOURCE", tmp_path / "horovod.txt")
     (tmp_path / "horovod.txt").write_text(f"horovod==0.1 --hash=sha256:{digest}\n", encoding="utf-8")
@@ -211,9 +208,8 @@ def test_horovod_is_compiled_once_for_environments_with_the_same_framework(
     horovod = catalogue.Horovod(**{"version": "0.1", "with": "MXNET", "without": ()})
     first = replace(small, framework="mxnet", horovod=horovod, check="import horovod")
     assert any("compiling Horovod" in line for line in ensure(first, monkeypatch))
-    changed = tmp_path / "changed.txt"
-    changed.write_text("# another pure Python package\n", encoding="utf-8")
-    second = replace(first, requirements=changed)
+    write_files(tmp_path, {"changed.txt": "# another pure Python package\n"})
+    second = replace(first, requirements=tmp_path / "changed.txt")
     assert second.folder != first.folder and not any("compiling" in line for line in ensure(second, monkeypatch))
     cores = len(os.sched_getaffinity(0))
     assert (tmp_path / "builds").read_text(encoding="utf-8") == f"1-j{cores}", "compiled once, one process per core"
@@ -240,8 +236,7 @@ def test_key_of_a_wheel_contains_everything_that_compiled_code_depends_on(
     horovod = catalogue.Horovod(**{"version": "0.1", "with": "MXNET", "without": ()})
 
     def key(text: str, switches: dict[str, str], **facts: str) -> Path:
-        requirements = tmp_path / "requirements.txt"
-        requirements.write_text(text, encoding="utf-8")
+        requirements = write_files(tmp_path, {"requirements.txt": text}) / "requirements.txt"
         platform = {**environment.this_platform("3.11", mpi=False), **facts}
         return environment.wheel_folder("mxnet", requirements, horovod, platform, switches)
 
@@ -253,9 +248,8 @@ def test_key_of_a_wheel_contains_everything_that_compiled_code_depends_on(
         *(key("mxnet==1.9.1\n", {}, **{name: "other"}) for name in environment.this_platform("3.11", mpi=False)),
     }
     assert len(others - {first}) == 2 + 5
-    toolchain = tmp_path / "other.cmake"
-    toolchain.write_text("set(CMAKE_UNITY_BUILD OFF)\n", encoding="utf-8")
-    monkeypatch.setattr(environment, "TOOLCHAIN", toolchain)
+    write_files(tmp_path, {"other.cmake": "set(CMAKE_UNITY_BUILD OFF)\n"})
+    monkeypatch.setattr(environment, "TOOLCHAIN", tmp_path / "other.cmake")
     assert key("mxnet==1.9.1\nidna==3.20\n", {}) != first
 
 
@@ -294,10 +288,14 @@ def test_package_with_another_hash_is_rejected(
 ) -> None:
     wheel = tmp_path / "wheels" / "a-1-py3-none-any.whl"
     wheel.parent.mkdir()
+    metadata = {
+        "METADATA": "Metadata-Version: 2.1\nName: a\nVersion: 1\n",
+        "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "RECORD": "",
+    }
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("a-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: a\nVersion: 1\n")
-        archive.writestr("a-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr("a-1.dist-info/RECORD", "")
+        for name, text in metadata.items():
+            archive.writestr(f"a-1.dist-info/{name}", text)
     settings = {**os.environ, "UV_FIND_LINKS": str(wheel.parent), "UV_NO_INDEX": "1"}
     monkeypatch.setattr(installer, "environment", lambda: settings)
     hashes = {"right": hashlib.sha256(wheel.read_bytes()).hexdigest(), "wrong": "0" * 64}

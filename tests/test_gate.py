@@ -26,10 +26,10 @@ def test_hooks_run_what_lint_runs() -> None:
     (repository,) = yaml.safe_load(text_of(".pre-commit-config.yaml"))["repos"]
     assert repository["repo"] == "local" and {hook["language"] for hook in repository["hooks"]} == {"system"}
     entries = " ".join(hook["entry"] for hook in repository["hooks"])
-    found, wanted = (
+    hooks, lint = (
         set(re.findall(r"\.venv/bin/(\w+(?: (?:check|format --check))?)", text)) for text in (entries, recipe("lint"))
     )
-    assert found == wanted and "lint-workflows" in entries
+    assert hooks == lint and "lint-workflows" in entries
 
 
 def test_gate_and_nightly_workflow_run_the_make_targets_of_the_readme() -> None:

@@ -6,8 +6,9 @@ from options to keys (benchmarks/NAME/submitted.toml).
 """
 
 import shlex
-from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -17,29 +18,6 @@ from encore.lab.submissions import option_mapping, reproduction, shell_expansion
 
 SAMPLES = paths.ROOT / "tests" / "samples"
 IGNORED = option_mapping.common().left_out
-
-
-@dataclass(frozen=True)
-class Submitted:
-    """One submitted configuration, as in the scripts."""
-
-    choice: catalogue.Choice
-    round: str
-    system: catalogue.System
-    config: str
-    implementation: option_mapping.Implementation
-    options: dict[str, option_mapping.Option]
-    environment: dict[str, dict[str, str]]  # Effective variables by file
-
-    def mapped(self) -> list[option_mapping.Mapped]:
-        # Keys and values of the executed command
-        nodes, gpus = self.system.nodes, self.system.gpus_per_node
-        facts = {"round": self.round, "configuration": self.config, "nodes": nodes, "gpus": gpus, "ranks": nodes * gpus}
-        variables = {name: shell_expansion.Value(v) for table in self.environment.values() for name, v in table.items()}
-        name = self.choice.implementation_name
-        keys, missing = option_mapping.map_options(self.implementation, name, self.options, facts, variables)
-        assert not missing
-        return keys
 
 
 def effective(tables: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
@@ -53,7 +31,8 @@ def effective(tables: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
 
 
 @cache
-def submitted() -> list[Submitted]:
+def submitted() -> list[Any]:
+    # Submitted configurations: the system, the options of the executed command and their keys, variables by file
     configurations = []
     for submission in catalogue.read_toml(SAMPLES / "submitted_configurations.toml")["submission"]:
         folder, round_name = submission["folder"], submission["repository"].rpartition("_")[2]
@@ -66,11 +45,21 @@ def submitted() -> list[Submitted]:
             systems = [system for system in catalogue.systems(choice) if system.system == entry["system"]]
             system = next(s for s in systems if folder in s.source and round_name in s.source)
             scripts = {"Dockerfile": submission["dockerfile"], **entry.get("environment", {})}
-            tables = {file: dict(word.split("=", 1) for word in text.split()) for file, text in scripts.items()}
-            options = option_mapping.parse_options(command, implementation.pairs_after)
-            configurations.append(
-                Submitted(choice, round_name, system, entry["config"], implementation, options, effective(tables))
+            environment = effective(
+                {file: dict(w.split("=", 1) for w in text.split()) for file, text in scripts.items()}
             )
+            variables = {key: shell_expansion.Value(v) for table in environment.values() for key, v in table.items()}
+            options = option_mapping.parse_options(command, implementation.pairs_after)
+            facts = {"round": round_name, "configuration": entry["config"], "nodes": system.nodes}
+            facts |= {"gpus": system.gpus_per_node, "ranks": system.nodes * system.gpus_per_node}
+            mapped, missing = option_mapping.map_options(
+                implementation, choice.implementation_name, options, facts, variables
+            )
+            assert not missing
+            configurations.append(SimpleNamespace(
+                choice=choice, round=round_name, system=system, implementation=implementation, options=options,
+                environment=environment, mapped=mapped,
+            ))  # fmt: skip
     return configurations
 
 
@@ -82,7 +71,7 @@ def test_systems_have_the_submitted_values_and_no_others() -> None:
     # Not parametrized: all workers of pytest-xdist would read the scripts at collection
     for entry in submitted():
         label = f"{entry.choice.name}, {entry.round}, {entry.system.system}"
-        resolved, mapped = resolve(entry.choice, entry.system), entry.mapped()
+        resolved, mapped = resolve(entry.choice, entry.system), entry.mapped
         assert {key.key: resolved.get(key.key) for key in mapped} == {key.key: key.value for key in mapped}, label
         assert set(entry.system.config) <= {key.key for key in mapped}, label
         assert entry.system.keep_global_batch == entry.implementation.keep_global_batch, label

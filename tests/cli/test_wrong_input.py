@@ -103,7 +103,11 @@ CASES = {
     "published --submitter nvida": "did you mean 'NVIDIA'",
     "published --submitter nobody": "unknown submitter 'nobody'",
     "published --round v9.9": "choose one of these",
-    "compare LOG nowhere": "unknown submission 'nowhere'",
+    "compare LOG nowhere": (
+        "unknown submission 'nowhere'\n  expected: one of 369, such as v4.0/tinycorp/tinybox_red, "
+        "v0.5/google/research_v3.32, v4.0/tinycorp/tinybox_green, v2.1/NVIDIA/dgxh100_preview, "
+        "v0.5/google/research_v3.512\n  hint: "
+    ),
     "compare TREE": "TREE holds 2 sets of runs",
     "compare LOG v0.7/NVIDIA/dgxa100_ngc20.06_mxnt": "did you mean 'v0.7/NVIDIA/dgxa100_ngc20.06_mxnet'",
     "compare LOG dgxa100_n2": "did you mean 'v0.7/NVIDIA/dgxa100_n2_ngc20.06_mxnet'",

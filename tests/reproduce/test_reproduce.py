@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from encore import catalogue, configuration
 from encore.catalogue import Choice, System
-from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.lab.submissions import option_mapping
 from encore.lab.submissions.reproduction import Reproduction, reproduce, reproduce_log
 from encore.lab.submissions.source import open_source
+from tests.command_line import error_of, output_of, run_encore
+from tests.results.result_logs import write_files
 from tools import reproduced_configurations
 
 Recorded = Callable[[str, object], None]
@@ -56,19 +56,9 @@ def submission() -> dict[str, str]:
     return {f"{FOLDER}/{name}": text for name, text in {**files, "run_and_time.sh": SCRIPT}.items()}
 
 
-def write(root: Path, files: dict[str, str]) -> Path:
-    # Names that end with ``/`` are folders
-    for name, text in files.items():
-        path = root / name
-        (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
-        if not name.endswith("/"):
-            path.write_text(text)
-    return root
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return write(tmp_path, submission()) / FOLDER
+    return write_files(tmp_path, submission()) / FOLDER
 
 
 def read(path: Path, config: str | None = None) -> Reproduction:
@@ -76,8 +66,8 @@ def read(path: Path, config: str | None = None) -> Reproduction:
     return reproduce(source, source.configurations[0])
 
 
-def encore(*words: str | Path) -> Any:
-    return CliRunner().invoke(app, ["reproduce", *map(str, words)], env={"COLUMNS": "120"})
+def encore(*words: str | Path) -> str:
+    return output_of("reproduce", *words, width=120)
 
 
 def without_program(text: str) -> str:
@@ -86,11 +76,9 @@ def without_program(text: str) -> str:
 
 
 def test_folder_that_equals_a_system(folder: Path, recorded: Recorded) -> None:
-    done, first = encore(folder, "--all"), encore(folder).stdout.splitlines()
-    assert done.exit_code == 0
-    recorded("equal.txt", without_program(done.stdout))
-    lines = done.stdout.splitlines()
-    assert first == [*lines[:39], f"{len(lines) - 39} more lines with --all"]
+    complete, lines = encore(folder, "--all"), encore(folder).splitlines()
+    recorded("equal.txt", without_program(complete))
+    assert lines == [*complete.splitlines()[:39], f"{complete.count(chr(10)) - 39} more lines with --all"]
 
 
 def test_different_value_is_set_and_written_as_a_system(folder: Path, tmp_path: Path) -> None:
@@ -100,16 +88,16 @@ def test_different_value_is_set_and_written_as_a_system(folder: Path, tmp_path: 
     result, submitted = read(folder, "OURS"), read(folder, "DGXA100").system
     assert [(key.name, key.published, key.ours) for key in result.differences] == [("learning_rate", 5.5, 6.0)]
     assert (result.system.system, submitted.system) == ("ours", "dgxa100")
-    assert "--set learning_rate=5.5" in encore(folder / "config_OURS.sh").stdout.replace("\n", " ")
+    assert "--set learning_rate=5.5" in encore(folder / "config_OURS.sh").replace("\n", " ")
     command = (folder / "config_OURS.sh", "-o", tmp_path / "ours.toml")
-    assert encore(*command).exit_code == 0
+    encore(*command)
     system = catalogue.parse(System, tmp_path / "ours.toml")
     complete = system.model_copy(update={"config": {**system.config, **system.implementations["mxnet"]}})
     resolved = configuration.resolve(catalogue.choose("resnet"), complete, 1, 8, [])
     assert (resolved.get("learning_rate"), resolved.get("gradient_groups")) == (5.5, 20)
-    assert isinstance(encore(*command).exception, EncoreError), "the file exists"
+    error_of("reproduce", *command)  # The file exists
     # `encore run` refuses to start without data and GPUs, with its own exit code
-    assert encore(folder, "--config", "DGXA100", "--run", "--data", folder / "nothing").exit_code == 2
+    assert run_encore("reproduce", folder, "--config", "DGXA100", "--run", "--data", folder / "nothing").exit_code == 2
 
 
 @pytest.mark.parametrize("form", ["zip", "gztar"])
@@ -124,7 +112,8 @@ def test_archive_is_read_as_its_folder(folder: Path, tmp_path: Path, form: str) 
 
 def test_tool_counts_configurations_and_results(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     submitter = folder.parents[3]
-    write(submitter, {"results/dgxa100_made_mxnet/resnet/": "", "results/dgx2_made_mxnet/resnet/": ""})
+    for system in ("dgxa100_made_mxnet", "dgx2_made_mxnet"):
+        (submitter / "results" / system / "resnet").mkdir(parents=True)
     reproduced_configurations.main([submitter])
     counts = [ast.literal_eval(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     assert [counts[0][key] for key in ("configurations", "equal")] == [1, 1]
@@ -197,9 +186,9 @@ RESULTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 def test_configurations_of_result_folders(tmp_path: Path, recorded: Recorded) -> None:
     sources = {}
     for number, (tree, place, description) in enumerate(RESULTS):
-        system = {f"{MAKER}/systems/{place.split('/')[-2]}.json": json.dumps(description)} if description else {}
-        folder = f"{place}/resnet/" if place.endswith("gone") else f"{place}/"
-        root = write(tmp_path / str(number), {**TREES[tree], folder: "", **system})
+        system = {f"{MAKER}/systems/{place.split('/')[-2]}.json": description} if description else {}
+        root = write_files(tmp_path / str(number), {**TREES[tree], **system})
+        (root / place / ("resnet" if place.endswith("gone") else "")).mkdir(parents=True)
         try:
             source = open_source(root / place, None, None)
         except EncoreError as error:
@@ -210,11 +199,9 @@ def test_configurations_of_result_folders(tmp_path: Path, recorded: Recorded) ->
 
 
 def test_unknown_round_and_several_configurations(folder: Path) -> None:
-    error = encore(folder, "--round", "v0.8").exception
-    assert isinstance(error, EncoreError) and "v0.7" in error.expected
+    assert "v0.7" in error_of("reproduce", folder, "--round", "v0.8").expected
     (folder / "config_A B.sh").write_text(CONFIG)
-    several = encore(folder, "--run").exception
-    assert isinstance(several, EncoreError)
+    several = error_of("reproduce", folder, "--run")
     assert shlex.split(several.hint)[-4:] == [str(folder), "--config", "A B", "--run"]
 
 
@@ -288,17 +275,16 @@ READ: dict[str, tuple[str, dict[str, str]]] = {
 def test_values_that_are_read_from_scripts(tmp_path: Path, recorded: Recorded) -> None:
     results = {}
     for number, (name, (place, files)) in enumerate(READ.items()):
-        path = write(tmp_path / str(number), {**submission(), **files}) / place
-        (result,) = json.loads(encore(path, "--json").stdout)
+        path = write_files(tmp_path / str(number), {**submission(), **files}) / place
+        (result,) = json.loads(run_encore("reproduce", path, "--json").stdout)
         keys = result.pop("keys")
         rate = [value for key, value in keys.get("learning_rate", {}).items() if key != "meaning"]
         results[name] = {**result, "keys": len(keys), "learning_rate": rate}
-        assert "\x1b" not in encore(path).stdout
+        assert "\x1b" not in run_encore("reproduce", path).stdout
         if result["refused"] or result["missing"]:
-            error = encore(path, "--run").exception
-            assert isinstance(error, EncoreError) and error.exit_code == 2
+            error_of("reproduce", path, "--run")
         if name == "no number of GPUs":
-            assert "equals" in encore(path, "--gpus-per-node", "8").stdout
+            assert "equals" in encore(path, "--gpus-per-node", "8")
     recorded("read.json", results)
 
 
@@ -326,7 +312,7 @@ def bert_script() -> str:
 def test_later_round_of_bert_starts_from_the_checkpoint(tmp_path: Path) -> None:
     place = "training_results_v4.1/Maker/benchmarks/bert/implementations/pytorch"
     files = {f"{place}/config_DGXH100_8x8x72x1.sh": "export DGXNGPU=8\n", f"{place}/run.sub": bert_script()}
-    output = encore(write(tmp_path, files) / place).stdout
+    output = encore(write_files(tmp_path, files) / place)
     assert "checkpoint=" not in output and "put model.ckpt-28252.index and " in output
     assert "8 x 8 GPUs" in output and output.count("rules of v0.7") == 1
     assert output.index("submit bert --nodes 8") < output.index("max_steps: 700 published")
@@ -335,7 +321,7 @@ def test_later_round_of_bert_starts_from_the_checkpoint(tmp_path: Path) -> None:
 def test_assumed_round_is_stated_once(folder: Path, tmp_path: Path) -> None:
     (folder / "Dockerfile").unlink()
     unnamed = shutil.move(folder, tmp_path / "resnet/implementations/mxnet")
-    assert encore(unnamed, "--all").stdout.count("assumed") == 1
+    assert encore(unnamed, "--all").count("assumed") == 1
 
 
 @pytest.mark.parametrize(
@@ -347,8 +333,8 @@ def test_assumed_round_is_stated_once(folder: Path, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_benchmark_without_mapping(name: str, layout: str, tmp_path: Path) -> None:
     place = "training_results_v6.0/Maker/benchmarks/gpt_oss_20b/implementations/nemo"
-    write(tmp_path, {f"{place}/config_{name}.sh": "export LR=1\n"})
-    output = encore(tmp_path / place).stdout
+    write_files(tmp_path, {f"{place}/config_{name}.sh": "export LR=1\n"})
+    output = encore(tmp_path / place)
     assert f"{layout} GPUs" in output and "not mapped yet" in output
     assert "run gpt-oss-20b 8 --system " in output and "--round v6.0 " in output
 
@@ -375,7 +361,7 @@ def test_configuration_of_variables(
     text = "".join(f"export {variable}={value}\n" for variable, value in variables.items())
     common = f"source $(dirname ${{BASH_SOURCE[0]}})/config_common.sh\n{text}unset LOAD_CHECKPOINT\n"
     files = {f"{folder}/config_{name}.sh": common, f"{folder}/config_common.sh": "export LOAD_CHECKPOINT=x\n"}
-    result = read(write(tmp_path, files) / folder)
+    result = read(write_files(tmp_path, files) / folder)
     if result.refused:
         assert expected in result.refused and result.system is None
     else:
@@ -426,7 +412,7 @@ def test_reproduced_log_states_lines_and_assumed_keys(tmp_path: Path) -> None:
     system = catalogue.find_system(choice, "hpf_n8", "v5.1")
     (tmp_path / "result_0.txt").write_text(f"\n{mlperf_log(choice, system)}\n".replace("0.0008", "0.0009"))
     arguments = ("--round", "v5.1", "--nodes", "8", "--gpus-per-node", "8")
-    output = encore(tmp_path / "result_0.txt", *arguments, "-o", tmp_path / "new.toml").stdout
+    output = encore(tmp_path / "result_0.txt", *arguments, "-o", tmp_path / "new.toml")
     assert "--set learning_rate=0.0009" in output and "not in the log, from hpf_n8: micro_batch=1, " in output
     assert re.search(r"learning_rate +0\.0009 +--opt_base_learning_rate +line ", output)
     written = catalogue.parse(System, tmp_path / "new.toml")
@@ -456,7 +442,5 @@ def test_links_and_paths_out_of_the_folder_are_not_followed(folder: Path, tmp_pa
     ],
 )  # fmt: skip
 def test_invalid_sources(name: str, content: bytes | None, tmp_path: Path) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    error = encore(tmp_path / name).exception
-    assert isinstance(error, EncoreError) and error.expected
+    write_files(tmp_path, {name: content} if content else {})
+    assert error_of("reproduce", tmp_path / name).expected

@@ -166,7 +166,7 @@ def write_files(folder: Path, files: Mapping[str, object]) -> Path:
             content = "".join(line if isinstance(line, str) else f"{json.dumps(line)}\n" for line in content)
         data = content if isinstance(content, str | bytes) else json.dumps(content)
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+        (folder / name).write_bytes(data if isinstance(data, bytes) else data.encode(errors="surrogateescape"))
     return folder
 
 

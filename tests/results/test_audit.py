@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from encore.cli.app import app
-from encore.errors import ExitCode
 from encore.results import findings as rates
 from encore.results.audit.audit import RULES, Audit, audit_path
 from encore.results.audit.logs import clock_backwards, faster_than_stated, implausible_time
 from encore.results.compare.run_set import digests
 from encore.results.logs.run_log import Phase, RunLog, Stated, read_run
-from tests.results.result_logs import START_MS, log_of, mll, mllog, resnet_v07, write_set
+from tests.command_line import run_encore
+from tests.results.result_logs import START_MS, log_of, mll, mllog, resnet_v07, write_files, write_set
 
 HOUR = 3_600_000
 # Rules in test_scores.py
@@ -42,9 +40,9 @@ def retimed(text: str, time_ms: Callable[[float, str], float]) -> str:
     return write_events([{**event, "time_ms": round(time_ms(event["time_ms"], event["key"]))} for event in parse(text)])
 
 
-def edit(text: str, key: str, value: object = None, **metadata: object) -> str:
+def edit(text: str, key: str, value: Callable[[Any], object] = lambda same: same, **metadata: object) -> str:
     return write_events([
-        {**event, "value": event["value"] if value is None else value, "metadata": {**event["metadata"], **metadata}}
+        {**event, "value": value(event["value"]), "metadata": {**event["metadata"], **metadata}}
         if event["key"] == key
         else event
         for event in parse(text)
@@ -105,15 +103,8 @@ def one_back(text: str, seconds: float) -> str:
     return retimed(text, lambda t, key: t - 1000 * seconds if (key, t) == ("epoch_stop", fourth) else t)
 
 
-def stretch(text: str, factor: float) -> str:
-    return retimed(text, lambda t, _: START_MS + (t - START_MS) * factor)
-
-
 def scale_quality(text: str, factor: float) -> str:
-    return write_events([
-        {**event, "value": event["value"] * factor} if event["key"] == "eval_accuracy" else event
-        for event in parse(text)
-    ])  # fmt: skip
+    return edit(text, "eval_accuracy", lambda value: value * factor)
 
 
 def epochs_from(first: int) -> Callable[[str], str]:
@@ -279,7 +270,7 @@ CASES: dict[str, tuple[Callable[[], Files], Callable[[], Files]]] = {
     # A busy machine adds more to a part of some seconds than 1.2 times.
     "fast_beginning on small data": (
         lambda: every(short_first(200)),
-        lambda: every(lambda text: edit(short_first(200)(text), "train_samples", value=1500)),
+        lambda: every(lambda text: edit(short_first(200)(text), "train_samples", lambda _: 1500)),
     ),
     "altered_published_run on another platform": (lambda: public_set(platform="1xMINE"), honest),
     "shifted_copy five times": (
@@ -291,7 +282,7 @@ CASES: dict[str, tuple[Callable[[], Files], Callable[[], Files]]] = {
 
 
 def audit_files(folder: Path, content: Files) -> Audit:
-    (audit,) = audit_path(write_set(folder, list(content.values()), list(content)))
+    (audit,) = audit_path(write_files(folder, content))
     return audit
 
 
@@ -318,14 +309,13 @@ def test_copies_within_a_tree_and_of_another_tree(tmp_path: Path, recorded: Call
     # An honest set, one with a log of it, and all of it with other times
     write_set(tmp_path / "tree" / "a", list(honest().values()))
     write_set(tmp_path / "tree" / "b", [*(genuine(number) for number in range(5, 9)), genuine(0)])
-    write_set(tmp_path / "mine", [stretch(text, 1.18) for text in honest().values()])
+    stretched = [retimed(text, lambda t, _: START_MS + (t - START_MS) * 1.18) for text in honest().values()]
+    write_set(tmp_path / "mine", stretched)
     assert [audit.passed for audit in audit_path(tmp_path / "tree", [tmp_path / "tree"])] == [True, True]
     outputs = []
-    for options in (["tree"], ["mine", "--against", str(tmp_path / "tree")]):
-        command = ["audit", str(tmp_path / options[0]), *options[1:]]
-        text, plain = (CliRunner().invoke(app, [*command, *form], env={"COLUMNS": "1000"}) for form in ([], ["--json"]))
-        expected = ExitCode.FAILED if options[0] == "mine" else ExitCode.REACHED
-        assert (text.exit_code, plain.exit_code) == (expected, expected)
+    for code, words in ((0, [tmp_path / "tree"]), (1, [tmp_path / "mine", "--against", tmp_path / "tree"])):
+        text, plain = (run_encore("audit", *words, *form, width=1000) for form in ([], ["--json"]))
+        assert (text.exit_code, plain.exit_code) == (code, code)
         outputs += [text.output, json.dumps(json.loads(plain.stdout), indent=1)]
     recorded("audit_copies.txt", "\n".join(outputs))
 
@@ -373,7 +363,7 @@ def test_rules_that_fire_often_or_were_never_measured_are_no_errors(rate: float 
 def test_findings_are_wrapped_at_words(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_set(tmp_path, list(every(later(600, "run_start")).values()))
     monkeypatch.setenv("FORCE_COLOR", "1")
-    output = CliRunner().invoke(app, ["audit", str(folder)], env={"COLUMNS": str(width)}, color=True).output
+    output = run_encore("audit", folder, width=width, color=True).output
     lines = [line for line in output.splitlines() if "    " in line]
     assert any("expected: run_start before the first" in line for line in lines)
     assert all(len(line.encode("ascii", "ignore")) <= width + 20 for line in lines)

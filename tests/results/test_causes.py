@@ -1,6 +1,6 @@
 """Records of machines, and causes of slower runs in records that are edited as a faulty machine would write them."""
 
-import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,16 @@ from encore.results.logs.run_log import read_run
 from encore.results.logs.steps import FOLDER, Window
 from encore.results.report.figures import steps_map
 from encore.results.report.report import build_report, render
-from tests.results.result_logs import START_MS, resnet_v07
+from tests.results.result_logs import START_MS, resnet_v07, write_files, write_set
 
 START = START_MS / 1000
 SECONDS = 600
+
+
+CARD = {"sm_mhz": 1980, "power_watts": 650.0, "throttle": 0, "nvlink_sent_kib": 1e6}
+NODE = {"cpu_percent": 25.0, "cores": 16, "disk_read_bytes": 1e5, "network_sent_bytes": 1e6, "io_stall_us": 100.0}
+COUNTERS = ("disk_read_bytes", "network_sent_bytes", "io_stall_us")
+RANK = {"waiting": 0.1, "input": 0.01, "cpu": 120.0, "delayed": 1.0, "median": 1.0}
 
 
 @dataclass
@@ -25,74 +31,53 @@ class Records:
     """Records of two nodes of two GPUs in ten minutes of training; ``seconds`` is the length of the run."""
 
     seconds: float = SECONDS
-    gpus: list[list[dict[str, Any]]] = field(
-        default_factory=lambda: [
-            [{"sm_mhz": 1980, "power_watts": 650.0, "throttle": 0, "nvlink_sent_kib": 1e6} for _ in range(2)]
-            for _ in range(2)
-        ]
-    )
-    node: dict[str, float] = field(
-        default_factory=lambda: {
-            "cpu_percent": 25.0, "cores": 16, "disk_read_bytes": 1e5, "network_sent_bytes": 1e6, "io_stall_us": 100.0,
-        }
-    )  # fmt: skip
-    rank: list[dict[str, float | None]] = field(
-        default_factory=lambda: [
-            {"waiting": 0.1, "input": 0.01, "cpu": 120.0, "delayed": 1.0, "median": 1.0} for _ in range(4)
-        ]
-    )
-    metrics: list[dict[str, Any]] = field(
-        default_factory=lambda: [{"kind": "epoch", "time": START, "input_share": 0.01}]
-    )
+    gpus: Sequence[Sequence[dict[str, Any]]] = ((CARD, CARD), (CARD, CARD))
+    node: dict[str, float] = field(default_factory=NODE.copy)
+    rank: Sequence[dict[str, Any]] = (RANK,) * 4
+    metrics: Sequence[dict[str, Any]] = ({"kind": "epoch", "time": START, "input_share": 0.01},)
     started: str = "2020-06-20T16:07:38Z"  # Half a minute before the clock
 
 
-def write_lines(path: Path, records: list[dict[str, Any]], tail: str = "") -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(record) + "\n" for record in records) + tail, encoding="utf-8")
-
-
 def write(folder: Path, records: Records) -> RunSet:
-    experiment = folder / "experiment_0"
-    experiment.mkdir(parents=True)
-    (experiment / "result.txt").write_text(resnet_v07(records.seconds / 60), encoding="utf-8")
-    counters = ("disk_read_bytes", "network_sent_bytes", "io_stall_us")
+    files: dict[str, object] = {
+        "result.txt": resnet_v07(records.seconds / 60),
+        "metrics.jsonl": [*records.metrics],
+        "state.json": {"started": records.started},
+    }
     for number, cards in enumerate(records.gpus):
-        readings = [
+        files[f"telemetry{f'.n{number}' * number}.jsonl"] = [
             {
                 "time": START + second,
                 "node": f"n{number}",
-                **{name: value * (second if name in counters else 1) for name, value in records.node.items()},
+                **{name: value * (second if name in COUNTERS else 1) for name, value in records.node.items()},
                 "gpus": [{**card, "nvlink_sent_kib": card["nvlink_sent_kib"] * second} for card in cards],
             }
             for second in range(0, int(records.seconds), 5)
         ]
-        write_lines(experiment / ("telemetry.jsonl" if number == 0 else f"telemetry.n{number}.jsonl"), readings)
     for rank, values in enumerate(records.rank):
-        place = {"node": f"n{rank // 2}", "local_rank": rank % 2, "step": 60, "steps": 60, "window": 60.0, "p99": 2.0}
-        windows = [{"time": START + 60 * minute, **place, **values} for minute in range(1, 10)]
-        write_lines(experiment / FOLDER / f"rank_{rank}.jsonl", windows)
-    write_lines(experiment / "metrics.jsonl", records.metrics)
-    (experiment / "state.json").write_text(json.dumps({"started": records.started}), encoding="utf-8")
-    (side,) = load_run_sets(experiment / "result.txt")
-    return side
+        position = {"node": f"n{rank // 2}", "local_rank": rank % 2, "step": 60, "steps": 60, "window": 60.0}
+        files[f"{FOLDER}/rank_{rank}.jsonl"] = [
+            {"time": START + 60 * minute, "p99": 2.0, **position, **values} for minute in range(1, 10)
+        ]
+    (run_set,) = load_run_sets(write_files(folder / "experiment_0", files) / "result.txt")
+    return run_set
 
 
 def slower(**changes: Any) -> Records:
-    return replace(Records(), seconds=SECONDS * 1.5, **changes)
+    return Records(seconds=SECONDS * 1.5, **changes)
 
 
-def gpus(first: dict[str, Any], rest: dict[str, Any] | None = None) -> list[list[dict[str, Any]]]:
-    (one, two), second = ([{**card, **(rest or {})} for card in node] for node in Records().gpus)
-    return [[{**one, **first}, two], second]
+def gpus(first: dict[str, Any], rest: Mapping[str, Any] = {}) -> list[list[dict[str, Any]]]:
+    card = {**CARD, **rest}
+    return [[{**card, **first}, card], [card, card]]
 
 
 def ranks(first: dict[str, Any], rest: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{**values, **(rest if number else first)} for number, values in enumerate(Records().rank)]
+    return [{**RANK, **values} for values in (first, rest, rest, rest)]
 
 
 def node(**changes: float) -> dict[str, float]:
-    return {**Records().node, **changes}
+    return {**NODE, **changes}
 
 
 UNSEEN = {"waiting": None}
@@ -150,14 +135,19 @@ FAULTS: dict[str, tuple[Records, str]] = {
         "cold or slow disk",
     ),
     "checkpoints": (
-        slower(metrics=[*Records().metrics, {"kind": "checkpoint", "time": START + 9, "step": 1, "seconds": 280.0}]),
+        slower(
+            metrics=[
+                {**EPOCH, "input_share": 0.01},
+                {"kind": "checkpoint", "time": START + 9, "step": 1, "seconds": 280.0},
+            ]
+        ),
         "checkpoints",
     ),
     "a pause": (
-        slower(metrics=[*Records().metrics, {"kind": "start", "time": START + 280, "resumed_step": 4}]),
+        slower(metrics=[{**EPOCH, "input_share": 0.01}, {"kind": "start", "time": START + 280, "resumed_step": 4}]),
         "stopped or repeated",
     ),
-    "a slow start": (replace(Records(), started="2020-06-20T16:03:08Z"), "start"),
+    "a slow start": (Records(started="2020-06-20T16:03:08Z"), "start"),
 }
 
 
@@ -176,7 +166,7 @@ def test_cause_is_named_first(healthy: RunSet, tmp_path: Path, name: str) -> Non
 
 @pytest.mark.parametrize("seconds", [SECONDS * 0.5, SECONDS, SECONDS * 1.04])
 def test_run_that_is_not_slower_has_no_cause(seconds: float, healthy: RunSet, tmp_path: Path) -> None:
-    records = replace(Records(), seconds=seconds, rank=ranks({"waiting": 0.0}, {"waiting": 0.3}))
+    records = Records(seconds=seconds, rank=ranks({"waiting": 0.0}, {"waiting": 0.3}))
     assert causes.find_causes(write(tmp_path / "ours", records), healthy) == []
     assert causes.find_causes(healthy, replace(healthy, logs=())) == []
 
@@ -194,13 +184,10 @@ def test_run_that_is_not_slower_has_no_cause(seconds: float, healthy: RunSet, tm
 def test_setting_is_a_cause_if_no_record_is(
     healthy: RunSet, tmp_path: Path, name: str, value: object, expected: str | None
 ) -> None:
-    names = []
-    for number, records in enumerate((slower(), slower(rank=ranks({"waiting": 0.0}, {"waiting": 0.45})))):
-        side = write(tmp_path / str(number), records)
-        names.append(
-            [c.name for c in causes.find_causes(replace(side, settings={**side.settings, name: value}), healthy)]
-        )
-    assert ([*names[0], None][0], names[1][0]) == (expected, "slow rank")
+    sides = [write(tmp_path / "a", slower()), write(tmp_path / "b", FAULTS["one rank that computes longer"][0])]
+    sides = [replace(side, settings={**side.settings, name: value}) for side in sides]
+    unexplained, explained = ([cause.name for cause in causes.find_causes(side, healthy)] for side in sides)
+    assert (unexplained[:1], explained[0]) == ([expected] if expected else [], "slow rank")
 
 
 def test_idle_gpus_are_no_evidence(healthy: RunSet, tmp_path: Path) -> None:
@@ -243,10 +230,7 @@ def windows(*waiting: list[float | None], seconds: float = 10.0, delayed: float 
 @pytest.fixture
 def experiment(tmp_path: Path) -> Path:
     # A log of ten minutes
-    folder = tmp_path / "experiment_0"
-    folder.mkdir()
-    (folder / "result.txt").write_text(resnet_v07(10.0), encoding="utf-8")
-    return folder
+    return write_files(tmp_path / "experiment_0", {"result.txt": resnet_v07(10.0)})
 
 
 @pytest.mark.parametrize(
@@ -284,9 +268,9 @@ def test_heat_map_and_slow_rank_of_a_time(tmp_path: Path) -> None:
     ranks = windows([0.5] * 2, [0.0] * 2, seconds=40.0)
     assert [steps.slow_rank(ranks, START + later) is not None for later in (90, 500)] == [True, False]
     # Windows are read from the end, past damaged lines
-    folder = tmp_path / FOLDER
-    write_lines(folder / "rank_0.jsonl", [window(START + number, 0.5) for number in range(100)], '{"time": 1, "no')
-    write_lines(folder / "rank_11.jsonl", [window(START, 0.1, unknown=1), {"time": 1}])
+    long = [*(window(START + number, 0.5) for number in range(100)), '{"time": 1, "no']
+    short = [window(START, 0.1, unknown=1), {"time": 1}]
+    write_files(tmp_path / FOLDER, {"rank_0.jsonl": long, "rank_11.jsonl": short})
     every, recent = steps.windows_of(tmp_path), steps.windows_of(tmp_path, recent=True)
     assert {rank: len(values) for rank, values in every.items()} == {0: 100, 11: 1}
     assert list(recent) == [0, 11] and 5 < len(recent[0]) < 100 and recent[0][-1] == every[0][-1]
@@ -298,14 +282,14 @@ def power(seconds: Any, node: str, *watts: float) -> Lines:
 
 def test_gpu_energy_of_all_nodes(experiment: Path) -> None:
     seconds, run = range(-5, 610), read_run(experiment / "result.txt")
-    write_lines(experiment / "telemetry.jsonl", power(seconds, "n1", 100.0, 300.0))
-    write_lines(experiment / "telemetry.n2.jsonl", power(seconds, "n2", 200.0, 200.0), '{"time": 17')
+    second = [*power(seconds, "n2", 200.0, 200.0), '{"time": 17']
+    write_files(experiment, {"telemetry.jsonl": power(seconds, "n1", 100.0, 300.0), "telemetry.n2.jsonl": second})
     assert telemetry.gpu_kilojoules(run) == pytest.approx(800 * 600 / 1000)
     # More than a tenth of the time of two nodes without readings
-    write_lines(experiment / "telemetry.n2.jsonl", power((*range(20), *range(170, 601)), "n2", 200.0, 200.0))
+    write_files(experiment, {"telemetry.n2.jsonl": power((*range(20), *range(170, 601)), "n2", 200.0, 200.0)})
     assert telemetry.gpu_kilojoules(run) is None
     (experiment / "telemetry.n2.jsonl").unlink()
-    write_lines(experiment / "telemetry.jsonl", [{"time": START + 1, "gpus": []}, {"time": START + 2, "gpus": [{}]}])
+    write_files(experiment, {"telemetry.jsonl": [{"time": START + 1, "gpus": []}, {"time": START + 2, "gpus": [{}]}]})
     assert (telemetry.gpu_kilojoules(run), [*telemetry.by_node(run)]) == (None, ["telemetry"])
     assert telemetry.by_node(replace(run, start_s=None)) == {}
 
@@ -329,57 +313,49 @@ def clocks(node: str, *mhz: float, use: int = 99, throttle: int = 0) -> Lines:
     ],
 )
 def test_slow_gpu_is_named_with_its_node_and_reason(second: Lines, age: int, text: str, tmp_path: Path) -> None:
-    write_lines(tmp_path / "telemetry.jsonl", clocks("n1", 1980, 1965))
-    write_lines(tmp_path / "telemetry.n2.jsonl", second, '{"time": 17')
-    assert telemetry.slow_gpu(tmp_path, START + 100 + age) == text
-    write_lines(tmp_path / "telemetry.n2.jsonl", clocks("n2", 300))
-    (tmp_path / "telemetry.jsonl").unlink()
-    assert telemetry.slow_gpu(tmp_path, START + 100) == "", "a single GPU"
+    readings = {"telemetry.jsonl": clocks("n1", 1980, 1965), "telemetry.n2.jsonl": [*second, '{"time": 17']}
+    assert telemetry.slow_gpu(write_files(tmp_path, readings), START + 100 + age) == text
+    single = write_files(tmp_path / "single", {"telemetry.jsonl": clocks("n2", 300)})
+    assert telemetry.slow_gpu(single, START + 100) == ""
 
 
 def test_goodput_adds_up_to_the_wall_clock(experiment: Path) -> None:
     run = read_run(experiment / "result.txt")
     plain = goodput.goodput_of(run)
     assert plain.parts["checkpoints"] == plain.parts["data stall"] == 0.0
-    write_lines(experiment / "metrics.jsonl", [
-        {"kind": "start", "time": START, "resumed_step": 0},
-        {"kind": "step", "time": START + 100, "step": 10},
-        {"kind": "checkpoint", "time": START + 110, "step": 10, "seconds": 6.0},
-        {"kind": "start", "time": START + 170, "resumed_step": 10},
-        {"kind": "epoch", "time": START + 200, "input_share": 0.25},
-        {"kind": "checkpoint", "time": START + 6000, "step": 90, "seconds": 50.0},  # after run_stop
-        {"kind": "checkpoint_written", "time": START + 6000, "step": 10, "seconds": 36.0},
-    ])  # fmt: skip
-    # 60 s before and after the clock
-    state = {"started": "2020-06-20T16:07:08Z", "ended": "2020-06-20T16:19:08Z"}
-    (experiment / "state.json").write_text(json.dumps(state), encoding="utf-8")
+    write_files(experiment, {
+        "metrics.jsonl": [
+            {"kind": "start", "time": START, "resumed_step": 0},
+            {"kind": "step", "time": START + 100, "step": 10},
+            {"kind": "checkpoint", "time": START + 110, "step": 10, "seconds": 6.0},
+            {"kind": "start", "time": START + 170, "resumed_step": 10},
+            {"kind": "epoch", "time": START + 200, "input_share": 0.25},
+            {"kind": "checkpoint", "time": START + 6000, "step": 90, "seconds": 50.0},  # after run_stop
+            {"kind": "checkpoint_written", "time": START + 6000, "step": 10, "seconds": 36.0},
+        ],
+        # A minute before and after the clock
+        "state.json": {"started": "2020-06-20T16:07:08Z", "ended": "2020-06-20T16:19:08Z"},
+    })  # fmt: skip
     result, trained = goodput.goodput_of(run), plain.parts["training"] - 60 - 6
-    assert result.parts == pytest.approx(
-        {
-            **result.parts,
-            "checkpoints": 6.0, "stopped or repeated": 60.0, "data stall": trained / 4, "training": trained * 3 / 4,
-        },
-        abs=0.01,
-    )  # fmt: skip
+    expected = {"checkpoints": 6.0, "stopped or repeated": 60.0, "data stall": trained / 4, "training": trained * 3 / 4}
+    assert result.parts == pytest.approx({**result.parts, **expected}, abs=0.01)
     assert result.parts["start"] > 59 and result.parts["end"] > 59
     assert result.wall == pytest.approx(sum(result.parts.values())) == pytest.approx(720, abs=1)
     assert result.share == pytest.approx(result.parts["training"] / result.wall)
     table = goodput.table_of([run])
     row = dict(zip(table.columns, table.rows[0], strict=True))
     assert (table.formats[goodput.WRITTEN], row[goodput.WRITTEN]) == (".1%", pytest.approx(0.05, abs=0.001))
-
-
-def test_log_without_run_start_has_no_goodput(tmp_path: Path) -> None:
-    log = tmp_path / "result_0.txt"
-    log.write_text("".join(resnet_v07().splitlines(keepends=True)[:5]), encoding="utf-8")
-    assert (goodput.goodput_of(read_run(log)), goodput.table_of([read_run(log)])) == (None, None)
+    head = "".join(resnet_v07().splitlines(keepends=True)[:5])
+    unstarted = read_run(write_set(experiment.parent / "unstarted", [head]) / "result_0.txt")
+    assert (goodput.goodput_of(unstarted), goodput.table_of([unstarted])) == (None, None)
 
 
 def test_report_has_goodput_and_ranks(experiment: Path, tmp_path: Path) -> None:
-    for rank, share in enumerate((0.5, 0.1)):
-        records = [window(START + 10 * number, share) for number in range(1, 9)]
-        write_lines(experiment / "steps" / f"rank_{rank}.jsonl", records)
-    write_lines(experiment / "metrics.jsonl", [])
+    steps = {
+        f"steps/rank_{rank}.jsonl": [window(START + 10 * number, share) for number in range(1, 9)]
+        for rank, share in enumerate((0.5, 0.1))
+    }
+    write_files(experiment, {**steps, "metrics.jsonl": ""})
     report = build_report([tmp_path])
     html, markdown = render(report, "report.html.j2"), render(report, "report.md.j2")
     assert "Ranks that others waited for, result.txt" in html and "### Goodput" in markdown

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from encore import catalogue
-from encore.errors import EncoreError
 from encore.results.compare import noise
 from encore.results.compare.compare import Verdict, compare, compare_with, decide, length_factor, make_factor
 from encore.results.compare.explain import explain
-from encore.results.compare.nearest import AS_GIVEN, How, Match, find_submission
+from encore.results.compare.nearest import AS_GIVEN, How, Match
 from encore.results.compare.noise import (
     LEVEL,
     Noise,
@@ -30,10 +31,10 @@ from encore.results.compare.noise import (
 )
 from encore.results.compare.run_set import RunSet, load_run_set
 from encore.results.findings import Finding
-from encore.results.published.published import System, load_published
+from encore.results.published.published import System
 from encore.results.published.tables import load_calibration
 from encore.results.statistics import Outcome, Sample, further_runs, interval, ratio_of, z_score
-from tests.results.result_logs import a100_texts, timed_log, write_set
+from tests.results.result_logs import a100_texts, timed_log, write_files, write_set
 from tools.calibrate_verdicts import POPULATIONS, Runs, simulated, tally, verdict_of
 
 A100 = "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"
@@ -217,12 +218,12 @@ def test_phase_fractions_add_up_to_the_printed_ratio(tmp_path: Path) -> None:
     result = compare_with(ours, theirs, AS_GIVEN)
     assert result.score.ratio == pytest.approx((335 + 297 + 425) / (245 + 249 + 257))
     assert result.per_length.ratio * result.lengths.ratio == pytest.approx(result.score.ratio)
-    percent = [
+    percent = sum(
         float(difference.sentence.split(", ")[-1].split("%")[0])
         for difference in explain(ours, theirs).differences
         if difference.name in ("start of training", "training", "evaluation")
-    ]
-    assert sum(percent) == pytest.approx(100 * (result.score.ratio - 1), abs=0.15)
+    )
+    assert percent == pytest.approx(100 * (result.score.ratio - 1), abs=0.15)
     scaled = compare_with(replace(ours, scaling_factor=1.02), replace(theirs, scaling_factor=1.0), AS_GIVEN)
     first, *parts = scaled.factors
     assert len(parts) == 3 and math.prod(factor.ratio for factor in parts) == pytest.approx(first.ratio)
@@ -243,15 +244,13 @@ def test_train_samples_of_bert_are_no_hyperparameter(tmp_path: Path) -> None:
 def test_environment_of_rank_0_is_compared_with_that_of_the_system(tmp_path: Path) -> None:
     system = catalogue.find_system(catalogue.choose("resnet"), "dgx1", "v0.7")
     environment = {name: value for variables in system.environment.values() for name, value in variables.items()}
-    write_set(tmp_path, [timed_log(60, 3)])
     passport = {"round": "v0.7", "nodes": 1, "ranks_per_node": 2, "name": "resnet", "environment": environment}
-    (tmp_path / "run.json").write_text(json.dumps({**passport, "rank_environment": {"HOROVOD_CYCLE_TIME": "5"}}))
-    theirs = compare(load_run_set(tmp_path), "v0.7/NVIDIA/dgx1_ngc20.06_mxnet").baseline
-    assert [
-        (difference.name, difference.ours, difference.theirs)
-        for difference in explain(load_run_set(tmp_path), theirs).differences
-        if difference.area == "environment"
-    ] == [("environment.HOROVOD_CYCLE_TIME", "5", "0.1")]
+    passport["rank_environment"] = {"HOROVOD_CYCLE_TIME": "5"}
+    ours = load_run_set(write_files(tmp_path, {"result_0.txt": timed_log(60, 3), "run.json": passport}))
+    differences = explain(ours, compare(ours, "v0.7/NVIDIA/dgx1_ngc20.06_mxnet").baseline).differences
+    assert [(item.name, item.ours, item.theirs) for item in differences if item.area == "environment"] == [
+        ("environment.HOROVOD_CYCLE_TIME", "5", "0.1")
+    ]
 
 
 PASSPORT_KEYS = (
@@ -267,11 +266,10 @@ PASSPORT_KEYS = (
     ],
 )  # fmt: skip
 def test_damaged_descriptions_are_compared_or_rejected(value: str, tmp_path: Path) -> None:
-    write_set(tmp_path, a100_texts(runs=1))
     damaged = ", ".join(f'"{key}": {value}' for key in PASSPORT_KEYS)
-    (tmp_path / "run.json").write_text(f'{{"round": "v0.7", {damaged}}}')
-    (tmp_path / "system.json").write_text(f'{{"accelerators_per_node": {value}, "number_of_nodes": {value}}}')
-    side = load_run_set(tmp_path)
+    system = f'{{"accelerators_per_node": {value}, "number_of_nodes": {value}}}'
+    descriptions = {"run.json": f'{{"round": "v0.7", {damaged}}}', "system.json": system}
+    side = load_run_set(write_files(write_set(tmp_path, a100_texts(runs=1)), descriptions))
     assert set(side.choices) <= {"kernels"}
     result = compare(side, A100)
     assert json.loads(json.dumps(result.as_json()))["submission"] == A100
@@ -299,16 +297,6 @@ def test_hardware_of_the_nearest_submission_is_not_known(tmp_path: Path) -> None
     assert "accelerator and number of accelerators of v0.7/Lab/box unknown; specify a submission" in reasons
 
 
-def test_published_names_are_found_and_unknown_names_get_suggestions(tmp_path: Path) -> None:
-    side = load_texts(tmp_path, *a100_texts())
-    names = [cell.name for cell in load_published() if cell.benchmark == "resnet" and cell.score_minutes]
-    assert [compare(side, name).baseline.label for name in names[::7]] == names[::7]
-    with pytest.raises(EncoreError) as error:
-        find_submission(side, "nonsense")
-    suggestions = error.value.expected.partition(", such as ")[2].split(", ")
-    assert len(suggestions) == 5 and {*suggestions} <= {*names}
-
-
 # --- the band of seeds -----------------------------------------------------------------------------------
 
 LOSSES = json.loads((Path(__file__).parents[1] / "golden" / "results" / "ncf_losses.json").read_text("utf-8"))
@@ -320,14 +308,17 @@ def series(values: Sequence[float], number: int = 1) -> Series:
     return Series(number=number, at=tuple(range(1, len(values) + 1)), values=tuple(map(float, values)))
 
 
+def metrics(losses: list[float], resumed_step: int = 0) -> list[dict[str, Any]]:
+    steps = enumerate(losses[resumed_step:], resumed_step)
+    return [
+        {"kind": "start", "resumed_step": resumed_step},
+        *({"kind": "step", "epoch": n // 15 + 1, "step": n + 1, "loss": loss} for n, loss in steps),
+    ]
+
+
 def write_side(folder: Path, runs: list[list[float]], **configuration: object) -> RunSet:
     # Run folder with one experiment per list
-    for number, losses in enumerate(runs):
-        lines = [{"kind": "start", "resumed_step": 0}]
-        lines += [{"kind": "step", "epoch": n // 15 + 1, "step": n + 1, "loss": loss} for n, loss in enumerate(losses)]
-        experiment = folder / f"experiment_{number}"
-        experiment.mkdir(parents=True)
-        (experiment / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_files(folder, {f"experiment_{n}/metrics.jsonl": metrics(losses) for n, losses in enumerate(runs)})
     return RunSet(
         label=folder.name,
         round="v0.5",
@@ -354,20 +345,18 @@ def test_recorded_losses_of_ncf(tmp_path: Path, recorded: Callable[[str, object]
 
 
 def test_damaged_metrics_and_another_interval_of_steps(tmp_path: Path) -> None:
-    ours = write_side(tmp_path / "ours", [OTHER_SEEDS[0]] * 2, seeds="unknown")
-    first, second = (tmp_path / "ours" / f"experiment_{number}" / "metrics.jsonl" for number in (0, 1))
-    lines = first.read_text().splitlines()
+    losses = OTHER_SEEDS[0]
+    ours = write_side(tmp_path / "ours", [losses] * 2, seeds="unknown")
     # Steps that a resumed run wrote again, after a torn and a foreign line
-    repeated = [json.dumps({**json.loads(line), "loss": 9.0}) for line in lines[21:]]
-    junk = ['{"kind": "st', '{"kind": "step", "step": 1e400, "loss": []}', "\udcff[]", "[" * 70_000]
-    resumed = [*lines[:21], *repeated, *junk, '{"kind": "start", "resumed_step": 20}', *lines[21:]]
-    first.write_text("\n".join(resumed), "utf-8", "surrogateescape")
+    repeated = metrics([*losses[:20], *[9.0] * 40])
+    junk = ['{"kind": "st\n', '{"kind": "step", "step": 1e400, "loss": []}\n', "\udcff[]\n", "[" * 70_000 + "\n"]
     # Means of two steps, one mean not finite
-    steps = [json.loads(line) for line in lines[1:]]
+    steps = metrics(losses)[1:]
     pairs = [{**b, "loss": (a["loss"] + b["loss"]) / 2} for a, b in zip(steps[::2], steps[1::2], strict=True)]
     pairs[20]["loss"] = math.nan
-    second.write_text("".join(json.dumps(line) + "\n" for line in pairs))
-    assert losses_of(ours)[0].values == tuple(OTHER_SEEDS[0])
+    resumed = [*repeated, *junk, *metrics(losses, 20)]
+    write_files(ours.folder, {"experiment_0/metrics.jsonl": resumed, "experiment_1/metrics.jsonl": pairs})
+    assert losses_of(ours)[0].values == tuple(losses)
     (result,) = noise_of(ours, write_side(tmp_path / "theirs", [*REFERENCE, [math.inf], REFERENCE[0][:9]]))
     complete, nan = result.runs
     assert (complete.verdict, len(complete.at), result.references) == ("inside", 60, 5)
@@ -412,6 +401,6 @@ def test_band_is_simulated_once_for_common_steps(monkeypatch: pytest.MonkeyPatch
     references = [series(row, number) for number, row in enumerate(REFERENCE, 1)]
     runs = [series(row, number) for number, row in enumerate([*OTHER_SEEDS, OTHER_SEEDS[0][:40]], 1)]
     expected = [run_in_band(run, references, True, 1 - (1 - LEVEL) / len(runs)) for run in runs]
-    calls: list[int] = []
-    monkeypatch.setattr(noise, "half_width", lambda *arguments: calls.append(1) or half_width(*arguments))
-    assert ([*compare_with_band(BLANK, runs, references).runs], len(calls)) == (expected, 2)
+    simulate = Mock(wraps=half_width)
+    monkeypatch.setattr(noise, "half_width", simulate)
+    assert ([*compare_with_band(BLANK, runs, references).runs], simulate.call_count) == (expected, 2)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,19 +22,15 @@ from encore.results.compare.forecast import (
 from encore.results.compare.run_set import load_run_set
 from encore.results.logs.run_log import RunLog, read_run
 from encore.results.logs.timing import Mark, length_of, marks_of
-from tests.results.result_logs import START_MS, a100_texts, flux1_v61, log_of, mllog, resnet_v07, write_set
+from tests.results.result_logs import START_MS, a100_texts, flux1_v61, log_of, mllog, resnet_v07, write_files, write_set
 from tools import calibrate_forecast
 
 
 def read_text(folder: Path, text: str, round_: str = "v0.7", seconds: float | None = None) -> RunLog:
     # Without the lines that are later than ``seconds`` after run_start
-    start, lines = None, []
-    for line in text.splitlines(keepends=True):
-        event = json.loads(line[9:])
-        start = event["time_ms"] if event["key"] == "run_start" else start
-        if start is not None and seconds is not None and event["time_ms"] > start + 1000 * seconds:
-            break
-        lines.append(line)
+    times = {line: json.loads(line[9:])["time_ms"] for line in text.splitlines(keepends=True)}
+    (start,) = (time for line, time in times.items() if '"run_start"' in line)
+    lines = [line for line, time in times.items() if seconds is None or time <= start + 1000 * seconds]
     return read_run(write_set(folder, ["".join(lines)]) / "result_0.txt", round_)
 
 
@@ -170,12 +167,12 @@ def test_forecast_of_an_experiment_of_a_run_folder(tmp_path: Path) -> None:
     text = resnet_v07(40.0, quality=tuple(0.1 * n for n in range(9)))
     experiment = tmp_path / "experiment_0"
     read_text(experiment, text, seconds=10.0).path.rename(experiment / "result.txt")
-    (tmp_path / "run.json").write_text(json.dumps({"round": "v0.7"}))
+    write_files(tmp_path, {"run.json": {"round": "v0.7"}})
     assert forecast_runs([], tmp_path) == []
-    records = [{"kind": "start", "steps_per_epoch": 385, "global_batch_size": 1664}]
-    records += [{"kind": "step", "step": step, "time": START_MS / 1000 + step * 0.2} for step in (20, 40, 385)]
-    lines = [json.dumps(record) + "\n" for record in records]
-    (experiment / "metrics.jsonl").write_text("".join([*lines[:2], lines[2][:30] + "\n", lines[3], lines[3][:30]]))
+    start = {"kind": "start", "steps_per_epoch": 385, "global_batch_size": 1664}
+    first, last = ({"kind": "step", "step": step, "time": START_MS / 1000 + step * 0.2} for step in (20, 385))
+    cut = '{"kind": "step", "step": 40, "t'
+    write_files(experiment, {"metrics.jsonl": [start, first, f"{cut}\n", last, cut]})
     (result,) = forecast_runs([], tmp_path)
     assert (result.run, result.length, result.minutes is None) == ("experiment_0/result.txt", 1.0, False)
     assert result.minutes_per_length == pytest.approx(385 * 0.2 / 60)
@@ -188,34 +185,27 @@ def test_forecast_of_an_experiment_of_a_run_folder(tmp_path: Path) -> None:
 PACE = Pace(60.0, 4.0, 15.0, "marks")
 
 
-def test_calibration_holds_out_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A round's forecasts are made without its runs, and its moves without its times
-    excluded: list[set[str]] = []
-
-    def lengths(run: RunLog, excluded_rounds: set[str]) -> Lengths:
-        excluded.append(excluded_rounds)
-        return Lengths(np.log(np.array([38.0, 40.0, 42.0])), np.ones(3), 3, 0)
-
+@pytest.mark.parametrize(("minutes", "inside"), [(10.2, 1.0), (30.0, 0.0)])
+def test_calibration_holds_out_each_round(minutes: float, inside: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A round's forecasts are made without its runs, and its moves without its times. A round of three times the minutes
+    # is outside
+    lengths = Mock(return_value=Lengths(np.log(np.array([38.0, 40.0, 42.0])), np.ones(3), 3, 0))
     monkeypatch.setattr(calibrate_forecast, "known_lengths", lengths)
-
-    def inside(minutes_of_last: float) -> dict[object, object]:
-        sets = [
-            calibrate_forecast.Read(
-                benchmark="resnet",
-                round=name,
-                first=RunLog(path=Path("result_0.txt")),
-                cuts=[
-                    calibrate_forecast.Cut(cut="10 %", pace=PACE, elapsed=60.0, minutes=minutes + n / 100)
-                    for n in range(calibrate_forecast.FEWEST)
-                ],
-            )
-            for name, minutes in {"v4.0": 10.0, "v4.1": 10.5, "v5.0": minutes_of_last}.items()
-        ]
-        lines = calibrate_forecast.by_round(calibrate_forecast.judged(*calibrate_forecast.of_benchmark(sets), []))
-        return {line["round"]: line["inside"] for line in lines}
-
-    # A round of three times the minutes is outside
-    assert (inside(10.2)["v5.0"], inside(30.0)["v5.0"]) == (1.0, 0.0)
+    sets = [
+        calibrate_forecast.Read(
+            benchmark="resnet",
+            round=name,
+            first=RunLog(path=Path("result_0.txt")),
+            cuts=[
+                calibrate_forecast.Cut(cut="10 %", pace=PACE, elapsed=60.0, minutes=total + n / 100)
+                for n in range(calibrate_forecast.FEWEST)
+            ],
+        )
+        for name, total in {"v4.0": 10.0, "v4.1": 10.5, "v5.0": minutes}.items()
+    ]
+    lines = calibrate_forecast.by_round(calibrate_forecast.judged(*calibrate_forecast.of_benchmark(sets), []))
+    assert {line["round"]: line["inside"] for line in lines}["v5.0"] == inside
+    excluded = [call.kwargs["excluded_rounds"] for call in lengths.call_args_list]
     assert excluded[:2] == [{"v4.1", "v4.0"}, {"v5.0", "v4.0"}] and {"v4.0"} in excluded
 
 

@@ -8,39 +8,30 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from encore import __version__, files, paths
-from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.lab.submissions import archive, merge
 from encore.lab.submissions.archive import check_package, check_trees, write_archive
 from encore.lab.submissions.merge import merge_trees
 from encore.results.published.systems import DESCRIPTION_FIELDS
-from tests.results.result_logs import START_MS, flux1_v61, resnet_v05, resnet_v07, write_set
+from tests.command_line import run_encore
+from tests.results.result_logs import START_MS, flux1_v61, resnet_v05, resnet_v07, write_files, write_set
 
 
 def write_tree(root: Path, count: int = 5, submitter: str = "Lab", system: str = "box") -> Path:
-    folder = root / submitter
     logs = [resnet_v07(40.0 + n, start_ms=START_MS + 10**7 * n, seed=n) for n in range(count)]
-    write_set(folder / "results" / system / "resnet", logs)
-    (folder / "systems").mkdir()
+    write_set(root / submitter / "results" / system / "resnet", logs)
+    (root / submitter / "benchmarks" / "resnet").mkdir(parents=True)
     description = {**dict.fromkeys(DESCRIPTION_FIELDS, ""), "division": "closed"}
-    (folder / "systems" / f"{system}.json").write_text(json.dumps(description))
-    (folder / "benchmarks" / "resnet").mkdir(parents=True)
-    return folder
+    return write_files(root / submitter, {f"systems/{system}.json": description})
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def run_encore(*words: str | Path, width: int = 160) -> Any:
-    return CliRunner().invoke(app, [*map(str, words)], env={"COLUMNS": str(width)})
 
 
 # --- check ------------------------------------------------------------------------------------------------
@@ -59,15 +50,13 @@ def test_valid_tree_is_accepted_and_not_changed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_faults_of_the_layout_are_findings(tmp_path: Path, recorded: Callable[[str, object], None]) -> None:
     folder, other = write_tree(tmp_path, 4), write_tree(tmp_path / "other")
-    results = folder / "results"
-    (results / "box" / "resnet" / "result_3.txt").rename(results / "box" / "resnet" / "result_7.txt")
-    (results / "box" / "resnet" / "notes.md").write_text("x")
-    write_set(results / "box" / "resnet50", [resnet_v07()])
-    write_set(results / "other" / "resnet", [resnet_v07()])
-    (folder / "systems" / "other.json").write_text("{,}")
-    (other / "systems" / "box.json").write_text('{"division": "Closed"}')
-    logs = other / "results" / "box" / "resnet"
-    (logs / "result_4.txt").rename(logs / "result_5.txt")
+    write_files(folder / "results", {
+        "box/resnet/notes.md": "x", "box/resnet50/result_0.txt": resnet_v07(),
+        "other/resnet/result_0.txt": resnet_v07(),
+    })  # fmt: skip
+    write_files(tmp_path, {"Lab/systems/other.json": "{,}", "other/Lab/systems/box.json": {"division": "Closed"}})
+    for tree, old, new in ((folder, 3, 7), (other, 4, 5)):
+        (tree / f"results/box/resnet/result_{old}.txt").rename(tree / f"results/box/resnet/result_{new}.txt")
     findings = [report.findings for path in (folder, other) for report in check_trees(path)]
     recorded(
         "package.json", sorted([item.severity, item.found, item.expected, item.hint] for item in sum(findings, ()))
@@ -86,7 +75,7 @@ def test_report_of_a_round(tmp_path: Path, recorded: Callable[[str, object], Non
     (other / "systems" / "box.json").unlink()
     logs = other / "results" / "box" / "resnet"
     missed = (logs / "result_4.txt").read_text("utf-8").replace("0.7605", "0.7").replace("success", "aborted")
-    write_set(logs, [missed, resnet_v07(43.0, seed=2, start_ms=START_MS + 3 * 10**7)], ["result_4.txt", "result_3.txt"])
+    write_files(logs, {"result_4.txt": missed, "result_3.txt": resnet_v07(43.0, seed=2, start_ms=START_MS + 3 * 10**7)})
     command = ("report", root, "--package", "-o", tmp_path / "out")
     printed, plain = run_encore(*command).output, json.loads(run_encore(*command, "--json").stdout)
     sets = [[len(item["check"]), item["converged"], item["convergence"]] for item in plain["sets"]]
@@ -141,17 +130,19 @@ def test_run_folders_of_one_system_are_one_set(tmp_path: Path) -> None:
         "round": "v0.7", "system": "cpu", "nodes": 1, "ranks_per_node": 2, "implementation": "mxnet",
         "node": {"hostname": "my node/../1"},
     }  # fmt: skip
-    folders = [write_runs(tmp_path / str(n), n, 10 * n, submission_division="open") for n in (2, 3)]
-    for folder in folders:
-        (folder / "run.json").write_text(json.dumps(passport))
-        (folder / "config.json").write_text("{}")
-        (folder / "system.json").write_text(json.dumps({"submitter": "", "accelerators_per_node": "0"}))
+    description = {"submitter": "", "accelerators_per_node": "0"}
+    folders = [
+        write_files(
+            write_runs(tmp_path / str(n), n, 10 * n, submission_division="open"),
+            {"run.json": passport, "config.json": {}, "system.json": description},
+        )
+        for n in (2, 3)
+    ]
     (package,) = write_archive(folders, tmp_path / "out")
     (system,) = (path.name for path in (package.folder / "results").iterdir())
     assert (package.sets, package.logs, ".." in Path(system).parts) == (1, 5, False)
-    implementation = package.folder / "benchmarks" / "resnet" / "implementations" / system
-    for file in ("run_0/run.json", "run_1/config.json", "code/resnet/benchmark.toml"):
-        assert (implementation / file).is_file()
+    files = {str(file) for file in contents(package.folder / "benchmarks" / "resnet" / "implementations" / system)}
+    assert {"run_0/run.json", "run_1/config.json", "code/resnet/benchmark.toml"} <= files
     assert json.loads((package.folder / "systems" / f"{system}.json").read_text())["division"] == "open"
     assert check_package(package).accepted is True
 
@@ -159,8 +150,7 @@ def test_run_folders_of_one_system_are_one_set(tmp_path: Path) -> None:
 def test_gzip_is_unpacked_and_old_archives_are_not_changed(tmp_path: Path) -> None:
     source = write_runs(tmp_path)
     plain = (source / "result_0.txt").read_bytes()
-    (source / "result_0.txt").unlink()
-    (source / "result_0.txt.gz").write_bytes(gzip.compress(plain))
+    (source / "result_0.txt").rename(source / "result_0.txt.gz").write_bytes(gzip.compress(plain))
     (package,) = write_archive([source], tmp_path / "out")
     assert (package.folder / "results" / "box" / "resnet" / "result_0.txt").read_bytes() == plain
     with pytest.raises(EncoreError, match="already exists"):
@@ -216,12 +206,10 @@ def test_github_action_writes_both_files_and_its_verdict(
 ) -> None:
     action = yaml.safe_load((paths.ROOT / ".github/actions/check-results/action.yml").read_text("utf-8"))
     (script,) = [step["run"] for step in action["runs"]["steps"] if step.get("id") == "judge"]
-    checkout, output = tmp_path / "checkout", tmp_path / "output"
-    checkout.mkdir()
-    (checkout / "setup.sh").write_text("#!/bin/sh\n")
-    (checkout / "setup.sh").chmod(0o755)
-    (checkout / ".venv").symlink_to(Path(sys.prefix))
-    variables = {"RESULTS": name, "CHECKOUT": str(checkout), "FAIL": fail, "RUNNER_TEMP": str(tmp_path)}
+    output = tmp_path / "output"
+    (write_files(tmp_path, {"setup.sh": "#!/bin/sh\n"}) / "setup.sh").chmod(0o755)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    variables = {"RESULTS": name, "CHECKOUT": str(tmp_path), "FAIL": fail, "RUNNER_TEMP": str(tmp_path)}
     done = subprocess.run(
         ["bash", "-eo", "pipefail", "-c", script],
         cwd=tmp_path,
@@ -246,15 +234,12 @@ def test_github_action_writes_both_files_and_its_verdict(
 def write_labs(root: Path) -> Path:
     # Two laboratories, one of them in two trees
     for name, system, submitter in (("a", "box", "Lab"), ("b", "rack", "Lab"), ("c", "box", "Theirs")):
-        folder = write_tree(root / name, submitter=submitter, system=system)
-        (folder / "benchmarks" / "resnet" / "README.md").write_text("how to run it")
-    write_other(root / "b" / "Lab" / ".git" / "config")
-    return root
+        write_files(write_tree(root / name, 5, submitter, system), {"benchmarks/resnet/README.md": "how to run it"})
+    return write_files(root, {"b/Lab/.git/config": "other"})
 
 
 def write_other(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("other")
+    write_files(path.parent, {path.name: "other"})
 
 
 def replace_by_folder(path: Path) -> None:

@@ -1,28 +1,41 @@
-"""Published results, descriptions of systems, and digests of submitted logs."""
+"""Published results, descriptions of systems, digests of submitted logs, printed studies and tables of measurements."""
 
 import csv
 import json
 import lzma
 import os
+import re
 import tarfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from encore.cli.app import app
+from encore.errors import EncoreError
+from encore.lab.scaling.printed_tables import MICROWAY, Span, checks, rounding_range, tables
 from encore.results.compare.compare import SAME_RUNS, Verdict, compare
 from encore.results.compare.digest import main
 from encore.results.compare.run_set import RunSet, digests, load_run_set, load_run_sets
 from encore.results.published import published
 from encore.results.published.published import load_figures, load_published, load_studies, select, system_of
 from encore.results.published.systems import cells_at, described, family, from_description, model_of, rounds_system
-from encore.results.report.measurements import published_measurement
+from encore.results.report.figures import all_figures
+from encore.results.report.measurements import (
+    Measurement,
+    all_tables,
+    measurement_of,
+    published_measurement,
+    relative_to,
+    study_measurements,
+)
 from encore.results.rules import ROUNDS
+from encore.results.table import Table
+from tests.command_line import output_of
 from tests.results.result_logs import resnet_v07, write_set
+
+Record = Callable[[str, object], None]
 
 # Valid JSON, log lines with Python dictionaries in them, a comma too many; not described; chips, and cores
 SYSTEMS = (
@@ -37,11 +50,11 @@ COMMANDS = (
     "--accelerator h200 --division closed --sort minutes --round v5.0",
     "--accelerator a100 --round v0.7 --sort accelerators", "--system XE9680 --round v4.0 --sort name",
     "--division open --round v0.7", "--system nothing", "--table --round v0.6", "--table --round v0.6 --markdown",
-    "--table --round v0.6 --csv",
+    "--table --round v0.6 --csv", "--table --round v0.7 --submitter NVIDIA",
 )  # fmt: skip
 
 
-def test_published_results_and_studies(recorded: Callable[[str, object], None]) -> None:
+def test_published_results_and_studies(recorded: Record) -> None:
     cells, studies = load_published(), load_studies()
     by_name = {cell.name: {**cell.as_json(), "accelerators": cell.hardware.accelerators} for cell in cells}
     recorded("published.json", {
@@ -58,10 +71,9 @@ def test_published_results_and_studies(recorded: Callable[[str, object], None]) 
     })  # fmt: skip
 
 
-def test_published_command(recorded: Callable[[str, object], None]) -> None:
-    outputs = [
-        CliRunner().invoke(app, ["published", *line.split()], env={"COLUMNS": "130"}).stdout for line in COMMANDS
-    ]
+def test_published_command(recorded: Record) -> None:
+    # Tables by submitter are continued below each other if they are wider than a terminal
+    outputs = [output_of("published", *line.split(), width=80 if "--table" in line else 130) for line in COMMANDS]
     recorded("published.txt", "\n".join(f"$ {line}\n{output}" for line, output in zip(COMMANDS, outputs, strict=True)))
 
 
@@ -199,25 +211,18 @@ def test_published_scores_follow_from_the_digests_of_the_logs() -> None:
 NAMES = ("round", "benchmark", "length_unit", "runs", "converged", "required", "missing", "division", "targets")
 
 
-def identity(side: RunSet) -> list[Any]:
-    samples = [sample and (sample.count, sample.trimmed) for sample in (side.score, side.lengths, side.per_length)]
-    curves = [[len(curve.minutes), *curve.values] for curve in side.curves]
-    return [getattr(side, name) for name in NAMES] + [
-        json.dumps(side.hyperparameters, sort_keys=True),
-        sorted(side.phases),
-        samples,
-        curves,
-    ]
-
-
-def numbers(side: RunSet) -> list[float]:
+def values_of(side: RunSet) -> tuple[list[Any], list[float]]:
+    # Values that must be equal, and rounded numbers
     samples = [sample for sample in (side.score, side.lengths, side.per_length) if sample]
-    points = [value for curve in side.curves for values in (curve.minutes, *curve.values.values()) for value in values]
-    return [
-        *(side.phases[name] for name in sorted(side.phases)),
-        *points,
-        *(value for item in samples for value in (item.estimate, item.spread or 0.0)),
-    ]
+    curves = [values for curve in side.curves for values in (curve.minutes, *curve.values.values())]
+    identity = [
+        *(getattr(side, name) for name in NAMES), json.dumps(side.hyperparameters, sort_keys=True), sorted(side.phases),
+        [(sample.count, sample.trimmed) for sample in samples], [[*curve.values] for curve in side.curves],
+        [len(values) for values in curves],
+    ]  # fmt: skip
+    numbers = [value for values in curves for value in values]
+    numbers += [value for sample in samples for value in (sample.estimate, sample.spread or 0.0)]
+    return identity, [*numbers, *(side.phases[name] for name in sorted(side.phases))]
 
 
 def test_digest_of_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -246,9 +251,8 @@ def test_digest_of_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
     published.lines_of.cache_clear()
     assert [*sides] == ["box", "other_box"]
     for name, side in sides.items():
-        logs = load_run_set(root / "Ours" / "results" / name / "resnet")
-        assert identity(side) == identity(logs)
-        assert numbers(side) == pytest.approx(numbers(logs), rel=1e-5, abs=4e-4)
+        identity, numbers = values_of(load_run_set(root / "Ours" / "results" / name / "resnet"))
+        assert values_of(side) == (identity, pytest.approx(numbers, rel=1e-5, abs=4e-4))
 
 
 def test_two_sets_of_a_benchmark_without_implementation(tmp_path: Path) -> None:
@@ -263,18 +267,110 @@ def test_two_sets_of_a_benchmark_without_implementation(tmp_path: Path) -> None:
         )
         for factor in (1.3, 1.0)
     )
-    result = json.loads(CliRunner().invoke(app, ["compare", str(ours), str(theirs), "--json"]).stdout)
+    result = json.loads(output_of("compare", ours, theirs, "--json"))
     assert [factor["ratio"] for factor in result["factors"]] == pytest.approx([1.3, 1.3, 1.0], rel=2e-3)
     assert (result["benchmark"], result["factors"][0]["interval"] is None) == ("gpt3", False)
-    foreign = write_set(tmp_path / "foreign", ["\0:::MLLOG {" * 1000])
-    done = CliRunner().invoke(app, ["compare", str(ours), str(foreign)])
     # Nothing but the reason, unless it is requested
-    assert (done.exit_code, "not comparable" in done.stdout) == (0, True)
-    complete = CliRunner().invoke(app, ["compare", str(ours), str(foreign), "--all"]).stdout
-    assert [word in text for text in (done.stdout, complete) for word in ("what differs", "no difference")].count(
-        True
-    ) == 1
-    assert done.stdout.splitlines()[-1] == "--all prints the figures and the differences"
+    foreign = write_set(tmp_path / "foreign", ["\0:::MLLOG {" * 1000])
+    short, complete = (output_of("compare", ours, foreign, *options) for options in ((), ("--all",)))
+    assert "not comparable" in short and "no difference" not in short and "what differs" not in short
+    assert short.splitlines()[-1] == "--all prints the figures and the differences"
+    assert ("what differs" in complete) != ("no difference" in complete)
+
+
+# --- printed studies and measurements ---------------------------------------------------------------------
+
+
+def plain(tables: Iterable[Table]) -> dict[str, object]:
+    return {table.title: [table.columns, table.note, *table.rows] for table in tables}
+
+
+def test_tables_of_the_study_and_printed_figures(recorded: Record) -> None:
+    results = checks()
+    figure = next(figure for figure in load_figures() if figure.printed == "4.080")
+    recorded("study.json", {
+        "tables": plain(tables()),
+        "not following": [
+            [check.source, check.place, check.what, check.printed, check.computed, check.note]
+            for check in results
+            if not check.follows
+        ],
+        "with a note": [check.what for check in results if check.note],
+        "checked": len(results),
+        "span of 4.080": vars(rounding_range(figure)),
+    })  # fmt: skip
+    assert [Span(low=1, high=2).overlaps(Span(low=low, high=3)) for low in (2, 2.1)] == [True, False]
+
+
+def measurement(benchmark: str, gpus: int, minutes: float, **values: Any) -> Measurement:
+    defaults = {"label": f"{benchmark} on {gpus}", "system": "V100", "epochs": 10.0, "minutes_per_epoch": minutes / 10}
+    return Measurement(benchmark=benchmark, gpus=gpus, minutes=minutes, **{**defaults, **values})
+
+
+def test_tables_and_figures_of_measurements(recorded: Record) -> None:
+    # Speed-up, efficiency, a baseline, releases and precisions; published cells; figures of the study
+    rows = [
+        measurement("resnet", 1, 100.0),
+        measurement("resnet", 8, 20.0, batch=512.0),
+        measurement("ssd", 4, 7.0),
+        measurement("bert", 8, 21.0, release="20.03", precision="fp16", label="base"),
+        measurement("bert", 8, 10.0, release="20.06", precision="fp16", label="new"),
+        measurement("ncf", 1, 30.0, precision="fp32"),
+        measurement("ncf", 1, 10.0, precision="fp16"),
+    ]
+    cells = select(load_published(), benchmark="gnmt", submitter="NVIDIA", system="dgx1_ngc")
+    figures = all_figures(study_measurements(MICROWAY), "resnet, 1 GPUs")
+    published = [published_measurement(cell) for cell in cells]
+    recorded("measurements.json", {
+        "made": plain(all_tables(rows, "BASE")), "published": plain(all_tables(published)),
+        "figures": {plot.key: [plot.title, len(plot.table.rows)] for plot in (*figures, *all_figures(rows, "base"))},
+    })  # fmt: skip
+    recorded("figures.svg", "\n".join(plot.svg for plot in (*figures[1:3], *all_figures(rows, "base")[-1:])))
+    assert "var(--series-1" in figures[0].standalone_svg()
+
+
+def test_figure_of_one_quality_over_one_unit(tmp_path: Path, recorded: Record) -> None:
+    # Loss over epochs, over samples, and over neither in one log; accuracy after two epochs
+    loss = [
+        resnet_v07(60.0 + n, quality=(2.8, 2.68), start_ms=1_683_000_000_000, submission_benchmark="gpt3")
+        for n in (1, 2)
+    ]
+    by_samples = [re.sub(r'"epoch_num": (\d+)', r'"samples_count": \g<1>000', text) for text in loss]
+    sets = {
+        "a": loss, "b": by_samples, "c": [by_samples[0], loss[1].replace('"epoch_num"', '"other"')],
+        "d": [resnet_v07()], "e": [resnet_v07(24.0 + n, submission_platform="2xNVIDIA DGX A100") for n in (0, 1)],
+    }  # fmt: skip
+    for name, texts in sets.items():
+        write_set(tmp_path / name, texts)
+    rows = [measurement_of(side) for side in load_run_sets(tmp_path)]
+    recorded("qualities.json", {
+        "measured": [{**vars(row), "curves": [vars(curve) for curve in row.curves]} for row in rows],
+        "figures": plain(plot.table for plot in all_figures(rows)), "tables": plain(all_tables(rows)),
+    })  # fmt: skip
+
+
+def test_unknown_baseline_is_an_error_with_a_suggestion() -> None:
+    name, part = "v0.7/NVIDIA/dgx1_ngc20.06_mxnet", "v0.7/NVIDIA"
+    rows = [measurement("resnet", 8, 100.0, label="base"), measurement("resnet", 8, 50.0, label="new")]
+    assert [row[4] for row in relative_to(rows, "BASE").rows] == [1.0, 2.0]
+    with pytest.raises(EncoreError, match="did you mean 'base'"):
+        relative_to(rows, "bas")
+    for label, prefix in {"v0.7/NVIDIA/dgxa100_ngc20.06_mxnet": part, "own": name}.items():
+        for baseline in (name, "DGX1_ngc20.06_mxnet"):
+            with pytest.raises(EncoreError) as error:
+                relative_to([measurement("resnet", 8, 100.0, label=label)], baseline)
+            assert error.value.hint == f"add the published system: --published {prefix} --baseline {name}"
+    assert f"Score relative to {name}" in output_of("report", "--published", part, "--baseline", name)
+
+
+def test_table_as_markdown_and_csv() -> None:
+    # Text cells are no formulas in CSV
+    cells = ("=1+1", "+cmd", "-a", "@a", "\t=1", "-1.5", "+2", "a=b")
+    rows = (("x|y", 1.5), ("z", None), *((cell, -1.5) for cell in cells))
+    table = Table(title="t", columns=("a", "b"), rows=rows, formats={"b": ".3f"})
+    assert table.as_markdown().splitlines()[:4] == ["| a | b |", "|---|---:|", "| x/y | 1.500 |", "| z |  |"]
+    escaped = ("'=1+1", "'+cmd", "'-a", "'@a", "'\t=1", "-1.5", "+2", "a=b")
+    assert table.as_csv() == "a,b\nx|y,1.5\nz,\n" + "".join(f"{cell},-1.5\n" for cell in escaped)
 
 
 # --- the archive of public logs ---------------------------------------------------------------------------

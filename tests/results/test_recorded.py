@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.files import plain as plain_json
 from encore.results.audit.audit import audit_score
@@ -30,6 +28,7 @@ from encore.results.logs.timing import curve_of, length_of, phases_of
 from encore.results.published.published import DIGESTS, load_published
 from encore.results.scores.power import energy_of
 from encore.results.scores.score import read_scaling
+from tests.command_line import output_of, run_encore
 from tests.results.result_logs import (
     START_MS,
     a100_texts,
@@ -43,11 +42,11 @@ from tests.results.result_logs import (
     resnet_v07,
     timed_log,
     v05,
+    write_files,
 )
 
 Record = Callable[[str, Any], None]
 GOLDEN = Path(__file__).parents[1] / "golden" / "results"
-WIDE = {"COLUMNS": "1000"}
 LATER_MS = 1_640_000_000_000  # In the months of v2.0
 LONG_AFTER_MS = 1_893_456_000_001
 A100 = "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"
@@ -425,14 +424,6 @@ def file_of(name: str) -> str:
     return re.sub(r"\W+", "-", name.replace("-", "m")).strip("-")
 
 
-def write(folder: Path, content: Mapping[str, str | bytes]) -> Path:
-    for name, text in content.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return folder
-
-
 # The table is as wide as the folder's path
 def lines_of(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines() if "──" not in line]
@@ -443,9 +434,9 @@ def test_sets(tmp_path: Path, recorded: Record) -> None:
     # Score, audit, energy and reference convergence of each set, and the lines that `score` and `check` print
     results: dict[str, Any] = {}
     for name, content in SETS.items():
-        folder = write(tmp_path / file_of(name) / "logs", content)
+        folder = write_files(tmp_path / file_of(name) / "logs", content)
         scores, reports = score_and_check(folder)
-        printed, checked = (CliRunner().invoke(app, [command, str(folder)], env=WIDE) for command in ("score", "check"))
+        printed, checked = (run_encore(command, folder, width=1000) for command in ("score", "check"))
         assert "\x1b" not in printed.stdout + checked.stdout
         results[name] = {
             "rulesets": sorted({str(report.ruleset) for report in reports}),
@@ -463,7 +454,7 @@ def test_sets(tmp_path: Path, recorded: Record) -> None:
             results[name][f"convergence {number}"] = convergence and [
                 json.loads(json.dumps(convergence, default=plain_json)), report_of(convergence).as_json()
             ]  # fmt: skip
-    factors = [read_scaling(write(tmp_path / str(number), scaled(text))) for number, text in enumerate(FACTORS)]
+    factors = [read_scaling(write_files(tmp_path / str(number), scaled(text))) for number, text in enumerate(FACTORS)]
     results["factors"] = [[scaling.factor, scaling.flag] for scaling in factors]
     recorded("sets.json", results)
 
@@ -493,7 +484,7 @@ def test_public_sets_of_v60(tmp_path: Path, recorded: Record) -> None:
         assert (cell.score_minutes, cell.official_minutes) == pytest.approx((score.score_minutes, official), abs=1e-4)
         values = score.as_json(audit_score(score))
         assert score.scaling_factor in (None, convergence.factor)
-        printed = CliRunner().invoke(app, ["compare", str(score.folder), name, "--all"], env={"COLUMNS": "120"}).stdout
+        printed = output_of("compare", score.folder, name, "--all", width=120)
         results[f"{submitter} {benchmark}"] = {
             **{key: values[key] for key in VALUES}, "convergence": convergence.explanation,
         }  # fmt: skip
@@ -756,7 +747,7 @@ def test_comparisons(tmp_path: Path, recorded: Record) -> None:
     # Verdict, factors and confidence of each comparison, and the differences of the sides
     results: dict[str, Any] = {}
     for name, (content, submission) in COMPARISONS.items():
-        side = load_run_set(write(tmp_path / file_of(name), content))
+        side = load_run_set(write_files(tmp_path / file_of(name), content))
         result = compare(side, submission)
         assert result.confidence is None or result.confidence >= 0.95
         explanation = explain(result.current, result.baseline) if result.baseline else None
@@ -769,6 +760,5 @@ def test_comparisons(tmp_path: Path, recorded: Record) -> None:
             "unknown": explanation.unknown if explanation else (),
         }
     recorded("comparisons.json", results)
-    command = ["compare", str(tmp_path / "another-configuration"), A100]
-    printed = CliRunner().invoke(app, command, env={"COLUMNS": "130"}).stdout
+    printed = output_of("compare", tmp_path / "another-configuration", A100, width=130)
     recorded("comparison.txt", printed.partition("\n")[2])

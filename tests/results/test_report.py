@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,10 +12,8 @@ from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 from encore import __version__
-from encore.cli.app import app
 from encore.errors import EncoreError, ExitCode
 from encore.lab.scaling.printed_tables import MICROWAY, findings
 from encore.lab.scaling.printed_tables import tables as study_tables
@@ -24,7 +21,8 @@ from encore.results.compare.compare import Factor, compare
 from encore.results.compare.run_set import load_run_set
 from encore.results.report.figures import STYLE, quality_curves
 from encore.results.report.measurements import Curve, Measurement
-from encore.results.report.report import Report, build_report, render, section, tone, write_files
+from encore.results.report.report import Report, build_report, render, section, tone
+from encore.results.report.report import write_files as write_report
 from encore.results.report.samples_view import (
     DETECTIONS,
     LONGEST,
@@ -43,7 +41,8 @@ from encore.results.report.samples_view import (
     translations_table,
 )
 from encore.results.table import Table, cell_text
-from tests.results.result_logs import START_MS, dell_texts, resnet_v07, uneven, write_set
+from tests.command_line import run_encore
+from tests.results.result_logs import START_MS, dell_texts, resnet_v07, uneven, write_files, write_set
 
 A100 = "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"
 MARKUP = '</td><script>document.title="taken"</script>|<b>'
@@ -66,18 +65,17 @@ def write_sets(folder: Path) -> list[Path]:
             for n in range(5)
         ]
         sets.append(write_set(folder / name, [uneven(text, n) for n, text in enumerate(texts)]))
-    write_translations(sets[1] / "experiment_0", [(MARKUP, 7.5), ("word " * 400, 3.25), ("x" * 5000, 99.0)])
+    translated = translations((MARKUP, 7.5), ("word " * 400, 3.25), ("x" * 5000, 99.0))
+    write_files(sets[1], {f"experiment_0/{TRANSLATIONS}": translated})
     return sets
 
 
-def write_translations(experiment: Path, translations: list[tuple[str, float]], *damaged: str) -> None:
+def translations(*sentences: tuple[str, float]) -> list[Any]:
     # Translations of one evaluation; chrF rises with the number of the sentence
-    lines = [
+    return [
         {"epoch": 3, "index": n, "source": "s", "hypothesis": text, "reference": f"| {text}", "bleu": bleu, "chrf": n}
-        for n, (text, bleu) in enumerate(translations)
+        for n, (text, bleu) in enumerate(sentences)
     ]
-    experiment.mkdir()
-    (experiment / TRANSLATIONS).write_text("\n".join([*map(json.dumps, lines), *damaged]), "utf-8")
 
 
 # --- the page in Chromium ---------------------------------------------------------------------------------
@@ -93,7 +91,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     studied = [*study_tables(), findings()]
     report = build_report(write_sets(folder / "runs"), study=MICROWAY, studied=studied, baseline="$one$")
-    return write_files(report, folder / "out")[0]
+    return write_report(report, folder / "out")[0]
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +105,7 @@ def chromium() -> Iterator[Any]:
     options = webdriver.ChromeOptions()
     options.binary_location = program
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for option in OPTIONS:
-        options.add_argument(option)
+    options.arguments.extend(OPTIONS)
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     yield browser
     browser.quit()
@@ -126,9 +123,8 @@ def browser(chromium: Any, page: Path) -> Any:
 
 def luminance(colour: str) -> float:
     # WCAG 2.1, relative luminance of #RGB or #RRGGBB
-    channels = [
-        int(digits * (3 - len(digits)), 16) / 255 for digits in re.findall("." * (len(colour) // 3), colour[1:])
-    ]
+    digits = re.findall("." * (len(colour) // 3), colour[1:])
+    channels = [int(channel * (3 - len(channel)), 16) / 255 for channel in digits]
     linear = [value / 12.92 if value <= 0.03928 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
     return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
@@ -234,10 +230,9 @@ def test_small_numbers_do_not_look_like_zero(number: float, text: str) -> None:
 
 def test_tone_of_verdicts() -> None:
     fewer = Factor(name="epochs to the target", unit="epochs", ours=38.0, theirs=41.0, ratio=38 / 41)
-    assert tone("converges differently", fewer) == "plain"
-    assert tone("converges differently", replace(fewer, ratio=1.2)) == "bad"
-    tones = {verdict: tone(verdict) for verdict in ("reproduced", "undecided", "slower", "not comparable")}
-    assert [*tones.values()] == ["good", "open", "bad", "plain"]
+    tones = [tone("converges differently", factor) for factor in (fewer, replace(fewer, ratio=1.2))]
+    tones += [tone(verdict) for verdict in ("reproduced", "undecided", "slower", "not comparable")]
+    assert tones == ["plain", "bad", "good", "open", "bad", "plain"]
     style = (STYLE.parent / "report.css").read_text("utf-8")
     assert all(f".verdict.{name} " in style for name in ("good", "open", "bad"))
 
@@ -257,14 +252,15 @@ def test_content_of_a_report(tmp_path: Path, recorded: Callable[[str, object], N
     rising = tuple(0.1 + 0.07 * k for k in range(9))
     missing = [resnet_v07(39.0 + n, quality=(*rising, 0.7605), start_ms=START_MS + 10**7 * n) for n in range(4)]
     write_set(folder / "missing", [*missing, resnet_v07(50.0, quality=rising, status="aborted", cache_clear=False)])
-    small = write_set(folder / "small", [resnet_v07(0.5, quality=(0.3, 0.8, 0.97), train_samples=1500)])
     passport = {"system": "cpu", "configuration": {"quality_target": {"value": 0.95}}, "choices": {"0": {"tf32": "on"}}}
-    (small / "run.json").write_text(json.dumps(passport))
-    (small / "system.json").write_text(json.dumps({"accelerators_per_node": "0", "number_of_nodes": "1"}))
-    write_translations(small / "experiment_1", [(f"satz {n}", float(n * 37 % 101)) for n in range(101)])
-    write_translations(small / "experiment_10", [("of a later run", 50.0)])
-    official = write_set(folder / "official", dell_texts())
-    (official / "scaling.json").write_text('{"scaling_factor": 1.0042}')
+    small = write_files(folder / "small", {
+        "result_0.txt": resnet_v07(0.5, quality=(0.3, 0.8, 0.97), train_samples=1500),
+        "run.json": passport,
+        "system.json": {"accelerators_per_node": "0", "number_of_nodes": "1"},
+        f"experiment_1/{TRANSLATIONS}": translations(*((f"satz {n}", float(n * 37 % 101)) for n in range(101))),
+        f"experiment_10/{TRANSLATIONS}": translations(("of a later run", 50.0)),
+    })  # fmt: skip
+    write_files(write_set(folder / "official", dell_texts()), {"scaling.json": {"scaling_factor": 1.0042}})
     report = build_report([*write_sets(folder), *(folder / name for name in ("missing", "small", "official"))])
     text = render(replace(report, created="now"), "report.md.j2").replace(__version__, "VERSION")
     # The checker sorts alternative events in any order
@@ -291,10 +287,8 @@ def test_content_of_a_report(tmp_path: Path, recorded: Callable[[str, object], N
 
 
 def test_continued_texts_have_no_markup_or_control_characters(tmp_path: Path) -> None:
-    (tmp_path / "experiment_2").mkdir()
     texts = {"text": "The list", "reference": " of all", "likeliest": " is a\n\u202elist " + "x" * 400, "drawn": " <b>"}
-    lines = [json.dumps(texts), "{}", json.dumps({**texts, "text": 1})]
-    (tmp_path / "experiment_2" / TEXTS).write_text("\n".join(lines), encoding="utf-8")
+    write_files(tmp_path, {f"experiment_2/{TEXTS}": [texts, {}, {**texts, "text": 1}]})
     table = texts_table(tmp_path)
     assert "result_2.txt" in table.note
     assert table.rows == (("The list", "of all", ("is a list " + "x" * 400)[: LONGEST - 1] + "…", "<b>"),)
@@ -312,9 +306,16 @@ def test_translations_are_cut_and_damaged_lines_are_skipped(tmp_path: Path) -> N
     changes = [
         {"hypothesis": 3}, {"bleu": float("nan")}, {"chrf": 10**400}, {"hypothesis": "x" * 100_000}, {"bleu": None},
     ]  # fmt: skip
-    damaged = ['{"epoch": 1, "source": "cut o', "[1, 2]", "null", "[" * 50_000, "{}"]
-    damaged += [json.dumps({**line, **change}) for change in changes]
-    write_translations(tmp_path / "experiment_0", [(text, 1.0) for text in texts], *damaged)
+    damaged = [
+        '{"epoch": 1, "source": "cut o\n',
+        [1, 2],
+        None,
+        "[" * 50_000 + "\n",
+        {},
+        *({**line, **change} for change in changes),
+    ]
+    translated = translations(*((text, 1.0) for text in texts))
+    write_files(tmp_path, {f"experiment_0/{TRANSLATIONS}": [*translated, *damaged]})
     table = translations_table(tmp_path)
     assert [row[1] for row in table.rows] == [4, 3, 2, 1]
     cells = [str(row[5]) for row in reversed(table.rows)]
@@ -326,14 +327,14 @@ def test_translations_are_cut_and_damaged_lines_are_skipped(tmp_path: Path) -> N
 @pytest.mark.parametrize("quality", [(0.3, float("nan"), 0.7605), (float("inf"), 1e300), (0.7605,), ()])
 def test_page_has_no_numbers_that_are_not_finite(quality: tuple[float, ...], tmp_path: Path) -> None:
     texts = [resnet_v07(minutes, quality=quality) for minutes in (1e-6, 40.0, 1e7)]
-    html = write_files(build_report([write_set(tmp_path / "odd", texts)]), tmp_path / "out")[0].read_text("utf-8")
+    html = write_report(build_report([write_set(tmp_path / "odd", texts)]), tmp_path / "out")[0].read_text("utf-8")
     assert not re.search(r'[" ](?:nan|inf)[" ]', html)
 
 
 def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EncoreError, match="cannot be written") as error:
-        write_files(Report(), tmp_path / "file" / "report")
+        write_report(Report(), tmp_path / "file" / "report")
     assert error.value.exit_code is ExitCode.FAILED
 
 
@@ -359,10 +360,8 @@ def picture(number: int, which: str = "best", **values: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write_pictures(experiment: Path, lines: list[Any]) -> None:
-    experiment.mkdir(parents=True)
-    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
-    (experiment / DETECTIONS).write_text("\n".join(texts) + "\n", encoding="utf-8")
+def write_pictures(folder: Path, *lines: Any, experiment: int = 0) -> Path:
+    return write_files(folder, {f"experiment_{experiment}/{DETECTIONS}": [*lines]})
 
 
 def test_drawing_of_detections_and_objects(tmp_path: Path, recorded: Record) -> None:
@@ -371,8 +370,7 @@ def test_drawing_of_detections_and_objects(tmp_path: Path, recorded: Record) -> 
         {"label": "cat", "box": [1, 2, 10, 20], "score": 0.5},
         {"label": PICTURE_MARKUP, "box": [30, 18, 9, 9], "score": 1},
     ]
-    write_pictures(tmp_path / "experiment_0", [picture(1), picture(2, file=PICTURE_MARKUP, found=shapes)])
-    images = images_of(tmp_path)
+    images = images_of(write_pictures(tmp_path, picture(1), picture(2, file=PICTURE_MARKUP, found=shapes)))
     assert all("\x1b" not in image.title + image.found[-1].label for image in images)
     svg = "\n".join(f"{image_svg(image)}<!-- {image.shown_size} {image.name} -->" for image in images)
     recorded("detections.svg", svg.replace(jpeg(), "JPEG"))
@@ -390,9 +388,8 @@ def test_drawing_of_detections_and_objects(tmp_path: Path, recorded: Record) -> 
     ids=range(15),
 )  # fmt: skip
 def test_damaged_pictures_are_skipped(tmp_path: Path, damaged: Any) -> None:
-    lines = [damaged if isinstance(damaged, str) else picture(1, **damaged), picture(2)]
-    write_pictures(tmp_path / "experiment_0", lines)
-    assert [image.image for image in images_of(tmp_path)] == [2]
+    line = f"{damaged}\n" if isinstance(damaged, str) else picture(1, **damaged)
+    assert [image.image for image in images_of(write_pictures(tmp_path, line, picture(2)))] == [2]
 
 
 @pytest.mark.parametrize("options", ["-o out", "--json -o out"])
@@ -400,17 +397,17 @@ def test_command_prints_and_writes_pictures(
     options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: Record
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = write_set(tmp_path / "run", [resnet_v07(40.0)])
-    write_pictures(run / "experiment_0", [picture(1), picture(2, "worst")])
-    done = CliRunner().invoke(app, ["report", "run", "--detections", *options.split()], env={"COLUMNS": "100"})
+    write_pictures(write_set(tmp_path / "run", [resnet_v07(40.0)]), picture(1), picture(2, "worst"))
+    printed = run_encore("report", "run", "--detections", *options.split(), width=100).stdout
     pictures = sorted(path.name for path in tmp_path.glob("out/*"))
-    recorded(f"detections{'_json' * ('--json' in options)}.txt", "\n".join([done.stdout, *pictures]))
+    recorded(f"detections{'_json' * ('--json' in options)}.txt", "\n".join([printed, *pictures]))
 
 
 def test_report_has_four_pictures_of_the_first_experiment(tmp_path: Path) -> None:
     run = write_set(tmp_path / "run", [resnet_v07(40.0)])
-    write_pictures(run / "experiment_10", [picture(10)])
-    write_pictures(run / "experiment_2", [picture(n) for n in range(3)] + [picture(n, "worst") for n in range(5, 8)])
+    write_pictures(run, picture(10), experiment=10)
+    worst = [picture(n, "worst") for n in range(5, 8)]
+    write_pictures(run, *(picture(n) for n in range(3)), *worst, experiment=2)
     images = images_of(run)
     assert [image.image for image in images] == [0, 1, 2, 5, 6, 7]
     assert [image.image for image in select_for_report(images)] == [0, 1, 5, 6]
@@ -418,11 +415,9 @@ def test_report_has_four_pictures_of_the_first_experiment(tmp_path: Path) -> Non
     report = build_report([run])
     html = render(report, "report.html.j2")
     assert (html.count('src="data:image/svg+xml;base64,'), html.count("Detections (4)") > 0) == (4, True)
-    files = {file.name for file in write_files(report, tmp_path / "report")}
-    text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
-    names = re.findall(r"^!\[\w+\]\((\S+)\)$", text, re.MULTILINE)
-    assert len(names) == 4 and set(names) <= files
-    assert (tmp_path / "report" / names[0]).read_text(encoding="utf-8") == image_svg(images[0])
+    files = {file.name: file.read_text("utf-8") for file in write_report(report, tmp_path / "report")}
+    names = re.findall(r"^!\[\w+\]\((\S+)\)$", files["report.md"], re.MULTILINE)
+    assert [files[name] for name in names] == [*map(image_svg, select_for_report(images))]
 
 
 # Black captures the white stone in the corner A5 with B5 and A4; white plays there again and captures nothing.
@@ -471,10 +466,7 @@ def test_ticks_of_epochs(epochs: tuple[float, ...], is_whole: bool) -> None:
 
 def test_generations_and_a_game_of_a_resumed_run(tmp_path: Path, recorded: Record) -> None:
     folder = write_set(tmp_path / "played", [resnet_v07(40.0), resnet_v07(41.0)])
-    (folder / "experiment_1").mkdir()
-    for name, lines in GENERATIONS.items():
-        text = "".join(f"{json.dumps(line)}\n" for line in lines) + '{"cut off'
-        (folder / "experiment_1" / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    write_files(folder, {f"experiment_1/{name}.jsonl": [*lines, '{"cut off'] for name, lines in GENERATIONS.items()})
     game, table, plots = game_of(folder), generations_table(folder), generation_plots(folder)
     recorded("generations.svg", "\n".join([board_svg(game), *(plot.svg for plot in plots)]))
     recorded(
@@ -486,4 +478,4 @@ def test_generations_and_a_game_of_a_resumed_run(tmp_path: Path, recorded: Recor
     html, markdown = render(report, "report.html.j2"), render(report, "report.md.j2")
     assert (html.count("Generations (2)"), game.title in html) == (1, True)
     assert "![the board at the end](game_1.svg)" in markdown
-    assert (tmp_path / "out" / "game_1.svg") in write_files(report, tmp_path / "out")
+    assert (tmp_path / "out" / "game_1.svg") in write_report(report, tmp_path / "out")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from encore.errors import EncoreError
-from encore.lab.scaling import cost_model
+from encore.lab.scaling import cost_model, validation
 from encore.lab.scaling.cost_model import Algorithm, Point, PositiveSum, Prediction, Prior, fit_epochs, fit_steps
 from encore.lab.scaling.curves import Option, load_curves, options
 from encore.lab.scaling.overlap import Links, allreduce_seconds, allreduce_table, exposed_seconds
@@ -116,6 +116,11 @@ def test_points_that_cannot_be_fitted_are_rejected(minutes: dict[int, float], me
 
 
 # docs/scaling.md has the predictions of published results and the overlap of each benchmark
+def test_unknown_benchmark_has_no_predictions() -> None:
+    with pytest.raises(EncoreError, match="did you mean 'resnet'"):
+        validation.checks("resnt")
+
+
 SLOW = Links(intra_node_rate=1e9, inter_node_rate=1e8, gpus=4)
 
 

@@ -15,6 +15,7 @@ from encore.lab.serving import export as exports
 from encore.lab.serving import repository as repositories
 from encore.lab.serving import server
 from encore.lab.serving.repository import Backend, Settings, config_text
+from tests.results.result_logs import write_files
 
 SAMPLES = 4
 PASSPORT: dict[str, Any] = {
@@ -32,12 +33,9 @@ PASSPORT: dict[str, Any] = {
 
 
 def write(folder: Path, **changed: Any) -> Path:
-    """Write an export with a model that no server can load."""
-    folder.mkdir(parents=True)
+    # Write an export with a model that no server can load
     passport = {**PASSPORT, **changed}
-    (folder / "export.json").write_text(json.dumps(passport), encoding="utf-8")
-    (folder / "model.onnx").write_bytes(b"weights")
-    (folder / "model.onnx.data").touch()
+    write_files(folder, {"export.json": passport, "model.onnx": b"weights", "model.onnx.data": b""})
     arrays = {
         field["name"]: np.ones([size if size > 0 else SAMPLES for size in field["shape"]], exports.TYPES[field["type"]])
         for field in (*passport["inputs"], *passport["outputs"])
@@ -47,12 +45,9 @@ def write(folder: Path, **changed: Any) -> Path:
     return folder
 
 
-DEFAULTS = Settings()
-
-
-def config_of(folder: Path, backend: str = "onnxruntime", settings: Settings = DEFAULTS, **changed: Any) -> str:
+def config_of(folder: Path, backend: str = "onnxruntime", **changed: Any) -> str:
     (model,) = exports.read(write(folder / "a", **changed))
-    return config_text(model.export, Backend(backend), settings)
+    return config_text(model.export, Backend(backend), Settings(max_batch=16, instances=2, device="gpu"))
 
 
 CONFIG = r"""name: "small"
@@ -88,24 +83,18 @@ instance_group {
 
 
 def test_config_has_shapes_types_batching_and_instances(tmp_path: Path) -> None:
-    assert config_of(tmp_path, settings=Settings(max_batch=16, instances=2, device="gpu")) == CONFIG
-
-
-def test_config_of_a_fixed_batch(tmp_path: Path) -> None:
-    text = config_of(tmp_path, inputs=[{"name": "image", "type": "FP32", "shape": [1, 2, 3]}])
-    assert "max_batch_size: 0\n" in text and "dims: 1\n  dims: 2\n  dims: 3\n" in text
-    assert "dynamic_batching" not in text
-
-
-def test_config_escapes_names(tmp_path: Path) -> None:
-    text = config_of(tmp_path, "python", outputs=[{"name": 'a "b"\\\n\u00e9', "type": "FP32", "shape": [-1]}])
+    assert config_of(tmp_path / "batched") == CONFIG
+    text = config_of(tmp_path / "escaped", outputs=[{"name": 'a "b"\\\n\u00e9', "type": "FP32", "shape": [-1]}])
     assert 'output {\n  name: "a \\"b\\"\\\\\\012\\303\\251"\n' in text
+    fixed = config_of(tmp_path / "fixed", "python", inputs=[{"name": "image", "type": "FP32", "shape": [1, 2, 3]}])
+    assert "max_batch_size: 0\n" in fixed and "dims: 1\n  dims: 2\n  dims: 3\n" in fixed
+    assert "dynamic_batching" not in fixed
 
 
 def test_parts_are_models_with_numbered_versions(tmp_path: Path) -> None:
     source, folder = tmp_path / "a", tmp_path / "served"
     parts = [write(source / part, name=f"small-{part}") for part in ("encoder", "decoder")]
-    (source / "export.json").write_text(json.dumps({**PASSPORT, "parts": ["encoder", "decoder"]}), encoding="utf-8")
+    write_files(source, {"export.json": {**PASSPORT, "parts": ["encoder", "decoder"]}})
     models = exports.read(source)
     assert [model.export.name for model in models] == ["small-encoder", "small-decoder"]
 
@@ -120,10 +109,9 @@ def test_parts_are_models_with_numbered_versions(tmp_path: Path) -> None:
     assert serve() == [2, 1]
     model = folder / "model_repository" / "small-encoder"
     assert (model / "1" / "model.onnx").read_bytes() == b"weights"
-    assert {path.name for path in (model / "2").iterdir()} == {"model.onnx", "model.onnx.data", "model.py"}
     assert (model / "warmup" / "input_0").stat().st_size == 2 * 3 * 4
-    for part in ("encoder", "decoder"):
-        assert {path.name for path in (folder / part).iterdir()} == {"export.json", "example.npz"}
+    names = [{path.name for path in part.iterdir()} for part in (model / "2", folder / "encoder", folder / "decoder")]
+    assert names == [{"model.onnx", "model.onnx.data", "model.py"}, *[{"export.json", "example.npz"}] * 2]
 
 
 def remove(name: str) -> Callable[[Path], object]:
@@ -131,7 +119,7 @@ def remove(name: str) -> Callable[[Path], object]:
 
 
 def rewrite(**changed: Any) -> Callable[[Path], object]:
-    return lambda folder: (folder / "export.json").write_text(json.dumps({**PASSPORT, **changed}), encoding="utf-8")
+    return lambda folder: write_files(folder, {"export.json": {**PASSPORT, **changed}})
 
 
 @pytest.mark.parametrize(
@@ -223,10 +211,9 @@ def test_wheel_must_fit_the_python(tmp_path: Path) -> None:
         return str(error.value)
 
     assert "lacks nvidia-pytriton" in problem(python(), python()) and "tritonserver" in problem(own, python())
-    backend, stub = folder / server.BACKEND / "utils.py", folder / server.STUBS / "3.11" / server.STUB
-    for path in (folder / server.SERVER, backend, stub, tmp_path / server.LIBRARIES / "a.so"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+    backend, stub = f"{server.BACKEND}/utils.py", f"{server.STUBS}/3.11/{server.STUB}"
+    write_files(folder, dict.fromkeys((str(server.SERVER), backend, stub), ""))
+    write_files(tmp_path / server.LIBRARIES, {"a.so": ""})
     assert server.find_wheel(own, python()) == folder
     assert "no model in Python 3.7" in problem(own, python("3.7"))
     assert "built without libpython" in problem(own, python(library=""))
@@ -242,5 +229,4 @@ def test_wheel_must_fit_the_python(tmp_path: Path) -> None:
     ids=["model", "port", "other"],
 )
 def test_end_of_a_server_is_explained_by_its_log(tmp_path: Path, log: str, message: str) -> None:
-    (tmp_path / "log").write_text(log, encoding="utf-8")
-    assert message in str(server.explain(tmp_path / "log", "the server ended"))
+    assert message in str(server.explain(write_files(tmp_path, {"log": log}) / "log", "the server ended"))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.results.result_logs import write_files
 from tools import mutants
 
 SOURCE = "def is_less(one: int, other: int) -> bool:\n    return one < other\n"
@@ -18,15 +19,13 @@ TESTS = {
 
 @pytest.mark.slow
 def test_mutant_is_killed_by_a_test_that_passes_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sizes.py").write_text(SOURCE, encoding="utf-8")
-    for name, line in TESTS.items():
-        text = f"from sizes import is_less\n\ndef test() -> None:\n    {line}\n"
-        (tmp_path / name).write_text(text, encoding="utf-8")
+    head = "from sizes import is_less\n\ndef test() -> None:\n    "
+    write_files(tmp_path, {"sizes.py": SOURCE, **{name: f"{head}{line}\n" for name, line in TESTS.items()}})
     author = ("-c", "user.name=a", "-c", "user.email=a@b")
     for command in (("init", "--quiet"), ("add", "."), (*author, "commit", "--quiet", "--message", "sizes")):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     # Mutants are tested in a clone, without uncommitted changes.
-    (tmp_path / "test_sharp.py").write_text("def test() -> None:\n    assert True\n", encoding="utf-8")
+    write_files(tmp_path, {"test_sharp.py": "def test() -> None:\n    assert True\n"})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # faster start of pytest
     killed = {}
