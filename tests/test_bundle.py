@@ -46,9 +46,9 @@ def log() -> list[Record]:
         *({"key": key, "time": START - 1, "value": value} for key, value in texts.items()),
         {"key": "run_start", "time": START, "value": None},
         *(
-            {"key": key, "time": START + 300 * number - before, "value": value, "epoch_num": 4 * number}
+            {"key": key, "time": START + 300 * number - lead, "value": value, "epoch_num": 4 * number}
             for number, quality in QUALITIES
-            for key, before, value in (("eval_start", 30, None), ("eval_accuracy", 0, quality))
+            for key, lead, value in (("eval_start", 30, None), ("eval_accuracy", 0, quality))
         ),
         {"key": "run_stop", "time": START + SECONDS + 1, "value": None, "status": "success"},
     ]

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -291,7 +292,7 @@ def test_rules_report_their_cases_and_no_honest_neighbours(
 ) -> None:
     assert audit_files(tmp_path / "honest", honest()).findings == ()
     without_case = {rule.name for rule in RULES} - {*CASES} - DECLARATIONS
-    # above_peak: test_plausibility.py
+    # above_peak: test_speed_above_the_peak_rate_is_reported
     assert without_case == {"above_peak", "copy_of_another_set", "altered_copy_of_another_set"}
     findings: dict[str, dict[str, list[list[str]]]] = {}
     for case, sets in CASES.items():
@@ -380,3 +381,25 @@ def test_throughput_that_includes_the_evaluation(fraction: float, count: int, tm
         text += mllog("eval_accuracy", 3.4, end, samples_count=12_288 * (block + 1)) + mllog("eval_stop", None, end)
     log = write_set(tmp_path, [log_of("gpt_oss_20b", text, start_ms=start, minutes=fraction * 131)]) / "result_0.txt"
     assert len(list(faster_than_stated(read_run(log)))) == count
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "count", "minutes", "excess"),
+    [
+        ("NVIDIA V100-SXM2-32GB", 8, 5.0, None),
+        ("NVIDIA V100-SXM2-32GB", 1, 5.0, 6.6),
+        ("NVIDIA V100-SXM2-32GB", 8, 1.0, 4.2),
+        ("NVIDIA H100-SXM5-80GB", 8, 1.0, None),
+        ("NVIDIA H100-SXM5-80GB", 1, 1.0, 2.1),
+        ("Google TPU v4", 1, 1.0, None),  # No data sheet
+    ],
+)
+def test_speed_above_the_peak_rate_is_reported(
+    accelerator: str, count: int, minutes: float, excess: float | None, tmp_path: Path
+) -> None:
+    system = {"number_of_nodes": 1, "accelerators_per_node": count, "accelerator_model_name": accelerator}
+    audit = audit_files(tmp_path / "logs", {**files(*[resnet_v07(minutes)] * 5), "system.json": json.dumps(system)})
+    messages = [finding.found for finding in audit.findings if finding.rule == "above_peak"]
+    assert len(messages) == (5 if excess else 0)
+    assert all(f"{excess} times the peak of" in message for message in messages)
+    assert all(re.search(rf"on {count} accelerators: [\d.]+ [TP]FLOP/s each", message) for message in messages)

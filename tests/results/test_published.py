@@ -57,6 +57,7 @@ COMMANDS = (
 def test_published_results_and_studies(recorded: Record) -> None:
     cells, studies = load_published(), load_studies()
     by_name = {cell.name: {**cell.as_json(), "accelerators": cell.hardware.accelerators} for cell in cells}
+    dell = map(published_measurement, select(cells, benchmark="resnet", round_="v0.7", submitter="DellEMC"))
     recorded("published.json", {
         "rows": len(cells),
         "counts": Counter(f"{cell.round} {cell.division} {cell.availability}" for cell in cells),
@@ -65,6 +66,12 @@ def test_published_results_and_studies(recorded: Record) -> None:
         "without a score": [cell.name for cell in cells if cell.score_minutes is None],
         "not described": sorted({cell.name for cell in cells if not cell.hardware.described}),
         "systems": [by_name[name] for name in SYSTEMS],
+        "Dell v0.7": [[row.label, row.system, row.gpus] for row in dell],
+        "TPUs v0.5": {
+            cell.system: cell.hardware.accelerators
+            for cell in select(cells, round_="v0.5")
+            if "_v2." in cell.system or "_v3." in cell.system
+        },
         "read off its name": vars(system_of("v4.0", "nobody", "dgxh100_n96_pytorch")),
         "studies": [vars(study) for study in studies],
         "figures": Counter(f"{figure.source} {figure.relation}" for figure in load_figures()),
@@ -80,10 +87,23 @@ def test_published_command(recorded: Record) -> None:
 # --- systems ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["number of nodes", "Number-of-Nodes", " number_of_nodes "])
-def test_spelling_of_keys(key: str) -> None:
-    system = from_description({"accelerators_per_node": "4", key: "2"})
-    assert (system.nodes, system.accelerators) == (2, 8)
+TPU = {"num_nodes": 64, "accelerator": "tpuv2-512", "num_accelerators": 512}
+
+
+@pytest.mark.parametrize(
+    ("description", "nodes", "accelerators"),
+    [
+        *(
+            ({"accelerators_per_node": "4", key: "2"}, 2, 8)
+            for key in ("number of nodes", "Number-of-Nodes", " number_of_nodes ")
+        ),
+        ({"nodes": [TPU]}, 64, 512),  # A pod is one entry
+        ({"nodes": [{**TPU, "accelerator": "Tesla V100"}]}, 64, 64 * 512),
+    ],
+)
+def test_nodes_and_accelerators_of_a_description(description: dict[str, Any], nodes: int, accelerators: int) -> None:
+    system = from_description(description)
+    assert (system.nodes, system.accelerators) == (nodes, accelerators)
 
 
 TEXT = json.dumps(
@@ -154,20 +174,6 @@ def test_log_lines_as_descriptions_of_v06(tmp_path: Path) -> None:
 )
 def test_family_and_model_of_accelerators(name: str | None, short: str | None, model: str | None) -> None:
     assert (family(name), model_of(name)) == (short, model)
-
-
-def test_accelerators_of_dell_v07_and_of_tpus_v05() -> None:
-    cells = select(load_published(), benchmark="resnet", round_="v0.7", submitter="DellEMC")
-    measured = {cell.system: published_measurement(cell) for cell in cells}
-    sizes = {"C4140": 4, "2xC4140": 8, "4xC4140": 16, "DSS8440": 8}
-    assert {name: row.gpus for name, row in measured.items()} == {name: sizes[name] for name in measured}
-    assert measured["C4140"].system != measured["DSS8440"].system
-    tpus = [cell for cell in select(load_published(), round_="v0.5") if "_v2." in cell.system or "_v3." in cell.system]
-    assert {cell.system.rpartition("_")[2] for cell in tpus} == {"v2.8", "v2.512", "v3.8", "v3.32", "v3.512"}
-    assert all(cell.hardware.accelerators == int(cell.system.rpartition(".")[2]) for cell in tpus)
-    node = {"num_nodes": 64, "accelerator": "tpuv2-512", "num_accelerators": 512}
-    assert from_description({"nodes": [node]}).accelerators == 512
-    assert from_description({"nodes": [{**node, "accelerator": "Tesla V100"}]}).accelerators == 64 * 512
 
 
 @pytest.mark.parametrize(

@@ -332,9 +332,8 @@ def test_page_has_no_numbers_that_are_not_finite(quality: tuple[float, ...], tmp
 
 
 def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
     with pytest.raises(EncoreError, match="cannot be written") as error:
-        write_report(Report(), tmp_path / "file" / "report")
+        write_report(Report(), write_files(tmp_path, {"file": ""}) / "file" / "report")
     assert error.value.exit_code is ExitCode.FAILED
 
 
