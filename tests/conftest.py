@@ -205,7 +205,7 @@ def python_of(framework: str) -> Any:
 
 
 mxnet_python, pytorch_python, tensorflow_python = map(python_of, ("mxnet", "pytorch", "tensorflow"))
-kernels_python, serving_python = map(python_of, ("kernels", "serving"))
+kernels_python, serving_python, hub_python = map(python_of, ("kernels", "serving", "hub"))
 
 
 @dataclass(frozen=True)
