@@ -115,9 +115,22 @@ class Weights(Strict):
     file: str  # File name, also in the data folder
     also: tuple[str, ...] = ()  # Files required in the same folder
     source: str  # Where to get it
+    raw: str = ""  # Path in the raw data folder of encore data get
     # Accepted digests, or their prefixes.
     checksums: dict[Literal["md5", "sha256"], tuple[str, ...]] = Field(default_factory=dict)
     published: str = ""  # Where the digests are published
+
+
+class Hub(Strict):
+    """A repository of the Hugging Face Hub, or a part of it."""
+
+    repository: str  # owner/name
+    type: Literal["model", "dataset"] = "model"
+    revision: str = Field(default="", pattern="^([0-9a-f]{40})?$")  # Commit; empty: not published, the user selects it
+    include: tuple[str, ...] = ()  # Patterns of the files; empty: all
+    # MD5 of the sorted MD5 of all files, as computed by hash.py of the submissions
+    combined_md5: str = Field(default="", pattern="^([0-9a-f]{32})?$")
+    terms: str = ""  # License to be accepted on the repository's page; empty: not gated
 
 
 class RawFile(Strict):
@@ -127,6 +140,8 @@ class RawFile(Strict):
     r2: str = ""  # Metadata (.uri) that MLCommons' R2 downloader reads
     gs: str = ""  # Object or pattern for gsutil
     login: str = ""  # Page on which a user may get it after a login
+    hub: Hub | None = None
+    variant: str = ""  # Name of an alternative to the file with the same ``file``; empty: the default
     file: str = ""  # File name in the folder; default: from the URL
     count: int = Field(default=1, ge=1)  # Number of files described by ``url``
     bytes: int = 0  # Total size; 0 if unpublished
@@ -140,12 +155,13 @@ class RawFile(Strict):
         return next((kind, address) for kind, address in self._places() if address)
 
     def _places(self) -> tuple[tuple[str, str], ...]:
-        return ("url", self.url), ("r2", self.r2), ("gs", self.gs), ("login", self.login)
+        repository = self.hub.repository if self.hub else ""
+        return ("url", self.url), ("r2", self.r2), ("gs", self.gs), ("login", self.login), ("hub", repository)
 
     @model_validator(mode="after")
     def _has_one_place(self) -> "RawFile":
         if sum(bool(address) for _, address in self._places()) != 1:
-            raise ValueError("a raw file needs one of url, r2, gs and login")
+            raise ValueError("a raw file needs one of url, r2, gs, login and hub")
         return self
 
 

@@ -1,4 +1,4 @@
-"""Download raw data from their publishers, as listed in ``[download]`` of benchmark.toml, by wget, curl or gsutil.
+"""Download raw data from their publishers, as listed in ``[download]`` of benchmark.toml, by wget, curl, gsutil or hf.
 
 Files are written as NAME.part and renamed after their checksum is verified, so that incomplete files are never
 prepared; the same command resumes a download. MLCommons documents a script to be piped into a shell
@@ -7,42 +7,49 @@ and a list of files with MD5 checksums.
 """
 
 import itertools
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from encore import catalogue, data
+from encore import catalogue, data, environment, hub, names
 from encore.errors import EncoreError, ExitCode
-from encore.files import file_digest
+from encore.files import existing
 
 PART = ".part"
 IN_FOLDER = "DIR"  # Placeholder for the raw data folder in benchmark.toml
 TOOLS = ("wget", "curl")
+HUB_CLIENT = "hf"
+FULL_BYTES = 1 << 20  # A disk with less free space is full
 POLL_SECONDS = 0.2  # Interval between progress reports
 R2_SCRIPT = "https://raw.githubusercontent.com/mlcommons/r2-downloader/refs/heads/main/mlc-r2-downloader.sh"
 AGAIN = "give the same command again: it resumes where it stopped"
 # A line of the list of MD5 that MLCommons publishes, as md5sum writes it.
 _LISTED = re.compile(r"([0-9a-f]{32}) [ *](?:\./)?(.+)")
+_DENIED = re.compile(r"\b40[13]\b|Authentication Failed|Access denied")  # Output of curl, wget and hf
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fetch:
     """One thing to get, and where it comes to."""
 
-    kind: str  # url, r2, gs or login
+    kind: str  # url, r2, gs, login or hub
     address: str
     target: Path  # A file; of r2 and gs a folder
     bytes: int = 0  # 0 if unpublished
     unpacked_bytes: int = 0  # Unpacked size of a gzip file that is unpacked before the preparation
     checksums: Mapping[str, tuple[str, ...]]  # Accepted digests, or their prefixes, by algorithm
     source: str
+    hub: catalogue.Hub | None = None  # With the commit in ``revision``, if known
+    header: Path | None = None  # File with an HTTP header, for curl
 
     @property
     def final(self) -> Path:
@@ -56,10 +63,12 @@ class Fetch:
             return f"log in to {self.address} and save it as {self.target}"
         if self.kind == "gs":
             return shlex.join(gsutil(self))
+        if self.hub:
+            return shlex.join(hub.client_command(self.hub, self.target))
         return shlex.join(argv(tool, self.address, self.target))
 
     def state(self) -> str:
-        if self.kind in ("r2", "gs"):
+        if self.kind in ("r2", "gs", "hub"):
             # Their tools verify completeness by checksums.
             return "unchecked" if self.target.is_dir() and any(self.target.iterdir()) else "missing"
         is_packed = bool(self.unpacked_bytes) and self.target.exists()
@@ -89,6 +98,8 @@ class Plan:
     terms: str
     needs: str  # Files that the user has to add before the preparation
     words: tuple[str, ...]  # Of the preparation: the raw data, and options
+    weights: tuple[str, ...]  # Settings of a run, such as base=FILE
+    variants: Mapping[str, str]  # Addresses of the alternatives, by name
 
     def preparation(self) -> data.Preparation:
         source, *options = (self._found(word) for word in self.words)
@@ -114,12 +125,27 @@ def part_of(path: Path) -> Path:
     return path.with_name(path.name + PART)
 
 
-def plan(benchmark: catalogue.Benchmark, directory: Path, output: Path) -> Plan:
-    """Return the downloads for a benchmark's raw data, without network access."""
+def plan(benchmark: catalogue.Benchmark, directory: Path, output: Path, variant: str = "", revision: str = "") -> Plan:
+    """Return the downloads for a benchmark's raw data, without network access.
+
+    ``variant`` replaces files by an alternative; ``revision`` is the commit of repositories without a published one.
+
+    Raises:
+        EncoreError: unknown variant, or a revision that is not needed or not a commit.
+    """
     download = benchmark.download
     if download.same_as:
         download = catalogue.benchmarks()[download.same_as].download
-    fetches = [fetch for file in download.files for fetch in _fetches(file, directory)]
+    variants = {file.variant: file.place[1] for file in download.files if file.variant}
+    if variant and variant not in variants:
+        raise names.unknown("variant", variant, variants)
+    replaced = {file.file for file in download.files if variant and file.variant == variant}
+    files = [
+        _with_revision(file, revision) for file in download.files if file.variant == (variant * (file.file in replaced))
+    ]
+    if revision and not any(file.hub and file.hub.revision == revision for file in files):
+        raise EncoreError("--revision: all commits are published", hint="leave it out")
+    fetches = [fetch for file in files for fetch in _fetches(file, directory)]
     # Initial weights published as one file; other weights are part of the data, or are specified for the run.
     for weights in itertools.chain.from_iterable(benchmark.weights.values()):
         if re.match("https?://", weights.source) and weights.source.endswith(f"/{weights.file}"):
@@ -138,7 +164,23 @@ def plan(benchmark: catalogue.Benchmark, directory: Path, output: Path) -> Plan:
         terms=download.terms,
         needs=download.needs,
         words=download.prepare,
+        weights=tuple(
+            f"{key}={(directory / weights.raw).absolute()}"
+            for key, candidates in benchmark.weights.items()
+            for weights in candidates
+            if weights.raw
+        ),
+        variants={name: address for name, address in variants.items() if name != variant},
     )
+
+
+def _with_revision(file: catalogue.RawFile, revision: str) -> catalogue.RawFile:
+    if not revision or file.hub is None or file.hub.revision:
+        return file
+    if not re.fullmatch("[0-9a-f]{40}", revision):
+        hint = f"copy it from {hub.page(file.hub)}/commits/main"
+        raise EncoreError(f"--revision {revision}", expected="a commit: 40 hexadecimal digits", hint=hint)
+    return file.model_copy(update={"hub": file.hub.model_copy(update={"revision": revision})})
 
 
 def _fetches(file: catalogue.RawFile, directory: Path) -> Iterator[Fetch]:
@@ -153,6 +195,7 @@ def _fetches(file: catalogue.RawFile, directory: Path) -> Iterator[Fetch]:
             unpacked_bytes=file.unpacked_bytes // file.count,
             checksums={name: (digest,) for name, digest in (("md5", file.md5), ("sha256", file.sha256)) if digest},
             source=file.source,
+            hub=file.hub,
         )
 
 
@@ -173,13 +216,17 @@ def check_space(plan: Plan) -> None:
         device = disk.stat().st_dev
         needed[device] = (disk, size + needed.get(device, (disk, 0))[1])
     for disk, size in needed.values():
-        free = shutil.disk_usage(disk).free
-        if size > free:
-            raise EncoreError(
-                f"{free / 1e9:,.1f} GB free on the disk of {disk}",
-                expected=f"{size / 1e9:,.1f} GB: {raw / 1e9:,.1f} GB to download, {prepared / 1e9:,.1f} GB prepared",
-                hint="name a folder on a larger disk, or -o DIR on another one for the prepared data set",
-            )
+        _require_space(disk, size, f": {raw / 1e9:,.1f} GB to download, {prepared / 1e9:,.1f} GB prepared")
+
+
+def _require_space(folder: Path, size: int, parts: str = "") -> None:
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise EncoreError(
+            f"{free / 1e9:,.1f} GB free on the disk of {folder}",
+            expected=f"{size / 1e9:,.1f} GB{parts}",
+            hint="name a folder on a larger disk, or -o DIR on another one for the prepared data set",
+        )
 
 
 # -- fetching ------------------------------------------------------------------------------------------
@@ -192,12 +239,13 @@ def choose_tool(tool_name: str | None) -> str:
     return available[0]
 
 
-def argv(tool: str, url: str, path: Path) -> list[str]:
+def argv(tool: str, url: str, path: Path, header: Path | None = None) -> list[str]:
     """Return the command that starts or resumes a download."""
     if tool == "curl":
+        secret = ["--header", f"@{header}"] if header else []
         retry = ["--retry", "5", "--retry-connrefused", "--connect-timeout", "60", "--speed-time", "60"]
         quiet = ["--silent", "--show-error", "--fail", "--location"]
-        return ["curl", "--continue-at", "-", *quiet, *retry, "--output", str(path), url]
+        return ["curl", "--continue-at", "-", *quiet, *retry, *secret, "--output", str(path), url]
     retry = ["--tries=5", "--timeout=60", "--retry-connrefused", "--retry-on-http-error=429,500,502,503,504"]
     return ["wget", "--continue", "--no-verbose", *retry, f"--output-document={path}", url]
 
@@ -206,8 +254,10 @@ def gsutil(fetch: Fetch) -> list[str]:
     return ["gsutil", "-m", "cp", "-n", "-r", fetch.address, str(fetch.target)]
 
 
-def run(plan: Plan, tool: str, on_update: data.OnUpdate) -> None:
+def run(plan: Plan, tool: str, on_update: data.OnUpdate, uses_client: bool = False) -> None:
     """Download missing files and verify existing files.
+
+    ``uses_client``: download repositories of the Hugging Face Hub by its client instead of ``tool``.
 
     Raises:
         EncoreError: not enough space, a wrong checksum, or a file that requires a login (exit code 2); a downloader
@@ -217,7 +267,9 @@ def run(plan: Plan, tool: str, on_update: data.OnUpdate) -> None:
     plan.directory.mkdir(parents=True, exist_ok=True)
     absent = [fetch for fetch in plan.fetches if fetch.kind == "login" and not fetch.target.exists()]
     for fetch in (candidate for candidate in plan.fetches if candidate not in absent):
-        if fetch.kind == "r2":
+        if fetch.hub:
+            _fetch_hub(fetch, fetch.hub, tool, uses_client, on_update)
+        elif fetch.kind == "r2":
             _fetch_r2(fetch, tool, on_update)
         elif fetch.kind == "gs":
             fetch.target.mkdir(exist_ok=True)
@@ -243,7 +295,7 @@ def _fetch_file(fetch: Fetch, tool: str, on_update: data.OnUpdate) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     phase = data.Update(phase=target.name, total=fetch.bytes or None)
     try:
-        _follow(argv(tool, fetch.address, part), part, phase, on_update)
+        _follow(argv(tool, fetch.address, part, fetch.header), part, phase, on_update)
     except EncoreError as error:
         # The file may have been complete before an interruption: curl reports an error if the server has sent all data.
         is_whole = error.exit_code is ExitCode.FAILED and part.exists() and bool(fetch.checksums)
@@ -272,7 +324,7 @@ def check(path: Path, fetch: Fetch) -> None:
 def wrong_checksum(path: Path, checksums: Mapping[str, Sequence[str]]) -> tuple[str, str] | None:
     """Return the algorithm and digest that do not match, or None."""
     for name, digests in checksums.items():
-        digest = file_digest(path, name)
+        digest = hub.digest_of(path, name)
         if not digest.startswith(tuple(digests)):
             return name, digest
     return None
@@ -321,6 +373,89 @@ def listed(text: str, fetch: Fetch) -> dict[str, str]:
     return checksums
 
 
+@contextmanager
+def _token_header() -> Iterator[Path | None]:
+    # A file that only the user can read: other users see the command line.
+    secret = hub.token()
+    if not secret:
+        yield None
+        return
+    if shutil.which("curl") is None:
+        # wget sends headers also to the hosts of redirects (CVE-2021-31879)
+        raise EncoreError("no curl on this machine", expected="curl, for downloads with HF_TOKEN", hint="install curl")
+    with tempfile.NamedTemporaryFile("w", prefix="encore-") as file:
+        file.write(f"Authorization: Bearer {secret}\n")
+        file.flush()
+        yield Path(file.name)
+
+
+def _fetch_hub(fetch: Fetch, repository: catalogue.Hub, tool: str, uses_client: bool, on_update: data.OnUpdate) -> None:
+    # Download a commit's files, verify them, and write the manifest.
+    revision, folder = repository.revision, fetch.target
+    if not revision:
+        raise EncoreError(
+            f"no submission publishes a commit of {repository.repository}",
+            expected="a commit, so that all machines get the same files",
+            hint=f"select one at {hub.page(repository)}/commits/main: --revision COMMIT",
+        )
+    if repository.terms and not hub.token():
+        raise hub.denied(repository)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with _token_header() as header:
+            files = _list_files(fetch, repository, "curl" if header else tool, header, on_update)
+            if uses_client:
+                _call_client(repository, folder, on_update)
+            for file in files:
+                _fetch_file(_file_of(file, fetch, repository, header), "curl" if header else tool, on_update)
+    except EncoreError as error:
+        if _DENIED.search(error.found):
+            raise hub.denied(repository) from error
+        raise
+    if repository.combined_md5:
+        on_update(data.Update(note=f"{folder}: computing the MD5 of {len(files):,} files"))
+        digest = hub.combined_md5(folder / file.path for file in files)
+        if digest != repository.combined_md5:
+            raise EncoreError(
+                f"{folder} has the combined MD5 {digest}",
+                expected=f"{repository.combined_md5} ({fetch.source})",
+                hint=f"compare commit {revision} at {hub.page(repository)} with the source",
+            )
+    hub.write_manifest(folder, repository, files)
+
+
+def _list_files(
+    fetch: Fetch, repository: catalogue.Hub, tool: str, header: Path | None, on_update: data.OnUpdate
+) -> list[hub.HubFile]:
+    folder = fetch.target
+    # The files of a commit do not change: the list is downloaded once.
+    path, address = folder / f".{repository.revision[:12]}.json", hub.listing_url(repository)
+    listing = Fetch(kind="url", address=address, target=path, checksums={}, source="", header=header)
+    _fetch_file(listing, tool, on_update)
+    files = hub.parse_listing(path.read_bytes(), repository)
+    missing = [_file_of(file, fetch, repository, header).missing_bytes() for file in files]
+    _require_space(folder, sum(missing))
+    return files
+
+
+def _file_of(file: hub.HubFile, fetch: Fetch, repository: catalogue.Hub, header: Path | None) -> Fetch:
+    return Fetch(
+        kind="url",
+        address=hub.file_url(repository, file.path),
+        target=fetch.target / file.path,
+        bytes=file.size,
+        checksums={file.checksum[0]: (file.checksum[1],)},
+        source=f"commit {repository.revision} of {repository.repository}",
+        header=header,
+    )
+
+
+def _call_client(repository: catalogue.Hub, folder: Path, on_update: data.OnUpdate) -> None:
+    python = environment.ensure_environment(hub.ENVIRONMENT, lambda text: on_update(data.Update(note=text)))
+    command = [str(python.with_name(HUB_CLIENT)), *hub.client_command(repository, folder)[1:]]
+    _follow(command, folder, data.Update(phase=folder.name), on_update)
+
+
 def _follow(command: list[str], path: Path, phase: data.Update, on_update: data.OnUpdate) -> None:
     """Run a downloader and report the size of ``path``.
 
@@ -329,7 +464,8 @@ def _follow(command: list[str], path: Path, phase: data.Update, on_update: data.
     """
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         try:
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            variables = {**hub.CLIENT_VARIABLES, **os.environ}
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=variables)
         except OSError as error:
             raise EncoreError(f"{command[0]}: {error.strerror}", hint=f"install {command[0]}") from None
         try:
@@ -341,6 +477,8 @@ def _follow(command: list[str], path: Path, phase: data.Update, on_update: data.
                 raise EncoreError("interrupted", hint=AGAIN, exit_code=ExitCode.INTERRUPTED) from None
             raise
         if child.returncode:
+            if shutil.disk_usage(existing(path)).free < FULL_BYTES:
+                raise EncoreError(f"the disk of {path.parent} is full", hint=AGAIN, exit_code=ExitCode.FAILED)
             output.seek(0)
             tail = "\n    ".join(output.read().splitlines()[-data.LAST_LINES :])
             problem = f"{command[0]} of {command[-1]} ended with exit code {child.returncode}"
@@ -359,7 +497,7 @@ def _waits(child: "subprocess.Popen[Any]") -> bool:
 
 def _with_done(phase: data.Update, path: Path) -> data.Update:
     try:
-        done = 0 if path.is_dir() else path.stat().st_size
+        done = sum(file.stat().st_size for file in path.rglob("*")) if path.is_dir() else path.stat().st_size
     except FileNotFoundError:
         done = 0
     return data.Update(phase=phase.phase, done=done, total=phase.total)

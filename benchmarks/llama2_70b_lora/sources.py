@@ -1,11 +1,12 @@
 """Raw preparation data: MLPerf's packed samples, texts with summaries, or the toy data set.
 
-A file has one JSON row per line, or is Parquet, which requires pyarrow. A row of MLPerf's packed GovReport has
-``input_ids`` and ``labels`` of equal length, with label -100 for tokens excluded from the loss; a row of GovReport
+A file has one JSON row per line, or is Parquet (pyarrow, from requirements/hub.txt). A row of MLPerf's packed GovReport
+has ``input_ids`` and ``labels`` of equal length, with label -100 for tokens excluded from the loss; a row of GovReport
 itself (SCROLLS, Shaham et al. 2022, arXiv 2201.03533) has ``input`` and ``output``.
 """
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 
@@ -17,6 +18,7 @@ NAME = "gov-report"  # of MLPerf's samples
 ENDINGS = (".parquet", ".jsonl", ".json")
 EXPECTED = "train*.parquet or .jsonl (also .gz, .bz2, .xz), and the same of validation* or test*"
 PACKED, TEXT = ("input_ids", "labels"), ("input", "output")
+MANIFEST = "hub.json"  # encore/hub.py
 TOGETHER = 64  # rows of Parquet that are decoded at a time
 
 
@@ -71,7 +73,7 @@ def _of_parquet(path: Path) -> Iterator[Dict[str, Any]]:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        hint = "install pyarrow into the Python that prepares, or write the rows as lines of JSON"
+        hint = "prepare on the host without --python, where encore installs pyarrow, or write the rows as lines of JSON"
         raise Problem(f"{path} needs pyarrow: {error}", "pyarrow, or a .jsonl", hint) from None
     number = 0
     try:
@@ -81,6 +83,17 @@ def _of_parquet(path: Path) -> Iterator[Dict[str, Any]]:
                 yield row
     except (ValueError, OSError, LookupError, TypeError, NotImplementedError) as error:  # bases of pyarrow's errors
         raise Problem(f"{path} is damaged after row {number:,}: {error}", "Parquet", "copy it again") from None
+
+
+def commit_of(origin: Path) -> Dict[str, str]:
+    """Return repository and commit of files that `encore data get` downloaded; empty for other files."""
+    for path in (origin / MANIFEST, origin.parent / MANIFEST):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            return {key: str(content[key]) for key in ("repository", "revision")}
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+    return {}
 
 
 def lists_of(row: Dict[str, Any], names: Tuple[str, str], location: str) -> Tuple[Any, Any]:

@@ -64,7 +64,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     source: Source = listing.source
     length = args.sequence_length or (toy.LENGTH if source is None else LENGTH)
     entries = args.vocabulary_size or ENTRIES
-    extra: Dict[str, Any] = {}
+    extra: Dict[str, Any] = sources.commit_of(args.origin) if source else {}
     files: List[str] = []
     if source is None or source.tokenizer:
         texts = toy.texts() if source is None else None

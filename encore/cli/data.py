@@ -15,12 +15,13 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.text import Text
 from typing_extensions import TypedDict
 
-from encore import catalogue, configuration, data, download, environment, job, paths
+from encore import catalogue, configuration, data, download, environment, hub, job, paths
 from encore.cli import layout, options
 from encore.cli.command_classes import Command
 from encore.containers import checks, runtimes
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node, preflight
+from encore.run import programs
 
 PLAIN_SECONDS = 10.0  # Interval between progress lines if the output is not a terminal
 
@@ -111,11 +112,13 @@ def _prepare(
     name = choice.benchmark.name
     created = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
-        runner = (
-            _python_of(choice, python)
-            if target.runtime == "host"
-            else _container_of(target, name, directory, preparation)
-        )
+        runner: Path | job.Command
+        if target.runtime != "host":
+            runner = _container_of(target, name, directory, preparation)
+        elif python is None and _has_parquet(preparation.source):
+            runner = _with_parquet(choice, directory, preparation)
+        else:
+            runner = _python_of(choice, python)
         with shown_progress(Console(stderr=True)) as on_update:
             return data.prepare(name, directory, preparation, runner, on_update)
     finally:
@@ -133,21 +136,29 @@ def get(
         Path | None, typer.Option("-o", "--output", metavar="DIR", help="Prepared data; default: data/BENCHMARK.")
     ] = None,
     tool: Annotated[
-        Literal["wget", "curl"] | None, typer.Option("--with", help="Downloader; default: the first that is there.")
+        Literal["wget", "curl", "hf"] | None,
+        typer.Option("--with", help="Downloader; default: wget, else curl. hf: the Hugging Face Hub's client."),
     ] = None,
+    variant: Annotated[str, typer.Option(metavar="NAME", help="An alternative source, such as f16.")] = "",
+    revision: Annotated[
+        str, typer.Option(metavar="COMMIT", help="Commit of a repository for which none is published.")
+    ] = "",
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
     """Print the sources of a benchmark's raw data and the download commands, or download the data.
 
     Sizes and checksums are published by the source. Interrupted downloads resume. Downloaded files are never
-    executed; files of MLCommons are downloaded according to their published list.
+    executed; files of MLCommons and of the Hugging Face Hub are downloaded according to their published list. For the
+    Hub, set HF_TOKEN or use hf auth login.
 
     Examples:
 
       encore data get ssd /downloads/coco
 
       encore data get ssd /downloads/coco --prepare -o /data/coco
+
+      encore data get llama2-70b-lora /downloads/llama2 --run
     """
     choice = catalogue.choose(benchmark)
     if not (choice.benchmark.download.files or choice.benchmark.download.same_as):
@@ -155,7 +166,8 @@ def get(
             f"benchmark.toml of {choice.benchmark.name} does not define [download]", hint="get the data by hand"
         )
     target_folder = output or paths.default_data(choice.benchmark.name)
-    plan = download.plan(choice.benchmark, directory, target_folder)
+    plan = download.plan(choice.benchmark, directory, target_folder, variant, revision)
+    single_tool, uses_client = (None, True) if tool == download.HUB_CLIENT else (tool, False)
     if then_prepare and plan.needs:
         raise EncoreError(f"--prepare, but {plan.data_set} needs {plan.needs}", hint="leave --prepare out")
     if then_prepare and (target_folder / data.PASSPORT).exists() and not data.holds(target_folder, plan.data_set):
@@ -165,10 +177,10 @@ def get(
     does = (run or then_prepare) and not dry_run
     if does:
         with shown_progress(Console(stderr=True, quiet=as_json)) as on_update:
-            download.run(plan, download.choose_tool(tool), on_update)
+            download.run(plan, download.choose_tool(single_tool), on_update, uses_client)
         if then_prepare:
             _prepare(choice, target_folder, plan.preparation())
-    program: str = tool or next((name for name in download.TOOLS if shutil.which(name)), download.TOOLS[0])
+    program: str = single_tool or next((name for name in download.TOOLS if shutil.which(name)), download.TOOLS[0])
     if as_json:
         layout.write_json("download", _planned(plan, program))
     elif does:
@@ -183,7 +195,7 @@ class PlannedFile(TypedDict):
     """A file of the raw data."""
 
     file: str
-    kind: str  # url, r2 (a list of files of MLCommons' storage), gs, or login
+    kind: str  # url, r2 (a list of files of MLCommons' storage), gs, login, or hub (repository of the Hugging Face Hub)
     address: str
     bytes: int | None  # null: no size is published
     checksums: Mapping[str, Sequence[str]]  # Valid digests or digest prefixes by algorithm
@@ -202,6 +214,8 @@ class PlannedDownload(TypedDict):
     files: list[PlannedFile]
     prepared_bytes: int  # Upper limit; 0 if unknown
     next: list[str]  # Preparation command
+    weights: list[str]  # Settings of a run with the initial weights
+    variants: Mapping[str, str]  # Addresses of alternative sources by name
 
 
 def _planned(plan: download.Plan, tool: str) -> PlannedDownload:
@@ -226,7 +240,12 @@ def _planned(plan: download.Plan, tool: str) -> PlannedDownload:
         "files": files,
         "prepared_bytes": plan.prepared_bytes,
         "next": plan.next(),
+        "weights": list(plan.weights),
+        "variants": plan.variants,
     }
+
+
+_LISTS = {"r2": "MD5 of the files in MLCommons' list", "hub": "SHA-256 of the files in the Hub's list"}
 
 
 def _plan_lines(plan: download.Plan, tool: str) -> Iterator[str]:
@@ -240,17 +259,26 @@ def _plan_lines(plan: download.Plan, tool: str) -> Iterator[str]:
     for fetch in plan.fetches:
         size = filesize.decimal(fetch.bytes) if fetch.bytes else "no size published"
         checksum = ", ".join(f"{name} {' or '.join(digests)}" for name, digests in fetch.checksums.items())
-        by_list = "MD5 of the files in MLCommons' list" if fetch.kind == "r2" else "no checksum published"
+        by_list = _LISTS.get(fetch.kind, "no checksum published")
+        if fetch.hub and fetch.hub.combined_md5:
+            by_list += f", combined MD5 {fetch.hub.combined_md5}"
         yield f"\n{fetch.target}: {fetch.state()}, {size}, {checksum or by_list} ({fetch.source})"
         yield f"  {fetch.command(tool)}"
+        if fetch.hub and fetch.hub.terms:
+            yield f"  gated: accept the {fetch.hub.terms} at {hub.page(fetch.hub)} and set HF_TOKEN"
+        if fetch.hub and not fetch.hub.revision:
+            yield "  no commit is published: select one with --revision COMMIT"
         if fetch.unpacked_bytes:
             yield f"  {shlex.join(['gunzip', '--force', str(fetch.target)])}"
+    for name, address in plan.variants.items():
+        yield f"\nalternative: --variant {name}: {address}"
     yield "\n" + _next(plan)
 
 
 def _next(plan: download.Plan) -> str:
     needs = f"needed besides: {plan.needs}\n" if plan.needs else ""
-    return f"{needs}next: {shlex.join(plan.next())}"
+    weights = "".join(f"\nweights of a run: --set {setting}" for setting in plan.weights)
+    return f"{needs}next: {shlex.join(plan.next())}{weights}"
 
 
 def verify(
@@ -359,6 +387,18 @@ def _python_of(choice: catalogue.Choice, python: Path | None) -> Path:
         small = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
         return checks.named_python(python, configuration.resolve(choice, small, 1, 1, []))
     return environment.ensure_environment(choice.implementation.framework, lambda text: typer.echo(text, err=True))
+
+
+def _has_parquet(source: Path | None) -> bool:
+    return source is not None and any(path.suffix == ".parquet" for path in (source, *source.glob("*")))
+
+
+def _with_parquet(choice: catalogue.Choice, directory: Path, preparation: data.Preparation) -> job.Command:
+    # The preparation in the framework's environment, followed by the packages that read Parquet.
+    variables = programs.variables_of(choice, None, [hub.ENVIRONMENT], lambda text: typer.echo(text, err=True))
+    command = data.prepare_command(variables["ENCORE_PYTHON"], choice.benchmark.name, directory, preparation)
+    argv = (*command, "--progress", "json")
+    return job.Command(argv=argv, environment=variables, working_directory=paths.ROOT)
 
 
 @contextmanager

@@ -4,15 +4,18 @@ import _thread
 import gzip
 import hashlib
 import json
+import os
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -20,7 +23,7 @@ import pytest
 
 from benchmarks.common.data import manifest, published
 from benchmarks.translation import wmt
-from encore import catalogue, data, download, paths
+from encore import catalogue, data, download, environment, hub, paths
 from encore.containers import runtimes
 from encore.containers.engines import Engine
 from encore.errors import EncoreError, ExitCode
@@ -224,6 +227,7 @@ def test_hint_does_not_write_to_a_mistyped_folder(tmp_path: Path) -> None:
 
 TEXT = bytes(range(256)) * 4096
 MD5 = hashlib.md5(TEXT).hexdigest()
+COMMIT = "0123456789" * 4  # Of a repository of the Hugging Face Hub
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -231,9 +235,17 @@ class Handler(BaseHTTPRequestHandler):
 
     log_message = Mock()
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
-        content, byte_range = self.server.files.get(self.path), self.headers.get("Range", "")
+        # The Hub's client sends another parameter.
+        path = self.path.removesuffix("&expand=false")
+        content, byte_range = self.server.files.get(path), self.headers.get("Range", "")
         self.server.requests.append((self.path, byte_range))
+        if "/resolve/" in path and self.server.token not in self.headers.get("Authorization", ""):
+            self.send_error(401)
+            return
         start = int(byte_range.removeprefix("bytes=").rstrip("-") or 0)
         if content is None or (start and start >= len(content)):
             self.send_error(404 if content is None else 416)
@@ -242,7 +254,11 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206 if byte_range else 200)
         self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         self.send_header("Content-Length", str(len(content) - start))
+        self.send_header("ETag", hashlib.sha256(content).hexdigest())
+        self.send_header("X-Repo-Commit", COMMIT)
         self.end_headers()
+        if self.command == "HEAD":
+            return
         self.wfile.write(content[start : len(content) // 2 if is_interrupted else None])
         self.wfile.flush()
         if is_interrupted:
@@ -259,6 +275,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         state = {"files": {}, "requests": [], "interrupted": "", "partial_file": None, "stopped": threading.Event()}
+        state["token"] = ""  # Required for files of a repository, if set
         vars(server).update(url=f"http://127.0.0.1:{server.server_port}", daemon_threads=True, **state)
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
@@ -270,6 +287,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.fixture
 def set_download(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     # Replaces [download] of NCF
+    monkeypatch.setenv("HF_HOME", "/none")  # No token of this user
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+
     def replace(*files: dict[str, Any], **fields: Any) -> None:
         choice = catalogue.choose("ncf")
         content = {"files": [{"source": "this test", **file} for file in files], **fields}
@@ -377,6 +397,194 @@ def test_mlcommons_files_are_downloaded_by_their_list(
     assert not server.requests
     assert f"--name {tmp_path}/data/below/part-1.bin" in output_of(*GET, tmp_path, "--run")
     assert (tmp_path / "data" / "part 0.bin").read_bytes() == TEXT
+
+
+WEIGHTS = {"config.json": b"{}", "a shard.safetensors": TEXT, "README.md": b"not selected"}
+COMBINED = hashlib.md5("".join(sorted((MD5, hashlib.md5(b"{}").hexdigest()))).encode()).hexdigest()
+
+
+def git_sha1(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+@pytest.fixture
+def repository(server: Any, set_download: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    # A repository of the Hub: the answers of its tree and file addresses
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    entries: list[dict[str, Any]] = [{"type": "directory", "path": "data", "size": 0, "oid": COMMIT}]
+    for path, content in WEIGHTS.items():
+        server.files[f"/own/er/resolve/{COMMIT}/{path}".replace(" ", "%20")] = content
+        lfs = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+        entry = {"type": "file", "path": path, "size": len(content), "oid": git_sha1(content)}
+        entries.append({**entry, **({"lfs": lfs} if content is TEXT else {})})
+    server.files[f"/api/models/own/er/tree/{COMMIT}?recursive=true"] = json.dumps(entries).encode()
+
+    def set_hub(**fields: Any) -> None:
+        include = ["*.safetensors", "*.json"]
+        hub = {"repository": "own/er", "revision": COMMIT, "include": include, "combined_md5": COMBINED, **fields}
+        set_download({"hub": hub, "file": "base"}, prepare=["DIR/base"])
+
+    return set_hub
+
+
+@pytest.mark.parametrize("tool", download.TOOLS)
+def test_files_of_the_hub_resume_and_are_verified(
+    server: Any, repository: Callable[..., None], tmp_path: Path, tool: str
+) -> None:
+    repository()
+    folder, shard = tmp_path / "base", f"/own/er/resolve/{COMMIT}/a%20shard.safetensors"
+    plan = output_of(*GET, tmp_path)
+    assert f"hf download own/er --repo-type model --revision {COMMIT} --include '*.safetensors' --include" in plan
+    assert f"combined MD5 {COMBINED}" in plan and not server.requests
+    server.interrupted, server.partial_file = shard, folder / "a shard.safetensors.part"
+    error_of(*GET, tmp_path, "--run", "--with", tool, code=ExitCode.INTERRUPTED)
+    assert not (folder / "hub.json").exists()
+    server.interrupted = ""
+    output_of(*GET, tmp_path, "--run", "--with", tool)
+    assert (shard, f"bytes={len(TEXT) // 2}-") in server.requests
+    assert sorted(path.name for path in folder.glob("[!.]*")) == ["a shard.safetensors", "config.json", "hub.json"]
+    revision, files = hub.read_manifest(folder)
+    assert (revision, files["a shard.safetensors"]) == (
+        COMMIT,
+        {"name": "a shard.safetensors", "bytes": len(TEXT), "sha256": hashlib.sha256(TEXT).hexdigest()},
+    )
+    assert (files["config.json"]["git-sha1"], (folder / "a shard.safetensors").read_bytes()) == (git_sha1(b"{}"), TEXT)
+    requests = len(server.requests)
+    output_of(*GET, tmp_path, "--run", "--with", tool)
+    assert len(server.requests) == requests
+    (folder / "config.json").write_bytes(b"[]")
+    assert f"config.json has git-sha1 {git_sha1(b'[]')}" in error_of(*GET, tmp_path, "--run").found
+
+
+TREE = f"/api/models/own/er/tree/{COMMIT}?recursive=true"
+HUB_FAILURES = {
+    # Fields of the repository, answer for its list of files, exit code, message
+    "combined": ({"combined_md5": ZEROS}, None, ExitCode.REFUSED, f"base has the combined MD5 {COMBINED}"),
+    "no commit": ({"revision": ""}, None, ExitCode.REFUSED, "/own/er/commits/main: --revision COMMIT"),
+    "no token": ({"terms": "license"}, None, ExitCode.REFUSED, "denies access to own/er: HF_TOKEN is not set"),
+    "gone": ({"revision": "1" * 40}, None, ExitCode.FAILED, "404"),
+    "page": ({}, b"<html>", ExitCode.REFUSED, "is not a list of files: "),
+    "fields": ({}, b'[{"type": "file", "path": "a"}]', ExitCode.REFUSED, "is not a list of files: Field required"),
+    "parent": (
+        {},
+        json.dumps([{"type": "file", "path": "../a.json", "size": 1, "oid": COMMIT}]).encode(),
+        ExitCode.REFUSED,
+        "own/er has the path ../a.json",
+    ),
+    "nothing": ({"include": ["*.bin"]}, None, ExitCode.REFUSED, "own/er has 4 entries, 0 match *.bin"),
+    "disk": (
+        {},
+        json.dumps([{"type": "file", "path": "a.json", "size": 10**18, "oid": COMMIT}]).encode(),
+        ExitCode.REFUSED,
+        "expected: 1,000,000,000.0 GB",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HUB_FAILURES)
+def test_failed_download_from_the_hub_is_explained(
+    server: Any, repository: Callable[..., None], tmp_path: Path, name: str
+) -> None:
+    fields, listing, code, message = HUB_FAILURES[name]
+    repository(**fields)
+    if listing is not None:
+        server.files[TREE] = listing
+    error = error_of(*GET, tmp_path, "--run", "--with", "wget", code=code)
+    assert message in str(error), error
+    assert not (tmp_path / "base" / "hub.json").exists() and not (tmp_path / "a.json").exists()
+
+
+@pytest.mark.parametrize("tool", download.TOOLS)
+def test_token_is_sent_by_curl_and_never_shown(
+    server: Any, repository: Callable[..., None], tmp_path: Path, tool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.token = "hf_secret"
+    repository(terms="the license")
+    monkeypatch.setenv("HF_TOKEN", "hf_other")
+    denied = error_of(*GET, tmp_path, "--run", "--with", tool)
+    assert denied.found == "the Hub denies access to own/er" and denied.expected == "the license"
+    commands = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda argv, **options: commands.append(argv) or popen(argv, **options))
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    output = output_of(*GET, tmp_path, "--run", "--with", tool)
+    assert {argv[0] for argv in commands} == {"curl"} and "hf_secret" not in f"{commands}{output}"
+    monkeypatch.setattr(shutil, "which", lambda name: "wget" if name == "wget" else None)
+    assert error_of(*GET, tmp_path, "--run", "--with", "wget").found == "no curl on this machine"
+
+
+def test_token_of_the_login_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    assert hub.token() == ""
+    (tmp_path / "token").write_text("hf_stored\n", encoding="utf-8")
+    assert hub.token() == "hf_stored"
+
+
+@pytest.mark.slow
+def test_client_of_the_hub_downloads_the_same_files(
+    server: Any, repository: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The client of the tests' environment instead of the locked one
+    asked = []
+    python = Path(sys.executable)
+    monkeypatch.setattr(environment, "ensure_environment", lambda name, report: asked.append(name) or python)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    repository()
+    output_of(*GET, tmp_path, "--run", "--with", "hf")
+    assert asked == ["hub"] and (tmp_path / "base" / "a shard.safetensors").read_bytes() == TEXT
+    assert hub.read_manifest(tmp_path / "base")[0] == COMMIT
+
+
+def test_full_disk_is_named(
+    server: Any, set_download: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A downloader that fails when the last block is written
+    set_download({"url": f"{server.url}/a.bin"})
+    script = tmp_path / "bin" / "curl"
+    script.parent.mkdir()
+    script.write_text("#!/bin/sh\necho 'curl: (23) client returned ERROR on write' >&2\nexit 23\n", encoding="utf-8")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
+    full = SimpleNamespace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    error = error_of(*GET, tmp_path / "raw", "--run", "--with", "curl", code=ExitCode.FAILED)
+    assert (error.found, error.hint) == (f"the disk of {tmp_path / 'raw'} is full", download.AGAIN)
+
+
+def test_variant_replaces_a_source(set_download: Callable[..., None], tmp_path: Path) -> None:
+    gated = {"repository": "own/er", "terms": "license"}
+    set_download({"url": "http://a/b", "file": "base"}, {"hub": gated, "file": "base", "variant": "f16"})
+    assert "alternative: --variant f16: own/er" in output_of(*GET, tmp_path)
+    plan = output_of(*GET, tmp_path, "--variant", "f16")
+    assert "--revision COMMIT" in plan and "gated: accept the license at https://huggingface.co/own/er" in plan
+    assert f"--revision {COMMIT}" in output_of(*GET, tmp_path, "--variant", "f16", "--revision", COMMIT)
+    for words, message in (
+        (("--variant", "f61"), "unknown variant 'f61'"),
+        (("--variant", "f16", "--revision", "main"), "--revision main"),
+        (("--revision", COMMIT), "--revision: all commits are published"),
+    ):
+        assert message in error_of(*GET, tmp_path, *words).found
+
+
+@pytest.mark.long
+def test_parquet_is_prepared_by_the_command_line(hub_python: Path, tmp_path: Path) -> None:
+    # pyarrow of the Hub's environment follows the packages of the framework's
+    raw = tmp_path / "raw" / "data"
+    raw.mkdir(parents=True)
+    rows = [list(range(start, start + 16)) for start in range(40)]
+    parts = {"train": rows[:30], "validation": rows[30:]}
+    program = "import json, sys, pyarrow, pyarrow.parquet as parquet\n" + (
+        "for name, rows in json.loads(sys.argv[1]).items():\n"
+        "    table = pyarrow.table({'input_ids': rows, 'labels': rows})\n"
+        "    parquet.write_table(table, f'{sys.argv[2]}/{name}-00000-of-00001.parquet')"
+    )
+    subprocess.run([hub_python, "-c", program, json.dumps(parts), raw], check=True)
+    (raw.parent / "hub.json").write_text(json.dumps({"repository": "own/er", "revision": COMMIT, "files": []}))
+    output_of("data", "prepare", "llama2-70b-lora", raw, "-o", tmp_path / "out")
+    how = json.loads((tmp_path / "out" / "dataset.json").read_text(encoding="utf-8"))["how"]
+    assert (how["repository"], how["revision"]) == ("own/er", COMMIT)
 
 
 def test_file_that_needs_a_login_is_named_and_checked(set_download: Callable[..., None], tmp_path: Path) -> None:
