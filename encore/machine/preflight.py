@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
+from encore import hub
 from encore.catalogue import Weights
 from encore.configuration import Configuration
 from encore.data import PASSPORT, DataPassport, check_data
 from encore.errors import EncoreError
 from encore.files import existing, file_digest, read_json
 from encore.job import Mount
+from encore.machine import safetensors_files
 from encore.machine.node import Node
 
 
@@ -52,18 +54,44 @@ def refuse_wrong(key: str, path: Path, expected: Weights) -> str:
     return ""
 
 
+class WeightsShard(TypedDict):
+    """A file of an index."""
+
+    file: str
+    bytes: int
+    sha256: str  # Of the Hugging Face Hub's list; empty if another program downloaded it
+
+
 class WeightsFile(TypedDict):
     file: str
     bytes: int
     sha256: str
+    shards: NotRequired[list[WeightsShard]]  # Of an index
+    revision: NotRequired[str]  # Commit on the Hugging Face Hub, if downloaded by encore data get
 
 
 def weights_json(files: dict[str, Path]) -> dict[str, WeightsFile]:
-    """Return path, size and SHA-256 per file, for run.json."""
-    return {
-        key: {"file": str(path), "bytes": path.stat().st_size, "sha256": file_digest(path, "sha256")}
-        for key, path in files.items()
+    """Return path, size, SHA-256 and shards per file, for run.json."""
+    return {key: _weights_file(path) for key, path in files.items()}
+
+
+def _weights_file(path: Path) -> WeightsFile:
+    record: WeightsFile = {
+        "file": str(path),
+        "bytes": path.stat().st_size,
+        "sha256": file_digest(path, "sha256"),
     }
+    if path.name.endswith(safetensors_files.INDEX):
+        revision, downloaded = hub.read_manifest(path.parent)
+        record["shards"] = [_weights_shard(shard, downloaded) for shard in safetensors_files.shards(path)]
+        if revision:
+            record["revision"] = revision
+    return record
+
+
+def _weights_shard(path: Path, downloaded: Mapping[str, Mapping[str, Any]]) -> WeightsShard:
+    size, listed = path.stat().st_size if path.is_file() else 0, downloaded.get(path.name, {})
+    return {"file": path.name, "bytes": size, "sha256": listed.get("sha256", "") if listed.get("bytes") == size else ""}
 
 
 def weight_mounts(files: dict[str, Path], data: Path) -> tuple[Mount, ...]:
@@ -73,8 +101,7 @@ def weight_mounts(files: dict[str, Path], data: Path) -> tuple[Mount, ...]:
     """
     outside = [path for path in files.values() if data not in path.parents]
     parts = [part for path in outside if path.suffix == ".index" for part in path.parent.glob(f"{path.stem}.data-*")]
-    shards = [path for path in outside if path.name.endswith(".safetensors.index.json")]
-    parts += [part for path in shards for part in path.parent.glob("*.safetensors")]
+    parts += [part for path in outside for part in safetensors_files.shards(path) if part != path]
     return tuple(Mount(path, str(path), True) for path in (*outside, *sorted(parts)))
 
 
@@ -82,12 +109,23 @@ def refuse_other_weights(files: dict[str, Path], recorded: Mapping[str, Any]) ->
     """Reject files that differ from run.json. A missing file is accepted: its weights may be in a checkpoint."""
     there = weights_json({key: path for key, path in files.items() if path.is_file()})
     for key, current in there.items():
-        if key in recorded and current["sha256"] != recorded[key]["sha256"]:
+        if key not in recorded:
+            continue
+        before, restore = recorded[key], "restore it, or start a new run"
+        if current["sha256"] != before["sha256"]:
             raise EncoreError(
                 f"{current['file']} is not the file of {key} that the run started with",
-                expected=f"SHA-256 {recorded[key]['sha256'][:12]}",
-                hint="restore it, or start a new run",
+                expected=f"SHA-256 {before['sha256'][:12]}",
+                hint=restore,
             )
+        sizes = {shard["file"]: shard["bytes"] for shard in current.get("shards", [])}
+        for shard in before.get("shards", []):
+            if sizes.get(shard["file"]) != shard["bytes"]:
+                raise EncoreError(
+                    f"{shard['file']} of {current['file']} has changed since the run started",
+                    expected=f"{shard['bytes']:,} bytes",
+                    hint=restore,
+                )
 
 
 Level = Literal["OK", "WARN", "FAIL"]
@@ -254,23 +292,40 @@ def check_weights(configuration: Configuration, data: Path, creates_data: bool =
     hint = "give the full path, or the name of a file in the data directory; empty: start from random weights"
     checks, needed = [], configuration.needed_weights
     for key, path in weight_files(configuration, data).items():
-        if key not in needed:
+        incomplete = _content_problem(configuration, key, path)
+        if incomplete:
+            get = f"encore data get {configuration.choice.benchmark.name} DIR --run downloads missing files"
+            checks.append(Check("FAIL", key, incomplete, f"{get}; --set {key}=FILE for other weights"))
+        elif key not in needed:
             if path.is_file():
                 checks.append(Check("OK", key, str(path)))
             elif creates_data and path.parent == data:
                 checks.append(Check("OK", key, f"{path} will be created with the toy data set"))
             else:
                 checks.append(Check("FAIL", key, f"{path} does not exist", f"--set {key}=FILE: {hint}"))
-            continue
-        title = needed[key].title
-        try:
-            unknown = refuse_wrong(key, path, needed[key])
-        except EncoreError as error:
-            checks.append(Check.of(error, key))
         else:
-            published = Check("OK", key, f"{path}: {title}, as published")
-            checks.append(Check("WARN", key, f"{path} for {title}: {unknown}") if unknown else published)
+            checks.append(_published_weights(key, path, needed[key]))
     return checks
+
+
+def _content_problem(configuration: Configuration, key: str, path: Path) -> str:
+    # Files of other formats are only checked for content: TensorFlow's and pickled ones have published checksums.
+    published = configuration.choice.benchmark.weights[key]
+    if not path.is_file():
+        return ""
+    if any(weights.file.endswith((safetensors_files.SUFFIX, safetensors_files.INDEX)) for weights in published):
+        return safetensors_files.problem(path)
+    return "" if path.stat().st_size else f"{path} contains no weights"
+
+
+def _published_weights(key: str, path: Path, expected: Weights) -> Check:
+    try:
+        unknown = refuse_wrong(key, path, expected)
+    except EncoreError as error:
+        return Check.of(error, key)
+    if unknown:
+        return Check("WARN", key, f"{path} for {expected.title}: {unknown}")
+    return Check("OK", key, f"{path}: {expected.title}, as published")
 
 
 def check_run(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import re
 from pathlib import Path
@@ -52,13 +53,86 @@ def test_weights_are_in_the_data_folder_or_elsewhere(name: str, tmp_path: Path) 
     assert [check.level for check in preflight.check_weights(config, data)] == ["OK"]
 
 
+def write_index(folder: Path, *shards: str) -> Path:
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {f"layer {name}": name for name in shards}}), encoding="utf-8")
+    return index
+
+
+def safetensors(tensors: dict[str, int], missing: int = 0) -> bytes:
+    # A file with tensors of these sizes in bytes, without the last ``missing`` bytes
+    ends = list(itertools.accumulate(tensors.values()))
+    offsets = zip((0, *ends), ends, strict=False)
+    entries = {name: {"data_offsets": pair} for name, pair in zip(tensors, offsets, strict=True)}
+    header = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(sum(tensors.values()) - missing)
+
+
+def lora(*settings: str) -> Configuration:
+    choice = catalogue.choose("llama2-70b-lora")
+    system = catalogue.find_system(choice, "h200", "v4.1")
+    return configuration.resolve(choice, system, 1, 8, list(settings))
+
+
+SHARDS = tuple(f"model-{number}.safetensors" for number in range(5))
+
+
+def test_shards_of_the_weights_are_checked_and_recorded(tmp_path: Path) -> None:
+    index = write_index(tmp_path, *SHARDS)
+    config = lora(f"base={index}")
+    (missing,) = preflight.check_weights(config, tmp_path)
+    text = f"5 of 5 files of {index} do not exist: {', '.join(SHARDS[:3])} and 2 more"
+    assert (missing.level, missing.found) == ("FAIL", text) and "encore data get llama2-70b-lora DIR" in missing.hint
+    for name in SHARDS:
+        (tmp_path / name).write_bytes(safetensors({"a": 4, "b": 60}))
+    (tmp_path / SHARDS[1]).write_bytes(safetensors({"a": 4, "b": 60}, missing=1))
+    (incomplete,) = preflight.check_weights(config, tmp_path)
+    size = len(safetensors({"a": 4, "b": 60}))
+    assert incomplete.found == f"{tmp_path / SHARDS[1]} is incomplete: {size - 1} of {size} bytes"
+    (tmp_path / SHARDS[1]).write_bytes(safetensors({"a": 4, "b": 60}))
+    (complete,) = preflight.check_weights(config, tmp_path)
+    assert complete.level == "WARN" and "no checksum" in complete.found
+    # encore data get knows the commit and the hashes
+    files = [
+        {"name": SHARDS[0], "bytes": size, "sha256": "1" * 64},
+        {"name": SHARDS[1], "bytes": 9, "sha256": "2" * 64},
+    ]
+    (tmp_path / "hub.json").write_text(json.dumps({"revision": "3" * 40, "files": files}), encoding="utf-8")
+    record = preflight.weights_json({"base": index})
+    shards = [{"file": name, "bytes": size, "sha256": "1" * 64 if name == SHARDS[0] else ""} for name in SHARDS]
+    assert (record["base"]["shards"], record["base"]["revision"]) == (shards, "3" * 40)
+    preflight.refuse_other_weights({"base": index}, record)
+    (tmp_path / SHARDS[4]).unlink()
+    with pytest.raises(EncoreError, match=r"model-4\.safetensors of .* has changed since the run started"):
+        preflight.refuse_other_weights({"base": index}, record)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("base.safetensors", safetensors({}), "contains no weights"),
+        ("base.safetensors", b"", "is not a .safetensors file"),
+        ("base.safetensors", b"\xff" * 99, "is not a .safetensors file"),
+        ("dataset.json", b'{"schema": 1}', "is not a .safetensors file"),
+        ("base.safetensors", safetensors({"a": 4})[:12], "is not a .safetensors file"),
+        ("base.safetensors.index.json", b'{"weight_map": {}}', "contains no weights: no weight_map of"),
+        ("base.safetensors.index.json", b"[1]", "contains no weights: no weight_map of"),
+    ],
+)
+def test_file_without_weights_fails_the_preflight(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    for config in (lora(f"base={name}"), small("llama2-70b-lora", f"base={name}")):
+        (check,) = preflight.check_weights(config, tmp_path)
+        assert (check.level, f"{tmp_path / name} {message}" in check.found) == ("FAIL", True), check.found
+
+
 @pytest.mark.parametrize(
     ("files", "others"),
     [
         (["model.ckpt-7.index", "model.ckpt-7.data-00000-of-00001"], ["model.ckpt-70.data-00000-of-00001"]),
         (
             ["model.safetensors.index.json", "model-00001.safetensors", "model-00002.safetensors"],
-            ["model.bin"],
+            ["model.bin", "other.safetensors"],
         ),
     ],
     ids=["TensorFlow", "safetensors"],
@@ -66,6 +140,8 @@ def test_weights_are_in_the_data_folder_or_elsewhere(name: str, tmp_path: Path) 
 def test_files_of_an_index_are_mounted_with_it(files: list[str], others: list[str], tmp_path: Path) -> None:
     for name in (*files, *others):
         (tmp_path / name).touch()
+    if files[0].endswith(".json"):
+        write_index(tmp_path, *files[1:])
     mounts = preflight.weight_mounts({"weights": tmp_path / files[0]}, tmp_path / "data")
     assert [mount.source.name for mount in mounts] == files
 
@@ -115,9 +191,12 @@ def test_missing_or_other_weights_fail_the_preflight(name: str, tmp_path: Path) 
     digest = hashlib.new(algorithm, b"other weights").hexdigest()
     assert other.level == "FAIL" and all(text in other.found for text in (digest, *digests))
     # Converted files have no published checksum, such as NVIDIA's model.ckpt-28252.pt
-    (tmp_path / "converted.npy").write_bytes(b"")
+    (tmp_path / "converted.npy").write_bytes(b"weights")
     (converted,) = preflight.check_weights(submitted(name, f"{key}=converted.npy"), tmp_path)
     assert converted.level == "WARN" and "no checksum of a .npy file" in converted.found
+    (tmp_path / "converted.npy").write_bytes(b"")
+    (empty,) = preflight.check_weights(submitted(name, f"{key}=converted.npy"), tmp_path)
+    assert (empty.level, empty.found) == ("FAIL", f"{tmp_path / 'converted.npy'} contains no weights")
 
 
 def test_checksum_may_be_the_start_of_a_digest(tmp_path: Path) -> None:
