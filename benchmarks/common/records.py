@@ -90,6 +90,7 @@ class Evaluation:
     epoch: int  # from 1
     qualities: Dict[str, float]  # by name, as fractions of 1; BLEU 0 to 100
     seconds: float
+    step: int = 0  # training steps before it; 0 in streams of older versions
     kind: Literal["eval"] = "eval"
 
 

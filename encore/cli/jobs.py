@@ -112,7 +112,7 @@ def describe(row: Row) -> str:
     # shows the start.
     parts = [against_targets(row.qualities, row.targets)] if row.qualities else []
     if row.epochs:
-        parts.append(f"epoch {row.epoch or 1:.4g}/{row.epochs}")
+        parts.append(row.position or f"epoch {row.epoch or 1:.4g}/{row.epochs}")
     if row.forecast and row.forecast.minutes is not None:
         parts.append(row.forecast.text())
     if row.experiments > 1:

@@ -20,10 +20,9 @@ WIDE = 120  # Minimum terminal width for the full bar and the number of steps
 def facts(progress: follow.Progress) -> str:
     # ``epoch 3/12  quality 0.9259 of 0.95 (epoch 2)  at most 0:00:31 to go  loss 0.512  410 samples/s``: a narrow
     # terminal cuts the end.
-    parts = [f"epoch {max(progress.epoch, 1)}" + (f"/{progress.epochs}" if progress.epochs else "")]
+    parts = [progress.position]
     if progress.qualities:
-        quality = against_targets(progress.qualities, progress.targets)
-        parts.append(f"{quality} (epoch {progress.evaluated_epoch})")
+        parts.append(f"{against_targets(progress.qualities, progress.targets)} ({progress.evaluated_position})")
     if progress.seconds_to_go is not None:
         parts.append(f"at most {clock(progress.seconds_to_go)} to go")
     if progress.loss is not None:

@@ -23,6 +23,7 @@ class ExperimentSummary:
     log: RunLog | None  # None before it has finished
     epochs: float
     planned_epochs: int
+    position: str  # Progress in epochs or samples
     qualities: Mapping[str, float]  # Of the evaluation that met the targets, else of the last one
     targets: Mapping[str, float]
     resumed: bool  # Whether it resumed from a checkpoint; the minutes then include the interruption
@@ -52,6 +53,7 @@ def evaluate_experiment(
         log=log,
         epochs=int(epochs) if epochs.is_integer() else epochs,
         planned_epochs=progress.epochs,
+        position=progress.position,
         qualities=benchmark.named(log.best_quality) if log else progress.qualities,
         targets=benchmark.targets(files.read_json(experiment.config)),
         resumed=progress.starts > 1,

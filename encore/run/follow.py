@@ -74,6 +74,7 @@ class Progress:
     # Results of the last evaluation; targets have the same keys.
     qualities: Mapping[str, float] = field(default_factory=dict)
     evaluated_epoch: int | None = None  # Epoch of that evaluation, from 1
+    evaluated_step: int = 0  # Training steps before that evaluation
     batch_unit: str = "samples"  # Unit of ``global_batch_size``
     outcome: str | None = None
     slow: str = ""  # Latest result of ``slow_rank``
@@ -110,6 +111,22 @@ class Progress:
     @property
     def total_steps(self) -> int:
         return self.epochs * self.steps_per_epoch
+
+    @property
+    def position(self) -> str:
+        """Progress in epochs; in samples if the run is a part of one epoch, as for language models."""
+        if self.epochs == 1:
+            return f"{self._samples(self.step)} of {self._samples(self.total_steps)} {self.batch_unit}"
+        return f"epoch {max(self.epoch, 1)}" + (f"/{self.epochs}" if self.epochs else "")
+
+    @property
+    def evaluated_position(self) -> str:
+        if self.epochs == 1:
+            return f"after {self._samples(self.evaluated_step)} {self.batch_unit}"
+        return f"epoch {self.evaluated_epoch}"
+
+    def _samples(self, steps: int) -> str:
+        return f"{steps * self.global_batch_size:,}"
 
     @property
     def samples_per_second(self) -> float | None:
@@ -156,6 +173,7 @@ class Progress:
             self._times.append((record["time"], self.step))
         elif kind == "eval":
             self.qualities, self.evaluated_epoch = record["qualities"], record["epoch"]
+            self.evaluated_step = record.get("step") or self.step
             self._times.clear()
         elif kind == "checkpoint":
             self._stopped = record["seconds"]

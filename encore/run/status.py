@@ -71,6 +71,7 @@ class Row:
     reached: int = 0  # Number of experiments that reached the target
     epoch: float = 0
     epochs: int = 0
+    position: str = ""  # Progress in samples, for runs of one epoch
     qualities: Mapping[str, float] = field(default_factory=dict)  # Results of the last evaluation
     targets: Mapping[str, float] = field(default_factory=dict)
     nodes: int | None = None
@@ -223,6 +224,7 @@ def _progress(row: Row) -> Row:
         if summary.planned_epochs:
             row = replace(row, epoch=summary.epochs, epochs=summary.planned_epochs)
             row = replace(row, qualities=summary.qualities, targets=summary.targets)
+            row = replace(row, position=summary.position if summary.planned_epochs == 1 else "")
             if row.state == "running":
                 row = replace(row, forecast=forecast_of(experiment), slow=follow.slow_rank(experiment.folder))
     return row

@@ -741,6 +741,21 @@ def test_live_line_has_every_quality() -> None:
     assert (with_names({}), against_targets({}, BOX_AND_MASK)) == ("", "")
 
 
+def test_runs_of_one_epoch_show_samples(tmp_path: Path) -> None:
+    one_epoch = {**start({"log_perplexity": 3.3}), "epochs": 1, "steps_per_epoch": 2000, "global_batch_size": 32}
+    progress = progress_of(one_epoch)
+    assert facts(progress) == "0 of 64,000 samples"
+    step = {"kind": "step", "time": 1.0, "epoch": 1, "step": 382, "loss": 3.5, "learning_rate": 0.1}
+    # The records of steps are written later than those of evaluations
+    progress = progress_of(one_epoch, step, {**evaluation(1, log_perplexity=3.4), "step": 384})
+    text = "12,224 of 64,000 samples  quality 3.4000 of 3.3 (after 12,288 samples)  loss 3.5000"
+    assert re.sub("  at most .* to go", "", facts(progress)) == text
+    assert "(after 12,224 samples)" in facts(progress_of(one_epoch, step, evaluation(1, log_perplexity=3.4)))
+    make_experiment(tmp_path, "interrupted", "", one_epoch, step)
+    (row,) = status.overview(tmp_path, status.Queue(), None)
+    assert describe(row) == "12,224 of 64,000 samples"
+
+
 @pytest.mark.parametrize(
     ("state", "minutes", "epochs", "accuracy", "line"),
     [

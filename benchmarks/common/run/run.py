@@ -455,7 +455,7 @@ class Run:
         if not (timeline.evaluates_inside_epochs or timeline.evaluates_concurrently):
             self._log.block_stop(timeline.first_of_block(evaluation.epoch - 1))
         seconds = round(time.time() - evaluation.started, 3)
-        self._metrics.write(Evaluation(evaluation.epoch, qualities, seconds), **figures)
+        self._metrics.write(Evaluation(evaluation.epoch, qualities, seconds, evaluation.position), **figures)
         reached = operator.gt if timeline.target_is_exceeded else operator.ge
         reached = operator.le if timeline.lower_is_better else reached
         return all(reached(qualities[name], target) for name, target in targets.items())
