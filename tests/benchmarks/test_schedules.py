@@ -209,6 +209,8 @@ def test_properties_of_timelines() -> None:
     assert (by_steps.evaluates_inside_epochs, by_epochs.evaluates_inside_epochs) == (True, False)
     assert bert_schedule.timeline(config_of("bert", "dgx1", None, 8), 8).steps == 13889
     assert llama_schedule.timeline(llama(), 8).lower_is_better
+    # 1,200,000 steps of 32 samples, an evaluation after 384
+    assert llama_schedule.evaluations(llama(), 8) == 3126
     for name, rule in (("resnet", schedule.timeline), ("dlrm", dlrm_schedule.timeline)):
         assert rule(config_of(name, "cpu", None, 1), 100).target_is_exceeded
     logged = lora_mlperf.hyperparameters(checked_config("llama2-70b-lora", "eos", "v4.0"), 8)

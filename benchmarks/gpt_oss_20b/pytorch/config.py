@@ -77,6 +77,7 @@ class Config:
 
     # How it runs
     recompute: bool = False  # the activations within a layer in the backward pass
+    recompute_layers: int = 0  # with recompute=false: number of layers, from the first on, that do it
     loss_rows: int = 2048  # positions whose logits exist at a time; 0: all of a micro-batch
     warm_up_steps: int = 2  # on synthetic data, before the clock; 0 does none
     log_interval: int = 10  # steps per record in the metrics stream, and between looks for a signal
@@ -158,10 +159,11 @@ class Config:
         at_least(self, 1, "log_interval")
         at_least(self, 2, "sequence_length")
         at_least(self, 0, "prefetch", "warmup_steps", "end_learning_rate", "weight_decay", "loss_rows", "warm_up_steps")
-        at_least(self, 0, "checkpoint_interval", "window")
+        at_least(self, 0, "recompute_layers", "checkpoint_interval", "window")
         above_zero(self, "learning_rate", "epsilon", "norm_epsilon", "gradient_clip", "quality_target", "rope_base")
         above_zero(self, "initial_weights")
         refuse(
+            (f"recompute_layers must be at most layers={self.layers}", self.recompute_layers > self.layers),
             ("epochs must be 1: set max_samples or max_steps to train longer", self.epochs != 1),
             (
                 f"chosen_experts={self.chosen_experts} must be at most experts={self.experts}",
@@ -192,11 +194,11 @@ class Config:
         return memory.size_of(self) * (attention + self.chosen_experts * (3 * self.width + 4 * self.inner_width))
 
     def needed_memory(self, vocabulary: int, ranks: int) -> float:
-        """Return the bytes that a rank needs at least: weights, AdamW's state, what it gathers, activations, logits."""
+        """Return the bytes that a rank needs: weights, AdamW's state, gradients, activations, logits."""
         weights = memory.weights_of(self, vocabulary)
-        # Weights and both moments in fp32, and sums of gradients behind the first micro-batch
-        weight_bytes = 4 * (4 if self.accumulation > 1 else 3) * (weights.layer * self.layers + weights.outside)
-        return memory.needed(self, vocabulary, ranks, weight_bytes / ranks, self.kept(), self.expert_parallelism)
+        count = weights.layer * self.layers + weights.outside
+        parameters = memory.Parameters(12 * count, 4 * count)  # in fp32: weights and both moments, gradients
+        return memory.needed(self, vocabulary, ranks, parameters, self.kept(), self.expert_parallelism)
 
     def misfits(self, manifest: Manifest, ranks: int, available: float) -> List[Misfit]:
         """Return why a data set, a number of ranks or their memory, in bytes of a rank, does not do."""

@@ -17,7 +17,7 @@ class Training:
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
         self.position = parallel.mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
         with torch.device("meta"):
-            self.network = Network(config.shape(vocabulary), ComputeOptions(config.recompute, config.loss_rows))
+            self.network = Network(config.shape(vocabulary), ComputeOptions.of(config))
         if config.fp8 != "none":
             fp8.set_up(self.network, config.fp8, ranks.context)
         types = parallel.Types(pytorch.DTYPES[config.precision], pytorch.DTYPES[config.gradient_reduction])

@@ -72,6 +72,7 @@ class Config:
 
     # How it runs
     recompute: bool = True  # the activations within a layer in the backward pass
+    recompute_layers: int = 0  # with recompute=false: number of layers, from the first on, that do it
     fp8: Literal["none", "scaled_mm"] = "none"  # the base's layers: kept in FP8, and their GEMMs in it
     loss_rows: int = 2048  # positions whose logits exist at a time; 0: all of a micro-batch
     warm_up_steps: int = 2  # on synthetic data, before the clock; 0 does none
@@ -129,10 +130,11 @@ class Config:
         at_least(self, 1, "tensor_parallelism", "context_parallelism")
         at_least(self, 2, "sequence_length")
         at_least(self, 0, "prefetch", "warmup_steps", "end_learning_rate", "weight_decay", "loss_rows", "warm_up_steps")
-        at_least(self, 0, "checkpoint_interval", "lora_dropout")
+        at_least(self, 0, "recompute_layers", "checkpoint_interval", "lora_dropout")
         above_zero(self, "learning_rate", "epsilon", "norm_epsilon", "gradient_clip", "quality_target", "rope_base")
         above_zero(self, "initial_weights", "lora_alpha")
         refuse(
+            (f"recompute_layers must be at most layers={self.layers}", self.recompute_layers > self.layers),
             ("epochs must be 1: set max_steps to train longer", self.epochs != 1),
             ("lora_dropout must be below 1", self.lora_dropout >= 1),
             *problems(self),
@@ -157,13 +159,14 @@ class Config:
         return memory.size_of(self) * values + (2 * self.width if dropped else 0)
 
     def needed_memory(self, vocabulary: int, ranks: int) -> float:
-        """Return the bytes that a rank needs at least: weights, what it gathers, adapters, activations and logits."""
+        """Return the bytes that a rank needs: weights, what it gathers, adapters, activations and logits."""
         weights = memory.weights_of(self, vocabulary)
         size = memory.size_of(self)
         base = weights.layer * self.layers * (size if self.fp8 == "none" else 1) + weights.outside * size
-        # Adapters and both moments in fp32, and sums of gradients behind the first micro-batch
-        adapters = 4 * (4 if self.accumulation > 1 else 3) * self.adapters(self.tensor_parallelism) * self.layers
-        return memory.needed(self, vocabulary, ranks, (base + adapters) / ranks, self.kept())
+        adapters = self.adapters(self.tensor_parallelism) * self.layers
+        # In fp32: adapters and both moments, their gradients
+        parameters = memory.Parameters(base + 12 * adapters, 4 * adapters, trains_weights=False)
+        return memory.needed(self, vocabulary, ranks, parameters, self.kept())
 
     def misfits(self, manifest: Manifest, ranks: int, available: float) -> List[Misfit]:
         """Return why a data set, a number of ranks or their memory, in bytes of a rank, does not do."""

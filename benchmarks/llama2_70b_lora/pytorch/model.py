@@ -31,7 +31,7 @@ class Training:
         types = parallel.Types(pytorch.DTYPES[config.precision], pytorch.DTYPES[config.gradient_reduction])
         stored = tensors_of(base) if base else {}
         with torch.device("meta"):
-            self.network = Network(config.shape(vocabulary), ComputeOptions(config.recompute, config.loss_rows))
+            self.network = Network(config.shape(vocabulary), ComputeOptions.of(config))
         self.network.to(types.computed)
         if config.fp8 != "none":
             fp8.set_up(self.network, config.fp8, ranks.context, frozen=True)

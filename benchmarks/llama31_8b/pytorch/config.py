@@ -80,6 +80,7 @@ class Config:
 
     # How it runs
     recompute: bool = False  # the activations within a layer in the backward pass
+    recompute_layers: int = 0  # with recompute=false: number of layers, from the first on, that do it
     loss_rows: int = 2048  # positions whose logits exist at a time; 0: all of a micro-batch
     compile: bool = False  # on a GPU: torch.compile of each layer
     fp8: Literal["none", "scaled_mm"] = "none"  # GEMMs of the layers in FP8
@@ -144,10 +145,11 @@ class Config:
         at_least(self, 1, "eval_batch_size", "log_interval")
         at_least(self, 2, "sequence_length")
         at_least(self, 0, "prefetch", "warmup_steps", "end_learning_rate", "weight_decay", "loss_rows", "warm_up_steps")
-        at_least(self, 0, "checkpoint_interval", "rope_low_frequency")
+        at_least(self, 0, "recompute_layers", "checkpoint_interval", "rope_low_frequency")
         above_zero(self, "learning_rate", "epsilon", "norm_epsilon", "gradient_clip", "quality_target", "rope_base")
         above_zero(self, "initial_weights")
         refuse(
+            (f"recompute_layers must be at most layers={self.layers}", self.recompute_layers > self.layers),
             ("epochs must be 1: set max_samples or max_steps to train longer", self.epochs != 1),
             ("device=cpu is not compiled for: set compile=false", self.device == "cpu" and self.compile),
             (
@@ -174,11 +176,11 @@ class Config:
         return memory.size_of(self) * values + (3 if self.compile else 6) * width + self.inner_width
 
     def needed_memory(self, vocabulary: int, ranks: int) -> float:
-        """Return the bytes that a rank needs at least: weights, AdamW's state, what it gathers, activations, logits."""
+        """Return the bytes that a rank needs: weights, AdamW's state, gradients, activations, logits."""
         weights = memory.weights_of(self, vocabulary)
-        # Weights and both moments in fp32, and sums of gradients behind the first micro-batch
-        weight_bytes = 4 * (4 if self.accumulation > 1 else 3) * (weights.layer * self.layers + weights.outside)
-        return memory.needed(self, vocabulary, ranks, weight_bytes / ranks, self.kept())
+        count = weights.layer * self.layers + weights.outside
+        parameters = memory.Parameters(12 * count, 4 * count)  # in fp32: weights and both moments, gradients
+        return memory.needed(self, vocabulary, ranks, parameters, self.kept())
 
     def misfits(self, manifest: Manifest, ranks: int, available: float) -> List[Misfit]:
         """Return why a data set, a number of ranks or their memory, in bytes of a rank, does not do."""

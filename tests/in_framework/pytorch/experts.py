@@ -28,7 +28,7 @@ SHAPE = Shape(11, 2, 16, 4, 2, 12, 10000.0, Scaling(), 1e-5, head_size=6, **MIXT
 TOKENS = torch.tensor([0, 7, 5, 6, 9, 3, 0, 10, 0, 4, 10, 8, 8, 10, 4, 0, 10, 0, 3, 9, 6, 5, 7, 0, 7, 5])
 
 
-@pytest.mark.parametrize("options", [ComputeOptions(), ComputeOptions(recompute=True, loss_rows=5)])
+@pytest.mark.parametrize("options", [ComputeOptions(), ComputeOptions(2, loss_rows=5)])
 @pytest.mark.parametrize(
     ("length", "expected"),
     [(12, [-16.70354684, 102.8106046, 147.8012757]), (3, [5.105972512, 23.42863028, -167.7032764])],
@@ -107,7 +107,7 @@ def test_grouped_products_match_all_experts_on_all_tokens(dtype, tolerance):
 def test_activation_memory_matches_the_formula(recompute):
     sizes = {"layers": 6, "width": 64, "inner_width": 80, "sequence_length": 64, "sinks": False, "window": 0}
     config = dataclasses.replace(CONFIG, gate="silu", recompute=recompute, **sizes)
-    network = Network(config.shape(VOCABULARY), ComputeOptions(recompute))
+    network = Network(config.shape(VOCABULARY), ComputeOptions.of(config))
     measured = kept_by_layers(network, torch.zeros(2, 64, dtype=torch.int64), torch.arange(64))
     extra = 0 if recompute else config.width * 12  # on a CPU, as for Llama
     assert measured == pytest.approx(128 * 6 * (extra + (config.width * 4 if recompute else config.kept())), rel=0.1)

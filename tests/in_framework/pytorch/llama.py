@@ -40,7 +40,7 @@ TRAINER = Trainer(
 )
 
 
-@pytest.mark.parametrize("options", [ComputeOptions(), ComputeOptions(recompute=True, loss_rows=5)])
+@pytest.mark.parametrize("options", [ComputeOptions(), ComputeOptions(2, loss_rows=5)])
 def test_logits_loss_and_gradients_match_transformers(options):
     """LlamaForCausalLM of transformers 4.57.1 with norms in float64; its rotary frequencies are fp32 as well."""
     network = Network(SHAPE, options).double()
@@ -114,7 +114,7 @@ def test_invalid_fp8_configurations(settings, message):
 @pytest.mark.parametrize("settings", [{}, {"recompute": True}, {"precision": "bf16", "fp8": "scaled_mm"}])
 def test_activation_memory_matches_the_formula(settings, ranks):
     config = Config(**{**OPTIONS, "layers": 6, "width": 64, "inner_width": 160, "sequence_length": 64, **settings})
-    network = Network(config.shape(VOCABULARY), ComputeOptions(config.recompute)).to(pytorch.DTYPES[config.precision])
+    network = Network(config.shape(VOCABULARY), ComputeOptions.of(config)).to(pytorch.DTYPES[config.precision])
     if config.fp8 != "none":
         fp8.set_up(network, config.fp8, one_rank(ranks).context)
     measured = kept_by_layers(network, torch.zeros(2, 64, dtype=torch.int64), torch.arange(64))

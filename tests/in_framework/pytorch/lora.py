@@ -60,7 +60,7 @@ def network_with_adapters(options=ComputeOptions()):  # noqa: B008
     return network, weights, trained
 
 
-@pytest.mark.parametrize("options", [ComputeOptions(), ComputeOptions(recompute=True, loss_rows=5)])
+@pytest.mark.parametrize("options", [ComputeOptions(), ComputeOptions(2, loss_rows=5)])
 def test_adapters_match_merged_weights(options):
     """W + alpha / rank * B A in place of W; tools/parity.py compares the network with peft."""
     network, base, trained = network_with_adapters(options)
