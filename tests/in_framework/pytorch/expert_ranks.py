@@ -21,7 +21,8 @@ TRAINER = Trainer(
 
 
 def test_every_split_trains_like_one_rank(ranks):
-    TRAINER.assert_splits_train_alike(CONFIG, (*SPLITS, {"expert_parallelism": 2, "recompute": True}), ranks)
+    config = dataclasses.replace(CONFIG, qk_norm=True)
+    TRAINER.assert_splits_train_alike(config, (*SPLITS, {"expert_parallelism": 2, "recompute": True}), ranks)
 
 
 def test_gradients_are_clipped_by_the_norm_of_all_ranks(ranks):

@@ -87,6 +87,12 @@ def records(output, kind):
     return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
+def events(output):
+    """Events of the MLPerf log."""
+    lines = (output / "result.txt").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line.split(":::MLLOG ")[1]) for line in lines]
+
+
 def losses(output):
     """Losses of the steps, then of the evaluations."""
     evaluations = [float(loss) for record in records(output, "eval") for loss in record["qualities"].values()]
@@ -97,11 +103,10 @@ def losses(output):
 def test_two_ranks_train_like_one_in_every_split(settings, uninterrupted):
     one, two = uninterrupted(1), uninterrupted(2, **settings)
     assert losses(two) == pytest.approx(losses(one), rel=1e-4) and len(losses(one)) == 12 + 4
-    lines = (two / "result.txt").read_text(encoding="utf-8").splitlines()
-    events = {event["key"]: event["value"] for event in (json.loads(line.split(":::MLLOG ")[1]) for line in lines)}
+    values = {event["key"]: event["value"] for event in events(two)}
     expected = {"tensor_parallelism": 1, "context_parallelism": 1, "global_batch_size": GLOBAL_BATCH,
                 "micro_batch_size": 2, **settings}  # fmt: skip
-    assert {key: events[key] for key in expected} == expected
+    assert {key: values[key] for key in expected} == expected
     assert [record["step"] for record in records(two, "checkpoint_written")] == [3, 6, 9, 12]
     assert len(records(two, "checkpoint")) == 5, "the last is the state at the end"
     assert not (two / "order").exists(), "a finished run needs it no longer"
@@ -208,6 +213,8 @@ def test_stopped_run_waits_for_its_save_and_resumes_with_the_same_losses(data, u
 @pytest.mark.parametrize(("before", "split", "after"), [(2, {"tensor_parallelism": 2}, 1), (1, {}, 2)])
 def test_stopped_run_resumes_on_other_ranks(before, split, after, data, uninterrupted, tmp_path):
     assert run_train(data, tmp_path, before, replace(Run, "report", stop, is_step_4), **split) == [0] * before
+    (start,) = (event["time_ms"] for event in events(tmp_path) if event["key"] == "run_start")
+    assert (tmp_path / "order" / "key").stat().st_mtime * 1000 < start + 1, "built before run_start"
     assert run_train(data, tmp_path, after) == [0] * after
     assert losses(tmp_path) == pytest.approx(losses(uninterrupted(1)), rel=1e-4)
 
