@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,6 +22,7 @@ import psutil
 import pytest
 
 from encore import catalogue, configuration, paths
+from encore.configuration import Configuration
 from encore.machine import processes
 from encore.run import run_folder
 from encore.run.run_folder import ExperimentState, RunFolder
@@ -116,17 +116,16 @@ def resumed_as_printed(output: str) -> subprocess.CompletedProcess[str]:
 
 
 def wait_for_step(run: subprocess.Popen[str], results: Path, step: int, seconds: float = PATIENCE) -> Path:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found: list[Path] = []
+    def folders() -> list[Path]:
+        metrics: list[Path] = []
         with contextlib.suppress(FileNotFoundError):  # a folder that gets its name meanwhile
-            found = list(results.glob("**/[!.]*/experiment_0/metrics.jsonl"))
-        for metrics in found:
-            if steps_so_far(metrics) >= step:
-                return metrics.parent
-        assert run.poll() is None, run.communicate()[0]
-        time.sleep(0.1)
-    raise AssertionError(f"not at step {step} within {seconds:g} s")
+            metrics = list(results.glob("**/[!.]*/experiment_0/metrics.jsonl"))
+        at_step = [path.parent for path in metrics if steps_so_far(path) >= step]
+        assert at_step or run.poll() is None, run.communicate()[0]
+        return at_step
+
+    wait_until(lambda: bool(folders()), f"step {step}", seconds)
+    return folders()[0]
 
 
 def steps_so_far(metrics: Path) -> int:
@@ -162,39 +161,33 @@ def meeting_port() -> socket.socket:
     return held_port()
 
 
-def with_other_offsets(folder: Path, to: Path) -> Path:
-    # Copy a data set and change values of its offsets, but not the file sizes
-    shutil.copytree(folder, to)
-    changed = list(to.glob("*offsets.npy"))
-    for path in changed:
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 0x40
-        path.write_bytes(content)
-    assert changed
-    return to
+def resolved(
+    benchmark: str, system: str, round_: str | None, ranks: int = 0, *settings: str, nodes: int = 0
+) -> Configuration:
+    # Configuration of a system, with its number of nodes and of ranks per node if they are not given
+    choice = catalogue.choose(benchmark)
+    source = catalogue.find_system(choice, system, round_)
+    return configuration.resolve(choice, source, nodes or source.nodes, ranks or source.gpus_per_node, list(settings))
 
 
 def write_small_config(
     path: Path, benchmark: str, ranks: int, settings: Iterable[str], round_name: str | None = None, seed: int = 3
 ) -> Path:
     # Config.json of a benchmark's small system with a fixed seed
-    choice = catalogue.choose(benchmark)
-    system = catalogue.find_system(choice, "cpu", round_name)
-    resolved = configuration.resolve(choice, system, 1, ranks, list(settings))
-    path.write_text(json.dumps({**resolved.plain(), "seed": seed}), encoding="utf-8")
+    plain = resolved(benchmark, "cpu", round_name, ranks, *settings, nodes=1).plain()
+    path.write_text(json.dumps({**plain, "seed": seed}), encoding="utf-8")
     return path
 
 
 def config_of(benchmark: str, system: str, round_: str | None, ranks: int, *settings: str, nodes: int = 1) -> Any:
-    # Configuration of a system with a number of ranks per node
-    choice = catalogue.choose(benchmark)
-    found = catalogue.find_system(choice, system, round_)
-    return SimpleNamespace(**configuration.resolve(choice, found, nodes, ranks, list(settings)).plain())
+    return SimpleNamespace(**resolved(benchmark, system, round_, ranks, *settings, nodes=nodes).plain())
 
 
-def checked_config(benchmark: str, system: str, round_: str | None, *settings: str, nodes: int = 1) -> Any:
-    # The same for eight ranks per node, checked by the config class of the benchmark
-    plain = vars(config_of(benchmark, system, round_, 8, *settings, nodes=nodes))
+def checked_config(
+    benchmark: str, system: str, round_: str | None, *settings: str, ranks: int = 8, nodes: int = 1
+) -> Any:
+    # The same, checked by the config class of the benchmark
+    plain = resolved(benchmark, system, round_, ranks, *settings, nodes=nodes).plain()
     return configuration.config_class(catalogue.choose(benchmark).folder)(**plain)
 
 
@@ -221,26 +214,6 @@ def benched(encore: Encore, benchmark: str, data: Path, *values: str) -> set[str
     return {name for name, entry in found["measured"].items() if entry["median"] > 0}
 
 
-def start_ranks(
-    module: str, python: Path, config: Path, folder: Path, output: Path, ranks: int
-) -> list[subprocess.Popen[str]]:
-    # Start the ranks of ``module`` in PyTorch without a launcher
-    output.mkdir(exist_ok=True)
-    port = meeting_port().getsockname()[1]
-    command = [str(python), "-m", module, "--config", str(config), "--data", str(folder), "--output", str(output)]
-    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=paths.ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-
-
 def finish(children: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     words = [child.communicate(timeout=PATIENCE)[1] for child in children]
     return [(child.returncode, text) for child, text in zip(children, words, strict=True)]
@@ -258,8 +231,21 @@ class BareRuns:
     whole: dict[tuple[int, tuple[str, ...]], Path] = field(default_factory=dict)
 
     def start(self, output: Path, ranks: int, *settings: str) -> list[subprocess.Popen[str]]:
-        config = self.write_config(output.with_suffix(".json"), ranks, *settings)
-        return start_ranks(self.module, self.python, config, self.folder, output, ranks)
+        # Without a launcher
+        config, port = self.write_config(output.with_suffix(".json"), ranks, *settings), meeting_port().getsockname()[1]
+        output.mkdir(exist_ok=True)
+        arguments = ["--config", str(config), "--data", str(self.folder), "--output", str(output)]
+        world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        return [
+            subprocess.Popen(
+                [str(self.python), "-m", self.module, *arguments],
+                env={**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                cwd=paths.ROOT,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
 
     def end(self, output: Path, ranks: int, *settings: str) -> Path:
         ended = finish(self.start(output, ranks, *settings))
@@ -320,19 +306,14 @@ def exported(
     checked = content["checked"]
     assert checked["samples"] > 1 and checked["largest_difference"] <= checked["tolerance"]
     # A run sums on two ranks, and some quality is of answers that a last bit may turn.
-    assert content["quality"]
-    for name, value in content["quality"].items():
-        assert checked["quality"][name] == pytest.approx(value, rel=rel)
+    quality = {name: checked["quality"][name] for name in content["quality"]}
+    assert quality and quality == pytest.approx(content["quality"], rel=rel)
     return content
 
 
 def free_ports() -> tuple[str, str]:
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(2)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        one, other = (str(each.getsockname()[1]) for each in sockets)
-    return one, other
+    with held_port() as http, held_port() as grpc:
+        return str(http.getsockname()[1]), str(grpc.getsockname()[1])
 
 
 def served(encore: Encore, folder: Path, *options: str, environment: dict[str, str] | None = None) -> dict[str, Any]:

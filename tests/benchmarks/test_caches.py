@@ -47,8 +47,7 @@ def test_planted_cache_is_rejected(
 
 def test_cache_of_another_user_is_rejected(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     caches.private_folder(shared / "cache")
-    user = os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    monkeypatch.setattr(os, "getuid", lambda: shared.stat().st_uid + 1)
     with pytest.raises(SystemExit):
         caches.private_folder(shared / "cache")
 

@@ -19,7 +19,7 @@ from benchmarks.detection import detections
 from benchmarks.detection.detections import Detections
 from encore import paths
 from tests.conftest import records
-from tests.trainings import PATIENCE, wait_until
+from tests.trainings import PATIENCE, Started, wait_until
 
 SPREADS = [0.2, 0.05, 0.0, 0.0]
 TARGETS = {"box_ap": 0.95, "mask_ap": 0.95}
@@ -43,36 +43,27 @@ def test_detections_round_trip(tmp_path: Path, masks: list[bytes] | None) -> Non
     assert (read.masks, detections.to_bytes(read)) == (masks, detections.to_bytes(written))
 
 
-class Started:
-    """A run of detection_run.py in the background, on one rank."""
+def start(python: Path, scenes: Path, folder: Path, **options: Any) -> Started:
+    # Start detection_run.py in the background, on one rank
+    folder.mkdir(exist_ok=True)
+    content = {"targets": TARGETS, "spreads": SPREADS, "seconds": 0.02, **options}
+    program = paths.ROOT / "tests" / "in_framework" / "detection_run.py"
+    command = [*map(str, (python, program, scenes, folder)), json.dumps(content)]
+    environment = {**os.environ, "PYTHONPATH": str(paths.ROOT), "OMP_NUM_THREADS": "1"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return Started(subprocess.Popen(command, env=environment, **pipes), folder)
 
-    def __init__(self, python: Path, scenes: Path, folder: Path, **options: Any) -> None:
-        folder.mkdir(exist_ok=True)
-        content = {"targets": TARGETS, "spreads": SPREADS, "seconds": 0.02, **options}
-        program = paths.ROOT / "tests" / "in_framework" / "detection_run.py"
-        command = map(str, [python, program, scenes, folder, json.dumps(content)])
-        environment = {**os.environ, "PYTHONPATH": str(paths.ROOT), "OMP_NUM_THREADS": "1"}
-        self.folder = folder
-        self.process = subprocess.Popen(
-            list(command), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
 
-    def end(self, code: int = 0) -> str:
-        output, _ = self.process.communicate(timeout=PATIENCE)
-        assert self.process.returncode == code, output
-        return output
+def evaluator_of(started: Started) -> psutil.Process:
+    # The process that evaluates, once it has received detections
+    def workers() -> list[psutil.Process]:
+        if not list((started.results / "detections").glob("*.npz")):
+            return []
+        children = psutil.Process(started.process.pid).children()
+        return [child for child in children if "evaluation_worker" in " ".join(child.cmdline())]
 
-    def evaluator(self) -> psutil.Process:
-        # The process that evaluates, once it has received detections
-        process = psutil.Process(self.process.pid)
-
-        def workers() -> list[psutil.Process]:
-            if not list((self.folder / "detections").glob("*.npz")):
-                return []
-            return [child for child in process.children() if "evaluation_worker" in " ".join(child.cmdline())]
-
-        wait_until(lambda: bool(workers()), "an evaluator")
-        return workers()[0]
+    wait_until(lambda: bool(workers()), "an evaluator")
+    return workers()[0]
 
 
 def results(folder: Path) -> list[Any]:
@@ -81,15 +72,14 @@ def results(folder: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def reference(pytorch_python: Path, scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    started = Started(pytorch_python, scenes, tmp_path_factory.mktemp("reference"))
-    started.end()
-    return started.folder
+    started = start(pytorch_python, scenes, tmp_path_factory.mktemp("reference"))
+    started.ended(0)
+    return started.results
 
 
 def test_run_ends_at_both_targets_and_records_detections_of_its_last_evaluation(reference: Path) -> None:
     evaluations = results(reference)
-    assert [epoch for epoch, _ in evaluations] == [1, 2, 3]
-    assert evaluations[-1][1] == {"box_ap": 1.0, "mask_ap": 1.0}
+    assert ([epoch for epoch, _ in evaluations], evaluations[-1][1]) == ([1, 2, 3], {"box_ap": 1.0, "mask_ap": 1.0})
     assert records(reference / "metrics.jsonl", "end")[0]["outcome"] == "reached"
     assert [path.name for path in (reference / "detections").iterdir()] == ["epoch_0003.npz"]
     lines = list(map(json.loads, (reference / "detections.jsonl").read_text(encoding="utf-8").splitlines()))
@@ -102,15 +92,14 @@ def test_run_ends_at_both_targets_and_records_detections_of_its_last_evaluation(
 def test_interrupted_evaluation_is_repeated_by_the_resumed_run(
     pytorch_python: Path, scenes: Path, tmp_path: Path, reference: Path
 ) -> None:
-    started = Started(pytorch_python, scenes, tmp_path, seconds=0.2)
-    evaluator = started.evaluator()
+    started = start(pytorch_python, scenes, tmp_path, seconds=0.2)
+    evaluator = evaluator_of(started)
     evaluator.suspend()
     started.process.send_signal(signal.SIGTERM)
-    started.end()
+    started.ended(0)
     assert not evaluator.is_running() or evaluator.status() == psutil.STATUS_ZOMBIE
-    assert records(tmp_path / "metrics.jsonl", "end")[0]["outcome"] == "interrupted"
-    assert not results(tmp_path)
-    Started(pytorch_python, scenes, tmp_path, workers=3).end()
+    assert (records(tmp_path / "metrics.jsonl", "end")[0]["outcome"], results(tmp_path)) == ("interrupted", [])
+    start(pytorch_python, scenes, tmp_path, workers=3).ended(0)
     assert results(tmp_path) == results(reference), "they depend on the number of processes"
 
 
@@ -132,22 +121,22 @@ def test_failed_evaluator_ends_the_run(
     problem: str,
     hint: str,
 ) -> None:
-    started = Started(pytorch_python, scenes, tmp_path, concurrently=concurrently)
-    started.evaluator().send_signal(number)
+    started = start(pytorch_python, scenes, tmp_path, concurrently=concurrently)
+    evaluator_of(started).send_signal(number)
     # Written by the launcher; the start of the evaluator may take longer than this
     (tmp_path / "ranks").mkdir()
     (tmp_path / "ranks" / "hang_seconds").write_text("0.6", encoding="ascii")
-    output = started.end(1)
+    output = started.ended(1)
     parts = ("the process that evaluates epoch ", problem, "expected: the average precision", hint)
     assert [part for part in parts if part not in output] == [] and "Traceback" not in output, output
     (tmp_path / "ranks" / "hang_seconds").unlink()
-    Started(pytorch_python, scenes, tmp_path, concurrently=concurrently).end()
+    start(pytorch_python, scenes, tmp_path, concurrently=concurrently).ended(0)
     assert results(tmp_path) == results(reference)
 
 
 def test_evaluator_ends_with_its_training(pytorch_python: Path, scenes: Path, tmp_path: Path) -> None:
-    started = Started(pytorch_python, scenes, tmp_path, seconds=0.2, workers=2)
-    evaluator = started.evaluator()
+    started = start(pytorch_python, scenes, tmp_path, seconds=0.2, workers=2)
+    evaluator = evaluator_of(started)
     processes = [evaluator, *evaluator.children()]
     started.process.kill()
     started.process.communicate()

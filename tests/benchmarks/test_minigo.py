@@ -1,9 +1,11 @@
 """Minigo: records, schedule, positions, preparation of games, and a run that is killed in every phase."""
 
 import re
+import shutil
 import signal
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,17 +18,13 @@ from benchmarks.minigo.engine import Game
 from benchmarks.minigo.examples import GoGames
 from benchmarks.minigo.flops import training_flops
 from benchmarks.minigo.records import GameFile, generation_folder, read_generation
-from encore import catalogue, configuration, data
+from encore import data
 from encore.errors import EncoreError
 from tests.conftest import Encore, logged, only_run, records
-from tests.trainings import Started, settings, wait_until
+from tests.preparing import write_files
+from tests.trainings import Started, checked_config, settings, wait_until
 
-
-def config_of(system: str, round_name: str, *changes: str) -> SimpleNamespace:
-    choice = catalogue.choose("minigo")
-    source = catalogue.find_system(choice, system, round_name)
-    values = configuration.resolve(choice, source, source.nodes, source.gpus_per_node, list(changes)).plain()
-    return SimpleNamespace(**values, rates=configuration.config_class(choice.folder)(**values).rates)
+config_of = partial(checked_config, "minigo", ranks=0, nodes=0)
 
 
 # -- records ----------------------------------------------------------------------------------------------
@@ -53,9 +51,10 @@ def write_games(folder: Path, numbers: range) -> Path:
 def test_games_round_trip(tmp_path: Path) -> None:
     write_games(tmp_path, range(5))
     for number, stored in enumerate(read_generation(tmp_path, 5)):
-        for name in ("moves", "visits", "values"):
-            assert np.array_equal(getattr(game(number), name), getattr(stored, name)), name
-        assert replace(stored, moves=0, visits=0, values=0) == replace(game(number), moves=0, visits=0, values=0)
+        values, expected = (
+            [np.asarray(value).tolist() for value in astuple(entry)] for entry in (stored, game(number))
+        )
+        assert values == expected
 
 
 def test_killed_worker_loses_only_the_unfinished_game(tmp_path: Path) -> None:
@@ -67,7 +66,7 @@ def test_killed_worker_loses_only_the_unfinished_game(tmp_path: Path) -> None:
     file.add([game(1), game(4), game(4)])
     file.close()
     assert path.read_bytes() == content
-    (tmp_path / "worker_0001.games").write_bytes(content)
+    shutil.copy(path, tmp_path / "worker_0001.games")
     with pytest.raises(Problem, match="game 0 is there twice"):
         read_generation(tmp_path, 5)
     path.write_bytes(content[:40] + bytes([content[40] ^ 1]) + content[41:])
@@ -86,9 +85,8 @@ def test_every_game_of_a_generation_has_one_player(players: int) -> None:
 
 
 def test_window_and_readouts_of_a_generation() -> None:
-    config = config_of("dgxa100_n2", "v0.7")
+    config, small = config_of("dgxa100_n2", "v0.7"), SimpleNamespace(first_readouts=8, readouts=16)
     assert [schedule.window(config, generation) for generation in (1, 5, 7)] == [[1], [1, 2, 3, 4, 5], [3, 4, 5, 6, 7]]
-    small = SimpleNamespace(first_readouts=8, readouts=16)
     assert [schedule.readouts(small, generation) for generation in (1, 2)] == [8, 16]
 
 
@@ -198,12 +196,6 @@ def test_toy_data_set_has_games_and_an_untrained_target(toy: Callable[[str], Pat
 GAME = "(;GM[1]FF[4]SZ[9]KM[7.5]RE[B+R];B[ee];W[cc];B[gg])"
 
 
-@pytest.fixture
-def sources(tmp_path: Path) -> Path:
-    (tmp_path / "games").mkdir()
-    return tmp_path / "games"
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("target", "message"),
@@ -214,21 +206,19 @@ def sources(tmp_path: Path) -> Path:
     ],
 )
 def test_file_that_is_not_a_target_model_is_rejected(
-    tmp_path: Path, sources: Path, tensorflow_python: Path, target: str, message: str
+    tmp_path: Path, tensorflow_python: Path, target: str, message: str
 ) -> None:
-    for name in ("a.sgf", "b.sgf"):
-        (sources / name).write_text(GAME, encoding="utf-8")
+    sources = write_files(tmp_path / "games", {"a.sgf": GAME, "b.sgf": GAME})
     shape = models.Shape(board_size=5, features="agz", conv_width=2, trunk_layers=1, fc_width=2)
     models.save(tmp_path / "five.npz", shape, models.initial_weights(shape, 0))
     options = ("--board-size", "9", "--target", str(tmp_path / target))
     with pytest.raises(EncoreError, match=re.escape(message)) as caught:
         data.prepare("minigo", tmp_path / "to", data.Preparation(source=sources, options=options), tensorflow_python)
-    assert caught.value.hint and caught.value.exit_code == 2
-    assert not (tmp_path / "to").exists()
+    assert caught.value.hint and (caught.value.exit_code, (tmp_path / "to").exists()) == (2, False)
 
 
 @pytest.mark.long
-def test_games_with_flaws_are_reported_and_left_out(tmp_path: Path, sources: Path, tensorflow_python: Path) -> None:
+def test_games_with_flaws_are_reported_and_left_out(tmp_path: Path, tensorflow_python: Path) -> None:
     games = [GAME.replace("gg", f"g{letter}") for letter in "abcdefghi"]
     flaws = {
         "illegal": (GAME.replace("W[cc]", "W[ee]"), "move 2, white E5: there is a stone"),
@@ -236,10 +226,10 @@ def test_games_with_flaws_are_reported_and_left_out(tmp_path: Path, sources: Pat
         "none": (GAME.replace("RE[B+R]", ""), "no result"),
         "void": (GAME.replace("RE[B+R]", "RE[Void]"), "no result, RE[Void]"),
     }
-    # A draw is correct, but without a winner to learn from. The first game occurs twenty times
-    texts = [*games, *[games[0]] * 19, *[text for text, _ in flaws.values()], GAME.replace("RE[B+R]", "RE[Draw]")]
-    for name, text in zip([*map(str, range(28)), *flaws, "drawn"], texts, strict=True):
-        (sources / f"{name}.sgf").write_text(text)
+    # The first game occurs twenty times. A draw is correct, but without a winner to learn from
+    files = {f"{number}.sgf": text for number, text in enumerate([*games, *[games[0]] * 19])}
+    files |= {f"{name}.sgf": text for name, (text, _) in flaws.items()}
+    sources = write_files(tmp_path / "games", {**files, "drawn.sgf": GAME.replace("RE[B+R]", "RE[Draw]")})
     notes: list[str] = []
 
     def prepare(*options: str) -> data.DataPassport:

@@ -18,9 +18,9 @@ from benchmarks.common.data.progress import Progress
 from benchmarks.dlrm import blocks
 from benchmarks.language.vocabulary import SPECIAL
 from benchmarks.llama import megatron
-from encore import catalogue, configuration
 from encore.errors import EncoreError
 from tests import preparing
+from tests.trainings import resolved
 
 Toy = Callable[[str], Path]
 Edit = Callable[[Path], object]
@@ -28,13 +28,12 @@ TOYS = ("resnet", "dlrm", "ncf", "gnmt", "ssd", "bert", "bert-squad", "llama31-8
 
 
 def update(folder: Path, **counts: int) -> None:
-    # Writes the new sizes of the files into the manifest, as a preparation with the mistake would
-    path = folder / "dataset.json"
-    facts = json.loads(path.read_text())
+    # Write the manifest of the changed files, as a preparation with the mistake would
+    facts = json.loads((folder / "dataset.json").read_text())
     for name, split in facts["splits"].items():
-        split["files"] = [{**file, "bytes": (folder / file["name"]).stat().st_size} for file in split["files"]]
+        split["files"] = [manifest.describe_file(folder / file["name"]) for file in split["files"]]
         split["count"] = counts.get(name, split["count"])
-    path.write_text(json.dumps(facts))
+    manifest.write(facts, folder)
 
 
 # -- mistakes -------------------------------------------------------------------------------------------------
@@ -129,11 +128,10 @@ def documents(folder: Path, part: str, order: Callable[[int], np.ndarray], sourc
 
 def swap_tokens(folder: Path) -> None:
     # Another tokenizer of the same size: its entries have other ids
-    path = folder / "tokenizer.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     ids = {entry: number for entry, number in content["model"]["vocab"].items() if not entry.startswith("<|")}
     content["model"]["vocab"].update(zip(ids, random.Random(3).sample(list(ids.values()), len(ids)), strict=True))
-    path.write_text(json.dumps(content), encoding="utf-8")
+    preparing.write_files(folder, {"tokenizer.json": json.dumps(content)})
     update(folder)
 
 
@@ -351,10 +349,7 @@ def test_mistakes_are_reported_and_toy_sets_have_none(
 def test_verify_reports_mistakes_of_consistent_files(toy: Toy, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(toy("ncf"), tmp_path / "copy"))
     put_training_items_into_test(folder)
-    facts = json.loads((folder / "dataset.json").read_text())
-    for split in facts["splits"].values():
-        split["files"] = [manifest.describe_file(folder / file["name"]) for file in split["files"]]
-    manifest.write(facts, folder)
+    update(folder)
     for words in ((), ("--quick",)):
         problem = preparing.refused(preparing.run("ncf", "--verify", folder, *words))
         assert "test: about 100% of the evaluation samples" in problem
@@ -395,11 +390,6 @@ def test_mistakes_in_large_sets_are_found_in_a_sample(
     problems: list[Any] = sample_checks.find(view, Path("set"))
     assert message in " ".join(problem.found for problem in problems) and bool(problems) == bool(message)
     assert sum(sizes) <= 3 * sample_checks.LOOKED_AT
-
-
-def resolve(name: str, settings: str) -> configuration.Configuration:
-    choice = catalogue.choose(name)
-    return configuration.resolve(choice, catalogue.find_system(choice, "cpu", None), 1, 1, settings.split("; "))
 
 
 @pytest.mark.parametrize(
@@ -446,7 +436,7 @@ def resolve(name: str, settings: str) -> configuration.Configuration:
 )
 def test_impossible_settings_are_rejected(name: str, settings: str, message: str) -> None:
     with pytest.raises(EncoreError, match=re.escape(message)) as caught:
-        resolve(name, settings)
+        resolved(name, "cpu", None, 1, *settings.split("; "), nodes=1)
     assert caught.value.exit_code == 2
 
 
@@ -471,4 +461,5 @@ def test_impossible_settings_are_rejected(name: str, settings: str, message: str
     ],
 )
 def test_settings_at_their_limits_are_accepted(name: str, key: str, value: object) -> None:
-    assert json.dumps(resolve(name, f"{key}={value}").plain()[key]) == json.dumps(value)
+    plain = resolved(name, "cpu", None, 1, f"{key}={value}", nodes=1).plain()
+    assert json.dumps(plain[key]) == json.dumps(value)

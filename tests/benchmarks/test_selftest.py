@@ -1,26 +1,30 @@
 """Checks of `encore selftest` in the training code: the variants, comparisons and reasons to skip."""
 
 import argparse
-import importlib
+import hashlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import numpy as np
 import pytest
 
-from benchmarks.bert_squad import arrays as squad_arrays
 from benchmarks.bert_squad import noise as squad_noise
 from benchmarks.common.checks import selftest, trainings
 from benchmarks.common.checks.agreement import Losses, Result, Tolerance, compare_losses, read_losses
 from benchmarks.common.checks.selftest import Bench
 from benchmarks.common.checks.trainings import Failed, Skipped
 from benchmarks.common.data import manifest
-from benchmarks.dlrm import blocks
-from encore import catalogue, configuration
+from benchmarks.dlrm.pytorch import selftest as dlrm_selftest
+from benchmarks.llama import noise as llama_noise
+from benchmarks.llama2_70b_lora import noise as lora_noise
+from benchmarks.ncf.pytorch import selftest as ncf_selftest
+from encore import catalogue
+from tests.trainings import resolved
 
 
 def losses_of(*epochs: list[float]) -> Losses:
@@ -35,9 +39,8 @@ CHOICES = sorted(catalogue.choices())
 
 def bench_of(name: str, folder: Path, device: str, **options: Any) -> Bench:
     choice = catalogue.choose(name)
-    system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
-    config = folder / "config.json"
-    config.write_text(json.dumps(configuration.resolve(choice, system, 1, 1, []).plain()), encoding="utf-8")
+    config, system = folder / "config.json", choice.benchmark.small_data.system
+    config.write_text(json.dumps(resolved(name, system, None, 1, nodes=1).plain()), encoding="utf-8")
     defaults = {"config": config, "data": folder, "work": folder / "work", "device": device, "gpus": 1}
     arguments = {**defaults, "launch": "", "launch_all": "", "full": None, **options}
     return Bench(selftest.suite_of(choice.implementation.module), argparse.Namespace(**arguments))
@@ -108,65 +111,49 @@ def test_checks_that_need_a_gpu_are_skipped_with_the_reason(name: str, tmp_path:
         assert (result.result, reason in result.found) == ("SKIPPED", True), result
 
 
-class Recorder:
-    """Records the arguments of trainings and returns LOSSES."""
-
-    def __init__(self, bench: Bench, patch: pytest.MonkeyPatch) -> None:
-        self.calls: list[tuple[dict[str, Any], tuple[str, ...], dict[str, str]]] = []
-        self.bench = bench
-        patch.setattr(bench, "losses", self)
-
-    def __call__(self, settings: Any, name: str = "", launch: Any = (), environment: Any = None) -> Any:
-        self.calls.append((dict(settings), tuple(launch), dict(environment or {})))
-        return LOSSES
-
-    def check(self, name: str) -> Result:
-        self.calls.clear()
-        return selftest.check(self.bench, name)
-
-
 @pytest.mark.parametrize("name", CHOICES)
 def test_settings_of_checks_on_a_gpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = bench_of(name, tmp_path, "gpu", launch="torchrun --nproc-per-node=2")
-    trainings, on_cpu, fields = Recorder(bench, monkeypatch), list[tuple[str, int]](), selftest.defaults(bench.suite)
-
-    def interrupt(command: list[str], folder: Path, steps: int, environment: object) -> None:
-        on_cpu.append((json.loads((folder / "config.json").read_text(encoding="utf-8"))["device"], steps))
-
+    bench, interrupt = bench_of(name, tmp_path, "gpu", launch="torchrun --nproc-per-node=2"), mock.Mock()
+    bench.losses, fields = mock.Mock(return_value=LOSSES), selftest.defaults(bench.suite)
     monkeypatch.setattr(selftest, "interrupt", interrupt)
     monkeypatch.setattr(selftest, "read_losses", lambda folder: [LOSSES[0][:3]])
-    assert trainings.check("device").result == "OK"
-    assert (trainings.calls, on_cpu) == ([({}, (), {})], [("cpu", selftest.CPU_STEPS)])
-    defaults = trainings.check("defaults")
+    assert selftest.check(bench, "device").result == "OK"
+    _, folder, steps, _ = interrupt.call_args.args
+    device = json.loads((folder / "config.json").read_text(encoding="utf-8"))["device"]
+    assert (bench.losses.mock_calls, device, steps) == ([mock.call({})], "cpu", selftest.CPU_STEPS)
+    defaults = selftest.check(bench, "defaults")
     assert defaults.result == "OK" and f"precision={fields['precision']}" in defaults.found
-    assert trainings.calls[0][0].get("loss_scale") == fields.get("loss_scale")
-    assert trainings.check("overflow").found.startswith("the training finished")
+    assert bench.losses.mock_calls[1].args[0].get("loss_scale") == fields.get("loss_scale")
+    assert selftest.check(bench, "overflow").found.startswith("the training finished")
     is_dynamic = any(field.startswith("loss_scale_") for field in fields)
     in_fp16 = {"precision": "fp16", **({} if is_dynamic else {"loss_scale": 1e30})} if "loss_scale" in fields else {}
-    assert trainings.calls[0][0] == {**in_fp16, "learning_rate": 1e30}
-    assert (trainings.check("two ranks").result == "SKIPPED") == bool(bench.suite.shares_gpu)
-    launch = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2")
-    two_ranks = ({"batch_size": bench.base["batch_size"] // 2}, launch, {"ENCORE_BACKEND": "gloo"})
-    assert trainings.calls[:1] == ([] if bench.suite.shares_gpu else [two_ranks])
+    assert bench.losses.call_args == mock.call({**in_fp16, "learning_rate": 1e30}, "overflow")
+    bench.losses.reset_mock()
+    assert (selftest.check(bench, "two ranks").result == "SKIPPED") == bool(bench.suite.shares_gpu)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    settings = {"batch_size": bench.base["batch_size"] // 2}
+    two_ranks = mock.call(settings, "two-ranks", launch, {"ENCORE_BACKEND": "gloo"})
+    assert bench.losses.mock_calls[:1] == ([] if bench.suite.shares_gpu else [two_ranks])
 
 
 @pytest.mark.parametrize(("gpus", "epochs"), [(1, 1), (2, 1), (8, 4)])
-def test_defaults_run_on_all_gpus(gpus: int, epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_run_on_all_gpus(gpus: int, epochs: int, tmp_path: Path) -> None:
     # The submitted settings with the same number of steps; on one GPU this is the training of `defaults`
     launch = f"torchrun --nproc-per-node={gpus}" if gpus > 1 else ""
-    trainings = Recorder(bench_of("resnet-pytorch", tmp_path, "gpu", gpus=gpus, launch_all=launch), monkeypatch)
-    trainings.bench.suite = replace(trainings.bench.suite, steps=10)
-    result = trainings.check("defaults on all GPUs")
+    bench = bench_of("resnet-pytorch", tmp_path, "gpu", gpus=gpus, launch_all=launch)
+    bench.suite, bench.losses = replace(bench.suite, steps=10), mock.Mock(return_value=LOSSES)
+    result = selftest.check(bench, "defaults on all GPUs")
     assert result.result == "OK" and f"{gpus} rank" in result.found and "cuda_graph=" in result.found
-    settings, command, _ = first = trainings.calls[0]
-    assert command[3:] == ((f"--nproc-per-node={gpus}",) if gpus > 1 else ())
-    assert settings.get("batch_size", 64) == (64 if gpus == 1 else 32)
-    assert settings.get("epochs", selftest.EPOCHS) == selftest.EPOCHS * epochs
+    settings, _, command = bench.losses.call_args.args
+    assert (list(command[3:]), settings.get("batch_size", 64), settings.get("epochs", selftest.EPOCHS)) == (
+        [f"--nproc-per-node={gpus}"] if gpus > 1 else [], 64 if gpus == 1 else 32, selftest.EPOCHS * epochs
+    )  # fmt: skip
     assert {"compile", "cuda_graph", "precision", "kernels"} <= set(settings)
-    assert trainings.check("defaults").result == "OK"
-    assert (trainings.calls[0][:2] == first[:2]) == (gpus == 1)
-    trainings.bench.suite = replace(trainings.bench.suite, steps=11)
-    assert trainings.check("defaults on all GPUs").found.endswith("10 steps: at least 11 are needed")
+    bench.losses.reset_mock()
+    assert selftest.check(bench, "defaults").result == "OK"
+    assert (bench.losses.mock_calls[0].args[0] == settings) == (gpus == 1)
+    bench.suite = replace(bench.suite, steps=11)
+    assert selftest.check(bench, "defaults on all GPUs").found.endswith("10 steps: at least 11 are needed")
 
 
 HANGS = """
@@ -199,21 +186,15 @@ def test_process_that_does_not_exit_is_a_hang(tmp_path: Path, monkeypatch: pytes
 
 
 def test_full_network_is_evaluated_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    choice, full, configs = catalogue.choose("ncf"), tmp_path / "full.json", list[dict[str, Any]]()
-    submitted = configuration.resolve(choice, catalogue.find_system(choice, "dgx1", None), 1, 1, []).plain()
+    submitted, full = resolved("ncf", "dgx1", None, 1, nodes=1).plain(), tmp_path / "full.json"
     full.write_text(json.dumps(submitted), encoding="utf-8")
-
-    def measured(bench: Bench, name: str, config: dict[str, Any], loops: list[str], steps: int) -> object:
-        configs.append(config)
-        return {"evaluation": 1234.0}
-
+    measured = mock.Mock(return_value={"evaluation": 1234.0})
     monkeypatch.setattr(Bench, "measured", measured)
     bench = bench_of("ncf", tmp_path, "cpu", full=full)
     assert selftest.check(bench, "evaluation").found == "1,234 samples/s with the full network"
-    config = {key: tuple(value) if isinstance(value, list) else value for key, value in configs[0].items()}
+    config = measured.call_args.args[1]
     bench.suite.config_class(**config)
-    submitted = json.loads(full.read_text(encoding="utf-8"))
-    changed = {name for name, value in configs[0].items() if value != submitted[name]}
+    changed = {name for name, value in config.items() if value != json.loads(full.read_text(encoding="utf-8"))[name]}
     assert changed <= {"device", "loss_scale", *bench.suite.varied} and config["device"] == "cpu"
     assert selftest.check(bench_of("dlrm", tmp_path, "cpu", full=full), "evaluation").found.startswith("the tables")
 
@@ -241,24 +222,23 @@ def test_refused_configuration_is_skipped(tmp_path: Path) -> None:
         bench_of("ncf", tmp_path, "cpu").command({"layers": [2]}, "a")
 
 
-def test_data_sets_of_published_sizes(tmp_path: Path) -> None:
-    ncf, dlrm = (importlib.import_module(f"benchmarks.{name}.pytorch.selftest") for name in ("ncf", "dlrm"))
-    ncf.real_sizes(tmp_path, 50, 40, 300)
-    users, items = (np.load(tmp_path / f"train_{name}.npy") for name in ("users", "items"))
-    assert (np.diff(users.astype(int) * 40 + items) > 0).all(), "unique pairs, sorted by user, then by item"
-    assert (users.max() < 50, items.max() < 40, manifest.read(tmp_path)["facts"]["users"]) == (True, True, 50)
-    dlrm.real_sizes(tmp_path, 3000, 70)
-    rows = blocks.open_blocks(tmp_path / "train.bin", 3000)
-    indices = rows[:, blocks.FIRST_TABLE :]
-    assert (indices.min() >= 0, indices.max() < 70, set(np.unique(rows[:, 0]))) == (True, True, {0, 1})
-    assert manifest.read(tmp_path)["splits"]["train"]["count"] == 3000
-
-
-def test_random_data_set_for_squad(tmp_path: Path) -> None:
-    squad_noise.write(tmp_path, 100, 64)
-    data = squad_arrays.open_data(tmp_path)
-    train = data.train
-    assert (data.sequence_length, data.vocabulary.size, train.lengths.max()) == (64, 100, 64)
-    assert train.lengths.min() >= squad_noise.SHORTEST
-    assert (train.end < train.lengths).all() and (train.start > train.second - 1).all()
-    assert len(data.questions) == len(data.test)
+@pytest.mark.parametrize(
+    ("write", "sizes", "digest"),
+    [
+        (ncf_selftest.real_sizes, (50, 40, 300), "51037a0d3eeb580275899acc1eb7c91b"),
+        (dlrm_selftest.real_sizes, (3000, 70), "6b69f644c7117ee2805ebb040784756a"),
+        (llama_noise.write, (), "95bab874c692e07ee1823394005d970a"),
+        (lora_noise.write, (64,), "aa731cf6424dc0d6386eb4f9fd9645a9"),
+        (squad_noise.write, (100, 64), "c370d4ac41996d509ddc275aa68400e5"),
+    ],
+    ids=["ncf", "dlrm", "llama31_8b", "llama2_70b_lora", "bert_squad"],
+)
+def test_synthetic_data_sets_are_the_recorded_ones(
+    write: Callable[..., None], sizes: tuple[int, ...], digest: str, tmp_path: Path
+) -> None:
+    # Numbers, order and pairs of the values were checked when the digests were recorded
+    write(tmp_path, *sizes)
+    facts = {key: value for key, value in manifest.read(tmp_path).items() if key in ("benchmark", "facts", "splits")}
+    names = sorted({path.name for path in tmp_path.iterdir()} - {manifest.FILE_NAME})
+    content = [json.dumps(facts, sort_keys=True).encode(), *((tmp_path / name).read_bytes() for name in names)]
+    assert hashlib.md5(b"".join(content)).hexdigest() == digest
