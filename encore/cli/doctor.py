@@ -105,8 +105,7 @@ def _gate(
     verdicts = gates.check(gate_nodes, folders, python, lambda step: screen.print(f"[dim]{step}[/]"), bool(disks))
     node_checks.store(verdicts)
     if as_json:
-        content: NodeVerdicts = {"nodes": [node_verdict.as_json() for node_verdict in verdicts]}
-        write_json("doctor-nodes", content)
+        write_json("doctor-nodes", NodeVerdicts(nodes=[node_verdict.as_json() for node_verdict in verdicts]))
     else:
         for node_verdict in verdicts:
             screen.print(f"{node_verdict.node}:", style="bold")
@@ -127,8 +126,7 @@ def _all(machine: node.Node) -> list[Check]:
 
 def _report(machine: node.Node, checks: list[Check], as_json: bool) -> None:
     if as_json:
-        content: Machine = {"node": machine, "checks": checks}
-        write_json("doctor", content)
+        write_json("doctor", Machine(node=machine, checks=checks))
     else:
         print_checks(console(soft_wrap=True), checks)
     if any(check.level == "FAIL" for check in checks):

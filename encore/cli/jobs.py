@@ -71,8 +71,7 @@ def show_status(
     snapshot = status.ask()
     rows = status.overview(folder, snapshot, None if everything else MOST)
     if as_json:
-        content: Status = {"results": str(folder), "note": snapshot.note, "runs": [row.as_json() for row in rows]}
-        write_json("status", content)
+        write_json("status", Status(results=str(folder), note=snapshot.note, runs=[row.as_json() for row in rows]))
         return
     screen = console(soft_wrap=not rows)
     if snapshot.note:

@@ -59,8 +59,7 @@ def archive(
             raise EncoreError("--bundle with more than one run, --merge or --submitter", expected="one run")
         packed_files = write_bundle(runs[0], output, key)
         if as_json:
-            content: Bundled = {"bundle": str(output), "files": packed_files, "signed": key is not None}
-            write_json("bundled", content)
+            write_json("bundled", Bundled(bundle=str(output), files=packed_files, signed=key is not None))
         else:
             signed = "signed" if key is not None else "not signed: use --key"
             say(console(), text(f"{output}: {count_of(packed_files, 'file')}, {signed}"))

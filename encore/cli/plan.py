@@ -78,10 +78,9 @@ def plan(
             "runs": schedule.placements,
         }
         summary = {**vars(steady), "rounds_one_after_the_other": scheduling.sequential_rounds(jobs)}
-        content: Shared = {
-            "gpus": schedule.gpus, "curves": sources, "benchmarks": jobs, "shortest": shortest, "most_runs": summary
-        }  # fmt: skip
-        write_json("sharing", content)
+        write_json(
+            "sharing", Shared(gpus=schedule.gpus, curves=sources, benchmarks=jobs, shortest=shortest, most_runs=summary)
+        )
     else:
         put(tables, as_json=False)
         for line in scheduling.sentences(jobs, schedule, steady):

@@ -422,16 +422,18 @@ def _print_plan(screen: Console, plan: planning.Plan, as_json: bool) -> None:
     checks = planning.checks(plan)
     refused = [check.name for check in checks if check.level == "FAIL"]
     if as_json:
-        content: RunPlan = {
-            "argv": tuple(map(run_metadata.redact_text, command.argv)),
-            "environment": run_metadata.redact(command.environment),
-            "working_directory": str(command.working_directory),
-            "configuration": plan.configuration.plain(),
-            "deviations": plan.configuration.deviations,
-            "checks": checks,
-            "refused": refused,
-        }
-        write_json("run-plan", content)
+        write_json(
+            "run-plan",
+            RunPlan(
+                argv=tuple(map(run_metadata.redact_text, command.argv)),
+                environment=run_metadata.redact(command.environment),
+                working_directory=str(command.working_directory),
+                configuration=plan.configuration.plain(),
+                deviations=plan.configuration.deviations,
+                checks=checks,
+                refused=refused,
+            ),
+        )
         return
     print_checks(screen, checks)
     typer.echo(runner.as_shell(command))

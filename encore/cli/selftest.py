@@ -72,8 +72,7 @@ def selftest(
         rows = _run(request, Path(work), screen)
     failed, cut = (any(flags) for flags in ((row.result == "FAIL" for row in rows), (row.cut for row in rows)))
     if as_json:
-        content: Tested = {"device": device, "passed": not failed, "complete": not cut, "checks": rows}
-        write_json("selftest", content)
+        write_json("selftest", Tested(device=device, passed=not failed, complete=not cut, checks=rows))
     else:
         _print(screen, rows, time.monotonic() - started)
     if failed:

@@ -201,16 +201,20 @@ def _show(
         for model in models
     ]
     if as_json:
-        content: ServePlan = {
-            "repository": str(planned[0].models),
-            "models": [
-                {"model": repository.name, "version": repository.version, "config": config}
-                for repository, config in zip(planned, configs, strict=True)
-            ],
-            "backend": deployment.backend.name, "image": deployment.image,
-            "command": deployment.command.argv, "problem": str(deployment.problem or ""),
-        }  # fmt: skip
-        write_json("serve-plan", content)
+        write_json(
+            "serve-plan",
+            ServePlan(
+                repository=str(planned[0].models),
+                models=[
+                    {"model": repository.name, "version": repository.version, "config": config}
+                    for repository, config in zip(planned, configs, strict=True)
+                ],
+                backend=deployment.backend.name,
+                image=deployment.image,
+                command=deployment.command.argv,
+                problem=str(deployment.problem or ""),
+            ),
+        )
         return
     for repository, config in zip(planned, configs, strict=True):
         say(

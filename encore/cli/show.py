@@ -137,21 +137,23 @@ def show(
     nodes, per_node = planning.spread(chosen, gpus or chosen.nodes * chosen.gpus_per_node)
     resolved = configuration.resolve(choice, chosen, nodes, per_node, list(settings or ()))
     if as_json:
-        content: ShownConfiguration = {
-            "benchmark": choice.name,
-            "system": chosen.system,
-            "round": chosen.round,
-            "source": chosen.source,
-            "nodes": resolved.nodes,
-            "ranks": resolved.ranks,
-            "submitted": resolved.is_submitted,
-            "deviations": resolved.deviations,
-            "values": resolved.values,
-            "environment": resolved.environment,
-            "weights": resolved.needed_weights,
-            "not_as_submitted": images.differences(choice, chosen),
-        }
-        write_json("configuration", content)
+        write_json(
+            "configuration",
+            ShownConfiguration(
+                benchmark=choice.name,
+                system=chosen.system,
+                round=chosen.round,
+                source=chosen.source,
+                nodes=resolved.nodes,
+                ranks=resolved.ranks,
+                submitted=resolved.is_submitted,
+                deviations=resolved.deviations,
+                values=resolved.values,
+                environment=resolved.environment,
+                weights=resolved.needed_weights,
+                not_as_submitted=images.differences(choice, chosen),
+            ),
+        )
         return
     _print_configuration(console(), resolved)
 

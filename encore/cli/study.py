@@ -198,8 +198,7 @@ def _print_points(folder: Folder[Study], as_json: bool) -> None:
     study, remaining, seconds = folder.study, folder.unfinished(), measurement.seconds_left(folder)
     commands = {entry.key: " ".join(measurement.command(folder, entry, None).argv) for entry in study.points()}
     if as_json:
-        content: StudyPlan = {**folder.as_json(), "minutes": seconds / 60, "commands": commands}
-        write_json("study-plan", content)
+        write_json("study-plan", StudyPlan(**folder.as_json(), minutes=seconds / 60, commands=commands))
         return
     points = enumerate(study.points())
     rows = ((number, entry.key, folder.state(entry), commands[entry.key]) for number, entry in points)
@@ -372,8 +371,7 @@ def show_report(content: Report, output: Path | None, as_json: bool, *, printed:
     if not printed:
         return
     if as_json:
-        page: Page = {"notices": content.notices, "tables": tables_as_json([*content.tables, *content.studies])}
-        write_json("page", page)
+        write_json("page", Page(notices=content.notices, tables=tables_as_json([*content.tables, *content.studies])))
         return
     for notice in content.notices:
         say(screen, text(notice, "bold"))
@@ -407,8 +405,7 @@ def _report_study(folder: Path, as_json: bool) -> None:
         sentences = {
             question.text: answer.sentence for question, answer in zip(opened.study.questions, answers, strict=True)
         }
-        content: StudyReport = {**opened.as_json(), "answers": sentences, "tables": tables}
-        write_json("study-report", content)
+        write_json("study-report", StudyReport(**opened.as_json(), answers=sentences, tables=tables))
         return
     screen = console()
     for mark in built.notices:

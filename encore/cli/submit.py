@@ -186,17 +186,19 @@ def submit(
         preflight.refuse_failed(checks)
         job = submissions.submit(prepared)
     if as_json:
-        content: Submitted = {
-            "job": job,
-            "minutes": prepared.submission.minutes,
-            "estimate": prepared.estimate.reason,
-            "script": prepared.script,
-            "step": {
-                "argv": tuple(map(run_metadata.redact_text, prepared.step.argv)),
-                "environment": run_metadata.redact(prepared.step.environment),
-            },
-        }
-        write_json("submission", content)
+        write_json(
+            "submission",
+            Submitted(
+                job=job,
+                minutes=prepared.submission.minutes,
+                estimate=prepared.estimate.reason,
+                script=prepared.script,
+                step={
+                    "argv": tuple(map(run_metadata.redact_text, prepared.step.argv)),
+                    "environment": run_metadata.redact(prepared.step.environment),
+                },
+            ),
+        )
     elif dry_run:
         typer.echo(prepared.script, nl=False)
         typer.echo("\n# Command on the first node, for every run:")
@@ -286,8 +288,7 @@ def _resume_in_pods(path: Path, dry_run: bool, as_json: bool) -> None:
 
 def _show(objects: list[manifests.Manifest], as_json: bool) -> None:
     if as_json:
-        manifest_list: Manifests = {"kind": "List", "apiVersion": "v1", "items": objects}
-        write_json("manifests", manifest_list)
+        write_json("manifests", Manifests(kind="List", apiVersion="v1", items=objects))
     else:
         typer.echo(manifests.as_yaml(objects), nl=False)
 
@@ -295,8 +296,7 @@ def _show(objects: list[manifests.Manifest], as_json: bool) -> None:
 def _send(plan: planning.Plan, folder: run_folder.RunFolder, connection: Connection, as_json: bool) -> None:
     sent = pods.submit(plan, folder, connection)
     if as_json:
-        content: SentWorkloads = {"run": str(folder.path), "workloads": sent}
-        write_json("workloads", content)
+        write_json("workloads", SentWorkloads(run=str(folder.path), workloads=sent))
         return
     for name in sent:
         say(console(), f"submitted {name}")

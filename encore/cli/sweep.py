@@ -179,8 +179,7 @@ def _print_grid(study: Folder[Sweep], as_json: bool) -> None:
     if as_json:
         names = ("point", "batch", "settings", "state")
         points = [dict(zip(names, row, strict=True)) for row in rows]
-        plan: SweepPlan = {"grid": grid, "points": points}
-        write_json("sweep-plan", plan)
+        write_json("sweep-plan", SweepPlan(grid=grid, points=points))
         return
     show(console(), f"{grid.request.name}, {grid.mode} scaling", ("point", "batch", "--set", "state"), rows)
 
@@ -204,8 +203,7 @@ def _report(screen: Console, study: Folder[Sweep], predict: tuple[int, ...], as_
     runs = [study.run_of(result.point) for result in results if result.state == "done"]
     files = throughput.write(study, results, tables) if runs else []
     if as_json:
-        content: Swept = {"study": str(study.path), "tables": tables_as_json(tables)}
-        write_json("sweep", content)
+        write_json("sweep", Swept(study=str(study.path), tables=tables_as_json(tables)))
         return
     put(tables, as_json=False)
     for standing in dict.fromkeys(evaluate.standing(run) for run in runs if run is not None):

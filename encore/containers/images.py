@@ -172,8 +172,7 @@ def read_lock(lock: Path = LOCK) -> dict[str, LockedDigest]:
 def record(reference: str, digest: str, lock: Path = LOCK) -> None:
     """Write a digest to the lock file, replacing an existing one."""
     entries = {**read_lock(lock), reference: LockedDigest(digest=digest, recorded=files.utc_now())}
-    content: Lock = {"images": dict(sorted(entries.items()))}
-    files.write_json(lock, content)
+    files.write_json(lock, Lock(images=dict(sorted(entries.items()))))
 
 
 def check_lock(reference: str, digest: str, lock: Path = LOCK) -> None:

@@ -432,8 +432,7 @@ def store(verdicts: Sequence[Verdict]) -> None:
     with suppress(OSError):
         folder().mkdir(parents=True, exist_ok=True)
         for verdict in verdicts:
-            content: KeptVerdict = {"time": utc_now(), **verdict.as_json()}
-            write_json(folder() / f"{verdict.node}.json", content)
+            write_json(folder() / f"{verdict.node}.json", KeptVerdict(time=utc_now(), **verdict.as_json()))
 
 
 def last_result(name: str) -> str:
