@@ -14,12 +14,9 @@ import pytest
 from encore import catalogue, paths
 from encore.configuration import resolve
 from encore.containers import renderers, runtimes
-from encore.containers.runtimes import Target
 from encore.errors import EncoreError
 from encore.job import training_job
-from encore.machine import host_requirements, node, processes
-from encore.machine.host_requirements import Need
-from encore.machine.preflight import Check
+from encore.machine import host_requirements, node, preflight, processes
 from encore.run import planning
 from encore.ssh import each_host, hosts, multi_host
 from encore.ssh.hosts import Host
@@ -71,7 +68,9 @@ def test_commands_match_the_golden_files(launcher: str, nodes: int, recorded: Ca
     configuration = resolve(choice, catalogue.find_system(choice, "dgxa100", "v0.7"), nodes, 8, [])
     launch = multi_host.launch_with(launcher, names, "/out", "ib0" if nodes > 1 else "", False)
     job = training_job(configuration, Path("/data"), Path("/out"), {"NCCL_DEBUG": "INFO"}, node.cores(), launch)
-    command = renderers.host(job, Path("/env/bin/python"), {"PATH": "/usr/bin", "SECRET": "hush"})
+    # Of these the ranks get only PATH, HOME and LANG
+    caller = {"PATH": "/usr/bin", "SECRET": "hush", "HOME": "/home/me", "LANG": "C", "LD_PRELOAD": "x.so"}
+    command = renderers.host(job, Path("/env/bin/python"), {**caller, "NCCL_ALGO": "Tree"})
     lines: list[list[str]] = [[]]
     for word in command.argv:
         if word.startswith("-") and lines[-1]:
@@ -148,29 +147,29 @@ def test_unreachable_host_has_a_hint(problem: str, hint: str) -> None:
     assert problem in check.found and hint in check.hint
 
 
-MISSING = Need("readable", "/it's not there", "copy it")
+MISSING = host_requirements.Need("readable", "/it's not there", "copy it")
 UNREACHABLE = "n1 cannot be reached by ssh: "
 
 
 @pytest.mark.parametrize(
     ("needs", "options", "expected"),
     [
-        ([Need("interface", "lo", "")], {}, []),
+        ([host_requirements.Need("interface", "lo", "")], {}, []),
         (
-            [MISSING, Need("interface", "lo", ""), Need("executable", "/x", "")],
+            [MISSING, host_requirements.Need("interface", "lo", ""), host_requirements.Need("executable", "/x", "")],
             {},
-            [Check("FAIL", "host n1", "/it's not there cannot be read; no /x", "copy it")],
+            [preflight.Check("FAIL", "host n1", "/it's not there cannot be read; no /x", "copy it")],
         ),
         (
             [],
             {"root": Path("/no/root")},
-            [Check("FAIL", "hosts", f"{UNREACHABLE}no checkout in /no/root", host_requirements.SHARE)],
+            [preflight.Check("FAIL", "hosts", f"{UNREACHABLE}no checkout in /no/root", host_requirements.SHARE)],
         ),
         (
             [],
             {"python": Path("/no/python")},
             [
-                Check(
+                preflight.Check(
                     "FAIL",
                     "hosts",
                     f"{UNREACHABLE}no Python /no/python",
@@ -180,7 +179,9 @@ UNREACHABLE = "n1 cannot be reached by ssh: "
         ),
     ],
 )
-def test_host_is_probed_with_a_plain_shell(needs: list[Need], options: dict[str, Path], expected: list[Check]) -> None:
+def test_host_is_probed_with_a_plain_shell(
+    needs: list[host_requirements.Need], options: dict[str, Path], expected: list[preflight.Check]
+) -> None:
     probe = multi_host.probe(needs, **{"root": paths.ROOT, "python": Path(sys.executable), **options})
     assert multi_host.checks_of(PAIR[0], multi_host.ask(("sh", "-s"), probe), needs) == expected
 
@@ -243,6 +244,6 @@ def test_checks_of_this_machine(
 def test_runtime_of_a_run_on_hosts(
     runtime: str, over: tuple[Host, ...], expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(runtimes, "choose", lambda runtime, *rest: Target(runtime=f"chosen {runtime}"))
+    monkeypatch.setattr(runtimes, "choose", lambda runtime, *rest: runtimes.Target(runtime=f"chosen {runtime}"))
     request = planning.Request(name="resnet", gpus=8, hosts=over, runtime=runtime, results=tmp_path)
     assert planning.make_plan(request).target.runtime.startswith(expected)
