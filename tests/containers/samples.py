@@ -4,13 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from encore import catalogue, configuration
-from encore.catalogue import Choice
 from encore.containers import renderers
-from encore.containers.renderers import Container
 from encore.job import Command, Job, training_job
-from encore.kubernetes import manifests
-from encore.kubernetes.manifests import Files, Pods
-from encore.kubernetes.settings import Kubernetes
+from encore.kubernetes import manifests, settings
 from encore.machine import node
 
 RENDERERS = {
@@ -29,7 +25,7 @@ CALLER = {
 }
 
 
-def job(gpus: int, choice: Choice | None = None, system: str = "dgxa100") -> Job:
+def job(gpus: int, choice: catalogue.Choice | None = None, system: str = "dgxa100") -> Job:
     # Submitted systems first, then studies; 0 GPUs: one core
     choice = choice or catalogue.choose("resnet")
     systems = {kind: [s.system for s in catalogue.systems(choice) if s.kind == kind] for kind in ("submitted", "study")}
@@ -40,7 +36,7 @@ def job(gpus: int, choice: Choice | None = None, system: str = "dgxa100") -> Job
     return training_job(resolved, DATA, OUTPUT, {"NCCL_DEBUG": "WARN"}, node.cores())
 
 
-def container(runtime: str, **fields: object) -> Container:
+def container(runtime: str, **fields: object) -> renderers.Container:
     images = {"apptainer": "/images/resnet.sif", "enroot": "/images/resnet.sqsh"}
     defaults: dict[str, object] = {
         "image": images.get(runtime, "localhost/encore/resnet:latest"),
@@ -50,7 +46,7 @@ def container(runtime: str, **fields: object) -> Container:
         "caller": CALLER,
         "limits": {"nofile": 1048576, "nproc": 32768},
     }
-    return Container(**{**defaults, **fields})  # type: ignore[arg-type]
+    return renderers.Container(**{**defaults, **fields})  # type: ignore[arg-type]
 
 
 def render(runtime: str, gpus: int, **fields: object) -> Command:
@@ -59,7 +55,7 @@ def render(runtime: str, gpus: int, **fields: object) -> Command:
 
 def pod(job: Job) -> dict[str, Any]:
     # All volumes are folders on the node
-    pods = Pods(settings=Kubernetes(resources={"memory": "64Gi"}))
-    workload, *_ = manifests.render(job, container("kubernetes"), pods, Files(output=OUTPUT))
+    pods = manifests.Pods(settings=settings.Kubernetes(resources={"memory": "64Gi"}))
+    workload, *_ = manifests.render(job, container("kubernetes"), pods, manifests.Files(output=OUTPUT))
     spec: dict[str, Any] = workload["spec"]["template"]["spec"]
     return spec

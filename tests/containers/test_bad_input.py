@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from encore import catalogue, configuration, environment, paths
 from encore.cli.app import app, main
 from encore.containers import building, checks, engines, images, runtimes
-from encore.containers.engines import Engine
 from encore.errors import EncoreError
 from encore.machine import python_probe
 from encore.run import planning
@@ -156,12 +155,12 @@ def test_changed_digest_is_refused(fake_engine: FakeEngine, monkeypatch: pytest.
     entry = [{"Id": "sha256:1", "RepoDigests": ["nvcr.io/nvidia/mxnet@sha256:bb"], "Config": {}}]
     fake_engine("docker", {"image inspect": (json.dumps(entry), "", 0)})
     with pytest.raises(EncoreError, match=r"(?s)different digest.*expected: sha256:aa.*encore images build --accept"):
-        building.pull(Engine(name="docker", program="docker"), images.find_release("mxnet"), lambda line: None)
+        building.pull(engines.Engine(name="docker", program="docker"), images.find_release("mxnet"), lambda line: None)
 
 
 def test_small_disk_is_reported_before_the_pull(tmp_path: Path) -> None:
     with pytest.raises(EncoreError, match=r"(?s)GiB free in.*docker system prune"):
-        building.check_space(Engine(name="docker", program="docker", data=tmp_path), 1e9)
+        building.check_space(engines.Engine(name="docker", program="docker", data=tmp_path), 1e9)
 
 
 @pytest.mark.parametrize("name", ["docker", "podman"])

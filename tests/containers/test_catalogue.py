@@ -10,14 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from encore import catalogue, configuration, environment, paths
-from encore.configuration import Configuration
-from encore.containers import building, checks, compatibility, engines, images
-from encore.containers.engines import Engine, Image
-from encore.containers.runtimes import ON_HOST, Target
+from encore.containers import building, checks, compatibility, engines, images, runtimes
 from encore.errors import EncoreError
 from encore.machine import interpreters, node
-from encore.run import image_test
-from encore.run.run_metadata import SECRET
+from encore.run import image_test, run_metadata
 from tests.machine.machines import gpus_of
 
 NAMES = sorted(catalogue.choices())
@@ -56,7 +52,7 @@ def test_dockerfiles_are_up_to_date_and_contain_no_secret_and_no_url() -> None:
     for text in texts.values():
         lines = text.splitlines()
         assert not re.search(r"https?://", text)
-        assert not [line for line in lines if line.startswith(("ARG ", "ENV ")) and SECRET.search(line)]
+        assert not [line for line in lines if line.startswith(("ARG ", "ENV ")) and run_metadata.SECRET.search(line)]
         sources = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
         assert all(
             word.startswith(("--from=", "/opt/", "benchmarks", "requirements/", "containers/")) for word in sources
@@ -150,15 +146,15 @@ BENCHMARK = catalogue.choose("resnet").benchmark
 BASE = "org.opencontainers.image.base.name"
 
 
-def resolve(name: str, system: str = "dgxa100") -> Configuration:
+def resolve(name: str, system: str = "dgxa100") -> configuration.Configuration:
     choice = catalogue.choose(name)
     entry = catalogue.find_system(choice, system, None)
     return configuration.resolve(choice, entry, entry.nodes, entry.gpus_per_node, [])
 
 
-def target_on(base: str) -> Target:
-    image = Image(id="id", digests=(), labels={BASE: base}, user="1", bytes=1)
-    return replace(ON_HOST, runtime="docker", image="own:1", image_info=image)
+def target_on(base: str) -> runtimes.Target:
+    image = engines.Image(id="id", digests=(), labels={BASE: base}, user="1", bytes=1)
+    return replace(runtimes.ON_HOST, runtime="docker", image="own:1", image_info=image)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +224,7 @@ def test_less_memory_than_submitted_offers_a_smaller_batch() -> None:
 )
 def test_too_old_release_is_refused_before_the_pull(name: str, release: str, message: str, hint: str) -> None:
     lines: list[str] = []
-    engine = Engine(name="docker", program="docker")
+    engine = engines.Engine(name="docker", program="docker")
     with pytest.raises(EncoreError, match=f"(?s){re.escape(message)}.*hint: .*{re.escape(hint)}"):
         building.build(catalogue.choose(name), engine, release, True, lines.append)
     assert lines == []
@@ -284,7 +280,7 @@ def test_image_of_the_run_is_compared_with_the_submission() -> None:
     submitted, later = "nvcr.io/nvidia/pytorch:20.06-py3", "nvcr.io/nvidia/pytorch:25.12-py3"
     on_host, same, other = (
         {check.name: check.found for check in checks.check_as_submitted(target, resolve("bert"))}
-        for target in (ON_HOST, target_on(submitted), target_on(later))
+        for target in (runtimes.ON_HOST, target_on(submitted), target_on(later))
     )
     assert (set(on_host), set(same)) == ({"training text", "evaluation text", "image"}, set(on_host) - {"image"})
     assert on_host["image"] == f"not as submitted, {submitted}, but the host's Python"
@@ -294,7 +290,7 @@ def test_image_of_the_run_is_compared_with_the_submission() -> None:
 
 @pytest.mark.parametrize("system", ["cpu", "gpu", "h200-141gb"])
 def test_system_without_a_submission_has_no_differences(system: str) -> None:
-    assert checks.check_as_submitted(ON_HOST, resolve("bert", system)) == []
+    assert checks.check_as_submitted(runtimes.ON_HOST, resolve("bert", system)) == []
 
 
 @pytest.mark.parametrize(("round_name", "parts"), [("v0.5", ["text", "image"]), ("v0.7", ["image"])])

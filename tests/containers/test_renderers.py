@@ -14,7 +14,6 @@ import pytest
 
 from encore import catalogue
 from encore.containers import renderers
-from encore.containers.renderers import INSIDE
 from encore.errors import EncoreError
 from encore.job import PASSED_ON, Command, Mount
 from tests.containers import samples
@@ -61,7 +60,14 @@ def environment(runtime: str, command: Command) -> dict[str, str]:
 
 def job_variables(variables: dict[str, str]) -> dict[str, str]:
     # Variables of the job, without those of a runtime
-    runtime = {*INSIDE, *PASSED_ON, "PATH", "NVIDIA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+    runtime = {
+        *renderers.INSIDE,
+        *PASSED_ON,
+        "PATH",
+        "NVIDIA_VISIBLE_DEVICES",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TRITON_CACHE_DIR",
+    }
     return {name: value for name, value in variables.items() if name not in runtime}
 
 

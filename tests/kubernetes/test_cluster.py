@@ -18,12 +18,9 @@ import pytest
 from benchmarks.common.run import pod
 from encore import paths
 from encore.errors import EncoreError
-from encore.kubernetes import api
-from encore.kubernetes.api import Workload
-from encore.kubernetes.settings import Kubernetes
+from encore.kubernetes import api, settings
 from encore.machine import node
-from encore.run import workloads
-from encore.run.run_folder import RunFolder
+from encore.run import run_folder, workloads
 from tests.conftest import in_process
 from tests.kubernetes.server import GROUPS, Server, kubeconfig, valid
 
@@ -55,11 +52,11 @@ def encore(*arguments: str, code: int = 0) -> str:
     return str(process.stdout + process.stderr)
 
 
-def submit(results: Path, *arguments: str) -> tuple[RunFolder, str]:
+def submit(results: Path, *arguments: str) -> tuple[run_folder.RunFolder, str]:
     results.mkdir(exist_ok=True)
     options = ("--results", str(results), "--seed", "3", "--image", "registry.example/ncf:1")
     output = encore("submit", "ncf", *arguments, "--kubernetes", *options)
-    return RunFolder(next(results.glob("2*"))), output
+    return run_folder.RunFolder(next(results.glob("2*"))), output
 
 
 def test_pending_run_is_shown_cancelled_and_resumed(serve: Serve, tmp_path: Path) -> None:
@@ -119,7 +116,7 @@ def test_silent_server_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig(cluster)), encoding="utf-8")
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
         with pytest.raises(EncoreError, match=r"the cluster does not answer: .*timed out"):
-            api.Connection(Kubernetes())
+            api.Connection(settings.Kubernetes())
 
 
 def test_results_on_the_volume_are_copied_before_a_resume(
@@ -128,10 +125,10 @@ def test_results_on_the_volume_are_copied_before_a_resume(
     serve({}, "no room")
     folder, _ = submit(tmp_path / "results", "1", "--volume", f"{tmp_path}=shared")
     (experiment,) = folder.experiments()
-    workloads.settle(folder, experiment, Workload(state="succeeded"))
+    workloads.settle(folder, experiment, api.Workload(state="succeeded"))
     assert (experiment.state().status, experiment.state().reason) == ("interrupted", workloads.RESULTS_THERE)
     with monkeypatch.context() as patch:
-        patch.setattr(workloads, "look", lambda *arguments: Workload(state="succeeded"))
+        patch.setattr(workloads, "look", lambda *arguments: api.Workload(state="succeeded"))
         assert "on the cluster's volume" in encore("submit", "--resume", str(folder.path), code=2)
     run, _, copy, _, _ = map(shlex.split, workloads.copy_commands(folder))
     spec = json.loads(next(word for word in run if word.startswith("--overrides=")).partition("=")[2])
@@ -141,7 +138,7 @@ def test_results_on_the_volume_are_copied_before_a_resume(
     # The copied metrics decide the result, even if the cluster no longer has the workload.
     record = '{"kind": "start", "time": 1.0, "resumed_step": 0}\n{"kind": "end", "time": 9.0, "outcome": "reached"}\n'
     experiment.metrics.write_text(record, encoding="utf-8")
-    workloads.settle(folder, experiment, Workload(state="gone", reason="it is no longer in the cluster"))
+    workloads.settle(folder, experiment, api.Workload(state="gone", reason="it is no longer in the cluster"))
     state = experiment.state()
     assert (state.status, state.ended, experiment.result.exists()) == ("reached", "1970-01-01T00:00:09Z", True)
 

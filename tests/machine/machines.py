@@ -7,16 +7,14 @@ from typing import Any
 
 from encore import paths
 from encore.containers.runtimes import Target
-from encore.machine import node
-from encore.machine.interpreters import PythonInfo
-from encore.machine.node import Gpu, Node
+from encore.machine import interpreters, node
 
 
-def gpus_of(sample: str) -> tuple[Gpu, ...]:
+def gpus_of(sample: str) -> tuple[node.Gpu, ...]:
     # Columns of tests/samples/gpus: index, name, MiB, driver, compute capability
     text = (paths.ROOT / "tests" / "samples" / "gpus" / f"{sample}.csv").read_text(encoding="utf-8")
     return tuple(
-        Gpu(
+        node.Gpu(
             index=int(index),
             name=name,
             memory_gib=round(float(mib) / 1024, 1),
@@ -27,10 +25,10 @@ def gpus_of(sample: str) -> tuple[Gpu, ...]:
     )
 
 
-def machine(*names: str, memory_gib: float = 80.0, capability: str | None = "9.0", cores: int = 64) -> Node:
+def machine(*names: str, memory_gib: float = 80.0, capability: str | None = "9.0", cores: int = 64) -> node.Node:
     # This machine with other cores and with the named GPUs
     properties = {"memory_gib": memory_gib, "driver": "550.54", "compute_capability": capability}
-    gpus = tuple(Gpu(index=index, name=name, **properties) for index, name in enumerate(names))  # type: ignore[arg-type]
+    gpus = tuple(node.Gpu(index=index, name=name, **properties) for index, name in enumerate(names))  # type: ignore[arg-type]
     return replace(node.this_node(), hostname="box", cores=cores, gpus=gpus)
 
 
@@ -40,5 +38,5 @@ PACKAGES = dict.fromkeys(("joblib", "mlperf_logging", "pillow", "scikit-learn", 
 
 def answered(**changes: Any) -> Target:
     defaults = {"python": "3.11.7", "problems": {}, "packages": {}, "cuda": "12.4", "gpus": 8}
-    facts = PythonInfo(**{**defaults, "mpirun": False, "horovod": 0, "check_build": "", **changes})
+    facts = interpreters.PythonInfo(**{**defaults, "mpirun": False, "horovod": 0, "check_build": "", **changes})
     return Target(python=Path("/apps/bin/python"), python_info=facts)

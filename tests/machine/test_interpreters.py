@@ -11,11 +11,9 @@ import pytest
 from encore import catalogue, paths
 from encore.configuration import Configuration, resolve
 from encore.containers import checks, renderers, runtimes
-from encore.containers.runtimes import Target
 from encore.errors import EncoreError
 from encore.job import training_job
-from encore.machine import interpreters
-from encore.machine.preflight import Check
+from encore.machine import interpreters, preflight
 from encore.run import planning
 from encore.slurm.cluster import Cluster
 from tests.conftest import Encore, Study, losses
@@ -29,12 +27,12 @@ def configured(system: str, ranks: int = 2) -> Configuration:
     return resolve(CHOICE, catalogue.find_system(CHOICE, system, "v0.7"), 1, ranks, [])
 
 
-def check_python(python: Path, system: str = "cpu") -> Check:
-    return checks.check_host(runtimes.query_python(Target(python=python), CHOICE, {}), configured(system))
+def check_python(python: Path, system: str = "cpu") -> preflight.Check:
+    return checks.check_host(runtimes.query_python(runtimes.Target(python=python), CHOICE, {}), configured(system))
 
 
 def test_python_with_pytorch_for_cpus(pytorch_python: Path) -> None:
-    target = runtimes.query_python(Target(python=pytorch_python), CHOICE, {})
+    target = runtimes.query_python(runtimes.Target(python=pytorch_python), CHOICE, {})
     facts = target.python_json() or {}
     assert (facts["problems"], facts["file"], "torch" in facts["packages"]) == ({}, str(pytorch_python), True)
     cpu, gpu = (checks.check_host(target, configured(system)) for system in ("cpu", "dgxa100"))
@@ -127,7 +125,11 @@ def test_controllers_of_horovod(name: str, mpirun: bool, needed: str, level: str
 
 def test_horovod_of_encores_environment_is_not_checked() -> None:
     configuration = resolve(MXNET, catalogue.find_system(MXNET, "cpu", None), 1, 2, [])
-    assert checks.check_horovod(Target(), configuration) == checks.check_horovod(answered(), configured("cpu")) == []
+    assert (
+        checks.check_horovod(runtimes.Target(), configuration)
+        == checks.check_horovod(answered(), configured("cpu"))
+        == []
+    )
 
 
 @pytest.mark.long

@@ -17,8 +17,6 @@ import pytest
 from encore import paths
 from encore.files import text_of
 from encore.machine import binding, links, network, node, processes, telemetry
-from encore.machine.binding import Affinity
-from encore.machine.links import Server, parse_topology
 from encore.machine.network import ETHERNET, INFINIBAND, Interface, Network, Port
 from tests.machine.machines import machine
 from tests.trainings import wait_until
@@ -26,8 +24,8 @@ from tests.trainings import wait_until
 SAMPLES = paths.ROOT / "tests" / "samples" / "topology"
 
 
-def sample(name: str) -> Server:
-    return parse_topology((SAMPLES / f"{name}.txt").read_text(encoding="utf-8"))
+def sample(name: str) -> links.Server:
+    return links.parse_topology((SAMPLES / f"{name}.txt").read_text(encoding="utf-8"))
 
 
 SECOND_SWITCH = ("GPU2", "GPU3", "mlx5_1")
@@ -53,11 +51,11 @@ def test_recorded_topology(name: str) -> None:
     assert restored == links.from_json(restored.as_json()) and restored.nvlinks == server.nvlinks
 
 
-def from_matrix(*rows: str) -> Server:
+def from_matrix(*rows: str) -> links.Server:
     """Return a server with the links in the upper triangle of a matrix."""
     gpus = tuple(f"GPU{number}" for number in range(len(rows) + 1))
     upper = {(gpus[i], gpus[j]): link for i, row in enumerate(rows) for j, link in enumerate(row.split(), start=i + 1)}
-    return Server(gpus=gpus, links=upper | {(second, first): link for (first, second), link in upper.items()})
+    return links.Server(gpus=gpus, links=upper | {(second, first): link for (first, second), link in upper.items()})
 
 
 @pytest.mark.parametrize(
@@ -72,11 +70,11 @@ def from_matrix(*rows: str) -> Server:
         (from_matrix("NV4 PIX PIX", "PIX PIX", "NV4"), "8.6", 6.0),
         (from_matrix("NODE"), "8.9", 3.0),
         (from_matrix("NV18"), None, None),
-        (Server(gpus=("GPU0", "GPU1")), "9.0", None),
-        (Server(gpus=("GPU0",)), "9.0", None),
+        (links.Server(gpus=("GPU0", "GPU1")), "9.0", None),
+        (links.Server(gpus=("GPU0",)), "9.0", None),
     ],
 )
-def test_floor_of_an_all_reduce(server: Server, capability: str | None, floor: float | None) -> None:
+def test_floor_of_an_all_reduce(server: links.Server, capability: str | None, floor: float | None) -> None:
     # Half of the bandwidth that NCCL expects for the links (src/graph/topo.h), in GB/s
     result = links.all_reduce_floor(server, capability)
     assert (result and result[0] / 1e9) == (pytest.approx(floor) if floor else None)
@@ -84,13 +82,13 @@ def test_floor_of_an_all_reduce(server: Server, capability: str | None, floor: f
 
 @pytest.mark.parametrize("text", ["", "No devices were found\n", "\tGPU0\tGPU1\nGPU0\t X\n"], ids=["", "none", "cut"])
 def test_text_without_a_matrix_has_no_links(text: str) -> None:
-    assert not parse_topology(text).links
+    assert not links.parse_topology(text).links
 
 
 def test_topology_with_underlined_heading() -> None:
     # Output of drivers on a terminal: two GPUs behind a PCIe switch, no NVLink
     heading = "\t\x1b[4mGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
-    server = parse_topology(f"{heading}GPU0\t X \tPIX\t0-15\t0\t\tN/A\nGPU1\tPIX\t X \t0-15\t0\t\tN/A\n")
+    server = links.parse_topology(f"{heading}GPU0\t X \tPIX\t0-15\t0\t\tN/A\nGPU1\tPIX\t X \t0-15\t0\t\tN/A\n")
     assert (server.kind, server.switches, server.near) == ("PCIe", (("GPU0", "GPU1"),), (("GPU0", "GPU1"),))
 
 
@@ -319,10 +317,10 @@ def test_network_is_read_from_sys_and_proc(tmp_path: Path) -> None:
 
 # Output of `nvidia-smi topo -m` on a DGX A100 (NVIDIA/nccl issue 1505); the last four GPUs follow the same pattern.
 NODES = {numa: f"{16 * numa}-{16 * numa + 15},{16 * numa + 128}-{16 * numa + 143}" for numa in (1, 3, 5, 7)}
-A100_NEAR = tuple(Affinity(binding.parse_cpus(NODES[numa]), numa) for numa in (3, 3, 1, 1, 7, 7, 5, 5))
+A100_NEAR = tuple(binding.Affinity(binding.parse_cpus(NODES[numa]), numa) for numa in (3, 3, 1, 1, 7, 7, 5, 5))
 # A DGX-1 with a process on one socket (benchmarks/distributed/ddp/README.md of pytorch/pytorch)
-SOCKET = (Affinity(binding.parse_cpus("0-19,40-59"), 0),) * 8
-UNKNOWN = (Affinity((), 0), Affinity((), 0))
+SOCKET = (binding.Affinity(binding.parse_cpus("0-19,40-59"), 0),) * 8
+UNKNOWN = (binding.Affinity((), 0), binding.Affinity((), 0))
 
 
 def threads_of(cores: int) -> dict[int, tuple[int, ...]]:
@@ -362,7 +360,7 @@ SHARED_SOCKET = [
     ],
 )
 def test_ranks_share_the_cpus_near_their_gpus(
-    near: tuple[Affinity, ...], allowed: Sequence[int], cores: int | None, expected: list[str]
+    near: tuple[binding.Affinity, ...], allowed: Sequence[int], cores: int | None, expected: list[str]
 ) -> None:
     bindings = binding.bind(len(expected), near, allowed, threads_of(cores) if cores else None)
     assert [f"{binding.format_cpus(rank.cpus)} {rank.numa} {rank.cores}" for rank in bindings] == expected

@@ -5,11 +5,10 @@ from collections.abc import Iterable
 import pytest
 
 from encore.slurm import queue
-from encore.slurm.queue import Job
 
 
-def job(name: str, state: str, reason: str = "", title: str = "encore", user: str = "", comment: str = "") -> Job:
-    return Job(
+def job(name: str, state: str, reason: str = "", title: str = "encore", user: str = "", comment: str = "") -> queue.Job:
+    return queue.Job(
         name=name,
         number=name.replace("_", "00"),
         state=state,
@@ -23,11 +22,11 @@ def job(name: str, state: str, reason: str = "", title: str = "encore", user: st
     )
 
 
-def in_queue(monkeypatch: pytest.MonkeyPatch, jobs: Iterable[Job], elsewhere: Iterable[Job] = ()) -> None:
+def in_queue(monkeypatch: pytest.MonkeyPatch, jobs: Iterable[queue.Job], elsewhere: Iterable[queue.Job] = ()) -> None:
     """Give the cluster ``here`` the queue ``jobs`` and the cluster ``far`` the queue ``elsewhere``."""
     queues = {"": list(jobs), "--clusters=far": list(elsewhere)}
 
-    def find_jobs(name: str, option: str = "") -> list[Job]:
+    def find_jobs(name: str, option: str = "") -> list[queue.Job]:
         return [job for job in queues[option] if name in (job.name, job.number, job.array)]
 
     functions = {"is_available": lambda: True, "this_cluster": lambda: "here", "all_jobs": lambda: queues[""]}

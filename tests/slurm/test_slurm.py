@@ -20,11 +20,8 @@ from encore.cli.run import as_request
 from encore.cli.submit import _run_context
 from encore.containers import engines
 from encore.errors import EncoreError
-from encore.machine import node, processes
-from encore.machine.host_requirements import Need
-from encore.machine.preflight import Check
+from encore.machine import host_requirements, node, preflight, processes
 from encore.run import ownership, planning, run_folder, runner, submission, supervise
-from encore.run.run_folder import ExperimentState, RunFolder
 from encore.slurm import cluster, cluster_checks, commands, queue, script, step
 from tests.slurm.jobs import in_queue, job
 from tests.trainings import make_run
@@ -300,9 +297,9 @@ def test_allocation_is_read_from_slurm_variables(variables: dict[str, str], expe
 
 
 @pytest.fixture
-def array_run(bare_machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+def array_run(bare_machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> run_folder.RunFolder:
     """A run with five experiments that array job 12 started; 1 and 3 have ended."""
-    end = ExperimentState(status="not_reached")
+    end = run_folder.ExperimentState(status="not_reached")
     run = make_run(tmp_path, [None, end, None, end, None], "-job12", "12_0", ranks_per_node=8)
     plan = prepare("docker", 2).plan
     monkeypatch.setattr(planning, "plan_of", lambda folder, allocation: plan)
@@ -310,7 +307,9 @@ def array_run(bare_machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return run
 
 
-def test_resumed_array_has_the_remaining_experiments(array_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_array_has_the_remaining_experiments(
+    array_run: run_folder.RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepared = submission.prepare_resume(array_run.path, script.Options())
     assert "#SBATCH --array=0,2,4\n" in prepared.script and f"|{array_run.path.name}\n" in prepared.script
     # 39.78 minutes on 8 GPUs are 20 on 16. Twice that for the one run of a task, plus 20 for the set-up.
@@ -326,7 +325,7 @@ def test_resumed_array_has_the_remaining_experiments(array_run: RunFolder, monke
     in_queue(monkeypatch, [job("30", "PENDING", comment=f"encore:{array_run.path.parent}|{array_run.path.name}")])
     assert re.search(r"job 30 of cluster here, of .*, is queued to resume", resume_error())
     for experiment in array_run.experiments():
-        experiment.set_state(ExperimentState(status="reached"))
+        experiment.set_state(run_folder.ExperimentState(status="reached"))
     assert "nothing left to run" in resume_error()
 
 
@@ -368,13 +367,15 @@ def test_requeued_job_continues(
     assert (("scontrol", "requeue", "9") in calls, bool(messages)) == (asks_slurm, continues or is_killed)
 
 
-def test_full_disk_at_the_end_does_not_hide_the_outcome(array_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_at_the_end_does_not_hide_the_outcome(
+    array_run: run_folder.RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def raise_full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     messages: list[str] = []
     experiment = array_run.experiments()[0]
-    monkeypatch.setattr(RunFolder, "note_ranks", raise_full)
+    monkeypatch.setattr(run_folder.RunFolder, "note_ranks", raise_full)
     hooks = types.SimpleNamespace(step=messages.append)
     runner._note_ranks(None, array_run, experiment, hooks, {})  # type: ignore[arg-type]
     assert messages == ["the report of the ranks cannot be added to run.json: No space left on device"]
@@ -386,7 +387,7 @@ def test_full_disk_at_the_end_does_not_hide_the_outcome(array_run: RunFolder, mo
     assert (state.status, state.reason) == ("failed", "the run folder cannot be written: No space left on device")
 
 
-def test_array_task_runs_the_experiment_of_its_index_or_number(array_run: RunFolder) -> None:
+def test_array_task_runs_the_experiment_of_its_index_or_number(array_run: run_folder.RunFolder) -> None:
     def numbers(array: str, task: int, index: int | None) -> list[int]:
         allocation = queue.Allocation(
             job="9", nodes=("n1",), array_job=array, array_task=task, array_index=index, array_count=3
@@ -487,10 +488,12 @@ def test_nodes_without_a_requirement_are_rejected(program_folder: Path) -> None:
     # Runs the command once for each of two nodes
     options = 'while [ "${1#-}" != "$1" ]; do shift; done\n'
     write_program(program_folder / "srun", options + 'SLURMD_NODENAME=n1 "$@"\nSLURMD_NODENAME=n2 "$@"\n')
-    missing = Need("readable", str(program_folder / "dataset.json"), "copy it there")
-    assert step.check_nodes(2, [Need("readable", str(program_folder), "")]) == []
+    missing = host_requirements.Need("readable", str(program_folder / "dataset.json"), "copy it there")
+    assert step.check_nodes(2, [host_requirements.Need("readable", str(program_folder), "")]) == []
     finding = f"{program_folder}/dataset.json cannot be read"
     hint = "copy it there; or exclude the node: sbatch --exclude=NODE"
-    assert step.check_nodes(2, [missing]) == [Check("FAIL", f"node {name}", finding, hint) for name in ("n1", "n2")]
+    assert step.check_nodes(2, [missing]) == [
+        preflight.Check("FAIL", f"node {name}", finding, hint) for name in ("n1", "n2")
+    ]
     with pytest.raises(EncoreError, match="1 of 3 nodes cannot start"):
         step.check_nodes(3, [])
