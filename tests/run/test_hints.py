@@ -10,14 +10,10 @@ import pytest
 import typer
 from rich.console import Console
 
-from encore import catalogue, configuration, launchers, paths
-from encore.cli.progress_display import RunView
+from encore import catalogue, configuration, job, launchers, paths
 from encore.cli.run import finish
-from encore.containers import renderers
 from encore.errors import EncoreError, ExitCode
-from encore.job import Job, training_job
-from encore.machine import node
-from encore.run import evaluate, follow, hints, run_folder, run_metadata, runner
+from encore.run import evaluate, hints, run_folder, run_metadata, runner
 from encore.slurm import cluster
 from tests.trainings import make_run
 
@@ -29,10 +25,8 @@ def test_resume_hint_names_the_cluster_file(
     # Valid in any folder
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ENCORE_CLUSTER", "my cluster.toml")
-    arguments = ["run", "resnet", "--require-target"]
-    run = make_run(
-        tmp_path / "my results", slurm=slurm, cluster_file=cluster.file_from_environment(), arguments=arguments
-    )
+    options = {"cluster_file": cluster.file_from_environment(), "arguments": ["run", "resnet", "--require-target"]}
+    run = make_run(tmp_path / "my results", slurm=slurm, **options)
     monkeypatch.delenv("ENCORE_CLUSTER")
     monkeypatch.chdir("/")
     words = [command, "--resume", str(run.path), "--cluster", str(tmp_path / "my cluster.toml")]
@@ -104,20 +98,6 @@ def test_settings_that_need_less_memory(name: str, memory: str, advice: str) -> 
     assert advice in hint and ("fewer ranks" in hint) is (memory == "CPU")
 
 
-def test_damaged_checkpoint_is_reported_once(tmp_path: Path) -> None:
-    screen = Console(file=io.StringIO(), width=200, record=True, soft_wrap=True)
-    progress = follow.Progress()
-    scale = {"epochs": 2, "steps_per_epoch": 4, "global_batch_size": 8, "targets": {}}
-    damaged = {"step_00000004": "rank_1 differs from its checksum"}
-    progress.add({"kind": "start", "time": 1.0, **scale, "resumed_step": 2, "damaged": damaged})
-    with RunView(screen) as view:
-        view.start("experiment 1/1")
-        for _ in range(3):
-            view.update(progress)
-    text = "checkpoint step_00000004 is damaged (rank_1 differs from its checksum): experiment 1/1 resumed from"
-    assert screen.export_text().count(f"{text} an earlier one, step 2") == 1
-
-
 def test_secret_is_not_stored_and_needed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = run_metadata.parse_environment(("MY_TOKEN=hush", "NOTE=a=b", "OWN"), {"OWN": "x"})
     stored = run_metadata.redact(variables)
@@ -140,18 +120,6 @@ def test_invalid_variable_is_rejected(setting: str, problem: str) -> None:
         run_metadata.parse_environment((setting,), {})
 
 
-RESNET = catalogue.choose("resnet")
-
-
-def configured(system: str, gpus: int) -> configuration.Configuration:
-    return configuration.resolve(RESNET, catalogue.find_system(RESNET, system, "v0.7"), 1, gpus, [])
-
-
-def jobs(system: str, gpus: int) -> Job:
-    variables = {"NCCL_DEBUG": "INFO"}
-    return training_job(configured(system, gpus), Path("/data"), Path("/out"), variables, node.cores())
-
-
 TRAIN = (
     "python", "-m", "benchmarks.resnet.mxnet.train",
     "--config", "/out/config.json", "--data", "/data", "--output", "/out",
@@ -168,40 +136,13 @@ TRAIN = (
         ("cpu", 32, 0, "1"),
     ],
 )
-def test_ranks_of_one_node(
-    system: str, ranks: int, gpus: int, threads: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node, "cores", lambda: 16)
-    training = jobs(system, ranks)
+def test_ranks_of_one_node(system: str, ranks: int, gpus: int, threads: str | None) -> None:
+    resnet = catalogue.choose("resnet")
+    config = configuration.resolve(resnet, catalogue.find_system(resnet, system, "v0.7"), 1, ranks, [])
+    training = job.training_job(config, Path("/data"), Path("/out"), {}, 16)
     launcher = ("horovodrun", "--gloo", "-np", str(ranks), "--output-filename", "/out/ranks") if ranks > 1 else ()
-    assert (training.argv, training.ranks, training.gpus) == (launcher + TRAIN, ranks, gpus)
-    assert training.environment.get("OMP_NUM_THREADS") == threads
-
-
-def test_host_command_passes_only_named_variables() -> None:
-    caller = {
-        "PATH": "/usr/bin",
-        "HOME": "/home/me",
-        "LD_PRELOAD": "evil.so",
-        "NCCL_ALGO": "Tree",
-        "LANG": "C",
-    }
-    command = renderers.host(jobs("dgxa100", 8), Path("/env/bin/python"), caller)
-    submitted = {name for variables in configured("dgxa100", 8).system.environment.values() for name in variables}
-    others = {name: value for name, value in command.environment.items() if name not in submitted - {"NCCL_DEBUG"}}
-    assert others == {
-        "HOME": "/home/me",
-        "LANG": "C",
-        "LOGNAME": "encore",
-        "USER": "encore",
-        "PATH": "/env/bin:/usr/bin",
-        "PYTHONPATH": str(paths.ROOT),
-        "PYTHONUNBUFFERED": "1",
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "NCCL_DEBUG": "INFO",
-    }
-    assert command.argv == jobs("dgxa100", 8).argv
+    result = (training.argv, training.ranks, training.gpus, training.environment.get("OMP_NUM_THREADS"))
+    assert result == (launcher + TRAIN, ranks, gpus, threads)
 
 
 GLOO = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
@@ -228,10 +169,6 @@ def test_launchers_of_one_node(
     assert (" ".join(launch.inner), launch.environment) == (expected, variables)
 
 
-def check_build(name: str) -> str:
-    return (paths.ROOT / "tests" / "samples" / "horovod" / f"{name}.txt").read_text(encoding="utf-8")
-
-
 BUILDS = {
     "mxnet": (("MPI", "Gloo"), ("MPI", "Gloo")),
     "tensorflow": (("MPI", "Gloo"), ("MPI", "Gloo")),
@@ -252,7 +189,7 @@ BUILDS = {
     ],
 )
 def test_controller_depends_on_the_build_of_horovod(name: str, mpirun: bool, ranks: int, expected: str | None) -> None:
-    build = launchers.parse_check_build("a greeting\n" + check_build(name))
-    assert build == launchers.HorovodBuild(*BUILDS[name])
-    assert launchers.controller(build, mpirun, ranks) == expected
+    output = (paths.ROOT / "tests" / "samples" / "horovod" / f"{name}.txt").read_text(encoding="utf-8")
+    build = launchers.parse_check_build(f"a greeting\n{output}")
+    assert (build, launchers.controller(build, mpirun, ranks)) == (launchers.HorovodBuild(*BUILDS[name]), expected)
     assert launchers.controller(launchers.parse_check_build("horovodrun: not found\n"), False, ranks) == "gloo"

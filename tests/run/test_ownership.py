@@ -53,6 +53,12 @@ def write_owner(experiment: Experiment, owner: ownership.Owner, age: float = 0.0
     os.utime(record, (time.time() - age, time.time() - age))
 
 
+def write_heartbeat(experiment: Path, pid: int, started: int) -> None:
+    (experiment / "heartbeat").mkdir()
+    now = time.time()
+    (experiment / "heartbeat" / "rank_0").write_text(f"{pid} {platform.node()} 3 {now} {now} {started}")
+
+
 def assert_owned(run: RunFolder, message: str, job: str = "") -> None:
     with pytest.raises(EncoreError, match=message) as error:
         ownership.refuse_owned(run.experiments(), job)
@@ -77,8 +83,7 @@ def test_live_process_of_this_host_owns_its_experiment(
     write_owner(experiment, owner, age=10_000)
     assert_owned(run, message)
     with monkeypatch.context() as patch:  # the clock was set after the start
-        create_time = psutil.Process.create_time
-        patch.setattr(psutil.Process, "create_time", lambda process: create_time(process) + 90)
+        patch.setattr(psutil.Process, "create_time", lambda process: time.time() + 90)
         assert_owned(run, message)
     write_owner(experiment, replace(owner, process_started=started - 60))  # another process with the same number
     assert_free(run)
@@ -99,11 +104,10 @@ def test_process_of_another_host_owns_its_experiment_while_it_renews_the_record(
     experiment, ages = run.experiments()[0], itertools.count(-ahead, -5)
     owner = replace(ELSEWHERE, token=f"alive {ahead}")
     write_owner(experiment, owner, next(ages))
+    # Not in the module time: other threads of this process sleep, too
+    clock = {"time": time.time, "monotonic": time.monotonic}
+    renew = SimpleNamespace(**clock, sleep=lambda _: write_owner(experiment, owner, next(ages)))
     with monkeypatch.context() as patch:
-        # Not in the module time: other threads of this process sleep, too
-        renew = SimpleNamespace(
-            time=time.time, monotonic=time.monotonic, sleep=lambda _: write_owner(experiment, owner, next(ages))
-        )
         patch.setattr(ownership, "time", renew)
         assert_owned(run, "process 1 on elsewhere is running experiment 1")
     monkeypatch.setattr(ownership, "SILENT_SECONDS", 0.05)
@@ -167,14 +171,12 @@ def test_job_of_the_record_owns_its_experiment(
 
 
 def test_owner_renews_its_record_and_notices_another_owner(run: RunFolder) -> None:
-    experiment = run.experiments()[0]
+    experiment, before = run.experiments()[0], time.time()
     record = experiment.folder / ownership.RECORD
     with ownership.acquire(experiment, "") as owner:
         for age in (ownership.RENEWED_SECONDS + 1, -3600):  # of a file server with another clock
             write_owner(experiment, owner, age=age)
-            before = time.time()
-            assert ownership.renew(experiment, owner)
-            assert before <= record.stat().st_mtime <= time.time()
+            assert ownership.renew(experiment, owner) and before <= record.stat().st_mtime <= time.time()
         record.unlink()
         assert ownership.renew(experiment, owner), "an unreadable record is not another owner's"
         write_owner(experiment, replace(owner, token="another"))
@@ -187,18 +189,14 @@ def test_ranks_without_supervisor_are_cancelled(
 ) -> None:
     experiment = run.experiments()[0]
     experiment.set_state(ExperimentState(status="running", started=files.utc_now()))
-    (experiment.folder / "heartbeat").mkdir()
-    now = time.time()
-    beat = f"{other.pid} {platform.node()} 3 {now} {now} {processes.start_ticks(other.pid)}"
-    (experiment.folder / "heartbeat" / "rank_0").write_text(beat, encoding="ascii")
+    write_heartbeat(experiment.folder, other.pid, processes.start_ticks(other.pid))
     assert_owned(run, f"processes of experiment 1 still run here without their supervisor: {other.pid}")
     # Nothing is waited for but the end of the process: a second wait raises StopIteration
     waits = iter([other.wait])
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: next(waits)())
     monkeypatch.setattr(control, "time", clock)
     subject = control.find_subject(str(run.path), run.path.parent)
-    lines = control.cancel(subject)
-    assert lines[0] == "cancelled experiment 1: its unsupervised ranks have exited"
+    assert control.cancel(subject)[0] == "cancelled experiment 1: its unsupervised ranks have exited"
     # The ranks may also end by themselves between the message that names this command and the command
     assert control.cancel(subject) == [
         "nothing to cancel in experiment 1: its ranks have ended",
@@ -212,9 +210,8 @@ def test_only_processes_of_the_run_are_signalled(
 ) -> None:
     # A heartbeat and a launcher's record may be forged, or name a PID that was reused
     folder = run.path / ("experiment_1" if difference == "command line" else "experiment_0")
-    started, now = processes.start_ticks(other.pid) + (difference == "start time"), time.time()
-    (folder / "heartbeat").mkdir()
-    (folder / "heartbeat" / "rank_0").write_text(f"{other.pid} {platform.node()} 3 {now} {now} {started}")
+    started = processes.start_ticks(other.pid) + (difference == "start time")
+    write_heartbeat(folder, other.pid, started)
     (folder / processes.LAUNCHER).write_text(f"{other.pid} {platform.node()} {started}")
     if difference == "user":
         monkeypatch.setattr(psutil.Process, "uids", lambda process: SimpleNamespace(real=os.geteuid() + 1))
@@ -235,8 +232,8 @@ def test_folder_of_another_user_is_rejected(
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     before = sorted(run.path.rglob("*"))
     error = CliRunner().invoke(app, [*command, str(run.path)]).exception
-    assert isinstance(error, EncoreError) and error.exit_code == 2
-    assert f"{run.path} belongs to" in str(error) and "--trust-owner" in error.hint
+    assert isinstance(error, EncoreError) and (error.exit_code, "--trust-owner" in error.hint) == (2, True)
+    assert f"{run.path} belongs to" in error.found
     trusted = CliRunner().invoke(app, [*command, str(run.path), "--trust-owner"]).exception
     assert "belongs to" not in str(trusted)
     assert sorted(run.path.rglob("*")) == before
@@ -274,25 +271,23 @@ def test_state_is_not_written_through_symbolic_links(run: RunFolder, tmp_path: P
     victim, experiment = tmp_path / "victim", run.experiments()[0]
     victim.write_text("precious")
     experiment.log.write_text("log")
-    for name in ("state.json", ".state.json.writing", processes.LAUNCHER, ownership.LOCK, ownership.RECORD):
+    names = ("state.json", ".state.json.writing", processes.LAUNCHER, ownership.LOCK, ownership.RECORD)
+    for name in (*names, "../result_0.txt", "../result_0.writing"):
         (experiment.folder / name).symlink_to(victim)
-    for name in ("result_0.txt", "result_0.writing"):
-        (run.path / name).symlink_to(victim)
     experiment.set_state(ExperimentState(status="reached"))
     experiment.publish_log()
     processes.note_launcher(experiment.folder, 1)
     with pytest.raises(EncoreError, match="cannot be written"), ownership.acquire(experiment, ""):
         pass
-    assert victim.read_text() == "precious" and experiment.result.read_text() == "log"
-    assert experiment.state().status == "reached"
+    contents = (victim.read_text(), experiment.result.read_text(), experiment.state().status)
+    assert contents == ("precious", "log", "reached")
 
 
 def test_folder_that_cannot_be_written_is_refused(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = run.experiments()[0]
     before, lock = sorted(experiment.folder.iterdir()), experiment.folder / ownership.LOCK
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with monkeypatch.context() as patch:
-        patch.setattr(files.os, "fsync", Mock(side_effect=full))
+        patch.setattr(files.os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         with pytest.raises(EncoreError, match="cannot be written: No space left"), ownership.acquire(experiment, ""):
             pass
     assert sorted(experiment.folder.iterdir()) == sorted([*before, lock])
@@ -322,8 +317,7 @@ def test_one_of_many_concurrent_claims_succeeds(run: RunFolder) -> None:
     command, pipe = [sys.executable, "-c", CLAIM, str(run.experiments()[0].folder)], subprocess.PIPE
     children = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(6)]
     lines = [child.stdout.readline().strip() for child in children if child.stdout is not None]
-    for child in children:
-        child.communicate("\n")
+    assert not any(child.communicate("\n")[0] for child in children)
     assert sorted(lines) == ["owner", *["refused"] * 5]
 
 
@@ -369,9 +363,9 @@ def test_damaged_run_folder_is_refused(run: RunFolder, change: Callable[[Path], 
 def test_concurrent_runs_get_different_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Three processes that look for a free name before any of them has created its folder
     names = ["same", "same-2", "same-3"]
-    for number, name in enumerate(names):
+    for number in range(3):
         answers = map(tmp_path.joinpath, names)
         monkeypatch.setattr(run_folder, "free_name", lambda results, name, answers=answers: next(answers))
-        run = run_folder.create(tmp_path, "x", lambda path: {"schema": 2, "path": path.name}, {}, {}, [number])
-        assert json.loads((run.path / "run.json").read_text())["path"] == run.path.name == name
+        run_folder.create(tmp_path, "x", lambda path: {"schema": 2, "path": path.name}, {}, {}, [number])
+    assert [files.read_json(tmp_path / name / "run.json")["path"] for name in names] == names
     assert sorted(path.name for path in tmp_path.iterdir()) == names

@@ -5,8 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -45,11 +44,10 @@ def silent_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, limit: float, steps: Sequence[int], seconds: float, dead: int = -1
 ) -> tuple[supervise.HangWatch, str]:
     """Return a watch and its finding after ``seconds`` without a step; rank ``dead`` also gives no heartbeat."""
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     watch = supervise.HangWatch(folder, limit)
     for elapsed in (2.0, 2.0 + seconds):
-        clock.now = 100.0 + elapsed
+        monkeypatch.setattr(time, "monotonic", lambda elapsed=elapsed: 100.0 + elapsed)
         for rank, step in enumerate(steps):
             beat = f"99999{rank} node{rank} {step} {rank} {0.0 if rank == dead else elapsed}"
             (folder / f"rank_{rank}").write_text(beat.ljust(112), encoding="ascii")
@@ -96,8 +94,7 @@ def test_progress_within_a_step_renews_its_time(tmp_path: Path, monkeypatch: pyt
 
     def is_renewed() -> bool:
         stopping.progress()
-        (beat,) = processes.heartbeats(tmp_path) or (first,)
-        return beat.step == -1 and beat.time > first.time
+        return any(beat.step == -1 and beat.time > first.time for beat in processes.heartbeats(tmp_path))
 
     wait_until(is_renewed, "a later time for the same step")
 
@@ -192,8 +189,7 @@ def test_stopped_run_waits_for_its_checkpoint(
 def launched(folder: Path, printed: str, before: str = "") -> run_folder.Experiment:
     # An experiment whose launcher, or only rank, printed this at its last start
     (folder / "ranks").mkdir()
-    text = f"{before}{supervise.START}python\n{printed}\n"
-    (folder / "ranks" / "launcher.txt").write_text(text, encoding="utf-8")
+    (folder / "ranks" / "launcher.txt").write_text(f"{before}{supervise.START}python\n{printed}\n", encoding="utf-8")
     return run_folder.Experiment(0, folder)
 
 
@@ -240,7 +236,7 @@ ENDINGS = [
 @pytest.mark.parametrize(("printed", "code", "memory", "is_final", "reason"), ENDINGS)
 def test_reason_of_a_failure(tmp_path: Path, printed: str, code: int, memory: str, is_final: bool, reason: str) -> None:
     experiment = launched(tmp_path, printed)
-    child: Any = SimpleNamespace(returncode=code, args=["python"], pid=1)
+    child = Mock(returncode=code, args=["python"], pid=1)
     kills = processes.kills_for_memory() - (printed == "KILLED BY THE KERNEL")
     outcome = supervise._outcome(child, follow.Progress(), experiment, supervise.Signals(), kills)
     assert (outcome.memory, outcome.is_final) == (memory, is_final) and reason in outcome.reason
@@ -253,9 +249,8 @@ def test_reason_of_a_failure(tmp_path: Path, printed: str, code: int, memory: st
 def test_container_that_does_not_start_is_a_failure_of_the_engine(
     tmp_path: Path, runtime: str, code: int, is_reported: bool
 ) -> None:
-    line = 'docker: could not select device driver "" with capabilities: [[gpu]].'
+    line, child = 'docker: could not select device driver "" with capabilities: [[gpu]].', Mock(returncode=code)
     command = Command(argv=(), environment={}, working_directory=tmp_path, runtime=runtime)
-    child: Any = SimpleNamespace(returncode=code)
     outcome = supervise._engine_failure(command, child, launched(tmp_path, line))
     expected = f"docker: the engine cannot pass GPUs to containers; hint: {engines.NO_TOOLKIT}"
     assert outcome == (supervise.Outcome("failed", expected, (line,)) if is_reported else None)
