@@ -3,6 +3,7 @@
 import getpass
 import os
 import pwd
+import re
 import shlex
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -28,15 +29,10 @@ def option_values(command: Command, name: str) -> list[str]:
 
 
 def mounts_of(runtime: str, command: Command) -> Mounts:
-    mounts = set()
-    for text in option_values(command, MOUNT_OPTIONS[runtime]):
-        if runtime in ("docker", "podman"):
-            fields = dict(field.partition("=")[::2] for field in text.split(","))
-            mounts.add((fields["source"], fields["target"], "readonly" in fields))
-        else:
-            source, target, *flags = text.split(":")
-            mounts.add((source, target, "ro" in flags[-1].split(",")))
-    return mounts
+    # type=bind,source=SOURCE,target=TARGET[,readonly], or SOURCE:TARGET:FLAGS
+    texts = [re.sub("type=bind,|source=|target=", "", text) for text in option_values(command, MOUNT_OPTIONS[runtime])]
+    mounts = [re.split("[:,]", text) for text in texts]
+    return {(source, target, bool({"ro", "readonly"} & set(flags))) for source, target, *flags in mounts}
 
 
 def pod_mounts(pod: dict[str, Any]) -> Mounts:
@@ -81,8 +77,7 @@ def test_all_runtimes_start_the_same(benchmark: str, gpus: int) -> None:
     expected = (job.argv, mounts, job_variables(dict(on_host.environment)))
     assert on_host.argv == job.argv
     for runtime, render in RENDERERS.items():
-        container = samples.container(runtime)
-        command = render(job, container)
+        command = render(job, container := samples.container(runtime))
         argv = command.argv[command.argv.index(container.image) + 1 :]
         assert (argv, mounts_of(runtime, command), job_variables(environment(runtime, command))) == expected
     pod = samples.pod(job)
@@ -106,8 +101,8 @@ def test_user_has_a_name_without_a_passwd_entry(
         variables = dict(renderers.host(job, Path("/env/bin/python"), caller).environment)
     else:
         variables = environment(runtime, RENDERERS[runtime](job, samples.container(runtime, caller=caller)))
-        folders = (variables["TORCHINDUCTOR_CACHE_DIR"], variables["TRITON_CACHE_DIR"])
-        assert folders == ("/tmp/torchinductor_1000", "/tmp/triton_1000")
+        folders = {"TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor_1000", "TRITON_CACHE_DIR": "/tmp/triton_1000"}
+        assert folders.items() <= variables.items()
     monkeypatch.setattr(os, "environ", variables)
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
     assert getpass.getuser() == caller.get("USER", "encore")

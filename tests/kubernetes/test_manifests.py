@@ -1,5 +1,6 @@
 """Manifests, rejected submissions, and workload states."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,7 @@ Submit = Callable[..., Any]
 
 @pytest.fixture
 def submit(encore: Encore) -> Submit:
-    """Return a function for dry runs that returns the objects, or the error if it must fail."""
-
+    # A function for dry runs that returns the objects, or the error if it must fail
     def run(*arguments: str, code: int = 0) -> Any:
         process = encore("submit", *arguments, "--kubernetes", "--dry-run", code=code)
         return process.stderr if code else list(yaml.safe_load_all(process.stdout))
@@ -46,79 +46,30 @@ def submit(encore: Encore) -> Submit:
     return run
 
 
-def job_of(objects: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the Job that any kind of workload creates."""
-    kinds = {content["kind"]: content for content in objects}
-    if "Job" in kinds:
-        return kinds["Job"]
-    (replicated,) = kinds["JobSet"]["spec"]["replicatedJobs"]
-    spec = replicated["template"]["spec"]
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}, "spec": spec}
-
-
-DISRUPTED_JOB, DISRUPTED_CHILD = ["Ignore", "Ignore", "FailJob"], ["FailJob", "FailJob"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "kinds", "first_pod", "actions"),
-    [
-        ("job", ["Service", "ConfigMap", "Job", "Secret"], "{0}-0.{0}", DISRUPTED_JOB),
-        ("jobset", ["ConfigMap", "JobSet", "Secret"], "{0}-node-0-0.{0}", DISRUPTED_CHILD),
-    ],
-)
-def test_manifest_of_every_kind(
-    submit: Submit, kind: str, kinds: list[str], first_pod: str, actions: list[str]
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_manifest_matches_the_golden_file(
+    kind: str, submit: Submit, tmp_path: Path, recorded: Callable[[str, Any], None]
 ) -> None:
-    objects = submit(*PYTORCH, "--kind", kind, "--env", "API_TOKEN=hidden")
-    job = job_of(objects)
-    for content in (*(content for content in objects if content["apiVersion"] == "v1"), job):
-        valid(content)
-    spec, pod, host = job["spec"], job["spec"]["template"]["spec"], first_pod.format(objects[0]["metadata"]["name"])
-    assert f"--master-addr={host}" in pod["containers"][0]["args"] and len(host.split(".")[0]) <= 63
-    assert (spec["completionMode"], spec["completions"], spec["backoffLimit"]) == ("Indexed", 2, 0)
-    assert (pod["restartPolicy"], pod["automountServiceAccountToken"]) == ("Never", False)
-    assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
-    assert [rule["action"] for rule in spec["podFailurePolicy"]["rules"]] == actions
-    # The Secret with the value is not printed.
-    assert sorted(content["kind"] for content in objects) == sorted(kinds) and "hidden" not in yaml.safe_dump(objects)
+    (tmp_path / "cluster.toml").write_text(FILE, encoding="utf-8")
+    site = ("--system", "dgxh100", "--image", "registry.example/team/resnet:1", "--cluster", f"{tmp_path}/cluster.toml")
+    objects = submit(*PYTORCH, *site, "--kind", kind, "--env", "API_TOKEN=hidden", "--hang-seconds", "5")
+    for content in objects:
+        content.pop("data", None)  # the files of the run
+        # The CRD of JobSet has no published schema, but the Job in it has
+        spec = content["spec"]["replicatedJobs"][0]["template"]["spec"] if content["kind"] == "JobSet" else None
+        valid({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}, "spec": spec} if spec else content)
+    text = yaml.safe_dump_all(objects, sort_keys=False)
+    assert "hidden" not in text, "the value of the Secret is printed"
+    # The caller's user name
+    recorded(f"{kind}.yaml", re.sub(r"(name: (LOGNAME|USER)\n +value:) .*", r"\1 NAME", text))
 
 
-def test_jobset_restarts_after_a_disruption_and_fails_otherwise(submit: Submit) -> None:
-    restart, fail = submit(*PYTORCH, "--kind", "jobset")[0]["spec"]["failurePolicy"]["rules"]
-    assert (restart["action"], restart["onJobFailureReasons"]) == ("RestartJobSet", ["PodFailurePolicy"])
-    assert (fail["action"], "onJobFailureReasons" in fail) == ("FailJobSet", False)
-
-
-def test_cluster_file_sets_fields_of_the_manifest(submit: Submit, tmp_path: Path) -> None:
-    file = tmp_path / "cluster.toml"
-    file.write_text(FILE, encoding="utf-8")
-    image = "registry.example/team/resnet:1"
-    options = (*PYTORCH, "--runs", "2", "--system", "dgxh100", "--image", image, "--cluster", str(file))
-    jobs = [content for content in submit(*options) if content["kind"] == "Job"]
-    assert len({job["metadata"]["name"] for job in jobs}) == 2
-    job = jobs[0]
-    valid(job)
-    metadata, template = job["metadata"], job["spec"]["template"]
-    pod = template["spec"]
-    (node,) = pod["containers"]
-    assert metadata["namespace"] == "mlperf" and metadata["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
-    assert template["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/networks": "rdma"}
-    assert node["resources"]["limits"] == {"rdma/hca": "8", "cpu": "96", "nvidia.com/gpu": "8"}
-    assert (pod["hostNetwork"], pod["dnsPolicy"], pod["nodeSelector"]) == (
-        True, "ClusterFirstWithHostNet", {"pool": "h100"},
-    )  # fmt: skip
-    assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsGroup"]) == (1000, 100)
-    # The claim has both folders, mounted by their paths in it; the data set is read-only.
-    assert [volume["persistentVolumeClaim"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume] == [
-        {"claimName": "shared"}
-    ]
-    mount = next(mount for mount in node["volumeMounts"] if mount["mountPath"] == "/shared/data/resnet")
-    assert (mount["readOnly"], mount["subPath"]) == (True, "data/resnet")
-    assert [container["image"] for container in (node, *pod["initContainers"])] == [image] * 2
-    assert {"name": "NCCL_SOCKET_IFNAME", "value": "=ib0"} in node["env"]
-    arguments = [node["args"], job_of(submit(*options, "--hang-seconds", "5"))["spec"]["template"]["spec"]]
-    arguments[1] = arguments[1]["containers"][0]["args"]
-    assert [words[words.index("--hang-seconds") + 1] for words in arguments] == ["900", "5"]
+def test_runs_have_separate_jobs_and_the_hang_limit_of_the_cluster(submit: Submit, tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(FILE, encoding="utf-8")
+    objects = submit(*PYTORCH, "--runs", "2", "--system", "dgxh100", "--cluster", f"{tmp_path}/cluster.toml")
+    jobs = {content["metadata"]["name"]: content for content in objects if content["kind"] == "Job"}
+    arguments = [job["spec"]["template"]["spec"]["containers"][0]["args"] for job in jobs.values()]
+    assert [words[words.index("--hang-seconds") + 1] for words in arguments] == ["900"] * 2
 
 
 def test_unknown_key_in_the_cluster_file_is_rejected(submit: Submit, tmp_path: Path) -> None:

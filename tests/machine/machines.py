@@ -32,6 +32,11 @@ def machine(*names: str, memory_gib: float = 80.0, capability: str | None = "9.0
     return replace(node.this_node(), hostname="box", cores=cores, gpus=gpus)
 
 
+def check_build(sample: str) -> str:
+    # Output of `horovodrun --check-build`
+    return (paths.ROOT / "tests" / "samples" / "horovod" / f"{sample}.txt").read_text(encoding="utf-8")
+
+
 # Packages that prepare the toy data set of resnet
 PACKAGES = dict.fromkeys(("joblib", "mlperf_logging", "pillow", "scikit-learn", "scipy", "threadpoolctl"), "1")
 

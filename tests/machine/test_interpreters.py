@@ -1,6 +1,5 @@
 """The host runtime with a Python of the user: its facts, its problems, and the start of ranks with it."""
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from encore import catalogue, paths
+from encore import catalogue, files, paths
 from encore.configuration import Configuration, resolve
 from encore.containers import checks, renderers, runtimes
 from encore.errors import EncoreError
@@ -17,7 +16,7 @@ from encore.machine import interpreters, preflight
 from encore.run import planning
 from encore.slurm.cluster import Cluster
 from tests.conftest import Encore, Study, losses
-from tests.machine.machines import PACKAGES, answered
+from tests.machine.machines import PACKAGES, answered, check_build
 from tests.trainings import train
 
 CHOICE = catalogue.choose("resnet-pytorch")
@@ -62,8 +61,8 @@ def test_file_that_is_not_a_python_is_rejected(tmp_path: Path, text: str | None,
         file.write_text(text, encoding="utf-8")
         file.chmod(0o755 if text else 0o644)
     check = check_python(file)
-    assert (check.level, found in check.found, "Python 3.8 or later" in check.found) == ("FAIL", True, True), check
-    assert "--python" in check.hint
+    assert check.level == "FAIL" and "--python" in check.hint, check
+    assert found in check.found and "Python 3.8 or later" in check.found
 
 
 @pytest.mark.parametrize(
@@ -86,8 +85,8 @@ def test_launcher_and_ranks_start_with_the_given_python() -> None:
     given, default = (renderers.host(job, python, caller, is_user_python=is_given) for is_given in (True, False))
     assert given.argv[:3] == (str(python), "-m", "torch.distributed.run") and default.argv[0] == "torchrun"
     assert given.argv[given.argv.index("--no-python") + 1] == str(python)
-    search_paths = [command.environment["PYTHONPATH"] for command in (given, default)]
-    assert search_paths == [f"{paths.ROOT}:/apps/site", str(paths.ROOT)]
+    assert given.environment["PYTHONPATH"] == f"{paths.ROOT}:/apps/site"
+    assert default.environment["PYTHONPATH"] == str(paths.ROOT)
 
 
 def test_preparation_needs_packages_besides_the_framework() -> None:
@@ -98,11 +97,6 @@ def test_preparation_needs_packages_besides_the_framework() -> None:
 
 
 MXNET = catalogue.choose("resnet")
-
-
-def build_of(name: str) -> str:
-    """Return an output of `horovodrun --check-build`."""
-    return (paths.ROOT / "tests" / "samples" / "horovod" / f"{name}.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +111,7 @@ def build_of(name: str) -> str:
 )
 def test_controllers_of_horovod(name: str, mpirun: bool, needed: str, level: str, found: str) -> None:
     configuration = resolve(MXNET, catalogue.find_system(MXNET, "dgxa100", "v0.7"), 1, 8, [])
-    target = answered(mpirun=mpirun, check_build=build_of(name), horovod=1, packages={"horovod": "0.28.1"})
+    target = answered(mpirun=mpirun, check_build=check_build(name), horovod=1, packages={"horovod": "0.28.1"})
     (check,) = checks.check_horovod(target, configuration, needed)
     assert (check.level, found in check.found) == (level, True), check
     assert check.hint or level == "OK"
@@ -143,11 +137,11 @@ def test_ranks_start_with_mpirun_if_horovod_has_no_gloo(
     # The cached build report says that this Horovod has no Gloo.
     horovod = next(mxnet_python.parent.parent.glob("lib/python3*/site-packages/horovod"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    runtimes.cache_build(mxnet_python, horovod.stat().st_mtime_ns, build_of("mpi_alone"))
+    runtimes.cache_build(mxnet_python, horovod.stat().st_mtime_ns, check_build("mpi_alone"))
     options = ("--python", str(mxnet_python), "--env", "OMPI_MCA_mpi_yield_when_idle=1")
     folder = train(encore, "resnet", few_digits, tmp_path / "results", *options, ranks=2)
     assert not list((tmp_path / "cache").glob("*/environments"))
-    passport = json.loads((folder.parent / "run.json").read_text(encoding="utf-8"))
+    passport = files.read_json(folder.parent / "run.json")
     command, python = passport["command"], passport["python"]
     assert (command[0], passport["environment"]["HOROVOD_CONTROLLER"]) == ("mpirun", "mpi")
     assert python["file"] == str(mxnet_python) and str(mxnet_python) in command and python["packages"]["mxnet"]

@@ -31,10 +31,10 @@ READING: dict[str, Any] = {
 def experiment(tmp_path: Path) -> Path:
     folder = tmp_path / "20261126-run" / "experiment_0"
     (folder / "steps").mkdir(parents=True)
-    step = {"kind": "step", "time": 1, "epoch": 2, "step": 40, "loss": 0.5}
-    (folder / "metrics.jsonl").write_text(json.dumps(step) + '\n{"kind": "eval"}\n{"kind": "st', encoding="utf-8")
-    for rank, node in ((0, 'n"1'), (1, "n2")):
-        line = {"node": node, "median": 0.25, "p99": 0.5, "waiting": None if rank else 0.125}
+    step = '{"kind": "step", "time": 1, "epoch": 2, "step": 40, "loss": 0.5}\n{"kind": "eval"}\n{"kind": "st'
+    (folder / "metrics.jsonl").write_text(step, encoding="utf-8")
+    for rank, (node, waiting) in enumerate((('n"1', 0.125), ("n2", None))):
+        line = {"node": node, "median": 0.25, "p99": 0.5, "waiting": waiting}
         (folder / "steps" / f"rank_{rank}.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
     return folder
 
@@ -58,10 +58,8 @@ def test_file_exists_while_telemetry_is_sampled(
 ) -> None:
     monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 0.02)
     path = tmp_path / "encore-20261126-run-experiment_0.prom"
-    for folder in (None, tmp_path / "none"):
-        monkeypatch.delenv(openmetrics.VARIABLE, raising=False)
-        if folder:
-            monkeypatch.setenv(openmetrics.VARIABLE, str(folder))
+    for folder in ("", tmp_path / "none"):
+        monkeypatch.setenv(openmetrics.VARIABLE, str(folder))
         openmetrics.Textfile(experiment).write(READING)
     monkeypatch.setenv(openmetrics.VARIABLE, str(tmp_path))
     with telemetry.sample_nodes(experiment / "telemetry.jsonl"):
@@ -69,12 +67,10 @@ def test_file_exists_while_telemetry_is_sampled(
         assert "encore_cpu_used_ratio" in path.read_text(encoding="utf-8")
     assert not path.exists()
     file = openmetrics.Textfile(experiment)
-    exists = []
-    for seconds in (0.0, 1.0, openmetrics.WRITTEN_SECONDS):  # no scrape comes within a second
+    for seconds, is_due in ((0.0, True), (1.0, False), (openmetrics.WRITTEN_SECONDS, True)):  # interval of scrapes
         path.unlink(missing_ok=True)
         file.write({**READING, "time": 100.0 + seconds})
-        exists.append(path.exists())
-    assert exists == [True, False, True]
+        assert path.exists() is is_due
 
 
 @pytest.fixture

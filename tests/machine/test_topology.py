@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -135,10 +136,7 @@ class Library:
     NVML_PCIE_UTIL_RX_BYTES, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 1, 138, 139
 
     def __getattr__(self, name: str) -> object:
-        def raise_unsupported(*_: object) -> None:
-            raise self.NVMLError("Not Supported")
-
-        return ANSWERS.get(name, raise_unsupported)
+        return ANSWERS.get(name, Mock(side_effect=self.NVMLError("Not Supported")))
 
 
 def test_links_and_traffic_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,20 +213,8 @@ def samples_in(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text_of(path).splitlines(keepends=True) if line.endswith("\n")]
 
 
-def test_telemetry_is_sampled_until_it_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_are_sampled_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 0.01)
-    path = tmp_path / "telemetry.jsonl"
-    sampler = telemetry.Telemetry(path)
-    sampler.start()
-    wait_until(lambda: len(samples_in(path)) > 2, "three samples")
-    sampler.stop()
-    samples = samples_in(path)
-    times = [reading["time"] for reading in samples]
-    assert times == sorted(times) and set(samples[0]) == {*telemetry.sample_host(), "gpus", "xids"}
-    assert "telemetry" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_other_nodes_are_sampled_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, remote = tmp_path / "telemetry.jsonl", tmp_path / "telemetry.n2.jsonl"
     commands = [
         (sys.executable, "-m", "encore.machine.telemetry", str(path)),
@@ -237,11 +223,16 @@ def test_other_nodes_are_sampled_until_the_run_ends(tmp_path: Path, monkeypatch:
     ]
     monkeypatch.setenv("SLURMD_NODENAME", "n2")
     with telemetry.sample_nodes(path, commands) as pids:
-        wait_until(lambda: bool(samples_in(remote)), "a sample of n2")
+        wait_until(lambda: bool(samples_in(remote)) and len(samples_in(path)) > 2, "a sample of n2, three of this node")
         assert len(pids) == 2
-    assert not any(map(psutil.pid_exists, pids))
+    assert not any(map(psutil.pid_exists, pids)) and "telemetry" not in {
+        thread.name for thread in threading.enumerate()
+    }
+    samples = samples_in(path)
+    assert samples == sorted(samples, key=lambda reading: reading["time"])
+    assert set(samples[0]) == {*telemetry.sample_host(), "gpus", "xids"}
     assert {reading["node"] for reading in samples_in(remote)} == {"n2"}
-    assert samples_in(path) and "cannot start" in text_of(tmp_path / "telemetry.txt")
+    assert "cannot start" in text_of(tmp_path / "telemetry.txt")
 
 
 ETH = Interface("eno1", ETHERNET, 10_000, True)
@@ -308,10 +299,12 @@ def test_network_is_read_from_sys_and_proc(tmp_path: Path) -> None:
         Interface("bond0", ETHERNET, 50_000, False), Interface("eth0", ETHERNET, 0, True),
         Interface("ib0", INFINIBAND, 0, False),
     )  # fmt: skip
-    assert network.read(tmp_path, frozenset(interfaces)) == Network(expected, PORTS[:1])
-    # An interface without an address is not used.
-    assert network.read(tmp_path, frozenset({"eth0"})).interfaces == expected[1:2]
-    assert network.read(tmp_path / "none", frozenset()) == Network((), ())
+    for folder, names, result in (
+        (tmp_path, frozenset(interfaces), Network(expected, PORTS[:1])),
+        (tmp_path, frozenset({"eth0"}), Network(expected[1:2], PORTS[:1])),  # the others have no address
+        (tmp_path / "none", frozenset(), Network((), ())),
+    ):
+        assert network.read(folder, names) == result
     assert "lo" not in [interface.name for interface in network.read().interfaces]
 
 
@@ -404,7 +397,5 @@ def test_wrapper_binds_on_this_machine(name: str, rank: int) -> None:
     bindings = binding.of_this_machine(2)
     show = ("python3", "-c", "import os; print(sorted(os.sched_getaffinity(0)))")
     variables = {"PATH": os.environ["PATH"], name: str(rank)}
-    process = subprocess.run(
-        binding.wrap_command(show, bindings), env=variables, capture_output=True, text=True, check=True
-    )
-    assert process.stdout.strip() == str(list(bindings[rank].cpus))
+    output = subprocess.check_output(binding.wrap_command(show, bindings), env=variables, text=True)
+    assert output.strip() == str(list(bindings[rank].cpus))

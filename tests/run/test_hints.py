@@ -10,11 +10,12 @@ import pytest
 import typer
 from rich.console import Console
 
-from encore import catalogue, configuration, job, launchers, paths
+from encore import catalogue, configuration, job, launchers
 from encore.cli.run import finish
 from encore.errors import EncoreError, ExitCode
 from encore.run import evaluate, hints, run_folder, run_metadata, runner
 from encore.slurm import cluster
+from tests.machine.machines import check_build
 from tests.trainings import make_run
 
 
@@ -189,7 +190,6 @@ BUILDS = {
     ],
 )
 def test_controller_depends_on_the_build_of_horovod(name: str, mpirun: bool, ranks: int, expected: str | None) -> None:
-    output = (paths.ROOT / "tests" / "samples" / "horovod" / f"{name}.txt").read_text(encoding="utf-8")
-    build = launchers.parse_check_build(f"a greeting\n{output}")
+    build = launchers.parse_check_build(f"a greeting\n{check_build(name)}")
     assert (build, launchers.controller(build, mpirun, ranks)) == (launchers.HorovodBuild(*BUILDS[name]), expected)
     assert launchers.controller(launchers.parse_check_build("horovodrun: not found\n"), False, ranks) == "gloo"

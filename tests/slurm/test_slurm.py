@@ -1,5 +1,6 @@
 """Slurm without a Slurm: scripts, srun commands, variables of a job, and rejected submissions."""
 
+import contextlib
 import errno
 import os
 import re
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -38,11 +40,7 @@ HOST_VARIABLES = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ", "LOGNAME"
 
 @pytest.fixture
 def bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide Slurm, container engines and the caller's variables, so that scripts are the same on every machine."""
-
-    def no_engine(name: str) -> engines.Engine:
-        raise EncoreError(f"no {name}")
-
+    # Hide Slurm, container engines and the caller's variables, so that scripts are the same on every machine
     for name in list(os.environ):
         if name in HOST_VARIABLES or name.startswith(("SLURM_", "ENCORE_CLUSTER", "XDG_", "APPTAINER_", "DOCKER_")):
             monkeypatch.delenv(name)
@@ -51,7 +49,7 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "cores", lambda: 16)
     monkeypatch.setattr(commands, "is_installed", lambda: False)
     monkeypatch.setattr(commands, "setting", lambda name: "")
-    monkeypatch.setattr(engines, "connect", no_engine)
+    monkeypatch.setattr(engines, "connect", Mock(side_effect=EncoreError("no engine")))
     monkeypatch.setattr(cluster, "default_files", lambda: ())
 
 
@@ -65,22 +63,25 @@ def write_program(path: Path, text: str) -> None:
 
 
 def prepare(runtime: str, nodes: int, *options: str, **submission_options: Any) -> submission.Prepared:
-    """Prepare resnet on nodes with 8 GPUs (DGX A100), on the host runtime on the CPU system with 2 ranks a node."""
+    # Resnet on nodes with 8 GPUs (DGX A100), on the host runtime on the CPU system with 2 ranks a node
     system = ("--system", "dgxa100", "--data", "/data/imagenet") if runtime != "host" else ("--data", "/data/d")
     arguments = ("--results", "/results", *system, *IMAGES[runtime], *options)
-    gpus = {"gpus_per_node": 8 if runtime != "host" else 2}
-    wanted = script.Options(nodes=nodes, **{**gpus, **submission_options})
-    return submission.prepare(as_request(_run_context("resnet", arguments).params), arguments, wanted)
+    requested = script.Options(**{"nodes": nodes, "gpus_per_node": 8 if runtime != "host" else 2, **submission_options})
+    return submission.prepare(as_request(_run_context("resnet", arguments).params), arguments, requested)
 
 
 def portable(text: str) -> str:
-    """Replace the parts of a script that differ between checkouts and machines."""
+    # Replace the parts of a script that differ between checkouts and machines
     text = text.replace(str(paths.ROOT), "/encore").replace(sys.executable, "/encore/.venv/bin/python")
-    text = re.sub(r"[^\s:=']*/environments/mxnet-[0-9a-f]+", "/cache/mxnet", text)
-    text = re.sub(r"nofile=\d+:\d+|nproc=-?\d+:-?\d+", "LIMIT", text)
-    text = re.sub(r"--user \d+:\d+", "--user 1000:1000", text)
-    text = re.sub(r"(torchinductor|triton)_\d+", r"\1_1000", text)
-    return re.sub(r"Encore \d[\w.]*", "Encore VERSION", text)
+    for pattern, replacement in (
+        (r"[^\s:=']*/environments/mxnet-[0-9a-f]+", "/cache/mxnet"),
+        (r"nofile=\d+:\d+|nproc=-?\d+:-?\d+", "LIMIT"),
+        (r"--user \d+:\d+", "--user 1000:1000"),
+        (r"(torchinductor|triton)_\d+", r"\1_1000"),
+        (r"Encore \d[\w.]*", "Encore VERSION"),
+    ):
+        text = re.sub(pattern, replacement, text)
+    return text
 
 
 @pytest.mark.usefixtures("bare_machine")
@@ -155,7 +156,7 @@ def test_time_limit_is_estimated_from_the_published_time() -> None:
 
 @pytest.mark.parametrize(("option", "code"), [("gpus-per-node", 1), ("gres", 1), ("none", 0)])
 def test_cluster_with_gpus_needs_a_system(option: str, code: int, tmp_path: Path) -> None:
-    """Without a GPU request to Slurm the nodes may have no GPUs."""
+    # Without a GPU request to Slurm the nodes may have no GPUs
     file = write(tmp_path / "cluster.toml", f'runtime = "host"\ngpus_per_node = 2\ngpu_option = "{option}"\n')
     result = CliRunner().invoke(
         app, ["submit", "resnet", "--cluster", str(file), "--results", str(tmp_path), "--dry-run"]
@@ -210,7 +211,7 @@ SINFO = (
 
 
 def call_on_three_partitions(*command: str) -> str:
-    """Return the output of Slurm's programs on a cluster with the partitions gpu, cpu and old."""
+    # Output of Slurm's programs on a cluster with the partitions gpu, cpu and old
     if command[:2] == ("sbatch", "--test-only"):
         raise EncoreError("sbatch: invalid qos")
     outputs = {"--version": "slurm 23.02\n", "--list-reasons": "n[2-3]|drained*|bad DIMM\n", "show": "JobRequeue = 1\n"}
@@ -240,14 +241,14 @@ def test_doctor_compares_the_cluster_file_with_slurm(tmp_path: Path, monkeypatch
         " a lost node",
     ]  # fmt: skip
 
-    def folder_check(folder: Path) -> tuple[str, str]:
+    for folder, access, level, problem in (
+        (tmp_path, True, "OK", ""), (tmp_path, False, "FAIL", " is not writable"),
+        (results, False, "FAIL", " does not exist"),
+    ):  # fmt: skip
+        # Root can write everywhere
+        monkeypatch.setattr(os, "access", lambda path, mode, access=access: access)
         (check,) = cluster_checks._folders(cluster.Cluster(results=folder))
-        return check.level, check.found
-
-    assert folder_check(tmp_path) == ("OK", str(tmp_path))
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root can write everywhere
-    assert folder_check(results) == ("FAIL", f"{results} does not exist")
-    assert folder_check(tmp_path) == ("FAIL", f"{tmp_path} is not writable")
+        assert (check.level, check.found) == (level, f"{folder}{problem}")
 
 
 @pytest.mark.usefixtures("bare_machine")
@@ -288,9 +289,9 @@ MEMBERSHIP = {"array_job": "10", "array_task": 5, "array_count": 5}
 def test_allocation_is_read_from_slurm_variables(variables: dict[str, str], expected: dict[str, Any]) -> None:
     job_variables = {"JOB_ID": "12", "JOB_NODELIST": "n1", **variables}
     allocation = queue.this_allocation({f"SLURM_{name}": value for name, value in job_variables.items()})
-    assert allocation == queue.Allocation(job="12", nodes=("n1",), **expected)
+    assert allocation == queue.Allocation(job="12", nodes=("n1",), **expected) and queue.this_allocation({}) is None
     name = ("10_5", "job10") if "array_job" in expected else ("12", "job12")
-    assert (allocation.name, allocation.folder_mark, queue.this_allocation({})) == (*name, None)
+    assert (allocation.name, allocation.folder_mark) == name
     if allocation.array_index is None:
         with pytest.raises(EncoreError, match="not evenly spaced"):
             planning.make_plan(planning.Request(name="resnet", gpus=8, system="dgxa100"), allocation=allocation)
@@ -298,7 +299,7 @@ def test_allocation_is_read_from_slurm_variables(variables: dict[str, str], expe
 
 @pytest.fixture
 def array_run(bare_machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> run_folder.RunFolder:
-    """A run with five experiments that array job 12 started; 1 and 3 have ended."""
+    # A run with five experiments that array job 12 started; 1 and 3 have ended
     end = run_folder.ExperimentState(status="not_reached")
     run = make_run(tmp_path, [None, end, None, end, None], "-job12", "12_0", ranks_per_node=8)
     plan = prepare("docker", 2).plan
@@ -347,7 +348,7 @@ def test_requeued_job_continues(
     monkeypatch: pytest.MonkeyPatch, restarts: str, status: run_folder.Status, received: int, asks_slurm: bool,
     continues: bool, is_killed: bool,
 ) -> None:  # fmt: skip
-    """``is_killed``: Slurm ends scontrol with the job after it has counted the restart."""
+    # ``is_killed``: Slurm ends scontrol with the job after it has counted the restart
     calls: list[tuple[str, ...]] = []
 
     def call(*command: str) -> str:
@@ -370,9 +371,7 @@ def test_requeued_job_continues(
 def test_full_disk_at_the_end_does_not_hide_the_outcome(
     array_run: run_folder.RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def raise_full(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    raise_full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     messages: list[str] = []
     experiment = array_run.experiments()[0]
     monkeypatch.setattr(run_folder.RunFolder, "note_ranks", raise_full)
@@ -414,14 +413,10 @@ def test_array_task_runs_the_experiment_of_its_index_or_number(array_run: run_fo
     ],
 )
 def test_gpus_are_spread_over_the_nodes(gpus: int | None, nodes: int | None, expected: tuple[int, int] | str) -> None:
-    request, allocation = (
-        planning.Request(name="resnet", gpus=gpus, nodes=nodes),
-        submission.dummy_allocation(4, 8, 0),
-    )
-    try:
+    request = planning.Request(name="resnet", gpus=gpus, nodes=nodes)
+    allocation = submission.dummy_allocation(4, 8, 0)
+    with pytest.raises(EncoreError, match=expected) if isinstance(expected, str) else contextlib.nullcontext():
         assert planning.spread_over(allocation, request, cluster.Cluster(), node.this_node()) == expected
-    except EncoreError as error:
-        assert str(expected) in str(error)
 
 
 @pytest.fixture
