@@ -21,7 +21,7 @@ from filelock import FileLock
 from typer.testing import CliRunner
 
 from benchmarks.common.data import recordio
-from encore import catalogue, data, environment, installer, paths
+from encore import catalogue, data, environment, files, installer, paths
 from encore.cli import layout
 from encore.cli.app import app
 from encore.errors import EncoreError
@@ -82,15 +82,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Host-side tests run while the frameworks' environments are being built.
     """
-    without_gpu = pytest.mark.skip(reason="NO GPU: nothing was tested on one")
-    runs_long = "not long" not in config.option.markexpr
-    heavy_files = set()
+    runs_long, heavy_files = "not long" not in config.option.markexpr, set()
     for item in items:
         for mark, fixtures in MARKS.items():
             if fixtures & set(getattr(item, "fixturenames", ())):
                 item.add_marker(mark)
         if item.get_closest_marker("gpu") and not node.gpus():
-            item.add_marker(without_gpu)
+            item.add_marker(pytest.mark.skip(reason="NO GPU: nothing was tested on one"))
         if (runs_long or not item.get_closest_marker("long")) and any(map(item.get_closest_marker, MARKS)):
             heavy_files.add(file_of(item))
     ranks = {file: rank for rank, file in enumerate(LONGEST)}
@@ -139,16 +137,15 @@ class InFramework(pytest.Item):
     def runtest(self) -> None:
         framework = self.path.parent.name
         python = with_pytest(environment.ensure_environment(framework))
-        # tests/conftest.py needs what no framework's environment has.
         options = ["--quiet", "--no-header", "--override-ini=addopts=", "--import-mode=importlib"]
-        if self.size > 1:
-            # A rank that goes on after a failure would wait for the others in a collective for ever.
-            options.append("--exitfirst")
+        # A rank that goes on after a failure would wait for the others in a collective for ever.
+        options += ["--exitfirst"] if self.size > 1 else []
+        # tests/conftest.py imports packages that the environments of the frameworks do not have.
         options += ["-p", "no:cacheprovider", f"--confcutdir={IN_FRAMEWORK}", str(self.path)]
         command = [*on_ranks(framework, self.size), "-m", "pytest", *options]
-        own = {"TRITON_INTERPRET": "1"} if framework == "kernels" else {}
+        variables = {"TRITON_INTERPRET": "1"} if framework == "kernels" else {}
         with tempfile.TemporaryDirectory() as together:
-            done = in_environment(python, command, {**own, "TOGETHER": together})
+            done = in_environment(python, command, {**variables, "TOGETHER": together})
         if done.returncode:
             pytest.fail(done.stdout + done.stderr, pytrace=False)
 
@@ -312,8 +309,8 @@ def in_process(command: list[str], variables: Mapping[str, str]) -> CompletedPro
         patch.setenv("ENCORE_CLUSTER", variables["ENCORE_CLUSTER"])  # restored: --cluster sets it
         done = CliRunner().invoke(app, command[3:], env=dict(variables), prog_name="encore")
     if isinstance(done.exception, EncoreError):
-        code, problem = done.exception.exit_code, f"error: {done.exception}\n"
-        return CompletedProcess(command, code, done.stdout, done.stderr + problem)
+        errors = f"{done.stderr}error: {done.exception}\n"
+        return CompletedProcess(command, done.exception.exit_code, done.stdout, errors)
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
     return CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
@@ -368,7 +365,7 @@ def toy_run(encore: Encore, toy: Callable[[str], Path], shared: Shared) -> Calla
             validate_run(Path(json.loads(done.stdout)["run"]))
 
         toy(name)  # Outside the lock of the run: its tests may wait for the data set only
-        printed = json.loads((shared.made(f"run-{name}", train) / "printed.json").read_text(encoding="utf-8"))
+        printed = files.read_json(shared.made(f"run-{name}", train) / "printed.json")
         return ToyRun(Path(printed["run"]), printed)
 
     return run
@@ -395,7 +392,7 @@ def study(encore: Encore, few_digits: Path, shared: Shared) -> Study:
         done = encore("sweep", "resnet", *asked, "--data", str(few_digits), "--results", str(folder), code=0)
         (folder / "printed.json").write_text(done.stdout, encoding="utf-8")
 
-    printed = json.loads((shared.made("study", train) / "printed.json").read_text(encoding="utf-8"))
+    printed = files.read_json(shared.made("study", train) / "printed.json")
     return Study(Path(printed["study"]), printed)
 
 
@@ -440,8 +437,8 @@ def records(path: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def evaluations(path: Path) -> list[dict[str, Any]]:
-    found = records(path, "eval")
-    return [{key: value for key, value in each.items() if key not in ("time", "seconds")} for each in found]
+    without = ("time", "seconds")
+    return [{key: record[key] for key in record if key not in without} for record in records(path, "eval")]
 
 
 def quality(evaluation: dict[str, Any]) -> float:
@@ -466,14 +463,12 @@ def only_run(results: Path) -> Path:
 
 @pytest.fixture
 def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str, Any], None]:
-    # Compare an output, whose paths are shown without ``tmp_path``, with its file, which ENCORE_RECORD=1 rewrites. It
-    # is in the folder of tests/golden that is called as the test file's.
-    golden = Path(__file__).parent / "golden" / request.path.parent.name
-
-    def check(name: str, found: Any) -> None:
-        text = found if isinstance(found, str) else _lines(_rounded(found))
+    # Compare an output, without ``tmp_path`` in its paths, with the golden file, which ENCORE_RECORD=1 rewrites. The
+    # folder in tests/golden has the name of the test file's folder.
+    def check(name: str, output: Any) -> None:
+        text = output if isinstance(output, str) else _lines(_rounded(output))
         text = text.replace(str(tmp_path), "").rstrip() + "\n"
-        path = golden / name
+        path = Path(__file__).parent / "golden" / request.path.parent.name / name
         if "ENCORE_RECORD" in os.environ:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")

@@ -24,11 +24,6 @@ def record(step: str, seconds: float) -> None:
             file.write(f"{step}\t{seconds:.0f}\n")
 
 
-def steps() -> list[tuple[str, float]]:
-    lines = Path(os.environ[VARIABLE]).read_text(encoding="utf-8").splitlines()
-    return [(step, float(seconds)) for step, _, seconds in (line.partition("\t") for line in lines)]
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if VARIABLE not in os.environ:
         return
@@ -39,5 +34,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 group = next((group for mark, group in GROUPS.items() if mark in report.keywords), HOST_SIDE)
                 totals[group] += report.duration
     terminalreporter.section("seconds per step (tests: sum over all workers, waiting included)")
-    for step, seconds in [*steps(), *((group, totals[group]) for group in (HOST_SIDE, *GROUPS.values()))]:
-        terminalreporter.write_line(f"{seconds:7.0f}  {step}")
+    lines = [line.split("\t") for line in Path(os.environ[VARIABLE]).read_text(encoding="utf-8").splitlines()]
+    for step, seconds in [*lines, *((group, totals[group]) for group in (HOST_SIDE, *GROUPS.values()))]:
+        terminalreporter.write_line(f"{float(seconds):7.0f}  {step}")

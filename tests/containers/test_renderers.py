@@ -110,8 +110,7 @@ def test_user_has_a_name_without_a_passwd_entry(
 
 @pytest.mark.parametrize("runtime", RENDERERS)
 def test_command_line_on_eight_gpus(runtime: str, recorded: Callable[[str, Any], None]) -> None:
-    text = shlex.join(samples.render(runtime, 8).argv).replace(" --", " \\\n  --")
-    recorded(f"{runtime}_8.txt", text)
+    recorded(f"{runtime}_8.txt", shlex.join(samples.render(runtime, 8).argv).replace(" --", " \\\n  --"))
 
 
 DEVICES = ("/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0")

@@ -96,11 +96,8 @@ class Server(ThreadingHTTPServer):
             },
         }  # fmt: skip
         if self.unschedulable:
-            reason = {"reason": "Unschedulable", "message": self.unschedulable}
-            pod["status"] = {
-                "phase": "Pending",
-                "conditions": [{"type": "PodScheduled", "status": "False", **reason}],
-            }
+            reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+            pod["status"] = {"phase": "Pending", "conditions": [{**reason, "message": self.unschedulable}]}
         else:
             self._start(job["metadata"]["name"], pod, number)
         valid(pod)
@@ -127,8 +124,8 @@ class Server(ThreadingHTTPServer):
         for container in spec["initContainers"]:
             assert start(container).wait() == 0
         self.processes[name] = start(*spec["containers"])
-        state = {"running": {"startedAt": TIME}}
-        status = {"name": "node", "state": state, "ready": True, "restartCount": 0, "image": "image", "imageID": "id"}
+        facts = {"ready": True, "restartCount": 0, "image": "image", "imageID": "id"}
+        status = {"name": "node", "state": {"running": {"startedAt": TIME}}, **facts}
         pod["status"] = {"phase": "Running", "containerStatuses": [status]}
 
     def log(self, name: str) -> bytes:
@@ -160,9 +157,6 @@ class Handler(BaseHTTPRequestHandler):
     def _answer_error(self, code: int, message: str) -> None:
         self._answer({"kind": "Status", "apiVersion": "v1", "message": message, "code": code}, code)
 
-    def _body(self) -> dict[str, Any]:
-        return dict(json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}"))
-
     def _discovery(self, path: str) -> dict[str, Any] | None:
         group = path.removeprefix("/apis/").removeprefix("/api/")
         versions = [{"groupVersion": name, "version": name.split("/")[1]} for name in GROUPS if "/" in name]
@@ -170,19 +164,18 @@ class Handler(BaseHTTPRequestHandler):
             {"name": version["groupVersion"].split("/")[0], "versions": [version], "preferredVersion": version}
             for version in versions
         ]
-        verbs = ["create", "delete", "get", "list", "patch"]
-        resources = [
-            {"name": plural, "singularName": "", "namespaced": True, "kind": kind, "verbs": verbs}
-            for kind, plural in GROUPS.get(group, {}).items()
-        ]
+        facts = {"singularName": "", "namespaced": True, "verbs": ["create", "delete", "get", "list", "patch"]}
+        resources = [{"name": plural, "kind": kind, **facts} for kind, plural in GROUPS.get(group, {}).items()]
         answers: dict[str, dict[str, Any]] = {
             "/version": {"major": "1", "minor": "37", "gitVersion": "v1.37.0"},
             "/api": {"kind": "APIVersions", "versions": ["v1"]},
             "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups},
         }
-        if resources:
-            return {"kind": "APIResourceList", "groupVersion": group, "resources": resources}
-        return answers.get(path)
+        return (
+            {"kind": "APIResourceList", "groupVersion": group, "resources": resources}
+            if resources
+            else answers.get(path)
+        )
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
@@ -201,32 +194,32 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._answer(content)
 
-    def _path(self) -> re.Match[str]:
+    def _request(self) -> tuple[tuple[str, str], dict[str, Any]]:
+        # Plural and name of the object, and the body
+        content = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}")
         match = PATH.fullmatch(urlsplit(self.path).path)
         assert match is not None
-        return match
+        return (match["plural"], match["name"] or content["metadata"]["name"]), content
 
     def do_POST(self) -> None:
-        match, content = self._path(), self._body()
-        if (match["plural"], content["metadata"]["name"]) in self.server.objects:
-            self._answer_error(409, f"{match['plural']} {content['metadata']['name']!r} already exists")
+        key, content = self._request()
+        if key in self.server.objects:
+            self._answer_error(409, f"{key} already exists")
             return
         try:
-            self._answer(self.server.create(match["plural"], content), 201)
+            self._answer(self.server.create(key[0], content), 201)
         except kubernetes_validate.ValidationError as error:
             self._answer_error(422, error.message)
 
     def do_PATCH(self) -> None:
-        match = self._path()
-        content = self.server.objects[match["plural"], match["name"]]
-        content["metadata"] |= self._body()["metadata"]
-        self._answer(content)
+        key, changes = self._request()
+        self.server.objects[key]["metadata"] |= changes["metadata"]
+        self._answer(self.server.objects[key])
 
     def do_DELETE(self) -> None:
-        match = self._path()
-        self._body()
-        if (match["plural"], match["name"]) in self.server.objects:
-            self.server.delete(match["plural"], match["name"])
+        key, _ = self._request()
+        if key in self.server.objects:
+            self.server.delete(*key)
             self._answer({"kind": "Status", "apiVersion": "v1", "status": "Success"})
         else:
-            self._answer_error(404, f"{match['plural']} {match['name']!r} not found")
+            self._answer_error(404, f"{key} not found")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from encore import paths
+from encore import files, paths
 from encore.machine import openmetrics, telemetry
 from encore.run import notification
 from tests.trainings import held_port, wait_until
@@ -45,12 +45,11 @@ def test_metrics_match_the_golden_file(experiment: Path, recorded: Callable[[str
 
 
 def test_dashboard_shows_existing_metrics() -> None:
-    board = json.loads((paths.ROOT / "docs" / "grafana-dashboard.json").read_text(encoding="utf-8"))
-    shown = set(re.findall(r"encore_\w+", json.dumps(board["panels"])))
+    panels = files.read_json(paths.ROOT / "docs" / "grafana-dashboard.json")["panels"]
+    shown = set(re.findall(r"encore_\w+", json.dumps(panels)))
     tables = (openmetrics.OF_NODE, openmetrics.OF_GPU, openmetrics.OF_RANK, openmetrics.OF_RUN)
     metrics = {name + "_total" * (kind == "counter") for table in tables for _, name, kind, _, _ in table}
-    assert shown <= metrics and len(shown) > 12
-    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    assert shown <= metrics and len(shown) > 12 and len({panel["id"] for panel in panels}) == len(panels)
 
 
 def test_file_exists_while_telemetry_is_sampled(

@@ -1,5 +1,6 @@
 """Preflight checks on this machine and other hosts, and the choice of a system."""
 
+import contextlib
 import copy
 import json
 import math
@@ -54,29 +55,24 @@ def configured(system: str, gpus: int, *settings: str, **data: Any) -> Configura
 def test_devices(system: str, ranks: int, here: Node, expected: Check) -> None:
     checks = preflight.check_devices(configured(system, ranks), here)
     assert checks == [expected]
-    if expected.level == "FAIL":
-        with pytest.raises(EncoreError, match=expected.found):
-            preflight.refuse_failed(checks)
+    is_refused = expected.level == "FAIL"
+    with pytest.raises(EncoreError, match=expected.found) if is_refused else contextlib.nullcontext():
+        preflight.refuse_failed(checks)
 
 
 def test_results_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def result(folder: Path, resumes: bool = False) -> str:
-        check = preflight.check_results(folder, resumes)
-        return f"{check.level} {check.name}: {check.found}; {check.hint}"
-
     (tmp_path / "file").touch()
-    assert result(tmp_path / "new" / "folder").startswith("OK disk: ")
-    assert result(tmp_path / "file" / "x") == (
-        f"FAIL results folder: {tmp_path / 'file'} is not a folder; choose a different folder: --results DIR"
-    )
+    assert preflight.check_results(tmp_path / "new" / "folder").level == "OK"
+    other, problem = "choose a different folder: --results DIR", f"{tmp_path / 'file'} is not a folder"
+    assert preflight.check_results(tmp_path / "file" / "x") == Check("FAIL", "results folder", problem, other)
     monkeypatch.setattr(preflight, "RESULTS_GIB", 1e9)
-    assert result(tmp_path).endswith(
-        "GiB free for results, 1e+09 needed; free some space, or choose a folder on a different disk: --results DIR"
-    )
+    full = preflight.check_results(tmp_path)
+    hint = "free some space, or choose a folder on a different disk: --results DIR"
+    assert full == Check("FAIL", "disk", full.found, hint) and full.found.endswith("free for results, 1e+09 needed")
     monkeypatch.setattr(preflight.os, "access", lambda path, mode: False)
-    problem = f"FAIL results folder: {tmp_path} is not writable; "
-    assert result(tmp_path) == f"{problem}choose a different folder: --results DIR"
-    assert result(tmp_path, True) == f"{problem}resume as its owner"
+    for resumes, hint in ((False, other), (True, "resume as its owner")):
+        refusal = Check("FAIL", "results folder", f"{tmp_path} is not writable", hint)
+        assert preflight.check_results(tmp_path, resumes) == refusal
 
 
 @pytest.mark.parametrize(
@@ -203,20 +199,18 @@ def test_preflight_and_ranks_reject_a_data_set_that_does_not_fit(
     tmp_path: Path, name: str, facts: dict[str, object], ranks: int, setting: str, message: str
 ) -> None:
     choice = catalogue.choose(name)
-    benchmark, splits = choice.benchmark, {"train": {"count": 999, "files": []}}
-    content = {"schema": 1, "benchmark": benchmark.name, "name": "own", "id": "1", "classes": ["a", "b"], "how": {}}
-    passport = json.dumps({**content, "splits": splits, "facts": facts})
-    (tmp_path / "dataset.json").write_text(passport, encoding="utf-8")
-    system = catalogue.find_system(choice, benchmark.small_data.system, None)
+    content = {"schema": 1, "benchmark": choice.benchmark.name, "name": "own", "id": "1", "classes": ["a", "b"]}
+    passport = {**content, "how": {}, "splits": {"train": {"count": 999, "files": []}}, "facts": facts}
+    (tmp_path / "dataset.json").write_text(json.dumps(passport), encoding="utf-8")
+    system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
     configuration = resolve(choice, system, 1, ranks, [setting] if setting else [])
     check, _ = preflight.check_data_set(configuration, tmp_path, replace(machine(), gpus=()))
     assert check.level == "FAIL" and message in f"{check.found}; hint: {check.hint}"
     if name != "dlrm":  # its ranks check their memory first and place the tables
         with pytest.raises(Problem) as error:
             refuse_misfits(config_class(choice.folder)(**configuration.plain()), tmp_path, ranks)
-        problem = error.value
-        assert problem.hint == check.hint
-        assert f"{problem.found.partition(': ')[2]}; expected {problem.expected}" in check.found
+        problem = f"{error.value.found.partition(': ')[2]}; expected {error.value.expected}"
+        assert error.value.hint == check.hint and problem in check.found
 
 
 @pytest.mark.parametrize(("settings", "classes"), [([], 2), (["num_classes=9"], 9)])
@@ -270,8 +264,7 @@ def test_this_host_fulfils_all_kinds_of_needs(tmp_path: Path) -> None:
 
 def test_unfulfilled_needs_of_a_host_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(host_actions, "GPU_FILES", ((str(tmp_path), "*"),))
-    problems = host_actions.check([("gpus", "0", ""), *MISSING])["problems"]
-    assert problems == [*enumerate(MISSING.values(), 1)]
+    assert host_actions.check([("gpus", "0", ""), *MISSING])["problems"] == [*enumerate(MISSING.values(), 1)]
     file = tmp_path / "dataset.json"
     file.write_text("{}", encoding="utf-8")
     need = host_requirements.same_file(file, "copy it")

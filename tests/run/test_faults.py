@@ -17,9 +17,8 @@ from tools.faults.trial import GONE, Bench, Done, Trial, settings, snapshot
 
 
 def test_unknown_fault_is_refused() -> None:
-    known = ",".join(kinds.SHORT)
     with pytest.raises(typer.BadParameter, match="no fault sigkil-rank; see --help"):
-        faults.main(["dlrm"], f"{known},sigkil-rank")
+        faults.main(["dlrm"], ",".join((*kinds.SHORT, "sigkil-rank")))
 
 
 def test_unknown_benchmark_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

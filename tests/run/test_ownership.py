@@ -83,7 +83,8 @@ def test_live_process_of_this_host_owns_its_experiment(
     write_owner(experiment, owner, age=10_000)
     assert_owned(run, message)
     with monkeypatch.context() as patch:  # the clock was set after the start
-        patch.setattr(psutil.Process, "create_time", lambda process: time.time() + 90)
+        create_time = psutil.Process.create_time
+        patch.setattr(psutil.Process, "create_time", lambda process: create_time(process) + 90)
         assert_owned(run, message)
     write_owner(experiment, replace(owner, process_started=started - 60))  # another process with the same number
     assert_free(run)
@@ -209,7 +210,7 @@ def test_only_processes_of_the_run_are_signalled(
     run: RunFolder, other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, difference: str
 ) -> None:
     # A heartbeat and a launcher's record may be forged, or name a PID that was reused
-    folder = run.path / ("experiment_1" if difference == "command line" else "experiment_0")
+    folder = run.experiments()[difference == "command line"].folder
     started = processes.start_ticks(other.pid) + (difference == "start time")
     write_heartbeat(folder, other.pid, started)
     (folder / processes.LAUNCHER).write_text(f"{other.pid} {platform.node()} {started}")
@@ -285,12 +286,12 @@ def test_state_is_not_written_through_symbolic_links(run: RunFolder, tmp_path: P
 
 def test_folder_that_cannot_be_written_is_refused(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = run.experiments()[0]
-    before, lock = sorted(experiment.folder.iterdir()), experiment.folder / ownership.LOCK
+    lock, before = experiment.folder / ownership.LOCK, {*experiment.folder.iterdir()}
     with monkeypatch.context() as patch:
         patch.setattr(files.os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         with pytest.raises(EncoreError, match="cannot be written: No space left"), ownership.acquire(experiment, ""):
             pass
-    assert sorted(experiment.folder.iterdir()) == sorted([*before, lock])
+    assert {*experiment.folder.iterdir()} == {*before, lock}
     lock.unlink()
     lock.mkdir()  # cannot be opened, not even by root
     with pytest.raises(EncoreError, match="cannot be written: Is a directory"), ownership.acquire(experiment, ""):

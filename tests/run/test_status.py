@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import psutil
 import pytest
@@ -338,9 +339,7 @@ def test_output_of_squeue_and_sacct_is_parsed() -> None:
     ]
 
 
-def test_job_is_found_by_the_results_folder_in_its_comment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancelled: list[tuple[str, ...]]
-) -> None:
+def test_job_is_found_by_the_results_folder_in_its_comment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     away, home = tmp_path / "my results", tmp_path / "home"
     run = make_run(away, [run_folder.ExperimentState(status="not_reached", job="12")], "-job12")
     study = home / "20261120T101500Z-sweep-resnet"
@@ -413,11 +412,13 @@ def test_job_that_resumes_a_run_shares_its_row(
 
 def test_rewritten_metrics_are_read_again(tmp_path: Path) -> None:
     tail, progress = follow.Tail(tmp_path / "metrics.jsonl"), follow.Progress()
-    begun, resumed = (start({"accuracy": 0.9}, resumed_step=step, epochs=3, global_batch_size=8) for step in (0, 20))
+    run_start, resumed = (
+        start({"accuracy": 0.9}, resumed_step=step, epochs=3, global_batch_size=8) for step in (0, 20)
+    )
     steps = [training_step(number, float(number)) for number in (1, 2, 3, 21, 22, 23, 24)]
     for records, expected in (
-        ((begun, *steps[:3]), (1, 3, 5 / 3, 1, 8.0)),
-        ((begun, steps[0], resumed, *steps[3:]), (3, 24, 5 / 24, 2, 8.0)),
+        ((run_start, *steps[:3]), (1, 3, 5 / 3, 1, 8.0)),
+        ((run_start, steps[0], resumed, *steps[3:]), (3, 24, 5 / 24, 2, 8.0)),
     ):
         (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         for record in tail.read():
@@ -438,23 +439,22 @@ def test_seconds_of_slurm_times(text: str, seconds: float | None) -> None:
 
 
 @pytest.fixture
-def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    # Recorded calls of Slurm, whose queue has an array, a job of another name, and one of another user
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    # Calls of Slurm, whose queue has an array, a job of another name, and one of another user
     tasks = (job("12_0", "RUNNING"), job("12_1", "PENDING", "Resources"))
     others = (job("13", "RUNNING", title="sleep"), job("14", "RUNNING", user="somebody"))
     in_queue(monkeypatch, (*tasks, *others, job("15", "COMPLETED"), job("16", "PENDING")))
-    calls: list[tuple[str, ...]] = []
     monkeypatch.setattr(commands, "require", lambda: None)
-    monkeypatch.setattr(commands, "call", lambda *command: calls.append(command) or "")
-    return calls
+    monkeypatch.setattr(commands, "call", call := Mock(return_value=""))
+    return call
 
 
-def test_jobs_and_tasks_are_cancelled(cancelled: list[tuple[str, ...]], tmp_path: Path) -> None:
+def test_jobs_and_tasks_are_cancelled(slurm: Mock, tmp_path: Path) -> None:
     run = make_run(tmp_path, [RUNNING, PREPARED], "-job12", "12_0")
     # By job, task, Slurm's number of the task, run folder; the last job has no folder yet
     names = ("12", "12_1", "12001", str(run.path), "16")
     lines = [control.cancel(control.find_subject(name, tmp_path)) for name in names]
-    assert cancelled == [("scancel", name) for name in ("12", "12_1", "12_1", "12", "16")]
+    assert slurm.call_args_list == [call("scancel", name) for name in ("12", "12_1", "12_1", "12", "16")]
     assert [lines[0][0], lines[0][-1], lines[1][0], lines[4][-1]] == [
         "cancelled job 12, 2 tasks (running)",
         f"resume with: {hints.resume(run.path)}",
@@ -474,10 +474,10 @@ def test_jobs_and_tasks_are_cancelled(cancelled: list[tuple[str, ...]], tmp_path
         ("resnet-job12", "no run 'resnet-job12'"),
     ],
 )
-def test_cancel_refuses(cancelled: list[tuple[str, ...]], tmp_path: Path, name: str, message: str) -> None:
+def test_cancel_refuses(slurm: Mock, tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(EncoreError, match=message) as error:
         control.cancel(control.find_subject(name, tmp_path))
-    assert error.value.exit_code == ExitCode.REFUSED and not cancelled
+    assert error.value.exit_code == ExitCode.REFUSED and not slurm.called
 
 
 STEPS = {
@@ -643,18 +643,18 @@ def make_experiment(
 
 
 def test_live_line_names_its_numbers() -> None:
-    begun = start({"accuracy": 0.95}, time=100.0, batch_unit="token positions")
-    assert re.search(r"^(?!.*to go).*token positions/s", facts(progress_of(begun, *FIRST_EPOCH)))
+    run_start = start({"accuracy": 0.95}, time=100.0, batch_unit="token positions")
+    assert re.search(r"^(?!.*to go).*token positions/s", facts(progress_of(run_start, *FIRST_EPOCH)))
     # The quality keeps its epoch in the next one; the remaining time includes evaluations
     expected = "epoch 2/12  quality 0.5000 of 0.95 (epoch 1)  at most 0:08:20 to go  loss 0.2500  "
-    assert facts(progress_of(begun, *TWO_EPOCHS)).startswith(expected)
+    assert facts(progress_of(run_start, *TWO_EPOCHS)).startswith(expected)
 
 
 def test_speed_of_a_training_leaves_out_evaluations() -> None:
-    begun = start({"accuracy": 0.95}, time=100.0, flops_per_sample=24.5e9, gemm_precision="fp16")
-    progress = progress_of(begun, *TWO_EPOCHS)
+    run_start = start({"accuracy": 0.95}, time=100.0, flops_per_sample=24.5e9, gemm_precision="fp16")
+    progress = progress_of(run_start, *TWO_EPOCHS)
     speed = (progress.trained_per_second, progress.flops_per_sample, progress.gemm_precision)
-    assert speed == (pytest.approx(16 * 64 / 13), 24.5e9, "fp16") and progress_of(begun).trained_per_second is None
+    assert speed == (pytest.approx(16 * 64 / 13), 24.5e9, "fp16") and progress_of(run_start).trained_per_second is None
 
 
 def test_speed_is_compared_with_the_data_sheet() -> None:
@@ -719,8 +719,7 @@ def test_cost_of_checkpoints() -> None:
 def test_live_line_has_every_quality() -> None:
     progress = progress_of(start(BOX_AND_MASK), evaluation(4, box=0.31, mask=0.28))
     assert facts(progress) == "epoch 1/12  box 0.3100 of 0.377, mask 0.2800 of 0.339 (epoch 4)"
-    texts = [with_names(progress.qualities), with_names(progress.targets, "g"), with_names({"auc": 0.8})]
-    assert texts == ["box 0.3100, mask 0.2800", "box 0.377, mask 0.339", "0.8000"]
+    assert (with_names(BOX_AND_MASK, "g"), with_names({"auc": 0.8})) == ("box 0.377, mask 0.339", "0.8000")
     assert (with_names({}), against_targets({}, BOX_AND_MASK)) == ("", "")
 
 

@@ -259,11 +259,10 @@ WITHOUT = "no imagenet here: trains the toy data set, digits,"
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[node.Gpu, ...]:
     # A machine with eight H100 and an empty data folder
-    cards = gpus_of("h100")
-    machine = dataclasses.replace(node.this_node(), gpus=cards)
+    machine = dataclasses.replace(node.this_node(), gpus=gpus_of("h100"))
     monkeypatch.setattr(node, "this_node", lambda: machine)
     monkeypatch.setattr(planning.paths, "default_data", lambda name: tmp_path / "data" / name)
-    return cards
+    return machine.gpus
 
 
 def plan(**fields: object) -> planning.Plan:

@@ -317,17 +317,16 @@ def test_resumed_array_has_the_remaining_experiments(
     assert prepared.submission.minutes == 20 + 40
     assert submission.prepare_resume(array_run.path, script.Options(array="0-2")).submission.array == (0, 2, 4)
 
-    def resume_error(array: str | None = None) -> str:
-        with pytest.raises(EncoreError) as error:
+    def assert_refused(message: str, array: str | None = None) -> None:
+        with pytest.raises(EncoreError, match=message):
             submission.prepare_resume(array_run.path, script.Options(array=array))
-        return str(error.value)
 
-    assert "--array 0-1, and 3 runs are left" in resume_error("0-1")
+    assert_refused("--array 0-1, and 3 runs are left", "0-1")
     in_queue(monkeypatch, [job("30", "PENDING", comment=f"encore:{array_run.path.parent}|{array_run.path.name}")])
-    assert re.search(r"job 30 of cluster here, of .*, is queued to resume", resume_error())
+    assert_refused("job 30 of cluster here, of .*, is queued to resume")
     for experiment in array_run.experiments():
         experiment.set_state(run_folder.ExperimentState(status="reached"))
-    assert "nothing left to run" in resume_error()
+    assert_refused("nothing left to run")
 
 
 @pytest.mark.parametrize(
@@ -387,15 +386,12 @@ def test_full_disk_at_the_end_does_not_hide_the_outcome(
 
 
 def test_array_task_runs_the_experiment_of_its_index_or_number(array_run: run_folder.RunFolder) -> None:
-    def numbers(array: str, task: int, index: int | None) -> list[int]:
-        allocation = queue.Allocation(
-            job="9", nodes=("n1",), array_job=array, array_task=task, array_index=index, array_count=3
-        )
-        return [experiment.number for experiment in runner.experiments_of(array_run, allocation)]
-
-    assert (numbers("12", 5, 2), numbers("30", 4, None), numbers("30", 0, 0)) == ([2], [4], [0])
+    task = queue.Allocation(job="9", nodes=("n1",), array_count=3)
+    for array, number, index, expected in (("12", 5, 2, 2), ("30", 4, None, 4), ("30", 0, 0, 0)):
+        allocation = replace(task, array_job=array, array_task=number, array_index=index)
+        assert runner.experiments_of(array_run, allocation) == [array_run.experiments()[expected]]
     with pytest.raises(EncoreError, match="task 7 of the array has no experiment"):
-        numbers("30", 7, None)
+        runner.experiments_of(array_run, replace(task, array_job="30", array_task=7))
     assert runner.existing_run(array_run.path.parent, submission.dummy_allocation(1, 1, 0), ["run", "resnet"]) is None
 
 
