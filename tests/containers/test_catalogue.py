@@ -274,8 +274,8 @@ def test_image_of_the_run_is_compared_with_the_submission() -> None:
         for target in (runtimes.ON_HOST, target_on(submitted), target_on(later))
     )
     assert (set(on_host), set(same)) == ({"training text", "evaluation text", "image"}, set(on_host) - {"image"})
-    assert on_host["image"] == f"not as submitted, {submitted}, but the host's Python"
-    assert other["image"] == f"not as submitted, {submitted}, but {later}"
+    for differences, image in ((on_host, "the host's Python"), (other, later)):
+        assert differences["image"] == f"not as submitted, {submitted}, but {image}"
     assert "wiki_test_set_md5.txt" in on_host["evaluation text"]
 
 

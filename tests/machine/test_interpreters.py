@@ -84,9 +84,8 @@ def test_launcher_and_ranks_start_with_the_given_python() -> None:
     caller, python = {"PATH": "/usr/bin", "PYTHONPATH": "/apps/site"}, Path("/apps/bin/python3.12")
     given, default = (renderers.host(job, python, caller, is_user_python=is_given) for is_given in (True, False))
     assert given.argv[:3] == (str(python), "-m", "torch.distributed.run") and default.argv[0] == "torchrun"
-    assert given.argv[given.argv.index("--no-python") + 1] == str(python)
-    assert given.environment["PYTHONPATH"] == f"{paths.ROOT}:/apps/site"
-    assert default.environment["PYTHONPATH"] == str(paths.ROOT)
+    facts = (given.argv[given.argv.index("--no-python") + 1], given.environment["PYTHONPATH"])
+    assert facts == (str(python), f"{paths.ROOT}:/apps/site") and default.environment["PYTHONPATH"] == str(paths.ROOT)
 
 
 def test_preparation_needs_packages_besides_the_framework() -> None:

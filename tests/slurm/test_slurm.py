@@ -46,11 +46,14 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     for name, value in (("HOME", "/home/me"), ("USER", "me"), ("PATH", "/usr/bin:/bin")):
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(node, "cores", lambda: 16)
-    monkeypatch.setattr(commands, "is_installed", lambda: False)
-    monkeypatch.setattr(commands, "setting", lambda name: "")
+    for module, function, answer in (
+        (node, "cores", 16),
+        (commands, "is_installed", False),
+        (commands, "setting", ""),
+        (cluster, "default_files", ()),
+    ):
+        monkeypatch.setattr(module, function, Mock(return_value=answer))
     monkeypatch.setattr(engines, "connect", Mock(side_effect=EncoreError("no engine")))
-    monkeypatch.setattr(cluster, "default_files", lambda: ())
 
 
 def write(path: Path, text: str) -> Path:
