@@ -132,11 +132,11 @@ def steps_so_far(metrics: Path) -> int:
     return metrics.read_text(encoding="utf-8").count('"kind": "step"') if metrics.exists() else 0
 
 
-def wait_until(holds: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
+def wait_until(holds: Callable[[], bool], event: str, seconds: float = PATIENCE, poll: float = 0.05) -> None:
     end = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
-        time.sleep(0.05)
+        assert time.monotonic() < end, f"not within {seconds:g} s: {event}"
+        time.sleep(poll)
 
 
 def is_told(process: psutil.Process, number: signal.Signals) -> bool:

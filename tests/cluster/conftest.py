@@ -3,13 +3,13 @@
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 
 from encore import files, paths
 from encore.machine import processes
-from tests.trainings import PATIENCE, held_port, steps_so_far
+from tests.trainings import PATIENCE, held_port, steps_so_far, wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel", "mpirun")
 
@@ -62,20 +62,12 @@ PartitionName=urgent Nodes=n1,n2 Default=NO MaxTime=60 State=UP PriorityTier=10
 """
 
 
-def missing_programs() -> list[str]:
-    return [name for name in PROGRAMS if shutil.which(name, path=_search_path()) is None]
-
-
 def _search_path() -> str:
     return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
-def wait_for(condition: Callable[[], bool], event: str, poll: float = 0.5) -> None:
-    # Most conditions call a Slurm program, so the default interval leaves the cores to the trainings.
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, f"not within {PATIENCE:g} s: {event}"
-        time.sleep(poll)
+# Most conditions call a Slurm program, so the interval leaves the cores to the trainings.
+wait_for = partial(wait_until, poll=0.5)
 
 
 @dataclass
@@ -149,14 +141,8 @@ class Cluster:
 
     def stop(self) -> None:
         for name in sorted(self.daemons, key=["n1", "n2", "slurmctld", "munged"].index):
-            daemon = self.daemons[name]
-            daemon.send_signal(signal.SIGTERM)
-            try:
-                daemon.wait(timeout=60)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
-        self.daemons.clear()
+            processes.end([psutil.Process(self.daemons[name].pid)], grace_seconds=60.0)
+            self.daemons.pop(name).wait()
         for process in psutil.process_iter(["name"]):
             with contextlib.suppress(psutil.Error):
                 if process.info["name"] == "slurmstepd" and str(self.folder) in " ".join(process.environ().values()):
@@ -195,7 +181,7 @@ OPTIONS = ("--seed", "5", "--set", "epochs=2", "--set", "warmup_epochs=0", "--se
 def cluster() -> Iterator[Cluster]:
     if not os.environ.get(VARIABLE):
         pytest.skip(f"{VARIABLE} is not set: no Slurm is started (make test-cluster does)")
-    missing = missing_programs()
+    missing = [name for name in PROGRAMS if shutil.which(name, path=_search_path()) is None]
     if missing or os.geteuid() != 0:
         pytest.fail(f"a cluster needs root and {', '.join(PROGRAMS)}; missing: {missing}")
     # munge requires that only root can write to the folder and its parents, so pytest's folder will not do.
