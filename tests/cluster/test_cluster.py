@@ -356,6 +356,8 @@ class FaultyCluster:
         first_gpus: Sequence[dict[str, Any]] = (GPU, GPU),
     ) -> None:
         """Run ``setup`` in the mount namespace of the second node and its slurmd ``under`` a command."""
+        # slurmctld waits for minutes for a node that is lost while its job completes.
+        wait_for(self.cluster.is_idle, "the end of the last gate")
         for node in ("n1", SECOND):
             is_second = node == SECOND
             module = self.folder / f"nvml_{node}.py"
@@ -394,6 +396,7 @@ def faulty(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("faulty")
     (folder / "disk").mkdir()
     yield FaultyCluster(cluster, folder)
+    wait_for(cluster.is_idle, "the end of the last gate")
     for node in ("n1", SECOND):
         cluster.kill_node(node)
         cluster.start_node(node)
