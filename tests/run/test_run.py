@@ -32,6 +32,7 @@ def test_run_reaches_the_target_and_is_checked(finished: ToyRun) -> None:
     validate("run-result", finished.printed)
     (experiment,) = finished.printed["experiments"]
     assert (finished.printed["run"], experiment["status"]) == (str(finished.folder), "reached")
+    assert "never a reproduction" in finished.printed["standing"]
     assert experiment["qualities"]["accuracy"] >= experiment["targets"]["accuracy"] == 0.3 and experiment["minutes"] > 0
     compliance = experiment["compliance"]
     kinds = {finding["kind"] for finding in compliance["findings"] if finding["severity"] == "error"}
@@ -92,6 +93,7 @@ def test_signal_writes_a_checkpoint_and_resume_is_exact(digits: Path, tmp_path: 
     ranks = started.ranks(folder)
     started.process.send_signal(signal.SIGINT)
     output = started.ended(130)
+    assert "a checkpoint was written" in output
     assert_none_left(ranks)
     resumed = resumed_as_printed(output)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
@@ -132,10 +134,8 @@ def test_ranks_end_when_the_launcher_dies(
 def test_run_with_an_infinite_loss_is_final(encore: Encore, few_digits: Path, tmp_path: Path) -> None:
     folders = ("--data", str(few_digits), "--results", str(tmp_path))
     output = encore("run", "resnet", "1", *folders, *TINY, "--set", "learning_rate=1e30", code=1).stdout
-    error = (
-        r"(?s)the loss is not finite; resuming would fail in the same way.*start a new run with a lower learning_rate"
-    )
-    assert re.search(error, output) and "resume with" not in output
+    assert "the loss is not finite; resuming would fail in the same way" in output
+    assert "hint: start a new run with a lower learning_rate" in output and "resume with" not in output
     assert files.read_json(only_run(tmp_path) / "experiment_0" / "state.json")["is_final"] is True
 
 
