@@ -52,7 +52,7 @@ def test_secrets_reach_a_job_through_the_environment(tmp_path: Path, monkeypatch
     command = ["submit", "ncf", "--nodes", "1", *OPTIONS, *NOTIFY, "--env", "NCCL_DEBUG=INFO"]
     done = CliRunner().invoke(app, [*command, "--results", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    call = sbatch.call_args.kwargs
+    ((_, call),) = sbatch.call_args_list
     assert CANARY not in call["input"] and {**SECRETS, run_metadata.NOTIFY: NOTIFY[1]}.items() <= call["env"].items()
     *checks, last = call["input"].splitlines()[-len(SECRETS) - 2 :]
     words = shlex.split(last)
