@@ -173,7 +173,7 @@ def variants(suite: Suite, base: Mapping[str, Any]) -> Dict[str, Tuple[Dict[str,
 
 
 # Settings that a non-default field value requires
-NEEDED: Mapping[str, Mapping[str, Any]] = {"fp8": {"precision": "bf16"}, "xla_parts": {"xla": True}}
+NEEDED: Mapping[str, Mapping[str, Any]] = {"fp8": {"precision": "bf16"}}
 
 
 def parse_value(config_class: Any, name: str, text: str) -> Any:

@@ -43,10 +43,8 @@ class Config:
     table_learning_rate_factor: float = 1.0  # learning rate of the tables relative to the MLPs
 
     # How it is computed
-    embedding_update: Literal["scatter", "sorted"] = "scatter"  # sorted: fixed summation order, also on GPUs
     kernels: Literal["auto", "plain", "triton"] = "auto"  # auto: measured before the first step, plain on CPUs
     fused_relu: bool = False  # bias and ReLU of the MLPs in the GEMM epilogue (cuBLASLt) on a GPU
-    early_sums: bool = False  # between ranks: overlap gradient communication with the backward pass
     cuda_graph: bool = True  # on a GPU: capture a step and replay it
     warm_up_steps: int = 3  # on synthetic data, before the clock: chooses kernels, opens connections; 0 does none
 

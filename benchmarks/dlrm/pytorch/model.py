@@ -5,7 +5,6 @@ scatter. All-to-all exchanges "all rows, local tables" for "local rows, all tabl
 """
 
 import math
-from itertools import accumulate
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -17,7 +16,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch.cuda_graphs import Captured
-from benchmarks.common.torch.gradient_sums import GradientSlice, GradientSums
 from benchmarks.dlrm.blocks import NUMBERS
 from benchmarks.dlrm.placement import Placement, place
 from benchmarks.dlrm.pytorch import operators
@@ -139,9 +137,9 @@ class Tables:
         vectors = self.operators.gather(self.weight, rows, dtype)
         return self._exchange(vectors, *self._shares(batch_size), group)
 
-    def send_back(self, gradient: torch.Tensor, batch_size: int) -> Wait:
+    def send_back(self, gradient: torch.Tensor) -> Wait:
         """Start sending the gradient of the vectors of ``send`` back to the ranks of the tables."""
-        receive_sizes, send_sizes = self._shares(batch_size)
+        receive_sizes, send_sizes = self._shares(len(gradient) // (self.width * self.count))
         return self._exchange(gradient.contiguous(), send_sizes, receive_sizes)
 
     def update(self, rows: torch.Tensor, gradient: torch.Tensor, rate: torch.Tensor) -> None:
@@ -167,17 +165,6 @@ class Tables:
             return received
 
         return wait
-
-
-def early_sums(network: Network, gradients: torch.Tensor, ranks: Ranks) -> GradientSums:
-    """Return the reduction of the flat ``gradients``: the all-reduce of the top MLP starts when the MLP's gradients are
-    complete.
-    """
-    listed = list(network.parameters())
-    ends = list(accumulate(parameter.numel() for parameter in listed))
-    ranges = [GradientSlice(end - parameter.numel(), end) for parameter, end in zip(listed, ends)]
-    first = len(gradients) - sum(parameter.numel() for parameter in network.bottom.parameters())
-    return GradientSums(listed, ranges, gradients, ranks, bucket_bytes=first * gradients.element_size())
 
 
 class Training:
@@ -209,10 +196,6 @@ class Training:
         self.loss_scale = config.loss_scale if config.precision == "fp16" else 1.0
         self._dtype = pytorch.DTYPES[config.precision]
         self._rows = self._vectors = torch.zeros(0)
-        self._sums: Optional[GradientSums] = None  # with config.early_sums
-        if config.early_sums and ranks.size > 1:
-            self._sums = early_sums(self.network, self.gradients, ranks)
-        self._received: Wait = lambda: self._vectors  # gradients of the vectors looked up by this rank
         self.graph: Optional[Captured] = None  # the full step on a batch with the rate as a tensor ()
 
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -224,29 +207,18 @@ class Training:
         with pytorch.autocast(self.ranks.context, self.config.precision):
             hidden = network.bottom(batch.numbers)
             self._vectors = received().requires_grad_()
-            if self._sums is not None:
-                self._sums.start()
-                self._vectors.register_hook(self._send_back)
             logits = network.score(hidden, self._vectors)
         return functional.binary_cross_entropy_with_logits(logits.float(), batch.labels)
-
-    # Start sending the gradient of the looked-up vectors back
-    def _send_back(self, gradient: torch.Tensor) -> None:
-        self._received = self.tables.send_back(gradient, len(gradient) // (self.tables.width * self.tables.count))
 
     def update(self, rate: torch.Tensor) -> None:
         """Tables and MLPs minus ``rate``, a tensor (), times the mean gradient of all ranks."""
         config, tables, weights, gradients = self.config, self.tables, self.weights, self.gradients
         # The mean over all ranks' rows is the mean of the ranks' means.
         part = rate / (self.loss_scale * self.ranks.size)
-        summed: Any = None
-        if self._sums is None:
-            self._send_back(self._vectors.grad)
-            summed = dist.all_reduce(gradients, async_op=True) if self.ranks.size > 1 else None
-        tables.update(self._rows, self._received(), part * config.table_learning_rate_factor)
-        if self._sums is not None:
-            self._sums.end()
-        elif summed is not None:
+        received = tables.send_back(self._vectors.grad)
+        summed = dist.all_reduce(gradients, async_op=True) if self.ranks.size > 1 else None
+        tables.update(self._rows, received(), part * config.table_learning_rate_factor)
+        if summed is not None:
             summed.wait()
         if config.weight_decay:
             weights.mul_(1.0 - rate * config.weight_decay)

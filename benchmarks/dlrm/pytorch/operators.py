@@ -3,7 +3,7 @@
 This file has the PyTorch versions; Triton kernels are in kernels.py. common/torch/kernels.py compares and selects.
 """
 
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -97,12 +97,6 @@ def scatter(weight: torch.Tensor, rows: torch.Tensor, gradient: torch.Tensor, ra
     else:
         # On a CPU index_add_ is a loop over rows; scatter_add_ with an expanded index sorts and sums.
         weight.scatter_add_(0, rows.long().unsqueeze(1).expand_as(step), step)
-
-
-def scatter_sorted(weight: torch.Tensor, rows: torch.Tensor, gradient: torch.Tensor, rate: torch.Tensor) -> None:
-    """Like ``scatter``, with a fixed summation order, on GPUs, too."""
-    step = gradient.view(-1, weight.shape[1]).float() * -rate
-    weight.index_put_((rows,), step, accumulate=True)
 
 
 # -- compared and chosen ------------------------------------------------------------------------------
@@ -206,11 +200,6 @@ def choose(
         "gather": of_tables,
         "update": of_tables,
     }
-    operators = dict(OPERATORS)
-    sorts = config.embedding_update == "sorted"
-    if sorts:
-        del operators["update"]  # Triton's kernel adds in any order
     dtype, clock = pytorch.DTYPES[config.precision], kernels.clock(config.cuda_graph)
-    names = kernels.choose(operators, config.kernels, ranks, dtype, sizes, saved, clock)
-    implementations: List[Any] = [kernels.implementation(operators[name], names[name]) for name in operators]
-    return OperatorSet(names, *implementations, *([scatter_sorted] if sorts else []))
+    names = kernels.choose(OPERATORS, config.kernels, ranks, dtype, sizes, saved, clock)
+    return OperatorSet(names, *(kernels.implementation(OPERATORS[name], names[name]) for name in OPERATORS))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.common.config_checks import at_least, precision_on_cpu, refuse
+from benchmarks.common.config_checks import at_least, precision_on_cpu
 from benchmarks.resnet.config import Hyperparameters
 
 
@@ -11,7 +11,6 @@ from benchmarks.resnet.config import Hyperparameters
 class Config(Hyperparameters):
     layout: Literal["NHWC"] = "NHWC"  # order of the axes; TensorFlow's CPU kernels know no other
     xla: Literal["auto", True, False] = "auto"  # compile forward, backward and update; auto: with device=gpu
-    xla_parts: int = 1  # of forward and backward, compiled one by one: gradients of the last ones are summed meanwhile
     gradient_compression: Literal["none", "fp16"] = "none"  # type in which gradients travel
     gradient_groups: int = 0  # number of fused all-reduces; 0: Horovod decides by size
 
@@ -24,5 +23,3 @@ class Config(Hyperparameters):
         super().__post_init__()
         precision_on_cpu(self, "fp32", "bf16")
         at_least(self, 0, "gradient_groups")
-        at_least(self, 1, "xla_parts")
-        refuse(("xla_parts needs accumulation_steps=1", self.xla_parts > 1 and self.accumulation_steps > 1))

@@ -5,8 +5,7 @@ logits and loss are fp32.
 """
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Callable, Dict, List, Tuple
+from typing import Dict, List, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -14,8 +13,6 @@ import tensorflow as tf
 from benchmarks.common.tensorflow.layers import DTYPES, batch_norm
 from benchmarks.resnet import architecture
 from benchmarks.resnet.tensorflow.config import Config
-
-Layer = Callable[[tf.Tensor, bool], tf.Tensor]  # (x, training)
 
 
 @dataclass(frozen=True)
@@ -41,14 +38,10 @@ class Network:
 
         ``training`` normalizes by the batch and moves the running statistics.
         """
-        for layer in self.layers():
-            images = layer(images, training)
-        return images
-
-    def layers(self) -> List[Layer]:
-        """Return the layers in order: the stem, the residual blocks, the classifier."""
-        blocks = [partial(self._block, block) for block in architecture.residual_blocks(self.config)]
-        return [self._stem, *blocks, self._classifier]
+        x = self._stem(images, training)
+        for block in architecture.residual_blocks(self.config):
+            x = self._block(block, x, training)
+        return self._classifier(x)
 
     def _stem(self, images: tf.Tensor, training: bool) -> tf.Tensor:
         x = tf.cast(images, DTYPES[self.config.precision])
@@ -56,7 +49,7 @@ class Network:
         # After ReLU a border of zeros changes no maximum.
         return tf.nn.max_pool2d(tf.pad(x, _both_sides(1)), 3, 2, "VALID")
 
-    def _classifier(self, x: tf.Tensor, training: bool) -> tf.Tensor:
+    def _classifier(self, x: tf.Tensor) -> tf.Tensor:
         x = tf.reduce_mean(tf.cast(x, tf.float32), axis=(1, 2))
         x = tf.matmul(tf.cast(x, DTYPES[self.config.precision]), self._weight("dense.weight"))
         return tf.cast(x, tf.float32) + self.variables["dense.bias"]

@@ -10,6 +10,6 @@ SUITE = Suite(
     resume=ROUNDED,
     real_images=real_images,
     settings={"xla": False},
-    varied={"precision": ROUNDED, "accumulation_steps=2": ANOTHER_BATCH, "xla": ROUNDED, "xla_parts=3": ROUNDED},
+    varied={"precision": ROUNDED, "accumulation_steps=2": ANOTHER_BATCH, "xla": ROUNDED},
     shares_gpu="NCCL takes one rank per GPU, and Horovod has no other way between GPUs",
 )

@@ -30,7 +30,6 @@ class Training:
     def __init__(self, network: model.Network, optimizer: optimizer.Optimizer, config: Config) -> None:
         self.network, self.optimizer, self.config = network, optimizer, config
         self._functions: Dict[Callable[..., Any], Any] = {}
-        self.parts = [tf.function(part, jit_compile=config.compiles) for part in parts_of(network, config.xla_parts)]
         # One step of the optimizer, from gradients and the learning rate.
         self.update = tf.function(optimizer.step, jit_compile=config.compiles)
 
@@ -39,19 +38,6 @@ class Training:
         if function not in self._functions:
             self._functions[function] = tf.function(partial(function, self), jit_compile=self.config.compiles)
         return self._functions[function](*tensors)
-
-
-def parts_of(network: model.Network, count: int) -> List[Callable[[tf.Tensor], tf.Tensor]]:
-    """Split the forward pass of ``network`` into ``count`` functions that take the output of the previous one."""
-    layers = network.layers()
-    edges = [number * len(layers) // count for number in range(count + 1)]
-
-    def part(start: int, end: int, x: tf.Tensor) -> tf.Tensor:
-        for layer in layers[start:end]:
-            x = layer(x, True)
-        return x
-
-    return [partial(part, start, end) for end, start in zip(edges[1:], edges)]
 
 
 def build(config: Config, saved: Mapping[str, Any]) -> Training:
@@ -69,11 +55,7 @@ def build(config: Config, saved: Mapping[str, Any]) -> Training:
 def train_step(training: Training, images: tf.Tensor, labels: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
     """Forward, backward, all-reduce and update, traced as one graph; return this rank's mean loss."""
     config = training.config
-    if config.xla_parts == 1:
-        loss, gradients = training.compiled(forward_backward, images, labels)
-    else:
-        # With a single graph of all gradients, the first all-reduce would start only after the complete graph.
-        loss, gradients = backward_in_parts(training, images, labels)
+    loss, gradients = training.compiled(forward_backward, images, labels)
     gradients = tensorflow.average(gradients, config.gradient_compression, config.gradient_groups)
     training.update(gradients, rate)
     return training.optimizer.reported(loss)
@@ -92,17 +74,6 @@ def forward_backward(training: Training, images: tf.Tensor, labels: tf.Tensor) -
         return loss, tape.gradient(scaled, variables)
 
     return one_pass(images, labels) if passes == 1 else accumulated(one_pass, passes, images, labels, variables)
-
-
-def backward_in_parts(training: Training, images: tf.Tensor, labels: tf.Tensor) -> Tuple[tf.Tensor, List[tf.Tensor]]:
-    """Like ``forward_backward``, with separate graphs for parts of the network, in the backward pass, too."""
-    config = training.config
-    with tf.GradientTape() as tape:
-        for part in training.parts:
-            images = part(images)
-        loss = tf.reduce_mean(model.smoothed_loss(images, labels, config.label_smoothing))
-        scaled = loss * config.loss_scale
-    return loss, tape.gradient(scaled, list(training.network.trained.values()))
 
 
 def accumulated(

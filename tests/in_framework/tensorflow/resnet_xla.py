@@ -13,7 +13,7 @@ LONG = True
 
 
 def test_losses():
-    assert relative_difference(first_losses(xla=True, xla_parts=3), baseline_losses()) < 1e-4
+    assert relative_difference(first_losses(xla=True), baseline_losses()) < 1e-4
 
 
 def test_micro_batches_have_the_gradients_of_the_batch():
