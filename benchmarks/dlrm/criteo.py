@@ -146,8 +146,11 @@ def _file_range(path: Path) -> Range:
         return Range(str(path), 0, end + newline + 1 - len(rows))
     fields = rows.rsplit(b"\n", 1)[-1].count(TAB) + 1
     if fields != COLUMNS:
-        problem = f"{path} ends within a row: {fields} of {COLUMNS} fields, and no line end"
-        raise Problem(problem, "whole rows: the file was cut short", "download or unpack it again")
+        raise Problem(
+            f"{path} ends within a row: {fields} of {COLUMNS} fields, and no line end",
+            "whole rows: the file was cut short",
+            "download or unpack it again",
+        )
     return Range(str(path), 0, end)
 
 

@@ -134,8 +134,11 @@ class Bundle:
 
     def _damaged(self, path: Path, problem: str) -> Problem:
         prefix = self._index.with_suffix("").name
-        expected = f"a checkpoint of TensorFlow: {prefix}.index next to {prefix}.data-00000-of-00001"
-        return Problem(f"{path}: {problem}", expected, "copy all files of the checkpoint again")
+        return Problem(
+            f"{path}: {problem}",
+            f"a checkpoint of TensorFlow: {prefix}.index next to {prefix}.data-00000-of-00001",
+            "copy all files of the checkpoint again",
+        )
 
 
 def _table(content: bytes) -> Iterator[Tuple[bytes, bytes]]:

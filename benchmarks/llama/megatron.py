@@ -118,9 +118,11 @@ def check_tokens(stem: Path, entries: int, add: Callable[[int], None] = lambda s
         if len(wrong):
             index = start + int(wrong[0])
             document = int(np.searchsorted(documents.begins, index * tokens.itemsize, "right")) - 1
-            problem = f"{stem}.bin: document {document:,} (from 0) has the token {int(tokens[index]):,}"
-            hint = "name the tokenizer that the files were made with: --tokenizer"
-            raise Problem(problem, f"0 to {entries - 1:,}, the ids of the tokenizer", hint)
+            raise Problem(
+                f"{stem}.bin: document {document:,} (from 0) has the token {int(tokens[index]):,}",
+                f"0 to {entries - 1:,}, the ids of the tokenizer",
+                "name the tokenizer that the files were made with: --tokenizer",
+            )
         add(chunk.nbytes)
 
 

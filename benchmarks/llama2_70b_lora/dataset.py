@@ -55,8 +55,11 @@ class DataSet:
         """
         path = self.folder / name
         if not path.is_file():
-            hint = "name the file or its index with --set base=FILE, or set base= to adapt random weights"
-            raise Problem(f"{path} is not there", "weights of Llama as safetensors", hint)
+            raise Problem(
+                f"{path} is not there",
+                "weights of Llama as safetensors",
+                "name the file or its index with --set base=FILE, or set base= to adapt random weights",
+            )
         return path
 
 

@@ -160,8 +160,11 @@ def _checked(paths: Sequence[Path]) -> Packed:
             raise Problem(f"{location} has {sizes}", f"{length:,}, as the first row", "pack it again")
         counts = labels != NOT_COUNTED
         if not np.array_equal(ids[counts], labels[counts]):
-            hint = "write the tokens themselves as labels: they are shifted here"
-            raise Problem(f"{location} has labels that are not its tokens", "its tokens, or -100", hint)
+            raise Problem(
+                f"{location} has labels that are not its tokens",
+                "its tokens, or -100",
+                "write the tokens themselves as labels: they are shifted here",
+            )
         samples.append((ids, counts))
     arrays = [np.array([row[kind] for row in samples]).reshape(len(samples), length) for kind in (0, 1)]
     return Packed(arrays[0], arrays[1], [source_checks.key(ids.tobytes()) for ids, _ in samples], 0)
@@ -182,8 +185,11 @@ def _check(packed: Packed, part: str, entries: int) -> None:
     lowest, highest = int(packed.tokens.min()), int(packed.tokens.max())
     # Ids that the vocabulary has not would be read beyond the end of the embedding table.
     if lowest < 0 or highest >= entries:
-        problem = f"tokens {lowest:,} to {highest:,} in the {part} part, and {entries:,} entries"
-        raise Problem(problem, "the vocabulary of the samples", "name it with --tokenizer or --vocabulary-size")
+        raise Problem(
+            f"tokens {lowest:,} to {highest:,} in the {part} part, and {entries:,} entries",
+            "the vocabulary of the samples",
+            "name it with --tokenizer or --vocabulary-size",
+        )
     empty = np.flatnonzero(~packed.counts[:, 1:].any(axis=1))
     if len(empty):
         raise Problem(f"sample {empty[0] + 1:,} of the {part} part has no token that counts", "one", "leave it out")

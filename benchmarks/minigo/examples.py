@@ -30,9 +30,10 @@ class GoGames:
         """Open the folder; raises Problem if the board size differs."""
         manifest_facts = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))["facts"]
         if manifest_facts["board_size"] != board_size:
-            problem = f"{folder} has games on {manifest_facts['board_size']} x {manifest_facts['board_size']}"
             raise Problem(
-                problem, f"{board_size} x {board_size}", "name another data set with --data, or set board_size"
+                f"{folder} has games on {manifest_facts['board_size']} x {manifest_facts['board_size']}",
+                f"{board_size} x {board_size}",
+                "name another data set with --data, or set board_size",
             )
         self._moves, self._starts, self._outcomes = (np.load(str(folder / name), mmap_mode="r") for name in FILES[:3])
         self._size, self.held_out = board_size, int(manifest_facts["held_out"])

@@ -63,8 +63,11 @@ def is_archive(path: Path) -> bool:
 def check_board(path: Path, size: int, expected_size: int) -> None:
     """Raise Problem if a model is for a different board size; 0: any."""
     if expected_size not in (0, size):
-        text = f"{path} is a model for {size} x {size}"
-        raise Problem(text, f"one for {expected_size} x {expected_size}", "name another model, or set board_size")
+        raise Problem(
+            f"{path} is a model for {size} x {size}",
+            f"one for {expected_size} x {expected_size}",
+            "name another model, or set board_size",
+        )
 
 
 class Start(NamedTuple):

@@ -73,8 +73,11 @@ def _bodies(path: Path, hint: str = PLAYED_AGAIN) -> Tuple[List[bytes], int]:
         if len(body) < length:
             break
         if zlib.crc32(body) != checksum or length < HEAD.size:
-            problem = f"{path}: the record at byte {offset} differs from its checksum"
-            raise Problem(problem, "records as self-play wrote them", hint.format(path.name))
+            raise Problem(
+                f"{path}: the record at byte {offset} differs from its checksum",
+                "records as self-play wrote them",
+                hint.format(path.name),
+            )
         bodies.append(body)
         offset += PREFIX.size + length
     return bodies, offset

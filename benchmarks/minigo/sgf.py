@@ -107,8 +107,11 @@ def _main_line(text: str, name: str) -> List[Node]:
 
 def _damaged(name: str, text: str, offset: int) -> Problem:
     line = text.count("\n", 0, offset) + 1
-    problem = f"{name}, line {line}: {text[offset : offset + 20]!r} is not SGF"
-    return Problem(problem, "properties with values in brackets, such as ;B[ee]", HINT)
+    return Problem(
+        f"{name}, line {line}: {text[offset : offset + 20]!r} is not SGF",
+        "properties with values in brackets, such as ;B[ee]",
+        HINT,
+    )
 
 
 def _rules(root: Node, name: str, features: str) -> Rules:

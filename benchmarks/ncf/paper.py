@@ -54,8 +54,11 @@ def _read_pairs(path: Path) -> Tuple[np.ndarray, np.ndarray]:
     for number, line in enumerate(path.read_bytes().rstrip().splitlines(), 1):
         pair = line.rstrip().split(b"\t", 2)[:2]
         if len(pair) < 2 or not all(map(bytes.isdigit, pair)) or max(map(int, pair)) > MOST_ID:
-            problem = f"{path}, line {number:,}: {line.rstrip()[:60].decode('utf-8', 'replace')!r}"
-            raise Problem(problem, f"user TAB item, whole numbers from 0 to {MOST_ID:,}", "correct or remove the line")
+            raise Problem(
+                f"{path}, line {number:,}: {line.rstrip()[:60].decode('utf-8', 'replace')!r}",
+                f"user TAB item, whole numbers from 0 to {MOST_ID:,}",
+                "correct or remove the line",
+            )
         values.extend(map(int, pair))
     if not values:
         raise Problem(f"{path} is empty", "user TAB item", "restore the file")
@@ -95,9 +98,10 @@ def _read_negatives(path: Path, test_items: np.ndarray) -> np.ndarray:
         fits = of_user and len(items) == len((rows or [items])[0]) > 0
         if not fits or not 0 <= min(items) <= max(items) <= MOST_ID:
             count = len(rows[0]) if rows else "1 or more"
-            expected = (
-                f"({number},{test_items[number]}) and {count} items, ids from 0 to {MOST_ID:,}, separated by tabs"
+            raise Problem(
+                f"{path}, line {number + 1:,} does not fit",
+                f"({number},{test_items[number]}) and {count} items, ids from 0 to {MOST_ID:,}, separated by tabs",
+                "restore the file",
             )
-            raise Problem(f"{path}, line {number + 1:,} does not fit", expected, "restore the file")
         rows.append(items)
     return np.array(rows, np.int32)

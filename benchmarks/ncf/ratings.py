@@ -80,8 +80,11 @@ def read(origin: Path, name: Optional[str]) -> Tuple[str, Ratings, str]:
         return same[0], ratings, source
     release_name = name or (supposed if supposed in RELEASES else origin.resolve().stem)
     if release_name in RELEASES:
-        hint = f"download {release_name} again, or give the data set a name of its own with --name"
-        raise Problem(f"{source} has {actual}", f"{RELEASES[release_name]}, as {release_name} has", hint)
+        raise Problem(
+            f"{source} has {actual}",
+            f"{RELEASES[release_name]}, as {release_name} has",
+            f"download {release_name} again, or give the data set a name of its own with --name",
+        )
     return release_name, ratings, source
 
 
@@ -192,8 +195,9 @@ def _rows(raw: BinaryIO, separator: str, source: str) -> Iterator[Tuple[int, Lis
         try:
             row = next(reader, None)
         except csv.Error as error:
-            hint = "correct or remove the line"
-            raise Problem(f"{source}, line {number:,}: {error}", "whole lines, quotes closed", hint) from None
+            raise Problem(
+                f"{source}, line {number:,}: {error}", "whole lines, quotes closed", "correct or remove the line"
+            ) from None
         if row is None:
             return
         if any(field.strip() for field in row):

@@ -368,8 +368,11 @@ def list_images(origin: Optional[Path], seed: int, fraction: float, report: Repo
     if origin is None:
         source = list_digits(seed)
     elif not origin.is_dir():
-        expected = "a folder of images, or the folder that holds ImageNet's tars"
-        raise Problem(f"{origin} is not a folder", expected, "name that folder as the raw data")
+        raise Problem(
+            f"{origin} is not a folder",
+            "a folder of images, or the folder that holds ImageNet's tars",
+            "name that folder as the raw data",
+        )
     elif (origin / TRAIN_TAR).exists() or (origin / VAL_TAR).exists():
         source = list_imagenet(origin, report)
     else:

@@ -213,5 +213,6 @@ def toy_data_set(folder: Path, seed: int, name: Optional[str]) -> Source:
     # Write the text of the toy data set; written anew after an interruption, it is the same.
     folder.mkdir(exist_ok=True)
     language.write_text(folder, seed)
-    origin_text = "a synthetic language and its translation by rules, generated"
-    return find_text(folder, language.LANGUAGES, "test", False)._replace(name=name or language.NAME, made=origin_text)
+    return find_text(folder, language.LANGUAGES, "test", False)._replace(
+        name=name or language.NAME, made="a synthetic language and its translation by rules, generated"
+    )

@@ -92,7 +92,6 @@ class Config:
         return {"masked_accuracy": self.quality_target}
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work; ValueError says which keys contradict each other."""
         at_least(self, 1, "max_steps", "max_samples", "layers", "width", "heads", "inner_width", "positions")
         at_least(self, 1, "vocabulary_multiple", "batch_size", "accumulation", "eval_interval_samples")
         at_least(self, 1, "eval_batch_size", "log_interval", "loss_scale_window", "token_bucket")

@@ -82,7 +82,6 @@ class Config:
         return {"f1": self.quality_target}
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work; ValueError says which keys contradict each other."""
         at_least(self, 1, "layers", "width", "heads", "inner_width", "vocabulary_multiple", "batch_size", "epochs")
         at_least(self, 1, "eval_batch_size", "n_best", "longest_answer", "log_interval", "loss_scale_window")
         at_least(self, 1, "token_bucket")

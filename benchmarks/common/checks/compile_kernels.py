@@ -38,8 +38,9 @@ class Usage(NamedTuple):
 
 def compile_usage(module: str, specification: Specification, capability: int) -> Usage:
     kernel = specification.kernel
-    name = f"{module.split('.')[1]} {kernel.__name__}"
-    usage = Usage(name, specification.variant, f"sm_{capability}", specification.warps)
+    usage = Usage(
+        f"{module.split('.')[1]} {kernel.__name__}", specification.variant, f"sm_{capability}", specification.warps
+    )
     try:
         result = _compile(specification, capability)
     # Triton has a different exception for each stage.

@@ -39,8 +39,9 @@ def mapped(path: Path, kind: str) -> np.ndarray:
     """
     array: np.ndarray = np.load(str(path), mmap_mode="r")
     if array.dtype.str != kind or array.ndim != 1:
-        problem = f"{path} has {array.dtype.str} {list(array.shape)}"
-        raise Problem(problem, f"{kind} in one dimension", prepare_again(path.parent))
+        raise Problem(
+            f"{path} has {array.dtype.str} {list(array.shape)}", f"{kind} in one dimension", prepare_again(path.parent)
+        )
     return array
 
 

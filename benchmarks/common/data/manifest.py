@@ -94,8 +94,7 @@ def _read(directory: Path) -> Tuple[Manifest, bool]:
     except (FileNotFoundError, NotADirectoryError):
         if (directory / PARTS).exists():
             problem = f"{directory} is half-written: an unfinished preparation, no {FILE_NAME}"
-            hint = "run the same prepare command again to resume"
-            raise Problem(problem, "a finished preparation", hint) from None
+            raise Problem(problem, "a finished preparation", "run the same prepare command again to resume") from None
         problem = f"{directory} has no {FILE_NAME}" if directory.is_dir() else f"no folder {directory}"
         raise Problem(problem, "a prepared data set", f"prepare one in {directory}") from None
     except (OSError, ValueError) as error:

@@ -128,8 +128,9 @@ def fraction(text: str) -> float:
 
 def parse(data_set: DataSet, argv: Sequence[str]) -> argparse.Namespace:
     """Parse the options; raise a Problem that lists the valid ones."""
-    description = f"Prepare or verify {data_set.benchmark}'s data set."
-    parser = _Parser(prog=f"python -m {data_set.module}", description=description)
+    parser = _Parser(
+        prog=f"python -m {data_set.module}", description=f"Prepare or verify {data_set.benchmark}'s data set."
+    )
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--output", "-o", dest="to", type=Path, metavar="DIR", help="folder to prepare the data set in")
     action.add_argument("--verify", type=Path, metavar="DIR", help="check a prepared data set")
@@ -150,8 +151,11 @@ def parse(data_set: DataSet, argv: Sequence[str]) -> argparse.Namespace:
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         takes = " ".join(re.findall(r"--[a-z-]+", parser.format_usage()))
-        expected = f"the options of {data_set.benchmark}: {takes}"
-        raise Problem(f"unrecognized arguments: {' '.join(unknown)}", expected, f"{parser.prog} --help")
+        raise Problem(
+            f"unrecognized arguments: {' '.join(unknown)}",
+            f"the options of {data_set.benchmark}: {takes}",
+            f"{parser.prog} --help",
+        )
     return args
 
 
@@ -171,8 +175,7 @@ def main(data_set: DataSet, argv: Optional[Sequence[str]] = None) -> int:
     except Problem as problem:
         return progress.fail(problem)
     except KeyboardInterrupt:
-        hint = "run the same command again to resume"
-        return progress.fail(Problem("interrupted", "", hint, INTERRUPTED))
+        return progress.fail(Problem("interrupted", "", "run the same command again to resume", INTERRUPTED))
     except BrokenPipeError:
         # The reader of the progress has exited. Redirect stdout, so that the final flush does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -207,8 +210,9 @@ def verify(data_set: DataSet, directory: Path, quick: bool, progress: Progress) 
         return progress.fail(*problems)
     counts = ", ".join(f"{split['count']:,} {name}" for name, split in content["splits"].items())
     how = "quick look" if quick else "every byte"
-    text = f"{directory} is complete ({how}): {content['name']}, {counts}, {human_bytes(total)}"
-    progress.end(directory / FILE_NAME, text)
+    progress.end(
+        directory / FILE_NAME, f"{directory} is complete ({how}): {content['name']}, {counts}, {human_bytes(total)}"
+    )
     return 0
 
 
@@ -235,8 +239,11 @@ def prepare(data_set: DataSet, args: argparse.Namespace, progress: Progress) -> 
     try:
         writer: Any = importlib.import_module(data_set.writer)
     except ModuleNotFoundError as error:
-        hint = "use the Python of the framework's environment, or install it into this one"
-        raise Problem(f"{error.name} is not installed in this Python", str(error.name), hint) from None
+        raise Problem(
+            f"{error.name} is not installed in this Python",
+            str(error.name),
+            "use the Python of the framework's environment, or install it into this one",
+        ) from None
     created = [folder for folder in (args.to, *args.to.parents) if not folder.exists()]
     try:
         check_places(data_set, args.to, args.origin)
@@ -283,8 +290,7 @@ def check_places(data_set: DataSet, to: Path, origin: Optional[Path]) -> None:
         if not os.access(to, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        problem = f"cannot write in {to}: {error.strerror}"
-        raise Problem(problem, "a folder that can be written in", elsewhere) from None
+        raise Problem(f"cannot write in {to}: {error.strerror}", "a folder that can be written in", elsewhere) from None
 
 
 def check_room(directory: Path, needed: int) -> None:

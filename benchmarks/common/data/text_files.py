@@ -59,8 +59,9 @@ def undamaged(path: Path, expected: str = "a complete file", position: Callable[
     except (OSError, *DAMAGED) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        problem = f"{path} is damaged{position()}: {error or type(error).__name__}"
-        raise Problem(problem, expected, "copy or download it again") from None
+        raise Problem(
+            f"{path} is damaged{position()}: {error or type(error).__name__}", expected, "copy or download it again"
+        ) from None
 
 
 def refuse_compressed(path: Path, expected: str, unpacks: Collection[str] = ()) -> None:
@@ -77,8 +78,11 @@ def refuse_compressed(path: Path, expected: str, unpacks: Collection[str] = ()) 
 def refuse_utf16(head: bytes, name: str) -> None:
     """Reject a UTF-16 byte order mark and NUL, which occurs in every ASCII letter of UTF-16."""
     if head.startswith(UTF16_MARKS) or b"\0" in head:
-        problem = f"{name} is UTF-16 or binary: it starts with {head[:8]!r}"
-        raise Problem(problem, "UTF-8 text", f"convert it: iconv -f utf-16 -t utf-8 {quote(name)} > NEW")
+        raise Problem(
+            f"{name} is UTF-16 or binary: it starts with {head[:8]!r}",
+            "UTF-8 text",
+            f"convert it: iconv -f utf-16 -t utf-8 {quote(name)} > NEW",
+        )
 
 
 def check(path: Path, expected: str = "UTF-8 text", unpacks: Collection[str] = ()) -> None:
@@ -151,10 +155,11 @@ def text_of(row: Mapping[str, Any], key: str, location: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        problem = (
-            f"{location}: {key} has an unpaired surrogate, U+{ord(value[error.start]):X}, at character {error.start:,}"
-        )
-        raise Problem(problem, "valid Unicode", "write the pair, or replace it by U+FFFD") from None
+        raise Problem(
+            f"{location}: {key} has an unpaired surrogate, U+{ord(value[error.start]):X}, at character {error.start:,}",
+            "valid Unicode",
+            "write the pair, or replace it by U+FFFD",
+        ) from None
     return value
 
 
@@ -169,8 +174,11 @@ def check_shards(paths: Sequence[Path]) -> None:
         missing = [number for number in range(int(total)) if number not in numbers]
         if missing and max(numbers) < int(total):
             problem = f"{paths[0].parent} has {len(numbers):,} of {int(total):,} files {prefix}*-of-{total}{suffix}"
-            hint = "copy the missing files, or rename the files of a subset"
-            raise Problem(f"{problem}, number {missing[0]:,} is missing", "all of them", hint)
+            raise Problem(
+                f"{problem}, number {missing[0]:,} is missing",
+                "all of them",
+                "copy the missing files, or rename the files of a subset",
+            )
 
 
 def not_utf8(*files: Tuple[Path, str]) -> Problem:

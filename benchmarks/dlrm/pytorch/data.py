@@ -69,8 +69,11 @@ def open_data(directory: Path, config: Config, ranks: int, memory: int) -> DataS
             raise ValueError(f"{len(sizes)} tables, blocks of {manifest_facts['block_rows']} rows")
         opened = {split: blocks.open_blocks(directory / f"{split}.bin", rows[split]) for split in rows}
     except (Problem, OSError, KeyError, TypeError, ValueError) as error:
-        hint = f"python -m benchmarks.dlrm.prepare --verify {directory}"
-        raise Problem(f"{directory} is not a data set of dlrm: {error}", "", hint) from None
+        raise Problem(
+            f"{directory} is not a data set of dlrm: {error}",
+            "",
+            f"python -m benchmarks.dlrm.prepare --verify {directory}",
+        ) from None
     placement = place(sizes, ranks, config.bottom_mlp[-1] * 4, memory * MEMORY_SHARE)
     return DataSet(opened["train"], opened["val"], rows["train"], rows["val"], sizes, placement)
 

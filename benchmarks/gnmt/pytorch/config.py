@@ -86,7 +86,6 @@ class Config:
         return {"bleu": self.quality_target}
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work; ValueError says which keys contradict each other."""
         precision_on_cpu(self, "fp32", "bf16", "fp16")
         at_least(self, 1, "width", "vocabulary_multiple", "batch_size", "eval_batch_size", "beam_size", "epochs")
         at_least(self, 1, "decay_interval", "buckets", "shard_size", "log_interval")

@@ -151,7 +151,6 @@ class Config:
         return True
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work; ValueError says which keys contradict each other."""
         precision_on_cpu(self, "fp32", "bf16")
         at_least(self, 1, "max_steps", "max_samples", "layers", "width", "heads", "key_value_heads", "inner_width")
         at_least(self, 1, "head_size", "experts", "chosen_experts", "vocabulary_multiple", "batch_size", "micro_batch")

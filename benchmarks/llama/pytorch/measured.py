@@ -63,12 +63,9 @@ def subject(config: Any, ranks: Ranks, measured: Measured) -> bench.Subject:
         "input": bench.repeated(partial(next, input_only)),
         bench.EVALUATION: bench.repeated(measured.evaluated),
     }
-    title = (
-        f"{measured.title}, {config.layers} layers, width {config.width}, {measured.vocabulary:,} entries, "
-        f"{config.batch_size} samples of {config.sequence_length:,} tokens, {config.precision}, one {config.device}"
-    )
     return bench.Subject(
-        title,
+        f"{measured.title}, {config.layers} layers, width {config.width}, {measured.vocabulary:,} entries, "
+        f"{config.batch_size} samples of {config.sequence_length:,} tokens, {config.precision}, one {config.device}",
         config.batch_size * config.sequence_length,
         loops,
         {"bare": "plain PyTorch loop, synthetic data"},

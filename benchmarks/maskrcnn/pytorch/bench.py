@@ -89,12 +89,9 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         "input": bench.repeated(partial(next, loader)),
         "evaluation": bench.repeated(evaluated),
     }
-    title = (
-        f"Mask R-CNN, stages {config.stages}, width {config.stem_width}, short side {config.short_side}, batch "
-        f"{config.batch_size}, {config.precision}, one {config.device}"
-    )
     return bench.Subject(
-        title,
+        f"Mask R-CNN, stages {config.stages}, width {config.stem_width}, short side {config.short_side}, batch "
+        f"{config.batch_size}, {config.precision}, one {config.device}",
         config.batch_size,
         loops,
         TITLES,

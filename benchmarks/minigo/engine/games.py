@@ -163,8 +163,11 @@ class Games:
         """
         floats = check_planes(planes, (self.rules.size, self.rules.size, self.rules.planes))
         if len(planes) < self._leaves[player]:
-            expected = f"at least the {self._leaves[player]} leaves that one game searches at once"
-            raise Problem(f"a batch of {len(planes)}", expected, "make the batch larger, or set fewer parallel_leaves")
+            raise Problem(
+                f"a batch of {len(planes)}",
+                f"at least the {self._leaves[player]} leaves that one game searches at once",
+                "make the batch larger, or set fewer parallel_leaves",
+            )
         arguments = (player, group, planes.ctypes.data, len(planes), floats)
         self._rows[player, group] = int(engine().minigo_pool_leaves(self._handle, *arguments))
         return self._rows[player, group]
@@ -175,8 +178,11 @@ class Games:
         policy = np.ascontiguousarray(policy, np.float32).reshape(-1, self.rules.moves)
         value = np.ascontiguousarray(value, np.float32).reshape(-1)
         if len(policy) < rows or len(value) < rows:
-            problem = f"{len(policy)} policies and {len(value)} values for {rows} leaves"
-            raise Problem(problem, "an evaluation for each leaf", "evaluate the rows that leaves() filled")
+            raise Problem(
+                f"{len(policy)} policies and {len(value)} values for {rows} leaves",
+                "an evaluation for each leaf",
+                "evaluate the rows that leaves() filled",
+            )
         if not (np.isfinite(policy[:rows]).all() and np.isfinite(value[:rows]).all()):
             raise Problem("an evaluation that is not finite", "numbers", "see why the network returns NaN or infinity")
         count = engine().minigo_pool_answer(self._handle, player, group, policy.ctypes.data, value.ctypes.data)

@@ -215,8 +215,11 @@ class Position:
         self._handle = engine().minigo_position(rules.native())
         engine().minigo_position_setup(self._handle, self.start.ctypes.data, self.first)
         if not np.array_equal(self.stones().ravel(), self.start):
-            problem = "stones without a liberty in the position to start from"
-            raise Problem(problem, "each chain with a liberty", "take the captured stones away")
+            raise Problem(
+                "stones without a liberty in the position to start from",
+                "each chain with a liberty",
+                "take the captured stones away",
+            )
 
     def __del__(self) -> None:
         handle = self.__dict__.get("_handle")
@@ -287,14 +290,20 @@ class Position:
 
 def illegal(move: int, size: int, to_play: int, reason: str, played: int) -> IllegalMove:
     """Return the exception for an illegal move, with its name and the reason."""
-    problem = f"move {played + 1}, {'black' if to_play == BLACK else 'white'} {name_of(move, size)}: {reason}"
-    return IllegalMove(problem, "a legal move", "play another, or pass")
+    return IllegalMove(
+        f"move {played + 1}, {'black' if to_play == BLACK else 'white'} {name_of(move, size)}: {reason}",
+        "a legal move",
+        "play another, or pass",
+    )
 
 
 def check_planes(out: Array, shape: Tuple[int, ...]) -> bool:
     """Return whether a buffer for planes is float32 (not uint8); raises Problem for other types or shapes."""
     kinds = (np.uint8, np.bool_, np.float32)
     if out.dtype not in kinds or out.shape[-len(shape) :] != shape or not out.flags.c_contiguous:
-        problem = f"planes of {out.dtype} {list(out.shape)}"
-        raise Problem(problem, f"uint8 or float32 [..., {', '.join(map(str, shape))}] in C order", "pass such an array")
+        raise Problem(
+            f"planes of {out.dtype} {list(out.shape)}",
+            f"uint8 or float32 [..., {', '.join(map(str, shape))}] in C order",
+            "pass such an array",
+        )
     return bool(out.dtype == np.float32)

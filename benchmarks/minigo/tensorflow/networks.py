@@ -243,10 +243,10 @@ def read_start(config: Config, path: Path) -> Start:
         }
         return Start(shape, arrays, momenta, int(reader.get_tensor("global_step")))
     except (ValueError, RuntimeError, tf.errors.OpError) as error:
-        problem = f"{path} cannot be read as a checkpoint of this network: {str(error).splitlines()[0]}"
-        expected = "a checkpoint of TensorFlow 1 (.index and .data-00000-of-00001) with the configuration's network"
         raise Problem(
-            problem, expected, "name model.ckpt-N.index of MLPerf's checkpoint, or a model of a run"
+            f"{path} cannot be read as a checkpoint of this network: {str(error).splitlines()[0]}",
+            "a checkpoint of TensorFlow 1 (.index and .data-00000-of-00001) with the configuration's network",
+            "name model.ckpt-N.index of MLPerf's checkpoint, or a model of a run",
         ) from None
 
 

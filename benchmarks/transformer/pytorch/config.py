@@ -87,7 +87,6 @@ class Config:
         return {"bleu": self.quality_target}
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work; ValueError says which keys contradict each other."""
         at_least(self, 1, "layers", "width", "heads", "inner_width", "vocabulary_multiple", "batch_size")
         at_least(self, 1, "max_length", "length_multiple", "warmup_steps", "beam", "eval_batch_size", "epochs")
         at_least(self, 1, "log_interval", "loss_scale_window", "longest_offset")
