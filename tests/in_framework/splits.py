@@ -12,7 +12,9 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.llama.generate import POSITIONS, empty_cache, generate
 from benchmarks.llama.pytorch import parallel
 from benchmarks.llama.pytorch.data import mesh_position, synthetic_batch
+from benchmarks.llama.pytorch.network import rope_cos_sin
 from benchmarks.llama.pytorch.serving import Step
+from tests.in_framework.torch_checks import saved_bytes
 
 
 def one_rank(ranks):
@@ -65,11 +67,15 @@ def assert_equal(tensors, expected, note):
 
 
 class Trainer(NamedTuple):
-    """The training of one benchmark, on any ranks."""
+    """The training of one benchmark, on any ranks; ``settings`` change its configuration."""
 
+    config: Any  # of one rank
     build: Callable[..., Any]  # (config, ranks) -> training
     batch: Callable[..., Any]  # (config, ranks, step) -> micro-batches of this rank
     train_step: Callable[..., Any]
+
+    def new(self, ranks, **settings):
+        return self.build(share_batch(self.config, ranks, **settings), ranks)
 
     def advance(self, training, steps):
         """Train and return the losses, each the mean over the ranks."""
@@ -79,33 +85,31 @@ class Trainer(NamedTuple):
             losses.append(pytorch.total(loss)[0] / ranks.size if ranks.size > 1 else float(loss))
         return losses
 
-    def train(self, config, ranks, steps=3):
-        training = self.build(config, ranks)
+    def train(self, ranks, steps=3, **settings):
+        training = self.new(ranks, **settings)
         return training, self.advance(training, range(steps))
 
-    def assert_splits_train_alike(self, config, splits, ranks, rtol=1e-4, atol=1e-6):
+    def assert_splits_train_alike(self, splits, ranks, rtol=1e-4, atol=1e-6):
         """Compare initial weights, losses and final weights of each split with those of one rank."""
-        initial = full_weights(self.build(config, one_rank(ranks)))
-        single, expected = self.train(config, one_rank(ranks))
+        initial = full_weights(self.new(one_rank(ranks)))
+        single, expected = self.train(one_rank(ranks))
         for split in splits:
-            training = self.build(share_batch(config, ranks, **split), ranks)
+            training = self.new(ranks, **split)
             assert_equal(full_weights(training), initial, split)
             assert self.advance(training, range(3)) == pytest.approx(expected, rel=2e-6), split
             torch.testing.assert_close(full_weights(training), full_weights(single), rtol=rtol, atol=atol)
 
-    def assert_splits_resume(self, config, splits, ranks, folder):
+    def assert_splits_resume(self, splits, ranks, folder, **settings):
         """Restore the checkpoint of each split in every split and on one rank; the same split continues bit for bit."""
         for split in splits:
-            training, _ = self.train(share_batch(config, ranks, **split), ranks, steps=2)
+            training, _ = self.train(ranks, steps=2, **settings, **split)
             saved, paths = full_state(training), [folder / f"{split}-{rank}" for rank in range(ranks.size)]
             pytorch.save(paths[ranks.rank], training.state_dict())
             pytorch.barrier()
-            if config.precision == "fp32":  # FSDP, which casts, needs all ranks of the job
-                resumed = self.build(config, one_rank(ranks))
-                resumed.restore(map(pytorch.load, paths))
-                assert_equal(full_state(resumed), saved, split)
-            for other in (*splits, split):
-                resumed = self.build(share_batch(config, ranks, **other), ranks)
+            # FSDP, which casts, needs all ranks of the job.
+            single = [(one_rank(ranks), {})] if training.config.precision == "fp32" else []
+            for job, other in (*single, *((ranks, other) for other in (*splits, split))):
+                resumed = self.new(job, **settings, **other)
                 resumed.restore(map(pytorch.load, paths))
                 assert_equal(full_state(resumed), saved, (split, other))
             assert self.advance(resumed, [7]) == self.advance(training, [7]), split
@@ -131,3 +135,14 @@ def assert_steps_match(network, tokens, tolerance=1e-12):
     samples = [generate(step, cache_shape, prompt, 6, 2.0, seed) for seed in (1, 1, 2)]
     assert samples[0] == samples[1] != samples[2] and len(samples[0]) == 6
     assert generate(step, cache_shape, prompt, 6, end=greedy[0]) == greedy[:1]
+
+
+def saved_by_layers(network, tokens, positions):
+    """Return the bytes that Llama's layers save, without the head."""
+
+    def forward():
+        hidden, rope = network.embed_tokens(tokens), rope_cos_sin(positions, network.shape)
+        for layer in network.layers:
+            hidden = layer(hidden, rope)
+
+    return saved_bytes(forward, network.parameters())

@@ -14,13 +14,13 @@ from benchmarks.llama import memory, safetensors
 from benchmarks.llama.pytorch import adapters, parallel
 from benchmarks.llama.pytorch.network import IGNORE_INDEX, ComputeOptions, Network, hf_name
 from benchmarks.llama.shapes import Scaling, Shape
+from benchmarks.llama2_70b_lora.dataset import Samples
 from benchmarks.llama2_70b_lora.pytorch.config import Config
-from benchmarks.llama2_70b_lora.pytorch.data import micro_batch
+from benchmarks.llama2_70b_lora.pytorch.data import step_of
 from benchmarks.llama2_70b_lora.pytorch.model import Training, rule_of
 from benchmarks.llama2_70b_lora.pytorch.train import train_step
-from tests.in_framework.activations import kept_by_layers
-from tests.in_framework.fixed_weights import set_fixed_weights
-from tests.in_framework.splits import Trainer, full_weights, one_rank, share_batch
+from tests.in_framework.splits import Trainer, full_weights, one_rank, saved_by_layers, share_batch
+from tests.in_framework.torch_checks import set_fixed_weights
 
 VOCABULARY = 96
 CONFIG = Config(
@@ -28,25 +28,21 @@ CONFIG = Config(
     inner_width=48, initial_weights=0.3, batch_size=4, micro_batch=2, learning_rate=0.01, epsilon=1e-3, loss_rows=24,
     lora_rank=4, lora_alpha=8, recompute=False, gradient_clip=1.0,
 )  # fmt: skip
-IN_FP8 = dataclasses.replace(CONFIG, width=64, inner_width=64, initial_weights=0.05, precision="bf16", fp8="scaled_mm")
+IN_FP8 = {"width": 64, "inner_width": 64, "initial_weights": 0.05, "precision": "bf16", "fp8": "scaled_mm"}
+PLAIN = {**IN_FP8, "precision": "fp32", "fp8": "none"}
 SHAPE = Shape(11, 2, 16, 4, 2, 12, 10000.0, Scaling(), 1e-5)
 RULE = adapters.Rule(3, 6, 0.0, 1)
 
 
-def draw_batch(config, ranks, step):
-    """Draw this rank's micro-batches. The global batch depends only on the step."""
-    place = parallel.mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
-    size, group_size = config.micro_batch_size, config.batch_size * config.group
-    random = np.random.RandomState(step)
-    tokens = random.randint(VOCABULARY, size=(config.batch_size * ranks.size, config.sequence_length))
-    batch = []
-    for begin in range(place.group * group_size, (place.group + 1) * group_size, size):
-        rows, first = tokens[begin : begin + size], step * len(tokens) + begin
-        batch.append(micro_batch(rows, np.ones(rows.shape, bool), place, range(first, first + size)))
-    return batch
-
-
-TRAINER = Trainer(lambda config, ranks: Training(config, VOCABULARY, ranks, None), draw_batch, train_step)
+TOKENS = np.random.RandomState(0).randint(VOCABULARY, size=(40, CONFIG.sequence_length))
+DATA = Samples(TOKENS, np.ones(TOKENS.shape, bool))
+TRAINER = Trainer(
+    CONFIG,
+    lambda config, ranks: Training(config, VOCABULARY, ranks, None),
+    lambda config, ranks, step: step_of(config, DATA, ranks, step),
+    train_step,
+)
+PUBLISHED = [(False, "F32"), (True, "BF16")]  # fused projections, and type of the weights
 
 
 def network_with_adapters(options=ComputeOptions()):  # noqa: B008
@@ -102,22 +98,20 @@ def test_adapter_files_have_pefts_names_and_products(fused, products, tmp_path):
 
 def write_published(path, base, fused, dtype):
     """Write base weights by their published names; in bf16 as MLPerf's files have them."""
-    tensors = {hf_name(name): weight.float().numpy() for name, weight in base.items()}
+    kind = {"F32": torch.float32, "BF16": torch.bfloat16}[dtype]
+    tensors = {hf_name(name): weight.to(kind) for name, weight in base.items()}
     for layer in range(SHAPE.layers if fused else 0):
         stem = f"model.layers.{layer}.self_attn."
-        rows = [tensors.pop(f"{stem}{product}_proj.weight") for product in "qkv"]
-        tensors[f"{stem}qkv_proj.weight"] = np.concatenate(rows)
-    if dtype == "F32":
-        safetensors.write(path, tensors)
-        return
-    header, content = {}, b""
-    for name, tensor in tensors.items():
-        bits = torch.from_numpy(tensor).bfloat16().view(torch.int16).numpy().tobytes()
-        offsets = [len(content), len(content) + len(bits)]
-        header[name] = {"dtype": dtype, "shape": tensor.shape, "data_offsets": offsets}
-        content += bits
-    encoded = json.dumps(header).encode()
-    path.write_bytes(len(encoded).to_bytes(8, "little") + encoded + content)
+        tensors[f"{stem}qkv_proj.weight"] = torch.cat(
+            [tensors.pop(f"{stem}{product}_proj.weight") for product in "qkv"]
+        )
+    ends = np.cumsum([tensor.nbytes for tensor in tensors.values()]).tolist()
+    header = json.dumps({
+        name: {"dtype": dtype, "shape": tensor.shape, "data_offsets": [end - tensor.nbytes, end]}
+        for (name, tensor), end in zip(tensors.items(), ends, strict=True)
+    }).encode()  # fmt: skip
+    content = b"".join(tensor.view(torch.uint8).numpy().tobytes() for tensor in tensors.values())
+    path.write_bytes(len(header).to_bytes(8, "little") + header + content)
 
 
 def check_published_weights_are_read(ranks, folder, fused, dtype, **split):
@@ -140,7 +134,7 @@ def check_published_weights_are_read(ranks, folder, fused, dtype, **split):
         Training(dataclasses.replace(config, inner_width=16), SHAPE.vocabulary, ranks, path)
 
 
-@pytest.mark.parametrize(("fused", "dtype"), [(False, "F32"), (True, "BF16")])
+@pytest.mark.parametrize(("fused", "dtype"), PUBLISHED)
 def test_published_weights_are_read(fused, dtype, ranks, tmp_path):
     check_published_weights_are_read(ranks, tmp_path, fused, dtype)
 
@@ -162,12 +156,12 @@ def test_dropout_depends_only_on_sample_position_and_layer():
 
 
 def test_only_adapters_train_with_dropout_and_resume(ranks, together):
-    initial, (training, losses) = full_weights(TRAINER.build(CONFIG, ranks)), TRAINER.train(CONFIG, ranks)
+    initial, (training, losses) = full_weights(TRAINER.new(ranks)), TRAINER.train(ranks)
     changed = {name for name, weight in full_weights(training).items() if not torch.equal(weight, initial[name])}
     assert changed == set(training.state_dict()["parts"]) == {name for name in initial if "lora" in name}
-    assert losses != TRAINER.train(dataclasses.replace(CONFIG, lora_dropout=0.0), ranks)[1]
-    TRAINER.assert_splits_train_alike(CONFIG, ({"recompute": True},), ranks, atol=5e-6)
-    TRAINER.assert_splits_resume(CONFIG, ({},), ranks, together)
+    assert losses != TRAINER.train(ranks, lora_dropout=0.0)[1]
+    TRAINER.assert_splits_train_alike([{"recompute": True}], ranks, atol=5e-6)
+    TRAINER.assert_splits_resume([{}], ranks, together)
 
 
 def check_fp8_weights(training, network):
@@ -184,8 +178,8 @@ def check_fp8_weights(training, network):
 
 def check_fp8_base_trains(ranks, **split):
     """Also used on two ranks."""
-    training, losses = TRAINER.train(share_batch(IN_FP8, ranks, **split), ranks)
-    single, expected = TRAINER.train(dataclasses.replace(IN_FP8, fp8="none", precision="fp32"), one_rank(ranks))
+    training, losses = TRAINER.train(ranks, **IN_FP8, **split)
+    single, expected = TRAINER.train(one_rank(ranks), **PLAIN)
     assert losses == pytest.approx(expected, rel=0.01) and losses != expected
     in_fp8 = [name for name, w in training.network.named_parameters() if w.dtype == torch.float8_e4m3fn]
     assert len(in_fp8) == 2 * 7 and not any("lora" in name for name in in_fp8)
@@ -198,10 +192,10 @@ def test_training_with_a_base_in_fp8_is_close_to_fp32(ranks):
 
 def check_published_weights_in_fp8(ranks, folder):
     """Also used on two ranks."""
-    single = TRAINER.build(dataclasses.replace(IN_FP8, fp8="none", precision="fp32"), one_rank(ranks))
+    single = TRAINER.new(one_rank(ranks), **PLAIN)
     base = {hf_name(k): v.detach().numpy() for k, v in single.network.named_parameters() if "lora" not in k}
     safetensors.write(folder / "model.safetensors", base)
-    config = share_batch(IN_FP8, ranks, tensor_parallelism=ranks.size)
+    config = share_batch(CONFIG, ranks, **IN_FP8, tensor_parallelism=ranks.size)
     check_fp8_weights(Training(config, VOCABULARY, ranks, folder / "model.safetensors"), single.network)
 
 
@@ -212,10 +206,10 @@ def test_published_weights_are_stored_in_fp8(ranks, tmp_path):
 @pytest.mark.parametrize("recompute", [False, True])
 def test_activation_memory_matches_the_formula(recompute, ranks):
     """In fp32, with dropout masks of one byte."""
-    config = dataclasses.replace(CONFIG, layers=6, width=64, inner_width=160, sequence_length=64, recompute=recompute)
-    training, (part, *_) = TRAINER.build(config, ranks), draw_batch(config, ranks, 0)
-    training.dropout.samples, training.dropout.positions, training.dropout.length = part.samples, part.positions, 64
-    measured = kept_by_layers(training.network, part.tokens, part.positions)
+    training = TRAINER.new(ranks, layers=6, width=64, inner_width=160, recompute=recompute)
+    config, part = training.config, step_of(training.config, DATA, ranks, 0)[0]
+    training.dropout.samples, training.dropout.positions, training.dropout.length = part.samples, part.positions, 32
+    measured = saved_by_layers(training.network, part.tokens, part.positions)
     per_position = config.layers * (config.width * 4 if recompute else config.kept())
     assert measured == pytest.approx(part.tokens.numel() * per_position, rel=0.1)
 
