@@ -1,6 +1,8 @@
-"""BERT on one rank: network with recorded values, weight files, input order, padded rows, graphs."""
+"""BERT and BERT on SQuAD on one rank: recorded values, weight files, input order, padded rows, graphs, LAMB."""
 
+import copy
 import dataclasses
+import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,15 +18,27 @@ from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import filled, part_of, permuted, shares, weighted
 from benchmarks.bert.pytorch.model import Network, decay_of
 from benchmarks.bert.pytorch.train import Training
+from benchmarks.bert_squad.arrays import Windows
+from benchmarks.bert_squad.pytorch import data as squad_data
+from benchmarks.bert_squad.pytorch import train as squad
+from benchmarks.bert_squad.pytorch.config import Config as SquadConfig
+from benchmarks.bert_squad.schedule import learning_rate
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import lamb
+from benchmarks.common.torch.flat_optimizer import FlatOptimizer, ScaleRule
 from benchmarks.language import ARRAYS, arrays
 from benchmarks.language.pytorch import checkpoint
 from benchmarks.language.pytorch.encoder import Encoder, Shape
 from benchmarks.language.pytorch.graphs import captured
 from benchmarks.language.tensorflow_files import Bundle
-from tests.in_framework.fixed_weights import gradient_projection, projection, set_fixed_weights
-from tests.in_framework.held import GraphStub, compute_gradients
+from tests.in_framework.torch_checks import (
+    GraphStub,
+    compute_gradients,
+    gradient_projection,
+    projection,
+    set_fixed_weights,
+)
 
 ENTRIES, LONGEST = 101, 24
 SHAPE = Shape(3, 32, 4, 48, 104, LONGEST, dropout=0.0, attention_dropout=0.0, gelu="erf")
@@ -33,6 +47,11 @@ CONFIG = Config(
     device="cpu", precision="fp32", layers=2, width=64, heads=4, inner_width=48, positions=20, dropout=0.0,
     attention_dropout=0.0, gradient_clip=0.0, optimizer_kernel="fused", batch_size=8, accumulation=2, seed=5,
     token_bucket=16,
+)  # fmt: skip
+SQUAD_VOCABULARY = 48
+SQUAD = SquadConfig(
+    device="cpu", precision="fp32", layers=2, width=16, heads=2, inner_width=32, positions=40, sequence_length=40,
+    dropout=0.0, attention_dropout=0.0, batch_size=6, initializer_range=0.2, seed=4,
 )  # fmt: skip
 CHECKPOINT = Path(__file__).parents[2] / "samples" / "bert_checkpoint"
 
@@ -199,25 +218,27 @@ def micro_batch(number=0):
     return weighted(part, CONFIG, CPU, len(part.labels))
 
 
-def relative_error(tensors, references):
-    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(tensors, references, strict=True))
+def assert_padding_changes_nothing(training, step, pairs):
+    """Compare losses and gradients of padded rows with those without padding."""
+    for padded, part in pairs:
+        results, expected = (compute_gradients(training, step, batch) for batch in (padded, part))
+        for tensor, reference in zip(results, expected, strict=True):
+            assert float((tensor - reference).abs().max() / reference.abs().max()) < 1e-6
 
 
 @pytest.mark.parametrize("attention", ["grouped", "padded"])
 def test_padded_rows_train_like_those_without_padding(attention):
     training = Training(dataclasses.replace(CONFIG, attention=attention), 61, CPU)
-    parts = [micro_batch(number) for number in range(16)]
-    padded = [filled(part, CONFIG) for part in parts]
+    parts = list(map(micro_batch, range(16)))
+    pairs = [(filled(part, CONFIG), part) for part in parts]
     without_room = data.filled_to(parts[0], len(parts[0].rows.tokens), CONFIG)
-    for part, row in zip([*parts, parts[0]], [*padded, without_room], strict=True):
-        gradients = [compute_gradients(training, training.micro_step, batch) for batch in (row, part)]
-        assert relative_error(*gradients) < 1e-6
+    assert_padding_changes_nothing(training, training.micro_step, [*pairs, (without_room, parts[0])])
+    for padded, part in pairs:
         # A GEMM of more rows may add in another order.
-        figures = [training.network.figures(batch).tolist() for batch in (row, part)]
+        figures = [training.network.figures(batch).tolist() for batch in (padded, part)]
         assert figures[0] == pytest.approx(figures[1], rel=1e-6)
-    assert sorted({len(row.rows.tokens) for row in padded}) == [48, 64, 80]
-    padding = [len(row.rows.tokens) - len(part.rows.tokens) for part, row in zip(parts, padded, strict=True)]
-    assert 0 < max(padding) < 16
+    assert {len(row.rows.tokens) for row, _ in pairs} == {48, 64, 80}
+    assert 0 < max(len(row.rows.tokens) - len(part.rows.tokens) for row, part in pairs) < 16
 
 
 def test_step_with_graphs_equals_the_eager_one():
@@ -238,3 +259,134 @@ def test_step_with_graphs_equals_the_eager_one():
     crowded = micro_batch()._replace(masked=torch.zeros(40, dtype=torch.int64), labels=torch.ones(40, dtype=torch.long))
     compute_gradients(training, step, filled(crowded, CONFIG))
     assert sum(graph.replays for graph in graphs) == 16, "too many masked words for a graph"
+
+
+def test_graphs_of_squad_have_sizes_down_to_a_quarter():
+    GraphStub.instances.clear()
+    config = SimpleNamespace(**{**dataclasses.asdict(SQUAD), "token_bucket": 32, "cuda_graph": True})
+    step = squad.Training(SQUAD, SQUAD_VOCABULARY, CPU, "plain", None).forward_and_backward
+    captured(
+        step, lambda tokens: squad_data.synthetic_batch(config, SQUAD_VOCABULARY, CPU, tokens), 6 * 40, 32, 1, GraphStub
+    )
+    assert [len(graph.tensors[0]) for graph in GraphStub.instances] == [256, 224, 192, 160, 128, 96, 64]
+
+
+# -- LAMB -------------------------------------------------------------------------------------------------
+
+SHAPES = {"table.weight": (10, 64), "layer.qkv.weight": (96, 32), "layer.qkv.bias": (96 * 2,), "norm.weight": (5,)}
+STEPS = 12
+
+
+def initial_weights():
+    generator = np.random.RandomState(1)
+    return {**{name: generator.randn(*shape) for name, shape in SHAPES.items()}, "zero.weight": np.zeros((4, 16))}
+
+
+def gradients(step):
+    generator = np.random.RandomState(100 + step)
+    return [generator.randn(*weight.shape) * 0.3 * (step % 3) for weight in initial_weights().values()]
+
+
+@pytest.mark.parametrize(
+    ("overflows", "expected"),
+    [
+        ((), [8.94775299, 74.4987307, -0.867289883, 1.42052502, -0.125846382]),
+        ((0, 5), [20.2979071, 85.6393012, -1.06410592, 1.3136686, -0.208088295]),
+    ],
+)
+@pytest.mark.parametrize("kernel", ["plain", "fused"])
+def test_updates_match_the_paper_and_the_submission(kernel, overflows, expected):
+    """Weights after 12 steps of algorithm 2 of You et al. 2020, tensor by tensor in float64 NumPy.
+
+    As submitted the gradient is clipped by its norm, and the trust ratio is 1 for tensors without weight decay.
+    """
+    parameters = {name: torch.nn.Parameter(torch.tensor(w).float()) for name, w in initial_weights().items()}
+    groups = lamb.parameter_groups(
+        list(parameters.items()),
+        lambda name: 0.0 if name.endswith("bias") or "norm" in name else 0.0166629,
+        lambda name: 3 if ".qkv." in name else 1,
+    )
+    optimizer = FlatOptimizer(
+        list(parameters.values()),
+        lamb.lamb_candidates(groups, lamb.Options((0.88, 0.95), 1e-6), None),
+        kernel,
+        CPU,
+        clip=1.0,
+        scale=ScaleRule(8.0, 1000) if overflows else None,
+    )
+    for step in range(STEPS):
+        scale = 1.0 if optimizer.scale is None else float(optimizer.scale.value)
+        for parameter, gradient in zip(parameters.values(), gradients(step), strict=True):
+            parameter.grad.copy_(torch.tensor(gradient * scale))
+            if step in overflows:
+                parameter.grad.view(-1)[0] = math.inf
+        if step == STEPS // 2:
+            optimizer.restore(copy.deepcopy(optimizer.state_dict()))
+        optimizer.step(0.01 * (step + 1), 1.0)
+    assert [projection(weight) for weight in parameters.values()] == pytest.approx(expected, rel=1e-5)
+    assert int(optimizer.inner.steps) == STEPS - len(overflows)
+    assert len(groups) == 9, "queries, keys and values have a trust ratio each"
+
+
+# -- SQuAD -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def squad_batches():
+    """An epoch of 30 windows of random tokens and of 10 to 40 tokens."""
+    random, count = np.random.RandomState(0), 30
+    offsets = np.concatenate([[0], np.cumsum(random.randint(10, 41, count))])
+    start = random.randint(0, 5, count)
+    windows = Windows(
+        tokens=random.randint(0, SQUAD_VOCABULARY, offsets[-1]).astype(np.uint16),
+        **dict.fromkeys(("begins", "ends"), np.zeros(offsets[-1], np.uint16)),
+        best=np.zeros(offsets[-1], np.uint8),
+        offsets=offsets,
+        second=np.full(count, 4, np.uint16),
+        start=start.astype(np.uint16),
+        end=(start + random.randint(0, 5, count)).astype(np.uint16),
+        question=np.arange(count, dtype=np.int32),
+    )
+    indices = [squad_data.batch_indices(SQUAD, windows, step, 5, CPU) for step in range(5)]
+    return [squad_data.gathered(windows, part) for part in indices]
+
+
+@pytest.mark.parametrize("kernel", ["plain", "fused"])
+def test_updates_match_adam_without_bias_correction(squad_batches, kernel):
+    """Losses and weights of five steps in float64: loss of each window, clipping, Adam as in run_squad.py of BERT."""
+    # The gradient of the key biases is rounding, which a smaller epsilon would amplify.
+    config = dataclasses.replace(SQUAD, gradient_clip=0.5, weight_decay=0.1, learning_rate=0.01, epsilon=1e-4)
+    training = squad.Training(config, SQUAD_VOCABULARY, CPU, kernel, None)
+    set_fixed_weights(training.network.parameters(), 0.3)
+    losses = [
+        float(squad.train_step(training, batch, learning_rate(config, step, 5)))
+        for step, batch in enumerate(squad_batches)
+    ]
+    assert losses == pytest.approx([3.03069323, 3.12961443, 3.05951067, 2.99248771, 2.90341786], abs=1e-5)
+    assert projection(*training.network.parameters()) == pytest.approx(-98.4718295, rel=1e-5)
+
+
+def test_pretrained_weights_are_read_or_rejected(tmp_path):
+    first, path = squad.Training(SQUAD, SQUAD_VOCABULARY, CPU, "plain", None), tmp_path / "weights.pt"
+    names = {f"encoder.{name}": tensor for name, tensor in first.network.encoder.state_dict().items()}
+    published = {name: tensor.clone() for name, tensor in checkpoint.places_of(names).items()}
+    torch.save({**published, "qa_outputs.weight": torch.zeros(2, 16)}, str(path))
+    config = dataclasses.replace(SQUAD, seed=5, checkpoint="weights.pt")
+    second = squad.Training(config, SQUAD_VOCABULARY, CPU, "plain", squad.weights_file(config, tmp_path))
+    assert all(map(torch.equal, first.network.encoder.parameters(), second.network.encoder.parameters()))
+    assert not torch.equal(first.network.span.weight, second.network.span.weight)
+    missing = min(published)
+    del published[missing]
+    torch.save(published, str(path))
+    with pytest.raises(Problem, match=missing):
+        squad.Training(config, SQUAD_VOCABULARY, CPU, "plain", path)
+    with pytest.raises(Problem, match=r"is not there(.|\n)*--set checkpoint=FILE"):
+        squad.weights_file(config, tmp_path / "missing")
+
+
+def test_padded_rows_of_squad_train_like_those_without_padding(squad_batches):
+    config = SimpleNamespace(**{**dataclasses.asdict(SQUAD), "token_bucket": 32})
+    training = squad.Training(SQUAD, SQUAD_VOCABULARY, CPU, "plain", None)
+    pairs = [(squad_data.filled(part, config), part) for part in squad_batches]
+    assert_padding_changes_nothing(training, training.forward_and_backward, pairs)
+    assert 0 < max(len(row.rows.tokens) - len(part.rows.tokens) for row, part in pairs) < 32
