@@ -15,8 +15,8 @@ from benchmarks.dlrm.pytorch.config import Config
 from benchmarks.dlrm.pytorch.data import Batch
 from benchmarks.dlrm.pytorch.model import Tables
 from benchmarks.dlrm.pytorch.train import build, train_step
-from tests.in_framework.fixed_weights import projection, set_fixed_weights
 from tests.in_framework.splits import share_batch
+from tests.in_framework.torch_checks import projection, set_fixed_weights
 
 RANKS = (2,)
 SIZES = tuple(3 + 7 * (table % 5) for table in range(TABLES))

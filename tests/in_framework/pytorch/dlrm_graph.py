@@ -14,7 +14,7 @@ from benchmarks.dlrm.pytorch import train
 from benchmarks.dlrm.pytorch.auc import area_under_curve
 from benchmarks.dlrm.pytorch.config import Config
 from benchmarks.dlrm.pytorch.data import synthetic_batch
-from tests.in_framework.held import GraphStub, record_collectives
+from tests.in_framework.torch_checks import GraphStub, record_collectives
 
 LONG = True
 RANKS = (2,)

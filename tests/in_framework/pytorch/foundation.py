@@ -1,6 +1,10 @@
-"""Common code of the PyTorch implementations: ranks, sums, checkpoints, choice of an optimizer, compilation, graphs."""
+"""Common code of the PyTorch implementations: ranks, sums, checkpoints, choice of an optimizer, compilation, graphs.
+
+Two ranks make the same choice if only rank 1 lacks an implementation or fails; otherwise one would hang.
+"""
 
 import dataclasses
+import datetime
 import multiprocessing
 import os
 import signal
@@ -8,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -19,13 +23,20 @@ from benchmarks.common.checks import compare_optimizers
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.checkpoints import Checkpoints
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.common.torch import capabilities, cuda_graphs, optimizers
-from tests.in_framework.held import record_collectives
+from benchmarks.common.torch import capabilities, cuda_graphs, kernels, optimizers
+from benchmarks.language.pytorch import attention
+from benchmarks.maskrcnn.pytorch import operators as maskrcnn
+from benchmarks.maskrcnn.pytorch.config import Config
+from benchmarks.translation.pytorch import operators as translation
+from tests.in_framework.torch_checks import record_collectives
 
 RANKS = (1, 2)
+pytorch.TIMEOUT = datetime.timedelta(minutes=5)
 # A configuration with the field cuda_graph has a second process group.
 ranks = pytorch.start(SimpleNamespace(device="cpu", precision="fp32", cuda_graph=True))
 one_rank_only = pytest.mark.skipif(ranks.size > 1, reason="the same on any number of ranks")
+two_ranks_only = pytest.mark.skipif(ranks.size == 1, reason="about two ranks")
+is_limited = ranks.rank == 1
 ADAM = (0.1, (0.9, 0.999), 1e-8)
 
 
@@ -208,34 +219,95 @@ def test_stream_wait_adds_up_the_fetches_of_a_cuda_stream(monkeypatch):
     assert (wait.total, wait.take(), wait.total, wait.take()) == (1.5, 3.5, 3.5, 0.0)
 
 
+# -- choices of two ranks -------------------------------------------------------------------------------------
+
+
+def loss(rows):
+    return rows + 1
+
+
+def measure():
+    if is_limited:
+        raise OverflowError("out of resource")
+    return 1e-9
+
+
+@two_ranks_only
+def test_kernel_that_fails_on_one_rank_is_not_chosen():
+    choice, notes = kernels.fastest({"plain": lambda: 1.0, "triton": measure}, ranks.context)
+    assert choice == "plain"
+    assert notes["triton"].endswith("out of resource" if is_limited else "fails on 1 other ranks")
+    with pytest.raises(ValueError, match="no implementation runs on all ranks"):
+        kernels.fastest({"triton": measure}, ranks.context)
+
+
+@two_ranks_only
+def test_triton_is_chosen_on_all_ranks_or_none(monkeypatch):
+    monkeypatch.setattr(kernels, "why_plain", lambda _: "Triton is not installed" if is_limited else "")
+    operators = {"loss": kernels.Operator(loss, "", lambda *_: None, ())}
+    assert kernels.choose(operators, "auto", ranks, torch.float32, {}) == {"loss": "plain"}
+    operators["loss"] = operators["loss"]._replace(triton=f"{__name__}:loss")
+    with pytest.raises(ValueError, match="kernels=triton"):
+        kernels.choose(operators, "triton", ranks, torch.float32, {})
+
+
+@two_ranks_only
+def test_optimizer_must_be_available_on_every_rank():
+    candidates = {"plain": torch.optim.Adam}
+    if not is_limited:
+        candidates["fused"] = torch.optim.AdamW
+    parameters, times = [torch.nn.Parameter(torch.ones(2))], {candidates["plain"]: 1.0}
+    assert optimizers.choose(candidates, parameters, "auto", lambda build, _: times.get(build, 0.5))[0] == "plain"
+    with pytest.raises(ValueError, match="optimizer_kernel=fused"):
+        optimizers.choose(candidates, parameters, "fused")
+
+
+@two_ranks_only
+def test_attention_and_compiler_must_be_available_on_every_rank(monkeypatch):
+    monkeypatch.setattr(attention, "why_not", lambda *_: "no flash attention" if is_limited else "")
+    gpu = (SimpleNamespace(type="cuda"), torch.float16, 64, ranks.rank)
+    assert attention.choose("auto", *gpu) == "padded"
+    with pytest.raises(ValueError, match="attention=flash: n") as error:
+        attention.choose("flash", *gpu)
+    assert ("not on every rank" in str(error.value)) != is_limited
+    monkeypatch.setitem(capabilities.LACKS, "compile", lambda _: "no Triton" if is_limited else None)
+    assert capabilities._choose("compile", "auto", "default", "none", ranks) == "none"
+    with pytest.raises(ValueError, match="compile=default"):
+        capabilities._choose("compile", "default", "default", "none", ranks)
+
+
+@two_ranks_only
+def test_apex_and_torchvision_must_be_available_on_every_rank(monkeypatch):
+    monkeypatch.setattr(translation, "apex_operators", lambda _: {} if is_limited else {"loss": loss})
+    sizes = {"loss": {"rows": 2, "vocabulary": 8}}
+    assert translation.choose("auto", sizes, ranks, torch.float32, {})[0] == {"loss": "plain"}
+    monkeypatch.setattr(maskrcnn, "torchvision_operators", lambda _: {} if is_limited else {"roi_align": loss})
+    config = Config(device="cpu", precision="fp32", compile="none", cuda_graph=False, kernels="torchvision")
+    with pytest.raises(ValueError, match="torchvision"):
+        maskrcnn.choose(config, ranks, {})
+
+
+@two_ranks_only
+def test_both_ranks_called_the_same_collectives():
+    assert pytorch.total([1.0 + ranks.rank]) == [3.0]
+
+
+# -- the end --------------------------------------------------------------------------------------------------
+
+
 def test_graphs_are_reset_before_the_process_group_is_destroyed(monkeypatch):
     """NCCL waits forever for graphs with kernels of a destroyed communicator."""
-    calls, stream = [], SimpleNamespace(wait_stream=lambda other: None)
-
-    class Graph:
-        """A CUDA graph without a device."""
-
-        def pool(self):
-            return None
-
-        def reset(self):
-            calls.append("reset")
-
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **options: nullcontext())
+    calls = mock.Mock()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(pool=mock.Mock(), reset=calls.reset))
+    for name in ("Stream", "current_stream", "stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, mock.MagicMock())
     increment = (lambda tensor: tensor + 1, [torch.zeros(1)], lambda tensor: None)
     referenced = [cuda_graphs.Captured(*increment) for _ in range(2)]
     cuda_graphs.Captured(*increment)
-
-    def record(name, function):
-        return lambda *arguments, **options: (calls.append(name), function(*arguments, **options))[1]
-
     for owner, name in ((pytorch, "synchronize"), (dist, "barrier"), (dist, "destroy_process_group")):
-        monkeypatch.setattr(owner, name, record(name, getattr(owner, name)))
+        calls.attach_mock(mock.Mock(wraps=getattr(owner, name)), name)
+        monkeypatch.setattr(owner, name, getattr(calls, name))
     pytorch.finish()
     assert len(referenced) == 2
     expected = ["barrier", "destroy_process_group"] if ranks.size > 1 else []
-    assert calls == ["synchronize", "reset", "reset", "synchronize", *expected]
+    assert [call[0] for call in calls.mock_calls] == ["synchronize", "reset", "reset", "synchronize", *expected]
