@@ -1,14 +1,46 @@
-"""Checks and micro-batch size of the Llama configurations; standard library only."""
+"""Derived values and checks of the Llama configurations; standard library only."""
 
-from typing import Any, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 from benchmarks.common.config_checks import Manifest, Misfit
 
 
-def micro_batch_size(config: Any) -> int:
-    """Return a group's samples per micro-batch: a divisor of the samples per step."""
-    samples = config.batch_size * config.group
-    return next(size for size in range(min(config.micro_batch, samples), 0, -1) if samples % size == 0)
+class Derived:
+    """Properties of the three configurations, from their fields, and values of fields that one of them lacks."""
+
+    tensor_parallelism = context_parallelism = expert_parallelism = 1
+    fp8: str = "none"
+
+    @property
+    def group(self: Any) -> int:
+        # Ranks that share a sample.
+        return int(self.tensor_parallelism * self.context_parallelism)
+
+    @property
+    def micro_batch_size(self: Any) -> int:
+        # A group's samples per micro-batch: a divisor of the samples per step.
+        samples = self.batch_size * self.group
+        return next(size for size in range(min(self.micro_batch, samples), 0, -1) if samples % size == 0)
+
+    @property
+    def accumulation(self: Any) -> int:
+        # Micro-batches of a step.
+        return int(self.batch_size * self.group // self.micro_batch_size)
+
+    @property
+    def communicates(self: Any) -> str:
+        # The lowest precision between ranks: FSDP gathers the weights in that of the GEMMs.
+        return "bf16" if "bf16" in (self.precision, self.gradient_reduction) else "fp32"
+
+    @property
+    def targets(self: Any) -> Dict[str, float]:
+        # Target of each quality, by the names of benchmark.toml.
+        return {"log_perplexity": self.quality_target}
+
+    @property
+    def lower_is_better(self) -> bool:
+        # A loss reaches its target from above.
+        return True
 
 
 def problems(config: Any) -> List[Tuple[str, bool]]:

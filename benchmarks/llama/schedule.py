@@ -47,13 +47,17 @@ def timeline(config: Any, ranks: int) -> Timeline:
 
     Encore also evaluates after the last step.
     """
+    return timeline_of(config, ranks, min(config.max_steps, -(-config.max_samples // (config.batch_size * ranks))))
+
+
+def timeline_of(config: Any, ranks: int, steps: int, skipped: int = 0) -> Timeline:
+    """Return a timeline of ``steps`` without the first ``skipped`` evaluations."""
     global_batch = config.batch_size * ranks
-    steps = min(config.max_steps, -(-config.max_samples // global_batch))
     interval = -(-config.eval_interval_samples // global_batch)
     checkpoint_steps = config.checkpoint_interval * interval
 
     def evaluates_after(step: int) -> bool:
-        return step > 0 and (step % interval == 0 or step == steps)
+        return step > 0 and ((step % interval == 0 and step // interval > skipped) or step == steps)
 
     return Timeline(
         steps_per_epoch=steps,

@@ -7,16 +7,16 @@ one update of the weights.
 """
 
 from dataclasses import dataclass
-from typing import Dict, List, Literal
+from typing import List, Literal
 
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, refuse
 from benchmarks.llama import memory
-from benchmarks.llama.config_checks import micro_batch_size, misfits_of_text, problems
+from benchmarks.llama.config_checks import Derived, misfits_of_text, problems
 from benchmarks.llama.shapes import Scaling, Shape
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Derived):
     # Everything that train.py needs to know, except where the data and the results are.
 
     # The run
@@ -85,25 +85,8 @@ class Config:
     async_checkpoints: bool = True  # written while training continues, from a copy in main memory
 
     @property
-    def tensor_parallelism(self) -> int:
-        return 1
-
-    @property
-    def context_parallelism(self) -> int:
-        return 1
-
-    @property
-    def fp8(self) -> str:
-        return "none"
-
-    @property
     def compile(self) -> bool:
         return False
-
-    @property
-    def group(self) -> int:
-        # Ranks that share a sample.
-        return 1
 
     def shape(self, vocabulary: int) -> Shape:
         return Shape(
@@ -125,30 +108,6 @@ class Config:
             self.router_dtype,
             self.sinks,
         )
-
-    @property
-    def micro_batch_size(self) -> int:
-        return micro_batch_size(self)
-
-    @property
-    def accumulation(self) -> int:
-        # Micro-batches of a step.
-        return self.batch_size // self.micro_batch_size
-
-    @property
-    def communicates(self) -> str:
-        # The lowest precision between ranks: FSDP gathers the weights in that of the GEMMs.
-        return "bf16" if "bf16" in (self.precision, self.gradient_reduction) else "fp32"
-
-    @property
-    def targets(self) -> Dict[str, float]:
-        # Target of each quality, by the names of benchmark.toml.
-        return {"log_perplexity": self.quality_target}
-
-    @property
-    def lower_is_better(self) -> bool:
-        # A loss reaches its target from above.
-        return True
 
     def __post_init__(self) -> None:
         precision_on_cpu(self, "fp32", "bf16")

@@ -16,10 +16,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from benchmarks.common.data.files import in_one_step
 from benchmarks.llama import safetensors
-from benchmarks.llama.pytorch.network import Network, linear
+from benchmarks.llama.pytorch.network import Attention, Network, linear
 from benchmarks.llama.pytorch.parallel import SEED_STRIDE, local, share
 
-ADAPTED = ("qkv_lora", "o_lora")
 PREFIX = "base_model.model.model"  # of peft's names
 
 
@@ -81,6 +80,23 @@ class Lora(nn.Module):
         return [up(rows).unflatten(0, reduced.shape[:2]) for up in self.up]
 
 
+class AdaptedAttention(Attention):
+    """Attention with the projections of ``base`` and their adapters."""
+
+    def __init__(self, base: Attention, qkv_lora: Lora, o_lora: Lora) -> None:
+        nn.Module.__init__(self)
+        self.size, self.attend, self.sinks = base.size, base.attend, base.sinks
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = base.q_proj, base.k_proj, base.v_proj, base.o_proj
+        self.q_norm, self.k_norm = base.q_norm, base.k_norm
+        self.qkv_lora, self.o_lora = qkv_lora, o_lora
+
+    def qkv(self, hidden: torch.Tensor) -> List[torch.Tensor]:
+        return [x + update for x, update in zip(super().qkv(hidden), self.qkv_lora(hidden))]
+
+    def output(self, attn_out: torch.Tensor) -> torch.Tensor:
+        return super().output(attn_out) + self.o_lora(attn_out)[0]
+
+
 def add(network: Network, rule: Rule, tensor_rank: int) -> Dropout:
     """Freeze a network on the meta device and add fp32 adapters to its attention modules."""
     network.requires_grad_(False)
@@ -88,8 +104,9 @@ def add(network: Network, rule: Rule, tensor_rank: int) -> Dropout:
     keys = shape.width // shape.heads * shape.key_value_heads
     with torch.device("meta"):
         for number, layer in enumerate(network.layers):
-            layer.self_attn.qkv_lora = Lora(shape.width, (shape.width, keys, keys), 2 * number, dropout)
-            layer.self_attn.o_lora = Lora(shape.width, (shape.width,), 2 * number + 1, dropout)
+            qkv_lora = Lora(shape.width, (shape.width, keys, keys), 2 * number, dropout)
+            o_lora = Lora(shape.width, (shape.width,), 2 * number + 1, dropout)
+            layer.self_attn = AdaptedAttention(layer.self_attn, qkv_lora, o_lora)
     return dropout
 
 

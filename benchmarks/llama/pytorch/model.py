@@ -16,8 +16,9 @@ class Training:
     def __init__(self, config: Any, vocabulary: int, ranks: Ranks) -> None:
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
         self.position = parallel.mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
+        attend = parallel.context_attention(ranks, self.position)
         with torch.device("meta"):
-            self.network = Network(config.shape(vocabulary), ComputeOptions.of(config))
+            self.network = Network(config.shape(vocabulary), ComputeOptions.of(config), attend)
         if config.fp8 != "none":
             fp8.set_up(self.network, config.fp8, ranks.context)
         types = parallel.Types(pytorch.DTYPES[config.precision], pytorch.DTYPES[config.gradient_reduction])

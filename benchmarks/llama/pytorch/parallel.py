@@ -7,7 +7,7 @@ same GEMM shard). Alternatively, consecutive ranks share the experts of the mixt
 
 from contextlib import nullcontext
 from types import MappingProxyType
-from typing import Any, ContextManager, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, ContextManager, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -69,6 +69,11 @@ class Types(NamedTuple):
     summed: torch.dtype
 
 
+def context_attention(ranks: Ranks, position: MeshPosition) -> Optional[Attend]:
+    """Return the attention of ranks that share a sequence; None if each rank has full sequences."""
+    return across(context_group(ranks, position), position) if position.context > 1 else None
+
+
 def distribute(
     network: Network,
     ranks: Ranks,
@@ -83,10 +88,6 @@ def distribute(
     ``extra_plan``: tensor-parallel plan of modules added to the layers. ``expert_parallelism``: number of ranks that
     share a mixture's experts.
     """
-    if position.context > 1:
-        attend = across(context_group(ranks, position), position)
-        for layer in network.layers:
-            layer.self_attn.attend = attend
     if compiles:
         for layer in network.layers:
             layer.compile()

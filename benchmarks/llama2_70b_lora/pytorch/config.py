@@ -11,12 +11,12 @@ from typing import Dict, List, Literal
 
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, refuse
 from benchmarks.llama import memory
-from benchmarks.llama.config_checks import micro_batch_size, misfits_of_ranks, problems, problems_of_fp8
+from benchmarks.llama.config_checks import Derived, misfits_of_ranks, problems, problems_of_fp8
 from benchmarks.llama.shapes import Scaling, Shape
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Derived):
     # Everything that train.py needs to know, except where the data and the results are.
 
     # The run
@@ -79,11 +79,6 @@ class Config:
     log_interval: int = 10  # steps per record in the metrics stream, and between looks for a signal
     checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal
 
-    @property
-    def group(self) -> int:
-        # Ranks that share a sample.
-        return self.tensor_parallelism * self.context_parallelism
-
     def shape(self, vocabulary: int) -> Shape:
         scaling = Scaling()
         return Shape(
@@ -99,28 +94,9 @@ class Config:
         )
 
     @property
-    def micro_batch_size(self) -> int:
-        return micro_batch_size(self)
-
-    @property
-    def accumulation(self) -> int:
-        # Micro-batches of a step.
-        return self.batch_size * self.group // self.micro_batch_size
-
-    @property
-    def communicates(self) -> str:
-        # The lowest precision between ranks: FSDP gathers the weights in that of the GEMMs.
-        return "bf16" if "bf16" in (self.precision, self.gradient_reduction) else "fp32"
-
-    @property
     def targets(self) -> Dict[str, float]:
         # Target of each quality, by the names of benchmark.toml.
         return {"eval_loss": self.quality_target}
-
-    @property
-    def lower_is_better(self) -> bool:
-        # A loss reaches its target from above.
-        return True
 
     def __post_init__(self) -> None:
         precision_on_cpu(self, "fp32", "bf16")

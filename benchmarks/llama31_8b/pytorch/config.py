@@ -7,12 +7,12 @@ sequence, "step" one update of the weights.
 """
 
 from dataclasses import dataclass
-from typing import Dict, List, Literal
+from typing import List, Literal
 
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, refuse
 from benchmarks.llama import memory
 from benchmarks.llama.config_checks import (
-    micro_batch_size,
+    Derived,
     misfits_of_ranks,
     misfits_of_text,
     problems,
@@ -22,7 +22,7 @@ from benchmarks.llama.shapes import Scaling, Shape
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Derived):
     # Everything that train.py needs to know, except where the data and the results are.
 
     # The run
@@ -89,15 +89,6 @@ class Config:
     checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal
     async_checkpoints: bool = True  # written while training continues, from a copy in main memory
 
-    @property
-    def expert_parallelism(self) -> int:
-        return 1
-
-    @property
-    def group(self) -> int:
-        # Ranks that share a sample.
-        return self.tensor_parallelism * self.context_parallelism
-
     def shape(self, vocabulary: int) -> Shape:
         scaling = Scaling(self.rope_factor, self.rope_low_frequency, self.rope_high_frequency, self.rope_context)
         return Shape(
@@ -111,30 +102,6 @@ class Config:
             scaling,
             self.norm_epsilon,
         )
-
-    @property
-    def micro_batch_size(self) -> int:
-        return micro_batch_size(self)
-
-    @property
-    def accumulation(self) -> int:
-        # Micro-batches of a step.
-        return self.batch_size * self.group // self.micro_batch_size
-
-    @property
-    def communicates(self) -> str:
-        # The lowest precision between ranks: FSDP gathers the weights in that of the GEMMs.
-        return "bf16" if "bf16" in (self.precision, self.gradient_reduction) else "fp32"
-
-    @property
-    def targets(self) -> Dict[str, float]:
-        # Target of each quality, by the names of benchmark.toml.
-        return {"log_perplexity": self.quality_target}
-
-    @property
-    def lower_is_better(self) -> bool:
-        # A loss reaches its target from above.
-        return True
 
     def __post_init__(self) -> None:
         precision_on_cpu(self, "fp32", "bf16")
