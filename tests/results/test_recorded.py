@@ -480,7 +480,8 @@ def test_public_sets_of_v60(tmp_path: Path, recorded: Record) -> None:
         submitter, _, system, benchmark = score.folder.parts[-4:]
         name = f"v6.0/{submitter}/{system}"
         cell, convergence = cells.pop((name, benchmark)), convergence_of(score)
-        official = score.official_minutes or score.score_minutes
+        # AMD's scaling.json could not be read: the factor is that of the reference points
+        official = score.official_minutes or score.score_minutes * convergence.factor
         assert (cell.score_minutes, cell.official_minutes) == pytest.approx((score.score_minutes, official), abs=1e-4)
         values = score.as_json(audit_score(score))
         assert score.scaling_factor in (None, convergence.factor)
