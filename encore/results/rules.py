@@ -300,7 +300,7 @@ def find_round(
         "benchmark": rounds_of(benchmark) if benchmark else frozenset(),
         "run folder's run.json": frozenset({recorded}),
         "folder's name": frozenset({folder}),
-        "date": rounds_at(1970 + start_s / _SECONDS_PER_YEAR) if start_s else frozenset(),
+        "date": rounds_in(start_s) if start_s else frozenset(),
     }
     # training_1.0.0/closed_common.yaml requires gradient_accumulation_steps in closed logs; 0.7.0 and the open
     # division's rules do not.
@@ -319,6 +319,11 @@ def find_round(
             return next(iter(candidates)), f"{'a guess ' if guess else ''}from the {', '.join(used)}", guess
     names = ", ".join(round_ for round_ in ROUNDS if round_ in candidates)
     return None, f"may be any of {names}: nothing in the log distinguishes them", False
+
+
+def rounds_in(seconds: float) -> frozenset[str]:
+    """Return the rounds whose logs were written at a Unix time."""
+    return rounds_at(1970 + seconds / _SECONDS_PER_YEAR)
 
 
 # Round in the name of the log's folder or a parent folder, known or newer; "" if none

@@ -545,6 +545,9 @@ CHECKS: dict[str, str | tuple[str, str]] = {
     "caches not cleared": resnet_v07(cache_clear=False),
     "init_stop after run_start": resnet_v07().replace(mllog("run_start"), mllog("run_start", None, START_MS - 9000)),
     "caches cleared late": without("cache_clear") + mllog("cache_clear", True, START_MS + 9),
+    "no submitter": resnet_v07(submission_org="SUBMISSION_ORG_PLACEHOLDER"),
+    # The keys are those of v0.7, the date is that of v5.1.
+    "date of another round": resnet_v07(start_ms=1_762_000_000_000),
     "evaluated too seldom": resnet_v07().replace('"epoch_num": 8', '"epoch_num": 12'),
     "no round": resnet_v07(start_ms=LONG_AFTER_MS) + GRADIENTS,
     "ruleset of people": (resnet_v07(), "v0.7"),
@@ -606,6 +609,17 @@ def test_checks(tmp_path: Path, recorded: Record) -> None:
             verdict = [report.ruleset, report.ruleset_found, report.passed, report.passed_but_for_data]
             results[name] = {"report": verdict, "findings": findings}
     recorded("checks.json", results)
+
+
+def test_time_of_cache_clear_is_compared_with_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "result_0.txt"
+    path.write_text(mllog("cache_clear", True, 111_111_111_111) + without("cache_clear"), "utf-8")
+    (finding,) = check(path, None).findings
+    assert (finding.code, finding.severity) == ("cache_clear_time", "warning")
+    assert (finding.found, finding.expected) == (
+        "cache_clear on 1973-07-10",
+        "cache_clear on the day of run_start, 2020-06-20",
+    )
 
 
 # --- comparisons ------------------------------------------------------------------------------------------

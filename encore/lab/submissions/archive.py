@@ -362,6 +362,7 @@ def _check_set(result_set: Path, ruleset: str | None) -> Iterator[Finding]:
         yield _finding(f"{location}: not checked by the package checker", expected, hint)
     names = [entry.name for entry in result_set.iterdir() if entry.is_file()]
     numbers = sorted(int(match[1]) for name in names if (match := _RESULT.fullmatch(name)))
+    first = 1 if numbers[:1] == [1] else 0  # Some submitters number from 1
     count = required.get(result_set.name)
     if count and len(numbers) != count:
         expected = f"exactly {count}, result_0.txt to result_{count - 1}.txt"
@@ -370,7 +371,7 @@ def _check_set(result_set: Path, ruleset: str | None) -> Iterator[Finding]:
             expected,
             "submit the number of runs that the round requires",
         )
-    elif numbers != list(range(len(numbers))):
+    elif numbers != list(range(first, first + len(numbers))):
         expected = f"result_0.txt to result_{len(numbers) - 1}.txt"
         yield _finding(f"{location}: the numbers of the files have gaps", expected, "number them from 0", "warning")
     unexpected = [name for name in names if not _RESULT.fullmatch(name) and name not in _KNOWN_FILES]

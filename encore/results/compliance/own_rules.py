@@ -1,12 +1,13 @@
 """Rules for v0.5, which mlperf-logging cannot check, and additional rules for later rounds."""
 
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 
 from encore.results.findings import Finding, Severity
 from encore.results.logs.reader import Event
-from encore.results.logs.run_log import Reason, RunLog
-from encore.results.rules import data_size
+from encore.results.logs.run_log import ORG_PLACEHOLDER, Reason, RunLog
+from encore.results.rules import data_size, rounds_in
 from encore.results.table import grouped
 
 _RULES = "training_rules.adoc"
@@ -18,6 +19,7 @@ _DATA_WORK = frozenset({"epoch_start", "epoch_stop", "block_stop", "eval_start",
 _ONCE = ("run_start", "run_stop")
 _AT_LEAST_ONCE = ("train_loop", "train_epoch", "eval_start", "eval_accuracy", "eval_target")
 _WORK = ("init_start", "model_hp_", "train_")
+_DAY_SECONDS = 86400.0
 _CACHES = "caches: flush them or reboot before each run"
 _REACH = "quality target: the run must reach it"
 _TRAIN_ON = "train until the target is reached"
@@ -63,6 +65,7 @@ def extra_findings(events: Sequence[Event], run: RunLog) -> list[Finding]:
     return [
         *_outcome(run, first),
         *_cache(events, first),
+        *_identity(run, first),
         *_seed_and_schedule(run),
         *_clock_order(first),
         *_data_before_clock(events, first.get("run_start")),
@@ -118,6 +121,46 @@ def _cache(events: Sequence[Event], first: dict[str, Event]) -> Iterator[Finding
             "drop the cache before the program starts",
             "warning",
         )
+
+
+# Values that a launcher did not set: the time of cache_clear, the submitter, and a clock of another year
+def _identity(run: RunLog, first: dict[str, Event]) -> Iterator[Finding]:
+    clear, start, submitter = (first.get(key) for key in ("cache_clear", "run_start", "submission_org"))
+    if clear and start and clear.time_s and start.time_s and abs(start.time_s - clear.time_s) > _DAY_SECONDS:
+        yield _finding(
+            "cache_clear_time",
+            clear.line,
+            _CACHES,
+            f"cache_clear on the day of run_start, {_date(start.time_s)}",
+            f"cache_clear on {_date(clear.time_s)}",
+            "log cache_clear when the cache is dropped",
+            "warning",
+        )
+    if submitter and str(submitter.value).strip() in ("", ORG_PLACEHOLDER):
+        yield _finding(
+            "organization_unset",
+            submitter.line,
+            "logging: each log names its submitter",
+            "the submitter in submission_org",
+            f"submission_org {submitter.value!r}",
+            "set it in the launcher",
+            "warning",
+        )
+    rounds = rounds_in(start.time_s) if start and start.time_s else frozenset()
+    if run.round_is_guess and rounds and run.round not in rounds:
+        yield _finding(
+            "date_of_another_round",
+            start.line if start else None,
+            "submission: logs are of the round",
+            f"a date of the assumed round {run.round}",
+            f"{_date(start.time_s if start and start.time_s else 0.0)}: {', '.join(sorted(rounds))}",
+            "set the round with --ruleset, or check the clock",
+            "warning",
+        )
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(seconds))
 
 
 def _seed_and_schedule(run: RunLog) -> Iterator[Finding]:

@@ -212,12 +212,12 @@ class RunLog:
         return evaluations[-1].values if evaluations else {}
 
 
-_PLACEHOLDER = "SUBMISSION_ORG_PLACEHOLDER"  # Default of the reference implementations
+ORG_PLACEHOLDER = "SUBMISSION_ORG_PLACEHOLDER"  # Default of the reference implementations
 
 
 def submitter_of(runs: Iterable[RunLog]) -> str | None:
     """Return the most frequent submitter in the logs, or None."""
-    names = Counter(run.org for run in runs if run.org and run.org != _PLACEHOLDER)
+    names = Counter(run.org for run in runs if run.org and run.org != ORG_PLACEHOLDER)
     return names.most_common(1)[0][0] if names else None
 
 
