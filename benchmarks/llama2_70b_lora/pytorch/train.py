@@ -53,8 +53,7 @@ def warm_up(training: Training) -> None:
     part = batch[0]
     evaluated = part._replace(tokens=part.tokens[:1], labels=part.labels[:1], samples=part.samples[:1])
     for _ in range(training.config.warm_up_steps):
-        with torch.no_grad():
-            mean_loss(training, evaluated)
+        evaluation_loss(training, evaluated)
         train_step(training, batch, 0.0)
         stopping.progress()
     training.forget()
@@ -89,12 +88,18 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
 
 
 @torch.no_grad()
+def evaluation_loss(training: Training, part: MicroBatch) -> torch.Tensor:
+    # Mean loss of the samples of this rank's group.
+    with loss_context(training.position):
+        return sum_of(mean_loss(training, part))
+
+
+@torch.no_grad()
 def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Dict[str, float]]:
     # Mean over the samples of the per-sample mean loss, on all ranks; None if the run must stop.
     sums = torch.zeros(2, dtype=torch.float64, device=run.ranks.context)
     for part in run.interruptible(evaluation_input(training.config, data.test, run.ranks)):
-        with loss_context(training.position):
-            sums[0] += sum_of(mean_loss(training, part))
+        sums[0] += evaluation_loss(training, part)
         sums[1] += part.counted > 0
     if run.interrupted:
         return None
