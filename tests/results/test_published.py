@@ -293,6 +293,8 @@ def plain(tables: Iterable[Table]) -> dict[str, object]:
 
 def test_tables_of_the_study_and_printed_figures(recorded: Record) -> None:
     results = checks()
+    printed = json.loads(output_of("report", "--study", MICROWAY, "--json"))
+    assert [table["title"] for table in printed][: len(tables())] == [table.title for table in tables()]
     figure = next(figure for figure in load_figures() if figure.printed == "4.080")
     recorded("study.json", {
         "tables": plain(tables()),
