@@ -88,7 +88,7 @@ def plan(
         say(console(), text(f"curves: {', '.join(sources)}", "dim"))
     if output is not None:
         files = write_files(Report(tables=tables, figures=(scheduling.gantt(schedule, tables[0]),)), output)
-        say(console(), text(f"{files[0]} and {len(files) - 1} more files"))
+        say(console(stderr=as_json), text(f"{files[0]} and {len(files) - 1} more files"))
 
 
 def _jobs(requests: list[str], gpus: int, sources: list[str], extrapolate: bool) -> list[Job]:
