@@ -175,6 +175,7 @@ def test_text_is_tokenized(tmp_path: Path, suffix: str) -> None:
         assert [tokens[-1] for tokens in ids] == [TOKENIZER.token_to_id(tokenization.END)] * len(source)
         assert [TOKENIZER.decode(tokens[:-1]) for tokens in ids] == source
     assert content.manifest["facts"]["documents"] == {"train": 2, "test": 1}
+    assert (content.vocabulary, content.padded_vocabulary(128)) == (ENTRIES, 384)
     notes(prepare("--verify", tmp_path / "to"))
 
 
@@ -444,7 +445,7 @@ def check_packed(folder: Path) -> None:
     content = open_lora_data(folder)
     assert content.train.tokens.tolist() == [[*range(row, row + 16)] for row in range(12)]
     assert content.train.counts.all() and (content.test.counts == (np.arange(16) >= 5)).all()
-    assert content.vocabulary == 32000
+    assert (content.vocabulary, content.padded_vocabulary(128), content.padded_vocabulary(96)) == (32000, 32000, 32064)
 
 
 def test_packed_samples_are_not_changed(tmp_path: Path) -> None:

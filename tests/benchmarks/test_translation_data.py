@@ -60,6 +60,7 @@ def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_toy_set_is_the_same_everywhere(toy_folder: Path) -> None:
     # The published qualities of this set depend on it
+    notes(run("--verify", toy_folder))
     content = b"".join(name.encode() + (toy_folder / name).read_bytes() for name in FILES)
     assert hashlib.sha256(content).hexdigest() == "6755eadc4ff2ba7135b37e673577b995c2b7ac651b894eeb81f4289fd5fe17f1"
 
