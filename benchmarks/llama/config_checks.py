@@ -9,7 +9,7 @@ class Derived:
     """Properties of the three configurations, from their fields, and values of fields that one of them lacks."""
 
     tensor_parallelism = context_parallelism = expert_parallelism = 1
-    fp8: str = "none"
+    fp8 = "none"
 
     @property
     def group(self: Any) -> int:
