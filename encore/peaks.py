@@ -58,11 +58,11 @@ def utilization(flops: float, speed: float, unit: str, gpu: str, precision: str,
 
 
 def sentence(measured: Mapping[str, Any]) -> str:
-    """Return ``24.5 GFLOP a sample x 7,950 samples/s = 195 TFLOP/s: MFU 19.7% of the 990 TFLOP/s of ...``."""
+    """Return ``24.5 GFLOP per sample x 7,950 samples/s = 195 TFLOP/s: MFU 19.7% of the 990 TFLOP/s of ...``."""
     unit = str(measured["unit"]).removesuffix("s")
     speed = f"{measured['samples_per_second']:,.{0 if measured['samples_per_second'] >= 100 else 1}f}"
     sample, second = written(measured["flops_per_sample"]), written(measured["flops_per_second"])
-    text = f"{sample} a {unit} x {speed} {unit}s/s = {second}/s"
+    text = f"{sample} per {unit} x {speed} {unit}s/s = {second}/s"
     if "mfu" not in measured:
         return f"{text}; no data sheet of the device is known"
     peak = written(measured["peak_flops_per_second"])

@@ -662,11 +662,11 @@ def test_speed_is_compared_with_the_data_sheet() -> None:
     utilization = peaks.utilization(24.5e9, 63_601, "samples", "NVIDIA H200", "fp16", 8)
     assert utilization["mfu"] == pytest.approx(24.5e9 * 63_601 / (8 * 989.5e12))
     assert peaks.sentence(utilization) == (
-        "24.5 GFLOP a sample x 63,601 samples/s = 1.56 PFLOP/s: MFU 19.7% of the 7.92 PFLOP/s of NVIDIA H100 and H200 "
-        "data sheets, SXM"
+        "24.5 GFLOP per sample x 63,601 samples/s = 1.56 PFLOP/s: MFU 19.7% of the 7.92 PFLOP/s of NVIDIA H100 "
+        "and H200 data sheets, SXM"
     )
     assert peaks.sentence(peaks.utilization(1.2e6, 50.0, "token positions", "", "fp32", 2)) == (
-        "1.2 MFLOP a token position x 50.0 token positions/s = 60 MFLOP/s; no data sheet of the device is known"
+        "1.2 MFLOP per token position x 50.0 token positions/s = 60 MFLOP/s; no data sheet of the device is known"
     )
 
 

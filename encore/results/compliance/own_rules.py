@@ -43,7 +43,7 @@ def small_data_findings(run: RunLog) -> list[Finding]:
             rule=f"{_RULES}, data set: the benchmark's own, complete ({size.source})",
             expected=f"{name} of at least {minimum}",
             found=f"{logged:.0f}",
-            hint="a run on a small data set tries the code out; for a result, prepare the real data set",
+            hint="a run on a small data set tests the code only; for a result, prepare the real data set",
             kind="small_data",
         )
         for name, logged, minimum, unit in counts
