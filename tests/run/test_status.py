@@ -86,7 +86,7 @@ def test_run_is_followed_cancelled_and_resumed(encore: Encore, few_digits: Path,
     lines = [next(line for line in follower.process.stdout or () if "epoch" in line) for follower in followers]
     assert all("experiment 1/1: epoch 2/2" in line for line in lines), lines
     followers[0].process.send_signal(signal.SIGINT)
-    assert "it continues" in followers[0].ended(ExitCode.INTERRUPTED) and started.process.poll() is None
+    assert "the run continues" in followers[0].ended(ExitCode.INTERRUPTED) and started.process.poll() is None
 
     output = cancel_suspended(run, ranks)
     assert "a checkpoint was written" in output and f"encore run --resume {run}" in output
