@@ -140,9 +140,8 @@ def plan(benchmark: catalogue.Benchmark, directory: Path, output: Path, variant:
     if variant and variant not in variants:
         raise names.unknown("variant", variant, variants)
     replaced = {file.file for file in download.files if variant and file.variant == variant}
-    files = [
-        _with_revision(file, revision) for file in download.files if file.variant == (variant * (file.file in replaced))
-    ]
+    selected = [file for file in download.files if file.variant == (variant if file.file in replaced else "")]
+    files = [_with_revision(file, revision) for file in selected]
     if revision and not any(file.hub and file.hub.revision == revision for file in files):
         raise EncoreError("--revision: all commits are published", hint="leave it out")
     fetches = [fetch for file in files for fetch in _fetches(file, directory)]

@@ -77,8 +77,9 @@ def client_command(hub: Hub, folder: Path) -> list[str]:
 
 def token() -> str:
     """Return the access token that the Hub's client would use: HF_TOKEN, or the file of `hf auth login`."""
-    home = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
-    path = Path(os.environ.get("HF_TOKEN_PATH") or str(Path(home) / "token"))
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = Path(os.environ.get("HF_HOME") or cache / "huggingface")
+    path = Path(os.environ.get("HF_TOKEN_PATH") or home / "token")
     stored = path.read_text(encoding="utf-8") if path.is_file() else ""
     return (os.environ.get("HF_TOKEN") or stored).strip()
 

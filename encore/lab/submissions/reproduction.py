@@ -19,7 +19,7 @@ from encore.lab.submissions.shell_expansion import Note, Value, Variable
 from encore.lab.submissions.source import Source, Tree, configuration_name
 from encore.results.format import count_of
 from encore.results.logs.reader import read_events
-from encore.results.logs.run_log import read_run
+from encore.results.logs.run_log import RunLog, read_run
 from encore.results.published.systems import nearest_description, rounds_system
 
 COMPARED = ("submitted", "later")
@@ -193,20 +193,19 @@ def reproduce_log(path: Path, round_name: str | None, nodes: int | None, gpus: i
         found = run.benchmark or run.unknown_benchmark or run.explanation or "no benchmark"
         raise EncoreError(f"{path}: {found}", expected=f"a result log of {names}")
     description = nearest_description(path.parent) or rounds_system(path.parent, run.round, run.platform)
-    known_gpus = gpus or description.accelerators_per_node
-    lines = {event.key: event for event in reversed(list(read_events(path))) if event.key in run.hyperparameters}
-    words = [
-        Value(f"--{key}={_log_text(event.value)}", frozenset({f"line {event.line}"})) for key, event in lines.items()
-    ]
-    benchmark = _choices(run.benchmark)[0].benchmark
+    choice = _choices(run.benchmark)[0]
     implementation = Implementation(
-        title=f"{benchmark.title}, from a log", framework=_choices(run.benchmark)[0].implementation.framework,
-        folders=("*",), checked=tuple(benchmark.rounds), keys=keys,
-    )  # fmt: skip
+        title=f"{choice.benchmark.title}, from a log",
+        framework=choice.implementation.framework,
+        folders=("*",),
+        checked=tuple(choice.benchmark.rounds),
+        keys=keys,
+    )
+    known_gpus = gpus or description.accelerators_per_node
     read = Scripts(
         variables={}, of_configuration=frozenset(), nodes=nodes or description.nodes or 1, gpus=known_gpus or 1,
-        gpus_are_known=known_gpus is not None, command=tuple(words), programs=(), implementation=implementation,
-        notes=(),
+        gpus_are_known=known_gpus is not None, command=_logged_options(run), programs=(),
+        implementation=implementation, notes=(),
     )  # fmt: skip
     source = Source(
         tree=Tree(path.parent), folder="", shown=str(path), round=run.round or "", configurations=(path.name,)
@@ -226,8 +225,13 @@ def reproduce_log(path: Path, round_name: str | None, nodes: int | None, gpus: i
     return replace(result, assumed=assumed, missing=missing, system=result.system.model_copy(update=origin | config))
 
 
-def _log_text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def _logged_options(run: RunLog) -> tuple[Value, ...]:
+    # The hyperparameters in a log as options of a command, with their lines
+    lines = {event.key: event for event in reversed(list(read_events(run.path))) if event.key in run.hyperparameters}
+    texts = {
+        key: event.value if isinstance(event.value, str) else json.dumps(event.value) for key, event in lines.items()
+    }
+    return tuple(Value(f"--{key}={text}", frozenset({f"line {lines[key].line}"})) for key, text in texts.items())
 
 
 def _set_keys(reproduction: Reproduction) -> dict[str, Any]:
