@@ -14,17 +14,17 @@ from encore.results.format import against_targets
 from encore.run import follow
 
 PLAIN_SECONDS = 10.0  # Interval between plain lines
-WIDE = 120  # Minimum terminal width for the full bar and the number of steps
+WIDE = 120  # Minimum terminal width for the bar and the number of steps
 
 
 def facts(progress: follow.Progress) -> str:
-    # ``epoch 3/12  quality 0.9259 of 0.95 (epoch 2)  at most 0:00:31 to go  loss 0.512  410 samples/s``: a narrow
-    # terminal cuts the end.
+    # ``epoch 3/12  max. 0:00:31 left  quality 0.9259 of 0.95 (epoch 2)  loss 0.512  410 samples/s``: a narrow terminal
+    # cuts the end.
     parts = [progress.position]
+    if progress.seconds_to_go is not None:
+        parts.append(f"max. {clock(progress.seconds_to_go)} left")
     if progress.qualities:
         parts.append(f"{against_targets(progress.qualities, progress.targets)} ({progress.evaluated_position})")
-    if progress.seconds_to_go is not None:
-        parts.append(f"at most {clock(progress.seconds_to_go)} to go")
     if progress.loss is not None:
         parts.append(f"loss {progress.loss:.4f}")
     if progress.samples_per_second is not None:
@@ -71,8 +71,7 @@ class RunView:
             is_wide = self._console.width >= WIDE
             self._bar = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=24 if is_wide else 8),
-                *([MofNCompleteColumn()] if is_wide else []),
+                *([BarColumn(bar_width=24), MofNCompleteColumn()] if is_wide else []),
                 TimeElapsedColumn(),
                 TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
                 console=self._console,
@@ -91,7 +90,10 @@ class RunView:
         self._title = title
         self._qualities = {}
         if self._bar is not None:
-            self._task = self._bar.add_task(title, total=None, facts="starting")
+            # A narrow terminal has no room for a bar and a long title: time and quality are more important.
+            is_wide = self._console.width >= WIDE
+            short = title if is_wide else title.removeprefix("experiment ")
+            self._task = self._bar.add_task(short, total=None, facts="starting")
         else:
             self._console.print(f"{title}: starting")
 

@@ -550,14 +550,29 @@ def test_lines_of_a_run_are_not_repeated() -> None:
     ]
 
 
-def test_bar_fits_80_columns() -> None:
+BOX_AND_MASK = {"box": 0.377, "mask": 0.339}
+
+
+@pytest.mark.parametrize(
+    ("targets", "scale", "expected"),
+    [
+        ({"accuracy": 0.95}, {}, "epoch 2/12  max. 0:09:00 left  quality 0.9000 of 0.95"),
+        ({"box": 0.377}, {"epochs": 1, "steps_per_epoch": 2000}, "768 of 128,000 samples  max. 2:45:40 left  quality"),
+        (BOX_AND_MASK, {}, "epoch 2/12  max. 0:09:00 left  box 0.9000 of 0.377, mask 0.9000 of"),
+    ],
+    ids=["epochs", "samples", "two targets"],
+)
+def test_line_of_80_columns_has_the_time_left_and_the_quality(
+    targets: dict[str, float], scale: dict[str, int], expected: str
+) -> None:
     screen = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None, legacy_windows=False)
-    progress = progress_of(start({"accuracy": 0.95}), evaluation(2, accuracy=0.9), training_step(24, 9.0))
+    qualities = dict.fromkeys(targets, 0.9)
+    progress = progress_of({**start(targets), **scale}, evaluation(1, **qualities), training_step(12, 60.0))
     with progress_display.RunView(screen) as view:
         view.start("experiment 1/1")
         view.update(progress)
-    (line,) = re.findall(r"experiment 1/1 [^\r\n]*epoch 3/12.*", screen.file.getvalue())  # type: ignore[attr-defined]
-    assert len(line) <= 80 and "epoch 3/12  quality 0.9000 of 0.95" in line
+    (line,) = re.findall(r"1/1 [^\r\n]*max.*", screen.file.getvalue())  # type: ignore[attr-defined]
+    assert len(line) <= 80 and expected in line
 
 
 def test_other_nodes_of_a_job_are_sampled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -586,9 +601,6 @@ def test_doctor_without_a_job_checks_this_node(tmp_path: Path, monkeypatch: pyte
     assert (nodes, output.exit_code) == ([node.name()], 0), output.output
     assert (tmp_path / "encore" / "gate" / f"{node.name()}.json").exists()
     assert CliRunner().invoke(app, ["doctor", "--quick"]).exit_code == 1
-
-
-BOX_AND_MASK = {"box": 0.377, "mask": 0.339}
 
 
 def start(targets: dict[str, float], **fields: Any) -> dict[str, Any]:
@@ -645,9 +657,9 @@ def make_experiment(
 
 def test_live_line_names_its_numbers() -> None:
     run_start = start({"accuracy": 0.95}, time=100.0, batch_unit="token positions")
-    assert re.search(r"^(?!.*to go).*token positions/s", facts(progress_of(run_start, *FIRST_EPOCH)))
+    assert re.search(r"^(?!.*left).*token positions/s", facts(progress_of(run_start, *FIRST_EPOCH)))
     # The quality keeps its epoch in the next one; the remaining time includes evaluations
-    expected = "epoch 2/12  quality 0.5000 of 0.95 (epoch 1)  at most 0:08:20 to go  loss 0.2500  "
+    expected = "epoch 2/12  max. 0:08:20 left  quality 0.5000 of 0.95 (epoch 1)  loss 0.2500  "
     assert facts(progress_of(run_start, *TWO_EPOCHS)).startswith(expected)
 
 
@@ -732,7 +744,7 @@ def test_runs_of_one_epoch_show_samples(tmp_path: Path) -> None:
     # The records of steps are written later than those of evaluations
     progress = progress_of(one_epoch, step, {**evaluation(1, log_perplexity=3.4), "step": 384})
     text = "12,224 of 64,000 samples  quality 3.4000 of 3.3 (after 12,288 samples)  loss 3.5000"
-    assert re.sub("  at most .* to go", "", facts(progress)) == text
+    assert re.sub("  max. [0-9:]* left", "", facts(progress)) == text
     assert "(after 12,224 samples)" in facts(progress_of(one_epoch, step, evaluation(1, log_perplexity=3.4)))
     make_experiment(tmp_path, "interrupted", "", one_epoch, step)
     (row,) = status.overview(tmp_path, status.Queue(), None)
