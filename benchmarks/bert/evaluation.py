@@ -52,14 +52,14 @@ def choose(blocks: Sequence[stages.Block], task: Task) -> Chosen:
         raise Problem(f"{paths}: {total} documents with text", "at least two documents", "name another source")
     if test:
         test_keys = [
-            (f"the one that begins: {document[0][:80]}", digest)
+            (f"the one that starts with: {document[0][:80]}", digest)
             for stem, _ in test
             for document, digest in zip(stages.read_shard(stem), stages.read_digests(stem))
         ]
         common = source_checks.overlap(
             test_keys, _digests(train), "documents", task.allows_overlap, task.workers.progress
         )
-        return Chosen(tuple(train), tuple(test), {}, 0, f"{len(test_keys):,} documents of a text of its own", common)
+        return Chosen(tuple(train), tuple(test), {}, 0, f"{len(test_keys):,} documents of a separate text", common)
     if task.source.listed is None:
         numbers = chosen_places(total)
         share = total // len(numbers)
@@ -120,7 +120,7 @@ def _listed_places(train: Sequence[Sized], listed: Path, total: int) -> List[int
             f"{len(missing):,} of {len(selected):,} documents of {listed} are not among the {total:,} of the source, "
             f"such as {min(missing).hex()}",
             "the text that the list was made from: results/part-* of process_wiki.sh, dump of 2020-01-01",
-            "name that text as the raw data, or leave --evaluation-list out: then the set is cut by MLPerf's rule",
+            "use that text as the raw data, or omit --evaluation-list to select the set by MLPerf's rule",
         )
     return positions
 
@@ -130,7 +130,7 @@ def _read_listed(path: Path) -> Set[bytes]:
     try:
         selected = {bytes.fromhex(line) for line in path.read_text(encoding="utf-8").split()}
     except (OSError, ValueError) as error:
-        raise Problem(f"{path}: {error}", "32 hexadecimal digits a line", hint) from None
+        raise Problem(f"{path}: {error}", "32 hexadecimal digits per line", hint) from None
     if not selected or {len(digest) for digest in selected} != {16}:
-        raise Problem(f"{path} is no list of md5", "32 hexadecimal digits a line", hint)
+        raise Problem(f"{path} is not a list of MD5 sums", "32 hexadecimal digits per line", hint)
     return selected

@@ -34,7 +34,7 @@ def _add_options(options: argparse._ArgumentGroup) -> None:
     add("--evaluation-list", type=Path, metavar="FILE", help=listed)
     limit_help = "samples of the evaluation set, at most; default: 10,000, as submitted, 1,000 for the toy data set"
     add("--evaluation-samples", type=prepare.number(1, 10**9), metavar="N", help=limit_help)
-    add("--paragraphs", action="store_true", help="lines of plain text are paragraphs: cut them into sentences")
+    add("--paragraphs", action="store_true", help="lines of plain text are paragraphs: split them into sentences")
 
 
 DATA_SET = prepare.DataSet(

@@ -57,7 +57,7 @@ def write(task: Task) -> Prepared:
         Problem: records are damaged, differ in vocabulary or length, or the parts overlap.
     """
     if task.source.vocabulary is None:
-        raise Problem("records without a vocabulary", "the one they were made with", "add --vocabulary FILE")
+        raise Problem("records without a vocabulary", "the vocabulary used for them", "add --vocabulary FILE")
     check_room(task.scratch, 2 * sum(file.path.stat().st_size for file in task.source.train))
     entries = vocabulary.read(task.source.vocabulary)
     vocabulary.write(task.vocabulary, entries.entries)
@@ -100,8 +100,8 @@ def _width(file_facts: Sequence[Mapping[str, Any]]) -> Tuple[int, int]:
     if len(widths) > 1:
         raise Problem(
             "; ".join(f"{path}: {width} tokens, {masked} masked" for (width, masked), path in widths.items()),
-            "records of one length",
-            "name files of one phase: 128 tokens, or 512",
+            "records of equal length",
+            "pass files of one phase: 128 or 512 tokens",
         )
     return next(iter(widths))
 
@@ -117,9 +117,9 @@ def refuse_equal_files(file_facts: Sequence[Mapping[str, Any]]) -> None:
         other = paths_by_md5.setdefault(item["md5"], item["path"])
         if other != item["path"]:
             raise Problem(
-                f"{item['path']} and {other} hold the same samples",
-                "other samples in every file",
-                "make the files again, each from its own text",
+                f"{item['path']} and {other} contain the same samples",
+                "different samples in each file",
+                "create the files again, each from a different text",
             )
 
 
@@ -144,7 +144,7 @@ def convert(packed: Packed, report: Report) -> Tuple[int, int]:
         count += len(samples)
         report(packed.size * count // (count + SHARD_SAMPLES), 0)
     if not count:
-        raise Problem(f"{packed.path} holds no sample", "MLPerf's records", "remove it, or get it again")
+        raise Problem(f"{packed.path} contains no samples", "MLPerf's records", "delete it, or download it again")
     with in_one_step(Path(f"{packed.stem}.seen")) as file:
         file.write(is_in_train.tobytes())
     file_facts = {"path": packed.path, "width": width, "predictions": predictions, "md5": digest.hexdigest()}
@@ -172,7 +172,9 @@ def _rows_of_records(path: Path) -> Iterator[Rows]:
         try:
             yield {key: np.stack([sample[key] for sample in features]) for key in keys}
         except (KeyError, ValueError) as error:
-            raise Problem(f"{path} has records of another form: {error}", "records of one length", _NOT_OURS) from None
+            raise Problem(
+                f"{path} has records of an unknown format: {error}", "records of equal length", _NOT_OURS
+            ) from None
 
 
 def _features(path: Path, number: int, content: bytes) -> Rows:
@@ -224,13 +226,13 @@ def to_samples(rows: Rows, vocabulary: Vocabulary, path: str, first: int) -> Sam
     positions = rows["masked_lm_positions"].astype(np.int64)
     count, width = tokens.shape
     if {len(column) for column in rows.values()} != {count}:
-        raise Problem(f"{path}: arrays of different numbers of samples", "equal numbers", tensorflow_files.HINT)
+        raise Problem(f"{path}: arrays have different numbers of samples", "equal numbers", tensorflow_files.HINT)
     # Padding positions are 0, the position of [CLS].
     is_masked = positions > 0
     beyond = f"an id beyond the {vocabulary.size:,} entries of the vocabulary"
     unknown = np.any([((ids < 0) | (ids >= vocabulary.size)).any(1) for ids in (tokens, labels)], axis=0)
     outside = ((positions < 0) | (positions >= width)).any(1)
-    _refuse(path, first, {beyond: unknown, "a masked place outside of the row": outside})
+    _refuse(path, first, {beyond: unknown, "a masked position outside the row": outside})
     original = tokens.copy()
     original[np.nonzero(is_masked)[0], positions[is_masked]] = labels[is_masked]
     is_end = original == vocabulary.sep
@@ -262,6 +264,6 @@ def _refuse(path: str, first: int, wrong: Mapping[str, Any]) -> None:
         if is_wrong.any():
             raise Problem(
                 f"{path}, record {first + int(is_wrong.argmax()):,}: {problem}",
-                "a sample of create_pretraining_data.py, and the vocabulary that it was made with",
+                "a sample of create_pretraining_data.py, and the vocabulary used for it",
                 f"{_NOT_OURS}, and its vocab.txt with --vocabulary FILE",
             )

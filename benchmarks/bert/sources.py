@@ -79,26 +79,26 @@ def find(args: argparse.Namespace) -> Source:
     test = files_of(args.evaluation, args.paragraphs) if args.evaluation else ()
     for path, files in ((origin, train), (args.evaluation, test)):
         if path and not files:
-            raise Problem(f"{path} holds none of these", EXPECTED, "name the folder that has them")
+            raise Problem(f"{path} contains none of these", EXPECTED, "pass the folder that contains them")
         text_files.check_shards([file.path for file in files])
     test_paths = {file.path.resolve() for file in test}
     train = tuple(file for file in train if file.path.resolve() not in test_paths)
     packed = {file.form in PACKED for file in (*train, *test)}
     if len(packed) > 1:
-        raise Problem(f"{origin} has both text and records", "one of them", "name a folder of one kind")
+        raise Problem(f"{origin} has both text and records", "one of them", "pass a folder with one kind of data")
     if not train:
-        raise Problem(f"{origin} is all for evaluation", "training text next to it", "name other raw data")
+        raise Problem(f"{origin} has evaluation data only", "training text next to it", "name other raw data")
     if packed == {True} and not test:
         raise Problem(
-            f"{origin} holds records for training alone",
+            f"{origin} has training records only",
             "an evaluation set",
-            "add --evaluation with the folder of the evaluation set's records",
+            "pass the folder of the evaluation records with --evaluation",
         )
     if args.evaluation_list and (args.evaluation or packed == {True}):
         raise Problem(
             f"--evaluation-list {args.evaluation_list}",
-            "a list for text that the evaluation set is cut from",
-            "leave one of them out" if args.evaluation else "leave it out",
+            "a list only for text from which the evaluation set is selected",
+            "omit one of the two" if args.evaluation else "leave it out",
         )
     origin_text = f"{len(train):,} files of {' and '.join(sorted({file.form for file in train}))}"
     return Source(args.name or origin.stem, train, test, _vocabulary(args, origin), origin_text, args.evaluation_list)

@@ -79,9 +79,9 @@ def read(path: Path, form: str, start: int, end: int) -> Iterator[Document]:
     """
     if end - start > _LONGEST:
         raise Problem(
-            f"{path}: a document of over {_LONGEST:,} characters",
+            f"{path}: a document longer than {_LONGEST:,} characters",
             "documents apart",
-            "put an empty line between documents",
+            "separate documents by an empty line",
         )
     with path.open("rb") as file:
         file.seek(start)

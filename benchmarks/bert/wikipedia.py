@@ -68,9 +68,11 @@ def cut(path: Path) -> List[Tuple[int, int]]:
     is_packed = path.suffix == ".bz2"
     if not (head.startswith(b"BZh") if is_packed else b"<mediawiki" in head):
         expected = "bz2 does" if is_packed else "MediaWiki's XML does, with <mediawiki"
-        raise Problem(f"{path} does not begin as {expected}", "a dump of Wikipedia, packed by bzip2 or plain", HINT)
+        raise Problem(
+            f"{path} does not start like {expected}", "a Wikipedia dump, plain or compressed with bzip2", HINT
+        )
     if not (_ends_a_stream(end) if is_packed else _END in end):
-        raise _truncated(path, "the last bz2 stream has no end" if is_packed else f"there is no {_END.decode()}")
+        raise _truncated(path, "the last bz2 stream is incomplete" if is_packed else f"there is no {_END.decode()}")
     return texts.ranges(path, _BOUNDARIES[path.suffix], RANGE_BYTES[path.suffix])
 
 

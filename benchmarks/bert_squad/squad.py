@@ -39,12 +39,12 @@ def read(path: Path) -> List[Paragraph]:
     except FileNotFoundError:
         raise Problem(f"{path} is not there", f"a folder with {TRAIN} and {TEST}", HINT) from None
     except (OSError, ValueError) as error:
-        raise Problem(f"{path} is no JSON: {error}", "SQuAD v1.1 as published", HINT) from None
+        raise Problem(f"{path} is not JSON: {error}", "SQuAD v1.1 as published", HINT) from None
     try:
         return list(_paragraphs(path, content))
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise Problem(
-            f"{path} has another form than SQuAD v1.1: {error!r}",
+            f"{path} is not in the format of SQuAD v1.1: {error!r}",
             "data, paragraphs, context, qas, id, question, answers, text, answer_start",
             HINT,
         ) from None
@@ -61,11 +61,11 @@ def _paragraphs(path: Path, content: Dict[str, Any]) -> Iterator[Paragraph]:
             questions = tuple(_question(path, context, entry) for entry in entries)
             for question in questions:
                 if question.id in seen_ids:
-                    raise Problem(f"{path}: two questions have the id {question.id}", "an id of its own for each", HINT)
+                    raise Problem(f"{path}: two questions have the id {question.id}", "a unique id per question", HINT)
                 seen_ids.add(question.id)
             yield Paragraph(context, questions)
     if not seen_ids:
-        raise Problem(f"{path} has no question", "questions to learn from or to answer", HINT)
+        raise Problem(f"{path} has no questions", "at least one question", HINT)
 
 
 def _question(path: Path, context: str, entry: Dict[str, Any]) -> Question:
@@ -78,7 +78,7 @@ def _question(path: Path, context: str, entry: Dict[str, Any]) -> Question:
         raise Problem(
             f"{location} has no answer",
             "at least one",
-            f"{HINT}; questions without an answer are SQuAD 2.0's, which is another task",
+            f"{HINT}; questions without an answer belong to SQuAD 2.0, a different task",
         )
     for answer in answers:
         if not answer.text or answer.begin < 0 or not context.startswith(answer.text, answer.begin):

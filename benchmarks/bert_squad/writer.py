@@ -145,7 +145,7 @@ def write_part(
                 f"a paragraph of {len(paragraph.context):,} characters and {len(text.ids):,} tokens: "
                 + repr(paragraph.context[:60]),
                 f"at least one token, and at most {LONGEST_PARAGRAPH:,} characters",
-                "leave it out, or divide it",
+                "remove or split it",
             )
         for question in paragraph.questions:
             ids = tokenizer.encode(question.text).ids

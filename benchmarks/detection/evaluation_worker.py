@@ -86,7 +86,7 @@ def main() -> None:
         try:
             write_pictures(arguments.output, request["epoch"], truth, comparison, data)
         except (OSError, Problem) as problem:
-            print(f"no pictures of epoch {request['epoch']}: {problem}", file=sys.stderr)
+            print(f"no images of epoch {request['epoch']}: {problem}", file=sys.stderr)
         answer({"drawn": request["epoch"]})
 
 

@@ -158,8 +158,8 @@ class Evaluator:
             f"the process that evaluates epoch {self._queue[0]} hangs: it gave no heartbeat for {self._silent:.0f} "
             f"s (process {self._process.pid if self._process is not None else '-'} on {socket.gethostname()})",
             "the average precision of its detections",
-            "look for what stops processes on this node; where it is only slow, raise --hang-seconds; then resume the "
-            "run, which has a checkpoint and loses no evaluation",
+            "find out what stops processes on this node, or raise --hang-seconds if it is only slow; then resume the "
+            "run: its checkpoint keeps all evaluations",
             FAILED,
         )
 
@@ -169,7 +169,7 @@ class Evaluator:
         return Problem(
             f"the process that evaluates epoch {self._queue[0]} ended with {status}",
             "the average precision of its detections",
-            "look for its message above; where it was killed, give the node more memory; then resume the run, "
-            "which has a checkpoint and loses no evaluation",
+            "see its message above; if it was killed, the node may need more memory; then resume the run: its "
+            "checkpoint keeps all evaluations",
             FAILED,
         )

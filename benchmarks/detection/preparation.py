@@ -24,7 +24,7 @@ SCENES = 1000  # scenes of the toy data set to train on
 
 def add_options(options: argparse._ArgumentGroup) -> None:
     add = options.add_argument
-    add("--skip-flawed", action="store_true", help="skip images and objects with errors; default: refuse them")
+    add("--skip-flawed", action="store_true", help="skip images and objects with errors; default: reject them")
     scenes = "scenes of the toy data set to train on; default: %(default)s"
     add("--scenes", type=prepare.number(8, 10**6), default=SCENES, metavar="N", help=scenes)
 

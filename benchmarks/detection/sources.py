@@ -63,7 +63,7 @@ def find(origin: Path) -> Source:
         Problem: a folder, zip file or JSON file is missing, or a zip file is incomplete.
     """
     if not origin.is_dir():
-        raise Problem(f"{origin} is not a folder", LAYOUT, "name the folder that holds them as the raw data")
+        raise Problem(f"{origin} is not a folder", LAYOUT, "pass the folder that contains them")
     annotations = {part: _find_annotations(origin, part) for part in PARTS}
     return Source({part: _find_images(origin, part) for part in PARTS}, annotations)
 
@@ -156,14 +156,14 @@ def _read_file(path: Path, size: int) -> bytes:
         raise Problem(
             f"{path} cannot be read: {error.strerror or error}",
             "a readable image",
-            "fix it and give the same command again",
+            "correct it and run the same command again",
             FAILED,
         ) from None
     if len(data) != size:
         raise Problem(
-            f"{path} changed while the data set was made: {len(data):,} bytes, it had {size:,}",
-            "a source that stays as it is",
-            "give the same command again when nothing writes to the source",
+            f"{path} changed during the preparation: {len(data):,} bytes, it had {size:,}",
+            "a source that does not change",
+            "run the same command again when nothing writes to the source",
             FAILED,
         )
     return data

@@ -76,7 +76,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
         for part in PARTS
     }
     lines = [line for part in PARTS for line in _line(f"{part}: images with errors", damaged[part])]
-    _reject(task, lines, "images that can be decoded, of the size that their entries have")
+    _reject(task, lines, "images that can be decoded, of the size in their entries")
     usable = {
         part: {name: digest_entry for name, digest_entry in placed[part].items() if not isinstance(digest_entry, str)}
         for part in PARTS
@@ -150,20 +150,20 @@ def _check_objects(task: Task, part_tables: Mapping[str, Table]) -> None:
         for kind, errors in sorted(table.errors.items()):
             line = _line(f"{part}: {kind}", errors, f" in {table.json}")
             if task.name == COCO and kind in TOLERATED:
-                task.progress.note(f"published so, and kept for the evaluation: {line[0]}")
+                task.progress.note(f"published like this, and kept for the evaluation: {line[0]}")
             else:
                 lines += line
         count, farthest = table.boxes_outside
         if count:
-            task.progress.note(f"{part}: {count:,} boxes reach out of their image, by {farthest:g} pixels at most")
+            task.progress.note(f"{part}: {count:,} boxes extend beyond their image, by {farthest:g} pixels at most")
         images = len(table.entries)
         empty = images - len({item.image_id for item in table.objects})
         if empty:
-            task.progress.note(f"{part}: {empty:,} of {images:,} images have no object")
+            task.progress.note(f"{part}: {empty:,} of {images:,} images have no objects")
     _reject(task, lines, "objects within images and categories that the file has")
     for part, table in part_tables.items():
         if not table.objects:
-            raise Problem(f"{part} has no object that can be used", "at least one", "look at its annotations")
+            raise Problem(f"{part} has no usable objects", "at least one", "check its annotations")
 
 
 def _reject(task: Task, lines: Sequence[str], expected: str) -> None:

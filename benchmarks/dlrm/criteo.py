@@ -89,7 +89,7 @@ def list_source(
     raise Problem(
         f"{origin} has no day_0 and no train.txt, train.csv or train.tsv",
         "Criteo's day_0 to day_23, or train.txt",
-        "name their folder as the raw data",
+        "pass their folder",
     )
 
 

@@ -29,7 +29,7 @@ def place(sizes: Sequence[int], ranks: int, row_bytes: int = 4, memory: Optional
     raise Problem(
         f"the embedding tables need {fullest * row_bytes / 1e9:,.1f} GB on the fullest of {ranks} ranks, and "
         f"{fewest * row_bytes / 1e9:,.1f} GB in any placement",
-        f"at most {limit * row_bytes / 1e9:,.1f} GB, nine tenths of what is free",
+        f"at most {limit * row_bytes / 1e9:,.1f} GB, 90 % of the free memory",
         f"{hint}, or set a narrower bottom_mlp",
     )
 

@@ -24,7 +24,7 @@ def add_options(options: argparse._ArgumentGroup) -> None:
     add("--index-limit", type=prepare.number(1, 2**31 - 1), default=INDEX_LIMIT, metavar="N", help=limit)
     rare = "values seen less than T times in training share a row; default: 0, as submitted: none do"
     add("--frequency-threshold", type=prepare.number(0, 255), default=0, metavar="T", help=rare)
-    add("--skip-corrupt", action="store_true", help="leave out any number of malformed rows")
+    add("--skip-corrupt", action="store_true", help="skip malformed rows, however many")
     held_out_help = "share at the end of a single file that is held out; default: a seventh"
     add("--validation-fraction", type=prepare.fraction, metavar="F", help=held_out_help)
 

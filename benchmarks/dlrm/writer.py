@@ -326,7 +326,7 @@ def check_malformed(parts: Dict[str, Tuple[Part, ...]], skip: bool, progress: Pr
         raise Problem(
             problem,
             f"at most {MALFORMED_SHARE:.2%}: label 0 or 1, 13 integers, 26 hexadecimal values, tabs between",
-            "fix the file, or give the same command with --skip-corrupt to leave them out",
+            "correct the file, or run the same command with --skip-corrupt to skip them",
             keeps=True,
         )
     if malformed:
@@ -355,7 +355,7 @@ def check_labels(parts: Sequence[Part]) -> None:
     if len(labels) < 2:
         raise Problem(
             f"all rows to evaluate on, in {parts[0].text.path}, have label {int(labels.pop())}",
-            "clicks (1) and none (0) among them: the AUC compares the two",
+            "both labels, 0 and 1: the AUC compares them",
             "hold out other rows: another file, or another --validation-fraction",
         )
 

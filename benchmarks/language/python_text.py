@@ -37,9 +37,9 @@ def write_text(path: Path) -> str:
     documents = [document for file in files for document in _of_module(file)] + list(_topics(root))
     if not documents:
         raise Problem(
-            f"{root} holds no English text",
+            f"{root} contains no English text",
             "the docstrings of Python's standard library",
-            "use a Python whose standard library is installed as .py files, or name a text as the raw data",
+            "use a Python whose standard library is installed as .py files, or pass a text as the raw data",
         )
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.write("\n\n".join("\n".join(document) for document in documents) + "\n")

@@ -60,13 +60,13 @@ def records(path: Path) -> Iterator[bytes]:
             if not head:
                 return
             if len(head) == _HEAD.size and (not is_record(head) or _HEAD.unpack(head)[0] > MOST_BYTES):
-                raise Problem(f"{location} is damaged: its length has another checksum", "TFRecord", HINT)
+                raise Problem(f"{location} is damaged: the checksum of its length is wrong", "TFRecord", HINT)
             size = _HEAD.unpack(head)[0] if len(head) == _HEAD.size else 0
             content, foot = file.read(size), file.read(_FOOT.size)
             if len(foot) < _FOOT.size:
                 raise Problem(f"{location} is truncated", "whole records", HINT)
             if masked_crc(content) != _FOOT.unpack(foot)[0]:
-                raise Problem(f"{location} is damaged: another checksum", "the bytes that were written", HINT)
+                raise Problem(f"{location} is damaged: wrong checksum", "an unmodified file", HINT)
             yield content
             number += 1
 
@@ -181,7 +181,7 @@ def _handle(data: bytes, position: int) -> Tuple[int, int, int]:
 def _entry(message: bytes) -> Entry:
     fields: Dict[int, Any] = dict(_fields(message))
     if 7 in fields:
-        raise ValueError("holds parts of tensors")
+        raise ValueError("contains partitioned tensors")
     dims = [dict(_fields(dim)).get(1, 0) for dim in _all(fields.get(2, b""), 2)]
     return Entry(fields.get(1, 0), tuple(dims), *(fields.get(number, 0) for number in (3, 4, 5, 6)))
 
@@ -203,7 +203,7 @@ def _fields(message: bytes) -> Iterator[Tuple[int, Any]]:
             if kind == 2:
                 size, offset = _varint(message, offset)
             if offset + size > len(message):
-                raise ValueError("a field behind the end")
+                raise ValueError("a field beyond the end")
             value = (
                 message[offset : offset + size]
                 if kind == 2
@@ -224,7 +224,7 @@ def _varint(data: bytes, offset: int) -> Tuple[int, int]:
     value = shift = 0
     while True:
         if offset >= len(data):
-            raise ValueError("a number behind the end")
+            raise ValueError("a number beyond the end")
         byte = data[offset]
         offset += 1
         value |= (byte & 127) << shift

@@ -39,7 +39,7 @@ def read(path: Path) -> Vocabulary:
     except OSError as error:
         raise Problem(f"{path}: {error.strerror}", "a vocabulary file", hint) from None
     except UnicodeDecodeError as error:
-        raise Problem(f"{path} is not UTF-8: byte {error.start:,}", "one entry a line in UTF-8", hint) from None
+        raise Problem(f"{path} is not UTF-8: byte {error.start:,}", "one entry per line in UTF-8", hint) from None
     entries = entries[:-1] if entries[-1] == "" else entries
     missing = [entry for entry in SPECIAL if entry not in entries]
     if missing:

@@ -79,7 +79,7 @@ def problems_of_fp8(config: Any) -> List[Tuple[str, bool]]:
         keys % (16 * config.tensor_parallelism),
     )
     return [
-        ("fp8 needs precision=bf16 for all but the GEMMs", fp8 and config.precision != "bf16"),
+        ("fp8 requires precision=bf16 outside the GEMMs", fp8 and config.precision != "bf16"),
         (
             f"fp8 needs shares of 16: sequence_length={config.sequence_length} a multiple of 16 * context_parallelism, "
             f"inner_width={config.inner_width} and the width of all key_value_heads, {keys}, of 16 * "

@@ -75,21 +75,21 @@ def main(argv: Optional[List[str]] = None) -> int:
     """Print a text and its continuation."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("exported", type=Path, metavar="DIR", help="folder of export.json")
-    parser.add_argument("text", help="what is continued")
+    parser.add_argument("text", help="text to continue")
     parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json of the data set")
     parser.add_argument("--url", default="localhost:8000", help="HOST:PORT over HTTP; default: %(default)s")
     parser.add_argument("--tokens", type=int, default=64, metavar="N", help="at most; default: %(default)s")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, takes the likeliest token")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn; default: %(default)s")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, selects the most likely token")
+    parser.add_argument("--seed", type=int, default=0, help="random seed; default: %(default)s")
     parser.add_argument("--wait", type=float, default=10.0, help="seconds for the model to become ready")
     arguments = parser.parse_args(argv)
     if not (arguments.exported / "export.json").is_file():
-        parser.error(f"{arguments.exported} has no export.json: name the folder of encore export")
+        parser.error(f"{arguments.exported} has no export.json: pass a folder of encore export")
     try:
         tokenizer = tokenization.read(arguments.tokenizer)
         prompt = tokenizer.encode(arguments.text, add_special_tokens=False).ids
         if not prompt:
-            parser.error("the text has no token")
+            parser.error("the text has no tokens")
         step, cache = served(arguments.url, arguments.exported, arguments.wait)
         end = tokenizer.token_to_id(tokenization.END)
         generated = generate(step, cache, prompt, arguments.tokens, arguments.temperature, arguments.seed, end)

@@ -57,7 +57,7 @@ def open_documents(stem: Path) -> Documents:
     if magic != MAGIC or version != 1 or code not in TYPES:
         problem = f"{index} begins with {head[:9]!r}, version {version:,}, token type {code}"
         expected = f"an index of Megatron's, version 1, token type {', '.join(map(str, TYPES))}"
-        raise Problem(problem, expected, "write it by Megatron's preprocess_data.py, or copy it again")
+        raise Problem(problem, expected, "create it with Megatron's preprocess_data.py, or copy it again")
     kind = np.dtype(TYPES[code])
     expected_size = HEADER.size + count * 12 + boundaries * 8
     tokens = stem.with_name(f"{stem.name}.bin")
@@ -65,8 +65,8 @@ def open_documents(stem: Path) -> Documents:
     if not count or boundaries != count + 1 or index_bytes != expected_size:
         raise Problem(
             f"{index} has {count:,} sequences, {boundaries:,} boundaries and {index_bytes:,} bytes",
-            "one sequence a document",
-            "write it by Megatron's preprocess_data.py without --split-sentences, or copy it again",
+            "one sequence per document",
+            "create it with Megatron's preprocess_data.py without --split-sentences, or copy it again",
         )
     lengths = np.memmap(index, "<i4", "r", HEADER.size, (count,))
     begins = np.memmap(index, "<i8", "r", HEADER.size + 4 * count, (count,))
@@ -100,7 +100,7 @@ def check_index(stem: Path) -> None:
             raise Problem(
                 f"{index}: document {first:,} (from 0) has the {field} {int(values[first]):,}",
                 f"{rule} {int(expected[first]):,}",
-                "write both files by Megatron's preprocess_data.py, or copy them again",
+                "create both files with Megatron's preprocess_data.py, or copy them again",
             )
 
 
@@ -121,7 +121,7 @@ def check_tokens(stem: Path, entries: int, add: Callable[[int], None] = lambda s
             raise Problem(
                 f"{stem}.bin: document {document:,} (from 0) has the token {int(tokens[index]):,}",
                 f"0 to {entries - 1:,}, the ids of the tokenizer",
-                "name the tokenizer that the files were made with: --tokenizer",
+                "pass the tokenizer of these files with --tokenizer",
             )
         add(chunk.nbytes)
 

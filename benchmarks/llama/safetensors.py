@@ -48,7 +48,7 @@ def tensors_of(path: Path) -> Dict[str, Stored]:
     if not isinstance(placed, dict) or not all(
         isinstance(entry, str) and Path(entry).name == entry for entry in placed.values()
     ):
-        raise Problem(f"{path} has no weight_map of files next to it", "an index of safetensors", HINT)
+        raise Problem(f"{path} has no weight_map of files next to it", "a safetensors index", HINT)
     files = {name: _tensors_in(path.with_name(name)) for name in sorted(set(placed.values()))}
     missing = [name for name, file in placed.items() if name not in files[file]]
     if missing:
@@ -71,7 +71,7 @@ def _object(content: bytes, path: Path) -> Dict[str, Any]:
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict):
-        raise Problem(f"{path} has no header of JSON", "a file of safetensors", HINT)
+        raise Problem(f"{path} has no JSON header", "a safetensors file", HINT)
     return header
 
 
@@ -88,7 +88,11 @@ def _tensors_in(path: Path) -> Dict[str, Stored]:
         except (KeyError, TypeError, ValueError):
             raise Problem(f"{path}: {name} is {entry}", f"a tensor of {', '.join(TYPES)}", HINT) from None
         if not (fits and has_size):
-            raise Problem(f"{path}: {name} of {shape} is at {start} to {end}", "within the file, as large", HINT)
+            raise Problem(
+                f"{path}: {name} of {shape} is at {start} to {end}",
+                "a range within the file, of the tensor's size",
+                HINT,
+            )
         tensors[name] = Stored(path, kind, shape, first + start)
     return tensors
 

@@ -56,8 +56,8 @@ def find(args: argparse.Namespace) -> Source:
         names = ", ".join(path.name for path in (*train, *test))
         raise Problem(
             f"{origin} has {names}",
-            "one indexed file a part: the reference trains on c4-train.en_6_text_document alone",
-            "link the two into a folder of their own, each with its .idx",
+            "one indexed file per part: the reference trains on c4-train.en_6_text_document only",
+            "link the two, each with its .idx, into a separate folder",
         )
     for path in (*train, *test):
         index = path.with_suffix(".idx")
@@ -70,7 +70,7 @@ def find(args: argparse.Namespace) -> Source:
         raise Problem(
             f"{origin} has no {FILE}",
             "the tokenizer of the model",
-            "name it with --tokenizer, or learn one: --vocabulary-size",
+            "pass it with --tokenizer, or train one with --vocabulary-size",
         )
     if args.vocabulary_size and (indexed or tokenizer):
         raise Problem(f"--vocabulary-size with {tokenizer or train[0]}", "text without a tokenizer", "leave it out")

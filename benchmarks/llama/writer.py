@@ -46,7 +46,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     # Find the files. The fingerprint includes everything that determines the output.
     source = sources.find(args) if args.origin is not None else None
     if source is None and args.tokenizer:
-        raise Problem("--tokenizer without raw data", "both for a text of your own", "name the text")
+        raise Problem("--tokenizer without raw data", "both only with your own text", "name the text")
     listed: List[Path] = []
     if source:
         listed = [*source.train, *source.test, *([source.tokenizer] if source.tokenizer else [])]
@@ -129,7 +129,7 @@ def _tokenize(
         raise Problem(
             f"the tokenizer has no {tokenization.END}",
             "a tokenizer of Llama 3",
-            "leave --append-eod out, or take another",
+            "omit --append-eod, or use another tokenizer",
         )
     kind, files = type_for(tokenizer.get_vocab_size()), {"train": source.train, "test": source.test}
     sizes = {path: path.stat().st_size for paths in files.values() for path in paths}
@@ -156,7 +156,7 @@ def _tokenize(
     for part, shards in parts.items():
         lengths = [length for file_facts in facts_of_part[part] for length in file_facts["lengths"]]
         if not lengths:
-            raise Problem(f"the {part} part has no document", "text", "add to the source")
+            raise Problem(f"the {part} part has no documents", "text", "add to the source")
         with in_one_step(scratch / f"{part}.bin") as file:
             for shard in shards:
                 with shard.tokens.open("rb") as content:
@@ -181,7 +181,7 @@ def _write_part(
                     file.write(document.tobytes())
                     lengths.append(len(document))
                     keys.append(source_checks.key(text.encode()))
-                    begins.append(f"the one that begins: {text[:40]}" if part.stem.name.startswith("test") else "")
+                    begins.append(f"the one that starts with: {text[:40]}" if part.stem.name.startswith("test") else "")
     return {"lengths": lengths, "keys": keys, "begins": begins}
 
 

@@ -58,7 +58,7 @@ class DataSet:
             raise Problem(
                 f"{path} is not there",
                 "weights of Llama as safetensors",
-                "name the file or its index with --set base=FILE, or set base= to adapt random weights",
+                "pass the file or its index with --set base=FILE, or set base= to start from random weights",
             )
         return path
 

@@ -28,7 +28,7 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
                 yield f"{name}: tokens up to {top:,}", f"{data.vocabulary:,} entries of the vocabulary"
             has_labels = {index: bool(samples.counts[index].any()) for index in indices}
             yield from sample_checks.agreement(
-                has_labels, f"samples of {name} in which no token counts", "a summary in each", 1.0
+                has_labels, f"samples of {name} without a token in the loss", "a summary in each", 1.0
             )
 
     return sample_checks.View({name: _part(samples) for name, samples in parts.items()}, extra_checks=own)

@@ -44,14 +44,14 @@ def find(args: argparse.Namespace) -> Source:
     names = {text_files.SHARD.sub(r"\1\4", path.name) for path in (*train, *test)}
     if not train or not test or len(names) > 2:
         problem = f"{origin} has {len(train)} files for training, {len(test)} for evaluation"
-        raise Problem(problem, f"{EXPECTED}, each one file or shards", "link the two into a folder of their own")
+        raise Problem(problem, f"{EXPECTED}, each one file or shards", "link the two into a separate folder")
     text_files.check_shards(train)
     text_files.check_shards(test)
     tokenizer = args.tokenizer or next((path for path in all_files if path.name == FILE), None)
     first: Dict[str, Any] = next((row for _, row in rows(train[:1])), {})
     is_packed = PACKED[0] in first
     if not is_packed and tokenizer is None:
-        raise Problem(f"{origin} has texts and no {FILE}", "the tokenizer of the model", "name it with --tokenizer")
+        raise Problem(f"{origin} has texts and no {FILE}", "the tokenizer of the model", "pass it with --tokenizer")
     return Source({"train": train, "test": test}, tokenizer, is_packed)
 
 

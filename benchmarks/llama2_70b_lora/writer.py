@@ -46,7 +46,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     # Find the files. The fingerprint includes everything that determines the output.
     source = sources.find(args) if args.origin is not None else None
     if source is None and args.tokenizer:
-        raise Problem("--tokenizer without raw data", "both for a text of your own", "name the text")
+        raise Problem("--tokenizer without raw data", "both only with your own text", "name the text")
     paths = [path for files in source.files.values() for path in files] if source else []
     paths += [source.tokenizer] if source and source.tokenizer else []
     files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
@@ -157,7 +157,7 @@ def _checked(paths: Sequence[Path]) -> Packed:
         length = length or len(ids)
         if ids.shape != (length,) or labels.shape != ids.shape:
             sizes = f"{len(ids):,} ids and {len(labels):,} labels"
-            raise Problem(f"{location} has {sizes}", f"{length:,}, as the first row", "pack it again")
+            raise Problem(f"{location} has {sizes}", f"{length:,}, as in the first row", "pack it again")
         counts = labels != NOT_COUNTED
         if not np.array_equal(ids[counts], labels[counts]):
             raise Problem(
@@ -179,17 +179,15 @@ def _integers(values: List[Any]) -> np.ndarray:
 
 def _check(packed: Packed, part: str, entries: int) -> None:
     if not len(packed.tokens):
-        raise Problem(
-            f"the {part} part has no sample", "a whole one", "add to the source, or a shorter --sequence-length"
-        )
+        raise Problem(f"the {part} part has no sample", "a whole one", "add data, or use a shorter --sequence-length")
     lowest, highest = int(packed.tokens.min()), int(packed.tokens.max())
     # Ids that the vocabulary has not would be read beyond the end of the embedding table.
     if lowest < 0 or highest >= entries:
         raise Problem(
             f"tokens {lowest:,} to {highest:,} in the {part} part, and {entries:,} entries",
             "the vocabulary of the samples",
-            "name it with --tokenizer or --vocabulary-size",
+            "pass it with --tokenizer or --vocabulary-size",
         )
     empty = np.flatnonzero(~packed.counts[:, 1:].any(axis=1))
     if len(empty):
-        raise Problem(f"sample {empty[0] + 1:,} of the {part} part has no token that counts", "one", "leave it out")
+        raise Problem(f"sample {empty[0] + 1:,} of the {part} part has no token in the loss", "one", "leave it out")

@@ -33,7 +33,7 @@ class GoGames:
             raise Problem(
                 f"{folder} has games on {manifest_facts['board_size']} x {manifest_facts['board_size']}",
                 f"{board_size} x {board_size}",
-                "name another data set with --data, or set board_size",
+                "pass another data set with --data, or set board_size",
             )
         self._moves, self._starts, self._outcomes = (np.load(str(folder / name), mmap_mode="r") for name in FILES[:3])
         self._size, self.held_out = board_size, int(manifest_facts["held_out"])

@@ -66,7 +66,7 @@ def check_board(path: Path, size: int, expected_size: int) -> None:
         raise Problem(
             f"{path} is a model for {size} x {size}",
             f"one for {expected_size} x {expected_size}",
-            "name another model, or set board_size",
+            "use another model, or set board_size",
         )
 
 

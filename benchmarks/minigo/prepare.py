@@ -18,9 +18,9 @@ from benchmarks.common.data import prepare
 def add_options(options: argparse._ArgumentGroup) -> None:
     sizes, text = (5, 9, 13, 19), "games on other boards are left out; default: 5 for the toy data set, else 19"
     options.add_argument("--board-size", type=int, choices=sizes, help=text)
-    options.add_argument("--target", type=Path, metavar="FILE", help="target model; default: one that knows nothing")
-    options.add_argument("--skip-corrupt", action="store_true", help="leave out games without result or with flaws")
-    options.add_argument("--held-out", type=prepare.fraction, default=0.05, help="share of games never trained on")
+    options.add_argument("--target", type=Path, metavar="FILE", help="target model; default: one without knowledge")
+    options.add_argument("--skip-corrupt", action="store_true", help="skip games without a result or with errors")
+    options.add_argument("--held-out", type=prepare.fraction, default=0.05, help="fraction of games held out")
 
 
 DATA_SET = prepare.DataSet(

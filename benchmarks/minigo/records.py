@@ -75,7 +75,7 @@ def _bodies(path: Path, hint: str = PLAYED_AGAIN) -> Tuple[List[bytes], int]:
         if zlib.crc32(body) != checksum or length < HEAD.size:
             raise Problem(
                 f"{path}: the record at byte {offset} differs from its checksum",
-                "records as self-play wrote them",
+                "unmodified records of self-play",
                 hint.format(path.name),
             )
         bodies.append(body)
@@ -120,7 +120,7 @@ def read_generation(folder: Path, board_size: int, hint: str = PLAYED_AGAIN) -> 
     games.sort(key=lambda game: game.number)
     twice = [number for number, count in Counter(game.number for game in games).items() if count > 1]
     if twice:
-        raise Problem(f"{folder}: game {twice[0]} is there twice", "each game once", f"remove {folder}")
+        raise Problem(f"{folder}: game {twice[0]} occurs twice", "each game once", f"remove {folder}")
     return games
 
 

@@ -102,7 +102,7 @@ def _main_line(text: str, name: str) -> List[Node]:
             key = "".join(letter for letter in word if letter.isupper())
         elif not has_ended and value is not None and nodes and key:
             nodes[-1].setdefault(key, []).append(re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL))
-    raise Problem(f"{name}: the file ends before its game does", "a closing bracket for each that opens", HINT)
+    raise Problem(f"{name}: the file ends within a game", "balanced brackets", HINT)
 
 
 def _damaged(name: str, text: str, offset: int) -> Problem:

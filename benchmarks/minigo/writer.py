@@ -31,9 +31,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     """Hash the source's files (names, sizes, times of change) and the options."""
     paths = sorted(args.origin.rglob("*.sgf")) if args.origin is not None else []
     if args.origin is not None and not paths:
-        raise Problem(
-            f"{args.origin} holds no file *.sgf", "games in SGF, at any depth", "name another folder as the raw data"
-        )
+        raise Problem(f"{args.origin} contains no *.sgf files", "games in SGF, at any depth", "pass another folder")
     listed = [(str(path.relative_to(args.origin)), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     key = json.dumps([VERSION, listed, _digest(args), args.name, args.seed, args.board_size, args.held_out])
     return Listing(paths, hashlib.sha256(key.encode()).hexdigest())

@@ -82,8 +82,8 @@ def _check_ratings(ratings: Ratings, source: str) -> None:
         )
     if (met >= items).any():
         raise Problem(
-            f"{source}: user {ratings.user_ids[int(np.argmax(met >= items))]} has met all {items:,} items",
-            "an item that is left to rank the held-out one against",
+            f"{source}: user {ratings.user_ids[int(np.argmax(met >= items))]} has rated all {items:,} items",
+            "an unrated item to rank the held-out one against",
             "remove this user from the source",
         )
 

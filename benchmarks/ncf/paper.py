@@ -70,7 +70,7 @@ def _check_users(train_users: np.ndarray, test_users: np.ndarray, train: Path, t
     users, counts = np.unique(test_users, return_counts=True)
     if (counts > 1).any():
         problem = f"{test} lists user {users[np.argmax(counts > 1)]} {counts.max()} times"
-        raise Problem(problem, "one held-out item of each user", "remove the repeated lines")
+        raise Problem(problem, "one held-out item per user", "remove the repeated lines")
     if not np.array_equal(test_users, np.arange(len(test_users))):
         raise Problem(
             f"{test} does not list the users 0, 1, 2 ... in order",

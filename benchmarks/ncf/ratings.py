@@ -83,7 +83,7 @@ def read(origin: Path, name: Optional[str]) -> Tuple[str, Ratings, str]:
         raise Problem(
             f"{source} has {actual}",
             f"{RELEASES[release_name]}, as {release_name} has",
-            f"download {release_name} again, or give the data set a name of its own with --name",
+            f"download {release_name} again, or give the data set another name with --name",
         )
     return release_name, ratings, source
 
@@ -97,7 +97,7 @@ def _find(origin: Path) -> Path:
                 f"{origin} has none of {', '.join(FILES)}",
                 "MovieLens as it was downloaded (zip or folder), or the NCF paper's *.train.rating, "
                 "*.test.rating and *.test.negative",
-                "name the folder that has them as the raw data",
+                "pass the folder that contains them",
             )
         return (files or zips)[0]
     return origin
@@ -154,7 +154,7 @@ def parse(raw: BinaryIO, source: str) -> Ratings:
         raise Problem(
             f"{source} begins with {_quote(first.decode('utf-8', 'replace'))}",
             "user, item, rating and timestamp, separated by ',' or '::' or tabs",
-            "name the file of ratings",
+            "pass the file of ratings",
         )
     raw.seek(0)
     users, items, times, numbers = _Codes(), _Codes(), array("d"), array("q")
@@ -169,7 +169,7 @@ def parse(raw: BinaryIO, source: str) -> Ratings:
         if rating is None:
             raise Problem(
                 f"{source}, line {number:,}: {_quote(separator.join(row))}",
-                "user, item, rating (any number above 0) and timestamp (seconds, by which the last is found); "
+                "user, item, rating (any number above 0) and timestamp (seconds; the last rating is held out); "
                 "ids not negative",
                 "correct or remove the line; turn dates into seconds (date -d DATE +%s)" + NO_TIMES,
             )
@@ -178,7 +178,7 @@ def parse(raw: BinaryIO, source: str) -> Ratings:
         times.append(rating[2])
         numbers.append(number)
     if not numbers:
-        raise Problem(f"{source} has no ratings", "ratings", "name a file that has some")
+        raise Problem(f"{source} has no ratings", "ratings", "pass a file with ratings")
     of_users, user_ids = users.renumber()
     of_items, item_ids = items.renumber()
     return Ratings(of_users, of_items, np.array(times), user_ids, item_ids, np.array(numbers))

@@ -147,7 +147,7 @@ def training_pipeline(
     if config.device == "gpu" and config.dali_pinned_mb:
         backend.PreallocatePinnedMemory(config.dali_pinned_mb * 1024 * 1024)
     if config.device == "gpu" and config.dali_decoder_hint and not _reserves_outputs() and ranks.rank == 0:
-        print("dali_decoder_hint is not used: the decoder of this DALI refuses it", file=sys.stderr)
+        print("dali_decoder_hint is not used: the decoder of this DALI rejects it", file=sys.stderr)
     options = {"batch_size": config.batch_size, "enable_checkpointing": True, "checkpoint": checkpoint}
     return _build(_training, config, data, ranks, gpu, **options)
 

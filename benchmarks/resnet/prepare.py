@@ -24,7 +24,7 @@ def add_options(options: argparse._ArgumentGroup) -> None:
     add = options.add_argument
     add("--resize", type=prepare.number(8, 8192), metavar="PIXELS", help="reduce the short side")
     add("--quality", type=prepare.number(1, 100), metavar="Q", help="re-encode as JPEG of this quality, 1 to 100")
-    add("--skip-corrupt", action="store_true", help="leave corrupt images out")
+    add("--skip-corrupt", action="store_true", help="skip corrupt images")
     add("--trust", action="store_true", help="do not decode images whose bytes are kept")
     held_out_help = "held out of each class when the source has no split; default: %(default)s"
     add("--validation-fraction", type=prepare.fraction, default=0.1, metavar="F", help=held_out_help)

@@ -67,9 +67,9 @@ def read_item(item: Item) -> bytes:
         ) from None
     if len(data) != item.size:
         raise Problem(
-            f"{item.name} changed while the data set was made: {len(data):,} bytes, it had {item.size:,}",
-            "a source that stays as it is",
-            "give the same command again when nothing writes to the source",
+            f"{item.name} changed during the preparation: {len(data):,} bytes, it had {item.size:,}",
+            "a source that does not change",
+            "run the same command again when nothing writes to the source",
             FAILED,
         )
     return data
@@ -90,8 +90,8 @@ def check_classes(source: Source) -> None:
     if len(source.classes) == 1:
         raise Problem(
             f"all images are in one class folder, {source.classes[0]}",
-            "two classes or more, a folder each",
-            f"if {source.classes[0]} holds the class folders, name it as the raw data",
+            "at least two classes, one folder per class",
+            f"if {source.classes[0]} contains the class folders, pass it as the raw data",
         )
     for name in source.classes:
         if any("\ud800" <= character <= "\udfff" for character in name):  # os.fsdecode of invalid bytes
@@ -102,7 +102,7 @@ def check_classes(source: Source) -> None:
             raise Problem(
                 f"{split} has no image of {first_names(absent)}",
                 "images of every class in both splits",
-                "add images of it, or take the class out of the other split",
+                "add images of it, or remove the class from the other split",
             )
 
 
@@ -129,7 +129,7 @@ def list_folders(origin: Path, seed: int, fraction: float, report: Report) -> So
         raise Problem(
             f"{origin} has train/ but no held-out images",
             "a folder val/, validation/ or test/ next to train/",
-            f"add one, or prepare {origin / 'train'} to hold images of each class out",
+            f"add one, or prepare {origin / 'train'} to hold out images of each class",
         )
     train, trained, left_out = walk_classes(origin / "train", report, 0)
     val_items, val_classes, left_out_val = walk_classes(val, report, len(train))
@@ -149,8 +149,8 @@ def walk_classes(root: Path, report: Report, count_before: int) -> Tuple[List[It
     if not classes:
         raise Problem(
             f"{root} has no class folders",
-            "one folder of images for each class",
-            "name the folder above the class folders, or the one that holds ImageNet's tars",
+            "one folder of images per class",
+            "pass the folder above the class folders, or the one with ImageNet's tars",
         )
     items: List[Item] = []
     left_out = 0
@@ -170,7 +170,7 @@ def walk_classes(root: Path, report: Report, count_before: int) -> Tuple[List[It
     report(count_before + len(items))
     if not items:
         raise Problem(
-            f"the folders {first_names(classes)} in {root} hold no images",
+            f"the folders {first_names(classes)} in {root} contain no images",
             "files with the suffixes " + " ".join(SUFFIXES),
             "name the folder above the class folders",
         )
@@ -202,7 +202,7 @@ def hold_out(items: List[Item], seed: int, fraction: float) -> Dict[str, List[It
             raise Problem(
                 f"the class {group[0].kind} has a single image",
                 "at least two: one to train on, one to hold out",
-                "add images to it or take its folder away",
+                "add images to it, or remove its folder",
             )
         count = min(max(1, round(len(group) * fraction)), len(group) - 1)
         images["val"] += group[:count]
@@ -249,7 +249,7 @@ def _list_val(origin: Path, report: Report, count_before: int) -> List[Item]:
     if len(truth) != len(images):
         raise Problem(
             f"{len(images):,} images in {VAL_TAR}, {len(truth):,} labels in {DEVKIT}",
-            "one label for each image",
+            "one label per image",
             f"download both again: sha256sum {VAL_TAR} shows whether it is complete",
         )
     return [image._replace(kind=kind) for image, kind in zip(images, truth)]
@@ -310,7 +310,7 @@ def ground_truth(devkit: Path) -> List[str]:
     except (tarfile.TarError, zlib.error, OSError, EOFError, LookupError, ValueError, TypeError) as error:
         raise Problem(
             f"{devkit} is not a complete development kit: {error}",
-            f"{META} and {GROUND_TRUTH}, as image-net.org gives them",
+            f"{META} and {GROUND_TRUTH}, as published on image-net.org",
             "download it again",
         ) from None
 
@@ -370,8 +370,8 @@ def list_images(origin: Optional[Path], seed: int, fraction: float, report: Repo
     elif not origin.is_dir():
         raise Problem(
             f"{origin} is not a folder",
-            "a folder of images, or the folder that holds ImageNet's tars",
-            "name that folder as the raw data",
+            "a folder of images, or the folder with ImageNet's tars",
+            "pass that folder",
         )
     elif (origin / TRAIN_TAR).exists() or (origin / VAL_TAR).exists():
         source = list_imagenet(origin, report)

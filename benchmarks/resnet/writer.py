@@ -33,7 +33,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     for problem in check_counts(source.name, len(source.classes), source.counts):
         raise problem
     if source.left_out:
-        progress.note(f"{source.left_out:,} files left out: no images by their suffix")
+        progress.note(f"{source.left_out:,} files skipped: their suffixes are not those of images")
     return Listing(source, fingerprint_of(source, Encoding(args.resize, args.quality, args.trust)))
 
 

@@ -68,7 +68,7 @@ def by_sentences(
         raise Problem(
             f"no bucket of {len(source):,} pairs has the {step_size:,} of a step ({ranks} ranks of {batch_size})",
             "at least one step in an epoch",
-            "take a smaller batch, fewer ranks, or more data",
+            "use a smaller batch, fewer ranks, or more data",
         )
     sentences = steps[random.permutation(len(steps))].reshape(-1)
     return Order(sentences, np.arange(0, len(sentences) + 1, batch_size), len(steps))
@@ -104,7 +104,7 @@ def by_shards(
         raise Problem(
             f"{len(fitting):,} pairs, fewer than the {step_size:,} of a step ({ranks} ranks of {batch_size})",
             "at least one step in an epoch",
-            "take a smaller batch, fewer ranks, or more data",
+            "use a smaller batch, fewer ranks, or more data",
         )
     shuffled = random.permutation(fitting)[: steps * step_size]
     if shard_size:
@@ -150,7 +150,7 @@ def by_tokens(
         raise Problem(
             f"pairs of up to {longest} positions in batches of {tokens}",
             "batches that hold the longest pair",
-            "raise the tokens of a batch, or lower the longest",
+            "increase the tokens per batch, or reduce the maximum length",
         )
     longer = np.maximum(source, target).astype(np.int64) + MARKS
     indices = random.permutation(np.flatnonzero(longer <= longest))
@@ -162,7 +162,7 @@ def by_tokens(
         raise Problem(
             f"{len(batches):,} batches of {tokens:,} positions for {ranks} ranks",
             "a batch for every rank",
-            "take fewer tokens a batch, fewer ranks, or more data",
+            "use fewer tokens per batch, fewer ranks, or more data",
         )
     selected = [batches[index] for index in random.permutation(len(batches))[: steps * ranks]]
     return Order(np.concatenate(selected), np.cumsum([0, *map(len, selected)]), steps)

@@ -13,15 +13,15 @@ MERGES = 32000  # ``bpe.32000`` of GNMT's download_dataset.sh (v0.5 to v0.7)
 def _add_options(corpus: str, tokens: str, options: argparse._ArgumentGroup) -> None:
     # How text is found, cleaned and cut into tokens.
     add = options.add_argument
-    add("--corpus", choices=("wmt16", "wmt17"), default=corpus, help="which of WMT's lists; default: %(default)s")
+    add("--corpus", choices=("wmt16", "wmt17"), default=corpus, help="list of WMT's archives; default: %(default)s")
     kinds = "default: %(default)s; auto takes subtokens where there is a dictionary and for WMT's archives"
     add("--tokens", choices=("auto", "bpe", "subtokens"), default=tokens, help=kinds)
     add("--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="of train.XX and train.YY; default: English first")
     add("--test", metavar="NAME", help="the test part, as test.2016 of test.2016.en and test.2016.de; default: test")
-    add("--tokenized", action="store_true", help="words are apart already, as Moses' tokenizer leaves them")
+    add("--tokenized", action="store_true", help="the text is already tokenized, as by Moses' tokenizer")
     merges = "pairs that BPE merges, learnt from the training text; default: %(default)s, as submitted"
     add("--merges", type=prepare.number(1, 10**6), default=MERGES, metavar="N", help=merges)
-    add("--codes", type=Path, metavar="FILE", help="merges that were learnt before, by subword-nmt")
+    add("--codes", type=Path, metavar="FILE", help="existing merges of subword-nmt")
     add(
         "--dictionary",
         type=Path,

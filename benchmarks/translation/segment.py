@@ -69,13 +69,13 @@ def check_codes(path: Path) -> str:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise Problem(f"{path}: {error.reason}", "UTF-8 text", "name the file of codes by --codes") from None
+        raise Problem(f"{path}: {error.reason}", "UTF-8 text", "pass the file of codes with --codes") from None
     for number, line in enumerate(text.splitlines() or [""], 1):
         if len(line.split()) != 2 and not (number == 1 and line.startswith(HEADER)):
             raise Problem(
                 f"{path}, line {number:,}: {line[:60]!r}",
                 "two parts that are merged, as subword-nmt's learn-bpe writes them",
-                "name the file of codes by --codes",
+                "pass the file of codes with --codes",
             )
     return text
 
@@ -97,14 +97,14 @@ def read_dictionary(path: Path) -> List[str]:
     try:
         lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise Problem(f"{path}: {error.reason}", "UTF-8 text", "fetch the dictionary again") from None
+        raise Problem(f"{path}: {error.reason}", "UTF-8 text", "download the dictionary again") from None
     entries: Dict[str, None] = {}
     for number, line in enumerate(lines[:-1] if not lines[-1] else lines, 1):
         # As the submission reads it: outer white space goes, then the quotes.
         quoted = line.strip()
         if len(quoted) < 3 or quoted[0] != "'" or quoted[-1] != "'":
             raise Problem(
-                f"{path}, line {number:,}: {line[:60]!r}", "an entry in single quotes", "fetch the dictionary again"
+                f"{path}, line {number:,}: {line[:60]!r}", "an entry in single quotes", "download the dictionary again"
             )
         if quoted[1:-1] in entries:
             raise Problem(f"{path}, line {number:,}: {line[:60]!r} again", "each entry once", "remove the line")

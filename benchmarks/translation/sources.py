@@ -41,7 +41,7 @@ class Source(NamedTuple):
     codes: Optional[Path]  # given BPE codes; None to learn them, or for no BPE
     made: str  # how the parts came about, for the manifest
     dictionary: Optional[Path] = None  # entries of subtokens; None for byte pair encoding
-    corpus: str = ""  # which of WMT's lists; empty for other text
+    corpus: str = ""  # list of WMT's archives; empty for other text
     latin: bool = False  # whether training pairs outside of Latin-1 are dropped
 
 
@@ -53,7 +53,7 @@ def find(args: argparse.Namespace) -> Source:
     """
     origin: Path = args.origin
     if not origin.is_dir():
-        raise Problem(f"{origin} is no folder", "a folder of text, or of WMT's archives", "name it as the raw data")
+        raise Problem(f"{origin} is not a folder", "a folder of text, or of WMT's archives", "pass it as the raw data")
     is_wmt = not any(origin.glob("train.*")) and wmt.holds_wmt(origin)
     if is_wmt:
         source = _find_wmt(origin, args.corpus, args.languages or wmt.LANGUAGES)
@@ -64,7 +64,7 @@ def find(args: argparse.Namespace) -> Source:
     if args.tokens == "bpe" or (args.tokens == "auto" and not dictionary and not is_wmt):
         return source
     if source.form == SPLIT:
-        raise Problem(f"{origin} is split by BPE", "text to cut into subtokens", "add --tokens bpe")
+        raise Problem(f"{origin} is split by BPE", "text to split into subtokens", "add --tokens bpe")
     if not dictionary:
         raise Problem(
             f"{origin} has no {segment.DICTIONARY}",
@@ -156,7 +156,7 @@ def find_text(origin: Path, languages: Sequence[str], test: Optional[str], token
         raise Problem(
             f"{origin} has {', '.join(sorted('train.' + language for language in suffixes)) or 'no train.*'}",
             "train.XX and train.YY with XX and YY the languages, such as train.en and train.de; or WMT's archives",
-            "name the folder that has them as the raw data",
+            "pass the folder that contains them",
         )
     pair = _pick_languages(suffixes, languages, origin)
     stems = [name[: -len(pair[0]) - 1] for name in files if name.endswith(f".{pair[0]}")]
@@ -199,7 +199,7 @@ def _pick_test(parts: Sequence[str], requested: Optional[str], pair: Sequence[st
     files = ", ".join(f"{part}.{pair[0]}/{pair[1]}" for part in parts) or "train alone"
     raise Problem(
         f"{origin} has {files}",
-        f"the pairs to test on: {part_name or 'test'}",
+        f"the test pairs: {part_name or 'test'}",
         f"add --test {test_parts[0]}" if test_parts else f"add test.{pair[0]} and test.{pair[1]} to the folder",
     )
 

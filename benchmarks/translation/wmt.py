@@ -119,7 +119,7 @@ def locate(origin: Path, corpus: str) -> List[Dict[str, Tuple[Path, str]]]:
         raise Problem(
             f"{origin} lacks {', '.join(missing)}",
             f"all archives of {corpus}",
-            "download what is missing into the folder; another list by --corpus",
+            "download the missing archives into the folder, or select another list with --corpus",
         )
     return paths
 
@@ -191,7 +191,7 @@ def extract(task: Extraction, report: Report) -> Tuple[int, int]:
     if missing:
         raise Problem(
             f"{path} has no {', '.join(sorted(missing))}",
-            "the archive that is published under this name",
+            "the published archive of this name",
             "download it again",
         )
     return path.stat().st_size, 0

@@ -161,7 +161,7 @@ def _aligned(corpus: sources.Corpus, add: Any) -> List[Tuple[int, int, Tuple[int
         raise Problem(
             f"{corpus.source} has {source[0]:,} lines, {corpus.target} has {target[0]:,}",
             "aligned files: line N of one is the translation of line N of the other",
-            "restore both files from where they came from",
+            "restore both files",
         )
     firsts = range(0, source[0], BLOCK_LINES)
     begins = zip(source[1], target[1])
@@ -244,7 +244,9 @@ def check_cleaning(blocks: Sequence[Block], progress: Progress) -> Dict[str, int
             location = f"line {facts['first']:,} of {_files(block)}"
             if block.part == "test":
                 raise Problem(
-                    f"{location} is empty", "text in both: all are tested on", "remove the pair from both files"
+                    f"{location} is empty",
+                    "text in both languages: all pairs are part of the test",
+                    "remove the pair from both files",
                 )
             first = first or location
         if block.part == "train":
@@ -253,12 +255,12 @@ def check_cleaning(blocks: Sequence[Block], progress: Progress) -> Dict[str, int
     left_out = ", ".join(f"{count:,} {REASONS[reason]}" for reason, count in counts.items() if count)
     if not kept_count:
         raise Problem(
-            f"no pair is left to train on: {left_out}; the first is {first}",
+            f"no training pairs remain: {left_out}; the first is {first}",
             "pairs with text in both languages",
-            "look at the files, or raise --longest",
+            "check the files, or increase --longest",
         )
     if left_out:
-        progress.note(f"left out of training: {left_out}; the first is {first}")
+        progress.note(f"excluded from training: {left_out}; the first is {first}")
     return counts
 
 
@@ -288,8 +290,8 @@ def check_split(codes: Path, block: Block) -> None:
                 f"{codes} splits into {' '.join(new[mismatch : mismatch + 3])!r} what is "
                 f"{' '.join(old[mismatch : mismatch + 3])!r} of "
                 f"{Path(block.names[0]).name} or {Path(block.names[1]).name}",
-                "the codes that the text was split by",
-                "name them by --codes, or take the file of codes out of the folder",
+                "the codes with which the text was split",
+                "pass them with --codes, or remove the file of codes from the folder",
             )
 
 
@@ -300,7 +302,7 @@ def check_foreign_codes(codes: Path, tokens: Mapping[str, int], word_counts: Map
         raise Problem(
             f"{codes} splits a word into {parts:.1f} tokens on average",
             f"at most {MOST_PARTS:g}: codes learnt from text like this",
-            "name other --codes, or none, and they are learnt from the text",
+            "pass other --codes, or none to learn them from the text",
         )
 
 
@@ -314,9 +316,7 @@ def check_unknown(blocks: Sequence[Block], progress: Progress) -> None:
         )
         text = f"{unknown:,} of {tokens:,} tokens of the {part} part are not in the vocabulary"
         if unknown > MOST_UNKNOWN * tokens:
-            raise Problem(
-                text, f"at most {MOST_UNKNOWN:.0%}", "take the vocabulary or the codes that belong to this text"
-            )
+            raise Problem(text, f"at most {MOST_UNKNOWN:.0%}", "use the vocabulary and the codes of this text")
         if unknown:
             progress.note(text)
 

@@ -51,7 +51,7 @@ def prepare(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the data set. Default: name of the source.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; default: one per core.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of every random choice; default: 0.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed; default: 0.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a different data set in the folder.")] = False,
     runtime: Annotated[str, typer.Option(help="host, or a container runtime that has the benchmark's image.")] = "host",
     python: options.Python = None,

@@ -51,7 +51,7 @@ class Files:
     """Files of an experiment."""
 
     output: Path  # Experiment folder
-    content: Mapping[str, str] = field(default_factory=dict)  # text of config.json and of the head of result.txt
+    content: Mapping[str, str] = field(default_factory=dict)  # text of config.json and of the header of result.txt
     secrets: frozenset[str] = frozenset()  # variables of the job that go into a Secret
 
 

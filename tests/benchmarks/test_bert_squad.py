@@ -148,9 +148,9 @@ def squad_file(context: Any = CONTEXT, begin: Any = 13, has_answer: bool = True,
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ({"data": [{"paragraphs": [{"qas": []}]}]}, "context is missing"),
-        ([], "has another form than SQuAD"),
+        ([], "is not in the format of SQuAD"),
         (squad_file(begin=14), "'Old Bray' is not at character 14 of its paragraph"),
         (squad_file(begin=-3), "is not at character -3"),
         (squad_file(has_answer=False), "question q1 has no answer"),
@@ -158,8 +158,8 @@ def squad_file(context: Any = CONTEXT, begin: Any = 13, has_answer: bool = True,
         (squad_file(context="  "), "paragraph in 't' is empty"),
         (squad_file(context="\ud800"), "paragraph in 't': context has an unpaired surrogate, U+D800, at character 0"),
         (squad_file(context=5), "paragraph in 't': context is int"),
-        (squad_file(begin="x"), "has another form than SQuAD"),
-        ({"data": []}, "has no question"),
+        (squad_file(begin="x"), "is not in the format of SQuAD"),
+        ({"data": []}, "has no questions"),
     ],
 )
 def test_bad_file_is_rejected_with_a_hint(content: Any, message: str, tmp_path: Path) -> None:

@@ -336,15 +336,15 @@ def test_clean_text_is_read_in_its_forms(
     ("name", "content", "problem"),
     [
         ("d.xml", DUMP[:4000], "d.xml is truncated: there is no </mediawiki>"),
-        ("d.xml.bz2", b"".join(STREAMS)[:-20], "d.xml.bz2 is truncated: the last bz2 stream has no end"),
+        ("d.xml.bz2", b"".join(STREAMS)[:-20], "d.xml.bz2 is truncated: the last bz2 stream is incomplete"),
         ("d.xml.bz2", b"".join(STREAMS[:4]), "d.xml.bz2 is truncated: "),
         (
             "d.xml.bz2",
             b"".join([*STREAMS[:2], STREAMS[2][:60], b"xxxx", *STREAMS[3:]]),
             "damaged in the bz2 stream at byte",
         ),
-        ("d.xml.bz2", b"<mediawiki>", "does not begin as bz2 does"),
-        ("d.xml", b"<html></html>", "does not begin as MediaWiki's XML does, with <mediawiki"),
+        ("d.xml.bz2", b"<mediawiki>", "does not start like bz2 does"),
+        ("d.xml", b"<html></html>", "does not start like MediaWiki's XML does, with <mediawiki"),
         ("d.xml", b"", "d.xml is empty"),
         ("d.xml", DUMP.replace("é".encode(), b"\xe9"), "page 'Page 0': byte 0xe9 of its text is not UTF-8"),
     ],
@@ -447,7 +447,7 @@ BAD: dict[str, tuple[preparing.Files, tuple[object, ...], str]] = {
     "cut": ({"d.xml": DUMP[:4000], **VOCABULARY}, (), "d.xml is truncated"),
     "no article": ({"d.xml": write_dump([]), **VOCABULARY}, (), "d.xml: 0 documents with text"),
     "latin1": ({"t.txt": "Un café.\n".encode("latin1") * 9, **VOCABULARY}, (), "t.txt: lines that are not UTF-8: 9"),
-    "no text": ({"readme.md": "x", **VOCABULARY}, (), "holds none of these"),
+    "no text": ({"readme.md": "x", **VOCABULARY}, (), "contains none of these"),
     "one document": ({"t.txt": "One.\nTwo.\n", **VOCABULARY}, (), "1 documents with text"),
     "compressed": ({"t.txt.gz": gzip.compress(b"One.\n"), **VOCABULARY}, (), "t.txt.gz is compressed by gzip"),
     "missing shard": (
@@ -463,7 +463,7 @@ BAD: dict[str, tuple[preparing.Files, tuple[object, ...], str]] = {
     "no vocabulary": ({**SOURCE, "vocab.txt": None}, (), "has no vocab.txt"),
     "no evaluation": (
         {"a.tfrecord": packed(0, 50), "vocab.txt": entries_of(NUMBERS.entries)}, ("--vocabulary", "{raw}/vocab.txt"),
-        "records for training alone"),
+        "training records only"),
 }  # fmt: skip
 
 
@@ -563,11 +563,11 @@ def change_rows(name: str, index: tuple[int, int], value: int) -> bytes:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda content: flip(content, len(content) // 2), r"record \d+ at byte [\d,]+ is damaged: another checksum"),
+        (lambda content: flip(content, len(content) // 2), r"record \d+ at byte [\d,]+ is damaged: wrong checksum"),
         (lambda content: content[:-7], r"b.tfrecord, record 39 at byte [\d,]+ is truncated"),
         (lambda content: flip(content, 0), r"b.tfrecord, record 0 at byte 0 is damaged"),
         (lambda content: b"no record at all", r"b.tfrecord, record 0 at byte 0 is damaged"),
-        (lambda content: b"", r"b.tfrecord holds no sample"),
+        (lambda content: b"", r"b.tfrecord contains no samples"),
         (
             lambda content: change_rows("masked_lm_ids", (3, 1), 65535),
             r"record 3: an id beyond the 60,005 entries of the vocabulary\n.*\n.*--vocabulary FILE",
@@ -578,7 +578,7 @@ def change_rows(name: str, index: tuple[int, int], value: int) -> bytes:
         ),
         (
             lambda content: change_rows("masked_lm_positions", (5, 0), 64),
-            r"record 5: a masked place outside of the row",
+            r"record 5: a masked position outside the row",
         ),
     ],
     ids=["content", "truncated", "length", "text", "nothing", "id", "mask", "place"],
@@ -605,7 +605,7 @@ def make_long_samples() -> dict[str, bytes | None]:
 @pytest.mark.parametrize(
     ("files", "problem"),
     [
-        (lambda: {"train/b.tfrecord": packed(0, 50)}, "part-00000-of-00001 and .*b.tfrecord hold the same samples"),
+        (lambda: {"train/b.tfrecord": packed(0, 50)}, "part-00000-of-00001 and .*b.tfrecord contain the same samples"),
         (
             lambda: {"train/b.tfrecord": packed(50, 90, width=70)},
             "b.tfrecord: 70 tokens, 9 masked; .*: 64 tokens, 9 masked",

@@ -240,7 +240,7 @@ def test_full_disk_is_reported_and_parts_stay(benchmark: str, source: Path, tmp_
         outcome = prepare(benchmark, source, to, limit=limit)
         if limit == 200 or outcome[0]:
             message = refused(outcome, code=1)
-            assert message.startswith(f"no room to write on in {to}: File too large")
+            assert message.startswith(f"no space left in {to}: File too large")
             assert "finished parts are kept" in message
             assert not [path for path in (to / "parts").glob("*.*") if path.suffix[1:].isdigit()]
     notes(prepare(benchmark, source, to))
@@ -252,9 +252,9 @@ def test_full_disk_is_reported_and_parts_stay(benchmark: str, source: Path, tmp_
 def test_unusable_folders_are_refused(benchmark: str, source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for raw, to, problem in (
-        (source, tmp_path / "file", "cannot write in"),
-        (source, Path("/proc/encore"), "cannot write in"),
-        (source, source / "to", "is within the source"),
+        (source, tmp_path / "file", "cannot write to"),
+        (source, Path("/proc/encore"), "cannot write to"),
+        (source, source / "to", "is inside the source"),
         (tmp_path / "nowhere", tmp_path / "to", f"{tmp_path / 'nowhere'} does not exist"),
     ):
         assert problem in refused(prepare(benchmark, raw, to))
@@ -267,10 +267,10 @@ COPIES = {
     "dlrm": ({"test.txt": "train.txt"}, "300 of 300 evaluation rows", "line 1 of"),
     "gnmt": ({"test.en": "train.en", "test.de": "train.de"}, "40 of 40 evaluation pairs", "line 1 of"),
     "ssd": ({"val2017": "train2017"}, "4 of 4 evaluation images", "1.jpg"),
-    "bert": ({"../held.txt": "articles.txt"}, "9 of 9 evaluation documents", "the one that begins: the the"),
+    "bert": ({"../held.txt": "articles.txt"}, "9 of 9 evaluation documents", "the one that starts with: the the"),
     "bert_squad": ({"dev-v1.1.json": "train-v1.1.json"}, "9 of 9 evaluation questions", "train0"),
     "llama2_70b_lora": ({"test.jsonl": "train.jsonl"}, "9 of 9 evaluation samples", "row 1"),
-    "llama31_8b": ({"test.txt": "train.txt"}, "9 of 9 evaluation documents", "the one that begins: town of 0"),
+    "llama31_8b": ({"test.txt": "train.txt"}, "9 of 9 evaluation documents", "the one that starts with: town of 0"),
 }
 
 
@@ -399,7 +399,7 @@ def test_refused_preparation_leaves_no_folder(
 
 @pytest.mark.parametrize(
     ("benchmark", "option", "problem"),
-    [("bert", "--evaluation", "name the text"), ("llama31_8b", "--tokenizer", "both for a text of your own")],
+    [("bert", "--evaluation", "name the text"), ("llama31_8b", "--tokenizer", "both only with your own text")],
 )
 def test_option_of_a_text_needs_the_text(benchmark: str, option: str, problem: str, tmp_path: Path) -> None:
     assert problem in refused(

@@ -325,8 +325,8 @@ def test_boxes_may_exceed_their_image_by_less_than_a_pixel(source: Path, tmp_pat
     first, *objects = content_of("train")["annotations"]
     write_files(source, annotations("train", annotations=[{**first, "bbox": [54, 1, 10.75, 8]}, *objects]))
     opened, noted = prepare(source, tmp_path / "to")
-    assert "train: 1 boxes reach out of their image, by 0.75 pixels at most" in noted
-    assert "train: 1 of 7 images have no object" in noted
+    assert "train: 1 boxes extend beyond their image, by 0.75 pixels at most" in noted
+    assert "train: 1 of 7 images have no objects" in noted
     assert opened.train.boxes[1].tolist() == [54, 1, 10.75, 8]
 
 

@@ -65,7 +65,7 @@ def test_documents_round_trip(tmp_path: Path, kind: str, code: int, size: int) -
     ("files", "message"),
     [
         ({"part.idx": b"MMAPIDX"}, "expected: an index of Megatron's"),
-        ({"part.idx": lambda content: content[:-1]}, "one sequence a document"),
+        ({"part.idx": lambda content: content[:-1]}, "one sequence per document"),
         ({"part.bin": lambda content: content[2:]}, "copy both files again"),
     ],
     ids=["header", "index", "tokens"],
@@ -234,7 +234,7 @@ PAIRS["validation.jsonl"] = jsonl([{"input": "c", "output": "d"}])
     ("benchmark", "files", "options", "message"),
     [
         ("llama31_8b", {**INDEXED, **indexed(VALID, [[3, ENTRIES]] * 20)}, (), f"0 (from 0) has the token {ENTRIES}"),
-        ("llama31_8b", {**INDEXED, **indexed("train_7", [[1, 2, 3]] * 20)}, (), "one indexed file a part"),
+        ("llama31_8b", {**INDEXED, **indexed("train_7", [[1, 2, 3]] * 20)}, (), "one indexed file per part"),
         ("llama31_8b", {"train.jsonl": jsonl([{"text": "a"}, {"words": "b"}])}, (), "line 2: text is missing"),
         ("llama31_8b", {"train.jsonl": "[]\n"}, (), "line 1: not a JSON object"),
         (
@@ -244,7 +244,7 @@ PAIRS["validation.jsonl"] = jsonl([{"input": "c", "output": "d"}])
         ("llama31_8b", {"train.txt": "a", **TEXTS}, ("--vocabulary-size", "600"), "text without a tokenizer"),
         ("llama31_8b", {"other.txt": "a", **TEXTS}, (), "has 0 files for training, 1 for evaluation"),
         ("llama31_8b", {"train.txt": "a\n", **TEXTS, "tokenizer.json": None}, (), "tokenizer.json"),
-        ("llama2_70b_lora", {**PAIRS, "tokenizer.json": None}, (), "name it with --tokenizer"),
+        ("llama2_70b_lora", {**PAIRS, "tokenizer.json": None}, (), "pass it with --tokenizer"),
         ("llama2_70b_lora", {**PAIRS, "train-2.jsonl": ""}, (), "has 2 files for training, 1 for evaluation"),
     ],
 )  # fmt: skip
@@ -402,7 +402,7 @@ def test_server_continues_a_text(
         assert greedy[0] == greedy[1] and greedy[0].startswith("The list of ") and len(greedy[0]) > 20
         drawn = [generate("The list of", port, "--temperature", "2", "--seed", seed).stdout for seed in "12"]
         assert drawn[0] != drawn[1]
-        assert "the text has no token" in generate("", port).stderr
+        assert "the text has no tokens" in generate("", port).stderr
     done = generate("The list of", port, "--wait", "0.5")
     assert done.returncode == 2 and "is the server up?" in done.stderr
 
@@ -479,7 +479,7 @@ def test_parquet_has_the_same_samples(tmp_path: Path, monkeypatch: pytest.Monkey
         ({"labels": [1] * 16}, "line 1 has labels that are not its tokens"),
         ({"input_ids": [7] * 15}, "line 1 has 15 ids and 16 labels"),
         ({"input_ids": ["a"] * 16}, "line 1 has no lists of numbers"),
-        ({"labels": [-100] * 16}, "sample 1 of the test part has no token that counts"),
+        ({"labels": [-100] * 16}, "sample 1 of the test part has no token in the loss"),
         ({"input_ids": [40000] * 16, "labels": [40000] * 16}, "and 32,000 entries"),
         ({"labels": None}, "line 1 has input_ids, labels"),
         ({"input_ids": [7.5] * 16}, "line 1 has no lists of numbers"),
@@ -514,8 +514,8 @@ def test_tensors_are_written_in_the_format_of_safetensors(tmp_path: Path) -> Non
         ('{"a": {"dtype": "I8", "shape": [2], "data_offsets": [0, 2]}}', "a tensor of F64"),
         ('{"a": 3}', "a tensor of F64"),
         ('{"a": {"dtype": "F32", "shape": [4294967296, 4294967296], "data_offsets": [0, 0]}}', "at 0 to 0"),
-        ("[]", "no header of JSON"),
-        ("[" * 200000, "no header of JSON"),
+        ("[]", "no JSON header"),
+        ("[" * 200000, "no JSON header"),
     ],
 )
 def test_damaged_file_of_tensors_is_rejected(tmp_path: Path, header: str, message: str) -> None:

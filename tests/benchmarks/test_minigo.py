@@ -67,7 +67,7 @@ def test_killed_worker_loses_only_the_unfinished_game(tmp_path: Path) -> None:
     file.close()
     assert path.read_bytes() == content
     shutil.copy(path, tmp_path / "worker_0001.games")
-    with pytest.raises(Problem, match="game 0 is there twice"):
+    with pytest.raises(Problem, match="game 0 occurs twice"):
         read_generation(tmp_path, 5)
     path.write_bytes(content[:40] + bytes([content[40] ^ 1]) + content[41:])
     with pytest.raises(Problem, match=r"(?s)record at byte 0 differs from its checksum.*remove worker_0000\.games"):
@@ -222,7 +222,7 @@ def test_games_with_flaws_are_reported_and_left_out(tmp_path: Path, tensorflow_p
     games = [GAME.replace("gg", f"g{letter}") for letter in "abcdefghi"]
     flaws = {
         "illegal": (GAME.replace("W[cc]", "W[ee]"), "move 2, white E5: there is a stone"),
-        "cut": (GAME[:-1], "the file ends before its game does"),
+        "cut": (GAME[:-1], "the file ends within a game"),
         "none": (GAME.replace("RE[B+R]", ""), "no result"),
         "void": (GAME.replace("RE[B+R]", "RE[Void]"), "no result, RE[Void]"),
     }

@@ -149,13 +149,13 @@ def test_the_main_line_of_a_game_is_read() -> None:
     ("text", "found"),
     [
         ("(;SZ[9];B[ee];W[ee])", "move 2, white E5: there is a stone already"),
-        ("(;SZ[9];B[ee];W[ed]", "ends before its game does"),
+        ("(;SZ[9];B[ee];W[ed]", "ends within a game"),
         ("(;SZ[9];B[ee];W[e", "is not SGF"),
         ("(;SZ[9];B[zz])", r"(?s)\[zz\] is not a point on 9 x 9.*aa to ii"),
         ("(;SZ[7];B[aa])", "a board of 7"),
         ("(;SZ[nine];B[aa])", "not|a number"),
         ("(;GM[2]SZ[9];B[aa])", "another game"),
-        ("", "no node|ends before"),
+        ("", "no node|ends within"),
         ("\x00\x01 binary", "is not SGF"),
     ],
 )

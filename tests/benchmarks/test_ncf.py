@@ -82,7 +82,7 @@ def test_form_of_the_ratings_does_not_matter(tmp_path: Path) -> None:
         (lambda rows: [*rows, "-7::1::4::99"], "line 31: '-7::1::4::99'"),
         (lambda rows: [*rows, "1::1::4::99"], "line 31: user 1 rates item 1 again, as in line 1"),
         (lambda rows: [*rows, "9::1::4::99"], "1 users with a single rating, the first is user 9 in line 31"),
-        (lambda rows: [*rows, *(f"9::{item}::4::{item}" for item in range(1, 11))], "user 9 has met all 10 items"),
+        (lambda rows: [*rows, *(f"9::{item}::4::{item}" for item in range(1, 11))], "user 9 has rated all 10 items"),
         (lambda rows: [*rows[:5], "1::77::4::9::5", "1::78::4", *rows[5:]], "line 7: '1::78::4'"),
         (lambda rows: [*rows, "2::99::nan::99"], "line 31: '2::99::nan::99'"),
         (lambda rows: [*rows, "2::99::0::99"], "line 31: '2::99::0::99'"),

@@ -92,7 +92,7 @@ def id_of(folder: Path) -> str:
 
 def test_class_folders_give_labels_and_unchanged_images(tmp_path: Path, pets: Path) -> None:
     write_files(pets, {"train/ant/notes.txt": "no image", "README": "no class"})
-    assert "1 files left out: no images by their suffix" in notes(run(pets, "-o", tmp_path / "out"))
+    assert "1 files skipped: their suffixes are not those of images" in notes(run(pets, "-o", tmp_path / "out"))
     for split, is_shuffled in (("train", True), ("val", False)):
         files = [
             (float(label), path.read_bytes())
@@ -309,7 +309,7 @@ def test_too_little_disk_space_is_reported_before_the_start(pets: Path, monkeypa
         ({"a/ant": 1}, "a/ant/00.jpg", "is not a folder"),
         ({"a/ant": 3}, "a", "all images are in one class folder, ant"),
         ({"a/ant": 1}, "a/ant", "has no class folders"),
-        ({"a/ant": 0, "a/bee": 0}, "a", "hold no images"),
+        ({"a/ant": 0, "a/bee": 0}, "a", "contain no images"),
         ({"a/ant": 3, "a/bee": 3, "a/cow": 0, "a/yak": 0}, "a", "no image in 2 of 4 class folders"),
         ({"a/train/ant": 2, "a/train/bee": 0, "a/val/ant": 1, "a/val/bee": 1}, "a", "train: bee"),
         ({"a/train/ant": 2}, "a", "no held-out images"),

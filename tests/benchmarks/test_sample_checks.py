@@ -305,7 +305,7 @@ MISTAKES: dict[tuple[str, str], tuple[Edit, str]] = {
         lambda f: array(f, "train_tokens", lambda all: all + 10**6), "train: tokens up to"
     ),
     ("llama2-70b-lora", "without summaries"): (
-        lambda f: array(f, "test_counts", np.zeros_like), "samples of test in which no token counts"
+        lambda f: array(f, "test_counts", np.zeros_like), "samples of test without a token in the loss"
     ),
     ("minigo", "moves of other games"): (
         lambda f: array(f, "starts", lambda all: np.concatenate(([0], all[1:-1] + 9, all[-1:]))),
@@ -421,7 +421,7 @@ def test_mistakes_in_large_sets_are_found_in_a_sample(
         ("resnet-tensorflow", "layout=NCHW", "one of NHWC"),
         ("resnet-tensorflow", "precision=tf32", "set precision=fp32 or precision=bf16"),
         ("ssd", "blocks=[3, 4]", "blocks needs three numbers"),
-        ("ssd", "box_scales=[0.3, 0.2, 0.4, 0.6, 0.8]", "box_scales must rise"),
+        ("ssd", "box_scales=[0.3, 0.2, 0.4, 0.6, 0.8]", "box_scales must be positive"),
         ("ssd", "cuda_graph=true", "cuda_graph needs device=gpu"),
         ("ssd", "eval_steps=[10]; concurrent_evaluation=true", "eval_steps needs concurrent_evaluation=false"),
         ("ssd", "nms_threshold=2.0", "nms_threshold must be in 0..1"),

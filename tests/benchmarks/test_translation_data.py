@@ -87,7 +87,7 @@ def test_pairs_are_cleaned_and_files_may_be_compressed(tmp_path: Path) -> None:
     files = {name: text + more.get(name, "") for name, text in RAW.items()}
     raw = write_files(tmp_path / "raw", files)
     noted = notes(run(raw, "-o", tmp_path / "to", "--longest", 10))
-    assert noted == f"left out of training: 2 empty, 1 too long; the first is line 5 of {raw}/train.en and train.de"
+    assert noted == f"excluded from training: 2 empty, 1 too long; the first is line 5 of {raw}/train.en and train.de"
     first = open_data(tmp_path / "to")
     assert token_lists(first, "source") == [line.split() for line in [*EN, "one"]]
     assert token_lists(first, "target")[4] == ["eins"]
@@ -114,7 +114,7 @@ BAD: dict[str, tuple[preparing.Files, tuple[str, ...], tuple[str, ...]]] = {
         {"test.en": b"a\nx\n", "test.de": b"b\n\n"}, (),
         ("line 2 of", "test.en and test.de is empty", "remove the pair from both files")),
     "overlap": ({"test.en": b"a small house\n", "test.de": b"ein kleines haus\n"}, (), ("1 of 1 evaluation pairs",)),
-    "nothing left": ({}, ("--longest", "1"), ("no pair is left to train on: 4 too long; the first is line 1",)),
+    "nothing left": ({}, ("--longest", "1"), ("no training pairs remain: 4 too long; the first is line 1",)),
     "no train": ({"train.de": None}, (), ("has train.en", "train.XX and train.YY")),
     "no test": ({"test.en": None, "test.de": None}, (), ("has train alone", "add test.en and test.de")),
     "two tests": ({"test.en": None, "test.de": None, **TWO_TESTS}, (), ("add --test test.2016",)),
@@ -429,4 +429,4 @@ def test_raw_text_is_tokenized_and_split(tmp_path: Path, pytorch_python: Path) -
     for name in ("train_source.npy", VOCABULARY):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "to" / name).read_bytes()
     message = refused(run(write_files(split, {"codes": "#version: 0.2\nh o\no u\n"}), "-o", tmp_path / "other"))
-    assert "splits into " in message and "the codes that the text was split by" in message
+    assert "splits into " in message and "the codes with which the text was split" in message

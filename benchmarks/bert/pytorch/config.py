@@ -108,24 +108,25 @@ class Config:
                 f"device=cpu has no {self.attention} attention: set attention=auto",
                 on_cpu and self.attention in ("flash", "varlen"),
             ),
-            ("device=cpu is not compiled for: set compile=false", on_cpu and self.compile),
+            ("device=cpu does not support compile: set compile=false", on_cpu and self.compile),
             ("device=cpu has no CUDA graphs: set cuda_graph=false", on_cpu and self.cuda_graph),
             (
-                "attention=grouped reads lengths, which a CUDA graph cannot: set attention=auto or cuda_graph=false",
+                "attention=grouped reads lengths on the host, which a CUDA graph cannot: set attention=auto or "
+                "cuda_graph=false",
                 self.cuda_graph and self.attention == "grouped",
             ),
             (
-                "attention=varlen has no dropout: set attention_dropout=0",
+                "attention=varlen does not support dropout: set attention_dropout=0",
                 self.attention == "varlen" and self.attention_dropout > 0,
             ),
-            ("fp8 needs precision=bf16 for all but the GEMMs", self.fp8 != "none" and self.precision != "bf16"),
+            ("fp8 requires precision=bf16 outside the GEMMs", self.fp8 != "none" and self.precision != "bf16"),
             (
                 f"inner_width={self.inner_width} must be a multiple of 16 for fp8",
                 self.fp8 != "none" and self.inner_width % 16 != 0,
             ),
             (f"token_bucket={self.token_bucket} must be a multiple of 16", self.token_bucket % 16 != 0),
             (
-                "split_optimizer is by optimizer_kernel=fused: set that or auto",
+                "split_optimizer requires optimizer_kernel=fused or auto",
                 self.split_optimizer and self.optimizer_kernel not in ("auto", "fused"),
             ),
             (f"width={self.width} must be a multiple of heads={self.heads}", self.width % self.heads != 0),

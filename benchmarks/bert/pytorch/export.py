@@ -21,13 +21,13 @@ from benchmarks.language.pytorch import serving
 from benchmarks.language.pytorch.encoder import shape_of
 
 INPUTS = (
-    Value("tokens", "[CLS] a [SEP] b [SEP], numbers of the vocabulary; 0 behind them"),
-    Value("segments", "1 for b and the [SEP] behind it, else 0"),
-    Value("mask", "1 where a token is, else 0"),
-    Value("masked", "places of words to predict, in the table; any place where there are fewer"),
+    Value("tokens", "token ids of [CLS] a [SEP] b [SEP], padded with 0"),
+    Value("segments", "1 for b and the following [SEP], else 0"),
+    Value("mask", "1 for tokens, 0 for padding"),
+    Value("masked", "positions of the tokens to predict; any position as padding"),
 )
 OUTPUTS = (
-    Value("words", "logits of the vocabulary at each of the places"),
+    Value("words", "logits over the vocabulary at each position"),
     Value("next", "logits: b follows a, b is a random text"),
 )
 

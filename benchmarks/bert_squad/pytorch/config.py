@@ -101,14 +101,15 @@ class Config:
                 f"device=cpu has no {self.attention} attention: set attention=auto",
                 self.device == "cpu" and self.attention in ("flash", "varlen"),
             ),
-            ("device=cpu is not compiled for: set compile=false", self.device == "cpu" and self.compile),
+            ("device=cpu does not support compile: set compile=false", self.device == "cpu" and self.compile),
             ("device=cpu has no CUDA graphs: set cuda_graph=false", self.device == "cpu" and self.cuda_graph),
             (
-                "attention=grouped reads lengths, which a CUDA graph cannot: set attention=auto or cuda_graph=false",
+                "attention=grouped reads lengths on the host, which a CUDA graph cannot: set attention=auto or "
+                "cuda_graph=false",
                 self.cuda_graph and self.attention == "grouped",
             ),
             (
-                "attention=varlen has no dropout: set attention_dropout=0",
+                "attention=varlen does not support dropout: set attention_dropout=0",
                 self.attention == "varlen" and self.attention_dropout > 0,
             ),
             (f"width={self.width} must be a multiple of heads={self.heads}", self.width % self.heads != 0),

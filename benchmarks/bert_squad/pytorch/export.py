@@ -24,9 +24,9 @@ from benchmarks.language.pytorch import serving
 
 NOWHERE = -1e4  # logit of padding positions
 INPUTS = (
-    Value("tokens", "[CLS] question [SEP] context [SEP], numbers of the vocabulary; 0 behind them"),
-    Value("segments", "1 for the context and the [SEP] behind it, else 0"),
-    Value("mask", "1 where a token is, else 0"),
+    Value("tokens", "token ids of [CLS] question [SEP] context [SEP], padded with 0"),
+    Value("segments", "1 for the context and the following [SEP], else 0"),
+    Value("mask", "1 for tokens, 0 for padding"),
 )
 OUTPUTS = (Value("start", "logit of the answer's first token"), Value("end", "logit of the answer's last token"))
 

@@ -176,7 +176,7 @@ def weights_file(config: Config, folder: Path) -> Optional[Path]:
         raise Problem(
             f"{path} is not there",
             "pretrained weights of BERT",
-            "name the file with --set checkpoint=FILE, or set checkpoint= to begin with random weights",
+            "pass the file with --set checkpoint=FILE, or set checkpoint= to start from random weights",
         )
     return path
 

@@ -171,7 +171,7 @@ def _main(
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration (JSON)")
     parser.add_argument("--data", type=Path, required=True, help="prepared data set")
-    parser.add_argument("--steps", type=int, default=20, help="steps of a measurement; ignored if it is an epoch")
+    parser.add_argument("--steps", type=int, default=20, help="steps per measurement; ignored if it is an epoch")
     parser.add_argument("--repeats", type=int, default=5, help="repeats of each measurement")
     parser.add_argument("--only", nargs="+", default=(), metavar="LOOP", help="loops to measure; default: all")
     parser.add_argument(

@@ -146,7 +146,7 @@ def verify(
         problems.append(Problem(message, f"a data set of {benchmark}", f"name the folder of {benchmark}'s data set"))
     if not is_genuine:
         message = f"{directory / FILE_NAME} was edited: id or checksum does not match the content"
-        problems.append(Problem(message, "the manifest as it was written", again))
+        problems.append(Problem(message, "an unmodified manifest", again))
     differences = (compare(directory / file["name"], file, quick, add) for file in files_of(manifest))
     problems += [Problem(*difference, again) for difference in differences if difference is not None]
     try:

@@ -138,7 +138,7 @@ def parse(data_set: DataSet, argv: Sequence[str]) -> argparse.Namespace:
     add("origin", nargs="?", type=Path, metavar="SOURCE", help=f"{data_set.source}; without it, the toy data set")
     add("--name", help="name of the data set; default: name of the source")
     add("--workers", type=number(1, 1024), default=len(os.sched_getaffinity(0)), help="processes, at most")
-    add("--seed", type=number(0, 2**63 - 1), default=0, help="of every random choice")
+    add("--seed", type=number(0, 2**63 - 1), default=0, help="random seed")
     add("--overwrite", action="store_true", help="replace a different data set in DIR")
     add("--quick", action="store_true", help="verify without reading every byte")
     add("--progress", choices=("plain", "json"), default="plain")
@@ -147,7 +147,9 @@ def parse(data_set: DataSet, argv: Sequence[str]) -> argparse.Namespace:
     group = parser.add_argument_group(f"options of {data_set.benchmark}")
     data_set.add_options(group)
     if data_set.compares:
-        group.add_argument("--allow-overlap", action="store_true", help="accept evaluation data that are trained on")
+        group.add_argument(
+            "--allow-overlap", action="store_true", help="accept evaluation data that is also in the training set"
+        )
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         takes = " ".join(re.findall(r"--[a-z-]+", parser.format_usage()))
@@ -231,7 +233,7 @@ def sample_problems(data_set: DataSet, directory: Path, progress: Progress) -> S
         return [problem]
     except (IndexError, ValueError, OverflowError) as error:
         text = f"{directory}: samples have invalid references: {error}"
-        return [Problem(text, "arrays that belong together", manifest.prepare_again(directory))]
+        return [Problem(text, "consistent arrays", manifest.prepare_again(directory))]
 
 
 def prepare(data_set: DataSet, args: argparse.Namespace, progress: Progress) -> int:
@@ -284,13 +286,13 @@ def check_places(data_set: DataSet, to: Path, origin: Optional[Path]) -> None:
     if origin is not None and not origin.exists():
         raise Problem(f"{origin} does not exist", data_set.source, "name an existing file or folder")
     if origin is not None and origin.resolve() in (to.resolve(), *to.resolve().parents):
-        raise Problem(f"{to} is within the source {origin}", "a folder outside it", elsewhere)
+        raise Problem(f"{to} is inside the source {origin}", "a folder outside it", elsewhere)
     try:
         to.mkdir(parents=True, exist_ok=True)
         if not os.access(to, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise Problem(f"cannot write in {to}: {error.strerror}", "a folder that can be written in", elsewhere) from None
+        raise Problem(f"cannot write to {to}: {error.strerror}", "a writable folder", elsewhere) from None
 
 
 def check_room(directory: Path, needed: int) -> None:

@@ -38,7 +38,7 @@ def disk_problem(error: OSError, directory: Path) -> Problem:
     """Return the problem for a failed read or write, with a special message for a full disk."""
     if error.errno in DISK_FULL:
         return Problem(
-            f"no room to write on in {directory}: {os.strerror(error.errno or errno.ENOSPC)}",
+            f"no space left in {directory}: {os.strerror(error.errno or errno.ENOSPC)}",
             "space for the data set",
             "free some space and run the same command again; finished parts are kept",
             FAILED,

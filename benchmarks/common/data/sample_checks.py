@@ -97,7 +97,7 @@ def find(view: View, directory: Path, may_overlap: bool = False) -> List[Problem
     if not may_overlap:
         findings += _evaluated(view)
     findings += view.extra_checks()
-    return [Problem(*finding, f"look at the source; {prepare_again(directory)}") for finding in findings]
+    return [Problem(*finding, f"check the source; {prepare_again(directory)}") for finding in findings]
 
 
 def _repeated(name: str, part: Part) -> Iterator[Tuple[str, str]]:

@@ -346,7 +346,7 @@ def _main(description: Optional[str], config_class: Any, tools: Tools, prepare: 
             raise Problem(
                 f"the model did not reach its target: {measured or 'it was not evaluated'}",
                 target,
-                "train until it does, or export it as it is: --below-target",
+                "train until it does, or export it anyway with --below-target",
             )
         data = manifest.read(arguments.data)
         parts = as_parts(prepare(on_cpu(config), saved, arguments.data))

@@ -26,7 +26,7 @@ def private_folder(path: Path) -> Path:
         problem = Problem(
             f"cache {path} is a symbolic link, or other users can change it",
             "a directory of this user with mode 0700",
-            "remove it, or name others by TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR and CUDA_CACHE_PATH",
+            "remove it, or set TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR and CUDA_CACHE_PATH",
         )
         print(f"error: {problem}", file=sys.stderr, flush=True)
         raise SystemExit(REFUSED)

@@ -94,9 +94,9 @@ class Checkpoints:
             state = _read_state(path)
             for log, length, digest in zip(self._logs, state["log_lengths"], state["log_digests"]):
                 if not log.exists() or log.stat().st_size < length:
-                    problems.append(f"{log.name} is shorter than it was then")
+                    problems.append(f"{log.name} is shorter than when it was written")
                 elif _digest(log, length) != digest:
-                    problems.append(f"{log.name} differs from what it was then")
+                    problems.append(f"{log.name} has changed since it was written")
         return "; ".join(filter(None, problems))
 
     # Set newer checkpoints aside, which are damaged, and cut the logs back; return the state.
@@ -308,7 +308,7 @@ def read_for_inference(folder: Path, framework: Any) -> Tuple[Dict[str, Any], Di
         raise Problem(
             f"no checkpoint in {folder}",
             "a run that kept one",
-            "train with --set checkpoint_interval=1: the model that a run ends with is kept too",
+            "train with --set checkpoint_interval=1: the final model is saved too",
         )
     path = paths[-1]
     trained, state = path.name.startswith("trained"), _read_state(path)
@@ -319,6 +319,6 @@ def read_for_inference(folder: Path, framework: Any) -> Tuple[Dict[str, Any], Di
     names = [SHARED_FILE, *(f"rank_{rank}" for rank in range(state["ranks"]))]
     problems = list(filter(None, (_file_damage(path / name) for name in (STATE_FILE, *names))))
     if problems:
-        raise Problem(f"{path} is damaged: {problems[0]}", "the checkpoint as it was written", "export another run")
+        raise Problem(f"{path} is damaged: {problems[0]}", "an unmodified checkpoint", "export another run")
     content = {name: framework.load(path / name) for name in names[1:]}
     return state, {**content, **framework.load(path / SHARED_FILE)}

@@ -227,7 +227,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.common.run.pod", description=__doc__)
     parser.add_argument("action", choices=("prepare", "run"))
     parser.add_argument("--output", type=Path, required=True, help="folder of the experiment")
-    parser.add_argument("--files", type=Path, help="prepare: folder with config.json and the head of result.txt")
+    parser.add_argument("--files", type=Path, help="prepare: folder with config.json and the header of result.txt")
     parser.add_argument("--data", type=Path, help="prepare: the data set's dataset.json, copied to the output")
     parser.add_argument("--stack", type=int, default=64 * 2**20, help="run: thread stack size in bytes")
     parser.add_argument("--hang-seconds", type=float, default=0.0, help="run: time limit of a step; 0: no limit")

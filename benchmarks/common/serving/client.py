@@ -189,7 +189,7 @@ def send(server: Server, path: Path, target: Optional[Path]) -> None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="localhost:8000", help="HOST:PORT of the protocol; default: %(default)s")
+    parser.add_argument("--url", default="localhost:8000", help="HOST:PORT of the server; default: %(default)s")
     parser.add_argument("--protocol", choices=["http", "grpc"], default="http")
     parser.add_argument("--wait", type=float, default=10.0, help="seconds for the model to become ready")
     parser.add_argument("--folder", type=Path, default=HERE, help="folder of export.json and example.npz")
@@ -205,7 +205,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     if args.inputs is None and args.outputs is not None:
         parser.error("--outputs needs --inputs")
     if args.inputs is not None and args.json:
-        parser.error("--json is of the comparison with the example: without --inputs")
+        parser.error("--json applies to the comparison with the example: omit --inputs")
     try:
         folders = models(args.folder)
         if args.inputs is not None:

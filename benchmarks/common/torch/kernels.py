@@ -196,7 +196,9 @@ def choose(
     reason = pytorch.agreed(why_plain(device))
     names = dict(saved or {name: setting if operator.triton else "plain" for name, operator in operators.items()})
     if reason and "triton" in names.values():
-        raise choices.UnavailableError(f"kernels=triton: {reason}; use kernels=auto, or resume where the run began")
+        raise choices.UnavailableError(
+            f"kernels=triton: {reason}; use kernels=auto, or resume in the environment of the run"
+        )
     if reason or setting == "plain":
         if device.type == "cuda":
             _report(ranks, [f"plain: {reason or 'kernels=plain'}"])
@@ -251,7 +253,7 @@ def choose_with(
     lost = sorted(name for name in names if names[name] == library.name and name not in available)
     if lost:
         raise choices.UnavailableError(
-            f"the checkpoint was written with {library.name}'s {', '.join(lost)}, which is not here: resume there"
+            f"the checkpoint was written with {library.name}'s {', '.join(lost)}, which is missing: resume in its image"
         )
     choices.record("kernels", names)
     return names, {

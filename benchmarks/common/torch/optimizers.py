@@ -84,7 +84,7 @@ def choose(
         setting, _ = kernels.fastest(measures, parameters[0].device)
     if setting not in candidates:
         raise choices.UnavailableError(
-            f"optimizer_kernel={setting} is not here: use auto or one of {sorted(candidates)}"
+            f"optimizer_kernel={setting} is not available: use auto or one of {sorted(candidates)}"
         )
     choices.record("optimizer_kernel", setting)
     return setting, candidates[setting](parameters)

@@ -46,5 +46,5 @@ SUITE = Suite(
     programs={"kernels": "benchmarks.common.checks.compare_kernels"},  # of all benchmarks
     real_sizes=real_sizes,
     no_cpu_evaluation="the tables take 6.7 GB of memory",
-    shares_gpu="Gloo has no all-to-all of GPU tensors, and NCCL takes one rank per GPU",
+    shares_gpu="Gloo has no all-to-all of GPU tensors, and NCCL requires one GPU per rank",
 )

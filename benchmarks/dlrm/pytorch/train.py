@@ -89,7 +89,7 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
     try:
         return {"auc": area_under_curve(logits, clicks), "log_loss": total_loss / evaluation.total}
     except ValueError as problem:
-        raise SystemExit(f"{problem}\n  hint: lower learning_rate, or look at the data") from None
+        raise SystemExit(f"{problem}\n  hint: lower learning_rate, or check the data") from None
 
 
 def warm_up(training: Training, sizes: Sequence[int]) -> None:

@@ -98,8 +98,8 @@ class Config:
         above_zero(self, "learning_rate", "epsilon", "decay_factor", "gradient_clip", "loss_scale")
         above_zero(self, "quality_target")
         refuse(
-            ("dropout must be in 0..1, without 1", not 0 <= self.dropout < 1),
-            ("label_smoothing must be in 0..1, without 1", not 0 <= self.label_smoothing < 1),
+            ("dropout must be at least 0 and below 1", not 0 <= self.dropout < 1),
+            ("label_smoothing must be at least 0 and below 1", not 0 <= self.label_smoothing < 1),
             ("beta1 and beta2 must be in 0..1", not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1)),
             ("loss_scale must not be above loss_scale_limit", self.loss_scale > self.loss_scale_limit),
             (

@@ -26,18 +26,18 @@ from benchmarks.translation.pytorch.evaluation import of_text
 from benchmarks.translation.vocabulary import PAD
 
 ENCODED = (
-    Value("context", "what the encoder found at each position of the source"),
-    Value("keys", "what the decoder's attention compares with, at each position of the source"),
+    Value("context", "encoder output at each source position"),
+    Value("keys", "attention keys at each source position"),
 )
 STATE = (
-    Value("hidden", "hidden state of each layer, at first 0"),
-    Value("cell", "cell of each layer, at first 0"),
+    Value("hidden", "hidden state of each layer, initially 0"),
+    Value("cell", "cell state of each layer, initially 0"),
 )
 STEP = (
     serving.LOG_PROBABILITIES,
-    Value("attention", "weight of each position of the source, for the coverage penalty"),
-    Value("next_hidden", "hidden behind this token"),
-    Value("next_cell", "cell behind this token"),
+    Value("attention", "attention weight of each source position, for the coverage penalty"),
+    Value("next_hidden", "hidden state after this token"),
+    Value("next_cell", "cell state after this token"),
 )
 
 

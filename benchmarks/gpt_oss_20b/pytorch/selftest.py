@@ -22,5 +22,5 @@ SUITE = Suite(
     # One epoch of few steps: a run counts samples.
     settings={"epochs": 1, "max_steps": 60, "eval_interval_samples": 1 << 40},
     real_sizes=noise.write,
-    shares_gpu="Gloo gathers and scatters no GPU tensors, and NCCL takes one rank per GPU",
+    shares_gpu="Gloo cannot gather or scatter GPU tensors, and NCCL requires one GPU per rank",
 )

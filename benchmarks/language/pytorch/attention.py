@@ -119,7 +119,7 @@ def choose(requested: str, device: torch.device, dtype: torch.dtype, size: int, 
     """
     if device.type != "cuda":
         if requested in KERNELS:
-            raise choices.UnavailableError(f"attention={requested}: a kernel for GPUs alone; use attention=auto")
+            raise choices.UnavailableError(f"attention={requested}: the kernel runs on GPUs only; use attention=auto")
         choices.record("attention", "grouped" if requested == "auto" else requested)
         return "grouped" if requested == "auto" else requested
     kernel = "flash" if requested == "auto" else requested

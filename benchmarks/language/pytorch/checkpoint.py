@@ -94,7 +94,7 @@ def read(path: Path) -> Tensors:
         content = content[wrapper] if isinstance(content.get(wrapper), dict) else content
     tensors = files.tensors_of(content)
     if not tensors:
-        raise Problem(f"{path} holds no weights", *_expected())
+        raise Problem(f"{path} contains no weights", *_expected())
     return dict(_renamed(tensors))
 
 
@@ -167,7 +167,7 @@ def fill(parameters: Tensors, tensors: Tensors, path: Path, may_have: Sequence[s
         raise Problem(
             f"{path} does not fit: {'; '.join(problems)}",
             "the weights of this network, whose sizes are layers, width, inner_width, positions and the vocabulary",
-            "set those keys as the file has them, or give another checkpoint",
+            "set these keys to the file's values, or pass another checkpoint",
         )
     for name in parameters:
         rows = min(len(parameters[name]), len(tensors[name]))
@@ -183,7 +183,7 @@ def _fits(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> bool:
 
 def main(argv: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path, help="any file of weights; of TensorFlow's, the .index")
+    parser.add_argument("source", type=Path, help="file of weights; for TensorFlow, the .index")
     parser.add_argument("out", type=Path, help="PyTorch file to write")
     arguments = parser.parse_args(argv)
     try:

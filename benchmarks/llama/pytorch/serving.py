@@ -19,12 +19,12 @@ from benchmarks.llama.pytorch.state import joined
 LAST = 1 << 30  # Use a step with a cache as the example: full samples have large logits.
 GENERATED, FROM = 8, 8  # generated tokens and prompt tokens of the check of steps with a cache
 INPUTS = (
-    Value("tokens", "numbers of the vocabulary: a text from its begin on, or what follows the cache"),
-    Value("cache", "keys and values of the tokens before, of each layer at each position; at first of none"),
+    Value("tokens", "token ids: a text from its start, or the tokens after the cache"),
+    Value("cache", "keys and values of earlier tokens, by layer and position; initially empty"),
 )
 OUTPUTS = (
-    Value("logits", "of the vocabulary at each of the tokens, for the one behind it"),
-    Value("added", "keys and values of these tokens: they go behind the cache's positions"),
+    Value("logits", "over the vocabulary, for the token after each position"),
+    Value("added", "keys and values of these tokens, to append to the cache"),
 )
 
 

@@ -48,7 +48,7 @@ def fill(network: Network, stored: Mapping[str, Stored]) -> None:
                 else f"no {tensor_name} in the weights"
             )
             raise Problem(
-                there, f"{tensor_name} of {shape}", "take the weights of the configured network, or set its sizes"
+                there, f"{tensor_name} of {shape}", "use the weights of the configured network, or set its sizes"
             )
         rows, *other_dims = share(parameter)
         part = tensor.values[(slice(first + rows.start, first + rows.stop), *other_dims)]

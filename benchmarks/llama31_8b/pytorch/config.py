@@ -117,7 +117,7 @@ class Config(Derived):
         refuse(
             (f"recompute_layers must be at most layers={self.layers}", self.recompute_layers > self.layers),
             ("epochs must be 1: set max_samples or max_steps to train longer", self.epochs != 1),
-            ("device=cpu is not compiled for: set compile=false", self.device == "cpu" and self.compile),
+            ("device=cpu does not support compile: set compile=false", self.device == "cpu" and self.compile),
             (
                 "rope_high_frequency must be above rope_low_frequency",
                 self.rope_high_frequency <= self.rope_low_frequency,

@@ -29,13 +29,13 @@ from benchmarks.maskrcnn.pytorch.served import Served
 from benchmarks.maskrcnn.pytorch.train import QUALITIES
 
 INPUTS = (
-    Value("images", "0..255; right of the image and below it the mean colour, so that both sides are multiples of 32"),
+    Value("images", "0..255; padded right and below with the mean colour to multiples of 32"),
     Value("sizes", "width and height of each image in it, in pixels"),
 )
 OUTPUTS = (
-    Value("boxes", "left, top, right, bottom in pixels of the input, by falling score"),
+    Value("boxes", "left, top, right, bottom in pixels of the input, by descending score"),
     Value("scores", "0 where there is no detection"),
-    Value("labels", "place of the class in `classes`, from 1; 0 where there is no detection"),
+    Value("labels", "index of the class in `classes`, from 1; 0: no detection"),
     Value("masks", "probability of the object in each cell of a grid over its box"),
 )
 

@@ -76,7 +76,7 @@ def _compile(path: Path, flags: Tuple[str, ...]) -> None:
     if compiler is None:
         raise Problem(
             "no C++ compiler: neither g++ nor clang++ is on the PATH",
-            "one, to compile the engine of Minigo",
+            "a compiler for Minigo's engine",
             "install it (Debian and Ubuntu: apt-get install g++), or set CXX to its path",
         )
     temporary = path.with_suffix(f".{os.getpid()}")

@@ -184,7 +184,9 @@ class Games:
                 "evaluate the rows that leaves() filled",
             )
         if not (np.isfinite(policy[:rows]).all() and np.isfinite(value[:rows]).all()):
-            raise Problem("an evaluation that is not finite", "numbers", "see why the network returns NaN or infinity")
+            raise Problem(
+                "an evaluation that is not finite", "numbers", "check why the network returns NaN or infinity"
+            )
         count = engine().minigo_pool_answer(self._handle, player, group, policy.ctypes.data, value.ctypes.data)
         return [self._next() for _ in range(count)]
 

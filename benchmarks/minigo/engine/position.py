@@ -179,7 +179,9 @@ def fixed_handicap(size: int, stones: int) -> List[int]:
     if stones == 0:
         return []
     if not 2 <= stones <= 9 or size < 7:
-        raise Problem(f"handicap {stones} on {size} x {size}", "0, or 2 to 9 from 9 x 9 on", "set another handicap")
+        raise Problem(
+            f"handicap {stones} on {size} x {size}", "0, or 2 to 9 on boards of at least 9 x 9", "set another handicap"
+        )
     near = 3 if size >= 13 else 2
     far, middle = size - 1 - near, size // 2
     points = [(far, near), (near, far), (near, near), (far, far)]
@@ -216,9 +218,9 @@ class Position:
         engine().minigo_position_setup(self._handle, self.start.ctypes.data, self.first)
         if not np.array_equal(self.stones().ravel(), self.start):
             raise Problem(
-                "stones without a liberty in the position to start from",
+                "stones without a liberty in the initial position",
                 "each chain with a liberty",
-                "take the captured stones away",
+                "remove the captured stones",
             )
 
     def __del__(self) -> None:

@@ -142,4 +142,4 @@ class Config:
         size, board = manifest["facts"]["board_size"], f"{self.board_size} x {self.board_size}"
         if size == self.board_size:
             return []
-        return [(f"games on {size} x {size}", board, "name another data set with --data, or set board_size")]
+        return [(f"games on {size} x {size}", board, "pass another data set with --data, or set board_size")]

@@ -73,7 +73,7 @@ def unpack(path: Path) -> Tuple[Dict[str, Any], bytes]:
         raise unreadable(path, "the file ends in its header")
     version, size, length = HEADER.unpack_from(data, len(MAGIC))
     if version != 1 or size != len(data):
-        raise unreadable(path, f"version {version} with {len(data):,} of {size:,} bytes; version 1 is known")
+        raise unreadable(path, f"version {version} with {len(data):,} of {size:,} bytes; only version 1 is supported")
     try:
         return json.loads(data[start : start + length].decode()), data[start + length :]
     except ValueError as error:
@@ -246,7 +246,7 @@ def read_start(config: Config, path: Path) -> Start:
         raise Problem(
             f"{path} cannot be read as a checkpoint of this network: {str(error).splitlines()[0]}",
             "a checkpoint of TensorFlow 1 (.index and .data-00000-of-00001) with the configuration's network",
-            "name model.ckpt-N.index of MLPerf's checkpoint, or a model of a run",
+            "pass model.ckpt-N.index of MLPerf's checkpoint, or a model of a run",
         ) from None
 
 

@@ -13,5 +13,5 @@ SUITE = Suite(
     settings={"xla": False, "games": 64, "eval_games": 8, "eval_first_model": False},
     steps=2,  # a record is for one generation
     varied={"precision": OTHER_GAMES, "xla": OTHER_GAMES},
-    shares_gpu="NCCL takes one rank per GPU, and Horovod has no other way between GPUs",
+    shares_gpu="NCCL requires one GPU per rank, and Horovod has no other transport for GPU tensors",
 )

@@ -39,8 +39,8 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
     return Subject(
         model=network.eval(),
         inputs=(
-            Value("users", f"number of the user, below {data_set.users}"),
-            Value("items", f"number of the item, below {data_set.items}"),
+            Value("users", f"user id, below {data_set.users}"),
+            Value("items", f"item id, below {data_set.items}"),
         ),
         outputs=(Value("scores", "logit: a user's items in descending order are the recommendations"),),
         example=(np.arange(4), np.arange(4)),

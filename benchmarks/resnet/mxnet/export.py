@@ -42,7 +42,7 @@ def restore(network: mx.gluon.HybridBlock, arrays: Mapping[str, np.ndarray], lay
     """
     parameters = list(network.collect_params().values())
     if len(arrays) != len(parameters):
-        raise Problem(f"{len(arrays)} weights", f"{len(parameters)}, as config.json has it", "export another run")
+        raise Problem(f"{len(arrays)} weights", f"{len(parameters)}, as in config.json", "export another run")
     for (name, array), parameter in zip(arrays.items(), parameters):
         if array.ndim == 4:
             # A fourth colour is empty.

@@ -10,5 +10,5 @@ SUITE = Suite(
     resume=ROUNDED,
     real_images=real_images,
     varied={"precision": ROUNDED, "layout": ROUNDED},
-    shares_gpu="NCCL takes one rank per GPU, and Horovod has no other way between GPUs",
+    shares_gpu="NCCL requires one GPU per rank, and Horovod has no other transport for GPU tensors",
 )

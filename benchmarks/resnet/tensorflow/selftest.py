@@ -11,5 +11,5 @@ SUITE = Suite(
     real_images=real_images,
     settings={"xla": False},
     varied={"precision": ROUNDED, "accumulation_steps=2": ANOTHER_BATCH, "xla": ROUNDED},
-    shares_gpu="NCCL takes one rank per GPU, and Horovod has no other way between GPUs",
+    shares_gpu="NCCL requires one GPU per rank, and Horovod has no other transport for GPU tensors",
 )

@@ -119,10 +119,13 @@ class Config:
                 len(self.box_scales) <= maps,
             ),
             ("blocks needs three numbers, each at least 1", len(self.blocks) != 3 or min(self.blocks) < 1),
-            ("box_scales must rise from above 0", sorted({0.0, *self.box_scales})[1:] != list(self.box_scales)),
+            (
+                "box_scales must be positive and increasing",
+                sorted({0.0, *self.box_scales})[1:] != list(self.box_scales),
+            ),
             ("eval_epochs must be at least 1", min((*self.eval_epochs, 1)) < 1),
             (
-                "eval_steps needs concurrent_evaluation=false: an epoch of the log ends behind its evaluations",
+                "eval_steps needs concurrent_evaluation=false: an epoch of the log ends after its evaluations",
                 bool(self.eval_steps) and self.concurrent_evaluation,
             ),
             ("dali_hw_decoder_load must be in 0..1", self.dali_hw_decoder_load > 1),

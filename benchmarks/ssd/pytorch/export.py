@@ -65,7 +65,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
         model=Served(network, defaults, int(config.pad_channels)).eval(),
         inputs=(Value("images", IMAGES),),
         outputs=(
-            Value("boxes", "left, top, right, bottom of each default box, as shares of the image"),
+            Value("boxes", "left, top, right, bottom of each default box, as fractions of the image"),
             Value("probabilities", "of each class in each default box, without the background"),
         ),
         example=(np.zeros((2, model.COLOURS, size, size), np.float32),),

@@ -51,7 +51,9 @@ def choose(config: Config, ranks: Ranks, saved: Optional[str]) -> Tuple[str, Nor
     name = saved or PLAIN
     choices.record("norm", name)
     if name not in (PLAIN, *apex_norms):
-        raise ValueError(f"the checkpoint's batch-norm, apex's {name}, is not here: resume in the image of the run")
+        raise ValueError(
+            f"the checkpoint's batch-norm, apex's {name}, is not available: resume in the image of the run"
+        )
     return name, apex_norms.get(name, plain)
 
 

@@ -99,7 +99,7 @@ class Config:
                 "device=cpu has no apex: set optimizer_kernel=auto",
                 self.device == "cpu" and self.optimizer_kernel == "apex",
             ),
-            ("device=cpu is not compiled for: set compile=false", self.device == "cpu" and self.compile),
+            ("device=cpu does not support compile: set compile=false", self.device == "cpu" and self.compile),
             (
                 f"width={self.width} must be a multiple of 2 * heads={2 * self.heads}",
                 self.width % (2 * self.heads) != 0,

@@ -34,8 +34,8 @@ from benchmarks.translation.pytorch import serving
 from benchmarks.translation.pytorch.batches import SourceBatch
 
 MEMORY = Value("memory", "keys and values of the source, of each layer and head at each position")
-CACHE = Value("cache", "keys and values of a hypothesis, of each layer and head at each position; at first of none")
-ADDED = Value("added", "keys and values of the last token: they go behind the cache's positions")
+CACHE = Value("cache", "keys and values of a hypothesis, of each layer and head at each position; initially empty")
+ADDED = Value("added", "keys and values of the last token: to append to the cache")
 # Decoder layer parts that the encoder export does not need.
 OF_STEPS = ("own", "inner", "outer", "norms", "across.query", "across.output")
 POSITIONS = 5  # position axis in a cache (B, K, layers, 2, heads, P, width / heads)

@@ -155,6 +155,6 @@ def choose(
     Raises ValueError if a ``requested`` implementation is missing.
     """
     from_apex = apex_operators(find_apex() if apex_modules is None else apex_modules)
-    apex = kernels.Library("apex", from_apex, "the image has no apex, or one without its CUDA parts")
+    apex = kernels.Library("apex", from_apex, "apex is not installed, or lacks its CUDA extensions")
     operators = {name: registry[name] for name in sizes}
     return kernels.choose_with(apex, operators, requested, ranks, dtype, sizes, saved)

@@ -22,9 +22,9 @@ from benchmarks.translation.vocabulary import BOS, BPE, EOS, PAD, SPECIAL, UNK
 
 M = TypeVar("M", bound=nn.Module)
 SHOWN_STEP = 3  # step of the first batch that is shown: the hypotheses differ there, and have a past
-SOURCE = Value("source", "numbers of the source's tokens, </s> behind them, 0 behind the end")
-TOKENS = Value("tokens", "the last token of each hypothesis, at first <s>")
-LOG_PROBABILITIES = Value("log_probabilities", "of each token to come next; those behind the vocabulary are padding")
+SOURCE = Value("source", "token ids of the source, then </s>, padded with 0")
+TOKENS = Value("tokens", "the last token of each hypothesis, initially <s>")
+LOG_PROBABILITIES = Value("log_probabilities", "of each next token; entries beyond the vocabulary are padding")
 
 
 class Hypotheses:

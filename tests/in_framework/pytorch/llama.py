@@ -152,7 +152,7 @@ def test_fp8_is_rejected_if_unsupported(ranks, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"precision": "fp32"}, "fp8 needs precision=bf16"),
+        ({"precision": "fp32"}, "fp8 requires precision=bf16"),
         ({"tensor_parallelism": 2, "inner_width": 48}, "fp8 needs shares of 16"),
         ({"context_parallelism": 2, "sequence_length": 16}, "fp8 needs shares of 16"),
     ],

@@ -221,9 +221,7 @@ def test_torchvision_is_used_where_it_is_right(monkeypatch):
     assert operators.choose(CONFIG, CPU, {}, torchvision_ops(1.1)).names["roi_align"] == "plain"
     assert operators.choose(CONFIG, CPU, names, right).names == names, "of a checkpoint"
     monkeypatch.setattr(operators, "find_torchvision", lambda: None)
-    with pytest.raises(
-        ValueError, match="written with torchvision's roi_align, suppression, which is not here: resume"
-    ):
+    with pytest.raises(ValueError, match="written with torchvision's roi_align, suppression, which is missing: resume"):
         operators.choose(CONFIG, CPU, names)
 
 

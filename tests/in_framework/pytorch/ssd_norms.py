@@ -106,5 +106,5 @@ def test_apexs_norm_trains_detects_and_is_saved_as_the_plain_one(ranks, monkeypa
 
 
 def test_a_checkpoints_norm_that_is_missing_is_named(ranks):
-    with pytest.raises(ValueError, match="apex's groupbn, is not here: resume in the image of the run"):
+    with pytest.raises(ValueError, match="apex's groupbn, is not available: resume in the image of the run"):
         norms.choose(CONFIG, ranks, "groupbn")

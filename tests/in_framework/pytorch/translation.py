@@ -122,7 +122,7 @@ def test_apex_is_taken_where_it_is_right_and_faster(monkeypatch, capsys):
     assert choose("auto", saved={}, apex_modules=wrong)[0] == saved
     printed = capsys.readouterr().err
     assert "loss apex (apex" in printed and "norm plain (apex ArithmeticError: wrong by" in printed
-    for wanted, had, hint in (("apex", {}, "use kernels=auto"), ("auto", {"loss": "apex"}, "resume there")):
+    for wanted, had, hint in (("apex", {}, "use kernels=auto"), ("auto", {"loss": "apex"}, "resume in its image")):
         with pytest.raises(ValueError, match=hint):
             choose(wanted, apex_modules={}, saved=had)
 

@@ -131,7 +131,7 @@ def test_frozen_graphs_of_both_rounds_play_and_others_are_rejected(tmp_path):
     manifest = json.loads((tmp_path / "data" / "dataset.json").read_text())
     assert manifest["how"]["target"] == hashlib.sha256(path.read_bytes()).hexdigest()
     for content, size, words in (
-        (v07[:-9], 5, "bytes; version 1 is known"),
+        (v07[:-9], 5, "bytes; only version 1 is supported"),
         (b"no graph at all", 5, "neither a NumPy archive nor a graph"),
         (frozen_graph(weights, "nhwc", tf.float32, ("policy", "value")), 5, "no policy_output and no value_output"),
         (v07, 9, "for 5 x 5"),
