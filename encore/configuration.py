@@ -244,7 +244,7 @@ def scaled(
             raise EncoreError(
                 f"{ranks} ranks cannot share a global batch of {total}",
                 expected=f"at most {total} ranks",
-                hint="ask for fewer GPUs, or use another system",
+                hint="request fewer GPUs, or use another system",
             )
         rest = total % ranks
         rounded = f", rounded down to {total - rest}" if rest else ""

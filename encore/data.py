@@ -198,7 +198,7 @@ def follow(command: list[str], on_update: OnUpdate, environment: Mapping[str, st
                 stop(child)
                 raise EncoreError(
                     "interrupted",
-                    hint="give the same command again: it resumes where it stopped",
+                    hint="run the same command again: it resumes where it stopped",
                     exit_code=ExitCode.INTERRUPTED,
                 ) from None
             except BaseException:
@@ -238,7 +238,7 @@ def _judge(code: int, problems: list[EncoreError], errors: IO[str]) -> list[Enco
         problems = [
             EncoreError(
                 f"the preparation ended with {ending}" + (f":\n    {tail}" if tail else ""),
-                hint="give the same command again: finished parts are kept",
+                hint="run the same command again: finished parts are kept",
             )
         ]
     known_codes = (ExitCode.REFUSED, ExitCode.INTERRUPTED)
@@ -263,7 +263,7 @@ def read_passport(directory: Path) -> DataPassport:
     """Read a data set's dataset.json.
 
     Raises:
-        EncoreError: the folder is missing or half-written, or dataset.json cannot be read.
+        EncoreError: the folder is missing or incomplete, or dataset.json cannot be read.
     """
     path = directory / PASSPORT
     again = f"encore data prepare BENCHMARK -o {directory} --overwrite"
@@ -339,14 +339,14 @@ def _absent(directory: Path) -> EncoreError:
         )
     if (directory / PARTS).exists():
         return EncoreError(
-            f"the data set in {directory} is half-written: its preparation has not finished",
+            f"the data set in {directory} is incomplete: its preparation has not finished",
             expected="a finished preparation",
-            hint="give the same encore data prepare command again: it resumes where it stopped",
+            hint="run the same encore data prepare command again: it resumes where it stopped",
         )
     return EncoreError(
-        f"{directory} holds no prepared data set: no {PASSPORT}",
-        expected="a folder that encore data prepare wrote",
-        hint=f"encore data prepare BENCHMARK {directory} -o OUT, if it holds raw data; --data OUT then",
+        f"{directory} contains no prepared data set: no {PASSPORT}",
+        expected="a folder written by encore data prepare",
+        hint=f"encore data prepare BENCHMARK {directory} -o OUT if it contains raw data, then --data OUT",
     )
 
 
@@ -363,7 +363,7 @@ def check_data(directory: Path, benchmark: str) -> DataPassport:
         raise
     if benchmark not in (passport.benchmark, *passport.shared_with):
         raise EncoreError(
-            f"{directory} holds the data set {passport.name} of {passport.benchmark}",
+            f"{directory} contains the data set {passport.name} of {passport.benchmark}",
             expected=f"a data set of {benchmark}",
             hint=f"choose a different folder with --data, or encore data prepare {benchmark}",
         )

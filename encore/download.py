@@ -31,7 +31,7 @@ HUB_CLIENT = "hf"
 FULL_BYTES = 1 << 20  # A disk with less free space is full
 POLL_SECONDS = 0.2  # Interval between progress reports
 R2_SCRIPT = "https://raw.githubusercontent.com/mlcommons/r2-downloader/refs/heads/main/mlc-r2-downloader.sh"
-AGAIN = "give the same command again: it resumes where it stopped"
+AGAIN = "run the same command again: it resumes where it stopped"
 # A line of the list of MD5 that MLCommons publishes, as md5sum writes it.
 _LISTED = re.compile(r"([0-9a-f]{32}) [ *](?:\./)?(.+)")
 _DENIED = re.compile(r"\b40[13]\b|Authentication Failed|Access denied")  # Output of curl, wget and hf
@@ -224,7 +224,7 @@ def _require_space(folder: Path, size: int, parts: str = "") -> None:
         raise EncoreError(
             f"{free / 1e9:,.1f} GB free on the disk of {folder}",
             expected=f"{size / 1e9:,.1f} GB{parts}",
-            hint="name a folder on a larger disk, or -o DIR on another one for the prepared data set",
+            hint="use a folder on a larger disk, or -o DIR on another disk for the prepared data set",
         )
 
 
@@ -280,9 +280,9 @@ def run(plan: Plan, tool: str, on_update: data.OnUpdate, uses_client: bool = Fal
                 _follow(["gunzip", "--force", str(fetch.target)], fetch.final, unpacking, on_update)
     if absent:
         raise EncoreError(
-            f"{', '.join(str(fetch.target) for fetch in absent)}: not there, and nobody but you may download them",
+            f"{', '.join(str(fetch.target) for fetch in absent)}: missing; they require your login to download",
             expected=plan.terms,
-            hint=f"log in to {absent[0].address}, save them there and give the same command again",
+            hint=f"log in to {absent[0].address}, save them there and run the same command again",
         )
 
 
@@ -316,7 +316,7 @@ def check(path: Path, fetch: Fetch) -> None:
         raise EncoreError(
             f"{path} has {name} {digest}",
             expected=f"{' or '.join(fetch.checksums[name])} ({fetch.source})",
-            hint=f"rm {shlex.quote(str(path))}, and give the same command again",
+            hint=f"rm {shlex.quote(str(path))}, and run the same command again",
         )
 
 

@@ -251,7 +251,7 @@ def _make(environment: Environment, report: OnStep) -> None:
     free = shutil.disk_usage(environment.folder.parent).free / 2**30
     if free < environment.disk_gib:
         raise EncoreError(
-            f"{free:.1f} GiB free where the environment goes, {environment.folder.parent}",
+            f"{free:.1f} GiB free for the environment in {environment.folder.parent}",
             expected=f"{environment.disk_gib} GiB",
             hint="free some space, or set XDG_CACHE_HOME to a folder on another disk",
         )
@@ -305,7 +305,7 @@ def _run(environment: Environment, report: OnStep, command: Sequence[str]) -> No
             child.wait()
             raise EncoreError(
                 f"interrupted while making the {environment.framework} environment",
-                hint="run the same command again: what was downloaded or compiled is kept",
+                hint="run the same command again: finished downloads and builds are kept",
                 exit_code=ExitCode.INTERRUPTED,
             ) from None
     if code != 0:

@@ -86,7 +86,7 @@ def plain(value: object) -> Any:
         return {f.name: getattr(value, f.name) for f in fields(value)}
     if isinstance(value, Path):
         return str(value)
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def write_json(path: Path, content: Any) -> None:

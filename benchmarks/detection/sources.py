@@ -16,7 +16,7 @@ LAYOUT = (
     "train2017/ and val2017/ with the images, annotations/instances_train2017.json and instances_val2017.json: COCO "
     "2017 as published, in folders or zips, or a set of your own"
 )
-DOWNLOAD = "download it from cocodataset.org, or name the folder that holds all of them as the raw data"
+DOWNLOAD = "download it from cocodataset.org, or pass the folder that contains them"
 AGAIN = "download it again: the published checksum shows whether it is complete"
 
 

@@ -116,7 +116,7 @@ def _check_encoding() -> None:
     for name in (*sys.argv[1:], str(Path.cwd()), str(paths.cache_folder()), str(paths.ROOT)):
         escaped = name.encode("utf-8", "backslashreplace").decode()
         if escaped != name:
-            raise EncoreError(f"{escaped} is not valid UTF-8", hint="rename the file or directory, or use a link to it")
+            raise EncoreError(f"{escaped} is not valid UTF-8", hint="rename it, or use a symbolic link")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # an ASCII locale

@@ -164,7 +164,7 @@ def _refuse(context: typer.Context, option: str, unused: frozenset[str]) -> None
     names = ", ".join(f"--{name}" for name in sorted(options.given(context) & unused))
     if names:
         raise EncoreError(
-            f"{names} with {option}", expected=f"{option} without {names}", hint="leave one of the options out"
+            f"{names} with {option}", expected=f"{option} without {names}", hint="omit one of the options"
         )
 
 
@@ -176,7 +176,7 @@ def _refuse_file(path: Path) -> None:
     if not path.absolute().parent.is_dir():
         raise EncoreError(
             f"--profile {path}: no folder {path.parent}",
-            expected="a file in a folder that is there",
+            expected="a file in an existing folder",
             hint=f"mkdir -p {path.parent}",
         )
 

@@ -372,7 +372,7 @@ def _container_of(
     folders = [directory.absolute(), *([preparation.source.absolute()] if preparation.source else [])]
     preflight.refuse_failed(checks.check_folders(folders))
     if preparation.source is not None and not preparation.source.exists():
-        raise EncoreError(f"{preparation.source} does not exist", hint="name the folder of the raw data")
+        raise EncoreError(f"{preparation.source} does not exist", hint="pass the folder of the raw data")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -11,9 +11,9 @@ from encore.run import programs
 
 def play(
     benchmark: options.Benchmark,
-    model: Annotated[str, typer.Argument(help="Model of a run, or uniform: a search that knows nothing.")],
-    size: Annotated[int | None, typer.Option(help="Refuse a model of another board.")] = None,
-    readouts: Annotated[int, typer.Option(min=0, help="Playouts for each move; 0: the network alone.")] = 400,
+    model: Annotated[str, typer.Argument(help="Model of a run, or uniform: search without a network.")],
+    size: Annotated[int | None, typer.Option(help="Reject models of a different board size.")] = None,
+    readouts: Annotated[int, typer.Option(min=0, help="Playouts per move; 0: network only.")] = 400,
     resign: Annotated[
         float | None, typer.Option(help="Resign below this value, such as -0.95; default: never.")
     ] = None,

@@ -100,7 +100,7 @@ def build(
         typer.Option("--base-only", help="Only the base: pull it and record the digest, or build the stand-in."),
     ] = False,
     accept: Annotated[bool, typer.Option("--accept", help="Replace the digest in images.lock.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Even if this machine cannot run it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Build even if this machine cannot run the image.")] = False,
     engine: options.Engine = None,
 ) -> None:
     """Build the image of a benchmark. The digest of its base is recorded in images.lock and enforced afterwards.

@@ -93,7 +93,7 @@ def _refuse(request: Request) -> None:
     if request.python is not None and not request.python.expanduser().is_file():
         raise EncoreError(f"--python {request.python}: no such file", expected="a Python that has the framework")
     if request.time_limit <= 0 or request.check_seconds <= 0:
-        raise EncoreError("a limit of no seconds", expected="--time-limit and --check-seconds above 0")
+        raise EncoreError("a limit of 0 seconds", expected="--time-limit and --check-seconds above 0")
 
 
 def _run(request: Request, work: Path, screen: Console) -> list[Row]:

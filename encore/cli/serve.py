@@ -85,8 +85,8 @@ def serve(
     python: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Python with nvidia-pytriton and tritonclient.")
     ] = None,
-    max_batch_size: Annotated[int, typer.Option(min=1, help="Samples that the server puts together.")] = 32,
-    max_queue_delay_microseconds: Annotated[int, typer.Option(min=0, help="Wait for more requests.")] = 100,
+    max_batch_size: Annotated[int, typer.Option(min=1, help="Maximum batch size of the server.")] = 32,
+    max_queue_delay_microseconds: Annotated[int, typer.Option(min=0, help="Wait this long for more requests.")] = 100,
     instance_count: Annotated[int, typer.Option(min=1, help="Number of model instances per GPU.")] = 1,
     http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     grpc_port: Annotated[int, typer.Option(min=1, max=65535)] = 8001,
@@ -98,13 +98,15 @@ def serve(
     bench: Annotated[bool, typer.Option("--bench", help="Measure throughput and latency, and exit.")] = False,
     run: Annotated[
         Path | None,
-        typer.Option("--evaluate", metavar="RUN", help="Pass the evaluation set of the model's run through, and end."),
+        typer.Option(
+            "--evaluate", metavar="RUN", help="Evaluate the run's evaluation set through the server, and exit."
+        ),
     ] = None,
     data_folder: Annotated[
         Path | None, typer.Option("--data", help="With --evaluate: the run's data set; default: where the run had it.")
     ] = None,
     batches: Annotated[str, typer.Option(help="With --bench: samples per request.")] = "1,8",
-    clients: Annotated[str, typer.Option(help="With --bench: clients at a time.")] = "1,4",
+    clients: Annotated[str, typer.Option(help="With --bench: concurrent clients.")] = "1,4",
     requests: Annotated[int, typer.Option(min=1, help="With --bench: requests per measurement.")] = 200,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,

@@ -141,7 +141,7 @@ def run(
         raise EncoreError("neither or both of STUDY and --resume", hint="a study, or a study folder")
     if resume is not None:
         if settings:
-            raise EncoreError("--set with --resume", hint="leave it out: the study defines the points")
+            raise EncoreError("--set with --resume", hint="omit it: the study defines the points")
         folder = folders.open_folder(resume, Study)
     else:
         study_definition = definition.changed(definition.load(str(study), small), settings or ())

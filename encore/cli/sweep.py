@@ -70,7 +70,7 @@ def sweep(
     system: options.System = None,
     round_name: options.Round = None,
     data_folder: options.Data = None,
-    results: Annotated[Path | None, typer.Option(help="Where the study folder goes; default results/.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Parent folder of the study folder. Default: results/.")] = None,
     seed: options.Seed = None,
     settings: options.Settings = None,
     environment: options.Environment = None,
@@ -127,7 +127,7 @@ def sweep(
             raise EncoreError(
                 "--predict with one number of GPUs",
                 expected="a sweep over at least two",
-                hint="--gpus-per-node 1,2, or leave out --predict",
+                hint="--gpus-per-node 1,2, or omit --predict",
             )
         for point, check in sweeps.refuse(grid, root, submit):
             screen.print(f"[yellow]warning[/] {point.key}: {check.name}: {check.found}")

@@ -348,7 +348,7 @@ def download(framework: str, on_line: OnLine) -> None:
     wheels(framework).mkdir(parents=True)
     compiled = compiled_horovod(framework)
     if compiled:
-        on_line(f"Horovod is compiled already: {compiled}")
+        on_line(f"Horovod is already compiled: {compiled}")
         shutil.copy(compiled, wheels(framework))
     for command in download_commands(framework):
         code, _ = stream(command, on_line)

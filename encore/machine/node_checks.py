@@ -213,7 +213,7 @@ def _check_gpus(info: Facts) -> Iterator[Check]:
         if width and max_width and width < max_width:
             lane = PCIE_LANE_RATES.get(gpu.get("pcie_generation_max") or 0)
             rate = f", {width * lane:.1f} instead of {max_width * lane:.1f} GB/s" if lane else ""
-            yield Check("FAIL", name, f"PCIe x{width} instead of x{max_width}{rate}", "reseat it, or its riser")
+            yield Check("FAIL", name, f"PCIe x{width} instead of x{max_width}{rate}", "reseat the card or its riser")
         limit, default = gpu.get("power_limit"), gpu.get("power_limit_default")
         if limit and default and limit < default:
             yield Check("WARN", name, f"power limit {limit:g} W, default {default:g} W", "nvidia-smi -pl")

@@ -95,7 +95,7 @@ def newest(results: Path) -> RunFolder:
     runs = [folder for folder in folders if (folder.path / "run.json").is_file()]
     if runs:
         return max(runs, key=lambda run: status.created_at(run.path))
-    raise EncoreError(f"no run in {results}", hint="start one with: encore run; or name the folder: --results DIR")
+    raise EncoreError(f"no run in {results}", hint="start one with: encore run; or set the folder: --results DIR")
 
 
 # -- cancel ---------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def _cancel_job(subject: Subject) -> list[str]:
         raise EncoreError(
             f"job {first.name} ({first.title}) was not submitted by Encore",
             expected="a job named encore or encore-..., or with a run folder",
-            hint=f"if you mean it: scancel {first.name}",
+            hint=f"to cancel it anyway: scancel {first.name}",
         )
     commands.call("scancel", job)
     label = f"job {job}" + (f", {len(alive)} tasks" if len(alive) > 1 else "")
@@ -172,7 +172,9 @@ def _stop(folder: RunFolder, experiment: Experiment) -> str:
             raise EncoreError(f"its ranks run on {', '.join(sorted(hosts))}", hint="cancel it there")
         if hosts:
             return f"nothing to cancel in experiment {experiment.number + 1}: its ranks have ended"
-        raise EncoreError("no rank has written a heartbeat yet", hint="wait a moment, or press Ctrl-C where it runs")
+        raise EncoreError(
+            "no rank has written a heartbeat yet", hint="try again in a moment, or press Ctrl-C in its terminal"
+        )
     for rank in ranks:
         try:
             rank.terminate()

@@ -314,8 +314,8 @@ def _check_numbers(request: Request, allocation: Allocation | None) -> None:
             tasks > 1 and runs > 1,
             EncoreError(
                 f"--runs {runs} in an array of {tasks} tasks",
-                expected="only one of them: every array task is a run",
-                hint="leave --runs out, or submit without --array",
+                expected="one of them: every array task is a run",
+                hint="omit --runs, or submit without --array",
             ),
         ),
         (

@@ -82,13 +82,13 @@ def player(name: str, model: str, arguments: Sequence[str], python: Path | None,
     """Return the command that plays against a model.
 
     Raises:
-        EncoreError: the benchmark is not a game.
+        EncoreError: the benchmark has no game to play.
     """
     choice = catalogue.choose(name)
     games = {candidate.benchmark.name for candidate in catalogue.choices().values() if _is_game(candidate)}
     if not _is_game(choice):
         raise EncoreError(
-            f"{choice.benchmark.name} is not a game",
+            f"{choice.benchmark.name} has no game to play",
             expected="a game: " + (", ".join(sorted(games)) or "none found"),
         )
     module = choice.implementation.module

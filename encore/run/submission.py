@@ -73,7 +73,7 @@ def prepare_resume(path: Path, options: Options) -> Prepared:
     if options.array and len(_tasks(options.array)) < len(unfinished):
         raise EncoreError(
             f"--array {options.array}, and {len(unfinished)} runs are left",
-            hint=f"leave --array out, or --array 0-{len(unfinished) - 1}",
+            hint=f"omit --array, or --array 0-{len(unfinished) - 1}",
         )
     nodes, per_node = content["nodes"], content["ranks_per_node"]
     if options.nodes not in (None, nodes):

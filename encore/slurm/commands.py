@@ -39,7 +39,7 @@ def require() -> None:
         raise EncoreError(
             "no Slurm here: sbatch is not on PATH",
             expected="a login node of a Slurm cluster",
-            hint="on one machine: encore run BENCHMARK GPUS; to see the script all the same: --dry-run",
+            hint="on one machine: encore run BENCHMARK GPUS; to see the script: --dry-run",
         )
 
 

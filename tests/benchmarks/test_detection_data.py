@@ -122,7 +122,7 @@ def test_data_set_is_that_of_both_benchmarks(published: Path, opened: DataSet, t
     for benchmark in preparation.BENCHMARKS:
         notes(preparing.run(benchmark, "--verify", opened.folder))
         assert data.check_data(opened.folder, benchmark).name == published.name
-    with pytest.raises(EncoreError, match="holds the data set"):
+    with pytest.raises(EncoreError, match="contains the data set"):
         data.check_data(opened.folder, "gnmt")
     # Without errors in the source, --skip-flawed changes nothing
     notes(preparing.run("maskrcnn", published, "-o", tmp_path / "to", "--skip-flawed"))

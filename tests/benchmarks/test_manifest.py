@@ -77,8 +77,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, bool]] = {
     "index": (lambda folder: replace_bytes(folder / "val.idx", b"0\t0", b"0\t4"), "where the magic", True),
     "middle": (lambda folder: replace_bytes(folder / "val.rec", b"eima", b"eImA"), "val.rec has changed", False),
     "no manifest": (lambda folder: (folder / "dataset.json").unlink(), "no dataset.json", True),
-    "half-written": (
-        lambda folder: (folder / "dataset.json").unlink() or (folder / "parts").mkdir(), "half-written", True
+    "incomplete": (
+        lambda folder: (folder / "dataset.json").unlink() or (folder / "parts").mkdir(), "incomplete", True
     ),
     "no folder": (lambda folder: folder.rename(folder.parent / "moved"), "no folder", True),
 }  # fmt: skip

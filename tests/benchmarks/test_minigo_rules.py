@@ -239,7 +239,7 @@ def test_gtp_over_standard_input(tmp_path: Path) -> None:
 
 
 def test_play_is_for_games_and_models_of_their_size(tmp_path: Path) -> None:
-    with pytest.raises(EncoreError, match="ncf is not a game"):
+    with pytest.raises(EncoreError, match="ncf has no game to play"):
         programs.player("ncf", "x", (), None, print)
     command = programs.player("minigo", "uniform", (), Path(sys.executable), print)
     assert command[1:4] == ["-m", "benchmarks.minigo.gtp", "--model"]

@@ -277,7 +277,7 @@ def test_interrupted_preparation_ends_its_workers_and_resumes(
     assert number == signal.SIGKILL or "again to resume" in json.loads(printed.splitlines()[-1])["error"]["hint"]
     assert "Traceback" not in errors
     assert psutil.wait_procs(workers, timeout=PATIENCE)[1] == []
-    assert "half-written" in manifests.verify(tmp_path / "out")[0].found
+    assert "incomplete" in manifests.verify(tmp_path / "out")[0].found
     for name in ("out", "reference"):
         notes(run(*words[:-3], "-o", tmp_path / name))
     assert id_of(tmp_path / "out") == id_of(tmp_path / "reference")

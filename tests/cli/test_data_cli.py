@@ -198,12 +198,12 @@ def edit(folder: Path, **changes: Any) -> None:
 
 DAMAGES = {
     "missing": (shutil.rmtree, "no such folder"),
-    "half-written": (lambda folder: (folder / "dataset.json").rename(folder / "parts"), "is half-written"),
-    "no manifest": (lambda folder: (folder / "dataset.json").unlink(), "holds no prepared data set"),
+    "incomplete": (lambda folder: (folder / "dataset.json").rename(folder / "parts"), "is incomplete"),
+    "no manifest": (lambda folder: (folder / "dataset.json").unlink(), "contains no prepared data set"),
     "damaged": (lambda folder: (folder / "dataset.json").write_text("{"), "is damaged"),
     "fields": (lambda folder: edit(folder, splits=[1]), "is damaged"),
     "schema": (lambda folder: edit(folder, schema=7), "has schema 7"),
-    "other": (lambda folder: edit(folder, benchmark="ncf", shared_with=[]), "holds the data set scenes of ncf"),
+    "other": (lambda folder: edit(folder, benchmark="ncf", shared_with=[]), "contains the data set scenes of ncf"),
     "short": (lambda folder: (folder / "val.rec").write_bytes(b"1"), "has changed: 1 bytes"),
     "gone": (lambda folder: (folder / "train.rec").unlink(), "train.rec: No such file"),
 }
@@ -591,7 +591,7 @@ def test_file_that_needs_a_login_is_named_and_checked(set_download: Callable[...
     page = "https://example.org/login"
     set_download({"login": page, "file": "a.tar", "md5": MD5}, terms="an account")
     error = error_of(*GET, tmp_path, "--run")
-    assert "a.tar: not there" in error.found and page in error.hint and error.expected == "an account"
+    assert "a.tar: missing" in error.found and page in error.hint and error.expected == "an account"
     (tmp_path / "a.tar").write_bytes(TEXT[:-1])
     assert "a.tar has md5" in error_of(*GET, tmp_path, "--run").found
     (tmp_path / "a.tar").write_bytes(TEXT)

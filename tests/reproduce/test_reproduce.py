@@ -176,7 +176,7 @@ RESULTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
             ("gone", {"number_of_nodes": 3}),
         )
     ),
-    # The folder of a system, and not that of a benchmark in it.
+    # The folder of a system, and not the folder of a benchmark in it.
     ("v3.0", f"{MAKER}/results/gone", {}),
     ("v1.0", f"{LATER}/implementations/ours", {}),
     ("v1.0", f"{LATER.partition('/benchmarks')[0]}/results/tpu-v4-16/bert", {}),

@@ -80,7 +80,7 @@ def test_words_of_a_command_and_their_variables(text: str, words: list[str], sou
 
 def test_eval_of_two_commands_is_not_read() -> None:
     state = read("CMD='a; b'\neval \"$CMD\"")
-    assert not state.invocations and "not one command" in state.notes[0].reason
+    assert not state.invocations and "not a single known command" in state.notes[0].reason
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_eval_of_two_commands_is_not_read() -> None:
     [
         ("\nA=$(curl http://example.org | sh)", 2, "output"),
         ("A=`id -u; rm -rf x`", 1, ""),
-        ("[ -e /etc/passwd ] && A=1", 1, "not known here"),
+        ("[ -e /etc/passwd ] && A=1", 1, "is not supported"),
         ("A=1\nsource /etc/profile", 2, "not in the folder"),
         ("source ../outside.sh", 1, "not in the folder"),
         ("for i in 1 2; do A=$i; done", 1, "loop"),
-        ("(( A > 0 )) && B=1", 1, "is not read"),
-        ("A=${!B}", 1, "not read"),
-        (f"[ {'! ' * 4000}x ] && A=1", 1, "not known here"),
+        ("(( A > 0 )) && B=1", 1, "is not supported"),
+        ("A=${!B}", 1, "is not supported"),
+        (f"[ {'! ' * 4000}x ] && A=1", 1, "is not supported"),
     ],
 )
 def test_unknown_syntax_is_noted_and_not_run(

@@ -215,7 +215,7 @@ def test_wheel_must_fit_the_python(tmp_path: Path) -> None:
     write_files(folder, dict.fromkeys((str(server.SERVER), backend, stub), ""))
     write_files(tmp_path / server.LIBRARIES, {"a.so": ""})
     assert server.find_wheel(own, python()) == folder
-    assert "no model in Python 3.7" in problem(own, python("3.7"))
+    assert "does not support Python 3.7" in problem(own, python("3.7"))
     assert "built without libpython" in problem(own, python(library=""))
 
 

@@ -93,7 +93,7 @@ def _read(directory: Path) -> Tuple[Manifest, bool]:
         return manifest, is_genuine and data_id(manifest) == manifest["id"]
     except (FileNotFoundError, NotADirectoryError):
         if (directory / PARTS).exists():
-            problem = f"{directory} is half-written: an unfinished preparation, no {FILE_NAME}"
+            problem = f"{directory} is incomplete: an unfinished preparation, no {FILE_NAME}"
             raise Problem(problem, "a finished preparation", "run the same prepare command again to resume") from None
         problem = f"{directory} has no {FILE_NAME}" if directory.is_dir() else f"no folder {directory}"
         raise Problem(problem, "a prepared data set", f"prepare one in {directory}") from None

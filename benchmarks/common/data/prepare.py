@@ -325,7 +325,7 @@ def is_complete(data_set: DataSet, to: Path, fingerprint: str, overwrite: bool) 
     elif same:
         message = f"{to} holds this data set, but its files have changed since"
     else:
-        message = f"{to} holds the data set {present['name']}, prepared from another source or with other options"
+        message = f"{to} contains the data set {present['name']}, prepared from another source or with other options"
     raise Problem(message, "an empty folder, or this data set", "choose another folder: -o DIR, or add --overwrite")
 
 

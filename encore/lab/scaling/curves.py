@@ -53,7 +53,7 @@ def load_curves(sources: Sequence[str]) -> dict[str, Minutes]:
                 raise EncoreError(
                     f"{benchmark} was measured on {kind} and on {kinds[benchmark]}",
                     expected="one kind of accelerator",
-                    hint="narrow --curves, such as v0.7/NVIDIA/dgxa100",
+                    hint="restrict --curves, such as v0.7/NVIDIA/dgxa100",
                 )
             points = curves.setdefault(benchmark, {})
             points[gpus] = min(minutes, points.get(gpus, minutes))
@@ -128,7 +128,7 @@ def options(benchmark: str, measured: Minutes, gpus: int, extrapolate: bool = Fa
         raise EncoreError(
             f"{benchmark} was measured on {least} to {largest} GPUs, and there are {gpus}",
             expected=f"at least {least} GPUs",
-            hint="measure it on fewer with `encore sweep`, or let the cost model guess: --extrapolate",
+            hint="measure it on fewer with `encore sweep`, or use the cost model: --extrapolate",
         )
     useful: list[Option] = []
     for option in sorted(choices, key=lambda choice: choice.gpus):

@@ -274,7 +274,7 @@ def _contradictions() -> Iterator[Check]:
     for figure in _figures(DELL, place="slide: time to accuracy", model="maskrcnn"):
         description = "longest training, minutes; the next line says under 8 hours for all models"
         follows = figure.value < _WORK_DAY_MINUTES
-        yield _verdict(figure, description, float(_WORK_DAY_MINUTES), follows, "the two lines exclude each other")
+        yield _verdict(figure, description, float(_WORK_DAY_MINUTES), follows, "the two lines contradict each other")
     for figure in _figures(BARC, quantity="largest_batch", model="resnet"):
         yield _verdict(figure, "largest batch of ResNet", 64.0, False, "a backup slide says 64 and 128 in one sentence")
     # Weak scaling: twice the GPUs, twice the images.

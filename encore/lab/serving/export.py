@@ -167,7 +167,7 @@ def plan(source: Path, run_path: Path, data: Path | None) -> Evaluation:
         raise EncoreError(
             f"{source} is not from {run_path}",
             expected=f"the run {document.run.name or 'that it was exported from'}",
-            hint="--evaluate RUN: name that run",
+            hint="pass that run: --evaluate RUN",
         )
     choice = catalogue.choose(passport["name"])
     experiment = programs.chosen_experiment(run, document.run.experiment)
@@ -181,7 +181,7 @@ def evaluate(evaluation: Evaluation, url: str, on_step: Callable[[str], None]) -
     Returns samples, largest difference, tolerance and quality. Raises EncoreError if the difference is beyond it.
     """
     variables = programs.variables_of(evaluation.choice, None, [ENVIRONMENT], on_step)
-    on_step(f"passing the evaluation set of {evaluation.data} through the server")
+    on_step(f"sending the evaluation set of {evaluation.data} through the server")
     arguments = ("--experiment", str(evaluation.experiment), "--data", str(evaluation.data))
     served = ("--through", url, "--exported", str(evaluation.source))
     return programs.call(evaluation.choice, (*arguments, *served), variables)

@@ -182,7 +182,7 @@ def find_wheel(server: Python, runs_model: Python) -> Path:
         raise EncoreError(f"no {missing[0]}", expected="the wheel of nvidia-pytriton 0.7", hint=PYTRITON)
     if not (wheel / STUBS / version / STUB).exists():
         raise EncoreError(
-            f"nvidia-pytriton runs no model in Python {version}",
+            f"nvidia-pytriton does not support Python {version}",
             expected=f"Python {', '.join(sorted(path.parent.name for path in wheel.glob(f'{STUBS}/*/{STUB}')))}",
             hint="--python FILE: one of these",
         )

@@ -151,12 +151,12 @@ def load(name: str, small: bool = False) -> Study:
     path = Path(name) if name.endswith(".toml") or "/" in name else DATA / f"{name}.toml"
     if not path.is_file():
         if path.parent != DATA:
-            raise EncoreError(f"no file {path}", hint="name the TOML file of the study")
+            raise EncoreError(f"no file {path}", hint="pass the TOML file of the study")
         raise names.unknown("study", name, study_names())
     study = catalogue.parse(Study, path, name=path.stem)
     if small:
         if not study.small.grid:
-            raise EncoreError(f"the study {name} has no small grid", hint="leave out --small, or add [small.grid]")
+            raise EncoreError(f"the study {name} has no small grid", hint="omit --small, or add [small.grid]")
         study = _small_study(study)
     _check(study)
     return study

@@ -147,7 +147,7 @@ def point_hosts(sweep: Sweep, point: GridPoint) -> tuple[hosts.Host, ...]:
         raise EncoreError(
             f"--hosts {','.join(map(str, hosts_given))} for {point.nodes} nodes of {point.gpus_per_node} GPUs",
             expected="hosts for the largest node count, with enough GPUs per node",
-            hint="name more hosts, or fewer --nodes",
+            hint="list more hosts, or fewer --nodes",
         )
     return tuple(hosts.Host(host.name, point.gpus_per_node) for host in hosts_given[: point.nodes])
 
@@ -236,7 +236,7 @@ def refuse(sweep: Sweep, results: Path, submit_all: bool) -> list[tuple[GridPoin
                 raise EncoreError(
                     f"{requirement} needs a scheduler (Slurm not found)",
                     expected="points on this machine, or a cluster login node",
-                    hint="leave out --nodes and --submit, or name the nodes: --hosts n1:4,n2:4",
+                    hint="omit --nodes and --submit, or list the nodes: --hosts n1:4,n2:4",
                 )
             preflight.refuse_failed(submission.checks(prepare_job(point, request)))
             continue

@@ -182,7 +182,7 @@ def _sets(sides: Sequence[RunSet], submitter: str | None) -> dict[tuple[str, str
             raise EncoreError(
                 f"the {lacking} of {run.folder} is not known",
                 expected="logs with round and benchmark",
-                hint="archive the folders of other logs without it",
+                hint="archive the folders of the other logs separately",
             )
         org = submitter or submitter_of(run.logs) or "unknown"
         key = (run.round, _plain(org), _plain(_system_name(run)), run.benchmark)
@@ -275,7 +275,7 @@ def submission_trees(root: Path) -> list[Path]:
     """Return the submitter trees at or directly below ``root``; raises if none."""
     trees = [folder for folder in (root, *_folders(root)) if (folder / "results").is_dir()]
     if not trees:
-        raise EncoreError(f"no submission tree in {root}", expected=_EXPECTED, hint="name the submitter's folder")
+        raise EncoreError(f"no submission tree in {root}", expected=_EXPECTED, hint="pass the submitter's folder")
     return trees
 
 

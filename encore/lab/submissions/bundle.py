@@ -182,7 +182,7 @@ def _ssh_keygen(action: str, *arguments: str, stdin: bytes = b"") -> str:
         done = subprocess.run(command, input=stdin, capture_output=True, check=False, timeout=SIGN_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise EncoreError(
-            f"ssh-keygen -Y {action} did not end in {SIGN_SECONDS} s",
+            f"ssh-keygen -Y {action} did not finish within {SIGN_SECONDS} s",
             expected="a key in ssh-agent, or its passphrase in time",
             hint="ssh-add KEY",
         ) from error

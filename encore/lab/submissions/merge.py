@@ -93,7 +93,7 @@ def merge_trees(roots: Sequence[Path], output: Path) -> Merged:
 
 def _refuse_output(roots: Sequence[Path], output: Path) -> None:
     if output.is_symlink():
-        raise EncoreError(f"{output} is a link", expected="a new folder", hint="name the folder that it leads to")
+        raise EncoreError(f"{output} is a link", expected="a new folder", hint="pass the target folder of the link")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise EncoreError(f"{output} already exists", hint="choose a new folder: existing files are not overwritten")
     above = next(folder for folder in output.absolute().parents if os.path.lexists(folder))
@@ -109,7 +109,7 @@ def _refuse_output(roots: Sequence[Path], output: Path) -> None:
 def _read(folder: Path, *, is_input: bool) -> _Tree:
     tree = _Tree(folder)
     if folder.is_symlink() and not is_input:
-        tree.refused.append(Collision(folder.name, "a link", (str(folder),), "name the folder that it leads to"))
+        tree.refused.append(Collision(folder.name, "a link", (str(folder),), "pass the target folder of the link"))
         return tree
     submitter = folder.resolve().name
     for parent, names, files in os.walk(folder, onerror=_raise):
@@ -147,7 +147,7 @@ def _collisions(trees: Sequence[_Tree]) -> Iterator[Collision]:
         if differ:
             of_many = f"{count_of(len(differ), 'file')} not the same, such as {differ[0].name}"
             problem = "not the same" if unit == differ[0] else of_many
-            hint = "keep that of one tree, or give one another name"
+            hint = "keep that of one tree, or rename one of them"
             yield Collision(str(unit), problem, _folders(tree for tree, _ in of), hint)
     yield from _similar_names(trees)
     parents = {parent for tree in trees for path in tree.files for parent in path.parents}
@@ -171,7 +171,9 @@ def _similar_names(trees: Sequence[_Tree]) -> Iterator[Collision]:
     for names in (names for names in spellings.values() if len(names) > 1):
         names_text = " and ".join(str(next(iter(paths))) for paths in names.values())
         trees_of = _folders(tree for paths in names.values() for of in paths.values() for tree in of)
-        yield Collision(names_text, "the same name but for its case or Unicode form", trees_of, "give one another name")
+        yield Collision(
+            names_text, "the same name except for case or Unicode normalization", trees_of, "rename one of them"
+        )
 
 
 # Smallest merge unit: a set, a system's code, or a file.
@@ -199,7 +201,7 @@ def _missing_descriptions(trees: Sequence[_Tree]) -> Iterator[Collision]:
             if describing:
                 path = f"{name[0]}/systems/{name[1]}.json"
                 reason = "described in another tree than that of its results or code"
-                yield Collision(path, reason, _folders([tree, *describing]), "put the description into each tree")
+                yield Collision(path, reason, _folders([tree, *describing]), "add the description to each tree")
 
 
 def _folders(trees: Iterable[_Tree]) -> tuple[str, ...]:

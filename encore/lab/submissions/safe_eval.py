@@ -108,7 +108,7 @@ def _value(
             return evaluate_node(node.value)[evaluate_node(node.slice)]
         case ast.Call(func=ast.Name(id=name)):
             return functions[name](*(evaluate_node(operand) for operand in node.args))
-    raise ValueError(f"{ast.dump(node)[:40]} is not read in an expression")
+    raise ValueError(f"{ast.dump(node)[:40]} is not supported in an expression")
 
 
 def _limited(value: Any) -> Any:

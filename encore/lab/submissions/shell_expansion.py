@@ -202,7 +202,7 @@ class Expander:
             return text.split()
         tokens = split(text.text) if text.is_known else []
         if not tokens or not all(token.is_word for token in tokens):
-            self._state.note(self._file, line, f"eval {_short(text.text)}: not one command that is known; passed over")
+            self._state.note(self._file, line, f"eval {_short(text.text)}: not a single known command; skipped")
             return []
         fields = [word for token in tokens for word in self.expand_words(token.text, line)]
         return [replace(word, sources=word.sources | text.sources) for word in fields]
@@ -251,7 +251,7 @@ class Expander:
                     yield from [(None, quoted)] if number else []
                     yield value, quoted
         except UnsupportedSyntaxError as error:
-            self._state.note(self._file, line, f"{_short(text)}: {error}; taken for unknown")
+            self._state.note(self._file, line, f"{_short(text)}: {error}; treated as unknown")
             yield UNKNOWN, quoted
 
     def _output(self, program: str, line: int) -> Value:
@@ -262,7 +262,7 @@ class Expander:
         if _OWN_FOLDER.fullmatch(program):
             return Value(".")
         if not QUIET.match(program):
-            self._state.note(self._file, line, f"$({_short(program)}): a program's output; taken for unknown")
+            self._state.note(self._file, line, f"$({_short(program)}): output of a program; treated as unknown")
         return UNKNOWN
 
     def _arithmetic(self, text: str, line: int, depth: int) -> Value:
@@ -276,7 +276,7 @@ class Expander:
         # Multiple values for ``[@]`` and ``[*]``
         match = _PARAMETER.match(body)
         if match is None or match[1] == "!":
-            raise UnsupportedSyntaxError("an expansion of this form is not read")
+            raise UnsupportedSyntaxError("this form of expansion is not supported")
         prefix, name, index = match.groups()
         if index not in (None, "[0]", "[@]", "[*]") and name in self._state.variables:
             raise UnsupportedSyntaxError("an element of an array")
@@ -326,12 +326,12 @@ def _remove_pattern(text: str, how: str) -> str:
     # ``text`` with a pattern removed or replaced: ``%``, ``%%``, ``#``, ``##`` and ``/``
     match = re.match(r"(%%|%|##|#|//|/|,,|\^\^)", how)
     if match is None or len(how) > LONGEST_PATTERN:
-        raise UnsupportedSyntaxError("an expansion of this form is not read")
+        raise UnsupportedSyntaxError("this form of expansion is not supported")
     sign, pattern = match[1], how[match.end() :]
     if sign in (",,", "^^"):
         return text.lower() if sign == ",," else text.upper()
     if len(text) > LONGEST_CUT or pattern.count("*") > 2 or re.search(r"[$`'\"\[\]]", pattern):
-        raise UnsupportedSyntaxError("a pattern of this form is not read")
+        raise UnsupportedSyntaxError("this form of pattern is not supported")
     if sign[0] == "/":
         glob, _, replacement = pattern.partition("/")
         expression = ".*".join(".".join(map(re.escape, part.split("?"))) for part in glob.split("*"))
@@ -351,11 +351,11 @@ def calculate(text: str) -> int:
     """Evaluate a shell arithmetic expression to an integer; division rounds towards zero."""
     plain = text.strip()
     if not _NUMBERS.match(plain) or re.search(rf"\d{{{_MOST_DIGITS + 1}}}", plain):
-        raise UnsupportedSyntaxError("an expression of this form is not read")
+        raise UnsupportedSyntaxError("this form of expression is not supported")
     if not plain:
         return 0
     if len(plain) > 256:
-        raise UnsupportedSyntaxError("an expression of this length is not read")
+        raise UnsupportedSyntaxError("the expression is too long")
     without_zeros = re.sub(r"\b0+(?=\d)", "", plain)
     try:
         result = int(evaluate(without_zeros, str, {}, _ROUNDING_TOWARDS_ZERO))

@@ -186,7 +186,7 @@ class _Interpreter:
         if token.text.startswith("(("):
             self._at += 1
             if active:
-                self._note(token.line, "((...)) is not read; taken for false")
+                self._note(token.line, "((...)) is not supported; treated as false")
             return None
         if token.text in compound:
             self._at += 1
@@ -248,7 +248,7 @@ class _Interpreter:
         self._expect("done")
         self._skip_redirections()
         if active and assigned:
-            self._note(keyword.line, f"a loop that assigns {assigned[0].partition('=')[0]}; passed over")
+            self._note(keyword.line, f"a loop that assigns {assigned[0].partition('=')[0]}; skipped")
         return True
 
     def _test(self, keyword: Token, active: bool) -> bool | None:
@@ -282,7 +282,7 @@ class _Interpreter:
             result = self._evaluate(operands)
         if result is None:
             text = " ".join(token.text for token in operands)
-            self._note(line, f"[ {text} ] is not known here; taken for false")
+            self._note(line, f"[ {text} ] is not supported; treated as false")
         return result
 
     def _evaluate(self, tokens: Sequence[Token]) -> bool | None:
@@ -363,7 +363,7 @@ class _Interpreter:
             self._note(line, f"sources {target.text or 'a file'}, which is not in the folder")
             return False
         if self._depth >= MOST_SOURCED:
-            self._note(line, f"sources {path} at a depth of {MOST_SOURCED}; passed over")
+            self._note(line, f"sources {path} at a depth of {MOST_SOURCED}; skipped")
             return False
         self._reader.source(path, self._depth + 1)
         return True
@@ -385,7 +385,7 @@ class _Interpreter:
         raw = word.text[match.end() :]
         variable = self._state.variables.get(name)
         if index:
-            self._note(word.line, f"{name}{index}: an element of an array; passed over")
+            self._note(word.line, f"{name}{index}: an element of an array; skipped")
             return
         if raw.startswith("("):
             values = self._expand_words([replace(part, line=word.line) for part in split(raw[1:-1]) if part.is_word])

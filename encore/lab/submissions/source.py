@@ -163,7 +163,7 @@ def _open(path: Path) -> tuple[Tree, str, str]:
         raise EncoreError(
             f"{path} does not exist",
             expected="a folder, config_*.sh or archive from a results repository",
-            hint="git clone https://github.com/mlcommons/training_results_v0.7, and name a folder in it",
+            hint="git clone https://github.com/mlcommons/training_results_v0.7, and pass a folder in it",
         )
     resolved = path.resolve()
     folder = resolved if resolved.is_dir() else resolved.parent
@@ -199,7 +199,7 @@ def _missing_configuration(tree: Tree, subpath: str, path: Path) -> EncoreError:
         folders = [f"{subpath}/{name}" for name in tree.folders(subpath)]
         return EncoreError(
             f"{path} is the folder of a system",
-            expected="that of a benchmark in it",
+            expected="the folder of a benchmark in it",
             hint=_suggest_commands(tree, folders),
         )
     # System folders may be empty; the scripts are then in a sibling folder.
@@ -218,8 +218,8 @@ def _missing_configuration(tree: Tree, subpath: str, path: Path) -> EncoreError:
             for directory in scripts[:_MOST_SHOWN]
         ]
         return EncoreError(
-            f"{path} {lacks}: what it was run with is in scripts that Encore does not read",
-            expected="config_*.sh, as NVIDIA and those who follow it have them",
+            f"{path} {lacks}: its settings are in scripts that Encore does not read",
+            expected="config_*.sh, as in NVIDIA's submissions",
             hint="\n    ".join(["read the scripts in", *listed]),
         )
     return EncoreError(

@@ -104,7 +104,7 @@ def forecast(run: RunLog, marks: Sequence[Mark] = (), own_lengths: Sequence[floa
         length=pace.length,
         unit=benchmark.points_in,
         minutes_per_length=pace.seconds_per_unit / 60,
-        why="how far a run has to train is not known",
+        why="the length of a run is not known",
     )
     lengths = known_lengths(run, own_lengths)
     if lengths is None:

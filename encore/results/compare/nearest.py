@@ -54,7 +54,7 @@ def find_submission(run_set: RunSet, name: str | None = None) -> tuple[Published
     if not run_set.passport:
         cells = cells_at(run_set.folder, run_set.round, run_set.benchmark) if run_set.folder is not None else []
         if cells and cells[0].score_minutes is not None:
-            return cells[0], Match(How.OWN_SYSTEM, "the system that the folder is named after")
+            return cells[0], Match(How.OWN_SYSTEM, "the system in the folder's name")
         platform_cell = next((cell for cell in ranked if _is_platform(run_set, cell)), None)
         if platform_cell is not None:
             return platform_cell, Match(How.OWN_PLATFORM, "the submitter and the platform that the logs name")

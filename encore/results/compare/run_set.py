@@ -138,9 +138,9 @@ def load_run_set(path: str | Path) -> RunSet:
     if len(scores) > 1:
         names = ", ".join(str(score.folder) for score in scores[:4])
         raise EncoreError(
-            f"{path} holds {len(scores)} sets of runs: {names}{' ...' if len(scores) > 4 else ''}",
+            f"{path} contains {len(scores)} sets of runs: {names}{' ...' if len(scores) > 4 else ''}",
             expected="the runs of one benchmark on one system",
-            hint="name one of these folders",
+            hint="pass one of these folders",
         )
     return build_run_set(scores[0], audit_score(scores[0], in_digests=True))
 

@@ -82,7 +82,7 @@ def convergence_of(score: Score) -> Convergence | None:
         with _quiet_logging():
             return _compare(score, ruleset)
     except Exception as error:  # Any exception of the library on a log that it cannot read
-        return _not_checked(score, f"mlperf-logging's checker broke on these logs: {type(error).__name__}: {error}")
+        return _not_checked(score, f"mlperf-logging's checker failed on these logs: {type(error).__name__}: {error}")
 
 
 def report_of(convergence: Convergence) -> ComplianceReport:
@@ -102,7 +102,7 @@ def _point_finding(convergence: Convergence) -> Iterator[Finding]:
         yield Finding(
             line=None,
             rule=f"{version()}, rcp_checker: a reference convergence point for the set's global batch",
-            expected=f"no fewer {convergence.unit} to the target than the reference, but for chance",
+            expected=f"not significantly fewer {convergence.unit} to the target than the reference",
             found="; ".join(convergence.explanation),
             hint="run at a batch of the reference, with its hyperparameters; a review may accept the set as it is",
             # Every round accepted such sets: the review bypasses the checker.

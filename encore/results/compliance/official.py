@@ -164,7 +164,7 @@ def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -
             line=None,
             rule=f"mlperf-logging training_{ruleset}",
             expected="a verdict of the checker",
-            found=f"the checker broke on this log: {type(error).__name__}: {str(error)[:200]}",
+            found=f"the checker failed on this log: {type(error).__name__}: {str(error)[:200]}",
             hint="correct the other findings first; if none is left, report the log to mlcommons/logging",
             kind="crash",
         )

@@ -220,7 +220,7 @@ def no_log(root: Path) -> EncoreError:
     return EncoreError(
         f"no MLPerf log in {root}",
         expected="result_0.txt, result_1.txt ... with :::MLLOG, :::MLL or :::MLPv0.5.0 lines",
-        hint="name the folder that holds the result files of one benchmark, or a folder above it",
+        hint="pass the folder of the result files of one benchmark, or a folder above it",
     )
 
 
