@@ -37,7 +37,7 @@ MEMORY = Value("memory", "keys and values of the source, of each layer and head 
 CACHE = Value("cache", "keys and values of a hypothesis, of each layer and head at each position; initially empty")
 ADDED = Value("added", "keys and values of the last token: to append to the cache")
 # Decoder layer parts that the encoder export does not need.
-OF_STEPS = ("own", "inner", "outer", "norms", "across.query", "across.output")
+STEP_PARTS = ("self_attention", "fc1", "fc2", "norms", "cross_attention.query", "cross_attention.output")
 POSITIONS = 5  # position axis in a cache (B, K, layers, 2, heads, P, width / heads)
 
 
@@ -49,8 +49,8 @@ class Encoder(nn.Module):
     def forward(self, source: torch.Tensor) -> torch.Tensor:
         # (B, layers, 2, heads, S, width / heads) of int64 (B, S).
         network = self.network
-        values = network.place(source, sinusoids(source.shape[1], network.config.width))
-        return joined(network.memories(network.through_encoder(values, mask_of(source))))
+        values = network.embed_at(source, sinusoids(source.shape[1], network.config.width))
+        return stack(network.memories(network.encode_embeddings(values, mask_of(source))))
 
 
 class Step(nn.Module):
@@ -70,16 +70,16 @@ class Step(nn.Module):
             cache: (B, K, layers, 2, heads, P, width / heads), of the P tokens before.
         """
         network = self.network
-        values = network.place(tokens, sinusoids(1, network.config.width, FIRST_POSITION + cache.shape[POSITIONS]))
+        values = network.embed_at(tokens, sinusoids(1, network.config.width, FIRST_POSITION + cache.shape[POSITIONS]))
         mask, added = mask_of(source), []
         stream, layers = (
-            network.enter(network.decoder, values),
-            network.with_norms(network.decoder, network.decoder_norm),
+            network.norm_input(network.decoder, values),
+            network.layers_with_norms(network.decoder, network.decoder_norm),
         )
-        for (layer, after), keys_and_values, layer_cache in zip(layers, parted(memory), cache.unbind(2)):
+        for (layer, after), keys_and_values, layer_cache in zip(layers, unstack(memory), cache.unbind(2)):
             stream, new = decode(layer, stream, keys_and_values, mask, after, layer_cache)
             added.append(new)
-        return network.log_probabilities(stream.entering), torch.stack(added, 2)
+        return network.log_probabilities(stream.block_input), torch.stack(added, 2)
 
 
 def decode(
@@ -95,22 +95,22 @@ def decode(
     Training flattens both axes to B * K rows. Here, a shape computed from two others would be checked in every
     request, and K = 1 would be specialized.
     """
-    self_attention = layer.own
-    projected = self_attention.joint(stream.entering).unflatten(2, (3, self_attention.heads, -1))
+    self_attention = layer.self_attention
+    projected = self_attention.joint(stream.block_input).unflatten(2, (3, self_attention.heads, -1))
     query, new = projected[:, :, 0].unsqueeze(3), projected[:, :, 1:].unsqueeze(4)
     key, value = torch.cat((layer_cache, new), 4).unbind(2)
     attn_out = self_attention.output(plain_attention(query, key, value, None, 0.0, False).squeeze(3).flatten(2))
-    stream = layer.leave(0, stream.values, attn_out)
-    stream = layer.leave(1, stream.values, layer.look(stream.entering, memory, mask))
+    stream = layer.add_and_norm(0, stream.values, attn_out)
+    stream = layer.add_and_norm(1, stream.values, layer.attend_source(stream.block_input, memory, mask))
     return layer.feed_forward(stream, after), new
 
 
-def joined(memories: Memories) -> torch.Tensor:
+def stack(memories: Memories) -> torch.Tensor:
     # Return (B, layers, 2, heads, S, width / heads).
     return torch.stack([torch.stack(tensors, 1) for tensors in memories], 1)
 
 
-def parted(memory: torch.Tensor) -> Memories:
+def unstack(memory: torch.Tensor) -> Memories:
     return [tensor.unbind(1) for tensor in memory.unbind(1)]
 
 
@@ -121,10 +121,10 @@ def training_step(network: Network) -> Infer:
         tokens, source, memory, cache = as_tensors(inputs)
         position = cache.shape[POSITIONS]
         past = cache.flatten(0, 1).permute(1, 2, 0, 3, 4, 5)
-        state = State(tokens.shape[1], mask_of(source), parted(memory), past)
+        state = State(tokens.shape[1], mask_of(source), unstack(memory), past)
         with torch.no_grad():
             log_probabilities = network.next(tokens.flatten(), position, state)
-        added = state.held[..., position : position + 1, :].permute(2, 0, 1, 3, 4, 5)
+        added = state.kv[..., position : position + 1, :].permute(2, 0, 1, 3, 4, 5)
         return tuple(tensor.unflatten(0, tokens.shape).numpy() for tensor in (log_probabilities, added))
 
     return infer
@@ -161,9 +161,9 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Parts:
 
 def _encoder(network: Network, data: DataSet) -> Subject:
     def original(source: torch.Tensor) -> torch.Tensor:
-        return joined(network.memories(network.encode(source, mask_of(source))))
+        return stack(network.memories(network.encode(source, mask_of(source))))
 
-    unused = [f"decoder.{layer}.{name}" for layer in range(len(network.decoder)) for name in OF_STEPS]
+    unused = [f"decoder.{layer}.{name}" for layer in range(len(network.decoder)) for name in STEP_PARTS]
     return Subject(
         model=Encoder(serving.without(network, "decoder_norm", *unused)).eval(),
         inputs=(serving.SOURCE,),

@@ -25,7 +25,7 @@ from benchmarks.translation.vocabulary import PAD
 
 # First position of the sinusoids: after fairseq's padding index (modules/sinusoidal_positional_embedding.py).
 FIRST_POSITION = 2
-MOST_FILLED = 0.9  # fraction of non-padding positions up to which packing saves more than it costs; measured on a CPU
+MAX_DENSITY = 0.9  # fraction of non-padding positions up to which packing saves more than it costs; measured on a CPU
 GROWTH = 32  # positions that a full cache grows by
 
 # Booleans that broadcast to (sentences, heads, queries, keys): which keys are there; None: all.
@@ -35,21 +35,21 @@ Mask = Optional[torch.Tensor]
 class Packing(NamedTuple):
     # Indices for a batch's tokens in the padded table of sentences.
 
-    places: torch.Tensor  # int64 (tokens,), of sentences * length
+    indices: torch.Tensor  # int64 (tokens,), of sentences * length
     sentences: int
     length: int
 
-    def spread(self, tokens: torch.Tensor) -> torch.Tensor:
+    def scatter(self, tokens: torch.Tensor) -> torch.Tensor:
         # (sentences, length, width) of (tokens, width), with zeros for padding.
-        return _Spread.apply(tokens, self.places, self.sentences * self.length).unflatten(0, self[1:])
+        return _Scatter.apply(tokens, self.indices, self.sentences * self.length).unflatten(0, self[1:])
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         # (tokens, width) of (sentences, length, width).
-        return _Taken.apply(values.flatten(0, 1), self.places)
+        return _Gather.apply(values.flatten(0, 1), self.indices)
 
 
 # The two are each other's gradient. PyTorch's index gradients would accumulate, for duplicate indices.
-class _Spread(torch.autograd.Function):
+class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, indices: torch.Tensor, count: int) -> torch.Tensor:
         ctx.save_for_backward(indices)
@@ -60,7 +60,7 @@ class _Spread(torch.autograd.Function):
         return gradients[0].index_select(0, *ctx.saved_tensors), None, None
 
 
-class _Taken(torch.autograd.Function):
+class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(indices)
@@ -107,10 +107,10 @@ def fused_attention(
 
 def attention_of(config: Config) -> str:
     # Return the attention selected by "auto": fused if PyTorch has it.
-    there = hasattr(functional, "scaled_dot_product_attention")
-    if config.attention == "fused" and not there:
+    has_fused = hasattr(functional, "scaled_dot_product_attention")
+    if config.attention == "fused" and not has_fused:
         raise choices.UnavailableError(f"PyTorch {torch.__version__} has no fused attention: set attention=plain")
-    backend = ("fused" if there else "plain") if config.attention == "auto" else config.attention
+    backend = ("fused" if has_fused else "plain") if config.attention == "auto" else config.attention
     choices.record("attention", backend)
     return backend
 
@@ -118,13 +118,13 @@ def attention_of(config: Config) -> str:
 class Attention(nn.Module):
     # Multi-head attention on projected queries, keys and values; projections of the same input are one GEMM.
 
-    def __init__(self, config: Config, across: bool) -> None:
-        # ``across``: queries come from the decoder, keys and values from the encoder.
+    def __init__(self, config: Config, cross_attention: bool) -> None:
+        # ``cross_attention``: queries come from the decoder, keys and values from the encoder.
         super().__init__()
         width, bias = config.width, config.attention_bias
-        self.heads, self.dropout, self.across = config.heads, config.attention_dropout, across
+        self.heads, self.dropout = config.heads, config.attention_dropout
         self.attend = fused_attention if attention_of(config) == "fused" else plain_attention
-        if across:
+        if cross_attention:
             self.query, self.memory = linear(width, 1, bias, width), linear(width, 2, bias, width)
         else:
             self.joint = linear(width, 3, bias, width)
@@ -132,7 +132,7 @@ class Attention(nn.Module):
 
     def split(self, projected: torch.Tensor, count: int, packing: Optional[Packing] = None) -> Tuple[torch.Tensor, ...]:
         # (sentences, length, count * width) as ``count`` tensors (sentences, heads, length, width / heads).
-        projected = packing.spread(projected) if packing else projected
+        projected = packing.scatter(projected) if packing else projected
         sentences, length, _ = projected.shape
         return projected.view(sentences, length, count, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
 
@@ -165,7 +165,7 @@ class Norm(nn.LayerNorm):
     # Layer norm that preserves the input's type, with statistics in fp32.
 
     compute: Any = staticmethod(layer_norm)  # the implementations that a run has chosen
-    compute_joined: Any = staticmethod(join)
+    compute_add_norm: Any = staticmethod(join)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         # (..., width).
@@ -173,16 +173,20 @@ class Norm(nn.LayerNorm):
         with torch.autocast(values.device.type, enabled=False):
             return self.compute(values, self.normalized_shape, weight, bias, self.eps)
 
-    def joined(self, residual: torch.Tensor, update: torch.Tensor, dropout: float) -> Tuple[torch.Tensor, torch.Tensor]:
+    def add_norm(
+        self, residual: torch.Tensor, update: torch.Tensor, dropout: float
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
         # ``residual`` plus dropout(``update``) (..., width), and its norm.
         weight, bias = self.weight.to(residual.dtype), self.bias.to(residual.dtype)
         with torch.autocast(residual.device.type, enabled=False):
-            return self.compute_joined(residual, update, weight, bias, self.eps, dropout)
+            return self.compute_add_norm(residual, update, weight, bias, self.eps, dropout)
 
 
 class Stream(NamedTuple):
     values: torch.Tensor  # the residual stream (..., width)
-    entering: torch.Tensor  # input of the next block: the norm of ``values`` with pre-norm, ``values`` with post-norm
+    block_input: (
+        torch.Tensor
+    )  # input of the next block: the norm of ``values`` with pre-norm, ``values`` with post-norm
 
 
 class Layer(nn.Module):
@@ -190,32 +194,36 @@ class Layer(nn.Module):
 
     def __init__(self, config: Config, decodes: bool) -> None:
         super().__init__()
-        self.before, self.dropout, self.relu_dropout = config.norm == "pre", config.dropout, config.relu_dropout
-        self.own = Attention(config, across=False)
-        self.across: Any = Attention(config, across=True) if decodes else None
-        self.inner = linear(config.width, 1, True, config.inner_width)
-        self.outer = linear(config.inner_width, 1, True, config.width)
+        self.pre_norm, self.dropout, self.relu_dropout = config.norm == "pre", config.dropout, config.relu_dropout
+        self.self_attention = Attention(config, cross_attention=False)
+        self.cross_attention: Any = Attention(config, cross_attention=True) if decodes else None
+        self.fc1 = linear(config.width, 1, True, config.inner_width)
+        self.fc2 = linear(config.inner_width, 1, True, config.width)
         self.norms = nn.ModuleList(Norm(config.width) for _ in range(3 if decodes else 2))
 
-    def enter(self, block: int, values: torch.Tensor) -> torch.Tensor:
-        return self.norms[block](values) if self.before else values
+    def norm_input(self, block: int, values: torch.Tensor) -> torch.Tensor:
+        return self.norms[block](values) if self.pre_norm else values
 
-    def leave(self, block: int, residual: torch.Tensor, update: torch.Tensor, after: Optional[Norm] = None) -> Stream:
+    def add_and_norm(
+        self, block: int, residual: torch.Tensor, update: torch.Tensor, after: Optional[Norm] = None
+    ) -> Stream:
         """Return the residual stream after a block, and the input of the next block.
 
         Both are one fused operation, so a layer's last block needs the norm that comes ``after`` it.
         """
-        norm = self.norms[block] if not self.before else after if after is not None else self.norms[block + 1]
-        summed, normed = norm.joined(residual, update, self.dropout if self.training else 0.0)
-        return Stream(summed if self.before else normed, normed)
+        norm = self.norms[block] if not self.pre_norm else after if after is not None else self.norms[block + 1]
+        summed, normed = norm.add_norm(residual, update, self.dropout if self.training else 0.0)
+        return Stream(summed if self.pre_norm else normed, normed)
 
     def feed_forward(self, stream: Stream, after: Optional[Norm]) -> Stream:
-        inner = functional.dropout(torch.relu(self.inner(stream.entering)), self.relu_dropout, self.training)
-        return self.leave(len(self.norms) - 1, stream.values, self.outer(inner), after)
+        hidden = functional.dropout(torch.relu(self.fc1(stream.block_input)), self.relu_dropout, self.training)
+        return self.add_and_norm(len(self.norms) - 1, stream.values, self.fc2(hidden), after)
 
     def encode(self, stream: Stream, mask: Mask, after: Optional[Norm], packing: Optional[Packing] = None) -> Stream:
-        heads = self.own.split(self.own.joint(stream.entering), 3, packing)
-        return self.feed_forward(self.leave(0, stream.values, self.own(*heads, mask, packing=packing)), after)
+        heads = self.self_attention.split(self.self_attention.joint(stream.block_input), 3, packing)
+        return self.feed_forward(
+            self.add_and_norm(0, stream.values, self.self_attention(*heads, mask, packing=packing)), after
+        )
 
     def decode(
         self,
@@ -227,16 +235,18 @@ class Layer(nn.Module):
         packing: Optional[Packing] = None,
     ) -> Stream:
         # A decoder layer, on complete sentences, or on the next position with a ``cache``.
-        query, key, value = self.own.split(self.own.joint(stream.entering), 3, packing)
+        query, key, value = self.self_attention.split(self.self_attention.joint(stream.block_input), 3, packing)
         if cache is None:
-            attn_out = self.own(query, key, value, causal=True, packing=packing)
+            attn_out = self.self_attention(query, key, value, causal=True, packing=packing)
         else:
             # All hypotheses have the same length: no mask is needed.
-            attn_out = self.own(query, *cache.append(key, value))
-        stream = self.leave(0, stream.values, attn_out)
-        return self.feed_forward(self.leave(1, stream.values, self.look(stream.entering, memory, mask, packing)), after)
+            attn_out = self.self_attention(query, *cache.append(key, value))
+        stream = self.add_and_norm(0, stream.values, attn_out)
+        return self.feed_forward(
+            self.add_and_norm(1, stream.values, self.attend_source(stream.block_input, memory, mask, packing)), after
+        )
 
-    def look(
+    def attend_source(
         self,
         values: torch.Tensor,
         memory: Tuple[torch.Tensor, ...],
@@ -244,10 +254,10 @@ class Layer(nn.Module):
         packing: Optional[Packing] = None,
     ) -> torch.Tensor:
         # Cross-attention from all rows in a sentence to keys and values (sentences, heads, source, width / heads).
-        across = self.across
+        attention = self.cross_attention
         rows = values if packing else values.reshape(memory[0].shape[0], -1, values.shape[-1])
-        (query,) = across.split(across.query(rows), 1, packing)
-        return across(query, *memory, mask, packing=packing).reshape(values.shape)
+        (query,) = attention.split(attention.query(rows), 1, packing)
+        return attention(query, *memory, mask, packing=packing).reshape(values.shape)
 
 
 # Keys and values (sentences, heads, S, width / heads) of the source per decoder layer.
@@ -257,14 +267,14 @@ Memories = List[Tuple[torch.Tensor, ...]]
 class Cache(NamedTuple):
     # One layer's KV cache: (2, rows, heads, positions, width / heads), partially filled.
 
-    held: torch.Tensor
+    kv: torch.Tensor
     position: int
 
     def append(self, key: torch.Tensor, value: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         # Append the keys and values of the current position (rows, heads, 1, width / heads); return all so far.
-        self.held[0, :, :, self.position] = key[:, :, 0]
-        self.held[1, :, :, self.position] = value[:, :, 0]
-        return self.held[:, :, :, : self.position + 1].unbind(0)
+        self.kv[0, :, :, self.position] = key[:, :, 0]
+        self.kv[1, :, :, self.position] = value[:, :, 0]
+        return self.kv[:, :, :, : self.position + 1].unbind(0)
 
 
 class Network(nn.Module):
@@ -289,43 +299,45 @@ class Network(nn.Module):
     def embed(self, tokens: torch.Tensor, first: int = 0, packing: Optional[Packing] = None) -> torch.Tensor:
         # Embeddings of int64 (rows, length) with positions counted from ``first``; packed if ``packing`` is given.
         if packing:
-            return self.place(tokens.flatten()[packing.places], self.positions[packing.places % packing.length])
+            return self.embed_at(tokens.flatten()[packing.indices], self.positions[packing.indices % packing.length])
         end = first + tokens.shape[1]
         if end > len(self.positions):
             # Translations may be longer than the training data; the training lengths are unknown before the clock
             # starts.
             self.positions = sinusoids(2 * end, self.config.width).to(self.positions)
-        return self.place(tokens, self.positions[first:end])
+        return self.embed_at(tokens, self.positions[first:end])
 
-    def place(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def embed_at(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         # Embeddings of int64 (rows, length) at ``positions``, sinusoids (length, width).
         values = self.table(tokens) * self.scale + positions
         return functional.dropout(values.to(self.dtype), self.config.dropout, self.training)
 
     def encode(self, source: torch.Tensor, mask: Mask) -> torch.Tensor:
         # (sentences, S, width) of int64 (sentences, S).
-        return self.through_encoder(self.embed(source), mask)
+        return self.encode_embeddings(self.embed(source), mask)
 
-    def through_encoder(self, values: torch.Tensor, mask: Mask, packing: Optional[Packing] = None) -> torch.Tensor:
+    def encode_embeddings(self, values: torch.Tensor, mask: Mask, packing: Optional[Packing] = None) -> torch.Tensor:
         # (sentences, S, width) of embeddings of the same shape, or packed as these are.
-        stream = self.enter(self.encoder, values)
-        for layer, after in self.with_norms(self.encoder, self.encoder_norm):
+        stream = self.norm_input(self.encoder, values)
+        for layer, after in self.layers_with_norms(self.encoder, self.encoder_norm):
             stream = layer.encode(stream, mask, after, packing)
-        return stream.entering
+        return stream.block_input
 
     @staticmethod
-    def enter(layers: Any, values: torch.Tensor) -> Stream:
+    def norm_input(layers: Any, values: torch.Tensor) -> Stream:
         # Input for a layer stack.
-        return Stream(values, layers[0].enter(0, values))
+        return Stream(values, layers[0].norm_input(0, values))
 
     @staticmethod
-    def with_norms(layers: Any, end: Any) -> Iterator[Tuple[Any, Any]]:
+    def layers_with_norms(layers: Any, end: Any) -> Iterator[Tuple[Any, Any]]:
         # All layers with the norm that follows with pre-norm: the first norm of the next layer, or ``end``.
         return zip(layers, (*(layer.norms[0] for layer in layers[1:]), end))
 
     def memories(self, encoded: torch.Tensor, packing: Optional[Packing] = None) -> Memories:
         # Keys and values of the source per decoder layer.
-        return [layer.across.split(layer.across.memory(encoded), 2, packing) for layer in self.decoder]
+        return [
+            layer.cross_attention.split(layer.cross_attention.memory(encoded), 2, packing) for layer in self.decoder
+        ]
 
     def forward(
         self,
@@ -344,15 +356,15 @@ class Network(nn.Module):
                 is (tokens of the target, width).
         """
         mask = mask_of(source) if padded else None
-        of_source, of_target = (
+        source_packing, target_packing = (
             Packing(rows[n], *ids.shape) if rows else None for n, ids in enumerate((source, target))
         )
-        encoded = self.through_encoder(self.embed(source, packing=of_source), mask, of_source)
-        memories = self.memories(encoded, of_source)
-        stream = self.enter(self.decoder, self.embed(target, packing=of_target))
-        for (layer, after), memory in zip(self.with_norms(self.decoder, self.decoder_norm), memories):
-            stream = layer.decode(stream, memory, mask, after, packing=of_target)
-        return stream.entering
+        encoded = self.encode_embeddings(self.embed(source, packing=source_packing), mask, source_packing)
+        memories = self.memories(encoded, source_packing)
+        stream = self.norm_input(self.decoder, self.embed(target, packing=target_packing))
+        for (layer, after), memory in zip(self.layers_with_norms(self.decoder, self.decoder_norm), memories):
+            stream = layer.decode(stream, memory, mask, after, packing=target_packing)
+        return stream.block_input
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         config = self.config
@@ -365,11 +377,11 @@ class Network(nn.Module):
 
     def next(self, tokens: torch.Tensor, position: int, state: State) -> torch.Tensor:
         # Log-probabilities (rows, vocabulary) after ``tokens``, int64 (rows,), at ``position``.
-        stream = self.enter(self.decoder, self.embed(tokens.unsqueeze(1), position))
-        layers = self.with_norms(self.decoder, self.decoder_norm)
+        stream = self.norm_input(self.decoder, self.embed(tokens.unsqueeze(1), position))
+        layers = self.layers_with_norms(self.decoder, self.decoder_norm)
         for number, ((layer, after), memory) in enumerate(zip(layers, state.memories)):
             stream = layer.decode(stream, memory, state.mask, after, state.cache(number, position))
-        return self.log_probabilities(stream.entering.squeeze(1))
+        return self.log_probabilities(stream.block_input.squeeze(1))
 
     def log_probabilities(self, hidden: torch.Tensor) -> torch.Tensor:
         # (..., vocabulary) of the decoder's last hidden states (..., width), normalized.
@@ -380,7 +392,7 @@ def packed_rows(batch: Batch) -> Optional[Tuple[torch.Tensor, torch.Tensor]]:
     # Return the indices of the tokens of source and target, or None for a batch with hardly any padding.
     rows = batch.source_rows, batch.rows
     filled = sum(map(len, rows)) / (batch.source.numel() + batch.target_in.numel())
-    return rows if filled <= MOST_FILLED else None
+    return rows if filled <= MAX_DENSITY else None
 
 
 def mask_of(source: torch.Tensor) -> torch.Tensor:
@@ -396,7 +408,7 @@ class State:
 
     def __init__(self, beam: int, mask: torch.Tensor, memories: Memories, past: torch.Tensor) -> None:
         # Continue from ``past``: (layers, 2, beam * sentences, heads, positions, width / heads).
-        self.beam, self.mask, self.memories, self.held = beam, mask, memories, past
+        self.beam, self.mask, self.memories, self.kv = beam, mask, memories, past
 
     @classmethod
     def of(cls, network: Network, source: torch.Tensor, beam: int) -> State:
@@ -408,15 +420,15 @@ class State:
 
     def cache(self, layer: int, position: int) -> Cache:
         # Return one layer's cache, with capacity for ``position``.
-        if position >= self.held.shape[-2]:
-            grown = self.held.new_empty(*self.held.shape[:-2], position + GROWTH, self.held.shape[-1])
-            grown[..., : self.held.shape[-2], :] = self.held
-            self.held = grown
-        return Cache(self.held[layer], position)
+        if position >= self.kv.shape[-2]:
+            grown = self.kv.new_empty(*self.kv.shape[:-2], position + GROWTH, self.kv.shape[-1])
+            grown[..., : self.kv.shape[-2], :] = self.kv
+            self.kv = grown
+        return Cache(self.kv[layer], position)
 
     def select(self, rows: torch.Tensor) -> None:
         # Select ``rows``: drops finished sentences and reorders the hypotheses.
-        self.held = self.held.index_select(2, rows)
+        self.kv = self.kv.index_select(2, rows)
         sentences = rows[:: self.beam] // self.beam
         if len(sentences) < len(self.mask):
             self.mask = self.mask.index_select(0, sentences)

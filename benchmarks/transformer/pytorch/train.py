@@ -54,7 +54,7 @@ def build(config: Config, vocabulary_size: int, ranks: Ranks, saved: Mapping[str
         if isinstance(module, Norm) and "norm" in implementations:
             module.compute = implementations["norm"]
             plain = kernels["join"] == "plain"
-            module.compute_joined = (
+            module.compute_add_norm = (
                 partial(operators.join, norm=implementations["norm"]) if plain else implementations["join"]
             )
     if config.compile:

@@ -97,7 +97,7 @@ def transformer_gradients(name, **changes):
     network = Transformer(config, 37)
     for module in network.modules():
         if isinstance(module, Norm):
-            module.compute_joined = kernels.implementation(translation_operators.OPERATORS["join"], name)
+            module.compute_add_norm = kernels.implementation(translation_operators.OPERATORS["join"], name)
     batch = synthetic_batch(37, 3, 9, CPU)
     loss = network.loss_sum(batch)
     loss.backward()
