@@ -108,7 +108,7 @@ CASES = {
         "v0.5/google/research_v3.32, v4.0/tinycorp/tinybox_green, v2.1/NVIDIA/dgxh100_preview, "
         "v0.5/google/research_v3.512\n  hint: "
     ),
-    "compare TREE": "TREE holds 2 sets of runs",
+    "compare TREE": "TREE contains 2 sets of runs",
     "compare LOG v0.7/NVIDIA/dgxa100_ngc20.06_mxnt": "did you mean 'v0.7/NVIDIA/dgxa100_ngc20.06_mxnet'",
     "compare LOG dgxa100_n2": "did you mean 'v0.7/NVIDIA/dgxa100_n2_ngc20.06_mxnet'",
     "compare LOG v0.7/NVIDIA/dgxa100_ngc20.06_pytorch": "has no result of resnet",

@@ -325,9 +325,10 @@ def first_step_seconds(run_set: RunSet) -> dict[str, float]:
 
 
 def submission(cell: PublishedResult, logs: Path | None = None) -> RunSet:
-    """Return the published cell as a run set: from its logs below ``logs``, or from its digest."""
+    """Return the published cell as a run set: from its logs below ``logs``, from its digest, or its score only."""
     run_set = _load_from_logs(cell, logs) if logs is not None else None
-    return run_set or _with_published_score(parse_digest(json.loads(_read_digest_line(cell))), cell)
+    line = _read_digest_line(cell)
+    return run_set or _with_published_score(parse_digest(json.loads(line)) if line else _score_only(cell), cell)
 
 
 def digests(round_: str) -> Iterator[RunSet]:
@@ -402,11 +403,31 @@ def _with_published_score(run_set: RunSet, cell: PublishedResult) -> RunSet:
     return replace(run_set, label=cell.name, hardware=cell.hardware, published=cell, scaling_factor=factor)
 
 
-# The cell's line in the digests of its round; other lines are not parsed
+# A result without logs: the spread is that of the coefficient of variation, if run times were published
+def _score_only(cell: PublishedResult) -> RunSet:
+    score = None
+    if cell.score_minutes is not None:
+        spread = cell.score_minutes * cell.cv if cell.cv else None
+        score = Sample(estimate=cell.score_minutes, spread=spread, count=cell.runs or 1, trimmed=int(cell.runs > 2))
+    return RunSet(
+        label=cell.name,
+        round=cell.round,
+        benchmark=cell.benchmark,
+        hardware=cell.hardware,
+        score=score,
+        missing=cell.note,
+        runs=cell.runs,
+        global_batch=cell.global_batch,
+        division=cell.division,
+        targets=targets_for(cell.round, cell.benchmark, cell.global_batch),
+    )
+
+
+# The cell's line in the digests of its round, or ""; other lines are not parsed
 def _read_digest_line(cell: PublishedResult) -> str:
     start = f'{{"name":{json.dumps(cell.name)},"benchmark":'
     start += f"{json.dumps(cell.benchmark)}," if cell.benchmark else ""
-    return next(line for line in lines_of(cell.round)[1:] if line.startswith(start))
+    return next((line for line in lines_of(cell.round)[1:] if line.startswith(start)), "")
 
 
 # --- raw and official scores --------------------------------------------------------------------------------

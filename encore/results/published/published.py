@@ -41,7 +41,7 @@ _NAMED_BOXES = (
 )
 _CHIP = (
     r"(?:GB200|GB300|B200|B300|H100|H200|H800|A100X?|A800|A30|A40|A10|A2|V100S?|P100|T4|L4|L40S?"
-    r"|MI300X|MI325X|MI355X)"
+    r"|MI300X|MI325X|MI350X|MI355X)"
 )
 _TPU = re.compile(r"tpu-v(\d)-(\d+)")
 _COUNTED = re.compile(rf"(?:^|[x_\-\s])(\d+)x?({_CHIP})(?![0-9a-z])", re.IGNORECASE)
