@@ -4,6 +4,9 @@
 
 FOLDER is a checkout or a part of it. Reads every subfolder with config_*.sh, and every result folder
 ``results/SYSTEM/BENCHMARK`` that refers to one. Nothing is executed.
+
+For result folders with one configuration, the values of the script are compared with those that `encore reproduce`
+reads from the first log: recovered keys by round and submitter, and the keys that are missing or differ.
 """
 
 import collections
@@ -11,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from encore.errors import EncoreError
-from encore.lab.submissions.reproduction import Reproduction, reproduce
+from encore.lab.submissions.log_options import printed_options
+from encore.lab.submissions.reproduction import Reproduction, reproduce, reproduce_log
 from encore.lab.submissions.safe_eval import NoValueError
 from encore.lab.submissions.source import open_source
 from tools import Folders, run
@@ -83,9 +87,47 @@ def counts_of_result(folder: Path, reproductions: list[Reproduction | str]) -> d
     }
 
 
+def recovery(log: Path, script: Reproduction) -> Iterator[tuple[str, str]]:
+    # Keys that the script sets, with "equal", "different", "not in the log" or "no reproduction"
+    try:
+        mapped = reproduce_log(log, script.source.round, None, None).mapped
+    except EncoreError:
+        mapped = ()
+    values = {entry.key: entry.value for entry in mapped}
+    for entry in script.mapped:
+        if entry.origin == "command":
+            same = values.get(entry.key) == entry.value
+            outcome = "equal" if same else "different" if entry.key in values else "not in the log"
+            yield entry.key, outcome if mapped else "no reproduction"
+
+
+def print_recovery(scripts: dict[Path, Reproduction]) -> None:
+    # Share of the script's keys that the first log of a result has, by submitter and round, as a Markdown table
+    outcomes = collections.defaultdict[tuple[str, str], collections.Counter[str]](collections.Counter)
+    keys = collections.Counter[tuple[str, str]]()
+    for folder, script in scripts.items():
+        log = next(iter(sorted(folder.glob("result_*.txt"))), None)
+        programs = script.implementation.program if script.implementation else ()
+        if log is None:
+            continue
+        kind = "logs with a configuration" if printed_options(log, programs) else "other logs"
+        for key, outcome in recovery(log, script):
+            for row in (folder.parents[2].name, kind, "all"):
+                outcomes[row, script.source.round][outcome] += 1
+            keys[f"{script.benchmark}.{key}", outcome] += 1
+    rounds = sorted({round_name for _, round_name in outcomes})
+    print(f"| | {' | '.join(rounds)} |\n|---|{'---:|' * len(rounds)}")
+    for row in sorted({name for name, _ in outcomes}, key=str.lower):
+        cells = [outcomes[row, round_name] for round_name in rounds]
+        shares = [f"{cell['equal'] / cell.total():.0%} of {cell.total()}" if cell else "" for cell in cells]
+        print(f"| {row} | {' | '.join(shares)} |")
+    print("not recovered:", [(*key, count) for key, count in keys.most_common() if key[1] != "equal"])
+
+
 def main(roots: Folders) -> None:
     # Print a line per configuration, and per result folder without a matching configuration, then the counts
     counts, of_results, unknown = (collections.Counter[str]() for _ in range(3))
+    scripts: dict[Path, Reproduction] = {}
     folders = sorted({path.parent for root in roots for path in root.rglob("config_*.sh")})
     for reproduction in (reproduction for folder in folders for reproduction in find_reproductions(folder)):
         counts.update({"configurations": 1, **counts_of(reproduction)})
@@ -97,11 +139,14 @@ def main(roots: Folders) -> None:
         reproductions = list(find_reproductions(folder))
         of_folder = counts_of_result(folder, reproductions)
         of_results.update(of_folder)
+        if len(reproductions) == 1 and not isinstance(reproductions[0], str):
+            scripts[folder] = reproductions[0]
         if not of_folder["equal"]:
             print(f"result {folder.parent.name}/{folder.name}: {', '.join(map(line, reproductions))}")
     print(dict(counts))
     print(dict(of_results))
     print("unknown:", unknown.most_common(140))
+    print_recovery(scripts)
 
 
 if __name__ == "__main__":

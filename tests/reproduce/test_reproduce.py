@@ -17,6 +17,7 @@ from encore import catalogue, configuration
 from encore.catalogue import Choice, System
 from encore.errors import EncoreError
 from encore.lab.submissions import option_mapping
+from encore.lab.submissions.log_options import printed_options
 from encore.lab.submissions.reproduction import Reproduction, reproduce, reproduce_log
 from encore.lab.submissions.source import open_source
 from tests.command_line import error_of, output_of, run_encore
@@ -352,6 +353,7 @@ LORA = {"MINIBS": 2, "TP": 1, "CP": 2, "MAX_STEPS": 896, "LR": 0.0005}
         ("v5.1/M/benchmarks/llama31_8b", "GB200_2x4x2", {**NEMO, "CONTEXT_PARALLEL": 4}, "less than one sample"),
         ("v4.1/M/benchmarks/llama2_70b_lora", "DGXH200_1x8x2", LORA, "h200"),
         ("v4.1/M/benchmarks/llama2_70b", "DGXH200_1x8x2", {**LORA, "PP": 2}, "pipeline stages"),
+        ("v4.0/M/benchmark/llama2-70b_lora", "H_1x8x2", {**LORA, "TP": 2, "CP": 1, "MAX_STEPS": 1024}, "h200"),
     ],
 )
 def test_configuration_of_variables(
@@ -422,6 +424,80 @@ def test_reproduced_log_states_lines_and_assumed_keys(tmp_path: Path) -> None:
     )
     with pytest.raises(EncoreError, match="unet3d"):
         reproduce_log(tmp_path / "result_1.txt", None, None, None)
+
+
+def test_result_of_a_benchmark_under_another_name(tmp_path: Path) -> None:
+    implementation = "v4.0/M/benchmarks/ft-llm/implementations/nemo"
+    write_files(tmp_path, {f"{implementation}/config_X.sh": "export MINIBS=2 TP=1\n"})
+    result = tmp_path / "v4.0/M/results/X/llama2_70b_lora"
+    result.mkdir(parents=True)
+    assert open_source(result, None, None).folder == implementation.partition("M/")[2]
+
+
+NEMO_DUMP = """+ srun -l --ntasks=8 slurm2pytorch ./run_and_time.sh
+0:     ***** Experiment configuration *****
+0:     model:
+0:       data:
+0:         train_ds:
+0:           file_names:
+0:           - /data/train.npy
+0:           micro_batch_size: 4
+1: other text
+0:     model:
+0:       tensor_model_parallel_size: 2
+0:       micro_batch_size: 1
+0:     optim:
+0:       sched:
+0:         warmup_steps: 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("printed", "lines"),
+    [
+        (NEMO_DUMP, {"micro_batch": 12, "tensor_parallelism": 11, "warmup_steps": 15}),
+        (":::DLPAL image 5 1 node 'unknown' DGXH200_1x8x2xtp2pp1cp1\n", {"tensor_parallelism": 1, "micro_batch": 1}),
+    ],
+)
+def test_configuration_of_nemo_in_a_log(printed: str, lines: dict[str, int], tmp_path: Path) -> None:
+    choice = catalogue.choose("llama2-70b-lora")
+    system = catalogue.find_system(choice, "h200", "v4.0")
+    (tmp_path / "result_0.txt").write_text(f"{printed}{mlperf_log(choice, system)}\n")
+    result = reproduce_log(tmp_path / "result_0.txt", "v4.0", 1, 8)
+    mapped = {mapping.key: mapping for mapping in result.mapped}
+    resolved = configuration.resolve(choice, system, 1, 8, [])
+    for key, line in lines.items():
+        assert f"line {line}" in mapped[key].sources and mapped[key].value == resolved.get(key), key
+    assert (result.nearest and result.nearest.system, result.differences) == ("h200", ())
+
+
+def test_command_and_arguments_of_a_program_in_a_log(tmp_path: Path) -> None:
+    choice = catalogue.choose("bert")
+    system = catalogue.find_system(choice, "dgxa100", "v0.7")
+    words = shlex.split(bert_script().partition("=")[2])[0].split()
+    # srun cuts long lines; the second rank prints its arguments in between
+    arguments = ", ".join(word.lstrip("-") for word in words[2:]) + ", fp16=True, resume=False, eps='1e-6')"
+    text = f"0: Namespace({arguments[:200]}\n1: Namespace({arguments[:9]}\n0: {arguments[200:]}\n"
+    (tmp_path / "result_0.txt").write_text(f"{text}{mlperf_log(choice, system)}\n")
+    by_namespace = {key.key: key for key in reproduce_log(tmp_path / "result_0.txt", "v0.7", 1, 8).mapped}
+    (tmp_path / "result_1.txt").write_text(f"+ {shlex.join(words)} --fp16 | tee log\n{mlperf_log(choice, system)}\n")
+    by_command = {key.key: key for key in reproduce_log(tmp_path / "result_1.txt", "v0.7", 1, 8).mapped}
+    for mapped, line in ((by_namespace, "line 3"), (by_command, "line 1")):
+        assert (mapped["batch_size"].value, mapped["max_samples"].value) == (72, 10**6)
+        assert (mapped["precision"].value, mapped["eval_batch_size"].value) == ("fp16", 16)
+        assert {line} == mapped["eval_batch_size"].sources
+        assert "loss_scale" not in mapped  # A variable of the environment
+
+
+def test_options_in_damaged_lines_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "result_0.txt"
+    log.write_bytes(
+        b"python train.py --lr 'x\n" + b"a" * 200_000 + b"\n  micro_batch_size ........ 2\nNamespace(x=1, y=0."
+    )
+    options = printed_options(log, {"train.py"})
+    assert [(option.text, *option.sources) for option in options] == [
+        ("--micro_batch_size=2", "line 3"), ("--lr", "line 1"), ("'x", "line 1"), ("--x=1", "line 4"),
+    ]  # fmt: skip
 
 
 def test_links_and_paths_out_of_the_folder_are_not_followed(folder: Path, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def parse_options(argv: tuple[Value, ...], pairs_after: str = "", programs: Coll
     options: dict[str, Option] = {}
     for spelling, values in occurrences:
         _add(options, spelling, concatenate(values))
-    if pairs_after and _name(pairs_after) in options:
+    if pairs_after and pairs_after in [word.text for word in argv]:
         _add_pairs(options, argv, pairs_after)
     return options
 

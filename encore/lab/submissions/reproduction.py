@@ -1,7 +1,9 @@
 """Compare one published configuration with the systems here, key by key."""
 
+import itertools
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,7 +15,8 @@ from encore import catalogue, configuration
 from encore.catalogue import Choice, System
 from encore.errors import EncoreError
 from encore.lab.submissions import option_mapping, scripts
-from encore.lab.submissions.option_mapping import Common, Implementation, Mapped
+from encore.lab.submissions.log_options import printed_options
+from encore.lab.submissions.option_mapping import Common, Implementation, Mapped, Submitted
 from encore.lab.submissions.scripts import Scripts
 from encore.lab.submissions.shell_expansion import Note, Value, Variable
 from encore.lab.submissions.source import Source, Tree, configuration_name
@@ -177,34 +180,33 @@ def reproduce(source: Source, file: str, nodes: int | None = None, gpus: int | N
 
 
 def reproduce_log(path: Path, round_name: str | None, nodes: int | None, gpus: int | None) -> Reproduction:
-    """Compare the hyperparameters in a result log with the systems in Encore.
+    """Compare the hyperparameters and options in a result log with the systems in Encore.
 
     Keys that the log does not have are those of the nearest system (``assumed``). ``nodes`` and ``gpus`` (per node)
     override the system description next to the log.
 
     Raises:
-        EncoreError: the file is not a result log, or its benchmark has no table of log keys.
+        EncoreError: the file is not a result log, or keys do not follow from its content.
     """
     run = read_run(path, round_name)
     tables = option_mapping.submitted()
-    keys = tables[run.benchmark].log if run.benchmark in tables else {}
-    if run.benchmark is None or not keys:
-        names = ", ".join(name for name, table in tables.items() if table.log)
+    table = tables.get(run.benchmark or "", Submitted())
+    description = nearest_description(path.parent) or rounds_system(path.parent, run.round, run.platform)
+    known_gpus = gpus or description.accelerators_per_node
+    node_count, gpu_count = nodes or description.nodes or 1, known_gpus or 1
+    facts = {
+        "round": run.round, "configuration": path.stem, "nodes": node_count, "gpus": gpu_count,
+        "ranks": node_count * gpu_count,
+    }  # fmt: skip
+    logged, printed = _logged_options(run), printed_options(path, _programs(table))
+    implementation = _logged_implementation(run, table, logged, printed, facts)
+    if run.benchmark is None or implementation is None:
+        names = ", ".join(name for name, entry in tables.items() if entry.log)
         found = run.benchmark or run.unknown_benchmark or run.explanation or "no benchmark"
         raise EncoreError(f"{path}: {found}", expected=f"a result log of {names}")
-    description = nearest_description(path.parent) or rounds_system(path.parent, run.round, run.platform)
-    choice = _choices(run.benchmark)[0]
-    implementation = Implementation(
-        title=f"{choice.benchmark.title}, from a log",
-        framework=choice.implementation.framework,
-        folders=("*",),
-        checked=tuple(choice.benchmark.rounds),
-        keys=keys,
-    )
-    known_gpus = gpus or description.accelerators_per_node
     read = Scripts(
-        variables={}, of_configuration=frozenset(), nodes=nodes or description.nodes or 1, gpus=known_gpus or 1,
-        gpus_are_known=known_gpus is not None, command=_logged_options(run), programs=(),
+        variables={}, of_configuration=frozenset(), nodes=node_count, gpus=gpu_count,
+        gpus_are_known=known_gpus is not None, command=(*logged, *printed), programs=(),
         implementation=implementation, notes=(),
     )  # fmt: skip
     source = Source(
@@ -225,13 +227,54 @@ def reproduce_log(path: Path, round_name: str | None, nodes: int | None, gpus: i
     return replace(result, assumed=assumed, missing=missing, system=result.system.model_copy(update=origin | config))
 
 
+def _programs(table: Submitted) -> frozenset[str]:
+    return frozenset(name for implementation in table.implementation for name in implementation.program)
+
+
+def _logged_implementation(
+    run: RunLog, table: Submitted, logged: tuple[Value, ...], printed: tuple[Value, ...], facts: Mapping[str, Any]
+) -> Implementation | None:
+    # Mapping of the MLPerf keys, and of the submitted implementation with the most printed options
+    def mapped_keys(implementation: Implementation, command: tuple[Value, ...]) -> dict[str, str]:
+        options = option_mapping.parse_options(command, implementation.pairs_after, implementation.program)
+        mapped, _ = option_mapping.map_options(implementation, "", options, facts, {})
+        return {entry.key: implementation.keys[entry.key] for entry in mapped if entry.origin == "command"}
+
+    choice = _choices(run.benchmark)[0] if run.benchmark and _choices(run.benchmark) else None
+    if choice is None:
+        return None
+    base = Implementation(
+        title=f"{choice.benchmark.title}, from a log",
+        framework=choice.implementation.framework,
+        folders=("*",),
+        checked=tuple(choice.benchmark.rounds),
+        keys=table.log,
+    )
+    last_rounds = [(entry, _numbers(entry.last_round)) for entry in table.implementation if not entry.variables]
+    candidates = [entry for entry, last in last_rounds if not last or _numbers(run.round or "") <= last]
+    program = max(candidates, key=lambda entry: len(mapped_keys(entry, printed)), default=base)
+    if program is base or not mapped_keys(program, printed):
+        return base if base.keys else None
+    from_log, from_program = mapped_keys(base, logged), mapped_keys(program, printed)
+    # Logs do not have the environment: its defaults would be guesses.
+    constants = {key: expression for key, expression in program.keys.items() if "variable(" not in expression}
+    keys = {**base.keys, **constants, **from_log, **from_program}
+    return program.model_copy(update={"title": base.title, "checked": base.checked, "keys": keys})
+
+
 def _logged_options(run: RunLog) -> tuple[Value, ...]:
     # The hyperparameters in a log as options of a command, with their lines
     lines = {event.key: event for event in reversed(list(read_events(run.path))) if event.key in run.hyperparameters}
     texts = {
         key: event.value if isinstance(event.value, str) else json.dumps(event.value) for key, event in lines.items()
     }
-    return tuple(Value(f"--{key}={text}", frozenset({f"line {lines[key].line}"})) for key, text in texts.items())
+    options = [Value(f"--{key}={text}", frozenset({f"line {lines[key].line}"})) for key, text in texts.items()]
+    evaluations = [point for point in run.quality if point.samples]
+    for first, second in itertools.pairwise(evaluations[:2]):
+        interval = (second.samples or 0.0) - (first.samples or 0.0)
+        sources = frozenset({f"line {first.line}", f"line {second.line}"})
+        options.append(Value(f"--evaluation.interval={interval:.0f}", sources))
+    return tuple(options)
 
 
 def _set_keys(reproduction: Reproduction) -> dict[str, Any]:

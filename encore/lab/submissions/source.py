@@ -84,7 +84,7 @@ _LAYOUT = re.compile(r"(?:^|_)0*([1-9]\d{0,3})x0*([1-9]\d?)(?=x|_|$)")  # nodes 
 _INCLUDED = re.compile(r"(?:^|_)comm[oa]n|^(?:mounts|fp8|gbs_\d+)$")
 _RESULT = re.compile(r"(?:(.*)/)?results/([^/]+)/([^/]+)")
 _SYSTEM = re.compile(r"(?:^|/)results/[^/]+$")
-_BELOW_SUBMITTER = ("benchmarks", "results")
+_BELOW_SUBMITTER = ("benchmarks", "benchmark", "results")
 _MOST_SHOWN = 12
 _MOST_FOLDERS = 4000
 
@@ -279,16 +279,23 @@ def _scripts_of_result(tree: Tree, above: str | None, system: str, benchmark: st
 def _implementations(tree: Tree, base: str, benchmark: str) -> list[str]:
     # Folders that implement a benchmark: named after the task in v0.5, later after the benchmark
     tops = [f"{base}{top}" for top in ("benchmarks", "benchmark")]
-    folders = [folder for top in tops for folder in _subfolders(tree, f"{top}/{benchmark}", 3)]
+    # Some submitters have another name for the benchmark, such as ft-llm.
+    tasks = [f"{top}/{name}" for top in tops for name in dict.fromkeys([benchmark, *tree.folders(top)])]
+    folders = [
+        folder
+        for task in tasks
+        if task.endswith(f"/{benchmark}") or _implements(f"{task}/implementations/x", benchmark)
+        for folder in _subfolders(tree, task, 3)
+    ]
     # In v2.0 and v2.1 a submitter has the system above the benchmark.
     above = [f"{top}/implementations" for top in tops]
     folders += [f"{top}/{name}/{benchmark}" for top in above for name in tree.folders(top)]
     early = [folder for task in tree.folders(f"{base}code") for folder in _subfolders(tree, f"{base}code/{task}", 1)]
-    return folders + [
-        name
-        for name in early
-        if any(mapped_benchmark == benchmark for mapped_benchmark, _ in option_mapping.find_implementations(name))
-    ]
+    return folders + [name for name in early if _implements(name, benchmark)]
+
+
+def _implements(folder: str, benchmark: str) -> bool:
+    return any(name == benchmark for name, _ in option_mapping.find_implementations(folder))
 
 
 def _subfolders(tree: Tree, folder: str, levels: int) -> list[str]:
@@ -423,7 +430,7 @@ def _display_path(tree: Tree, subpath: str) -> str:
     if early:
         return early[1]
     parts = path.strip("/").split("/")
-    index = next((n for n, part in enumerate(parts) if part in ("benchmarks", "results") and n), None)
+    index = next((n for n, part in enumerate(parts) if part in _BELOW_SUBMITTER and n), None)
     return "/".join(parts[index - 1 :] if index else parts[-3:])
 
 
