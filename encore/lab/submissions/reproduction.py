@@ -198,7 +198,8 @@ def reproduce_log(path: Path, round_name: str | None, nodes: int | None, gpus: i
         "round": run.round, "configuration": path.stem, "nodes": node_count, "gpus": gpu_count,
         "ranks": node_count * gpu_count,
     }  # fmt: skip
-    logged, printed = _logged_options(run), printed_options(path, _programs(table))
+    # A log without a benchmark may be unreadable
+    logged, printed = (_logged_options(run), printed_options(path, _programs(table))) if run.benchmark else ((), ())
     implementation = _logged_implementation(run, table, logged, printed, facts)
     if run.benchmark is None or implementation is None:
         names = ", ".join(name for name, entry in tables.items() if entry.log)
@@ -257,9 +258,14 @@ def _logged_implementation(
         return base if base.keys else None
     from_log, from_program = mapped_keys(base, logged), mapped_keys(program, printed)
     # Logs do not have the environment: its defaults would be guesses.
-    constants = {key: expression for key, expression in program.keys.items() if "variable(" not in expression}
+    constants, *further = (
+        {key: expression for key, expression in entries.items() if "variable(" not in expression}
+        for entries in (program.keys, *program.implementations.values())
+    )
     keys = {**base.keys, **constants, **from_log, **from_program}
-    return program.model_copy(update={"title": base.title, "checked": base.checked, "keys": keys})
+    implementations = dict(zip(program.implementations, further, strict=True))
+    update = {"title": base.title, "checked": base.checked, "keys": keys, "implementations": implementations}
+    return program.model_copy(update=update)
 
 
 def _logged_options(run: RunLog) -> tuple[Value, ...]:
