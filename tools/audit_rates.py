@@ -3,7 +3,7 @@
     python -m tools.audit_rates training_results_v0.5 ... training_results_v5.1
 
 writes encore/results/data/audit_rates.json. Each DIR is a checkout of one round. A log that occurs again in a later
-round is not a copy: the rules allow it.
+round is not a copy: the rules allow it. --rule NAME (repeatable) measures new rules only, and keeps all other figures.
 """
 
 import json
@@ -13,9 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from encore.results.audit.audit import RULES, audit_path, audit_score
-from encore.results.findings import file_of
+from encore.results.findings import file_of, measured
 from encore.results.logs.run_log import Phase, Quality, RunLog, Stated
 from encore.results.scores.score import Score, score_runs
 from tools import Folders, run
@@ -245,20 +248,21 @@ def tries(score: Score) -> Iterator[tuple[str, bool, bool]]:
         yield title, bool(new), bool(new - LOOKED_UP)
 
 
-def main(folders: Folders) -> None:
+def main(folders: Folders, rule: Annotated[list[str] | None, typer.Option()] = None) -> None:
     sets = logs = tried = 0
-    with_finding: dict[str, list[str]] = {rule.name: [] for rule in RULES}
+    names = rule or [entry.name for entry in RULES]
+    with_finding: dict[str, list[str]] = {name: [] for name in names}
     files, detected, of, without_lookup = (Counter[str]() for _ in range(4))
     for folder in folders:
         for audit in audit_path(folder):
             sets, logs = sets + 1, logs + len(audit.score.runs)
             name = f"{folder.name}/{audit.score.folder.relative_to(folder).as_posix()}"
-            for rule in {finding.rule for finding in audit.findings}:
-                findings = [finding for finding in audit.findings if finding.rule == rule]
-                with_finding[rule].append(name)
-                files[rule] += len({finding.path for finding in findings if finding.path is not None})
+            for fired in {finding.rule for finding in audit.findings} & with_finding.keys():
+                findings = [finding for finding in audit.findings if finding.rule == fired]
+                with_finding[fired].append(name)
+                files[fired] += len({finding.path for finding in findings if finding.path is not None})
             runs = [run for run in audit.score.converged if run.starts]
-            if len(runs) >= LEAST_RUNS and sets % EVERY == 0:
+            if len(runs) >= LEAST_RUNS and sets % EVERY == 0 and not rule:
                 tried += 1
                 for title, is_found, without in tries(audit.score):
                     of[title] += 1
@@ -268,13 +272,16 @@ def main(folders: Folders) -> None:
         name: {"sets": len(findings), "logs": files[name], "examples": findings[:EXAMPLES]}
         for name, findings in with_finding.items()
     }
-    content = {
+    content: dict[str, Any] = {
         "from": [folder.name for folder in folders],
         "sets": sets,
         "logs": logs,
         "rules": rules,
         "fakes": {"sets": tried, "of": dict(of), "found": dict(detected), "alone": dict(without_lookup)},
     }
+    if rule:
+        content = measured("audit")
+        content["rules"] |= rules
     file_of("audit").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     print(f"{sets} sets, {logs} logs")
 

@@ -397,9 +397,29 @@ RULES = (
         name="above_peak",
         meaning="trained samples that need more than the peak rate of all accelerators in the system description",
         severity="warning",
-        expected="at most the peak rate of the data sheet in any precision",
+        expected="at most the peak rate of the data sheet at the declared precision, else in any",
         hint="correct the number or model of the accelerators, or the unit of the samples in the log",
         check=plausibility.above_peak,
+    ),
+    Rule(
+        name="above_published",
+        meaning="a training speed per accelerator more than 1.1 times that of the fastest public set on the same "
+        "accelerator with at least half as many accelerators",
+        severity="warning",
+        expected="at most the speed of the public sets",
+        hint="correct the number or model of the accelerators, the unit of the samples or the times in the log",
+        check=plausibility.above_published,
+        in_digests=True,
+    ),
+    Rule(
+        name="below_published",
+        meaning="a training speed per accelerator below that of all public sets with 0.5 to 2 times as many of the "
+        "same accelerator, by more than a factor of 1.1",
+        severity="note",
+        expected="at least the speed of the slowest public set",
+        hint="correct the number or model of the accelerators, or find the cause with encore compare",
+        check=plausibility.below_published,
+        in_digests=True,
     ),
     Rule(
         name="declared_script",

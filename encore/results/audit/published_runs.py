@@ -3,16 +3,20 @@
 import bisect
 import functools
 import json
+import operator
+import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from encore.results.audit.anomalies import Anomaly
+from encore.results.audit.anomalies import OFF_THE_CLOCK, Anomaly
 from encore.results.format import count_of
 from encore.results.logs.run_log import RunLog
-from encore.results.logs.timing import curve_of
-from encore.results.published.published import lines_of
-from encore.results.rules import ROUNDS
+from encore.results.logs.timing import Length, curve_of, in_unit
+from encore.results.published.published import System, lines_of, system_of
+from encore.results.published.systems import model_of
+from encore.results.rules import ROUNDS, benchmark_of, later_name
 from encore.results.scores.score import Score
 
 _LEAST_VALUES = 4  # Minimum of distinct qualities in a curve: fewer may agree by chance
@@ -44,11 +48,24 @@ class _PublicRun:
     values: _Values
 
 
-# Indices of the curves and sets in all digests
+@dataclass(frozen=True)
+class PublicSpeed:
+    """Training speed of a public set: epochs or samples per second and accelerator, median of its runs."""
+
+    name: str
+    accelerators: int
+    rate: float
+
+
+_Speeds = dict[tuple[str, str], list[PublicSpeed]]  # By benchmark and accelerator model
+
+
+# Indices of the curves, sets and speeds in all digests
 @functools.cache
-def _load_public() -> tuple[dict[_Key, list[_PublicRun]], dict[str | None, list[_PublicSet]]]:
+def _load_public() -> tuple[dict[_Key, list[_PublicRun]], dict[str | None, list[_PublicSet]], _Speeds]:
     curves: dict[_Key, list[_PublicRun]] = defaultdict(list)
     sets: dict[str | None, list[_PublicSet]] = defaultdict(list)
+    speeds: _Speeds = defaultdict(list)
     for round_ in ROUNDS:
         for line in lines_of(round_)[1:]:
             entry = json.loads(line)
@@ -59,7 +76,70 @@ def _load_public() -> tuple[dict[_Key, list[_PublicRun]], dict[str | None, list[
                 key = _key(benchmark, rounded)
                 if key is not None:
                     curves[key].append(_PublicRun(name, tuple(minutes), rounded))
-    return curves, sets
+            _add_speed(speeds, round_, entry)
+    return curves, sets, speeds
+
+
+def _add_speed(speeds: _Speeds, round_: str, entry: Mapping[str, Any]) -> None:
+    _, submitter, system_name = entry["name"].split("/", 2)
+    system = system_of(round_, submitter, system_name)
+    curves = [minutes for minutes, _ in entry["curves"]]
+    times = [60 * minutes[-1] if minutes else None for minutes in curves]
+    lengths = [Length(length, entry["unit"]) if length and entry["unit"] else None for length in entry["lengths"]]
+    task = (entry["benchmark"], round_, entry["train_samples"], entry["global_batch"])
+    scored = [pair for *pair, end in zip(lengths, times, entry["minutes"], strict=True) if end]
+    if speed := speed_of(system, *task, scored):
+        key, accelerators, rate = speed
+        speeds[key].append(PublicSpeed(entry["name"], accelerators, rate))
+
+
+def speed_of(
+    system: System,
+    benchmark: str | None,
+    round_: str | None,
+    train_samples: float | None,
+    batch: float | None,
+    runs: Iterable[Sequence[Any]],
+) -> tuple[tuple[str, str], int, float] | None:
+    """Return benchmark and accelerator model, number of accelerators, and the median rate per accelerator.
+
+    ``runs``: length of the training, and seconds until its last evaluation. None if one of the facts is missing.
+    """
+    # RetinaNet was called ssd before v5.0
+    name, model = later_name(benchmark, round_), model_of(system.accelerator)
+    facts = benchmark_of(name)
+    is_known = name and name not in OFF_THE_CLOCK and system.nodes and system.accelerators
+    if not is_known or facts is None or name is None or model is None or system.accelerators is None:
+        return None
+    rates = [
+        value / seconds / system.accelerators
+        for length, seconds in runs
+        if length and seconds and (value := in_unit(length, facts.points_in, train_samples, batch))
+    ]
+    return ((name, model), system.accelerators, statistics.median(rates)) if rates else None
+
+
+def public_speeds() -> Mapping[tuple[str, str], Sequence[PublicSpeed]]:
+    """Return the speeds of the public sets by benchmark and accelerator model."""
+    return _load_public()[2]
+
+
+def speed_range(
+    key: tuple[str, str], accelerators: int, without: str = ""
+) -> tuple[PublicSpeed | None, PublicSpeed | None]:
+    """Return the slowest and the fastest comparable public set; ``without``: name of a set to leave out.
+
+    Speed decreases with the number of accelerators: the slowest has at most twice as many accelerators and at least
+    half as many, the fastest at least half as many, or the most of all sets.
+    """
+    speeds = [speed for speed in public_speeds().get(key, []) if speed.name != without]
+    most = max((speed.accelerators for speed in speeds), default=0)
+    large = [speed for speed in speeds if speed.accelerators >= min(accelerators / 2, most)]
+    similar = [speed for speed in speeds if accelerators / 2 <= speed.accelerators <= accelerators * 2]
+    return min(similar, key=_rate, default=None), max(large, key=_rate, default=None)
+
+
+_rate = operator.attrgetter("rate")
 
 
 def _round_values(values: Mapping[str, Sequence[float]]) -> _Values:
