@@ -2,7 +2,7 @@
 
     python -m tools.planted_speeds
 
-Reads the digests of the public sets. Each set is compared with all other ones, like a set that is not published yet.
+Reads the digests of the public sets. A set is compared with the rest, as if it was unpublished.
 """
 
 from collections import Counter
@@ -17,10 +17,10 @@ Key = tuple[str, str]
 
 
 def planted(key: Key, speed: PublicSpeed, best: dict[Key, float]) -> Iterator[tuple[str, Key, int, float]]:
-    # Name of the error, and key, number of accelerators and rate that the log then states
+    # Yield error, and stated key, number of accelerators and rate
     for factor in FACTORS:
-        yield f"speed or unit {factor} times too large", key, speed.accelerators, factor * speed.rate
-        yield f"speed or unit {factor} times too small", key, speed.accelerators, speed.rate / factor
+        yield f"speed or unit {factor} times overstated", key, speed.accelerators, factor * speed.rate
+        yield f"speed or unit {factor} times understated", key, speed.accelerators, speed.rate / factor
         if speed.accelerators >= factor:
             yield f"accelerators / {factor}", key, speed.accelerators // factor, factor * speed.rate
         yield f"accelerators x {factor}", key, speed.accelerators * factor, speed.rate / factor

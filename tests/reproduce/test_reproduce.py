@@ -483,7 +483,8 @@ def test_command_and_arguments_of_a_program_in_a_log(tmp_path: Path) -> None:
     (tmp_path / "result_1.txt").write_text(f"+ {shlex.join(words)} --fp16 | tee log\n{mlperf_log(choice, system)}\n")
     by_command = {key.key: key for key in reproduce_log(tmp_path / "result_1.txt", "v0.7", 1, 8).mapped}
     for mapped, line in ((by_namespace, "line 3"), (by_command, "line 1")):
-        assert (mapped["batch_size"].value, mapped["max_samples"].value) == (72, 10**6)
+        # MLPerf keys come first: global_batch_size is that of the system
+        assert (mapped["batch_size"].value, mapped["max_samples"].value) == (32, 10**6)
         assert (mapped["precision"].value, mapped["eval_batch_size"].value) == ("fp16", 16)
         assert {line} == mapped["eval_batch_size"].sources
         assert "loss_scale" not in mapped  # A variable of the environment

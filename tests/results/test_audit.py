@@ -428,5 +428,5 @@ def test_tool_detects_planted_errors(capsys: pytest.CaptureFixture[str]) -> None
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
     above, below = ({row[0]: float(row[column].rstrip("%")) for row in rows} for column in (2, 3))
     assert above["no error"] < 5 and below["no error"] < 5
-    assert above["accelerators / 2"] > 90 and above["speed or unit 2 times too large"] > 90
+    assert above["accelerators / 2"] > 90 and above["speed or unit 2 times overstated"] > 90
     assert below["accelerators x 2"] > 70 and above["platform 4 to 8 times slower"] > 98

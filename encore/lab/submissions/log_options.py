@@ -1,6 +1,6 @@
-"""Options in a result log: the training command, its parsed arguments, and the configuration of NeMo or Megatron.
+"""Read options from a result log: training command, parsed arguments, and the configuration of NeMo or Megatron.
 
-Logs are parsed; nothing in them is executed. Each option has the line that it was read from.
+Logs are parsed, not executed. Options record the line number.
 """
 
 import re
@@ -16,17 +16,17 @@ _ARGUMENT = re.compile(r"(\w+)=('[^']*'|\"[^\"]*\"|\[[^\]]*\]|\([^)]*\)|[^\s,()\
 _MEGATRON = re.compile(r"^ *(\w+) \.{3,} (\S.*)$")
 _ENTRY = re.compile(r"^( *)(\w+):(?: (\S.*))?$")
 _ITEM = re.compile(r"^ *- ")
-# The last word of run.sub's :::DLPAL line is the name of the configuration.
+# run.sub ends its :::DLPAL line with the configuration name.
 _LAYOUT = re.compile(r":::DLPAL .*tp(\d+)pp(\d+)cp(\d+)")
 _END_OF_COMMAND = frozenset({"|", "||", "&", "&&", ";", ">", "2>&1", "]"})
 
 
 def printed_options(path: Path, programs: Collection[str]) -> tuple[Value, ...]:
-    """Return the options in a log as words of a command; the last occurrence of an option counts.
+    """Return the options in a log as command-line arguments; the last occurrence counts.
 
     Args:
-        path: the log.
-        programs: file names of the training programs, whose first command is read.
+        path: log file.
+        programs: file names of training programs. The first command with one is read.
     """
     settings, arguments = dict[str, Value](), dict[str, Value]()
     command: tuple[Value, ...] = ()
@@ -47,7 +47,7 @@ def printed_options(path: Path, programs: Collection[str]) -> tuple[Value, ...]:
         elif match := _MEGATRON.match(line):
             settings.setdefault(match[1], Value(f"--{match[1]}={match[2]}", sources))
         elif match := _ENTRY.match(line):
-            # YAML: parents are the entries above with a smaller indentation
+            # YAML: parents are earlier entries with smaller indentation
             parents = [parent for parent in parents if parent[0] < len(match[1])]
             path_in_file = ".".join([*(name for _, name in parents), match[2]])
             if match[3] and parents:
@@ -60,11 +60,11 @@ def printed_options(path: Path, programs: Collection[str]) -> tuple[Value, ...]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str, str]]:
-    # Number, rank and text of the lines without MLPerf events
+    # Yield number, rank and text of lines without MLPerf events
     with path.open(encoding="utf-8", errors="replace") as file:
         number, at_start = 1, True
         while line := file.readline(_LONGEST_LINE):
-            # The rest of a longer line is skipped
+            # Skip the rest of long lines
             if at_start and ":::MLL" not in line:
                 match = _RANK.match(line)
                 yield number, match[1] if match else "", line[match.end() if match else 0 :].rstrip("\r\n")
@@ -73,7 +73,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def _namespace(text: str, sources: frozenset[str]) -> dict[str, Value]:
-    # Options that are not given are False or None. The last value of a cut line may be incomplete.
+    # Missing options are False or None. The last value of a cut line may be incomplete.
     pairs = [(match[1], match[2].strip("'\"")) for match in _ARGUMENT.finditer(text)]
     return {
         name: Value(f"--{name}" if value == "True" else f"--{name}={value[:LONGEST_VALUE]}", sources)
@@ -84,12 +84,12 @@ def _namespace(text: str, sources: frozenset[str]) -> dict[str, Value]:
 
 def _command(line: str, programs: Collection[str], sources: frozenset[str]) -> tuple[Value, ...]:
     try:
-        words = shlex.split(line)
+        arguments = shlex.split(line)
     except ValueError:
-        words = line.split()
-    start = next((n for n, word in enumerate(words, 1) if word.rpartition("/")[2] in programs), len(words))
-    end = next((n for n, word in enumerate(words) if n >= start and word in _END_OF_COMMAND), len(words))
-    command = words[start:end]
+        arguments = line.split()
+    start = next((n for n, word in enumerate(arguments, 1) if word.rpartition("/")[2] in programs), len(arguments))
+    end = next((n for n, word in enumerate(arguments) if n >= start and word in _END_OF_COMMAND), len(arguments))
+    command = arguments[start:end]
     if not any(word.startswith("--") for word in command):
         return ()
     return tuple(Value(word, sources, "$" not in word) for word in command)

@@ -194,13 +194,13 @@ def reproduce_log(path: Path, round_name: str | None, nodes: int | None, gpus: i
     description = nearest_description(path.parent) or rounds_system(path.parent, run.round, run.platform)
     known_gpus = gpus or description.accelerators_per_node
     node_count, gpu_count = nodes or description.nodes or 1, known_gpus or 1
-    facts = {
+    layout = {
         "round": run.round, "configuration": path.stem, "nodes": node_count, "gpus": gpu_count,
         "ranks": node_count * gpu_count,
     }  # fmt: skip
     # A log without a benchmark may be unreadable
     logged, printed = (_logged_options(run), printed_options(path, _programs(table))) if run.benchmark else ((), ())
-    implementation = _logged_implementation(run, table, logged, printed, facts)
+    implementation = _logged_implementation(run, table, logged, printed, layout)
     if run.benchmark is None or implementation is None:
         names = ", ".join(name for name, entry in tables.items() if entry.log)
         found = run.benchmark or run.unknown_benchmark or run.explanation or "no benchmark"
@@ -233,12 +233,12 @@ def _programs(table: Submitted) -> frozenset[str]:
 
 
 def _logged_implementation(
-    run: RunLog, table: Submitted, logged: tuple[Value, ...], printed: tuple[Value, ...], facts: Mapping[str, Any]
+    run: RunLog, table: Submitted, logged: tuple[Value, ...], printed: tuple[Value, ...], layout: Mapping[str, Any]
 ) -> Implementation | None:
-    # Mapping of the MLPerf keys, and of the submitted implementation with the most printed options
+    # Merge the mapping of MLPerf keys with the submitted implementation that maps the largest number of options
     def mapped_keys(implementation: Implementation, command: tuple[Value, ...]) -> dict[str, str]:
         options = option_mapping.parse_options(command, implementation.pairs_after, implementation.program)
-        mapped, _ = option_mapping.map_options(implementation, "", options, facts, {})
+        mapped, _ = option_mapping.map_options(implementation, "", options, layout, {})
         return {entry.key: implementation.keys[entry.key] for entry in mapped if entry.origin == "command"}
 
     choice = _choices(run.benchmark)[0] if run.benchmark and _choices(run.benchmark) else None
@@ -256,13 +256,13 @@ def _logged_implementation(
     program = max(candidates, key=lambda entry: len(mapped_keys(entry, printed)), default=base)
     if program is base or not mapped_keys(program, printed):
         return base if base.keys else None
-    from_log, from_program = mapped_keys(base, logged), mapped_keys(program, printed)
-    # Logs do not have the environment: its defaults would be guesses.
+    from_log, from_program = mapped_keys(base, (*logged, *printed)), mapped_keys(program, printed)
+    # Environment variables are not in a log: their defaults would be guesses.
     constants, *further = (
         {key: expression for key, expression in entries.items() if "variable(" not in expression}
         for entries in (program.keys, *program.implementations.values())
     )
-    keys = {**base.keys, **constants, **from_log, **from_program}
+    keys = {**base.keys, **constants, **from_program, **from_log}
     implementations = dict(zip(program.implementations, further, strict=True))
     update = {"title": base.title, "checked": base.checked, "keys": keys, "implementations": implementations}
     return program.model_copy(update=update)

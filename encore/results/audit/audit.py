@@ -403,8 +403,8 @@ RULES = (
     ),
     Rule(
         name="above_published",
-        meaning="a training speed per accelerator more than 1.1 times that of the fastest public set on the same "
-        "accelerator with at least half as many accelerators",
+        meaning="a training speed per accelerator above 1.1 times the fastest public set with the same accelerator "
+        "model and at least 0.5 times the accelerators",
         severity="warning",
         expected="at most the speed of the public sets",
         hint="correct the number or model of the accelerators, the unit of the samples or the times in the log",
@@ -413,8 +413,8 @@ RULES = (
     ),
     Rule(
         name="below_published",
-        meaning="a training speed per accelerator below that of all public sets with 0.5 to 2 times as many of the "
-        "same accelerator, by more than a factor of 1.1",
+        meaning="a training speed per accelerator below 0.91 times the slowest public set with the same accelerator "
+        "model and 0.5 to 2 times the accelerators",
         severity="note",
         expected="at least the speed of the slowest public set",
         hint="correct the number or model of the accelerators, or find the cause with encore compare",

@@ -60,12 +60,12 @@ def _samples_per_second(run: RunLog) -> float:
 
 
 def above_published(score: Score) -> Iterator[Anomaly]:
-    """Find sets that train faster per accelerator than all public sets on the same accelerator."""
+    """Find sets with a higher speed per accelerator than all public sets on the same accelerator."""
     return _compare(score, lambda rate, slowest, fastest: fastest if rate > MARGIN * fastest.rate else None)
 
 
 def below_published(score: Score) -> Iterator[Anomaly]:
-    """Find sets that train slower per accelerator than all public sets with a similar number of the accelerator."""
+    """Find sets with a lower speed per accelerator than all public sets on similar systems."""
     return _compare(score, lambda rate, slowest, fastest: slowest if slowest and rate * MARGIN < slowest.rate else None)
 
 

@@ -50,7 +50,7 @@ class _PublicRun:
 
 @dataclass(frozen=True)
 class PublicSpeed:
-    """Training speed of a public set: epochs or samples per second and accelerator, median of its runs."""
+    """Public training speed: median epochs or samples per second and accelerator."""
 
     name: str
     accelerators: int
@@ -101,20 +101,20 @@ def speed_of(
     batch: float | None,
     runs: Iterable[Sequence[Any]],
 ) -> tuple[tuple[str, str], int, float] | None:
-    """Return benchmark and accelerator model, number of accelerators, and the median rate per accelerator.
+    """Return benchmark and accelerator model, number of accelerators, and median rate; None if a value is missing.
 
-    ``runs``: length of the training, and seconds until its last evaluation. None if one of the facts is missing.
+    ``runs``: training length, and seconds to the last evaluation.
     """
     # RetinaNet was called ssd before v5.0
     name, model = later_name(benchmark, round_), model_of(system.accelerator)
-    facts = benchmark_of(name)
+    rules = benchmark_of(name)
     is_known = name and name not in OFF_THE_CLOCK and system.nodes and system.accelerators
-    if not is_known or facts is None or name is None or model is None or system.accelerators is None:
+    if not is_known or rules is None or name is None or model is None or system.accelerators is None:
         return None
     rates = [
         value / seconds / system.accelerators
         for length, seconds in runs
-        if length and seconds and (value := in_unit(length, facts.points_in, train_samples, batch))
+        if length and seconds and (value := in_unit(length, rules.points_in, train_samples, batch))
     ]
     return ((name, model), system.accelerators, statistics.median(rates)) if rates else None
 
@@ -127,14 +127,14 @@ def public_speeds() -> Mapping[tuple[str, str], Sequence[PublicSpeed]]:
 def speed_range(
     key: tuple[str, str], accelerators: int, without: str = ""
 ) -> tuple[PublicSpeed | None, PublicSpeed | None]:
-    """Return the slowest and the fastest comparable public set; ``without``: name of a set to leave out.
+    """Return the slowest and the fastest comparable public set; ``without``: name of an excluded set.
 
-    Speed decreases with the number of accelerators: the slowest has at most twice as many accelerators and at least
-    half as many, the fastest at least half as many, or the most of all sets.
+    Scaling costs speed per accelerator. The slowest set has 0.5 to 2 times the accelerators; the fastest at least 0.5
+    times, or the largest number published.
     """
     speeds = [speed for speed in public_speeds().get(key, []) if speed.name != without]
-    most = max((speed.accelerators for speed in speeds), default=0)
-    large = [speed for speed in speeds if speed.accelerators >= min(accelerators / 2, most)]
+    largest = max((speed.accelerators for speed in speeds), default=0)
+    large = [speed for speed in speeds if speed.accelerators >= min(accelerators / 2, largest)]
     similar = [speed for speed in speeds if accelerators / 2 <= speed.accelerators <= accelerators * 2]
     return min(similar, key=_rate, default=None), max(large, key=_rate, default=None)
 
