@@ -20,6 +20,7 @@ from encore.files import is_archive, unpacked
 from encore.results.audit.audit import Audit, audit_path, audit_score
 from encore.results.compare.compare import Comparison, ComparisonJson, Factor, Verdict, compare_with, format_certainty
 from encore.results.compare.compare import compare as compare_named
+from encore.results.compare.expected import LossVerdict
 from encore.results.compare.explain import Difference, Explanation, explain
 from encore.results.compare.nearest import AS_GIVEN
 from encore.results.compare.run_set import load_run_set
@@ -60,6 +61,7 @@ class Compared(ComparisonJson):
     """A run set compared with a submission or a second run set."""
 
     noise: list[dict[str, Any]]  # Losses and evaluations of the runs, compared with the other side
+    loss_curve: LossVerdict | None  # Training losses so far, also of unfinished runs; null without losses on one side
 
 
 class Explained(Compared):
@@ -458,6 +460,7 @@ def compare(
       encore compare my_logs training_results_v4.0/NVIDIA/results/dgxh100_ngc24.04_pytorch/unet3d
     """
     # Imported here because it needs NumPy, unlike the other commands.
+    from encore.results.compare.loss_curve import loss_verdict
     from encore.results.compare.noise import noise_of
 
     if logs is not None and not logs.is_dir():
@@ -475,13 +478,21 @@ def compare(
             return
         _print_factors(screen, comparison)
     explanation = explain(comparison.current, comparison.baseline) if comparison.baseline is not None else None
-    noise = noise_of(comparison.current, comparison.baseline) if comparison.baseline is not None else []
+    baseline = comparison.baseline
+    noise = noise_of(comparison.current, baseline) if baseline is not None else []
+    losses = loss_verdict(comparison.current, baseline) if baseline is not None else None
     if as_json:
-        content: Compared = {**comparison.as_json(), "noise": [value.as_json() for value in noise]}
+        content: Compared = {
+            **comparison.as_json(),
+            "noise": [value.as_json() for value in noise],
+            "loss_curve": losses,
+        }
         if explanation is not None:
             content = Explained(**content, differences=explanation.differences, unknown=explanation.unknown)
         write_json("comparison", content)
         return
+    if losses is not None:
+        say(screen, text(str(losses), "yellow" if losses.verdict == "differs" else ""))
     for value in noise:
         _print_noise(screen, *value.lines())
     if explanation is not None:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from encore import catalogue
 from encore.results.compare import noise
 from encore.results.compare.compare import Verdict, compare, compare_with, decide, length_factor, make_factor
 from encore.results.compare.explain import explain
+from encore.results.compare.loss_curve import loss_verdict
 from encore.results.compare.nearest import AS_GIVEN, How, Match
 from encore.results.compare.noise import (
     LEVEL,
@@ -29,12 +30,13 @@ from encore.results.compare.noise import (
     noise_of,
     run_in_band,
 )
-from encore.results.compare.run_set import RunSet, load_run_set
+from encore.results.compare.run_set import RunSet, digests, load_run_set
 from encore.results.findings import Finding
 from encore.results.published.published import System
 from encore.results.published.tables import load_calibration
 from encore.results.statistics import Outcome, Sample, further_runs, interval, ratio_of, z_score
-from tests.results.result_logs import a100_texts, timed_log, write_files, write_set
+from tests.command_line import output_of
+from tests.results.result_logs import a100_texts, log_of, mllog, timed_log, write_files, write_set
 from tools.calibrate_verdicts import POPULATIONS, Runs, simulated, tally, verdict_of
 
 A100 = "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"
@@ -338,6 +340,48 @@ def test_recorded_losses_of_ncf(tmp_path: Path, recorded: Callable[[str, object]
     results = [result for pair in pairs for result in noise_of(*pair)]
     json.dumps([result.as_json() for result in results], allow_nan=False)
     recorded("noise.txt", "\n".join(line for result in results for line in result.lines()))
+
+
+@pytest.mark.parametrize(
+    ("runs", "verdict", "text"),
+    [
+        (OTHER_SEEDS, "matches", f"{len(OTHER_SEEDS)} runs against 5 in 6,000 samples; a difference of"),
+        (LOSSES["learning_rate"], "differs", "samples, more than"),
+        ([run[:12] for run in LOSSES["learning_rate"]], "matches", "in 1,200 samples; a difference of"),
+        ([[0.9 * loss for loss in OTHER_SEEDS[0]]], "differs", "9.9% below up to 3,000 samples, more than"),
+        ([[*OTHER_SEEDS[0][:20], math.nan, *OTHER_SEEDS[0][21:]]], "differs", "not finite within 3,000 samples"),
+        ([OTHER_SEEDS[0][:3]], "not enough data", "fewer than 4 losses in 300 samples"),
+    ],
+    ids=["other seeds", "learning rate", "twelve steps", "10 % less", "not a number", "three losses"],
+)
+def test_verdict_on_losses_so_far(runs: list[list[float]], verdict: str, text: str, tmp_path: Path) -> None:
+    ours, five = (
+        replace(write_side(tmp_path / name, values), global_batch=100.0)
+        for name, values in (("ours", runs), ("five", REFERENCE))
+    )
+    result = loss_verdict(ours, five)
+    assert result is not None and (result.verdict, text in result.text) == (verdict, True), result
+    json.dumps(asdict(result), allow_nan=False)
+    assert loss_verdict(ours, replace(five, benchmark="dlrm")) is None
+    two = replace(write_side(tmp_path / "two", REFERENCE[:2]), global_batch=100.0)
+    assert loss_verdict(ours, two).verdict == "not enough data"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "matches"), (1.03, "differs")])
+def test_truncated_log_against_a_submission(
+    factor: float, verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The first fifth of a run of another submitter with the same hyperparameters
+    digest = next(side for side in digests("v5.1") if side.label == "v5.1/Lenovo/SR780aV3-8xB200_SXM_180GB"
+                  and side.benchmark == "llama31_8b")  # fmt: skip
+    events = [mllog("global_batch_size", 16), mllog("submission_division", "closed"), mllog("eval_samples", 1024)]
+    for samples, loss in list(zip(*digest.losses[0], strict=True))[:9]:
+        events.append(mllog("tracked_stats", {"reduced_train_loss": factor * loss}, 1_759_900_000_000 + samples,
+                            samples_count=samples))  # fmt: skip
+    text = log_of("llama31_8b", *events, start_ms=1_759_900_000_000).rpartition(":::MLLOG")[0]
+    folder = write_set(tmp_path / "llama31_8b", [text])
+    printed = output_of("compare", folder, "v5.1/NVIDIA/tyche_ngpu8_ngc25.09_nemo", "--all")
+    assert f"training loss: {verdict} (1 run against 10" in printed, printed
 
 
 def test_damaged_metrics_and_another_interval_of_steps(tmp_path: Path) -> None:

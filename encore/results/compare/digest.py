@@ -9,6 +9,7 @@ import argparse
 import csv
 import json
 import lzma
+import operator
 import os
 import sys
 from collections import Counter
@@ -22,7 +23,7 @@ from rich.console import Console
 from rich.progress import track
 
 from encore.errors import EncoreError
-from encore.results.compare.run_set import RunSet, load_run_sets
+from encore.results.compare.run_set import LossCurve, RunSet, load_run_sets
 from encore.results.logs.run_log import RunLog
 from encore.results.logs.timing import PHASES, length_of, phases_of
 from encore.results.published.published import DATA, load_published
@@ -33,6 +34,7 @@ from encore.results.table import grouped
 
 # Significant digits: of times and lengths, which are compared; of phases and curves, which are shown.
 _TIME_DIGITS, _OTHER_DIGITS = 9, 6
+_LOSSES, _LOSS_DIGITS = 48, 5  # Means of a run's training losses, and their significant digits
 _CHUNK_SIZE = 4
 _CODE = frozenset({"benchmarks", "benchmark"})  # Code folders; logs below them come from tests
 
@@ -163,7 +165,23 @@ def make_entry(run_set: RunSet, name: str, folder: str) -> dict[str, Any]:
         "global_batch": run_set.global_batch,
         "train_samples": run_set.train_samples,
         "hyperparameters": dict(sorted(run_set.hyperparameters.items())),
+        **({"losses": losses} if (losses := thin_losses(run_set.losses)) else {}),
     }
+
+
+def thin_losses(curves: Sequence[LossCurve]) -> list[tuple[list[float], list[float]]]:
+    """Return the curves with at most _LOSSES means of consecutive losses each; the same numbers of losses in all."""
+    stride = -(-max((len(samples) for samples, _ in curves), default=1) // _LOSSES)
+    thinned = []
+    for samples, losses in curves:
+        widths = [end - start for start, end in zip((0.0, *samples), samples, strict=False)]
+        parts = [slice(start, start + stride) for start in range(0, len(samples), stride)]
+        means = [
+            sum(map(operator.mul, widths[part], losses[part])) / sum(widths[part]) for part in parts if widths[part]
+        ]
+        ends = [samples[min(part.stop, len(samples)) - 1] for part in parts]
+        thinned.append((ends, [float(f"{mean:.{_LOSS_DIGITS}g}") for mean in means]))
+    return thinned
 
 
 def _is_official(repository: str) -> bool:

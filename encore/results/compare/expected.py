@@ -1,4 +1,4 @@
-"""Forecast for an unfinished run. Separate from its computation, which needs NumPy."""
+"""Forecast and loss verdict for unfinished runs. Separate from their computation, which needs NumPy."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -55,3 +55,19 @@ class Forecast:
             f"{self.length:.6g} of about {self.length_to_target:.6g} {self.unit} after {self.elapsed_minutes:.1f}"
         )
         return f"{self.run}: {progress} minutes; how far {' and '.join(sources)} had to train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossVerdict:
+    """Comparison of the training losses up to ``samples``. Differences are natural logarithms, ours over theirs."""
+
+    verdict: Literal["matches", "differs", "not enough data"]
+    runs: int = 0
+    references: int = 0
+    samples: float = 0.0  # Trained by all tested runs
+    differences: tuple[float | None, ...] = ()  # Mean log losses of each part; null if not finite
+    limits: tuple[float, ...] = ()  # Smallest difference of each part that is significant
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"training loss: {self.verdict} ({self.text})"

@@ -37,6 +37,8 @@ from encore.results.scores.score import (
 )
 from encore.results.statistics import Sample
 
+LossCurve = tuple[Sequence[float], Sequence[float]]  # Samples trained, increasing, and the training losses
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunSet:
@@ -68,6 +70,7 @@ class RunSet:
     phases: Mapping[str, float] = field(default_factory=dict)
     # Quality over time of each run, thinned; empty without logs and digest
     curves: tuple[Curve, ...] = ()
+    losses: tuple[LossCurve, ...] = ()  # Of the runs whose logs have training losses; thinned in digests
     hyperparameters: Mapping[str, object] = field(default_factory=dict)
     # Environment, versions and data set, which are not in the system description; from Encore's run.json
     settings: Mapping[str, object] = field(default_factory=dict)
@@ -191,6 +194,7 @@ def build_run_set(score: Score, findings: tuple[Finding, ...] | None = None) -> 
         targets=targets_for(score.round, score.benchmark, first.global_batch if first else None),
         phases=mean_phases([phases_of(run) for run in scored_runs]),
         curves=tuple(curve_of(run) for run in score.runs),
+        losses=tuple(loss_curve for run in score.runs if (loss_curve := _transposed(run.losses))),
         hyperparameters=_common_hyperparameters(with_events),
         settings=_settings(passport),
         passport=passport,
@@ -321,6 +325,10 @@ def first_step_seconds(run_set: RunSet) -> dict[str, float]:
     return {"first_step_s": statistics.fmean(seconds)} if seconds else {}
 
 
+def _transposed(losses: Sequence[tuple[float, float]]) -> LossCurve | None:
+    return ([samples for samples, _ in losses], [loss for _, loss in losses]) if losses else None
+
+
 # --- digests ----------------------------------------------------------------------------------------------------------
 
 
@@ -368,6 +376,7 @@ def parse_digest(entry: dict[str, Any]) -> RunSet:
             Curve(minutes=tuple(minutes), values={name: tuple(qualities) for name, qualities in values.items()})
             for minutes, values in entry["curves"]
         ),
+        losses=tuple((samples, losses) for samples, losses in entry.get("losses", ())),
         hyperparameters=entry["hyperparameters"],
     )
 

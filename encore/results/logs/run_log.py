@@ -82,6 +82,7 @@ _EARLIEST_S, _LATEST_S = 1_483_228_800, 4_102_444_800
 _HUGECTR = "format_ctr_output.py"
 # Events that report training progress between evaluations
 _PROGRESS = frozenset({"block_stop", "tracked_stats", "train_loss", "throughput"})
+_LOSSES = ("reduced_train_loss", "train_loss", "loss")  # Names of the training loss in train_loss and tracked_stats
 # Speeds and durations in logs: samples per second, and seconds per step and per validation.
 STATED = frozenset({"throughput", "imgs_sec", "train_step_time", "validation_time"})
 _DECIDING = frozenset({"run_start", "run_stop", "eval_result"})
@@ -178,6 +179,7 @@ class RunLog:
     phases: list[Phase] = field(default_factory=list)
     stated: list[Stated] = field(default_factory=list)  # Speeds reported by the log, in file order
     progress: list[Progress] = field(default_factory=list)
+    losses: list[tuple[float, float]] = field(default_factory=list)  # Samples trained, and the training loss
     last_s: float | None = None  # Time of the latest event
     # Line and time of every run_start; the first one counts, as of the stops.
     starts: list[tuple[int, float]] = field(default_factory=list)
@@ -401,6 +403,18 @@ class _Reading:
             if number is not None and number > 0:
                 stated.append(Stated(name, number, event.time_s, event.line))
 
+    def loss(self, event: Event) -> None:
+        value, batch = event.value, self.run.global_batch or 0.0
+        values = value if isinstance(value, dict) else {event.key: value}
+        loss = next((number_of(values[name]) for name in _LOSSES if name in values), None)
+        samples, step = number_of(event.metadata.get("samples_count")), number_of(event.metadata.get("step"))
+        if not samples and step and batch:
+            # NeMo's v5.1 logs have samples in ``step``, other logs have steps.
+            samples = step if step % batch == 0 else step * batch
+        losses = self.run.losses
+        if loss is not None and samples and samples > (losses[-1][0] if losses else 0.0) and len(losses) < _LIMIT:
+            losses.append((samples, loss))
+
     def seed(self, event: Event) -> None:
         seed = number_of(event.value)
         if seed is not None and seed == int(seed) and len(self.seeds) < _LIMIT:
@@ -531,6 +545,7 @@ def _handlers_for(key: str) -> tuple[_Note, ...]:
         (key in _FIGURES, _Reading.figure),
         (key in _PHASES, _Reading.phase),
         (key in _PROGRESS, _Reading.note_progress),
+        (key in ("train_loss", "tracked_stats"), _Reading.loss),
         (key in ROUND_KEYS, _Reading.round_key),
     ]
     return tuple(note for applies, note in notes if applies)
