@@ -1,6 +1,5 @@
 """Catalogue of benchmarks, implementations and systems, read from TOML files."""
 
-import sys
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,12 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError, m
 
 from encore import names, paths
 from encore.errors import EncoreError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
+from encore.files import read_toml
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
 
@@ -291,14 +285,6 @@ class Choice:
     @property
     def folder(self) -> Path:
         return paths.ROOT / Path(*self.implementation.module.split("."))
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
-    except (OSError, ValueError) as error:
-        raise EncoreError(f"{path} is not valid TOML: {error}", hint="fix the file") from error
 
 
 def parse(model: type[Parsed], path: Path, **defaults: Any) -> Parsed:

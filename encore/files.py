@@ -1,4 +1,4 @@
-"""Atomic JSON files, their timestamps, and bounded reading of archives."""
+"""Atomic JSON files, their timestamps, TOML files, and bounded reading of archives."""
 
 import bz2
 import errno
@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 import tarfile
 import tempfile
 import zipfile
@@ -26,6 +27,11 @@ from typing import IO, Any, cast
 
 from encore.errors import EncoreError
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -38,6 +44,14 @@ def text_of(path: Path | str) -> str:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except (OSError, ValueError) as error:
+        raise EncoreError(f"{path} is not valid TOML: {error}", hint="fix the file") from error
 
 
 def file_digest(path: Path, algorithm: str = "sha256") -> str:

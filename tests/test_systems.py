@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from encore import catalogue, configuration, job, launchers, paths
+from encore import catalogue, configuration, files, job, launchers, paths
 from encore.lab.submissions import option_mapping, reproduction, shell_expansion
 
 SAMPLES = paths.ROOT / "tests" / "samples"
@@ -34,7 +34,7 @@ def effective(tables: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
 def submitted() -> list[Any]:
     # Submitted configurations: the system, the options of the executed command and their keys, variables by file
     configurations = []
-    for submission in catalogue.read_toml(SAMPLES / "submitted_configurations.toml")["submission"]:
+    for submission in files.read_toml(SAMPLES / "submitted_configurations.toml")["submission"]:
         folder, round_name = submission["folder"], submission["repository"].rpartition("_")[2]
         for entry in submission["configuration"]:
             command = tuple(shell_expansion.Value(word) for word in shlex.split(entry["command"]))

@@ -130,7 +130,6 @@ def test_training_code_is_valid_python_3_8() -> None:
 # other.
 LAYERS = (
     ("encore",),
-    ("machine",),
     ("results",),
     ("results.logs",),
     ("results.scores", "results.published"),
@@ -138,6 +137,7 @@ LAYERS = (
     ("results.audit",),
     ("results.compare",),
     ("results.report",),
+    ("machine",),
     ("containers",),
     ("kubernetes",),
     ("slurm", "ssh"),
@@ -161,6 +161,20 @@ def test_imports_point_to_lower_layers() -> None:
     assert {room(module) for module in MODULES} == set(LEVELS)
     upward = {module: upward_imports(module, imported(module)) for module in MODULES}
     assert {module: names for module, names in upward.items() if names} == {}
+
+
+def test_results_need_no_other_part_of_encore() -> None:
+    # names and peaks depend on errors and files only. The environment of a submission is in the catalogue of systems.
+    leaves = {"encore", "encore.errors", "encore.files", "encore.names", "encore.peaks"}
+    foreign = {
+        module: {name for name in imported(module) if not name.startswith("encore.results")} - leaves
+        for module in MODULES
+        if module.startswith("encore.results")
+    }
+    assert {module: names for module, names in foreign.items() if names} == {
+        "encore.results.compare.explain": {"encore.catalogue"}
+    }
+    assert imported("encore.names") | imported("encore.peaks") <= leaves
 
 
 def test_there_are_no_import_cycles() -> None:

@@ -16,12 +16,6 @@ from encore.files import text_of
 Value = TypeVar("Value")
 
 
-# Why a GPU's clocks are lower than they could be (nvml.h, nvmlClocksEventReason); an idle one is not slowed.
-THROTTLE = {
-    0x04: "power cap", 0x08: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake",
-}  # fmt: skip
-
-
 @contextmanager
 def devices() -> Iterator[list[Any]]:
     """Yield the NVML handles of the GPUs visible to CUDA programs (CUDA_VISIBLE_DEVICES), in CUDA's order.
@@ -88,7 +82,8 @@ def query(read: Callable[[], Value]) -> Value | None:
 def condition(handle: Any) -> dict[str, Callable[[], int]]:
     """Return functions that query a GPU's condition, by name.
 
-    Throttle reasons are a sum of THROTTLE's bits; memory errors are counted since the driver was loaded.
+    Throttle reasons are a sum of the bits in ``telemetry.THROTTLE``; memory errors are counted since the driver was
+    loaded.
     """
     import pynvml
 

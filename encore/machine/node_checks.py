@@ -22,9 +22,9 @@ from encore import paths, peaks
 from encore.errors import EncoreError
 from encore.files import read_json, utc_now, write_json
 from encore.machine.links import PCIE_LANE_RATES, pair_floor
-from encore.machine.node import THROTTLE
-from encore.machine.outliers import slow_ones
 from encore.machine.preflight import Check, Level
+from encore.results.logs.telemetry import THROTTLE
+from encore.results.outliers import slow_ones
 
 LEAST_OF_SHEET = 0.5  # Minimum fraction of data sheet peak: an H200 reached 80 % in GEMMs and 90 % in copies
 Facts = Mapping[str, Any]

@@ -8,17 +8,12 @@ mlperf-logging. Sources are listed at the top of every file.
 import json
 import math
 import re
-import sys
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
+from encore.files import read_toml
 
 Run = TypeVar("Run")
 
@@ -119,12 +114,12 @@ def _number(round_: str) -> list[int]:
 def read_rounds(folder: Path = _FOLDER) -> dict[str, Round]:
     """Read all rounds in a folder, by name, oldest first."""
     files = sorted(folder.glob("v*.toml"), key=lambda file: _number(file.stem))
-    return {file.stem: _round(tomllib.loads(file.read_text("utf-8"))) for file in files}
+    return {file.stem: _round(read_toml(file)) for file in files}
 
 
 def read_benchmarks(folder: Path = _FOLDER) -> dict[str, Benchmark]:
     """Read all benchmarks in a folder, by Encore's name."""
-    tables = tomllib.loads((folder / "benchmarks.toml").read_text("utf-8"))
+    tables = read_toml(folder / "benchmarks.toml")
     sizes = {name: DataSize(**table.pop("data")) if "data" in table else None for name, table in tables.items()}
     return {name: Benchmark(**table, data=sizes[name]) for name, table in tables.items()}
 

@@ -19,12 +19,12 @@ from benchmarks.resnet import schedule
 from benchmarks.resnet.config import Hyperparameters
 from benchmarks.ssd import schedule as ssd_schedule
 from benchmarks.transformer import schedule as transformer_schedule
-from encore import catalogue, paths
+from encore import files, paths
 from tests.trainings import checked_config, config_of
 
 FOLDER = paths.BENCHMARKS / "resnet" / "systems"
 SYSTEMS = [
-    system for system in map(catalogue.read_toml, sorted(FOLDER.glob("*.toml")))
+    system for system in map(files.read_toml, sorted(FOLDER.glob("*.toml")))
     if system["kind"] == "submitted" and system["round"] <= "v0.7"
 ]  # fmt: skip
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from encore import catalogue, environment, launchers
+from encore import environment, files, launchers
 from encore.containers import renderers
 from encore.errors import EncoreError, ExitCode
 from encore.job import Job
@@ -351,7 +351,7 @@ def _pair(first: int, second: int) -> Pair:
 
 
 def load_links(name: str) -> Links:
-    content = catalogue.read_toml(DATA / "links" / f"{name}.toml")
+    content = files.read_toml(DATA / "links" / f"{name}.toml")
     widths = {_pair(first, second): count for first, second, count in content.pop("pairs")}
     return Links(widths=widths, ring=tuple(content.pop("ring")), **content)
 

@@ -10,19 +10,13 @@ import functools
 import gzip
 import json
 import re
-import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encore.files import Bounded, max_unpacked
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from encore.files import Bounded, max_unpacked, read_toml
 
 # Bits of mlperf-logging's precision names, for comparison; TF32 has 19 bits of 32
 BITS: Mapping[str, int] = {
@@ -52,7 +46,7 @@ class Precision:
 @functools.cache
 def table() -> dict[str, Any]:
     """Return data/precisions.toml."""
-    return tomllib.loads((Path(__file__).parents[1] / "data" / "precisions.toml").read_text("utf-8"))
+    return read_toml(Path(__file__).parents[1] / "data" / "precisions.toml")
 
 
 def read_profile(path: Path) -> dict[str, Precision]:

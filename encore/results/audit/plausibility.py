@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 
 from encore import peaks
-from encore.catalogue import read_toml
+from encore.files import read_toml
 from encore.results.audit.anomalies import Anomaly
 from encore.results.audit.declarations import PRECISION, accelerators, declared_values
 from encore.results.audit.kernels import BITS

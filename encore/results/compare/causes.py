@@ -14,14 +14,13 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from encore.machine.node import THROTTLE
-from encore.machine.outliers import lowest
 from encore.results.compare.run_set import RunSet
 from encore.results.logs import steps, telemetry
 from encore.results.logs.goodput import goodput_of
 from encore.results.logs.metrics import experiment_of
 from encore.results.logs.run_log import RunLog
-from encore.results.logs.telemetry import Reading
+from encore.results.logs.telemetry import THROTTLE, Reading
+from encore.results.outliers import lowest
 
 MIN_SLOWDOWN = 0.05  # Fraction of the baseline's time
 # Two of six pairs of unmodified 43 s runs on 2 shared cores differed by 5 to 10 %.

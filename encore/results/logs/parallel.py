@@ -64,9 +64,7 @@ def _workers(parts: int, total: int) -> int:
     # A fork copies locks held by other threads, but not the threads.
     if parts < 2 or total < _WORTHWHILE or threading.active_count() > 1 or not hasattr(os, "fork"):
         return 1
-    from encore.machine.node import cores
-
-    return min(cores(), parts)
+    return min(len(os.sched_getaffinity(0)), parts)
 
 
 def _size(file: Path) -> int:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from encore.files import json_objects, lines_at_end
-from encore.machine.outliers import compare, lowest
 from encore.results.logs.metrics import lines_of
+from encore.results.outliers import compare, lowest
 from encore.results.table import Table
 
 FOLDER = "steps"

@@ -14,12 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from encore.files import json_objects, lines_at_end
-from encore.machine.node import THROTTLE
-from encore.machine.outliers import lowest
 from encore.results.logs.metrics import experiment_of, lines_of
 from encore.results.logs.run_log import RunLog
+from encore.results.outliers import lowest
 
 Reading = dict[str, Any]
+
+# Why a GPU's clocks are lower than they could be (nvml.h, nvmlClocksEventReason); an idle one is not slowed.
+THROTTLE = {
+    0x04: "power cap", 0x08: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake",
+}  # fmt: skip
 
 RECENT_SECONDS = 30.0  # Age of the readings that describe a GPU's current state
 _LAST_BYTES = 1 << 17  # RECENT_SECONDS of readings with 8 GPUs

@@ -12,18 +12,13 @@ import functools
 import json
 import lzma
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from encore.files import read_toml
 from encore.results.rules import canonical
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 DATA = Path(__file__).parents[1] / "data"
 DIGESTS = DATA / "digests"
@@ -207,9 +202,8 @@ def system_of(round_: str, submitter: str, system: str) -> System:
 @functools.cache
 def load_studies() -> tuple[Study, ...]:
     """Return the studies of ``load_figures``."""
-    with (DATA / "studies.toml").open("rb") as file:
-        tables = tomllib.load(file)
-    return tuple(Study(key=key, **{**table, "authors": tuple(table["authors"])}) for key, table in tables.items())
+    studies = read_toml(DATA / "studies.toml").items()
+    return tuple(Study(key=key, **{**table, "authors": tuple(table["authors"])}) for key, table in studies)
 
 
 @functools.cache

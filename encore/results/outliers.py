@@ -1,6 +1,6 @@
 """Detection of slow outliers among equal components, relative to the median of the others.
 
-from encore.machine.outliers import lowest, slow_ones
+from encore.results.outliers import lowest, slow_ones
 slow_ones({"n1": 99.0, "n2": 100.0, "n3": 50.0}, tolerance=0.2)  # {"n3": 0.5025...}
 """
 
