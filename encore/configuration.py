@@ -103,13 +103,13 @@ class Configuration:
             return False
         return True
 
-    def misfits(self, manifest: Mapping[str, Any], memory: float) -> list[tuple[str, str, str]]:
+    def mismatches(self, manifest: Mapping[str, Any], memory: float) -> list[tuple[str, str, str]]:
         """Return why the ranks would reject a data set: problem, expectation and fix, from Config.
 
         ``manifest`` has the fields of dataset.json; ``memory`` is the limit per rank, in bytes.
         """
         config = config_class(self.choice.folder)(**self.plain())
-        return config.misfits(manifest, self.ranks, memory) if hasattr(config, "misfits") else []
+        return config.mismatches(manifest, self.ranks, memory) if hasattr(config, "mismatches") else []
 
     def get(self, name: str) -> Any:
         return self.values[name].value

@@ -89,19 +89,19 @@ def problems_of_fp8(config: Any) -> List[Tuple[str, bool]]:
     ]
 
 
-def misfits_of_text(config: Any, manifest: Manifest) -> List[Misfit]:
+def text_mismatches(config: Any, manifest: Manifest) -> List[Misfit]:
     """Return a data set's parts that are shorter than a sample."""
-    misfits: List[Misfit] = []
+    mismatches: List[Misfit] = []
     for part in ("train", "test"):
         tokens = manifest["facts"]["tokens"][part]
         if tokens <= config.sequence_length:
             hint = "set a shorter sequence_length, or take more text"
-            misfits.append((f"{tokens:,} tokens in the {part} part", f"more than {config.sequence_length:,}", hint))
-    return misfits
+            mismatches.append((f"{tokens:,} tokens in the {part} part", f"more than {config.sequence_length:,}", hint))
+    return mismatches
 
 
-def misfits_of_ranks(config: Any, ranks: int) -> List[Misfit]:
-    """Return why a number of ranks does not do; empty if it does."""
+def rank_mismatches(config: Any, ranks: int) -> List[Misfit]:
+    """Return why the number of ranks does not fit; empty if it does."""
     if ranks % config.group == 0:
         return []
     together = f"{config.group} that share a sample (tensor_parallelism * context_parallelism)"

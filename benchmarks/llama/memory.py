@@ -90,8 +90,8 @@ def needed(
     return parameters.state / ranks + max(moments)
 
 
-def misfits(config: Any, needed: float, memory: float) -> List[Misfit]:
-    """Return the misfit if ``memory`` bytes per rank are not sufficient, else an empty list."""
+def mismatches(config: Any, needed: float, memory: float) -> List[Misfit]:
+    """Return the mismatch if ``memory`` bytes per rank are not sufficient, else an empty list."""
     if needed <= ALLOCATABLE * memory:
         return []
     smaller = ["recompute=true or more recompute_layers"] if not config.recompute else []

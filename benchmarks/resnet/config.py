@@ -9,7 +9,7 @@ defined here. "Epoch": a pass over the training images; "step": an update of the
 from dataclasses import dataclass
 from typing import Dict, List, Literal, Tuple
 
-from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, refuse
+from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, reject_if
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Hyperparameters:
         above_zero(self, "learning_rate")
         at_least(self, 16, "image_size")
         fraction(self, "quality_target")
-        refuse(
+        reject_if(
             ("dali_decoder_cache_mb needs device=gpu", self.device == "cpu" and self.dali_decoder_cache_mb > 0),
             ("dali_hw_decoder_load must be in 0..1", self.dali_hw_decoder_load > 1),
             (
@@ -125,7 +125,7 @@ class Hyperparameters:
         """Return the values that the data set determines unless they are set."""
         return {"num_classes": len(manifest["classes"])}
 
-    def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
         """Return why the ranks cannot train on a data set."""
         classes = len(manifest["classes"])
         if classes == self.num_classes:

@@ -193,13 +193,13 @@ def check_data_set(
     """Check the data set's manifest against the benchmark and the configuration; with ``machine`` also the memory."""
     try:
         manifest = check_data(data, configuration.choice.benchmark.name)
-        misfits = configuration.misfits(read_json(data / PASSPORT), _rank_memory(configuration, machine))
+        mismatches = configuration.mismatches(read_json(data / PASSPORT), _rank_memory(configuration, machine))
     except EncoreError as error:
         expected = f"; expected {error.expected}" if error.expected else ""
         return Check("FAIL", "data set", error.found + expected, error.hint), None
     except KeyError as error:
         return Check("FAIL", "data set", f"{data / PASSPORT} lacks {error}", "prepare the data set again"), None
-    for problem, expected, hint in misfits:
+    for problem, expected, hint in mismatches:
         # The message names the mismatch: data set, ranks, or memory.
         return Check("FAIL", "fit", f"with {manifest.name} in {data}: {problem}; expected {expected}", hint), manifest
     if manifest.unearned:

@@ -320,7 +320,7 @@ def test_systems_have_enough_memory(
 ) -> None:
     config = checked_config(name, system, None, *settings, nodes=nodes)
     assert round(config.needed_memory(facts["facts"]["vocabulary"], 8 * nodes) / 1e9) == needed
-    assert config.misfits(facts, 8 * nodes, memory * 1e9) == []
+    assert config.mismatches(facts, 8 * nodes, memory * 1e9) == []
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_systems_have_enough_memory(
 def test_data_and_ranks_that_do_not_fit_are_rejected(
     name: str, system: str, settings: tuple[str, ...], facts: Any, ranks: int, memory: float, parts: list[str]
 ) -> None:
-    (misfit,) = checked_config(name, system, None, *settings).misfits(facts, ranks, memory * 1e9)
+    (misfit,) = checked_config(name, system, None, *settings).mismatches(facts, ranks, memory * 1e9)
     assert [part for part in parts if part not in " | ".join(misfit)] == [], misfit
 
 

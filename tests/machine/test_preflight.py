@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.run.configuration import refuse_misfits
+from benchmarks.common.run.configuration import reject_mismatches
 from encore import catalogue, environment, paths
 from encore.cli.app import app
 from encore.configuration import Configuration, config_class, resolve
@@ -208,7 +208,7 @@ def test_preflight_and_ranks_reject_a_data_set_that_does_not_fit(
     assert check.level == "FAIL" and message in f"{check.found}; hint: {check.hint}"
     if name != "dlrm":  # its ranks check their memory first and place the tables
         with pytest.raises(Problem) as error:
-            refuse_misfits(config_class(choice.folder)(**configuration.plain()), tmp_path, ranks)
+            reject_mismatches(config_class(choice.folder)(**configuration.plain()), tmp_path, ranks)
         problem = f"{error.value.found.partition(': ')[2]}; expected {error.value.expected}"
         assert error.value.hint == check.hint and problem in check.found
 
@@ -224,8 +224,8 @@ def test_dlrm_tables_must_fit_in_gpu_memory() -> None:
     choice = catalogue.choose("dlrm")
     configuration = resolve(choice, catalogue.find_system(choice, "dgxa100", None), 1, 8, [])
     manifest = {"facts": {"table_sizes": [10**8] * 8}}  # 51.2 GB each
-    assert not configuration.misfits(manifest, 80 * 2**30) and not configuration.misfits(manifest, math.inf)
-    ((_, expected, hint),) = configuration.misfits(manifest, 40 * 2**30)
+    assert not configuration.mismatches(manifest, 80 * 2**30) and not configuration.mismatches(manifest, math.inf)
+    ((_, expected, hint),) = configuration.mismatches(manifest, 40 * 2**30)
     assert expected.startswith("at most 38.7 GB") and "--index-limit" in hint
 
 

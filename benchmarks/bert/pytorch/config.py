@@ -9,7 +9,7 @@ common (run.sub, run_pretraining.py, the published bert_config.json of BERT-Larg
 from dataclasses import dataclass
 from typing import Dict, List, Literal
 
-from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, refuse, too_few
+from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, reject_if, too_few
 
 Attention = Literal["auto", "flash", "varlen", "grouped", "padded"]
 
@@ -100,7 +100,7 @@ class Config:
         above_zero(self, "learning_rate", "epsilon", "loss_scale")
         fraction(self, "quality_target")
         on_cpu = self.device == "cpu"
-        refuse(
+        reject_if(
             ("epochs must be 1: set max_samples or max_steps to train longer", self.epochs != 1),
             ("device=cpu has no tf32: set precision=fp32", on_cpu and self.precision == "tf32"),
             ("device=cpu has no apex: set optimizer_kernel=auto", on_cpu and self.optimizer_kernel == "apex"),
@@ -143,10 +143,10 @@ class Config:
             ),
         )
 
-    def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
-        misfits = too_few(manifest, "samples", self.batch_size * ranks)
+    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+        mismatches = too_few(manifest, "samples", self.batch_size * ranks)
         length = manifest["facts"]["sequence_length"]
         if length > self.positions:
             hint = f"set positions={length}, or prepare the data with a shorter sequence"
-            misfits.append((f"samples of up to {length} tokens", f"at most positions={self.positions}", hint))
-        return misfits
+            mismatches.append((f"samples of up to {length} tokens", f"at most positions={self.positions}", hint))
+        return mismatches

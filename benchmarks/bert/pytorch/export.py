@@ -46,7 +46,7 @@ class Served(nn.Module):
         return mlm_logits.view(*masked.shape, -1), follows
 
 
-def places_of(part: MicroBatch, width: int) -> Tuple[np.ndarray, np.ndarray]:
+def published_tensors(part: MicroBatch, width: int) -> Tuple[np.ndarray, np.ndarray]:
     # Return the masked positions of the samples, and a mask for padding positions, both (B, width).
     offsets = part.rows.offsets.numpy()
     flat = part.masked.numpy()
@@ -62,7 +62,7 @@ def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
     right = 0
     for part in evaluation_input(config, data.test, ALONE):
         if part is not None:
-            positions, there = places_of(part, data.max_predictions)
+            positions, there = published_tensors(part, data.max_predictions)
             mlm_logits, _ = infer(*serving.table(part.rows, data.sequence_length), positions)
             right += int((mlm_logits.argmax(2)[there] == part.labels.numpy()).sum())
     return {"masked_accuracy": right / len(data.test.masked_labels)}
@@ -70,7 +70,7 @@ def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
     data = open_data(folder)
-    network = Network(shape_of(config, len(saved["network"]["encoder.words.weight"])), "grouped")
+    network = Network(shape_of(config, len(saved["network"]["encoder.word_embeddings.weight"])), "grouped")
     network.load_state_dict(saved["network"])
     network.eval()
 

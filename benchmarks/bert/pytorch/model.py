@@ -34,7 +34,7 @@ class Network(nn.Module):
         hidden = self.encoder(rows)
         product = functional.linear(hidden.index_select(0, masked), self.transform.weight)
         transformed = self.transform_norm(bias_gelu(product, self.transform.bias, self.encoder.shape.gelu))
-        logits = functional.linear(transformed, self.encoder.words.weight, self.words_bias)
+        logits = functional.linear(transformed, self.encoder.word_embeddings.weight, self.words_bias)
         return logits, self.next(self.pooler(self.encoder.first(hidden, rows)))
 
     def loss(self, batch: MicroBatch) -> torch.Tensor:

@@ -57,7 +57,7 @@ class Training:
         with fixed_seed(config.seed):
             network = Network(shape_of(config, vocabulary), backend, config.compile)
         if weights is not None:
-            checkpoint.fill(checkpoint.places_of(network.state_dict()), checkpoint.read(weights), weights)
+            checkpoint.fill(checkpoint.published_tensors(network.state_dict()), checkpoint.read(weights), weights)
         self.network = network.to(ranks.context)
         self.kept = fp8.set_up(network.encoder, config, ranks)
         self.optimizer = flat_optimizer(network, config, ranks, kernel or config.optimizer_kernel)

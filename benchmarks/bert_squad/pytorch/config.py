@@ -10,7 +10,7 @@ update of the weights.
 from dataclasses import dataclass
 from typing import Dict, List, Literal
 
-from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, refuse, too_few
+from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, reject_if, too_few
 
 Attention = Literal["auto", "flash", "varlen", "grouped", "padded"]
 
@@ -90,7 +90,7 @@ class Config:
         at_least(self, 0, "bucket_mb", "weight_decay")
         above_zero(self, "quality_target", "learning_rate", "epsilon", "loss_scale", "warmup_fraction")
         above_zero(self, "initializer_range")
-        refuse(
+        reject_if(
             ("device=cpu has no tf32: set precision=fp32", self.device == "cpu" and self.precision == "tf32"),
             ("device=cpu has no fp16: set precision=fp32 or bf16", self.device == "cpu" and self.precision == "fp16"),
             (
@@ -126,10 +126,10 @@ class Config:
             ),
         )
 
-    def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
-        misfits = too_few(manifest, "windows", self.batch_size * ranks)
+    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+        mismatches = too_few(manifest, "windows", self.batch_size * ranks)
         length, expected = manifest["facts"]["sequence_length"], self.sequence_length
         if length != expected:
             hint = f"set sequence_length={length}, or prepare the data again with --sequence-length {expected}"
-            misfits.append((f"windows of {length} tokens", f"sequence_length={expected}", hint))
-        return misfits
+            mismatches.append((f"windows of {length} tokens", f"sequence_length={expected}", hint))
+        return mismatches

@@ -27,7 +27,7 @@ class Batch(NamedTuple):
 
 
 def steps_per_epoch(config: Config, data: DataSet, ranks: Ranks) -> int:
-    # Return the number of complete global batches; Config.misfits rejects a data set without any.
+    # Return the number of complete global batches; Config.mismatches rejects a data set without any.
     return len(data.train) // (config.batch_size * ranks.size)
 
 

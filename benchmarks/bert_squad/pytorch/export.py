@@ -61,7 +61,7 @@ def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
     data = open_data(folder)
-    network = Network(config, len(saved["network"]["encoder.words.weight"]), "grouped")
+    network = Network(config, len(saved["network"]["encoder.word_embeddings.weight"]), "grouped")
     network.load_state_dict(saved["network"])
     network.eval()
 

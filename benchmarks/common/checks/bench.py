@@ -185,7 +185,7 @@ def _main(
     ranks = framework.start(config)
     try:
         if not arguments.any_data:
-            configuration.refuse_misfits(config, arguments.data, ranks.size)
+            configuration.reject_mismatches(config, arguments.data, ranks.size)
         subject = prepare(config, ranks, arguments.data)
         refuse_unknown(subject, arguments.only)
     except (choices.UnavailableError, Problem) as problem:

@@ -35,15 +35,15 @@ def load(config_class: Type[T], path: Path) -> T:
     return config_class(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
 
 
-def refuse_misfits(config: Any, data: Path, ranks: int, memory: float = math.inf) -> None:
+def reject_mismatches(config: Any, data: Path, ranks: int, memory: float = math.inf) -> None:
     """Reject a data set or a number of ranks that does not fit ``config``.
 
     The host runs the same check before the start, but may not know ``memory``, the bytes of a rank's device.
 
     Raises:
-        Problem: the first misfit, or the data set does not exist.
+        Problem: the first mismatch, or the data set does not exist.
     """
-    if hasattr(config, "misfits"):
-        for misfit in config.misfits(manifest.read(data), ranks, memory):
-            problem, *rest = misfit
+    if hasattr(config, "mismatches"):
+        for mismatch in config.mismatches(manifest.read(data), ranks, memory):
+            problem, *rest = mismatch
             raise Problem(f"{data}: {problem}", *rest)

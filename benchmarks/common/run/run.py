@@ -63,7 +63,7 @@ class Run:
             self._communicating = threads() - threads_before if config.device == "cpu" else None
             framework.load_compiled(output / COMPILED, self.ranks)
         memory = framework.memory(self.ranks.context)
-        self.open(lambda: configuration.refuse_misfits(config, data, self.ranks.size, memory))
+        self.open(lambda: configuration.reject_mismatches(config, data, self.ranks.size, memory))
         self._heartbeat = Heartbeat(output / "heartbeat", self.ranks.rank)
         self._wording, self._paths = wording, (output / "result.txt", output / "metrics.jsonl")
         self._checkpoints = Checkpoints(output / "checkpoint", self._paths, framework, self.ranks, reshards)

@@ -8,7 +8,15 @@ defined here. "Epoch": a pass over the training rows; "step": an update of the w
 from dataclasses import dataclass
 from typing import Dict, List, Literal, Tuple
 
-from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, precision_on_cpu, refuse
+from benchmarks.common.config_checks import (
+    Manifest,
+    Misfit,
+    above_zero,
+    at_least,
+    fraction,
+    precision_on_cpu,
+    reject_if,
+)
 
 MEMORY_SHARE = 0.9  # fraction of memory for tables; MLPs, activations and batches use the rest
 
@@ -77,7 +85,7 @@ class Config:
         at_least(self, 0, "prefetch", "warm_up_steps", "warmup_steps", "decay_steps")
         above_zero(self, "learning_rate", "loss_scale")
         fraction(self, "quality_target")
-        refuse(
+        reject_if(
             ("device=cpu has no CUDA graphs: set cuda_graph=false", self.device == "cpu" and self.cuda_graph),
             ("bottom_mlp needs at least one layer", not self.bottom_mlp),
             ("top_mlp must end in 1", not self.top_mlp or self.top_mlp[-1] != 1),
@@ -88,7 +96,7 @@ class Config:
             ),
         )
 
-    def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
         """Return why tables do not fit into ``memory`` bytes per rank; placement.py searches for a placement."""
         sizes, row_bytes, limit = manifest["facts"]["table_sizes"], self.bottom_mlp[-1] * 4, memory * MEMORY_SHARE
         least = max(max(sizes), -(-sum(sizes) // ranks)) * row_bytes

@@ -7,7 +7,7 @@ run_and_time.sh), and ours where those say nothing. "Epoch" is one pass over the
 from dataclasses import dataclass
 from typing import Dict, List, Literal
 
-from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, refuse, too_few
+from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, reject_if, too_few
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Config:
         at_least(self, 0, "bucket_mb", "checkpoint_interval", "length_penalty", "length_constant", "coverage_penalty")
         above_zero(self, "learning_rate", "epsilon", "decay_factor", "gradient_clip", "loss_scale")
         above_zero(self, "quality_target")
-        refuse(
+        reject_if(
             ("dropout must be at least 0 and below 1", not 0 <= self.dropout < 1),
             ("label_smoothing must be at least 0 and below 1", not 0 <= self.label_smoothing < 1),
             ("beta1 and beta2 must be in 0..1", not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1)),
@@ -108,5 +108,5 @@ class Config:
             ),
         )
 
-    def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
         return too_few(manifest, "pairs", self.batch_size * ranks)

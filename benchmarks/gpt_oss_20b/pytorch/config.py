@@ -9,9 +9,9 @@ one update of the weights.
 from dataclasses import dataclass
 from typing import List, Literal
 
-from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, refuse
+from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, reject_if
 from benchmarks.llama import memory
-from benchmarks.llama.config_checks import Derived, misfits_of_text, problems
+from benchmarks.llama.config_checks import Derived, problems, text_mismatches
 from benchmarks.llama.shapes import Scaling, Shape
 
 
@@ -120,7 +120,7 @@ class Config(Derived):
         at_least(self, 0, "recompute_layers", "checkpoint_interval", "window")
         above_zero(self, "learning_rate", "epsilon", "norm_epsilon", "gradient_clip", "quality_target", "rope_base")
         above_zero(self, "initial_weights")
-        refuse(
+        reject_if(
             (f"recompute_layers must be at most layers={self.layers}", self.recompute_layers > self.layers),
             ("epochs must be 1: set max_samples or max_steps to train longer", self.epochs != 1),
             (
@@ -158,15 +158,17 @@ class Config(Derived):
         parameters = memory.Parameters(12 * count, 4 * count)  # in fp32: weights and both moments, gradients
         return memory.needed(self, vocabulary, ranks, parameters, self.kept(), self.expert_parallelism)
 
-    def misfits(self, manifest: Manifest, ranks: int, available: float) -> List[Misfit]:
-        """Return why a data set, a number of ranks or their memory, in bytes of a rank, does not do."""
-        misfits = misfits_of_text(self, manifest)
+    def mismatches(self, manifest: Manifest, ranks: int, available: float) -> List[Misfit]:
+        """Return why the data set, the number of ranks or the memory (bytes per rank) does not fit."""
+        mismatches = text_mismatches(self, manifest)
         copies, beyond = divmod(ranks, self.expert_parallelism)
         if beyond:
             hint = "take other ranks, or set this key"
             together = f"a multiple of the {self.expert_parallelism} that share the experts (expert_parallelism)"
-            misfits.append((f"{ranks} ranks", together, hint))
+            mismatches.append((f"{ranks} ranks", together, hint))
         elif self.expert_parallelism > 1 and (self.width % copies or self.inner_width % copies):
             expected = f"width={self.width} and inner_width={self.inner_width} to be multiples of the copies"
-            misfits.append((f"{copies} copies of each expert", expected, "set a higher expert_parallelism"))
-        return misfits + memory.misfits(self, self.needed_memory(manifest["facts"]["vocabulary"], ranks), available)
+            mismatches.append((f"{copies} copies of each expert", expected, "set a higher expert_parallelism"))
+        return mismatches + memory.mismatches(
+            self, self.needed_memory(manifest["facts"]["vocabulary"], ranks), available
+        )

@@ -19,7 +19,7 @@ from benchmarks.language.pytorch.encoder import Encoder
 from benchmarks.language.tensorflow_files import Bundle
 
 Tensors = Dict[str, torch.Tensor]
-EMBEDDINGS = {"words": "word_embeddings", "places": "position_embeddings", "segments": "token_type_embeddings"}
+EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings")
 IN_LAYER = {
     "out": "attention.output.dense",
     "attention_norm": "attention.output.LayerNorm",
@@ -63,7 +63,7 @@ def published_names(name: str) -> List[str]:
         return [f"{HEADS[prefix]}.{kind}"]
     part = prefix[len("encoder.") :]
     if part in EMBEDDINGS:
-        return [f"bert.embeddings.{EMBEDDINGS[part]}.{kind}"]
+        return [f"bert.embeddings.{part}.{kind}"]
     if part == "norm":
         return [f"bert.embeddings.LayerNorm.{kind}"]
     _, number, module = part.split(".")
@@ -73,7 +73,7 @@ def published_names(name: str) -> List[str]:
     return [f"{layer}.{IN_LAYER[module]}.{kind}"]
 
 
-def places_of(state: Mapping[str, torch.Tensor]) -> Tensors:
+def published_tensors(state: Mapping[str, torch.Tensor]) -> Tensors:
     # Return parameter views by Hugging Face's names; ``state`` has our names, such as ``encoder.layers.0.qkv.weight``.
     tensors: Tensors = {}
     for name, tensor in state.items():
@@ -107,7 +107,7 @@ def _expected() -> Tuple[str, str]:
 
 def _renamed(tensors: Tensors) -> Iterator[Tuple[str, torch.Tensor]]:
     if any(".qkv." in name for name in tensors):
-        yield from places_of(tensors).items()
+        yield from published_tensors(tensors).items()
         return
     bare = not any(name.startswith(("bert.", "module.bert.")) for name in tensors)
     for name, tensor in tensors.items():
@@ -139,7 +139,7 @@ def _of_tensorflow(bundle: Bundle) -> Iterator[Tuple[str, torch.Tensor]]:
 def load_weights(encoder: Encoder, path: Path) -> None:
     # Load a file's weights into an encoder, ignoring heads; raises Problem with all mismatches.
     state = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
-    fill(places_of(state), read(path), path, OTHER_TASKS)
+    fill(published_tensors(state), read(path), path, OTHER_TASKS)
 
 
 @torch.no_grad()

@@ -203,9 +203,9 @@ class Encoder(nn.Module):
         # Initialize the weights; ``compile`` fuses the operations between GEMMs.
         super().__init__()
         self.shape, self.attention = shape, attention
-        self.words = nn.Embedding(shape.vocabulary, shape.width)
-        self.places = nn.Embedding(shape.positions, shape.width)
-        self.segments = nn.Embedding(shape.segments, shape.width)
+        self.word_embeddings = nn.Embedding(shape.vocabulary, shape.width)
+        self.position_embeddings = nn.Embedding(shape.positions, shape.width)
+        self.token_type_embeddings = nn.Embedding(shape.segments, shape.width)
         self.norm = nn.LayerNorm(shape.width, eps=NORM_EPSILON)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.apply(draw_weights)
@@ -213,7 +213,8 @@ class Encoder(nn.Module):
 
     def forward(self, rows: Rows) -> torch.Tensor:
         # Return the hidden states (T, width) of all tokens.
-        embedded = self.words(rows.tokens) + self.places(rows.positions) + self.segments(rows.segments)
+        embedded = self.word_embeddings(rows.tokens) + self.position_embeddings(rows.positions)
+        embedded = embedded + self.token_type_embeddings(rows.segments)
         hidden = functional.dropout(self.norm(embedded), self.shape.dropout, self.training)
         attention, offsets_or_mask = (self.attention, rows.offsets) if rows.mask is None else ("table", rows.mask)
         for layer in self._run:

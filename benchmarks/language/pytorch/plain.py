@@ -21,7 +21,8 @@ class PlainEncoder(nn.Module):
         super().__init__()
         self.shape, self.longest = shape_of(config, vocabulary), longest
         sizes = (vocabulary, config.positions, 2)
-        self.words, self.places, self.segments = (nn.Embedding(size, config.width) for size in sizes)
+        embeddings = [nn.Embedding(size, config.width) for size in sizes]
+        self.word_embeddings, self.position_embeddings, self.token_type_embeddings = embeddings
         self.norm, self.dropout = nn.LayerNorm(config.width, NORM_EPSILON), nn.Dropout(config.dropout)
         layer = nn.TransformerEncoderLayer(
             config.width, config.heads, config.inner_width, config.dropout, "gelu", NORM_EPSILON, batch_first=True
@@ -39,7 +40,8 @@ class PlainEncoder(nn.Module):
         def table(values: torch.Tensor) -> torch.Tensor:
             return values.new_zeros(there.numel()).index_copy(0, positions, values).view_as(there)
 
-        embedded = self.words(table(rows.tokens)) + self.places.weight[:longest] + self.segments(table(rows.segments))
+        embedded = self.word_embeddings(table(rows.tokens)) + self.position_embeddings.weight[:longest]
+        embedded = embedded + self.token_type_embeddings(table(rows.segments))
         hidden: torch.Tensor = self.layers(self.dropout(self.norm(embedded)), src_key_padding_mask=~there)
         return hidden.flatten(0, 1).index_select(0, positions)
 

@@ -9,9 +9,9 @@ update of the adapters.
 from dataclasses import dataclass
 from typing import Dict, List, Literal
 
-from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, refuse
+from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, reject_if
 from benchmarks.llama import memory
-from benchmarks.llama.config_checks import Derived, misfits_of_ranks, problems, problems_of_fp8
+from benchmarks.llama.config_checks import Derived, problems, problems_of_fp8, rank_mismatches
 from benchmarks.llama.shapes import Scaling, Shape
 
 
@@ -108,7 +108,7 @@ class Config(Derived):
         at_least(self, 0, "recompute_layers", "checkpoint_interval", "lora_dropout")
         above_zero(self, "learning_rate", "epsilon", "norm_epsilon", "gradient_clip", "quality_target", "rope_base")
         above_zero(self, "initial_weights", "lora_alpha")
-        refuse(
+        reject_if(
             (f"recompute_layers must be at most layers={self.layers}", self.recompute_layers > self.layers),
             ("epochs must be 1: set max_steps to train longer", self.epochs != 1),
             ("lora_dropout must be below 1", self.lora_dropout >= 1),
@@ -143,11 +143,11 @@ class Config(Derived):
         parameters = memory.Parameters(base + 12 * adapters, 4 * adapters, trains_weights=False)
         return memory.needed(self, vocabulary, ranks, parameters, self.kept())
 
-    def misfits(self, manifest: Manifest, ranks: int, available: float) -> List[Misfit]:
-        """Return why a data set, a number of ranks or their memory, in bytes of a rank, does not do."""
-        misfits = misfits_of_ranks(self, ranks)
+    def mismatches(self, manifest: Manifest, ranks: int, available: float) -> List[Misfit]:
+        """Return why the data set, the number of ranks or the memory (bytes per rank) does not fit."""
+        mismatches = rank_mismatches(self, ranks)
         length, vocabulary = manifest["facts"]["sequence_length"], manifest["facts"]["vocabulary"]
         if length != self.sequence_length:
             hint = f"set sequence_length={length}, or prepare it again with --sequence-length"
-            misfits.append((f"samples of {length:,} tokens", f"sequence_length={self.sequence_length}", hint))
-        return misfits + memory.misfits(self, self.needed_memory(vocabulary, ranks), available)
+            mismatches.append((f"samples of {length:,} tokens", f"sequence_length={self.sequence_length}", hint))
+        return mismatches + memory.mismatches(self, self.needed_memory(vocabulary, ranks), available)

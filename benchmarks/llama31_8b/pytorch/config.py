@@ -9,14 +9,14 @@ sequence, "step" one update of the weights.
 from dataclasses import dataclass
 from typing import List, Literal
 
-from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, refuse
+from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, reject_if
 from benchmarks.llama import memory
 from benchmarks.llama.config_checks import (
     Derived,
-    misfits_of_ranks,
-    misfits_of_text,
     problems,
     problems_of_fp8,
+    rank_mismatches,
+    text_mismatches,
 )
 from benchmarks.llama.shapes import Scaling, Shape
 
@@ -114,7 +114,7 @@ class Config(Derived):
         at_least(self, 0, "recompute_layers", "checkpoint_interval", "rope_low_frequency")
         above_zero(self, "learning_rate", "epsilon", "norm_epsilon", "gradient_clip", "quality_target", "rope_base")
         above_zero(self, "initial_weights")
-        refuse(
+        reject_if(
             (f"recompute_layers must be at most layers={self.layers}", self.recompute_layers > self.layers),
             ("epochs must be 1: set max_samples or max_steps to train longer", self.epochs != 1),
             ("device=cpu does not support compile: set compile=false", self.device == "cpu" and self.compile),
@@ -148,7 +148,9 @@ class Config(Derived):
         parameters = memory.Parameters(12 * count, 4 * count)  # in fp32: weights and both moments, gradients
         return memory.needed(self, vocabulary, ranks, parameters, self.kept())
 
-    def misfits(self, manifest: Manifest, ranks: int, available: float) -> List[Misfit]:
-        """Return why a data set, a number of ranks or their memory, in bytes of a rank, does not do."""
-        misfits = misfits_of_ranks(self, ranks) + misfits_of_text(self, manifest)
-        return misfits + memory.misfits(self, self.needed_memory(manifest["facts"]["vocabulary"], ranks), available)
+    def mismatches(self, manifest: Manifest, ranks: int, available: float) -> List[Misfit]:
+        """Return why the data set, the number of ranks or the memory (bytes per rank) does not fit."""
+        mismatches = rank_mismatches(self, ranks) + text_mismatches(self, manifest)
+        return mismatches + memory.mismatches(
+            self, self.needed_memory(manifest["facts"]["vocabulary"], ranks), available
+        )

@@ -8,7 +8,7 @@ update; "RoI": a proposed box for the heads.
 from dataclasses import dataclass
 from typing import Dict, Literal, Tuple
 
-from benchmarks.common.config_checks import above_zero, at_least, fraction, precision_on_cpu, refuse
+from benchmarks.common.config_checks import above_zero, at_least, fraction, precision_on_cpu, reject_if
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Config:
         above_zero(self, "learning_rate", "loss_scale", "decay_factor")
         fraction(self, "box_target", "mask_target", "rpn_fg_iou", "rpn_fg_fraction", "roi_fg_iou", "roi_fg_fraction")
         fraction(self, "rpn_nms_iou", "nms_iou")
-        refuse(
+        reject_if(
             ("stages needs the blocks of four stages, each at least 1", len(self.stages) != 4 or min(self.stages) < 1),
             ("anchor_sizes needs one size for each of five levels", len(self.anchor_sizes) != 5),
             ("rpn_bg_iou must not be above rpn_fg_iou", self.rpn_bg_iou > self.rpn_fg_iou),

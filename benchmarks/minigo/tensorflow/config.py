@@ -8,7 +8,15 @@ generations, and a new model; it is an epoch in the log.
 from dataclasses import dataclass
 from typing import Dict, List, Literal, Tuple
 
-from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, precision_on_cpu, refuse
+from benchmarks.common.config_checks import (
+    Manifest,
+    Misfit,
+    above_zero,
+    at_least,
+    fraction,
+    precision_on_cpu,
+    reject_if,
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,7 @@ class Config:
         above_zero(self, "learning_rate", "loss_scale")
         fraction(self, "quality_target", "sample_share")
         precision_on_cpu(self, "fp32", "bf16")
-        refuse(
+        reject_if(
             (
                 "device=cpu plays in fp32 or bf16: set inference_precision=same",
                 self.device == "cpu" and self.inference_precision not in ("same", "fp32", "bf16"),
@@ -138,7 +146,7 @@ class Config:
             ),
         )
 
-    def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
         size, board = manifest["facts"]["board_size"], f"{self.board_size} x {self.board_size}"
         if size == self.board_size:
             return []

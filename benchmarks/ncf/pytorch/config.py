@@ -7,7 +7,7 @@ over the training pairs with new negatives; "step": an update.
 from dataclasses import dataclass
 from typing import Dict, Literal, Tuple
 
-from benchmarks.common.config_checks import above_zero, at_least, fraction, precision_on_cpu, refuse
+from benchmarks.common.config_checks import above_zero, at_least, fraction, precision_on_cpu, reject_if
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Config:
         at_least(self, 0, "checkpoint_interval")
         above_zero(self, "learning_rate", "epsilon", "loss_scale")
         fraction(self, "quality_target")
-        refuse(
+        reject_if(
             (
                 "device=cpu has no apex: set optimizer_kernel=auto",
                 self.device == "cpu" and self.optimizer_kernel == "apex",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.common.config_checks import precision_on_cpu, refuse
+from benchmarks.common.config_checks import precision_on_cpu, reject_if
 from benchmarks.resnet.config import Hyperparameters
 
 
@@ -24,7 +24,7 @@ class Config(Hyperparameters):
         precision_on_cpu(self, "fp32")
         problem = "device=cpu has no NHWC convolution in MXNet: set layout=NCHW"
         fits = self.device == "gpu" and self.precision == "fp16" and self.layout == "NHWC"
-        refuse(
+        reject_if(
             (
                 "fused_convolutions needs device=gpu, precision=fp16 and layout=NHWC",
                 self.fused_convolutions and not fits,

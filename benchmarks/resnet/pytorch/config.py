@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.common.config_checks import at_least, precision_on_cpu, refuse
+from benchmarks.common.config_checks import at_least, precision_on_cpu, reject_if
 from benchmarks.resnet.config import Hyperparameters
 
 
@@ -19,4 +19,4 @@ class Config(Hyperparameters):
         super().__post_init__()
         precision_on_cpu(self, "fp32", "bf16")
         at_least(self, 1, "bucket_mb")
-        refuse(("cuda_graph needs device=gpu", self.device == "cpu" and self.cuda_graph is True))
+        reject_if(("cuda_graph needs device=gpu", self.device == "cpu" and self.cuda_graph is True))

@@ -8,7 +8,15 @@ weights.
 from dataclasses import dataclass
 from typing import Dict, List, Literal, Tuple
 
-from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, precision_on_cpu, refuse
+from benchmarks.common.config_checks import (
+    Manifest,
+    Misfit,
+    above_zero,
+    at_least,
+    fraction,
+    precision_on_cpu,
+    reject_if,
+)
 
 FIRST_STRIDE = 8  # pixels between positions of the first map
 HALVED = 4  # maps computed with stride 2 from the previous map, including the first; later maps lose a border of 1
@@ -113,7 +121,7 @@ class Config:
         above_zero(self, "learning_rate", "decay_factor", "loss_scale", "score_threshold")
         fraction(self, "quality_target", "nms_threshold")
         maps = len(map_sizes(self.image_size))
-        refuse(
+        reject_if(
             (
                 f"image_size={self.image_size} has {maps} feature maps: box_scales needs at least {maps + 1} numbers",
                 len(self.box_scales) <= maps,
@@ -141,7 +149,7 @@ class Config:
             ),
         )
 
-    def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
         hint = "set bn_group=1, or take another number of ranks"
         wrong = ranks % self.bn_group != 0
         return [(f"bn_group={self.bn_group} with {ranks} ranks", f"a divisor of {ranks}", hint)] * wrong

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.common.config_checks import above_zero, precision_on_cpu, refuse
+from benchmarks.common.config_checks import above_zero, precision_on_cpu, reject_if
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,6 @@ class Config:
         above_zero(self, "image", "classes", "ranks", "batch_size", "blocks", "block_seconds", "memory_limit_mib")
         above_zero(self, "learning_rate")
         precision_on_cpu(self, "fp32")
-        refuse(
+        reject_if(
             ("way=nccl needs GPUs: on a CPU set way=local or way=horovod", (self.device, self.way) == ("cpu", "nccl"))
         )

@@ -10,7 +10,7 @@ place of a padded batch.
 from dataclasses import dataclass
 from typing import Dict, List, Literal
 
-from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, refuse, too_few
+from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, reject_if, too_few
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Config:
         at_least(self, 0, "loss_chunk", "prefetch", "warm_up_steps", "checkpoint_interval", "gradient_clip")
         at_least(self, 0, "bucket_mb", "length_penalty", "length_constant", "longest_factor")
         above_zero(self, "quality_target", "learning_rate", "epsilon", "loss_scale")
-        refuse(
+        reject_if(
             ("device=cpu has no tf32: set precision=fp32", self.device == "cpu" and self.precision == "tf32"),
             (
                 "device=cpu has no apex: set optimizer_kernel=auto",
@@ -116,6 +116,6 @@ class Config:
             ),
         )
 
-    def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
         """Return why the ranks cannot train on a data set: each takes a batch of at least one pair."""
         return too_few(manifest, "pairs", ranks)

@@ -94,8 +94,8 @@ class PositiveSum:
         centres, widths = np.log([(prior.median, prior.factor) for prior in self.priors]).T
 
         def residuals(theta: Any) -> Any:
-            misfits = (np.log(matrix @ np.exp(theta)) - logs) / scale
-            return np.concatenate([misfits, (theta - centres) / widths])
+            residuals = (np.log(matrix @ np.exp(theta)) - logs) / scale
+            return np.concatenate([residuals, (theta - centres) / widths])
 
         def jacobian(theta: Any) -> Any:
             terms = matrix * np.exp(theta)

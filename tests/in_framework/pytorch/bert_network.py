@@ -97,7 +97,7 @@ def rename(tensors, *pairs):
 
 def published_weights(network):
     """Return the weights by the names of Hugging Face's files, and by those of NVIDIA's submission with fused_mha."""
-    tensors = {name: tensor.clone() for name, tensor in checkpoint.places_of(network.state_dict()).items()}
+    tensors = {name: tensor.clone() for name, tensor in checkpoint.published_tensors(network.state_dict()).items()}
     tensors["bert.embeddings.position_ids"] = torch.arange(LONGEST)[None]
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]
     products = [(f".self.{name}.", f".multi_head_attention.{name[0]}_") for name in ("query", "key", "value")]
@@ -114,14 +114,14 @@ def test_weights_of_every_origin_are_read(tmp_path):
     for content in (published, tensorflow, {"model": nvidia}, {"content": {"network": network.state_dict()}}):
         torch.save(content, str(path))
         loaded, encoder = Network(SHAPE, "grouped"), Encoder(SHAPE)
-        checkpoint.fill(checkpoint.places_of(loaded.state_dict()), checkpoint.read(path), path)
+        checkpoint.fill(checkpoint.published_tensors(loaded.state_dict()), checkpoint.read(path), path)
         checkpoint.load_weights(encoder, path)
         assert all(map(torch.equal, network.state_dict().values(), loaded.state_dict().values()))
         assert all(map(torch.equal, network.encoder.state_dict().values(), encoder.state_dict().values()))
     # Published word embeddings have no padding.
     torch.save({**published, checkpoint.WORDS: published[checkpoint.WORDS][:ENTRIES]}, str(path))
     checkpoint.load_weights(encoder, path)
-    assert not encoder.words.weight[ENTRIES:].any()
+    assert not encoder.word_embeddings.weight[ENTRIES:].any()
 
 
 def test_weight_decay_matches_the_submission():
@@ -172,7 +172,7 @@ def test_tensorflow_checkpoint_is_read_without_tensorflow():
     for name, entry in bundle.entries.items():
         assert np.array_equal(bundle.read(name), written(name, entry.shape)), name
     network = Network(Shape(2, 8, 2, 16, 24, 8), "grouped")
-    checkpoint.fill(checkpoint.places_of(network.state_dict()), checkpoint.read(index), index)
+    checkpoint.fill(checkpoint.published_tensors(network.state_dict()), checkpoint.read(index), index)
     query = written("bert/encoder/layer_1/attention/self/query/kernel", (8, 8))
     assert np.array_equal(network.encoder.layers[1].qkv.weight[:8].detach().numpy(), query.T)
 
@@ -369,7 +369,7 @@ def test_updates_match_adam_without_bias_correction(squad_batches, kernel):
 def test_pretrained_weights_are_read_or_rejected(tmp_path):
     first, path = squad.Training(SQUAD, SQUAD_VOCABULARY, CPU, "plain", None), tmp_path / "weights.pt"
     names = {f"encoder.{name}": tensor for name, tensor in first.network.encoder.state_dict().items()}
-    published = {name: tensor.clone() for name, tensor in checkpoint.places_of(names).items()}
+    published = {name: tensor.clone() for name, tensor in checkpoint.published_tensors(names).items()}
     torch.save({**published, "qa_outputs.weight": torch.zeros(2, 16)}, str(path))
     config = dataclasses.replace(SQUAD, seed=5, checkpoint="weights.pt")
     second = squad.Training(config, SQUAD_VOCABULARY, CPU, "plain", squad.weights_file(config, tmp_path))
