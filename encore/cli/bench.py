@@ -1,6 +1,7 @@
 """``encore bench``: how fast the step is, compared with a bare loop in the framework or with the machine's ceilings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -68,12 +69,26 @@ def bench(
         Path | None,
         typer.Option("--profile", metavar="FILE", help="Profile a step into FILE; print the precisions in it."),
     ] = None,
+    project: Annotated[
+        bool,
+        typer.Option("--project", help="Project the time to the target on all GPUs of the submitted --system."),
+    ] = False,
+    measured: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEED",
+            help="With --project: seconds per step, or N/s for samples/s of one GPU, instead of a measurement.",
+        ),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure samples/s on one GPU or all cores, and the MFU: bare loop, synthetic data, real data, input only.
 
     With --roofline: compare the step with the measured compute and memory ceilings, and list where the time is
     spent. Benchmarks measured into the same folder share a page, which encore study report DIR prints.
+
+    With --project: measure one GPU's batch of a submitted system, and compare the projected time of all its GPUs
+    with the published result.
 
     Examples:
 
@@ -83,12 +98,18 @@ def bench(
 
       encore bench resnet-pytorch --roofline -o roofline
 
+      encore bench resnet-pytorch --system h200 --project --measured 7493/s
+
       encore bench resnet-pytorch --profile profile.json    compared with declared precisions by encore audit
     """
     screen = layout.console(stderr=as_json)
     if profile is not None:
         _refuse(context, "--profile", _ONCE)
         _refuse_file(profile)
+    if project:
+        _refuse(context, "--project", frozenset({"roofline", "output", "profile"}))
+    elif measured is not None:
+        raise EncoreError("--measured without --project", expected="both options")
     if roofline != (output is not None):
         raise EncoreError(
             "--roofline and -o DIR require each other", expected="both: --roofline writes its page to DIR"
@@ -111,6 +132,9 @@ def bench(
         _measure_roofline(request, steps, output, as_json)
         return
     counts = ("--steps", str(steps), "--repeats", str(repeats))
+    if project:
+        _project(request, measured, counts, as_json)
+        return
     with data.shown_progress(screen) as on_update:
         result = cast(Benched, programs.measure(request, "{module}.bench", counts, screen.print, on_update))
     if sheet := _of_sheet(result):
@@ -132,6 +156,58 @@ def bench(
     screen.print(f"data stall: {result['input_share']:.1%} of the time; bare loop {bare:.1f} {speed}")
     for line in _utilization(result):
         screen.print(line)
+
+
+# Without a GPU, the toy configuration is measured: its speed is shown, and not projected.
+def _project(request: planning.Request, speed_text: str | None, counts: tuple[str, ...], as_json: bool) -> None:
+    submitted, screen, gpus = extensions.load("bench --project")(request), layout.console(stderr=as_json), node.gpus()
+    if speed_text is not None:
+        speed = submitted.parse_speed(speed_text)
+    else:
+        settings = submitted.settings_for(gpus, request.settings) if gpus else request.settings
+        on_one = replace(request, settings=settings, system=request.system if gpus else None)
+        with data.shown_progress(screen) as on_update:
+            result = programs.measure(on_one, "{module}.bench", counts, screen.print, on_update)
+        speed = submitted.read_bench(result, gpus)
+    projected = submitted.project(speed)
+    if as_json:
+        layout.write_json("projection", projected)
+        return
+    title = f"{projected['published']} from one GPU"
+    layout.show(screen, title, ("quantity", "value", "90 % interval"), _projection_rows(projected))
+    if projected["note"]:
+        screen.print(projected["note"])
+    screen.print(
+        f"{projected['calibration_pairs']} published pairs on different numbers of GPUs; "
+        "the interval does not contain differences between implementations"
+    )
+
+
+def _projection_rows(projected: Mapping[str, Any]) -> Iterator[tuple[str, str | None, str | None]]:
+    def milliseconds(seconds: float | None) -> str | None:
+        return None if seconds is None else f"{seconds * 1e3:,.1f} ms"
+
+    def interval(bounds: Sequence[float] | None, factor: float, unit: str) -> str | None:
+        return None if bounds is None else f"{bounds[0] * factor:,.4g} to {bounds[1] * factor:,.4g} {unit}"
+
+    rate, needed, minutes = (projected[key] for key in ("samples_per_second", "needed_samples_per_second", "minutes"))
+    split = "".join(f", {key.removesuffix('_parallelism')} {ranks}" for key, ranks in projected["parallelism"].items())
+    batch = f"{projected['samples_per_gpu']:g} of {projected['global_batch']} on {projected['gpus']} GPUs{split}"
+    yield "samples of a GPU per step", batch, None
+    yield "samples/s of one GPU", rate and f"{rate:,.4g}", None
+    yield "the same for the published time", needed and f"{needed:,.4g}", None
+    yield "compute", milliseconds(projected["compute_s"]), None
+    hidden = f"{milliseconds(projected['allreduce_s'])} all-reduce, {projected['overlap']:.0%} hidden"
+    yield "exposed communication", f"{milliseconds(projected['exposed_s'])} ({hidden})", None
+    yield "step", milliseconds(projected["step_s"]), interval(projected["step_interval_s"], 1e3, "ms")
+    sets = f"{projected['samples_to_target']:,.0f} samples, {projected['steps']:,.0f} steps"
+    yield f"to the target, {projected['public_sets']} public sets", sets, None
+    evaluate = projected["evaluate_s"]
+    seconds = "" if evaluate is None else f": {evaluate:,.1f} s"
+    yield "start; evaluations", f"{projected['start_s']:g} s; {projected['evaluations']:g}{seconds}", None
+    projected_minutes = minutes and f"{minutes:,.4g} min ({projected['ratio']:.2f}x)"
+    yield "projected", projected_minutes, interval(projected["interval_minutes"], 1, "min")
+    yield "published", f"{projected['published_minutes']:,.4g} min", None
 
 
 # Peak throughput from the GPU data sheet, with its label.

@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 EXTENSIONS = {
+    "bench --project": "encore.lab.scaling.projection:open_system",
     "bench --roofline": "encore.cli.study:report_roofline",
     "check --package": "encore.lab.submissions.archive:check_trees",
     "list --studies": "encore.cli.study:list_studies",

@@ -168,6 +168,7 @@ def published() -> dict[str, Published]:
         "doctor-nodes": Published("encore doctor --nodes", "cli.doctor:NodeVerdicts"),
         "selftest": Published("encore selftest", "cli.selftest:Tested"),
         "bench": Published("encore bench", "cli.bench:Benched"),
+        "projection": Published("encore bench --project", "lab.scaling.projection:Projected"),
         "precisions": Published("encore bench --profile", lambda: dict[str, list[str]]),
         "images": Published("encore images list", _images),
         "score": Published("encore score", _one_or_more("cli.results:ScoredSet")),

@@ -1,0 +1,181 @@
+"""Projection of a submitted system from one GPU: model, calibration, and encore bench --project."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from encore.errors import EncoreError
+from encore.lab.scaling import projection
+from encore.lab.scaling.overlap import Links
+from encore.lab.scaling.projection import Convergence, Measured, Phases
+from encore.machine.node import Gpu
+from encore.results.published.published import PublishedResult, System, load_published
+from encore.run import planning, programs
+from tests import json_schemas
+from tests.command_line import error_of, output_of
+from tools import calibrate_projection as calibrate
+
+RECORD = ("bench", "resnet-pytorch", "--system", "h200", "--project")
+TOY = {"title": "a toy", "is_part": False, "unit": "samples", "measured": {"synthetic": {"median": 40.0}}}
+
+
+def projected(*words: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(output_of(*words, "--json"))
+    json_schemas.validate("projection", result)
+    return result
+
+
+def submitted(benchmark: str, system: str) -> projection.SubmittedSystem:
+    return projection.open_system(planning.Request(name=benchmark, gpus=1, system=system))
+
+
+def a_gpu(name: str, gib: float) -> Gpu:
+    return Gpu(index=0, name=name, memory_gib=gib, driver="580", compute_capability=None)
+
+
+@pytest.mark.slow
+def test_recorded_speed_of_an_h200_next_to_the_record() -> None:
+    # benchmarks/resnet/measured.toml
+    result = projected(*RECORD, "--measured", "7493/s")
+    assert result["published"] == "v4.0/NVIDIA/h200_ngc24.04_mxnet" and result["gpus"] == 8
+    assert result["samples_per_gpu"] == 400 and result["compute_s"] == pytest.approx(400 / 7493)
+    low, high = result["interval_minutes"]
+    assert low < result["published_minutes"] < high and low < result["minutes"] < high
+    needed = projected(*RECORD, "--measured", f"{result['needed_samples_per_second']}/s")
+    assert needed["ratio"] == pytest.approx(1)
+    # Seconds per step of 400 samples
+    assert projected(*RECORD, "--measured", str(400 / 7493))["minutes"] == pytest.approx(result["minutes"])
+    text = output_of(*RECORD, "--measured", "7493/s")
+    assert "12.03 min" in text and "does not contain differences between implementations" in text
+
+
+def test_ranks_that_share_samples() -> None:
+    result = projected("bench", "llama2-70b-lora", "--system", "h200", "--project", "--measured", "3")
+    assert result["parallelism"] == {"context_parallelism": 2} and result["samples_per_gpu"] == 1
+    # 80 layers, 4,096 tokens, keys and values of 1,024 in 2 bytes, gathered twice and scattered once
+    assert result["activation_bytes"] == 80 * 4096 * 2 * 1024 * 2 * 3
+    tensor = submitted("llama2-70b-lora", "eos").share
+    assert tensor.activation_bytes == 80 * 4 * 8192 * 8192 * 2 * 2 * 3 / 4
+    assert "context 2" in output_of("bench", "llama2-70b-lora", "--system", "h200", "--project", "--measured", "3")
+
+
+def test_a_cpu_is_measured_and_not_projected(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = []
+
+    def measure(request: planning.Request, *_: object) -> dict[str, Any]:
+        requests.append(request)
+        return {**TOY, "device": "cpu"}
+
+    monkeypatch.setattr(programs, "measure", measure)
+    monkeypatch.setattr("encore.machine.node.gpus", lambda: ())
+    result = projected(*RECORD)
+    assert requests[0].system is None and result["minutes"] is result["samples_per_second"] is None
+    assert result["note"] == "a CPU measurement is not a projection of a GPU record: 40.0 samples/s of a toy"
+    assert "is not a projection of a GPU record" in output_of(*RECORD)
+
+
+def test_a_gpu_is_measured_with_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = []
+
+    def measure(request: planning.Request, *_: object) -> dict[str, Any]:
+        requests.append(request)
+        return {**TOY, "device": "gpu"}
+
+    monkeypatch.setattr(programs, "measure", measure)
+    monkeypatch.setattr("encore.machine.node.gpus", lambda: (a_gpu("NVIDIA H200", 140.4),))
+    result = projected(*RECORD)
+    assert requests[0].settings == ("batch_size=400",) and requests[0].system == "h200"
+    assert result["device"] == "NVIDIA H200" and result["samples_per_second"] == 40 and result["note"] == ""
+
+
+def test_layers_of_a_language_model_count_by_their_flops() -> None:
+    system = submitted("llama31-8b", "hpf_n8")
+    small = a_gpu("NVIDIA L4", 24.0)
+    assert system.settings_for([small], ["compile=true"]) == ("compile=true", "batch_size=1")
+    part = {
+        **TOY,
+        "unit": "tokens",
+        "device": "gpu",
+        "measured": {"real": {"median": 1.0, "flops_per_second": 421.6e12}},
+    }
+    assert system.read_bench(part, [small]) == Measured(
+        1.0, "NVIDIA L4", "measured on NVIDIA L4, submitted on NVIDIA H100-SXM5-80GB"
+    )
+    with pytest.raises(EncoreError, match="the speed of gnmt is in tokens/s"):
+        submitted("gnmt", "dgxa100").read_bench(part, [small])
+    resnet = submitted("resnet-pytorch", "h200")
+    assert resnet.settings_for([small], ["batch_size=64"]) == ("batch_size=64",)
+    with pytest.raises(EncoreError, match="less memory than NVIDIA H200-SXM5-141GB: a batch of 400 may not fit"):
+        resnet.settings_for([small], [])
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("resnet --project --measured 1", "--project without --system"),
+        ("resnet --measured 1", "--measured without --project"),
+        ("resnet --system h200 --project --roofline -o new", "--output, --roofline with --project"),
+        ("resnet --system h200-141gb --project", "system h200-141gb was not submitted"),
+        ("resnet-pytorch --system h200 --project --measured 0/s", "--measured 0/s"),
+        ("resnet-pytorch --system h200 --project --measured fast", "--measured fast"),
+        ("dlrm --system dgxa100 --project --measured 1", "dlrm: the projection is not calibrated"),
+        ("minigo --system dgxa100 --project --measured 1", "minigo: the projection is not calibrated"),
+    ],
+)
+def test_wrong_options(words: str, text: str) -> None:
+    assert text in str(error_of("bench", *words.split()))
+
+
+def test_a_submission_without_published_result() -> None:
+    system = submitted("resnet", "h200").configuration.system
+    with pytest.raises(EncoreError, match=r"no published result of resnet for v4\.0/NVIDIA/none on 8 GPUs"):
+        projection.published_result(system.model_copy(update={"submission": "none"}), "resnet")
+
+
+def test_links_of_a_system_description() -> None:
+    hardware = System(described=True, accelerator="NVIDIA A100-SXM4-80GB", network="Storage: 2x IB, Compute: 4x IB HDR")
+    links, sources = projection.links_of(hardware, 8) or (None, {})
+    assert links == Links(intra_node_rate=300e9, inter_node_rate=12.5e9) and "ConnectX-6" in sources["network"]
+    unknown = projection.links_of(replace(hardware, network=None), 8)
+    assert unknown is not None and "assumed, one per GPU" in unknown[1]["network"]
+    assert projection.links_of(replace(hardware, accelerator="tpu-v3"), 8) is None
+    assert projection.communication_seconds("resnet", 8, 1, None) == 0
+    # 51 MB, 7/8 of them twice over 300 GB/s
+    assert projection.communication_seconds("resnet", 8, 1, links) == pytest.approx(25_557_032 * 2 * 1.75 / 300e9)
+
+
+def test_nearest_public_sets() -> None:
+    rows = [Convergence("a", 100, 5.0, 1), Convergence("a", 110, 7.0, 2), Convergence("a", 900, 9.0, 1)]
+    assert projection.samples_to_target([*rows, Convergence("b", 100, 1.0, 9)], "a", 100) == (7.0, 3)
+    assert projection.samples_to_target(rows, "a", 400) == (9.0, 1)
+    phases = [Phases("a", 8, 1.0, 0.1, 5.0), Phases("a", 64, 2.0, 0.2, 6.0)]
+    assert projection.nearest_phases(phases, "a", 32).gpus == 64
+    assert projection.nearest_phases([], "a", 32).evaluate_share == 0
+
+
+def synthetic_set(cell: PublishedResult, submitter: str, nodes: int) -> calibrate.PublicSet:
+    # A step of 10 ms per sample and GPU, and half of the all-reduce
+    hardware = System(
+        described=True, nodes=nodes, accelerators_per_node=8, accelerator="NVIDIA A100-SXM4-80GB", network="1x HDR"
+    )
+    gpus, samples = 8 * nodes, 1e6
+    public = calibrate.PublicSet(
+        cell=replace(cell, submitter=submitter, hardware=hardware, score_minutes=1.0),
+        benchmark="bert", target="0.72", gpus=gpus, nodes=nodes, batch=32 * gpus, samples=samples,
+        start_s=0.0, train_s=1.0, evaluate_s=0.0, evaluations=0.0,
+    )  # fmt: skip
+    train = (0.32 + 0.5 * public.communication_s()) * samples / public.batch
+    return replace(public, train_s=train, cell=replace(public.cell, score_minutes=train / 60))
+
+
+def test_calibration_recovers_a_known_overlap() -> None:
+    cell = next(cell for cell in load_published() if cell.benchmark == "bert")
+    sets = [synthetic_set(cell, submitter, nodes) for submitter in "abc" for nodes in (1, 2, 4, 8)]
+    result = calibrate.leave_one_out(sets)
+    assert result is not None and result.overlap == 0.5 and len(result.up.pairs) == len(result.back.pairs) == 18
+    assert result.up.steps == pytest.approx([1.0] * 18) and result.up.minutes == pytest.approx([1.0] * 18)
+    assert calibrate.is_modeled(result) and calibrate.coverage(calibrate.held_out(result.up), 1.01) == 1
+    assert calibrate.calibration_of(result, result.up, 2.0)["fitted"]["minutes"] == pytest.approx([0.5, 1.0, 2.0])
+    assert calibrate.leave_one_out(sets[:1]) is None
