@@ -106,7 +106,7 @@ def _print_published(results: list[PublishedResult]) -> None:
             entry.benchmark or "?",
             entry.name,
             *map(minutes_text, (entry.score_minutes, entry.official_minutes)[: len(minutes)]),
-            entry.runs,
+            entry.runs or "",
             entry.global_batch or "",
             " x ".join(str(part) for part in (entry.hardware.accelerators, entry.hardware.accelerator) if part),
         )
