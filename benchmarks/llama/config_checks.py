@@ -86,6 +86,10 @@ def problems_of_fp8(config: Any) -> List[Tuple[str, bool]]:
             f"tensor_parallelism",
             fp8 and any(shares),
         ),
+        (
+            f"fp8=scaled_mm_head needs loss_rows={config.loss_rows} to be a multiple of 16",
+            config.fp8 == "scaled_mm_head" and config.loss_rows % 16 != 0,
+        ),
     ]
 
 

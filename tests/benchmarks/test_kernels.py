@@ -29,7 +29,9 @@ def test_every_kernel_compiles_for_every_target_without_spills() -> None:
     kernels, targets = json.loads(done.stdout), defaultdict(set)
     for kernel in kernels:
         targets[kernel["kernel"]].add(kernel["target"])
-    assert names and targets == {name: {"sm_80", "sm_90", "sm_100"} for name in names}
+    # A100 has no FP8.
+    expected = {name: {"sm_90", "sm_100"} | (set() if name == "language cast_tile" else {"sm_80"}) for name in names}
+    assert names and targets == expected
     # Shared memory of a block: 48 KiB on every GPU, up to 99 KiB on the smallest of these three families
     wrong = [
         kernel

@@ -23,12 +23,12 @@ from benchmarks.common.run import mllog, stopping
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
-from benchmarks.common.torch import capabilities, lamb, low_precision
+from benchmarks.common.torch import capabilities, lamb
 from benchmarks.common.torch.flat_optimizer import FlatOptimizer, Rate, Rates, ScaleRule
 from benchmarks.common.torch.generators import dry_run, fixed_seed, seed_dropout
 from benchmarks.language.arrays import DataSet, Samples, open_data
 from benchmarks.language.flops import of_sample
-from benchmarks.language.pytorch import attention, checkpoint, fp8
+from benchmarks.language.pytorch import attention, checkpoint, fp8, low_precision
 from benchmarks.language.pytorch.encoder import shape_of
 from benchmarks.language.pytorch.graphs import captured
 

@@ -93,6 +93,7 @@ def all_usages() -> List[Usage]:
             compile_usage(module.__name__, specification, target)
             for specification in specifications
             for target in TARGETS
+            if target >= specification.least
         ]
         listed = {specification.kernel.__name__ for specification in specifications}
         # Only launchable kernels: the names of device functions start with an underscore.

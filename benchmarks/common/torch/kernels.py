@@ -61,6 +61,7 @@ class Specification(NamedTuple):
     warps: int
     # Integer arguments divisible by 16 in a run, which Triton detects at launch to use wider loads.
     divisible: Tuple[str, ...] = ()
+    least: int = 0  # minimum compute capability, such as 89 for FP8
 
 
 def why_plain(device: torch.device) -> str:

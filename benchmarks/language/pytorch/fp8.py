@@ -1,4 +1,4 @@
-"""BERT's layer GEMMs in FP8 (``fp8=scaled_mm``) or with cached 16-bit weights; see common/torch/low_precision.py.
+"""BERT's layer GEMMs in FP8 (``fp8=scaled_mm``) or with cached 16-bit weights; see language/pytorch/low_precision.py.
 
 FP8 multiplies in E4M3, gradients in E5M2 (arXiv 2209.05433). Weights, sums and everything between the GEMMs are
 unchanged, and so are the weight names. Row lengths must be multiples of 16 tokens.
@@ -14,7 +14,7 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run import choices
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.common.torch import low_precision
+from benchmarks.language.pytorch import low_precision, operators
 from benchmarks.language.pytorch.encoder import Encoder
 
 LINEARS = ("qkv", "out", "inner", "outer")
@@ -32,6 +32,7 @@ def set_up(encoder: Encoder, config: Any, ranks: Ranks) -> List[Any]:
         reason = pytorch.agreed(low_precision.why_no_fp8(ranks.context))
         if reason:
             raise Problem(f"fp8={config.fp8}: {reason}", "PyTorch 2.5 or newer, on a GPU with FP8", "set fp8=none")
+        operators.choose(ranks)
         choices.record("fp8", config.fp8)
         if ranks.rank == 0:
             print(f"fp8: {config.fp8}", file=sys.stderr, flush=True)

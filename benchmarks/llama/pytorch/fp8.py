@@ -1,9 +1,9 @@
 """FP8 GEMMs in Llama's layers with PyTorch's scaled_mm (``fp8=scaled_mm``).
 
-As in benchmarks/common/torch/low_precision.py: E4M3, gradients in E5M2, per-tensor scaling by the current absolute
+As in benchmarks/language/pytorch/low_precision.py: E4M3, gradients in E5M2, per-tensor scaling by the current absolute
 maximum. FSDP gathers the weights in bf16; layers cast them to FP8 in forward and in backward. With tensor
-parallelism each rank scales its shard. The embedding, the LM head, attention and all operations between GEMMs are in
-bf16.
+parallelism each rank scales its shard. ``fp8=scaled_mm_head`` includes the LM head. The embedding, attention and all
+operations between GEMMs are in bf16.
 
 Frozen weights are stored in FP8 with one scale for the full tensor, so that casting them is exact.
 """
@@ -17,7 +17,8 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run import choices
-from benchmarks.common.torch import low_precision
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.language.pytorch import low_precision, operators
 from benchmarks.llama.pytorch.network import Network
 
 
@@ -37,19 +38,20 @@ class Float8Linear(nn.Linear):
         return DTensor.from_local(product, self.weight.device_mesh, [out])
 
 
-def set_up(network: Network, mode: str, device: torch.device, frozen: bool = False) -> None:
-    """Replace the Linear modules of all layers, which are on the meta device, by Float8Linear; parameters are kept.
+def set_up(network: Network, mode: str, ranks: Ranks, frozen: bool = False) -> None:
+    """Replace the Linear modules, which are on the meta device, by Float8Linear; parameters are kept.
 
     With ``frozen`` the weights become FP8; set them with ``keep`` in parallel.py.
 
     Raises:
         Problem: PyTorch or any rank's device does not support FP8.
     """
-    reason = pytorch.agreed(low_precision.why_no_fp8(device))
+    reason = pytorch.agreed(low_precision.why_no_fp8(ranks.context))
     if reason:
         raise Problem(f"fp8={mode}: {reason}", "PyTorch 2.10 or newer, on a GPU with FP8", "set fp8=none")
-    choices.record("fp8", "scaled_mm")
-    for module in list(network.layers.modules()):
+    operators.choose(ranks)
+    choices.record("fp8", mode)
+    for module in list((network if mode == "scaled_mm_head" else network.layers).modules()):
         for name, linear in module.named_children():
             if isinstance(linear, nn.Linear):
                 float8 = Float8Linear(linear.in_features, linear.out_features, bias=False, device="meta")

@@ -20,7 +20,7 @@ class Training:
         with torch.device("meta"):
             self.network = Network(config.shape(vocabulary), ComputeOptions.of(config), attend)
         if config.fp8 != "none":
-            fp8.set_up(self.network, config.fp8, ranks.context)
+            fp8.set_up(self.network, config.fp8, ranks)
         types = parallel.Types(pytorch.DTYPES[config.precision], pytorch.DTYPES[config.gradient_reduction])
         parallel.distribute(
             self.network, ranks, self.position, types, config.compile, expert_parallelism=config.expert_parallelism

@@ -30,7 +30,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.common.torch import low_precision
+from benchmarks.language.pytorch import low_precision
 from benchmarks.llama.pytorch.attention import Attend
 from benchmarks.llama.pytorch.network import Network, initial_std
 

@@ -35,7 +35,7 @@ class Training:
             self.network = Network(config.shape(vocabulary), ComputeOptions.of(config), attend)
         self.network.to(types.computed)
         if config.fp8 != "none":
-            fp8.set_up(self.network, config.fp8, ranks.context, frozen=True)
+            fp8.set_up(self.network, config.fp8, ranks, frozen=True)
         self.dropout = adapters.add(self.network, rule_of(config), ranks.rank % self.position.tensor)
         parallel.distribute(self.network, ranks, self.position, types, extra_plan=adapters.splits())
         if base:

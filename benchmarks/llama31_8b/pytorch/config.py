@@ -83,7 +83,7 @@ class Config(Derived):
     recompute_layers: int = 0  # with recompute=false: number of layers, from the first on, that do it
     loss_rows: int = 2048  # positions whose logits exist at a time; 0: all of a micro-batch
     compile: bool = False  # on a GPU: torch.compile of each layer
-    fp8: Literal["none", "scaled_mm"] = "none"  # GEMMs of the layers in FP8
+    fp8: Literal["none", "scaled_mm", "scaled_mm_head"] = "none"  # GEMMs in FP8: of the layers, or also of the LM head
     warm_up_steps: int = 2  # on synthetic data, before the clock; 0 does none
     log_interval: int = 10  # steps per record in the metrics stream, and between looks for a signal
     checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal

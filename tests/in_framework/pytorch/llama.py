@@ -155,6 +155,7 @@ def test_fp8_is_rejected_if_unsupported(ranks, monkeypatch):
         ({"precision": "fp32"}, "fp8 requires precision=bf16"),
         ({"tensor_parallelism": 2, "inner_width": 48}, "fp8 needs shares of 16"),
         ({"context_parallelism": 2, "sequence_length": 16}, "fp8 needs shares of 16"),
+        ({"fp8": "scaled_mm_head", "loss_rows": 24}, "needs loss_rows=24 to be a multiple of 16"),
     ],
 )
 def test_invalid_fp8_configurations(settings, message):
@@ -181,7 +182,7 @@ def test_activation_memory_matches_the_formula(config, changes, tolerance, ranks
     config = dataclasses.replace(config, **changes)
     network = Network(config.shape(VOCABULARY), ComputeOptions.of(config)).to(pytorch.DTYPES[config.precision])
     if config.fp8 != "none":
-        fp8.set_up(network, config.fp8, ranks.context)
+        fp8.set_up(network, config.fp8, ranks)
     measured = saved_by_layers(network, torch.zeros(2, 64, dtype=torch.int64), torch.arange(64))
     # Only on a CPU: RMSNorm also saves its scaled input, in fp32, and the attention output is copied for the GEMM.
     per_position = config.width * 4 if config.recompute else config.kept() + config.width * 12

@@ -89,6 +89,10 @@ def test_fp8_is_close_to_fp32_in_every_split_and_resumes_bit_for_bit(ranks, toge
         losses += LLAMA.advance(training, (1, 2))
         assert losses == pytest.approx(expected, rel=0.005), split
     LLAMA.assert_splits_resume(BASIC, ranks, together, **llama.IN_FP8)
+    for split in BASIC[:2]:
+        training, losses = LLAMA.train(ranks, **{**llama.IN_FP8, "fp8": "scaled_mm_head"}, loss_rows=16, **split)
+        assert isinstance(training.network.head.lm_head, Float8Linear)
+        assert losses == pytest.approx(expected, rel=0.01), split
 
 
 @only_two_ranks

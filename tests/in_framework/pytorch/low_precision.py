@@ -11,8 +11,8 @@ from torch import nn
 from benchmarks.bert.pytorch import data
 from benchmarks.bert.pytorch.train import Training, build, train_step
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.torch import low_precision
-from benchmarks.common.torch.low_precision import KeptLinear, cast, gathered_product, keep, refresh
+from benchmarks.language.pytorch import low_precision
+from benchmarks.language.pytorch.low_precision import KeptLinear, cast, gathered_product, keep, refresh
 from tests.in_framework.pytorch.bert_network import CONFIG, CPU, micro_batch
 
 LONG = True
@@ -48,12 +48,12 @@ def padded_batch(config):
 @pytest.mark.parametrize("dtype, bits", [(E4M3, 3), (E5M2, 2)])
 def test_cast_uses_the_range_of_its_type(dtype, bits):
     values = draw(64, 48) * 1e-5
-    rounded, inverse = cast(values, dtype)
+    rounded, _, inverse = cast(values, dtype)
     assert rounded.float().abs().max() == torch.finfo(dtype).max
     error = ((rounded.double() * inverse.double() - values).abs() / values.abs())[values.abs() > values.max() / 256]
     # Half a unit of the last bit of the significand.
     assert 2.0 ** -(bits + 3) < error.max() <= 2.0 ** -(bits + 1) * 1.001
-    zeros, inverse = cast(torch.zeros(4, 4), dtype)
+    zeros, _, inverse = cast(torch.zeros(4, 4), dtype)
     assert not zeros.float().any() and torch.isfinite(inverse)
 
 
@@ -63,7 +63,7 @@ def test_fp8_product_matches_float64_of_the_rounded_tensors():
     output, hidden_grad, weight_grad = run_with_gradients(kept, hidden, gradient, linear.weight)
 
     def round_trip(tensor, dtype):
-        rounded, inverse = cast(tensor.detach(), dtype)
+        rounded, _, inverse = cast(tensor.detach(), dtype)
         return rounded.double() * inverse.double()
 
     x, w, g = round_trip(hidden, E4M3), round_trip(linear.weight, E4M3), round_trip(gradient, E5M2)

@@ -2,7 +2,7 @@
 
 FP8 (arXiv 2209.05433): inputs and weights in E4M3, gradients in E5M2, one scale per tensor from its current maximum.
 Without a scaling history, a resumed run is bitwise equal. Everything stays on the device: it can be
-captured in a CUDA graph, and torch.compile fuses a cast into one kernel.
+captured in a CUDA graph and compiled.
 """
 
 from typing import Any, Callable, List, Optional, Sequence, Tuple
@@ -11,16 +11,23 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.language.pytorch import operators
+
 ROWS = 16  # required divisor for input rows and for both weight sides (cuBLASLt)
 INPUTS, GRADIENTS = "float8_e4m3fn", "float8_e5m2"
 SMALLEST = 1e-12  # largest value below which a tensor counts as zero
 
 
-def cast(tensor: torch.Tensor, kind: torch.dtype) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Scale the tensor to the maximum of ``kind`` and cast it; return it with the inverse scale."""
+def cast(
+    tensor: torch.Tensor, kind: torch.dtype, rows: bool = True, columns: bool = False
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scale the tensor to the maximum of ``kind`` and cast it, see operators.py.
+
+    Return the row-major and the transposed copy, empty if not requested, and the inverse scale.
+    """
     largest = torch.linalg.vector_norm(tensor, float("inf"), dtype=torch.float32).clamp_min(SMALLEST)
     limit = torch.finfo(kind).max
-    return (tensor.float() * (limit / largest)).to(kind), largest / limit
+    return (*operators.selected["cast"](tensor, limit / largest, kind, rows, columns), largest / limit)
 
 
 def multiply(
@@ -40,11 +47,11 @@ def _gradients(
     kind: Optional[torch.dtype],
 ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:  # fmt: skip
     # Gradients of the input, and of the weight in ``kind`` unless that is None; inputs and weight are column-major.
-    rounded, gradient_scale = cast(gradient, getattr(torch, GRADIENTS))
-    by_input = multiply(rounded, gradient_scale, columns, scale, gradient.dtype, fast=False)
+    rows, transposed, gradient_scale = cast(gradient, getattr(torch, GRADIENTS), columns=kind is not None)
+    by_input = multiply(rows, gradient_scale, columns, scale, gradient.dtype, fast=False)
     if kind is None:
         return by_input, None
-    return by_input, multiply(rounded.t().contiguous(), gradient_scale, inputs, input_scale, kind, fast=False)
+    return by_input, multiply(transposed, gradient_scale, inputs, input_scale, kind, fast=False)
 
 
 class _Float8Product(torch.autograd.Function):
@@ -55,9 +62,8 @@ class _Float8Product(torch.autograd.Function):
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor,
         scale: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
-        inputs, input_scale = cast(hidden, rows.dtype)
-        # Column-major, for the weight gradient.
-        ctx.save_for_backward(inputs.t().contiguous(), input_scale, columns, scale)
+        inputs, transposed, input_scale = cast(hidden, rows.dtype, columns=True)
+        ctx.save_for_backward(transposed, input_scale, columns, scale)
         ctx.weight_type = weight.dtype
         return multiply(inputs, input_scale, rows, scale, hidden.dtype, fast=True)
 
@@ -67,9 +73,14 @@ class _Float8Product(torch.autograd.Function):
         return (*_gradients(gradients[0], inputs, input_scale, columns, scale, ctx.weight_type), None, None, None)
 
 
-def _rows(weight: torch.Tensor, scale: Optional[torch.Tensor]) -> Tuple[torch.Tensor, torch.Tensor]:
+# Return one FP8 copy of a weight, and its scale; a weight with a ``scale`` has values of FP8.
+def _copy(weight: torch.Tensor, scale: Optional[torch.Tensor], columns: bool) -> Tuple[torch.Tensor, torch.Tensor]:
     kind = getattr(torch, INPUTS)
-    return cast(weight, kind) if scale is None else (weight.to(kind), scale)
+    if scale is None:
+        *copies, scale = cast(weight, kind, not columns, columns)
+    else:
+        copies = operators.selected["cast"](weight, torch.ones_like(scale), kind, not columns, columns)
+    return copies[columns], scale
 
 
 class _GatheredProduct(torch.autograd.Function):
@@ -77,17 +88,16 @@ class _GatheredProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, scale: Optional[torch.Tensor]) -> torch.Tensor:
-        inputs, input_scale = cast(hidden, getattr(torch, INPUTS))
         learns = ctx.needs_input_grad[1]
-        ctx.save_for_backward(inputs.t().contiguous() if learns else None, input_scale, weight, scale)
-        return multiply(inputs, input_scale, *_rows(weight, scale), hidden.dtype, fast=True)
+        inputs, transposed, input_scale = cast(hidden, getattr(torch, INPUTS), columns=learns)
+        ctx.save_for_backward(transposed if learns else None, input_scale, weight, scale)
+        return multiply(inputs, input_scale, *_copy(weight, scale, columns=False), hidden.dtype, fast=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         inputs, input_scale, weight, scale = ctx.saved_tensors
-        rows, scale = _rows(weight, scale)
         kind = None if inputs is None else weight.dtype
-        return (*_gradients(gradients[0], inputs, input_scale, rows.t().contiguous(), scale, kind), None)
+        return (*_gradients(gradients[0], inputs, input_scale, *_copy(weight, scale, columns=True), kind), None)
 
 
 def gathered_product(hidden: torch.Tensor, weight: torch.Tensor, scale: Optional[torch.Tensor] = None) -> torch.Tensor:
@@ -152,10 +162,9 @@ def refresh(layers: Sequence[KeptLinear]) -> None:
         if not layer.in_fp8:
             layer.rows.copy_(layer.weight)
             continue
-        rounded, scale = cast(layer.weight, layer.rows.dtype)
-        layer.rows.copy_(rounded)
-        layer.columns.copy_(rounded.t())
-        layer.scale.copy_(scale)
+        copies = cast(layer.weight, layer.rows.dtype, columns=True)
+        for buffer, copy in zip((layer.rows, layer.columns, layer.scale), copies):
+            buffer.copy_(copy)
 
 
 def why_no_fp8(device: torch.device) -> str:
