@@ -73,14 +73,15 @@ class _Float8Product(torch.autograd.Function):
         return (*_gradients(gradients[0], inputs, input_scale, columns, scale, ctx.weight_type), None, None, None)
 
 
-# Return one FP8 copy of a weight, and its scale; a weight with a ``scale`` has values of FP8.
+# Return one FP8 copy of a weight, and its scale; a weight with a ``scale`` is in FP8.
 def _copy(weight: torch.Tensor, scale: Optional[torch.Tensor], columns: bool) -> Tuple[torch.Tensor, torch.Tensor]:
     kind = getattr(torch, INPUTS)
     if scale is None:
         *copies, scale = cast(weight, kind, not columns, columns)
-    else:
-        copies = operators.selected["cast"](weight, torch.ones_like(scale), kind, not columns, columns)
-    return copies[columns], scale
+        return copies[columns], scale
+    return operators.selected["cast"](weight, torch.ones_like(scale), kind, False, True)[
+        1
+    ] if columns else weight, scale
 
 
 class _GatheredProduct(torch.autograd.Function):
@@ -103,7 +104,7 @@ class _GatheredProduct(torch.autograd.Function):
 def gathered_product(hidden: torch.Tensor, weight: torch.Tensor, scale: Optional[torch.Tensor] = None) -> torch.Tensor:
     """(..., in) by a weight (out, in), both in bf16, to (..., out); no copy of the weight outlives a pass.
 
-    With a ``scale`` the weight has values of FP8, which count that much.
+    With a ``scale`` the weight is frozen and in FP8.
     """
     product: torch.Tensor = _GatheredProduct.apply(hidden.flatten(0, -2), weight, scale)
     return product.unflatten(0, hidden.shape[:-1])

@@ -5,10 +5,11 @@ maximum. FSDP gathers the weights in bf16; layers cast them to FP8 in forward an
 parallelism each rank scales its shard. ``fp8=scaled_mm_head`` includes the LM head. The embedding, attention and all
 operations between GEMMs are in bf16.
 
-Frozen weights are stored in FP8 with one scale for the full tensor, so that casting them is exact.
+Frozen weights are stored in FP8 with one scale for the full tensor, and gathered in it since PyTorch 2.13: as uint8,
+since FSDP casts floating-point parameters to bf16.
 """
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import nn
@@ -28,14 +29,24 @@ class Float8Linear(nn.Linear):
     scale: Optional[torch.Tensor] = None  # set if the weight is stored in FP8
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        weight = self.weight.to_local() if isinstance(self.weight, DTensor) else self.weight
+        if self.scale is not None:
+            kind = getattr(torch, low_precision.INPUTS)
+            weight = weight.view(kind) if weight.dtype == torch.uint8 else weight.to(kind)
         if not isinstance(self.weight, DTensor):
-            return low_precision.gathered_product(hidden, self.weight, self.scale)
+            return low_precision.gathered_product(hidden, weight, self.scale)
         # Column-wise: partial input gradients. Row-wise: partial outputs.
         (placement,), last, share = self.weight.placements, Shard(hidden.ndim - 1), Partial()
         grad, out = (share, last) if placement == Shard(0) else (last, share)
         local_hidden = hidden.to_local(grad_placements=[grad])
-        product = low_precision.gathered_product(local_hidden, self.weight.to_local(), self.scale)
+        product = low_precision.gathered_product(local_hidden, weight, self.scale)
         return DTensor.from_local(product, self.weight.device_mesh, [out])
+
+
+def stored_type() -> torch.dtype:
+    """Return the type of frozen parameters; FSDP rejects integers before the release in requirements/pytorch.txt."""
+    version: Any = torch.__version__
+    return torch.uint8 if version >= (2, 13) else getattr(torch, low_precision.INPUTS)
 
 
 def set_up(network: Network, mode: str, ranks: Ranks, frozen: bool = False) -> None:
@@ -57,6 +68,5 @@ def set_up(network: Network, mode: str, ranks: Ranks, frozen: bool = False) -> N
                 float8 = Float8Linear(linear.in_features, linear.out_features, bias=False, device="meta")
                 float8.weight = linear.weight
                 if frozen:
-                    quantized = linear.weight.to(getattr(torch, low_precision.INPUTS))
-                    float8.weight = nn.Parameter(quantized, requires_grad=False)
+                    float8.weight = nn.Parameter(linear.weight.to(stored_type()), requires_grad=False)
                 setattr(module, name, float8)

@@ -278,6 +278,7 @@ def keep(network: Network, name: str, part: torch.Tensor) -> None:
     if parameter.dtype.itemsize > 1:
         parameter.copy_(part)
         return
+    parameter = parameter.view(getattr(torch, low_precision.INPUTS))
     part = part.to(parameter.device, torch.float32)
     largest = part.abs().max() if part.numel() else part.new_zeros(())
     if dist.is_initialized():
