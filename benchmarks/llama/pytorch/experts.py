@@ -55,6 +55,30 @@ class Exchanged(torch.autograd.Function):
         return Exchanged.apply(gradients, *ctx.how), None, None, None
 
 
+class Reordered(torch.autograd.Function):
+    """Rows in another order: row i of the result is row ``order[i] // copies``. ``inverse``: inverse permutation.
+
+    Backward gathers too: the gradient of indexing would sort the indices, and sum in any order on a GPU.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor, copies: int = 1
+    ) -> torch.Tensor:
+        ctx.copies = copies
+        ctx.save_for_backward(inverse)
+        return rows.index_select(0, order // copies if copies > 1 else order)
+
+    @staticmethod
+    def backward(ctx: Any, gradients: torch.Tensor) -> Tuple[torch.Tensor, None, None, None]:
+        grouped = gradients.index_select(0, *ctx.saved_tensors)
+        return grouped.unflatten(0, (-1, ctx.copies)).sum(1) if ctx.copies > 1 else grouped, None, None, None
+
+
+def inverse_of(order: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+
+
 class Experts(nn.Module):
     """This rank's experts; gate and up are in turn in the columns of ``gate_up_proj``, as in published weights."""
 
@@ -114,12 +138,13 @@ class Mixture(nn.Module):
         _, experts, shares = chosen_experts(self, rows)
         experts = experts.flatten()
         order = experts.argsort(stable=True)
+        inverse = inverse_of(order)
         # bincount would wait for the GPU to learn the size of its result.
         counts = experts.new_zeros(self.count).scatter_add_(0, experts, torch.ones_like(experts))
-        spread = rows.repeat_interleave(self.chosen, dim=0)[order]
+        spread = Reordered.apply(rows, order, inverse, self.chosen)
         outputs = self.experts(spread, counts) if self.group is None else self.elsewhere(spread, counts)
         # Fixed order of the summation: results are reproducible on a GPU.
-        expert_outputs = outputs[order.argsort()].unflatten(0, (-1, self.chosen))
+        expert_outputs = Reordered.apply(outputs, inverse, order).unflatten(0, (-1, self.chosen))
         return (expert_outputs * shares[..., None]).sum(1).unflatten(0, hidden.shape[:2])
 
     def elsewhere(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
@@ -134,5 +159,6 @@ class Mixture(nn.Module):
         # Rows arrive rank by rank, sorted by expert per rank.
         experts = torch.arange(len(counts) // size, device=rows.device).repeat(size).repeat_interleave(receive_rows)
         order = experts.argsort(stable=True)
-        done = self.experts(received[order], receive_rows.view(size, -1).sum(0))
-        return Exchanged.apply(done[order.argsort()], receive_counts, send_counts, self.group)
+        inverse = inverse_of(order)
+        done = self.experts(Reordered.apply(received, order, inverse), receive_rows.view(size, -1).sum(0))
+        return Exchanged.apply(Reordered.apply(done, inverse, order), receive_counts, send_counts, self.group)
