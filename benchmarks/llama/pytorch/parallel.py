@@ -106,6 +106,10 @@ def distribute(
     for layer in network.layers:
         fully_shard(layer, mesh=mesh["shard"], mp_policy=policy)
     fully_shard(network, mesh=mesh["shard"], mp_policy=policy)
+    if expert_parallelism > 1:
+        # A layer waits for its row counts on the GPU; without prefetching, the next weights would be gathered after it.
+        for layer, following in zip(network.layers, network.layers[1:]):
+            layer.set_modules_to_forward_prefetch([following, following.mlp.experts])
 
 
 def split_products(network: Network, mesh: Any, extra_plan: Mapping[str, ParallelStyle]) -> None:
