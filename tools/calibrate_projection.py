@@ -13,9 +13,10 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from statistics import median
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -40,6 +41,13 @@ MOST_BIAS = 1.25  # of the median step: DLRM exchanges embeddings, which the mod
 LEVEL = 0.9  # coverage of the published minutes of submitters that are not in the calibration
 WIDTHS = tuple(1 + number / 100 for number in range(200))
 _LEAST_COMPUTE = 0.1  # fraction of a step
+# FLOP/s of two layers in benchmarks/llama31_8b/measured.toml, over the FLOPs of a sample in flops.toml
+RECORDED = {
+    "llama31_8b": [
+        Measured(426e12 / 421.6e12, "H200", "2 of 32 layers, bf16"),
+        Measured(472e12 / 421.6e12, "H200", "2 of 32 layers, fp8=scaled_mm"),
+    ]
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +59,12 @@ class PublicSet:
     nodes: int
     batch: int
     samples: float  # to the target
-    start_s: float
-    train_s: float
-    evaluate_s: float | None
-    evaluations: float
+    phases: Mapping[str, float]
+
+    @property
+    def train_s(self) -> float:
+        off_training = self.phases.get("start_s", 0.0) + self.phases.get("evaluate_s", 0.0)
+        return (self.cell.score_minutes or math.nan) * 60 - off_training
 
     @property
     def step_s(self) -> float:
@@ -65,15 +75,16 @@ class PublicSet:
         return projection.communication_seconds(self.benchmark, self.gpus, self.nodes, links[0] if links else None)
 
 
-class Pair(NamedTuple):
+Pair = tuple[PublicSet, PublicSet]  # Source and target of a prediction
+
+
+class Error(NamedTuple):
+    """Published over predicted values of the target."""
+
     source: PublicSet
     target: PublicSet
-
-    @property
-    def ratio(self) -> float:
-        """Ratio of the samples per GPU, at least one."""
-        ratio = self.source.batch / self.source.gpus / (self.target.batch / self.target.gpus)
-        return max(ratio, 1 / ratio)
+    step: float
+    minutes: float
 
 
 def read_set(cell: PublishedResult) -> PublicSet | None:
@@ -88,9 +99,6 @@ def read_set(cell: PublishedResult) -> PublicSet | None:
     samples = value if info.points_in == "samples" else value and epoch and value * epoch
     if not samples:
         return None
-    phases, seconds = run_set.phases, cell.score_minutes * 60
-    evaluate, evaluation = phases.get("evaluate_s"), phases.get("evaluation_s")
-    start = phases.get("start_s", 0.0)
     return PublicSet(
         cell=cell,
         benchmark=benchmark,
@@ -99,10 +107,7 @@ def read_set(cell: PublishedResult) -> PublicSet | None:
         nodes=cell.hardware.nodes or 1,
         batch=batch,
         samples=samples,
-        start_s=start,
-        train_s=seconds - start - (evaluate or 0.0),
-        evaluate_s=evaluate,
-        evaluations=evaluate / evaluation if evaluate and evaluation else 0.0,
+        phases=run_set.phases,
     )
 
 
@@ -110,24 +115,17 @@ def convergence(sets: Iterable[PublicSet]) -> list[Convergence]:
     groups: dict[tuple[str, int], list[float]] = defaultdict(list)
     for public in sets:
         groups[public.target, public.batch].append(public.samples)
-    return [Convergence(*key, statistics.median(values), len(values)) for key, values in sorted(groups.items())]
+    return [Convergence(*key, median(values), len(values)) for key, values in sorted(groups.items())]
 
 
-def phases(sets: Iterable[PublicSet]) -> list[Phases]:
-    groups: dict[tuple[str, int], list[PublicSet]] = defaultdict(list)
+def phases_by_gpus(sets: Iterable[PublicSet]) -> list[Phases]:
+    groups: dict[tuple[str, int], list[tuple[float, ...]]] = defaultdict(list)
     for public in sets:
-        if public.evaluate_s is not None:
-            groups[public.target, public.gpus].append(public)
-    median = statistics.median
-    return [
-        Phases(
-            *key,
-            round(median(public.start_s for public in group), 1),
-            round(median((public.evaluate_s or 0.0) / public.train_s for public in group), 4),
-            round(median(public.evaluations for public in group), 1),
-        )
-        for key, group in sorted(groups.items())
-    ]
+        if evaluate := public.phases.get("evaluate_s"):
+            count = evaluate / (public.phases.get("evaluation_s") or evaluate)
+            row = (public.phases.get("start_s", 0.0), evaluate / public.train_s, count)
+            groups[public.target, public.gpus].append(row)
+    return [Phases(*key, *(round(median(column), 4) for column in zip(*rows))) for key, rows in sorted(groups.items())]  # noqa: B905
 
 
 def pairs_of(sets: Sequence[PublicSet]) -> list[Pair]:
@@ -137,8 +135,13 @@ def pairs_of(sets: Sequence[PublicSet]) -> list[Pair]:
         if public.gpus in GPUS and projection.links_of(hardware, 1):
             node = (hardware.accelerator, hardware.accelerators_per_node)
             groups[cell.round, cell.submitter, node].append(public)
-    ordered = (pair for group in groups.values() for pair in itertools.permutations(group, 2))
-    return [Pair(*pair) for pair in ordered if pair[0].gpus != pair[1].gpus]
+    pairs = [pair for group in groups.values() for pair in itertools.permutations(group, 2)]
+    return [pair for pair in pairs if pair[0].gpus != pair[1].gpus]
+
+
+def work_ratio(pair: Pair) -> float:
+    source, target = pair
+    return target.batch / target.gpus / (source.batch / source.gpus)
 
 
 def step_ratio(pair: Pair, overlap: float) -> float:
@@ -146,64 +149,55 @@ def step_ratio(pair: Pair, overlap: float) -> float:
     source, target = pair
     exposed = (1 - overlap) * source.communication_s()
     compute = max(_LEAST_COMPUTE * source.step_s, source.step_s - exposed)
-    work = target.batch / target.gpus / (source.batch / source.gpus)
-    return target.step_s / (compute * work + (1 - overlap) * target.communication_s())
+    return target.step_s / (compute * work_ratio(pair) + (1 - overlap) * target.communication_s())
 
 
-def minutes_ratio(pair: Pair, ratio: float, sets: Sequence[PublicSet]) -> float | None:
-    """Return the published over the predicted minutes; ``ratio`` of the steps."""
-    target, remaining = pair.target, [public for public in sets if public is not pair.target]
+def error_of(pair: Pair, overlap: float, sets: Sequence[PublicSet]) -> Error | None:
+    """Return the error with samples to the target, start and evaluations of other sets; None without such sets."""
+    target, step = pair[1], step_ratio(pair, overlap)
+    # A round may contain the logs of an earlier one.
+    logs = (target.cell.submitter, target.gpus, target.samples)
+    remaining = [public for public in sets if (public.cell.submitter, public.gpus, public.samples) != logs]
     rows = [row for row in convergence(remaining) if row.target == target.target]
     if not rows:
         return None
     samples, _ = projection.samples_to_target(rows, target.target, target.batch)
-    nearest = projection.nearest_phases(phases(remaining), target.target, target.gpus)
-    minutes = projection.to_target(target.step_s / ratio, samples / target.batch, nearest)
-    return (target.cell.score_minutes or math.nan) / minutes
+    phases = projection.nearest_phases(phases_by_gpus(remaining), target.target, target.gpus)
+    minutes = projection.to_target(target.step_s / step, samples / target.batch, phases)
+    return Error(*pair, step, (target.cell.score_minutes or math.nan) / minutes)
 
 
-def fit_overlap(pairs: Sequence[Pair]) -> float:
-    return min(
-        OVERLAPS, key=lambda overlap: statistics.median(abs(math.log(step_ratio(pair, overlap))) for pair in pairs)
-    )
+def leave_one_out(sets: Sequence[PublicSet]) -> tuple[float, list[Error]]:
+    """Return the overlap with the least median error of the steps, and the errors of all pairs."""
+    pairs = pairs_of(sets)
+    similar = [pair for pair in pairs if 1 / MOST_RATIO <= work_ratio(pair) <= MOST_RATIO]
+    used = similar if len(similar) >= 2 * FEWEST_PAIRS else pairs
+    if not used:
+        return 0.0, []
+    overlap = min(OVERLAPS, key=lambda value: median(abs(math.log(step_ratio(pair, value))) for pair in used))
+    return overlap, [error for pair in used if (error := error_of(pair, overlap, sets))]
 
 
-def quantiles(values: Sequence[float], pairs: Sequence[Pair]) -> list[float]:
+def quantiles(errors: Sequence[Error], kind: Literal["step", "minutes"]) -> list[float]:
     """Return the quantiles with equal weights of all submitters."""
-    submitters = [pair.target.cell.submitter for pair in pairs]
+    submitters = [error.target.cell.submitter for error in errors]
     weights = np.array([1 / submitters.count(submitter) for submitter in submitters])
-    return [float(value) for value in weighted_quantiles(np.array(values), weights, QUANTILES)]
+    return [
+        float(value) for value in weighted_quantiles(np.array([getattr(e, kind) for e in errors]), weights, QUANTILES)
+    ]
 
 
-class Errors(NamedTuple):
-    """Ratios of published to predicted values, by pair."""
-
-    pairs: list[Pair]
-    steps: list[float]
-    minutes: list[float]
-
-
-def errors(pairs: Sequence[Pair], overlap: float, sets: Sequence[PublicSet]) -> Errors:
-    steps = [step_ratio(pair, overlap) for pair in pairs]
-    minutes = [minutes_ratio(pair, ratio, sets) for pair, ratio in zip(pairs, steps, strict=True)]
-    complete = [row for row in zip(pairs, steps, minutes, strict=True) if row[2] is not None]
-    return Errors([row[0] for row in complete], [row[1] for row in complete], [row[2] or 0.0 for row in complete])
-
-
-def held_out(result: Errors) -> list[tuple[float, list[float]]]:
+def held_out(errors: Sequence[Error]) -> list[tuple[float, list[float]]]:
     """Return each pair's ratio of minutes with the quantiles over the pairs of all other submitters."""
-    left_out = []
-    rows = list(zip(result.pairs, result.minutes, strict=True))
-    for pair, value in rows:
-        submitter = pair.target.cell.submitter
-        remaining = [row for row in rows if row[0].target.cell.submitter != submitter]
-        if len(remaining) >= FEWEST_PAIRS:
-            left_out.append((value, quantiles([ratio for _, ratio in remaining], [row for row, _ in remaining])))
-    return left_out
+    submitters = {error.target.cell.submitter for error in errors}
+    remaining = {name: [error for error in errors if error.target.cell.submitter != name] for name in submitters}
+    bounds = {name: quantiles(rest, "minutes") for name, rest in remaining.items() if len(rest) >= FEWEST_PAIRS}
+    tested = [error for error in errors if error.target.cell.submitter in bounds]
+    return [(error.minutes, bounds[error.target.cell.submitter]) for error in tested]
 
 
-def coverage(left_out: Sequence[tuple[float, list[float]]], width: float) -> float:
-    return statistics.fmean(widen(bounds, width)[0] <= value <= widen(bounds, width)[2] for value, bounds in left_out)
+def coverage(tested: Sequence[tuple[float, list[float]]], width: float) -> float:
+    return statistics.fmean(widen(bounds, width)[0] <= value <= widen(bounds, width)[2] for value, bounds in tested)
 
 
 def widen(bounds: Sequence[float], width: float) -> list[float]:
@@ -212,71 +206,30 @@ def widen(bounds: Sequence[float], width: float) -> list[float]:
     return [round(low / width, 3), round(middle, 3), round(high * width, 3)]
 
 
-class Result(NamedTuple):
-    """Overlap of a benchmark with the errors of pairs towards more and towards fewer GPUs."""
-
-    sets: list[PublicSet]
-    overlap: float
-    up: Errors
-    back: Errors
-
-
-def leave_one_out(sets: list[PublicSet]) -> Result | None:
-    pairs = pairs_of(sets)
-    similar = [pair for pair in pairs if pair.ratio <= MOST_RATIO]
-    used = similar if len(similar) >= 2 * FEWEST_PAIRS else pairs
-    if not used:
-        return None
-    overlap = fit_overlap(used)
-    up, back = (
-        errors([pair for pair in used if (pair.source.gpus < pair.target.gpus) == grows], overlap, sets)
-        for grows in (True, False)
-    )
-    return Result(sets, overlap, up, back) if up.pairs else None
-
-
-def calibration_of(result: Result, basis: Errors, width: float) -> Calibration:
-    return Calibration(
-        overlap=result.overlap,
-        fitted={
-            "pairs": len(result.up.pairs),
-            "submitters": len({pair.target.cell.submitter for pair in result.up.pairs}),
-            "step": widen(quantiles(basis.steps, basis.pairs), width),
-            "minutes": widen(quantiles(basis.minutes, basis.pairs), width),
-        },
-        convergence=convergence(result.sets),
-        phases=phases(result.sets),
-    )
-
-
 def agreement() -> Iterator[Projected]:
-    """Yield the projections of the fastest published set on 8 H200 from recorded speeds of one H200."""
+    """Yield the projections of published sets on the fewest H200 from recorded speeds of one H200."""
     for name in catalogue.benchmarks():
-        benchmark = name.replace("-", "_")
+        benchmark, record = name.replace("-", "_"), measured(name)
         cells = [
             cell
             for cell in load_published()
             if later_name(cell.benchmark, cell.round) == benchmark
             and model_of(cell.hardware.accelerator) == "H200-SXM"
-            and (cell.hardware.accelerators, cell.hardware.nodes) == (8, 1)
             and cell.score_minutes
             and cell.global_batch
         ]
-        if not cells or benchmark not in projection.calibrations():
-            continue
-        cell = min(cells, key=lambda cell: cell.score_minutes or math.inf)
-        share = Share(cell.system, cell.hardware.accelerator or "", 8, 1, cell.global_batch or 0)
-        for speed in recorded_speeds(name):
-            yield projection.project(cell, share, speed)
-
-
-def recorded_speeds(name: str) -> Iterator[Measured]:
-    record = measured(name)
-    for figure in record.figures:
-        if figure.gpu == "H200" and figure.loop in ("synthetic", "real"):
-            yield Measured(figure.samples_per_second, "H200", f"{figure.loop}: {figure.conditions}")
-    if record.step:
-        yield Measured(record.step.samples_per_second, "H200", f"step: {record.step.source}")
+        speeds = [
+            Measured(figure.samples_per_second, "H200", f"{figure.loop}: {figure.conditions}")
+            for figure in record.figures
+            if figure.gpu == "H200" and figure.loop in ("synthetic", "real")
+        ]
+        speeds += [Measured(record.step.samples_per_second, "H200", record.step.source)] if record.step else []
+        speeds += RECORDED.get(benchmark, [])
+        if cells and benchmark in projection.calibrations():
+            cell = min(cells, key=lambda cell: (cell.hardware.accelerators or 0, cell.score_minutes))
+            gpus, nodes, batch = cell.hardware.accelerators or 1, cell.hardware.nodes or 1, cell.global_batch or 1
+            share = Share(cell.system, cell.hardware.accelerator or "", gpus, nodes, batch)
+            yield from (projection.project(cell, share, speed) for speed in speeds)
 
 
 def main() -> None:
@@ -286,45 +239,50 @@ def main() -> None:
         is_known = later_name(cell.benchmark, cell.round) in names and cell.division != "open"
         if is_known and (public := read_set(cell)) is not None:
             by_benchmark[public.benchmark].append(public)
-    results = {name: result for name, sets in sorted(by_benchmark.items()) if (result := leave_one_out(sets))}
-    for name in [name for name, result in results.items() if not is_modeled(result)]:
-        print(f"{name} is not calibrated: median of the steps {statistics.median(results.pop(name).up.steps):.2f}")
-    left_out = {name: held_out(result.up) for name, result in results.items()}
-    width = next(width for width in WIDTHS if coverage([*itertools.chain(*left_out.values())], width) >= LEVEL)
-    everything = Errors(*(list(itertools.chain(*column)) for column in zip(*(r.up for r in results.values()))))  # noqa: B905
-    calibrations = {}
+    overlaps, up, back = {}, {}, {}
+    for name, sets in sorted(by_benchmark.items()):
+        overlap, errors = leave_one_out(sets)
+        upward = [error for error in errors if error.source.gpus < error.target.gpus]
+        bias = median(error.step for error in upward) if upward else math.inf
+        if abs(math.log(bias)) > math.log(MOST_BIAS):
+            print(f"{name} is not calibrated: median of {len(upward)} steps {bias:.2f}")
+            continue
+        overlaps[name], up[name] = overlap, upward
+        back[name] = [error for error in errors if error.source.gpus > error.target.gpus]
+    tested = {name: held_out(errors) for name, errors in up.items()}
+    width = next(width for width in WIDTHS if coverage([*itertools.chain(*tested.values())], width) >= LEVEL)
     print(f"Quantiles 0.05 and 0.95 are moved by a factor of {width:.2f}\n\n{_HEAD}")
-    for name, result in results.items():
-        basis = result.up if len(result.up.pairs) >= FEWEST_PAIRS else everything
-        calibrations[name] = calibration = calibration_of(result, basis, width)
-        print(_row(name, calibration, result, f"{coverage(left_out[name], width):.0%}" if left_out[name] else ""))
-    lines = [f"{json.dumps(name)}: {json.dumps(calibration)}" for name, calibration in calibrations.items()]
+    lines = []
+    for name, errors in up.items():
+        basis = errors if len(errors) >= FEWEST_PAIRS else [*itertools.chain(*up.values())]
+        step, minutes = (widen(quantiles(basis, kind), width) for kind in ("step", "minutes"))
+        pairs, submitters = len(errors), len({error.target.cell.submitter for error in errors})
+        entry = Calibration(
+            overlap=overlaps[name],
+            pairs=pairs,
+            submitters=submitters,
+            step=step,
+            minutes=minutes,
+            convergence=convergence(by_benchmark[name]),
+            phases=phases_by_gpus(by_benchmark[name]),
+        )
+        lines.append(f"{json.dumps(name)}: {json.dumps(entry)}")
+        reverse = _text(quantiles(back[name], "minutes")) if back[name] else ""
+        covered = f"{coverage(tested[name], width):.0%}" if tested[name] else ""
+        columns = (name, pairs, submitters, f"{overlaps[name]:.2f}", _text(step), _text(minutes), reverse, covered)
+        print(f"| {' | '.join(map(str, columns))} |")
     projection.CALIBRATION.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     projection.calibrations.cache_clear()
     for row in agreement():
-        interval = _text(row["interval_minutes"] or [], ".4g")
-        print(
-            f"| {row['published']} | {row['samples_per_second']:,.0f} | {row['note']} | {row['minutes']:.4g} "
-            f"| {interval} | {row['published_minutes']:.4g} | {row['ratio']:.2f} "
-            f"| {row['needed_samples_per_second']:,.0f} |"
-        )
-
-
-def is_modeled(result: Result) -> bool:
-    return abs(math.log(statistics.median(result.up.steps))) <= math.log(MOST_BIAS)
+        values = (row[key] for key in ("samples_per_second", "minutes", "published_minutes", "ratio"))
+        numbers = (*(f"{value or 0:,.4g}" for value in values), f"{row['needed_samples_per_second'] or 0:,.4g}")
+        cells = (row["published"], row["gpus"], row["note"], *numbers, _text(row["interval_minutes"] or [], ".4g"))
+        print(f"| {' | '.join(map(str, cells))} |")
 
 
 _HEAD = """\
 | benchmark | pairs | submitters | overlap | published / predicted step | minutes | minutes on fewer GPUs | held out |
 |---|---:|---:|---:|---|---|---|---:|"""
-
-
-def _row(name: str, calibration: Calibration, result: Result, coverage_text: str) -> str:
-    fitted = calibration["fitted"]
-    back = quantiles(result.back.minutes, result.back.pairs) if result.back.minutes else []
-    texts = (_text(fitted["step"]), _text(fitted["minutes"]), _text(back), coverage_text)
-    counts = f"{fitted['pairs']} | {fitted['submitters']} | {calibration['overlap']:.2f}"
-    return f"| {name} | {counts} | {' | '.join(texts)} |"
 
 
 def _text(values: Sequence[float], form: str = ".2f") -> str:

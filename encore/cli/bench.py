@@ -183,31 +183,44 @@ def _project(request: planning.Request, speed_text: str | None, counts: tuple[st
     )
 
 
-def _projection_rows(projected: Mapping[str, Any]) -> Iterator[tuple[str, str | None, str | None]]:
-    def milliseconds(seconds: float | None) -> str | None:
-        return None if seconds is None else f"{seconds * 1e3:,.1f} ms"
+def _projection_rows(projected: Mapping[str, Any]) -> Sequence[tuple[str, str | None, str | None]]:
+    def number(key: str, form: str, factor: float = 1.0) -> str | None:
+        return None if projected[key] is None else form.format(projected[key] * factor)
 
-    def interval(bounds: Sequence[float] | None, factor: float, unit: str) -> str | None:
-        return None if bounds is None else f"{bounds[0] * factor:,.4g} to {bounds[1] * factor:,.4g} {unit}"
+    def interval(key: str, form: str, factor: float = 1.0) -> str | None:
+        return projected[key] and form.format(*(bound * factor for bound in projected[key]))
 
-    rate, needed, minutes = (projected[key] for key in ("samples_per_second", "needed_samples_per_second", "minutes"))
     split = "".join(f", {key.removesuffix('_parallelism')} {ranks}" for key, ranks in projected["parallelism"].items())
-    batch = f"{projected['samples_per_gpu']:g} of {projected['global_batch']} on {projected['gpus']} GPUs{split}"
-    yield "samples of a GPU per step", batch, None
-    yield "samples/s of one GPU", rate and f"{rate:,.4g}", None
-    yield "the same for the published time", needed and f"{needed:,.4g}", None
-    yield "compute", milliseconds(projected["compute_s"]), None
-    hidden = f"{milliseconds(projected['allreduce_s'])} all-reduce, {projected['overlap']:.0%} hidden"
-    yield "exposed communication", f"{milliseconds(projected['exposed_s'])} ({hidden})", None
-    yield "step", milliseconds(projected["step_s"]), interval(projected["step_interval_s"], 1e3, "ms")
-    sets = f"{projected['samples_to_target']:,.0f} samples, {projected['steps']:,.0f} steps"
-    yield f"to the target, {projected['public_sets']} public sets", sets, None
-    evaluate = projected["evaluate_s"]
-    seconds = "" if evaluate is None else f": {evaluate:,.1f} s"
-    yield "start; evaluations", f"{projected['start_s']:g} s; {projected['evaluations']:g}{seconds}", None
-    projected_minutes = minutes and f"{minutes:,.4g} min ({projected['ratio']:.2f}x)"
-    yield "projected", projected_minutes, interval(projected["interval_minutes"], 1, "min")
-    yield "published", f"{projected['published_minutes']:,.4g} min", None
+    hidden = f"{projected['overlap']:.0%} of {number('allreduce_s', '{:,.1f} ms', 1e3)} all-reduce hidden"
+    return (
+        (
+            "samples of a GPU per step",
+            f"{projected['samples_per_gpu']:g} of {projected['global_batch']} on {projected['gpus']} GPUs{split}",
+            None,
+        ),
+        ("samples/s of one GPU", number("samples_per_second", "{:,.4g}"), None),
+        ("needed for the published time", number("needed_samples_per_second", "{:,.4g}"), None),
+        ("compute", number("compute_s", "{:,.1f} ms", 1e3), None),
+        ("communication", f"{number('exposed_s', '{:,.1f} ms', 1e3)}, {hidden}", None),
+        (
+            "step",
+            number("step_s", "{:,.1f} ms", 1e3),
+            interval("step_interval_s", "{:,.4g} to {:,.4g} ms", 1e3),
+        ),
+        (
+            f"to the target, {projected['public_sets']} public sets",
+            f"{projected['samples_to_target']:,.0f} samples, {projected['steps']:,.0f} steps",
+            None,
+        ),
+        ("start", number("start_s", "{:,.1f} s"), None),
+        (f"{projected['evaluations']:.3g} evaluations", number("evaluate_s", "{:,.1f} s"), None),
+        (
+            "projected",
+            projected["minutes"] and f"{projected['minutes']:,.4g} min ({projected['ratio']:.2f}x)",
+            interval("interval_minutes", "{:,.4g} to {:,.4g} min"),
+        ),
+        ("published", number("published_minutes", "{:,.4g} min"), None),
+    )
 
 
 # Peak throughput from the GPU data sheet, with its label.

@@ -24,7 +24,6 @@ from encore import catalogue, configuration, names, paths
 from encore.cli import schemas
 from encore.containers import building, compatibility, images
 from encore.errors import EncoreError, ExitCode
-from encore.lab.scaling.overlap import overlap_table
 from encore.results import findings
 from encore.results.audit.audit import RULES
 from encore.results.published import published, tables
@@ -134,7 +133,7 @@ TABLES = jinja2.Environment(
         "versions": compatibility, "rates": findings, "RULES": RULES,
         "schemas": schemas, "calibrated": tables, "speeds": published_speed, "listed": checks,
         "fields": dataclasses.fields, "dumps": json.dumps, "submitted_results": submitted_results, "minutes": minutes,
-        "epochs": epochs, "last_run": last_run, "state": state, "predicted": predicted, "overlapped": overlap_table,
+        "epochs": epochs, "last_run": last_run, "state": state, "predicted": predicted,
         "in_all": in_all, "differing": differing,
     },
 )  # fmt: skip

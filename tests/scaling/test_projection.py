@@ -160,22 +160,22 @@ def synthetic_set(cell: PublishedResult, submitter: str, nodes: int) -> calibrat
     hardware = System(
         described=True, nodes=nodes, accelerators_per_node=8, accelerator="NVIDIA A100-SXM4-80GB", network="1x HDR"
     )
-    gpus, samples = 8 * nodes, 1e6
+    gpus, samples = 8 * nodes, 1e6 + ord(submitter)
     public = calibrate.PublicSet(
-        cell=replace(cell, submitter=submitter, hardware=hardware, score_minutes=1.0),
-        benchmark="bert", target="0.72", gpus=gpus, nodes=nodes, batch=32 * gpus, samples=samples,
-        start_s=0.0, train_s=1.0, evaluate_s=0.0, evaluations=0.0,
+        cell=replace(cell, submitter=submitter, hardware=hardware), benchmark="bert", target="0.72", gpus=gpus,
+        nodes=nodes, batch=32 * gpus, samples=samples, phases={"start_s": 0.0, "evaluate_s": 0.0},
     )  # fmt: skip
     train = (0.32 + 0.5 * public.communication_s()) * samples / public.batch
-    return replace(public, train_s=train, cell=replace(public.cell, score_minutes=train / 60))
+    return replace(public, cell=replace(public.cell, score_minutes=train / 60))
 
 
 def test_calibration_recovers_a_known_overlap() -> None:
     cell = next(cell for cell in load_published() if cell.benchmark == "bert")
     sets = [synthetic_set(cell, submitter, nodes) for submitter in "abc" for nodes in (1, 2, 4, 8)]
-    result = calibrate.leave_one_out(sets)
-    assert result is not None and result.overlap == 0.5 and len(result.up.pairs) == len(result.back.pairs) == 18
-    assert result.up.steps == pytest.approx([1.0] * 18) and result.up.minutes == pytest.approx([1.0] * 18)
-    assert calibrate.is_modeled(result) and calibrate.coverage(calibrate.held_out(result.up), 1.01) == 1
-    assert calibrate.calibration_of(result, result.up, 2.0)["fitted"]["minutes"] == pytest.approx([0.5, 1.0, 2.0])
-    assert calibrate.leave_one_out(sets[:1]) is None
+    overlap, errors = calibrate.leave_one_out(sets)
+    assert overlap == 0.5 and len(errors) == 36
+    assert [error.step for error in errors] == pytest.approx([1.0] * 36)
+    assert [error.minutes for error in errors] == pytest.approx([1.0] * 36, rel=1e-4)
+    assert calibrate.coverage(calibrate.held_out(errors), 1.01) == 1
+    assert calibrate.widen(calibrate.quantiles(errors, "minutes"), 2.0) == pytest.approx([0.5, 1.0, 2.0], rel=1e-2)
+    assert calibrate.leave_one_out(sets[:1]) == (0.0, [])

@@ -12,7 +12,7 @@ from encore.errors import EncoreError
 from encore.lab.scaling import cost_model, validation
 from encore.lab.scaling.cost_model import Algorithm, Point, PositiveSum, Prediction, Prior, fit_epochs, fit_steps
 from encore.lab.scaling.curves import Option, load_curves, options
-from encore.lab.scaling.overlap import Links, allreduce_seconds, allreduce_table, exposed_seconds
+from encore.lab.scaling.overlap import Links, allreduce_seconds, allreduce_table
 from encore.lab.scaling.scheduling import (
     Job,
     Schedule,
@@ -22,7 +22,6 @@ from encore.lab.scaling.scheduling import (
     sequential_rounds,
     shortest,
 )
-from encore.run.published_speed import Step
 from tests.command_line import output_of
 from tests.results.result_logs import START_MS, resnet_v07, write_files, write_set
 
@@ -124,29 +123,10 @@ def test_unknown_benchmark_has_no_predictions() -> None:
 SLOW = Links(intra_node_rate=1e9, inter_node_rate=1e8, gpus=4)
 
 
-def step(seconds: float, megabytes: int) -> Step:
-    return Step(parameters=megabytes * 1_000_000 // 2, samples=1, samples_per_second=1 / seconds, source="")
-
-
 # A ring of n sends 2 (n - 1) / n of 100 MB; between two nodes each of the four GPUs sends a fourth of the gradient.
 @pytest.mark.parametrize(("gpus", "seconds"), [(1, 0.0), (2, 0.1), (4, 0.15), (8, 0.4), (16, 0.525)])
 def test_all_reduce_takes_its_bytes_over_the_links(gpus: int, seconds: float) -> None:
     assert allreduce_seconds(1e8, gpus, SLOW) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "megabytes", "without", "overlapped"),
-    [
-        (100.0, 100, 0.15, 0.15 * 0.262144),  # all but the last of the buckets of 25 MiB is hidden
-        (0.06, 100, 0.15, 0.15 - 0.04 * (1 - 0.262144)),  # what takes longer than the backward pass is not
-        (0.06, 20, 0.03, 0.03),  # less than a bucket
-    ],
-)
-def test_overlap_hides_full_buckets_in_the_backward_pass(
-    seconds: float, megabytes: int, without: float, overlapped: float
-) -> None:
-    times = [exposed_seconds(step(seconds, megabytes), 4, SLOW, overlap=overlap) for overlap in (False, True)]
-    assert times == pytest.approx([without, overlapped])
 
 
 def test_all_reduce_of_bert_at_the_measured_bandwidth() -> None:

@@ -1,28 +1,19 @@
-"""Exposed time of the gradient all-reduce in a step, after the backward pass or overlapped with it.
+"""Time of the gradient all-reduce: hierarchical as in cost_model.py, bytes over bandwidth, no latency.
 
-    from encore.lab.scaling.overlap import DGX_H100, exposed_seconds, measured_steps
-    print(exposed_seconds(measured_steps()["bert"], 64, DGX_H100, overlap=True))
+    from encore.lab.scaling.overlap import Links, allreduce_seconds
+    print(allreduce_seconds(51e6, 64, Links(intra_node_rate=450e9, inter_node_rate=50e9)))
 
-The all-reduce is a ring within the node and, for each GPU's shard, a ring across nodes, as in
-cost_model.py: bytes over bandwidth, no latency. The backward pass produces gradients at a constant rate in two
-thirds of the step (two gradient GEMMs per forward GEMM). Buckets are reduced once full, sequentially. The last
-bucket is therefore never hidden, nor is transfer beyond the bandwidth. The model ignores the multiprocessors that
-NCCL kernels take from the GEMMs when buckets overlap.
+projection.py has the fraction that published results hide in the backward pass.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from encore import catalogue
 from encore.lab.scaling.cost_model import volumes
-from encore.results.table import Cell, Table
+from encore.results.table import Table
 from encore.run.published_speed import Step, measured
 
-GPUS = (8, 64, 256)
-BUCKET_BYTES = 25 << 20
-SHARES = (1, 16)  # Divisors of the measured batch per GPU: that many more GPUs divide a global batch
 _BYTES = 2  # Bytes per gradient element: fp16, as in the v0.7 submissions
-_BACKWARD = 2 / 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +23,6 @@ class Links:
     intra_node_rate: float
     inter_node_rate: float
     gpus: int = 8  # GPUs per node
-
-
-# 18 NVLinks of 20.6 GB/s (encore/machine/links.py), and one "ConnectX-7 IB NDR 400Gb/s" per GPU, eight per node
-# (mlcommons/training_results_v3.1, NVIDIA/systems/eos_n1024_ngc23.09_nemo.json)
-DGX_H100 = Links(intra_node_rate=18 * 20.6e9, inter_node_rate=50e9)
 
 
 def measured_steps() -> dict[str, Step]:
@@ -49,39 +35,6 @@ def allreduce_seconds(size: float, gpus: int, links: Links) -> float:
     """Return the seconds to all-reduce ``size`` bytes on otherwise idle links."""
     intra_node, inter_node = volumes(gpus, max(1, gpus // links.gpus))
     return size * (intra_node / links.intra_node_rate + inter_node / links.inter_node_rate)
-
-
-def exposed_seconds(step: Step, gpus: int, links: Links, *, overlap: bool) -> float:
-    """Return the exposed seconds per step of the fp16 gradient all-reduce."""
-    size = float(step.parameters * _BYTES)
-    all_reduce = allreduce_seconds(size, gpus, links)
-    if not overlap:
-        return all_reduce
-    buckets = max(1.0, size / BUCKET_BYTES)
-    return max(all_reduce / buckets, all_reduce - step.seconds * _BACKWARD * (1 - 1 / buckets))
-
-
-def overlap_table(links: Links = DGX_H100, gpus: Sequence[int] = GPUS) -> Table:
-    """Return the exposed all-reduce time per step with the measured batch and a fraction of that batch."""
-    return Table(
-        title="Gradient all-reduce per step",
-        columns=("benchmark", "MB", "samples per GPU", "step, ms", "GPUs", "all-reduce, ms", "exposed, ms", "saved"),
-        formats={
-            "MB": ".0f", "step, ms": ".1f", "all-reduce, ms": ".2f", "exposed, ms": ".2f", "saved": ".1%",
-        },
-        rows=tuple(_rows(links, gpus)),
-    )  # fmt: skip
-
-
-def _rows(links: Links, gpus: Sequence[int]) -> Iterator[tuple[Cell, ...]]:
-    for name, measured_step in measured_steps().items():
-        for share in SHARES:
-            step = measured_step.model_copy(update={"samples": measured_step.samples // share})
-            for count in gpus:
-                after, during = (exposed_seconds(step, count, links, overlap=overlap) for overlap in (False, True))
-                saved = (after - during) / (step.seconds + after)
-                size, seconds = step.parameters * _BYTES / 1e6, step.seconds * 1e3
-                yield name, size, step.samples, seconds, count, after * 1e3, during * 1e3, saved
 
 
 def allreduce_table(ranks: int, bus_bandwidth: float) -> Table:

@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 
 from typing_extensions import TypedDict
 
-from encore.catalogue import System, choose, find_system, read_toml
+from encore.catalogue import System, choose, find_system
 from encore.configuration import Configuration, config_class, resolve
 from encore.errors import EncoreError
+from encore.files import read_toml
 from encore.lab.scaling.overlap import Links, allreduce_seconds
 from encore.machine.node import Gpu
 from encore.machine.preflight import family, memory_gib
@@ -39,15 +40,6 @@ NETWORK = "NVIDIA ConnectX-7"  # Source of the assumed adapter, one per GPU, if 
 _SAME_BATCH = math.log(1.25)
 _ROUND = re.compile(r"training_results_(v\d\.\d)")
 _ADAPTERS = re.compile(r"(\d+) ?x")
-
-
-class Fitted(TypedDict):
-    """Published over predicted values of pairs: quantiles 0.05, 0.5 and 0.95."""
-
-    pairs: int
-    submitters: int
-    step: list[float]
-    minutes: list[float]
 
 
 class Convergence(NamedTuple):
@@ -73,7 +65,10 @@ class Calibration(TypedDict):
     """Content of projection.json for a benchmark."""
 
     overlap: float  # fraction of the all-reduce that the backward pass hides
-    fitted: Fitted
+    pairs: int
+    submitters: int
+    step: list[float]  # published over predicted values of pairs: quantiles 0.05, 0.5 and 0.95
+    minutes: list[float]  # the same for the time to the target
     convergence: list[Convergence]
     phases: list[Phases]
 
@@ -301,8 +296,8 @@ def project(cell: PublishedResult, share: Share, speed: Measured) -> Projected:
     samples, sets = samples_to_target([Convergence(*row) for row in calibration["convergence"]], target, share.batch)
     phases = nearest_phases([Phases(*row) for row in calibration["phases"]], target, share.gpus)
     per_gpu, steps = share.batch / share.gpus, samples / share.batch
-    low, middle, high = calibration["fitted"]["minutes"]
-    step_low, step_middle, step_high = calibration["fitted"]["step"]
+    low, middle, high = calibration["minutes"]
+    step_low, step_middle, step_high = calibration["step"]
     published = cell.score_minutes or 0.0
     rate = speed.samples_per_second
     compute = per_gpu / rate if rate else None
@@ -343,7 +338,7 @@ def project(cell: PublishedResult, share: Share, speed: Measured) -> Projected:
         published_minutes=published,
         ratio=minutes and minutes * middle / published,
         needed_samples_per_second=per_gpu / needed if needed > 0 else None,
-        calibration_pairs=calibration["fitted"]["pairs"],
+        calibration_pairs=calibration["pairs"],
     )
 
 
