@@ -73,7 +73,7 @@ class _Float8Product(torch.autograd.Function):
         return (*_gradients(gradients[0], inputs, input_scale, columns, scale, ctx.weight_type), None, None, None)
 
 
-# Return one FP8 copy of a weight, and its scale; a weight with a ``scale`` is in FP8.
+# Return an FP8 copy of a weight with the scale. Weights with a ``scale`` are in FP8.
 def _copy(weight: torch.Tensor, scale: Optional[torch.Tensor], columns: bool) -> Tuple[torch.Tensor, torch.Tensor]:
     kind = getattr(torch, INPUTS)
     if scale is None:
