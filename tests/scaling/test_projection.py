@@ -130,8 +130,22 @@ def test_wrong_options(words: str, text: str) -> None:
 
 def test_a_submission_without_published_result() -> None:
     system = submitted("resnet", "h200").configuration.system
-    with pytest.raises(EncoreError, match=r"no published result of resnet for v4\.0/NVIDIA/none on 8 GPUs"):
+    with pytest.raises(EncoreError, match=r"no published result of resnet for v4\.0/NVIDIA/none"):
         projection.published_result(system.model_copy(update={"submission": "none"}), "resnet")
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "system", "result"),
+    [
+        ("resnet", "dgx2_n32", "v0.5/nvidia/dgx2h_multi_ngc18.11_mxnet"),
+        ("ssd", "dgx2_n30", "v0.6/NVIDIA/dgx2h_n30_ngc19.05_pytorch"),  # trains on half of the GPUs described
+        ("resnet-pytorch", "dgxh100", "v4.0/NVIDIA/eos_ngc24.04_mxnet"),
+    ],
+)
+def test_published_result_of_a_system(benchmark: str, system: str, result: str) -> None:
+    round_ = result.partition("/")[0] if benchmark != "resnet-pytorch" else None
+    request = planning.Request(name=benchmark, gpus=1, system=system, round=round_)
+    assert projection.open_system(request).cell.name == result
 
 
 def test_links_of_a_system_description() -> None:

@@ -125,18 +125,16 @@ def published_result(system: System, benchmark: str) -> PublishedResult:
         )
     source = _ROUND.search(system.source)
     name, round_ = canonical(benchmark.replace("-", "_")), source[1] if source else system.round
-    gpus = system.nodes * system.gpus_per_node
+    # v0.5 has submitters in lower case.
+    key = (round_, system.submitter.lower(), system.submission)
     cells = [
         cell
         for cell in load_published()
-        if (cell.round, cell.submitter, cell.system) == (round_, system.submitter, system.submission)
-        and cell.benchmark == name
-        and cell.score_minutes
-        and cell.hardware.accelerators in (None, gpus)
+        if (cell.round, cell.submitter.lower(), cell.system) == key and cell.benchmark == name and cell.score_minutes
     ]
     if not cells:
         raise EncoreError(
-            f"no published result of {benchmark} for {round_}/{system.submitter}/{system.submission} on {gpus} GPUs",
+            f"no published result of {benchmark} for {round_}/{system.submitter}/{system.submission}",
             hint=f"list the results: encore published --benchmark {benchmark} --round {round_}",
         )
     return cells[0]
