@@ -61,15 +61,21 @@ def test_ranks_that_share_samples() -> None:
     assert "context 2" in output_of("bench", "llama2-70b-lora", "--system", "h200", "--project", "--measured", "3")
 
 
-def test_a_cpu_is_measured_and_not_projected(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = []
+def measure_toy(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu) -> list[planning.Request]:
+    # Replace the measurement by the speed of a toy; return the requests
+    requests: list[planning.Request] = []
 
     def measure(request: planning.Request, *_: object) -> dict[str, Any]:
         requests.append(request)
-        return {**TOY, "device": "cpu"}
+        return {**TOY, "device": "gpu" if gpus else "cpu"}
 
     monkeypatch.setattr(programs, "measure", measure)
-    monkeypatch.setattr("encore.machine.node.gpus", lambda: ())
+    monkeypatch.setattr("encore.machine.node.gpus", lambda: gpus)
+    return requests
+
+
+def test_a_cpu_is_measured_and_not_projected(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = measure_toy(monkeypatch)
     result = projected(*RECORD)
     assert requests[0].system is None and result["minutes"] is result["samples_per_second"] is None
     assert result["note"] == "a CPU measurement is not a projection of a GPU record: 40.0 samples/s of a toy"
@@ -77,14 +83,7 @@ def test_a_cpu_is_measured_and_not_projected(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_gpu_is_measured_with_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = []
-
-    def measure(request: planning.Request, *_: object) -> dict[str, Any]:
-        requests.append(request)
-        return {**TOY, "device": "gpu"}
-
-    monkeypatch.setattr(programs, "measure", measure)
-    monkeypatch.setattr("encore.machine.node.gpus", lambda: (a_gpu("NVIDIA H200", 140.4),))
+    requests = measure_toy(monkeypatch, a_gpu("NVIDIA H200", 140.4))
     result = projected(*RECORD)
     assert requests[0].settings == ("batch_size=400",) and requests[0].system == "h200"
     assert result["device"] == "NVIDIA H200" and result["samples_per_second"] == 40 and result["note"] == ""
