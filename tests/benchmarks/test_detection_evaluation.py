@@ -106,8 +106,8 @@ def test_interrupted_evaluation_is_repeated_by_the_resumed_run(
 @pytest.mark.parametrize(
     ("number", "concurrently", "problem", "hint"),
     [
-        (signal.SIGKILL, True, "ended with signal 9 (SIGKILL)\n", "hint: look for its message above"),
-        (signal.SIGSTOP, False, "hangs: it gave no heartbeat for ", "hint: look for what stops processes"),
+        (signal.SIGKILL, True, "ended with signal 9 (SIGKILL)\n", "hint: see its message above"),
+        (signal.SIGSTOP, False, "hangs: it gave no heartbeat for ", "hint: find out what stops processes"),
     ],
     ids=["dies", "hangs"],
 )

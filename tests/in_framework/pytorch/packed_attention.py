@@ -68,5 +68,5 @@ def test_available_and_chosen_kernels(monkeypatch):
     assert attention.choose("varlen", GPU, torch.bfloat16, 64) == "varlen"
     with pytest.raises(choices.UnavailableError, match="attention=flash: lacks it; use attention=auto"):
         attention.choose("flash", GPU, torch.bfloat16, 64)
-    with pytest.raises(choices.UnavailableError, match="attention=varlen: a kernel for GPUs alone"):
+    with pytest.raises(choices.UnavailableError, match="attention=varlen: the kernel runs on GPUs only"):
         attention.choose("varlen", CPU, torch.bfloat16, 64)
