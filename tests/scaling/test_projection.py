@@ -159,6 +159,22 @@ def test_links_of_a_system_description() -> None:
     assert projection.communication_seconds("resnet", 8, 1, links) == pytest.approx(25_557_032 * 2 * 1.75 / 300e9)
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "gigabytes"),
+    [
+        ("NVIDIA Blackwell Ultra GPU (GB300)", 900),
+        ("NVIDIA Hopper GPU (GH200)", 450),
+        ("NVIDIA H200-NVL-141GB", 63),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 63),
+        ("NVIDIA A100-PCIe-80GB", 31.5),
+        ("AMD Instinct MI325X 256GB HBM3e", 448),
+    ],
+)
+def test_bandwidth_within_a_node(accelerator: str, gigabytes: float) -> None:
+    links, _ = projection.links_of(System(described=True, accelerator=accelerator), 8) or (None, {})
+    assert links is not None and links.intra_node_rate == gigabytes * 1e9
+
+
 def test_nearest_public_sets() -> None:
     rows = [Convergence("a", 100, 5.0, 1), Convergence("a", 110, 7.0, 2), Convergence("a", 900, 9.0, 1)]
     assert projection.samples_to_target([*rows, Convergence("b", 100, 1.0, 9)], "a", 100) == (7.0, 3)

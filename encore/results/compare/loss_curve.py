@@ -44,9 +44,12 @@ def loss_verdict(current: RunSet, baseline: RunSet) -> LossVerdict | None:
 
 def loss_curves(run_set: RunSet) -> list[LossCurve]:
     """Return the losses by samples, of each experiment of an Encore run, or of each log."""
-    batch = run_set.global_batch or 0.0
-    series = losses_of(run_set) if batch else []
-    return [([step * batch for step in run.at], list(run.values)) for run in series] or list(run_set.losses)
+    curves: list[LossCurve] = [
+        ([step * batch for step in run.at], run.values)
+        for run in losses_of(run_set)
+        if (batch := run.batch or run_set.global_batch)
+    ]
+    return curves or list(run_set.losses)
 
 
 def compare_losses(runs: Sequence[LossCurve], references: Sequence[LossCurve]) -> LossVerdict:

@@ -53,6 +53,7 @@ class Series:
     values: tuple[float, ...]
     epochs: tuple[int, ...] = ()
     seed: object = None
+    batch: float = 0.0  # Samples per step; 0: not recorded
 
     def finite(self) -> "Series":
         """Return the part before the first value that is not finite."""
@@ -364,8 +365,10 @@ def losses_of(run_set: RunSet) -> list[Series]:
 # Loss by step in one metrics file. A resumed run repeats steps; the last record per step counts.
 def _losses(path: Path) -> Series:
     records: dict[int, Record] = {}
+    batch = 0.0
     for record in filter(None, map(record_of, lines_of(path))):
         if record.kind == "start":
+            batch = record.global_batch_size
             records = {step: earlier for step, earlier in records.items() if step <= record.resumed_step}
         elif record.loss is not None and record.step:
             records[record.step] = record
@@ -375,6 +378,7 @@ def _losses(path: Path) -> Series:
         at=tuple(record.step for record in steps),
         values=tuple(record.loss if record.loss is not None else math.nan for record in steps),
         epochs=tuple(record.epoch for record in steps),
+        batch=batch,
     )
 
 
