@@ -87,7 +87,7 @@ def find(args: argparse.Namespace) -> Source:
     if len(packed) > 1:
         raise Problem(f"{origin} has both text and records", "one of them", "pass a folder with one kind of data")
     if not train:
-        raise Problem(f"{origin} has evaluation data only", "training text next to it", "name other raw data")
+        raise Problem(f"{origin} has evaluation data only", "training text next to it", "pass other raw data")
     if packed == {True} and not test:
         raise Problem(
             f"{origin} has training records only",

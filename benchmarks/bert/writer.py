@@ -43,7 +43,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
         if source.vocabulary:
             vocabulary.read(source.vocabulary)
     elif args.evaluation or args.vocabulary:
-        raise Problem("--evaluation or --vocabulary without raw data", "both only with your own text", "name the text")
+        raise Problem("--evaluation or --vocabulary without raw data", "both only with your own text", "pass the text")
     options = (args.name, args.seed, args.vocabulary_size, args.sequence_length, args.predictions, args.duplication)
     settings = (args.evaluation_samples, args.paragraphs)
     listed = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]

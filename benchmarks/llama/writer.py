@@ -46,7 +46,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     # Find the files. The fingerprint includes everything that determines the output.
     source = sources.find(args) if args.origin is not None else None
     if source is None and args.tokenizer:
-        raise Problem("--tokenizer without raw data", "both only with your own text", "name the text")
+        raise Problem("--tokenizer without raw data", "both only with your own text", "pass the text")
     listed: List[Path] = []
     if source:
         listed = [*source.train, *source.test, *([source.tokenizer] if source.tokenizer else [])]

@@ -399,7 +399,7 @@ def test_refused_preparation_leaves_no_folder(
 
 @pytest.mark.parametrize(
     ("benchmark", "option", "problem"),
-    [("bert", "--evaluation", "name the text"), ("llama31_8b", "--tokenizer", "both only with your own text")],
+    [("bert", "--evaluation", "pass the text"), ("llama31_8b", "--tokenizer", "both only with your own text")],
 )
 def test_option_of_a_text_needs_the_text(benchmark: str, option: str, problem: str, tmp_path: Path) -> None:
     assert problem in refused(

@@ -79,9 +79,10 @@ def _copy(weight: torch.Tensor, scale: Optional[torch.Tensor], columns: bool) ->
     if scale is None:
         *copies, scale = cast(weight, kind, not columns, columns)
         return copies[columns], scale
-    return operators.selected["cast"](weight, torch.ones_like(scale), kind, False, True)[
-        1
-    ] if columns else weight, scale
+    if not columns:
+        return weight, scale
+    _, transposed = operators.selected["cast"](weight, torch.ones_like(scale), kind, False, True)
+    return transposed, scale
 
 
 class _GatheredProduct(torch.autograd.Function):
