@@ -28,6 +28,7 @@ from encore.errors import EncoreError
 from encore.machine import node
 from tests import time_table
 from tests.json_schemas import validate, validate_run
+from tests.time_table import pytest_runtest_makereport as pytest_runtest_makereport
 from tests.time_table import pytest_terminal_summary as pytest_terminal_summary
 
 # A caller may keep no bytecode: every process of a test would compile all modules again, longer than it works.
@@ -346,7 +347,8 @@ TOY_OPTIONS: dict[str, tuple[str, ...]] = {
         *("--set", "quality_target=0.1", "--set", "eval_first_model=false"),
     ),
     "resnet": ("--set", "quality_target=0.3", "--env", "MY_TOKEN=hush", "--env", "NOTE=plain"),
-    "resnet-pytorch": ("--set", "quality_target=0.3"),
+    "ncf": ("--set", "quality_target=0.3"),
+    "resnet-pytorch": ("--set", "quality_target=0.2"),
     "resnet-tensorflow": ("--set", "quality_target=0.3"),
     "ssd": ("--set", "quality_target=0.1", "--set", "eval_epochs=[4,6,8,10]"),
     "transformer": ("--set", "quality_target=20.0"),

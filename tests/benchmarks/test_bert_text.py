@@ -361,13 +361,11 @@ def test_unreadable_dump_is_refused(name: str, content: bytes, problem: str, tmp
 # -- complete preparations --------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_toy_set_is_the_documentation_of_python(tmp_path: Path) -> None:
-    notes(run("-o", tmp_path / "bert", workers=2))
-    toy = open_data(tmp_path / "bert")
-    sizes = toy.vocabulary.size, toy.sequence_length, toy.max_predictions, len(toy.test), len(toy.train) > 10000
-    assert (toy.manifest["name"], *sizes) == ("python-text", 2048, 128, 20, 1000, True)
-    words = toy.vocabulary.text(np.concatenate([toy.train.original(number) for number in range(200)])).split()
+def test_toy_set_is_the_documentation_of_python(toy: Callable[[str], Path]) -> None:
+    data = open_data(toy("bert"))
+    sizes = data.vocabulary.size, data.sequence_length, data.max_predictions, len(data.test), len(data.train) > 10000
+    assert (data.manifest["name"], *sizes) == ("python-text", 2048, 128, 20, 1000, True)
+    words = data.vocabulary.text(np.concatenate([data.train.original(number) for number in range(200)])).split()
     assert words.count("the") / len(words) > 0.02 and "[UNK]" not in words
 
 

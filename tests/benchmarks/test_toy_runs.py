@@ -86,10 +86,10 @@ def test_losses_of_the_toy_run_fall(name: str, toy_run: ToyRuns) -> None:
     assert np.mean(curve[-5:]) < 0.95 * curve[0]
 
 
-# Export formats; tests/run/test_run.py exports ResNet in MXNet as ONNX
+# Export formats; tests/run/test_export.py exports NCF, tests/run/test_run.py ResNet in MXNet as ONNX
 FORMATS = dict.fromkeys(NAMES, "torch-export") | dict.fromkeys(("resnet-tensorflow", "minigo"), "saved-model")
 EXPORTED = [
-    pytest.param(name, marks=[] if name in ("ncf", "resnet-tensorflow") else pytest.mark.long)
+    pytest.param(name, marks=[] if name == "resnet-tensorflow" else pytest.mark.long)
     for name in NAMES
     if name != "resnet"
 ]

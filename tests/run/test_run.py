@@ -43,6 +43,7 @@ def test_run_reaches_the_target_and_is_checked(finished: ToyRun) -> None:
         assert keys.count(key) == 1, key
 
 
+@pytest.mark.long
 def test_exported_model_has_the_quality_of_the_run(finished: ToyRun, encore: Encore, tmp_path: Path) -> None:
     # The two ranks evaluate with separate batch-norm statistics, which differ after few steps; the exported model has
     # their means

@@ -294,7 +294,7 @@ OPERATORS: Dict[str, kernels.Operator] = {
         f"{MODULE}:roi_align",
         _align_example,
         (
-            {"batch": 2, "rois": 7, "channels": 20, "side": 24, "bins": 3},
+            {"batch": 2, "rois": 6, "channels": 20, "side": 24, "bins": 2},
             {"batch": 1, "rois": 0, "channels": 16, "side": 8, "bins": 2},
         ),
     ),
