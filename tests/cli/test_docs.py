@@ -85,7 +85,7 @@ METHODS = (
 
 # Golden file of each command whose output is compared: one per kind of output that no other golden file has.
 GOLDEN = {
-    "encore archive RUN -o archive --submitter MyLab": "archive.txt",
+    "encore archive RUN -o submission --submitter MyLab": "archive.txt",
     "encore audit RUN": "audit.txt",
     "encore audit 'results/<run>' --against training_results_v0.7 --json": "audit.json",
     "encore check RUN": "check.txt",
