@@ -37,8 +37,7 @@ def one_by_one(mixture: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 def plain(network: Network) -> None:
     for number, layer in enumerate(network.layers):
-        extra = int(layer.self_attn.sinks is not None)
-        layer.self_attn.attend = partial(masked, network.shape.window_of(number), extra=extra)
+        layer.self_attn.attend = partial(masked, network.shape.window_of(number))
         layer.mlp.forward = partial(one_by_one, layer.mlp)
 
 

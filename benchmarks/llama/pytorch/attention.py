@@ -1,17 +1,18 @@
 """Causal attention, optionally with a sliding window and attention sinks.
 
-Everything uses the fused kernels of scaled_dot_product_attention. With a mask on a GPU, only cuDNN's kernel supports
-fewer key heads than query heads (PyTorch, sdp_utils.cpp); therefore keys and values are repeated if a mask is used.
+Without sinks, everything uses the fused kernels of scaled_dot_product_attention. With a mask on a GPU, only cuDNN's
+kernel supports fewer key heads than query heads (PyTorch, sdp_utils.cpp); therefore keys and values are repeated if a
+mask is used.
 """
 
 from functools import partial
-from typing import Callable, Optional
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 from torch.nn import functional
 
-# (queries (B, heads, L, size), keys, values (B, key_value_heads, L, size)) -> (B, heads, L, size). The functions in
-# this module accept one more key and value, at position 0, that all positions attend to.
+# (queries (B, heads, L, size), keys, values (B, key_value_heads, L, size)) -> (B, heads, L, size). With sinks
+# (heads,), the softmax has an additional logit per head, whose value vector is 0.
 Attend = Callable[..., torch.Tensor]
 ALIGNED = 8  # head size granularity of the fused kernels
 
@@ -21,30 +22,27 @@ def within(window: int) -> Attend:
 
 
 def causal(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: Optional[float] = None
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sinks: Optional[torch.Tensor] = None
 ) -> torch.Tensor:
     # Causal across document boundaries, as in the reference.
-    extra = keys.shape[2] - queries.shape[2]
-    if extra:
-        # With equal lengths no mask is needed; some fused kernels support none.
-        queries = functional.pad(queries, (0, 0, extra, 0))
-    attn_out = functional.scaled_dot_product_attention(
-        queries, keys, values, is_causal=True, scale=scale, enable_gqa=True
-    )
-    return attn_out[:, :, extra:] if extra else attn_out
+    if sinks is not None:
+        return with_sinks(0, queries, keys, values, sinks)
+    return functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
 
 
 def windowed(
-    window: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: Optional[float] = None
+    window: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sinks: Optional[torch.Tensor] = None
 ) -> torch.Tensor:
     """Attend to the last ``window`` positions, including the current one.
 
-    The sequence is split into blocks of at least ``window`` - 1 positions; a block attends to itself and the
-    previous block.
+    Without sinks, the sequence is split into blocks of at least ``window`` - 1 positions; a block attends to itself
+    and the previous block.
     """
-    length, extra = queries.shape[2], keys.shape[2] - queries.shape[2]
+    length = queries.shape[2]
     if length <= window:
-        return causal(queries, keys, values, scale)
+        return causal(queries, keys, values, sinks)
+    if sinks is not None:
+        return with_sinks(window, queries, keys, values, sinks)
     block = next(size for size in range(max(1, window - 1), length + 1) if length % size == 0)
     count = length // block
 
@@ -53,57 +51,149 @@ def windowed(
         return tensor.unflatten(2, (count, block)).transpose(1, 2).flatten(0, 1)
 
     def keys_of_blocks(tensor: torch.Tensor) -> torch.Tensor:
-        # Keys of the blocks: (B * blocks, heads, extra + 2 * block, size)
-        first, regular = tensor[:, :, :extra], tensor[:, :, extra:]
-        previous = functional.pad(regular[:, :, :-block], (0, 0, block, 0))
-        always = first.repeat_interleave(count, dim=0)
-        return torch.cat([always, parts(previous), parts(regular)], dim=2)
+        # Keys of the blocks: (B * blocks, heads, 2 * block, size)
+        previous = functional.pad(tensor[:, :, :-block], (0, 0, block, 0))
+        return torch.cat([parts(previous), parts(tensor)], dim=2)
 
     indices = torch.arange(block, device=queries.device)
     distance = block + indices[:, None] - torch.arange(2 * block, device=queries.device)
     is_visible = ((distance >= 0) & (distance < window)).repeat(count, 1, 1)
     is_visible[0, :, :block] = False
-    mask = functional.pad(is_visible, (extra, 0), value=True)[:, None].repeat(queries.shape[0], 1, 1, 1)
-    attn_out = with_mask(parts(queries), keys_of_blocks(keys), keys_of_blocks(values), mask, scale)
+    mask = is_visible[:, None].repeat(queries.shape[0], 1, 1, 1)
+    attn_out = with_mask(parts(queries), keys_of_blocks(keys), keys_of_blocks(values), mask)
     return attn_out.unflatten(0, (-1, count)).transpose(1, 2).flatten(2, 3)
 
 
 def masked(
-    window: int,
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    scale: Optional[float] = None,
-    extra: int = 0,
+    window: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sinks: Optional[torch.Tensor] = None
 ) -> torch.Tensor:
-    """Masked causal attention. There may be more keys than queries; the first ``extra`` keys are always visible."""
-    length, key_count = queries.shape[2], keys.shape[2] - extra
+    """Masked causal attention, for any device and for export. There may be more keys than queries."""
+    mask, size = visible(window, queries, keys), queries.shape[-1]
+    if sinks is None:
+        return with_mask(queries, keys, values, mask)
+    # One more key and one more feature: the feature is the logit in the queries, 1 in the additional key and 0 in the
+    # other keys.
+    logits = (sinks * size**0.5).to(queries.dtype)[None, :, None, None].expand(*queries.shape[:3], 1)
+    queries = torch.cat([queries, functional.pad(logits, (0, ALIGNED - 1))], dim=-1)
+    keys, values = (functional.pad(tensor, (0, ALIGNED, 1, 0)) for tensor in (keys, values))
+    keys[:, :, 0, size] = 1.0
+    mask = functional.pad(mask, (1, 0), value=True)
+    return with_mask(queries, keys, values, mask, size**-0.5)[..., :size]
+
+
+def visible(window: int, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    # The mask (L, positions of the keys); the last query is at the last key
+    length, key_count = queries.shape[2], keys.shape[2]
     indices = torch.arange(key_count, device=queries.device)
     distance = indices[key_count - length :, None] - indices
-    is_visible = distance >= 0 if not window else (distance >= 0) & (distance < window)
-    mask = functional.pad(is_visible, (extra, 0), value=True)
-    return with_mask(queries, keys, values, mask, scale)
+    return distance >= 0 if not window else (distance >= 0) & (distance < window)
 
 
 def with_mask(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: Optional[float]
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    scale: Optional[float] = None,
 ) -> torch.Tensor:
     times = queries.shape[1] // keys.shape[1]
     keys, values = (tensor.repeat_interleave(times, dim=1) for tensor in (keys, values))
     return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
 
 
-def with_sinks(
-    attend: Attend, sinks: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-) -> torch.Tensor:
-    """Attend with an additional logit per head in the softmax, ``sinks`` (heads,), whose value vector is 0.
+# -- flash attention with sinks --------------------------------------------------------------------------
 
-    The logit is produced by one more key and one more feature: the feature is the logit in the queries, 1 in the
-    additional key and 0 in all other keys.
+
+def with_sinks(
+    window: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor
+) -> torch.Tensor:
+    is_supported = queries.dtype in (torch.float16, torch.bfloat16) and queries.shape[-1] % ALIGNED == 0
+    if queries.device.type != "cpu" and not is_supported:
+        return masked(window, queries, keys, values, sinks)
+    attn_out: torch.Tensor = FlashWithSinks.apply(queries, keys, values, sinks, window)
+    return attn_out
+
+
+class FlashWithSinks(torch.autograd.Function):
+    """Flash attention whose softmax has an additional logit per head.
+
+    The kernel returns the log-sum-exp of the logits per query. With the sink it is ``total``, and the output shrinks by
+    exp(log-sum-exp - total). From a log-sum-exp and an output, the kernel's backward pass computes P = exp(logits -
+    log-sum-exp) and the gradients of the logits, P * (dP - sum(dO * O)) (Dao 2023, arXiv 2307.08691, algorithm 2):
+    with ``total`` and the shrunk output, these are the gradients of the softmax with the sink.
     """
-    size = queries.shape[-1]
-    logits = (sinks * size**0.5).to(queries.dtype)[None, :, None, None].expand(*queries.shape[:3], 1)
-    queries = torch.cat([queries, functional.pad(logits, (0, ALIGNED - 1))], dim=-1)
-    keys, values = (functional.pad(tensor, (0, ALIGNED, 1, 0)) for tensor in (keys, values))
-    keys[:, :, 0, size] = 1.0
-    return attend(queries, keys, values, size**-0.5)[..., :size]
+
+    @staticmethod
+    def forward(
+        ctx: Any, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor, window: int
+    ) -> torch.Tensor:
+        forward = _forward_on_cpu if queries.device.type == "cpu" else _forward_on_gpu
+        attn_out, log_sum_exp, *state = forward(queries, keys, values, window)
+        total = torch.logaddexp(log_sum_exp, sinks.to(log_sum_exp.dtype)[:, None])
+        attn_out = (attn_out * (log_sum_exp - total).exp()[..., None]).to(queries.dtype)
+        ctx.save_for_backward(queries, keys, values, attn_out, total, sinks, *state)
+        ctx.window = window
+        return attn_out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
+        queries, keys, values, attn_out, total, sinks, *state = ctx.saved_tensors
+        backward = _backward_on_cpu if queries.device.type == "cpu" else _backward_on_gpu
+        gradients = backward(grad, queries, keys, values, attn_out, total, *state, ctx.window)
+        probability = (sinks.to(total.dtype)[:, None] - total).exp()
+        of_sinks = -(probability * (grad * attn_out).sum(-1, dtype=total.dtype)).sum((0, 2))
+        return (*gradients, of_sinks.to(sinks.dtype), None)
+
+
+def _forward_on_cpu(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int
+) -> Tuple[torch.Tensor, ...]:
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    mask = _window_mask(queries, window)
+    results: Tuple[torch.Tensor, ...] = kernel(queries, keys, values, 0.0, mask is None, attn_mask=mask)
+    return results
+
+
+def _backward_on_cpu(*tensors_and_window: Any) -> Tuple[torch.Tensor, ...]:
+    *tensors, window = tensors_and_window
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    mask = _window_mask(tensors[1], window)
+    gradients: Tuple[torch.Tensor, ...] = kernel(*tensors, 0.0, mask is None, attn_mask=mask)
+    return gradients
+
+
+def _window_mask(queries: torch.Tensor, window: int) -> Optional[torch.Tensor]:
+    # Summand of the logits; None if the attention is only causal
+    if not window:
+        return None
+    is_hidden = ~visible(window, queries, queries)
+    return queries.new_zeros(is_hidden.shape).masked_fill(is_hidden, float("-inf"))
+
+
+def _forward_on_gpu(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int
+) -> Tuple[torch.Tensor, ...]:
+    length = queries.shape[2]
+    attn_out, log_sum_exp, *state = torch.ops.aten._flash_attention_forward(
+        *_by_position(queries, keys, values), None, None, length, length, 0.0, not window, False, **_sides(window)
+    )
+    return attn_out.transpose(1, 2), log_sum_exp, *state[:2]  # the state of the random numbers, which backward takes
+
+
+def _backward_on_gpu(*tensors_and_window: Any) -> Tuple[torch.Tensor, ...]:
+    grad, queries, keys, values, attn_out, total, seed, offset, window = tensors_and_window
+    length = queries.shape[2]
+    gradients = torch.ops.aten._flash_attention_backward(
+        *_by_position(grad, queries, keys, values, attn_out), total, None, None, length, length, 0.0, not window,
+        seed, offset, **_sides(window),
+    )  # fmt: skip
+    return tuple(gradient.transpose(1, 2) for gradient in gradients)
+
+
+def _by_position(*tensors: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+    # (B, heads, L, size) to (B, L, heads, size), the layout of flash attention
+    return tuple(tensor.transpose(1, 2) for tensor in tensors)
+
+
+def _sides(window: int) -> Dict[str, int]:
+    return {"window_size_left": window - 1, "window_size_right": 0} if window else {}

@@ -48,7 +48,7 @@ class Step(nn.Module):
             queries, keys, values = attn.project_qkv(layer.input_layernorm(hidden), by)
             added.append(torch.stack((keys, values), 1))
             keys, values = torch.cat((past, added[-1]), 3).unbind(1)
-            attend = partial(masked, network.shape.window_of(number), extra=int(attn.sinks is not None))
+            attend = partial(masked, network.shape.window_of(number))
             hidden = hidden + attn.attend_and_project(attend, queries, keys, values)
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         return network.head(network.norm(hidden)), torch.stack(added, 1)

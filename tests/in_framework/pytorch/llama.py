@@ -13,7 +13,7 @@ from benchmarks.gpt_oss_20b.pytorch import train as gpt_oss
 from benchmarks.gpt_oss_20b.pytorch.config import Config as GptOssConfig
 from benchmarks.llama import memory
 from benchmarks.llama.pytorch import fp8, parallel
-from benchmarks.llama.pytorch.attention import windowed
+from benchmarks.llama.pytorch.attention import masked, windowed, with_sinks
 from benchmarks.llama.pytorch.experts import by_all, chosen_experts
 from benchmarks.llama.pytorch.model import Training
 from benchmarks.llama.pytorch.network import IGNORE_INDEX, ComputeOptions, Network, rope_cos_sin, rope_frequencies
@@ -219,6 +219,33 @@ def test_windowed_attention_matches_a_mask(window, length):
     mask = (distance >= 0) & (distance < window)
     expected = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
     torch.testing.assert_close(windowed(window, queries, keys, values), expected, rtol=1e-12, atol=1e-12)
+
+
+def attention_gradients(attend, window, dtype, device="cpu", size=8):
+    """Attention output, and the gradients of queries, keys, values and sinks."""
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, heads, 16, size, dtype=dtype, device=device) for heads in (4, 2, 2)]
+    inputs = [tensor.requires_grad_() for tensor in (*inputs, torch.randn(4, dtype=dtype, device=device))]
+    output = attend(window, *inputs)
+    return [output, *torch.autograd.grad(output, inputs, torch.randn_like(output))]
+
+
+@pytest.mark.parametrize("window", [0, 1, 5])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 1e-5), (torch.bfloat16, 0.05)]
+)
+def test_flash_attention_with_sinks_has_the_gradients_of_one_more_key(window, dtype, tolerance):
+    actual, expected = (attention_gradients(attend, window, dtype) for attend in (with_sinks, masked))
+    for ours, theirs in zip(actual, expected):
+        assert ours.dtype == dtype and (ours - theirs).abs().max() <= tolerance * theirs.abs().max().clamp(min=1)
+
+
+@pytest.mark.parametrize("window", [0, 5])
+def test_flash_attention_with_sinks_on_a_gpu_has_the_shapes_of_its_inputs(window):
+    # Without a GPU, only the arguments and shapes of the kernels are checked
+    output, *gradients = attention_gradients(with_sinks, window, torch.bfloat16, "meta", size=64)
+    shapes = [tuple(tensor.shape) for tensor in (output, *gradients)]
+    assert shapes == [(2, 4, 16, 64), (2, 4, 16, 64), (2, 2, 16, 64), (2, 2, 16, 64), (4,)]
 
 
 @pytest.mark.parametrize(
