@@ -32,6 +32,8 @@ INCOMPLETE = "incomplete annotation"
 
 OUTSIDE_BY_ROUNDING = "boxes that reach out by rounding, and by how many pixels"
 MAX_COORDINATE = 1 << 16  # pixels; pycocotools rasterizes a polygon point by point, also outside of the image
+MIN_SIDE = 1e-3  # pixels; in fp32 a smaller box may have no area, and SSD's target is the logarithm of its size
+MAX_AREA = 1e10  # COCOeval's limit, above which it does not count an object
 ROUNDING = 1.0  # pixels that a box may extend beyond the image: published boxes are rounded
 
 
@@ -181,6 +183,8 @@ def check(
         segmentation = annotation["segmentation"]
         if len(box) != 4:
             raise ValueError("bbox must be x, y, width and height")
+        if not 0 <= area <= MAX_AREA:
+            raise ValueError(f"area must be 0 to {MAX_AREA:g} (got {area:g})")
         if is_crowd not in (0, 1):
             raise ValueError(f"iscrowd must be 0 or 1 (got {is_crowd!r})")
     except KeyError as error:
@@ -196,7 +200,7 @@ def check(
     errors = {}
     if category not in labels:
         errors[NO_CATEGORY] = f"{name}, category {category}"
-    if min(width, height) <= 0:
+    if min(width, height) < MIN_SIDE:
         errors[NO_AREA] = description
     elif overhang > ROUNDING:
         errors[OUTSIDE] = f"{description} in an image of {columns} x {rows}"
@@ -250,7 +254,7 @@ def _decompress_rle(text: str) -> List[int]:
     value = shift = 0
     for character in text:
         bits = ord(character) - 48
-        if not 0 <= bits < 64:
+        if not 0 <= bits < 64 or shift > 60:  # counts are 64-bit integers
             return [-1]
         value |= (bits & 31) << shift
         shift += 5

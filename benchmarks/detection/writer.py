@@ -31,6 +31,7 @@ from benchmarks.detection.tables import OUTSIDE_BY_ROUNDING, Entry, Table
 VERSION = "3"  # Increase it if the output changes for the same source and options; unfinished parts are then discarded
 PART_IMAGES = 1024  # images per task: about 170 MB and ten seconds on a core for COCO, the maximum loss per worker
 TOLERATED = (tables.OUTSIDE, tables.NO_AREA, tables.FEW_POINTS)
+FORMATS = ("JPEG", "MPO", "PNG", "BMP")  # DALI decodes others differently, such as gray TIFF and PGM, or not at all
 SHOWN = 5  # errors listed per kind in a message
 SKIP = "fix them, or add --skip-flawed to skip them: what is done already is kept"
 NameSets = Dict[str, FrozenSet[str]]  # names of images by part
@@ -263,8 +264,8 @@ def image_error(data: bytes, size: Tuple[int, int]) -> Optional[str]:
         with opened(data) as image:
             pixels = image.size
             check_pixels(image)
-            if image.mode == "CMYK" and image.format != "JPEG":
-                raise CorruptImage(f"{image.format} in CMYK, which DALI inverts: convert it to RGB")
+            if image.format not in FORMATS:
+                raise CorruptImage(f"{image.format} image: convert it to JPEG or PNG")
             # At one eighth of the size the decoder still walks through every coded bit.
             image.draft(None, (1, 1))
             image.load()

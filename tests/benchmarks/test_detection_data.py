@@ -1,5 +1,6 @@
 """COCO from raw files to arrays: folders and zips, bad input, interruptions, and generated scenes."""
 
+import io
 import json
 import shutil
 import zipfile
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.common.data import images
 from benchmarks.common.data import published as published_sets
 from benchmarks.common.data.problem import Problem
 from benchmarks.detection import preparation, scenes, tables, writer
@@ -161,6 +163,7 @@ OBJECT_ERRORS: dict[str, tuple[Content, str]] = {
     ),
     "a box far away": ({"bbox": [100, 100, 9, 9]}, "annotation {id}, [100, 100, 9, 9] in an image of 64 x 48"),
     "a box without area": ({"bbox": [1, 1, 0, 8]}, "box without area: annotation {id}, [1, 1, 0, 8]"),
+    "a box without area in fp32": ({"bbox": [1, 1, 1e-60, 8]}, "annotation {id}, [1, 1, 1e-60, 8]"),
     "an empty annotation": ({"segmentation": []}, "empty annotation: annotation {id} of image 20"),
     "an empty box": ({"bbox": []}, "annotation {id}: bbox must be x, y, width and height"),
     "no number": ({"bbox": [1, 1, float("nan"), 8]}, "annotation {id}: bbox has nan, not a finite number"),
@@ -186,6 +189,10 @@ OBJECT_ERRORS: dict[str, tuple[Content, str]] = {
     ),
     "a compressed RLE that ends early": (
         {"segmentation": {**RLE, "counts": "0`1"}, "iscrowd": 1},
+        "annotation {id} of image 20",
+    ),
+    "a compressed RLE with an endless count": (
+        {"segmentation": {**RLE, "counts": "o" * 100_000}, "iscrowd": 1},
         "annotation {id} of image 20",
     ),
     "an RLE of an instance": (
@@ -239,6 +246,21 @@ def test_bad_images_are_named(source: Path) -> None:
     assert skip_flawed(source, *flaws) == (3, 4)
 
 
+@pytest.mark.parametrize("kind", ["GIF", "TIFF", "WEBP", "PPM", "TGA", "JPEG2000"])
+def test_format_that_dali_decodes_differently_is_named(kind: str) -> None:
+    encoded = io.BytesIO()
+    Image.new("L", (WIDTH, HEIGHT), 100).save(encoded, kind)
+    error = writer.image_error(encoded.getvalue(), (WIDTH, HEIGHT))
+    assert error == f"unusable: {kind} image: convert it to JPEG or PNG"
+
+
+def test_images_that_need_too_much_memory_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "MAX_PIXELS", 1000)
+    encoded = io.BytesIO()
+    Image.new("L", (100, 11)).save(encoded, "PNG")
+    assert writer.image_error(encoded.getvalue(), (100, 11)) == "unusable: 100 x 11 pixels, more than 1,000"
+
+
 @pytest.mark.parametrize("benchmark", preparation.BENCHMARKS)
 def test_pixels_without_a_range_are_named(source: Path, benchmark: str) -> None:
     pixels = [np.full((HEIGHT, WIDTH), 0.5, np.float32), np.full((HEIGHT, WIDTH), 5580, np.int32)]
@@ -247,7 +269,7 @@ def test_pixels_without_a_range_are_named(source: Path, benchmark: str) -> None:
     parts = (
         "000000000010.jpg: unusable: TIFF with float pixels (mode F)",
         "000000000020.jpg: unusable: TIFF with integer pixels of more than 8 bits (mode I)",
-        "000000000030.jpg: unusable: TIFF in CMYK",
+        "000000000030.jpg: unusable: TIFF image: convert it to JPEG or PNG",
     )
     check_refusal(benchmark, source, {}, parts)
 
@@ -271,6 +293,7 @@ def test_bad_objects_are_named(source: Path) -> None:
         ({"image_id": "20"}, "annotation 7: image_id is '20', not a 64-bit integer"),
         ({"id": 1 << 70}, "not a 64-bit integer"),
         ({"bbox": [1, 1, 10**400, 8]}, "annotation 7: int too large to convert to float"),
+        ({"area": -1}, "annotation 7: area must be 0 to 1e+10 (got -1)"),
         ({"area": "9"}, "annotation 7: area has '9', not a finite number"),
         ({"iscrowd": "0"}, "annotation 7: iscrowd must be 0 or 1 (got '0')"),
     ],

@@ -227,8 +227,9 @@ def test_pixels_of_any_type_keep_their_brightness(tmp_path: Path, pets: Path, na
         (SCALE.astype(np.float32), {}, "TIFF with float pixels (mode F)"),
         ((SCALE * 255).astype(np.int32), {}, "TIFF with integer pixels of more than 8 bits (mode I)"),
         ((SCALE * 65535).astype(np.uint16), {262: 0}, "(mode I;16)"),  # White is zero
+        ((SCALE * 255).astype(np.uint8), {339: 2}, "TIFF with signed pixels"),
     ],
-    ids=["float", "integer", "inverted"],
+    ids=["float", "integer", "inverted", "signed"],
 )
 def test_pixels_without_a_range_are_named(pets: Path, pixels: Any, tags: dict[int, int], message: str) -> None:
     Image.fromarray(pixels).save(pets / "train" / "bee" / "deep.tiff", tiffinfo=tags)

@@ -11,9 +11,11 @@ from PIL import Image, UnidentifiedImageError
 
 # Photographs of 200 megapixels are valid, and malformed EXIF blocks are harmless.
 Image.MAX_IMAGE_PIXELS = None
+MAX_PIXELS = 1 << 29  # 1.5 GiB as RGB; a PNG of this size may have only half a megabyte
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 BITS_PER_SAMPLE, PHOTOMETRIC, BLACK_IS_ZERO = 258, 262, 1  # TIFF tags (TIFF 6.0, section 3)
+SAMPLE_FORMAT, UNSIGNED = 339, 1  # TIFF 6.0, section 19
 CONVERT = "convert it to 8 bits per channel, for example: magick IN -auto-level -depth 8 OUT.png"
 
 
@@ -26,10 +28,12 @@ def opened(data: bytes) -> Iterator[Image.Image]:
     """Open an image file.
 
     Raises:
-        CorruptImage: opening or decoding it fails.
+        CorruptImage: opening or decoding it fails, or it is too large.
     """
     try:
         with Image.open(io.BytesIO(data)) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise CorruptImage(f"{image.width} x {image.height} pixels, more than {MAX_PIXELS:,}")
             yield image
     except CorruptImage:
         raise
@@ -56,12 +60,14 @@ def check_pixels(image: Image.Image) -> bool:
     """Return whether the pixels are 16-bit gray.
 
     Raises:
-        CorruptImage: floats, or integers with an unknown range, which Pillow would clip to 0 to 255.
+        CorruptImage: floats, or integers that are signed or have an unknown range, which Pillow would clip.
     """
+    tags = getattr(image, "tag_v2", {})
     if image.mode not in ("F", "I") and not image.mode.startswith("I;16"):
+        if set(tags.get(SAMPLE_FORMAT, ())) - {UNSIGNED}:
+            raise CorruptImage(f"{image.format} with signed pixels, which Pillow reads as unsigned: {CONVERT}")
         return False
     # Only formats for which Pillow and DALI use the same range; a TIFF may have 12 bits or inverted values.
-    tags = getattr(image, "tag_v2", {})
     is_full_tiff = tags.get(BITS_PER_SAMPLE) == (16,) and tags.get(PHOTOMETRIC) == BLACK_IS_ZERO and image.mode != "I"
     if image.mode != "F" and (image.format in ("PNG", "JPEG2000") or is_full_tiff):
         return True
