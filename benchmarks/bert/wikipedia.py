@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Callable, Iterator, List, Match, NamedTuple, Sequence, Tuple, Union
 
 from benchmarks.bert import texts
-from benchmarks.common.data.problem import FAILED, Problem
+from benchmarks.common.data.problem import Problem
 from benchmarks.language.sentences import sentences_of
 
 DUMP = "dump"  # a file's form; texts.py has the others
@@ -180,7 +180,10 @@ def _chunks(path: Path, start: int, end: int) -> Iterator[Tuple[bytes, int]]:
                 chunk = stream.decompress(raw)
             except (OSError, EOFError, ValueError) as error:
                 raise Problem(
-                    f"{path} is damaged in the bz2 stream at byte {position:,}: {error}", "a whole dump", HINT, FAILED
+                    f"{path} is damaged in the bz2 stream at byte {position:,}: {error}",
+                    "a whole dump",
+                    HINT,
+                    keeps=True,
                 ) from None
             if chunk:
                 yield chunk, position

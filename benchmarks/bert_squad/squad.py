@@ -68,10 +68,16 @@ def _paragraphs(path: Path, content: Dict[str, Any]) -> Iterator[Paragraph]:
         raise Problem(f"{path} has no questions", "at least one question", HINT)
 
 
+def _offset(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"answer_start is {value!r}, not an integer")
+    return int(value)
+
+
 def _question(path: Path, context: str, entry: Dict[str, Any]) -> Question:
     location = f"{path}: question {entry['id']}"
     answers = tuple(
-        Answer(text_of(answer_entry, "text", location), int(answer_entry["answer_start"]))
+        Answer(text_of(answer_entry, "text", location), _offset(answer_entry["answer_start"]))
         for answer_entry in entry["answers"]
     )
     if not answers:

@@ -21,7 +21,7 @@ from benchmarks.bert_squad import (
 )
 from benchmarks.bert_squad.arrays import LONGEST_PARAGRAPH
 from benchmarks.bert_squad.windows import Cut, Window
-from benchmarks.common.data import source_checks
+from benchmarks.common.data import source_checks, text_files
 from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
@@ -66,6 +66,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     listed: List[Any] = []
     for name in (squad.TRAIN, squad.TEST, "vocab.txt") if args.origin is not None else ():
         path = args.origin / name
+        text_files.refuse_packed_copy(path, f"{name} without compression")
         if not path.is_file():
             raise Problem(
                 f"{path} is not there",

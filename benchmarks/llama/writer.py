@@ -156,7 +156,7 @@ def _tokenize(
     for part, shards in parts.items():
         lengths = [length for file_facts in facts_of_part[part] for length in file_facts["lengths"]]
         if not lengths:
-            raise Problem(f"the {part} part has no documents", "text", "add to the source")
+            raise Problem(f"{', '.join(map(str, files[part][:3]))}: no documents", "text", "add to the source")
         with in_one_step(scratch / f"{part}.bin") as file:
             for shard in shards:
                 with shard.tokens.open("rb") as content:

@@ -93,6 +93,8 @@ def _find(origin: Path) -> Path:
         files = [origin / file for file in FILES if (origin / file).is_file()]
         zips = sorted(origin.glob("ml-*.zip"))
         if not files and len(zips) != 1:
+            for file in FILES:
+                text_files.refuse_packed_copy(origin / file, "ratings as text, or a zip file of MovieLens")
             raise Problem(
                 f"{origin} has none of {', '.join(FILES)}",
                 "MovieLens as it was downloaded (zip or folder), or the NCF paper's *.train.rating, "

@@ -149,6 +149,8 @@ def find_text(origin: Path, languages: Sequence[str], test: Optional[str], token
     """
     files: Dict[str, Item] = {}
     for path in sorted(filter(Path.is_file, origin.iterdir())):  # train.en before train.en.gz
+        if path.suffix in text_files.PACKED_SUFFIXES and path.suffix != wmt.PACKED and path.name.startswith("train."):
+            text_files.check(path, f"text, or {path.stem}{wmt.PACKED}")
         member = path.stem if path.suffix == wmt.PACKED else ""
         files.setdefault(member or path.name, Item(path, member))
     suffixes = [name[len("train.") :] for name in files if name.startswith("train.")]

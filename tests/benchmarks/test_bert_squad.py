@@ -1,5 +1,6 @@
 """BERT on SQuAD: official scores, spans, windows, and sources."""
 
+import gzip
 import json
 import resource
 from collections.abc import Callable
@@ -158,7 +159,9 @@ def squad_file(context: Any = CONTEXT, begin: Any = 13, has_answer: bool = True,
         (squad_file(context="  "), "paragraph in 't' is empty"),
         (squad_file(context="\ud800"), "paragraph in 't': context has an unpaired surrogate, U+D800, at character 0"),
         (squad_file(context=5), "paragraph in 't': context is int"),
-        (squad_file(begin="x"), "is not in the format of SQuAD"),
+        (squad_file(begin="13"), "answer_start is '13', not an integer"),
+        (squad_file(begin=13.5), "answer_start is 13.5, not an integer"),
+        (squad_file(begin=float("inf")), "answer_start is inf, not an integer"),
         ({"data": []}, "has no questions"),
     ],
 )
@@ -174,6 +177,11 @@ def test_file_is_read(tmp_path: Path) -> None:
     (tmp_path / squad.TRAIN).write_text(json.dumps(squad_file()), encoding="utf-8")
     question = Question("q1", "Where does Ada live?", (Answer("Old Bray", 13),))
     assert squad.read(tmp_path / squad.TRAIN) == [Paragraph(CONTEXT, (question,))]
+
+
+def test_compressed_file_is_named(tmp_path: Path) -> None:
+    packed = {f"{squad.TRAIN}.gz": gzip.compress(b"{}", mtime=0)}
+    check_refusal("bert_squad", tmp_path / "raw", packed, [f"{squad.TRAIN}.gz is compressed by gzip", "gunzip"])
 
 
 @pytest.mark.parametrize(

@@ -355,7 +355,7 @@ def test_unreadable_dump_is_refused(name: str, content: bytes, problem: str, tmp
     with pytest.raises(Problem) as caught:
         for begin, end in wikipedia.cut(tmp_path / name):
             list(wikipedia.read(tmp_path / name, begin, end, Counter(), lambda done: None))
-    assert problem in caught.value.found and caught.value.hint
+    assert problem in caught.value.found and caught.value.hint and caught.value.code == 2
 
 
 # -- complete preparations --------------------------------------------------------------------------------------

@@ -241,6 +241,15 @@ PAIRS["validation.jsonl"] = jsonl([{"input": "c", "output": "d"}])
             "llama31_8b", {"train-00000-of-00002.jsonl": jsonl([{"text": "a"}])}, (),
             "has 1 of 2 files train*-of-00002.jsonl, number 1",
         ),
+        (
+            "llama31_8b", {"train-00002-of-00002.jsonl": jsonl([{"text": "a"}])}, (),
+            "has 1 of 2 files train*-of-00002.jsonl, number 1",
+        ),
+        (
+            "llama31_8b", {"train.jsonl": jsonl([{"text": "a"}]), "train.jsonl.gz": gzip.compress(b"")}, (),
+            "train.jsonl.gz have the same content",
+        ),
+        ("llama31_8b", {"train.jsonl": "\n"}, (), "train.jsonl: no documents"),
         ("llama31_8b", {"train.txt": "a", **TEXTS}, ("--vocabulary-size", "600"), "text without a tokenizer"),
         ("llama31_8b", {"other.txt": "a", **TEXTS}, (), "has 0 files for training, 1 for evaluation"),
         ("llama31_8b", {"train.txt": "a\n", **TEXTS, "tokenizer.json": None}, (), "tokenizer.json"),

@@ -1,5 +1,6 @@
 """NCF: ratings in any form, and bad input."""
 
+import gzip
 import zipfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -99,6 +100,11 @@ def test_form_of_the_ratings_does_not_matter(tmp_path: Path) -> None:
 def test_bad_ratings_are_rejected(tmp_path: Path, change: Callable[[list[str]], list[str]], message: str) -> None:
     text = "\n".join(change(rows("::").splitlines())) + "\n"
     check_refusal("ncf", tmp_path / "raw", {"ratings.dat": text}, [message], "--name", "mine")
+
+
+def test_compressed_ratings_are_named(tmp_path: Path) -> None:
+    files = {"ratings.csv.gz": gzip.compress(rows(",").encode())}
+    check_refusal("ncf", tmp_path / "raw", files, ["ratings.csv.gz is compressed by gzip", "gunzip"])
 
 
 @pytest.mark.parametrize(

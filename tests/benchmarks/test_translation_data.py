@@ -138,6 +138,8 @@ BAD: dict[str, tuple[preparing.Files, tuple[str, ...], tuple[str, ...]]] = {
     "no gzip": ({"train.de": None, "train.de.gz": b"no gzip"}, (), ("train.de.gz is damaged",)),
     "gzip without a name": ({"train.de": gzip.compress(b"x")}, (), ("train.de is compressed by gzip", "gunzip")),
     "bzip2": ({"train.de": b"BZh9"}, (), ("train.de is compressed by bzip2",)),
+    "bzip2 with its suffix": (
+        {"train.de": None, "train.de.bz2": b"BZh9"}, (), ("train.de.bz2 is compressed by bzip2", "bunzip2")),
 }  # fmt: skip
 
 

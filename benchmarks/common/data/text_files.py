@@ -25,6 +25,7 @@ MAGIC = {
     b"\xfd7zXZ": ("xz", ".xz", "unxz"),
     b"\x28\xb5\x2f\xfd": ("zstd", ".zst", "zstd -d"),
     b"PK\x03\x04": ("zip", ".zip", "unzip"),
+    b"\x04\x22\x4d\x18": ("lz4", ".lz4", "unlz4"),
 }
 DAMAGED = (
     tarfile.TarError,
@@ -78,10 +79,11 @@ def refuse_compressed(path: Path, expected: str, unpacks: Collection[str] = ()) 
 def refuse_utf16(head: bytes, name: str) -> None:
     """Reject a UTF-16 byte order mark and NUL, which occurs in every ASCII letter of UTF-16."""
     if head.startswith(UTF16_MARKS) or b"\0" in head:
+        target = "UNPACKED" if name.endswith(PACKED_SUFFIXES) else quote(name)
         raise Problem(
             f"{name} is UTF-16 or binary: it starts with {head[:8]!r}",
             "UTF-8 text",
-            f"convert it: iconv -f utf-16 -t utf-8 {quote(name)} > NEW",
+            f"convert it: iconv -f utf-16 -t utf-8 {target} > NEW",
         )
 
 
@@ -163,16 +165,29 @@ def text_of(row: Mapping[str, Any], key: str, location: str) -> str:
     return value
 
 
+def refuse_packed_copy(path: Path, expected: str) -> None:
+    """Reject a missing file whose compressed form exists."""
+    for suffix in PACKED_SUFFIXES:
+        packed = path.with_name(f"{path.name}{suffix}")
+        if not path.exists() and packed.is_file():
+            check(packed, expected)
+
+
 def check_shards(paths: Sequence[Path]) -> None:
-    """Reject an incomplete set of files that are called ``...-00000-of-00002...``."""
+    """Reject a file in two forms, and an incomplete set of files that are called ``...-00000-of-00002...``."""
     shards: Dict[Tuple[str, str, str], Set[int]] = {}
+    plain: Dict[Path, Path] = {}
     for path in paths:
+        other = plain.setdefault(path.with_name(plain_name(path)), path)
+        if other != path:
+            raise Problem(f"{other} and {path} have the same content", "one of them", "move the other one away")
         match = SHARD.fullmatch(path.name)
         if match:
             shards.setdefault((match[1], match[3], match[4]), set()).add(int(match[2]))
     for (prefix, total, suffix), numbers in shards.items():
-        missing = [number for number in range(int(total)) if number not in numbers]
-        if missing and max(numbers) < int(total):
+        first = int(max(numbers) == int(total))  # Some tools number shards from 1
+        missing = [number for number in range(first, int(total) + first) if number not in numbers]
+        if missing and max(numbers) < int(total) + first:
             problem = f"{paths[0].parent} has {len(numbers):,} of {int(total):,} files {prefix}*-of-{total}{suffix}"
             raise Problem(
                 f"{problem}, number {missing[0]:,} is missing",
