@@ -35,7 +35,8 @@ from encore.ssh.hosts import Host
 REDACTED = "(redacted)"
 ASSIGNMENT = re.compile(r"(--[a-z-]+=)?(?P<name>[A-Za-z_]\w*)=")  # ``NAME=`` or ``--env=NAME=``, before the value
 SECRET = re.compile(
-    r"token|key|secret|passw|passphrase|pgpass|credential|auth|webhook|(^|_)(pass|pat|dsn)(_|$)|_pwd(_|$)|^aws_"
+    r"token|key|secret|passw|passphrase|pgpass|credential|auth|webhook|bearer|cookie|session|signature|connection_?str"
+    r"|(^|_)(pass|pat|pin|dsn|jwt|sas)(_|$)|_pwd(_|$)|^aws_"
     r"|(^|_)(https?|all|ftp)_proxy$",
     re.IGNORECASE,
 )
@@ -43,7 +44,12 @@ SECRET = re.compile(
 LOGIN = re.compile(
     r"([a-z][a-z0-9+.-]*://)(?:[^\s/@:]*:[^\s@]*|(?<=http://)[^\s/@]+|(?<=https://)[^\s/@]+)@", re.IGNORECASE
 )
-TOKEN = re.compile(r"\b(?:gh[pousr]_|github_pat_|hf_|glpat-|xox[abeprs]-|AKIA|ASIA|sk-)[\w-]{12,}")
+TOKEN = re.compile(
+    r"\b(?:gh[pousr]_|github_pat_|hf_|glpat-|nvapi-|xox[abeprs]-|AKIA|ASIA|sk-)[\w-]{12,}|\beyJ[\w-]+\.[\w-]+\.[\w-]*"
+    r"|\b[Bb]earer +\S+|hooks\.slack\.com/services/\S+|-----BEGIN [A-Z ]*PRIVATE KEY-----.*"
+    r"|(?<=[?&])(?i:[\w-]*(?:token|key|secret|passw|signature)[\w-]*|sig)=[^\s&]+",
+    re.DOTALL,
+)
 NOTIFY = "ENCORE_NOTIFY"  # Variable of ``encore run --notify``
 
 

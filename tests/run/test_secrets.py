@@ -26,10 +26,21 @@ SECRETS = {
     "MIRROR": f"https://anna:{CANARY}@mirror.example.org/x",
     "INDEX": f"https://{CANARY}@index.example.org",
     "OTHER": f"hf_{CANARY}0123456789",
+    "NGC": f"nvapi-{CANARY}0123456789",
+    "HEADER": f"Bearer {CANARY}",
+    "LINK": f"https://blob.example.org/x?part=1&sig={CANARY}",
+    "AZURE_CONNECTION_STRING": CANARY,
 }
 OPTIONS = [word for name, value in SECRETS.items() for word in ("--env", f"{name}={value}")]
 NOTIFY = ["--notify", f"https://hooks.example.org/{CANARY}"]
-PLAIN = {"NCCL_DEBUG": "INFO", "NO_PROXY": "localhost", "PASSIVE": "1", "PATTERN": "x", "REPO": "ssh://git@host/x"}
+PLAIN = {
+    "NCCL_DEBUG": "INFO",
+    "NO_PROXY": "localhost",
+    "PASSIVE": "1",
+    "PATTERN": "x",
+    "REPO": "ssh://git@host/x",
+    "URL": "http://host/x?part=1",
+}
 
 
 def test_names_and_values_of_secrets() -> None:
