@@ -445,9 +445,9 @@ def _packed(content: Mapping[str, Any]) -> Dict[str, Any]:
 
 def load(path: Path, in_parts: bool = False) -> Dict[str, Any]:
     """Return the content that ``save`` wrote; ``in_parts`` maps the file (PyTorch 2.1) and reads only used parts."""
-    parameters = inspect.signature(torch.load).parameters  # Older NGC images lack both options
-    options = {name: True for name in ("weights_only", *(["mmap"] if in_parts else [])) if name in parameters}
-    saved = torch.load(str(path), map_location="cpu", **options)
+    maps = in_parts and "mmap" in inspect.signature(torch.load).parameters
+    # Requires PyTorch 1.13: older versions can only execute the file
+    saved = torch.load(str(path), map_location="cpu", weights_only=True, **({"mmap": True} if maps else {}))
     generators = saved["generators"]
     random.setstate(generators["python"])
     torch.set_rng_state(generators["cpu"])
