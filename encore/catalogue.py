@@ -34,7 +34,8 @@ class Framework(Strict):
     title: str
     requirements: str
     python: tuple[str, ...]  # Minor versions, the best first
-    disk_gib: float
+    disk_gib: float  # Free space required to build it
+    installed_gb: float = 0  # Size of the environment on disk
     check: str  # Python that proves that an environment works
     image_check: str = ""  # Module run by image tests in addition
     # Rendezvous and communication of ranks, which determines the launchers.

@@ -351,6 +351,17 @@ def test_run_sh_passes_its_arguments_to_encore(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_readme_is_short_and_lists_the_requirements_of_all_benchmarks() -> None:
+    readme = PAGES[paths.ROOT / "README.md"]
+    assert len(readme.split()) <= 900
+    for name, choice in catalogue.choices().items():
+        row = re.search(rf"^\| \[`{re.escape(name)}`\].*\| ([\d.]+) \| ([\d.]+) \| ([\d./]+) \|$", readme, re.MULTILINE)
+        framework = catalogue.framework(choice.implementation.framework)
+        assert row is not None, name
+        assert (float(row[1]), float(row[2])) == (choice.implementation.toy_minutes, framework.installed_gb)
+        assert framework.installed_gb > 0 and set(row[3].split("/")) == set(framework.python)
+
+
 def test_generated_tables_are_fresh() -> None:
     stale = [str(page.relative_to(paths.ROOT)) for page in documentation.stale(paths.ROOT)]
     assert not stale, f"stale tables in {', '.join(stale)}; hint: make docs"
