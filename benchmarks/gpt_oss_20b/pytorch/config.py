@@ -79,14 +79,11 @@ class Config(Derived):
     recompute: bool = False  # the activations within a layer in the backward pass
     recompute_layers: int = 0  # with recompute=false: number of layers, from the first on, that do it
     loss_rows: int = 2048  # positions whose logits exist at a time; 0: all of a micro-batch
+    compile: bool = False  # on a GPU: torch.compile of attention, the experts' gate and the loss
     warm_up_steps: int = 2  # on synthetic data, before the clock; 0 does none
     log_interval: int = 10  # steps per record in the metrics stream, and between looks for a signal
     checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal
     async_checkpoints: bool = True  # written while training continues, from a copy in main memory
-
-    @property
-    def compile(self) -> bool:
-        return False
 
     def shape(self, vocabulary: int) -> Shape:
         return Shape(
@@ -135,6 +132,7 @@ class Config(Derived):
                 f"grouped GEMMs need width={self.width} and inner_width={self.inner_width} to be multiples of 8",
                 self.width % 8 != 0 or self.inner_width % 8 != 0,
             ),
+            ("device=cpu does not support compile: set compile=false", self.device == "cpu" and self.compile),
             *problems(self),
         )
 

@@ -32,6 +32,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.language.pytorch import low_precision
 from benchmarks.llama.pytorch.attention import Attend
+from benchmarks.llama.pytorch.experts import Mixture
 from benchmarks.llama.pytorch.network import Network, initial_std
 
 SEED_STRIDE = 1_000_003  # between the seeds of two parameters
@@ -89,8 +90,7 @@ def distribute(
     share a mixture's experts.
     """
     if compiles:
-        for layer in network.layers:
-            layer.compile()
+        compile_parts(network, position)
     if ranks.size == 1 and types.computed == torch.float32:
         return
     kind = ranks.context.type
@@ -110,6 +110,22 @@ def distribute(
         # A layer waits for its row counts on the GPU; without prefetching, the next weights would be gathered after it.
         for layer, following in zip(network.layers, network.layers[1:]):
             layer.set_modules_to_forward_prefetch([following, following.mlp.experts])
+
+
+def compile_parts(network: Network, position: MeshPosition) -> None:
+    """Compile the layers and the loss; in layers with experts, attention and the experts' gate.
+
+    A mixture waits for its row counts, which ends a graph. With tensor parallelism the logits are sharded, and their
+    loss is not compiled.
+    """
+    for layer in network.layers:
+        if isinstance(layer.mlp, Mixture):
+            layer.self_attn.compile()
+            layer.mlp.experts.gate = torch.compile(layer.mlp.experts.gate, dynamic=True)  # by number of rows
+        else:
+            layer.compile()
+    if position.tensor == 1:
+        network.head.cross_entropy = torch.compile(network.head.cross_entropy)
 
 
 def split_products(network: Network, mesh: Any, extra_plan: Mapping[str, ParallelStyle]) -> None:

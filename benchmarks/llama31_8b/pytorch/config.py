@@ -82,7 +82,7 @@ class Config(Derived):
     recompute: bool = False  # the activations within a layer in the backward pass
     recompute_layers: int = 0  # with recompute=false: number of layers, from the first on, that do it
     loss_rows: int = 2048  # positions whose logits exist at a time; 0: all of a micro-batch
-    compile: bool = False  # on a GPU: torch.compile of each layer
+    compile: bool = False  # on a GPU: torch.compile of each layer and the loss
     fp8: Literal["none", "scaled_mm", "scaled_mm_head"] = "none"  # GEMMs in FP8: of the layers, or also of the LM head
     warm_up_steps: int = 2  # on synthetic data, before the clock; 0 does none
     log_interval: int = 10  # steps per record in the metrics stream, and between looks for a signal

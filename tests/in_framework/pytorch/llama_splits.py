@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from functools import partialmethod
+from functools import partial
 
 import pytest
 import torch
@@ -97,17 +97,25 @@ def test_fp8_is_close_to_fp32_in_every_split_and_resumes_bit_for_bit(ranks, toge
 
 
 @only_two_ranks
-@pytest.mark.parametrize("settings", [{}, {"recompute": True}])
-def test_compiled_layers_train_like_eager_ones(ranks, monkeypatch, settings):
-    """With a backend that runs PyTorch's operators, and without graph breaks in a layer."""
-    compile_eagerly = partialmethod(torch.nn.Module.compile, backend="eager", fullgraph=True)
-    monkeypatch.setattr(torch.nn.Module, "compile", compile_eagerly)
-    _, expected = LLAMA.train(ranks, **settings)
-    config = share_batch(LLAMA.config, ranks, **settings)
+@pytest.mark.parametrize(
+    ("trainer", "settings"), [(LLAMA, {}), (LLAMA, {"recompute": True}), (GPT_OSS, {"expert_parallelism": 2})]
+)
+def test_compiled_parts_train_like_eager_ones(ranks, monkeypatch, trainer, settings):
+    """With a backend that runs PyTorch's operators, and without graph breaks."""
+    backend_calls = []
+
+    def count(graph, _):
+        backend_calls.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count, fullgraph=True))
+    eager, expected = trainer.train(ranks, **settings)
+    assert not backend_calls
+    config = share_batch(trainer.config, ranks, **settings)
     object.__setattr__(config, "compile", True)  # not accepted on a CPU
-    training = LLAMA.build(config, ranks)
-    assert LLAMA.advance(training, range(3)) == pytest.approx(expected, rel=1e-6)
-    assert len(full_weights(training)) == 21
+    training = trainer.build(config, ranks)
+    assert trainer.advance(training, range(3)) == pytest.approx(expected, rel=1e-6)
+    assert backend_calls and full_weights(training).keys() == full_weights(eager).keys()
 
 
 @only_two_ranks
