@@ -171,7 +171,8 @@ def put(tables: Iterable[ResultTable], as_json: bool) -> None:
 
 
 def console(stderr: bool = False, soft_wrap: bool = False) -> Console:
-    screen = Console(stderr=stderr, soft_wrap=soft_wrap, highlight=False)
+    # Without emoji: the path "a:b:" is not an icon
+    screen = Console(stderr=stderr, soft_wrap=soft_wrap, highlight=False, emoji=False)
     if not screen.is_terminal and "COLUMNS" not in os.environ:
         screen.width = PIPE_WIDTH
     return screen

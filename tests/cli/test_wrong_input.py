@@ -185,6 +185,13 @@ def test_help_has_a_short_option_and_no_type_after_flags(command: list[str]) -> 
     assert "-h" in output and "<bool>" not in output
 
 
+def test_path_with_colons_is_printed_unchanged() -> None:
+    screen = layout.console()
+    with screen.capture() as printed:
+        screen.print("no data set in /tmp/a:b: no such folder")
+    assert printed.get() == "no data set in /tmp/a:b: no such folder\n"
+
+
 def test_paths_are_utf8_and_the_locale_may_be_ascii(tmp_path: Path) -> None:
     environment = {**os.environ, "LC_ALL": "POSIX", "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(paths.ROOT)}
     rejected, accepted = (
