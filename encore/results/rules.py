@@ -291,7 +291,7 @@ def find_round(
     if not recorded and _is_newer(folder):
         return None, f"its folder is of {folder}, which is newer than the rounds that are known, to {ROUNDS[-1]}", False
     clues = {
-        "dialect of the lines": frozenset().union(*map(rounds_with, dialects)),
+        "log format": frozenset().union(*map(rounds_with, dialects)),
         "benchmark": rounds_of(benchmark) if benchmark else frozenset(),
         "run folder's run.json": frozenset({recorded}),
         "folder's name": frozenset({folder}),
@@ -311,7 +311,7 @@ def find_round(
             used.append(name)
         if len(candidates) == 1:
             guess = not _GUESSES.isdisjoint(used)
-            return next(iter(candidates)), f"{'a guess ' if guess else ''}from the {', '.join(used)}", guess
+            return next(iter(candidates)), f"{'inferred ' if guess else ''}from the {', '.join(used)}", guess
     names = ", ".join(round_ for round_ in ROUNDS if round_ in candidates)
     return None, f"may be any of {names}: nothing in the log distinguishes them", False
 

@@ -509,7 +509,7 @@ def _caveats(current: RunSet, baseline: RunSet | None, how: How) -> Iterator[str
     if current.hardware.caveat:
         yield f"the system description {current.hardware.caveat}"
     if current.round_is_guess:
-        yield f"round {current.round} is a guess from the date or the keys of the logs"
+        yield f"round {current.round} is inferred from the date or the keys of the logs"
     yield from (flag.text for flag in current.flags)
     flagged = {flag.log for flag in current.flags}
     untimed = [run for run in current.logs if run.explanation and run.path not in flagged and current.score is not None]

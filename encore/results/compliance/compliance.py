@@ -147,7 +147,7 @@ def unify_rulesets(reports: Sequence[ComplianceReport]) -> Sequence[ComplianceRe
     if len(guessed) < 2:
         return reports
     ruleset = guessed.most_common(1)[0][0]
-    source = "a guess from the other logs of the folder"
+    source = "inferred from the other logs of the folder"
     return [
         replace(read_and_check(report.path, ruleset)[1], ruleset_found=source, ruleset_is_guess=True)
         if report.ruleset_is_guess and report.ruleset != ruleset

@@ -382,7 +382,7 @@ def one_round(runs: Sequence[RunLog]) -> list[RunLog]:
     if len(stated) > 1 or not (stated or guessed):
         return list(runs)
     round_ = next(iter(stated)) if stated else max(guessed, key=lambda name: (guessed[name], ROUNDS.index(name)))
-    how = "from the other logs of the folder" if stated else "a guess from the other logs of the folder"
+    how = "from the other logs of the folder" if stated else "inferred from the other logs of the folder"
     return [
         replace(read_run(run.path, round_), round_found=how, round_is_guess=not stated)
         if run.events and run.round != round_ and (run.round is None or run.round_is_guess)
