@@ -20,8 +20,8 @@ from typing import Tuple
 import numpy as np
 
 from benchmarks.common.data.arrays import write_array
+from benchmarks.llama import compiled
 from benchmarks.llama.megatron import Documents
-from benchmarks.llama.shuffle import shuffle
 
 CHUNK = 1 << 16  # documents that are cut at a time: 64-bit sums of all of them would need twice their memory
 WHOLE = 0.8  # fraction of the last epoch from which it is shuffled together with the previous epochs
@@ -78,11 +78,11 @@ def shuffled(lengths: np.ndarray, length: int, samples: int, seed: int) -> Order
     documents = np.empty(epochs * len(lengths), np.int32)
     documents.reshape(epochs, -1)[:] = np.arange(len(lengths), dtype=np.int32)
     for part in np.split(documents, [(epochs - 1) * len(lengths)] if apart else []):
-        shuffle(part, random)
+        compiled.shuffle(part, random)
     positions, offsets = cut(lengths, documents, length, count)
     sequences = np.arange(count, dtype=np.uint32)
     for numbers in np.split(sequences, [full_sequences] if apart else []):
-        shuffle(numbers, random)
+        compiled.shuffle(numbers, random)
     return Order(length, documents, positions, offsets, sequences)
 
 
@@ -104,6 +104,9 @@ def cut(lengths: np.ndarray, documents: np.ndarray, length: int, count: int) -> 
 
     ``lengths`` has the tokens per document.
     """
+    arrays = compiled.cut(lengths, documents, length, count)
+    if arrays is not None:
+        return arrays
     indices, offsets = np.empty(count, np.int32), np.empty(count, np.int32)
     done, end = 0, 0
     for first in range(0, len(documents), CHUNK):

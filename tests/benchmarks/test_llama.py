@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.llama import megatron, order, safetensors, shuffle, tokenization, writer
+from benchmarks.llama import compiled, megatron, order, safetensors, tokenization, writer
 from benchmarks.llama.dataset import open_data
 from benchmarks.llama2_70b_lora.dataset import open_data as open_lora_data
 from encore import paths
@@ -109,23 +109,40 @@ def test_last_epoch_is_shuffled_separately_if_little_of_it_is_needed(samples: in
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
-@pytest.mark.parametrize("count", [2, 3000, 1 << 16, (1 << 16) + 1, 300_000])
-def test_compiled_shuffle_equals_numpy(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shuffle, "LARGE", 0)
+@pytest.mark.parametrize(
+    ("count", "span"),
+    [(2, 1 << 20), (3000, 1 << 20), (1 << 16, 1 << 20), ((1 << 16) + 1, 1 << 20), (3_000_000, 1_000_003)],
+    ids=["two", "small", "power-of-two", "more-than-a-power", "deferred-swaps"],
+)
+def test_compiled_shuffle_equals_numpy(count: int, span: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "LARGE", 0)
+    monkeypatch.setattr(compiled, "SPAN", span)
     ours, numpys = np.arange(count, dtype=np.int32), np.arange(count, dtype=np.int32)
     random, same_random = np.random.RandomState(count), np.random.RandomState(count)
-    assert shuffle.compiled()
-    shuffle.shuffle(ours, random)
+    assert compiled.library()
+    compiled.shuffle(ours, random)
     same_random.shuffle(numpys)
     assert (ours == numpys).all() and random.randint(1 << 30) == same_random.randint(1 << 30)
 
 
 def test_order_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     for compiler in ("false", "missing"):
-        shuffle.compiled.cache_clear()
+        compiled.library.cache_clear()
         monkeypatch.setenv("CC", compiler)
-        assert shuffle.compiled() is None
-    shuffle.compiled.cache_clear()
+        assert compiled.library() is None
+    compiled.library.cache_clear()
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+@pytest.mark.parametrize(("shortest", "samples"), [(0, 900), (0, 3), (1, 900), (9, 900)])
+def test_compiled_cut_equals_numpy(shortest: int, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in an index, the lengths are not aligned.
+    counts = np.random.RandomState(0).randint(shortest, 30, 200).astype("<i4")
+    lengths = np.frombuffer(b"xx" + counts.tobytes(), "<i4", 200, 2)
+    numpys = order.shuffled(lengths, 8, samples, 3)
+    monkeypatch.setattr(compiled, "LARGE", 0)
+    ours = order.shuffled(lengths, 8, samples, 3)
+    assert all((getattr(ours, name) == getattr(numpys, name)).all() for name in order.FILES)
 
 
 def test_cut_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
