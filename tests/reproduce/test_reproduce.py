@@ -332,7 +332,9 @@ def test_assumed_round_is_stated_once(folder: Path, tmp_path: Path) -> None:
         ("DGX2_multi_32x16x65", "32 x 16"), ("2x2xH100", "2 x 2"), ("DGXH100", "1 x ?"), ("R750xax4A100", "1 x ?"),
     ],
 )  # fmt: skip
-def test_benchmark_without_mapping(name: str, layout: str, tmp_path: Path) -> None:
+def test_benchmark_without_mapping(name: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped = [entry for entry in option_mapping.implementations() if entry[0] != "gpt_oss_20b"]
+    monkeypatch.setattr(option_mapping, "implementations", lambda: mapped)
     place = "training_results_v6.0/Maker/benchmarks/gpt_oss_20b/implementations/nemo"
     write_files(tmp_path, {f"{place}/config_{name}.sh": "export LR=1\n"})
     output = encore(tmp_path / place)
@@ -343,6 +345,9 @@ def test_benchmark_without_mapping(name: str, layout: str, tmp_path: Path) -> No
 NEMO = {"MINIBS": 2, "LR": 0.0004, "MAX_STEPS": 1200000, "TENSOR_MODEL_PARALLEL": 1, "CONTEXT_PARALLEL": 1,
         "MICRO_BATCH_SIZE": 2, "WARMUP_STEPS": 16, "VAL_CHECK_INTERVAL": 768}  # fmt: skip
 LORA = {"MINIBS": 2, "TP": 1, "CP": 2, "MAX_STEPS": 896, "LR": 0.0005}
+PRIMUS = {"PRIMUS_GLOBAL_BATCH_SIZE": 32, "PRIMUS_LR": 0.001, "PRIMUS_MIN_LR": 0.0001,
+          "PRIMUS_EVAL_INTERVAL": "$((12288 / 32))", "PRIMUS_TRAIN_ITERS": 1200000}  # fmt: skip
+GPT_OSS = {**NEMO, "MINIBS": 4, "EXPERT_PARALLEL": 8, "TENSOR_MODEL_PARALLEL": 2, "LR_WARMUP_STEPS": 384}
 
 
 @pytest.mark.parametrize(
@@ -368,6 +373,46 @@ def test_configuration_of_variables(
         assert expected in result.refused and result.system is None
     else:
         assert (result.nearest and result.nearest.system, result.differences, result.missing) == (expected, (), {})
+
+
+@pytest.mark.parametrize(
+    ("folder", "variables", "expected"),
+    [
+        (
+            "llama31_8b/implementations/primus",
+            PRIMUS,
+            {"batch_size": 4, "micro_batch": 2, "gradient_reduction": "bf16"},
+        ),
+        (
+            "gpt_oss_20b/primus",
+            {**PRIMUS, "EVAL_ITERS": 32, "PRIMUS_EP": 1, "PRIMUS_GRAD_REDUCE_IN_BF16": "false"},
+            {"batch_size": 4, "expert_parallelism": 1, "router_dtype": "fp32", "gradient_reduction": "fp32"},
+        ),
+        (
+            "gpt_oss_20b/implementations/nemo",
+            GPT_OSS,
+            {"batch_size": 2, "expert_parallelism": 8, "warmup_steps": 384, "sinks": True, "qk_norm": False},
+        ),
+    ],
+    ids=["llama-primus", "gpt-oss-primus", "gpt-oss-nemo"],
+)
+def test_configuration_of_v6(
+    folder: str, variables: dict[str, object], expected: dict[str, object], tmp_path: Path
+) -> None:
+    place = f"training_results_v6.0/M/benchmarks/{folder}"
+    text = "".join(f"export {variable}={value}\n" for variable, value in variables.items())
+    result = read(write_files(tmp_path, {f"{place}/config_MI350X_1x8x1.sh": text}) / place)
+    assert result.refused == "" and result.is_checked
+    values = {mapped.key: mapped.value for mapped in result.mapped}
+    assert values.items() >= {**expected, "eval_samples": 1024, "eval_interval_samples": 12288}.items()
+
+
+@pytest.mark.parametrize("folder", ["llama31_8b", "gpt_oss_20b"])
+def test_less_than_one_sample_per_rank_is_rejected(folder: str, tmp_path: Path) -> None:
+    place = f"training_results_v6.0/M/benchmarks/{folder}/implementations/primus"
+    text = "".join(f"export {variable}={value}\n" for variable, value in PRIMUS.items())
+    result = read(write_files(tmp_path, {f"{place}/config_MI350X_8x8x1.sh": text}) / place)
+    assert "less than one sample" in result.refused
 
 
 LOGGED = sorted(name for name, table in option_mapping.submitted().items() if table.log)
