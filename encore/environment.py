@@ -238,16 +238,23 @@ def _compile(environment: Environment, horovod: Horovod, folder: Path, run: Call
 # -- steps -------------------------------------------------------------------------------------------
 
 
-def _make(environment: Environment, report: OnStep) -> None:
-    horovod, python = environment.horovod, environment.python
-    wheels = _wheels(environment, horovod) if horovod else None
+def check_compiler(environment: Environment) -> None:
+    """Raise EncoreError if Horovod must be compiled and g++ or make is missing."""
+    if not environment.horovod or _wheels(environment, environment.horovod).is_dir():
+        return
     missing = [name for name in ("g++", "make") if shutil.which(name) is None]
-    if wheels and not wheels.is_dir() and missing:
+    if missing:
         raise EncoreError(
             f"no {' and no '.join(missing)} on PATH",
             expected="a C++ compiler and make, to compile Horovod",
             hint="apt-get install g++ make (Debian, Ubuntu) and try again",
         )
+
+
+def _make(environment: Environment, report: OnStep) -> None:
+    horovod, python = environment.horovod, environment.python
+    wheels = _wheels(environment, horovod) if horovod else None
+    check_compiler(environment)
     free = shutil.disk_usage(environment.folder.parent).free / 2**30
     if free < environment.disk_gib:
         raise EncoreError(

@@ -185,6 +185,8 @@ def _environments() -> list[Check]:
     for framework in sorted({choice.implementation.framework for choice in catalogue.choices().values()}):
         try:
             planned = environment.describe(framework)
+            if not planned.is_ready:
+                environment.check_compiler(planned)
             state = str(planned.folder) if planned.is_ready else "not built yet; the first run builds it"
             if not planned.is_ready and environment.MINOR_VERSION.fullmatch(planned.interpreter):
                 state += f" and downloads Python {planned.interpreter} with uv"

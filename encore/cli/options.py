@@ -42,6 +42,7 @@ HangSeconds = Annotated[
     float,
     typer.Option(
         min=0.0,
+        metavar="SECONDS",
         help="Stop a hanging run after this time without a step (3x for the first step). 0: never.",
     ),
 ]
@@ -50,6 +51,8 @@ StopSeconds = Annotated[
     typer.Option(
         min=1.0,
         envvar="ENCORE_STOP_SECONDS",
+        show_envvar=False,  # too long for 80 columns; see docs/troubleshooting.md
+        metavar="SECONDS",
         help="Grace period to start a checkpoint after a stop signal. Default: 8, in a Slurm job 20.",
     ),
 ]

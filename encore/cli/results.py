@@ -189,7 +189,7 @@ def _print_scores(scored: Sequence[_Shown]) -> None:
             round_of(score.round, score.round_is_guess),
             score.benchmark or "?",
             *map(minutes_text, (score.score_minutes, score.official_minutes)[: len(minutes)]),
-            f"{len(score.runs)}" + (f" of {score.required}" if score.required else ""),
+            f"{len(score.runs)}" + (f"/{score.required}" if score.required else ""),
             len(score.converged),
             score.folder,
         )

@@ -100,9 +100,7 @@ def run(
     ] = None,
     require_target: Annotated[
         bool,
-        typer.Option(
-            help="Exit with code 3 if a target is not reached. slurm/run.sub sets --no-require-target by default."
-        ),
+        typer.Option(help="Exit with code 3 if a target is not reached. Default in slurm/run.sub: no."),
     ] = True,
     notify: Annotated[
         str | None,

@@ -5,6 +5,7 @@ import copy
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.run.configuration import reject_mismatches
 from encore import catalogue, environment, paths
+from encore.cli import doctor
 from encore.cli.app import app
 from encore.configuration import Configuration, config_class, resolve
 from encore.containers import engines
@@ -288,6 +290,14 @@ def test_doctor_fails_if_nothing_can_run(monkeypatch: pytest.MonkeyPatch, tmp_pa
     (missing,) = [line for line in lines if "not prepared" in line]
     assert all(name in missing for name in catalogue.benchmarks()) and f"is owned by user {owner}" in output.output
     assert all("; hint: " in line for line in lines if line.startswith("FAIL"))
+
+
+def test_doctor_warns_of_environments_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    which = shutil.which
+    monkeypatch.setattr(paths, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "g++" else which(name))
+    levels = {check.name: check.level for check in doctor._environments()}
+    assert levels == {"mxnet environment": "WARN", "pytorch environment": "OK", "tensorflow environment": "WARN"}
 
 
 GPU = {
