@@ -183,7 +183,7 @@ def _findings(log: _Log, ruleset: str | None) -> tuple[list[Finding], str]:
             found=run.round_found,
             hint="set it: --ruleset 0.7.0",
         )
-        return [unknown_round], "none"
+        return [unknown_round, *_impossible_clock(run)], "none"
     small = small_data_findings(run)
     findings = [*log.damaged, *(_missing_times(events) or _impossible_clock(run)), *_nonnumeric_quality(run)]
     if ruleset == "0.5.0":
