@@ -253,8 +253,8 @@ def check_compiler(environment: Environment) -> None:
 
 def _make(environment: Environment, report: OnStep) -> None:
     horovod, python = environment.horovod, environment.python
-    wheels = _wheels(environment, horovod) if horovod else None
     check_compiler(environment)
+    wheels = _wheels(environment, horovod) if horovod else None
     free = shutil.disk_usage(environment.folder.parent).free / 2**30
     if free < environment.disk_gib:
         raise EncoreError(

@@ -175,7 +175,15 @@ def _forward_on_gpu(
 ) -> Tuple[torch.Tensor, ...]:
     length = queries.shape[2]
     attn_out, log_sum_exp, *state = torch.ops.aten._flash_attention_forward(
-        *_by_position(queries, keys, values), None, None, length, length, 0.0, not window, False, **_sides(window)
+        *_by_position(queries, keys, values),
+        None,
+        None,
+        length,
+        length,
+        0.0,
+        not window,
+        False,
+        **_window_options(window),
     )
     return attn_out.transpose(1, 2), log_sum_exp, *state[:2]  # the state of the random numbers, which backward takes
 
@@ -185,7 +193,7 @@ def _backward_on_gpu(*tensors_and_window: Any) -> Tuple[torch.Tensor, ...]:
     length = queries.shape[2]
     gradients = torch.ops.aten._flash_attention_backward(
         *_by_position(grad, queries, keys, values, attn_out), total, None, None, length, length, 0.0, not window,
-        seed, offset, **_sides(window),
+        seed, offset, **_window_options(window),
     )  # fmt: skip
     return tuple(gradient.transpose(1, 2) for gradient in gradients)
 
@@ -195,5 +203,5 @@ def _by_position(*tensors: torch.Tensor) -> Tuple[torch.Tensor, ...]:
     return tuple(tensor.transpose(1, 2) for tensor in tensors)
 
 
-def _sides(window: int) -> Dict[str, int]:
+def _window_options(window: int) -> Dict[str, int]:
     return {"window_size_left": window - 1, "window_size_right": 0} if window else {}

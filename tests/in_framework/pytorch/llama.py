@@ -236,8 +236,9 @@ def attention_gradients(attend, window, dtype, device="cpu", size=8):
 )
 def test_flash_attention_with_sinks_has_the_gradients_of_one_more_key(window, dtype, tolerance):
     actual, expected = (attention_gradients(attend, window, dtype) for attend in (with_sinks, masked))
-    for ours, theirs in zip(actual, expected):
-        assert ours.dtype == dtype and (ours - theirs).abs().max() <= tolerance * theirs.abs().max().clamp(min=1)
+    for tensor, reference in zip(actual, expected):
+        limit = tolerance * reference.abs().max().clamp(min=1)
+        assert tensor.dtype == dtype and (tensor - reference).abs().max() <= limit
 
 
 @pytest.mark.parametrize("window", [0, 5])
