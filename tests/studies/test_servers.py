@@ -130,22 +130,26 @@ def write_step(path: Path) -> None:
     path.write_text(json.dumps({"step": step}), encoding="utf-8")
 
 
-def test_roofline_of_a_step(tmp_path: Path) -> None:
+def test_roofline_of_a_step(tmp_path: Path, recorded: Callable[[str, object], None]) -> None:
     # 4 FLOP/byte are below the ridge of 10 TFLOP/s at 1 TB/s: memory limits the step to 4 TFLOP/s
     peaks = {
         "device": "cuda", "name": "GPU", "library": "2", "threads": None,
-        "flops_per_second": {"fp32": 1e13}, "bytes_per_second": {"copy": 1e12, "triad": 0.9e12},
+        "flops_per_second": {"fp32": 1e13, "fp16": 4e13, "tf32": 3.8e13},
+        "bytes_per_second": {"copy": 1e12, "triad": 0.9e12},
     }  # fmt: skip
     write_files(tmp_path, {roofline.PEAKS: {"peaks": peaks}})
     write_step(tmp_path / "a.json")
-    (row,) = rows(roofline.roofline_table(roofline.load(tmp_path)))
+    measured = roofline.load(tmp_path)
+    (row,) = rows(roofline.roofline_table(measured))
     assert row == {
         "step": "resnet", "precision": "fp32", "batch": 8, "GFLOP": 4000.0, "GB": 1000.0, "model GFLOP": 3000.0,
         "FLOP/byte": 4.0, "ms": 2000.0, "per second": 4.0, "of": "samples", "TFLOP/s": 2.0, "of the roof": 0.5,
         "of the peak": 0.2, "MFU": 0.15, "not counted": "",
     }  # fmt: skip
+    figure = roofline.roofline_figure(measured)
+    recorded("roofline.svg", figure and figure.svg)
     output_of("study", "report", tmp_path, "-o", tmp_path / "page")
-    assert "measured ceilings, 1000 GB/s" in (tmp_path / "page" / "roofline.svg").read_text(encoding="utf-8")
+    assert figure and (tmp_path / "page" / "roofline.svg").read_text(encoding="utf-8") == figure.standalone_svg()
 
 
 def test_ceilings_are_the_fastest_measurements_of_the_device(tmp_path: Path) -> None:
