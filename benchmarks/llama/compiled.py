@@ -1,7 +1,7 @@
 """The loops of the sample order in C, with NumPy's results in less time.
 
-NumPy waits for memory at most accesses of C4's order. order.c prefetches, and shuffles in blocks that fit in the
-caches; it is compiled when it is needed.
+NumPy waits for memory at most accesses of C4's order. order.c prefetches, and sorts swaps by blocks of targets that fit
+in the caches; it is compiled when it is needed.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ import numpy as np
 
 SOURCE = Path(__file__).with_name("order.c")
 LARGE = 1 << 22  # values from which compiling takes less time than it saves
-SPAN = 1 << 26  # positions per block of a shuffle: 0.9 GB of deferred swaps
+SWAPS = 1 << 26  # deferred swaps of a shuffle, 0.8 GB
 
 
 def shuffle(values: np.ndarray, random: np.random.RandomState) -> None:
@@ -28,7 +28,9 @@ def shuffle(values: np.ndarray, random: np.random.RandomState) -> None:
         return
     state: Any = random.get_state()  # name, key, position, and the state of Gaussian numbers
     used = ctypes.c_uint32(state[2])
-    loops.shuffle(values.ctypes.data, len(values), state[1].ctypes.data, ctypes.byref(used), SPAN)
+    swaps = np.empty((min(SWAPS, len(values) // 8), 3), np.uint32)  # NumPy's large arrays have huge pages
+    arrays = (values.ctypes.data, len(values), state[1].ctypes.data, ctypes.byref(used), swaps.ctypes.data)
+    loops.shuffle(*arrays, len(swaps))
     state = (*state[:2], used.value, *state[3:])
     random.set_state(state)
 
@@ -60,6 +62,6 @@ def library() -> Optional[Any]:
         except (OSError, subprocess.CalledProcessError):
             return None
     pointer, number, large = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
-    loops.shuffle.argtypes, loops.shuffle.restype = (pointer, number, pointer, pointer, number), None
+    loops.shuffle.argtypes, loops.shuffle.restype = (pointer, number, pointer, pointer, pointer, number), None
     loops.cut.argtypes, loops.cut.restype = (pointer, pointer, pointer, pointer, large, ctypes.c_int64, large), None
     return loops

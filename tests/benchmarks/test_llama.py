@@ -110,13 +110,21 @@ def test_last_epoch_is_shuffled_separately_if_little_of_it_is_needed(samples: in
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
 @pytest.mark.parametrize(
-    ("count", "span"),
-    [(2, 1 << 20), (3000, 1 << 20), (1 << 16, 1 << 20), ((1 << 16) + 1, 1 << 20), (3_000_000, 1_000_003)],
-    ids=["two", "small", "power-of-two", "more-than-a-power", "deferred-swaps"],
+    ("count", "swaps"),
+    [
+        (2, 99),
+        (3000, 99),
+        (1 << 16, 99),
+        ((1 << 16) + 1, 99),
+        (3_000_000, 30_001),
+        (3_000_000, 6),
+        (2_097_153, 1 << 20),
+    ],
+    ids=["two", "small", "power-of-two", "more-than-a-power", "many-flushes", "one-slot", "power-and-buckets"],
 )
-def test_compiled_shuffle_equals_numpy(count: int, span: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_shuffle_equals_numpy(count: int, swaps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "LARGE", 0)
-    monkeypatch.setattr(compiled, "SPAN", span)
+    monkeypatch.setattr(compiled, "SWAPS", swaps)
     ours, numpys = np.arange(count, dtype=np.int32), np.arange(count, dtype=np.int32)
     random, same_random = np.random.RandomState(count), np.random.RandomState(count)
     assert compiled.library()
