@@ -107,7 +107,7 @@ def self_play(config: Config, evaluate: Evaluator) -> Callable[[], Any]:
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     batch, training = synthetic_batch(config), build(config, ranks, {})
     real = tensors.supervised(config, GoGames(data, config.board_size), 0, 1)
-    graph = tf.function(partial(train_step, training))
+    graph = tf.function(partial(train_step, training), autograph=False)
 
     def step(batch: Batch) -> Any:
         return graph(*batch, tf.constant(bench.RATE))[0]

@@ -180,7 +180,7 @@ class Evaluator:
             logits, value = network(planes, training=False)
             return tf.nn.softmax(logits), value
 
-        self._pass = tf.function(evaluate, jit_compile=network.config.compiles)
+        self._pass = tf.function(evaluate, autograph=False, jit_compile=network.config.compiles)
 
     def __call__(self, planes: Any) -> Tuple[Any, Any]:
         """Return policies (batch, moves) and values (batch,) for planes (batch, N, N, planes), up to the fixed batch

@@ -95,7 +95,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         training = run.open(lambda: build(config, ranks, run.saved, run.data))
         games: Any = run.open(lambda: GoGames(run.data, config.board_size))
         target: Any = None if is_timed else run.open(lambda: open_target(run.data, config))
-        step_graph = tf.function(partial(train_step, training))
+        step_graph = tf.function(partial(train_step, training), autograph=False)
         warm_up(training, step_graph)
     run.log(mlperf.hyperparameters(config, ranks.size))
     with run.timed(schedule.timeline(config, ranks.size)):

@@ -35,7 +35,7 @@ class Training:
         all_train = len(self.roles.training) == ranks.size
         self._group = None if all_train else tensorflow.process_set(list(self.roles.training))
         self.update, self.gradients, self.predict = (
-            tf.function(partial(function, self), jit_compile=config.compiles)
+            tf.function(partial(function, self), autograph=False, jit_compile=config.compiles)
             for function in (update, forward_backward, predict)
         )
 

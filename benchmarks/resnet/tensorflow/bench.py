@@ -68,7 +68,7 @@ def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
         data,
         batch=batch,
         bare=bare_step(config, batch),
-        step=partial(tf.function(partial(train_step, training)), rate=tf.constant(bench.RATE)),
+        step=partial(tf.function(partial(train_step, training), autograph=False), rate=tf.constant(bench.RATE)),
         evaluation=partial(training.compiled, count_hits, *evaluated, tf.constant(len(evaluated[1]))),
         titles=(
             bench_title(config, "XLA" if config.compiles else "no XLA"),

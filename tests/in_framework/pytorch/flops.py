@@ -59,7 +59,7 @@ def count_flops(forward):
     return cost.flops
 
 
-@pytest.mark.parametrize(("depth", "size"), [(18, 32), (50, 224), (50, 97)])
+@pytest.mark.parametrize(("depth", "size"), [(18, 64), (50, 224), (50, 97)])
 def test_resnet(depth, size):
     config = ResNetConfig(**EAGER, kernels="plain", depth=depth, image_size=size)
     with torch.device("meta"):
