@@ -40,7 +40,7 @@ def refuse_wrong(key: str, path: Path, expected: Weights) -> str:
     same_form = path.suffix == Path(expected.file).suffix
     for file in (path, *(path.with_name(name) for name in expected.also if same_form)):
         if not file.is_file():
-            raise EncoreError(f"{file} does not exist", expected=expected.title, hint=get)
+            raise EncoreError(f"{file} {_absence(file)}", expected=expected.title, hint=get)
     if not same_form or not expected.checksums:
         return f"no checksum of a {path.suffix} file is published; its names and shapes are checked when it is read"
     for algorithm, published in expected.checksums.items():
@@ -52,6 +52,10 @@ def refuse_wrong(key: str, path: Path, expected: Weights) -> str:
                 hint=get,
             )
     return ""
+
+
+def _absence(path: Path) -> str:
+    return "is a folder, not a file" if path.is_dir() else "does not exist"
 
 
 class WeightsShard(TypedDict):
@@ -302,7 +306,7 @@ def check_weights(configuration: Configuration, data: Path, creates_data: bool =
             elif creates_data and path.parent == data:
                 checks.append(Check("OK", key, f"{path} will be created with the toy data set"))
             else:
-                checks.append(Check("FAIL", key, f"{path} does not exist", f"--set {key}=FILE: {hint}"))
+                checks.append(Check("FAIL", key, f"{path} {_absence(path)}", f"--set {key}=FILE: {hint}"))
         else:
             checks.append(_published_weights(key, path, needed[key]))
     return checks

@@ -123,6 +123,12 @@ def test_file_without_weights_fails_the_preflight(name: str, content: bytes, mes
         assert (check.level, f"{tmp_path / name} {message}" in check.found) == ("FAIL", True), check.found
 
 
+def test_folder_is_no_weights_file(tmp_path: Path) -> None:
+    for config in (lora(f"base={tmp_path}"), small("llama2-70b-lora", f"base={tmp_path}")):
+        (check,) = preflight.check_weights(config, tmp_path)
+        assert check.level == "FAIL" and check.found.startswith(f"{tmp_path} is a folder, not a file")
+
+
 @pytest.mark.parametrize(
     ("files", "others"),
     [
