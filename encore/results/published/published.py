@@ -91,7 +91,7 @@ class PublishedResult:
     runs: int
     converged: int | None
     score_minutes: float | None  # Raw score; None if the submitted logs have no score
-    # MLCommons' factor from raw to official score, from scaling.json; None without that file.
+    # MLCommons' factor from raw to official score, from scaling.json, or as `note` says; None without a factor.
     scaling_factor: float | None
     official_minutes: float | None  # The official score: the raw one times the factor, or as it is without a factor
     fastest_minutes: float | None
