@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -234,6 +234,36 @@ def test_train_samples_of_bert_are_no_hyperparameter(tmp_path: Path) -> None:
     sides = [load_texts(tmp_path / str(n), timed_log(60, 3, train_samples=n)) for n in (1_281_167, 1_300_000)]
     assert [difference.name for difference in explain(*sides).differences] == ["train_samples"]
     assert explain(*(replace(side, benchmark="bert") for side in sides)).differences == ()
+
+
+NAMES = (
+    "global_batch_size", "opt_name", "kernels", "opt_base_learning_rate", "opt_learning_rate_warmup_epochs", "crop",
+    "eval_interval", "dali_threads", "label", "seed", "environment.NCCL_DEBUG", "environment.PATH", "node.kernel",
+    "data.id", "image", "ranks_per_node", "runtime",
+)  # fmt: skip
+
+
+def test_weight_of_every_kind_of_difference(recorded: Callable[[str, object], None]) -> None:
+    # Numbers differ by a factor of 1.5, 0.5 or 4, one is missing, and one is equal but for rounding
+    values = [dict(zip(NAMES, (2.0, 4.0, 2.0, 1.0, None) * 4, strict=False)), dict.fromkeys(NAMES, 3.0)]
+    described = {item.name: f"{item.name} of a" for item in fields(System) if item.type == str | None}
+    counts = {"described": True, "nodes": 1, "accelerators_per_node": 8, "cpus_per_node": 2, "cores_per_cpu": 64}
+    software = dict.fromkeys(("cuda_version", "nccl_version", "driver", "python"), "1")
+    system = System(**{**described, **counts, "software": software})
+    other = replace(
+        system, **{name: f"{text[:-1]}b" for name, text in described.items()}, nodes=2, cores_per_cpu=48,
+        software=dict.fromkeys(software, "2"),
+    )  # fmt: skip
+    sides = [
+        RunSet(
+            label=label, round="v0.7", benchmark="resnet", hardware=hardware, hyperparameters=numbers, settings=numbers,
+            phases={"start_s": start, "train_s": 600.0, "evaluate_s": 0.04 * start, "init_s": start, "epoch_s": start},
+            scaling_factor=1 + start / 1000,
+        )
+        for label, hardware, numbers, start in zip("ab", (system, other), values, (30.0, 40.0), strict=True)
+    ]  # fmt: skip
+    differences = explain(*sides).differences
+    recorded("weights.json", [[item.area, item.sentence, item.weight] for item in differences])
 
 
 # --- run.json ---------------------------------------------------------------------------------------------
