@@ -306,12 +306,13 @@ GPU = {
     "power_limit_default": 700.0, "temperature": 30, "throttle": 1, "pcie_width": 16, "pcie_width_max": 16,
     "pcie_generation_max": 5, "nvlinks": 18,
 }  # fmt: skip
+# Load, disk and clock are at their limits
 FACTS: dict[str, Any] = {
-    "kernel": "6.8", "cpu": "Xeon", "sockets": 2, "cores": 96, "memory_gib": 2000.0, "busy": 0.01, "numa_nodes": 2,
+    "kernel": "6.8", "cpu": "Xeon", "sockets": 2, "cores": 96, "memory_gib": 2000.0, "busy": 0.25, "numa_nodes": 2,
     "governors": ["performance"], "shared_memory_mib": 1000, "pci_gpus": 2, "gpus": [GPU, {**GPU}], "xids": [],
     "interface": "eth0", "megabits": 100_000, "ports": {"mlx5_0:1": 400.0}, "cpu_rate": 5e10, "memory_rate": 2e11,
-    "disks": {"/results": {"free_gib": 900.0, "mounted": "nfs4", "write_rate": 1e9, "read_rate": 2e9}},
-    "clock_offset": 0.0001,
+    "disks": {"/results": {"free_gib": 1.0, "mounted": "nfs4", "write_rate": 1e9, "read_rate": 2e9}},
+    "clock_offset": 1.0,
     "framework": {
         "device": "cuda",
         "collectives": [
