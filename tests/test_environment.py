@@ -145,6 +145,14 @@ def test_missing_programs_are_reported(tmp_path: Path, monkeypatch: pytest.Monke
         environment.ensure_environment("mxnet")
 
 
+def test_interpreter_is_the_first_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = {"python3.98": "#!/bin/sh\necho no such version\n", "python3.99": "#!/bin/sh\necho 3.99\n"}
+    for name in scripts:
+        (write_files(tmp_path, scripts) / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert environment._find_interpreter(["3.97", "3.98", "3.99"]) == str(tmp_path / "python3.99")
+
+
 @pytest.mark.slow
 def test_uv_installs_a_missing_python(small: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     # No Python has this version: uv looks for it, cannot download it, and the message has the ways out

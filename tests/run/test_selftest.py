@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -179,6 +180,22 @@ def test_speed_is_compared_with_the_published_one() -> None:
     )
     assert published_speed.next_to_published("ncf", "NVIDIA B200", 1.0) == "; nothing published for NVIDIA B200"
     assert published_speed.find("resnet", "NVIDIA GH200 480GB") is None
+
+
+def test_plan_has_one_all_reduce_per_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([Completed(0, (), ["overflow", "names"]), Completed(0, (), []), Completed(3, ("crash",), None)])
+    prepare = Mock(side_effect=[None, None, None, EncoreError("no CUDA", hint="install it")])
+    monkeypatch.setattr(selftests, "prepare", prepare)
+    monkeypatch.setattr(selftests, "execute", lambda command, work, seconds: next(answers))
+    request = Request(python=Path(sys.executable), benchmarks=("ssd", "dlrm", "ncf", "gnmt"))
+    test = selftests.Selftest(request, tmp_path, H200, lambda text: None)
+    assert [(place.choice.name, check) for place, check in test.plan()] == [
+        ("ssd", "all-reduce"), ("ssd", "bench"), ("dlrm", "bench"), ("ssd", "overflow"), ("ssd", "names")
+    ]  # fmt: skip
+    assert [(row.name, row.result, row.found, row.lines) for row in test.skipped] == [
+        ("ncf", "FAIL", "its checks cannot be listed: exit code 3", ("crash",)),
+        ("gnmt", "SKIPPED", "no CUDA; hint: install it", ()),
+    ]
 
 
 def rows_of_ssd(folder: Path, *names: str) -> list[Row]:
