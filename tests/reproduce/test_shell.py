@@ -22,6 +22,8 @@ SCRIPTS = {
     "conditions": "S=DGXA100\nif [[ $S == DGX2* ]]; then A=1; elif [ \"$S\" = DGXA100 ]; then A=2; else A=3; fi\n"
     "if [[ ! -z $S && ( 3 -gt 2 || $S == x ) ]]; then B=1; fi\n[ -n \"$X\" ] && C=1\n[ -z \"$X\" ] || C=2",
     "case": "M=TRAIN\ncase $M in\n  A|B) R=1;;\n  T*) R=2 ;;\n  *) R=3\nesac",
+    "lists": "! [ 1 = 2 ] && A=1; ! [ 1 = 1 ] && B=1; [ 1 = 1 ] && [ 1 = 2 ] || C=1; [ 1 = 2 ] && D=2 && E=2\n"
+    "[ 1 = 1 ] || F=1 || G=1; [ 1 = 2 ] | [ 1 = 1 ] && H=1; ! [ 1 = 1 ] | [ 1 = 2 ] && N=1",
     "nested": "A=${X:-${Y:-\"a b\"}} B=${A:+$(( 1 + ${#A} ))}",
     "append": "A=1; A+=2; A+=\" 3\"",
     "here_document": "cat <<EOF > /dev/null\nA=1\nEOF\nB=2",

@@ -40,7 +40,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.slow
 def test_valid_tree_is_accepted_and_not_changed(tmp_path: Path) -> None:
     folder = write_tree(tmp_path)
-    (folder / "results" / "box" / "resnet" / "scaling.json").write_text('{"scaling_factor": 1.5}')
+    write_files(folder / "results/box", {"resnet/scaling.json": {"scaling_factor": 1.5}, "package_checker_params": "x"})
     before = contents(folder)
     (report,) = check_trees(tmp_path)
     assert (report.path, report.ruleset, report.findings) == (folder, "0.7.0", ())
