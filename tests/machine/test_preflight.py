@@ -108,36 +108,39 @@ def test_limits_and_shared_memory(soft: int, mib: int, levels: list[str], monkey
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "sample", "memory_gib", "count", "system"),
+    ("benchmark", "sample", "memory_gib", "count", "nodes", "system"),
     [
-        ("resnet", "", None, 2, "cpu"),
-        ("resnet", "h100", None, 1, "h100-80gb"),
-        ("resnet", "h100", None, 8, "dgxh100"),
-        ("resnet", "h200", None, 1, "h200-141gb"),
-        ("resnet", "h200", None, 8, "h200"),
-        ("resnet", "a100", None, 1, "a100-40gb"),
-        ("resnet", "a100", None, 4, "dgxa100"),
-        ("resnet", "a100", 80.0, 1, "a100-80gb"),
-        ("resnet", "a100", 80.0, 8, "dgxa100"),
-        ("resnet", "v100", None, 1, "v100-16gb"),
-        ("resnet", "v100", 32.0, 1, "v100-32gb"),
-        ("resnet", "v100", None, 8, "dgx1"),
-        ("resnet", "v100", 32.0, 16, "dgx2"),
-        ("resnet", "rtx3090", None, 1, "v100-16gb"),
-        ("resnet", "b200", None, 1, "h200-141gb"),
-        ("resnet-pytorch", "h100", None, 1, "h100-80gb"),
-        ("ncf", "h100", None, 1, "gpu"),
-        ("ncf", "v100", None, 8, "dgx1"),
-        ("dlrm", "h200", None, 1, "h200-141gb"),
-        ("dlrm", "h100", None, 8, "dgxa100"),
+        ("resnet", "", None, 2, 1, "cpu"),
+        ("resnet", "h100", None, 1, 1, "h100-80gb"),
+        ("resnet", "h100", None, 8, 1, "dgxh100"),
+        ("resnet", "h200", None, 1, 1, "h200-141gb"),
+        ("resnet", "h200", None, 8, 1, "h200"),
+        ("resnet", "a100", None, 1, 1, "a100-40gb"),
+        ("resnet", "a100", None, 4, 1, "dgxa100"),
+        ("resnet", "a100", 80.0, 1, 1, "a100-80gb"),
+        ("resnet", "a100", 80.0, 8, 1, "dgxa100"),
+        ("resnet", "v100", None, 1, 1, "v100-16gb"),
+        ("resnet", "v100", 32.0, 1, 1, "v100-32gb"),
+        ("resnet", "v100", None, 8, 1, "dgx1"),
+        ("resnet", "v100", 32.0, 16, 1, "dgx2"),
+        ("resnet", "rtx3090", None, 1, 1, "v100-16gb"),
+        ("resnet", "b200", None, 1, 1, "h200-141gb"),
+        ("resnet-pytorch", "h100", None, 1, 1, "h100-80gb"),
+        ("ncf", "h100", None, 1, 1, "gpu"),
+        ("ncf", "v100", None, 8, 1, "dgx1"),
+        ("dlrm", "h200", None, 1, 1, "h200-141gb"),
+        ("dlrm", "h100", None, 8, 1, "dgxa100"),
+        ("resnet", "a100", None, 16, 2, "dgxa100_n2"),
+        ("resnet", "h100", None, 64, 8, "dgxh100_n8"),
+        ("ssd", "h100", None, 512, 64, "dgxa100_n64"),
     ],
 )
 def test_system_is_chosen_for_the_gpus(
-    benchmark: str, sample: str, memory_gib: float | None, count: int, system: str
+    benchmark: str, sample: str, memory_gib: float | None, count: int, nodes: int, system: str
 ) -> None:
     gpus = tuple(replace(gpu, memory_gib=memory_gib or gpu.memory_gib) for gpu in gpus_of(sample)) if sample else ()
     here = replace(machine(), gpus=gpus)
-    assert planning.choose_system(catalogue.choose(benchmark), count, here, None, None).system == system
+    assert planning.choose_system(catalogue.choose(benchmark), count, here, None, None, nodes).system == system
 
 
 MISFITS = [
