@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -27,7 +28,7 @@ from encore import files
 from encore.errors import EncoreError
 from encore.results.audit import audit, declarations, kernels
 from encore.results.audit.audit import audit_path, audit_score
-from encore.results.compliance import official
+from encore.results.compliance import convergence, official
 from encore.results.compliance.compliance import check
 from encore.results.compliance.convergence import Outcome, convergence_of
 from encore.results.compliance.own_rules import small_data_findings
@@ -147,11 +148,11 @@ def test_missing_file_and_tree_with_a_link_to_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize("batch", [3264, 3200, 1632, 4000, 30_000])
 def test_scaling_factor_equals_that_of_the_official_checker(batch: int, tmp_path: Path) -> None:
     folder = write_set(tmp_path, dell_texts((35, 35.5, 34.5, 36, 35), batch))
-    convergence = convergence_of(score_folder(folder)[0])
+    result = convergence_of(score_folder(folder)[0])
     passed, _, factor = rcp_checker.check_directory(
         str(folder), "training", "4.0.0", False, False, rcp_pass="pruned_rcps", set_scaling=True
     )
-    assert (convergence.outcome is Outcome.PASSED, convergence.factor) == (passed, pytest.approx(factor, rel=1e-12))
+    assert (result.outcome is Outcome.PASSED, result.factor) == (passed, pytest.approx(factor, rel=1e-12))
     assert read_scaling(folder).factor == (pytest.approx(factor, rel=1e-12) if passed and factor > 1 else None)
 
 
@@ -160,6 +161,24 @@ def test_reference_points_of_a_benchmark_without_a_number_of_runs(tmp_path: Path
     logs = [text.replace("resnet", "dlrm").replace("0.7595", "0.8026") for text in dell_texts((0.95,) * 5, 65536)]
     (score,) = score_folder(write_set(tmp_path, logs), "v1.0")
     assert convergence_of(score).point.batch == 65536
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "lengths", "reads"),
+    [
+        ("bert", [1, 0, 1e9], [False, True]),
+        ("bert", [1, 2], [False]),
+        ("bert", None, [False]),
+        ("resnet", [1, 1], [False]),
+    ],
+)
+def test_samples_of_bert_are_read_where_all_epochs_are_1(
+    benchmark: str, lengths: list[float] | None, reads: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Mock(return_value=(448, lengths, None))
+    monkeypatch.setattr(convergence, "_checker_module", lambda: Mock(get_submission_epochs=read))
+    assert convergence._read_lengths(["result_0.txt"], "4.0.0", benchmark) == (448, lengths)
+    assert [samples for (_, _, samples), _ in read.call_args_list] == reads
 
 
 # --- the checker ------------------------------------------------------------------------------------------
