@@ -164,6 +164,20 @@ def test_reference_points_of_a_benchmark_without_a_number_of_runs(tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        (dell_texts()[:3] + dell_texts(batch=3264)[3:], "the logs do not agree on a global_batch_size"),
+        ([text.replace("success", "aborted") for text in dell_texts()[:2]] + dell_texts()[2:], "too many runs did not"),
+        ([text.replace('"epoch_num": 35', '"x": 0') for text in dell_texts()], "checker failed on these logs"),
+        ([text.replace('"epoch_num": 35', '"epoch_num": 0') for text in dell_texts()], "an evaluation has no number"),
+    ],
+)
+def test_sets_that_cannot_be_compared_with_reference_points(texts: list[str], reason: str, tmp_path: Path) -> None:
+    (score,) = score_folder(write_set(tmp_path, texts))
+    assert convergence_of(score).outcome is Outcome.NOT_CHECKED and reason in str(convergence_of(score).explanation)
+
+
+@pytest.mark.parametrize(
     ("benchmark", "lengths", "reads"),
     [
         ("bert", [1, 0, 1e9], [False, True]),
