@@ -234,8 +234,8 @@ def first_failure(root: Path, tests: Sequence[str], marks: str) -> str | None:
 
 
 def is_killed(root: Path, mutant: Mutant, text: str, passes: Callable[[str], bool], marks: str) -> bool | None:
-    # Whether a test fails only with the mutant; None if all tests fail without it
-    tests = mutant.tests
+    # Whether a test fails only with the mutant; None if no test passes without it
+    tests, killed = mutant.tests, None
     while tests:
         (root / mutant.file).write_text(text, encoding="utf-8")
         # Python identifies a .pyc file by time and size of the source: mutants need different times.
@@ -245,8 +245,10 @@ def is_killed(root: Path, mutant: Mutant, text: str, passes: Callable[[str], boo
         subprocess.run(["git", "checkout", "--quiet", mutant.file], cwd=root, check=True)
         if failed is None or passes(failed):
             return failed is not None
-        tests = [name for name in tests if name != failed]
-    return None
+        print(f"fails without a mutant: {failed}", flush=True)
+        killed = False if tests.index(failed) else killed
+        tests = tests[tests.index(failed) + 1 :]
+    return killed
 
 
 def main(
