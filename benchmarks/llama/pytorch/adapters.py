@@ -35,31 +35,62 @@ class Rule(NamedTuple):
         return self.alpha / self.rank
 
 
+@torch.library.custom_op("encore::lora_dropout_mask", mutates_args=())
+def dropout_mask(
+    samples: torch.Tensor,
+    adapter: torch.Tensor,
+    positions: torch.Tensor,
+    seed: int,
+    keep: float,
+    shape: List[int],
+    features: List[int],
+    device: torch.device,
+) -> torch.Tensor:
+    """Draw masks (samples, positions, features) of ``shape`` (length, width), True with probability ``keep``.
+
+    ``samples`` and ``adapter`` are int64 tensors on the CPU: as integers they would be constants of a compiled graph,
+    and each step and layer would be compiled again. ``features``: this rank's range. torch.compile cannot trace the
+    generator.
+    """
+    generator, masks = torch.Generator(device), []
+    for sample in samples.tolist():
+        generator.manual_seed(((seed * SEED_STRIDE + sample) * SEED_STRIDE + int(adapter)) % (1 << 63))
+        mask = torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(keep, generator=generator)
+        masks.append(mask[positions, features[0] : features[1]])
+    return torch.stack(masks)
+
+
+@dropout_mask.register_fake
+def _(
+    samples: Any, adapter: Any, positions: Any, seed: int, keep: float, shape: Any, features: Any, device: Any
+) -> Any:
+    return torch.empty(len(samples), len(positions), features[1] - features[0], dtype=torch.bool, device=device)
+
+
+NO_SAMPLES = torch.empty(0, dtype=torch.int64)
+
+
 class Dropout:
     """Dropout of the adapters' inputs for the current samples; disabled without samples."""
 
     def __init__(self, rule: Rule, tensor_rank: int) -> None:
         self.rule, self.tensor_rank = rule, tensor_rank
-        self.samples: Sequence[int] = ()  # numbers of the samples within the run
+        self.samples = NO_SAMPLES  # numbers of the samples within the run, int64
         self.length = 0  # positions in a full sample
         self.positions: Optional[torch.Tensor] = None  # this rank's positions within the sample
 
-    def of(self, hidden: torch.Tensor, adapter: int, width: int) -> torch.Tensor:
+    def of(self, hidden: torch.Tensor, adapter: torch.Tensor, width: int) -> torch.Tensor:
         """Apply dropout to ``hidden`` (B, L, part of ``width``).
 
         Masks are generated for the full sample; each rank uses its positions and its slice of ``width``.
         """
-        if not self.samples or not self.rule.dropout:
+        if not len(self.samples) or not self.rule.dropout:
             return hidden
-        generator, size, masks = torch.Generator(hidden.device), hidden.shape[-1], []
+        size, keep = hidden.shape[-1], 1 - self.rule.dropout
         first = self.tensor_rank * size if size < width else 0
-        for sample in self.samples:
-            number = (self.rule.seed * SEED_STRIDE + sample) * SEED_STRIDE + adapter
-            generator.manual_seed(number % (1 << 63))
-            mask = torch.empty(self.length, width, dtype=torch.bool, device=hidden.device)
-            mask.bernoulli_(1 - self.rule.dropout, generator=generator)
-            masks.append(mask[self.positions, first : first + size])
-        return hidden * torch.stack(masks) / (1 - self.rule.dropout)
+        shape, features = [self.length, width], [first, first + size]
+        mask = dropout_mask(self.samples, adapter, self.positions, self.rule.seed, keep, shape, features, hidden.device)
+        return hidden * mask / keep
 
 
 class Lora(nn.Module):
@@ -67,7 +98,8 @@ class Lora(nn.Module):
 
     def __init__(self, in_features: int, out_features: Sequence[int], number: int, dropout: Dropout) -> None:
         super().__init__()
-        self.before, self.number, self.dropout = in_features, number, dropout
+        self.before, self.dropout = in_features, dropout
+        self.number = torch.tensor(number, device="cpu")
         self.down = linear(in_features, dropout.rule.rank)
         self.up = nn.ModuleList(linear(dropout.rule.rank, width) for width in out_features)
 

@@ -241,6 +241,7 @@ def across(group: Any, position: MeshPosition) -> Attend:
         near, far = Gathered.apply(values, group).chunk(2, dim=3)
         return torch.cat([*near, *far.flip(0)], dim=2)
 
+    @torch.compiler.disable  # cannot trace the mask of causal_lower_right
     def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         keys, values = of_all(keys), of_all(values)
         outputs, size = [], queries.shape[2] // 2

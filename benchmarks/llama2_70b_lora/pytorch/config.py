@@ -75,6 +75,7 @@ class Config(Derived):
     recompute_layers: int = 0  # with recompute=false: number of layers, from the first on, that do it
     fp8: Literal["none", "scaled_mm"] = "none"  # the base's layers: kept in FP8, and their GEMMs in it
     loss_rows: int = 2048  # positions whose logits exist at a time; 0: all of a micro-batch
+    compile: bool = False  # on a GPU: torch.compile of each layer and the loss
     warm_up_steps: int = 2  # on synthetic data, before the clock; 0 does none
     log_interval: int = 10  # steps per record in the metrics stream, and between looks for a signal
     checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal
@@ -112,6 +113,7 @@ class Config(Derived):
             (f"recompute_layers must be at most layers={self.layers}", self.recompute_layers > self.layers),
             ("epochs must be 1: set max_steps to train longer", self.epochs != 1),
             ("lora_dropout must be below 1", self.lora_dropout >= 1),
+            ("device=cpu does not support compile: set compile=false", self.device == "cpu" and self.compile),
             *problems(self),
             *problems_of_fp8(self),
         )

@@ -37,7 +37,7 @@ class Training:
         if config.fp8 != "none":
             fp8.set_up(self.network, config.fp8, ranks, frozen=True)
         self.dropout = adapters.add(self.network, rule_of(config), ranks.rank % self.position.tensor)
-        parallel.distribute(self.network, ranks, self.position, types, extra_plan=adapters.splits())
+        parallel.distribute(self.network, ranks, self.position, types, config.compile, adapters.splits())
         if base:
             self.network.to_empty(device=ranks.context)
             weights.fill(self.network, stored)

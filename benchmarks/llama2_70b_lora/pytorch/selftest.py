@@ -17,6 +17,7 @@ SUITE = Suite(
         "fp8=scaled_mm": Tolerance(0.02, 0.05),
         "recompute": ROUNDED,
         "loss_rows=96": ROUNDED,
+        "compile": ROUNDED,
     },
     # One epoch of few steps: a run counts samples.
     settings={"epochs": 1, "max_steps": 60, "eval_interval_samples": 1 << 40},

@@ -21,6 +21,7 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.llama.flops import adapter_flops
+from benchmarks.llama.pytorch import adapters
 from benchmarks.llama.pytorch.parallel import loss_context, sum_of
 from benchmarks.llama2_70b_lora import mlperf, schedule
 from benchmarks.llama2_70b_lora.dataset import DataSet, open_data
@@ -72,13 +73,13 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
     """
     dropout, total = training.dropout, torch.zeros((), device=training.ranks.context)
     for part in batch:
-        dropout.samples, dropout.positions = part.samples, part.positions
+        dropout.samples, dropout.positions = torch.tensor(part.samples), part.positions
         dropout.length = training.config.sequence_length
         with loss_context(training.position):
             loss = mean_loss(training, part) / len(batch)
             loss.backward()
         total += sum_of(loss.detach())
-    dropout.samples = ()
+    dropout.samples = adapters.NO_SAMPLES
     for group in training.optimizer.param_groups:
         group["lr"] = rate
     torch.nn.utils.clip_grad_norm_(training.adapters.values(), training.config.gradient_clip, foreach=True)

@@ -32,6 +32,7 @@ IN_FP8 = {"width": 64, "inner_width": 64, "initial_weights": 0.05, "precision": 
 PLAIN = {**IN_FP8, "precision": "fp32", "fp8": "none"}
 SHAPE = Shape(11, 2, 16, 4, 2, 12, 10000.0, Scaling(), 1e-5)
 RULE = adapters.Rule(3, 6, 0.0, 1)
+THIRD = torch.tensor(3)  # Number of an adapter
 
 
 TOKENS = np.random.RandomState(0).randint(VOCABULARY, size=(40, CONFIG.sequence_length))
@@ -143,16 +144,16 @@ def test_dropout_depends_only_on_sample_position_and_layer():
     full, part = (adapters.Dropout(RULE._replace(dropout=0.25), rank) for rank in (0, 1))
     ones, positions = torch.ones(2, 64, 32), torch.arange(64)
     for dropout, own_positions in ((full, positions), (part, positions[5:9])):
-        dropout.samples, dropout.length, dropout.positions = (7, 8), 64, own_positions
-    dropped = full.of(ones, 3, 32)
+        dropout.samples, dropout.length, dropout.positions = torch.tensor([7, 8]), 64, own_positions
+    dropped = full.of(ones, THIRD, 32)
     assert dropped.unique().tolist() == pytest.approx([0.0, 1 / 0.75])
     # 4,096 draws with fixed seeds: the standard error is 0.007.
     assert float((dropped == 0).float().mean()) == pytest.approx(0.25, abs=0.03)
-    assert torch.equal(dropped, full.of(ones, 3, 32)) and not torch.equal(dropped, full.of(ones, 4, 32))
+    assert torch.equal(dropped, full.of(ones, THIRD, 32)) and not torch.equal(dropped, full.of(ones, THIRD + 1, 32))
     assert not torch.equal(dropped[0], dropped[1])
-    assert torch.equal(part.of(ones[:, 5:9, 16:], 3, 32), dropped[:, 5:9, 16:])
-    full.samples = ()
-    assert full.of(ones, 3, 32) is ones
+    assert torch.equal(part.of(ones[:, 5:9, 16:], THIRD, 32), dropped[:, 5:9, 16:])
+    full.samples = adapters.NO_SAMPLES
+    assert full.of(ones, THIRD, 32) is ones
 
 
 def test_only_adapters_train_with_dropout_and_resume(ranks, together):
@@ -208,7 +209,11 @@ def test_activation_memory_matches_the_formula(recompute, ranks):
     """In fp32, with dropout masks of one byte."""
     training = TRAINER.new(ranks, layers=6, width=64, inner_width=160, recompute=recompute)
     config, part = training.config, step_of(training.config, DATA, ranks, 0)[0]
-    training.dropout.samples, training.dropout.positions, training.dropout.length = part.samples, part.positions, 32
+    training.dropout.samples, training.dropout.positions, training.dropout.length = (
+        torch.tensor(part.samples),
+        part.positions,
+        32,
+    )
     measured = saved_by_layers(training.network, part.tokens, part.positions)
     per_position = config.layers * (config.width * 4 if recompute else config.kept())
     assert measured == pytest.approx(part.tokens.numel() * per_position, rel=0.1)
