@@ -79,6 +79,8 @@ def score(
 ) -> None:
     """Score result logs by the rules of their round. JSON: an object for one run set, a list for a tree.
 
+    Exits with 1 if a log has impossible times or a quality that is not a number.
+
     Examples:
 
       encore score results/20260101T120000Z-resnet-mxnet-cpu
@@ -110,6 +112,9 @@ def score(
         for run_set, _, energy in scored:
             if energy is not None:
                 _print_energy(console(), run_set, energy)
+    # `check` and `audit` report the same faults as errors.
+    if any(run.has_impossible_values for run_set, _, _ in scored for run in run_set.runs):
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def check(

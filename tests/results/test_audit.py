@@ -12,7 +12,7 @@ import pytest
 
 from encore.results import findings as rates
 from encore.results.audit.audit import RULES, Audit, audit_path
-from encore.results.audit.logs import clock_backwards, faster_than_stated, implausible_time
+from encore.results.audit.logs import clock_backwards, faster_than_stated
 from encore.results.audit.plausibility import peak_rate
 from encore.results.compare.run_set import digests
 from encore.results.logs.run_log import Phase, RunLog, Stated, read_run
@@ -333,23 +333,6 @@ def test_stated_times_of_validations(stated_s: float, texts: list[str]) -> None:
     assert [oddity.found for oddity in faster_than_stated(run)] == texts
     (back,) = clock_backwards(run)
     assert (back.found, back.line) == ("validation_time 101 s before validation_time in line 7", 8)
-
-
-@pytest.mark.parametrize(
-    ("start_s", "stop_s", "text"),
-    [
-        (1.0, 61.0, "1970-01-01 00:00:01 UTC"),
-        (-5.0, 61.0, "1969-12-31 23:59:55 UTC"),
-        (1_592_669.0, 1_592_729.0, "1970-01-19 10:24:29 UTC: seconds where milliseconds belong"),
-        (1.6e12, 1.6e12 + 60, "in the future"),
-        (-1e300, 1e300, "-1e+300 s"),
-        (1.6e9, 1.6e9 + 61 * 86400, "a run of 61 days"),
-        (1.6e9, 1.6e9 + 59 * 86400, ""),
-    ],
-)
-def test_implausible_times(start_s: float, stop_s: float, text: str) -> None:
-    reported = [oddity.found for oddity in implausible_time(RunLog(path=Path("x"), start_s=start_s, stop_s=stop_s))]
-    assert any(text in line for line in reported) if text else reported == []
 
 
 @pytest.mark.parametrize(("rate", "severity"), [(0.005, "error"), (0.0051, "warning"), (None, "warning")])

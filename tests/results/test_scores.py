@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -25,7 +26,7 @@ from mlperf_logging.rcp_checker import rcp_checker
 
 from benchmarks.common.run import evidence
 from encore import files
-from encore.errors import EncoreError
+from encore.errors import EncoreError, ExitCode
 from encore.results.audit import audit, declarations, kernels
 from encore.results.audit.audit import audit_path, audit_score
 from encore.results.compliance import convergence, official
@@ -36,7 +37,7 @@ from encore.results.logs.run_log import Reason, RunLog, read_run, submitter_of
 from encore.results.rules import BLEU_BENCHMARKS, ROUNDS, Target, rounds_of, rule_for, targets_of
 from encore.results.scores.score import find_sets, read_scaling, score_folder
 from tests import bombs
-from tests.command_line import error_of, output_of
+from tests.command_line import error_of, output_of, run_encore
 from tests.results.result_logs import START_MS, dell_texts, flux1_v61, resnet_v07, write_files, write_set
 
 RULES = Path(str(importlib.util.find_spec("mlperf_logging").origin)).parent / "compliance_checker"
@@ -257,16 +258,34 @@ CLOCK, QUALITY = ("impossible_clock", "implausible_time"), ("nonnumeric_quality"
 @pytest.mark.parametrize(
     ("text", "reason", "code", "rule"),
     [
-        (at_times(lambda ms: ms // 1000), "not in the years 2017 to 2100", *CLOCK),
-        (at_times(lambda ms: 0), "not in the years 2017 to 2100", *CLOCK),
-        (at_times(lambda ms: START_MS), "run_stop is -0.000 s before run_start", *CLOCK),
+        (at_times(lambda ms: ms // 1000), "not between 2017 and today", *CLOCK),
+        (at_times(lambda ms: 0), "not between 2017 and today", *CLOCK),
+        (at_times(lambda ms: -ms), "not between 2017 and today", *CLOCK),
+        (at_times(lambda ms: ms + int(time.time() * 1000)), "in the future", *CLOCK),
+        (at_times(lambda ms: ms - START_MS + 1_460_000_000_000), "before 2017", *CLOCK),
+        (at_times(lambda ms: START_MS + (ms - START_MS) * 5000), "no run takes more than 60", *CLOCK),
+        (at_times(lambda ms: START_MS), "run_stop is at the same time as run_start", *CLOCK),
         (at_times(lambda ms: 2 * START_MS - ms), "before run_start", *CLOCK),
         *(
             (resnet_v07(quality=(0.7605, value)), f"line 35 is {json.dumps(value)}: a number is expected", *QUALITY)
             for value in ("0.7605", "high", None, math.nan, True)
         ),
     ],
-    ids=["seconds", "zero", "constant", "backwards", "text", "word", "null", "nan", "true"],
+    ids=[
+        "seconds",
+        "zero",
+        "negative",
+        "future",
+        "2016",
+        "years",
+        "constant",
+        "backwards",
+        "text",
+        "word",
+        "null",
+        "nan",
+        "true",
+    ],
 )
 def test_impossible_values_are_an_error_of_score_check_and_audit(
     text: str, reason: str, code: str, rule: str, tmp_path: Path
@@ -274,6 +293,8 @@ def test_impossible_values_are_an_error_of_score_check_and_audit(
     (score,) = score_folder(write_set(tmp_path, [text]))
     (run,) = score.runs
     assert run.minutes is None and reason in run.explanation
+    for command in (["score"], ["score", "--json"], ["score", "--csv"], ["check"], ["audit"]):
+        assert run_encore(*command, run.path).exit_code == ExitCode.FAILED, command
     assert code in [finding.code for finding in check(run.path, "0.7.0").findings if finding.severity == "error"]
     assert rule in [finding.rule for finding in audit_score(score) if finding.severity == "error"]
 

@@ -76,8 +76,8 @@ _PHASES = frozenset(
 )
 _DAMAGED_KEY = re.compile(r'"key":\s*"(\w+)"|:::MLL [\d.]+ (\w+):|:::MLPv\S+ \S+ [\d.]+ \(.*?:\d+\) (\w+)')
 _NAMING_DIALECTS = frozenset({"v0.5", "mlperf"})
-# Years 2017 and 2100. MLPerf started in 2018; times outside are invalid or in other units.
-_EARLIEST_S, _LATEST_S = 1_483_228_800, 4_102_444_800
+# Year 2017, since MLPerf started in 2018, and tomorrow; times outside are invalid or in other units.
+_EARLIEST_S, _LATEST_S = 1_483_228_800, time.time() + 86_400
 # HugeCTR's v0.7 converter adds milliseconds to Unix seconds: only differences are correct.
 _HUGECTR = "format_ctr_output.py"
 # Events that report training progress between evaluations
@@ -198,6 +198,11 @@ class RunLog:
         return self.minutes is not None
 
     @property
+    def has_impossible_values(self) -> bool:
+        """Whether times are impossible or a quality is not a number: errors of `score`, `check` and `audit`."""
+        return self.reason is Reason.CLOCK or bool(self.nonnumeric)
+
+    @property
     def epochs(self) -> float | None:
         """Epoch of the last evaluation, in the unit of the log (BERT: samples, or 1)."""
         return next((point.epoch for point in reversed(self.quality) if point.epoch is not None), None)
@@ -314,7 +319,7 @@ class _Reading:
 
     # Remove invalid times, which must not be used to measure the run.
     def _drop_invalid_time(self, event: Event) -> Event:
-        if event.time_s and str(event.metadata.get("file")).endswith(_HUGECTR):
+        if 0 < (event.time_s or 0) < _EARLIEST_S and str(event.metadata.get("file")).endswith(_HUGECTR):
             return event
         if event.key in ("run_start", "run_stop") and self.untimely is None:
             self.untimely = event
@@ -496,7 +501,8 @@ class _Reading:
         if elapsed is None:
             return Reason.CLOCK, "run_start or run_stop has no time"
         if elapsed <= 0:
-            return Reason.CLOCK, f"run_stop is {-elapsed * 60:.3f} s before run_start"
+            interval = f"{-elapsed * 60:.3f} s before" if elapsed else "at the same time as"
+            return Reason.CLOCK, f"run_stop is {interval} run_start"
         if elapsed > _LONGEST_DAYS * _MINUTES_PER_DAY:
             days = elapsed / _MINUTES_PER_DAY
             return Reason.CLOCK, f"run_stop is {days:.0f} days after run_start: no run takes more than {_LONGEST_DAYS}"
@@ -573,8 +579,9 @@ def _describe_invalid_time(event: Event) -> str:
         return f"{location} has {f'the invalid time {event.refused_time}' if event.refused_time else 'no time'}"
     if _EARLIEST_DATE_S <= seconds <= _LATEST_DATE_S:
         date = time.strftime("%Y-%m-%d", time.gmtime(seconds))
-        return f"{location} is on {date}, which is not in the years 2017 to 2100: is the clock right?"
-    return f"{location} is at {seconds:.6g} s, which is not in the years 2017 to 2100: in another unit?"
+        range_ = "in the future" if seconds > _LATEST_S else "before 2017"
+        return f"{location} is on {date}, which is {range_}: is the clock right?"
+    return f"{location} is at {seconds:.6g} s, which is not between 2017 and today: in another unit?"
 
 
 # Name the first value per target outside its unit's range.
