@@ -423,7 +423,7 @@ def _print_plan(screen: Console, plan: planning.Plan, as_json: bool) -> None:
         write_json(
             "run-plan",
             RunPlan(
-                argv=tuple(map(run_metadata.redact_text, command.argv)),
+                argv=tuple(run_metadata.redact_arguments(command.argv)),
                 environment=run_metadata.redact(command.environment),
                 working_directory=str(command.working_directory),
                 configuration=plan.configuration.plain(),

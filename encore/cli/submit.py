@@ -194,7 +194,7 @@ def submit(
                 estimate=prepared.estimate.reason,
                 script=prepared.script,
                 step={
-                    "argv": tuple(map(run_metadata.redact_text, prepared.step.argv)),
+                    "argv": tuple(run_metadata.redact_arguments(prepared.step.argv)),
                     "environment": run_metadata.redact(prepared.step.environment),
                 },
             ),

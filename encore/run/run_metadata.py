@@ -35,14 +35,28 @@ from encore.ssh.hosts import Host
 REDACTED = "(redacted)"
 ASSIGNMENT = re.compile(r"(--[a-z-]+=)?(?P<name>[A-Za-z_]\w*)=")  # ``NAME=`` or ``--env=NAME=``, before the value
 SECRET = re.compile(
-    r"token|key|secret|passw|passphrase|pgpass|credential|auth|webhook|bearer|cookie|session|signature|connection_?str"
-    r"|(^|_)(pass|pat|pin|dsn|jwt|sas)(_|$)|_pwd(_|$)|^aws_"
-    r"|(^|_)(https?|all|ftp)_proxy$",
+    r"token(?!iz)|key|secret|passw|passphrase|pgpass|credential|auth(?!or(?!iz))|webhook|bearer|cookie|session|signature"
+    r"|connection_?str|(^|_)(pass|pat|pin|dsn|jwt|sas)(_|$)|_pwd(_|$)|^pwd_|(db|sql|user|root|smtp|ldap)(pass|pwd)$"
+    r"|^aws_|(^|_)(https?|all|ftp)_proxy$|(^|_)(database|db|redis|mongo(db)?|amqp|broker)_ur[il]$",
     re.IGNORECASE,
 )
-# User and password, or a token instead of both, in a URL
+LOCATION = re.compile(r"_(file|path|dir|sock)$", re.IGNORECASE)  # Names of variables with the location of a secret
+# User and password, or a token instead of both, in a URL; ``user:password@host`` without a scheme. Neither a port
+# (``host:80/x@y``) nor an image digest (``image:tag@sha256:...``) is a password.
 LOGIN = re.compile(
-    r"([a-z][a-z0-9+.-]*://)(?:[^\s/@:]*:[^\s@]*|(?<=http://)[^\s/@]+|(?<=https://)[^\s/@]+)@", re.IGNORECASE
+    r"((?<![\w+.-])[a-z][a-z0-9+.-]*://)(?:[^\s/@:]*:(?!\d+[/?#])\S*|(?<=http://)[^\s/@]+|(?<=https://)[^\s/@]+)@(?!sha\d+:)"
+    r"|(?<![^\s=,;'\"(])(?!mailto:)[\w.+-]*:[^\s/@,;]+@(?!sha\d+:)(?=[a-z]|\d+(?:\.\d+){3}|\[)",
+    re.IGNORECASE,
+)
+# ``--db-password x``, ``password=x`` or ``"secret": "x"`` in a text, up to the value
+_SECRET_WORD = (
+    r"[\w-]{0,64}(?:passw(?:or)?d|passphrase|pgpass|\w[_-]pwd|secret|(?:api|access|auth|private|hf)[_-]?(?:key|token))"
+    r"\w{0,32}"
+)
+NAMED = re.compile(
+    rf"(?<![\w-])(--?(?:{_SECRET_WORD}|token)[\s=:]+|{_SECRET_WORD}[\"']?\s*[=:]\s*)(?!\(redacted\))"
+    r"(?:\"[^\"]*\"|'[^']*'|[^\s\"']+)",
+    re.IGNORECASE,
 )
 TOKEN = re.compile(
     r"\b(?:gh[pousr]_|github_pat_|hf_|glpat-|nvapi-|xox[abeprs]-|AKIA|ASIA|sk-)[\w-]{12,}|\beyJ[\w-]+\.[\w-]+\.[\w-]*"
@@ -194,11 +208,11 @@ def parse_environment(settings: tuple[str, ...], caller: Mapping[str, str]) -> d
 
 
 def is_secret(name: str, value: str) -> bool:
-    return bool(SECRET.search(name)) or redact_text(value) != value
+    return bool(SECRET.search(name) and not LOCATION.search(name)) or redact_text(value) != value
 
 
 def redact_text(text: str) -> str:
-    return TOKEN.sub(REDACTED, LOGIN.sub(rf"\1{REDACTED}@", text))
+    return TOKEN.sub(REDACTED, LOGIN.sub(rf"\1{REDACTED}@", NAMED.sub(rf"\1{REDACTED}", text)))
 
 
 def redact(environment: Mapping[str, str]) -> dict[str, str]:
@@ -222,8 +236,9 @@ def restore(variables: Mapping[str, str], again: str) -> dict[str, str]:
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
     redacted = []
     for previous, argument in zip(("", *arguments), arguments, strict=False):
-        assignment = ASSIGNMENT.match(argument)
-        if previous == "--notify":
+        is_setting = previous == "--set" or argument.startswith("--set=")  # Of the configuration, such as token_bucket
+        assignment = None if is_setting else ASSIGNMENT.match(argument)
+        if previous == "--notify" or NAMED.fullmatch(f"{previous} x"):
             redacted.append(REDACTED)
         elif argument.startswith("--notify="):
             redacted.append(f"--notify={REDACTED}")
@@ -314,7 +329,7 @@ def describe(
         "runtime": runtime,
         "arguments": redact_arguments(sys.argv[1:]),
         "cluster_file": clusters.file_from_environment(),
-        "command": [redact_text(argument) for argument in command.argv],
+        "command": redact_arguments(command.argv),
         "environment": redact(command.environment),
         "code": checkout.code_state(),
         "image": image,

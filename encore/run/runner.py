@@ -86,7 +86,7 @@ def ensure_python(plan: Plan, hooks: Hooks) -> None:
 def as_shell(command: Command) -> str:
     variables = [f"{name}={shlex.quote(value)}" for name, value in run_metadata.redact(command.environment).items()]
     return " ".join(["cd", shlex.quote(str(command.working_directory)), "&&", "env", "-i", *variables]) + (
-        " \\\n  " + shlex.join(map(run_metadata.redact_text, command.argv))
+        " \\\n  " + shlex.join(run_metadata.redact_arguments(command.argv))
     )
 
 

@@ -30,6 +30,16 @@ SECRETS = {
     "HEADER": f"Bearer {CANARY}",
     "LINK": f"https://blob.example.org/x?part=1&sig={CANARY}",
     "AZURE_CONNECTION_STRING": CANARY,
+    **dict.fromkeys(("DATABASE_URL", "REDIS_URL", "MYSQL_PWD_DB", "ROOTPWD", "AUTHORIZATION"), CANARY),
+    "MONGO": f"mongodb://anna:{CANARY}@h1,h2/x",
+    "SLASHES": f"postgres://anna:a/b@{CANARY}@host/x",
+    "LOGIN": f"anna:{CANARY}@db.example.org:5432/x",
+    "ADDRESS": f"rsync --delete anna:{CANARY}@10.0.0.1:/x .",
+    "OPTIONS": f"--user anna --db-password={CANARY} --verbose",
+    "WORDS": f"--password {CANARY}",
+    "QUOTED": f'--secret "{CANARY} {CANARY}"',
+    "JSON": f'{{"user": "anna", "password": "{CANARY}"}}',
+    "STATEMENT": f"PGPASSWORD={CANARY} psql",
 }
 OPTIONS = [word for name, value in SECRETS.items() for word in ("--env", f"{name}={value}")]
 NOTIFY = ["--notify", f"https://hooks.example.org/{CANARY}"]
@@ -40,11 +50,43 @@ PLAIN = {
     "PATTERN": "x",
     "REPO": "ssh://git@host/x",
     "URL": "http://host/x?part=1",
+    "PORT": "http://host:8080/x@y",
+    "PWD": "/work",
+    "OLDPWD": "/work",
+    "PYTHONPATH": "/opt/gcc@12/lib:/opt/a:b@2",
+    "MODULES": "cuda:openmpi@4.1",
+    "DIGEST": "registry.example.org:5000/pytorch:24.06@sha256:0123456789abcdef",
+    "TAG": "pytorch:24.06@sha256:0123456789abcdef",
+    "IMAGE": "docker://pytorch:24.06@sha256:0123456789abcdef",
+    "MAIL": "mailto:anna@example.org, ben@example.org",
+    "CLONE": "git@example.org:project/x.git",
+    "HOSTS": "anna@n1:4,anna@n2:4",
+    "COPY": "host:/data@snapshot",
+    "TOKENIZERS_PARALLELISM": "false",
+    "XAUTHORITY": "/root/.Xauthority",
+    "DB_PASSWORD_FILE": "/run/secrets/db",
+    "ARGS": "--tokenizer /x --max-tokens 5 --passes 2 --pwd /x",
 }
 
 
 def test_names_and_values_of_secrets() -> None:
     assert run_metadata.redact({**SECRETS, **PLAIN}) == {**dict.fromkeys(SECRETS, run_metadata.REDACTED), **PLAIN}
+
+
+def test_secrets_of_arguments() -> None:
+    plain = [
+        "run",
+        "bert",
+        "--set",
+        "token_bucket=4",
+        "--set=key_value_heads=8",
+        "--image=x:1@sha256:01",
+        "--env",
+        "A=b",
+    ]
+    secret = ["--password", CANARY, f"--db-password={CANARY}", f"--env=MY_KEY={CANARY}", f"PGPASSWORD={CANARY}"]
+    redacted = run_metadata.redact_arguments([*plain, *secret])
+    assert redacted[: len(plain)] == plain and CANARY not in str(redacted) and len(redacted) == len([*plain, *secret])
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
