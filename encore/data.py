@@ -124,7 +124,7 @@ def own_options(benchmark: str) -> str:
     command = [sys.executable, "-m", _module(benchmark), "--help"]
     text = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=True).stdout
     title = f"options of {benchmark}:"
-    return title + text.partition(title)[2] if title in text else ""
+    return f"{title}{text.partition(title)[2].rstrip()}\n" if title in text else ""
 
 
 def prepare(

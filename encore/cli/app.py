@@ -5,7 +5,7 @@ import inspect
 import io
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -25,7 +25,7 @@ COMMANDS = {
     "check": "results.check", "published": "published.published", "compare": "results.compare",
     "report": "report.report", "play": "go_text_protocol.play", "schema": "schemas.schema",
 }  # fmt: skip
-# Lab commands, in a separate panel of the help.
+# Lab commands, in a separate section of the help.
 LAB = {
     "audit": "results.audit", "sweep": "sweep.sweep", "plan": "plan.plan", "study": "study",
     "reproduce": "reproduce.reproduce", "archive": "packaging.archive", "verify": "packaging.verify",
@@ -39,34 +39,35 @@ class Commands(Group):
     def list_commands(self, ctx: Any) -> list[str]:
         return [*COMMANDS, *LAB]
 
+    def sections(self, ctx: Any) -> dict[str, Sequence[str]]:
+        return {"Commands": [*COMMANDS], "Lab (studies, audits, submissions, serving)": [*LAB]}
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         targets = {**COMMANDS, **LAB}
         if cmd_name not in targets:
             raise names.unknown("command", cmd_name, targets)
         name, _, function = targets[cmd_name].partition(".")
         module = importlib.import_module(f"encore.cli.{name}")
-        panel = "Lab: studies, audits, submissions, serving" if cmd_name in LAB else "Commands"
-        parent = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        parent = typer.Typer(add_completion=False, rich_markup_mode=None)
         parent.callback()(lambda: None)
         if function:
-            add(parent, cmd_name, getattr(module, function), panel)
+            add(parent, cmd_name, getattr(module, function))
         else:
             group = typer.Typer(cls=Group, help=module.HELP, no_args_is_help=True)
             for subcommand, command in module.GROUP.items():
                 add(group, subcommand, command)
-            parent.add_typer(group, name=cmd_name, rich_help_panel=panel)
+            parent.add_typer(group, name=cmd_name)
         commands: Any = typer.main.get_command(parent)
         return commands.commands[cmd_name]
 
 
-def add(group: typer.Typer, name: str, function: Callable[..., None], panel: str | None = None) -> None:
+def add(group: typer.Typer, name: str, function: Callable[..., None]) -> None:
     """Add a command. The docstring is its help; the part after "Examples:" is printed below the options."""
     text, _, examples = (inspect.getdoc(function) or "").partition("\n\nExamples:\n")
     group.command(
         name,
         help=text,
         epilog=f"Examples:\n{examples}" if examples else None,
-        rich_help_panel=panel,
         **{"cls": Command, **getattr(function, "settings", {})},
     )(function)
 
@@ -77,8 +78,8 @@ app = typer.Typer(
     help="Reproduce MLPerf Training results: configure, run, evaluate, compare.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 
 

@@ -33,11 +33,12 @@ class _PrepareCommand(Command):
         ctx.meta["words"] = list(args)
         return super().parse_args(ctx, args)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        super().format_help(ctx, formatter)
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
         choices = catalogue.choices()
         benchmarks = [choices[word].benchmark.name for word in ctx.meta["words"] if word in choices]
-        typer.echo(data.own_options(benchmarks[0]) if benchmarks else "")
+        if own_options := data.own_options(benchmarks[0]) if benchmarks else "":
+            formatter.write(f"\n{own_options}")
+        super().format_epilog(ctx, formatter)
 
 
 def prepare(

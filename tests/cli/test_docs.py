@@ -23,7 +23,7 @@ from encore.cli.app import app
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node
 from encore.run import run_folder
-from tests.command_line import run_encore
+from tests.command_line import output_of, run_encore
 from tests.results.result_logs import resnet_v07, write_files
 
 PAGES = {path: path.read_text(encoding="utf-8") for path in documentation.pages(paths.ROOT)}
@@ -482,6 +482,19 @@ def test_commands_have_valid_examples() -> None:
         assert examples, f"{name} --help has no example"
         for example in examples:
             command.make_context(name, shlex.split(example.partition(" > ")[0])[len(name.split()) :])
+
+
+def test_help_is_complete_at_80_columns() -> None:
+    groups = {"encore": ENCORE} | {f"encore {name}": child for name, child in children(ENCORE).items()}
+    for name, command in (groups | leaf_commands(ENCORE)).items():
+        output = output_of(*name.split()[1:], "-h", width=80).partition("\nExamples:\n")[0]
+        options = {
+            option for param in command.params if not param.hidden for option in param.opts + param.secondary_opts
+        }
+        words = set(re.split(r"[\s,/]+", output))
+        assert {option for option in options if option.startswith("-")} <= words, name
+        assert [line for line in output.splitlines() if len(line) > 80 or "…" in line or "<bool>" in line] == []
+        assert "  -h, --help" in output
 
 
 def test_pages_contain_no_absolute_path_of_one_machine() -> None:

@@ -179,12 +179,6 @@ def test_incomplete_profile_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     assert "p.json is not a profile: Expecting" in error.found
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["data"], ["data", "prepare"]])
-def test_help_has_a_short_option_and_no_type_after_flags(command: list[str]) -> None:
-    output = output_of(*command, "-h")
-    assert "-h" in output and "<bool>" not in output
-
-
 def test_path_with_colons_is_printed_unchanged() -> None:
     screen = layout.console()
     with screen.capture() as printed:
