@@ -22,11 +22,11 @@ from typing import Callable, Iterator, List, Match, NamedTuple, Sequence, Tuple,
 
 from benchmarks.bert import texts
 from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.text_files import LONGEST_LINE
 from benchmarks.language.sentences import sentences_of
 
 DUMP = "dump"  # a file's form; texts.py has the others
 RANGE_BYTES = {".xml": 16 << 20, ".bz2": 4 << 20}  # approximate range size: 4 MiB of bz2 are about 15 MiB of XML
-MOST_PAGE_BYTES = 1 << 26  # MediaWiki limits a page to 2 MiB
 _CHUNK = 1 << 20
 _TAIL = 1 << 12
 _PAGE, _PAGE_END, _END = b"<page>", b"</page>", b"</mediawiki>"
@@ -155,8 +155,8 @@ def _raw_pages(path: Path, start: int, end: int, report: Callable[[int], None]) 
         # The buffer may end with an incomplete page or page tag.
         done = first if first >= 0 else max(done, len(buffer) - len(_PAGE))
         buffer, limit = buffer[done:], None if limit is None else limit - done
-        if len(buffer) > MOST_PAGE_BYTES:
-            raise Problem(f"{path}: a page of over {MOST_PAGE_BYTES:,} bytes after {title!r}", "whole pages", HINT)
+        if len(buffer) > LONGEST_LINE:
+            raise Problem(f"{path}: a page of over {LONGEST_LINE:,} bytes after {title!r}", "whole pages", HINT)
     if _PAGE in buffer or (end == path.stat().st_size and _END not in tail):
         raise _truncated(path, f"it ends within or after page {title!r}")
 
@@ -175,9 +175,9 @@ def _chunks(path: Path, start: int, end: int) -> Iterator[Tuple[bytes, int]]:
     with path.open("rb") as file:
         file.seek(start)
         raw, position, stream = file.read(_CHUNK), start, bz2.BZ2Decompressor()
-        while raw:
+        while raw or not stream.needs_input:
             try:
-                chunk = stream.decompress(raw)
+                chunk = stream.decompress(raw, _CHUNK)
             except (OSError, EOFError, ValueError) as error:
                 raise Problem(
                     f"{path} is damaged in the bz2 stream at byte {position:,}: {error}",
@@ -191,7 +191,8 @@ def _chunks(path: Path, start: int, end: int) -> Iterator[Tuple[bytes, int]]:
             if stream.eof:
                 raw = stream.unused_data
                 position, stream = file.tell() - len(raw), bz2.BZ2Decompressor()
-            raw = raw or file.read(_CHUNK)
+            if stream.needs_input:
+                raw = raw or file.read(_CHUNK)
     if position < path.stat().st_size:
         raise _truncated(path, f"the bz2 stream at byte {position:,} has no end")
 

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.data.text_files import load_json, refuse_compressed, text_of
+from benchmarks.common.data.text_files import load_json, read_bytes, refuse_compressed, text_of
 
 TRAIN, TEST = "train-v1.1.json", "dev-v1.1.json"
+LONGEST = 1 << 27  # bytes of a file: four times the published training set (30,288,272 bytes)
 HINT = "use the files as they are published: train-v1.1.json and dev-v1.1.json"
 
 
@@ -35,7 +36,7 @@ def read(path: Path) -> List[Paragraph]:
     """
     try:
         refuse_compressed(path, TRAIN if "train" in path.name else TEST)
-        content = load_json(path.read_bytes(), str(path))
+        content = load_json(read_bytes(path, LONGEST), str(path))
     except FileNotFoundError:
         raise Problem(f"{path} is not there", f"a folder with {TRAIN} and {TEST}", HINT) from None
     except (OSError, ValueError) as error:

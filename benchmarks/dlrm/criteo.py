@@ -6,7 +6,7 @@ format is the same in the Terabyte logs (day_0 to day_23) and in Kaggle's train.
 
 import re
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -76,7 +76,7 @@ def list_source(
         if test.exists():
             text_files.check(test, UNPACKED)
             with test.open("rb") as file:
-                columns = file.readline().count(b"\t") + 1
+                columns = next(text_files.raw_lines(file, str(test)), b"").count(b"\t") + 1
             if columns == COLUMNS:
                 return Source(
                     origin.name, (_file_range(train),), (_file_range(test),), f"{train.name}; {test.name} held out"
@@ -195,12 +195,20 @@ def read_lines(text: Range) -> Iterator[bytes]:
     with open(text.path, "rb") as file:
         file.seek(max(0, text.start - 1))
         if text.start > 0 and file.read(1)[0] != NEWLINE:
-            file.readline()
+            _end_of_line(file, text.path)
         while file.tell() < text.end:
             piece = file.read(min(CHUNK, text.end - file.tell()))
             if piece[-1] != NEWLINE:
-                piece += file.readline()
+                piece += _end_of_line(file, text.path)
             yield piece if piece[-1] == NEWLINE else piece + b"\n"
+
+
+def _end_of_line(file: BinaryIO, path: str) -> bytes:
+    start = file.tell()
+    rest = file.readline(text_files.LONGEST_LINE)
+    if len(rest) == text_files.LONGEST_LINE:
+        raise text_files.too_long(path, _count_lines(Range(path, 0, start), lambda size: None))
+    return rest
 
 
 # -- rows ----------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from benchmarks.common.data.files import in_one_step, read_facts, write_facts
 from benchmarks.common.data.prepare import Content, Listing, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
+from benchmarks.common.data.text_files import raw_lines
 from benchmarks.common.data.workers import Report, Workers
 from benchmarks.dlrm import blocks, criteo, synthetic
 from benchmarks.dlrm.blocks import BLOCK_ROWS, COLUMNS, FIRST_TABLE, ROW_BYTES, TABLES, WORD
@@ -345,8 +346,13 @@ def check_overlap(source: Source, allowed: bool, progress: Progress) -> int:
     if test.stem != "test":
         return 0
     with test.open("rb") as test_file, open(source.train[0].path, "rb") as train:
-        hashed_lines = ((f"line {number:,} of {test}", hash(line.rstrip())) for number, line in enumerate(test_file, 1))
-        return source_checks.overlap(hashed_lines, (hash(line.rstrip()) for line in train), "rows", allowed, progress)
+        test_lines, train_lines = raw_lines(test_file, str(test)), raw_lines(train, source.train[0].path)
+        hashed_lines = (
+            (f"line {number:,} of {test}", hash(line.rstrip())) for number, line in enumerate(test_lines, 1)
+        )
+        return source_checks.overlap(
+            hashed_lines, (hash(line.rstrip()) for line in train_lines), "rows", allowed, progress
+        )
 
 
 def check_labels(parts: Sequence[Part]) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Iterable
 
 from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.text_files import read_bytes
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MOST_ENTRIES = 1 << 16  # ids are stored as uint16
@@ -35,7 +36,7 @@ def read(path: Path) -> Vocabulary:
     """
     hint = "take vocab.txt as published with BERT (uncased: 30,522 lines)"
     try:
-        entries = tuple(line.rstrip("\r") for line in path.read_bytes().decode("utf-8-sig").split("\n"))
+        entries = tuple(line.rstrip("\r") for line in read_bytes(path).decode("utf-8-sig").split("\n"))
     except OSError as error:
         raise Problem(f"{path}: {error.strerror}", "a vocabulary file", hint) from None
     except UnicodeDecodeError as error:

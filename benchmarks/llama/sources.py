@@ -4,7 +4,7 @@ import argparse
 import re
 from itertools import groupby
 from pathlib import Path
-from typing import Iterator, List, NamedTuple, Optional, Tuple
+from typing import Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from benchmarks.common.data import text_files
 from benchmarks.common.data.problem import Problem
@@ -89,9 +89,22 @@ def documents(path: Path) -> Iterator[str]:
         for number, row in text_files.json_lines(path, '{"text": "..."}'):
             yield text_files.text_of(row, "text", f"{path}, line {number:,}")
         return
-    for has_text, lines in groupby((line for _, line in text_files.lines(path)), lambda line: bool(line.strip())):
+    for has_text, lines in groupby(text_files.lines(path), lambda line: bool(line[1].strip())):
         if has_text:
-            yield "".join(lines).strip()
+            yield "".join(_limited(path, lines)).strip()
+
+
+def _limited(path: Path, lines: Iterable[Tuple[int, str]]) -> Iterator[str]:
+    size = 0
+    for number, line in lines:
+        size += len(line)
+        if size > text_files.LONGEST_LINE:
+            raise Problem(
+                f"{path}, line {number:,}: a document longer than {text_files.LONGEST_LINE:,} characters",
+                "documents separated by empty lines",
+                "separate them",
+            )
+        yield line
 
 
 def toy_data_set(folder: Path, name: Optional[str]) -> Source:

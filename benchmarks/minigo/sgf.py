@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
 from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.text_files import read_bytes
 from benchmarks.minigo.engine import BLACK, WHITE, IllegalMove, Position, Rules
 from benchmarks.minigo.engine.position import SIZES
 
@@ -13,6 +14,7 @@ Node = Dict[str, List[str]]
 _TOKEN = re.compile(
     r"[\s\0]*(?:(?P<mark>[();])|(?P<name>[A-Za-z]+)\s*(?=\[)|\[(?P<value>(?:\\.|[^\]\\])*)\])", re.DOTALL
 )
+_REST = re.compile(r"[\0 \t\r\n]*\Z")  # End of the file
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 HINT = "leave the file out, or export the game again from the program that wrote it"
 
@@ -42,7 +44,7 @@ def read(path: Path, features: str = "agz", superko: bool = True) -> Record:
         IllegalMove: a move is illegal, with its number.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_bytes(path).decode("utf-8", "replace")
     except OSError as error:
         raise Problem(f"{path}: {error.strerror or error}", "a game in SGF", "give another file") from error
     return parse(text, str(path), features, superko)
@@ -81,7 +83,7 @@ def _main_line(text: str, name: str) -> List[Node]:
     nodes: List[Node] = []
     start = text.find("(")
     offset, depth, key, has_ended = max(start, 0), 0, "", False
-    while offset < len(text) and text[offset:].strip("\0 \t\r\n"):
+    while not _REST.match(text, offset):
         token = _TOKEN.match(text, offset)
         if token is None:
             raise _damaged(name, text, offset)

@@ -10,6 +10,7 @@ from typing import List, Optional, Tuple
 
 import numpy as np
 
+from benchmarks.common.data import text_files
 from benchmarks.common.data.problem import Problem
 from benchmarks.ncf.interactions import Interactions, repeated_pair
 
@@ -49,9 +50,18 @@ def read(negative: Path, name: Optional[str]) -> Interactions:
     return Interactions(name or stem, count, users[order], items[order], test_items, negatives, description)
 
 
+# Lines without blank ones at the end
+def _lines(path: Path) -> List[bytes]:
+    with path.open("rb") as file:
+        lines = list(text_files.raw_lines(file, str(path)))
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return lines
+
+
 def _read_pairs(path: Path) -> Tuple[np.ndarray, np.ndarray]:
     values = array("i")
-    for number, line in enumerate(path.read_bytes().rstrip().splitlines(), 1):
+    for number, line in enumerate(_lines(path), 1):
         pair = line.rstrip().split(b"\t", 2)[:2]
         if len(pair) < 2 or not all(map(bytes.isdigit, pair)) or max(map(int, pair)) > MOST_ID:
             raise Problem(
@@ -84,7 +94,7 @@ def _check_users(train_users: np.ndarray, test_users: np.ndarray, train: Path, t
 
 # (users, negatives); every line must have the held-out pair of the user
 def _read_negatives(path: Path, test_items: np.ndarray) -> np.ndarray:
-    lines = path.read_bytes().rstrip().splitlines()
+    lines = _lines(path)
     if len(lines) != len(test_items):
         raise Problem(f"{path} has {len(lines):,} lines", f"{len(test_items):,}, one a user", "restore it")
     rows: List[List[int]] = []

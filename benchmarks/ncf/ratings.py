@@ -150,7 +150,7 @@ def parse(raw: BinaryIO, source: str) -> Ratings:
     Raises:
         Problem: a line is not a rating; the message has the number of the first one.
     """
-    first = next((line for line in raw if line.lstrip(b"\xef\xbb\xbf").strip()), b"")
+    first = next((line for line in text_files.raw_lines(raw, source) if line.lstrip(b"\xef\xbb\xbf").strip()), b"")
     separator = next((mark for mark in ("::", "\t", ",") if mark.encode() in first), None)
     if separator is None:
         raise Problem(
@@ -189,7 +189,7 @@ def parse(raw: BinaryIO, source: str) -> Ratings:
 # Yield line number and fields of all non-blank lines
 def _rows(raw: BinaryIO, separator: str, source: str) -> Iterator[Tuple[int, List[str]]]:
     # Ids in other encodings are preserved.
-    texts = (line.decode("utf-8", "surrogateescape") for line in raw)
+    texts = (line.decode("utf-8", "surrogateescape") for line in text_files.raw_lines(raw, source))
     all_texts = chain([next(texts).lstrip("\ufeff")], texts)
     lines = (line.replace("::", "\t") if separator == "::" else line for line in all_texts)
     reader, number = csv.reader(lines, delimiter="\t" if separator == "::" else separator, strict=True), 1

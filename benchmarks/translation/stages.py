@@ -53,13 +53,21 @@ class Block(NamedTuple):
         return read_facts(self.path(f"{stage}.json"))
 
 
-def line_offsets(path: Path, interval: int, report: Callable[[int], None]) -> Tuple[int, List[int]]:
-    """Return the number of lines and the byte offsets of every ``interval``-th line; the last may lack a newline."""
-    offsets, lines, start, last = [0], 0, 0, b"\n"
+def line_offsets(path: Path, interval: int, report: Callable[[int], None], name: str) -> Tuple[int, List[int]]:
+    """Return the number of lines and the byte offsets of every ``interval``-th line; the last may lack a newline.
+
+    Raises:
+        Problem: a line is too long; ``name`` is the file name in the message.
+    """
+    offsets, lines, start, last, line_start = [0], 0, 0, b"\n", 0
     with path.open("rb") as file:
         for chunk in iter(lambda: file.read(CHUNK), b""):
             ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n"))
             first = (-lines - 1) % interval
+            bounds = np.concatenate(([line_start], start + ends + 1, [start + len(chunk)]))
+            if np.diff(bounds).max() > text_files.LONGEST_LINE:
+                raise text_files.too_long(name, lines + int(np.diff(bounds).argmax()) + 1)
+            line_start = int(bounds[-2])
             offsets += [start + int(end) + 1 for end in ends[first::interval]]
             lines, start, last = lines + len(ends), start + len(chunk), chunk[-1:]
             report(len(chunk))

@@ -16,7 +16,7 @@ from typing import IO, Any, Dict, List, NamedTuple, Tuple, cast
 from benchmarks.common.data.files import in_one_step
 from benchmarks.common.data.prepare import check_room
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.data.text_files import undamaged
+from benchmarks.common.data.text_files import read_bytes, undamaged
 from benchmarks.common.data.workers import Report
 
 CHUNK = 1 << 20  # bytes per read
@@ -211,9 +211,9 @@ def read_sgm(path: Path) -> List[str]:
         Problem: the file lacks segments or is not UTF-8.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        line = error.object[: error.start].count(b"\n") + 1
         raise Problem(f"{path.name}, line {line:,}: {error.reason}", "UTF-8 text", "download it again") from None
     lines = [" ".join(segment.split()) for segment in re.findall(r"<seg\b[^>]*>(.*?)</seg>", text, re.DOTALL | re.I)]
     if not lines:

@@ -156,7 +156,7 @@ def plan(source: sources.Source, args: argparse.Namespace, scratch: Path, pool: 
 
 def _aligned(corpus: sources.Corpus, add: Any) -> List[Tuple[int, int, Tuple[int, int]]]:
     # Return first line, number of lines and byte offsets per block of two aligned files.
-    source, target = (stages.line_offsets(item.path, BLOCK_LINES, add) for item in corpus)
+    source, target = (stages.line_offsets(item.path, BLOCK_LINES, add, str(item)) for item in corpus)
     if source[0] != target[0] or not source[0]:
         raise Problem(
             f"{corpus.source} has {source[0]:,} lines, {corpus.target} has {target[0]:,}",

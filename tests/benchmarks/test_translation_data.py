@@ -155,7 +155,7 @@ def test_bad_files_are_refused_with_a_hint(kind: str, tmp_path: Path) -> None:
 def test_blocks_begin_at_every_third_line(tmp_path: Path, count: int, end: str) -> None:
     path, lines = tmp_path / "text", [f"line {number}" for number in range(count)]
     path.write_text("\n".join(lines) + end)
-    total, offsets = stages.line_offsets(path, 3, lambda size: None)
+    total, offsets = stages.line_offsets(path, 3, lambda size: None, str(path))
     first_lines = [path.read_bytes()[offset:].split(b"\n")[0].decode() for offset in offsets]
     assert (total, first_lines) == (count, lines[::3] or [""])
 

@@ -37,6 +37,9 @@ DAMAGED = (
     RuntimeError,  # zipfile, for encrypted members and unknown compression
 )
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # little-endian UTF-32 starts with the first one
+# Bytes of a line, or of a file that is parsed at once: 32 times MediaWiki's limit of a page, 2 MiB. Longer ones are not
+# text, or were unpacked from a few bytes, and would fill the memory.
+LONGEST_LINE = 1 << 26
 HEAD_BYTES = 1 << 12  # bytes read to detect the encoding
 SHARD = re.compile(r"(.*?)-?(\d+)-of-(\d+)(.*)")
 
@@ -50,6 +53,31 @@ def open_binary(path: Path) -> BinaryIO:
     opener = OPENERS.get(path.suffix)
     file: BinaryIO = opener(path, "rb") if opener else path.open("rb")
     return file
+
+
+def too_long(name: str, number: int) -> Problem:
+    return Problem(
+        f"{name}, line {number:,}: longer than {LONGEST_LINE:,} bytes",
+        "lines of text",
+        "check how the file was written",
+    )
+
+
+def raw_lines(file: BinaryIO, name: str) -> Iterator[bytes]:
+    """Yield lines with their ends; Problem if one is longer than LONGEST_LINE. ``name``: file name in messages."""
+    for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), 1):
+        if len(line) > LONGEST_LINE:
+            raise too_long(name, number)
+        yield line
+
+
+def read_bytes(path: Path, longest: int = LONGEST_LINE) -> bytes:
+    """Return the content of a file that is parsed at once; Problem if it has more than ``longest`` bytes."""
+    with path.open("rb") as file:
+        content = file.read(longest + 1)
+    if len(content) > longest:
+        raise Problem(f"{path} has more than {longest:,} bytes", "a smaller file", "check how the file was written")
+    return content
 
 
 @contextmanager
@@ -103,7 +131,7 @@ def lines(path: Path, expected: str = "UTF-8 text") -> Iterator[Tuple[int, str]]
     refuse_compressed(path, expected, OPENERS)
     number = size = 0
     with undamaged(path, expected, lambda: f" after line {number:,} ({size:,} bytes)"), open_binary(path) as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(raw_lines(file, str(path)), 1):
             size += len(line)
             if number == 1:
                 refuse_utf16(line[:HEAD_BYTES], str(path))
@@ -204,7 +232,7 @@ def not_utf8(*files: Tuple[Path, str]) -> Problem:
         listed: List[str] = []
         wrong = good = 0
         with open_binary(path) as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(raw_lines(file, name), 1):
                 try:
                     good += not line.decode("utf-8").isascii()
                 except UnicodeDecodeError as error:
