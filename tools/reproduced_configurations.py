@@ -88,7 +88,7 @@ def counts_of_result(folder: Path, reproductions: list[Reproduction | str]) -> d
 
 
 def recovery(log: Path, script: Reproduction) -> Iterator[tuple[str, str]]:
-    # Keys that the script sets, with "equal", "different", "not in the log" or "no reproduction"
+    # Keys that the script sets, with "equal", "different", "not in the log", "in the environment" or "no reproduction"
     try:
         mapped = reproduce_log(log, script.source.round, None, None).mapped
     except EncoreError:
@@ -97,7 +97,10 @@ def recovery(log: Path, script: Reproduction) -> Iterator[tuple[str, str]]:
     for entry in script.mapped:
         if entry.origin == "command":
             same = values.get(entry.key) == entry.value
-            outcome = "equal" if same else "different" if entry.key in values else "not in the log"
+            lacks = (
+                "not in the log" if any(option.startswith("-") for option in entry.options) else "in the environment"
+            )
+            outcome = "equal" if same else "different" if entry.key in values else lacks
             yield entry.key, outcome if mapped else "no reproduction"
 
 
@@ -121,6 +124,8 @@ def print_recovery(scripts: dict[Path, Reproduction]) -> None:
         cells = [outcomes[row, round_name] for round_name in rounds]
         shares = [f"{cell['equal'] / cell.total():.0%} of {cell.total()}" if cell else "" for cell in cells]
         print(f"| {row} | {' | '.join(shares)} |")
+    for kind in ("logs with a configuration", "other logs"):
+        print(f"{kind}:", sum((outcomes[kind, round_name] for round_name in rounds), collections.Counter[str]()))
     print("not recovered:", [(*key, count) for key, count in keys.most_common() if key[1] != "equal"])
 
 

@@ -533,6 +533,35 @@ def test_command_and_arguments_of_a_program_in_a_log(tmp_path: Path) -> None:
         assert (mapped["precision"].value, mapped["eval_batch_size"].value) == ("fp16", 16)
         assert {line} == mapped["eval_batch_size"].sources
         assert "loss_scale" not in mapped  # A variable of the environment
+    trace = f"1: ++ export INIT_LOSS_SCALE=4096.0\n1: ++ INIT_LOSS_SCALE=4096.0\n+ {shlex.join(words)}"
+    (tmp_path / "result_2.txt").write_text(f"{trace}\n{mlperf_log(choice, system)}\n")
+    traced = {key.key: key for key in reproduce_log(tmp_path / "result_2.txt", "v0.7", 1, 8).mapped}["loss_scale"]
+    assert (traced.value, traced.options) == (4096.0, ("INIT_LOSS_SCALE",))
+    assert traced.sources == {"line 2", "INIT_LOSS_SCALE"}
+
+
+def test_flag_files_named_in_a_log_of_minigo(tmp_path: Path) -> None:
+    choice = catalogue.choose("minigo")
+    system = catalogue.find_system(choice, "dgxa100", "v0.7")
+    implementation = "Maker/benchmarks/minigo/implementations/tensorflow"
+    flags = f"{implementation}/minigo/ml_perf/flags/19"
+    write_files(
+        tmp_path / "training_results_v0.7",
+        {
+            f"{implementation}/config_DGXA100.sh": "export DGXNNODES=1 DGXNGPU=8\n",
+            f"{flags}/train.flags": "# widths\n--conv_width=64\n--lr_rates=0.1\n--lr_rates=1\n",
+            f"{flags}/train_loop.flags": "--conv_width=32\n",
+            "Maker/systems/dgxa100.json": '{"number_of_nodes": 1, "accelerators_per_node": 8}',
+            "Maker/results/dgxa100/minigo/result_0.txt": "+ python3 train_loop.py --num_gpus_train=4 --procs_per_gpu=4"
+            f" --flagfile=ml_perf/flags/19/train_loop.flags\n{mlperf_log(choice, system)}\n",
+        },
+    )
+    log = tmp_path / "training_results_v0.7/Maker/results/dgxa100/minigo/result_0.txt"
+    mapped = {key.key: key for key in reproduce_log(log, "v0.7", 1, 8).mapped}
+    assert (mapped["conv_width"].value, mapped["learning_rate"].value) == (32, 0.16)  # MLPerf's lines have rates
+    assert mapped["conv_width"].sources == {"minigo/ml_perf/flags/19/train_loop.flags"}
+    log.write_text(log.read_text().replace("--flagfile", "--file"))
+    assert "conv_width" not in {key.key for key in reproduce_log(log, "v0.7", 1, 8).mapped}
 
 
 def test_options_in_damaged_lines_of_a_log(tmp_path: Path) -> None:

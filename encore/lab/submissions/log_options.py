@@ -1,5 +1,7 @@
 """Read options from a result log: training command, parsed arguments, and the configuration of NeMo or Megatron.
 
+Assignments that bash traced are options ``--variable.NAME=VALUE``.
+
 Logs are parsed, not executed. Options record the line number.
 """
 
@@ -8,16 +10,19 @@ import shlex
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from encore.lab.submissions.option_mapping import VARIABLE
 from encore.lab.submissions.shell_expansion import LONGEST_VALUE, Value
 
 _LONGEST_LINE = 1 << 16
 _RANK = re.compile(r"^ *(\d+): ?")  # Prefix of srun -l
 _ARGUMENT = re.compile(r"(\w+)=('[^']*'|\"[^\"]*\"|\[[^\]]*\]|\([^)]*\)|[^\s,()\[\]]+)")
+_ONE_ENTRY = re.compile(r"^\[([^\],]*)\]$")
 _MEGATRON = re.compile(r"^ *(\w+) \.{3,} (\S.*)$")
 _ENTRY = re.compile(r"^( *)(\w+):(?: (\S.*))?$")
 _ITEM = re.compile(r"^ *- ")
 # run.sub ends its :::DLPAL line with the configuration name.
 _LAYOUT = re.compile(r":::DLPAL .*tp(\d+)pp(\d+)cp(\d+)")
+_ASSIGNMENT = re.compile(r"^\++ (?:export )?([A-Z]\w*)=(\S+)$")  # bash -x
 _END_OF_COMMAND = frozenset({"|", "||", "&", "&&", ";", ">", "2>&1", "]"})
 
 
@@ -41,6 +46,8 @@ def printed_options(path: Path, programs: Collection[str]) -> tuple[Value, ...]:
             arguments = {**_namespace(line.partition("Namespace(")[2], sources), **arguments}
         elif not command and any(program in line for program in programs):
             command = _command(line, programs, sources)
+        elif match := _ASSIGNMENT.match(line):
+            settings[match[1]] = Value(f"--{VARIABLE}{match[1]}={match[2]}"[:LONGEST_VALUE], sources)
         elif match := _LAYOUT.match(line):
             for name, size in zip(("tp", "pp", "cp"), match.groups(), strict=True):
                 settings.setdefault(f"layout.{name}", Value(f"--layout.{name}={size}", sources))
@@ -74,7 +81,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str, str]]:
 
 def _namespace(text: str, sources: frozenset[str]) -> dict[str, Value]:
     # Missing options are False or None. The last value of a cut line may be incomplete.
-    pairs = [(match[1], match[2].strip("'\"")) for match in _ARGUMENT.finditer(text)]
+    pairs = [(match[1], _ONE_ENTRY.sub(r"\1", match[2]).strip("'\"")) for match in _ARGUMENT.finditer(text)]
     return {
         name: Value(f"--{name}" if value == "True" else f"--{name}={value[:LONGEST_VALUE]}", sources)
         for name, value in (pairs if text.endswith(")") else pairs[:-1])

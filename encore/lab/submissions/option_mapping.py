@@ -21,6 +21,7 @@ from encore.lab.submissions.safe_eval import NoValueError, evaluate
 from encore.lab.submissions.shell_expansion import LONGEST_VALUE, Value, concatenate
 
 _MOST_SETTINGS = 5000
+VARIABLE = "variable."  # Prefix of options for variables in a log
 NO_OPTION = "the command has no option"  # Start of the reason for a key without a value
 
 
@@ -239,7 +240,8 @@ class _Lookup:
         return option is not None
 
     def variable(self, name: str, default: str | None = None) -> str:
-        variable = self.variables.get(name)
+        traced = self.options.get(_name(f"{VARIABLE}{name}"))
+        variable = traced.value if traced else self.variables.get(name)
         if variable is None or (not variable.text and default is not None):
             if default is None:
                 raise NoValueError(f"{name} is not set")

@@ -19,7 +19,7 @@ from encore.lab.submissions.log_options import printed_options
 from encore.lab.submissions.option_mapping import Common, Implementation, Mapped, Submitted
 from encore.lab.submissions.scripts import Scripts
 from encore.lab.submissions.shell_expansion import Note, Value, Variable
-from encore.lab.submissions.source import Source, Tree, configuration_name
+from encore.lab.submissions.source import Source, Tree, configuration_name, open_source
 from encore.results.format import count_of
 from encore.results.logs.reader import read_events
 from encore.results.logs.run_log import RunLog, read_run
@@ -27,6 +27,7 @@ from encore.results.published.systems import nearest_description, rounds_system
 
 COMPARED = ("submitted", "later")
 _MOST_LINES_OF_FLAGS = 2000
+_VARIABLES = re.compile(r"variable\('(\w+)'")  # In expressions of submitted.toml
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,7 @@ def reproduce_log(path: Path, round_name: str | None, nodes: int | None, gpus: i
     }  # fmt: skip
     # A log without a benchmark may be unreadable
     logged, printed = (_logged_options(run), printed_options(path, _programs(table))) if run.benchmark else ((), ())
+    printed = (*_named_flags(path, table, logged, printed), *printed)
     implementation = _logged_implementation(run, table, logged, printed, layout)
     if run.benchmark is None or implementation is None:
         names = ", ".join(name for name, entry in tables.items() if entry.log)
@@ -228,6 +230,23 @@ def reproduce_log(path: Path, round_name: str | None, nodes: int | None, gpus: i
     return replace(result, assumed=assumed, missing=missing, system=result.system.model_copy(update=origin | config))
 
 
+def _named_flags(
+    path: Path, table: Submitted, logged: tuple[Value, ...], printed: tuple[Value, ...]
+) -> tuple[Value, ...]:
+    # The command in a log of Minigo names a flag file, which is in the scripts of the submission
+    option = option_mapping.parse_options(printed).get("flagfile")
+    groups = (files for entry in table.implementation for files in entry.flag_files.values())
+    files = next((group for group in groups if option and any(file.endswith(option.value.text) for file in group)), ())
+    if not files:
+        return ()
+    try:
+        flags = _read_flags(open_source(path.parent, None, None), files)
+    except EncoreError:
+        return ()
+    stated = {option.text.partition("=")[0] for option in (*logged, *printed)}
+    return tuple(flag for flag in flags if flag.text.partition("=")[0] not in stated)
+
+
 def _programs(table: Submitted) -> frozenset[str]:
     return frozenset(name for implementation in table.implementation for name in implementation.program)
 
@@ -241,6 +260,10 @@ def _logged_implementation(
         mapped, _ = option_mapping.map_options(implementation, "", options, layout, {})
         return {entry.key: implementation.keys[entry.key] for entry in mapped if entry.origin == "command"}
 
+    def is_known(expression: str) -> bool:
+        return traced.issuperset(f"--{option_mapping.VARIABLE}{name}" for name in _VARIABLES.findall(expression))
+
+    traced = {word.text.partition("=")[0] for word in printed}
     choice = _choices(run.benchmark)[0] if run.benchmark and _choices(run.benchmark) else None
     if choice is None:
         return None
@@ -257,9 +280,9 @@ def _logged_implementation(
     if program is base or not mapped_keys(program, printed):
         return base if base.keys else None
     from_log, from_program = mapped_keys(base, (*logged, *printed)), mapped_keys(program, printed)
-    # Environment variables are not in a log: their defaults would be guesses.
+    # The default of a variable that is not in the log would be a guess
     constants, *further = (
-        {key: expression for key, expression in entries.items() if "variable(" not in expression}
+        {key: expression for key, expression in entries.items() if is_known(expression)}
         for entries in (program.keys, *program.implementations.values())
     )
     keys = {**base.keys, **constants, **from_program, **from_log}
@@ -385,11 +408,20 @@ def _flags(source: Source, implementation: Implementation, name: str) -> dict[st
     options: dict[str, option_mapping.Option] = {}
     for pattern, files in implementation.flag_files.items():
         if re.fullmatch(pattern.replace("*", ".*"), name):
-            for file in files:
-                lines = (source.read(file) or "").splitlines()[:_MOST_LINES_OF_FLAGS]
-                flags = tuple(Value(line.strip()) for line in lines if line.lstrip().startswith("--"))
-                options |= option_mapping.parse_options(flags)
+            options |= option_mapping.parse_options(_read_flags(source, files))
     return options
+
+
+def _read_flags(source: Source, files: tuple[str, ...]) -> tuple[Value, ...]:
+    # An option in a later file replaces all its occurrences in earlier files
+    options: dict[str, list[Value]] = {}
+    for file in files:
+        lines = (source.read(file) or "").splitlines()[:_MOST_LINES_OF_FLAGS]
+        flags = [line.strip() for line in lines if line.lstrip().startswith("--")]
+        options |= {flag.partition("=")[0]: [] for flag in flags}
+        for flag in flags:
+            options[flag.partition("=")[0]].append(Value(flag, frozenset({file})))
+    return tuple(itertools.chain.from_iterable(options.values()))
 
 
 def _add_settings(
