@@ -333,10 +333,9 @@ def test_slow_gpu_is_named_with_its_node_and_reason(second: Lines, age: int, tex
     assert telemetry.slow_gpu(single, START + 100) == ""
 
 
-def test_goodput_adds_up_to_the_wall_clock(experiment: Path) -> None:
+def test_goodput_adds_up_to_the_wall_clock(experiment: Path, recorded: Callable[[str, object], None]) -> None:
     run = read_run(experiment / "result.txt")
     plain = goodput.goodput_of(run)
-    assert plain.parts["checkpoints"] == plain.parts["data stall"] == 0.0
     write_files(experiment, {
         "metrics.jsonl": [
             {"kind": "start", "time": START, "resumed_step": 0},
@@ -350,15 +349,9 @@ def test_goodput_adds_up_to_the_wall_clock(experiment: Path) -> None:
         # A minute before and after the clock
         "state.json": {"started": "2020-06-20T16:07:08Z", "ended": "2020-06-20T16:19:08Z"},
     })  # fmt: skip
-    result, trained = goodput.goodput_of(run), plain.parts["training"] - 60 - 6
-    expected = {"checkpoints": 6.0, "stopped or repeated": 60.0, "data stall": trained / 4, "training": trained * 3 / 4}
-    assert result.parts == pytest.approx({**result.parts, **expected}, abs=0.01)
-    assert result.parts["start"] > 59 and result.parts["end"] > 59
+    result, table = goodput.goodput_of(run), goodput.table_of([run])
     assert result.wall == pytest.approx(sum(result.parts.values())) == pytest.approx(720, abs=1)
-    assert result.share == pytest.approx(result.parts["training"] / result.wall)
-    table = goodput.table_of([run])
-    row = dict(zip(table.columns, table.rows[0], strict=True))
-    assert (table.formats[goodput.WRITTEN], row[goodput.WRITTEN]) == (".1%", pytest.approx(0.05, abs=0.001))
+    recorded("goodput.json", [plain.parts, result.parts, result.share, table.columns, table.formats, *table.rows])
     head = "".join(resnet_v07().splitlines(keepends=True)[:5])
     unstarted = read_run(write_set(experiment.parent / "unstarted", [head]) / "result_0.txt")
     assert (goodput.goodput_of(unstarted), goodput.table_of([unstarted])) == (None, None)
