@@ -14,6 +14,7 @@ from encore.errors import EncoreError
 from encore.machine import interpreters, node
 from encore.run import image_test, run_metadata
 from tests.machine.machines import gpus_of
+from tests.results.result_logs import write_files
 
 NAMES = sorted(catalogue.choices())
 BENCHMARK = catalogue.choose("resnet").benchmark
@@ -127,16 +128,24 @@ def test_stand_in_takes_the_horovod_wheel_of_its_platform(tmp_path: Path, monkey
     assert len(building.download_commands("mxnet")) == 1
 
 
-def test_build_gets_the_settings_of_pip_without_local_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_gets_the_settings_of_pip_without_local_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # Variables override pip's files, as in pip
     settings = (
         ":env:.index-url='https://own/simple'\nglobal.extra-index-url='file:///one\\nhttps://two'\n"
         "global.find-links='/wheels'\nglobal.index-url='https://other/simple'\n"
     )
     monkeypatch.setattr(engines, "ask", lambda command: SimpleNamespace(stdout=settings))
-    monkeypatch.setenv("SSL_CERT_FILE", "/certificates.crt")
-    expected = {"cert": "/certificates.crt", "extra-index-url": "https://two", "index-url": "https://own/simple"}
+    monkeypatch.setenv("SSL_CERT_FILE", "/no/certificates.crt")
+    expected = {"cert": "/no/certificates.crt", "extra-index-url": "https://two", "index-url": "https://own/simple"}
     assert building.pip_settings() == expected
+    file = write_files(tmp_path, {"certificates.crt": "PEM"}) / "certificates.crt"
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    with building.build_secrets() as folder:
+        assert {path.name: path.read_text("utf-8") for path in folder.iterdir()} == {
+            "ca.pem": "PEM",
+            "pip.conf": "[global]\nextra-index-url = https://two\nindex-url = https://own/simple\n"
+            "cert = /run/secrets/ca.pem\n",
+        }
 
 
 BASE = "org.opencontainers.image.base.name"

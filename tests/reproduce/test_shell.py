@@ -16,7 +16,7 @@ SCRIPTS = {
     "defaults": "A=${X:-5}; B=${X-6}; Y=; C=${Y:-7} D=${Y-8} E=${X:+9} Y=1; F=${Y:+9}; : ${G:=4} \"${H:=5}\"",
     "export": "export A=1\nexport B\nB=2\ndeclare -x C=3\nreadonly D=4",
     "continuation": 'A="one \\\n  two"\nB=a\\\nb',
-    "arithmetic": "N=7; A=$((N * 3 + 1)) B=$(( -7 / 2 )) C=$((-7 % 3)) D=$(($N/2)) E=$((N > 3))",
+    "arithmetic": "N=7; F=$(( )) A=$((N * 3 + 1)) B=$(( -7 / 2 )) C=$((-7 % 3)) D=$(($N/2)) E=$((N > 3))",
     "arrays": 'P=(a "b c" d); P+=(--x 1); A="${P[@]}" B=${#P[@]} Q=(); C="<${Q[@]}>"',
     "cuts": "F=config_DGX2_multi.sh; A=${F%.sh} B=${F#config_} C=${F/_multi*/} D=${F%%_*} E=${F##*_} G=${F//_/-}",
     "conditions": "S=DGXA100\nif [[ $S == DGX2* ]]; then A=1; elif [ \"$S\" = DGXA100 ]; then A=2; else A=3; fi\n"

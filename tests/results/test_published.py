@@ -18,7 +18,7 @@ from encore.lab.scaling.printed_tables import MICROWAY, Span, checks, rounding_r
 from encore.results.compare.compare import SAME_RUNS, Verdict, compare
 from encore.results.compare.digest import main, thin_losses
 from encore.results.compare.run_set import RunSet, digests, load_run_set, load_run_sets
-from encore.results.published import published
+from encore.results.published import published, systems
 from encore.results.published.published import load_figures, load_published, load_studies, select, system_of
 from encore.results.published.systems import cells_at, described, family, from_description, model_of, rounds_system
 from encore.results.report.figures import all_figures
@@ -33,7 +33,7 @@ from encore.results.report.measurements import (
 from encore.results.rules import ROUNDS
 from encore.results.table import Table
 from tests.command_line import output_of
-from tests.results.result_logs import resnet_v07, write_set
+from tests.results.result_logs import resnet_v07, write_files, write_set
 
 Record = Callable[[str, object], None]
 
@@ -231,6 +231,26 @@ def values_of(side: RunSet) -> tuple[list[Any], list[float]]:
     numbers = [value for values in curves for value in values]
     numbers += [value for sample in samples for value in (sample.estimate, sample.spread or 0.0)]
     return identity, [*numbers, *(side.phases[name] for name in sorted(side.phases))]
+
+
+def test_descriptions_of_checkouts_are_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: Callable[[str, object], None], capsys: Any
+) -> None:
+    description = {"number_of_nodes": "2", "accelerators_per_node": "8", "accelerator_model_name": "A100"}
+    entry = {"nodes": [{"num_nodes": "4", "cpu": "2x Xeon", "num_accelerators": "16"}], "interconnect": "IB"}
+    write_files(tmp_path, {
+        "training_results_v0.7/Lab/systems/box.json": description,
+        "training_results_v0.7/Lab/systems/a_multi_b.json": description,
+        "training_results_v0.7/Lab/systems/damaged.json": "{",
+        "training_results_v0.7/Lab/results/box.json": description,
+        "training_results_v0.5/results/v0.5.0/nvidia/dgx2_ngc18.11_pytorch/entry.json": entry,
+        "other/Lab/systems/box.json": description,
+        "data/systems/none": "",
+    })  # fmt: skip
+    monkeypatch.setattr(systems, "DATA", tmp_path / "data")
+    systems._main(tmp_path)
+    written = {path.name: json.loads(path.read_text("utf-8")) for path in sorted((tmp_path / "data").rglob("*.json"))}
+    recorded("systems.json", {**written, "printed": capsys.readouterr().err})
 
 
 def test_losses_are_thinned_to_48_means() -> None:
