@@ -52,7 +52,7 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 }  # fmt: skip
 NEGATIONS = {**SWAPS, ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt}
 MOST_TESTS = 100  # Per mutant, if their durations are unknown
-MOST_SECONDS = 120.0  # Per mutant, if they are known
+MOST_SECONDS = 300.0  # Per mutant, if they are known
 HANG_SECONDS = 300.0  # Of all tests of a mutant, which counts as killed then
 WITHOUT_TRAININGS = "in_framework or not training and not engine and not cluster and not gpu"
 NEVER_IN_TESTS = re.compile(r"if (__name__ ==|TYPE_CHECKING)|sys\.version_info [<>]")
@@ -159,7 +159,11 @@ def tests_by_coverage(file: Path, durations: Mapping[str, float]) -> Callable[[M
         contexts = {*lines.get(last, ())} - {""} or {name for names in lines.values() for name in names if name}
         cost = {name.rpartition("|")[0]: looks[name] for name in sorted(contexts, key=lambda name: -looks[name])}
         cost = {name: lines * max(durations.get(name, 0.0), 0.01) for name, lines in cost.items()}
-        selected, seconds = list[str](), 0.0
+        selected, seconds, cases = list[str](), 0.0, Counter[str]()
+        for name in sorted(cost, key=lambda name: (cost[name], name)):
+            # Further cases of a test find less than another test.
+            cases[name.partition("[")[0]] += 1
+            cost[name] *= cases[name.partition("[")[0]]
         for name in sorted(cost, key=lambda name: (cost[name], name)):
             if not selected or seconds + durations.get(name, MOST_SECONDS / MOST_TESTS) <= MOST_SECONDS:
                 selected.append(name)
