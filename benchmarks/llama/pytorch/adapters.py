@@ -46,11 +46,11 @@ def dropout_mask(
     features: List[int],
     device: torch.device,
 ) -> torch.Tensor:
-    """Draw masks (samples, positions, features) of ``shape`` (length, width), True with probability ``keep``.
+    """Return masks (samples, positions, features), True with probability ``keep``, cut from ``shape`` (length, width).
 
-    ``samples`` and ``adapter`` are int64 tensors on the CPU: as integers they would be constants of a compiled graph,
-    and each step and layer would be compiled again. ``features``: this rank's range. torch.compile cannot trace the
-    generator.
+    ``samples`` and ``adapter``: int64 on the CPU. As integers they would be constants of a compiled graph, which would
+    be recompiled for every step and layer. ``features``: the range of this rank. An operator, because torch.compile
+    does not trace generators.
     """
     generator, masks = torch.Generator(device), []
     for sample in samples.tolist():
