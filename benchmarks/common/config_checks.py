@@ -5,7 +5,7 @@ Standard library only: the host also imports this module, to reject before the s
 
 from typing import Any, List, Mapping, Tuple
 
-Misfit = Tuple[str, str, str]  # finding, expectation, hint
+Mismatch = Tuple[str, str, str]  # finding, expectation, hint
 Manifest = Mapping[str, Any]  # fields of ``dataset.json``
 
 
@@ -35,7 +35,7 @@ def precision_on_cpu(config: Any, *possible: str) -> None:
     reject_if((problem, config.device == "cpu" and config.precision not in possible))
 
 
-def too_few(manifest: Manifest, unit: str, step: int) -> List[Misfit]:
+def too_few(manifest: Manifest, unit: str, step: int) -> List[Mismatch]:
     """Return the mismatch if a data set has fewer training samples than a ``step`` of all ranks."""
     count = manifest["splits"]["train"]["count"]
     hint = "set a smaller batch_size, take fewer ranks, or more data"

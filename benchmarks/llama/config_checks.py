@@ -2,7 +2,7 @@
 
 from typing import Any, Dict, List, Tuple
 
-from benchmarks.common.config_checks import Manifest, Misfit
+from benchmarks.common.config_checks import Manifest, Mismatch
 
 
 class Derived:
@@ -93,9 +93,9 @@ def problems_of_fp8(config: Any) -> List[Tuple[str, bool]]:
     ]
 
 
-def text_mismatches(config: Any, manifest: Manifest) -> List[Misfit]:
+def text_mismatches(config: Any, manifest: Manifest) -> List[Mismatch]:
     """Return a data set's parts that are shorter than a sample."""
-    mismatches: List[Misfit] = []
+    mismatches: List[Mismatch] = []
     for part in ("train", "test"):
         tokens = manifest["facts"]["tokens"][part]
         if tokens <= config.sequence_length:
@@ -104,9 +104,9 @@ def text_mismatches(config: Any, manifest: Manifest) -> List[Misfit]:
     return mismatches
 
 
-def rank_mismatches(config: Any, ranks: int) -> List[Misfit]:
+def rank_mismatches(config: Any, ranks: int) -> List[Mismatch]:
     """Return why the number of ranks does not fit; empty if it does."""
     if ranks % config.group == 0:
         return []
     together = f"{config.group} that share a sample (tensor_parallelism * context_parallelism)"
-    return [(f"{ranks} ranks", f"a multiple of the {together}", "take other ranks, or set these keys")]
+    return [(f"{ranks} ranks", f"a multiple of the {together}", "use another number of ranks, or set these keys")]

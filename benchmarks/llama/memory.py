@@ -5,7 +5,7 @@ Tests compare what layers save with the memory that PyTorch allocates.
 
 from typing import Any, List, NamedTuple
 
-from benchmarks.common.config_checks import Misfit
+from benchmarks.common.config_checks import Mismatch
 
 # Ours, not measured on a GPU: CUDA's context, NCCL's buffers, and the fragments of PyTorch's allocator take the rest.
 ALLOCATABLE = 0.95
@@ -90,7 +90,7 @@ def needed(
     return parameters.state / ranks + max(moments)
 
 
-def mismatches(config: Any, needed: float, memory: float) -> List[Misfit]:
+def mismatches(config: Any, needed: float, memory: float) -> List[Mismatch]:
     """Return the mismatch if ``memory`` bytes per rank are not sufficient, else an empty list."""
     if needed <= ALLOCATABLE * memory:
         return []

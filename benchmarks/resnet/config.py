@@ -9,7 +9,7 @@ defined here. "Epoch": a pass over the training images; "step": an update of the
 from dataclasses import dataclass
 from typing import Dict, List, Literal, Tuple
 
-from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, reject_if
+from benchmarks.common.config_checks import Manifest, Mismatch, above_zero, at_least, fraction, reject_if
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Hyperparameters:
         """Return the values that the data set determines unless they are set."""
         return {"num_classes": len(manifest["classes"])}
 
-    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Mismatch]:
         """Return why the ranks cannot train on a data set."""
         classes = len(manifest["classes"])
         if classes == self.num_classes:

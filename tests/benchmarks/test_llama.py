@@ -374,7 +374,7 @@ def test_systems_have_enough_memory(
         ),
         (
             "gpt-oss-20b", "reference_b200", (), facts_of(), 12, math.inf,
-            ["a multiple of the 8 that share the experts"],
+            ["a multiple of expert_parallelism=8"],
         ),
         (
             "gpt-oss-20b", "reference_b200", ("expert_parallelism=2", "width=40", "inner_width=40"), facts_of(), 6,

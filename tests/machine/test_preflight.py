@@ -167,7 +167,7 @@ MISFITS = [
         {"vocabulary": 1024, "tokens": {"train": 9999, "test": 999}},
         2,
         "expert_parallelism=4",
-        "2 ranks; expected a multiple of the 4 that share the experts",
+        "2 ranks; expected a multiple of expert_parallelism=4",
     ),
     (
         "llama2-70b-lora",

@@ -1,86 +1,85 @@
 """Hyperparameters of BERT pretraining in PyTorch: one flat, frozen dataclass; standard library only.
 
-The host side loads this file to check a configuration before anything starts, the training code to run it.
-Values come from ``systems/*.toml`` and the command line; the defaults are those that NVIDIA's v0.7 submissions have in
-common (run.sub, run_pretraining.py, the published bert_config.json of BERT-Large), and ours where those say nothing.
-"Sample" is a pair of texts, "step" one update of the weights; a run counts samples and has one epoch, as submitted.
+The host loads this file to check a configuration, the training code to use it. Defaults are the common values of
+NVIDIA's v0.7 submissions (run.sub, run_pretraining.py, bert_config.json of BERT-Large). A sample is a pair of texts. A
+run counts samples and has one epoch, as submitted.
 """
 
 from dataclasses import dataclass
 from typing import Dict, List, Literal
 
-from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, reject_if, too_few
+from benchmarks.common.config_checks import Manifest, Mismatch, above_zero, at_least, fraction, reject_if, too_few
 
 Attention = Literal["auto", "flash", "varlen", "grouped", "padded"]
 
 
 @dataclass(frozen=True)
 class Config:
-    # Everything that train.py needs to know, except where the data and the results are.
+    # All parameters of train.py except its folders.
 
-    # The run
-    device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
-    seed: int = 0  # draws weights, dropout and the order of the samples; a new one for each experiment
-    round: Literal["v0.7"] = "v0.7"  # of MLPerf, in whose dialect the log is
-    quality_target: float = 0.712  # share of the masked words that are predicted, at which the run stops
-    epochs: int = 1  # a run is one epoch of as many samples as max_samples and max_steps allow
-    max_steps: int = 13700  # at which the learning rate is 0
-    max_samples: int = 4500000  # at most; a run also ends after max_steps
+    # Run
+    device: Literal["gpu", "cpu"] = "gpu"  # a rank uses one GPU, or a part of the CPU cores
+    seed: int = 0  # for initial weights, dropout and sample order; new for every experiment
+    round: Literal["v0.7"] = "v0.7"  # MLPerf round, which determines the log format
+    quality_target: float = 0.712  # masked LM accuracy (0 to 1) at which the run stops
+    epochs: int = 1  # always 1; max_samples and max_steps set the length
+    max_steps: int = 13700  # step at which the learning rate reaches 0
+    max_samples: int = 4500000  # maximum number of training samples
 
-    # The network (Devlin et al. 2018, arXiv 1810.04805, BERT-Large)
-    checkpoint: str = ""  # weights to begin with: a file, or its name in the data folder; empty draws them
-    layers: int = 24  # each an attention and two GEMMs
-    width: int = 1024  # of the embeddings and of what layers exchange
-    heads: int = 16  # of each attention
-    inner_width: int = 4096  # between the two GEMMs of a layer
-    positions: int = 512  # rows of the table of positions: the longest sample
-    vocabulary_multiple: int = 8  # the vocabulary is padded to a multiple of this
+    # Network (Devlin et al. 2018, arXiv 1810.04805, BERT-Large)
+    checkpoint: str = ""  # initial weights: path, or file name in the data folder; empty: random
+    layers: int = 24  # Transformer layers
+    width: int = 1024  # hidden size
+    heads: int = 16  # attention heads
+    inner_width: int = 4096  # intermediate size of the MLP
+    positions: int = 512  # rows of the position embedding: maximum sample length
+    vocabulary_multiple: int = 8  # pad the vocabulary to a multiple of this
     gelu: Literal["tanh", "erf"] = "tanh"  # tanh: the approximation of the submissions (layers/fused_gelu.py)
-    dropout: float = 0.1  # of embeddings and of each block's output
-    attention_dropout: float = 0.1  # of the attentions' weights
-    precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of GEMMs; weights, sums and LAMB stay in fp32
+    dropout: float = 0.1  # dropout rate of embeddings and block outputs
+    attention_dropout: float = 0.1  # dropout rate of attention weights
+    precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of GEMMs; weights, reductions and LAMB stay in fp32
 
-    # The loss
-    masked_mean: Literal["global", "batch"] = "batch"  # mean over masked words of a step, or of a rank's part of it
-    loss_scale: float = 1048576.0  # for fp16: the first factor on the loss, halved by an overflow
-    loss_scale_window: int = 2000  # steps without an overflow after which loss_scale is doubled
+    # Loss
+    masked_mean: Literal["global", "batch"] = "batch"  # mean over the masked words of the global or the rank's batch
+    loss_scale: float = 1048576.0  # initial loss scale for fp16, halved by an overflow
+    loss_scale_window: int = 2000  # steps without an overflow until the loss scale is doubled
 
-    # The input
+    # Input
     batch_size: int = 32  # samples per rank and step
-    accumulation: int = 1  # parts of equal size that a batch is computed in
-    token_bucket: int = 512  # rows are filled up to a multiple of it, in tokens, where cuda_graph or fp8 needs it
-    prefetch: int = 4  # batches built ahead by threads
+    accumulation: int = 1  # micro-batches per step
+    token_bucket: int = 512  # pad packed rows to a multiple of this many tokens, for cuda_graph and fp8
+    prefetch: int = 4  # batches prefetched by threads
 
-    # The optimizer (You et al. 2020, arXiv 1904.00962; see benchmarks/common/torch/lamb.py)
-    optimizer: Literal["lamb"] = "lamb"  # as apex's FusedLAMB computes it
-    optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"  # auto: measured before the first step
-    split_optimizer: bool = False  # each rank updates its share of the weights, by optimizer_kernel=fused
-    bucket_mb: int = 25  # megabytes of gradients in an all-reduce, begun in the backward pass; 0: one, after it
-    gradient_compression: Literal["none", "fp16", "bf16"] = "none"  # type in which gradients travel
-    learning_rate: float = 3.5e-4  # at step 0 of the decay, which begins there whatever the warm-up
+    # Optimizer (You et al. 2020, arXiv 1904.00962; benchmarks/common/torch/lamb.py)
+    optimizer: Literal["lamb"] = "lamb"  # as in apex's FusedLAMB
+    optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"  # auto: the fastest, measured before step 1
+    split_optimizer: bool = False  # each rank updates a shard of the weights (with optimizer_kernel=fused)
+    bucket_mb: int = 25  # megabytes of gradients per all-reduce, overlapped with the backward pass; 0: one, after it
+    gradient_compression: Literal["none", "fp16", "bf16"] = "none"  # dtype of the all-reduce
+    learning_rate: float = 3.5e-4  # initial value of the decay, which starts at step 0 also with a warm-up
     warmup_steps: int = 0  # linear, counted from start_warmup_step
-    start_warmup_step: int = 0  # step of the run at which the warm-up began, 0 or below
-    decay_power: float = 1.0  # of the polynomial
+    start_warmup_step: int = 0  # step at which the warm-up starts; not positive
+    decay_power: float = 1.0  # power of the polynomial decay
     beta1: float = 0.9  # decay of the first moment
     beta2: float = 0.999  # decay of the second moment
     epsilon: float = 1e-6  # added to the root of the second moment
-    weight_decay: float = 0.01  # of all tensors but biases and those of layer norms
-    attention_norm_decay: bool = False  # of the scales of the attentions' layer norms too, as submitted with fused_mha
-    gradient_clip: float = 1.0  # largest norm of the whole gradient; 0: any
+    weight_decay: float = 0.01  # of all parameters except biases and layer norms
+    attention_norm_decay: bool = False  # weight decay of attention norm scales, as submitted with fused_mha
+    gradient_clip: float = 1.0  # maximum gradient norm; 0: none
 
     # Evaluation
-    eval_start_samples: int = 3000000  # samples trained on before the first
-    eval_interval_samples: int = 500000  # and between one and the next
+    eval_start_samples: int = 3000000  # training samples before the first evaluation
+    eval_interval_samples: int = 500000  # training samples between evaluations
     eval_batch_size: int = 16  # samples per rank
 
-    # How it runs
+    # Execution
     attention: Attention = "auto"  # see benchmarks/language/pytorch/attention.py
-    compile: bool = False  # on a GPU: torch.compile of each layer, for rows of any length
-    cuda_graph: bool = False  # on a GPU: forward and backward of a part as one graph for each length of row
-    fp8: Literal["none", "scaled_mm"] = "none"  # GEMMs of the layers in FP8, see benchmarks/language/pytorch/fp8.py
-    warm_up_steps: int = 3  # on synthetic data, before the clock; 0 does none
-    log_interval: int = 10  # steps per record in the metrics stream, and between looks for a signal
-    checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal
+    compile: bool = False  # torch.compile of each layer with dynamic shapes; GPU only
+    cuda_graph: bool = False  # capture forward and backward of a micro-batch, one graph per row length; GPU only
+    fp8: Literal["none", "scaled_mm"] = "none"  # FP8 GEMMs in the layers; see benchmarks/language/pytorch/fp8.py
+    warm_up_steps: int = 3  # steps on synthetic data before run_start
+    log_interval: int = 10  # steps per record of metrics.jsonl, and between checks for signals
+    checkpoint_interval: int = 0  # evaluations between checkpoints; 0: only on a signal
 
     @property
     def fills_rows(self) -> bool:
@@ -143,7 +142,7 @@ class Config:
             ),
         )
 
-    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Mismatch]:
         mismatches = too_few(manifest, "samples", self.batch_size * ranks)
         length = manifest["facts"]["sequence_length"]
         if length > self.positions:

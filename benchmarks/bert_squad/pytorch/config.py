@@ -1,80 +1,78 @@
 """Hyperparameters of BERT on SQuAD in PyTorch: one flat, frozen dataclass; standard library only.
 
-The host side loads this file to check a configuration before anything starts, the training code to run it.
-Values come from ``systems/*.toml`` and the command line; the defaults are those of NVIDIA's DeepLearningExamples
-(PyTorch/LanguageModeling/BERT: scripts/run_squad.sh, run_squad.py, bert_configs/large.json), and ours where those say
-nothing. "Window" is a question with a part of its paragraph, "epoch" one pass over the training windows, "step" one
-update of the weights.
+The host loads this file to check a configuration, the training code to use it. Defaults are those of NVIDIA's
+DeepLearningExamples (PyTorch/LanguageModeling/BERT: scripts/run_squad.sh, run_squad.py, bert_configs/large.json). A
+window is a question with a part of the paragraph.
 """
 
 from dataclasses import dataclass
 from typing import Dict, List, Literal
 
-from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, reject_if, too_few
+from benchmarks.common.config_checks import Manifest, Mismatch, above_zero, at_least, reject_if, too_few
 
 Attention = Literal["auto", "flash", "varlen", "grouped", "padded"]
 
 
 @dataclass(frozen=True)
 class Config:
-    # Everything that train.py needs to know, except where the data and the results are.
+    # All parameters of train.py except its folders.
 
-    # The run
-    device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
-    seed: int = 0  # draws the span head, dropout and the order of the windows; a new one for each experiment
-    round: Literal["published"] = "published"  # none of MLPerf: the log has the lines of v0.7
-    quality_target: float = 90.68  # F1 over the test questions, 0..100, at which the run stops
-    epochs: int = 2  # the rate falls to 0 at the end of the last
-    stop_at_target: bool = True  # false trains all epochs and takes the best of them
-    checkpoint: str = ""  # file of the pretrained weights to begin with; empty: random ones
+    # Run
+    device: Literal["gpu", "cpu"] = "gpu"  # a rank uses one GPU, or a part of the CPU cores
+    seed: int = 0  # for span head, dropout and window order; new for every experiment
+    round: Literal["published"] = "published"  # not an MLPerf benchmark; the log has the format of v0.7
+    quality_target: float = 90.68  # F1 (0 to 100) at which the run stops
+    epochs: int = 2  # the learning rate reaches 0 at the end of the last one
+    stop_at_target: bool = True  # false: train all epochs; the best one counts
+    checkpoint: str = ""  # file with pretrained weights; empty: random
 
-    # The network (Devlin et al. 2018, arXiv 1810.04805, "large")
-    layers: int = 24  # of the encoder
-    width: int = 1024  # of the embeddings and of what layers exchange
-    heads: int = 16  # of each attention
-    inner_width: int = 4096  # of the feed-forward layers
-    positions: int = 512  # rows of the table of positions: the longest window that the weights are for
-    vocabulary_multiple: int = 8  # the vocabulary is padded to a multiple of this
-    initializer_range: float = 0.02  # standard deviation of the weights that are drawn
-    gelu: Literal["erf", "tanh"] = "erf"  # exact, as published, or its approximation
+    # Network (Devlin et al. 2018, arXiv 1810.04805, BERT-Large)
+    layers: int = 24  # encoder layers
+    width: int = 1024  # hidden size
+    heads: int = 16  # attention heads
+    inner_width: int = 4096  # intermediate size of the MLP
+    positions: int = 512  # rows of the position embedding of the pretrained weights
+    vocabulary_multiple: int = 8  # pad the vocabulary to a multiple of this
+    initializer_range: float = 0.02  # standard deviation of random weights
+    gelu: Literal["erf", "tanh"] = "erf"  # exact as published, or the tanh approximation
     precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of activations; weights and Adam stay in fp32
-    dropout: float = 0.1  # of embeddings and of each block's output
-    attention_dropout: float = 0.1  # of the attentions' weights
+    dropout: float = 0.1  # dropout rate of embeddings and block outputs
+    attention_dropout: float = 0.1  # dropout rate of attention weights
 
-    # The input
-    sequence_length: int = 384  # tokens of a window, at most; the data set must have been cut to it
+    # Input
+    sequence_length: int = 384  # maximum tokens per window, as in the data set
     batch_size: int = 4  # windows per rank and step
-    token_bucket: int = 512  # rows are filled up to a multiple of it, in tokens, where cuda_graph needs it
-    prefetch: int = 4  # batches built ahead by a thread
+    token_bucket: int = 512  # pad packed rows to a multiple of this many tokens, for cuda_graph
+    prefetch: int = 4  # batches prefetched by a thread
 
-    # The optimizer
-    optimizer: Literal["adam"] = "adam"  # with decoupled weight decay and without the correction of the bias
-    optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"  # auto: measured before the first step
-    bucket_mb: int = 25  # megabytes of gradients in an all-reduce, begun in the backward pass; 0: one, after it
-    gradient_compression: Literal["none", "fp16", "bf16"] = "none"  # type in which gradients travel
-    learning_rate: float = 3e-5  # at the end of the warm-up
-    warmup_fraction: float = 0.1  # of all steps, linear from 0; then linear to 0
+    # Optimizer
+    optimizer: Literal["adam"] = "adam"  # decoupled weight decay, no bias correction
+    optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"  # auto: the fastest, measured before step 1
+    bucket_mb: int = 25  # megabytes of gradients per all-reduce, overlapped with the backward pass; 0: one, after it
+    gradient_compression: Literal["none", "fp16", "bf16"] = "none"  # dtype of the all-reduce
+    learning_rate: float = 3e-5  # after the warm-up
+    warmup_fraction: float = 0.1  # fraction of all steps: linear from 0, then linear to 0
     beta1: float = 0.9  # decay of the first moment
     beta2: float = 0.999  # decay of the second moment
-    epsilon: float = 1e-8  # added to the root of the second moment: apex's FusedAdam; BertAdam has 1e-6
-    weight_decay: float = 0.01  # of products and tables; biases and layer norms have none
-    gradient_clip: float = 1.0  # largest norm of the whole gradient; 0: any
-    loss_scale: float = 65536.0  # for fp16: the first factor on the loss, halved by an overflow
-    loss_scale_window: int = 2000  # steps without an overflow after which loss_scale is doubled
+    epsilon: float = 1e-8  # added to the root of the second moment; as in apex's FusedAdam (BertAdam: 1e-6)
+    weight_decay: float = 0.01  # of all parameters except biases and layer norms
+    gradient_clip: float = 1.0  # maximum gradient norm; 0: none
+    loss_scale: float = 65536.0  # initial loss scale for fp16, halved by an overflow
+    loss_scale_window: int = 2000  # steps without an overflow until the loss scale is doubled
 
     # Evaluation
-    eval_interval: int = 0  # epochs between evaluations; 0: after the last alone
-    eval_batch_size: int = 32  # windows per rank that are answered at once
-    n_best: int = 20  # first and last tokens of a window that are paired, and answers that are kept
-    longest_answer: int = 30  # tokens
+    eval_interval: int = 0  # epochs between evaluations; 0: only after the last
+    eval_batch_size: int = 32  # windows per rank
+    n_best: int = 20  # start and end candidates per window, and answers kept
+    longest_answer: int = 30  # maximum tokens of an answer
 
-    # How it runs
+    # Execution
     attention: Attention = "auto"  # see benchmarks/language/pytorch/attention.py
-    compile: bool = False  # on a GPU: torch.compile of each layer, for rows of any length
-    cuda_graph: bool = False  # on a GPU: forward and backward as one graph for each length of row
-    warm_up_steps: int = 3  # on synthetic data, before the clock; 0 does none
-    log_interval: int = 50  # steps per record in the metrics stream, and between looks for a signal
-    checkpoint_interval: int = 0  # epochs between checkpoints; 0 keeps none but on a signal
+    compile: bool = False  # torch.compile of each layer with dynamic shapes; GPU only
+    cuda_graph: bool = False  # capture forward and backward, one graph per row length; GPU only
+    warm_up_steps: int = 3  # steps on synthetic data before run_start
+    log_interval: int = 50  # steps per record of metrics.jsonl, and between checks for signals
+    checkpoint_interval: int = 0  # epochs between checkpoints; 0: only on a signal
 
     @property
     def targets(self) -> Dict[str, float]:
@@ -126,7 +124,7 @@ class Config:
             ),
         )
 
-    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Mismatch]:
         mismatches = too_few(manifest, "windows", self.batch_size * ranks)
         length, expected = manifest["facts"]["sequence_length"], self.sequence_length
         if length != expected:

@@ -10,7 +10,7 @@ from typing import Dict, List, Literal, Tuple
 
 from benchmarks.common.config_checks import (
     Manifest,
-    Misfit,
+    Mismatch,
     above_zero,
     at_least,
     fraction,
@@ -96,7 +96,7 @@ class Config:
             ),
         )
 
-    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Mismatch]:
         """Return why tables do not fit into ``memory`` bytes per rank; placement.py searches for a placement."""
         sizes, row_bytes, limit = manifest["facts"]["table_sizes"], self.bottom_mlp[-1] * 4, memory * MEMORY_SHARE
         least = max(max(sizes), -(-sum(sizes) // ranks)) * row_bytes

@@ -1,15 +1,14 @@
 """Hyperparameters of gpt-oss-20b's pretraining in PyTorch: one flat, frozen dataclass; standard library only.
 
-The host side loads this file to check a configuration before anything starts, the training code to run it. Defaults
-are those of the reference (mlcommons/training, small_llm_moe_pretraining/primus, conf/gpt_oss_20B-pretrain-nvidia.yaml
-on Primus's gpt_oss_20B.yaml, with config_B200_1x8x1.sh), ours where those say nothing. "Sample" is a sequence, "step"
-one update of the weights.
+The host loads this file to check a configuration, the training code to use it. Defaults are those of the reference
+(mlcommons/training, small_llm_moe_pretraining/primus: conf/gpt_oss_20B-pretrain-nvidia.yaml, Primus's gpt_oss_20B.yaml
+and config_B200_1x8x1.sh). A sample is a sequence.
 """
 
 from dataclasses import dataclass
 from typing import List, Literal
 
-from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, reject_if
+from benchmarks.common.config_checks import Manifest, Mismatch, above_zero, at_least, precision_on_cpu, reject_if
 from benchmarks.llama import memory
 from benchmarks.llama.config_checks import Derived, problems, text_mismatches
 from benchmarks.llama.shapes import Scaling, Shape
@@ -17,44 +16,44 @@ from benchmarks.llama.shapes import Scaling, Shape
 
 @dataclass(frozen=True)
 class Config(Derived):
-    # Everything that train.py needs to know, except where the data and the results are.
+    # All parameters of train.py except its folders.
 
-    # The run
-    device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
-    seed: int = 0  # initializes the weights and shuffles the samples; a new one for each experiment
-    round: Literal["v6.0", "v6.1"] = "v6.1"  # of MLPerf, in whose dialect the log is
-    quality_target: float = 3.34  # log perplexity on the evaluation set, or below, at which the run stops
-    epochs: int = 1  # a run is one epoch of as many samples as max_samples and max_steps allow
-    max_steps: int = 1200000  # the learning rate is end_learning_rate from warmup_steps before it on
-    max_samples: int = 1000000000  # at most; a run also ends after max_steps
+    # Run
+    device: Literal["gpu", "cpu"] = "gpu"  # a rank uses one GPU, or a part of the CPU cores
+    seed: int = 0  # for initial weights and sample order; new for every experiment
+    round: Literal["v6.0", "v6.1"] = "v6.1"  # MLPerf round, which determines the log format
+    quality_target: float = 3.34  # log perplexity at or below which the run stops
+    epochs: int = 1  # always 1; max_samples and max_steps set the length
+    max_steps: int = 1200000  # the decay ends warmup_steps before this step
+    max_samples: int = 1000000000  # maximum number of training samples
 
-    # The network (OpenAI 2025, arXiv 2508.10925, 20B)
-    sequence_length: int = 8192  # tokens of a sample
-    layers: int = 24  # each an attention and a mixture of experts
-    width: int = 2880  # of the embeddings and of what layers exchange
-    heads: int = 64  # of queries in each attention
-    key_value_heads: int = 8  # of keys and values, each shared by as many queries' heads
-    head_size: int = 64  # values of a head
-    window: int = 129  # positions that every second layer attends to, from the first one on; 0: all
-    sinks: bool = False  # in the attentions' softmax a logit more, learnt by each head; NVIDIA's v6.0 has them
-    qk_norm: bool = True  # RMSNorm of each head's queries and keys; NVIDIA's v6.0 has none
-    experts: int = 32  # of a layer
-    chosen_experts: int = 4  # of a token
-    router_dtype: Literal["fp32", "bf16"] = "bf16"  # of the router's GEMM; fp32 in AMD's file of the reference
-    inner_width: int = 2880  # of an expert
-    gate: Literal["silu", "gpt_oss"] = "silu"  # of the experts: SwiGLU, or gpt-oss's own, which NVIDIA's v6.0 has
-    rope_base: float = 150000.0  # of the rotary positions' wavelengths
-    norm_epsilon: float = 1e-6  # of RMSNorm
-    vocabulary_multiple: int = 128  # the vocabulary is padded to a multiple of this
-    initial_weights: float = 0.008  # standard deviation; what layers add has it / (2 * layers) ** 0.5
+    # Network (OpenAI 2025, arXiv 2508.10925, 20B)
+    sequence_length: int = 8192  # tokens per sample
+    layers: int = 24  # Transformer layers
+    width: int = 2880  # hidden size
+    heads: int = 64  # query heads
+    key_value_heads: int = 8  # key and value heads (grouped-query attention)
+    head_size: int = 64  # size of a head
+    window: int = 129  # sliding window of layers 0, 2, 4, ...; 0: full attention
+    sinks: bool = False  # attention sinks: a learned logit per head in the softmax; used in NVIDIA's v6.0
+    qk_norm: bool = True  # RMSNorm of queries and keys per head; not used in NVIDIA's v6.0
+    experts: int = 32  # experts per layer
+    chosen_experts: int = 4  # experts per token
+    router_dtype: Literal["fp32", "bf16"] = "bf16"  # dtype of the router's GEMM; fp32 in AMD's configuration
+    inner_width: int = 2880  # intermediate size of an expert
+    gate: Literal["silu", "gpt_oss"] = "silu"  # SwiGLU, or the clamped variant of gpt-oss, used in NVIDIA's v6.0
+    rope_base: float = 150000.0  # base of the rotary embedding
+    norm_epsilon: float = 1e-6  # epsilon of RMSNorm
+    vocabulary_multiple: int = 128  # pad the vocabulary to a multiple of this
+    initial_weights: float = 0.008  # standard deviation; of output projections, divided by (2 * layers) ** 0.5
     precision: Literal["bf16", "tf32", "fp32"] = "bf16"  # of GEMMs and activations; weights and AdamW stay in fp32
 
-    # The input
+    # Input
     batch_size: int = 2  # samples per rank and step
-    micro_batch: int = 2  # samples that a rank computes at once, at most
-    prefetch: int = 4  # batches built ahead by threads
+    micro_batch: int = 2  # maximum samples per micro-batch
+    prefetch: int = 4  # batches prefetched by threads
 
-    # The optimizer
+    # Optimizer
     optimizer: Literal["adamw"] = "adamw"  # Loshchilov and Hutter 2019, arXiv 1711.05101
     learning_rate: float = 4e-4  # after the warm-up
     end_learning_rate: float = 4e-5  # at max_steps
@@ -62,28 +61,28 @@ class Config(Derived):
     beta1: float = 0.9  # decay of the first moment
     beta2: float = 0.95  # decay of the second moment
     epsilon: float = 1e-5  # added to the root of the second moment
-    weight_decay: float = 0.1  # of all weights but those of the norms, and sinks
-    gradient_clip: float = 1.0  # largest norm of the whole gradient
+    weight_decay: float = 0.1  # of all parameters except norms and sinks
+    gradient_clip: float = 1.0  # maximum gradient norm
 
-    # How it is split over the ranks: by samples and, with the weights, gradients and AdamW's state, by FSDP
-    expert_parallelism: int = 8  # ranks that share the experts of each layer, to which the tokens travel
-    gradient_reduction: Literal["fp32", "bf16"] = "fp32"  # type in which gradients are summed over the ranks
+    # Parallelism, besides data parallelism with FSDP
+    expert_parallelism: int = 8  # ranks that share the experts of a layer
+    gradient_reduction: Literal["fp32", "bf16"] = "fp32"  # dtype of the reduce-scatter
 
     # Evaluation
-    eval_interval_samples: int = 12288  # samples trained on between two
-    eval_samples: int = 1024  # first samples of the evaluation set
-    eval_shuffle: bool = False  # in the order of GPTDataset, as the reference has it; else the first
-    eval_batch_size: int = 1  # samples that a rank evaluates at once
+    eval_interval_samples: int = 12288  # training samples between evaluations
+    eval_samples: int = 1024  # number of evaluation samples
+    eval_shuffle: bool = False  # samples in GPTDataset's order, as in the reference; false: the first eval_samples
+    eval_batch_size: int = 1  # samples per rank
 
-    # How it runs
-    recompute: bool = False  # the activations within a layer in the backward pass
-    recompute_layers: int = 0  # with recompute=false: number of layers, from the first on, that do it
-    loss_rows: int = 2048  # positions whose logits exist at a time; 0: all of a micro-batch
-    compile: bool = False  # on a GPU: torch.compile of attention, the experts' gate and the loss
-    warm_up_steps: int = 2  # on synthetic data, before the clock; 0 does none
-    log_interval: int = 10  # steps per record in the metrics stream, and between looks for a signal
-    checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal
-    async_checkpoints: bool = True  # written while training continues, from a copy in main memory
+    # Execution
+    recompute: bool = False  # activation checkpointing of every layer
+    recompute_layers: int = 0  # with recompute=false: number of first layers with activation checkpointing
+    loss_rows: int = 2048  # positions per chunk of logits; 0: all of a micro-batch
+    compile: bool = False  # torch.compile of attention, the experts' gate and the loss; GPU only
+    warm_up_steps: int = 2  # steps on synthetic data before run_start
+    log_interval: int = 10  # steps per record of metrics.jsonl, and between checks for signals
+    checkpoint_interval: int = 0  # evaluations between checkpoints; 0: only on a signal
+    async_checkpoints: bool = True  # write checkpoints from a copy in main memory while training continues
 
     def shape(self, vocabulary: int) -> Shape:
         return Shape(
@@ -136,34 +135,32 @@ class Config(Derived):
             *problems(self),
         )
 
-    # -- memory: a model by formula, which a test compares with what PyTorch keeps ---------------------------
+    # -- memory; a test compares the formulas with PyTorch's saved tensors ---------------------------
 
-    def kept(self) -> int:
-        """Return the bytes that a layer keeps of a position for the backward pass.
+    def activation_bytes(self) -> int:
+        """Return the bytes of activations per layer and position for the backward pass.
 
-        Inputs of both norms and of the first GEMMs, queries and keys (also before their norms), values, what attention
-        found, which the next GEMM reads; of each chosen expert its input in its own order, gate and up, the gate behind
-        its function, the product, what it found, in its order and in that of the positions.
+        Inputs and outputs of both norms, queries and keys (also before qk_norm), values and the attention output; per
+        chosen expert: permuted input, gate, up, activation, product, and the output before and after unpermuting.
         """
         shape = self.shape(1)
         attention = 4 * self.width + (3 if self.qk_norm else 2) * (shape.queries + shape.keys)
         return memory.size_of(self) * (attention + self.chosen_experts * (3 * self.width + 4 * self.inner_width))
 
     def needed_memory(self, vocabulary: int, ranks: int) -> float:
-        """Return the bytes that a rank needs: weights, AdamW's state, gradients, activations, logits."""
+        """Return the bytes per rank: weights, AdamW's state, gradients, activations, logits."""
         weights = memory.weights_of(self, vocabulary)
         count = weights.layer * self.layers + weights.outside
-        parameters = memory.Parameters(12 * count, 4 * count)  # in fp32: weights and both moments, gradients
-        return memory.needed(self, vocabulary, ranks, parameters, self.kept(), self.expert_parallelism)
+        parameters = memory.Parameters(12 * count, 4 * count)  # fp32: weights and moments; gradients
+        return memory.needed(self, vocabulary, ranks, parameters, self.activation_bytes(), self.expert_parallelism)
 
-    def mismatches(self, manifest: Manifest, ranks: int, available: float) -> List[Misfit]:
-        """Return why the data set, the number of ranks or the memory (bytes per rank) does not fit."""
+    def mismatches(self, manifest: Manifest, ranks: int, available: float) -> List[Mismatch]:
+        """Check the data set, the number of ranks and the memory (bytes per rank)."""
         mismatches = text_mismatches(self, manifest)
-        copies, beyond = divmod(ranks, self.expert_parallelism)
-        if beyond:
-            hint = "take other ranks, or set this key"
-            together = f"a multiple of the {self.expert_parallelism} that share the experts (expert_parallelism)"
-            mismatches.append((f"{ranks} ranks", together, hint))
+        copies, remainder = divmod(ranks, self.expert_parallelism)
+        if remainder:
+            hint = "use another number of ranks, or set expert_parallelism"
+            mismatches.append((f"{ranks} ranks", f"a multiple of expert_parallelism={self.expert_parallelism}", hint))
         elif self.expert_parallelism > 1 and (self.width % copies or self.inner_width % copies):
             expected = f"width={self.width} and inner_width={self.inner_width} to be multiples of the copies"
             mismatches.append((f"{copies} copies of each expert", expected, "set a higher expert_parallelism"))

@@ -10,7 +10,7 @@ from typing import Dict, List, Literal, Tuple
 
 from benchmarks.common.config_checks import (
     Manifest,
-    Misfit,
+    Mismatch,
     above_zero,
     at_least,
     fraction,
@@ -146,7 +146,7 @@ class Config:
             ),
         )
 
-    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Mismatch]:
         size, board = manifest["facts"]["board_size"], f"{self.board_size} x {self.board_size}"
         if size == self.board_size:
             return []

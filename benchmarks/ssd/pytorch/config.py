@@ -10,7 +10,7 @@ from typing import Dict, List, Literal, Tuple
 
 from benchmarks.common.config_checks import (
     Manifest,
-    Misfit,
+    Mismatch,
     above_zero,
     at_least,
     fraction,
@@ -149,7 +149,7 @@ class Config:
             ),
         )
 
-    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Mismatch]:
         hint = "set bn_group=1, or take another number of ranks"
         wrong = ranks % self.bn_group != 0
         return [(f"bn_group={self.bn_group} with {ranks} ranks", f"a divisor of {ranks}", hint)] * wrong

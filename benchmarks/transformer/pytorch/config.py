@@ -1,85 +1,82 @@
 """Hyperparameters of the Transformer in PyTorch: one flat, frozen dataclass; standard library only.
 
-The host side loads this file to check a configuration before anything starts, the training code to run it.
-Values come from ``systems/*.toml`` and the command line; the defaults are those that NVIDIA's v0.6 and v0.7 submissions
-have in common (run_training.sh; architecture transformer_wmt_en_de_big_t2t of fairseq/models/transformer.py), and ours
-where those say nothing. "Epoch" is one pass over the training pairs, "step" one update of the weights, "position" a
-place of a padded batch.
+The host loads this file to check a configuration, the training code to use it. Defaults are the common values of
+NVIDIA's v0.6 and v0.7 submissions (run_training.sh; transformer_wmt_en_de_big_t2t of fairseq/models/transformer.py).
 """
 
 from dataclasses import dataclass
 from typing import Dict, List, Literal
 
-from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, reject_if, too_few
+from benchmarks.common.config_checks import Manifest, Mismatch, above_zero, at_least, reject_if, too_few
 
 
 @dataclass(frozen=True)
 class Config:
-    # Everything that train.py needs to know, except where the data and the results are.
+    # All parameters of train.py except its folders.
 
-    # The run
-    device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
-    seed: int = 0  # draws weights, dropout and the order of the batches; a new one for each experiment
-    round: Literal["v0.5", "v0.6", "v0.7"] = "v0.7"  # of MLPerf, in whose dialect the log is
-    quality_target: float = 25.0  # BLEU, 0..100, at which the run stops
-    epochs: int = 30  # at most
-    stop_at_target: bool = True  # false trains all epochs and takes the best of them
+    # Run
+    device: Literal["gpu", "cpu"] = "gpu"  # a rank uses one GPU, or a part of the CPU cores
+    seed: int = 0  # for initial weights, dropout and batch order; new for every experiment
+    round: Literal["v0.5", "v0.6", "v0.7"] = "v0.7"  # MLPerf round, which determines the log format
+    quality_target: float = 25.0  # BLEU (0 to 100) at which the run stops
+    epochs: int = 30  # maximum number of epochs
+    stop_at_target: bool = True  # false: train all epochs; the best one counts
 
-    # The network (Vaswani et al. 2017, arXiv 1706.03762, "big")
-    layers: int = 6  # of the encoder, and as many of the decoder
-    width: int = 1024  # of the embeddings and of what layers exchange
-    heads: int = 16  # of each attention
-    inner_width: int = 4096  # of the feed-forward layers
-    norm: Literal["pre", "post"] = "pre"  # layer norm before each block and at the end, or behind each residual sum
-    attention_bias: bool = False  # biases of the attentions' projections; the feed-forward layers always have them
-    vocabulary_multiple: int = 8  # the vocabulary is padded to a multiple of this; nothing translates to the padding
+    # Network (Vaswani et al. 2017, arXiv 1706.03762, Transformer-big)
+    layers: int = 6  # encoder layers, and as many decoder layers
+    width: int = 1024  # hidden size
+    heads: int = 16  # attention heads
+    inner_width: int = 4096  # intermediate size of the MLP
+    norm: Literal["pre", "post"] = "pre"  # layer norm before each block and at the end, or after each residual
+    attention_bias: bool = False  # biases of the attention projections; MLPs always have biases
+    vocabulary_multiple: int = 8  # pad the vocabulary to a multiple; padding is never predicted
     precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of activations; weights and Adam stay in fp32
 
-    # Regularisation and the loss
-    dropout: float = 0.1  # of embeddings and of each block's output
-    attention_dropout: float = 0.1  # of the attentions' weights
-    relu_dropout: float = 0.1  # inside the feed-forward layers
-    label_smoothing: float = 0.1  # share of the probability that all entries of the vocabulary have together
-    loss_scale: float = 128.0  # for fp16: the first factor on the loss, halved by an overflow
-    loss_scale_window: int = 2000  # steps without an overflow after which loss_scale is doubled
-    loss_chunk: int = 0  # positions whose logits exist at a time; 0: as many as the device is fastest with
+    # Regularization and loss
+    dropout: float = 0.1  # dropout rate of embeddings and block outputs
+    attention_dropout: float = 0.1  # dropout rate of attention weights
+    relu_dropout: float = 0.1  # dropout rate of MLP activations
+    label_smoothing: float = 0.1  # label smoothing (0 to 1)
+    loss_scale: float = 128.0  # initial loss scale for fp16, halved by an overflow
+    loss_scale_window: int = 2000  # steps without an overflow until the loss scale is doubled
+    loss_chunk: int = 0  # positions per chunk of logits; 0: the fastest number for the device
 
-    # The input
-    batch_size: int = 10240  # positions per rank and step: sentences times the longest of them, on the longer side
-    max_length: int = 64  # tokens, end included; pairs with a longer side are not trained on
-    length_multiple: int = 2  # lengths of batches are multiples of this
-    packed: bool = True  # compute no padding but in the attentions, in batches that have a tenth or more of it
-    prefetch: int = 4  # batches built ahead by a thread
+    # Input
+    batch_size: int = 10240  # tokens per rank and step, with padding: sentences times the longest source or target
+    max_length: int = 64  # maximum tokens per sentence with EOS; longer pairs are skipped
+    length_multiple: int = 2  # pad batch lengths to a multiple of this
+    packed: bool = True  # remove padding outside attention, in batches with at least 10 % padding
+    prefetch: int = 4  # batches prefetched by a thread
 
-    # The optimizer
+    # Optimizer
     optimizer: Literal["adam"] = "adam"  # Kingma and Ba 2015
-    optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"  # auto: measured before the first step
-    split_optimizer: bool = False  # each rank updates its share of the weights, the others get them from it
-    bucket_mb: int = 25  # megabytes of gradients in an all-reduce, begun in the backward pass; 0: one, after it
-    gradient_compression: Literal["none", "fp16", "bf16"] = "none"  # type in which gradients travel
-    learning_rate: float = 1.976e-3  # at the end of the warm-up; then by the inverse square root of the step
+    optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"  # auto: the fastest, measured before step 1
+    split_optimizer: bool = False  # each rank updates a shard of the weights, which is then all-gathered
+    bucket_mb: int = 25  # megabytes of gradients per all-reduce, overlapped with the backward pass; 0: one, after it
+    gradient_compression: Literal["none", "fp16", "bf16"] = "none"  # dtype of the all-reduce
+    learning_rate: float = 1.976e-3  # after the warm-up; then proportional to step ** -0.5
     warmup_steps: int = 1000  # linear from 0
     beta1: float = 0.9  # decay of the first moment
     beta2: float = 0.98  # decay of the second moment
     epsilon: float = 1e-9  # added to the root of the second moment
-    gradient_clip: float = 0.0  # largest norm of the whole gradient; 0: any
+    gradient_clip: float = 0.0  # maximum gradient norm; 0: none
 
     # Evaluation
-    beam: int = 4  # hypotheses of a sentence that are kept
-    length_penalty: float = 0.6  # scores are divided by ((constant + length) / (constant + 1)) to this power
-    length_constant: float = 5.0  # constant in it (arXiv 1609.08144, equation 14); 0: the length itself, as v0.5
-    longest_factor: float = 1.0  # a translation ends after longest_factor times its source's tokens ...
-    longest_offset: int = 50  # ... plus these
-    eval_batch_size: int = 128  # sentences per rank that are translated at once
-    bleu: Literal["submitted", "plain"] = "submitted"  # scored as in its round, or of text, cut at white space
+    beam: int = 4  # hypotheses per sentence
+    length_penalty: float = 0.6  # exponent of the length penalty (arXiv 1609.08144, equation 14)
+    length_constant: float = 5.0  # its constant; 0: divide by the length itself, as in v0.5
+    longest_factor: float = 1.0  # maximum translation length: longest_factor * source tokens
+    longest_offset: int = 50  # + longest_offset
+    eval_batch_size: int = 128  # sentences per rank
+    bleu: Literal["submitted", "plain"] = "submitted"  # tokenization of the round's reference, or split at white space
 
-    # How it runs
-    kernels: Literal["auto", "plain", "triton", "apex"] = "auto"  # of loss and norms; auto: measured at the start
-    attention: Literal["auto", "fused", "plain"] = "auto"  # fused: PyTorch's own, which auto takes where it exists
-    compile: bool = False  # on a GPU: torch.compile, for lengths that vary
-    warm_up_steps: int = 3  # on synthetic data, before the clock; 0 does none
-    log_interval: int = 100  # steps per record in the metrics stream, and between looks for a signal
-    checkpoint_interval: int = 0  # epochs between checkpoints; 0 keeps none but on a signal
+    # Execution
+    kernels: Literal["auto", "plain", "triton", "apex"] = "auto"  # of loss and norms; auto: the fastest, measured
+    attention: Literal["auto", "fused", "plain"] = "auto"  # fused: scaled_dot_product_attention, which auto prefers
+    compile: bool = False  # torch.compile with dynamic shapes; GPU only
+    warm_up_steps: int = 3  # steps on synthetic data before run_start
+    log_interval: int = 100  # steps per record of metrics.jsonl, and between checks for signals
+    checkpoint_interval: int = 0  # epochs between checkpoints; 0: only on a signal
 
     @property
     def targets(self) -> Dict[str, float]:
@@ -116,6 +113,6 @@ class Config:
             ),
         )
 
-    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+    def mismatches(self, manifest: Manifest, ranks: int, memory: float) -> List[Mismatch]:
         """Return why the ranks cannot train on a data set: each takes a batch of at least one pair."""
         return too_few(manifest, "pairs", ranks)

@@ -185,7 +185,7 @@ def test_activation_memory_matches_the_formula(config, changes, tolerance, ranks
         fp8.set_up(network, config.fp8, ranks)
     measured = saved_by_layers(network, torch.zeros(2, 64, dtype=torch.int64), torch.arange(64))
     # Only on a CPU: RMSNorm also saves its scaled input, in fp32, and the attention output is copied for the GEMM.
-    per_position = config.width * 4 if config.recompute else config.kept() + config.width * 12
+    per_position = config.width * 4 if config.recompute else config.activation_bytes() + config.width * 12
     assert measured == pytest.approx(128 * 6 * per_position, rel=tolerance)
 
 

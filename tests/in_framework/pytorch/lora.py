@@ -215,7 +215,7 @@ def test_activation_memory_matches_the_formula(recompute, ranks):
         32,
     )
     measured = saved_by_layers(training.network, part.tokens, part.positions)
-    per_position = config.layers * (config.width * 4 if recompute else config.kept())
+    per_position = config.layers * (config.width * 4 if recompute else config.activation_bytes())
     assert measured == pytest.approx(part.tokens.numel() * per_position, rel=0.1)
 
 
