@@ -407,6 +407,27 @@ def test_configuration_of_v6(
     assert values.items() >= {**expected, "eval_samples": 1024, "eval_interval_samples": 12288}.items()
 
 
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        # NeMo's default of TP is 1, which v6.0's scripts do not set. Primus does not read MINIBS and MAX_STEPS.
+        ({"MINIBS": 1, "CP": 1, "MAX_STEPS": 550, "LR": 0.0006}, {"tensor_parallelism": 1, "max_steps": 550}),
+        (
+            {"PRIMUS_PATH": "/a", "PRETRAINED_CHECKPOINT": "/b", "MINIBS": 4, "MAX_STEPS": 9, "LR": 0.0006},
+            {"end_learning_rate": 0.0, "max_steps": 550, "quality_target": 0.925},
+        ),
+    ],
+    ids=["nemo", "primus"],
+)
+def test_lora_of_v6(variables: dict[str, object], expected: dict[str, object], tmp_path: Path) -> None:
+    place = "training_results_v6.0/M/benchmarks/llama2_70b_lora/implementations/x"
+    text = "".join(f"export {variable}={value}\n" for variable, value in variables.items())
+    result = read(write_files(tmp_path, {f"{place}/config_MI350X_1x8x1.sh": text}) / place)
+    values = {mapped.key: mapped.value for mapped in result.mapped}
+    expected = {**expected, "batch_size": 1, "learning_rate": 0.0006, "eval_interval_samples": 384}
+    assert result.refused == "" and values.items() >= expected.items()
+
+
 @pytest.mark.parametrize("folder", ["llama31_8b", "gpt_oss_20b"])
 def test_less_than_one_sample_per_rank_is_rejected(folder: str, tmp_path: Path) -> None:
     place = f"training_results_v6.0/M/benchmarks/{folder}/implementations/primus"
