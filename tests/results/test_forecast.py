@@ -67,6 +67,14 @@ def test_steps_that_are_samples(tmp_path: Path, steps: tuple[int, ...], lengths:
     assert [mark.length for mark in marks_of(read_text(tmp_path, text, "v5.1"))] == lengths
 
 
+# Epochs of 3D U-Net's blocks are samples if all of them are multiples of the training set.
+@pytest.mark.parametrize(("epochs", "lengths"), [((336, 672), [2.0, 4.0]), ((20, 336), [20.0, 336.0]), ((336,), [336])])
+def test_epochs_that_are_samples(tmp_path: Path, epochs: tuple[int, ...], lengths: list[float]) -> None:
+    lines = [mllog("block_stop", None, 1_640_000_000_000 + epoch * 10, epoch_num=epoch) for epoch in epochs]
+    text = log_of("unet3d", mllog("train_samples", 168, 1_640_000_000_000), *lines)
+    assert [mark.length for mark in marks_of(read_text(tmp_path, text, "v4.0"))] == lengths
+
+
 # Evaluations every 10 s and 2 units, from 16 s on: a start of 6 s, which the second evaluation shows.
 EVALUATED = [Mark(16.0 + 10 * number, 2.0 + 2 * number, True) for number in range(5)]
 

@@ -551,6 +551,7 @@ CHECKS: dict[str, str | tuple[str, str]] = {
         for key in ("global_batch_size", "submission_org", "cache_clear", "eval_samples", "sgd_opt_momentum", "seed")
     },
     "every line": resnet_v07().replace('"epoch_num": 4', '"epoch": 4'),
+    "submitter logged twice": resnet_v07() + mllog("submission_org", "Encore"),
     "a long initialization": re.sub(r'\d+(, "event_type": "POINT_IN_TIME", "key": "init_start")', r"0\1", resnet_v07()),
     "two events on one line": "".join(_LINES[:3]) + _LINES[3].strip() + _LINES[4] + "".join(_LINES[5:]),
     "a damaged event": resnet_v07() + ':::MLLOG {"namespace": "", "time_ms": 15926\n',
