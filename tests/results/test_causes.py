@@ -267,17 +267,12 @@ def test_slow_rank_waits_least(waiting: tuple[list[float | None], ...], rank: in
     assert steps.slow_rank(windows(*waiting, seconds=25.0)) is None  # less than a minute
 
 
-def test_shared_cores_explain_a_slow_rank() -> None:
-    slow = steps.slow_rank(windows([0.5] * 2, [0.0] * 2, seconds=40.0, delayed=20.0))
-    assert str(slow) == "ranks share CPU cores: rank 1 had no core for 50% of its time"
-
-
-def test_heat_map_and_slow_rank_of_a_time(tmp_path: Path) -> None:
+def test_heat_map_and_slow_rank_of_a_time(tmp_path: Path, recorded: Callable[[str, object], None]) -> None:
+    shared_cores = steps.slow_rank(windows([0.5] * 2, [0.0] * 2, seconds=40.0, delayed=20.0))
+    assert str(shared_cores) == "ranks share CPU cores: rank 1 had no core for 50% of its time"
     late = windows([0.5] * 6, [0.5, 0.5, 0.5, 0.0, 0.0, 0.0])
     assert steps.late_shares(late, [START, START + 30, START + 60]) == {0: [0.0, 0.0], 1: [0.0, pytest.approx(0.5)]}
-    plot = steps_map(late, "result_0.txt")
-    assert "rank 1 was waited for most" in plot.svg
-    assert (plot.svg.count("heat5"), plot.svg.count("heat0")) == (12, 36)
+    recorded("steps.svg", steps_map(late, "result_0.txt").svg)
     assert steps_map(windows([0.5]), "result_0.txt") is None
     ranks = windows([0.5] * 2, [0.0] * 2, seconds=40.0)
     assert [steps.slow_rank(ranks, START + later) is not None for later in (90, 500)] == [True, False]

@@ -299,13 +299,6 @@ def test_impossible_values_are_an_error_of_score_check_and_audit(
     assert rule in [finding.rule for finding in audit_score(score) if finding.severity == "error"]
 
 
-def test_impossible_clock_is_reported_without_a_round(tmp_path: Path) -> None:
-    text = at_times(lambda ms: ms // 1000).replace("resnet", "llama2_70b_lora")
-    report = check(write_set(tmp_path, [text]) / "result_0.txt", None)
-    assert report.ruleset is None
-    assert [finding.code for finding in report.findings if finding.line] == ["impossible_clock"]
-
-
 @pytest.mark.parametrize(
     ("benchmark", "train_samples", "eval_samples", "is_small"),
     [
