@@ -428,6 +428,14 @@ def test_lora_of_v6(variables: dict[str, object], expected: dict[str, object], t
     assert result.refused == "" and values.items() >= expected.items()
 
 
+def test_unknown_variable_has_no_default(tmp_path: Path) -> None:
+    place = "training_results_v6.0/MiTAC/benchmarks/llama31_8b/implementations/MI325X_1node"
+    lines = {**PRIMUS, "PRIMUS_MIN_LR": '$(awk "BEGIN { print $PRIMUS_LR * 0.1 }")'}
+    text = "".join(f"export {variable}={value}\n" for variable, value in lines.items())
+    result = read(write_files(tmp_path, {f"{place}/config_MI325X_1x8x1.sh": text}) / place)
+    assert result.missing == {"end_learning_rate": "PRIMUS_MIN_LR is known only on the submitter's machine"}
+
+
 @pytest.mark.parametrize("folder", ["llama31_8b", "gpt_oss_20b"])
 def test_less_than_one_sample_per_rank_is_rejected(folder: str, tmp_path: Path) -> None:
     place = f"training_results_v6.0/M/benchmarks/{folder}/implementations/primus"

@@ -242,12 +242,12 @@ class _Lookup:
     def variable(self, name: str, default: str | None = None) -> str:
         traced = self.options.get(_name(f"{VARIABLE}{name}"))
         variable = traced.value if traced else self.variables.get(name)
+        if variable is not None and not variable.is_known:
+            raise NoValueError(f"{name} is known only on the submitter's machine")
         if variable is None or (not variable.text and default is not None):
             if default is None:
                 raise NoValueError(f"{name} is not set")
             return default
-        if not variable.is_known:
-            raise NoValueError(f"{name} is known only on the submitter's machine")
         self.used[name] = Value(variable.text, variable.sources | {name})
         return variable.text
 
