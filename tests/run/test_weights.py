@@ -276,8 +276,12 @@ def plan(**fields: object) -> planning.Plan:
 
 
 @pytest.mark.parametrize(("seed", "invalid"), [(0, -1), (2**31 - 3, 2**31)])
-def test_experiments_have_consecutive_seeds_of_31_bits(seed: int, invalid: int) -> None:
+def test_experiments_have_consecutive_seeds_of_31_bits(
+    seed: int, invalid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert plan(system="cpu", seed=seed, runs=3).seeds == (seed, seed + 1, seed + 2)
+    monkeypatch.setattr(planning.secrets, "randbits", lambda bits: 2**bits - 1)
+    assert plan(system="cpu", runs=3).seeds == (2, 3, 4)
     with pytest.raises(EncoreError, match="0 to 2147483647"):
         plan(system="cpu", seed=invalid)
 
