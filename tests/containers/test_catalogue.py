@@ -135,11 +135,10 @@ def test_build_gets_the_settings_of_pip_without_local_folders(monkeypatch: pytes
         "global.find-links='/wheels'\nglobal.index-url='https://other/simple'\n"
     )
     monkeypatch.setattr(engines, "ask", lambda command: SimpleNamespace(stdout=settings))
-    monkeypatch.setenv("SSL_CERT_FILE", "/no/certificates.crt")
-    expected = {"cert": "/no/certificates.crt", "extra-index-url": "https://two", "index-url": "https://own/simple"}
-    assert building.pip_settings() == expected
     file = write_files(tmp_path, {"certificates.crt": "PEM"}) / "certificates.crt"
     monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    expected = {"cert": str(file), "extra-index-url": "https://two", "index-url": "https://own/simple"}
+    assert building.pip_settings() == expected
     with building.build_secrets() as folder:
         assert {path.name: path.read_text("utf-8") for path in folder.iterdir()} == {
             "ca.pem": "PEM",

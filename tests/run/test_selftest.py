@@ -184,8 +184,8 @@ def test_speed_is_compared_with_the_published_one() -> None:
 
 def test_plan_has_one_all_reduce_per_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([Completed(0, (), ["overflow", "names"]), Completed(0, (), []), Completed(3, ("crash",), None)])
-    prepare = Mock(side_effect=[None, None, None, EncoreError("no CUDA", hint="install it")])
-    monkeypatch.setattr(selftests, "prepare", prepare)
+    no_cuda = EncoreError("no CUDA", hint="install it")
+    monkeypatch.setattr(selftests, "prepare", Mock(side_effect=[None, None, None, no_cuda]))
     monkeypatch.setattr(selftests, "execute", lambda command, work, seconds: next(answers))
     request = Request(python=Path(sys.executable), benchmarks=("ssd", "dlrm", "ncf", "gnmt"))
     test = selftests.Selftest(request, tmp_path, H200, lambda text: None)

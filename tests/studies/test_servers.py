@@ -95,15 +95,14 @@ def test_tables_of_servers(runs: list[ServerRun], recorded: Callable[[str, objec
         server_comparison.tables(runs, "newer")
 
 
-def test_gpus_needed_within_a_day(runs: list[ServerRun]) -> None:
-    # 2,000 minutes on one GPU, and 2 % lost per doubling: two GPUs for a day, about sixteen for two hours
+def test_gpus_needed_within_a_day(runs: list[ServerRun], recorded: Callable[[str, object], None]) -> None:
+    # 2,000 minutes on one GPU, and 2 % lost per doubling: two GPUs for a day, 16 for four hours
     several = [variant(runs[0], "a", gpus=gpus, minutes=2000 / gpus * 1.02**gpus) for gpus in (1, 2, 4)]
     several.append(variant(runs[0], "b", gpus=8, minutes=130.0))
-    table = {(row["server"], row["within"]): row for row in rows(server_comparison.gpus_needed(several))}
-    day, hours = table["a", "a day"], table["a", "two hours"]
-    assert day["GPUs"] == 2 and day["95 % from"] < 2000 / 2 < day["95 % to"]
-    assert 16 <= hours["GPUs"] <= 64 and (hours["GPUs to be sure"] is None or hours["GPUs to be sure"] >= 16)
-    assert (table["b", "four hours"]["GPUs"], table["b", "two hours"]["GPUs"]) == (8, None)
+    table = server_comparison.gpus_needed(several)
+    recorded("gpus_needed.json", [
+        [float(f"{cell:.3g}") if isinstance(cell, float) else cell for cell in row] for row in table.rows
+    ])  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["dgx1-v100", "dgx-a100", "no GPU"])
