@@ -2,7 +2,7 @@
 
     $ python -m tools.mutants encore/results --number 20 --seed 1 --tests tests/results
     $ make test ARGS="-m 'not training and not engine and not cluster' --cov . --cov-context test --durations 0" > log
-    $ python -m tools.mutants encore --number 100 --seed 7 --coverage .coverage --durations log --output mutants.json
+    $ python -m tools.mutants encore --number 100 --seed 7 --coverage .coverage --durations log
 
 A mutant replaces one comparison, arithmetic operator, ``and``/``or`` or ``not``, or increments a number. ``<`` becomes
 ``<=``, but ``>=`` in comparisons with a division or a float, because measured values do not equal a limit. A mutant is

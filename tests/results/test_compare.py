@@ -262,8 +262,7 @@ def test_weight_of_every_kind_of_difference(recorded: Callable[[str, object], No
         )
         for label, hardware, numbers, start in zip("ab", (system, other), values, (30.0, 40.0), strict=True)
     ]  # fmt: skip
-    differences = explain(*sides).differences
-    recorded("weights.json", [[item.area, item.sentence, item.weight] for item in differences])
+    recorded("weights.json", [[item.area, item.sentence, item.weight] for item in explain(*sides).differences])
 
 
 # --- run.json ---------------------------------------------------------------------------------------------

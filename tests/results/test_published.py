@@ -266,9 +266,11 @@ def test_digest_of_logs(
     # A result repository with two systems, and a log that is no submission
     root = tmp_path / "training_results_v0.7"
     texts = [resnet_v07(40.0 + number, seed=number % 4) for number in range(5)]
-    missed = resnet_v07(44.0, quality=(0.3, 0.75), status="aborted")
     write_set(root / "Ours" / "results" / "box" / "resnet", texts)
-    write_set(root / "Ours" / "results" / "other_box" / "resnet", [*texts[:4], missed])
+    write_set(
+        root / "Ours" / "results" / "other_box" / "resnet",
+        [*texts[:4], resnet_v07(44.0, quality=(0.3, 0.75), status="aborted")],
+    )
     write_set(root / "Theirs" / "benchmarks" / "resnet" / "results" / "box", texts[:1])
     assert [main([str(root), "-o", str(tmp_path / name)]) for name in "ab"] == [0, 0]
     files = [(tmp_path / name / "digests" / "v0.7.jsonl.xz").read_bytes() for name in "ab"]

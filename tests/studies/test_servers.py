@@ -98,8 +98,7 @@ def test_tables_of_servers(runs: list[ServerRun], recorded: Callable[[str, objec
 def test_gpus_needed_within_a_day(runs: list[ServerRun], recorded: Callable[[str, object], None]) -> None:
     # 2,000 minutes on one GPU, and 2 % lost per doubling: two GPUs for a day, 16 for four hours
     several = [variant(runs[0], "a", gpus=gpus, minutes=2000 / gpus * 1.02**gpus) for gpus in (1, 2, 4)]
-    several.append(variant(runs[0], "b", gpus=8, minutes=130.0))
-    table = server_comparison.gpus_needed(several)
+    table = server_comparison.gpus_needed([*several, variant(runs[0], "b", gpus=8, minutes=130.0)])
     recorded("gpus_needed.json", [
         [float(f"{cell:.3g}") if isinstance(cell, float) else cell for cell in row] for row in table.rows
     ])  # fmt: skip

@@ -142,8 +142,7 @@ def test_releases_are_points_and_compared_with_the_published_ones(
         ("20.06", None, 2.1, "published"),
         ("20.06", None, 4.9, "published"),
     ]
-    figure = throughput.releases_figure(table)
-    recorded("releases.svg", figure and figure.svg)
+    recorded("releases.svg", throughput.releases_figure(table).svg)
     assert "not measured here" in table.note and throughput.published("resnet") is None
     assert throughput.releases_figure(throughput.releases_table([], throughput.published("bert-squad"))) is None
 
