@@ -14,7 +14,7 @@ from encore.results.logs.run_log import read_run
 from encore.results.logs.steps import FOLDER, Window
 from encore.results.report.figures import steps_map
 from encore.results.report.report import build_report, render
-from tests.results.result_logs import START_MS, resnet_v07, write_files, write_set
+from tests.results.result_logs import START_MS, mllog, resnet_v07, write_files
 
 START = START_MS / 1000
 SECONDS = 600
@@ -348,8 +348,7 @@ def test_goodput_adds_up_to_the_wall_clock(experiment: Path, recorded: Callable[
     result, table = goodput.goodput_of(run), goodput.table_of([run])
     assert result.wall == pytest.approx(sum(result.parts.values())) == pytest.approx(720, abs=1)
     recorded("goodput.json", [plain.parts, result.parts, result.share, table.columns, table.formats, *table.rows])
-    head = "".join(resnet_v07().splitlines(keepends=True)[:5])
-    unstarted = read_run(write_set(experiment.parent / "unstarted", [head]) / "result_0.txt")
+    unstarted = read_run(write_files(experiment.parent, {"unstarted.txt": mllog("seed", 1)}) / "unstarted.txt")
     assert (goodput.goodput_of(unstarted), goodput.table_of([unstarted])) == (None, None)
 
 

@@ -237,13 +237,14 @@ def test_descriptions_of_checkouts_are_collected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: Callable[[str, object], None], capsys: Any
 ) -> None:
     description = {"number_of_nodes": "2", "accelerators_per_node": "8", "accelerator_model_name": "A100"}
-    entry = {"nodes": [{"num_nodes": "4", "cpu": "2x Xeon", "num_accelerators": "16"}], "interconnect": "IB"}
     write_files(tmp_path, {
         "training_results_v0.7/Lab/systems/box.json": description,
         "training_results_v0.7/Lab/systems/a_multi_b.json": description,
         "training_results_v0.7/Lab/systems/damaged.json": "{",
         "training_results_v0.7/Lab/results/box.json": description,
-        "training_results_v0.5/results/v0.5.0/nvidia/dgx2_ngc18.11_pytorch/entry.json": entry,
+        "training_results_v0.5/results/v0.5.0/nvidia/dgx2_ngc18.11_pytorch/entry.json": {
+            "nodes": [{"num_nodes": "4", "cpu": "2x Xeon", "num_accelerators": "16"}], "interconnect": "IB",
+        },
         "other/Lab/systems/box.json": description,
         "data/systems/none": "",
     })  # fmt: skip
