@@ -202,6 +202,7 @@ CASES: dict[str, tuple[Callable[[], Files], Callable[[], Files]]] = {
     "fast_beginning": (lambda: every(short_first(200)), lambda: every(short_first(-200))),
     "fast_middle": (lambda: every(without_middle), honest),
     "faster_than_stated": (lambda: last(stating(4, 0.9)), lambda: last(stating(4, 0.98))),
+    "slower_than_stated": (lambda: last(stating(4, 2.0)), lambda: last(stating(4, 1.5))),
     "equal_statements": (
         lambda: files(*(stating(n) for n in range(4)), stating(4, speeds_of=0)),
         lambda: files(*(stating(n) for n in range(5))),
@@ -296,7 +297,9 @@ def test_rules_report_their_cases_and_no_honest_neighbours(
     without_case = {rule.name for rule in RULES} - {*CASES} - DECLARATIONS
     # The first three: test_speed_is_compared_with_peak_rate_and_public_sets
     speeds = {"above_peak", "above_published", "below_published"}
-    assert without_case == {*speeds, "copy_of_another_set", "altered_copy_of_another_set"}
+    # The next: test_number_of_accelerators_is_compared_with_other_places
+    others = {"contradicted_system", "copy_of_another_set", "altered_copy_of_another_set"}
+    assert without_case == speeds | others
     findings: dict[str, dict[str, list[list[str]]]] = {}
     for case, sets in CASES.items():
         audits = {kind: audit_files(tmp_path / case / kind, make()) for kind, make in zip(KINDS, sets, strict=True)}
@@ -340,7 +343,8 @@ def test_rules_that_fire_often_or_were_never_measured_are_no_errors(rate: float 
     assert (rates.severity_at(rate, "error"), rates.severity_at(rate, "note")) == (severity, "note")
     assert rates.rate_of("audit", "no such rule") is None
     measured = rates.measured("audit")
-    assert measured["sets"] > 2000 and {*measured["rules"]} == {rule.name for rule in RULES}
+    unmeasured = {rule.name for rule in RULES} - {*measured["rules"]}
+    assert measured["sets"] > 2000 and unmeasured == {"slower_than_stated", "contradicted_system"}
     for rule in RULES:
         assert rates.severity_at(rates.rate_of("audit", rule.name), rule.severity) == rule.severity, rule.name
 
@@ -366,6 +370,42 @@ def test_throughput_that_includes_the_evaluation(fraction: float, count: int, tm
         text += mllog("eval_accuracy", 3.4, end, samples_count=12_288 * (block + 1)) + mllog("eval_stop", None, end)
     log = write_set(tmp_path, [log_of("gpt_oss_20b", text, start_ms=start, minutes=fraction * 131)]) / "result_0.txt"
     assert len(list(faster_than_stated(read_run(log)))) == count
+
+
+@pytest.mark.parametrize(
+    ("nodes", "per_node", "system", "platform", "local_batch", "found"),
+    [
+        (4, 8, "dgxh100_n4", "4xDGXH100", 52, []),
+        (
+            2,
+            8,
+            "dgxh100_n4",
+            "4xDGXH100",
+            104,
+            ["4 nodes or accelerators in the name 4xDGXH100", "4 nodes in the name"],
+        ),
+        (1, 8, "XE8640x4H100-SXM", "", 208, ["4 accelerators per node or accelerators in the name XE8640x4H100-SXM"]),
+        (2, 4, "1xKinabalux2x4H100", "", 208, []),
+        (1, 4, "dgxh100", "1xNVIDIA DGX H100", 416, ["8 accelerators per node in a DGX H100"]),
+        (1, 4, "dgxa100", "", 416, ["no NVIDIA H100-SXM5-80GB in the name dgxa100"]),
+        (1, 8, "tpu-v3-8", "", 208, ["8 cores in the name tpu-v3-8"]),
+        (1, 8, "two", "1xTwo", 104, ["global batch 1664 is 16 local batches"]),
+        (1, 16, "two", "1xTwo", 104, ["at most 8 accelerators per node in the public sets"]),
+    ],
+)
+def test_number_of_accelerators_is_compared_with_other_places(
+    nodes: int, per_node: int, system: str, platform: str, local_batch: int, found: list[str], tmp_path: Path
+) -> None:
+    description = {
+        "number_of_nodes": nodes, "accelerators_per_node": per_node, "accelerator_model_name": "NVIDIA H100-SXM5-80GB"
+    }  # fmt: skip
+    log = mllog("d_batch_size", local_batch, START_MS - 2000) + resnet_v07(10**4, submission_platform=platform)
+    folder = tmp_path / "results" / system / "resnet"
+    audit = audit_files(folder, {"result_0.txt": log, "system.json": json.dumps(description)})
+    messages = [finding.found for finding in audit.findings if finding.rule == "contradicted_system"]
+    assert len(messages) == len(found)
+    assert all(text in message for text, message in zip(found, messages, strict=True))
+    assert all(f": {nodes} x {per_node} in the system description" in message for message in messages)
 
 
 # The public sets with 4 to 16 V100-SXM2 train 0.44 to 0.52 epochs a minute on 8; these logs have 8 epochs.

@@ -71,6 +71,14 @@ RULES = (
         check=per_log(logs.faster_than_stated),
     ),
     Rule(
+        name="slower_than_stated",
+        meaning="training for more than a minute at less than 0.6 times the throughput or step time in the same log",
+        severity="warning",
+        expected="the speed stated in the log",
+        hint="correct the unit of the stated speed; if the log was edited, repeat the run",
+        check=per_log(logs.slower_than_stated),
+    ),
+    Rule(
         name="idle_before_start",
         meaning="more than 2 minutes from `init_stop` to `run_start`",
         severity="warning",
@@ -400,6 +408,16 @@ RULES = (
         expected="at most the peak rate of the data sheet at the declared precision, else in any",
         hint="correct the number or model of the accelerators, or the unit of the samples in the log",
         check=plausibility.above_peak,
+    ),
+    Rule(
+        name="contradicted_system",
+        meaning="a system description whose accelerator model differs from the platform or the folder's name, or whose "
+        "number of nodes or accelerators differs by a factor of 2 or more from those, from the batch sizes or from all "
+        "public nodes with this accelerator",
+        severity="warning",
+        expected="one model and number of accelerators in all places",
+        hint="correct the system description, or the name or batch size that differs from it",
+        check=plausibility.contradicted_system,
     ),
     Rule(
         name="above_published",

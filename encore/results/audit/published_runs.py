@@ -55,6 +55,7 @@ class PublicSpeed:
     name: str
     accelerators: int
     rate: float
+    per_node: int = 0  # Accelerators
 
 
 _Speeds = dict[tuple[str, str], list[PublicSpeed]]  # By benchmark and accelerator model
@@ -90,7 +91,8 @@ def _add_speed(speeds: _Speeds, round_: str, entry: Mapping[str, Any]) -> None:
     scored = [pair for *pair, end in zip(lengths, times, entry["minutes"], strict=True) if end]
     if speed := speed_of(system, *task, scored):
         key, accelerators, rate = speed
-        speeds[key].append(PublicSpeed(entry["name"], accelerators, rate))
+        per_node = accelerators // (system.nodes or 1)
+        speeds[key].append(PublicSpeed(entry["name"], accelerators, rate, per_node))
 
 
 def speed_of(
@@ -137,6 +139,18 @@ def speed_range(
     large = [speed for speed in speeds if speed.accelerators >= min(accelerators / 2, largest)]
     similar = [speed for speed in speeds if accelerators / 2 <= speed.accelerators <= accelerators * 2]
     return min(similar, key=_rate, default=None), max(large, key=_rate, default=None)
+
+
+def largest_node(model: str | None, without: str = "") -> int | None:
+    """Return the largest number of accelerators per node in the public sets with this model; None if unknown.
+
+    ``without``: start of names that are not compared, such as ``v0.7/NVIDIA/``.
+    """
+    if model is None or "TPU" in model:  # A pod may be described as one node
+        return None
+    groups = (speeds for (_, speeds_model), speeds in public_speeds().items() if speeds_model == model)
+    speeds = (speed for group in groups for speed in group if not (without and speed.name.startswith(without)))
+    return max((speed.per_node for speed in speeds), default=None)
 
 
 _rate = operator.attrgetter("rate")
