@@ -16,7 +16,7 @@ from typing import IO, Any, Dict, List, NamedTuple, Tuple, cast
 from benchmarks.common.data.files import in_one_step
 from benchmarks.common.data.prepare import check_room
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.data.text_files import read_bytes, undamaged
+from benchmarks.common.data.text_files import LONGEST_LINE, read_bytes, too_long, undamaged
 from benchmarks.common.data.workers import Report
 
 CHUNK = 1 << 20  # bytes per read
@@ -176,7 +176,7 @@ def extract(task: Extraction, report: Report) -> Tuple[int, int]:
         raw.seek(0)
         stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw) if is_packed else raw)
         if path.suffix == PACKED:
-            _copy(stream, folder / missing.pop(), report, raw)
+            _copy(stream, folder / missing.pop(), report, raw, str(path))
             return path.stat().st_size, 0
         with closing(tarfile.open(fileobj=stream, mode="r|")) as archive:
             for entry in archive:
@@ -184,7 +184,7 @@ def extract(task: Extraction, report: Report) -> Tuple[int, int]:
                 if entry.isreg() and name in missing:
                     missing.remove(name)
                     check_room(folder, entry.size)
-                    _copy(cast(IO[bytes], archive.extractfile(entry)), folder / name, report, raw)
+                    _copy(cast(IO[bytes], archive.extractfile(entry)), folder / name, report, raw, f"{name} in {path}")
                 report(raw.tell(), 0)
         while stream.read(CHUNK):
             report(raw.tell(), 0)
@@ -197,9 +197,15 @@ def extract(task: Extraction, report: Report) -> Tuple[int, int]:
     return path.stat().st_size, 0
 
 
-def _copy(file: IO[bytes], to: Path, report: Report, raw: IO[bytes]) -> None:
+def _copy(file: IO[bytes], to: Path, report: Report, raw: IO[bytes], name: str) -> None:
+    # A few KB may unpack to one line that fills the disk
+    number, length = 1, 0
     with in_one_step(to) as output:
         for chunk in iter(lambda: file.read(CHUNK), b""):
+            number, last = number + chunk.count(b"\n"), chunk.rfind(b"\n")
+            length = len(chunk) - last - 1 if last >= 0 else length + len(chunk)
+            if length > LONGEST_LINE:
+                raise too_long(name, number)
             output.write(chunk)
             report(raw.tell(), 0)
 

@@ -46,6 +46,10 @@ def _offsets(path: Path) -> tuple[int, list[int]]:
     return stages.line_offsets(path, 3, _ignore, str(path))
 
 
+def _extract(path: Path) -> tuple[int, int]:
+    return wmt.extract(wmt.Extraction(str(path), ("train.en",), str(path.parent)), _ignore)
+
+
 def _dump(path: Path) -> list[Any]:
     return list(wikipedia.read(path, 0, path.stat().st_size, Counter(), _ignore))
 
@@ -65,6 +69,7 @@ def _dump(path: Path) -> list[Any]:
         (_criteo, "day_0", LONG * 2, "line 1: longer than"),
         (_criteo, "day_0", b"1\n2\n" + LONG * 2, "line 3: longer than"),
         (_offsets, "train.en", b"a\n" + LONG, "line 2: longer than"),
+        (_extract, "train.en.gz", gzip.compress(b"a\n" + LONG), "line 2: longer than"),
         (wmt.read_sgm, "a.sgm", LONG, "more than 4,096 bytes"),
         (sgf.read, "a.sgf", b"(;C[" + LONG + b"])", "more than 4,096 bytes"),
         (vocabulary.read, "vocab.txt", LONG, "more than 4,096 bytes"),
@@ -82,7 +87,12 @@ def test_long_line_is_rejected(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module, limit in ((text_files, "LONGEST_LINE"), (wikipedia, "LONGEST_LINE"), (texts, "_LONGEST")):
+    for module, limit in (
+        (text_files, "LONGEST_LINE"),
+        (wikipedia, "LONGEST_LINE"),
+        (wmt, "LONGEST_LINE"),
+        (texts, "_LONGEST"),
+    ):
         monkeypatch.setattr(module, limit, LONGEST)
     monkeypatch.setattr(squad, "LONGEST", LONGEST)
     monkeypatch.setattr(text_files.read_bytes, "__defaults__", (LONGEST,))
