@@ -23,7 +23,7 @@ from dataclasses import fields, is_dataclass
 from datetime import datetime, timezone
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TextIO, cast
 
 from encore.errors import EncoreError
 
@@ -293,3 +293,10 @@ def _check_bounds(count: int, room: int, limit: int) -> None:
         raise TooLarge(f"it has more than {_MAX_MEMBERS:,} members")
     if room < 0:
         raise _too_large(limit)
+
+
+def discard(stream: TextIO) -> None:
+    """Discard what is written to a stream whose reader has left, and its buffer, which Python flushes at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)

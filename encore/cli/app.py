@@ -1,11 +1,14 @@
 """`encore`: the command line. Errors of the user end in one plain message and a documented exit code."""
 
+import atexit
 import importlib
 import inspect
 import io
+import select
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -13,7 +16,7 @@ from typing import Annotated, Any
 import typer
 import typer.main
 
-from encore import __version__, names, paths
+from encore import __version__, files, names, paths
 from encore.cli.command_classes import Command, Group
 from encore.errors import EncoreError, ExitCode
 
@@ -33,8 +36,42 @@ LAB = {
 }  # fmt: skip
 
 
+def _is_output_closed() -> bool:
+    output = select.poll()
+    output.register(sys.stdout, select.POLLERR)
+    return any(event & select.POLLERR for _, event in output.poll(0))
+
+
+@contextmanager
+def _closed_pipe() -> Iterator[None]:
+    # click exits with 1 if the reader has left; `head`, which has seen enough, is not an error.
+    try:
+        yield
+    except BrokenPipeError:
+        if not _is_output_closed():
+            raise
+        files.discard(sys.stdout)
+        raise SystemExit(ExitCode.REACHED) from None
+
+
+def _flush_output() -> None:
+    # Python would exit with 120.
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        files.discard(sys.stdout)
+
+
 class Commands(Group):
     """Command group that imports a command's module on first use, which keeps the start-up short."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _closed_pipe():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _closed_pipe():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*COMMANDS, *LAB]
@@ -126,6 +163,7 @@ def _check_encoding() -> None:
 def main() -> None:
     # SIGTERM from a job scheduler stops a setup or data preparation like Ctrl-C, children first.
     signal.signal(signal.SIGTERM, _terminated)
+    atexit.register(_flush_output)
     try:
         _check_encoding()
         app()
@@ -135,10 +173,6 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(ExitCode.INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of our output, such as `head`, has seen enough.
-        sys.stderr.close()
-        sys.exit(ExitCode.REACHED)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,13 @@ from rich.table import Column, Table
 from rich.text import Text
 from typing_extensions import TypedDict
 
-from encore.files import plain
+from encore.files import discard, plain
 from encore.results.logs.parallel import OnRead
 from encore.results.table import Cell
 from encore.results.table import Table as ResultTable
 
 MIN_WORD = 16  # Minimum length for a shortened word in a narrow terminal
+MAX_NAME = 40  # Characters of a run folder's name: TIME-benchmark-framework-system
 MIN_LINE = 24  # Minimum width for a cell that is not wrapped
 SHORT_SECONDS = 1.0  # Show a progress bar only for longer work
 # Width for pipes and files, unless COLUMNS is set: rows are not wrapped.
@@ -38,13 +39,14 @@ def show(
     numbers: Sequence[str] = (),
     least: Sequence[str] = (),
     one_line: str = "",
+    name: str = "",
 ) -> None:
     """Print a table that fits the terminal. Numbers and headers are not shortened.
 
     In a narrow terminal, texts are wrapped between words, then the columns in ``least`` are dropped, then long words
-    are shortened (``one_line``: cells are shortened instead of wrapped), then columns are dropped from the right.
-    The last line lists the dropped columns. The columns in ``numbers`` are aligned to the right; None is an empty
-    cell.
+    are shortened (``one_line``: cells are shortened instead of wrapped; ``name``: up to MAX_NAME characters are
+    complete), then columns are dropped from the right. The last line lists the dropped columns. The columns in
+    ``numbers`` are aligned to the right; None is an empty cell.
     """
     if title:
         say(screen, text(title, "bold"))
@@ -54,6 +56,8 @@ def show(
     for column in table.columns:
         if column.header == one_line:
             column.no_wrap, column.overflow = True, "ellipsis"
+        if column.header == name:
+            column.min_width = min(MAX_NAME, max(map(len, " ".join(_lines(column)).split()), default=0))
     visible = _fitting_columns(table.columns, screen.width, least)
     dropped = [str(column.header) for column in table.columns if column not in visible]
     fitted, cells = _frame(*(column.copy() for column in visible)), []
@@ -131,7 +135,9 @@ def _min_width(column: Column) -> int:
         return min(MIN_LINE, max(map(len, _lines(column)), default=0))
     words_of_column = " ".join(_lines(column)).split()
     complete = [word for word in words_of_column if NUMBER.fullmatch(word)] + str(column.header).split()
-    return max([*map(len, complete), *(min(len(word), MIN_WORD) for word in words_of_column)], default=0)
+    return max(
+        [column.min_width or 0, *map(len, complete), *(min(len(word), MIN_WORD) for word in words_of_column)], default=0
+    )
 
 
 def _lines(column: Column) -> list[str]:
@@ -140,11 +146,11 @@ def _lines(column: Column) -> list[str]:
     return [line for cell in (Text(str(column.header)), *cells) for line in cell.plain.splitlines()]
 
 
-def print_result(table: ResultTable) -> None:
+def print_result(table: ResultTable, least: Sequence[str] = (), name: str = "") -> None:
     screen = console()
     columns = enumerate(table.columns)
     numbers = [name for index, name in columns if not any(isinstance(row[index], str) for row in table.rows)]
-    show(screen, table.title, table.columns, map(table.texts, table.rows), numbers=numbers)
+    show(screen, table.title, table.columns, map(table.texts, table.rows), numbers=numbers, least=least, name=name)
     if table.note:
         say(screen, text(table.note, "dim"))
 
@@ -170,9 +176,14 @@ def put(tables: Iterable[ResultTable], as_json: bool) -> None:
         print_result(table)
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # Handled in encore/cli/app.py; rich exits with 1
+
+
 def console(stderr: bool = False, soft_wrap: bool = False) -> Console:
     # Without emoji: the path "a:b:" is not an icon
-    screen = Console(stderr=stderr, soft_wrap=soft_wrap, highlight=False, emoji=False)
+    screen = _Console(stderr=stderr, soft_wrap=soft_wrap, highlight=False, emoji=False)
     if not screen.is_terminal and "COLUMNS" not in os.environ:
         screen.width = PIPE_WIDTH
     return screen
@@ -188,20 +199,14 @@ class _DiscardingStream:
         try:
             return self._stream.write(content)
         except OSError:
-            self._discard()
+            discard(self._stream)
             return len(content)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except OSError:
-            self._discard()
-
-    def _discard(self) -> None:
-        # Also for the text that is still in the buffer, which Python flushes at exit
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, self._stream.fileno())
-        os.close(null)
+            discard(self._stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

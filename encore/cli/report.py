@@ -180,7 +180,7 @@ def report(
         write_json("report", report_files.as_json())
         return
     if report_files.sections:
-        print_result(report_files.summary)
+        print_result(report_files.summary, least=("benchmark",), name="run")  # Names of runs contain it
     for checked in report_files.packages:
         errors = sum(finding.severity == "error" for finding in checked.findings)
         verdict = f"{count_of(errors, 'error')} as a package" if errors else "accepted as a package"

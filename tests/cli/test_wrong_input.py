@@ -179,6 +179,22 @@ def test_incomplete_profile_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     assert "p.json is not a profile: Expecting" in error.found
 
 
+def test_report_shows_the_complete_name_of_a_run(tmp_path: Path) -> None:
+    run = write_set(tmp_path / "20261128T145617Z-resnet-mxnet-cpu", [resnet_v07()])
+    assert f"{run.name} " in output_of("report", run, "-o", tmp_path / "report", width=80)
+
+
+@pytest.mark.parametrize("words", [["list"], ["list", "--json"], ["-h"]])
+def test_closed_pipe_is_no_failure(words: list[str]) -> None:
+    # Like `| head`: nobody reads the output
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "encore.cli.app", *words]
+    done = subprocess.run(command, cwd=paths.ROOT, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (ExitCode.REACHED, "")
+
+
 def test_path_with_colons_is_printed_unchanged() -> None:
     screen = layout.console()
     with screen.capture() as printed:
