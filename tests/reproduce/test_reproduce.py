@@ -371,6 +371,7 @@ def test_configuration_of_variables(
     result = read(write_files(tmp_path, files) / folder)
     if result.refused:
         assert expected in result.refused and result.system is None
+        assert not {option.name for option in result.unknown_left} & variables.keys()
     else:
         assert (result.nearest and result.nearest.system, result.differences, result.missing) == (expected, (), {})
 

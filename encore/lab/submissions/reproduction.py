@@ -491,6 +491,8 @@ def _unmapped_settings(
     # The options and the configuration's variables that become no key
     without = implementation.without if implementation else {}
     used_variables = {name for key in mapped for name in key.sources}
+    if implementation and not mapped:  # a rejected configuration: the variables that its keys would have read
+        used_variables.update(_VARIABLES.findall(" ".join(implementation.keys.values())))
     unmapped = left_options(published_options or read.options(), mapped, without, common)
     unknown = {name for option in read.options().values() for name in option.value.sources}
     for name in sorted((read.of_configuration - used_variables) & read.variables.keys()):
