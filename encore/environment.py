@@ -335,7 +335,8 @@ SYMPTOMS = (
     (
         r"[Nn]o interpreter found|Failed to install cpython|python-build-standalone",
         "no supported Python on PATH, and uv cannot download one",
-        "install it (python{version} and python{version}-venv), or run in a container (make build-BENCHMARK)",
+        "install it (python{version} and python{version}-venv), run in a container (make build-BENCHMARK), or use a "
+        "benchmark in PyTorch, such as resnet-pytorch",
     ),
     (
         r"ImportError: lib(cu|nv)\w+\.so",

@@ -161,7 +161,7 @@ def test_uv_installs_a_missing_python(small: Environment, monkeypatch: pytest.Mo
     assert missing.folder != small.folder
     lines: list[str] = []
     monkeypatch.setattr(environment, "describe", lambda framework: missing)
-    message = r"(?s)no supported Python on PATH, and uv cannot download one.*python3\.99.*container"
+    message = r"(?s)no supported Python on PATH, and uv cannot download one.*python3\.99.*container.*resnet-pytorch"
     with pytest.raises(EncoreError, match=message):
         environment.ensure_environment("small", lines.append)
     assert lines[1] == "no Python 3.99 on PATH: installing it with uv"
