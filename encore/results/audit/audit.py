@@ -72,7 +72,7 @@ RULES = (
     ),
     Rule(
         name="slower_than_stated",
-        meaning="training for more than a minute at less than 0.6 times the throughput or step time in the same log",
+        meaning="training for more than a minute at less than 0.55 times the throughput or step time in the same log",
         severity="warning",
         expected="the speed stated in the log",
         hint="correct the unit of the stated speed; if the log was edited, repeat the run",
