@@ -88,7 +88,7 @@ DIALECTS = (
 @pytest.fixture
 def long_after(monkeypatch: pytest.MonkeyPatch) -> None:
     # Logs of later rounds are not in the future
-    monkeypatch.setattr(run_log, "_LATEST_S", LONG_AFTER_MS)
+    monkeypatch.setattr(run_log, "_latest_s", lambda: LONG_AFTER_MS)
 
 
 def test_events_of_every_dialect(tmp_path: Path, recorded: Record) -> None:

@@ -76,8 +76,7 @@ _PHASES = frozenset(
 )
 _DAMAGED_KEY = re.compile(r'"key":\s*"(\w+)"|:::MLL [\d.]+ (\w+):|:::MLPv\S+ \S+ [\d.]+ \(.*?:\d+\) (\w+)')
 _NAMING_DIALECTS = frozenset({"v0.5", "mlperf"})
-# Year 2017, since MLPerf started in 2018, and tomorrow; times outside are invalid or in other units.
-_EARLIEST_S, _LATEST_S = 1_483_228_800, time.time() + 86_400
+_EARLIEST_S = 1_483_228_800  # Year 2017: MLPerf started in 2018
 # HugeCTR's v0.7 converter adds milliseconds to Unix seconds: only differences are correct.
 _HUGECTR = "format_ctr_output.py"
 # Events that report training progress between evaluations
@@ -273,7 +272,7 @@ class _Reading:
         for event in events:
             seconds, key = event.time_s, event.key
             run.events += 1
-            if seconds is None or not _EARLIEST_S <= seconds <= _LATEST_S:
+            if seconds is None or not _EARLIEST_S <= seconds <= _latest_s():
                 event = self._drop_invalid_time(event)
                 seconds = event.time_s
             run.dialects.add(event.dialect)
@@ -568,6 +567,11 @@ def read_run(path: str | PathLike[str], round_: str | None = None, read: ReadEve
     return reading.finish(round_)
 
 
+# Times outside of _EARLIEST_S and tomorrow are invalid or in other units. Not a constant: a run may take days.
+def _latest_s() -> float:
+    return time.time() + 86_400
+
+
 # Describe the damage; a damaged compressed stream has line 0.
 def _describe_damage(line: int, text: str) -> str:
     return f"line {line} contains a damaged event: {text[:80].strip()}" if line else text.removeprefix(":::ML ")
@@ -579,7 +583,7 @@ def _describe_invalid_time(event: Event) -> str:
         return f"{location} has {f'the invalid time {event.refused_time}' if event.refused_time else 'no time'}"
     if _EARLIEST_DATE_S <= seconds <= _LATEST_DATE_S:
         date = time.strftime("%Y-%m-%d", time.gmtime(seconds))
-        range_ = "in the future" if seconds > _LATEST_S else "before 2017"
+        range_ = "in the future" if seconds > _EARLIEST_S else "before 2017"
         return f"{location} is on {date}, which is {range_}: is the clock right?"
     return f"{location} is at {seconds:.6g} s, which is not between 2017 and today: in another unit?"
 
