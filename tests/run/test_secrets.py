@@ -63,7 +63,7 @@ PLAIN = {
     "HOSTS": "anna@n1:4,anna@n2:4",
     "COPY": "host:/data@snapshot",
     "TOKENIZERS_PARALLELISM": "false",
-    "XAUTHORITY": "/root/.Xauthority",
+    "XAUTHORITY": "/home/anna/.Xauthority",
     "DB_PASSWORD_FILE": "/run/secrets/db",
     "ARGS": "--tokenizer /x --max-tokens 5 --passes 2 --pwd /x",
 }

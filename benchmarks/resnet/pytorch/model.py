@@ -19,7 +19,7 @@ NEUTRAL_PARTS = {"weight": "gamma", "bias": "beta", "running_mean": "mean", "run
 
 
 class Convolution(nn.Conv2d):
-    """Convolution without bias; the padding keeps the image's size at stride 1."""
+    """Convolution without bias, padded by half of the kernel."""
 
     def __init__(self, conv: architecture.Conv) -> None:
         super().__init__(
@@ -28,8 +28,8 @@ class Convolution(nn.Conv2d):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[2:] == (1, 1):
-            # Over a single pixel only the kernel's center counts: toy images end so, and oneDNN's gradient of the
-            # complete kernel took half of a step.
+            # Only the center of the kernel contributes to a 1 x 1 image, as in the last stage on toy images, where
+            # oneDNN's gradient of the full kernel took half of a step.
             center = self.kernel_size[0] // 2
             return functional.conv2d(x, self.weight[..., center : center + 1, center : center + 1])
         return super().forward(x)

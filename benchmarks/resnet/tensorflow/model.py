@@ -74,8 +74,8 @@ class Network:
             x, padding = tf.pad(x, _both_sides(edge)), "VALID"
         weight = self._weight(f"{prefix}.conv{number}.weight")
         if x.shape[1] == x.shape[2] == 1:
-            # Of a kernel over a single pixel only the center counts: toy images end so, and oneDNN's gradient of the
-            # complete kernel took two thirds of a step.
+            # Only the center of the kernel contributes to a 1 x 1 image, as in the last stage on toy images, where
+            # oneDNN's gradient of the full kernel took two thirds of a step.
             weight = weight[edge : edge + 1, edge : edge + 1]
         x = tf.nn.conv2d(x, weight, conv.stride, padding)
         gamma, beta, *statistics = (self.variables[f"{prefix}.norm{number}.{part}"] for part in architecture.NORM)

@@ -59,6 +59,7 @@ def count_flops(forward):
     return cost.flops
 
 
+# The formula counts full kernels; below 64 pixels, the last stage uses only their center (model.Convolution).
 @pytest.mark.parametrize(("depth", "size"), [(18, 64), (50, 224), (50, 97)])
 def test_resnet(depth, size):
     config = ResNetConfig(**EAGER, kernels="plain", depth=depth, image_size=size)

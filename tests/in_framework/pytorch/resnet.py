@@ -12,7 +12,7 @@ from benchmarks.common.run import choices
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import capabilities, networks
 from benchmarks.resnet import memory
-from benchmarks.resnet.architecture import input_shape
+from benchmarks.resnet.architecture import Conv, input_shape
 from benchmarks.resnet.pytorch import model, optimizer, train
 from benchmarks.resnet.pytorch.config import Config
 from tests.in_framework import resnet
@@ -40,6 +40,16 @@ def logits(**changes):
 def test_what_changes_the_logits(changes, low, high):
     first = logits()
     assert low <= float((logits(**changes) - first).norm() / first.norm()) <= high
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_convolution_of_single_pixels(stride):
+    layer = model.Convolution(Conv(8, 8, 3, stride)).double()
+    x = torch.rand((4, 8, 1, 1), dtype=torch.float64)
+    expected = torch.nn.functional.conv2d(x, layer.weight, stride=stride, padding=1)
+    torch.testing.assert_close(layer(x), expected)
+    actual_grad, expected_grad = (torch.autograd.grad(y.square().sum(), layer.weight) for y in (layer(x), expected))
+    torch.testing.assert_close(actual_grad, expected_grad)
 
 
 def built(**changes):
