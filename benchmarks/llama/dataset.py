@@ -4,9 +4,9 @@ train.bin train.idx test.bin test.idx    see benchmarks/llama/megatron.py
 tokenizer.json                           published with the model, or trained
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Mapping, Optional
 
 from benchmarks.common.data import manifest
 from benchmarks.common.data.arrays import check_sizes, opening
@@ -27,6 +27,10 @@ class DataSet:
 
     def padded_vocabulary(self, multiple: int) -> int:
         return -(-self.vocabulary // multiple) * multiple
+
+    def excluding_labels_after(self, token: Optional[int]) -> "DataSet":
+        """Exclude the label after each ``token`` from the loss, as Megatron's eod_mask_loss; None: no such token."""
+        return replace(self, train=replace(self.train, end_token=token), test=replace(self.test, end_token=token))
 
 
 def open_data(folder: Path) -> DataSet:

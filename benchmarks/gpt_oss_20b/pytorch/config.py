@@ -49,6 +49,7 @@ class Config(Derived):
     precision: Literal["bf16", "tf32", "fp32"] = "bf16"  # of GEMMs and activations; weights and AdamW stay in fp32
 
     # Input
+    eod_mask_loss: bool = True  # exclude labels after end-of-document tokens, as in the reference; not in NVIDIA's v6.0
     batch_size: int = 2  # samples per rank and step
     micro_batch: int = 2  # maximum samples per micro-batch
     prefetch: int = 4  # batches prefetched by threads

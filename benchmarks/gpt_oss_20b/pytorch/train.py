@@ -10,6 +10,7 @@ failed.
 
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
 import torch
@@ -20,7 +21,7 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.gpt_oss_20b.pytorch.config import Config
-from benchmarks.llama import mlperf, schedule
+from benchmarks.llama import mlperf, schedule, tokenization
 from benchmarks.llama.dataset import DataSet, open_data
 from benchmarks.llama.flops import training_flops
 from benchmarks.llama.order import Order
@@ -39,7 +40,6 @@ from benchmarks.llama.pytorch.data import (
 )
 from benchmarks.llama.pytorch.model import Training
 from benchmarks.llama.pytorch.network import IGNORE_INDEX
-from benchmarks.llama.tokenization import FILE
 
 
 def build(config: Config, vocabulary: int, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
@@ -60,13 +60,13 @@ def build(config: Config, vocabulary: int, ranks: Ranks, saved: Mapping[str, Any
 def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
     """Forward and backward on all micro-batches, and one update.
 
-    Returns the mean loss of this rank's positions, on the device. Its mean over the ranks is the loss of the step.
+    Returns the mean loss of this rank's labels, on the device. Its mean over the ranks is the loss of the step.
     """
-    positions = sum(part.labels.numel() for part in batch)
     total = torch.zeros((), device=training.ranks.context)
     for part in batch:
-        # FSDP averages gradients over ranks, so normalize by the rank's positions.
-        loss = training.network(part.tokens, part.labels) / positions
+        # As Megatron's loss: the mean of a micro-batch's labels, then of micro-batches and, by FSDP, of ranks.
+        labels = (part.labels != IGNORE_INDEX).sum().clamp(min=1) * len(batch)
+        loss = training.network(part.tokens, part.labels) / labels
         loss.backward()
         total += loss.detach()
     for group in training.optimizer.param_groups:
@@ -85,22 +85,31 @@ def evaluation_loss(training: Training, part: MicroBatch) -> torch.Tensor:
 
 @torch.no_grad()
 def evaluate(training: Training, data: DataSet, samples: Order, run: Run) -> Optional[Dict[str, float]]:
-    # Mean loss per token of the evaluation samples on all ranks; None if the run must stop.
-    sums = torch.zeros(2, dtype=torch.float64, device=run.ranks.context)
+    # Mean loss per label of the evaluation samples on all ranks; None if the run must stop.
+    sums = torch.zeros(3, dtype=torch.float64, device=run.ranks.context)
     for part in run.interruptible(evaluation_input(training.config, data.test, samples, run.ranks)):
         sums[0] += evaluation_loss(training, part)
-        sums[1] += (part.labels != IGNORE_INDEX).sum()
+        counted = part.labels != IGNORE_INDEX
+        sums[1] += counted.sum()
+        sums[2] += counted.any(dim=1).sum()  # not the samples that only fill a batch
     if run.interrupted:
         return None
-    tokens = len(samples) * training.config.sequence_length
-    (loss,) = run.total(sums, tokens)
-    return {"log_perplexity": loss / tokens}
+    loss, labels = run.total(sums, len(samples))
+    return {"log_perplexity": loss / labels}
+
+
+def open_data_set(config: Config, folder: Path) -> DataSet:
+    # With eod_mask_loss the labels after the tokenizer's end-of-document token are excluded.
+    data = open_data(folder)
+    if not config.eod_mask_loss:
+        return data
+    return data.excluding_labels_after(tokenization.read(folder / tokenization.FILE).token_to_id(tokenization.END))
 
 
 def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, pytorch, __doc__, argv, mlperf.wording("gpt_oss_20b"), reshards=True)
     config, ranks = run.config, run.ranks
-    data = run.open(lambda: open_data(run.data))
+    data = run.open(lambda: open_data_set(config, run.data))
     vocabulary = data.padded_vocabulary(config.vocabulary_multiple)
     with run.initialization():
         training = run.open(lambda: build(config, vocabulary, ranks, run.saved))
@@ -125,7 +134,14 @@ def main(argv: Optional[List[str]] = None) -> int:
             run.log(mllog.samples(run.position * config.batch_size * ranks.size, len(evaluated)))
     if not run.interrupted:
         remove_order(run)
-        texts.write(training.network, shown_samples(data, evaluated), run.data / FILE, ranks, config.seed, run.output)
+        texts.write(
+            training.network,
+            shown_samples(data, evaluated),
+            run.data / tokenization.FILE,
+            ranks,
+            config.seed,
+            run.output,
+        )
     return run.finish()
 
 

@@ -63,6 +63,8 @@ def micro_batch(
     for row, number in enumerate(numbers):
         tokens[row] = samples.tokens(source, number)
     labels = torch.from_numpy(tokens[:, 1:].copy())
+    if source.end_token is not None:
+        labels[torch.from_numpy(tokens[:, :-1] == source.end_token)] = IGNORE_INDEX
     labels[len(numbers) :] = IGNORE_INDEX
     positions = position.positions(config.sequence_length)
     return MicroBatch(torch.from_numpy(tokens[:, :-1])[:, positions], labels[:, positions], positions)

@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -11,9 +13,12 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.gpt_oss_20b.pytorch import train as gpt_oss
 from benchmarks.gpt_oss_20b.pytorch.config import Config as GptOssConfig
-from benchmarks.llama import memory
+from benchmarks.llama import memory, order
+from benchmarks.llama.dataset import DataSet
+from benchmarks.llama.megatron import Documents
 from benchmarks.llama.pytorch import fp8, parallel
 from benchmarks.llama.pytorch.attention import masked, windowed, with_sinks
+from benchmarks.llama.pytorch.data import step_of
 from benchmarks.llama.pytorch.experts import by_all, chosen_experts
 from benchmarks.llama.pytorch.model import Training
 from benchmarks.llama.pytorch.network import IGNORE_INDEX, ComputeOptions, Network, rope_cos_sin, rope_frequencies
@@ -283,3 +288,24 @@ def test_initial_weights_match_megatron():
     assert len({tuple(weight.flatten()[:5].tolist()) for weight in matrices.values()}) == len(matrices)
     logits = network(torch.zeros(1, 4, dtype=torch.int64))[0]
     assert functional.cross_entropy(logits, torch.zeros(4, dtype=torch.int64)) < 7
+
+
+def test_labels_after_end_of_document_tokens_do_not_count(ranks):
+    config = dataclasses.replace(GPT_OSS, eval_batch_size=3)
+    tokens = np.random.RandomState(1).randint(8, size=4 * 32 + 1).astype("<u2")
+    part = Documents(tokens, np.array([len(tokens)], np.int32), np.zeros(1, np.int64))
+    data_set = DataSet(part, part, {}).excluding_labels_after(5)
+    samples = order.in_order(part.lengths, 32, 4)
+    training = Training(config, VOCABULARY, ranks)
+    inputs = torch.tensor(tokens[:-1].astype(np.int64)).view(4, 32)
+    labels = torch.tensor(tokens[1:].astype(np.int64)).view(4, 32).masked_fill(inputs == 5, IGNORE_INDEX)
+    expected = [functional.cross_entropy(training.network(row[None])[0], label) for row, label in zip(inputs, labels)]
+    counts = (labels != IGNORE_INDEX).sum(1)
+    run = SimpleNamespace(
+        ranks=ranks, interrupted=False, interruptible=iter, total=lambda sums, count: sums.tolist()[:2]
+    )
+    evaluated = gpt_oss.evaluate(training, data_set, samples, run)["log_perplexity"]
+    assert evaluated == pytest.approx(float(torch.stack(expected) @ counts.float() / counts.sum()), rel=1e-6)
+    loss = gpt_oss.train_step(training, step_of(config, data_set.train, samples, ranks, 0), 0.0)
+    assert float(loss) == pytest.approx(float(torch.stack(expected).mean()), rel=1e-6)
+    assert len(set(counts.tolist())) > 1, "each micro-batch has the same weight, whatever number of labels it has"
