@@ -313,7 +313,7 @@ def _print_sets(screen: Console, reports: Sequence[ComplianceReport]) -> None:
 def _print_verdict(screen: Console, report: ComplianceReport) -> None:
     errors = sum(finding.severity == "error" and finding.kind != "small_data" for finding in report.findings)
     small = sum(finding.kind == "small_data" for finding in report.findings)
-    warnings = sum(finding.severity == "warning" for finding in report.findings)
+    warnings = sum(finding.severity == "warning" and finding.kind != "small_data" for finding in report.findings)
     verdict = "passed" if report.passed else "failed" if errors else "passed but for the data set"
     counts = f"{count_of(errors, 'error')}, {small} from small data, {count_of(warnings, 'warning')}"
     ruleset = f"ruleset {report.ruleset or 'not known'}, {report.ruleset_found}"
