@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from encore.lab.submissions import archive, merge
 from encore.lab.submissions.archive import check_package, check_trees, write_archive
 from encore.lab.submissions.merge import merge_trees
 from encore.results.published.systems import DESCRIPTION_FIELDS
-from tests.command_line import run_encore
+from tests.command_line import error_of, run_encore
 from tests.results.result_logs import START_MS, flux1_v61, resnet_v05, resnet_v07, write_files, write_set
 
 
@@ -41,9 +40,8 @@ def contents(folder: Path) -> dict[Path, bytes]:
 def test_valid_tree_is_accepted_and_not_changed(tmp_path: Path) -> None:
     folder = write_tree(tmp_path)
     write_files(folder / "results/box", {"resnet/scaling.json": {"scaling_factor": 1.5}, "package_checker_params": "x"})
-    before = contents(folder)
-    (report,) = check_trees(tmp_path)
-    assert (report.path, report.ruleset, report.findings) == (folder, "0.7.0", ())
+    before, reports = contents(folder), check_trees(tmp_path)
+    assert [(report.path, report.ruleset, report.findings) for report in reports] == [(folder, "0.7.0", ())]
     assert (run_encore("check", tmp_path, "--package").exit_code, contents(folder)) == (0, before)
 
 
@@ -55,20 +53,19 @@ def test_faults_of_the_layout_are_findings(tmp_path: Path, recorded: Callable[[s
         "other/resnet/result_0.txt": resnet_v07(),
     })  # fmt: skip
     write_files(tmp_path, {"Lab/systems/other.json": "{,}", "other/Lab/systems/box.json": {"division": "Closed"}})
+    logs = {path: path / "results/box/resnet" for path in (folder, other)}
     for tree, old, new in ((folder, 3, 7), (other, 4, 5)):
-        (tree / f"results/box/resnet/result_{old}.txt").rename(tree / f"results/box/resnet/result_{new}.txt")
+        (logs[tree] / f"result_{old}.txt").rename(logs[tree] / f"result_{new}.txt")
     findings = [report.findings for path in (folder, other) for report in check_trees(path)]
     # Numbered from 1 to 5
-    (other / "results/box/resnet/result_0.txt").rename(other / "results/box/resnet/result_4.txt")
-    from_one = [finding.found for report in check_trees(other) for finding in report.findings]
-    assert not any("gaps" in found for found in from_one)
+    (logs[other] / "result_0.txt").rename(logs[other] / "result_4.txt")
+    assert not any("gaps" in finding.found for report in check_trees(other) for finding in report.findings)
     recorded(
         "package.json", sorted([item.severity, item.found, item.expected, item.hint] for item in sum(findings, ()))
     )
     done = run_encore("check", folder, "--package", "--json")
     assert (done.exit_code, len(json.loads(done.stdout)["findings"])) == (1, len(findings[0]))
-    with pytest.raises(EncoreError, match="no submission tree"):
-        check_trees(tmp_path / "other" / "Lab" / "systems")
+    assert "no submission tree" in error_of("check", other / "systems", "--package").found
 
 
 @pytest.mark.slow
@@ -85,9 +82,9 @@ def test_report_of_a_round(tmp_path: Path, recorded: Callable[[str, object], Non
     sets = [[len(item["check"]), item["converged"], item["convergence"]] for item in plain["sets"]]
     recorded("round.json", [printed.splitlines(), sets, [package["passed"] for package in plain["packages"]]])
     html, markdown = ((tmp_path / "out" / f"report.{form}").read_text("utf-8") for form in ("html", "md"))
-    assert '<td class="n" data-name="check">4 of 5</td>' in html
-    assert "systems/box.json: not there" in html and "systems/box.json: not there" in markdown
-    assert re.search(r"Other: 0.7.0, 1 error</summary>", html)
+    missing = "systems/box.json: not there"
+    texts = (missing, '<td class="n" data-name="check">4 of 5</td>', "Other: 0.7.0, 1 error</summary>")
+    assert ([text for text in texts if text not in html], missing in markdown) == ([], True)
 
 
 # --- archive ----------------------------------------------------------------------------------------------
@@ -113,18 +110,15 @@ def test_archive_of_a_complete_set_is_accepted(benchmark: str, texts: list[str],
     assert contents(tmp_path / "out" / "MyLab" / "results" / "box" / benchmark) == contents(source)
     description = json.loads((package.folder / "systems" / "box.json").read_text())
     assert [description[key] for key in ("submitter", "division", "status")] == ["MyLab", "closed", status]
-    verdict = check_package(package)
-    assert verdict.accepted is True, verdict.errors
+    assert check_package(package).accepted is True
 
 
 @pytest.mark.slow
 def test_archive_of_too_few_runs_is_rejected_with_the_reason(tmp_path: Path) -> None:
-    (package,) = write_archive([write_runs(tmp_path, 4)], tmp_path / "out")
-    verdict = check_package(package)
-    assert verdict.accepted is False
-    assert any("found 4, expected 5" in line for line in verdict.errors)
+    verdict = check_package(*write_archive([write_runs(tmp_path, 4)], tmp_path / "out"))
+    assert (verdict.accepted, "found 4, expected 5" in "\n".join(verdict.errors)) == (False, True)
     done = run_encore("archive", tmp_path / "box", "-o", tmp_path / "again")
-    assert done.exit_code == 1 and "does not accept" in done.output
+    assert (done.exit_code, "does not accept" in done.output) == (1, True)
 
 
 @pytest.mark.slow
@@ -144,38 +138,33 @@ def test_run_folders_of_one_system_are_one_set(tmp_path: Path) -> None:
     ]
     (package,) = write_archive(folders, tmp_path / "out")
     (system,) = (path.name for path in (package.folder / "results").iterdir())
-    assert (package.sets, package.logs, ".." in Path(system).parts) == (1, 5, False)
     files = {str(file) for file in contents(package.folder / "benchmarks" / "resnet" / "implementations" / system)}
     assert {"run_0/run.json", "run_1/config.json", "code/resnet/benchmark.toml"} <= files
-    assert json.loads((package.folder / "systems" / f"{system}.json").read_text())["division"] == "open"
-    assert check_package(package).accepted is True
+    division = json.loads((package.folder / "systems" / f"{system}.json").read_text())["division"]
+    assert (package.sets, package.logs, division, check_package(package).accepted) == (1, 5, "open", True)
 
 
 def test_gzip_is_unpacked_and_old_archives_are_not_changed(tmp_path: Path) -> None:
-    source = write_runs(tmp_path)
-    plain = (source / "result_0.txt").read_bytes()
-    (source / "result_0.txt").rename(source / "result_0.txt.gz").write_bytes(gzip.compress(plain))
+    plain = contents(source := write_runs(tmp_path))
+    (source / "result_0.txt").rename(source / "result_0.txt.gz").write_bytes(gzip.compress(plain[Path("result_0.txt")]))
     (package,) = write_archive([source], tmp_path / "out")
-    assert (package.folder / "results" / "box" / "resnet" / "result_0.txt").read_bytes() == plain
-    with pytest.raises(EncoreError, match="already exists"):
-        write_archive([source], tmp_path / "out")
+    assert contents(package.folder / "results" / "box" / "resnet") == plain
+    assert "already exists" in error_of("archive", source, "-o", tmp_path / "out").found
 
 
 def test_archive_does_not_unpack_a_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_FREE_BYTES", 0)
-    source = tmp_path / "result_0.txt.gz"
-    source.write_bytes(gzip.compress(b"\n" * 2**20))
+    write_files(tmp_path, {"result_0.txt.gz": gzip.compress(b"\n" * 2**20)})
     with pytest.raises(EncoreError, match="its content has more than"):
-        archive._copy_log(source, tmp_path / "result_0.txt")
+        archive._copy_log(tmp_path / "result_0.txt.gz", tmp_path / "result_0.txt")
 
 
 def test_rounds_without_a_package_checker_and_logs_of_no_benchmark(tmp_path: Path) -> None:
     source = write_set(tmp_path / "dgx1" / "resnet", [resnet_v05(134.0 + n) for n in range(5)])
     verdict = check_package(*write_archive([source], tmp_path / "out"))
-    assert verdict.accepted is None and "no package checker" in verdict.summary
+    assert (verdict.accepted, "no package checker" in verdict.summary) == (None, True)
     unknown = write_set(tmp_path / "unknown", [':::MLLOG {"key": "run_start", "time_ms": 1, "value": null}\n'])
-    with pytest.raises(EncoreError, match="is not known"):
-        write_archive([unknown], tmp_path / "other")
+    assert "is not known" in error_of("archive", unknown, "-o", tmp_path / "other").found
 
 
 # --- findings in other formats ----------------------------------------------------------------------------
@@ -203,33 +192,28 @@ def test_findings_in_the_formats_of_other_tools(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "fail", "failed"), [("a set", "true", "1"), ("a set", "false", ""), ("no", "true", None)]
+    ("name", "fail", "code", "failed"), [("a set", "true", 0, "1"), ("a set", "false", 0, ""), ("no", "true", 2, "")]
 )
 def test_github_action_writes_both_files_and_its_verdict(
-    faulty_set: Path, tmp_path: Path, name: str, fail: str, failed: str | None
+    faulty_set: Path, tmp_path: Path, name: str, fail: str, code: int, failed: str
 ) -> None:
     action = yaml.safe_load((paths.ROOT / ".github/actions/check-results/action.yml").read_text("utf-8"))
     (script,) = [step["run"] for step in action["runs"]["steps"] if step.get("id") == "judge"]
-    output = tmp_path / "output"
-    (write_files(tmp_path, {"setup.sh": "#!/bin/sh\n"}) / "setup.sh").chmod(0o755)
+    (write_files(tmp_path, {"setup.sh": "#!/bin/sh\n", "output": ""}) / "setup.sh").chmod(0o755)
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    variables = {"RESULTS": name, "CHECKOUT": str(tmp_path), "FAIL": fail, "RUNNER_TEMP": str(tmp_path)}
+    variables = {"RESULTS": name, "CHECKOUT": ".", "FAIL": fail, "RUNNER_TEMP": ".", "GITHUB_OUTPUT": "output"}
     done = subprocess.run(
         ["bash", "-eo", "pipefail", "-c", script],
         cwd=tmp_path,
-        env={**os.environ, **variables, "GITHUB_OUTPUT": str(output)},
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         check=False,
     )
-    if failed is None:
-        assert (done.returncode, output.exists(), "no does not exist" in done.stderr) == (2, False, True)
-    else:
-        outputs = dict(line.split("=", 1) for line in output.read_text().splitlines())
-        assert (done.returncode, outputs.get("failed", "")) == (0, failed), done.stderr
-        assert {json.loads(Path(outputs[command]).read_text())["version"] for command in ("check", "audit")} == {
-            "2.1.0"
-        }
+    outputs = dict(line.split("=", 1) for line in (tmp_path / "output").read_text().splitlines())
+    versions = [json.loads((tmp_path / outputs.pop(name)).read_text())["version"] for name in {*outputs} - {"failed"}]
+    assert (done.returncode, "no does not exist" in done.stderr) == (code, code == 2), done.stderr
+    assert (outputs.get("failed", ""), versions) == (failed, ["2.1.0"] * 2 if code == 0 else [])
 
 
 # --- merge ------------------------------------------------------------------------------------------------
