@@ -40,39 +40,53 @@ def read_text(folder: Path, text: str, round_: str = "v0.7", seconds: float | No
     [(0.2, 38.63, 41.03, 58.00), (0.5, 31.95, 40.80, 45.36), (0.95, 35.82, 40.80, 45.36)],
 )
 def test_forecast_of_a_truncated_log(fraction: float, low: float, minutes: float, high: float, tmp_path: Path) -> None:
-    (text,) = a100_texts(runs=1)
-    complete = read_text(tmp_path / "complete", text)
-    run = read_text(tmp_path / "cut", text, seconds=39.8 * 60 * fraction)
+    (text,), seconds = a100_texts(runs=1), 39.8 * 60 * fraction
+    complete, run = read_text(tmp_path / "complete", text), read_text(tmp_path / "cut", text, seconds=seconds)
     # The calibration truncates marks and not files
-    assert marks_of(run) == [mark for mark in marks_of(complete) if mark.seconds <= 39.8 * 60 * fraction]
-    last, length = marks_of(complete)[-1], length_of(complete)
-    assert (last.length, last.evaluated, last.seconds) == (length.value, True, pytest.approx(39.8 * 60))
+    assert marks_of(run) == [mark for mark in marks_of(complete) if mark.seconds <= seconds]
+    assert marks_of(complete)[-1] == Mark(pytest.approx(39.8 * 60), length_of(complete).value, True)
     result = forecast(run)
     assert (result.low, result.minutes, result.high) == pytest.approx((low, minutes, high), abs=0.01)
 
 
 def test_blocks_are_progress_between_evaluations(tmp_path: Path) -> None:
-    marks = marks_of(read_text(tmp_path / "complete", flux1_v61(), "v6.1"))
-    assert [(mark.length, mark.evaluated) for mark in marks] == [(262_144.0 * n, True) for n in range(1, 29)]
     before_evaluation = (round(40 * 60_000 / 28 * 3) - 0.5) / 1000
-    last = marks_of(read_text(tmp_path / "cut", flux1_v61(), "v6.1", before_evaluation))[-1]
-    assert (last.length, last.evaluated) == (262_144.0 * 3, False)
+    complete, cut = (
+        [(mark.length, mark.evaluated) for mark in marks_of(read_text(tmp_path / name, flux1_v61(), "v6.1", seconds))]
+        for name, seconds in (("complete", None), ("cut", before_evaluation))
+    )
+    evaluated = [(262_144.0 * number, True) for number in range(1, 29)]
+    assert (complete, cut) == (evaluated, [*evaluated[:2], (262_144.0 * 3, False)])
 
 
-# ``step`` counts samples if all of its values are multiples of the batch.
-@pytest.mark.parametrize(("steps", "lengths"), [((64, 128, 192), [64.0, 128.0, 192.0]), ((31, 63, 95), [])])
-def test_steps_that_are_samples(tmp_path: Path, steps: tuple[int, ...], lengths: list[float]) -> None:
-    lines = [mllog("tracked_stats", {"loss": 1.0}, 1_640_000_000_000 + step * 10, step=step) for step in steps]
-    text = log_of("llama31_8b", mllog("global_batch_size", 64, 1_640_000_000_000), *lines)
-    assert [mark.length for mark in marks_of(read_text(tmp_path, text, "v5.1"))] == lengths
-
-
-# Epochs of 3D U-Net's blocks are samples if all of them are multiples of the training set.
-@pytest.mark.parametrize(("epochs", "lengths"), [((336, 672), [2.0, 4.0]), ((20, 336), [20.0, 336.0]), ((336,), [336])])
-def test_epochs_that_are_samples(tmp_path: Path, epochs: tuple[int, ...], lengths: list[float]) -> None:
-    lines = [mllog("block_stop", None, 1_640_000_000_000 + epoch * 10, epoch_num=epoch) for epoch in epochs]
-    text = log_of("unet3d", mllog("train_samples", 168, 1_640_000_000_000), *lines)
-    assert [mark.length for mark in marks_of(read_text(tmp_path, text, "v4.0"))] == lengths
+# ``step`` counts samples if all of its values are multiples of the batch; epochs of 3D U-Net blocks are samples if all
+# of them are multiples of the training set.
+@pytest.mark.parametrize(
+    ("benchmark", "round_", "size", "event", "position", "numbers", "lengths"),
+    [
+        *(
+            ("llama31_8b", "v5.1", ("global_batch_size", 64), ("tracked_stats", {"loss": 1.0}), "step", *each)
+            for each in (((64, 128, 192), [64.0, 128.0, 192.0]), ((31, 63, 95), []))
+        ),
+        *(
+            ("unet3d", "v4.0", ("train_samples", 168), ("block_stop", None), "epoch_num", *each)
+            for each in (((336, 672), [2.0, 4.0]), ((20, 336), [20.0, 336.0]), ((336,), [336]))
+        ),
+    ],
+)
+def test_positions_that_are_samples(
+    benchmark: str,
+    round_: str,
+    size: tuple[str, int],
+    event: tuple[str, object],
+    position: str,
+    numbers: tuple[int, ...],
+    lengths: list[float],
+    tmp_path: Path,
+) -> None:
+    lines = [mllog(*event, 1_640_000_000_000 + number * 10, **{position: number}) for number in numbers]
+    text = log_of(benchmark, mllog(*size, 1_640_000_000_000), *lines)
+    assert [mark.length for mark in marks_of(read_text(tmp_path, text, round_))] == lengths
 
 
 # Evaluations every 10 s and 2 units, from 16 s on: a start of 6 s, which the second evaluation shows.
@@ -104,12 +118,13 @@ def test_text_and_expectation_of_a_forecast() -> None:
         run="result_0.txt", elapsed_minutes=4.0, length=4.0, unit="epochs", minutes_per_length=1.0, minutes=41.2,
         low=40.1, high=42.9,
     )  # fmt: skip
-    assert [known.expects(minutes, 0.05) for minutes in (41.5, 40.0, 30.0, 50.0)] == ["yes", "open", "no", "no"]
-    assert known.text(40.0, 0.05) == (
-        "on pace for 41.2 minutes (40.1 to 42.9); published 40.0; reproduction expected: open"
-    )
     unknown = replace(known, minutes=None, low=None, high=None, why="why")
-    assert (unknown.text(40.0, 0.05), unknown.expects(40.0, 0.05)) == ("1 minutes per epoch so far; why", "open")
+    assert [known.expects(minutes, 0.05) for minutes in (41.5, 40.0, 30.0, 50.0)] == ["yes", "open", "no", "no"]
+    assert (known.text(40.0, 0.05), unknown.text(40.0, 0.05), unknown.expects(40.0, 0.05)) == (
+        "on pace for 41.2 minutes (40.1 to 42.9); published 40.0; reproduction expected: open",
+        "1 minutes per epoch so far; why",
+        "open",
+    )
 
 
 def test_known_lengths_of_public_runs(tmp_path: Path) -> None:
@@ -126,10 +141,10 @@ def test_forecast_on_small_data_uses_only_runs_of_the_same_set(tmp_path: Path) -
     first = read_text(tmp_path / "first", resnet_v07(4.0, **SMALL))
     unfinished = read_text(tmp_path / "second", resnet_v07(4.0, start_ms=START_MS + 1, **SMALL), seconds=170)
     (alone,), (result,) = forecast_runs([unfinished]), forecast_runs([first, unfinished])
-    assert alone.minutes is None and "not known" in alone.why
-    assert alone.minutes_per_length == pytest.approx(1 / 3, rel=0.01)
-    assert (result.length_to_target, result.runs) == (pytest.approx(12.0), 1)
-    assert result.minutes == pytest.approx(4.0, rel=0.25)
+    pace = pytest.approx(1 / 3, rel=0.01)
+    assert (alone.minutes, alone.minutes_per_length, "not known" in alone.why) == (None, pace, True)
+    forecasted = (result.length_to_target, result.runs, result.minutes)
+    assert forecasted == (pytest.approx(12.0), 1, pytest.approx(4.0, rel=0.25))
 
 
 # Sample counts that no training has, and an evaluation that goes back.
@@ -165,9 +180,9 @@ def test_run_that_cannot_be_compared_has_no_expectation(tmp_path: Path) -> None:
     result = compare(
         load_run_set(write_set(tmp_path, [text.replace("1592", "1593")])), "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"
     )
-    assert (result.verdict, len(result.forecasts)) == (Verdict.NOT_COMPARABLE, 1)
+    expected = [each.expected for each in result.as_json()["forecasts"]]
+    assert (result.verdict, expected) == (Verdict.NOT_COMPARABLE, [None])
     assert not any("published" in line for line in format_certainty(result))
-    assert result.as_json()["forecasts"][0].expected is None
 
 
 def test_forecast_of_an_experiment_of_a_run_folder(tmp_path: Path) -> None:
@@ -182,9 +197,9 @@ def test_forecast_of_an_experiment_of_a_run_folder(tmp_path: Path) -> None:
     cut = '{"kind": "step", "step": 40, "t'
     write_files(experiment, {"metrics.jsonl": [start, first, f"{cut}\n", last, cut]})
     (result,) = forecast_runs([], tmp_path)
-    assert (result.run, result.length, result.minutes is None) == ("experiment_0/result.txt", 1.0, False)
-    assert result.minutes_per_length == pytest.approx(385 * 0.2 / 60)
-    assert forecast_runs([read_text(tmp_path, text)], tmp_path) == []
+    pace = pytest.approx(385 * 0.2 / 60)
+    assert (result.run, result.length, result.minutes_per_length) == ("experiment_0/result.txt", 1.0, pace)
+    assert (result.minutes is None, forecast_runs([read_text(tmp_path, text)], tmp_path)) == (False, [])
 
 
 # --- calibration ------------------------------------------------------------------------------------------
@@ -225,7 +240,6 @@ def test_moves_leave_the_stated_fraction_outside() -> None:
         for true in np.linspace(0.0, 3.0, count).tolist()
     ]
     below, middle, above = calibrate_forecast.moves_of(rows, "marks")
-    inside = [1.0 - below <= row.true <= 2.0 + above for row in rows]
-    assert sum(inside) / len(rows) == pytest.approx(calibrate_forecast.LEVEL, abs=0.01)
-    assert middle == pytest.approx(0.0, abs=0.01)
+    inside = sum(1.0 - below <= row.true <= 2.0 + above for row in rows) / len(rows)
+    assert (inside, middle) == pytest.approx((calibrate_forecast.LEVEL, 0.0), abs=0.01)
     assert calibrate_forecast.moves_of(rows, "first mark") is None
