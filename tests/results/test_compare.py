@@ -187,14 +187,20 @@ def test_two_sets_of_logs_against_each_other(tmp_path: Path, recorded: Callable[
     box = load_texts(tmp_path / "box", *texts)
     doubtful = replace(box, findings=(Finding(line=None, rule="late_start", expected="", found="", hint=""),))
     other = load_texts(tmp_path / "other", *(text.replace("0.7605", "0.7606") for text in texts))
+    slower = load_texts(tmp_path / "slower", *a100_texts(41.0))
     pairs = {
-        "reversed": (box, load_texts(tmp_path / "reversed", *texts[::-1])),
-        "other qualities": (box, other),
-        "open": (box, load_texts(tmp_path / "open", *a100_texts(40.0, submission_division="open"))),
-        "itself, doubtful": (doubtful, box),
-        "other qualities, doubtful": (doubtful, other),
+        "reversed": (box, load_texts(tmp_path / "reversed", *texts[::-1]), AS_GIVEN),
+        "other qualities": (box, other, AS_GIVEN),
+        "open": (box, load_texts(tmp_path / "open", *a100_texts(40.0, submission_division="open")), AS_GIVEN),
+        "itself, doubtful": (doubtful, box, AS_GIVEN),
+        "other qualities, doubtful": (doubtful, other, AS_GIVEN),
+        "nearest of unknown hardware": (
+            load_texts(tmp_path / "ours", *a100_texts()),
+            replace(slower, label="v0.7/Lab/box", hardware=System(described=False)),
+            Match(How.NEAREST, "?"),
+        ),
     }
-    results = {name: compare_with(*sides, AS_GIVEN) for name, sides in pairs.items()}
+    results = {name: compare_with(*sides) for name, sides in pairs.items()}
     recorded("pairs.json", {name: [each.verdict, each.reasons, each.caveats] for name, each in results.items()})
 
 
@@ -293,27 +299,6 @@ def test_damaged_descriptions_are_compared_or_rejected(value: str, tmp_path: Pat
     result = compare(side, A100)
     assert (json.loads(json.dumps(result.as_json()))["submission"], {*side.choices} <= {"kernels"}) == (A100, True)
     assert explain(side, result.baseline).differences
-
-
-# --- choice of the submission -----------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_time_does_not_choose_the_submission(tmp_path: Path) -> None:
-    box = {"submission_platform": "box", "global_batch_size": 1632}
-    results = [
-        compare(load_texts(tmp_path / f"{minutes}", *a100_texts(minutes, spread=0.004 * minutes, **box)))
-        for minutes in (105.5, 23.7, 0.77)
-    ]
-    choices = [(result.verdict, result.baseline.label, result.match.text, result.reasons[0]) for result in results]
-    assert (choices[0][0], len({*choices})) == (Verdict.NOT_COMPARABLE, 1)
-
-
-def test_hardware_of_the_nearest_submission_is_not_known(tmp_path: Path) -> None:
-    ours, theirs = (load_texts(tmp_path / str(minutes), *a100_texts(minutes)) for minutes in (39.8, 41.0))
-    submitted = replace(theirs, label="v0.7/Lab/box", hardware=System(described=False))
-    reasons = compare_with(ours, submitted, Match(How.NEAREST, "?")).reasons
-    assert "accelerator and number of accelerators of v0.7/Lab/box unknown; specify a submission" in reasons
 
 
 # --- the band of seeds -----------------------------------------------------------------------------------

@@ -264,6 +264,20 @@ LOGS: dict[str, str | tuple[str, str]] = {
     "two benchmarks of HPC": log_of("cosmoflow", mllog("submission_benchmark", "deepcam", START_MS)),
     "neither status nor a known target": log_of("cosmoflow").replace('"status": "success"', '"lineno": 1'),
     "a crash before the benchmark": at(0, "cache_clear", True),
+    **{
+        f"foreign text {number}": text
+        for number, text in enumerate((
+            "\n\n",
+            ":::MLLOG \n:::MLL \n:::MLPv0.5.0 \nMLPerf: ",
+            ":::MLLOG null\n:::MLLOG []\n:::MLLOG 7\n",
+            ':::MLLOG {"key": 3}\n:::MLLOG {"key": null, "time_ms": 1}\n',
+            ':::MLLOG {"key": "a", "time_ms": ' + "9" * 5000 + "}\n",
+            ":::MLLOG " + "[" * 100_000 + "\n",
+            ':::MLLOG {"key": "a", "value": ' + "[" * 5000 + "]" * 5000 + "}\n",
+            ":::MLPv0.5.0 resnet 1.2.3 (a:1) run_start\n:::MLPv0.5.0 resnet 1 (a:" + "1" * 5000 + ") run_start\n",
+            "::::MLLOG:::MLLOG:::MLL:::ML\n" * 3,
+        ))
+    },
 }  # fmt: skip
 
 
@@ -385,6 +399,13 @@ SETS: dict[str, Mapping[str, str | bytes]] = {
     },
     "a run folder of no round": files(_FIVE[:1], **{"run.json": '{"round": "v9.9"}'}),
     "a damaged run.json": files(_FIVE[:1], **{"run.json": "[" * 100_000}),
+    # Of a submitter, results only
+    "a tree of a submitter": {f"{name}/result_0.txt": _FIVE[0] for name in ("Lab/results/s/resnet", "Lab/code/resnet")},
+    "a submitter": {
+        f"{name}/result_0.txt": _FIVE[0] for name in ("results/s/resnet", "benchmarks/resnet/logs", "systems")
+    },
+    "results next to others": {f"{name}/result_0.txt": _FIVE[0] for name in ("results/one", "other")},
+    "code next to others": {f"{name}/result_0.txt": _FIVE[0] for name in ("code", "other")},
     "a tree": {
         f"{name}/{file}": text
         for name, texts in (("a", _FIVE), ("b", [resnet_v05()]))
@@ -412,6 +433,17 @@ SETS: dict[str, Mapping[str, str | bytes]] = {
     "a larger batch": files(dell_texts((50,) * 5, 10**6)),
     "another unit": files(dell_texts((0.35,) * 5, 3264)),
     "open": files([text.replace('"closed"', '"open"') for text in dell_texts()]),
+    "batches that do not agree": files([*dell_texts()[:3], *dell_texts(batch=3264)[3:]]),
+    "two aborted with a reference": files(
+        [*(text.replace("success", "aborted") for text in dell_texts()[:2]), *dell_texts()[2:]]
+    ),
+    "numbered by another key": files([text.replace('"epoch_num": 35', '"x": 0') for text in dell_texts()]),
+    "number 0": files([text.replace('"epoch_num": 35', '"epoch_num": 0') for text in dell_texts()]),
+    # The installed checker has points of DLRM and no number of runs.
+    "a reference without a number of runs": {
+        f"training_results_v1.0/dlrm/result_{number}.txt": text.replace("resnet", "dlrm").replace("0.7595", "0.8026")
+        for number, text in enumerate(dell_texts((0.95,) * 5, 65536))
+    },
     "without a length": files([text.replace('"epoch_num": 35', '"epoch_num": [[]]') for text in dell_texts()]),
     "power": files(dell_texts(), **scaled(1.01), **_power()),
     "power of two runs": files(dell_texts(), **_power(runs=2)),
@@ -599,12 +631,16 @@ CHECKS: dict[str, str | tuple[str, str]] = {
             ("resnet", "v1.0", 1_281_167, 390, 8192), ("resnet", "v0.7", 1_277_952, 51_200, 4096),
             ("resnet", "v0.7", 1_277_951, 51_200, 4096), ("resnet", "v0.7", 1_281_167, 5_000, 4096),
             ("dlrm", "v2.0", 3_495_680_000, 89_137_319, 51_200), ("dlrm", "v2.0", 349_568_000, 89_137_319, 51_200),
+            # Their logs count otherwise.
+            ("maskrcnn", "v0.7", 118_287, 5_000, 96), ("maskrcnn", "v0.7", 40_000, 1, 96),
+            ("maskrcnn", "v0.7", 64, 16, 96), ("minigo", "v0.7", 8_192, 256, 1), ("minigo", "v0.7", None, None, 1),
+            ("minigo", "v0.7", 256, 64, 1),
         )
     },
 }  # fmt: skip
 
 
-SMALL_DATA = ("ssd", "resnet", "dlrm", "retinanet")
+SMALL_DATA = ("ssd", "resnet", "dlrm", "retinanet", "maskrcnn", "minigo")
 
 
 def test_checks(tmp_path: Path, recorded: Record, long_after: None) -> None:
@@ -680,6 +716,14 @@ COMPARISONS: dict[str, tuple[Mapping[str, str | bytes], str | None]] = {
     "nearest": (files(a100_texts()), None),
     "own platform": (files(a100_texts(submission_org="NVIDIA")), None),
     "unknown hardware": (files(a100_texts(submission_platform="box", global_batch_size=1632)), None),
+    # The time does not choose the submission.
+    **{
+        f"unknown hardware, {minutes} minutes": (
+            files(a100_texts(minutes, spread=0.004 * minutes, submission_platform="box", global_batch_size=1632)),
+            None,
+        )
+        for minutes in (105.5, 0.77)
+    },
     "unknown hardware, named": (files(a100_texts(submission_platform="box")), A100),
     "one crashed": (
         files([*a100_texts()[:4], "".join(a100_texts()[4].splitlines(keepends=True)[:-1])], **scaled(1.19)),

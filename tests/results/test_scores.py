@@ -32,10 +32,9 @@ from encore.results.audit.audit import audit_path, audit_score
 from encore.results.compliance import convergence, official
 from encore.results.compliance.compliance import check
 from encore.results.compliance.convergence import Outcome, convergence_of
-from encore.results.compliance.own_rules import small_data_findings
 from encore.results.logs.run_log import Reason, RunLog, read_run, submitter_of
 from encore.results.rules import BLEU_BENCHMARKS, ROUNDS, Target, rounds_of, rule_for, targets_of
-from encore.results.scores.score import find_sets, read_scaling, score_folder
+from encore.results.scores.score import read_scaling, score_folder
 from tests import bombs
 from tests.command_line import error_of, output_of, run_encore
 from tests.results.result_logs import START_MS, dell_texts, flux1_v61, resnet_v07, write_files, write_set
@@ -153,27 +152,6 @@ def test_scaling_factor_equals_that_of_the_official_checker(batch: int, tmp_path
     )
     assert (result.outcome is Outcome.PASSED, result.factor) == (passed, pytest.approx(factor, rel=1e-12))
     assert read_scaling(folder).factor == (pytest.approx(factor, rel=1e-12) if passed and factor > 1 else None)
-
-
-def test_reference_points_of_a_benchmark_without_a_number_of_runs(tmp_path: Path) -> None:
-    # The installed checker has points of DLRM and no number of runs
-    logs = [text.replace("resnet", "dlrm").replace("0.7595", "0.8026") for text in dell_texts((0.95,) * 5, 65536)]
-    (score,) = score_folder(write_set(tmp_path, logs), "v1.0")
-    assert convergence_of(score).point.batch == 65536
-
-
-@pytest.mark.parametrize(
-    ("texts", "reason"),
-    [
-        (dell_texts()[:3] + dell_texts(batch=3264)[3:], "the logs do not agree on a global_batch_size"),
-        ([text.replace("success", "aborted") for text in dell_texts()[:2]] + dell_texts()[2:], "too many runs did not"),
-        ([text.replace('"epoch_num": 35', '"x": 0') for text in dell_texts()], "checker failed on these logs"),
-        ([text.replace('"epoch_num": 35', '"epoch_num": 0') for text in dell_texts()], "an evaluation has no number"),
-    ],
-)
-def test_sets_that_cannot_be_compared_with_reference_points(texts: list[str], reason: str, tmp_path: Path) -> None:
-    (score,) = score_folder(write_set(tmp_path, texts))
-    assert convergence_of(score).outcome is Outcome.NOT_CHECKED and reason in str(convergence_of(score).explanation)
 
 
 @pytest.mark.parametrize(
@@ -296,35 +274,6 @@ def test_impossible_values_are_an_error_of_score_check_and_audit(
     assert {run_encore(*command, run.path).exit_code for command in commands} == {ExitCode.FAILED}
     found = [*check(run.path, "0.7.0").findings, *audit_score(score)]
     assert {code, rule} <= {name for item in found if item.severity == "error" for name in (item.code, item.rule)}
-
-
-@pytest.mark.parametrize(
-    ("benchmark", "train_samples", "eval_samples", "is_small"),
-    [
-        ("maskrcnn", 118_287, 5_000, False), ("maskrcnn", 40_000, 1, False), ("maskrcnn", 64, 16, True),
-        ("minigo", 8_192, 256, False), ("minigo", None, None, False), ("minigo", 256, 64, True),
-    ],
-)  # fmt: skip
-def test_small_data_of_benchmarks_whose_logs_count_otherwise(
-    benchmark: str, train_samples: int | None, eval_samples: int | None, is_small: bool
-) -> None:
-    counts = {"train_samples": train_samples, "eval_samples": eval_samples}
-    assert bool(small_data_findings(RunLog(path=Path("x"), benchmark=benchmark, round="v0.7", **counts))) == is_small
-
-
-@pytest.mark.parametrize(
-    ("folders", "read"),
-    [
-        (("results/s/resnet", "benchmarks/resnet/logs", "systems"), ["results/s/resnet"]),
-        (("Maker/results/s/resnet", "Maker/code/resnet"), ["Maker/results/s/resnet"]),
-        (("results/one", "other"), ["other", "results/one"]),
-        (("code", "other"), ["code", "other"]),
-    ],
-)
-def test_of_a_submitter_only_results_are_read(folders: tuple[str, ...], read: list[str], tmp_path: Path) -> None:
-    for folder in folders:
-        write_set(tmp_path / folder, [resnet_v07()])
-    assert [str(folder.relative_to(tmp_path)) for folder, _ in find_sets(tmp_path)] == read
 
 
 @pytest.mark.parametrize(
