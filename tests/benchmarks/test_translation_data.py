@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.translation import CODES, FILES, REFERENCES, VOCABULARY, bleu, orders, segment, stages, wmt, writer
+from benchmarks.translation import CODES, FILES, REFERENCES, VOCABULARY, bleu, orders, stages, wmt, writer
 from benchmarks.translation import vocabulary as words
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.segment import Subtokens, read_dictionary, split_tokens
@@ -66,16 +66,19 @@ def test_toy_set_is_the_same_everywhere(toy_folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_damaged_arrays_are_found(toy_folder: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(toy_folder, tmp_path / "copy"))
-    for name, content, problem in (
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
         (REFERENCES, "one line\n", r"9 bytes in test_references\.txt"),
         (REFERENCES, None, r"test_references\.txt"),
         ("train_source.npy", "", "prepare it again"),
-    ):
-        write_files(folder, {name: content})
-        with pytest.raises(Problem, match=problem):
-            open_data(folder)
+    ],
+)
+def test_damaged_arrays_are_found(
+    name: str, content: str | None, problem: str, toy_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(Problem, match=problem):
+        open_data(write_files(Path(shutil.copytree(toy_folder, tmp_path / "copy")), {name: content}))
 
 
 # -- aligned files ---------------------------------------------------------------------------------------------
@@ -89,8 +92,9 @@ def test_pairs_are_cleaned_and_files_may_be_compressed(tmp_path: Path) -> None:
     noted = notes(run(raw, "-o", tmp_path / "to", "--longest", 10))
     assert noted == f"excluded from training: 2 empty, 1 too long; the first is line 5 of {raw}/train.en and train.de"
     first = open_data(tmp_path / "to")
-    assert token_lists(first, "source") == [line.split() for line in [*EN, "one"]]
-    assert token_lists(first, "target")[4] == ["eins"]
+    assert (token_lists(first, "source"), token_lists(first, "target")[4]) == (
+        [line.split() for line in [*EN, "one"]], ["eins"],
+    )  # fmt: skip
     assert first.vocabulary.text(first.train.source[3]) == "it is raining 3,000 times"
     assert first.vocabulary.entries[:9] == (*words.SPECIAL, ".", ",", "the", "3,000", "3.000")
     assert (first.references, first.manifest["facts"]) == (REVERSED["de"], {
@@ -100,8 +104,9 @@ def test_pairs_are_cleaned_and_files_may_be_compressed(tmp_path: Path) -> None:
     packed = write_files(tmp_path / "gz", {f"{name}.gz": gzip.compress(text.encode()) for name, text in files.items()})
     notes(run(packed, "-o", tmp_path / "other", "--longest", 10, "--languages", "de", "en"))
     second = open_data(tmp_path / "other")
-    assert (second.source_language, second.references) == ("de", [line.replace("@@ ", "") for line in REVERSED["en"]])
-    assert second.train.target.tokens.tolist() == first.train.source.tokens.tolist()
+    assert (second.source_language, second.references, second.train.target.tokens.tolist()) == (
+        "de", [line.replace("@@ ", "") for line in REVERSED["en"]], first.train.source.tokens.tolist(),
+    )  # fmt: skip
 
 
 GREEN = "ein gr\xfcnes haus\n".encode("latin1")
@@ -171,10 +176,11 @@ def test_codes_of_another_text_are_refused(tmp_path: Path) -> None:
 
 def test_special_entries_and_text_of_ids() -> None:
     vocabulary = Vocabulary((*words.SPECIAL, "a@@", "b"))
-    assert [vocabulary.entries[number] for number in (PAD, UNK, BOS, EOS)] == list(words.SPECIAL)
+    special = tuple(vocabulary.entries[number] for number in (PAD, UNK, BOS, EOS))
     texts = [vocabulary.text(ids) for ids in ([BOS, 4, 5, 5, EOS, 4], [5, 4, PAD], [UNK, 99, 6])]
-    assert texts == ["ab b", "b a", "<unk> <unk> <unk>"]
-    assert (vocabulary.size, vocabulary.padded(8), vocabulary.padded(6)) == (6, 8, 6)
+    assert (special, texts, vocabulary.size, vocabulary.padded(8), vocabulary.padded(6)) == (
+        words.SPECIAL, ["ab b", "b a", "<unk> <unk> <unk>"], 6, 8, 6,
+    )  # fmt: skip
 
 
 ENTRIES = ["the_", ", _", "_", "._", "ho", "use_", *"abcdefghijklmnopqrstuvwxyz3\\;0123456789 _,.\n"]
@@ -192,42 +198,19 @@ def test_subtokens_are_reversible() -> None:
     assert Subtokens((*words.SPECIAL, "a", "_")).encode("ab") == [4, 1, 1, 1, 1, 5]
 
 
-Reader = Callable[[Path], object]
-
-
-def listed_sums(path: Path) -> dict[str, str]:
-    return wmt.listed_sums(path.parent)
-
-
 @pytest.mark.parametrize(
     ("read", "text", "content"),
     [
         (read_dictionary, "'<pad>_'\n'<EOS>_'\n', _'\n'''\n'the_'\n", [", _", "'", "the_"]),
         (wmt.read_sgm, '<refset>\n<seg id="1"> one &amp; </seg>\n<SEG id="2">two\nlines</SEG>\n</refset>',
          ["one &amp;", "two lines"]),
-        (listed_sums, f"{'A' * 32} *a.tgz\n\n{'b' * 32}  b c.tgz \n", {"a.tgz": "a" * 32, "b c.tgz": "b" * 32}),
+        (lambda path: wmt.listed_sums(path.parent), f"{'A' * 32} *a.tgz\n\n{'b' * 32}  b c.tgz \n",
+         {"a.tgz": "a" * 32, "b c.tgz": "b" * 32}),
     ],
 )  # fmt: skip
-def test_published_files_are_read(read: Reader, text: str, content: object, tmp_path: Path) -> None:
+def test_published_files_are_read(read: Callable[[Path], object], text: str, content: object, tmp_path: Path) -> None:
     (tmp_path / "MD5SUMS").write_text(text)
     assert read(tmp_path / "MD5SUMS") == content
-
-
-@pytest.mark.parametrize(
-    ("read", "text", "problem"),
-    [
-        (segment.check_codes, "#version: 0.2\na b\na b c\n", "line 3: 'a b c'"),
-        (segment.check_codes, "", "line 1: ''"),
-        (read_dictionary, "'the_'\nthe_\n", "line 2: 'the_'"),
-        (read_dictionary, "'the_'\n'the_'\n", "line 2: \"'the_'\" again"),
-        (wmt.read_sgm, "nothing", "has no <seg>"),
-        (listed_sums, "\nMD5 (a.tgz) = 1\n", "line 2"),
-    ],
-)
-def test_damaged_file_is_named_with_its_line(read: Reader, text: str, problem: str, tmp_path: Path) -> None:
-    (tmp_path / "MD5SUMS").write_text(text)
-    with pytest.raises(Problem, match=problem):
-        read(tmp_path / "MD5SUMS")
 
 
 # -- WMT's archives ---------------------------------------------------------------------------------------------
@@ -256,29 +239,30 @@ def test_archives_are_joined_in_the_submitted_order(wmt17: Path, tmp_path: Path)
     notes(preparing.run("transformer", wmt17, "-o", tmp_path / "to"))
     dataset = open_data(tmp_path / "to")
     targets = [dataset.vocabulary.text(dataset.train.target[number]) for number in range(3)]
-    assert targets == ["haus 0", "haus 1", "haus 2"]
     kind = dataset.manifest["name"], dataset.manifest["facts"]["kind"], dataset.vocabulary.size, dataset.references
-    assert kind == ("own data", SUBTOKENS, 44, ["house"])
+    assert (targets, *kind) == (["haus 0", "haus 1", "haus 2"], "own data", SUBTOKENS, 44, ["house"])
     assert not list(tmp_path.rglob("evil*"))
 
 
 CRAWL = "training-parallel-commoncrawl.tgz"
-DAMAGED: dict[str, tuple[preparing.Files, str]] = {
-    "missing": ({CRAWL: None}, f"lacks {CRAWL} (http://www.statmt.org/wmt13/"),
-    "truncated": ({CRAWL: lambda content: content[:-40]}, f"{CRAWL} is damaged: "),
-    # Changes gzip's checksum
-    "flipped": (
-        {CRAWL: lambda content: content[:-6] + b"?" + content[-5:]}, f"{CRAWL} is damaged: CRC check failed"),
-    "no archive": ({CRAWL: "<html>"}, f"{CRAWL} is damaged: "),
-    "another one": ({CRAWL: pack({"other.en": b"x\n"})}, f"{CRAWL} has no commoncrawl.de-en.de, commoncrawl.de-en.en"),
-    "checksum": ({"SHA256SUMS": f"{'0' * 64}  {CRAWL}\n"}, f"{CRAWL} has sha256 "),
-    "no dictionary": ({"reference_dictionary.ende.txt": None}, "has no reference_dictionary.ende.txt"),
-}  # fmt: skip
+CRAWL_HAS = f"{CRAWL} is damaged: "
 
 
-@pytest.mark.parametrize("kind", DAMAGED)
-def test_damaged_archives_are_named(kind: str, wmt17: Path) -> None:
-    files, problem = DAMAGED[kind]
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({CRAWL: None}, f"lacks {CRAWL} (http://www.statmt.org/wmt13/"),
+        ({CRAWL: lambda content: content[:-40]}, CRAWL_HAS),
+        # Changes gzip's checksum
+        ({CRAWL: lambda content: content[:-6] + b"?" + content[-5:]}, CRAWL_HAS + "CRC check failed"),
+        ({CRAWL: "<html>"}, CRAWL_HAS),
+        ({CRAWL: pack({"other.en": b"x\n"})}, f"{CRAWL} has no commoncrawl.de-en.de, commoncrawl.de-en.en"),
+        ({"SHA256SUMS": f"{'0' * 64}  {CRAWL}\n"}, f"{CRAWL} has sha256 "),
+        ({"reference_dictionary.ende.txt": None}, "has no reference_dictionary.ende.txt"),
+    ],
+    ids=["missing", "truncated", "flipped", "no archive", "another one", "checksum", "no dictionary"],
+)
+def test_damaged_archives_are_named(files: preparing.Files, problem: str, wmt17: Path) -> None:
     check_refusal("transformer", wmt17, files, [problem])
 
 
@@ -299,34 +283,35 @@ def lengths_of_text(pairs: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 LENGTHS = lengths_of_text(4000)
-ORDERS: dict[str, tuple[Callable[..., orders.Order], dict[str, int]]] = {
-    "buckets, 1 rank": (orders.by_sentences, {"batch_size": 16, "ranks": 1, "longest": 75}),
-    "buckets, 3 ranks": (orders.by_sentences, {"batch_size": 16, "ranks": 3, "longest": 75}),
-    "shards": (orders.by_shards, {"batch_size": 16, "ranks": 2, "longest": 50, "shard_size": 10}),
-    "lengths": (orders.by_shards, {"batch_size": 16, "ranks": 2, "longest": 50}),
-    "tokens, multiples": (orders.by_tokens, {"tokens": 1024, "ranks": 2, "longest": 80, "length_multiple": 2}),
-    "tokens": (orders.by_tokens, {"tokens": 1024, "ranks": 2, "longest": 80, "multiple": 1}),
-}
-# Steps, pairs and checksum of the orders of two epochs, which a resumed run computes again
-RECORDED: dict[str, tuple[int, int, str]] = {
-    "buckets, 1 rank": (243, 3888, "1242cc62d78b717c57f07ac2b4a63ab7"),
-    "buckets, 3 ranks": (79, 3792, "498cc30bb11c8713abb16da88e4dee5b"),
-    "shards": (113, 3616, "1649b337930feda1f1d0af51624f8d6c"),
-    "lengths": (113, 3616, "bd405363fa7d6a390b6077459f699eaa"),
-    "tokens, multiples": (64, 3915, "c8d4c4e48cbd0f7e71a9a73129e41f57"),
-    "tokens": (59, 3926, "7cfab288dccb1f0c24c0da3fff7dca81"),
-}
 
 
-@pytest.mark.parametrize("name", ORDERS)
-def test_orders_equal_the_recorded_ones(name: str) -> None:
-    rule, options = ORDERS[name]
-    source, target = LENGTHS
-    first, second = (rule(source, target, seed=(1 << 33) + 3, epoch=epoch, **options) for epoch in (0, 1))
+@pytest.mark.parametrize(
+    ("rule", "options", "recorded"),
+    # Steps, pairs and checksum of the orders of two epochs, which a resumed run computes again
+    [
+        (orders.by_sentences, {"batch_size": 16, "ranks": 1, "longest": 75},
+         (243, 3888, "1242cc62d78b717c57f07ac2b4a63ab7")),
+        (orders.by_sentences, {"batch_size": 16, "ranks": 3, "longest": 75},
+         (79, 3792, "498cc30bb11c8713abb16da88e4dee5b")),
+        (orders.by_shards, {"batch_size": 16, "ranks": 2, "longest": 50, "shard_size": 10},
+         (113, 3616, "1649b337930feda1f1d0af51624f8d6c")),
+        (orders.by_shards, {"batch_size": 16, "ranks": 2, "longest": 50},
+         (113, 3616, "bd405363fa7d6a390b6077459f699eaa")),
+        (orders.by_tokens, {"tokens": 1024, "ranks": 2, "longest": 80, "length_multiple": 2},
+         (64, 3915, "c8d4c4e48cbd0f7e71a9a73129e41f57")),
+        (orders.by_tokens, {"tokens": 1024, "ranks": 2, "longest": 80, "multiple": 1},
+         (59, 3926, "7cfab288dccb1f0c24c0da3fff7dca81")),
+    ],
+    ids=["buckets, 1 rank", "buckets, 3 ranks", "shards", "lengths", "tokens, multiples", "tokens"],
+)  # fmt: skip
+def test_orders_equal_the_recorded_ones(
+    rule: Callable[..., orders.Order], options: dict[str, int], recorded: tuple[int, int, str]
+) -> None:
+    first, second = (rule(*LENGTHS, seed=(1 << 33) + 3, epoch=epoch, **options) for epoch in (0, 1))
     content = b"".join(
         np.int64(part).tobytes() for order in (first, second) for part in (order.sentences, order.bounds)
     )
-    assert (first.steps, len(first.sentences), hashlib.md5(content).hexdigest()) == RECORDED[name]
+    assert (first.steps, len(first.sentences), hashlib.md5(content).hexdigest()) == recorded
     ranks, bounds = options["ranks"], first.bounds
     last_of_step_1 = first.sentences[bounds[2 * ranks - 1] : bounds[2 * ranks]]
     assert first.batch(1, ranks - 1, ranks).tolist() == last_of_step_1.tolist()
@@ -334,13 +319,13 @@ def test_orders_equal_the_recorded_ones(name: str) -> None:
 
 def test_batches_of_tokens_have_limited_padding() -> None:
     # A few short sources with very long targets among many short pairs
-    source, target = np.full(500, 5, np.int32), np.full(500, 5, np.int32)
-    target[::50] = 70
-    order = orders.by_tokens(source, target, tokens=2048, ranks=1, seed=0, epoch=0, longest=100)
+    lengths = np.full((2, 500), 5, np.int32)
+    lengths[1, ::50] = 70
+    order = orders.by_tokens(*lengths, tokens=2048, ranks=1, seed=0, epoch=0, longest=100)
     for start, end in pairwise(order.bounds):
         # Both sides together, EOS included
-        lengths = np.stack((source, target))[:, order.sentences[start:end]] + 1
-        assert 1 - lengths.sum() / (lengths.max(axis=1).sum() * (end - start)) <= orders.MOST_PADDING
+        batch = lengths[:, order.sentences[start:end]] + 1
+        assert 1 - batch.sum() / (batch.max(axis=1).sum() * (end - start)) <= orders.MOST_PADDING
     assert sorted(order.sentences) == list(range(500))
 
 
@@ -348,8 +333,9 @@ def test_batches_of_tokens_have_limited_padding() -> None:
 def test_evaluation_has_every_sentence_once(count: int, ranks: int, sizes: list[int]) -> None:
     lengths = LENGTHS[0][:count]
     order = orders.for_evaluation(lengths, batch_size=17, ranks=ranks)
-    assert (sorted(order.sentences), order.steps) == (list(range(count)), len(sizes) // ranks)
-    assert np.diff(order.bounds).tolist() == sizes
+    assert (sorted(order.sentences), order.steps, np.diff(order.bounds).tolist()) == (
+        [*range(count)], len(sizes) // ranks, sizes,
+    )  # fmt: skip
     assert (np.diff(lengths[order.sentences]) <= 0).all()
 
 
@@ -417,9 +403,11 @@ def test_raw_text_is_tokenized_and_split(tmp_path: Path, pytorch_python: Path) -
     test = {"test.en": lines_of(*REVERSED["en"][:3], "times 3,000 raining is it"), "test.de": RAW["test.de"]}
     notes(run(write_files(tmp_path / "raw", {**text, **test}), "-o", tmp_path / "to", "--merges", 60))
     dataset, codes = open_data(tmp_path / "to"), (tmp_path / "to" / CODES).read_text()
-    assert (dataset.manifest["facts"]["detokenized"], dataset.references) == (True, REVERSED["de"])
-    assert codes.startswith("#version: 0.2\nm a\ni n\ne s</w>\n") and codes.count("\n") == 61
-    assert words.join_bpe(token_lists(dataset, "source")[3]) == "it is raining 3,000 times"
+    assert codes.startswith("#version: 0.2\nm a\ni n\ne s</w>\n")
+    sentence = words.join_bpe(token_lists(dataset, "source")[3])
+    assert (codes.count("\n"), dataset.manifest["facts"]["detokenized"], dataset.references, sentence) == (
+        61, True, REVERSED["de"], "it is raining 3,000 times",
+    )  # fmt: skip
     # The text that these codes split is accepted with them, and refused with other codes
     sides = {
         f"{part}.{code}": lines_of(*map(" ".join, token_lists(dataset, side, part)))
