@@ -91,33 +91,36 @@ def prepare(source: Path, to: Path, *words: object) -> tuple[DataSet, str]:
 # -- prepared data set ----------------------------------------------------------------------------------
 
 
-def test_arrays_have_the_content_of_the_json_file(opened: DataSet) -> None:
-    assert [category.id for category in opened.categories] == [2, 5, 90]
-    for part, count in ((opened.train, 7), (opened.val, 3)):
-        arrays = {
-            "image_ids": [10 * n for n in range(1, count + 1)],
-            "sizes": [[WIDTH, HEIGHT]] * count,
-            "offsets": [0, 0, 3, *range(4, count + 2)],
-            # The second image has annotations 102, 200 and 300
-            "boxes": [[2, 3, 28, 10], [1.5, 1, 9.5, 8], [0, 0, 1, 48], *[[2, 3, 28, 10]] * (count - 2)],
-            "labels": [2, 1, 3, *[2] * (count - 2)],
-            "areas": [280, 76, 48, *[280] * (count - 2)],
-            "crowds": [False, False, True, *[False] * (count - 2)],
-            "with_objects": list(range(1, count)),
-        }
-        assert {name: getattr(part, name).tolist() for name in arrays} == arrays
-        assert all(part.path(n).name == part.files[n] == f"{10 * (n + 1):012}.jpg" for n in range(count))
-        polygons = [[polygon.ravel().tolist() for polygon in part.polygons(number)] for number in range(4)]
-        assert polygons == [TWO_SQUARES, CORNER, [], TWO_SQUARES]
-    assert opened.manifest["facts"]["counts"] == {
+@pytest.mark.parametrize(("name", "count"), IMAGES.items())
+def test_arrays_have_the_content_of_the_json_file(name: str, count: int, opened: DataSet) -> None:
+    part = getattr(opened, name)
+    arrays = {
+        "image_ids": [10 * n for n in range(1, count + 1)],
+        "sizes": [[WIDTH, HEIGHT]] * count,
+        "offsets": [0, 0, 3, *range(4, count + 2)],
+        # The second image has annotations 102, 200 and 300
+        "boxes": [[2, 3, 28, 10], [1.5, 1, 9.5, 8], [0, 0, 1, 48], *[[2, 3, 28, 10]] * (count - 2)],
+        "labels": [2, 1, 3, *[2] * (count - 2)],
+        "areas": [280, 76, 48, *[280] * (count - 2)],
+        "crowds": [False, False, True, *[False] * (count - 2)],
+        "with_objects": list(range(1, count)),
+    }
+    assert {array: getattr(part, array).tolist() for array in arrays} == arrays
+    names = [f"{10 * (n + 1):012}.jpg" for n in range(count)]
+    assert ([part.path(n).name for n in range(count)], [*part.files]) == (names, names)
+    polygons = [[polygon.ravel().tolist() for polygon in part.polygons(number)] for number in range(4)]
+    assert polygons == [TWO_SQUARES, CORNER, [], TWO_SQUARES]
+    assert min(path.stat().st_nlink for path in (part.json, part.path(0))) > 1, "files are linked, not copied"
+
+
+def test_counts_and_categories_are_recorded(opened: DataSet) -> None:
+    size = sum(path.stat().st_size for path in (opened.folder / "val2017").iterdir())
+    assert ([category.id for category in opened.categories], opened.manifest["facts"]["counts"]) == ([2, 5, 90], {
         "categories": 3,
         "images in train": 7, "images with annotations in train": 6, "objects in train": 8, "crowds in train": 1,
         "images in val": 3, "images with annotations in val": 2, "objects in val": 4, "crowds in val": 1,
-    }  # fmt: skip
-    size = sum(path.stat().st_size for path in (opened.folder / "val2017").iterdir())
+    })  # fmt: skip
     assert opened.manifest["splits"]["val"]["unlisted_bytes"] == size
-    for path in (opened.folder / "annotations" / "instances_val2017.json", opened.train.path(0)):
-        assert path.stat().st_nlink > 1, "files are linked, not copied"
 
 
 def test_data_set_is_that_of_both_benchmarks(published: Path, opened: DataSet, tmp_path: Path) -> None:
@@ -142,11 +145,11 @@ def zip_folder(root: Path, name: str, archive: str, method: int) -> None:
 
 @pytest.mark.parametrize("layout", ["zips", "images"])
 def test_other_layouts_give_the_same_data(source: Path, opened: DataSet, tmp_path: Path, layout: str) -> None:
+    (source / "images").mkdir()
     for name in ("train2017", "val2017"):
         if layout == "zips":
             zip_folder(source, name, f"{name}.zip", zipfile.ZIP_STORED)
         else:
-            (source / "images").mkdir(exist_ok=True)
             (source / name).rename(source / "images" / name)
     if layout == "zips":
         zip_folder(source, "annotations", "annotations_trainval2017.zip", zipfile.ZIP_DEFLATED)
@@ -207,16 +210,15 @@ OBJECT_ERRORS: dict[str, tuple[Content, str]] = {
 }
 
 
-def skip_flawed(source: Path, *flaws: str) -> tuple[int, int]:
+def skip_flawed(source: Path, files: preparing.Files, *flaws: str) -> tuple[int, int]:
     # Checks that the flaws are named, then skipped on request; returns the remaining images and objects of train
-    check_refusal("ssd", source, {}, [*flaws, "--skip-flawed"])
+    check_refusal("ssd", source, files, [*flaws, "--skip-flawed"])
     opened, noted = prepare(source, source.with_name("to"), "--skip-flawed")
-    assert not [text for text in flaws if text not in noted]
     # The JSON file, which the evaluation reads, has the same images and objects as the arrays
-    content = json.loads(opened.train.json.read_text())
-    assert sorted(image["id"] for image in content["images"]) == opened.train.image_ids.tolist()
-    assert len(content["annotations"]) == len(opened.train.boxes)
-    return len(opened.train), len(opened.train.boxes)
+    content, train = json.loads(opened.train.json.read_text()), opened.train
+    found = sorted(image["id"] for image in content["images"]), len(content["annotations"])
+    assert ([text for text in flaws if text not in noted], *found) == ([], train.image_ids.tolist(), len(train.boxes))
+    return len(train), len(train.boxes)
 
 
 def test_files_and_entries_without_counterpart_are_named(source: Path) -> None:
@@ -225,7 +227,7 @@ def test_files_and_entries_without_counterpart_are_named(source: Path) -> None:
         f"1 images without file in {source}/train2017: 000000000030.jpg",
         f"1 files in {source}/train2017 without entry in {source}/annotations/instances_train2017.json: stray.jpg",
     )
-    assert skip_flawed(source, *flaws) == (6, 7)
+    assert skip_flawed(source, {}, *flaws) == (6, 7)
 
 
 def test_bad_images_are_named(source: Path) -> None:
@@ -234,8 +236,8 @@ def test_bad_images_are_named(source: Path) -> None:
         "train2017/000000000030.jpg": lambda content: content[:-700],
         "train2017/000000000040.jpg": "",
         "train2017/000000000050.jpg": "<html>not found</html>",
+        **annotations("train", images=[{**first, "width": 65}, *images]),
     }
-    write_files(source, files | annotations("train", images=[{**first, "width": 65}, *images]))
     flaws = (
         "4 train: images with errors: ",
         "000000000030.jpg: unusable: image file is truncated",
@@ -243,22 +245,23 @@ def test_bad_images_are_named(source: Path) -> None:
         "000000000050.jpg: unusable: not an image format that Pillow reads",
         "000000000070.jpg: 64 x 48 pixels, its entry has 65 x 48",
     )
-    assert skip_flawed(source, *flaws) == (3, 4)
+    assert skip_flawed(source, files, *flaws) == (3, 4)
 
 
-@pytest.mark.parametrize("kind", ["GIF", "TIFF", "WEBP", "PPM", "TGA", "JPEG2000"])
-def test_format_that_dali_decodes_differently_is_named(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "size", "error"),
+    [
+        # DALI decodes these differently
+        *((kind, (WIDTH, HEIGHT), f"{kind} image: convert it to JPEG or PNG")
+          for kind in ("GIF", "TIFF", "WEBP", "PPM", "TGA", "JPEG2000")),
+        ("PNG", (100, 31), "100 x 31 pixels, more than 3,099"),
+    ],
+)  # fmt: skip
+def test_unusable_image_is_named(kind: str, size: tuple[int, int], error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "MAX_PIXELS", 3099)
     encoded = io.BytesIO()
-    Image.new("L", (WIDTH, HEIGHT), 100).save(encoded, kind)
-    error = writer.image_error(encoded.getvalue(), (WIDTH, HEIGHT))
-    assert error == f"unusable: {kind} image: convert it to JPEG or PNG"
-
-
-def test_images_that_need_too_much_memory_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "MAX_PIXELS", 1000)
-    encoded = io.BytesIO()
-    Image.new("L", (100, 11)).save(encoded, "PNG")
-    assert writer.image_error(encoded.getvalue(), (100, 11)) == "unusable: 100 x 11 pixels, more than 1,000"
+    Image.new("L", size, 100).save(encoded, kind)
+    assert writer.image_error(encoded.getvalue(), size) == f"unusable: {error}"
 
 
 @pytest.mark.parametrize("benchmark", preparation.BENCHMARKS)
@@ -281,10 +284,10 @@ def test_bad_objects_are_named(source: Path) -> None:
     ]
     # The last one has the id of a complete one
     incomplete = [{"id": 600}, 7, {"id": 601, "image_id": [1]}, {"id": 300, "image_id": 20}]
-    write_files(source, annotations("train", annotations=[*content_of("train")["annotations"], *objects, *incomplete]))
     flaws = [text.format(id=number) for number, (_, text) in enumerate(OBJECT_ERRORS.values(), 500)]
     flaws += ["7 train: incomplete annotation", "annotation 600 has no image_id", "annotation ?: 'int' object"]
-    assert skip_flawed(source, *flaws) == (7, 8)
+    files = annotations("train", annotations=[*content_of("train")["annotations"], *objects, *incomplete])
+    assert skip_flawed(source, files, *flaws) == (7, 8)
 
 
 @pytest.mark.parametrize(
@@ -348,12 +351,13 @@ def test_boxes_may_exceed_their_image_by_less_than_a_pixel(source: Path, tmp_pat
     first, *objects = content_of("train")["annotations"]
     write_files(source, annotations("train", annotations=[{**first, "bbox": [54, 1, 10.75, 8]}, *objects]))
     opened, noted = prepare(source, tmp_path / "to")
-    assert "train: 1 boxes extend beyond their image, by 0.75 pixels at most" in noted
-    assert "train: 1 of 7 images have no objects" in noted
-    assert opened.train.boxes[1].tolist() == [54, 1, 10.75, 8]
+    parts = ("train: 1 boxes extend beyond their image, by 0.75 pixels at most", "1 of 7 images have no objects")
+    missing = [part for part in parts if part not in noted]
+    assert (missing, opened.train.boxes[1].tolist()) == ([], [54, 1, 10.75, 8])
 
 
 # -- COCO 2017 itself -----------------------------------------------------------------------------------
+
 
 AS_PUBLISHED = {
     "images in train": 7,
@@ -364,42 +368,40 @@ AS_PUBLISHED = {
 }
 
 
-def publish_toy_counts(patch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def publish_toy_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     for count, number in AS_PUBLISHED.items():
-        patch.setitem(preparation.PUBLISHED, count, number)
-    patch.setattr(published_sets, "load", dict)
+        monkeypatch.setitem(preparation.PUBLISHED, count, number)
+    monkeypatch.setattr(published_sets, "load", dict)
 
 
+@pytest.mark.usefixtures("publish_toy_counts")
 def test_only_the_published_counts_are_coco(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_refusal("ssd", source, {}, ["coco2017 with 7 images in train | 118,287"], "--name", "coco2017")
     source = source.rename(tmp_path / "coco2017")
+    assert prepare(source, tmp_path / "full")[0].manifest["name"] == "coco2017"
+    monkeypatch.undo()
+    check_refusal("ssd", source, {}, ["coco2017 with 7 images in train | 118,287"], "--name", "coco2017")
     assert prepare(source, tmp_path / "own")[0].manifest["name"] == "coco2017-own"
-    with monkeypatch.context() as patch:
-        publish_toy_counts(patch)
-        assert prepare(source, tmp_path / "full")[0].manifest["name"] == "coco2017"
     assert "118,287" in refused(run("--verify", tmp_path / "full"))
 
 
-def test_flaws_of_the_published_set_are_reported_and_skipped(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish_toy_counts(monkeypatch)
+@pytest.mark.usefixtures("publish_toy_counts")
+def test_flaws_of_the_published_set_are_reported_and_skipped(source: Path, tmp_path: Path) -> None:
     objects = [
         *content_of("train")["annotations"],
         object_of(901, 30, 5, [3, 3, 4, 0], TWO_SQUARES),
         object_of(902, 30, 5, [60, 3, 9, 9], TWO_SQUARES),
         object_of(903, 30, 5, [3, 3, 9, 9], [[1, 1, 2, 2], *CORNER]),
     ]
-    write_files(source, annotations("train", annotations=objects))
-    opened, noted = prepare(source, tmp_path / "to")
-    for text in ("1 train: box without area: annotation 901", "box outside its image: annotation 902", "903"):
-        assert text in noted
+    opened, noted = prepare(write_files(source, annotations("train", annotations=objects)), tmp_path / "to")
+    flaws = ("1 train: box without area: annotation 901", "box outside its image: annotation 902", "903")
     train = opened.train
+    polygons = [polygon.ravel().tolist() for polygon in train.polygons(5)]
+    assert ([text for text in flaws if text not in noted], polygons, len(train.boxes)) == ([], CORNER, 8 + 2)
     assert train.json.read_bytes() == (source / "annotations" / "instances_train2017.json").read_bytes()
-    assert ([polygon.ravel().tolist() for polygon in train.polygons(5)], len(train.boxes)) == (CORNER, 8 + 2)
     file = annotations("train", annotations=[{**objects[0], "category_id": 3}, *objects[1:]])
-    problem = f"unknown category: annotation 200, category 3 in {source}/annotations/instances_train2017.json"
     message = refused(run(write_files(source, file), "-o", tmp_path / "other"))
+    problem = f"unknown category: annotation 200, category 3 in {source}/annotations/instances_train2017.json"
     assert message.startswith(f"1 train: {problem} | ")
 
 
@@ -414,9 +416,9 @@ def test_disappeared_image_is_named_and_the_preparation_resumes(
     with monkeypatch.context() as patch:
         patch.setattr(writer, "_check_objects", lambda *_: image.rename(moved))
         message = refused(run(source, "-o", tmp_path / "to", workers=1), code=1)
-    assert f"{image} cannot be read" in message
     moved.rename(image)
-    assert prepare(source, tmp_path / "to")[0].manifest["id"] == opened.manifest["id"]
+    same_id = prepare(source, tmp_path / "to")[0].manifest["id"] == opened.manifest["id"]
+    assert f"{image} cannot be read" in message and same_id
 
 
 @pytest.mark.parametrize(("words", "first"), [((), 10), (("--quick",), 20)], ids=["every byte", "quick"])
@@ -432,13 +434,18 @@ def test_verify_names_changed_images(published: Path, tmp_path: Path, words: tup
     assert names == [f"{number:012}.jpg" for number in (10, 20, 30) if number >= first]
 
 
-def test_inconsistent_arrays_are_refused(opened: DataSet, tmp_path: Path) -> None:
-    folder = shutil.copytree(opened.folder, tmp_path / "copy")
-    np.save(folder / "train_labels.npy", np.ones(5, np.int16))
-    with pytest.raises(Problem, match=r"5 entries in train_labels\.npy"):
-        open_data(folder)
-    (folder / "annotations" / "boxes_train2017.json").unlink()
-    with pytest.raises(Problem, match=r"boxes_train2017\.json is missing"):
+@pytest.mark.parametrize(
+    ("file", "labels", "problem"),
+    [
+        ("train_labels.npy", 5, r"5 entries in train_labels\.npy"),
+        ("annotations/boxes_train2017.json", 8, r"boxes_train2017\.json is missing"),
+    ],
+)
+def test_inconsistent_arrays_are_refused(file: str, labels: int, problem: str, opened: DataSet, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(opened.folder, tmp_path / "copy"))
+    (folder / file).unlink()
+    np.save(folder / "train_labels.npy", np.ones(labels, np.int16))
+    with pytest.raises(Problem, match=problem):
         open_data(folder)
 
 
@@ -461,15 +468,14 @@ def test_outlines_of_a_mask(rows: tuple[str, ...], outlines: list[list[list[int]
     assert [outline.tolist() for outline in scenes.outlines(mask)] == outlines
 
 
-def test_scenes_depend_on_the_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seed", "checksum"), [(0, 750724026), (1, 172928110)])
+def test_scenes_are_the_recorded_ones(
+    seed: int, checksum: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     images = np.random.default_rng(0).integers(0, 17, (1797, 8, 8)).astype(float)
     monkeypatch.setattr(scenes, "_load_digits", lambda: scenes.Digits(images, np.arange(1797) % 10))
-    checksums = []
-    for number, seed in enumerate((0, 0, 1)):
-        scenes.write_scenes(tmp_path / str(number), seed, 12)
-        content = (tmp_path / str(number) / "annotations" / "instances_train2017.json").read_bytes()
-        checksums.append(zlib.crc32(content))
-    assert checksums == [750724026, 750724026, 172928110]
+    scenes.write_scenes(tmp_path, seed, 12)
+    assert zlib.crc32((tmp_path / "annotations" / "instances_train2017.json").read_bytes()) == checksum
 
 
 def test_train_and_val_have_different_digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,20 +42,19 @@ def game(number: int, plies: int = 6) -> Game:
 
 
 def write_games(folder: Path, numbers: range) -> Path:
-    path = folder / "worker_0000.games"
-    file = GameFile(path)
+    file = GameFile(folder / "worker_0000.games")
     file.add(map(game, numbers))
     file.close()
-    return path
+    return folder / "worker_0000.games"
 
 
 def test_games_round_trip(tmp_path: Path) -> None:
     write_games(tmp_path, range(5))
-    for number, stored in enumerate(read_generation(tmp_path, 5)):
-        values, expected = (
-            [np.asarray(value).tolist() for value in astuple(entry)] for entry in (stored, game(number))
-        )
-        assert values == expected
+    stored, expected = (
+        [[np.asarray(value).tolist() for value in astuple(entry)] for entry in games]
+        for games in (read_generation(tmp_path, 5), map(game, range(5)))
+    )
+    assert stored == expected
 
 
 def test_killed_worker_loses_only_the_unfinished_game(tmp_path: Path) -> None:
@@ -80,20 +80,16 @@ def test_killed_worker_loses_only_the_unfinished_game(tmp_path: Path) -> None:
 @pytest.mark.parametrize("players", [1, 3, 16])
 def test_every_game_of_a_generation_has_one_player(players: int) -> None:
     config = config_of("dgxa100_n2", "v0.7")
-    parts = [schedule.game_numbers(config, 7, part, players) for part in range(players)]
-    assert [number for part in parts for number in part] == list(range(7_000_000, 7_008_192))
-
-
-def test_window_and_readouts_of_a_generation() -> None:
-    config, small = config_of("dgxa100_n2", "v0.7"), SimpleNamespace(first_readouts=8, readouts=16)
-    assert [schedule.window(config, generation) for generation in (1, 5, 7)] == [[1], [1, 2, 3, 4, 5], [3, 4, 5, 6, 7]]
-    assert [schedule.readouts(small, generation) for generation in (1, 2)] == [8, 16]
+    numbers = [number for part in range(players) for number in schedule.game_numbers(config, 7, part, players)]
+    assert numbers == list(range(7_000_000, 7_008_192))
 
 
 def test_rates_and_generations_are_the_submitted_ones() -> None:
-    config = config_of("dgxa100", "v0.7")
+    config, small = config_of("dgxa100", "v0.7"), SimpleNamespace(first_readouts=8, readouts=16)
     rates = [schedule.learning_rate(config, step) for step in (0, 128, 129, 10_000, 10_001, 20_000, 20_001)]
     assert rates == [0.016, 0.016, 0.16, 0.16, 0.016, 0.016, 0.0016]
+    assert [schedule.window(config, generation) for generation in (1, 5, 7)] == [[1], [1, 2, 3, 4, 5], [3, 4, 5, 6, 7]]
+    assert [schedule.readouts(small, generation) for generation in (1, 2)] == [8, 16]
     # NVIDIA's logs of v0.7 have epochs 18 to 71 for iterations = 70: the checkpoint is model 17.
     epochs = {"dgxa100": 54, "dgxa100_n2": 49, "dgxa100_n32": 64, "dgxa100_n224": 79, "dgx2_n32": 79}
     assert {system: config_of(system, "v0.7").epochs for system in epochs} == epochs
@@ -117,8 +113,7 @@ def test_roles_are_the_submitted_ones(
 
 def test_host_shows_the_roles(encore: Encore) -> None:
     output = " ".join(encore("show", "minigo", "--system", "dgx1_n3", code=0).stdout.split())
-    assert "8 x 1024 = global batch 8192" in output
-    assert "train: ranks 0 to 7; play: ranks 8 to 23" in output
+    assert "8 x 1024 = global batch 8192" in output and "train: ranks 0 to 7; play: ranks 8 to 23" in output
 
 
 # -- positions --------------------------------------------------------------------------------------------
@@ -132,15 +127,21 @@ def three_generations(tmp_path: Path) -> tuple[Path, SimpleNamespace]:
     return tmp_path, config
 
 
-def test_damaged_generation_is_rejected(three_generations: tuple[Path, SimpleNamespace]) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content[:-3], "has 19 games"),
+        (lambda content: content[:60] + bytes([content[60] ^ 1]) + content[61:], "differs from its checksum"),
+    ],
+    ids=["cut", "changed"],
+)
+def test_damaged_generation_is_rejected(
+    change: Any, message: str, three_generations: tuple[Path, SimpleNamespace]
+) -> None:
     folder, config = three_generations
-    path = next(generation_folder(folder, 2).glob("*.games"))
-    content = path.read_bytes()
-    changed = content[:60] + bytes([content[60] ^ 1]) + content[61:]
-    for damaged, message in ((content[:-3], "has 19 games"), (changed, "differs from its checksum")):
-        path.write_bytes(damaged)
-        with pytest.raises(Problem, match=f"(?s){message}.*begin a new run"):
-            examples.read_window(folder, config, 3)
+    write_files(generation_folder(folder, 2), {"worker_0000.games": change})
+    with pytest.raises(Problem, match=f"(?s){message}.*begin a new run"):
+        examples.read_window(folder, config, 3)
 
 
 def test_positions_are_drawn_once_and_divided(three_generations: tuple[Path, SimpleNamespace]) -> None:
@@ -148,15 +149,15 @@ def test_positions_are_drawn_once_and_divided(three_generations: tuple[Path, Sim
     games = examples.read_window(folder, config, 3)
     assert len(games) == 40, "of the last two generations"
     positions = examples.sample(games, config, 3, 12)
-    assert len(positions) == len({tuple(position) for position in positions}) == 60, "half of the searched positions"
+    assert len(positions) == len(set(map(tuple, positions))) == 60, "half of the searched positions"
     assert np.array_equal(positions, examples.sample(games, config, 3, 12))
     parts = [examples.rank_part(positions, part, 2, 6) for part in range(2)]
     assert sorted(map(tuple, np.concatenate(parts))) == sorted(map(tuple, positions))
     built = examples.build(games, positions, config)
     assert built.value.tolist() == [games[number].outcome * (1 - ply % 2 * 2) for number, ply in positions]
-    for row, (number, ply) in enumerate(positions):
-        assert np.array_equal(built.policy[row], examples.searched_policy(games[number].visits[ply], ply, config))
-        assert built.planes[row, :, :, :2].sum() <= ply
+    policies = [examples.searched_policy(games[number].visits[ply], ply, config) for number, ply in positions]
+    assert np.array_equal(built.policy, policies)
+    assert (built.planes[..., :2].sum(axis=(1, 2, 3)) <= positions[:, 1]).all()
 
 
 def test_policy_turns_with_its_position() -> None:
@@ -164,8 +165,8 @@ def test_policy_turns_with_its_position() -> None:
     boards = generator.randint(0, 2, (64, 5, 5, 17)).astype(np.uint8)
     policy = np.concatenate([boards[..., 0].reshape(64, 25), np.full((64, 1), 7)], 1).astype(np.float32)
     turned = examples.turned(examples.Examples(boards, policy, np.zeros(64, np.float32)), generator)
-    assert np.array_equal(turned.policy[:, :25], turned.planes[..., 0].reshape(64, 25))
-    assert (turned.policy[:, 25] == 7).all()
+    first_planes = turned.planes[..., 0].reshape(64, 25)
+    assert np.array_equal(turned.policy, np.concatenate([first_planes, np.full((64, 1), 7)], 1))
     assert {bool((turned.planes[row] == boards[row]).all()) for row in range(64)} == {True, False}
 
 
@@ -183,14 +184,12 @@ def test_model_flops_are_those_of_the_weights() -> None:
 
 @pytest.mark.training
 def test_toy_data_set_has_games_and_an_untrained_target(toy: Callable[[str], Path]) -> None:
-    folder = toy("minigo")
-    games = GoGames(folder, 5)
-    assert (len(games), games.held_out) == (400, 20)
-    assert len(games.positions(held_out=True)) == sum(len(games[number].moves) for number in range(380, 400))
-    _, arrays = models.load(folder / "target.npz", 5)
+    games, (_, arrays) = GoGames(toy("minigo"), 5), models.load(toy("minigo") / "target.npz", 5)
+    held_out = sum(len(games[number].moves) for number in range(380, 400))
+    assert (len(games), games.held_out, len(games.positions(held_out=True))) == (400, 20, held_out)
     assert not arrays["policy_dense.weight"].any()
     with pytest.raises(Problem, match="games on 5 x 5"):
-        GoGames(folder, 9)
+        GoGames(toy("minigo"), 9)
 
 
 GAME = "(;GM[1]FF[4]SZ[9]KM[7.5]RE[B+R];B[ee];W[cc];B[gg])"
@@ -238,10 +237,10 @@ def test_games_with_flaws_are_reported_and_left_out(tmp_path: Path, tensorflow_p
             "minigo", tmp_path / "to", preparation, tensorflow_python, lambda update: notes.append(update.note)
         )
 
-    with pytest.raises(EncoreError, match="--skip-corrupt") as caught:
+    with pytest.raises(EncoreError, match=r"^4 games with flaws\n(?s:.*)--skip-corrupt") as caught:
         prepare()
-    assert caught.value.found.startswith("4 games with flaws\n") and not (tmp_path / "to").exists()
-    assert all(f"games/{name}.sgf: {reason}" in caught.value.found for name, (_, reason) in flaws.items())
+    reasons = [f"games/{name}.sgf: {reason}" for name, (_, reason) in flaws.items()]
+    assert [reason for reason in reasons if reason not in caught.value.found] == [] and not (tmp_path / "to").exists()
     counts, output = prepare("--skip-corrupt").counts, "\n".join(notes)
     assert "skipped 4 games with flaws" in output and "left out: 1 games, drawn" in output
     assert "starting over" not in output
@@ -258,41 +257,37 @@ SMALL = {"epochs": "2", "games": "40", "concurrent_games": "8", "readouts": "16"
          "train_ranks": "1", "selfplay_ranks": "1", "batch_size": "128"}  # fmt: skip
 
 
-def stop_when(started: Started, condition: Callable[[Path], bool], name: str, rank: int | None) -> None:
-    """Kill a rank, or stop the run by SIGTERM without one, as soon as the experiment meets a condition."""
+def stop_when(started: Started, pattern: str, rank: int | None) -> Path:
+    """Kill a rank, or stop the run by SIGTERM without one, once a file of the experiment has content; return it."""
 
-    def is_met() -> bool:
+    def has_content() -> bool:
         assert started.process.poll() is None, started.process.communicate()[0]
-        folders = list(started.results.glob("**/[!.]*/experiment_0"))
-        return bool(folders) and condition(folders[0])
+        return any(path.stat().st_size for path in started.results.glob(f"**/[!.]*/experiment_0/{pattern}"))
 
-    wait_until(is_met, name)
+    wait_until(has_content, pattern)
+    experiment = only_run(started.results) / "experiment_0"
     if rank is None:
         started.process.send_signal(signal.SIGTERM)
     else:
-        started.ranks(only_run(started.results) / "experiment_0")[rank].kill()
+        started.ranks(experiment)[rank].kill()
     code, output = started.end()
     assert code != 3, f"came to its end before it was stopped\n{output}"
+    return experiment
 
 
 @pytest.mark.long
 @pytest.mark.training
 def test_killed_and_resumed_run_is_complete(toy: Callable[[str], Path], tmp_path: Path) -> None:
-    def has_games(folder: Path) -> bool:
-        return any(path.stat().st_size for path in generation_folder(folder, 1).glob("*.games"))
-
+    games = [generation_folder(Path(), generation) for generation in (1, 2)]
     started = Started.run(toy("minigo"), tmp_path, *settings(SMALL), name="minigo")
-    stop_when(started, has_games, "games of generation 1", rank=1)
-    run = only_run(tmp_path)
-    stop_when(Started.again(run), lambda folder: generation_folder(folder, 2).exists(), "generation 2", rank=0)
-    experiment = run / "experiment_0"
-    stop_when(Started.again(run), lambda folder: (folder / "evaluations.jsonl").exists(), "evaluation", rank=None)
+    experiment = stop_when(started, f"{games[0]}/*.games", rank=1)
+    stop_when(Started.again(experiment.parent), f"{games[1]}", rank=0)
+    stop_when(Started.again(experiment.parent), "evaluations.jsonl", rank=None)
     with (experiment / "evaluations.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"generation": 2, "win_')  # A line that was not finished
-    Started.again(run).ended(3)
-    for generation in (1, 2):
-        numbers = [stored.number for stored in read_generation(generation_folder(experiment, generation), 5)]
-        assert numbers == [generation * 1_000_000 + number for number in range(40)]
+    Started.again(experiment.parent).ended(3)
+    numbers = [[stored.number for stored in read_generation(experiment / folder, 5)] for folder in games]
+    assert numbers == [[generation * 1_000_000 + number for number in range(40)] for generation in (1, 2)]
     keys = [(event["key"], event["metadata"].get("epoch_num")) for event in logged(experiment / "result.txt")]
     phases, evaluation = ("epoch_start", mlperf.GAMES, "epoch_stop"), ("eval_start", "eval_accuracy")
     assert [key for key in keys if key[0] in (*phases, *evaluation)] == [
