@@ -27,7 +27,7 @@ from benchmarks.llama import safetensors, sources
 from benchmarks.minigo import sgf
 from benchmarks.ncf import paper, ratings
 from benchmarks.translation import segment, stages, wmt
-from tests.benchmarks.test_bert_text import DUMP, STREAMS
+from tests.benchmarks.test_bert import DUMP, STREAMS
 
 Read = Callable[[Path], Any]
 LONGEST = 1 << 12  # for these tests

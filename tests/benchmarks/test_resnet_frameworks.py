@@ -1,15 +1,32 @@
-"""ResNet in MXNet, PyTorch and TensorFlow: resume, ranks, options of a step, and a real server."""
+"""ResNet in MXNet, PyTorch and TensorFlow: parity, input, resume, ranks, options of a step, and a real server."""
 
 import json
 import os
+import re
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
+from benchmarks.common.run import timing
+from benchmarks.common.run.timing import InputWait
+from encore import catalogue, configuration
 from tests.conftest import Encore, ToyRun, evaluations, logged, losses, only_run
-from tests.trainings import Started, assert_none_left, evaluated, exported, settings
+from tests.trainings import (
+    InFramework,
+    Started,
+    assert_none_left,
+    evaluated,
+    exported,
+    result,
+    settings,
+    write_small_config,
+)
 
 STEPS_PER_EPOCH = 24
 TOY_SEED = ("--seed", "1")  # The seed of toy_run
@@ -127,3 +144,148 @@ def test_system_of_another_framework_is_not_a_submitted_configuration(encore: En
     shown = json.loads(encore("show", "resnet-tensorflow", "--system", "dgxa100", "--json").stdout)
     assert shown["submitted"] is False
     assert shown["deviations"] == [{"key": "framework", "text": "tensorflow instead of mxnet"}]
+
+
+@pytest.fixture(scope="module", params=["mxnet", "pytorch", "tensorflow"])
+def measured(request: pytest.FixtureRequest, digits: Path) -> dict[str, Any]:
+    """Output of input_batches.py in a framework."""
+    run = request.getfixturevalue(f"in_{request.param}")
+    return {"framework": request.param, **result(run("input_batches.py", request.param, str(digits)))}
+
+
+def test_batch_is_copied_in_every_precision_and_layout(measured: dict[str, Any]) -> None:
+    shapes = {"NHWC 4": [8, 32, 32, 4], "NHWC 3": [8, 32, 32, 3], "NCHW 4": [8, 4, 32, 32], "NCHW 3": [8, 3, 32, 32]}
+    types = {"fp16": "float16", "fp32": "float32"}
+    assert len(measured["batches"]) == 8
+    for name, batch in measured["batches"].items():
+        precision, layout, channels, _ = name.split()
+        shape = shapes[f"{layout} {channels}"]
+        assert batch == {"type": types[precision], "shape": shape, "images": True, "labels": True}, name
+
+
+def test_step_is_queued_before_the_copy_of_its_batch_is_awaited(measured: dict[str, Any]) -> None:
+    # DALI is asked for a batch after the last one is copied; nothing waits for all work of the GPU
+    assert measured["drains"] == 0
+    calls = ["run", "convert", "step", "copied"] * 3 if measured["framework"] == "tensorflow" else []
+    assert measured["calls"][:11] == calls[:11]
+
+
+def test_only_the_fetch_time_of_an_idle_device_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, is_idle = SimpleNamespace(now=1.0), threading.Event()
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    wait = InputWait(is_idle.wait)
+
+    def fetch(seconds_until_idle: float | None, seconds_after: float) -> None:
+        if seconds_until_idle is not None:
+            clock.now += seconds_until_idle
+            is_idle.set()
+            assert wait._watch is not None
+            wait._watch.join()
+        clock.now += seconds_after
+
+    wait.fetch(lambda: fetch(None, 2.0))  # the device is busy during all of it
+    wait.fetch(lambda: fetch(3.0, 0.5))  # the device becomes idle half a second before the end
+    assert (wait.take(), wait.take(), wait.total) == (0.5, 0.0, 0.5)
+    wait = InputWait()  # every step is finished when it returns
+    wait.fetch(lambda: fetch(None, 0.25))
+    assert (wait.take(), wait.total) == (0.25, 0.25)
+
+
+def test_error_of_a_queued_step_stops_the_training() -> None:
+    # The thread that waits for the device may be the first to get it
+    def finish() -> None:
+        raise RuntimeError("out of memory")
+
+    wait = InputWait(finish)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        wait.fetch(lambda: None)
+        wait.take()
+
+
+def test_only_later_submissions_resize_with_antialiasing() -> None:
+    choice = catalogue.choose("resnet")
+    systems = [system for system in catalogue.systems(choice) if system.kind in ("submitted", "later")]
+    configs = [configuration.resolve(choice, system, system.nodes, system.gpus_per_node, []) for system in systems]
+    assert {config.system.system for config in configs if config.get("antialias")} == {"dgxh100", "dgxh100_n8", "h200"}
+
+
+FRAMEWORKS = ("pytorch", "tensorflow")
+Results = dict[str, np.ndarray]
+# Largest difference per kind of result. MXNet's multi_sum_sq adds the squares of 2.4 million weights one by one in
+# fp32; its LARS rates follow from it. A ReLU on the other side of 0 after rounding shows in a small gradient, hardly
+# in all gradients together. Both read the same crops in the same order.
+LIMITS = {"logits": 1e-4, "loss ": 1e-5, "gradient ": 0.1, "rates": 0.0, "sgd": 1e-5, "lars": 1e-4, "first images": 0.0}
+# The deeper the network, the more a rounding error grows in the backward pass; MXNet is as far from float64.
+ALL_GRADIENTS = {("pytorch", 18): 1e-3, ("pytorch", 50): 1e-2, ("tensorflow", 18): 1e-3, ("tensorflow", 50): 2e-2}
+
+# Weights after the steps of NVIDIA's rules (v0.7, common/fit.py: SGDwFASTLARS and mx.optimizer.SGD) in float64
+NORMS = {
+    "sgd stem.conv.weight": 336.26669606,
+    "sgd stage1.block1.norm1.gamma": 29.49087086,
+    "sgd dense.weight": 247.97050372,
+    "sgd dense.bias": 11.41207729,
+    "lars stem.conv.weight": 11.66056941,
+    "lars stage1.block1.norm1.gamma": 29.92510789,
+    "lars stage4.block2.conv2.weight": 33.07821306,
+    "lars dense.weight": 0.73370474,
+    "lars dense.bias": 11.22936302,
+}
+
+
+def compute(framework: str, request: pytest.FixtureRequest, file: Path) -> Results:
+    run = request.getfixturevalue(f"in_{framework}")
+    run("parity.py", framework, str(file), str(request.getfixturevalue("few_digits")))
+    with np.load(file) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+@pytest.fixture(scope="module")
+def mxnet_results(
+    in_mxnet: InFramework, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Results:
+    return compute("mxnet", request, tmp_path_factory.mktemp("parity") / "results.npz")
+
+
+def relative_norm(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(a - b) / (np.linalg.norm(b) or 1.0))
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_parity_with_mxnet(
+    framework: str, mxnet_results: Results, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    # Weights, logits, loss, gradients, rates, both optimizers and 15 losses on the same batches
+    results = compute(framework, request, tmp_path / "results.npz")
+    assert sorted(results) == sorted(mxnet_results)
+    for kind, limit in LIMITS.items():
+        differences = {
+            name: relative_norm(results[name], mxnet_results[name]) for name in results if name.startswith(kind)
+        }
+        assert differences and max(differences.values()) <= limit, differences
+    for depth in (18, 50):
+        names = sorted(name for name in results if f"gradient {depth}" in name)
+        ours, theirs = (np.concatenate([arrays[name].ravel() for name in names]) for arrays in (results, mxnet_results))
+        assert relative_norm(ours, theirs) < ALL_GRADIENTS[framework, depth]
+    norms = {name: float(np.linalg.norm(results[name])) for name in NORMS}
+    assert norms == pytest.approx(NORMS, rel=1e-5)
+    ours, theirs = results["losses"], mxnet_results["losses"]
+    differences_by_step = np.abs(ours - theirs) / theirs
+    assert differences_by_step[:8].max() < 1e-3 and differences_by_step.max() < 0.1
+    assert ours[-5:].mean() == pytest.approx(theirs[-5:].mean(), rel=0.03)
+
+
+@pytest.mark.parametrize("framework", ["mxnet", *(pytest.param(name, marks=pytest.mark.long) for name in FRAMEWORKS)])
+def test_no_rank_reads_data_before_the_clock_starts(
+    framework: str, digits: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    # Rank 0 takes a second to log run_start, for which the other rank waits before it reads the index
+    run = request.getfixturevalue(f"in_{framework}")
+    name = "resnet" if framework == "mxnet" else f"resnet-{framework}"
+    config = write_small_config(tmp_path / "config.json", name, 2, ["warm_up_steps=0"])
+    run("clock.py", framework, str(config), str(digits), str(tmp_path), ranks=2)
+    log = (tmp_path / "result.txt").read_text(encoding="utf-8")
+    (started,) = re.findall(r'"time_ms": (\d+), "event_type": "INTERVAL_START", "key": "run_start"', log)
+    for rank in (0, 1):
+        seconds, file = (tmp_path / f"rank_{rank}").read_text(encoding="ascii").split()
+        assert file == "train.idx"
+        assert float(seconds) >= int(started) / 1000
