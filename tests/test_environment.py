@@ -306,8 +306,7 @@ def test_package_with_another_hash_is_rejected(
             archive.writestr(f"a-1.dist-info/{name}", text)
     settings = {**os.environ, "UV_FIND_LINKS": str(wheel.parent), "UV_NO_INDEX": "1"}
     monkeypatch.setattr(installer, "environment", lambda: settings)
-    hashes = {"right": hashlib.sha256(wheel.read_bytes()).hexdigest(), "wrong": "0" * 64}
-    for name, digest in hashes.items():
+    for name, digest in {"right": hashlib.sha256(wheel.read_bytes()).hexdigest(), "wrong": "0" * 64}.items():
         small.requirements.write_text(f"a==1 \\\n    --hash=sha256:{digest}\n", encoding="utf-8")
         with nullcontext() if name == "right" else pytest.raises(EncoreError):
             ensure(replace(small, check=f"'{name}'"), monkeypatch)

@@ -21,8 +21,7 @@ STANDARD_LIBRARY = {"__future__", "dataclasses", "typing"}
 def modules_in(path: Path) -> set[str]:
     # Full names of the imported modules
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    return names | {
+    return {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names} | {
         node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level
     }
 

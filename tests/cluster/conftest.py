@@ -244,8 +244,7 @@ class Jobs:
         wait_for(lambda: steps_so_far(metrics) >= step, f"step {step} of job {job}", poll=0.05)
 
     def ranks(self, job: str) -> list[psutil.Process]:
-        beats = processes.heartbeats(self.experiment(job) / "heartbeat")
-        return [psutil.Process(beat.pid) for beat in beats]
+        return [psutil.Process(beat.pid) for beat in processes.heartbeats(self.experiment(job) / "heartbeat")]
 
     def restart(self, job: str) -> None:
         """Start a requeued job now; Slurm would start it after two minutes."""

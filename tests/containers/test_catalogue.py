@@ -103,9 +103,8 @@ def test_stand_in_installs_packages_of_this_machine(
     words = (f"source=build/wheels/{framework},", "--no-index", "type=secret")
     assert [word in text for word in words] == [True, True, False]
     command, *others = building.download_commands(framework)
-    requirements = str(paths.REQUIREMENTS / catalogue.framework(framework).requirements)
     assert (command[-1], [other[-1] for other in others]) == (
-        requirements,
+        str(paths.REQUIREMENTS / catalogue.framework(framework).requirements),
         [str(environment.HOROVOD_SOURCE)] if framework != "pytorch" else [],
     )
     options = [command[command.index(name) + 1] for name in ("--python-version", "--dest")]
@@ -195,8 +194,7 @@ def test_blackwell_without_an_image_is_refused() -> None:
 
 
 def test_hint_for_blackwell_names_another_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "benchmarks.resnet.pytorch"
-    implementation = catalogue.Implementation(framework="pytorch", module=module, toy_minutes=1.0)
+    implementation = catalogue.Implementation(framework="pytorch", module="benchmarks.resnet.pytorch", toy_minutes=1.0)
     implementations = {**BENCHMARK.implementations, "pytorch": implementation}
     benchmark = BENCHMARK.model_copy(update={"implementations": implementations})
     monkeypatch.setattr(catalogue, "choices", lambda: {"resnet-pytorch": catalogue.Choice(benchmark, "pytorch")})

@@ -117,9 +117,8 @@ def test_controllers_of_horovod(name: str, mpirun: bool, needed: str, level: str
 
 
 def test_horovod_of_encores_environment_is_not_checked() -> None:
-    configuration = resolve(MXNET, catalogue.find_system(MXNET, "cpu", None), 1, 2, [])
     assert (
-        checks.check_horovod(runtimes.Target(), configuration)
+        checks.check_horovod(runtimes.Target(), resolve(MXNET, catalogue.find_system(MXNET, "cpu", None), 1, 2, []))
         == checks.check_horovod(answered(), configured("cpu"))
         == []
     )

@@ -94,8 +94,7 @@ def test_result_of_a_trial(minutes: list[float | None], line: str, tmp_path: Pat
 def test_settings_that_need_less_memory(name: str, memory: str, advice: str) -> None:
     choice = catalogue.choose(name)
     system = catalogue.find_system(choice, "dgxa100", "v0.7")
-    config = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
-    hint = hints.less_memory(config, memory)
+    hint = hints.less_memory(configuration.resolve(choice, system, system.nodes, system.gpus_per_node, []), memory)
     assert advice in hint and ("fewer ranks" in hint) is (memory == "CPU")
 
 

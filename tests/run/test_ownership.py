@@ -194,8 +194,7 @@ def test_ranks_without_supervisor_are_cancelled(
     assert_owned(run, f"processes of experiment 1 still run here without their supervisor: {other.pid}")
     # Nothing is waited for but the end of the process: a second wait raises StopIteration
     waits = iter([other.wait])
-    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: next(waits)())
-    monkeypatch.setattr(control, "time", clock)
+    monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: next(waits)()))
     subject = control.find_subject(str(run.path), run.path.parent)
     assert control.cancel(subject)[0] == "cancelled experiment 1: its unsupervised ranks have exited"
     # The ranks may also end by themselves between the message that names this command and the command
@@ -235,8 +234,7 @@ def test_folder_of_another_user_is_rejected(
     error = CliRunner().invoke(app, [*command, str(run.path)]).exception
     assert isinstance(error, EncoreError) and (error.exit_code, "--trust-owner" in error.hint) == (2, True)
     assert f"{run.path} belongs to" in error.found
-    trusted = CliRunner().invoke(app, [*command, str(run.path), "--trust-owner"]).exception
-    assert "belongs to" not in str(trusted)
+    assert "belongs to" not in str(CliRunner().invoke(app, [*command, str(run.path), "--trust-owner"]).exception)
     assert sorted(run.path.rglob("*")) == before
 
 

@@ -290,5 +290,4 @@ def test_container_that_does_not_start_is_a_failure_of_the_engine(
     ],
 )
 def test_first_failing_rank(output: str, expected: tuple[int, str], tmp_path: Path) -> None:
-    experiment = launched(tmp_path, output, "Process 0 exit with status code 4\n")
-    assert supervise.first_failure(experiment, 1) == expected
+    assert supervise.first_failure(launched(tmp_path, output, "Process 0 exit with status code 4\n"), 1) == expected

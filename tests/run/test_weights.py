@@ -67,8 +67,7 @@ def safetensors(tensors: dict[str, int], missing: int = 0) -> bytes:
 
 def lora(*settings: str) -> configuration.Configuration:
     choice = catalogue.choose("llama2-70b-lora")
-    system = catalogue.find_system(choice, "h200", "v4.1")
-    return configuration.resolve(choice, system, 1, 8, list(settings))
+    return configuration.resolve(choice, catalogue.find_system(choice, "h200", "v4.1"), 1, 8, list(settings))
 
 
 SHARDS = tuple(f"model-{number}.safetensors" for number in range(5))

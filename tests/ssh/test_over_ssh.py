@@ -126,8 +126,7 @@ def mpirun_run(sshd: Sshd, few_digits: Path, tmp_path_factory: pytest.TempPathFa
 
 def test_mpirun_trains_on_two_hosts(mpirun_run: Path, sshd: Sshd) -> None:
     experiment = mpirun_run / "experiment_0"
-    hosts = [beat.host for beat in processes.heartbeats(experiment / "heartbeat")]
-    assert hosts == [os.uname().nodename, sshd.host]
+    assert [beat.host for beat in processes.heartbeats(experiment / "heartbeat")] == [os.uname().nodename, sshd.host]
     assert len(records(experiment / "metrics.jsonl", "step")) == 12
     assert (experiment / "hosts").read_text() == "127.0.0.1 slots=1\nencore-second slots=1\n"
     assert {path.name for path in (experiment / "ranks").iterdir()} >= {"rank.0", "rank.1"}
@@ -142,8 +141,7 @@ def test_horovodrun_resumes_with_the_same_losses(
     child = start_run(sshd, few_digits, tmp_path, "horovodrun")
     folder = wait_for_step(child, tmp_path, 5)
     ranks = ranks_of(folder)
-    hosts = [beat.host for beat in processes.heartbeats(folder / "heartbeat")]
-    assert hosts == [os.uname().nodename, sshd.host]
+    assert [beat.host for beat in processes.heartbeats(folder / "heartbeat")] == [os.uname().nodename, sshd.host]
     child.send_signal(signal.SIGTERM)
     output = child.communicate(timeout=PATIENCE)[0]
     assert child.returncode == 130 and "a checkpoint was written" in output, output
