@@ -7,7 +7,6 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 from unittest.mock import Mock
 
@@ -26,6 +25,7 @@ from encore.run import selftest as selftests
 from encore.run.selftest import Completed, Request, Row, execute, full_system, make_env, result_row
 from tests.conftest import Encore, in_process
 from tests.machine.machines import gpus_of
+from tests.results.result_logs import write_files
 
 EMPTY = Row(name="ncf", check="device", result="SKIPPED", found="")
 
@@ -36,32 +36,6 @@ H200, H100 = (replace(node.this_node(), gpus=gpus_of(sample)) for sample in ("h2
 def check_program(program: str, folder: Path, seconds: float) -> Row:
     command = job.Command(argv=(sys.executable, "-c", program), environment={}, working_directory=paths.ROOT)
     return result_row(execute(command, folder, seconds), folder, seconds, EMPTY)
-
-
-@pytest.mark.parametrize(
-    ("program", "result", "text", "lines"),
-    [
-        ('print(\'hello\'); print(\'{"result": "OK", "found": "all"}\')', "OK", "all", ()),
-        ("import os, sys; print('x', file=sys.stderr); os.kill(os.getpid(), 6)", "FAIL", "signal 6", ("x",)),
-        ("print('x'); raise SystemExit(3)", "FAIL", "exit code 3", ("x",)),
-        ("print('x'); print('[1, 2]')", "FAIL", "exit code 0", ("x", "[1, 2]")),
-    ],
-)
-def test_result_is_the_last_line_and_a_crash_fails(
-    tmp_path: Path, program: str, result: str, text: str, lines: tuple[str, ...]
-) -> None:
-    text = text if result == "OK" else f"ended with {text} and without a result"
-    assert check_program(program, tmp_path, 600) == replace(EMPTY, result=result, found=text, lines=lines)
-
-
-@pytest.mark.slow
-def test_hanging_check_ends_with_all_its_processes(tmp_path: Path) -> None:
-    (tmp_path / "resume-1").mkdir()
-    (tmp_path / "resume-1" / "output.txt").write_text("step 1\n", encoding="ascii")
-    sleep = f"import time; time.sleep(9999)  # {tmp_path}"
-    row = check_program(f"import subprocess, sys\nsubprocess.call([sys.executable, '-c', {sleep!r}])", tmp_path, 2)
-    assert (row.result, row.found, row.lines) == ("FAIL", "no result after 2 s", ("step 1",))
-    assert not [child for child in psutil.Process().children(recursive=True) if sleep in child.cmdline()]
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
@@ -87,10 +61,40 @@ def test_system_of_another_round_replaces_one_that_the_newest_lacks(name: str, m
         planning.choose_system(choice, 8, machine, None, "v6.1")
 
 
+@pytest.mark.parametrize(
+    ("program", "result", "text", "lines"),
+    [
+        ('print(\'hello\'); print(\'{"result": "OK", "found": "all"}\')', "OK", "all", ()),
+        ("import os, sys; print('x', file=sys.stderr); os.kill(os.getpid(), 6)", "FAIL", "signal 6", ("x",)),
+        ("print('x'); raise SystemExit(3)", "FAIL", "exit code 3", ("x",)),
+        ("print('x'); print('[1, 2]')", "FAIL", "exit code 0", ("x", "[1, 2]")),
+    ],
+)
+def test_result_is_the_last_line_and_a_crash_fails(
+    tmp_path: Path, program: str, result: str, text: str, lines: tuple[str, ...]
+) -> None:
+    text = text if result == "OK" else f"ended with {text} and without a result"
+    assert check_program(program, tmp_path, 600) == replace(EMPTY, result=result, found=text, lines=lines)
+
+
+@pytest.mark.slow
+def test_hanging_check_ends_with_all_its_processes(tmp_path: Path) -> None:
+    write_files(tmp_path, {"resume-1/output.txt": "step 1\n"})
+    sleep = f"import time; time.sleep(9999)  # {tmp_path}"
+    row = check_program(f"import subprocess, sys\nsubprocess.call([sys.executable, '-c', {sleep!r}])", tmp_path, 2)
+    assert (row.result, row.found, row.lines) == ("FAIL", "no result after 2 s", ("step 1",))
+    assert not [child for child in psutil.Process().children(recursive=True) if sleep in child.cmdline()]
+
+
+def rows_of(benchmark: str, folder: Path, *names: str, time_limit: float = 600.0) -> list[Row]:
+    request = Request(python=Path(sys.executable), time_limit=time_limit)
+    test = selftests.Selftest(request, folder, H200, lambda text: None)
+    place = make_env(request, catalogue.choose(benchmark), node.this_node(), folder)
+    return list(test.run([(replace(place, gpus=1), name) for name in names], lambda name, check: None))
+
+
 def test_time_limit_skips_the_remaining_checks(tmp_path: Path) -> None:
-    test = selftests.Selftest(Request(device="cpu", time_limit=1e-9), tmp_path, node.this_node(), lambda text: None)
-    place: Any = SimpleNamespace(choice=catalogue.choose("ncf"))
-    (row,) = test.run([(place, "device")], lambda name, check: None)
+    (row,) = rows_of("ncf", tmp_path, "device", time_limit=1e-9)
     assert (row.check, row.result, row.cut, "time limit" in row.found) == ("device", "SKIPPED", True, True)
 
 
@@ -175,18 +179,19 @@ def test_published_speeds_have_a_source(name: str) -> None:
 
 
 def test_speed_is_compared_with_the_published_one() -> None:
-    assert published_speed.next_to_published("resnet", "NVIDIA H200", 5500.0) == (
-        "; best published 7,950 (1/8 of 8 H200, MXNet, batch 400): 69%"
-    )
-    assert published_speed.next_to_published("ncf", "NVIDIA B200", 1.0) == "; nothing published for NVIDIA B200"
-    assert published_speed.find("resnet", "NVIDIA GH200 480GB") is None
+    cases = [("resnet", "NVIDIA H200"), ("ncf", "NVIDIA B200"), ("resnet", "NVIDIA GH200 480GB")]
+    assert [published_speed.next_to_published(name, gpu, 5500.0) for name, gpu in cases] == [
+        "; best published 7,950 (1/8 of 8 H200, MXNet, batch 400): 69%",
+        "; nothing published for NVIDIA B200",
+        "; nothing published for NVIDIA GH200 480GB",
+    ]
 
 
 def test_plan_has_one_all_reduce_per_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([Completed(0, (), ["overflow", "names"]), Completed(0, (), []), Completed(3, ("crash",), None)])
+    answers = [Completed(0, (), ["overflow", "names"]), Completed(0, (), []), Completed(3, ("crash",), None)]
     no_cuda = EncoreError("no CUDA", hint="install it")
     monkeypatch.setattr(selftests, "prepare", Mock(side_effect=[None, None, None, no_cuda]))
-    monkeypatch.setattr(selftests, "execute", lambda command, work, seconds: next(answers))
+    monkeypatch.setattr(selftests, "execute", Mock(side_effect=answers))
     request = Request(python=Path(sys.executable), benchmarks=("ssd", "dlrm", "ncf", "gnmt"))
     test = selftests.Selftest(request, tmp_path, H200, lambda text: None)
     assert [(place.choice.name, check) for place, check in test.plan()] == [
@@ -196,12 +201,6 @@ def test_plan_has_one_all_reduce_per_framework(tmp_path: Path, monkeypatch: pyte
         ("ncf", "FAIL", "its checks cannot be listed: exit code 3", ("crash",)),
         ("gnmt", "SKIPPED", "no CUDA; hint: install it", ()),
     ]
-
-
-def rows_of_ssd(folder: Path, *names: str) -> list[Row]:
-    test = selftests.Selftest(Request(), folder, H200, lambda text: None)
-    place = make_env(Request(python=Path(sys.executable)), catalogue.choose("ssd"), node.this_node(), folder)
-    return list(test.run([(replace(place, gpus=1), name) for name in names], lambda name, check: None))
 
 
 @pytest.mark.parametrize(
@@ -225,22 +224,18 @@ def test_speed_is_compared_with_the_measured_one(
     output = {"title": "SSD, batch 240", "measured": loops, "input_share": 0.2, "precision": "fp16"}
     benches = iter([{**output, "is_part": rates["synthetic"] == 9000}])  # bench.py runs once for all its rows
     monkeypatch.setattr(selftests, "measure", lambda place, seconds, row: next(benches))
-    _, row, *_ = rows_of_ssd(tmp_path, "evaluation", check)
+    _, row, *_ = rows_of("ssd", tmp_path, "evaluation", check)
     assert (row.result, text in row.found) == (result, True), row
-
-
-def test_checks_after_a_failed_bench_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = replace(EMPTY, check="bench", result="FAIL", found="ended with exit code 1")
-    monkeypatch.setattr(selftests, "measure", lambda place, seconds, row: failed)
-    rows = [(row.check, row.result) for row in rows_of_ssd(tmp_path, "bench", "input")]
-    assert rows == [("bench", "FAIL"), ("input", "SKIPPED")]
+    monkeypatch.setattr(selftests, "measure", lambda place, seconds, row: replace(EMPTY, check="bench", result="FAIL"))
+    rows = [(row.check, row.result) for row in rows_of("ssd", tmp_path, "bench", "input")]
+    assert rows == [("bench", "FAIL"), ("input", "SKIPPED")], "checks after a failed bench are skipped"
 
 
 def test_table_fits_into_eighty_columns() -> None:
     screen = Console(width=80, record=True, file=io.StringIO())
     long = "loss 0.6254 for 0.6254; epochs differ by 0.00% (limit 4.0%), first steps by 0.00% (20.0%)"
     row = Row(name="resnet-tensorflow", check="compile=max-autotune", result="SKIPPED", found=long, seconds=150.0)
-    failed = Row(name="ncf", check="resume", result="FAIL", found="no result", lines=("step [1]", "\x1b[2Jbell"))
+    failed = replace(EMPTY, check="resume", result="FAIL", lines=("step [1]", "\x1b[2Jbell"))
     command_line._print(screen, [row, failed], 600.0)
     printed = screen.export_text()
     assert max(map(len, printed.splitlines())) <= 80 and "\x1b" not in printed
