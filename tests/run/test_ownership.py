@@ -18,15 +18,14 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
-from encore import files, paths
-from encore.cli.app import app
+from encore import files
 from encore.errors import EncoreError
 from encore.machine import processes
 from encore.run import control, hints, ownership, run_folder, status
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.slurm import commands, queue
+from tests.command_line import error_of, run_encore
 from tests.slurm.jobs import in_queue, job
 from tests.trainings import make_run, wait_until
 
@@ -78,14 +77,13 @@ def test_live_process_of_this_host_owns_its_experiment(
     run: RunFolder, other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment, message = run.experiments()[0], rf"process {other.pid} on .* is running experiment 1"
-    started = processes.start_ticks(other.pid)
+    started, create_time = processes.start_ticks(other.pid), psutil.Process.create_time
     owner = replace(ELSEWHERE, host=platform.node(), pid=other.pid, process_started=started)
     write_owner(experiment, owner, age=10_000)
     assert_owned(run, message)
-    with monkeypatch.context() as patch:  # the clock was set after the start
-        create_time = psutil.Process.create_time
-        patch.setattr(psutil.Process, "create_time", lambda process: create_time(process) + 90)
-        assert_owned(run, message)
+    # The clock was set after the start
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: create_time(process) + 90)
+    assert_owned(run, message)
     write_owner(experiment, replace(owner, process_started=started - 60))  # another process with the same number
     assert_free(run)
     write_owner(experiment, owner)
@@ -123,17 +121,16 @@ def test_job_in_the_queue_owns_its_run(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, source: str, state: str, refused: bool
 ) -> None:
     # After a requeue the run has no process and no record
-    is_far = source == "job of another cluster"
-    run.experiments()[0].set_state(ExperimentState(status="interrupted", job="29", cluster="far" if is_far else "here"))
-    queued = replace(job("29", state, "BeginTime", user="somebody"), partition="debug")
-    if source == "resuming job":
-        queued = replace(queued, name="31", number="31", comment=f"encore:{run.path.parent}|{run.path.name}")
-    in_queue(monkeypatch, *(([], [queued]) if is_far else ([queued],)))
-    message = f"job {queued.name} of .*, of somebody, .*{run.path.name}"
+    name, comment = ("31", f"encore:{run.path.parent}|{run.path.name}") if source == "resuming job" else ("29", "")
+    place = "far" if source == "job of another cluster" else "here"
+    run.experiments()[0].set_state(ExperimentState(status="interrupted", job="29", cluster=place))
+    queued = [replace(job(name, state, "BeginTime", user="somebody", comment=comment), partition="debug")]
+    in_queue(monkeypatch, *(([], queued) if place == "far" else (queued,)))
+    message = f"job {name} of .*, of somebody, .*{run.path.name}"
     with pytest.raises(EncoreError, match=message) if refused else contextlib.nullcontext() as error:
         status.refuse_queued(run, run.experiments())
-    assert error is None or "encore cancel" in error.value.hint.replace(str(paths.ROOT / ".venv" / "bin") + "/", "")
-    status.refuse_queued(run, run.experiments(), job=queued.name)
+    assert error is None or error.value.hint.endswith(f"encore cancel {name}")
+    status.refuse_queued(run, run.experiments(), job=name)
 
 
 @pytest.mark.parametrize(
@@ -227,14 +224,12 @@ COMMANDS = (["cancel"], ["run", "--resume"], ["run", "--dry-run", "--resume"], [
 def test_folder_of_another_user_is_rejected(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
-    user = os.geteuid()
     (run.path / "study.json").write_text("{}")
+    user, before = os.geteuid(), sorted(run.path.rglob("*"))
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
-    before = sorted(run.path.rglob("*"))
-    error = CliRunner().invoke(app, [*command, str(run.path)]).exception
-    assert isinstance(error, EncoreError) and (error.exit_code, "--trust-owner" in error.hint) == (2, True)
-    assert f"{run.path} belongs to" in error.found
-    assert "belongs to" not in str(CliRunner().invoke(app, [*command, str(run.path), "--trust-owner"]).exception)
+    error = error_of(*command, run.path)
+    assert f"{run.path} belongs to" in error.found and "--trust-owner" in error.hint
+    assert "belongs to" not in str(run_encore(*command, run.path, "--trust-owner").exception)
     assert sorted(run.path.rglob("*")) == before
 
 
@@ -285,10 +280,9 @@ def test_state_is_not_written_through_symbolic_links(run: RunFolder, tmp_path: P
 def test_folder_that_cannot_be_written_is_refused(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = run.experiments()[0]
     lock, before = experiment.folder / ownership.LOCK, {*experiment.folder.iterdir()}
-    with monkeypatch.context() as patch:
-        patch.setattr(files.os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
-        with pytest.raises(EncoreError, match="cannot be written: No space left"), ownership.acquire(experiment, ""):
-            pass
+    monkeypatch.setattr(files.os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    with pytest.raises(EncoreError, match="cannot be written: No space left"), ownership.acquire(experiment, ""):
+        pass
     assert {*experiment.folder.iterdir()} == {*before, lock}
     lock.unlink()
     lock.mkdir()  # cannot be opened, not even by root

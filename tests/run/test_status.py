@@ -19,11 +19,9 @@ import psutil
 import pytest
 from pydantic import ValidationError
 from rich.console import Console
-from typer.testing import CliRunner
 
 from encore import catalogue, files, paths, peaks
 from encore.cli import jobs, layout, progress_display
-from encore.cli.app import app
 from encore.cli.jobs import describe, exit_code, varied_columns
 from encore.cli.progress_display import facts
 from encore.errors import EncoreError, ExitCode
@@ -32,6 +30,7 @@ from encore.results.format import against_targets, with_names
 from encore.run import control, evaluate, follow, hints, ownership, run_folder, status
 from encore.slurm import commands, queue, step
 from encore.ssh import hosts, multi_host
+from tests.command_line import output_of, run_encore
 from tests.conftest import TINY, Encore, Study
 from tests.results.result_logs import resnet_v07
 from tests.slurm.jobs import in_queue, job
@@ -559,11 +558,10 @@ def test_other_hosts_are_sampled_by_ssh(tmp_path: Path, monkeypatch: pytest.Monk
 def test_doctor_without_a_job_checks_this_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    output = CliRunner().invoke(app, ["doctor", "--nodes", "--quick", "--disk", str(tmp_path), "--json"])
-    nodes = [entry["node"] for entry in json.loads(output.stdout)["nodes"]]
-    assert (nodes, output.exit_code) == ([node.name()], 0), output.output
+    report = json.loads(output_of("doctor", "--nodes", "--quick", "--disk", tmp_path, "--json"))
+    assert [entry["node"] for entry in report["nodes"]] == [node.name()]
     assert (tmp_path / "encore" / "gate" / f"{node.name()}.json").exists()
-    assert CliRunner().invoke(app, ["doctor", "--quick"]).exit_code == 1
+    assert run_encore("doctor", "--quick").exit_code == 1
 
 
 def start(targets: dict[str, float], **fields: Any) -> dict[str, Any]:
