@@ -4,19 +4,16 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from typer.testing import CliRunner
 
-from encore import paths
-from encore.cli.app import app
 from encore.lab.submissions import bundle
 from encore.run import run_metadata, submission
+from tests.command_line import error_of, output_of, run_encore
 from tests.trainings import Started
 
 CANARY = "canary7d1f"
@@ -74,26 +71,17 @@ def test_names_and_values_of_secrets() -> None:
 
 
 def test_secrets_of_arguments() -> None:
-    plain = [
-        "run",
-        "bert",
-        "--set",
-        "token_bucket=4",
-        "--set=key_value_heads=8",
-        "--image=x:1@sha256:01",
-        "--env",
-        "A=b",
-    ]
-    secret = ["--password", CANARY, f"--db-password={CANARY}", f"--env=MY_KEY={CANARY}", f"PGPASSWORD={CANARY}"]
-    redacted = run_metadata.redact_arguments([*plain, *secret])
-    assert redacted[: len(plain)] == plain and CANARY not in str(redacted) and len(redacted) == len([*plain, *secret])
+    words = ["run", "bert", "--set", "token_bucket=4", "--set=key_value_heads=8", "--image=x:1@sha256:01", "--env=A=b"]
+    words += ["--password", CANARY, f"--db-password={CANARY}", f"--env=MY_KEY={CANARY}", f"PGPASSWORD={CANARY}"]
+    redacted = [word.replace(CANARY, run_metadata.REDACTED) for word in words]
+    assert run_metadata.redact_arguments(words) == redacted
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
 @pytest.mark.parametrize("command", [["run", "ncf", "2"], ["submit", "ncf", "--nodes", "1"]])
 def test_dry_run_has_no_secrets(command: list[str], as_json: list[str], tmp_path: Path) -> None:
     results = ["--results", str(tmp_path), "--dry-run", *as_json]
-    done = CliRunner().invoke(app, [*command, *OPTIONS, f"--env=MY_KEY={CANARY}", *NOTIFY, *results])
+    done = run_encore(*command, *OPTIONS, f"--env=MY_KEY={CANARY}", *NOTIFY, *results)
     assert done.exit_code == 0 and "HF_TOKEN" in done.output and CANARY not in done.output, done.output
 
 
@@ -103,8 +91,7 @@ def test_secrets_reach_a_job_through_the_environment(tmp_path: Path, monkeypatch
     monkeypatch.setattr(submission, "checks", lambda prepared: [])
     monkeypatch.setattr(submission, "subprocess", SimpleNamespace(run=sbatch))
     command = ["submit", "ncf", "--nodes", "1", *OPTIONS, *NOTIFY, "--env", "NCCL_DEBUG=INFO"]
-    done = CliRunner().invoke(app, [*command, "--results", str(tmp_path)])
-    assert done.exit_code == 0, done.output
+    output_of(*command, "--results", tmp_path)
     ((_, call),) = sbatch.call_args_list
     assert CANARY not in call["input"] and {**SECRETS, run_metadata.NOTIFY: NOTIFY[1]}.items() <= call["env"].items()
     *checks, last = call["input"].splitlines()[-len(SECRETS) - 2 :]
@@ -116,7 +103,9 @@ def test_secrets_reach_a_job_through_the_environment(tmp_path: Path, monkeypatch
         assert (ended.returncode == 0) is is_complete and CANARY not in ended.stderr
 
 
-def test_run_folder_and_bundle_have_no_secrets(toy: Callable[[str], Path], tmp_path: Path) -> None:
+def test_run_folder_and_bundle_have_no_secrets(
+    toy: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     endless = ("--set", "epochs=1000", "--set", "quality_target=1.0")
     started = Started.run(toy("ncf"), tmp_path, *endless, *OPTIONS, "--notify", f"true {CANARY}", name="ncf")
     experiment = started.wait_for_step(3)
@@ -130,7 +119,7 @@ def test_run_folder_and_bundle_have_no_secrets(toy: Callable[[str], Path], tmp_p
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any((tmp_path / "bundle").iterdir())
     assert not [path for path in files if CANARY.encode() in path.read_bytes()]
-    variables = {name: value for name, value in os.environ.items() if name not in SECRETS}
-    command = [sys.executable, "-m", "encore.cli.app", "run", "--resume", str(run)]
-    done = subprocess.run(command, cwd=paths.ROOT, env=variables, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "HF_TOKEN, GITHUB_PAT" in done.stderr and "set it again" in done.stderr
+    for name in {*SECRETS} & {*os.environ}:
+        monkeypatch.delenv(name)
+    error = error_of("run", "--resume", run)
+    assert "HF_TOKEN, GITHUB_PAT" in error.found and "set it again" in error.hint
