@@ -8,34 +8,36 @@ from pathlib import Path
 import pytest
 import typer
 
-from encore import catalogue, configuration, paths
+from encore import catalogue, paths
 from encore.run import supervise
+from tests.results.result_logs import write_files
+from tests.trainings import resolved
 from tools import run
 from tools.faults import __main__ as faults
 from tools.faults import kinds
 from tools.faults.trial import GONE, Bench, Done, Trial, settings, snapshot
 
 
-def test_unknown_fault_is_refused() -> None:
-    with pytest.raises(typer.BadParameter, match="no fault sigkil-rank; see --help"):
-        faults.main(["dlrm"], ",".join((*kinds.SHORT, "sigkil-rank")))
-
-
-def test_unknown_benchmark_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["faults", "nosuch"])
+@pytest.mark.parametrize(
+    ("arguments", "error"), [(["nosuch"], "unknown benchmark 'nosuch'"), (["dlrm", "--faults", "x"], "no fault x; see")]
+)
+def test_unknown_name_is_refused(
+    arguments: list[str], error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["faults", *arguments])
     with pytest.raises(SystemExit, match="2"):
         run(faults.main, "")
-    assert "error: unknown benchmark 'nosuch'" in capsys.readouterr().err
+    assert error in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", catalogue.benchmarks())
 def test_settings_of_a_trial_fit_the_benchmark(name: str) -> None:
-    choice = catalogue.choose(name)
-    system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
-    config = configuration.resolve(choice, system, 1, 1, [word for word in settings(name) if word != "--set"])
-    assert {config.get(quality.config) for quality in choice.benchmark.qualities.values()} <= {1.0, 100.0}
+    benchmark, words = catalogue.choose(name).benchmark, [word for word in settings(name) if word != "--set"]
+    config = resolved(name, benchmark.small_data.system, None, 1, *words, nodes=1)
+    assert {config.get(quality.config) for quality in benchmark.qualities.values()} <= {1.0, 100.0}
 
 
+METRICS = "experiment_0/metrics.jsonl"
 STEPS = "".join(
     json.dumps({"kind": "step", "step": step, "loss": loss}) + "\n" for step, loss in enumerate((0.5, 0.4, 0.3))
 )
@@ -45,22 +47,18 @@ STEPS = "".join(
 def trial(tmp_path: Path) -> Trial:
     # A trial with an uninterrupted run that was not trained
     bench = Bench("dlrm", tmp_path / "dlrm", seed=1)
-    for results in (bench.work / "uninterrupted", bench.work / "trial"):
-        run = results / "results" / "run"
-        (run / "experiment_0").mkdir(parents=True)
-        (run / "run.json").write_text("{}", encoding="ascii")
-        (run / "result_0.txt").write_text(':::MLLOG {"key": "run_start", "time_ms": 1}\n', encoding="ascii")
-        evaluation = json.dumps({"kind": "eval", "qualities": {"x": 0.5}, "time": 2.0})
-        (run / "experiment_0" / "metrics.jsonl").write_text(STEPS + evaluation, encoding="ascii")
+    for name in ("uninterrupted", "trial"):
+        write_files(bench.work / name / "results" / "run", {
+            "run.json": "{}",
+            "result_0.txt": ':::MLLOG {"key": "run_start", "time_ms": 1}\n',
+            METRICS: STEPS + json.dumps({"kind": "eval", "qualities": {"x": 0.5}, "time": 2.0}),
+        })  # fmt: skip
     bench.__dict__["uninterrupted"] = bench.work / "uninterrupted" / "results" / "run"
     return Trial(bench, bench.work / "trial", random.Random(1))
 
 
 def replaced(file: str, old: str, new: str) -> Callable[[Path], object]:
     return lambda run: (run / file).write_text((run / file).read_text("ascii").replace(old, new), encoding="ascii")
-
-
-METRICS = "experiment_0/metrics.jsonl"
 
 
 @pytest.mark.parametrize(

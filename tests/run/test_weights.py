@@ -18,17 +18,15 @@ from encore.machine import node, preflight
 from encore.run import compile_cache, planning, run_metadata
 from tests.conftest import Encore
 from tests.machine.machines import PACKAGES, answered, gpus_of
+from tests.trainings import resolved
 
 
 def small(name: str, *settings: str) -> configuration.Configuration:
-    choice = catalogue.choose(name)
-    system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
-    return configuration.resolve(choice, system, 1, 1, list(settings))
+    return resolved(name, catalogue.choose(name).benchmark.small_data.system, None, 1, *settings, nodes=1)
 
 
 def submitted(name: str, *settings: str) -> configuration.Configuration:
-    choice = catalogue.choose(name)
-    return configuration.resolve(choice, catalogue.find_system(choice, "dgxa100", "v0.7"), 1, 8, list(settings))
+    return resolved(name, "dgxa100", "v0.7", 8, *settings, nodes=1)
 
 
 @pytest.mark.parametrize("name", ["ssd", "maskrcnn"])
@@ -66,8 +64,7 @@ def safetensors(tensors: dict[str, int]) -> bytes:
 
 
 def lora(*settings: str) -> configuration.Configuration:
-    choice = catalogue.choose("llama2-70b-lora")
-    return configuration.resolve(choice, catalogue.find_system(choice, "h200", "v4.1"), 1, 8, list(settings))
+    return resolved("llama2-70b-lora", "h200", "v4.1", 8, *settings, nodes=1)
 
 
 SHARDS = tuple(f"model-{number}.safetensors" for number in range(5))
@@ -157,9 +154,9 @@ KEYS = {"bert": "checkpoint", "ssd": "backbone", "maskrcnn": "backbone", "minigo
 def test_submitted_systems_start_from_the_weights_of_the_submission(name: str, key: str, tmp_path: Path) -> None:
     choice = catalogue.choose(name)
     for system in catalogue.systems(choice):
-        resolved = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
-        assert (list(resolved.needed_weights) == [key]) == (system.kind == "submitted"), system.file
-        assert bool(preflight.weight_files(resolved, tmp_path)) == (system.kind == "submitted")
+        config = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
+        has_weights = (list(config.needed_weights) == [key], bool(preflight.weight_files(config, tmp_path)))
+        assert has_weights == (system.kind == "submitted",) * 2, system.file
     # The path may change in a submission, but not random weights or a CPU
     random = submitted(name, f"{key}=")
     assert submitted(name).is_submitted and submitted(name, f"{key}={tmp_path / 'own.pkl'}").is_submitted
