@@ -16,6 +16,7 @@ from encore.containers import engines
 from encore.job import Command
 from encore.machine import processes
 from encore.run import follow, ownership, run_folder, supervise
+from tests.results.result_logs import write_files
 from tests.trainings import wait_until
 
 STEP = 12
@@ -61,8 +62,8 @@ def silent_run(
 def test_rank_without_heartbeat_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dead: int, step: int) -> None:
     steps = [step if rank == dead else STEP for rank in (0, 1)]
     watch, reason = silent_run(tmp_path, monkeypatch, 5.0, steps, 10.0, dead)
-    assert reason.startswith(f"rank {dead} hangs: no step on any rank for 10 s, and its heartbeat stopped")
-    assert f"on node{dead}" in reason and watch.suspect == dead
+    place, symptom = f"(step {step} of process 99999{dead} on node{dead})", "its heartbeat stopped"
+    assert reason == f"rank {dead} hangs: no step on any rank for 10 s, and {symptom} {place}" and watch.suspect == dead
 
 
 @pytest.mark.parametrize(
@@ -189,9 +190,8 @@ def test_stopped_run_waits_for_its_checkpoint(
 
 def launched(folder: Path, printed: str, before: str = "") -> run_folder.Experiment:
     # An experiment whose launcher, or only rank, printed this at its last start
-    (folder / "ranks").mkdir(parents=True)
-    (folder / "ranks" / "launcher.txt").write_text(f"{before}{supervise.START}python\n{printed}\n", encoding="utf-8")
-    return run_folder.Experiment(0, folder)
+    text = f"{before}{supervise.START}python\n{printed}\n"
+    return run_folder.Experiment(0, write_files(folder, {"ranks/launcher.txt": text}))
 
 
 TRACEBACK = "Traceback (most recent call last):\n  File "
