@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 import kubernetes_validate
 
 from encore.kubernetes.manifests import FILES, INDEX
+from tests.results.result_logs import write_files
 
 VERSIONS = ("1.34", "1.35", "1.36", "1.37")  # Four latest versions in kubernetes-validate
 GROUPS = {
@@ -34,12 +35,34 @@ def valid(content: dict[str, Any]) -> None:
         kubernetes_validate.validate(content, version, strict=True)
 
 
-def kubeconfig(cluster: dict[str, str]) -> dict[str, Any]:
-    return {
+def write_kubeconfig(folder: Path, port: int) -> Path:
+    path = folder / "kubeconfig"
+    content = {
         "apiVersion": "v1", "kind": "Config", "current-context": "test", "users": [],
-        "clusters": [{"name": "test", "cluster": cluster}],
+        "clusters": [{"name": "test", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
         "contexts": [{"name": "test", "context": {"cluster": "test", "user": ""}}],
     }  # fmt: skip
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def discovered(path: str) -> dict[str, Any] | None:
+    # What the server says of itself, of its API groups and of their resources
+    name = path.removeprefix("/apis/").removeprefix("/api/")
+    if name in GROUPS:
+        facts = {"singularName": "", "namespaced": True, "verbs": ["create", "delete", "get", "list", "patch"]}
+        resources = [{"name": plural, "kind": kind, **facts} for kind, plural in GROUPS[name].items()]
+        return {"kind": "APIResourceList", "groupVersion": name, "resources": resources}
+    versions = [{"groupVersion": group, "version": group.split("/")[1]} for group in GROUPS if "/" in group]
+    groups = [
+        {"name": version["groupVersion"].split("/")[0], "versions": [version], "preferredVersion": version}
+        for version in versions
+    ]
+    return {
+        "/version": {"major": "1", "minor": "37", "gitVersion": "v1.37.0"},
+        "/api": {"kind": "APIVersions", "versions": ["v1"]},
+        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups},
+    }.get(path)
 
 
 class Server(ThreadingHTTPServer):
@@ -52,11 +75,6 @@ class Server(ThreadingHTTPServer):
         self.folder, self.environment, self.unschedulable = folder, environment, unschedulable
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def kubeconfig(self) -> Path:
-        path = self.folder / "kubeconfig"
-        path.write_text(json.dumps(kubeconfig({"server": f"http://127.0.0.1:{self.server_port}"})), encoding="utf-8")
-        return path
 
     def pods(self) -> list[dict[str, Any]]:
         return [content for (plural, _), content in self.objects.items() if plural == "pods"]
@@ -74,11 +92,12 @@ class Server(ThreadingHTTPServer):
                 threading.Thread(target=self._finish, args=(content, pods), daemon=True).start()
         return content
 
-    def delete(self, plural: str, name: str) -> None:
+    def delete(self, plural: str, name: str) -> dict[str, Any]:
         owner = self.objects.pop((plural, name))["metadata"]["uid"]
         for key, content in [*self.objects.items()]:
             if owner in {reference["uid"] for reference in content["metadata"].get("ownerReferences", ())}:
                 del self.objects[key]
+        return {"kind": "Status", "apiVersion": "v1", "status": "Success"}
 
     def _finish(self, job: dict[str, Any], pods: list[str]) -> None:
         codes = [self.processes[pod].wait() for pod in pods]
@@ -106,23 +125,18 @@ class Server(ThreadingHTTPServer):
 
     def _start(self, job: str, pod: dict[str, Any], number: int) -> None:
         name, spec = pod["metadata"]["name"], pod["spec"]
-        files = self.folder / f"files-{name}"
-        files.mkdir()
-        for file, text in self.objects["configmaps", job]["data"].items():
-            (files / file).write_text(text, encoding="utf-8")
+        files = write_files(self.folder / f"files-{name}", self.objects["configmaps", job]["data"])
 
         def start(container: dict[str, Any]) -> subprocess.Popen[bytes]:
             # Host names of the cluster cannot be resolved.
             words = [str(files) if word == FILES else word for word in container["args"]]
             command = [re.sub(r"--master-addr=.*", "--master-addr=127.0.0.1", word) for word in words]
             variables = {entry["name"]: entry.get("value", str(number)) for entry in container["env"]}
+            options = {"env": variables | self.environment, "cwd": self.folder, "stderr": subprocess.STDOUT}
             with (self.folder / f"log-{name}").open("ab") as log:
-                return subprocess.Popen(
-                    command, env=variables | self.environment, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT
-                )
+                return subprocess.Popen(command, stdout=log, **options)
 
-        for container in spec["initContainers"]:
-            assert start(container).wait() == 0
+        assert [start(container).wait() for container in spec["initContainers"]] == [0] * len(spec["initContainers"])
         self.processes[name] = start(*spec["containers"])
         facts = {"ready": True, "restartCount": 0, "image": "image", "imageID": "id"}
         status = {"name": "node", "state": {"running": {"startedAt": TIME}}, **facts}
@@ -151,48 +165,24 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _answer(self, content: dict[str, Any], code: int = 200) -> None:
+    def _answer(self, content: dict[str, Any] | None, code: int = 200) -> None:
+        if content is None:
+            content, code = {"kind": "Status", "apiVersion": "v1", "message": f"no {self.path}", "code": 404}, 404
         self._send(json.dumps(content).encode(), "application/json", code)
-
-    def _answer_error(self, code: int, message: str) -> None:
-        self._answer({"kind": "Status", "apiVersion": "v1", "message": message, "code": code}, code)
-
-    def _discovery(self, path: str) -> dict[str, Any] | None:
-        group = path.removeprefix("/apis/").removeprefix("/api/")
-        versions = [{"groupVersion": name, "version": name.split("/")[1]} for name in GROUPS if "/" in name]
-        groups = [
-            {"name": version["groupVersion"].split("/")[0], "versions": [version], "preferredVersion": version}
-            for version in versions
-        ]
-        facts = {"singularName": "", "namespaced": True, "verbs": ["create", "delete", "get", "list", "patch"]}
-        resources = [{"name": plural, "kind": kind, **facts} for kind, plural in GROUPS.get(group, {}).items()]
-        answers: dict[str, dict[str, Any]] = {
-            "/version": {"major": "1", "minor": "37", "gitVersion": "v1.37.0"},
-            "/api": {"kind": "APIVersions", "versions": ["v1"]},
-            "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups},
-        }
-        return (
-            {"kind": "APIResourceList", "groupVersion": group, "resources": resources}
-            if resources
-            else answers.get(path)
-        )
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
-        content, match = self._discovery(url.path), PATH.fullmatch(url.path)
-        if match and match["log"]:
+        match = PATH.fullmatch(url.path)
+        if match is None:
+            self._answer(discovered(url.path))
+        elif match["log"]:
             self._send(self.server.log(match["name"]), "text/plain")
-            return
-        if match and match["name"] is None:
+        elif match["name"]:
+            self._answer(self.server.objects.get((match["plural"], match["name"])))
+        else:
             labels = dict(part.split("=") for part in parse_qs(url.query)["labelSelector"][0].split(","))
             pods = [pod for pod in self.server.pods() if labels.items() <= pod["metadata"]["labels"].items()]
-            content = {"kind": "PodList", "apiVersion": "v1", "items": pods}
-        elif match:
-            content = self.server.objects.get((match["plural"], match["name"]))
-        if content is None:
-            self._answer_error(404, f"the server could not find {url.path}")
-        else:
-            self._answer(content)
+            self._answer({"kind": "PodList", "apiVersion": "v1", "items": pods})
 
     def _request(self) -> tuple[tuple[str, str], dict[str, Any]]:
         # Plural and name of the object, and the body
@@ -202,14 +192,10 @@ class Handler(BaseHTTPRequestHandler):
         return (match["plural"], match["name"] or content["metadata"]["name"]), content
 
     def do_POST(self) -> None:
+        # An invalid object ends the request without an answer; the traceback is on standard error
         key, content = self._request()
-        if key in self.server.objects:
-            self._answer_error(409, f"{key} already exists")
-            return
-        try:
-            self._answer(self.server.create(key[0], content), 201)
-        except kubernetes_validate.ValidationError as error:
-            self._answer_error(422, error.message)
+        assert key not in self.server.objects
+        self._answer(self.server.create(key[0], content), 201)
 
     def do_PATCH(self) -> None:
         key, changes = self._request()
@@ -218,8 +204,4 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         key, _ = self._request()
-        if key in self.server.objects:
-            self.server.delete(*key)
-            self._answer({"kind": "Status", "apiVersion": "v1", "status": "Success"})
-        else:
-            self._answer_error(404, f"{key} not found")
+        self._answer(self.server.delete(*key) if key in self.server.objects else None)

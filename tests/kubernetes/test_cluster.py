@@ -23,7 +23,8 @@ from encore.kubernetes import api, settings
 from encore.machine import node
 from encore.run import run_folder, workloads
 from tests.conftest import in_process
-from tests.kubernetes.server import GROUPS, Server, kubeconfig, valid
+from tests.kubernetes.server import GROUPS, Server, valid, write_kubeconfig
+from tests.results.result_logs import write_files
 
 Serve = Callable[..., Server]
 
@@ -38,7 +39,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             server = Server(tmp_path / "server", environment, unschedulable)
             servers.callback(server.end)
             threading.Thread(target=server.serve_forever, daemon=True).start()
-            monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig()))
+            monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, server.server_port)))
             return server
 
         yield start
@@ -65,11 +66,10 @@ def test_pending_run_is_shown_cancelled_and_resumed(serve: Serve, tmp_path: Path
     (experiment,) = folder.experiments()
     name, run = experiment.state().job, str(folder.path)
     assert f"submitted Job {name}" in output and f"follow {run}" in output
-    for plural in ("services", "configmaps"):
-        assert [owner["kind"] for owner in server.objects[plural, name]["metadata"]["ownerReferences"]] == ["Job"]
+    owners = [server.objects[plural, name]["metadata"]["ownerReferences"] for plural in ("services", "configmaps")]
+    assert [[owner["kind"] for owner in each] for each in owners] == [["Job"]] * 2 and len(server.pods()) == 2
 
     status = partial(encore, "status", "--results", str(folder.path.parent), "--json")
-    assert len(server.pods()) == 2
     assert '"state": "queued"' in (output := status()) and reason in output
     assert json.loads(encore("submit", "--resume", run, "--dry-run", "--json"))["items"][0]["metadata"]["name"] == name
     assert folder.metadata()["kubernetes"]["settings"]["context"] == "test"
@@ -110,9 +110,7 @@ def test_kind_that_the_cluster_does_not_serve(serve: Serve, tmp_path: Path, monk
 def test_silent_server_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "CALL_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        cluster = {"server": f"http://127.0.0.1:{silent.getsockname()[1]}"}
-        (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig(cluster)), encoding="utf-8")
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, silent.getsockname()[1])))
         with pytest.raises(EncoreError, match=r"the cluster does not answer: .*timed out"):
             api.Connection(settings.Kubernetes())
 
@@ -179,32 +177,25 @@ time.sleep(600)
 def test_pod_ends_hanging_ranks(tmp_path: Path, step: int, factor: int) -> None:
     rank = RANK.format(str(tmp_path / "heartbeat"), step)
     # A rank of an earlier pod, which came further and no longer exists
-    (tmp_path / "heartbeat").mkdir()
-    (tmp_path / "heartbeat" / "rank_1").write_text("7 pod-before 90 1.0 1.0", encoding="ascii")
+    write_files(tmp_path, {"heartbeat/rank_1": "7 pod-before 90 1.0 1.0"})
     options = ("-m", "benchmarks.common.run.pod", "run", "--output", str(tmp_path), "--hang-seconds", "1")
     command = [sys.executable, *options, "--", sys.executable, "-c", rank]
     process = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=False)
     assert process.returncode == 128 + signal.SIGKILL
     pattern = rf"error: rank 0 on \S+ hangs: no step for (\d+) s, and it came least far \(step {step}\)"
-    (seconds,) = re.findall(pattern, process.stdout)
-    assert int(seconds) >= factor
+    assert [int(seconds) >= factor for seconds in re.findall(pattern, process.stdout)] == [True]
     assert 'File "<string>", line 7' in process.stderr, "the stack of the hanging rank"
 
 
 def test_pod_keeps_the_head_of_the_log_or_a_checkpointed_log(tmp_path: Path) -> None:
-    files, output = tmp_path / "files", tmp_path / "experiment_0"
-    log, discarded = output / "result.txt", output / "result.txt.discarded"
-    files.mkdir()
-    (files / "config.json").write_text("{}", encoding="utf-8")
-    (files / "result.txt").write_text("head\n", encoding="utf-8")
-    for _ in range(2):
-        pod.prepare(files, output, None)
-        assert not discarded.exists()
-    # Evicted after init_stop and before the first record
-    log.write_text("head\nrun_start\n", encoding="utf-8")
-    pod.prepare(files, output, None)
-    assert [path.read_text(encoding="utf-8") for path in (log, discarded)] == ["head\n", "head\nrun_start\n"]
-    (output / "checkpoint" / "step_8").mkdir(parents=True)
-    log.write_text("head\nrun_start\n", encoding="utf-8")
-    pod.prepare(files, output, None)
-    assert log.read_text(encoding="utf-8") == "head\nrun_start\n"
+    files = write_files(tmp_path / "files", {"config.json": "{}", "result.txt": "head\n"})
+    output, begun = tmp_path / "experiment_0", "head\nrun_start\n"
+    for written, expected in (
+        ({}, {"result.txt": "head\n"}),
+        ({}, {"result.txt": "head\n"}),
+        # Evicted after init_stop and before the first record
+        ({"result.txt": begun}, {"result.txt": "head\n", "result.txt.discarded": begun}),
+        ({"result.txt": begun, "checkpoint/step_8/shared": ""}, {"result.txt": begun, "result.txt.discarded": begun}),
+    ):
+        pod.prepare(files, write_files(output, written), None)
+        assert {path.name: path.read_text(encoding="utf-8") for path in output.glob("result*")} == expected
