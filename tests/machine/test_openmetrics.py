@@ -13,6 +13,7 @@ import pytest
 from encore import files, paths
 from encore.machine import openmetrics, telemetry
 from encore.run import notification
+from tests.results.result_logs import write_files
 from tests.trainings import held_port, wait_until
 
 READING: dict[str, Any] = {
@@ -29,14 +30,13 @@ READING: dict[str, Any] = {
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> Path:
-    folder = tmp_path / "20261126-run" / "experiment_0"
-    (folder / "steps").mkdir(parents=True)
-    step = '{"kind": "step", "time": 1, "epoch": 2, "step": 40, "loss": 0.5}\n{"kind": "eval"}\n{"kind": "st'
-    (folder / "metrics.jsonl").write_text(step, encoding="utf-8")
-    for rank, (node, waiting) in enumerate((('n"1', 0.125), ("n2", None))):
-        line = {"node": node, "median": 0.25, "p99": 0.5, "waiting": waiting}
-        (folder / "steps" / f"rank_{rank}.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
-    return folder
+    window = {"median": 0.25, "p99": 0.5}
+    return write_files(tmp_path / "20261126-run" / "experiment_0", {
+        "metrics.jsonl":
+            '{"kind": "step", "time": 1, "epoch": 2, "step": 40, "loss": 0.5}\n{"kind": "eval"}\n{"kind": "st',
+        "steps/rank_0.jsonl": [{"node": 'n"1', **window, "waiting": 0.125}],
+        "steps/rank_1.jsonl": [{"node": "n2", **window, "waiting": None}],
+    })  # fmt: skip
 
 
 def test_metrics_match_the_golden_file(experiment: Path, recorded: Callable[[str, Any], None]) -> None:
@@ -57,10 +57,10 @@ def test_file_exists_while_telemetry_is_sampled(
 ) -> None:
     monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 0.02)
     path = tmp_path / "encore-20261126-run-experiment_0.prom"
-    for folder in ("", tmp_path / "none"):
+    for folder in ("", tmp_path / "none", tmp_path):
         monkeypatch.setenv(openmetrics.VARIABLE, str(folder))
-        openmetrics.Textfile(experiment).write(READING)
-    monkeypatch.setenv(openmetrics.VARIABLE, str(tmp_path))
+        file = openmetrics.Textfile(experiment)
+        file.write(READING)
     with telemetry.sample_nodes(experiment / "telemetry.jsonl"):
         wait_until(path.exists, "the first text file")
         assert "encore_cpu_used_ratio" in path.read_text(encoding="utf-8")
@@ -92,10 +92,10 @@ def hook() -> Iterator[tuple[str, list[Any]]]:
 def test_notice_is_posted_to_a_url(hook: tuple[str, list[Any]]) -> None:
     address, received = hook
     assert notification.send(f"{address}/ok", {"exit_code": 0}) == "" and received == [{"exit_code": 0}]
-    assert "500" in notification.send(f"{address}/error", {})
-    assert notification.send("http://exa mple.org/x", {}) == "not a valid URL"
     with held_port() as unused:  # bound, but without a server
-        assert "refused" in notification.send(f"http://127.0.0.1:{unused.getsockname()[1]}/ok", {})
+        closed = f"http://127.0.0.1:{unused.getsockname()[1]}/ok"
+        for url, problem in ((f"{address}/error", "500"), ("http://a b/", "not a valid URL"), (closed, "refused")):
+            assert problem in notification.send(url, {})
 
 
 def test_notice_is_passed_to_a_command(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from encore.files import text_of
 from encore.machine import binding, links, network, node, processes, telemetry
 from encore.machine.network import ETHERNET, INFINIBAND, Interface, Network, Port
 from tests.machine.machines import machine
+from tests.results.result_logs import write_files
 from tests.trainings import wait_until
 
 SAMPLES = paths.ROOT / "tests" / "samples" / "topology"
@@ -52,6 +53,29 @@ def test_recorded_topology(name: str) -> None:
     assert restored == links.from_json(restored.as_json()) and restored.nvlinks == server.nvlinks
 
 
+# Output of drivers on a terminal: two GPUs behind a PCIe switch, no NVLink
+UNDERLINED = (
+    "\t\x1b[4mGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
+    "GPU0\t X \tPIX\t0-15\t0\t\tN/A\nGPU1\tPIX\t X \t0-15\t0\t\tN/A\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "near", "is_linked"),
+    [
+        (UNDERLINED, "PCIe", (("GPU0", "GPU1"),), True),
+        ("", "", (), False),
+        ("No devices were found\n", "", (), False),
+        ("\tGPU0\tGPU1\nGPU0\t X\n", "PCIe", (("GPU0", "GPU1"),), False),
+    ],
+    ids=["underlined heading", "empty", "no devices", "cut"],
+)
+def test_matrix_is_found_in_the_text(text: str, kind: str, near: tuple[tuple[str, str], ...], is_linked: bool) -> None:
+    server = links.parse_topology(text)
+    assert (server.kind, server.near, server.switches) == (kind, near, near if is_linked else ())
+    assert bool(server.links) is is_linked
+
+
 def from_matrix(*rows: str) -> links.Server:
     """Return a server with the links in the upper triangle of a matrix."""
     gpus = tuple(f"GPU{number}" for number in range(len(rows) + 1))
@@ -81,24 +105,6 @@ def test_floor_of_an_all_reduce(server: links.Server, capability: str | None, fl
     assert (result and result[0] / 1e9) == (pytest.approx(floor) if floor else None)
 
 
-@pytest.mark.parametrize("text", ["", "No devices were found\n", "\tGPU0\tGPU1\nGPU0\t X\n"], ids=["", "none", "cut"])
-def test_text_without_a_matrix_has_no_links(text: str) -> None:
-    assert not links.parse_topology(text).links
-
-
-def test_topology_with_underlined_heading() -> None:
-    # Output of drivers on a terminal: two GPUs behind a PCIe switch, no NVLink
-    heading = "\t\x1b[4mGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
-    server = links.parse_topology(f"{heading}GPU0\t X \tPIX\t0-15\t0\t\tN/A\nGPU1\tPIX\t X \t0-15\t0\t\tN/A\n")
-    assert (server.kind, server.switches, server.near) == ("PCIe", (("GPU0", "GPU1"),), (("GPU0", "GPU1"),))
-
-
-def traffic(handle: int, fields: list[tuple[int, int]]) -> list[SimpleNamespace]:
-    ((number, scope),) = fields
-    assert scope == telemetry.ALL_LINKS
-    return [SimpleNamespace(nvmlReturn=int(handle == 1), value=SimpleNamespace(ullVal=number * 10))]
-
-
 ANSWERS: dict[str, Callable[..., object]] = {
     "nvmlInit": lambda: None,
     "nvmlShutdown": lambda: None,
@@ -108,22 +114,18 @@ ANSWERS: dict[str, Callable[..., object]] = {
     "nvmlDeviceGetNvLinkState": lambda handle, link: int(link < 2),
     "nvmlDeviceGetNvLinkRemotePciInfo": lambda handle, link: SimpleNamespace(busId=f"00000000:0{1 - handle}:00.0"),
     "nvmlDeviceGetPcieThroughput": lambda handle, counter: 1000 * (counter + 1) + handle,
-    "nvmlDeviceGetFieldValues": traffic,
+    "nvmlDeviceGetFieldValues": lambda handle, fields: [
+        SimpleNamespace(nvmlReturn=int(handle == 1), value=SimpleNamespace(ullVal=number * 10))
+        for number, scope in fields
+        if scope == telemetry.ALL_LINKS
+    ],
     "nvmlDeviceGetCurrentClocksEventReasons": lambda handle: 4 * handle,
     "nvmlDeviceGetTotalEccErrors": lambda handle, kind, counter: 10 * kind + handle,
-    "nvmlEventSetCreate": lambda: EVENTS,
-    "nvmlEventSetFree": lambda events: events.clear(),
+    "nvmlEventSetCreate": lambda: "events",
+    "nvmlEventSetFree": lambda events: None,
     "nvmlDeviceRegisterEvents": lambda handle, types, events: None,
-    "nvmlEventSetWait": lambda events, milliseconds: next_event(events),
     "nvmlDeviceGetIndex": lambda handle: handle,
 }
-EVENTS: list[SimpleNamespace] = []
-
-
-def next_event(events: list[SimpleNamespace]) -> SimpleNamespace:
-    if events:
-        return events.pop()
-    raise Library.NVMLError("Timeout")
 
 
 class Library:
@@ -135,16 +137,20 @@ class Library:
     NVML_VOLATILE_ECC, nvmlEventTypeXidCriticalError = 0, 8
     NVML_PCIE_UTIL_RX_BYTES, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 1, 138, 139
 
+    def __init__(self, **answers: object) -> None:
+        self.__dict__ |= ANSWERS | answers
+
     def __getattr__(self, name: str) -> object:
-        return ANSWERS.get(name, Mock(side_effect=self.NVMLError("Not Supported")))
+        return Mock(side_effect=self.NVMLError("Not Supported"))
 
 
 def test_links_and_traffic_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Library())
+    events = [SimpleNamespace(device=device, eventData=xid) for device, xid in ((0, 48), (1, 79))]
+    wait = Mock(side_effect=[*events, Library.NVMLError("Timeout"), Library.NVMLError("Timeout")])
+    monkeypatch.setitem(sys.modules, "pynvml", Library(nvmlEventSetWait=wait))
     server = links.this_server(machine("V100", "V100"))
     assert (server.name, server.gpu_model, server.nvlinks) == ("box", "V100", {("GPU0", "GPU1"): 2})
-    text = (SAMPLES / "dgx-a100.txt").read_text(encoding="utf-8")
-    monkeypatch.setattr(processes, "output_of", lambda *command: text)
+    monkeypatch.setattr(processes, "output_of", lambda *command: (SAMPLES / "dgx-a100.txt").read_text(encoding="utf-8"))
     server = links.this_server(machine("A100"))
     assert (server.links, server.gpu_model) == (sample("dgx-a100").links, "A100")
     unsupported = dict.fromkeys(
@@ -157,12 +163,11 @@ def test_links_and_traffic_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
         {**unsupported, "pcie_sent_kib_s": 1001, "pcie_received_kib_s": 2001, "throttle": 4, "ecc_corrected": 1,
          "ecc_uncorrected": 11},
     ]  # fmt: skip
-    EVENTS.extend([SimpleNamespace(device=1, eventData=79), SimpleNamespace(device=0, eventData=48)])
     with telemetry.xid_events([0, 1]) as read:
         assert (read(), read()) == ([[0, 48], [1, 79]], [])
     assert binding.near_gpus(node.busses()) == () and node.gpus() == ()
-    monkeypatch.setitem(ANSWERS, "nvmlDeviceGetName", lambda handle: b"NVIDIA GB10")
-    monkeypatch.setitem(ANSWERS, "nvmlSystemGetDriverVersion", lambda: "580.1")
+    named = Library(nvmlDeviceGetName=lambda handle: b"NVIDIA GB10", nvmlSystemGetDriverVersion=lambda: "580.1")
+    monkeypatch.setitem(sys.modules, "pynvml", named)
     gpu = node.Gpu(index=0, name="NVIDIA GB10", memory_gib=0.0, driver="580.1", compute_capability=None)
     assert node.gpus() == (gpu, replace(gpu, index=1))
 
@@ -186,22 +191,15 @@ def test_links_and_traffic_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_cuda_visible_devices(visible: str | None, indices: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_uuid(uuid: str) -> int:
-        if uuid != "MIG-7":
-            raise Library.NVMLError("Not Found")
-        return 7
-
     answers: dict[str, Callable[..., object]] = {
         "nvmlDeviceGetCount": lambda: 3,
         "nvmlDeviceGetUUID": lambda handle: ["GPU-a0-0", "GPU-a1-0", b"GPU-b2-0"][handle],
-        "nvmlDeviceGetHandleByUUID": by_uuid,
+        "nvmlDeviceGetHandleByUUID": Mock(side_effect=[7, 7] if visible == "MIG-7" else Library.NVMLError("Not Found")),
         "nvmlDeviceGetName": lambda handle: "NVIDIA A100",
         "nvmlSystemGetDriverVersion": lambda: "580.1",
         "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(busId=f"0000:0{handle}:00.0"),
     }
-    for name, answer in answers.items():
-        monkeypatch.setitem(ANSWERS, name, answer)
-    monkeypatch.setitem(sys.modules, "pynvml", Library())
+    monkeypatch.setitem(sys.modules, "pynvml", Library(**answers))
     monkeypatch.setattr(processes, "output_of", lambda *command: "")
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -224,10 +222,8 @@ def test_nodes_are_sampled_until_the_run_ends(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("SLURMD_NODENAME", "n2")
     with telemetry.sample_nodes(path, commands) as pids:
         wait_until(lambda: bool(samples_in(remote)) and len(samples_in(path)) > 2, "a sample of n2, three of this node")
-        assert len(pids) == 2
-    assert not any(map(psutil.pid_exists, pids)) and "telemetry" not in {
-        thread.name for thread in threading.enumerate()
-    }
+    threads = {thread.name for thread in threading.enumerate()}
+    assert (len(pids), any(map(psutil.pid_exists, pids)), "telemetry" in threads) == (2, False, False)
     samples = samples_in(path)
     assert samples == sorted(samples, key=lambda reading: reading["time"])
     assert set(samples[0]) == {*telemetry.sample_host(), "gpus", "xids"}
@@ -268,12 +264,6 @@ def test_network_variables_of_ranks(devices: Network, nodes: int, expected: dict
     assert network.variables(devices, nodes) == expected
 
 
-def write_tree(folder: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, encoding="ascii")
-
-
 def test_network_is_read_from_sys_and_proc(tmp_path: Path) -> None:
     # Constructed, with the files in the kernel's documentation
     interfaces = {
@@ -294,7 +284,7 @@ def test_network_is_read_from_sys_and_proc(tmp_path: Path) -> None:
         "eth0\t00000000\t0100A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
         "eth1\t0000A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
     )
-    write_tree(tmp_path, files)
+    write_files(tmp_path, files)
     expected = (
         Interface("bond0", ETHERNET, 50_000, False), Interface("eth0", ETHERNET, 0, True),
         Interface("ib0", INFINIBAND, 0, False),
@@ -313,7 +303,6 @@ NODES = {numa: f"{16 * numa}-{16 * numa + 15},{16 * numa + 128}-{16 * numa + 143
 A100_NEAR = tuple(binding.Affinity(binding.parse_cpus(NODES[numa]), numa) for numa in (3, 3, 1, 1, 7, 7, 5, 5))
 # A DGX-1 with a process on one socket (benchmarks/distributed/ddp/README.md of pytorch/pytorch)
 SOCKET = (binding.Affinity(binding.parse_cpus("0-19,40-59"), 0),) * 8
-UNKNOWN = (binding.Affinity((), 0), binding.Affinity((), 0))
 
 
 def threads_of(cores: int) -> dict[int, tuple[int, ...]]:
@@ -345,7 +334,7 @@ SHARED_SOCKET = [
         (A100_NEAR, range(256), 128, SHARED_NODES),
         (SOCKET, range(80), 40, SHARED_SOCKET),
         ((), range(4), None, ["0-1 None 2", "2-3 None 2"]),
-        (UNKNOWN, range(4, 8), 4, ["4-5 None 2", "6-7 None 2"]),
+        ((binding.Affinity((), 0),) * 2, range(4, 8), 4, ["4-5 None 2", "6-7 None 2"]),
         # Ranks get only allowed CPUs. If none of them is near the GPUs, the ranks divide all of them.
         (A100_NEAR, [48, 49, 176], 128, ["48,176 3 1", "49 3 1"]),
         (A100_NEAR, [0, 1], None, ["0 None 1", "1 None 1"]),
@@ -366,10 +355,9 @@ def test_cpus_near_a_gpu_are_read_from_sys(tmp_path: Path) -> None:
         "bus/pci/devices/0000:0f:00.0/numa_node": "-1\n",
         "devices/system/cpu/cpu1/topology/thread_siblings_list": "1,3\n", "devices/system/cpu/cpufreq/policy": "",
     }  # fmt: skip
-    write_tree(tmp_path, files)
-    assert binding.near_gpus(["00000000:07:00.0"], tmp_path) == A100_NEAR[:1]
-    assert binding.near_gpus(["0000FFFF:0F:00.0"], tmp_path) == ()
-    assert binding.siblings(tmp_path) == {1: (1, 3)}
+    write_files(tmp_path, files)
+    near = [binding.near_gpus([bus], tmp_path) for bus in ("00000000:07:00.0", "0000FFFF:0F:00.0")]
+    assert (near, binding.siblings(tmp_path)) == ([A100_NEAR[:1], ()], {1: (1, 3)})
 
 
 def test_binding_options_of_launchers() -> None:
