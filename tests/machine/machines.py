@@ -45,3 +45,9 @@ def answered(**changes: Any) -> Target:
     defaults = {"python": "3.11.7", "problems": {}, "packages": {}, "cuda": "12.4", "gpus": 8}
     facts = interpreters.PythonInfo(**{**defaults, "mpirun": False, "horovod": 0, "check_build": "", **changes})
     return Target(python=Path("/apps/bin/python"), python_info=facts)
+
+
+def write_program(path: Path, script: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{script}", encoding="utf-8")
+    path.chmod(0o755)
+    return path

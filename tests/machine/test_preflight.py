@@ -15,13 +15,11 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.run.configuration import reject_mismatches
 from encore import catalogue, environment, paths
 from encore.cli import doctor
-from encore.cli.app import app
 from encore.configuration import Configuration, config_class, resolve
 from encore.containers import engines
 from encore.errors import EncoreError
@@ -32,15 +30,18 @@ from encore.machine.preflight import Check
 from encore.run import gate as gates
 from encore.run import planning
 from encore.slurm import cluster, queue
-from tests.machine.machines import gpus_of, machine
+from tests.command_line import run_encore
+from tests.machine.machines import gpus_of, machine, write_program
+from tests.results.result_logs import write_files
+from tests.trainings import resolved
 
 RESNET = catalogue.choose("resnet")
 ON_CPU = "use --system cpu, which runs the same code on the toy data set"
 SLOWEST = "the slowest sets the pace; choose with CUDA_VISIBLE_DEVICES"
 
 
-def configured(system: str, gpus: int, *settings: str, **data: Any) -> Configuration:
-    return resolve(RESNET, catalogue.find_system(RESNET, system, "v0.7"), 1, gpus, list(settings), data or None)
+def configured(system: str, gpus: int, *settings: str) -> Configuration:
+    return resolved("resnet", system, "v0.7", gpus, *settings, nodes=1)
 
 
 @pytest.mark.parametrize(
@@ -55,11 +56,10 @@ def configured(system: str, gpus: int, *settings: str, **data: Any) -> Configura
     ],
 )
 def test_devices(system: str, ranks: int, here: Node, expected: Check) -> None:
-    checks = preflight.check_devices(configured(system, ranks), here)
-    assert checks == [expected]
-    is_refused = expected.level == "FAIL"
-    with pytest.raises(EncoreError, match=expected.found) if is_refused else contextlib.nullcontext():
-        preflight.refuse_failed(checks)
+    assert preflight.check_devices(configured(system, ranks), here) == [expected]
+    refusal = pytest.raises(EncoreError, match=expected.found)
+    with refusal if expected.level == "FAIL" else contextlib.nullcontext():
+        preflight.refuse_failed([expected])
 
 
 def test_results_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,9 +72,9 @@ def test_results_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     hint = "free some space, or choose a folder on a different disk: --results DIR"
     assert full == Check("FAIL", "disk", full.found, hint) and full.found.endswith("free for results, 1e+09 needed")
     monkeypatch.setattr(preflight.os, "access", lambda path, mode: False)
-    for resumes, hint in ((False, other), (True, "resume as its owner")):
-        refusal = Check("FAIL", "results folder", f"{tmp_path} is not writable", hint)
-        assert preflight.check_results(tmp_path, resumes) == refusal
+    assert [preflight.check_results(tmp_path, resumes) for resumes in (False, True)] == [
+        Check("FAIL", "results folder", f"{tmp_path} is not writable", hint) for hint in (other, "resume as its owner")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,16 @@ def test_submitted_configuration_is_recognized(system: str, gpus: int, level: st
     assert check.level == level and text in check.found
 
 
-def test_another_accelerator_gets_a_warning() -> None:
-    found = "the configuration was submitted on NVIDIA A100-SXM4-40GB, this is NVIDIA H200"
-    (check,) = preflight.check_accelerator(configured("dgxa100", 8), machine("NVIDIA H200"))
-    assert (check.level, check.found) == ("WARN", found)
-    assert not preflight.check_accelerator(configured("dgxa100", 8), machine("NVIDIA A100-SXM4-80GB"))
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("NVIDIA H200", ["the configuration was submitted on NVIDIA A100-SXM4-40GB, this is NVIDIA H200"]),
+        ("NVIDIA A100-SXM4-80GB", []),
+    ],
+)
+def test_another_accelerator_gets_a_warning(name: str, found: list[str]) -> None:
+    checks = preflight.check_accelerator(configured("dgxa100", 8), machine(name))
+    assert [(check.level, check.found) for check in checks] == [("WARN", text) for text in found]
 
 
 @pytest.mark.parametrize(("soft", "mib", "levels"), [(768, 1024, ["OK", "OK"]), (767, 1023, ["WARN", "WARN"])])
@@ -103,8 +108,9 @@ def test_limits_and_shared_memory(soft: int, mib: int, levels: list[str], monkey
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: SimpleNamespace(total=mib * 2**20))
     config, limit = configured("dgxa100", 8), f"limit {soft}" + (", 768 may be needed" if soft < 768 else "")
     checks = [preflight.check_limits(config), preflight.check_shared_memory(config)]
-    assert [check.level for check in checks] == levels
-    assert [check.found for check in checks] == [limit, f"/dev/shm has {mib} MiB"]
+    assert [(check.level, check.found) for check in checks] == [
+        *zip(levels, (limit, f"/dev/shm has {mib} MiB"), strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -206,10 +212,10 @@ def test_preflight_and_ranks_reject_a_data_set_that_does_not_fit(
     choice = catalogue.choose(name)
     content = {"schema": 1, "benchmark": choice.benchmark.name, "name": "own", "id": "1", "classes": ["a", "b"]}
     passport = {**content, "how": {}, "splits": {"train": {"count": 999, "files": []}}, "facts": facts}
-    (tmp_path / "dataset.json").write_text(json.dumps(passport), encoding="utf-8")
-    system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
-    configuration = resolve(choice, system, 1, ranks, [setting] if setting else [])
-    check, _ = preflight.check_data_set(configuration, tmp_path, replace(machine(), gpus=()))
+    write_files(tmp_path, {"dataset.json": passport})
+    settings = [setting] if setting else []
+    configuration = resolved(name, choice.benchmark.small_data.system, None, ranks, *settings, nodes=1)
+    check, _ = preflight.check_data_set(configuration, tmp_path, machine())
     assert check.level == "FAIL" and message in f"{check.found}; hint: {check.hint}"
     if name != "dlrm":  # its ranks check their memory first and place the tables
         with pytest.raises(Problem) as error:
@@ -218,17 +224,21 @@ def test_preflight_and_ranks_reject_a_data_set_that_does_not_fit(
         assert error.value.hint == check.hint and problem in check.found
 
 
-@pytest.mark.parametrize(("settings", "classes"), [([], 2), (["num_classes=9"], 9)])
-def test_number_of_classes_is_that_of_the_data_set(settings: list[str], classes: int) -> None:
-    configuration, origin = configured("dgxa100", 8, *settings, classes=["a", "b"]), "--set" if settings else "data set"
-    assert (configuration.values["num_classes"].value, configuration.values["num_classes"].origin) == (classes, origin)
-    assert [deviation.key for deviation in configuration.deviations] == ["num_classes"]
+@pytest.mark.parametrize(("settings", "classes", "origin"), [([], 2, "data set"), (["num_classes=9"], 9, "--set")])
+def test_number_of_classes_is_that_of_the_data_set(settings: list[str], classes: int, origin: str) -> None:
+    system = catalogue.find_system(RESNET, "dgxa100", "v0.7")
+    configuration = resolve(RESNET, system, 1, 8, settings, {"classes": ["a", "b"]})
+    value = configuration.values["num_classes"]
+    assert (value.value, value.origin, [each.key for each in configuration.deviations]) == (
+        classes, origin, ["num_classes"],
+    )  # fmt: skip
 
 
 def test_dlrm_tables_must_fit_in_gpu_memory() -> None:
-    choice = catalogue.choose("dlrm")
-    configuration = resolve(choice, catalogue.find_system(choice, "dgxa100", None), 1, 8, [])
-    manifest = {"facts": {"table_sizes": [10**8] * 8}}  # 51.2 GB each
+    configuration, manifest = (
+        resolved("dlrm", "dgxa100", None, 8),
+        {"facts": {"table_sizes": [10**8] * 8}},
+    )  # 51 GB each
     assert not configuration.mismatches(manifest, 80 * 2**30) and not configuration.mismatches(manifest, math.inf)
     ((_, expected, hint),) = configuration.mismatches(manifest, 40 * 2**30)
     assert expected.startswith("at most 38.7 GB") and "--index-limit" in hint
@@ -270,8 +280,7 @@ def test_this_host_fulfils_all_kinds_of_needs(tmp_path: Path) -> None:
 def test_unfulfilled_needs_of_a_host_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(host_actions, "GPU_FILES", ((str(tmp_path), "*"),))
     assert host_actions.check([("gpus", "0", ""), *MISSING])["problems"] == [*enumerate(MISSING.values(), 1)]
-    file = tmp_path / "dataset.json"
-    file.write_text("{}", encoding="utf-8")
+    file = write_files(tmp_path, {"dataset.json": "{}"}) / "dataset.json"
     need = host_requirements.same_file(file, "copy it")
     file.write_text("{ }", encoding="utf-8")
     assert checks_of_node(Need("gpus", "0", ""), need, Need("executable", "LICENSE", "")) == [
@@ -287,7 +296,7 @@ def test_doctor_fails_if_nothing_can_run(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(paths, "default_data", lambda name: tmp_path / name)
     owner = paths.ROOT.stat().st_uid
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    output = CliRunner().invoke(app, ["doctor"])
+    output = run_encore("doctor", width=80)
     lines = output.output.splitlines()
     assert (output.exit_code, lines[-1].partition(":")[0]) == (2, "FAIL runtime")
     (missing,) = [line for line in lines if "not prepared" in line]
@@ -484,17 +493,31 @@ def test_verdict_of_a_node(changes: list[tuple[str, Any]], others: int, level: s
     assert reasons in (None, judged(*nodes)["n1"].reasons)
 
 
-def test_equally_slow_links_give_a_warning() -> None:
-    slow = node_with(("framework.pairs", [[None, 9e10], [9e10, None]]))
-    result = judged(slow, slow)["n1"]
-    assert result.level == "WARN" and "from GPU 0 to GPU 1: 90 GB/s, expected at least 185 for NV18" in result.reasons
+SLOW_LINK = node_with(("framework.pairs", [[None, 9e10], [9e10, None]]))
+SLOW_LINKS = [f"from GPU {gpu} to GPU {1 - gpu}: 90 GB/s, expected at least 185 for NV18" for gpu in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "levels", "reason"),
+    [
+        ([SLOW_LINK, SLOW_LINK], ["WARN", "WARN"], SLOW_LINKS),
+        (
+            [node_with(("cpu", "another")), FACTS],
+            ["WARN", "WARN"],
+            ["processor: the nodes differ: n1 another, n2 Xeon"],
+        ),
+        ([FACTS, None], ["OK", "FAIL"], ["answer: task 1: Exited with exit code 1"]),
+    ],
+    ids=["slow links", "names", "no answer"],
+)
+def test_verdict_of_two_nodes(nodes: list[dict[str, Any] | None], levels: list[str], reason: list[str]) -> None:
+    verdicts = judged(*nodes, reasons={"n2": "task 1: Exited with exit code 1"})
+    assert [verdict.level for verdict in verdicts.values()] == levels
+    assert verdicts["n2"].reasons == reason
+
+
+def test_links_without_a_floor() -> None:
     assert (links.pair_floor("SYS", None), links.pair_floor("NV18", None)) == (3e9, None)
-
-
-def test_two_nodes_with_different_names_get_a_warning() -> None:
-    verdicts = judged(node_with(("cpu", "another")), FACTS).values()
-    expected = ("WARN", ["processor: the nodes differ: n1 another, n2 Xeon"])
-    assert [(verdict.level, verdict.reasons) for verdict in verdicts] == [expected] * 2
 
 
 @pytest.mark.parametrize("count", range(1, 12))
@@ -531,29 +554,24 @@ def test_node_with_two_slow_pairs_fails_without_a_line_rate() -> None:
     assert levels(node, node, node, node, pairs=pairs) == ["OK", "FAIL", "OK", "OK"]
 
 
-def test_node_without_an_answer_fails() -> None:
-    verdicts = judged(FACTS, None, reasons={"n2": "task 1: Exited with exit code 1"})
-    assert verdicts["n2"].reasons == ["answer: task 1: Exited with exit code 1"] and verdicts["n1"].level == "OK"
-
-
 # -- facts of a node --------------------------------------------------------------------------------------
 
 
 def test_interleaved_answers_of_srun_are_separated() -> None:
-    answers = [{"node": name, "text": "x y\n" * 900} for name in ("n1", "n2")]
-    first, second = map(health.lines_of, answers)
+    answers = {name: {"node": name, "text": "x y\n" * 900} for name in ("n1", "n2")}
+    first, second = map(health.lines_of, answers.values())
     mixed = [line for pair in zip(first, second, strict=True) for line in pair]
-    assert health.parse_answers("slurmstepd: info: hello\n" + "\n".join(mixed)) == {"n1": answers[0], "n2": answers[1]}
-    assert max(map(len, first)) < 1000
-    assert health.parse_answers("\n".join([*first, *second[:-1]])) == {"n1": answers[0]}, "the second one is incomplete"
+    assert health.parse_answers("slurmstepd: info: hello\n" + "\n".join(mixed)) == answers
+    incomplete = health.parse_answers("\n".join([*first, *second[:-1]]))
+    assert incomplete == {"n1": answers["n1"]} and max(map(len, first)) < 1000
 
 
 def test_xids_of_the_last_day_are_read_from_the_kernel_log() -> None:
     log = (
         "[    1.2] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\nNVRM: Xid (0000:01:00): 13, x\n"
     )
-    assert [health.xids(log, uptime=seconds) for seconds in (100.0, 100_000.0)] == [[79, 13], [13]]
-    assert health.xids("") == []
+    results = [health.xids(text, uptime=seconds) for text, seconds in ((log, 100.0), (log, 100_000.0), ("", 0.0))]
+    assert results == [[79, 13], [13], []]
 
 
 def test_clock_offset_is_measured_over_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -646,10 +664,9 @@ def test_every_host_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_prolog_fails_only_for_a_failed_node(
     variables: dict[str, str], code: int, message: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "cluster.toml").write_text('partitoin = "gpu"\n', encoding="utf-8")
-    (tmp_path / "program").write_text(f'#!/bin/sh\nexec {sys.executable} -m encore.cli.app "$@"\n', encoding="utf-8")
-    (tmp_path / "program").chmod(0o755)
-    changes = {"XDG_CACHE_HOME": "{folder}", "ENCORE_PROGRAM": "{folder}/program", **variables}
+    write_files(tmp_path, {"cluster.toml": 'partitoin = "gpu"\n'})
+    program = write_program(tmp_path / "program", f'exec {sys.executable} -m encore.cli.app "$@"\n')
+    changes = {"XDG_CACHE_HOME": "{folder}", "ENCORE_PROGRAM": str(program), **variables}
     environment = {**os.environ, **{name: value.format(folder=tmp_path) for name, value in changes.items()}}
     command = [str(paths.ROOT / "slurm" / "prolog.sh")]
     process = subprocess.run(command, cwd=paths.ROOT, env=environment, capture_output=True, text=True, check=False)
