@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -168,9 +169,8 @@ def test_invalid_input_is_rejected(command: str, tmp_path: Path, monkeypatch: py
     )
     is_encore = isinstance(result.exception, EncoreError)
     code = result.exception.exit_code if is_encore else result.exit_code
-    message = str(result.exception if is_encore else result.output).replace(f"{tmp_path}/", "")
     assert (code, list((tmp_path / "EMPTY").iterdir())) == (ExitCode.REFUSED, []), repr(result.exception)
-    assert CASES[command] in message
+    assert CASES[command] in str(result.exception if is_encore else result.output).replace(f"{tmp_path}/", "")
 
 
 def test_incomplete_profile_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,22 +184,17 @@ def test_report_shows_the_complete_name_of_a_run(tmp_path: Path) -> None:
     assert f"{run.name} " in output_of("report", run, "-o", tmp_path / "report", width=80)
 
 
-@pytest.mark.parametrize("words", [["list"], ["list", "--json"], ["-h"]])
-def test_closed_pipe_is_no_failure(words: list[str]) -> None:
+@pytest.mark.parametrize("words", ["list", "list --json", "-h"])
+def test_closed_pipe_is_no_failure(words: str) -> None:
     # Like `| head`: nobody reads the output
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    command = [sys.executable, "-m", "encore.cli.app", *words]
-    done = subprocess.run(command, cwd=paths.ROOT, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(write_end)
+    command = f"set -o pipefail; {sys.executable} -m encore.cli.app {words} | true"
+    done = subprocess.run(["bash", "-c", command], cwd=paths.ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (ExitCode.REACHED, "")
 
 
-def test_path_with_colons_is_printed_unchanged() -> None:
-    screen = layout.console()
-    with screen.capture() as printed:
-        screen.print("no data set in /tmp/a:b: no such folder")
-    assert printed.get() == "no data set in /tmp/a:b: no such folder\n"
+def test_path_with_colons_is_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
+    layout.console().print("no data set in /tmp/a:b: no such folder")
+    assert capsys.readouterr().out == "no data set in /tmp/a:b: no such folder\n"
 
 
 def test_paths_are_utf8_and_the_locale_may_be_ascii(tmp_path: Path) -> None:
@@ -214,8 +209,8 @@ def test_paths_are_utf8_and_the_locale_may_be_ascii(tmp_path: Path) -> None:
             ("run", "resnet", "2", "--dry-run", "--results", f"{tmp_path}/é"),
         )
     )  # fmt: skip
-    assert (rejected.returncode, rejected.stdout) == (2, b"")
-    assert rejected.stderr.splitlines()[0] == f"error: {tmp_path}/\\udcff is not valid UTF-8".encode()
+    message = f"error: {tmp_path}/\\udcff is not valid UTF-8".encode()
+    assert (rejected.returncode, rejected.stdout, rejected.stderr.splitlines()[0]) == (2, b"", message)
     assert (accepted.returncode, "/é/TIME".encode() in accepted.stdout) == (0, True)
 
 
@@ -238,8 +233,7 @@ COMMANDS = {
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Column]]:
     # The columns of all printed tables
-    printed: list[Sequence[Column]] = []
-    widths = layout._widths
+    printed, widths = [], layout._widths
     monkeypatch.setattr(layout, "_widths", lambda columns, width: printed.append(columns) or widths(columns, width))
     rows = [
         status.Row(state="running", when=3.0, job="1234_12", run=Path("/r", NAME), nodes=1024, seconds=400_000.0,
@@ -266,16 +260,14 @@ def test_numbers_and_headers_are_not_cut(
     assert (numbers | headers & cells) - set(output.split()) == set()
     rules = [line for line in output.splitlines() if "─" in line]
     assert len(rules) == len(tables) > 0 and max(map(len, rules)) <= width
-    if command == "status":
-        rows = [line for line in output.split(rules[0])[1].splitlines() if line.strip()]
-        assert len(rows) == 2 + ("also shows" in output)
+    rows = [line for line in output.split(rules[0])[1].splitlines() if line.strip()]
+    assert command != "status" or len(rows) == 2 + ("also shows" in output)
 
 
 @pytest.mark.slow
 def test_omitted_columns_are_named(tables: list[Sequence[Column]]) -> None:
     narrow, wide = (output_of(*COMMANDS["published"].split(), width=width) for width in (60, 200))
-    assert "columns also shows: runs, accelerators" in narrow and [len(table) for table in tables] == [5, 7]
-    assert "also shows" not in wide
     screen = layout.Console(width=20, record=True, file=io.StringIO())
     layout.show(screen, "", ("name", "figure"), [("x" * 40, "1234567890.12")], numbers=("figure",))
-    assert "also shows: figure" in screen.export_text()
+    shown = [re.findall("also shows: (.*)", output) for output in (narrow, wide, screen.export_text())]
+    assert ([len(table) for table in tables], shown) == ([5, 7, 1], [["runs, accelerators"], [], ["figure"]])
