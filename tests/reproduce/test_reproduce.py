@@ -21,7 +21,7 @@ from encore.lab.submissions.log_options import printed_options
 from encore.lab.submissions.reproduction import Reproduction, reproduce, reproduce_log
 from encore.lab.submissions.source import open_source
 from tests.command_line import error_of, output_of, run_encore
-from tests.results.result_logs import write_files
+from tests.results.result_logs import write_files, write_set
 from tools import reproduced_configurations
 
 Recorded = Callable[[str, object], None]
@@ -83,15 +83,13 @@ def test_folder_that_equals_a_system(folder: Path, recorded: Recorded) -> None:
 
 
 def test_different_value_is_set_and_written_as_a_system(folder: Path, tmp_path: Path) -> None:
-    (folder / "config_OURS.sh").write_text(CONFIG.replace('"6"', '"5.5"'))
-    with (folder / "Dockerfile").open("a") as file:
-        file.write('ENV "NCCL no=name"\n')
+    dockerfile = submission()[f"{FOLDER}/Dockerfile"] + 'ENV "NCCL no=name"\n'
+    write_files(folder, {"config_OURS.sh": CONFIG.replace('"6"', '"5.5"'), "Dockerfile": dockerfile})
     result, submitted = read(folder, "OURS"), read(folder, "DGXA100").system
     assert [(key.name, key.published, key.ours) for key in result.differences] == [("learning_rate", 5.5, 6.0)]
     assert (result.system.system, submitted.system) == ("ours", "dgxa100")
-    assert "--set learning_rate=5.5" in encore(folder / "config_OURS.sh").replace("\n", " ")
     command = (folder / "config_OURS.sh", "-o", tmp_path / "ours.toml")
-    encore(*command)
+    assert "--set learning_rate=5.5" in encore(*command).replace("\n", " ")
     system = catalogue.parse(System, tmp_path / "ours.toml")
     complete = system.model_copy(update={"config": {**system.config, **system.implementations["mxnet"]}})
     resolved = configuration.resolve(catalogue.choose("resnet"), complete, 1, 8, [])
@@ -116,9 +114,10 @@ def test_tool_counts_configurations_and_results(folder: Path, capsys: pytest.Cap
     for system in ("dgxa100_made_mxnet", "dgx2_made_mxnet"):
         (submitter / "results" / system / "resnet").mkdir(parents=True)
     reproduced_configurations.main([submitter])
-    counts = [ast.literal_eval(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
-    assert [counts[0][key] for key in ("configurations", "equal")] == [1, 1]
-    assert [counts[1][key] for key in ("result folders", "with one configuration", "equal")] == [2, 1, 1]
+    lines = capsys.readouterr().out.splitlines()
+    configurations, results = (ast.literal_eval(line) for line in lines if line.startswith("{"))
+    counts = [results[key] for key in ("result folders", "with one configuration", "equal")]
+    assert (configurations["configurations"], configurations["equal"], *counts) == (1, 1, 2, 1, 1)
     assert read(submitter / "results/dgxa100_made_mxnet/resnet").source.submission == "dgxa100_made_mxnet"
 
 
@@ -280,10 +279,9 @@ def test_values_that_are_read_from_scripts(tmp_path: Path, recorded: Recorded) -
         (result,) = json.loads(run_encore("reproduce", path, "--json").stdout)
         keys = result.pop("keys")
         rate = [value for key, value in keys.get("learning_rate", {}).items() if key != "meaning"]
-        results[name] = {**result, "keys": len(keys), "learning_rate": rate}
+        refused = bool(result["refused"] or result["missing"]) and error_of("reproduce", path, "--run").found
+        results[name] = {**result, "keys": len(keys), "learning_rate": rate, "run": str(refused).replace(str(path), "")}
         assert "\x1b" not in run_encore("reproduce", path).stdout
-        if result["refused"] or result["missing"]:
-            error_of("reproduce", path, "--run")
         if name == "no number of GPUs":
             assert "equals" in encore(path, "--gpus-per-node", "8")
     recorded("read.json", results)
@@ -502,11 +500,10 @@ def test_reproduced_log_states_lines_and_assumed_keys(tmp_path: Path) -> None:
 
 
 def test_result_of_a_benchmark_under_another_name(tmp_path: Path) -> None:
-    implementation = "v4.0/M/benchmarks/ft-llm/implementations/nemo"
-    write_files(tmp_path, {f"{implementation}/config_X.sh": "export MINIBS=2 TP=1\n"})
-    result = tmp_path / "v4.0/M/results/X/llama2_70b_lora"
+    implementation, result = "benchmarks/ft-llm/implementations/nemo", tmp_path / "v4.0/M/results/X/llama2_70b_lora"
+    write_files(tmp_path / "v4.0/M", {f"{implementation}/config_X.sh": "export MINIBS=2 TP=1\n"})
     result.mkdir(parents=True)
-    assert open_source(result, None, None).folder == implementation.partition("M/")[2]
+    assert open_source(result, None, None).folder == implementation
 
 
 NEMO_DUMP = """+ srun -l --ntasks=8 slurm2pytorch ./run_and_time.sh
@@ -541,9 +538,9 @@ def test_configuration_of_nemo_in_a_log(printed: str, lines: dict[str, int], tmp
     result = reproduce_log(tmp_path / "result_0.txt", "v4.0", 1, 8)
     mapped = {mapping.key: mapping for mapping in result.mapped}
     resolved = configuration.resolve(choice, system, 1, 8, [])
-    for key, line in lines.items():
-        assert f"line {line}" in mapped[key].sources and mapped[key].value == resolved.get(key), key
-    assert (result.nearest and result.nearest.system, result.differences) == ("h200", ())
+    found = {key: (f"line {line}" in mapped[key].sources, mapped[key].value) for key, line in lines.items()}
+    assert found == {key: (True, resolved.get(key)) for key in lines}
+    assert (result.nearest.system, result.differences) == ("h200", ())
 
 
 def test_command_and_arguments_of_a_program_in_a_log(tmp_path: Path) -> None:
@@ -552,22 +549,25 @@ def test_command_and_arguments_of_a_program_in_a_log(tmp_path: Path) -> None:
     words = shlex.split(bert_script().partition("=")[2])[0].split()
     # srun cuts long lines; the second rank prints its arguments in between
     arguments = ", ".join(word.lstrip("-") for word in words[2:]) + ", fp16=True, resume=False, eps='1e-6')"
-    text = f"0: Namespace({arguments[:200]}\n1: Namespace({arguments[:9]}\n0: {arguments[200:]}\n"
-    (tmp_path / "result_0.txt").write_text(f"{text}{mlperf_log(choice, system)}\n")
-    by_namespace = {key.key: key for key in reproduce_log(tmp_path / "result_0.txt", "v0.7", 1, 8).mapped}
-    (tmp_path / "result_1.txt").write_text(f"+ {shlex.join(words)} --fp16 | tee log\n{mlperf_log(choice, system)}\n")
-    by_command = {key.key: key for key in reproduce_log(tmp_path / "result_1.txt", "v0.7", 1, 8).mapped}
+    texts = (
+        f"0: Namespace({arguments[:200]}\n1: Namespace({arguments[:9]}\n0: {arguments[200:]}\n",
+        f"+ {shlex.join(words)} --fp16 | tee log\n",
+        f"1: ++ export INIT_LOSS_SCALE=4096.0\n1: ++ INIT_LOSS_SCALE=4096.0\n+ {shlex.join(words)}\n",
+    )
+    folder = write_set(tmp_path, [f"{text}{mlperf_log(choice, system)}\n" for text in texts])
+    by_namespace, by_command, traced = (
+        {key.key: key for key in reproduce_log(folder / f"result_{number}.txt", "v0.7", 1, 8).mapped}
+        for number in range(3)
+    )
+    # MLPerf keys come first: global_batch_size is that of the system
+    values = {"batch_size": 32, "max_samples": 10**6, "precision": "fp16", "eval_batch_size": 16}
     for mapped, line in ((by_namespace, "line 3"), (by_command, "line 1")):
-        # MLPerf keys come first: global_batch_size is that of the system
-        assert (mapped["batch_size"].value, mapped["max_samples"].value) == (32, 10**6)
-        assert (mapped["precision"].value, mapped["eval_batch_size"].value) == ("fp16", 16)
-        assert {line} == mapped["eval_batch_size"].sources
-        assert "loss_scale" not in mapped  # A variable of the environment
-    trace = f"1: ++ export INIT_LOSS_SCALE=4096.0\n1: ++ INIT_LOSS_SCALE=4096.0\n+ {shlex.join(words)}"
-    (tmp_path / "result_2.txt").write_text(f"{trace}\n{mlperf_log(choice, system)}\n")
-    traced = {key.key: key for key in reproduce_log(tmp_path / "result_2.txt", "v0.7", 1, 8).mapped}["loss_scale"]
-    assert (traced.value, traced.options) == (4096.0, ("INIT_LOSS_SCALE",))
-    assert traced.sources == {"line 2", "INIT_LOSS_SCALE"}
+        assert {key: mapped[key].value for key in values} == values
+        # The loss scale is a variable of the environment
+        assert (mapped["eval_batch_size"].sources, "loss_scale" in mapped) == ({line}, False)
+    scale = traced["loss_scale"]
+    expected = (4096.0, ("INIT_LOSS_SCALE",), {"line 2", "INIT_LOSS_SCALE"})
+    assert (scale.value, scale.options, scale.sources) == expected
 
 
 def test_flag_files_named_in_a_log_of_minigo(tmp_path: Path) -> None:
@@ -588,8 +588,8 @@ def test_flag_files_named_in_a_log_of_minigo(tmp_path: Path) -> None:
     )
     log = tmp_path / "training_results_v0.7/Maker/results/dgxa100/minigo/result_0.txt"
     mapped = {key.key: key for key in reproduce_log(log, "v0.7", 1, 8).mapped}
-    assert (mapped["conv_width"].value, mapped["learning_rate"].value) == (32, 0.16)  # MLPerf's lines have rates
-    assert mapped["conv_width"].sources == {"minigo/ml_perf/flags/19/train_loop.flags"}
+    width, rate = mapped["conv_width"], mapped["learning_rate"].value  # MLPerf's lines have rates
+    assert (width.value, width.sources, rate) == (32, {"minigo/ml_perf/flags/19/train_loop.flags"}, 0.16)
     log.write_text(log.read_text().replace("--flagfile", "--file"))
     assert "conv_width" not in {key.key for key in reproduce_log(log, "v0.7", 1, 8).mapped}
 
@@ -606,8 +606,7 @@ def test_options_in_damaged_lines_of_a_log(tmp_path: Path) -> None:
 
 
 def test_links_and_paths_out_of_the_folder_are_not_followed(folder: Path, tmp_path: Path) -> None:
-    secret = tmp_path / "secret.sh"
-    secret.write_text("export BATCHSIZE=1")
+    secret = write_files(tmp_path, {"secret.sh": "export BATCHSIZE=1"}) / "secret.sh"
     (folder / "linked.sh").symlink_to(secret)
     os.mkfifo(folder / "config_PIPE.sh")
     (folder / "config_DGXA100.sh").write_text(f"{CONFIG}source linked.sh\nsource {secret}\nsource ../../../x.sh\n")
