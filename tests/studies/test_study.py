@@ -28,8 +28,7 @@ WEIGHTS = {"lenet": 70_753_070, "alexnet": 50_844_008, "googlenet": 6_998_552, "
 def measurement_json(point: Point, seconds: float) -> dict[str, Any]:
     ranks, batch = int(point.axes["ranks"]), int(point.axes["batch_size"])
     weights = WEIGHTS.get(str(point.axes["network"]), 1_795_131)
-    blocks = [0.99 * seconds, seconds, 1.01 * seconds]
-    stages = {"fp_bp": 0.7, "wu": 0.3, "step": 1.0, "metric": 0.2}
+    blocks, stages = [0.99 * seconds, seconds, 1.01 * seconds], {"fp_bp": 0.7, "wu": 0.3, "step": 1.0, "metric": 0.2}
     return {
         "schema": 1,
         "config": dict(point.config),
@@ -80,17 +79,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder[Study]:
 
 
 def test_grid_of_the_study() -> None:
-    study = load("multi-gpu")
-    points = study.points()
-    assert (len(points), study.epoch.images, len(study.questions)) == (5 * 3 * 3 * 4 * 2 + 5, 256_000, 7)
-    small = load("multi-gpu", small=True).points()
-    assert {point.axes["network"] for point in small} == {point.axes["network"] for point in points}
+    study, small = load("multi-gpu"), load("multi-gpu", small=True).points()
+    counts = (len(study.points()), study.epoch.images, len(study.questions))
+    assert counts == (5 * 3 * 3 * 4 * 2 + 5, 256_000, 7)
+    assert {point.axes["network"] for point in small} == {point.axes["network"] for point in study.points()}
     assert [(point.axes["ranks"], point.config["device"]) for point in small] == [(1, "cpu")] * 16 + [(2, "cpu")] * 15
-    records = changed(study, ["records=/data/train.rec"]).points()
-    assert {point.config["records"] for point in records} == {"/data/train.rec"}
-    assert [point.key for point in load(str(OWN)).points()] == [
-        "lenet-local-2-1", "lenet-horovod-2-1", "lenet-local-2-2", "lenet-horovod-2-2",
-    ]  # fmt: skip
+    records = {point.config["records"] for point in changed(study, ["records=/data/train.rec"]).points()}
+    assert (records, [point.key for point in load(str(OWN)).points()]) == (
+        {"/data/train.rec"}, ["lenet-local-2-1", "lenet-horovod-2-1", "lenet-local-2-2", "lenet-horovod-2-2"]
+    )  # fmt: skip
     with pytest.raises(EncoreError, match="--set ranks"):
         changed(study, ["ranks=4"])
 
@@ -115,32 +112,32 @@ def test_invalid_study_is_rejected(tmp_path: Path, old: str, new: str, message: 
 
 def contents(report: Report) -> dict[str, Any]:
     # The texts of a report, and the columns and some rows of its tables
-    tables = {
-        chapter.key: [
-            [table.title, table.columns, table.note, len(table.rows), *table.rows[:5], *table.rows[5::20]]
-            for table in (*chapter.tables, *chapter.folded)
-        ]
-        for chapter in report.chapters
-    }
-    chapters = {
-        chapter.key: [
-            chapter.title, chapter.sentence, chapter.note, [figure.key for figure in chapter.figures], chapter.terms
-        ]
-        for chapter in report.chapters
+    return {
+        "about": report.about, "notices": report.notices,
+        "chapters": {
+            chapter.key: [
+                chapter.title, chapter.sentence, chapter.note, [figure.key for figure in chapter.figures], chapter.terms
+            ]
+            for chapter in report.chapters
+        },
+        "tables": {
+            chapter.key: [
+                [table.title, table.columns, table.note, len(table.rows), *table.rows[:5], *table.rows[5::20]]
+                for table in (*chapter.tables, *chapter.folded)
+            ]
+            for chapter in report.chapters
+        },
     }  # fmt: skip
-    return {"about": report.about, "notices": report.notices, "chapters": chapters, "tables": tables}
 
 
 @pytest.mark.slow
 def test_report_answers_every_question(folder: Folder[Study], tmp_path: Path, recorded: Recorded) -> None:
     # 8 GPUs are 1.78 times as fast as one, and NCCL costs 16.4 %, as printed; memory has no interval
-    report = page.build(folder)
-    write_report(report, tmp_path)
-    machine = page._machine_summary(folder.machine())
+    report, machine = page.build(folder), page._machine_summary(folder.machine())
+    files = {path.name: path.read_text("utf-8") for path in write_report(report, tmp_path)}
     recorded("multi_gpu.json", {**contents(report), "about": report.about.replace(machine, "MACHINE")})
-    assert report.chapters[0].sentence.split(";")[0] in (tmp_path / "report.html").read_text("utf-8")
-    assert "None" not in (tmp_path / "report.md").read_text("utf-8")
-    assert [(tmp_path / f"question_2_{n}.csv").read_text("utf-8").count("\n") for n in (2, 3)] == [1 + 15, 1 + 2]
+    assert report.chapters[0].sentence.split(";")[0] in files["report.html"] and "None" not in files["report.md"]
+    assert [files[f"question_2_{number}.csv"].count("\n") for number in (2, 3)] == [1 + 15, 1 + 2]
 
 
 @pytest.mark.slow
@@ -155,8 +152,8 @@ def test_report_compares_the_largest_batches(tmp_path: Path, recorded: Recorded)
 def test_report_of_busy_cpus_has_wide_intervals(tmp_path: Path, recorded: Recorded) -> None:
     # The second pass takes 1.3 times as long at every point; blocks of one pass differ by 1 %
     study = load("multi-gpu", small=True)
-    passes = [[point.key for number, point in study.order() if number == wanted] for wanted in (1, 2)]
-    assert passes[0] != passes[1] and sorted(passes[0]) == sorted(passes[1])
+    first, second = ([point.key for number, point in study.order() if number == wanted] for wanted in (1, 2))
+    assert first != second and sorted(first) == sorted(second)
     folder = create(study, tmp_path, lambda point: 0.01, (1.0, 1.3))
     for point in folder.study.points()[:3]:
         content = {**folder.measurements(point)[1], "others_cores": 1.25, "cores": 2}
@@ -171,17 +168,17 @@ def test_report_of_busy_cpus_has_wide_intervals(tmp_path: Path, recorded: Record
     for point in folder.study.points():
         (folder.point_folder(point, 2) / MEASUREMENT).unlink()
     assert "without drift between points" in page.build(folder).chapters[-3].sentence
-    assert {folder.state(point) for point in folder.study.points()} == {"to do"}
+    assert {*map(folder.state, folder.study.points())} == {"to do"}
 
 
 @pytest.mark.slow
 def test_job_array_has_the_missing_points(folder: Folder[Study]) -> None:
     missing = [str(number) for number, point in enumerate(folder.study.points()) if not is_measured(point)]
-    lines = measurement.script(folder, {"partition": "gpu"}).splitlines()
     options = (f"array={','.join(missing)}", "partition=gpu", "gpus-per-node=8")
-    assert {f"#SBATCH --{option}" for option in options} <= {*lines}
-    assert folders.open_folder(folder.path, Study) == folder
-    assert measurement.seconds_left(folder) == pytest.approx(5.0 * len(missing) * folder.study.passes)
+    script = measurement.script(folder, {"partition": "gpu"}).splitlines()
+    assert {f"#SBATCH --{option}" for option in options} <= {*script}
+    seconds = pytest.approx(5.0 * len(missing) * folder.study.passes)
+    assert (folders.open_folder(folder.path, Study), measurement.seconds_left(folder)) == (folder, seconds)
 
 
 @pytest.mark.parametrize(("network", "seconds"), [("b", 20.0), ("c", 12.0)])
@@ -202,7 +199,7 @@ def test_every_rank_on_a_cpu_has_the_same_threads(tmp_path: Path) -> None:
 # -- traffic on a DGX-1 ---------------------------------------------------------------------------------
 
 
-def test_links_of_a_dgx_1() -> None:
+def test_links_and_bytes_of_a_step_on_a_dgx_1() -> None:
     links = topology.load_links("dgx1-v100")
     listing = (paths.ROOT / "tests" / "samples" / "topology" / "dgx1-v100.txt").read_text("utf-8")
     nvlinks = parse_topology(listing).nvlinks.items()
@@ -211,15 +208,10 @@ def test_links_of_a_dgx_1() -> None:
     assert [sum(width for pair, width in links.widths.items() if gpu in pair) for gpu in range(8)] == [6] * 8
     assert all(topology._pair(*pair) in links.widths for pair in zip(links.ring, (*links.ring[1:], 0), strict=True))
     hops = topology.two_hops(links, 8)
-    assert (len(hops), topology.two_hops(links, 4), links.path(0, 1)) == (28 - 16, [], (0, 1))
-    assert links.path(0, 5) in hops
-
-
-def test_bytes_of_a_step_on_a_dgx_1() -> None:
-    links = topology.load_links("dgx1-v100")
-    # Two arrays with one of two GPUs as owner each: to the owner and back
-    assert topology.tree(links, [100, 60], 2) == {(0, 1): 2 * 100 + 2 * 60}
-    assert topology.ring(links, [100, 60], 1) == {}
-    assert list(topology.ring(links, [100, 60], 8).values()) == [2 * 7 / 8 * 160] * 8
-    # One array on eight GPUs: three GPUs are reached by two hops, each of which moves it again
-    assert sum(topology.tree(links, [100], 8).values()) == 2 * 100 * (7 + 3)
+    values = (len(hops), topology.two_hops(links, 4), links.path(0, 1), links.path(0, 5) in hops)
+    assert values == (28 - 16, [], (0, 1), True)
+    # Two arrays with one of two GPUs as owner each: to the owner and back. One array on eight GPUs: three GPUs are
+    # reached by two hops, each of which moves it again
+    trees = (topology.tree(links, [100, 60], 2), sum(topology.tree(links, [100], 8).values()))
+    rings = [[*topology.ring(links, [100, 60], gpus).values()] for gpus in (1, 8)]
+    assert (trees, rings) == (({(0, 1): 2 * 100 + 2 * 60}, 2 * 100 * (7 + 3)), [[], [2 * 7 / 8 * 160] * 8])
