@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -42,64 +43,52 @@ def test_recorded_speed_of_an_h200_next_to_the_record(recorded: Callable[[str, o
     result = projected(*RECORD, "--measured", "7493/s")
     recorded("projection.json", {**result, "printed": output_of(*RECORD, "--measured", "7493/s").splitlines()})
     needed = projected(*RECORD, "--measured", f"{result['needed_samples_per_second']}/s")
-    assert needed["ratio"] == pytest.approx(1)
     # Seconds per step of 400 samples
-    assert projected(*RECORD, "--measured", str(400 / 7493))["minutes"] == pytest.approx(result["minutes"])
+    seconds = projected(*RECORD, "--measured", str(400 / 7493))
+    assert (needed["ratio"], seconds["minutes"]) == pytest.approx((1, result["minutes"]))
 
 
 def test_ranks_that_share_samples() -> None:
-    result = projected("bench", "llama2-70b-lora", "--system", "h200", "--project", "--measured", "3")
-    assert result["parallelism"] == {"context_parallelism": 2} and result["samples_per_gpu"] == 1
+    words = ("bench", "llama2-70b-lora", "--system", "h200", "--project", "--measured", "3")
+    result, eos = projected(*words), submitted("llama2-70b-lora", "eos").share.activation_bytes
     # 80 layers, 4,096 tokens, keys and values of 1,024 in 2 bytes, gathered twice and scattered once
-    assert result["activation_bytes"] == 80 * 4096 * 2 * 1024 * 2 * 3
-    assert submitted("llama2-70b-lora", "eos").share.activation_bytes == 80 * 4 * 8192 * 8192 * 2 * 2 * 3 / 4
-    assert "context 2" in output_of("bench", "llama2-70b-lora", "--system", "h200", "--project", "--measured", "3")
+    assert (result["activation_bytes"], eos) == (80 * 4096 * 2 * 1024 * 2 * 3, 80 * 4 * 8192 * 8192 * 2 * 2 * 3 / 4)
+    assert (result["parallelism"], result["samples_per_gpu"]) == ({"context_parallelism": 2}, 1)
+    assert "context 2" in output_of(*words)
 
 
-def measure_toy(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu) -> list[planning.Request]:
-    # Replace the measurement by the speed of a toy; return the requests
-    requests: list[planning.Request] = []
+NO_RECORD = "a CPU measurement is not a projection of a GPU record: 40.0 samples/s of a toy"
 
-    def measure(request: planning.Request, *_: object) -> dict[str, Any]:
-        requests.append(request)
-        return {**TOY, "device": "gpu" if gpus else "cpu"}
 
+# The system, its batch, and the device, speed and note of the projection. A CPU is measured and not projected.
+@pytest.mark.parametrize(
+    ("gpus", "request_", "result"),
+    [
+        ((), (None, ()), (None, None, NO_RECORD)),
+        ((a_gpu("NVIDIA H200", 140.4),), ("h200", ("batch_size=400",)), ("NVIDIA H200", 40, "")),
+    ],
+)
+def test_device_of_this_machine_is_measured(
+    gpus: tuple[Gpu, ...], request_: tuple[object, ...], result: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = Mock(return_value={**TOY, "device": "gpu" if gpus else "cpu"})
     monkeypatch.setattr(programs, "measure", measure)
     monkeypatch.setattr("encore.machine.node.gpus", lambda: gpus)
-    return requests
-
-
-def test_a_cpu_is_measured_and_not_projected(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = measure_toy(monkeypatch)
-    result = projected(*RECORD)
-    assert requests[0].system is None and result["minutes"] is result["samples_per_second"] is None
-    assert result["note"] == "a CPU measurement is not a projection of a GPU record: 40.0 samples/s of a toy"
-    assert "is not a projection of a GPU record" in output_of(*RECORD)
-
-
-def test_a_gpu_is_measured_with_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = measure_toy(monkeypatch, a_gpu("NVIDIA H200", 140.4))
-    result = projected(*RECORD)
-    assert requests[0].settings == ("batch_size=400",) and requests[0].system == "h200"
-    assert result["device"] == "NVIDIA H200" and result["samples_per_second"] == 40 and result["note"] == ""
+    values = projected(*RECORD)
+    assert (values["device"] if gpus else None, values["samples_per_second"], values["note"]) == result
+    assert (measure.call_args.args[0].system, measure.call_args.args[0].settings) == request_
+    assert ("is not a projection of a GPU record" in output_of(*RECORD)) == (not gpus)
 
 
 def test_layers_of_a_language_model_count_by_their_flops() -> None:
-    system = submitted("llama31-8b", "hpf_n8")
-    small = a_gpu("NVIDIA L4", 24.0)
-    assert system.settings_for([small], ["compile=true"]) == ("compile=true", "batch_size=1")
-    part = {
-        **TOY,
-        "unit": "tokens",
-        "device": "gpu",
-        "measured": {"real": {"median": 1.0, "flops_per_second": 421.6e12}},
-    }
-    assert system.read_bench(part, [small]) == Measured(
-        1.0, "NVIDIA L4", "measured on NVIDIA L4, submitted on NVIDIA H100-SXM5-80GB"
-    )
+    small, note = a_gpu("NVIDIA L4", 24.0), "measured on NVIDIA L4, submitted on NVIDIA H100-SXM5-80GB"
+    llama, resnet = submitted("llama31-8b", "hpf_n8"), submitted("resnet-pytorch", "h200")
+    measured = {"real": {"median": 1.0, "flops_per_second": 421.6e12}}
+    part = {**TOY, "unit": "tokens", "device": "gpu", "measured": measured}
+    assert llama.read_bench(part, [small]) == Measured(1.0, "NVIDIA L4", note)
     with pytest.raises(EncoreError, match="the speed of gnmt is in tokens/s"):
         submitted("gnmt", "dgxa100").read_bench(part, [small])
-    resnet = submitted("resnet-pytorch", "h200")
+    assert llama.settings_for([small], ["compile=true"]) == ("compile=true", "batch_size=1")
     assert resnet.settings_for([small], ["batch_size=64"]) == ("batch_size=64",)
     with pytest.raises(EncoreError, match="less memory than NVIDIA H200-SXM5-141GB: a batch of 400 may not fit"):
         resnet.settings_for([small], [])
@@ -144,14 +133,15 @@ def test_published_result_of_a_system(benchmark: str, system: str, result: str) 
 
 def test_links_of_a_system_description() -> None:
     hardware = System(described=True, accelerator="NVIDIA A100-SXM4-80GB", network="Storage: 2x IB, Compute: 4x IB HDR")
-    links, sources = projection.links_of(hardware, 8) or (None, {})
-    assert links == Links(intra_node_rate=300e9, inter_node_rate=12.5e9) and "ConnectX-6" in sources["network"]
-    unknown = projection.links_of(replace(hardware, network=None), 8)
-    assert unknown is not None and "assumed, one per GPU" in unknown[1]["network"]
+    (links, sources), unknown = (
+        projection.links_of(replace(hardware, network=text), 8) for text in (hardware.network, None)
+    )
+    assert links == Links(intra_node_rate=300e9, inter_node_rate=12.5e9)
+    assert "ConnectX-6" in sources["network"] and "assumed, one per GPU" in unknown[1]["network"]
     assert projection.links_of(replace(hardware, accelerator="tpu-v3"), 8) is None
-    assert projection.communication_seconds("resnet", 8, 1, None) == 0
     # 51 MB, 7/8 of them twice over 300 GB/s
-    assert projection.communication_seconds("resnet", 8, 1, links) == pytest.approx(25_557_032 * 2 * 1.75 / 300e9)
+    seconds = [projection.communication_seconds("resnet", 8, 1, between) for between in (None, links)]
+    assert seconds == pytest.approx([0, 25_557_032 * 2 * 1.75 / 300e9])
 
 
 @pytest.mark.parametrize(
@@ -166,16 +156,15 @@ def test_links_of_a_system_description() -> None:
     ],
 )
 def test_bandwidth_within_a_node(accelerator: str, gigabytes: float) -> None:
-    links, _ = projection.links_of(System(described=True, accelerator=accelerator), 8) or (None, {})
-    assert links is not None and links.intra_node_rate == gigabytes * 1e9
+    assert projection.links_of(System(described=True, accelerator=accelerator), 8)[0].intra_node_rate == gigabytes * 1e9
 
 
 def test_nearest_public_sets() -> None:
     rows = [Convergence("a", 100, 5.0, 1), Convergence("a", 110, 7.0, 2), Convergence("a", 900, 9.0, 1)]
-    assert projection.samples_to_target([*rows, Convergence("b", 100, 1.0, 9)], "a", 100) == (7.0, 3)
-    assert projection.samples_to_target(rows, "a", 400) == (9.0, 1)
+    rows.append(Convergence("b", 100, 1.0, 9))
+    assert [projection.samples_to_target(rows, "a", batch) for batch in (100, 400)] == [(7.0, 3), (9.0, 1)]
     phases = [Phases("a", 8, 1.0, 0.1, 5.0), Phases("a", 64, 2.0, 0.2, 6.0)]
-    assert projection.nearest_phases(phases, "a", 32).gpus == 64
+    assert projection.nearest_phases(phases, "a", 32) is phases[1]
     assert projection.nearest_phases([], "a", 32).evaluate_share == 0
 
 
@@ -197,9 +186,7 @@ def test_calibration_recovers_a_known_overlap() -> None:
     cell = next(cell for cell in load_published() if cell.benchmark == "bert")
     sets = [synthetic_set(cell, submitter, nodes) for submitter in "abc" for nodes in (1, 2, 4, 8)]
     overlap, errors = calibrate.leave_one_out(sets)
-    assert overlap == 0.5 and len(errors) == 36
-    assert [error.step for error in errors] == pytest.approx([1.0] * 36)
-    assert [error.minutes for error in errors] == pytest.approx([1.0] * 36, rel=1e-4)
-    assert calibrate.coverage(calibrate.held_out(errors), 1.01) == 1
+    assert [value for error in errors for value in (error.step, error.minutes)] == pytest.approx([1.0] * 72, rel=1e-4)
+    assert (overlap, calibrate.coverage(calibrate.held_out(errors), 1.01)) == (0.5, 1)
     assert calibrate.widen(calibrate.quantiles(errors, "minutes"), 2.0) == pytest.approx([0.5, 1.0, 2.0], rel=1e-2)
     assert calibrate.leave_one_out(sets[:1]) == (0.0, [])
