@@ -26,14 +26,6 @@ from benchmarks.ncf.pytorch import selftest as ncf_selftest
 from encore import catalogue
 from tests.trainings import resolved
 
-
-def losses_of(*epochs: list[float]) -> Losses:
-    return [[(1, loss) for loss in epoch] for epoch in epochs]
-
-
-FIRST, LAST = [2.0, 1.9, 1.8, 1.7, 1.0], [0.9, 0.8, 0.8, 0.8, 0.7]
-LOSSES = losses_of(FIRST, LAST)
-
 CHOICES = sorted(catalogue.choices())
 
 
@@ -46,9 +38,15 @@ def bench_of(name: str, folder: Path, device: str, **options: Any) -> Bench:
     return Bench(selftest.suite_of(choice.implementation.module), argparse.Namespace(**arguments))
 
 
+def losses_of(*epochs: list[float]) -> Losses:
+    return [[(1, loss) for loss in epoch] for epoch in epochs]
+
+
+FIRST, LAST = [2.0, 1.9, 1.8, 1.7, 1.0], [0.9, 0.8, 0.8, 0.8, 0.7]
+LOSSES, LATE, SHORTER = (
+    losses_of(*epochs) for epochs in ((FIRST, LAST), (FIRST, [*LAST[:4], 1.1]), (FIRST[:4], LAST[:4]))
+)
 EPOCH_MEANS: Losses = [[(5, sum(FIRST) / 5)], [(5, sum(LAST) / 5)]]
-LATE = losses_of(FIRST, [*LAST[:4], 1.1])
-SHORTER = losses_of(FIRST[:4], LAST[:4])
 
 
 @pytest.mark.parametrize(
@@ -84,12 +82,11 @@ def test_steps_are_counted_from_record_to_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CHOICES)
 def test_every_value_of_a_varied_field_is_a_check(name: str, tmp_path: Path) -> None:
     bench = bench_of(name, tmp_path, "gpu")
-    checks = set(selftest.checks(bench.suite, bench.base))
+    checks, fields = set(selftest.checks(bench.suite, bench.base)), selftest.defaults(bench.suite)
     assert set(selftest.FIXED) < checks
-    fields = selftest.defaults(bench.suite)
     assert {entry.partition("=")[0] for entry in (*bench.suite.varied, *bench.suite.settings)} <= set(fields)
-    for value in selftest.alternatives(bench.suite.config_class, "precision"):
-        assert (f"precision={value}" in checks) == (value != bench.base["precision"])
+    precisions = {f"precision={value}" for value in selftest.alternatives(bench.suite.config_class, "precision")}
+    assert precisions - checks == precisions & {f"precision={bench.base['precision']}"}
     assert ("cuda_graph=true" in checks) == ("cuda_graph" in fields)
     for settings, _ in selftest.variants(bench.suite, bench.base).values():
         bench.command(settings, "a")  # Validates the configuration
@@ -100,15 +97,16 @@ def test_checks_that_need_a_gpu_are_skipped_with_the_reason(name: str, tmp_path:
     bench = bench_of(name, tmp_path, "cpu")
     # PyTorch supports fp16 on a CPU, which some benchmarks allow; no CPU has tf32, which some frameworks lack
     has_tf32 = "tf32" in selftest.alternatives(bench.suite.config_class, "precision")
-    for check, reason in (
-        ("precision=tf32" if has_tf32 else "precision=fp16", "device=cpu"),
-        ("defaults", "needs a GPU"),
-        ("cuda_graph=true", "needs a GPU"),
-        ("two ranks", "--launch"),
-        ("defaults on all GPUs", "--launch-all"),
-    ):
-        result = selftest.check(bench, check)
-        assert (result.result, reason in result.found) == ("SKIPPED", True), result
+    reasons = {
+        "precision=tf32" if has_tf32 else "precision=fp16": "device=cpu",
+        "defaults": "needs a GPU",
+        "cuda_graph=true": "needs a GPU",
+        "two ranks": "--launch",
+        "defaults on all GPUs": "--launch-all",
+    }
+    results = {check: selftest.check(bench, check) for check in reasons}
+    skipped = {check: reasons[check] in found.found for check, found in results.items() if found.result == "SKIPPED"}
+    assert skipped == dict.fromkeys(reasons, True), results
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -117,41 +115,43 @@ def test_settings_of_checks_on_a_gpu(name: str, tmp_path: Path, monkeypatch: pyt
     bench.losses, fields = mock.Mock(return_value=LOSSES), selftest.defaults(bench.suite)
     monkeypatch.setattr(selftest, "interrupt", interrupt)
     monkeypatch.setattr(selftest, "read_losses", lambda folder: [LOSSES[0][:3]])
-    assert selftest.check(bench, "device").result == "OK"
-    _, folder, steps, _ = interrupt.call_args.args
-    device = json.loads((folder / "config.json").read_text(encoding="utf-8"))["device"]
-    assert (bench.losses.mock_calls, device, steps) == ([mock.call({})], "cpu", selftest.CPU_STEPS)
-    defaults = selftest.check(bench, "defaults")
-    assert defaults.result == "OK" and f"precision={fields['precision']}" in defaults.found
-    assert bench.losses.mock_calls[1].args[0].get("loss_scale") == fields.get("loss_scale")
-    assert selftest.check(bench, "overflow").found.startswith("the training finished")
+    device, defaults, overflow, two_ranks = (
+        selftest.check(bench, check) for check in ("device", "defaults", "overflow", "two ranks")
+    )
+    (_, folder, steps, _), on_gpu = interrupt.call_args.args, bench.losses.mock_calls
+    is_skipped = bool(bench.suite.shares_gpu)
+    assert (device.result, defaults.result, two_ranks.result == "SKIPPED") == ("OK", "OK", is_skipped)
+    assert f"precision={fields['precision']}" in defaults.found and overflow.found.startswith("the training finished")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert (config["device"], steps) == ("cpu", selftest.CPU_STEPS)
     is_dynamic = any(field.startswith("loss_scale_") for field in fields)
     in_fp16 = {"precision": "fp16", **({} if is_dynamic else {"loss_scale": 1e30})} if "loss_scale" in fields else {}
-    assert bench.losses.call_args == mock.call({**in_fp16, "learning_rate": 1e30}, "overflow")
-    bench.losses.reset_mock()
-    assert (selftest.check(bench, "two ranks").result == "SKIPPED") == bool(bench.suite.shares_gpu)
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     settings = {"batch_size": bench.base["batch_size"] // 2}
-    two_ranks = mock.call(settings, "two-ranks", launch, {"ENCORE_BACKEND": "gloo"})
-    assert bench.losses.mock_calls[:1] == ([] if bench.suite.shares_gpu else [two_ranks])
+    assert on_gpu[1].args[0].get("loss_scale") == fields.get("loss_scale")
+    assert [on_gpu[0], *on_gpu[2:5]] == [
+        *[mock.call({})] * 2, mock.call({**in_fp16, "learning_rate": 1e30}, "overflow"),
+        *([] if is_skipped else [mock.call(settings, "two-ranks", launch, {"ENCORE_BACKEND": "gloo"})]),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("gpus", "epochs"), [(1, 1), (2, 1), (8, 4)])
 def test_defaults_run_on_all_gpus(gpus: int, epochs: int, tmp_path: Path) -> None:
     # The submitted settings with the same number of steps; on one GPU this is the training of `defaults`
-    launch = f"torchrun --nproc-per-node={gpus}" if gpus > 1 else ""
-    bench = bench_of("resnet-pytorch", tmp_path, "gpu", gpus=gpus, launch_all=launch)
+    processes = [f"--nproc-per-node={gpus}"] if gpus > 1 else []
+    bench = bench_of(
+        "resnet-pytorch", tmp_path, "gpu", gpus=gpus, launch_all=" ".join(["torchrun", *processes][gpus == 1 :])
+    )
     bench.suite, bench.losses = replace(bench.suite, steps=10), mock.Mock(return_value=LOSSES)
     result = selftest.check(bench, "defaults on all GPUs")
     assert result.result == "OK" and f"{gpus} rank" in result.found and "cuda_graph=" in result.found
     settings, _, command = bench.losses.call_args.args
     assert (list(command[3:]), settings.get("batch_size", 64), settings.get("epochs", selftest.EPOCHS)) == (
-        [f"--nproc-per-node={gpus}"] if gpus > 1 else [], 64 if gpus == 1 else 32, selftest.EPOCHS * epochs
+        processes, 64 if gpus == 1 else 32, selftest.EPOCHS * epochs
     )  # fmt: skip
     assert {"compile", "cuda_graph", "precision", "kernels"} <= set(settings)
-    bench.losses.reset_mock()
     assert selftest.check(bench, "defaults").result == "OK"
-    assert (bench.losses.mock_calls[0].args[0] == settings) == (gpus == 1)
+    assert (bench.losses.mock_calls[1].args[0] == settings) == (gpus == 1)
     bench.suite = replace(bench.suite, steps=11)
     assert selftest.check(bench, "defaults on all GPUs").found.endswith("10 steps: at least 11 are needed")
 
@@ -175,12 +175,10 @@ leave_group()
 def test_process_that_does_not_exit_is_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # NCCL since 2.26 hangs if a process group is destroyed while a graph has its collectives
     monkeypatch.setattr(trainings, "EXIT_SECONDS", 0.2)
-    folder = tmp_path / "training"
-    folder.mkdir()
     with pytest.raises(Failed, match="a hang: still running 0 s after the end of the training") as failed:
-        trainings.run([sys.executable, "-c", HANGS, str(folder)], folder, {})
+        trainings.run([sys.executable, "-c", HANGS, str(tmp_path)], tmp_path, {})
     assert any("in leave_group" in line for line in failed.value.lines)
-    pid = int((folder / "heartbeat" / "rank_0").read_text(encoding="ascii").split()[0])
+    pid = int((tmp_path / "heartbeat" / "rank_0").read_text(encoding="ascii").split()[0])
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -190,13 +188,14 @@ def test_full_network_is_evaluated_on_a_cpu(tmp_path: Path, monkeypatch: pytest.
     full.write_text(json.dumps(submitted), encoding="utf-8")
     measured = mock.Mock(return_value={"evaluation": 1234.0})
     monkeypatch.setattr(Bench, "measured", measured)
-    bench = bench_of("ncf", tmp_path, "cpu", full=full)
+    bench, dlrm = (bench_of(name, tmp_path, "cpu", full=full) for name in ("ncf", "dlrm"))
     assert selftest.check(bench, "evaluation").found == "1,234 samples/s with the full network"
+    assert selftest.check(dlrm, "evaluation").found.startswith("the tables")
     config = measured.call_args.args[1]
     bench.suite.config_class(**config)
-    changed = {name for name, value in config.items() if value != json.loads(full.read_text(encoding="utf-8"))[name]}
+    plain = json.loads(json.dumps(submitted))
+    changed = {name for name, value in config.items() if value != plain[name]}
     assert changed <= {"device", "loss_scale", *bench.suite.varied} and config["device"] == "cpu"
-    assert selftest.check(bench_of("dlrm", tmp_path, "cpu", full=full), "evaluation").found.startswith("the tables")
 
 
 @pytest.mark.parametrize(
@@ -206,13 +205,10 @@ def test_full_network_is_evaluated_on_a_cpu(tmp_path: Path, monkeypatch: pytest.
         ("Segmentation fault", Result("FAIL", "the training ended with exit code 1", ("Segmentation fault",))),
     ],
 )
-def test_overflow_must_be_reported(output: str, result: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def losses(*arguments: object) -> object:
-        (tmp_path / "output.txt").write_text(f"{output}\n", encoding="utf-8")
-        raise Failed("the training ended with exit code 1", tmp_path / "output.txt")
-
-    bench = bench_of("ncf", tmp_path, "cpu")
-    monkeypatch.setattr(bench, "losses", losses)
+def test_overflow_must_be_reported(output: str, result: Any, tmp_path: Path) -> None:
+    bench, file = bench_of("ncf", tmp_path, "cpu"), tmp_path / "output.txt"
+    file.write_text(f"{output}\n", encoding="utf-8")
+    bench.losses = mock.Mock(side_effect=Failed("the training ended with exit code 1", file))
     check = selftest.check(bench, "overflow")
     assert result in (check, check.result)
 
