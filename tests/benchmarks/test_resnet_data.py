@@ -63,9 +63,9 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def class_folders(root: Path, images: Path, counts: dict[str, int], first: int = 0) -> Path:
-    names = [name for name, count in counts.items() for _ in range(count)]
     for name in counts:
         (root / name).mkdir(parents=True)
+    names = [name for name, count in counts.items() for _ in range(count)]
     numbered = [(name, f"{number:02}.jpg") for number, name in enumerate(names, first)]
     return write_files(root, {f"{name}/{file}": (images / file).read_bytes() for name, file in numbered})
 
@@ -81,10 +81,6 @@ def pets(tmp_path: Path, images: Path) -> Path:
 def records(folder: Path, split: str) -> list[tuple[float, bytes]]:
     with (folder / f"{split}.rec").open("rb") as file:
         return [unpack(read_record(file, offset)) for _, offset in read_index(folder / f"{split}.idx")]
-
-
-def id_of(folder: Path) -> str:
-    return str(preparing.manifest(folder)["id"])
 
 
 # -- sources ------------------------------------------------------------------------------------------
@@ -104,8 +100,8 @@ def test_class_folders_give_labels_and_unchanged_images(tmp_path: Path, pets: Pa
     # The order depends on the seed, not on the workers
     notes(run(pets, "-o", tmp_path / "workers", workers=1))
     notes(run(pets, "-o", tmp_path / "other", "--seed", 1))
-    assert id_of(tmp_path / "workers") == id_of(tmp_path / "out") != id_of(tmp_path / "other")
-    assert preparing.manifest(tmp_path / "out")["name"] == "pets"
+    made, same, other = (preparing.manifest(tmp_path / name) for name in ("out", "workers", "other"))
+    assert made["id"] == same["id"] != other["id"] and made["name"] == "pets"
 
 
 def test_one_tree_is_split_by_class(tmp_path: Path, images: Path) -> None:
@@ -131,24 +127,22 @@ def imagenet(tmp_path: Path, images: Path) -> Path:
         children = [] if row < 3 else [1, 2]
         synsets[row, 0] = (row + 1, name, "words", "gloss", len(children), np.array(children), 0, 16)
     scipy.io.savemat(meta, {"synsets": synsets})
-    data = "ILSVRC2012_devkit_t12/data"
-    devkit = {
-        f"{data}/meta.mat": meta.getvalue(),
-        f"{data}/ILSVRC2012_validation_ground_truth.txt": b"1\n2\n3\n3\n2\n1\n",
-    }
+    truth = {"meta.mat": meta.getvalue(), "ILSVRC2012_validation_ground_truth.txt": b"1\n2\n3\n3\n2\n1\n"}
+    devkit = {f"ILSVRC2012_devkit_t12/data/{name}": content for name, content in truth.items()}
     tars = {"img_train.tar": pack(classes), "img_val.tar": pack(val), "devkit_t12.tar.gz": pack(devkit, "w:gz")}
     return write_files(tmp_path / "imagenet", {f"ILSVRC2012_{name}": content for name, content in tars.items()})
 
 
 def test_tars_of_imagenet_are_read(tmp_path: Path, images: Path, imagenet: Path) -> None:
-    out = tmp_path / "out"
+    out, contents = tmp_path / "out", [(images / f"{number:02}.jpg").read_bytes() for number in range(30)]
     assert "imagenet with 3 classes" in refused(run(imagenet, "-o", out))
     notes(run(imagenet, "-o", out, "--name", "tiny-imagenet"))
-    assert preparing.manifest(out)["classes"] == list(WORDNET_IDS)
-    contents = [(images / f"{number:02}.jpg").read_bytes() for number in range(30)]
-    assert sorted(records(out, "train")) == sorted((number // 8, contents[number]) for number in range(24))
     # Classes 1 2 3 3 2 1 of the devkit, which numbers n02084071, n01440764, n01443537
-    assert records(out, "val") == list(zip((2, 0, 1, 1, 0, 2), contents[24:], strict=True))
+    assert (preparing.manifest(out)["classes"], sorted(records(out, "train")), records(out, "val")) == (
+        list(WORDNET_IDS),
+        sorted((number // 8, contents[number]) for number in range(24)),
+        list(zip((2, 0, 1, 1, 0, 2), contents[24:], strict=True)),
+    )
     (imagenet / "ILSVRC2012_img_val.tar").unlink()
     class_folders(imagenet / "val", images, dict.fromkeys(WORDNET_IDS, 2), first=24)
     notes(run(imagenet, "-o", tmp_path / "folders", "--name", "tiny"))
@@ -170,12 +164,12 @@ def test_missing_or_truncated_tar_is_named(imagenet: Path, name: str, change: An
 
 def test_resize_sets_the_short_side_and_quality_encodes_again(tmp_path: Path, images: Path, pets: Path) -> None:
     write_files(pets, {"val/ant/large.jpg": (images / "large00.jpg").read_bytes()})
-    notes(run(pets, "-o", tmp_path / "out", "--resize", 100))
     originals = {path.read_bytes() for path in (pets / "val").glob("*/??.jpg")}
+    for name, words in (("out", ("--resize", 100)), ("low", ("--quality", 40))):
+        notes(run(pets, "-o", tmp_path / name, *words))
     (changed,) = (image for _, image in records(tmp_path / "out", "val") if image not in originals)
-    assert Image.open(io.BytesIO(changed)).size == (129, 100)
-    notes(run(pets, "-o", tmp_path / "low", "--quality", 40))
-    assert not {image for _, image in records(tmp_path / "low", "val")} & originals
+    unchanged = {image for _, image in records(tmp_path / "low", "val")} & originals
+    assert (Image.open(io.BytesIO(changed)).size, unchanged) == ((129, 100), set())
 
 
 def test_corrupt_images_are_named_then_skipped(tmp_path: Path, pets: Path) -> None:
@@ -201,24 +195,29 @@ SCALE = np.linspace(0, 1, 48 * 64).reshape(48, 64) ** 2  # Mean 1/3, so that an 
 
 
 @pytest.mark.parametrize(
-    ("name", "pixels"),
+    ("name", "picture"),
     [
-        ("deep.png", (SCALE * 65535).astype(np.uint16)),
-        ("deep.tiff", (SCALE * 65535).astype(np.uint16)),
+        ("deep.png", Image.fromarray((SCALE * 65535).astype(np.uint16))),
+        ("deep.tiff", Image.fromarray((SCALE * 65535).astype(np.uint16))),
         ("palette.png", Image.fromarray((SCALE * 255).astype(np.uint8)).convert("P")),
         ("cmyk.tiff", Image.fromarray((SCALE * 255).astype(np.uint8)).convert("RGB").convert("CMYK")),
         ("alpha.png", Image.fromarray(np.dstack([(SCALE * 255).astype(np.uint8)] * 2))),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_pixels_of_any_type_keep_their_brightness(tmp_path: Path, pets: Path, name: str, pixels: Any) -> None:
-    for path in (pets / "val" / "ant").iterdir():
-        path.unlink()
-    picture = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
-    picture.save(pets / "val" / "ant" / name)
+def test_pixels_of_any_type_keep_their_brightness(tmp_path: Path, pets: Path, name: str, picture: Any) -> None:
+    picture.save(pets / "val" / "ant" / f"0 {name}")  # The first image
     notes(run(pets, "-o", tmp_path / "out"))
     stored = Image.open(io.BytesIO(records(tmp_path / "out", "val")[0][1]))
     assert stored.mode == "RGB" and abs(np.asarray(stored).mean() - SCALE.mean() * 255) < 1
+
+
+def test_first_twenty_corrupt_images_are_named(pets: Path) -> None:
+    files = {f"train/{path.parent.name}/{path.name}": b"no image" for path in (pets / "train").glob("*/*.jpg")}
+    problem = refused(run(write_files(pets, files), "-o", pets.with_name("to"))).split(" | ")[0]
+    assert problem.startswith("24 corrupt images") and problem.endswith("and 4 more") and problem.count(".jpg") == 20
+    # No image of these classes would be left
+    check_refusal("resnet", pets, {}, ["train has no image of ant, bee, cow | "], "--skip-corrupt")
 
 
 @pytest.mark.parametrize(
@@ -234,15 +233,6 @@ def test_pixels_of_any_type_keep_their_brightness(tmp_path: Path, pets: Path, na
 def test_pixels_without_a_range_are_named(pets: Path, pixels: Any, tags: dict[int, int], message: str) -> None:
     Image.fromarray(pixels).save(pets / "train" / "bee" / "deep.tiff", tiffinfo=tags)
     check_refusal("resnet", pets, {}, ["1 corrupt images", "train: bee/deep.tiff: ", message])
-
-
-def test_first_twenty_corrupt_images_are_named(pets: Path) -> None:
-    for path in (pets / "train").glob("*/*.jpg"):
-        path.write_bytes(b"no image")
-    problem = refused(run(pets, "-o", pets.with_name("to"))).split(" | ")[0]
-    assert problem.startswith("24 corrupt images") and problem.endswith("and 4 more") and problem.count(".jpg") == 20
-    # No image of these classes would be left
-    check_refusal("resnet", pets, {}, ["train has no image of ant, bee, cow | "], "--skip-corrupt")
 
 
 # -- interruptions ------------------------------------------------------------------------------------
@@ -274,24 +264,22 @@ def test_interrupted_preparation_ends_its_workers_and_resumes(
     workers = psutil.Process(child.pid).children()
     child.send_signal(number)
     printed, errors = child.communicate()
-    assert child.returncode == (-9 if number == signal.SIGKILL else 130)
+    assert (child.returncode, "Traceback" in errors) == (-9 if number == signal.SIGKILL else 130, False)
     assert number == signal.SIGKILL or "again to resume" in json.loads(printed.splitlines()[-1])["error"]["hint"]
-    assert "Traceback" not in errors
     assert psutil.wait_procs(workers, timeout=PATIENCE)[1] == []
     assert "incomplete" in manifests.verify(tmp_path / "out")[0].found
     for name in ("out", "reference"):
         notes(run(*words[:-3], "-o", tmp_path / name))
-    assert id_of(tmp_path / "out") == id_of(tmp_path / "reference")
-    assert not (tmp_path / "out" / "parts").exists()
+    resumed, reference = (preparing.manifest(tmp_path / name) for name in ("out", "reference"))
+    assert (resumed["id"], (tmp_path / "out" / "parts").exists()) == (reference["id"], False)
 
 
 @pytest.mark.slow
 def test_killed_worker_ends_the_preparation(started: tuple[subprocess.Popen[str], list[str]]) -> None:
     child, _ = started
     next(process for process in psutil.Process(child.pid).children() if "spawn_main" in str(process.cmdline())).kill()
-    printed, _ = child.communicate()
-    assert json.loads(printed.splitlines()[-1])["error"]["found"] == "a worker process was killed"
-    assert child.returncode == 1
+    error = json.loads(child.communicate()[0].splitlines()[-1])["error"]["found"]
+    assert (child.returncode, error) == (1, "a worker process was killed")
 
 
 def test_too_little_disk_space_is_reported_before_the_start(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:

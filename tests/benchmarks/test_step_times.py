@@ -116,19 +116,18 @@ def test_only_steps_of_the_training_are_counted(tmp_path: Path, monkeypatch: pyt
     rank.times.add(range(1))
     rank.times.stop()
     with rank.times.fetching():
-        assert rank.times._fetching
-    assert not rank.times._fetching
-    assert rank.follow(iter([])) == []
+        fetching = rank.times._fetching
+    assert (fetching, rank.times._fetching, rank.follow(iter([]))) == (True, False, [])
 
 
-def test_states_of_real_threads(tmp_path: Path) -> None:
+def test_states_of_real_threads() -> None:
     end, data = threading.Event(), bytes(2**22)
 
     def compute() -> None:
         while not end.is_set():
             hashlib.sha256(data)  # Without the lock of the interpreter
 
-    threads = [threading.Thread(target=compute), threading.Thread(target=end.wait)]
+    threads = [threading.Thread(target=target) for target in (compute, end.wait)]
     for thread in threads:
         thread.start()
     try:
@@ -138,8 +137,6 @@ def test_states_of_real_threads(tmp_path: Path) -> None:
         assert str(threads[0].native_id) in step_times.delays()
     finally:
         end.set()
-    for thread in threads:
-        thread.join()
 
 
 def test_lines_are_written_during_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,10 +168,9 @@ def hyperparameters(keys: Any, config: Any, ranks: int) -> dict[str, Any]:
         "generation": 1, "count": 8192,
     }  # fmt: skip
     values: dict[str, Any] = {}
-    for name in ("initialization", "hyperparameters", "decays", "games"):
-        function = getattr(keys, name, dict)
-        names = inspect.signature(function).parameters if function is not dict else ()
-        values.update(function(**{name: arguments[name] for name in names}))
+    for name in sorted({"initialization", "hyperparameters", "decays", "games"} & set(dir(keys))):
+        names = inspect.signature(getattr(keys, name)).parameters
+        values.update(getattr(keys, name)(**{name: arguments[name] for name in names}))
     return values
 
 
@@ -212,13 +208,12 @@ def test_log_passes_the_checker_of_its_round(tmp_path: Path, choice: Choice, sys
     write_log(path, choice, resolve(choice, system, system.nodes, system.gpus_per_node, []))
     prefix = {"v0.5": f":::MLPv0.5.0 {choice.name} ", "v0.6": ":::MLL "}.get(system.round, ":::MLLOG ")
     assert [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith(prefix)] == []
-    findings = check(path, f"{system.round[1:]}.0").findings
+    findings, run = check(path, f"{system.round[1:]}.0").findings, read_run(path)
     # Minigo's data are the games that it generates: this log has none
     allowed = ("minigo", "small_data")
     errors = [entry for entry in findings if entry.severity == "error" and (choice.name, entry.kind) != allowed]
     timing = [entry.found.split()[0] for entry in findings if "model construction included" in entry.rule]
     assert (errors, timing) == ([], ["init_start"] if system.round == "v0.5" else [])
-    run = read_run(path)
-    assert (run.converged, run.benchmark) == (True, canonical(choice.name)), run.explanation
-    if system.round < "v0.7":  # All later rounds have the same format
-        assert (run.round, run.round_is_guess) == (system.round, False)
+    # All rounds from v0.7 on have the same format
+    guess = (run.round, run.round_is_guess) if system.round < "v0.7" else (system.round, False)
+    assert (run.converged, run.benchmark, *guess) == (True, canonical(choice.name), system.round, False)
