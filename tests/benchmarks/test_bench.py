@@ -17,12 +17,12 @@ from encore.machine.node import Gpu
 from tests.trainings import resolved
 
 
-def synchronize() -> None:
-    """Device synchronization on the CPU."""
-
-
 def fail(count: int) -> None:
     raise RuntimeError("an illegal memory access")
+
+
+def synchronize() -> None:
+    """Device synchronization on the CPU."""
 
 
 def test_ratio_is_independent_of_a_machine_that_slows_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,23 +40,19 @@ def test_ratio_is_independent_of_a_machine_that_slows_down(monkeypatch: pytest.M
     loops: dict[str, Callable[[int], float | None]] = {"bare": slow, "synthetic": fast, "real": fast, "input": fast}
     subject = bench.Subject("a", 10, loops, samples={"synthetic": 20}, flops={"bare": 5e9, "synthetic": 6e9})
     measured, share = bench.measure(subject, synchronize, 4, 3)
-    assert {name: (entry["ratio"], entry.get("flops_per_sample")) for name, entry in measured.items()} == {
-        "bare": (pytest.approx(1), 5e8),
-        "synthetic": (pytest.approx(8), 3e8),
-        "real": (pytest.approx(4), None),
-        "input": (pytest.approx(4), None),
-    }
-    assert measured["synthetic"]["flops_per_second"] == pytest.approx(6e9 / 20 * measured["synthetic"]["median"])
-    assert measured["bare"]["median"] == pytest.approx(10 / (4 * 1.5**3))
-    assert measured["bare"]["most"] / measured["bare"]["least"] == pytest.approx(1.5**2)
-    assert share == 0.25
+    found = {name: (entry["ratio"], entry.get("flops_per_sample")) for name, entry in measured.items()}
+    ratios = {"bare": (1, 5e8), "synthetic": (8, 3e8), "real": (4, None), "input": (4, None)}
+    assert found == {name: (pytest.approx(ratio), flops) for name, (ratio, flops) in ratios.items()}
+    bare, synthetic = measured["bare"], measured["synthetic"]
+    median = bare["median"], bare["most"] / bare["least"], synthetic["flops_per_second"], share
+    assert median == pytest.approx((10 / (4 * 1.5**3), 1.5**2, 6e9 / 20 * synthetic["median"], 0.25))
 
 
 def test_only_the_requested_loops_are_measured() -> None:
     subject = bench.Subject("a", 10, {"bare": fail, "real": fail, "evaluation": bench.repeated(synchronize)})
     measured, share = bench.measure(subject, synchronize, 1, 1, ["evaluation"])
-    assert (list(measured), share) == (["evaluation"], None)
-    assert measured["evaluation"]["ratio"] is None, "without the bare loop"
+    # No ratio without the bare loop
+    assert ({name: entry["ratio"] for name, entry in measured.items()}, share) == ({"evaluation": None}, None)
     with pytest.raises(Problem, match=r"no loop sythetic\n  expected: bare, real, evaluation"):
         bench.refuse_unknown(subject, ["real", "sythetic"])
 
@@ -103,13 +99,13 @@ def test_memory_is_checked(name: str, gib: float, settings: str, level: str) -> 
 
 def test_batch_beyond_the_memory_is_refused_with_the_largest_that_fits() -> None:
     refused = memory_check("resnet", 39.6, "batch_size=1024")
-    assert (refused.level, refused.found, refused.hint) == (
+    with_accumulation = memory_check("resnet-pytorch", 39.6, "batch_size=1024")
+    assert (refused.level, refused.found, refused.hint, with_accumulation.hint) == (
         "FAIL",
         "about 50.1 GiB needed by the model, NVIDIA X has 39.6 GiB",
         "--set batch_size=755, another global batch",
+        "--set accumulation_steps=2, which keeps the global batch",
     )
-    with_accumulation = memory_check("resnet-pytorch", 39.6, "batch_size=1024").hint
-    assert with_accumulation == "--set accumulation_steps=2, which keeps the global batch"
 
 
 def test_memory_is_checked_for_runs_on_the_host() -> None:

@@ -21,35 +21,33 @@ def test_cache_is_private(shared: Path, mode: int | None) -> None:
     folder = shared / "cache"
     if mode is not None:
         folder.mkdir(mode)
-    assert caches.private_folder(folder) == folder
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    inside = caches.private_folder(folder / "triton")
-    assert inside.is_dir() and caches.private_folder(inside) == inside
+    found = [caches.private_folder(path) for path in (folder, folder / "triton", folder / "triton")]
+    assert (found, stat.S_IMODE(folder.stat().st_mode)) == ([folder, folder / "triton", folder / "triton"], 0o700)
 
 
 @pytest.mark.parametrize(
-    "plant",
+    ("plant", "user"),
     [
-        lambda folder: folder.symlink_to(folder.parent),
-        lambda folder: folder.symlink_to(folder.parent / "missing"),
-        lambda folder: folder.write_text(""),
-        lambda folder: (folder.mkdir(), folder.chmod(0o777)),
+        (lambda folder: folder.symlink_to(folder.parent), 0),
+        (lambda folder: folder.symlink_to(folder.parent / "missing"), 0),
+        (lambda folder: folder.write_text(""), 0),
+        (lambda folder: (folder.mkdir(), folder.chmod(0o777)), 0),
+        (caches.private_folder, 1),
     ],
+    ids=["symlink", "dangling symlink", "file", "open to all", "of another user"],
 )
 def test_planted_cache_is_rejected(
-    shared: Path, capsys: pytest.CaptureFixture[str], plant: Callable[[Path], object]
+    shared: Path,
+    capsys: pytest.CaptureFixture[str],
+    plant: Callable[[Path], object],
+    user: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plant(shared / "cache")
-    with pytest.raises(SystemExit) as exit_:
+    monkeypatch.setattr(os, "getuid", lambda: shared.stat().st_uid + user)
+    with pytest.raises(SystemExit, match="2"):
         caches.private_folder(shared / "cache")
-    assert exit_.value.code == 2 and "is a symbolic link, or other users can change it" in capsys.readouterr().err
-
-
-def test_cache_of_another_user_is_rejected(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    caches.private_folder(shared / "cache")
-    monkeypatch.setattr(os, "getuid", lambda: shared.stat().st_uid + 1)
-    with pytest.raises(SystemExit):
-        caches.private_folder(shared / "cache")
+    assert "is a symbolic link, or other users can change it" in capsys.readouterr().err
 
 
 def test_cuda_cache_is_in_a_private_folder_below_a_shared_home(shared: Path) -> None:
@@ -58,5 +56,5 @@ def test_cuda_cache_is_in_a_private_folder_below_a_shared_home(shared: Path) -> 
     for environment in (default, own, private):
         caches.set_cuda_cache(environment)
     cache = Path(default["CUDA_CACHE_PATH"])
-    assert cache.parent == shared and stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert (cache.parent, stat.S_IMODE(cache.stat().st_mode)) == (shared, 0o700)
     assert own["CUDA_CACHE_PATH"] == "/own" and "CUDA_CACHE_PATH" not in private

@@ -1,5 +1,6 @@
 """Evaluations during training, without a framework: log, order of results, checkpoints and failures."""
 
+import itertools
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -73,8 +74,9 @@ class Evaluator:
 
 
 def by_epochs(concurrently: bool = True, interval: int = 0, stops: bool = True) -> Timeline:
-    options = {"stops_at_target": stops, "evaluates_concurrently": concurrently}
-    return loop.by_epochs(EPOCHS, interval=interval, steps=STEPS, **options)
+    return loop.by_epochs(
+        EPOCHS, interval=interval, steps=STEPS, stops_at_target=stops, evaluates_concurrently=concurrently
+    )
 
 
 def start(output: Path, timeline: Timeline, quality: Callable[[int], float], polls: int) -> Training:
@@ -89,8 +91,7 @@ LOW = [(epoch, low(epoch)) for epoch in range(1, EPOCHS + 1)]
 
 
 def results(folder: Path) -> list[tuple[int, float]]:
-    evaluations = records(folder / "metrics.jsonl", "eval")
-    return [(record["epoch"], record["qualities"]["map"]) for record in evaluations]
+    return [(record["epoch"], record["qualities"]["map"]) for record in records(folder / "metrics.jsonl", "eval")]
 
 
 def resume(output: Path, timeline: Timeline, weight: int, polls: int = 2) -> None:
@@ -165,8 +166,8 @@ def test_log_and_results(
     tmp_path: Path, timeline: Timeline, quality: Any, polls: int, outcome: str, steps: int, values: Any, log: list[str]
 ) -> None:
     training = start(tmp_path, timeline, quality, polls)
-    assert (training.go(), training.weight, results(tmp_path)) == (outcome, steps, values)
-    assert keys(tmp_path)[-len(log) :] == log
+    found = training.go(), training.weight, results(tmp_path), keys(tmp_path)[-len(log) :]
+    assert found == (outcome, steps, values, log)
     assert ('"status": "success"' in (tmp_path / "result.txt").read_text(encoding="utf-8")) == (outcome == "reached")
 
 
@@ -192,14 +193,12 @@ def test_resumed_run_has_all_evaluations(
 
 
 def test_run_is_stopped_while_it_waits_for_the_last_result(tmp_path: Path) -> None:
-    training = start(tmp_path, by_epochs(), low, polls=1000)
-    waits, poll = [], training.evaluator.poll
+    training, waits = start(tmp_path, by_epochs(), low, polls=1000), itertools.count()
+    poll = training.evaluator.poll
 
     def stop_after_training() -> Any:
-        if training.weight == EPOCHS * STEPS:
-            waits.append(True)
-            if len(waits) == 20:
-                signal.raise_signal(signal.SIGTERM)
+        if training.weight == EPOCHS * STEPS and next(waits) == 20:
+            signal.raise_signal(signal.SIGTERM)
         return poll()
 
     training.evaluator.poll = stop_after_training  # type: ignore[method-assign]
@@ -217,8 +216,8 @@ def test_run_that_was_killed_after_it_reached_its_target_ends_when_it_is_resumed
 
     with pytest.raises(KeyboardInterrupt):
         training.go(None, save_and_die)
-    assert start(tmp_path, by_epochs(), lambda epoch: 0.1, polls=1).go() == "reached"
-    assert results(tmp_path) == [(1, 0.5)]
+    outcome = start(tmp_path, by_epochs(), lambda epoch: 0.1, polls=1).go()
+    assert (outcome, results(tmp_path)) == ("reached", [(1, 0.5)])
 
 
 @pytest.mark.parametrize("concurrently", [True, False])
@@ -228,8 +227,7 @@ def test_failed_evaluator_ends_the_run_and_nothing_is_lost(tmp_path: Path, concu
     first.evaluator.fails_at = fails_at
     with pytest.raises(SystemExit, match=r"the evaluator was killed\n  hint: resume the run"):
         first.go()
-    assert "run_stop" not in (tmp_path / "result.txt").read_text(encoding="utf-8")
-    assert not records(tmp_path / "metrics.jsonl", "end")
+    assert "-run_stop" not in keys(tmp_path) and not records(tmp_path / "metrics.jsonl", "end")
     resume(tmp_path, by_epochs(concurrently), first.weight)
 
 
