@@ -51,6 +51,12 @@ def notes(outcome: Outcome) -> str:
     return "\n".join(line["note"] for line in outcome[1] if "note" in line)
 
 
+def prepared(benchmark: str, source: Path, to: Path, *words: object, **options: int) -> Path:
+    # Folder of the data set; the command must succeed
+    notes(run(benchmark, source, "-o", to, *words, **options))
+    return to
+
+
 def refused(outcome: Outcome, code: int = 2) -> str:
     # Error message; the command must exit with this code
     assert outcome[0] == code, outcome

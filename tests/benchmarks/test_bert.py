@@ -36,7 +36,7 @@ from benchmarks.language.wordpiece import Tokenizer
 from encore import data, paths
 from tests import preparing
 from tests.conftest import Encore
-from tests.preparing import Files, Outcome, check_refusal, notes, refused, write_files
+from tests.preparing import Files, Outcome, check_refusal, notes, prepared, refused, write_files
 
 SHARED = paths.ROOT.parent / "shared" / "data"
 
@@ -337,8 +337,8 @@ def test_excerpt_of_wikipedia_is_prepared(tmp_path: Path) -> None:
     dump = next(unpack("enwiki_excerpt.tar.xz", tmp_path / "archive").rglob("enwiki-latest*.bz2"))
     entries = next(unpack("bert_vocab.tar.xz", tmp_path / "vocab").rglob("vocab.txt"))
     files = {"enwiki-pages-articles.xml.bz2": dump.read_bytes(), "vocab.txt": entries.read_bytes()}
-    notes(run(write_files(tmp_path / "raw", files), "-o", tmp_path / "to", "--duplication", 2, workers=2))
-    manifest = open_data(tmp_path / "to").manifest
+    raw = write_files(tmp_path / "raw", files)
+    manifest = open_data(prepared("bert", raw, tmp_path / "to", "--duplication", 2, workers=2)).manifest
     # Documents, sentences, redirects and bytes were counted from the XML by ElementTree as well
     assert (manifest["facts"], manifest["how"]["text"], manifest["how"]["left_out"]) == (
         {
@@ -368,9 +368,10 @@ def test_prepared_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(writer, "BLOCK_BYTES", 6000)
     monkeypatch.setattr(stages, "SHARD_BYTES", 3000)
     raw = write_files(tmp_path / "raw", SOURCE)
-    for name, seed, workers in (("one", 0, 0), ("two", 0, 2), ("other", 1, 0)):
-        notes(run(raw, "-o", tmp_path / name, *SHORT, "--seed", seed, workers=workers))
-    data, same, other = (open_data(tmp_path / name) for name in ("one", "two", "other"))
+    data, same, other = (
+        open_data(prepared("bert", raw, tmp_path / name, *SHORT, "--seed", seed, workers=workers))
+        for name, seed, workers in (("one", 0, 0), ("two", 0, 2), ("other", 1, 0))
+    )
     assert data.manifest["id"] == same.manifest["id"] != other.manifest["id"], "the workers do not change it"
     facts, how = data.manifest["facts"], data.manifest["how"]
     copies = how["left_out"]["copies of evaluation documents"]
@@ -395,8 +396,7 @@ def test_listed_articles_are_the_evaluation_set(tmp_path: Path) -> None:
     documents = SOURCE["part-00000-of-00002"].split("\n\n")
     digests = [hashlib.md5(documents[index].rstrip().encode()).hexdigest() for index in (3, 17)]
     raw = write_files(tmp_path / "raw", {**SOURCE, "../md5.txt": entries_of(digests)})
-    notes(run(raw, "-o", tmp_path / "to", *SHORT, "--evaluation-list", tmp_path / "md5.txt"))
-    data = open_data(tmp_path / "to")
+    data = open_data(prepared("bert", raw, tmp_path / "to", *SHORT, "--evaluation-list", tmp_path / "md5.txt"))
     # The copy of the first file is left out too
     assert data.manifest["facts"]["documents"] == {"train": 177, "test": 2}
     text = " ".join(documents[3].split() + documents[17].split())

@@ -19,7 +19,8 @@ from benchmarks.detection import detections
 from benchmarks.detection.detections import Detections
 from encore import paths
 from tests.conftest import records
-from tests.trainings import PATIENCE, Started, wait_until
+from tests.preparing import write_files
+from tests.trainings import PATIENCE, Started, assert_none_left, wait_until
 
 SPREADS = [0.2, 0.05, 0.0, 0.0]
 TARGETS = {"box_ap": 0.95, "mask_ap": 0.95}
@@ -57,9 +58,8 @@ def start(python: Path, scenes: Path, folder: Path, **options: Any) -> Started:
 def evaluator_of(started: Started) -> psutil.Process:
     # The process that evaluates, once it has received detections
     def workers() -> list[psutil.Process]:
-        if not list((started.results / "detections").glob("*.npz")):
-            return []
-        children = psutil.Process(started.process.pid).children()
+        has_detections = any((started.results / "detections").glob("*.npz"))
+        children = psutil.Process(started.process.pid).children() if has_detections else []
         return [child for child in children if "evaluation_worker" in " ".join(child.cmdline())]
 
     wait_until(lambda: bool(workers()), "an evaluator")
@@ -78,15 +78,16 @@ def reference(pytorch_python: Path, scenes: Path, tmp_path_factory: pytest.TempP
 
 
 def test_run_ends_at_both_targets_and_records_detections_of_its_last_evaluation(reference: Path) -> None:
-    evaluations = results(reference)
-    assert ([epoch for epoch, _ in evaluations], evaluations[-1][1]) == ([1, 2, 3], {"box_ap": 1.0, "mask_ap": 1.0})
-    assert records(reference / "metrics.jsonl", "end")[0]["outcome"] == "reached"
-    assert [path.name for path in (reference / "detections").iterdir()] == ["epoch_0003.npz"]
+    evaluations, outcome = results(reference), records(reference / "metrics.jsonl", "end")[0]["outcome"]
+    files = [path.name for path in (reference / "detections").iterdir()]
+    assert ([epoch for epoch, _ in evaluations], evaluations[-1][1], outcome, files) == (
+        [1, 2, 3], {"box_ap": 1.0, "mask_ap": 1.0}, "reached", ["epoch_0003.npz"]
+    )  # fmt: skip
     lines = list(map(json.loads, (reference / "detections.jsonl").read_text(encoding="utf-8").splitlines()))
     images = [(line["which"], line["epoch"], line["precision"]) for line in lines]
     assert images == [("best", 3, 1.0)] * 4 + [("worst", 3, 1.0)] * 4
-    for line in lines:
-        assert [detection["box"] for detection in line["found"]] and all(object_["runs"] for object_ in line["truth"])
+    assert all(detection["box"] for line in lines for detection in line["found"])
+    assert all(line["found"] and all(truth["runs"] for truth in line["truth"]) for line in lines)
 
 
 def test_interrupted_evaluation_is_repeated_by_the_resumed_run(
@@ -97,7 +98,7 @@ def test_interrupted_evaluation_is_repeated_by_the_resumed_run(
     evaluator.suspend()
     started.process.send_signal(signal.SIGTERM)
     started.ended(0)
-    assert not evaluator.is_running() or evaluator.status() == psutil.STATUS_ZOMBIE
+    assert_none_left([evaluator])
     assert (records(tmp_path / "metrics.jsonl", "end")[0]["outcome"], results(tmp_path)) == ("interrupted", [])
     start(pytorch_python, scenes, tmp_path, workers=3).ended(0)
     assert results(tmp_path) == results(reference), "they depend on the number of processes"
@@ -124,12 +125,11 @@ def test_failed_evaluator_ends_the_run(
     started = start(pytorch_python, scenes, tmp_path, concurrently=concurrently)
     evaluator_of(started).send_signal(number)
     # Written by the launcher; the start of the evaluator may take longer than this
-    (tmp_path / "ranks").mkdir()
-    (tmp_path / "ranks" / "hang_seconds").write_text("0.6", encoding="ascii")
+    write_files(tmp_path, {"ranks/hang_seconds": "0.6"})
     output = started.ended(1)
     parts = ("the process that evaluates epoch ", problem, "expected: the average precision", hint)
     assert [part for part in parts if part not in output] == [] and "Traceback" not in output, output
-    (tmp_path / "ranks" / "hang_seconds").unlink()
+    write_files(tmp_path, {"ranks/hang_seconds": None})
     start(pytorch_python, scenes, tmp_path, concurrently=concurrently).ended(0)
     assert results(tmp_path) == results(reference)
 

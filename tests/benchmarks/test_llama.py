@@ -26,7 +26,7 @@ from encore import paths
 from encore.results.compliance.compliance import check
 from tests import preparing
 from tests.conftest import Encore, ToyRun
-from tests.preparing import check_refusal, notes, refused, write_files
+from tests.preparing import check_refusal, notes, prepared, refused, write_files
 from tests.trainings import checked_config, exported, reached, serving
 from tools import ngrams
 
@@ -186,8 +186,8 @@ def test_text_is_tokenized(tmp_path: Path, suffix: str) -> None:
         lines = documents if suffix == ".txt" else [json.dumps({"text": text, "url": ""}) for text in documents]
         content = (("\n\n" if suffix == ".txt" else "\n").join(lines) + "\n").encode()
         files[f"c4-{part}{suffix}"] = gzip.compress(content) if suffix.endswith(".gz") else content
-    notes(prepare(write_files(tmp_path / "raw", {**files, **WITH_TOKENIZER}), "-o", tmp_path / "to", "--append-eod"))
-    content, end = open_data(tmp_path / "to"), TOKENIZER.token_to_id(tokenization.END)
+    raw, end = write_files(tmp_path / "raw", {**files, **WITH_TOKENIZER}), TOKENIZER.token_to_id(tokenization.END)
+    content = open_data(prepared("llama31_8b", raw, tmp_path / "to", "--append-eod"))
     for stored, source in ((content.train, texts["train"]), (content.test, texts["valid"])):
         ids = [stored.read(number, 0, 99).tolist() for number in range(len(stored.lengths))]
         assert [(TOKENIZER.decode(tokens[:-1]), tokens[-1]) for tokens in ids] == [(text, end) for text in source]
@@ -228,8 +228,8 @@ def test_wrong_indexed_files_are_rejected_by_preparation_and_verification(
     # As an earlier version prepared it
     for name in ("check_index", "check_tokens"):
         monkeypatch.setattr(writer, name, lambda *_: None)
-    notes(prepare(raw, "-o", tmp_path / "to", "--allow-overlap"))
-    assert message in refused(prepare("--verify", tmp_path / "to"))
+    to = prepared("llama31_8b", raw, tmp_path / "to", "--allow-overlap")
+    assert message in refused(prepare("--verify", to))
 
 
 def jsonl(rows: Iterable[object]) -> str:
@@ -446,8 +446,8 @@ def test_texts_are_packed_and_only_summaries_count_in_evaluation(tmp_path: Path)
     long = {"input": "xyzzy " * 90, "output": "left out"}
     files = {"train.jsonl": [*train, long], "validation.jsonl": test}
     raw = {**{name: jsonl(rows) for name, rows in files.items()}, "tokenizer.json": tokenizer.to_str()}
-    notes(lora_prepare(write_files(tmp_path / "raw", raw), "-o", tmp_path / "to", "--sequence-length", 200))
-    content, end = open_lora_data(tmp_path / "to"), tokenizer.token_to_id(tokenization.END)
+    source, end = write_files(tmp_path / "raw", raw), tokenizer.token_to_id(tokenization.END)
+    content = open_lora_data(prepared("llama2_70b_lora", source, tmp_path / "to", "--sequence-length", 200))
     assert (content.manifest["how"]["left_out"], content.manifest["name"]) == ({"train": 1, "test": 0}, "raw")
     for word, samples in (("town", content.train), ("sea", content.test)):
         stream = samples.tokens.flatten().tolist()

@@ -17,7 +17,7 @@ from benchmarks.dlrm.placement import place
 from encore import data, paths
 from tests import preparing
 from tests.conftest import Encore, only_run, records
-from tests.preparing import check_refusal, notes, write_files
+from tests.preparing import check_refusal, notes, prepared, write_files
 
 RATINGS = [(user, item, 4, 1000 + 10 * user + item) for user in range(1, 7) for item in range(user, user + 5)]
 HEADER = "userId,movieId,rating,timestamp\n"
@@ -61,10 +61,10 @@ def test_form_of_the_ratings_does_not_matter(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "ml-mine.zip", "w") as archive:
         archive.writestr("ml-mine/ratings.csv", EQUIVALENT["plain"][1])
     sources = {name: write_files(tmp_path / name, {file: text}) for name, (file, text) in EQUIVALENT.items()}
-    ids = {}
-    for name, source in {**sources, "zip": tmp_path / "ml-mine.zip"}.items():
-        notes(prepare_ratings(source, "-o", tmp_path / f"{name} set", "--name", "mine"))
-        ids[name] = data.read_passport(tmp_path / f"{name} set").id
+    ids = {
+        name: data.read_passport(prepared("ncf", source, tmp_path / f"{name} set", "--name", "mine", workers=0)).id
+        for name, source in {**sources, "zip": tmp_path / "ml-mine.zip"}.items()
+    }
     manifest = data.check_data(tmp_path / "zip set", "ncf")
     assert ids == dict.fromkeys(ids, manifest.id) and manifest == data.read_passport(tmp_path / "zip set")
     # A user rates 5 successive items, the last one last in time; the negatives are the other items, repeated.
@@ -162,8 +162,8 @@ def test_bad_files_of_the_paper_are_rejected(tmp_path: Path, file: str, text: st
 
 @pytest.mark.long
 def test_changed_data_set_is_rejected_before_a_run(encore: Encore, pytorch_python: Path, tmp_path: Path) -> None:
-    notes(prepare_ratings(write_files(tmp_path / "raw", PAPER), "-o", tmp_path / "to"))
-    (tmp_path / "to" / "test_negatives.npy").write_bytes(b"")
+    to = prepared("ncf", write_files(tmp_path / "raw", PAPER), tmp_path / "to")
+    (to / "test_negatives.npy").write_bytes(b"")
     done = encore("run", "ncf", "1", "--data", str(tmp_path / "to"), "--results", str(tmp_path / "results"), code=2)
     assert "has changed" in done.stderr
     (problem,) = data.verify("ncf", tmp_path / "to", pytorch_python)
@@ -173,8 +173,6 @@ def test_changed_data_set_is_rejected_before_a_run(encore: Encore, pytorch_pytho
 CRITEO = paths.ROOT.parent / "shared" / "data" / "criteo.tar.xz"
 CONSTANT_RATE_LOSS = 0.5269  # Log loss on the sample's test rows if the prediction is always the click rate
 INDEX_LIMIT = 40_000_000
-
-prepare_clicks = partial(preparing.run, "dlrm", workers=0)
 
 
 def row(number: int) -> str:
@@ -271,9 +269,10 @@ def test_placement_keeps_within_memory() -> None:
 @pytest.mark.slow
 def test_days_are_split_shuffled_and_encoded(tmp_path: Path) -> None:
     raw = write_files(tmp_path / "raw", days(3, 1501))
-    for name, seed, workers in (("one", 0, 0), ("two", 0, 2), ("three", 1, 0)):
-        notes(prepare_clicks(raw, "-o", tmp_path / name, "--seed", seed, workers=workers))
-    manifest, same, reseeded = (preparing.manifest(tmp_path / name) for name in ("one", "two", "three"))
+    manifest, same, reseeded = (
+        preparing.manifest(prepared("dlrm", raw, tmp_path / name, "--seed", seed, workers=workers))
+        for name, seed, workers in (("one", 0, 0), ("two", 0, 2), ("three", 1, 0))
+    )
     assert same["id"] == manifest["id"] != reseeded["id"], "workers do not change it, the seed does"
     counts = {split: content["count"] for split, content in manifest["splits"].items()}
     found = counts, manifest["name"], manifest["facts"]["table_sizes"]
@@ -303,9 +302,9 @@ def test_disk_space_is_allocated_before_the_first_row(tmp_path: Path) -> None:
 
 def test_rare_values_share_a_row(tmp_path: Path) -> None:
     raw = write_files(tmp_path / "raw", days(2, 300))
-    notes(prepare_clicks(raw, "-o", tmp_path / "to", "--frequency-threshold", 8))
+    to = prepared("dlrm", raw, tmp_path / "to", "--frequency-threshold", 8, workers=0)
     # 300 training rows: every value occurs 7 or 8 times in the table with 40 values, 4 or 5 times in that with 65
-    assert preparing.manifest(tmp_path / "to")["facts"]["table_sizes"] == [21, 14, 7] + [1] * 23
+    assert preparing.manifest(to)["facts"]["table_sizes"] == [21, 14, 7] + [1] * 23
 
 
 @pytest.mark.parametrize(
@@ -371,8 +370,8 @@ def test_bad_clicks_are_rejected(case: str, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_malformed_rows_are_skipped_on_request(tmp_path: Path) -> None:
-    notes(prepare_clicks(write_files(tmp_path / "raw", SIGNED), "-o", tmp_path / "to", "--skip-corrupt"))
-    assert preparing.manifest(tmp_path / "to")["facts"]["malformed"] == 200
+    to = prepared("dlrm", write_files(tmp_path / "raw", SIGNED), tmp_path / "to", "--skip-corrupt", workers=0)
+    assert preparing.manifest(to)["facts"]["malformed"] == 200
 
 
 # -- real clicks ------------------------------------------------------------------------------------------

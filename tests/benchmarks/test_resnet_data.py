@@ -29,7 +29,7 @@ from benchmarks.resnet import parts
 from benchmarks.resnet.prepare import check
 from encore import paths
 from tests import preparing
-from tests.preparing import check_refusal, notes, pack, refused, write_files
+from tests.preparing import check_refusal, notes, pack, prepared, refused, write_files
 from tests.trainings import PATIENCE, wait_until
 
 WORDNET_IDS = ("n01440764", "n01443537", "n02084071")
@@ -98,15 +98,17 @@ def test_class_folders_give_labels_and_unchanged_images(tmp_path: Path, pets: Pa
         written = records(tmp_path / "out", split)
         assert (sorted(written) == sorted(files), written != files) == (True, is_shuffled)
     # The order depends on the seed, not on the workers
-    notes(run(pets, "-o", tmp_path / "workers", workers=1))
-    notes(run(pets, "-o", tmp_path / "other", "--seed", 1))
-    made, same, other = (preparing.manifest(tmp_path / name) for name in ("out", "workers", "other"))
+    same, other = (
+        preparing.manifest(prepared("resnet", pets, tmp_path / f"{workers}", "--seed", seed, workers=workers))
+        for seed, workers in ((0, 1), (1, 0))
+    )
+    made = preparing.manifest(tmp_path / "out")
     assert made["id"] == same["id"] != other["id"] and made["name"] == "pets"
 
 
 def test_one_tree_is_split_by_class(tmp_path: Path, images: Path) -> None:
-    source, out = class_folders(tmp_path / "tree", images, {"ant": 10, "bee": 20, "cow": 2}), tmp_path / "out"
-    notes(run(source, "-o", out, "--validation-fraction", 0.2))
+    source = class_folders(tmp_path / "tree", images, {"ant": 10, "bee": 20, "cow": 2})
+    out = prepared("resnet", source, tmp_path / "out", "--validation-fraction", 0.2, workers=0)
     assert Counter(label for label, _ in records(out, "val")) == {0: 2, 1: 4, 2: 1}
     assert len(set(records(out, "train")) | set(records(out, "val"))) == 32
 
@@ -145,8 +147,8 @@ def test_tars_of_imagenet_are_read(tmp_path: Path, images: Path, imagenet: Path)
     )
     (imagenet / "ILSVRC2012_img_val.tar").unlink()
     class_folders(imagenet / "val", images, dict.fromkeys(WORDNET_IDS, 2), first=24)
-    notes(run(imagenet, "-o", tmp_path / "folders", "--name", "tiny"))
-    assert [label for label, _ in records(tmp_path / "folders", "val")] == [0, 0, 1, 1, 2, 2]
+    folders = prepared("resnet", imagenet, tmp_path / "folders", "--name", "tiny", workers=0)
+    assert [label for label, _ in records(folders, "val")] == [0, 0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("name", ["devkit_t12.tar.gz", "img_train.tar", "img_val.tar"])
@@ -165,10 +167,11 @@ def test_missing_or_truncated_tar_is_named(imagenet: Path, name: str, change: An
 def test_resize_sets_the_short_side_and_quality_encodes_again(tmp_path: Path, images: Path, pets: Path) -> None:
     write_files(pets, {"val/ant/large.jpg": (images / "large00.jpg").read_bytes()})
     originals = {path.read_bytes() for path in (pets / "val").glob("*/??.jpg")}
-    for name, words in (("out", ("--resize", 100)), ("low", ("--quality", 40))):
-        notes(run(pets, "-o", tmp_path / name, *words))
-    (changed,) = (image for _, image in records(tmp_path / "out", "val") if image not in originals)
-    unchanged = {image for _, image in records(tmp_path / "low", "val")} & originals
+    small, low = (
+        {image for _, image in records(prepared("resnet", pets, tmp_path / word, word, value, workers=0), "val")}
+        for word, value in (("--resize", 100), ("--quality", 40))
+    )
+    (changed,), unchanged = small - originals, low & originals
     assert (Image.open(io.BytesIO(changed)).size, unchanged) == ((129, 100), set())
 
 
@@ -207,8 +210,7 @@ SCALE = np.linspace(0, 1, 48 * 64).reshape(48, 64) ** 2  # Mean 1/3, so that an 
 )
 def test_pixels_of_any_type_keep_their_brightness(tmp_path: Path, pets: Path, name: str, picture: Any) -> None:
     picture.save(pets / "val" / "ant" / f"0 {name}")  # The first image
-    notes(run(pets, "-o", tmp_path / "out"))
-    stored = Image.open(io.BytesIO(records(tmp_path / "out", "val")[0][1]))
+    stored = Image.open(io.BytesIO(records(prepared("resnet", pets, tmp_path / "out", workers=0), "val")[0][1]))
     assert stored.mode == "RGB" and abs(np.asarray(stored).mean() - SCALE.mean() * 255) < 1
 
 
@@ -268,9 +270,10 @@ def test_interrupted_preparation_ends_its_workers_and_resumes(
     assert number == signal.SIGKILL or "again to resume" in json.loads(printed.splitlines()[-1])["error"]["hint"]
     assert psutil.wait_procs(workers, timeout=PATIENCE)[1] == []
     assert "incomplete" in manifests.verify(tmp_path / "out")[0].found
-    for name in ("out", "reference"):
-        notes(run(*words[:-3], "-o", tmp_path / name))
-    resumed, reference = (preparing.manifest(tmp_path / name) for name in ("out", "reference"))
+    resumed, reference = (
+        preparing.manifest(prepared("resnet", Path(words[0]), tmp_path / name, *words[1:3], workers=0))
+        for name in ("out", "reference")
+    )
     assert (resumed["id"], (tmp_path / "out" / "parts").exists()) == (reference["id"], False)
 
 

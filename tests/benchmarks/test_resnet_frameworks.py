@@ -8,14 +8,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from benchmarks.common.run import timing
 from benchmarks.common.run.timing import InputWait
-from encore import catalogue, configuration
 from tests.conftest import Encore, ToyRun, evaluations, logged, losses, only_run
 from tests.trainings import (
     InFramework,
@@ -29,6 +28,14 @@ from tests.trainings import (
 )
 
 STEPS_PER_EPOCH = 24
+
+
+def stopped(started: Started) -> str:
+    # Output of a run that SIGTERM ends
+    started.process.send_signal(signal.SIGTERM)
+    return started.ended(130)
+
+
 TOY_SEED = ("--seed", "1")  # The seed of toy_run
 
 
@@ -36,26 +43,21 @@ TOY_SEED = ("--seed", "1")  # The seed of toy_run
 def test_resumed_run_has_bit_identical_losses(
     framework: str, toy_run: Callable[[str], ToyRun], digits: Path, tmp_path: Path
 ) -> None:
-    name = f"resnet-{framework}"
-    started = Started.run(digits, tmp_path, *TOY_SEED, name=name)
+    started = Started.run(digits, tmp_path, *TOY_SEED, name=f"resnet-{framework}")
     # Before the first evaluation, which needs the batch statistics of every rank
     folder = started.wait_for_step(STEPS_PER_EPOCH // 2)
     ranks = started.ranks(folder)
-    started.process.send_signal(signal.SIGTERM)
-    assert "a checkpoint was written" in started.ended(130)
+    assert "a checkpoint was written" in stopped(started)
     assert_none_left(ranks)
-    stopped_at = len(losses(folder / "metrics.jsonl"))
-    assert stopped_at < STEPS_PER_EPOCH
+    metrics, uninterrupted = folder / "metrics.jsonl", toy_run(f"resnet-{framework}").metrics
+    assert len(losses(metrics)) < STEPS_PER_EPOCH
 
     resumed = Started.again(folder.parent)
     resumed.wait_for_step(STEPS_PER_EPOCH + 1)
-    resumed.process.send_signal(signal.SIGTERM)
-    resumed.ended(130)
-    curve, uninterrupted = (losses(metrics) for metrics in (folder / "metrics.jsonl", toy_run(name).metrics))
-    steps = min(len(curve), len(uninterrupted))
-    assert steps >= STEPS_PER_EPOCH
-    assert curve[:steps] == uninterrupted[:steps]
-    assert evaluations(folder / "metrics.jsonl")[0] == evaluations(toy_run(name).metrics)[0]
+    stopped(resumed)
+    steps = min(len(losses(metrics)), len(losses(uninterrupted)))
+    assert steps >= STEPS_PER_EPOCH and losses(metrics)[:steps] == losses(uninterrupted)[:steps]
+    assert evaluations(metrics)[0] == evaluations(uninterrupted)[0]
 
 
 pytorch_and_tensorflow = pytest.mark.parametrize("framework", ["pytorch", "tensorflow"])
@@ -79,13 +81,11 @@ def test_two_ranks_train_like_one(
     name = f"resnet-{framework}"
     started = Started.run(digits, tmp_path, *TOY_SEED, "--env", "OMP_NUM_THREADS=1", name=name, ranks=1)
     folder = started.wait_for_step(STEPS_PER_EPOCH)
-    started.process.send_signal(signal.SIGTERM)
-    started.ended(130)
+    stopped(started)
     one, two = losses(folder / "metrics.jsonl"), losses(toy_run(name).metrics)
     # Two ranks draw other images into a step and normalize over half of the batch
-    assert two[0] == pytest.approx(one[0], rel=0.1)
     last = slice(STEPS_PER_EPOCH // 2, STEPS_PER_EPOCH)
-    assert sum(two[last]) == pytest.approx(sum(one[last]), rel=0.25)
+    assert (two[0], sum(two[last])) == (pytest.approx(one[0], rel=0.1), pytest.approx(sum(one[last]), rel=0.25))
 
 
 @pytest.mark.long
@@ -132,81 +132,61 @@ def test_every_option_of_the_step_trains(encore: Encore, few_digits: Path, tmp_p
     folders = ("--data", str(few_digits), "--results", str(tmp_path), "--seed", "7")
     encore("run", name, "2", *folders, *settings(OPTIONS[name]), code=3)
     keys = [event["key"] for event in logged(only_run(tmp_path) / "result_0.txt")]
-    assert ("lars_opt_base_learning_rate" in keys, keys.count("eval_accuracy")) == (True, 1)
     curve = losses(only_run(tmp_path) / "experiment_0" / "metrics.jsonl")
-    assert len(curve) == (6 if name == "resnet" else STEPS_PER_EPOCH // 2)
-    assert all(0 < loss < 10 for loss in curve)
+    found = "lars_opt_base_learning_rate" in keys, keys.count("eval_accuracy"), len(curve)
+    assert found == (True, 1, 6 if name == "resnet" else STEPS_PER_EPOCH // 2)
     # 6 steps are too few for a network of 50 layers
-    assert name == "resnet" or curve[-1] < 0.9 * curve[0]
+    assert all(0 < loss < 10 for loss in curve) and (name == "resnet" or curve[-1] < 0.9 * curve[0])
 
 
 def test_system_of_another_framework_is_not_a_submitted_configuration(encore: Encore) -> None:
     shown = json.loads(encore("show", "resnet-tensorflow", "--system", "dgxa100", "--json").stdout)
-    assert shown["submitted"] is False
-    assert shown["deviations"] == [{"key": "framework", "text": "tensorflow instead of mxnet"}]
+    deviations = [{"key": "framework", "text": "tensorflow instead of mxnet"}]
+    assert (shown["submitted"], shown["deviations"]) == (False, deviations)
 
 
-@pytest.fixture(scope="module", params=["mxnet", "pytorch", "tensorflow"])
-def measured(request: pytest.FixtureRequest, digits: Path) -> dict[str, Any]:
-    """Output of input_batches.py in a framework."""
-    run = request.getfixturevalue(f"in_{request.param}")
-    return {"framework": request.param, **result(run("input_batches.py", request.param, str(digits)))}
-
-
-def test_batch_is_copied_in_every_precision_and_layout(measured: dict[str, Any]) -> None:
+@pytest.mark.parametrize("framework", ["mxnet", "pytorch", "tensorflow"])
+def test_batches_are_copied_as_the_device_needs_them(
+    framework: str, request: pytest.FixtureRequest, digits: Path
+) -> None:
+    measured = result(request.getfixturevalue(f"in_{framework}")("input_batches.py", framework, str(digits)))
     shapes = {"NHWC 4": [8, 32, 32, 4], "NHWC 3": [8, 32, 32, 3], "NCHW 4": [8, 4, 32, 32], "NCHW 3": [8, 3, 32, 32]}
     types = {"fp16": "float16", "fp32": "float32"}
-    assert len(measured["batches"]) == 8
-    for name, batch in measured["batches"].items():
-        precision, layout, channels, _ = name.split()
-        shape = shapes[f"{layout} {channels}"]
-        assert batch == {"type": types[precision], "shape": shape, "images": True, "labels": True}, name
-
-
-def test_step_is_queued_before_the_copy_of_its_batch_is_awaited(measured: dict[str, Any]) -> None:
+    names = [name.split() for name in measured["batches"]]
+    assert list(measured["batches"].values()) == [
+        {"type": types[precision], "shape": shapes[f"{layout} {channels}"], "images": True, "labels": True}
+        for precision, layout, channels, _ in names
+    ]
     # DALI is asked for a batch after the last one is copied; nothing waits for all work of the GPU
-    assert measured["drains"] == 0
-    calls = ["run", "convert", "step", "copied"] * 3 if measured["framework"] == "tensorflow" else []
-    assert measured["calls"][:11] == calls[:11]
+    calls = ["run", "convert", "step", "copied"] * 3 if framework == "tensorflow" else []
+    assert (len(names), measured["drains"], measured["calls"][:11]) == (8, 0, calls[:11])
 
 
 def test_only_the_fetch_time_of_an_idle_device_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, is_idle = SimpleNamespace(now=1.0), threading.Event()
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    wait = InputWait(is_idle.wait)
+    wait, always_idle = InputWait(is_idle.wait), InputWait()  # the second: every step is finished when it returns
 
-    def fetch(seconds_until_idle: float | None, seconds_after: float) -> None:
-        if seconds_until_idle is not None:
-            clock.now += seconds_until_idle
+    def fetch(seconds_until_idle: float, seconds_after: float) -> None:
+        clock.now += seconds_until_idle
+        if seconds_until_idle:
             is_idle.set()
             assert wait._watch is not None
             wait._watch.join()
         clock.now += seconds_after
 
-    wait.fetch(lambda: fetch(None, 2.0))  # the device is busy during all of it
+    wait.fetch(lambda: fetch(0.0, 2.0))  # the device is busy during all of it
     wait.fetch(lambda: fetch(3.0, 0.5))  # the device becomes idle half a second before the end
-    assert (wait.take(), wait.take(), wait.total) == (0.5, 0.0, 0.5)
-    wait = InputWait()  # every step is finished when it returns
-    wait.fetch(lambda: fetch(None, 0.25))
-    assert (wait.take(), wait.total) == (0.25, 0.25)
+    always_idle.fetch(lambda: fetch(0.0, 0.25))
+    assert (wait.take(), wait.take(), wait.total, always_idle.take(), always_idle.total) == (0.5, 0.0, 0.5, 0.25, 0.25)
 
 
 def test_error_of_a_queued_step_stops_the_training() -> None:
     # The thread that waits for the device may be the first to get it
-    def finish() -> None:
-        raise RuntimeError("out of memory")
-
-    wait = InputWait(finish)
+    wait = InputWait(mock.Mock(side_effect=RuntimeError("out of memory")))
     with pytest.raises(RuntimeError, match="out of memory"):
         wait.fetch(lambda: None)
         wait.take()
-
-
-def test_only_later_submissions_resize_with_antialiasing() -> None:
-    choice = catalogue.choose("resnet")
-    systems = [system for system in catalogue.systems(choice) if system.kind in ("submitted", "later")]
-    configs = [configuration.resolve(choice, system, system.nodes, system.gpus_per_node, []) for system in systems]
-    assert {config.system.system for config in configs if config.get("antialias")} == {"dgxh100", "dgxh100_n8", "h200"}
 
 
 FRAMEWORKS = ("pytorch", "tensorflow")
@@ -257,17 +237,15 @@ def test_parity_with_mxnet(
     # Weights, logits, loss, gradients, rates, both optimizers and 15 losses on the same batches
     results = compute(framework, request, tmp_path / "results.npz")
     assert sorted(results) == sorted(mxnet_results)
+    differences = {name: relative_norm(results[name], mxnet_results[name]) for name in results}
     for kind, limit in LIMITS.items():
-        differences = {
-            name: relative_norm(results[name], mxnet_results[name]) for name in results if name.startswith(kind)
-        }
-        assert differences and max(differences.values()) <= limit, differences
+        of_kind = {name: difference for name, difference in differences.items() if name.startswith(kind)}
+        assert of_kind and max(of_kind.values()) <= limit, of_kind
     for depth in (18, 50):
         names = sorted(name for name in results if f"gradient {depth}" in name)
         ours, theirs = (np.concatenate([arrays[name].ravel() for name in names]) for arrays in (results, mxnet_results))
         assert relative_norm(ours, theirs) < ALL_GRADIENTS[framework, depth]
-    norms = {name: float(np.linalg.norm(results[name])) for name in NORMS}
-    assert norms == pytest.approx(NORMS, rel=1e-5)
+    assert {name: float(np.linalg.norm(results[name])) for name in NORMS} == pytest.approx(NORMS, rel=1e-5)
     ours, theirs = results["losses"], mxnet_results["losses"]
     differences_by_step = np.abs(ours - theirs) / theirs
     assert differences_by_step[:8].max() < 1e-3 and differences_by_step.max() < 0.1
@@ -287,5 +265,4 @@ def test_no_rank_reads_data_before_the_clock_starts(
     (started,) = re.findall(r'"time_ms": (\d+), "event_type": "INTERVAL_START", "key": "run_start"', log)
     for rank in (0, 1):
         seconds, file = (tmp_path / f"rank_{rank}").read_text(encoding="ascii").split()
-        assert file == "train.idx"
-        assert float(seconds) >= int(started) / 1000
+        assert file == "train.idx" and float(seconds) >= int(started) / 1000

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -22,9 +23,8 @@ from benchmarks.transformer import schedule as transformer_schedule
 from encore import files, paths
 from tests.trainings import checked_config, config_of
 
-FOLDER = paths.BENCHMARKS / "resnet" / "systems"
 SYSTEMS = [
-    system for system in map(files.read_toml, sorted(FOLDER.glob("*.toml")))
+    system for system in map(files.read_toml, sorted(paths.BENCHMARKS.glob("resnet/systems/*.toml")))
     if system["kind"] == "submitted" and system["round"] <= "v0.7"
 ]  # fmt: skip
 
@@ -47,17 +47,13 @@ def resnet(**changes: Any) -> Hyperparameters:
     return Hyperparameters(**{**values, **changes})
 
 
-def weights(config: Any, step: int) -> float:
-    return maskrcnn_schedule.rates(config, step).weights
-
-
-def biases(config: Any, step: int) -> float:
-    return maskrcnn_schedule.rates(config, step).biases
-
-
 def gnmt(config: Any, step: int) -> float:
     # Its WarmupMultiStepLR counts the first step as 1
     return gnmt_schedule.learning_rate(config, step - 1) / 2.875e-3
+
+
+def mask_rcnn_rates(parameters: str) -> Callable[[Any, int], float]:
+    return lambda config, step: getattr(maskrcnn_schedule.rates(config, step), parameters)
 
 
 mask_rcnn = partial(config_of, "maskrcnn", "dgxa100", "v0.7", 8)
@@ -111,15 +107,21 @@ llama = partial(config_of, "llama31-8b", "reference_h200", None, 8)
         # WarmupMultiStepLR: 0.08 - (800 - step) * 0.0001, then tenths after 18,000 and 24,000 steps. From biases the
         # same is subtracted, but twice the base value is the start
         (
-            weights, mask_rcnn, [],
+            mask_rcnn_rates("weights"), mask_rcnn, [],
             {0: 0.0, 400: 0.04, 799: 0.0799, 800: 0.08, 17999: 0.08, 18000: 0.008, 24000: 0.0008},
         ),
         (
-            biases, mask_rcnn, [],
+            mask_rcnn_rates("biases"), mask_rcnn, [],
             {0: 0.08, 400: 0.12, 799: 0.1599, 800: 0.16, 17999: 0.16, 18000: 0.016, 24000: 0.0016},
         ),
-        (weights, partial(mask_rcnn, "warmup_factor=0.0"), [], {0: 0.08 / 3, 400: 0.08 * 2 / 3, 800: 0.08}),
-        (biases, partial(mask_rcnn, "warmup_factor=0.0"), [], {0: 0.16 / 3, 400: 0.16 * 2 / 3, 800: 0.16}),
+        (
+            mask_rcnn_rates("weights"), partial(mask_rcnn, "warmup_factor=0.0"), [],
+            {0: 0.08 / 3, 400: 0.08 * 2 / 3, 800: 0.08},
+        ),
+        (
+            mask_rcnn_rates("biases"), partial(mask_rcnn, "warmup_factor=0.0"), [],
+            {0: 0.16 / 3, 400: 0.16 * 2 / 3, 800: 0.16},
+        ),
         (
             gnmt, partial(config_of, "gnmt", "dgxa100", "v0.7", 8), [],
             {
@@ -160,11 +162,11 @@ def test_learning_rates(
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system["system"] + system["round"])
 def test_systems_have_the_optimizer_that_was_submitted(system: dict[str, Any]) -> None:
     # set_wd_mult of MXNet's SGD and of SGDwFASTLARS; SoftmaxOutput sums over the batch; only v0.7 has warm-up steps
-    values, defaults = system["config"], Hyperparameters()
+    values = {**asdict(Hyperparameters()), **system["config"]}
     without = {"sgd": ["beta", "bias"], "lars": ["gamma", "beta"]}[values["optimizer"]]
-    assert sorted(values.get("no_weight_decay", defaults.no_weight_decay)) == sorted(without)
-    assert values["loss_scale"] == values["batch_size"]
-    assert (values.get("warm_up_steps", defaults.warm_up_steps) > 0) == (system["round"] == "v0.7")
+    assert (sorted(values["no_weight_decay"]), values["loss_scale"], values["warm_up_steps"] > 0) == (
+        sorted(without), values["batch_size"], system["round"] == "v0.7"
+    )  # fmt: skip
 
 
 ssd = partial(config_of, "ssd", "cpu", None, 1, "epochs=2", "batch_size=16", "checkpoint_interval=1")
@@ -205,13 +207,13 @@ def test_properties_of_timelines() -> None:
     by_steps, by_epochs = (
         ssd_schedule.timeline(ssd(setting), 1, 62) for setting in ("eval_steps=[20, 41]", "eval_epochs=[1]")
     )
-    assert [step for step in range(1, 125) if by_steps.checkpoints_after(step)] == [62, 124]
-    assert (by_steps.evaluates_inside_epochs, by_epochs.evaluates_inside_epochs) == (True, False)
-    assert bert_schedule.timeline(config_of("bert", "dgx1", None, 8), 8).steps == 13889
-    assert llama_schedule.timeline(llama(), 8).lower_is_better
-    # 1,200,000 steps of 32 samples, an evaluation after 384
-    assert llama_schedule.evaluations(llama(), 8) == 3126
-    for name, rule in (("resnet", schedule.timeline), ("dlrm", dlrm_schedule.timeline)):
-        assert rule(config_of(name, "cpu", None, 1), 100).target_is_exceeded
+    checkpoints = [step for step in range(1, 125) if by_steps.checkpoints_after(step)]
+    inside = by_steps.evaluates_inside_epochs, by_epochs.evaluates_inside_epochs
+    assert (checkpoints, *inside, llama_schedule.timeline(llama(), 8).lower_is_better) == ([62, 124], True, False, True)
+    # Llama: 1,200,000 steps of 32 samples, an evaluation after 384
+    bert = bert_schedule.timeline(config_of("bert", "dgx1", None, 8), 8)
+    assert (bert.steps, llama_schedule.evaluations(llama(), 8)) == (13889, 3126)
+    resnet, dlrm = (config_of(name, "cpu", None, 1) for name in ("resnet", "dlrm"))
+    assert schedule.timeline(resnet, 100).target_is_exceeded and dlrm_schedule.timeline(dlrm, 100).target_is_exceeded
     logged = lora_mlperf.hyperparameters(checked_config("llama2-70b-lora", "eos", "v4.0"), 8)
     assert (logged["global_batch_size"], logged["opt_learning_rate_training_steps"]) == (8, 896)

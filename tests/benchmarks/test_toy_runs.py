@@ -1,6 +1,7 @@
 """The toy run of each implementation: target, log, compliance, export and files."""
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,14 +48,12 @@ PERCENT = {"gnmt", "transformer"}  # Metrics have BLEU in percent, logs as a fra
 def test_toy_run_reaches_its_target_and_passes_the_checker(name: str, toy_run: ToyRuns) -> None:
     run = toy_run(name)
     recorded(run.experiment)
-    (experiment,) = run.printed["experiments"]
-    sign = -1 if name in LOWER_IS_BETTER else 1
-    assert experiment["status"] == "reached" and experiment["minutes"] > 0
-    assert experiment["qualities"].keys() == experiment["targets"].keys()
-    assert all(sign * experiment["qualities"][key] >= sign * target for key, target in experiment["targets"].items())
-    assert evaluations(run.metrics)[-1]["qualities"] == pytest.approx(experiment["qualities"])
-    assert records(run.metrics, "end")[-1]["outcome"] == "reached"
-    compliance = experiment["compliance"]
+    (experiment,), sign = run.printed["experiments"], -1 if name in LOWER_IS_BETTER else 1
+    qualities, targets, compliance = (experiment[key] for key in ("qualities", "targets", "compliance"))
+    outcomes = experiment["status"], records(run.metrics, "end")[-1]["outcome"]
+    assert (*outcomes, qualities.keys()) == ("reached", "reached", targets.keys()) and experiment["minutes"] > 0
+    assert all(sign * qualities[key] >= sign * target for key, target in targets.items())
+    assert evaluations(run.metrics)[-1]["qualities"] == pytest.approx(qualities)
     if name == "bert-squad":  # No round of MLPerf has it
         assert compliance is None
     else:
@@ -64,17 +63,16 @@ def test_toy_run_reaches_its_target_and_passes_the_checker(name: str, toy_run: T
 
 @pytest.mark.parametrize("name", LOGGED)
 def test_log_of_the_toy_run(name: str, toy_run: ToyRuns) -> None:
-    run = toy_run(name)
-    log = logged(run.folder / "result_0.txt")
-    keys = [event["key"] for event in log]
+    run, values = toy_run(name), defaultdict(list)
+    for event in logged(run.folder / "result_0.txt"):
+        values[event["key"]].append(event["value"])
     batch = () if name == "minigo" else ("global_batch_size",)  # Minigo's rules have no global batch
-    once = ("init_start", "init_stop", "run_start", "run_stop", "seed", *batch, *LOGGED[name])
-    assert [key for key in once if keys.count(key) != 1] == []
-    values = {event["key"]: event["value"] for event in log}
-    assert {key: values[key] for key in LOGGED[name]} == LOGGED[name]
-    accuracies = [event["value"] for event in log if event["key"] == "eval_accuracy"]
+    assert {key: values[key] for key in LOGGED[name]} == {key: [value] for key, value in LOGGED[name].items()}
+    once = ("init_start", "init_stop", "run_start", "run_stop", "seed", *batch)
+    assert [key for key in once if len(values[key]) != 1] == []
     factor = 0.01 if name in PERCENT else 1
-    assert [[*value.values()] if isinstance(value, dict) else [value] for value in accuracies] == [
+    accuracies = [[*value.values()] if isinstance(value, dict) else [value] for value in values["eval_accuracy"]]
+    assert accuracies == [
         pytest.approx([factor * value for value in result["qualities"].values()]) for result in evaluations(run.metrics)
     ]
 
@@ -82,8 +80,7 @@ def test_log_of_the_toy_run(name: str, toy_run: ToyRuns) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "minigo"])
 def test_losses_of_the_toy_run_fall(name: str, toy_run: ToyRuns) -> None:
     curve = losses(toy_run(name).metrics)
-    assert all(loss > 0 for loss in curve)
-    assert np.mean(curve[-5:]) < 0.95 * curve[0]
+    assert min(curve) > 0 and np.mean(curve[-5:]) < 0.95 * curve[0]
 
 
 # Export formats; tests/run/test_export.py exports NCF, tests/run/test_run.py ResNet in MXNet as ONNX
@@ -102,8 +99,7 @@ def test_exported_model_has_the_quality_of_the_run(name: str, toy_run: ToyRuns, 
     run = toy_run(name)
     tolerance = 0.25 if name in SEPARATE_STATISTICS else 1e-3
     content = exported(encore, run.folder, tmp_path / "exported", FORMATS[name], rel=tolerance)
-    assert content["reached"]
-    assert content["quality"].keys() == run.printed["experiments"][0]["qualities"].keys()
+    assert content["reached"] and content["quality"].keys() == run.printed["experiments"][0]["qualities"].keys()
 
 
 # -- files of the runs ------------------------------------------------------------------------------------
@@ -111,34 +107,33 @@ def test_exported_model_has_the_quality_of_the_run(name: str, toy_run: ToyRuns, 
 
 def test_score_of_bert_squad_is_not_an_mlperf_score(toy_run: ToyRuns, encore: Encore) -> None:
     folder = str(toy_run("bert-squad").folder)
-    score = json.loads(encore("score", folder, "--json").stdout)
+    score, comparison = (json.loads(encore(command, folder, "--json").stdout) for command in ("score", "compare"))
     assert (score["score_minutes"], score["round"]) == (None, None)
-    comparison = json.loads(encore("compare", folder, "--json").stdout)
     assert (comparison["verdict"], comparison["score_is_official"]) == ("not comparable", False)
     assert "which is not an MLPerf round" in encore("check", folder).stdout
 
 
 def test_scores_of_bert_squad_are_those_of_its_predictions(toy_run: ToyRuns, toy: Callable[[str], Path]) -> None:
     run, questions = toy_run("bert-squad"), open_squad(toy("bert-squad")).questions
-    predictions = json.loads((run.experiment / "predictions.json").read_text(encoding="utf-8"))
+    predictions, candidates = (
+        json.loads((run.experiment / name).read_text(encoding="utf-8"))
+        for name in ("predictions.json", "nbest_predictions.json")
+    )
     scores = answers.score([predictions[item.id] for item in questions], [item.references for item in questions])
     last = evaluations(run.metrics)[-1]
     assert (quality(last), last["exact_match"]) == pytest.approx((scores.f1, scores.exact_match))
-    candidates = json.loads((run.experiment / "nbest_predictions.json").read_text(encoding="utf-8"))
-    assert all(candidates[key][0]["text"] == text for key, text in predictions.items())
+    assert {key: spans[0]["text"] for key, spans in candidates.items()} == predictions
     assert max(map(len, candidates.values())) == 20
     assert all(sum(span["probability"] for span in spans) == pytest.approx(1) for spans in candidates.values())
 
 
 @pytest.mark.parametrize("name", ["gnmt", "transformer"])
 def test_translations_of_the_last_evaluation_are_kept(name: str, toy_run: ToyRuns) -> None:
-    run = toy_run(name)
-    results = evaluations(run.metrics)
-    lines = [json.loads(line) for line in (run.experiment / "translations.jsonl").open(encoding="utf-8")]
+    results = evaluations(toy_run(name).metrics)
+    lines = [json.loads(line) for line in (toy_run(name).experiment / "translations.jsonl").open(encoding="utf-8")]
     assert [(line["index"], line["epoch"]) for line in lines] == [(index, len(results)) for index in range(400)]
     if name == "transformer":
-        right = [line["bleu"] for line in lines if line["hypothesis"] == line["reference"]]
-        assert right and set(right) == {100}
+        assert {line["bleu"] for line in lines if line["hypothesis"] == line["reference"]} == {100}
         # sacreBLEU splits this language at the same places; it rounds to two decimals
         assert results[-1]["sacrebleu"] == pytest.approx(quality(results[-1]), abs=6e-3)
 
@@ -160,11 +155,10 @@ def test_language_model_is_better_than_a_unigram_model(name: str, toy_run: ToyRu
 def test_texts_of_gpt_oss_continue_the_evaluation_set(toy_run: ToyRuns, toy: Callable[[str], Path]) -> None:
     held_out = open_data(toy("llama31-8b")).test.tokens[: 100 * 128 + 1].tolist()
     reference = tokenization.read(toy("llama31-8b") / tokenization.FILE).decode(held_out)
-    lines = (toy_run("gpt-oss-20b").experiment / "texts.jsonl").read_text(encoding="utf-8").splitlines()
-    assert len(lines) == 4
-    for line in map(json.loads, lines):
-        assert line["text"] + line["reference"] in reference
-        assert line["likeliest"] and line["drawn"] != line["likeliest"]
+    text = (toy_run("gpt-oss-20b").experiment / "texts.jsonl").read_text(encoding="utf-8")
+    lines = list(map(json.loads, text.splitlines()))
+    assert [line["text"] + line["reference"] in reference for line in lines] == [True] * 4
+    assert all(line["likeliest"] and line["drawn"] != line["likeliest"] for line in lines)
 
 
 def test_adapters_of_lora(toy_run: ToyRuns) -> None:
@@ -179,9 +173,11 @@ def test_report_shows_generations_and_a_game_of_minigo(toy_run: ToyRuns) -> None
     table, game = generations_table(run.folder), game_of(run.folder)
     assert table is not None and game is not None
     generations = len(table.rows)
-    assert [row[0] for row in table.rows] == list(range(1, generations + 1))
-    assert sum(row[-1] is not None for row in table.rows) == len(evaluations(run.metrics)), "matches with the target"
-    assert (game.generation, game.game) == (generations, generations * 1_000_000)
+    # Each match with the target is an evaluation
+    found = [row[0] for row in table.rows], sum(row[-1] is not None for row in table.rows), game.generation, game.game
+    assert found == (
+        [*range(1, generations + 1)], len(evaluations(run.metrics)), generations, generations * 1_000_000
+    )  # fmt: skip
     assert 0 < sum(stone != 0 for stone in game.stones) <= len(game.moves)
     assert set(last_moves(game)) == {point for point, stone in enumerate(game.stones) if stone}
 

@@ -22,7 +22,7 @@ from benchmarks.translation.segment import Subtokens, read_dictionary, split_tok
 from benchmarks.translation.vocabulary import BOS, EOS, PAD, SUBTOKENS, UNK, Vocabulary
 from encore import paths
 from tests import preparing
-from tests.preparing import check_refusal, notes, refused, write_files
+from tests.preparing import check_refusal, notes, prepared, refused, write_files
 
 EN = ["the cat sat on the mat .", "dogs bark , cats do not .", "a small house", "it is rain@@ ing 3,000 times"]
 DE = ["die katze saß auf der matte .", "hunde bellen , katzen nicht .", "ein kleines haus", "es regnet 3.000 mal"]
@@ -102,8 +102,7 @@ def test_pairs_are_cleaned_and_files_may_be_compressed(tmp_path: Path) -> None:
         "detokenized": False, "tokens": {"train": [24, 21], "test": [23, 20]},
     })  # fmt: skip
     packed = write_files(tmp_path / "gz", {f"{name}.gz": gzip.compress(text.encode()) for name, text in files.items()})
-    notes(run(packed, "-o", tmp_path / "other", "--longest", 10, "--languages", "de", "en"))
-    second = open_data(tmp_path / "other")
+    second = open_data(prepared("gnmt", packed, tmp_path / "de-en", "--longest", 10, "--languages", "de", "en"))
     assert (second.source_language, second.references, second.train.target.tokens.tolist()) == (
         "de", [line.replace("@@ ", "") for line in REVERSED["en"]], first.train.source.tokens.tolist(),
     )  # fmt: skip
@@ -236,8 +235,7 @@ def wmt17(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_archives_are_joined_in_the_submitted_order(wmt17: Path, tmp_path: Path) -> None:
-    notes(preparing.run("transformer", wmt17, "-o", tmp_path / "to"))
-    dataset = open_data(tmp_path / "to")
+    dataset = open_data(prepared("transformer", wmt17, tmp_path / "to"))
     targets = [dataset.vocabulary.text(dataset.train.target[number]) for number in range(3)]
     kind = dataset.manifest["name"], dataset.manifest["facts"]["kind"], dataset.vocabulary.size, dataset.references
     assert (targets, *kind) == (["haus 0", "haus 1", "haus 2"], "own data", SUBTOKENS, 44, ["house"])
