@@ -82,8 +82,7 @@ def by_epochs(
     epochs: int, rule: Callable[[int], bool] = lambda epoch: True, interval: int = 0, steps: int = STEPS, **options: Any
 ) -> Timeline:
     # Evaluations after the epochs, counted from 0, for which the rule holds
-    config = SimpleNamespace(epochs=epochs, checkpoint_interval=interval)
-    return timelines.by_epochs(config, steps, rule, **options)
+    return timelines.by_epochs(SimpleNamespace(epochs=epochs, checkpoint_interval=interval), steps, rule, **options)
 
 
 def every_two_steps(epochs: int) -> Timeline:

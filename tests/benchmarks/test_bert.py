@@ -110,8 +110,7 @@ def drawn() -> Samples:
     # A unique id per token shows the source of each sample
     lengths = [[1 + (7 * doc + 5 * line) % 23 for line in range(30)] for doc in range(40)]
     ends = np.concatenate(([0], np.cumsum(lengths)))
-    tokens = np.arange(5, 5 + ends[-1]).astype(np.uint16)
-    documents = Documents(tokens, ends.tolist(), list(range(0, len(ends), 30)))
+    documents = Documents(np.arange(5, 5 + ends[-1]).astype(np.uint16), ends.tolist(), list(range(0, len(ends), 30)))
     return masking.make_samples(
         documents, list(range(40)) * 60, Settings(64, 9, 1), NUMBERS, masking.stream(3, 0, 0, 0)
     )
@@ -143,8 +142,7 @@ def field(number: int, content: bytes) -> bytes:
 
 def example(rows: dict[str, np.ndarray], number: int) -> bytes:
     ids = {key: field(3, field(1, b"".join(map(varint, map(int, values[number]))))) for key, values in rows.items()}
-    weights = field(2, field(1, struct.pack("<2f", 1.0, 0.0)))
-    features = {**ids, "masked_lm_weights": weights}
+    features = {**ids, "masked_lm_weights": field(2, field(1, struct.pack("<2f", 1.0, 0.0)))}
     return field(1, b"".join(field(1, field(1, key.encode()) + field(2, value)) for key, value in features.items()))
 
 

@@ -189,8 +189,7 @@ def test_finished_set_is_not_replaced(benchmark: str, source: Path, tmp_path: Pa
     assert "have changed since" in refused(prepare(benchmark, source, to, "--seed", 7))
     for manifest_text in ("{", ""):  # Files of another program
         write_files(to, {file.name: b"precious", "dataset.json": manifest_text})
-        message = refused(prepare(benchmark, source, to))
-        assert "without a manifest" in message and file.read_bytes() == b"precious"
+        assert "without a manifest" in refused(prepare(benchmark, source, to)) and file.read_bytes() == b"precious"
 
 
 @pytest.mark.slow
@@ -204,8 +203,7 @@ def test_interrupted_preparation_resumes_to_the_same_set(benchmark: str, source:
         outcome = prepare(benchmark, source, to)
         assert benchmark in ONE_PASS or "resuming:" in notes(outcome), outcome
         is_indexed = any(line.get("phase") == "index" for line in outcome[1])
-        found = manifest(to)["id"], (to / "parts").exists(), is_indexed
-        assert found == (facts["id"], False, benchmark == "resnet")
+        assert (manifest(to)["id"], (to / "parts").exists(), is_indexed) == (facts["id"], False, benchmark == "resnet")
     assert ("classes" in describe(data.read_passport(to))) == (benchmark in ("resnet", "ssd"))
     for words in ((), ("--quick",)):
         notes(run(benchmark, "--verify", to, *words))
@@ -262,8 +260,7 @@ def test_full_disk_is_reported_and_parts_stay(benchmark: str, source: Path, tmp_
 )
 def test_unusable_folders_are_refused(raw: str, to: str, problem: str, source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert problem in refused(prepare("ncf", tmp_path / raw, tmp_path / to))
-    assert not (tmp_path / "to").exists()
+    assert problem in refused(prepare("ncf", tmp_path / raw, tmp_path / to)) and not (tmp_path / "to").exists()
 
 
 # Files for evaluation with the training files that replace them, the number reported, and the first one reported

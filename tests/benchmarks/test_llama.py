@@ -228,8 +228,7 @@ def test_wrong_indexed_files_are_rejected_by_preparation_and_verification(
     # As an earlier version prepared it
     for name in ("check_index", "check_tokens"):
         monkeypatch.setattr(writer, name, lambda *_: None)
-    to = prepared("llama31_8b", raw, tmp_path / "to", "--allow-overlap")
-    assert message in refused(prepare("--verify", to))
+    assert message in refused(prepare("--verify", prepared("llama31_8b", raw, tmp_path / "to", "--allow-overlap")))
 
 
 def jsonl(rows: Iterable[object]) -> str:
@@ -426,8 +425,7 @@ def test_server_continues_a_text(
         greedy = [generate("The list of", port, "--tokens", "12").stdout for _ in range(2)]
         assert greedy[0] == greedy[1] and greedy[0].startswith("The list of ") and len(greedy[0]) > 20
         drawn = [generate("The list of", port, "--temperature", "2", "--seed", seed).stdout for seed in "12"]
-        assert drawn[0] != drawn[1]
-        assert "the text has no tokens" in generate("", port).stderr
+        assert drawn[0] != drawn[1] and "the text has no tokens" in generate("", port).stderr
     done = generate("The list of", port, "--wait", "0.5")
     assert done.returncode == 2 and "is the server up?" in done.stderr
 
@@ -443,8 +441,7 @@ def test_texts_are_packed_and_only_summaries_count_in_evaluation(tmp_path: Path)
         for word in ("town", "sea")
     )
     tokenizer = tokenization.learn([row["input"] for row in train], 300)
-    long = {"input": "xyzzy " * 90, "output": "left out"}
-    files = {"train.jsonl": [*train, long], "validation.jsonl": test}
+    files = {"train.jsonl": [*train, {"input": "xyzzy " * 90, "output": "left out"}], "validation.jsonl": test}
     raw = {**{name: jsonl(rows) for name, rows in files.items()}, "tokenizer.json": tokenizer.to_str()}
     source, end = write_files(tmp_path / "raw", raw), tokenizer.token_to_id(tokenization.END)
     content = open_lora_data(prepared("llama2_70b_lora", source, tmp_path / "to", "--sequence-length", 200))

@@ -1,10 +1,17 @@
-"""Minigo: records, schedule, positions, preparation of games, and a run that is killed in every phase."""
+"""Minigo: records, schedule, positions, preparation, a killed run; rules, SGF, GTP, search, its speed and its build."""
 
+import io
+import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import zlib
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +21,29 @@ import numpy as np
 import pytest
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.minigo import examples, mlperf, models, schedule
-from benchmarks.minigo.engine import Game
+from benchmarks.minigo import examples, gtp, mlperf, models, schedule, sgf
+from benchmarks.minigo.engine import (
+    BLACK,
+    WHITE,
+    Game,
+    Games,
+    IllegalMove,
+    Position,
+    Rules,
+    Search,
+    bench,
+    build,
+    name_of,
+)
+from benchmarks.minigo.engine.position import fixed_handicap
 from benchmarks.minigo.examples import GoGames
 from benchmarks.minigo.flops import training_flops
 from benchmarks.minigo.records import GameFile, generation_folder, read_generation
-from encore import data
+from benchmarks.minigo.schedule import match_search, rules_of
+from benchmarks.minigo.selfplay import Groups, match_turn
+from encore import data, paths
 from encore.errors import EncoreError
+from encore.run import programs
 from tests.conftest import Encore, logged, only_run, records
 from tests.preparing import write_files
 from tests.trainings import Started, checked_config, settings, wait_until
@@ -295,3 +318,446 @@ def test_killed_and_resumed_run_is_complete(toy: Callable[[str], Path], tmp_path
     ]
     assert [key for key, _ in keys[-2:]] == ["eval_result", "run_stop"]
     assert records(experiment / "metrics.jsonl", "end")[-1]["outcome"] == "not_reached"
+
+
+# -- rules ------------------------------------------------------------------------------------------------
+
+
+def state(position: Position) -> bytes:
+    liberties = [position.liberties(point) for point in range(position.rules.size**2)]
+    values = np.array([*position.legal(), *position.stones().flat, *liberties, position.to_play, position.over])
+    return values.astype(np.int16).tobytes()
+
+
+# Positions and checksum of random games by board: legal moves by positional superko, stones, liberties, whose turn it
+# is and, at some, unconditional life and the score. Slow rules in Python found the same in each of them
+# (tests/benchmarks/go_reference.py at commit f22ea4a)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "games", "recorded"), [(5, 60, (2451, 1727091776)), (9, 6, (673, 691764500)), (19, 1, (472, 4019843690))]
+)
+def test_random_games_equal_the_recorded_ones(size: int, games: int, recorded: tuple[int, int]) -> None:
+    chance, positions, checksum = random.Random(size), 0, 0
+    for _ in range(games):
+        position = Position(Rules(size=size, komi=6.5))
+        while not position.over and len(position.moves) < 3 * size**2:
+            checksum = zlib.crc32(state(position), checksum)
+            if len(position.moves) % (4 * size) == 4 * size - 1:
+                alive = position.held().astype(np.int16).tobytes()
+                checksum = zlib.crc32(alive + np.float32(position.score()).tobytes(), checksum)
+            positions += 1
+            position.play(random_move(position, chance))
+    assert (positions, checksum) == recorded
+
+
+def random_move(position: Position, chance: random.Random) -> int:
+    # A move that fills no own point, so that games are long and have captures; rarely any move
+    size, stones = position.rules.size, np.pad(position.stones(), 1, constant_values=position.to_play)
+    moves = np.flatnonzero(position.legal()[:-1]).tolist()
+    if chance.random() < 0.02:
+        return chance.choice([*moves, size**2])
+    around = [stones[:-2, 1:-1], stones[2:, 1:-1], stones[1:-1, :-2], stones[1:-1, 2:]]
+    own = np.logical_and.reduce([neighbor == position.to_play for neighbor in around]).ravel()
+    return chance.choice([move for move in moves if not own[move]] or [size**2])
+
+
+@pytest.mark.parametrize(
+    ("size", "stones", "names"),
+    [
+        (9, 4, "C3 G7 C7 G3"),
+        (9, 8, "C3 G7 C7 G3 C5 G5 E3 E7"),
+        (13, 2, "D4 K10"),
+        (19, 9, "D4 Q16 D16 Q4 D10 Q10 K4 K16 K10"),
+    ],
+)
+def test_handicap_equals_that_of_gtp(size: int, stones: int, names: str) -> None:
+    assert " ".join(name_of(point, size) for point in fixed_handicap(size, stones)) == names
+
+
+@pytest.mark.parametrize(
+    ("move", "reason"),
+    [(6, "takes back a ko"), (7, "a stone already"), (0, "suicide"), (25 + 1, "off the board")],
+)
+def test_illegal_moves_have_their_reasons(move: int, reason: str) -> None:
+    # . X O .    White takes at c1 and black may not take back at once.
+    # X O . O
+    # . X O .
+    ko = Position(Rules(size=5), black=[1, 5, 11], white=[2, 6, 8, 12], to_play=BLACK)
+    ko.play(7)
+    with pytest.raises(IllegalMove, match=reason):
+        ko.play(move)
+
+
+# -- features ---------------------------------------------------------------------------------------------
+
+
+# Checksum of the planes in each symmetry. Slices of the board history, liberties and captures that were computed in
+# Python had the same values
+PLANES: dict[str, list[int]] = {
+    "agz": [3330509885, 1651511029, 2504152849, 3285677535, 4210037481, 1368885397, 1159353458, 3308085463],
+    "mlperf07": [2101662461, 1800732387, 223948433, 3943807461, 253376434, 3916721827, 3930198019, 1569495701],
+}
+
+
+@pytest.mark.parametrize("features", PLANES)
+def test_planes_equal_the_recorded_ones(features: str) -> None:
+    chance, position = random.Random(3), Position(Rules(size=9, features=features))
+    for _ in range(60):
+        position.play(chance.choice(np.flatnonzero(position.legal()[:-1]).tolist()))
+    checksums = []
+    for symmetry in range(8):
+        out = np.full((9, 9, position.rules.planes), 7, np.float32 if symmetry % 2 else np.uint8)
+        position.planes(out, symmetry)
+        checksums.append(zlib.crc32(out.astype(np.uint8).tobytes()))
+    assert checksums == PLANES[features]
+
+
+GAMES = paths.ROOT.parent / "shared" / "data" / "go_sgf_9x9.tar.xz"
+EVERY_GAME = 12  # Every 12th shared game is replayed; all games were replayed once by the same function
+
+
+# -- sgf --------------------------------------------------------------------------------------------------
+
+
+def test_the_main_line_of_a_game_is_read() -> None:
+    # Properties in any order, escapes, comments, passes, a side that plays twice, and no variation
+    text = "(;GM[1]FF[4]SZ[9]KM[6.5]RE[W+12.5]AB[cc][gg:hh]C[a \\] b]\n;W[ee]BL[3](;B[];W[tt];W[ab])(;B[aa]))"
+    record = sgf.parse(text, features="mlperf07")
+    assert record == sgf.Record(
+        Rules(size=9, komi=6.5, features="mlperf07"), (20, 60, 61, 69, 70), (), WHITE, (40, 81, 81, 81, 9), WHITE,
+        -12.5, "W+12.5",
+    )  # fmt: skip
+    for result, found in (("B+R", (1, None)), ("B+3", (1, 3.0)), ("Draw", (0, 0.0)), ("Void", (0, None))):
+        record = sgf.parse(f"(;SZ[5]AB[aa]PL[B]RE[{result}])")
+        assert (record.winner, record.margin, record.to_play) == (*found, BLACK)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not GAMES.exists(), reason="shared/data/go_sgf_9x9.tar.xz is not next to the project")
+def test_shared_games_replay_and_scores_agree() -> None:
+    # Without positional superko all replay; a program's count of a finished game is the engine's
+    margins: dict[str, tuple[float, float]] = {}
+    with tarfile.open(GAMES) as archive:
+        files = [member for member in archive if member.name.endswith(".sgf")]
+        for member in files[::EVERY_GAME]:
+            text = archive.extractfile(member).read().decode("utf-8", "replace")
+            record = sgf.parse(text, member.name, superko=False)
+            # CGOS counts the board as it stands; people take dead stones away first.
+            if "CGOS" in text and record.margin is not None:
+                end = sgf.replay(replace(record, rules=replace(record.rules, pass_alive=False)))
+                margins[member.name] = record.margin, end.score()
+    assert len(files) == 10_268 and len(margins) > 50
+    assert {name: pair for name, pair in margins.items() if pair[0] != pair[1]} == {}
+
+
+# -- gtp --------------------------------------------------------------------------------------------------
+
+
+def asked(commands: str, *arguments: str) -> list[str]:
+    out = io.StringIO()
+    server = gtp.Server(gtp.uniform, Rules(size=9), Search(readouts=30, noise_mix=0.0, soft_pick_cutoff=0), 0)
+    server.serve(commands.splitlines(), out)
+    return out.getvalue().split("\n\n")[:-1]
+
+
+def test_gtp_speaks_the_protocol() -> None:
+    commands = "1 protocol_version|# nothing|2 boardsize 9|komi 5.5|play b e5|play b D5|genmove w|undo|undo|undo|undo"
+    found = asked(commands.replace("|", "\n") + "\nfinal_score\nknown_command play\nplay w j9\n7 quit\nname")
+    assert found[5][:3] in {f"= {column}" for column in "ABCDEFGHJ"}
+    # Four of: e5, a pass between black's two moves, d5, and white's answer.
+    assert found[:5] + found[10:] == ["=1 2", "=2 ", "= ", "= ", "= ", "= W+5.5", "= true", "= ", "=7 "]
+    board = asked("boardsize 9\nfixed_handicap 5\nplay w a1\nshowboard\nclear_board\nset_free_handicap a1 b2")
+    assert (board[1], board[-1]) == ("= C3 G7 C7 G3 E5", "= A1 B2")
+    handicap, columns = ". . X . . . X . .", "   A B C D E F G H J"
+    rows = dict.fromkeys(range(9, 0, -1), ". . . . . . . . .")
+    rows |= {7: handicap, 5: ". . . . X . . . .", 3: handicap, 1: "O . . . . . . . ."}
+    assert board[3].splitlines()[1:] == [columns, *(f" {number} {row}" for number, row in rows.items()), columns]
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        ("boardsize 19", "? unacceptable size: the model plays on 9 x 9; use a model of 19"),
+        ("play b e5\nplay w e5", "? illegal move: move 2, white E5: there is a stone already"),
+        ("play b z9", "? syntax error"),
+        ("play b e10", "? invalid vertex: it is off the board"),
+        ("fixed_handicap 12", "? handicap 12 on 9 x 9"),
+        ("moo", "? unknown command"),
+        ("undo", "? cannot undo"),
+        ("play", "? syntax error"),
+    ],
+)
+def test_gtp_refuses(command: str, answer: str) -> None:
+    assert asked(command)[-1].startswith(answer)
+
+
+def test_gtp_over_standard_input(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.minigo.gtp", "--model"]
+    missing, played = (
+        subprocess.run([*command, *words], input=text, capture_output=True, text=True, cwd=paths.ROOT, check=False)
+        for words, text in (
+            ([str(tmp_path / "none.npz")], ""),
+            (["uniform", "--size", "5", "--readouts", "20"], "genmove b\nquit\n"),
+        )
+    )
+    assert (missing.returncode, played.returncode, played.stdout[:2]) == (2, 0, "= ")
+    assert "no model" in missing.stderr and "Traceback" not in missing.stderr
+
+
+def test_play_is_for_games_and_models_of_their_size(tmp_path: Path) -> None:
+    with pytest.raises(EncoreError, match="ncf has no game to play"):
+        programs.player("ncf", "x", (), None, print)
+    command = programs.player("minigo", "uniform", (), Path(sys.executable), print)
+    assert command[1:4] == ["-m", "benchmarks.minigo.gtp", "--model"]
+    shape = models.Shape(board_size=9, features="agz", conv_width=2, trunk_layers=1, fc_width=2)
+    arrays = {name: np.zeros(size, np.float32) for name, size in models.weight_shapes(shape).items()}
+    models.save(tmp_path / "model.npz", shape, arrays)
+    with pytest.raises(Problem, match="a model for 9 x 9"):
+        gtp.evaluator_of(str(tmp_path / "model.npz"), 19, "benchmarks.minigo.tensorflow", 1)
+
+
+# -- search -----------------------------------------------------------------------------------------------
+
+
+class Network:
+    """Draws the answer to each position, so that no two moves tie; the batch does not matter."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed, self.evaluations = seed, 0
+
+    def __call__(self, planes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        policies, values = np.zeros((len(planes), RULES.moves), np.float32), np.zeros(len(planes), np.float32)
+        for row, position in enumerate(planes):
+            generator = np.random.default_rng([self.seed, zlib.crc32(position.tobytes())])
+            policies[row] = generator.dirichlet(np.full(RULES.moves, 0.3))
+            values[row] = generator.uniform(-1, 1)
+        self.evaluations += len(planes)
+        return policies, values
+
+
+def planes_of(batch: int) -> np.ndarray:
+    return np.zeros((batch, 5, 5, 17), np.uint8)
+
+
+def played(games: Games, batch: int, *networks: Network, groups: int = 1) -> list[Game]:
+    # All games, by number
+    finished: list[Game] = []
+    together = Groups(games, networks[0], [planes_of(batch) for _ in range(groups)])
+    while games.running:
+        finished += together.turn() if groups > 1 else match_turn(games, networks, planes_of(batch))
+    together.close()
+    return sorted(finished, key=lambda game: game.number)
+
+
+def twelve(search: Search, at_once: int, batch: int, threads: int = 1, groups: int = 1, seed: int = 0) -> list[Game]:
+    games = Games(RULES, [search], games=at_once, seed=5, threads=threads, count=12, groups=groups)
+    return played(games, batch, Network(seed), groups=groups)
+
+
+def content(games: list[Game]) -> list[tuple[object, ...]]:
+    return [(game.number, *(values.tobytes() for values in (game.moves, game.visits, game.values))) for game in games]
+
+
+RULES = Rules(size=5, komi=0.5)
+PLAIN = Search(readouts=24, parallel_leaves=1, move_limit=30)
+VARIED = replace(PLAIN, parallel_leaves=4, cache_entries=5000, fastplay_frequency=0.3, fastplay_readouts=8,
+                 disable_resign_pct=0.2, min_resign_threshold=-0.5, max_resign_threshold=-0.3)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def one_by_one() -> list[Game]:
+    # Games played alone, one leaf at a time
+    return twelve(PLAIN, at_once=1, batch=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("at_once", "batch", "threads", "groups"),
+    [(12, 12, 1, 1), (5, 64, 1, 1), (12, 3, 1, 1), (12, 12, 2, 1), (12, 6, 1, 2), (5, 64, 1, 2), (12, 3, 2, 3)],
+)
+def test_games_do_not_depend_on_batches_and_groups(
+    at_once: int, batch: int, threads: int, groups: int, one_by_one: list[Game]
+) -> None:
+    assert content(twelve(PLAIN, at_once, batch, threads, groups)) == content(one_by_one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [1, 2])
+def test_games_depend_on_the_network(groups: int, one_by_one: list[Game]) -> None:
+    alone = content(one_by_one)
+    assert [game[0] for game in alone] == list(range(12)) and len({game[1:] for game in alone}) == 12
+    assert content(twelve(PLAIN, 12, 12, groups=groups, seed=1)) != alone
+    first, second = (content(twelve(VARIED, 12, 48, groups=groups)) for _ in range(2))
+    assert first == second, "with a cache, by one thread"
+
+
+def test_a_group_is_searched_while_another_one_is_evaluated() -> None:
+    # An evaluation that waits for the next group's leaves: it would never end if they were asked for after it.
+    games, searched = Games(RULES, [PLAIN], games=4, seed=5, groups=2), threading.Event()
+    leaves = games.leaves
+
+    def search(planes: np.ndarray, player: int = 0, group: int = 0) -> int:
+        found = leaves(planes, player, group)
+        if group == 1:
+            searched.set()
+        return found
+
+    def evaluate(planes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        assert searched.wait(60)
+        return Network()(planes)
+
+    games.leaves = search  # type: ignore[method-assign]
+    together = Groups(games, evaluate, [planes_of(4) for _ in range(2)])
+    for _ in range(3):
+        list(together.turn())
+    together.close()
+
+
+def test_games_end_by_the_rules(one_by_one: list[Game]) -> None:
+    for game in one_by_one:
+        position = Position(RULES)
+        for move, visits in zip(game.moves.tolist(), game.visits, strict=True):
+            assert not visits[: RULES.size**2][~position.legal()[:-1]].any()
+            position.play(move)
+        assert (game.margin, game.outcome) == (position.score(), np.sign(position.score()))
+        assert not game.resigned and not game.resignation_allowed
+
+
+@pytest.mark.slow
+def test_options_of_self_play_have_their_effect() -> None:
+    search = replace(PLAIN, disable_resign_pct=0.5, min_resign_threshold=-0.2, max_resign_threshold=-0.1)
+    resigning = played(Games(RULES, [search], games=60, seed=5, count=60), 256, Network())
+    resigned = [game for game in resigning if game.resigned]
+    assert 15 < sum(game.resignation_allowed for game in resigning) < 45
+    assert resigned and all(game.resignation_allowed and game.outcome != 0 for game in resigned)
+    fast = twelve(replace(PLAIN, fastplay_frequency=0.75, fastplay_readouts=6), 12, 64)
+    assert 0.1 < np.concatenate([game.visits.any(axis=1) for game in fast]).mean() < 0.45
+    # The same game twice
+    same, cached, plain = replace(PLAIN, noise_mix=0.0, soft_pick_cutoff=0, random_symmetry=False), Network(), Network()
+    for entries, network in ((1 << 14, cached), (0, plain)):
+        played(Games(RULES, [replace(same, cache_entries=entries)], games=1, seed=1, count=2), 64, network)
+    assert 0 < 2 * cached.evaluations <= plain.evaluations
+
+
+def test_batches_are_full_while_games_wait() -> None:
+    games, planes = Games(RULES, [replace(PLAIN, parallel_leaves=2)], games=64, seed=5), planes_of(64)
+    for _ in range(60):
+        rows = games.leaves(planes)
+        games.answer(*Network()(planes[:rows]))
+        assert rows >= 63
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Search(readouts=-1), "readouts -1"),
+        (lambda: Rules(size=7), "size 7"),
+        (lambda: Rules(komi=float("nan")), "komi nan"),
+        (lambda: Position(Rules(size=5), black=[1, 5], white=[0]), "without a liberty"),
+        (lambda: Position(Rules(size=5)).planes(np.zeros((5, 5, 17))), "planes of float64"),
+        (lambda: fixed_handicap(5, 3), "handicap 3 on 5 x 5"),
+        (lambda: fixed_handicap(9, 1), "handicap 1 on 9 x 9"),
+        (lambda: fixed_handicap(9, 10), "handicap 10 on 9 x 9"),
+        (lambda: Games(RULES, [PLAIN], games=0, seed=0), "games 0, threads 1"),
+        (lambda: Games(RULES, [PLAIN], games=1, seed=0, groups=2), "games 1, threads 1"),
+    ],
+)
+def test_refused_values(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(Problem, match=message):
+        call()
+
+
+def test_refused_evaluations() -> None:
+    games = Games(RULES, [replace(PLAIN, parallel_leaves=4)], games=2, seed=0)
+    with pytest.raises(Problem, match="a batch of 3"):
+        games.leaves(planes_of(3))
+    rows = games.leaves(planes_of(8))
+    with pytest.raises(Problem, match="0 policies and 0 values"):
+        games.answer(np.zeros((0, 26)), np.zeros(0))
+    assert games.leaves(planes_of(8)) <= 8
+    with pytest.raises(Problem, match="not finite"):
+        games.answer(np.full((8, 26), np.nan), np.zeros(rows))
+
+
+# -- the reference's games --------------------------------------------------------------------------------
+
+
+SELF_PLAY = Search(readouts=30, parallel_leaves=4, fastplay_frequency=0.6, fastplay_readouts=7, random_symmetry=False,
+                   noise_mix=0.3, dirichlet_alpha=0.4, soft_pick_cutoff=6, move_limit=24)  # fmt: skip
+# Three games each: moves, the first six of them, checksum of all moves and visits, evaluations. Recorded from the rules
+# of v0.7's reference in plain Python, written from SelfplayGame (cc/concurrent_selfplay.cc), MctsTree (cc/mcts_tree.cc)
+# and Evaluator (cc/eval.cc) of NVIDIA's submission with the engine's random numbers
+# (tests/benchmarks/minigo_original.py at commit f22ea4a). No choice in them is so close that rounding decides it: the
+# two best scores are at least 2e-6 apart
+REFERENCE = {
+    SELF_PLAY: [
+        (24, [5, 7, 22, 10, 6, 0], 1245316821, 576),
+        (24, [13, 4, 24, 16, 11, 23], 3515321101, 426),
+        (24, [6, 5, 2, 9, 3, 11], 2288461081, 348),
+    ],
+    replace(SELF_PLAY, fastplay_frequency=0.0, parallel_leaves=1): [
+        (24, [6, 5, 21, 3, 16, 17], 603815732, 707),
+        (11, [9, 5, 14, 24, 23, 0], 1794468173, 302),
+        (23, [6, 7, 3, 2, 15, 14], 4283501312, 682),
+    ],
+    replace(SELF_PLAY, restrict_pass_alive_play_threshold=0, readouts=12): [
+        (24, [6, 5, 21, 20, 12, 0], 3918895261, 339),
+        (22, [6, 5, 21, 14, 9, 20], 2809901384, 247),
+        (24, [6, 5, 2, 9, 3, 11], 1557912769, 266),
+    ],
+}
+
+
+def summary(game: Game) -> tuple[int, list[int], int]:
+    checksum = zlib.crc32(game.moves.astype(np.int16).tobytes() + game.visits.astype(np.uint16).tobytes())
+    return len(game.moves), game.moves[:6].tolist(), checksum
+
+
+@pytest.mark.parametrize("search", REFERENCE, ids=["self-play of v0.7", "always a reused tree", "no move into life"])
+def test_self_play_is_that_of_the_reference(search: Search) -> None:
+    for number, expected in enumerate(REFERENCE[search]):
+        network = Network(4)
+        (game,) = played(Games(RULES, [search], games=1, seed=4, first=number, count=1), 8, network)
+        assert (*summary(game), network.evaluations) == expected
+
+
+# In the first of these a side would play into life where only passes forbid it.
+@pytest.mark.parametrize(
+    ("seed", "number", "recorded"),
+    [(4, 0, (34, [20, 17, 4, 10, 2, 24], 1155777335)), (0, 1, (25, [21, 7, 11, 25, 24, 25], 1286263370))],
+)
+def test_a_match_is_that_of_the_reference(seed: int, number: int, recorded: tuple[int, list[int], int]) -> None:
+    # As in cc/eval.cc of v0.7: no noise, the most visited move, never one into unconditional life
+    config = config_of("cpu", "v0.7", "eval_readouts=14", "eval_soft_moves=0", "move_limit=40", "komi=0.5")
+    search = replace(match_search(config), random_symmetry=False)
+    games = Games(rules_of(config), [search] * 2, games=1, seed=seed, first=number, count=1)
+    assert summary(played(games, 8, Network(seed), Network(seed + 1))[0]) == recorded
+
+
+# -- speed and build -------------------------------------------------------------------------------------
+
+
+def test_the_bench_measures_the_search_and_openspiels() -> None:
+    found = bench.measure_all(size=5, readouts=16, seconds=0.01, repeats=1, threads=2)
+    spiel = bench.importlib.util.find_spec("pyspiel") is not None
+    assert set(found) == {"engine", "engine_2_threads"} | {
+        f"{over}open_spiel{cut}" for over in ("", "engine_over_") for cut in ("", "_cut") if spiel
+    }
+    assert min(found.values()) > 0
+
+
+def test_missing_or_failing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CACHE_HOME", "PATH"):
+        monkeypatch.setenv(name, str(tmp_path))
+    for name in (build.FOLDER, "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(Problem, match=r"(?s)no C\+\+ compiler.*apt-get install g\+\+"):
+        build.library()
+    monkeypatch.setenv("CXX", shutil.which("false", path="/bin:/usr/bin") or "")
+    with pytest.raises(Problem, match="does not compile"):
+        build.library()
+    assert not list((tmp_path / "encore" / "engine").glob("minigo-*"))
+    # What an image has built is taken.
+    (tmp_path / build.file_name("plain")).write_bytes(b"")
+    monkeypatch.setenv(build.FOLDER, str(tmp_path))
+    assert build.library() == tmp_path / build.file_name("plain")

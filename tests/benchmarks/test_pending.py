@@ -181,8 +181,7 @@ def test_resumed_run_has_all_evaluations(
     tmp_path: Path, concurrently: bool, polls: int, batch: int | None, step: int | None
 ) -> None:
     first = start(tmp_path, by_epochs(concurrently), low, polls)
-    assert first.go(None, stop_at(step), stop_at(batch)) == "interrupted"
-    assert not first.evaluator.finished
+    assert first.go(None, stop_at(step), stop_at(batch)) == "interrupted" and not first.evaluator.finished
     resume(tmp_path, by_epochs(concurrently), first.weight, polls)
     # The position of a result in the log depends on when it came
     start(tmp_path / "reference", by_epochs(concurrently), low, polls).go()

@@ -1,9 +1,10 @@
-"""Run's loop without a framework: its log, its evaluations, and how it stops, saves and resumes."""
+"""Run's loop without a framework: its log, its evaluations, its caches, and how it stops, saves and resumes."""
 
 import importlib
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from unittest import mock
 import psutil
 import pytest
 
-from benchmarks.common.run import checkpoints, choices, evidence, startup
+from benchmarks.common.run import caches, checkpoints, choices, evidence, startup
 from benchmarks.common.run.mllog import MLLog, Wording
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.timeline import Timeline
@@ -222,8 +223,7 @@ def test_choices_are_recorded_and_taken_again_by_the_resumed_run(tmp_path: Path)
     config = second.run.config
     assert (config.optimizer_kernel, config.kernels, second.go(NEVER)) == ("apex", "auto", "not_reached")
     events = [event["metadata"] for event in logged(tmp_path / "result.txt") if event["key"] == "init_stop"]
-    starts = records(tmp_path / "metrics.jsonl", "start")
-    assert [entry["choices"] for entry in (events[0], *starts)] == [recorded] * 3
+    assert [entry["choices"] for entry in (events[0], *records(tmp_path / "metrics.jsonl", "start"))] == [recorded] * 3
 
 
 def test_missing_library_ends_all_ranks_with_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -356,8 +356,7 @@ def test_checkpoint_needs_the_files_of_all_ranks(tmp_path: Path, file: str, erro
     (tmp_path / "writing_00000001" / file).touch()
     with pytest.raises(RuntimeError, match=error) if error else nullcontext():
         assert saved.poll_save(waits=True) is not None
-    assert (tmp_path / "step_00000001").exists() == (not error)
-    assert saved.poll_save(waits=True) is None
+    assert (tmp_path / "step_00000001").exists() == (not error) and saved.poll_save(waits=True) is None
 
 
 def test_full_disk_ends_the_run_and_is_visible_to_the_other_ranks(
@@ -566,3 +565,53 @@ def test_run_resumes_in_the_middle_of_a_step(tmp_path: Path, stops: list[tuple[i
     losses = [record["loss"] for record in records(tmp_path / "metrics.jsonl", "step")]
     # Sums of 0 to 7, 8 to 15 and so on
     assert (losses, keys(tmp_path)) == ([28.0, 92.0, 156.0, 220.0, 284.0, 348.0], keys(tmp_path / "reference"))
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o1777)
+    return tmp_path
+
+
+@pytest.mark.parametrize("mode", [None, 0o700, 0o755])
+def test_cache_is_private(shared: Path, mode: int | None) -> None:
+    folder = shared / "cache"
+    if mode is not None:
+        folder.mkdir(mode)
+    found = [caches.private_folder(path) for path in (folder, folder / "triton", folder / "triton")]
+    assert (found, stat.S_IMODE(folder.stat().st_mode)) == ([folder, folder / "triton", folder / "triton"], 0o700)
+
+
+@pytest.mark.parametrize(
+    ("plant", "user"),
+    [
+        (lambda folder: folder.symlink_to(folder.parent), 0),
+        (lambda folder: folder.symlink_to(folder.parent / "missing"), 0),
+        (lambda folder: folder.write_text(""), 0),
+        (lambda folder: (folder.mkdir(), folder.chmod(0o777)), 0),
+        (caches.private_folder, 1),
+    ],
+    ids=["symlink", "dangling symlink", "file", "open to all", "of another user"],
+)
+def test_planted_cache_is_rejected(
+    shared: Path,
+    capsys: pytest.CaptureFixture[str],
+    plant: Callable[[Path], object],
+    user: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant(shared / "cache")
+    monkeypatch.setattr(os, "getuid", lambda: shared.stat().st_uid + user)
+    with pytest.raises(SystemExit, match="2"):
+        caches.private_folder(shared / "cache")
+    assert "is a symbolic link, or other users can change it" in capsys.readouterr().err
+
+
+def test_cuda_cache_is_in_a_private_folder_below_a_shared_home(shared: Path) -> None:
+    default, own = {"HOME": str(shared)}, {"HOME": str(shared), "CUDA_CACHE_PATH": "/own"}
+    private = {"HOME": str(caches.private_folder(shared / "home"))}
+    for environment in (default, own, private):
+        caches.set_cuda_cache(environment)
+    cache = Path(default["CUDA_CACHE_PATH"])
+    assert (cache.parent, stat.S_IMODE(cache.stat().st_mode)) == (shared, 0o700)
+    assert own["CUDA_CACHE_PATH"] == "/own" and "CUDA_CACHE_PATH" not in private

@@ -101,8 +101,7 @@ def test_resumed_run_has_bit_identical_losses(
 ) -> None:
     runs, output = short_runs(name), tmp_path / "stopped"
     for (file, text), count in stops:
-        once = partial(occurs, output / file, text, count)
-        runs.stop(output, ranks, *settings, once=once)
+        runs.stop(output, ranks, *settings, once=partial(occurs, output / file, text, count))
         assert {checkpoint.name[:5] for checkpoint in (output / "checkpoint").iterdir()} == {"step_"}
     stopped_at = len(losses(output / "metrics.jsonl"))
     assert_resumed(runs.end(output, ranks, *settings), runs.uninterrupted(ranks, *settings))
@@ -137,8 +136,7 @@ def test_two_ranks_train_like_one(
     runs = short_runs(name)
     one, two = (runs.uninterrupted(ranks, *options) for ranks, options in ((1, ()), (2, settings)))
     first, second = (losses(run / "metrics.jsonl") for run in (one, two))
-    assert len(first) == len(second) >= steps
-    assert second[:steps] == pytest.approx(first[:steps], abs=loss_difference)
+    assert len(first) == len(second) >= steps and second[:steps] == pytest.approx(first[:steps], abs=loss_difference)
     first, second = (
         [value for result in evaluations(run / "metrics.jsonl") for value in result["qualities"].values()]
         for run in (one, two)

@@ -38,8 +38,7 @@ class Rank:
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, communicating: set[str] | None) -> None:
         self.tasks, self.file, self.now = folder / "tasks", folder / "steps" / "rank_3.jsonl", 1000.0
         self.set_threads("S", "S")
-        clock = SimpleNamespace(time=lambda: self.now, process_time=lambda: self.now / 4)
-        patch.setattr(step_times, "time", clock)
+        patch.setattr(step_times, "time", SimpleNamespace(time=lambda: self.now, process_time=lambda: self.now / 4))
         patch.setattr(step_times, "TASKS", str(self.tasks))
         patch.setattr(threading.Thread, "start", lambda thread: None)
         self.input = SimpleNamespace(total=0.0)

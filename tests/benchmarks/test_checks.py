@@ -1,10 +1,14 @@
-"""Checks of `encore selftest` in the training code: the variants, comparisons and reasons to skip."""
+"""Checks of the training code: bench.py, `encore selftest` and compiled kernels."""
 
 import argparse
+import dataclasses
 import hashlib
 import json
 import os
+import re
+import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,17 +18,123 @@ from unittest import mock
 import pytest
 
 from benchmarks.bert_squad import noise as squad_noise
+from benchmarks.common.checks import bench as benches
 from benchmarks.common.checks import selftest, trainings
 from benchmarks.common.checks.agreement import Losses, Result, Tolerance, compare_losses, read_losses
 from benchmarks.common.checks.selftest import Bench
 from benchmarks.common.checks.trainings import Failed, Skipped
 from benchmarks.common.data import manifest
+from benchmarks.common.data.problem import Problem
 from benchmarks.dlrm.pytorch import selftest as dlrm_selftest
 from benchmarks.llama import noise as llama_noise
 from benchmarks.llama2_70b_lora import noise as lora_noise
 from benchmarks.ncf.pytorch import selftest as ncf_selftest
-from encore import catalogue
+from encore import catalogue, paths
+from encore.containers import compatibility
+from encore.containers.checks import check
+from encore.containers.runtimes import Target
+from encore.machine import node
+from encore.machine.node import Gpu
 from tests.trainings import resolved
+
+
+def fail(count: int) -> None:
+    raise RuntimeError("an illegal memory access")
+
+
+def synchronize() -> None:
+    """Device synchronization on the CPU."""
+
+
+def test_ratio_is_independent_of_a_machine_that_slows_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = {"time": 0.0, "pace": 1.0}
+    monkeypatch.setattr(benches.time, "time", lambda: clock["time"])
+
+    def slow(count: int) -> None:
+        clock["pace"] *= 1.5
+        clock["time"] += 4 * count * clock["pace"]
+
+    def fast(count: int) -> float:
+        clock["time"] += count * clock["pace"]
+        return 0.25
+
+    loops: dict[str, Callable[[int], float | None]] = {"bare": slow, "synthetic": fast, "real": fast, "input": fast}
+    subject = benches.Subject("a", 10, loops, samples={"synthetic": 20}, flops={"bare": 5e9, "synthetic": 6e9})
+    measured, share = benches.measure(subject, synchronize, 4, 3)
+    found = {name: (entry["ratio"], entry.get("flops_per_sample")) for name, entry in measured.items()}
+    ratios = {"bare": (1, 5e8), "synthetic": (8, 3e8), "real": (4, None), "input": (4, None)}
+    assert found == {name: (pytest.approx(ratio), flops) for name, (ratio, flops) in ratios.items()}
+    bare, synthetic = measured["bare"], measured["synthetic"]
+    median = bare["median"], bare["most"] / bare["least"], synthetic["flops_per_second"], share
+    assert median == pytest.approx((10 / (4 * 1.5**3), 1.5**2, 6e9 / 20 * synthetic["median"], 0.25))
+
+
+def test_only_the_requested_loops_are_measured() -> None:
+    subject = benches.Subject("a", 10, {"bare": fail, "real": fail, "evaluation": benches.repeated(synchronize)})
+    measured, share = benches.measure(subject, synchronize, 1, 1, ["evaluation"])
+    # No ratio without the bare loop
+    assert ({name: entry["ratio"] for name, entry in measured.items()}, share) == ({"evaluation": None}, None)
+    with pytest.raises(Problem, match=r"no loop sythetic\n  expected: bare, real, evaluation"):
+        benches.refuse_unknown(subject, ["real", "sythetic"])
+
+
+def test_failing_loop_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    loops = {"bare": benches.repeated(synchronize), "real": fail, "input": fail}
+    with pytest.raises(RuntimeError, match="illegal"):
+        benches.measure(benches.Subject("a", 1, loops, {"real": "our step"}), synchronize, 4, 1)
+    assert capsys.readouterr().err == "failed: our step\n"
+
+
+def gpu(gib: float) -> Gpu:
+    return Gpu(index=0, name="NVIDIA X", memory_gib=gib, driver="550.54", compute_capability="8.0")
+
+
+def memory_check(name: str, gib: float, *settings: str) -> Any:
+    return compatibility.check_memory(resolved(name, "dgxa100", "v0.7", 8, *settings, nodes=1), gpu(gib))
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "settings", "level"),
+    [
+        # Submitted: config_DGX1.sh of v0.6, config_DGXA100.sh of v0.7.
+        ("resnet", 15.8, "batch_size=208 precision=fp16 dali_prefetch=3", "OK"),
+        ("resnet", 39.6, "batch_size=408 precision=fp16 dali_prefetch=3", "OK"),
+        # NVIDIA/DeepLearningExamples: PyTorch/Classification/ConvNets/configs.yml, DGX-1 with 16 GB and DGX-2 with 32.
+        ("resnet-pytorch", 15.8, "batch_size=256 precision=fp16 dali_prefetch=3", "OK"),
+        ("resnet-pytorch", 15.8, "batch_size=112 precision=fp32 dali_prefetch=3", "OK"),
+        ("resnet-pytorch", 31.7, "batch_size=256 precision=fp32 dali_prefetch=3", "OK"),
+        # TensorFlow/Classification/ConvNets/resnet50v1.5/README.md, DGX-1 with 16 GB.
+        ("resnet-tensorflow", 15.8, "batch_size=256 precision=fp16 dali_prefetch=3", "OK"),
+        ("resnet-tensorflow", 15.8, "batch_size=128 precision=fp32 dali_prefetch=3", "OK"),
+        ("resnet", 39.6, "batch_size=755", "OK"),
+        ("resnet", 39.6, "batch_size=756", "WARN"),
+        # Near the limit, not near, and a GPU whose memory is not known
+        ("resnet-pytorch", 39.6, "precision=fp32", "WARN"),
+        ("resnet-pytorch", 79.0, "precision=fp32", "OK"),
+        ("resnet-pytorch", 0.0, "precision=fp32", "OK"),
+    ],
+)
+def test_memory_is_checked(name: str, gib: float, settings: str, level: str) -> None:
+    assert memory_check(name, gib, *settings.split()).level == level
+
+
+def test_batch_beyond_the_memory_is_refused_with_the_largest_that_fits() -> None:
+    refused = memory_check("resnet", 39.6, "batch_size=1024")
+    with_accumulation = memory_check("resnet-pytorch", 39.6, "batch_size=1024")
+    assert (refused.level, refused.found, refused.hint, with_accumulation.hint) == (
+        "FAIL",
+        "about 50.1 GiB needed by the model, NVIDIA X has 39.6 GiB",
+        "--set batch_size=755, another global batch",
+        "--set accumulation_steps=2, which keeps the global batch",
+    )
+
+
+def test_memory_is_checked_for_runs_on_the_host() -> None:
+    machine = dataclasses.replace(node.this_node(), gpus=(gpu(80.0),))
+    target = Target(python=catalogue.paths.ROOT / "python")
+    results = check(target, resolved("resnet-pytorch", "dgxa100", "v0.7", 8, "batch_size=4096", nodes=1), machine, [])
+    assert [result.level for result in results if result.name == "GPU memory"] == ["FAIL"]
+
 
 CHOICES = sorted(catalogue.choices())
 
@@ -238,3 +348,59 @@ def test_synthetic_data_sets_are_the_recorded_ones(
     names = sorted({path.name for path in tmp_path.iterdir()} - {manifest.FILE_NAME})
     content = [json.dumps(facts, sort_keys=True).encode(), *((tmp_path / name).read_bytes() for name in names)]
     assert hashlib.md5(b"".join(content)).hexdigest() == digest
+
+
+KERNELS = sorted(paths.BENCHMARKS.glob("*/pytorch/kernels.py"))
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("kernels_python")
+def test_every_kernel_compiles_for_every_target_without_spills() -> None:
+    names = {
+        f"{path.parts[-3]} {name}"
+        for path in KERNELS
+        for name in re.findall(r"^@triton\.jit\ndef ([a-z]\w+)\(", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    command = [sys.executable, "-m", "tools.compile_kernels", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=paths.ROOT, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    kernels, targets = json.loads(done.stdout), defaultdict(set)
+    for kernel in kernels:
+        targets[kernel["kernel"]].add(kernel["target"])
+    # A100 has no FP8.
+    expected = {name: {"sm_90", "sm_100"} | (set() if name == "language cast_tile" else {"sm_80"}) for name in names}
+    assert names and targets == expected
+    # Shared memory of a block: 48 KiB on every GPU, up to 99 KiB on the smallest of these three families
+    wrong = [
+        kernel
+        for kernel in kernels
+        if kernel["problem"] or kernel["spills"] or not 0 < kernel["registers"] <= 255 or kernel["shared"] > 99 * 1024
+    ]
+    assert wrong == []
+
+
+PROGRAM = """
+import pathlib, sys, triton, triton.language as tl
+from benchmarks.common.checks import compile_kernels
+from benchmarks.common.torch.kernels import Specification
+@triton.jit
+def wrong(pointer, N: tl.constexpr):
+    tl.store(pointer + tl.arange(0, N), unknown)
+sys.modules['benchmarks.x.pytorch.kernels'] = module = type(sys)('benchmarks.x.pytorch.kernels')
+module.wrong = module.unlisted = wrong
+module.specifications = lambda: [Specification(wrong, 'fp32', {'pointer': '*fp32', 'N': 16}, 1)]
+compile_kernels.ROOT = pathlib.Path.cwd()
+sys.exit(compile_kernels.main([]))
+"""
+
+
+def test_kernel_that_does_not_compile_fails(kernels_python: Path, tmp_path: Path) -> None:
+    (tmp_path / "benchmarks" / "x" / "pytorch").mkdir(parents=True)
+    (tmp_path / "benchmarks" / "x" / "pytorch" / "kernels.py").touch()
+    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
+    command, variables = [str(kernels_python), str(tmp_path / "program.py")], {"PYTHONPATH": str(paths.ROOT)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **variables}, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "CompilationError" in done.stdout and "not in specifications()" in done.stdout
