@@ -13,24 +13,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from encore import catalogue, configuration, environment
-from encore.cli.app import app, main
+from encore import catalogue, environment
+from encore.cli.app import main
 from encore.containers import building, checks, engines, images, runtimes
 from encore.errors import EncoreError
 from encore.machine import python_probe
 from encore.run import planning
+from tests.command_line import run_encore
 from tests.machine import machines
+from tests.machine.machines import write_program
+from tests.results.result_logs import write_files
+from tests.trainings import resolved
 
 Answers = dict[str, tuple[str, str, int]]  # Output, error output and exit code of each subcommand
 FakeEngine = Callable[[str, Answers], None]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 INFO = {"docker": {"SecurityOptions": [], "Runtimes": {"runc": {}}}, "podman": {"host": {"security": {}}}}
-PROGRAM = """#!{python}
+PROGRAM = """
 import json, sys
-answers, words = json.load(open({file!r})), " ".join(sys.argv[1:])
+answers, words = json.load(open(sys.argv[1])), " ".join(sys.argv[2:])
 output, errors, code = next((answers[name] for name in answers if words.startswith(name)), ("", "", 0))
 print(output)
 print(errors, file=sys.stderr)
@@ -53,10 +56,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def fake_engine(folder: Path) -> FakeEngine:
     def create(name: str, answers: Answers) -> None:
-        file, program = folder / f"{name}.json", folder / name
-        file.write_text(json.dumps({"info": (json.dumps(INFO.get(name, {})), "", 0), **answers}), encoding="utf-8")
-        program.write_text(PROGRAM.format(python=sys.executable, file=str(file)), encoding="utf-8")
-        program.chmod(0o755)
+        information = (json.dumps(INFO.get(name, {})), "", 0)
+        file = write_files(folder, {f"{name}.json": {"info": information, **answers}}) / f"{name}.json"
+        write_program(folder / name, f"exec {sys.executable} -c '{PROGRAM}' {file} \"$@\"\n")
 
     return create
 
@@ -144,7 +146,7 @@ def test_engine_errors_have_a_hint(
     if name:
         fake_engine(name, answers)
     results = ("--results", str(tmp_path / "r")) if command[0] == "run" else ()
-    error = CliRunner().invoke(app, [*command, *results]).exception
+    error = run_encore(*command, *results).exception
     assert isinstance(error, EncoreError) and message in error.found and hint in error.hint, error
     assert not (tmp_path / "r").exists()
 
@@ -168,12 +170,11 @@ def test_small_disk_is_reported_before_the_pull(tmp_path: Path) -> None:
 def test_missing_gpu_toolkit_is_reported(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     fake_engine(name, {"image inspect": IMAGE})
     monkeypatch.setattr(engines, "_has_cdi", lambda: False)
-    choice = catalogue.choose("resnet")
-    resolved = configuration.resolve(choice, catalogue.find_system(choice, "dgxa100", None), 1, 1, [])
     machine = machines.machine("NVIDIA A100-SXM4-40GB", memory_gib=40.0, capability="8.0")
-    results = checks.check(runtimes.choose(name, choice, machine, "gpu"), resolved, machine, [])
-    (failed,) = [check for check in results if check.level == "FAIL"]
-    assert failed.name == "GPU toolkit" and "NVIDIA Container Toolkit" in failed.hint
+    target = runtimes.choose(name, catalogue.choose("resnet"), machine, "gpu")
+    results = checks.check(target, resolved("resnet", "dgxa100", None, 1, nodes=1), machine, [])
+    hints = {check.name: check.hint for check in results if check.level == "FAIL"}
+    assert hints == {"GPU toolkit": engines.NO_TOOLKIT}
     message = 'docker: Error: could not select device driver "" with capabilities: [[gpu]].'
     assert engines.explain(message, "docker").found == "docker: the engine cannot pass GPUs to containers"
 
@@ -181,6 +182,12 @@ def test_missing_gpu_toolkit_is_reported(fake_engine: FakeEngine, monkeypatch: p
 def test_folders_with_separators_of_mounts_are_refused() -> None:
     results = checks.check_folders([Path("/data/a:b"), Path("/data/a b"), Path("/data/a,b")])
     assert [f"{check.level} {check.found.split()[0]}" for check in results] == ["FAIL /data/a:b", "FAIL /data/a,b"]
+
+
+def test_container_names_differ_between_results_folders() -> None:
+    run = "20261120T101500Z-resnet-mxnet-cpu/experiment_0"
+    names = {runtimes.container_name(Path(results, run)) for results in ("/a", "/b")}
+    assert [bool(re.fullmatch(r"encore-20261120T101500Z-resnet-mxnet-cpu-0-\w+", name)) for name in names] == [True] * 2
 
 
 def test_auto_selects_the_engine_that_has_the_image(
@@ -233,18 +240,11 @@ def test_unsuitable_image_is_refused_before_training(
     assert (result.returncode, (tmp_path / "r").exists()) == (2, False)
 
 
-def test_container_names_differ_between_results_folders() -> None:
-    run = "20261120T101500Z-resnet-mxnet-cpu/experiment_0"
-    names = {runtimes.container_name(Path(results, run)) for results in ("/a", "/b")}
-    assert len(names) == 2 and all(re.fullmatch(r"encore-20261120T101500Z-resnet-mxnet-cpu-0-\w+", n) for n in names)
-
-
 def test_packages_of_an_image_are_those_of_python_and_of_the_distribution(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest = tmp_path / "system-packages.txt"
-    manifest.write_text("libnccl2=2.21.5-1+cuda12.4\nutil=1:2.3\npytest=0.1-2\n", encoding="utf-8")
-    monkeypatch.setattr(python_probe, "SYSTEM_PACKAGES", manifest)
+    folder = write_files(tmp_path, {"packages.txt": "libnccl2=2.21.5-1+cuda12.4\nutil=1:2.3\npytest=0.1-2\n"})
+    monkeypatch.setattr(python_probe, "SYSTEM_PACKAGES", folder / "packages.txt")
     packages = python_probe.packages()
     assert [packages[name] for name in ("libnccl2", "util", "pytest")] == ["2.21.5", "2.3", pytest.__version__]
     assert environment.software("mxnet", packages)["nccl_version"] == "2.21.5"

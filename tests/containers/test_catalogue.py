@@ -8,26 +8,26 @@ from types import SimpleNamespace
 
 import pytest
 
-from encore import catalogue, configuration, environment, paths
+from encore import catalogue, environment, paths
 from encore.containers import building, checks, compatibility, engines, images, runtimes
 from encore.errors import EncoreError
 from encore.machine import interpreters, node
 from encore.run import image_test, run_metadata
 from tests.machine.machines import gpus_of
 from tests.results.result_logs import write_files
+from tests.trainings import resolved
 
 NAMES = sorted(catalogue.choices())
 BENCHMARK = catalogue.choose("resnet").benchmark
 
 
 def test_releases_have_a_reference_and_sources() -> None:
-    releases = {release.reference: release.sources for release in images.catalogue().release}
-    for reference, sources in releases.items():
-        assert re.fullmatch(r"nvcr\.io/nvidia/(mxnet|pytorch|tensorflow):[\w.-]+", reference)
-        assert all(source.startswith("https://") for source in sources)
-    assert len(releases) == len(images.catalogue().release)
-    for framework, release_name in images.catalogue().default.items():
-        assert images.find_release(framework).release == release_name
+    names = [release.reference for release in images.catalogue().release]
+    sources = [source for release in images.catalogue().release for source in release.sources]
+    assert all(re.fullmatch(r"nvcr\.io/nvidia/(mxnet|pytorch|tensorflow):[\w.-]+", name) for name in names)
+    assert all(source.startswith("https://") for source in sources) and len(set(names)) == len(names)
+    default = images.catalogue().default
+    assert {framework: images.find_release(framework).release for framework in default} == default
     with pytest.raises(EncoreError, match=r"(?s)unknown mxnet release.*hint: .*24\.06"):
         images.find_release("mxnet", "24.60")
 
@@ -49,13 +49,12 @@ def test_dockerfiles_are_up_to_date_and_contain_no_secret_and_no_url() -> None:
     texts = building.dockerfiles()
     files = {path: path.read_text(encoding="utf-8") for path in (paths.ROOT / "containers").rglob("Dockerfile")}
     assert files == texts and set(images.catalogue().image) == set(NAMES), "hint: make docs"
-    for text in texts.values():
-        lines = text.splitlines()
-        assert not re.search(r"https?://", text)
-        assert not [line for line in lines if line.startswith(("ARG ", "ENV ")) and run_metadata.SECRET.search(line)]
-        sources = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
-        folders = ("--from=", "/opt/", "benchmarks", "requirements/", "containers/")
-        assert all(source.startswith(folders) for source in sources)
+    lines = [line for text in texts.values() for line in text.splitlines()]
+    assert not [line for line in lines if re.search(r"https?://", line)]
+    assert not [line for line in lines if line.startswith(("ARG ", "ENV ")) and run_metadata.SECRET.search(line)]
+    sources = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
+    folders = ("--from=", "/opt/", "benchmarks", "requirements/", "containers/")
+    assert not [source for source in sources if not source.startswith(folders)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -98,16 +97,13 @@ def test_stand_in_installs_packages_of_this_machine(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     text = building.dockerfile(f"standin/{framework}").read_text(encoding="utf-8")
-    assert framework in images.catalogue().standin and f'encore.standin="{framework}"' in text
     # The build needs no package index and no settings of this machine.
-    words = (f"source=build/wheels/{framework},", "--no-index", "type=secret")
-    assert [word in text for word in words] == [True, True, False]
-    command, *others = building.download_commands(framework)
-    assert (command[-1], [other[-1] for other in others]) == (
-        str(paths.REQUIREMENTS / catalogue.framework(framework).requirements),
-        [str(environment.HOROVOD_SOURCE)] if framework != "pytorch" else [],
-    )
-    options = [command[command.index(name) + 1] for name in ("--python-version", "--dest")]
+    words = (f'encore.standin="{framework}"', f"source=build/wheels/{framework},", "--no-index", "type=secret")
+    assert [word in text for word in words] == [True, True, True, False] and framework in images.catalogue().standin
+    commands = building.download_commands(framework)
+    sources = [str(paths.REQUIREMENTS / catalogue.framework(framework).requirements), str(environment.HOROVOD_SOURCE)]
+    assert [command[-1] for command in commands] == sources[: 1 if framework == "pytorch" else 2]
+    options = [commands[0][commands[0].index(name) + 1] for name in ("--python-version", "--dest")]
     assert options == [building.PLATFORM["python"], str(paths.ROOT / "build" / "wheels" / framework)]
 
 
@@ -116,15 +112,13 @@ def test_stand_in_takes_the_horovod_wheel_of_its_platform(tmp_path: Path, monkey
     entry = catalogue.framework("mxnet")
     assert entry.horovod is not None
     switches = environment.build_switches(entry.horovod, mpi=True)
+    requirements, wheel = paths.REQUIREMENTS / entry.requirements, "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
     for distribution in ("ubuntu 24.04", building.PLATFORM["distribution"]):
         assert building.compiled_horovod("mxnet") is None
         platform = {**building.PLATFORM, "distribution": distribution}
-        requirements = paths.REQUIREMENTS / entry.requirements
         folder = environment.wheel_folder("mxnet", requirements, entry.horovod, platform, switches)
-        folder.mkdir(parents=True)
-        (folder / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl").touch()
-    assert building.compiled_horovod("mxnet") == folder / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
-    assert len(building.download_commands("mxnet")) == 1
+        write_files(folder, {wheel: ""})
+    assert (building.compiled_horovod("mxnet"), len(building.download_commands("mxnet"))) == (folder / wheel, 1)
 
 
 def test_build_gets_the_settings_of_pip_without_local_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -147,12 +141,6 @@ def test_build_gets_the_settings_of_pip_without_local_folders(monkeypatch: pytes
 
 
 BASE = "org.opencontainers.image.base.name"
-
-
-def resolve(name: str, system: str = "dgxa100") -> configuration.Configuration:
-    choice = catalogue.choose(name)
-    entry = catalogue.find_system(choice, system, None)
-    return configuration.resolve(choice, entry, entry.nodes, entry.gpus_per_node, [])
 
 
 def target_on(base: str) -> runtimes.Target:
@@ -187,13 +175,10 @@ def test_machines_and_releases(machine: str, release: str, capability: str, driv
     assert {check.name for check in results} == {"compute capability", "driver"}
 
 
-def test_blackwell_without_an_image_is_refused() -> None:
+def test_hint_for_blackwell_names_another_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
     check, _ = compatibility.check_gpus(images.find_release("mxnet", "24.06"), gpus_of("b200"), BENCHMARK)
     assert check.level == "FAIL" and "no implementation of resnet runs on Blackwell yet" in check.hint
     assert re.search(r"NVIDIA B200 is Blackwell \(10\.0\).*mxnet images end at Hopper", check.found)
-
-
-def test_hint_for_blackwell_names_another_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
     implementation = catalogue.Implementation(framework="pytorch", module="benchmarks.resnet.pytorch", toy_minutes=1.0)
     implementations = {**BENCHMARK.implementations, "pytorch": implementation}
     benchmark = BENCHMARK.model_copy(update={"implementations": implementations})
@@ -204,10 +189,10 @@ def test_hint_for_blackwell_names_another_implementation(monkeypatch: pytest.Mon
 
 
 def test_less_memory_than_submitted_offers_a_smaller_batch() -> None:
-    resolved = resolve("dlrm")
-    large, small = (compatibility.check_memory(resolved, gpus_of(name)[0]) for name in ("a100", "v100"))
-    assert (large.level, small.level) == ("OK", "WARN")
-    assert small.hint == f"if it does not fit: --set batch_size={resolved.get('batch_size') * 16 // 40}"
+    configuration = resolved("dlrm", "dgxa100", None)
+    large, small = (compatibility.check_memory(configuration, gpus_of(name)[0]) for name in ("a100", "v100"))
+    hint = f"if it does not fit: --set batch_size={configuration.get('batch_size') * 16 // 40}"
+    assert (large.level, small.level, small.hint) == ("OK", "WARN", hint)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +232,6 @@ def test_minimum_versions_are_those_of_recorded_runs(name: str) -> None:
 
 @pytest.mark.slow
 def test_run_in_a_too_old_image_is_refused() -> None:
-    resolved = resolve("ncf", "cpu")
     # Without a label of NVIDIA's base, the versions come from the Python in the image.
     facts = interpreters.PythonInfo(
         python="3.8.10", problems={}, packages={"torch": "1.11.0a0+b6df043"}, cuda="11.5", gpus=1, mpirun=False,
@@ -258,7 +242,7 @@ def test_run_in_a_too_old_image_is_refused() -> None:
         (target_on("nvcr.io/nvidia/pytorch:20.06-py3"), "Python 3.6, 3.8 needed"),
         (replace(target_on("own:0"), python_info=facts), f"PyTorch 1.11.0a0+b6df043, {minimum} needed"),
     ):
-        results = checks.check(target, resolved, node.this_node(), [])
+        results = checks.check(target, resolved("ncf", "cpu", None), node.this_node(), [])
         image = "own:1" if target.python_info else "nvcr.io/nvidia/pytorch:20.06-py3"
         assert [c.found for c in results if c.level == "FAIL"] == [f"{image} is too old for ncf: {message}"]
 
@@ -276,18 +260,15 @@ def test_python_3_6_reports_its_version(monkeypatch: pytest.MonkeyPatch) -> None
 def test_image_of_the_run_is_compared_with_the_submission() -> None:
     submitted, later = "nvcr.io/nvidia/pytorch:20.06-py3", "nvcr.io/nvidia/pytorch:25.12-py3"
     on_host, same, other = (
-        {check.name: check.found for check in checks.check_as_submitted(target, resolve("bert"))}
+        {check.name: check.found for check in checks.check_as_submitted(target, resolved("bert", "dgxa100", None))}
         for target in (runtimes.ON_HOST, target_on(submitted), target_on(later))
     )
     assert (set(on_host), set(same)) == ({"training text", "evaluation text", "image"}, set(on_host) - {"image"})
     for differences, image in ((on_host, "the host's Python"), (other, later)):
         assert differences["image"] == f"not as submitted, {submitted}, but {image}"
     assert "wiki_test_set_md5.txt" in on_host["evaluation text"]
-
-
-@pytest.mark.parametrize("system", ["cpu", "gpu", "h200-141gb"])
-def test_system_without_a_submission_has_no_differences(system: str) -> None:
-    assert checks.check_as_submitted(runtimes.ON_HOST, resolve("bert", system)) == []
+    for system in ("cpu", "gpu", "h200-141gb"):  # no submission
+        assert checks.check_as_submitted(runtimes.ON_HOST, resolved("bert", system, None)) == []
 
 
 @pytest.mark.parametrize(("round_name", "parts"), [("v0.5", ["text", "image"]), ("v0.7", ["image"])])

@@ -160,7 +160,7 @@ def test_options_for_the_machine(runtime: str, gpus: int, fields: dict[str, Any]
 def test_path_that_ends_the_mount_option_is_rejected(runtime: str, name: str) -> None:
     job = replace(samples.job(1), mounts=(Mount(Path("/data", name), f"/data/{name}", True),))
     separators = {"docker": ',"', "podman": ',"', "enroot": ":"}.get(runtime, ",:") + "\n"
-    with pytest.raises(EncoreError, match="cannot be mounted") if bool(set(name) & set(separators)) else nullcontext():
+    with pytest.raises(EncoreError, match="cannot be mounted") if set(name) & set(separators) else nullcontext():
         {**RENDERERS, "pyxis": renderers.pyxis}[runtime](job, samples.container(runtime))
 
 
