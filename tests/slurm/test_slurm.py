@@ -14,10 +14,8 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from typer.testing import CliRunner
 
 from encore import paths
-from encore.cli.app import app
 from encore.cli.run import as_request
 from encore.cli.submit import _run_context
 from encore.containers import engines
@@ -25,6 +23,8 @@ from encore.errors import EncoreError
 from encore.machine import host_requirements, node, preflight, processes
 from encore.run import ownership, planning, run_folder, runner, submission, supervise
 from encore.slurm import cluster, cluster_checks, commands, queue, script, step
+from tests.command_line import error_of, run_encore
+from tests.machine.machines import write_program
 from tests.slurm.jobs import in_queue, job
 from tests.trainings import make_run
 
@@ -47,22 +47,18 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("HOME", "/home/me"), ("USER", "me"), ("PATH", "/usr/bin:/bin")):
         monkeypatch.setenv(name, value)
     for module, function, answer in (
-        (node, "cores", 16),
-        (commands, "is_installed", False),
-        (commands, "setting", ""),
-        (cluster, "default_files", ()),
+        (node, "cores", Mock(return_value=16)),
+        (commands, "is_installed", Mock(return_value=False)),
+        (commands, "setting", Mock(return_value="")),
+        (cluster, "default_files", tuple),
+        (engines, "connect", Mock(side_effect=EncoreError("no engine"))),
     ):
-        monkeypatch.setattr(module, function, Mock(return_value=answer))
-    monkeypatch.setattr(engines, "connect", Mock(side_effect=EncoreError("no engine")))
+        monkeypatch.setattr(module, function, answer)
 
 
 def write(path: Path, text: str) -> Path:
     path.write_text(text, encoding="utf-8")
     return path
-
-
-def write_program(path: Path, text: str) -> None:
-    write(path, f"#!/bin/sh\n{text}").chmod(0o755)
 
 
 def prepare(runtime: str, nodes: int, *options: str, **submission_options: Any) -> submission.Prepared:
@@ -143,35 +139,33 @@ def test_cluster_file_and_site_options_in_sbatch_header(
     assert f"--cluster {file}" in custom and ("--require-target" in custom) is options.get("require_target", False)
 
 
-def test_job_comment_holds_the_run_before_the_site_comment() -> None:
-    first = replace(job("30", "PENDING"), title="encore-resnet-p42", comment="encore:/results||charge=7")
-    assert (first.is_encore_job, first.results, first.resumes) == (True, Path("/results"), None)
-    assert replace(first, comment="encore:/results|run1|charge=7").resumes == Path("/results/run1")
-
-
 @pytest.mark.usefixtures("bare_machine")
 def test_time_limit_is_estimated_from_the_published_time() -> None:
     # 39.78 minutes on 8 GPUs (ResNet, DGX A100, v0.7); twice the time of linear scaling plus 20 for the set-up
-    prepared = prepare("docker", 4)
-    assert prepared.submission.minutes == 20 + 20 and "39.78" in prepared.estimate.reason
-    assert prepare("docker", 1, "--runs", "5").submission.minutes == 20 + 398
+    four, five_runs = prepare("docker", 4), prepare("docker", 1, "--runs", "5")
+    assert (four.submission.minutes, five_runs.submission.minutes) == (20 + 20, 20 + 398)
+    assert "39.78" in four.estimate.reason
+
+
+def test_job_comment_holds_the_run_before_the_site_comment() -> None:
+    first = job("30", "PENDING", title="encore-resnet-p42", comment="encore:/results||charge=7")
+    second = replace(first, comment="encore:/results|run1|charge=7")
+    facts = (first.is_encore_job, first.results, first.resumes, second.resumes)
+    assert facts == (True, Path("/results"), None, Path("/results/run1"))
 
 
 @pytest.mark.parametrize(("option", "code"), [("gpus-per-node", 1), ("gres", 1), ("none", 0)])
 def test_cluster_with_gpus_needs_a_system(option: str, code: int, tmp_path: Path) -> None:
     # Without a GPU request to Slurm the nodes may have no GPUs
     file = write(tmp_path / "cluster.toml", f'runtime = "host"\ngpus_per_node = 2\ngpu_option = "{option}"\n')
-    result = CliRunner().invoke(
-        app, ["submit", "resnet", "--cluster", str(file), "--results", str(tmp_path), "--dry-run"]
-    )
+    result = run_encore("submit", "resnet", "--cluster", file, "--results", tmp_path, "--dry-run")
     assert (result.exit_code, "no system given" in str(result.exception)) == (code, code == 1), result.output
 
 
 def test_commands_fail_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    result = CliRunner().invoke(app, ["submit", "resnet"])
-    assert isinstance(result.exception, EncoreError) and "no Slurm here" in result.exception.found
-    assert CliRunner().invoke(app, ["doctor", "--slurm"]).exit_code == 2
+    assert "no Slurm here" in error_of("submit", "resnet").found
+    assert run_encore("doctor", "--slurm").exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -320,16 +314,14 @@ def test_resumed_array_has_the_remaining_experiments(
     assert prepared.submission.minutes == 20 + 40
     assert submission.prepare_resume(array_run.path, script.Options(array="0-2")).submission.array == (0, 2, 4)
 
-    def assert_refused(message: str, array: str | None = None) -> None:
-        with pytest.raises(EncoreError, match=message):
-            submission.prepare_resume(array_run.path, script.Options(array=array))
-
-    assert_refused("--array 0-1, and 3 runs are left", "0-1")
+    with pytest.raises(EncoreError, match="--array 0-1, and 3 runs are left"):
+        submission.prepare_resume(array_run.path, script.Options(array="0-1"))
     in_queue(monkeypatch, [job("30", "PENDING", comment=f"encore:{array_run.path.parent}|{array_run.path.name}")])
-    assert_refused("job 30 of cluster here, of .*, is queued to resume")
-    for experiment in array_run.experiments():
-        experiment.set_state(run_folder.ExperimentState(status="reached"))
-    assert_refused("nothing left to run")
+    for message in ("job 30 of cluster here, of .*, is queued to resume", "nothing left to run"):
+        with pytest.raises(EncoreError, match=message):
+            submission.prepare_resume(array_run.path, script.Options())
+        for experiment in array_run.experiments():
+            experiment.set_state(run_folder.ExperimentState(status="reached"))
 
 
 @pytest.mark.parametrize(
@@ -351,37 +343,31 @@ def test_requeued_job_continues(
     continues: bool, is_killed: bool,
 ) -> None:  # fmt: skip
     # ``is_killed``: Slurm ends scontrol with the job after it has counted the restart
-    calls: list[tuple[str, ...]] = []
+    requeues: list[tuple[str, ...]] = []
 
     def call(*command: str) -> str:
-        calls.append(command)
-        if command[1] == "requeue" and is_killed:
-            raise EncoreError("scontrol: no reason given")
-        has_counted = not is_killed or ("scontrol", "requeue", "9") in calls
-        return f"JobId=9 Requeue=1 Restarts={restarts if has_counted else '0'} BatchFlag=1"
+        if command[1] == "requeue":
+            requeues.append(command)
+            if is_killed:
+                raise EncoreError("scontrol: no reason given")
+        return f"JobId=9 Requeue=1 Restarts={restarts if requeues or not is_killed else '0'} BatchFlag=1"
 
     monkeypatch.setattr(commands, "call", call)
-    signals, messages = supervise.Signals(), []
-    signals.received = received
+    signals, hooks = Mock(received=received), Mock()
     plan = types.SimpleNamespace(allocation=queue.Allocation(job="9", nodes=("n1",)), cluster=cluster.Cluster())
-    hooks = types.SimpleNamespace(step=messages.append)
-    outcome = supervise.Outcome(status, "stopped")
-    assert runner._requeue(plan, outcome, signals, hooks) is continues  # type: ignore[arg-type]
-    assert (("scontrol", "requeue", "9") in calls, bool(messages)) == (asks_slurm, continues or is_killed)
+    assert runner._requeue(plan, supervise.Outcome(status, "stopped"), signals, hooks) is continues  # type: ignore[arg-type]
+    assert (requeues, hooks.step.called) == ([("scontrol", "requeue", "9")] * asks_slurm, continues or is_killed)
 
 
 def test_full_disk_at_the_end_does_not_hide_the_outcome(
     array_run: run_folder.RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raise_full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    messages: list[str] = []
-    experiment = array_run.experiments()[0]
+    experiment, hooks, plan = array_run.experiments()[0], Mock(), Mock(allocation=None)
     monkeypatch.setattr(run_folder.RunFolder, "note_ranks", raise_full)
-    hooks = types.SimpleNamespace(step=messages.append)
     runner._note_ranks(None, array_run, experiment, hooks, {})  # type: ignore[arg-type]
-    assert messages == ["the report of the ranks cannot be added to run.json: No space left on device"]
+    hooks.step.assert_called_once_with("the report of the ranks cannot be added to run.json: No space left on device")
     monkeypatch.setattr(runner, "clear_remains", raise_full)
-    plan: Any = types.SimpleNamespace(allocation=None)
     with ownership.acquire(experiment, "") as owner:
         runner._run_experiment(plan, experiment, None, supervise.Signals(), None, owner)  # type: ignore[arg-type]
     state = experiment.state()
@@ -468,12 +454,8 @@ def program_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_dry_run_reports_an_unknown_partition(program_folder: Path) -> None:
     for name, text in (("sinfo", SINFO), ("sbatch", "")):
         write_program(program_folder / name, f"cat <<'EOF'\n{text}EOF\n")
-    result = CliRunner().invoke(app, ["submit", "resnet", "--nodes", "2", "--partition", "gppu", "--dry-run"])
-    assert result.exit_code == 0, result.output
-    assert "FAIL partition: unknown partition 'gppu'" in result.output and "did you mean 'gpu'?" in result.output
-
-
-def test_sbatch_error_has_a_hint() -> None:
+    output = run_encore("submit", "resnet", "--nodes", "2", "--partition", "gppu", "--dry-run").output
+    assert re.search("(?s)FAIL partition: unknown partition 'gppu'.*did you mean 'gpu'?", output), output
     error = commands.explain("sbatch", "sbatch: error: invalid partition specified: gpuu\nsbatch: error: Batch job")
     assert error.found == "sbatch: invalid partition specified: gpuu" and "sinfo" in error.hint
 
@@ -482,10 +464,9 @@ def test_nodes_without_a_requirement_are_rejected(program_folder: Path) -> None:
     # Runs the command once for each of two nodes
     options = 'while [ "${1#-}" != "$1" ]; do shift; done\n'
     write_program(program_folder / "srun", options + 'SLURMD_NODENAME=n1 "$@"\nSLURMD_NODENAME=n2 "$@"\n')
-    missing = host_requirements.Need("readable", str(program_folder / "dataset.json"), "copy it there")
-    assert step.check_nodes(2, [host_requirements.Need("readable", str(program_folder), "")]) == []
-    finding = f"{program_folder}/dataset.json cannot be read"
-    hint = "copy it there; or exclude the node: sbatch --exclude=NODE"
+    there, missing = (host_requirements.Need("readable", f"{program_folder}{end}", "copy it") for end in ("", "/x"))
+    assert step.check_nodes(2, [there]) == []
+    finding, hint = f"{program_folder}/x cannot be read", "copy it; or exclude the node: sbatch --exclude=NODE"
     assert step.check_nodes(2, [missing]) == [
         preflight.Check("FAIL", f"node {name}", finding, hint) for name in ("n1", "n2")
     ]
