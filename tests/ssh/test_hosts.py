@@ -1,18 +1,17 @@
 """Host lists, commands of the launchers, and checks of the hosts before the start."""
 
+import contextlib
 import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from encore import catalogue, paths
-from encore.configuration import resolve
+from encore import paths
 from encore.containers import renderers, runtimes
 from encore.errors import EncoreError
 from encore.job import training_job
@@ -20,7 +19,8 @@ from encore.machine import host_requirements, node, preflight, processes
 from encore.run import planning
 from encore.ssh import each_host, hosts, multi_host
 from encore.ssh.hosts import Host
-from tests.trainings import PATIENCE
+from tests.machine.machines import write_program
+from tests.trainings import PATIENCE, resolved
 
 PAIR = (Host("n1", 4), Host("n2", 4))
 
@@ -36,13 +36,15 @@ def test_host_lists_and_files(tmp_path: Path) -> None:
         hosts.layout((Host("n1", 4), Host("n2", 2)), 6)
 
 
+INVALID = ["", "n1", "n1:0", "n1:four", "n1:4,,n2:4", "-oProxyCommand=x:4", "n1;reboot:4", "me@n1:4"]
+
+
 @pytest.mark.parametrize(
-    "text", ["", "n1", "n1:0", "n1:four", "n1:4,,n2:4", "-oProxyCommand=x:4", "n1;reboot:4", "me@n1:4", "n1:4,n1:4"]
+    ("text", "message"),
+    [*((text, "is not a host with a number of") for text in INVALID), ("n1:4,n1:4", "n1 is listed twice")],
 )
-def test_invalid_host_list_is_rejected(text: str) -> None:
-    with pytest.raises(
-        EncoreError, match="n1 is listed twice" if text == "n1:4,n1:4" else "is not a host with a number of"
-    ):
+def test_invalid_host_list_is_rejected(text: str, message: str) -> None:
+    with pytest.raises(EncoreError, match=message):
         hosts.parse(text)
 
 
@@ -64,8 +66,8 @@ def test_invalid_host_file_is_rejected(content: bytes | None, message: str, tmp_
 @pytest.mark.parametrize("launcher", sorted(multi_host.LAUNCHERS))
 def test_commands_match_the_golden_files(launcher: str, nodes: int, recorded: Callable[[str, Any], None]) -> None:
     # 8 GPUs a node; a line for each variable, then one for each option
-    choice, names = catalogue.choose("resnet"), tuple(Host(f"n{number + 1}", 8) for number in range(nodes))
-    configuration = resolve(choice, catalogue.find_system(choice, "dgxa100", "v0.7"), nodes, 8, [])
+    names = tuple(Host(f"n{number + 1}", 8) for number in range(nodes))
+    configuration = resolved("resnet", "dgxa100", "v0.7", 8, nodes=nodes)
     launch = multi_host.launch_with(launcher, names, "/out", "ib0" if nodes > 1 else "", False)
     job = training_job(configuration, Path("/data"), Path("/out"), {"NCCL_DEBUG": "INFO"}, node.cores(), launch)
     # Of these the ranks get only PATH, HOME and LANG
@@ -102,20 +104,12 @@ def test_mpirun_as_root_binds_ranks_with_gpus(monkeypatch: pytest.MonkeyPatch) -
 
 def test_first_host_is_found_in_the_ssh_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # An ssh that cannot connect: commands on the first host must run without it.
-    program = "#!/bin/sh\n[ $1 = -G ] && exec echo hostname 127.0.0.1\ncat >/dev/null\nexit 255\n"
-    (tmp_path / "ssh").write_text(program, encoding="utf-8")
-    (tmp_path / "ssh").chmod(0o755)
+    write_program(tmp_path / "ssh", "[ $1 = -G ] && exec echo hostname 127.0.0.1\ncat >/dev/null\nexit 255\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     pair = (Host("my-node.invalid", 1), Host("other.invalid", 1))
     assert multi_host.is_local(pair[0].name)
     assert multi_host.with_first_resolved(pair) == (Host("127.0.0.1", 1), pair[1])
     assert [bool(each_host.run([host.name for host in pair[:count]], ("true",))) for count in (1, 2)] == [False, True]
-
-
-def test_script_of_a_host_sets_its_number_and_variables() -> None:
-    text = each_host.script(("/usr/bin/env",), {"A": "x'y", "SSH_AUTH_SOCK": "/s"}, "/", 1)
-    process = subprocess.run(["sh", "-s"], input=text, capture_output=True, text=True, check=True)
-    assert sorted(process.stdout.splitlines()) == ["A=x'y", "PET_NODE_RANK=1"]
 
 
 # -- checks ------------------------------------------------------------------------------------------------
@@ -175,30 +169,31 @@ def test_host_is_probed_with_a_plain_shell(
     assert multi_host.checks_of(PAIR[0], multi_host.ask(("sh", "-s"), probe), needs) == expected
 
 
-def test_missing_ssh_is_reported() -> None:
+def test_plain_shell_gets_its_number_and_variables() -> None:
+    text = each_host.script(("/usr/bin/env",), {"A": "x'y", "SSH_AUTH_SOCK": "/s"}, "/", 1)
+    output = subprocess.run(["sh", "-s"], input=text, capture_output=True, text=True, check=True).stdout
+    assert sorted(output.splitlines()) == ["A=x'y", "PET_NODE_RANK=1"]
     assert multi_host.ask(("no-such-program",), "").problem == "no-such-program: No such file or directory"
 
 
 @pytest.mark.slow
 def test_end_script_kills_only_ranks_of_the_run(tmp_path: Path) -> None:
-    folder = tmp_path / "experiment_0"
+    folder, here = tmp_path / "experiment_0", os.uname().nodename
     command = [sys.executable, "-c", "import time; time.sleep(600)", "--output"]
-    arguments = (str(folder), f"{folder}0", str(folder))
-    rank, other_run, restarted = (subprocess.Popen([*command, argument]) for argument in arguments)
-    beat = processes.Heartbeat(rank=0, pid=rank.pid, host="another-host", step=1, time=0.0, started=1)
-    try:
-        subprocess.run(["sh", "-s"], input=multi_host.kill_script(folder, [beat]), text=True, check=True)
-        assert rank.poll() is None
+    # A rank, those of another host and of another run, and a process that got the number of a rank
+    outputs, names, later = (folder, folder, f"{folder}0", folder), (here, "another-host", here, here), (0, 0, 0, 1)
+    with contextlib.ExitStack() as stack:
+        children = [stack.enter_context(subprocess.Popen([*command, str(output)])) for output in outputs]
+        for child in children:
+            stack.callback(child.kill)
+        started = [processes.start_ticks(child.pid) + ticks for child, ticks in zip(children, later, strict=True)]
         beats = [
-            replace(beat, pid=child.pid, host=os.uname().nodename, started=processes.start_ticks(child.pid) + later)
-            for child, later in ((rank, 0), (other_run, 0), (restarted, 1))
+            processes.Heartbeat(rank=0, pid=child.pid, host=name, step=1, time=0.0, started=ticks)
+            for child, name, ticks in zip(children, names, started, strict=True)
         ]
         subprocess.run(["sh", "-s"], input=multi_host.kill_script(folder, beats), text=True, check=True)
-        assert (rank.wait(timeout=PATIENCE), other_run.poll(), restarted.poll()) == (-15, None, None)
-    finally:
-        for child in (rank, other_run, restarted):
-            child.kill()
-            child.wait()
+        assert children[0].wait(timeout=PATIENCE) == -15
+        assert [child.poll() for child in children[1:]] == [None] * 3
 
 
 LOOPBACK = (Host("127.0.0.1", 1), Host("127.0.0.2", 1))
