@@ -15,7 +15,9 @@ import pytest
 from encore import paths
 from encore.machine import processes
 from tests.conftest import Encore, losses, only_run, records
-from tests.trainings import HANGS, PATIENCE, assert_none_left, held_port, in_background, wait_for_step, wait_until
+from tests.machine.machines import write_program
+from tests.results.result_logs import write_files
+from tests.trainings import HANGS, PATIENCE, Started, assert_none_left, held_port, in_background, wait_until
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin")
 NEEDED = {
@@ -54,22 +56,17 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
     reserved = held_port("127.0.0.2")
     port = reserved.getsockname()[1]
-    (folder / "sshd_config").write_text(
-        f"Port {port}\nListenAddress 127.0.0.2\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\n"
-        "PidFile none\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUsePAM no\nStrictModes no\n",
-        encoding="utf-8",
-    )
-    (folder / "ssh_config").write_text(
-        "Host encore-first\n  HostName 127.0.0.1\nHost encore-second 127.0.0.2\n"
-        f"  HostName 127.0.0.2\n  Port {port}\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n  LogLevel ERROR\n"
-        f"  UserKnownHostsFile {folder}/known_hosts\n  StrictHostKeyChecking accept-new\n",
-        encoding="utf-8",
-    )
+    write_files(folder, {
+        "sshd_config":
+            f"Port {port}\nListenAddress 127.0.0.2\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\n"
+            "PidFile none\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUsePAM no\nStrictModes no\n",
+        "ssh_config":
+            "Host encore-first\n  HostName 127.0.0.1\nHost encore-second 127.0.0.2\n"
+            f"  HostName 127.0.0.2\n  Port {port}\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n"
+            f"  LogLevel ERROR\n  UserKnownHostsFile {folder}/known_hosts\n  StrictHostKeyChecking accept-new\n",
+    })  # fmt: skip
     # ssh ignores HOME and reads the configuration of the user in /etc/passwd, so an ssh with -F comes first on PATH.
-    programs = folder / "bin"
-    programs.mkdir()
-    (programs / "ssh").write_text(f'#!/bin/sh\nexec {NEEDED["ssh"]} -F {folder}/ssh_config "$@"\n', encoding="utf-8")
-    (programs / "ssh").chmod(0o755)
+    programs = write_program(folder / "ssh", f'exec {NEEDED["ssh"]} -F {folder}/ssh_config "$@"\n').parent
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
     command = [*other_host_name(), str(SSHD), "-D", "-e", "-f", str(folder / "sshd_config")]
@@ -97,20 +94,17 @@ def other_host_name() -> tuple[str, ...]:
     return command
 
 
-def start_run(sshd: Sshd, data: Path, results: Path, launcher: str, *options: str) -> subprocess.Popen[str]:
+def start_run(sshd: Sshd, data: Path, results: Path, launcher: str, *options: str) -> Started:
     hosts = ("--hosts", HOSTS, "--launcher", launcher, "--runtime", "host")
     folders = ("--data", str(data), "--results", str(results))
     variables = {"PATH": sshd.path, "SECRET_OF_THE_SHELL": "hush"}
-    return in_background("run", "resnet", "2", *hosts, *folders, *QUICK, *options, environment=variables)
-
-
-def ranks_of(folder: Path) -> list[psutil.Process]:
-    return [psutil.Process(beat.pid) for beat in processes.heartbeats(folder / "heartbeat")]
+    command = ("run", "resnet", "2", *hosts, *folders, *QUICK, *options)
+    return Started(in_background(*command, environment=variables), results)
 
 
 def assert_no_ssh_session(sshd: Sshd) -> None:
     """Check that no ssh client with the configuration of the test runs; other tests may use ssh at the same time."""
-    configuration = str(Path(sshd.path.partition(os.pathsep)[0]).parent / "ssh_config")
+    configuration = f"{sshd.path.partition(os.pathsep)[0]}/ssh_config"
     commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
     assert not [command for command in commands if configuration in command]
 
@@ -118,9 +112,7 @@ def assert_no_ssh_session(sshd: Sshd) -> None:
 @pytest.fixture(scope="module")
 def mpirun_run(sshd: Sshd, few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = tmp_path_factory.mktemp("mpirun")
-    child = start_run(sshd, few_digits, results, "mpirun")
-    output = child.communicate(timeout=PATIENCE)[0]
-    assert child.returncode == 3, output
+    start_run(sshd, few_digits, results, "mpirun").ended(3)
     return only_run(results)
 
 
@@ -138,13 +130,12 @@ def test_mpirun_trains_on_two_hosts(mpirun_run: Path, sshd: Sshd) -> None:
 def test_horovodrun_resumes_with_the_same_losses(
     sshd: Sshd, few_digits: Path, tmp_path: Path, encore: Encore, mpirun_run: Path
 ) -> None:
-    child = start_run(sshd, few_digits, tmp_path, "horovodrun")
-    folder = wait_for_step(child, tmp_path, 5)
-    ranks = ranks_of(folder)
+    started = start_run(sshd, few_digits, tmp_path, "horovodrun")
+    folder = started.wait_for_step(5)
+    ranks = started.ranks(folder)
     assert [beat.host for beat in processes.heartbeats(folder / "heartbeat")] == [os.uname().nodename, sshd.host]
-    child.send_signal(signal.SIGTERM)
-    output = child.communicate(timeout=PATIENCE)[0]
-    assert child.returncode == 130 and "a checkpoint was written" in output, output
+    started.process.send_signal(signal.SIGTERM)
+    assert "a checkpoint was written" in started.ended(130)
     assert_none_left(ranks)
     encore("run", "--resume", str(folder.parent), environment={"PATH": sshd.path}, code=3)
     uninterrupted = losses(mpirun_run / "experiment_0" / "metrics.jsonl")
@@ -154,11 +145,11 @@ def test_horovodrun_resumes_with_the_same_losses(
 
 @pytest.mark.long
 def test_hanging_rank_on_the_other_host_is_ended(sshd: Sshd, few_digits: Path, tmp_path: Path) -> None:
-    child = start_run(sshd, few_digits, tmp_path, "horovodrun", *HANGS)
-    ranks = ranks_of(wait_for_step(child, tmp_path, 3))
+    started = start_run(sshd, few_digits, tmp_path, "horovodrun", *HANGS)
+    ranks = started.ranks(started.wait_for_step(3))
     ranks[1].send_signal(signal.SIGSTOP)
-    output = child.communicate(timeout=PATIENCE)[0]
-    assert child.returncode == 1 and "hangs" in output and sshd.host in output, output
+    output = started.ended(1)
+    assert "hangs" in output and sshd.host in output, output
     wait_until(lambda: not any(map(processes.is_running, ranks)), "the end of the ranks")
     assert_no_ssh_session(sshd)
 
@@ -169,8 +160,7 @@ def test_command_runs_on_every_host(sshd: Sshd, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "encore.ssh.each_host", "--hosts", "no-such-host.invalid,127.0.0.2", "--"]
     variables = {"PATH": sshd.path, "PYTHONPATH": str(paths.ROOT), "VARIABLE": "x"}
     process = subprocess.run([*command, "sh", "-c", show], env=variables, check=False, timeout=PATIENCE)
-    assert process.returncode == 1
-    assert (tmp_path / "1").read_text() == f"{sshd.host} 1 x\n"
+    assert (process.returncode, (tmp_path / "1").read_text()) == (1, f"{sshd.host} 1 x\n")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.3", "no-such-host.invalid"])
@@ -179,5 +169,5 @@ def test_unreachable_host_is_reported_without_asking_for_a_password(
 ) -> None:
     arguments = ("--hosts", f"127.0.0.1:1,{host}:1", "--data", str(few_digits), "--results", str(tmp_path))
     process = encore("run", "resnet", "2", *arguments, environment={"PATH": sshd.path}, timeout=PATIENCE, code=2)
-    assert f"{host} cannot be reached by ssh" in process.stderr and "hint:" in process.stderr
-    assert "Traceback" not in process.stderr
+    text = process.stderr
+    assert f"{host} cannot be reached by ssh" in text and "hint:" in text and "Traceback" not in text, text
