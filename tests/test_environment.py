@@ -7,16 +7,17 @@ import shutil
 import socket
 import subprocess
 import sys
-import zipfile
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 
 from encore import catalogue, environment, installer, paths
 from encore.environment import Environment
 from encore.errors import EncoreError
+from tests.machine.machines import write_program
 from tests.results.result_logs import write_files
 
 
@@ -35,8 +36,8 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     )
 
 
-def ensure(small: Environment, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    lines: list[str] = []
+def ensure(small: Environment, monkeypatch: pytest.MonkeyPatch, lines: list[str] | None = None) -> list[str]:
+    lines = [] if lines is None else lines
     monkeypatch.setattr(environment, "describe", lambda framework: small)
     assert environment.ensure_environment(small.framework, lines.append) == small.python
     return [line for line in lines if not re.fullmatch(r"  \d+ s", line)]  # progress on a busy machine
@@ -75,23 +76,17 @@ def test_failed_environment_is_created_again_and_a_complete_one_is_not(
     with pytest.raises(EncoreError, match=message):
         ensure(broken, monkeypatch)
     flag.touch()
-    assert ensure(broken, monkeypatch) == ["making the small environment: small.txt"] and broken.is_ready
-    assert ensure(broken, monkeypatch) == []
+    printed = [ensure(broken, monkeypatch) for _ in range(2)]
+    assert printed == [["making the small environment: small.txt"], []] and broken.is_ready
 
 
 def test_progress_of_a_slow_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[str] = []
     monkeypatch.setattr(environment, "PROGRESS_SECONDS", 0.01)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        monkeypatch.setattr(environment.time, "monotonic", lambda: 61.0 * len(lines))
-
-        def report(line: str) -> None:
-            lines.append(line)
-            if len(lines) == 2:
-                child.communicate(b"\n")
-
+        report = Mock(side_effect=lambda line: report.call_count == 2 and child.communicate(b"\n"))
+        monkeypatch.setattr(environment.time, "monotonic", lambda: 61.0 * report.call_count)
         assert environment._wait(child, report) == 0
-    assert lines == ["  0 s", "  61 s"]
+    assert report.call_args_list == [call("  0 s"), call("  61 s")]
 
 
 @pytest.mark.slow
@@ -146,9 +141,8 @@ def test_missing_programs_are_reported(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_interpreter_is_the_first_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scripts = {"python3.98": "#!/bin/sh\necho no such version\n", "python3.99": "#!/bin/sh\necho 3.99\n"}
-    for name in scripts:
-        (write_files(tmp_path, scripts) / name).chmod(0o755)
+    for version, answer in (("3.98", "no such version"), ("3.99", "3.99")):
+        write_program(tmp_path / f"python{version}", f"echo {answer}\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert environment._find_interpreter(["3.97", "3.98", "3.99"]) == str(tmp_path / "python3.99")
 
@@ -160,10 +154,9 @@ def test_uv_installs_a_missing_python(small: Environment, monkeypatch: pytest.Mo
     missing = replace(small, interpreter="3.99")
     assert missing.folder != small.folder
     lines: list[str] = []
-    monkeypatch.setattr(environment, "describe", lambda framework: missing)
     message = r"(?s)no supported Python on PATH, and uv cannot download one.*python3\.99.*container.*resnet-pytorch"
     with pytest.raises(EncoreError, match=message):
-        environment.ensure_environment("small", lines.append)
+        ensure(missing, monkeypatch, lines)
     assert lines[1] == "no Python 3.99 on PATH: installing it with uv"
 
 
@@ -171,13 +164,6 @@ def test_missing_cuda_libraries_are_explained(small: Environment, monkeypatch: p
     cuda = replace(small, check="raise ImportError('libcudnn.so.9: cannot open shared object file')")
     with pytest.raises(EncoreError, match=r"(?s)needs CUDA's libraries.*UV_TORCH_BACKEND=cpu"):
         ensure(cuda, monkeypatch)
-
-
-def test_switches_of_horovod_depend_on_mpi() -> None:
-    horovod = catalogue.Horovod(**{"version": "0", "with": "MXNET", "without": ("PYTORCH",)})
-    common = {"HOROVOD_WITHOUT_PYTORCH": "1", "HOROVOD_WITH_GLOO": "1", "HOROVOD_WITH_MXNET": "1"}
-    assert environment.build_switches(horovod, mpi=True) == {**common, "HOROVOD_WITH_MPI": "1"}
-    assert environment.build_switches(horovod, mpi=False) == {**common, "HOROVOD_WITHOUT_MPI": "1"}
 
 
 # A build backend of the standard library that records each build.
@@ -225,14 +211,14 @@ def test_horovod_is_compiled_once_for_environments_with_the_same_framework(
 
 def test_mpi_without_headers_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folders = set()
-    compiler = "#!/bin/sh\necho '/tmp/probe.c:1:10: fatal error: mpi.h: No such file or directory' >&2\nexit 1\n"
-    for script, problem in (("", "mpicc is not installed"), (compiler, "mpi.h: No such file"), ("#!/bin/sh\n", "")):
-        if script:
-            (tmp_path / "mpicc").write_text(script, encoding="utf-8")
-            (tmp_path / "mpicc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    compiler = "echo '/tmp/probe.c:1:10: fatal error: mpi.h: No such file or directory' >&2\nexit 1\n"
+    for script, problem in ((None, "mpicc is not installed"), (compiler, "mpi.h: No such file"), ("", "")):
+        if script is not None:
+            write_program(tmp_path / "mpicc", script)
         environment._probe_mpi.cache_clear()
-        monkeypatch.setenv("PATH", str(tmp_path))
-        assert problem in environment.mpi_problem() and bool(problem) == bool(environment.mpi_problem())
+        found = environment.mpi_problem()
+        assert (problem in found, bool(found)) == (True, bool(problem))
         assert environment.describe("mxnet").mpi == (not problem)
         folders.add(environment.describe("pytorch").folder)
     assert len(folders) == 1, "without Horovod, an environment does not depend on MPI"
@@ -241,24 +227,33 @@ def test_mpi_without_headers_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_key_of_a_wheel_contains_everything_that_compiled_code_depends_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    horovod = catalogue.Horovod(**{"version": "0.1", "with": "MXNET", "without": ()})
+    horovod, here = (
+        catalogue.Horovod(**{"version": "0.1", "with": "MXNET", "without": ()}),
+        environment.this_platform("3.11", mpi=False),
+    )
 
-    def key(text: str, switches: dict[str, str], **facts: str) -> Path:
-        requirements = write_files(tmp_path, {"requirements.txt": text}) / "requirements.txt"
-        platform = {**environment.this_platform("3.11", mpi=False), **facts}
-        return environment.wheel_folder("mxnet", requirements, horovod, platform, switches)
+    def key(version: str, switches: dict[str, str], **facts: str) -> Path:
+        requirements = write_files(tmp_path, {"requirements.txt": f"mxnet=={version}\n"}) / "requirements.txt"
+        return environment.wheel_folder("mxnet", requirements, horovod, {**here, **facts}, switches)
 
-    first = key("mxnet==1.9.1\nidna==3.20\n", {})
-    assert key("mxnet==1.9.1\nidna==3.21\n", {}) == first
+    first = key("1.9.1\nidna==3.20", {})
+    assert key("1.9.1\nidna==3.21", {}) == first
     others = {
-        key("mxnet==1.9.2\nidna==3.20\n", {}),
-        key("mxnet==1.9.1\nidna==3.20\n", {"HOROVOD_GPU_OPERATIONS": "NCCL"}),
-        *(key("mxnet==1.9.1\n", {}, **{name: "other"}) for name in environment.this_platform("3.11", mpi=False)),
+        key("1.9.2\nidna==3.20", {}),
+        key("1.9.1\nidna==3.20", {"HOROVOD_GPU_OPERATIONS": "NCCL"}),
+        *(key("1.9.1\nidna==3.20", {}, **{name: "other"}) for name in here),
     }
     assert len(others - {first}) == 2 + 5
     write_files(tmp_path, {"other.cmake": "set(CMAKE_UNITY_BUILD OFF)\n"})
     monkeypatch.setattr(environment, "TOOLCHAIN", tmp_path / "other.cmake")
-    assert key("mxnet==1.9.1\nidna==3.20\n", {}) != first
+    assert key("1.9.1\nidna==3.20", {}) != first
+
+
+def test_switches_of_horovod_depend_on_mpi() -> None:
+    horovod = catalogue.Horovod(**{"version": "0", "with": "MXNET", "without": ("PYTORCH",)})
+    common = {"HOROVOD_WITHOUT_PYTORCH": "1", "HOROVOD_WITH_GLOO": "1", "HOROVOD_WITH_MXNET": "1"}
+    switches = [environment.build_switches(horovod, mpi=mpi) for mpi in (True, False)]
+    assert switches == [{**common, f"HOROVOD_{word}_MPI": "1"} for word in ("WITH", "WITHOUT")]
 
 
 def test_versions_of_a_system_description(mxnet_python: Path) -> None:
@@ -269,11 +264,9 @@ def test_versions_of_a_system_description(mxnet_python: Path) -> None:
 
 
 def test_every_requirement_has_a_version_and_hashes() -> None:
-    for path in paths.REQUIREMENTS.glob("*.txt"):
-        text = path.read_text(encoding="utf-8").replace("\\\n", "")
-        lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-        pin = re.compile(r"[\w.-]+==[^\s;]+( *;[^\\]*?)?( +--hash=sha256:[0-9a-f]{64})+")
-        assert [line for line in lines if not pin.fullmatch(line)] == [], path
+    text = "".join(path.read_text(encoding="utf-8") for path in paths.REQUIREMENTS.glob("*.txt")).replace("\\\n", "")
+    pin = re.compile(r"#.*|[\w.-]+==[^\s;]+( *;[^\\]*?)?( +--hash=sha256:[0-9a-f]{64})+|")
+    assert [line for line in text.splitlines() if not pin.fullmatch(line)] == []
 
 
 def test_source_of_horovod_is_pinned() -> None:
@@ -283,28 +276,25 @@ def test_source_of_horovod_is_pinned() -> None:
 
 
 def test_hashes_do_not_change_the_key_of_an_environment(small: Environment) -> None:
-    small.requirements.write_text("# packages\na==1 ; python_version > '3'\nb==2\n", encoding="utf-8")
-    before = small.folder
+    folders = set()
     hashes = [f" \\\n    --hash=sha256:{digit * 64}" for digit in "ab"]
-    text = f"# packages\na==1 ; python_version > '3'{''.join(hashes)}\nb==2{hashes[0]}\n"
-    small.requirements.write_text(text, encoding="utf-8")
-    assert small.folder == before
+    for first, second in (("", ""), ("".join(hashes), hashes[0])):
+        small.requirements.write_text(f"# packages\na==1 ; python_version > '3'{first}\nb==2{second}\n", "utf-8")
+        folders.add(small.folder)
+    assert len(folders) == 1
 
 
 def test_package_with_another_hash_is_rejected(
     small: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    wheel = tmp_path / "wheels" / "a-1-py3-none-any.whl"
-    wheel.parent.mkdir()
-    metadata = {
+    wheel = tmp_path / "a-1-py3-none-any.whl"
+    metadata = write_files(tmp_path / "wheel" / "a-1.dist-info", {
         "METADATA": "Metadata-Version: 2.1\nName: a\nVersion: 1\n",
         "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         "RECORD": "",
-    }
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, text in metadata.items():
-            archive.writestr(f"a-1.dist-info/{name}", text)
-    settings = {**os.environ, "UV_FIND_LINKS": str(wheel.parent), "UV_NO_INDEX": "1"}
+    })  # fmt: skip
+    Path(shutil.make_archive(str(wheel), "zip", metadata.parent)).rename(wheel)
+    settings = {**os.environ, "UV_FIND_LINKS": str(tmp_path), "UV_NO_INDEX": "1"}
     monkeypatch.setattr(installer, "environment", lambda: settings)
     for name, digest in {"right": hashlib.sha256(wheel.read_bytes()).hexdigest(), "wrong": "0" * 64}.items():
         small.requirements.write_text(f"a==1 \\\n    --hash=sha256:{digest}\n", encoding="utf-8")

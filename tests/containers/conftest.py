@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from encore import paths
+from tests.results.result_logs import write_files
 
 START_SECONDS = 180
 
@@ -27,10 +28,10 @@ class EngineUnderTest:
     environment: dict[str, str]
 
     def run(self, *arguments: str) -> str:
-        command = [self.name, *arguments]
-        result = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
-        assert result.returncode == 0, result.stderr
-        return result.stdout
+        return output_of([self.name, *arguments], self.environment)
+
+    def make(self, *arguments: str) -> str:
+        return output_of(["make", "--no-print-directory", *arguments, f"ENGINE={self.name}"], self.environment)
 
     def remains(self) -> list[str]:
         # Containers, running or not, and volumes
@@ -45,8 +46,7 @@ def _require(*programs: str) -> None:
         pytest.fail(f"engine tests need root and {missing or 'nothing else'}; run tests/containers/install_engines.sh")
 
 
-def make(*arguments: str, environment: dict[str, str]) -> str:
-    command = ["make", "--no-print-directory", *arguments]
+def output_of(command: list[str], environment: dict[str, str]) -> str:
     result = subprocess.run(command, cwd=paths.ROOT, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result.stdout
@@ -78,8 +78,8 @@ def docker(engine_folder: Path, request: pytest.FixtureRequest) -> Iterator[Engi
         _wait_for(daemon, engine, engine_folder / "dockerd.log")
         # The image of the stand-in contains the Horovod wheel of this environment.
         request.getfixturevalue("mxnet_python")
-        make("standin", "ENGINE=docker", environment=engine.environment)
-        make("build-resnet", "BASE=standin", "ENGINE=docker", environment=engine.environment)
+        engine.make("standin")
+        engine.make("build-resnet", "BASE=standin")
         yield engine
     finally:
         daemon.terminate()
@@ -89,8 +89,8 @@ def docker(engine_folder: Path, request: pytest.FixtureRequest) -> Iterator[Engi
 @pytest.fixture(scope="session")
 def docker_with_pytorch(docker: EngineUnderTest) -> EngineUnderTest:
     # The Docker daemon with PyTorch's stand-in and the image of ncf
-    make("standin", "FRAMEWORK=pytorch", "ENGINE=docker", environment=docker.environment)
-    make("build-ncf", "BASE=standin", "ENGINE=docker", environment=docker.environment)
+    docker.make("standin", "FRAMEWORK=pytorch")
+    docker.make("build-ncf", "BASE=standin")
     return docker
 
 
@@ -107,23 +107,19 @@ def podman(docker: EngineUnderTest, engine_folder: Path) -> EngineUnderTest:
     # A Podman that loads the stand-in from Docker and builds the image of resnet
     _require("podman", "runc")
     folder = engine_folder / "podman"
-    folder.mkdir()
     # Debian's Podman on a machine without CAP_SYS_RESOURCE or with hybrid cgroups: docs/containers.md.
     limits = 'default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]'
-    settings = f'[containers]\n{limits}\n[engine]\nruntime = "runc"\n'
-    (folder / "containers.conf").write_text(settings, encoding="utf-8")
-    store = f'[storage]\ndriver = "overlay"\ngraphroot = "{folder}/graph"\nrunroot = "{folder}/run"\n'
-    (folder / "storage.conf").write_text(store, encoding="utf-8")
-    variables = {
-        "CONTAINERS_CONF": str(folder / "containers.conf"),
-        "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
-    }
-    engine = EngineUnderTest("podman", {**os.environ, **variables})
+    write_files(folder, {
+        "containers.conf": f'[containers]\n{limits}\n[engine]\nruntime = "runc"\n',
+        "storage.conf": f'[storage]\ndriver = "overlay"\ngraphroot = "{folder}/graph"\nrunroot = "{folder}/run"\n',
+    })  # fmt: skip
+    files = {"CONTAINERS_CONF": f"{folder}/containers.conf", "CONTAINERS_STORAGE_CONF": f"{folder}/storage.conf"}
+    engine = EngineUnderTest("podman", {**os.environ, **files})
     archive = engine_folder / "standin.tar"
     docker.run("save", "--output", str(archive), "localhost/encore/standin-mxnet:latest")
     engine.run("load", "--input", str(archive))
     archive.unlink()
-    make("build-resnet", "BASE=standin", "ENGINE=podman", environment=engine.environment)
+    engine.make("build-resnet", "BASE=standin")
     return engine
 
 

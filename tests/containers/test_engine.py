@@ -5,21 +5,19 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from encore import paths
 from encore.containers.renderers import Container
 from encore.job import Job, Mount
 from encore.machine import processes
 from tests.conftest import Encore, ToyRun, only_run
-from tests.containers.conftest import EngineUnderTest, make
+from tests.containers.conftest import EngineUnderTest
 from tests.containers.samples import RENDERERS
-from tests.trainings import PATIENCE, exported, served, wait_until
+from tests.trainings import PATIENCE, exported, in_background, served, wait_until
 
 # A Triton server with PyTorch in its Python backend; Debian's Python is 3.11
 SERVER = """
@@ -45,14 +43,10 @@ def data(docker: EngineUnderTest, encore: Encore, tmp_path_factory: pytest.TempP
 
 
 @contextmanager
-def running(engine: EngineUnderTest, data: Path, results: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(engine: EngineUnderTest, data: Path, results: Path) -> Iterator[subprocess.Popen[str]]:
     # Yield a run in the background after three steps of both ranks; it is stopped at the end
-    command = [sys.executable, "-m", "encore.cli.app", "run", "resnet", "2", "--system", "cpu"]
-    command += ["--runtime", engine.name, "--data", str(data), "--results", str(results), *UNREACHABLE]
-    with (results.parent / "output.txt").open("wb") as output:
-        child = subprocess.Popen(
-            command, cwd=paths.ROOT, env=engine.environment, stdout=output, stderr=subprocess.STDOUT
-        )
+    options = ("--runtime", engine.name, "--data", str(data), "--results", str(results), *UNREACHABLE)
+    child = in_background("run", "resnet", "2", "--system", "cpu", *options, environment=engine.environment)
     try:
         wait_until(lambda: [beat.step >= 3 for beat in heartbeats(results)] == [True, True], "steps of both ranks")
         yield child
@@ -90,15 +84,11 @@ def test_run_in_a_container_writes_what_a_run_on_the_host_writes(
         [json.loads((run / f"{name}.json").read_text(encoding="utf-8")) for run in runs] for name in ("run", "system")
     )
     assert passports[0].keys() == passports[1].keys()
-    assert passports[0]["data"]["id"] == passports[1]["data"]["id"]
-    assert (passports[0]["runtime"], passports[0]["image"]["base"]) == (
-        engine.name,
-        "localhost/encore/standin-mxnet:latest",
-    )
+    image = (passports[0]["data"]["id"], passports[0]["runtime"], passports[0]["image"]["base"])
+    assert image == (passports[1]["data"]["id"], engine.name, "localhost/encore/standin-mxnet:latest")
     # The stand-in has the versions that the environment of the host has.
     assert systems[0]["other_software_stack"] == systems[1]["other_software_stack"]
-    assert systems[0]["other_software_stack"]["mxnet_version"] == "1.9.1"
-    assert engine.remains() == []
+    assert systems[0]["other_software_stack"]["mxnet_version"] == "1.9.1" and engine.remains() == []
 
 
 def test_interrupt_writes_a_checkpoint_and_removes_the_container(
@@ -111,8 +101,7 @@ def test_interrupt_writes_a_checkpoint_and_removes_the_container(
         assert child.wait(timeout=PATIENCE) == 130
     assert reason(results) == "stopped by SIGTERM, a checkpoint was written"
     assert list(results.glob("*/experiment_0/checkpoint/step_*"))
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    assert engine.remains() == []
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids) and engine.remains() == []
 
 
 @pytest.mark.long
@@ -152,7 +141,7 @@ def test_files_belong_to_the_caller(engine: EngineUnderTest, tmp_path: Path) -> 
 
 @pytest.mark.long
 def test_checks_of_the_resnet_image_pass(docker: EngineUnderTest) -> None:
-    output = make("test-image-resnet", "ENGINE=docker", environment=docker.environment)
+    output = docker.make("test-image-resnet")
     assert [line.split()[0] for line in output.splitlines()] == ["OK"] * 6
 
 
@@ -170,7 +159,7 @@ def ncf_run(docker_with_pytorch: EngineUnderTest, encore: Encore, tmp_path_facto
 
 @pytest.mark.long
 def test_training_and_checks_in_the_pytorch_image(docker_with_pytorch: EngineUnderTest, ncf_run: Path) -> None:
-    output = make("test-image-ncf", "ENGINE=docker", environment=docker_with_pytorch.environment)
+    output = docker_with_pytorch.make("test-image-ncf")
     assert [line.split()[0] for line in output.splitlines()] == ["OK"] * 7
     assert "compare optimizers (fused, plain on cpu, apex not compared" in output
     content = json.loads((ncf_run / "run.json").read_text(encoding="utf-8"))
