@@ -2,7 +2,6 @@
 
 import json
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,27 +41,22 @@ def validate_file(name: str, path: Path) -> None:
     validate(name, json.loads(path.read_text(encoding="utf-8")))
 
 
-def validate_lines(name: str, path: Path) -> None:
-    with path.open(encoding="utf-8") as lines:
-        records = list(islice(map(json.loads, lines), MAX_LINES))
-    assert records, path
-    for record in records:
-        validate(name, record)
-
-
 def validate_run(folder: Path) -> None:
     # Validate all files with a schema
-    passport = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    validate("run", passport)
-    validate_file("system", folder / "system.json")
     names = {
+        "run.json": "run",
+        "system.json": "system",
         "gate.json": "run-gate",
-        "**/config.json": f"config-{passport['name']}",
+        "**/config.json": f"config-{json.loads((folder / 'run.json').read_text(encoding='utf-8'))['name']}",
         "experiment_*/state.json": "state",
+        "experiment_*/metrics.jsonl": "metrics",
+        "experiment_*/telemetry*.jsonl": "telemetry",
+        "experiment_*/steps/rank_*.jsonl": "steps",
     }
-    for path, name in [(path, name) for pattern, name in names.items() for path in folder.glob(pattern)]:
-        validate_file(name, path)
-    for experiment in folder.glob("experiment_*"):
-        validate_lines("metrics", experiment / "metrics.jsonl")
-        for path in (*experiment.glob("telemetry*.jsonl"), *experiment.glob("steps/rank_*.jsonl")):
-            validate_lines("steps" if path.parent.name == "steps" else "telemetry", path)
+    found = {pattern: list(folder.glob(pattern)) for pattern in names}
+    assert found["system.json"] and len(found["experiment_*/metrics.jsonl"]) == len(list(folder.glob("experiment_*")))
+    for path, name in [(path, names[pattern]) for pattern, each in found.items() for path in each]:
+        texts = path.read_text(encoding="utf-8").splitlines() if path.suffix == ".jsonl" else [path.read_text("utf-8")]
+        assert texts, path
+        for text in texts[:MAX_LINES]:
+            validate(name, json.loads(text))
