@@ -16,8 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
-from encore import files, paths
+from encore import paths
 from encore.machine import processes
+from encore.run import run_folder
+from tests.results.result_logs import write_files
 from tests.trainings import PATIENCE, held_port, steps_so_far, wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel", "mpirun")
@@ -54,7 +56,6 @@ OverTimeLimit=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SchedulerParameters=batch_sched_delay=1,sched_interval=1,bf_interval=1
-{plugins}
 NodeName=n1 NodeHostname=localhost Port={ports[1]} CPUs={cores} RealMemory={memory}
 NodeName=n2 NodeHostname=localhost Port={ports[2]} CPUs={cores} RealMemory={memory}
 PartitionName=debug Nodes=n1,n2 Default=YES MaxTime=60 State=UP PriorityTier=1
@@ -62,10 +63,7 @@ PartitionName=urgent Nodes=n1,n2 Default=NO MaxTime=60 State=UP PriorityTier=10
 """
 
 
-def _search_path() -> str:
-    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-
-
+SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 # Most conditions call a Slurm program, so the interval leaves the cores to the trainings.
 wait_for = partial(wait_until, poll=0.5)
 
@@ -77,7 +75,7 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": _search_path()}
+        return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": SEARCH_PATH}
 
     def call(self, *command: str, **options: Any) -> str:
         options = {"env": self.environment, "timeout": 120.0, **options}
@@ -149,24 +147,18 @@ class Cluster:
                     process.kill()
 
 
-def configure(folder: Path, ports: Sequence[int], plugins: str = "") -> None:
-    """Write slurm.conf and the folders of the daemons; only root may write to ``folder``."""
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[Cluster]:
+    """Run the daemons in ``folder``, to which only root may write."""
     folder.chmod(0o755)
     for name in ("state", "spool.n1", "spool.n2", "tmp.n1", "tmp.n2"):
         (folder / name).mkdir()
-    memory, cores = psutil.virtual_memory().total // 2**20 // 2, max(1, (os.cpu_count() or 1) // 2)
-    text = CONFIGURATION.format(folder=folder, ports=ports, cores=cores, memory=memory, plugins=plugins)
-    (folder / "slurm.conf").write_text(text, encoding="utf-8")
-    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def running(folder: Path, plugins: str = "") -> Iterator[Cluster]:
     with contextlib.ExitStack() as stack:
         # Bound sockets reserve the ports while a daemon does not run: before it starts and after a test killed it.
-        sockets = [stack.enter_context(held_port()) for _ in range(3)]
-        configure(folder, [reserved.getsockname()[1] for reserved in sockets], plugins)
-        cluster = Cluster(folder)
+        ports = [stack.enter_context(held_port()).getsockname()[1] for _ in range(3)]
+        memory, cores = psutil.virtual_memory().total // 2**20 // 2, max(1, (os.cpu_count() or 1) // 2)
+        text = CONFIGURATION.format(folder=folder, ports=ports, cores=cores, memory=memory)
+        cluster = Cluster(write_files(folder, {"slurm.conf": text, "cgroup.conf": "CgroupPlugin=cgroup/v1\n"}))
         stack.callback(cluster.stop)
         cluster.start()
         yield cluster
@@ -181,7 +173,7 @@ OPTIONS = ("--seed", "5", "--set", "epochs=2", "--set", "warmup_epochs=0", "--se
 def cluster() -> Iterator[Cluster]:
     if not os.environ.get(VARIABLE):
         pytest.skip(f"{VARIABLE} is not set: no Slurm is started (make test-cluster does)")
-    missing = [name for name in PROGRAMS if shutil.which(name, path=_search_path()) is None]
+    missing = [name for name in PROGRAMS if shutil.which(name, path=SEARCH_PATH) is None]
     if missing or os.geteuid() != 0:
         pytest.fail(f"a cluster needs root and {', '.join(PROGRAMS)}; missing: {missing}")
     # munge requires that only root can write to the folder and its parents, so pytest's folder will not do.
@@ -231,9 +223,8 @@ class Jobs:
 
     def state(self, job: str, number: int = 0) -> tuple[str, str]:
         """Return status and reason of an experiment."""
-        path = self.experiment(job, number) / "state.json"
-        state = files.read_json(path) if path.exists() else {"status": "prepared", "reason": ""}
-        return state["status"], state["reason"]
+        state = run_folder.Experiment(number, self.experiment(job, number)).state()
+        return state.status, state.reason
 
     def wait_for_state(self, job: str, *states: str) -> None:
         """Wait for one of these states in Slurm."""

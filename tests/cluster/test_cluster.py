@@ -22,7 +22,9 @@ from encore.machine import node_checks
 from encore.run import run_folder
 from tests.cluster.conftest import OPTIONS, Cluster, Jobs, wait_for
 from tests.conftest import logged, losses, records
+from tests.machine.machines import write_program
 from tests.machine.test_preflight import GPU
+from tests.results.result_logs import write_files
 from tests.trainings import HANGS, PATIENCE, is_told
 
 ONE_EPOCH = ("--set", "epochs=1")
@@ -71,9 +73,9 @@ def test_job_trains_on_two_nodes_and_is_followed_to_its_end(finished: Finished) 
     assert [tuple(map(rank.get, names)) for rank in finished.environments] == [("n1", None), ("n2", None)]
     folder, experiment = jobs.folder(job), jobs.experiment(job)
     passport = run_folder.open_run(folder).metadata()
-    assert (passport["nodes"], passport["ranks_per_node"]) == (2, 1)
     assert passport["slurm"] == {"job": job, "cluster": "encore", "partition": "debug", "nodes": ["n1", "n2"]}
-    assert passport["environment"]["HOROVOD_CONTROLLER"] == "mpi"
+    controller = passport["environment"]["HOROVOD_CONTROLLER"]
+    assert (passport["nodes"], passport["ranks_per_node"], controller) == (2, 1, "mpi")
     assert {path.name for path in (experiment / "ranks").glob("rank.*")} == {"rank.0", "rank.1"}
     assert [event["key"] for event in logged(folder / "result_0.txt")].count("run_stop") == 1
     first_lines = {
@@ -280,15 +282,14 @@ def test_impossible_job_is_not_submitted(jobs: Jobs, options: tuple[str, ...], m
 @pytest.mark.long
 def test_doctor_checks_the_cluster(jobs: Jobs, tmp_path: Path) -> None:
     jobs.encore("doctor", "--slurm", "--json")
-    file = tmp_path / "cluster.toml"
-    file.write_text('partition = "gpu"\nruntime = "pyxis"\nnetwork_interface = "nosuch0"\n', encoding="utf-8")
-    report = jobs.encore("doctor", "--slurm", "--cluster", str(file), "--json", code=2).stdout
+    write_files(tmp_path, {"own.toml": 'partition = "gpu"\nruntime = "pyxis"\nnetwork_interface = "nosuch0"\n'})
+    report = jobs.encore("doctor", "--slurm", "--cluster", f"{tmp_path}/own.toml", "--json", code=2).stdout
     levels = {check["name"]: check["level"] for check in json.loads(report)["checks"]}
     assert (levels["partition"], levels["runtime"], levels["network"]) == ("FAIL", "FAIL", "WARN")
 
 
 # A Python that crashes the second rank at its first start
-CRASHING_PYTHON = """#!/bin/sh
+CRASHING_PYTHON = """
 case "$SLURM_PROCID $*" in
 1*.train*) [ -e {mark} ] || {{ touch {mark}; kill -SEGV $$; }} ;;
 esac
@@ -298,9 +299,8 @@ exec {python} "$@"
 
 @pytest.mark.long
 def test_pytorch_job_survives_a_crash_at_its_start(jobs: Jobs, pytorch_python: Path, tmp_path: Path) -> None:
-    python, mark = tmp_path / "python", tmp_path / "crashed"
-    python.write_text(CRASHING_PYTHON.format(mark=mark, python=pytorch_python), encoding="utf-8")
-    python.chmod(0o755)
+    mark = tmp_path / "crashed"
+    python = write_program(tmp_path / "python", CRASHING_PYTHON.format(mark=mark, python=pytorch_python))
     job = jobs.submit("--python", str(python), benchmark="ncf")
     jobs.wait_for_state(job, "COMPLETED", "FAILED")
     assert jobs.state(job)[0] == "reached", jobs.log(job)
@@ -468,11 +468,9 @@ def test_framework_measures_within_and_between_nodes(faulty: FaultyCluster, pyto
 
 @pytest.mark.long
 def test_prolog_drains_the_faulty_node(faulty: FaultyCluster, cluster: Cluster) -> None:
-    configuration, program = cluster.folder / "slurm.conf", cluster.folder / "prolog.sh"
+    configuration, variables = cluster.folder / "slurm.conf", f"PYTHONPATH={paths.ROOT} XDG_CACHE_HOME={cluster.folder}"
     original = configuration.read_text(encoding="utf-8")
-    variables = f"PYTHONPATH={paths.ROOT} XDG_CACHE_HOME={cluster.folder}"
-    program.write_text(f"#!/bin/sh\n{variables} {paths.ROOT}/slurm/prolog.sh\n", encoding="utf-8")
-    program.chmod(0o755)
+    program = write_program(cluster.folder / "prolog.sh", f"{variables} {paths.ROOT}/slurm/prolog.sh\n")
     configuration.write_text(f"{original}Prolog={program}\n", encoding="utf-8")
     try:
         cluster.call("scontrol", "reconfigure")
