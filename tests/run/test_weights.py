@@ -18,6 +18,7 @@ from encore.machine import node, preflight
 from encore.run import compile_cache, planning, run_metadata
 from tests.conftest import Encore
 from tests.machine.machines import PACKAGES, answered, gpus_of
+from tests.results.result_logs import write_files
 from tests.trainings import resolved
 
 
@@ -39,20 +40,20 @@ def test_weights_are_in_the_data_folder_or_elsewhere(name: str, tmp_path: Path) 
     mounts = [preflight.weight_mounts(files, data) for files in (inside, outside)]
     assert mounts == [(), (job.Mount(elsewhere, str(elsewhere), True),)]
     elsewhere.write_bytes(b"weights")
-    record = {"file": str(elsewhere), "bytes": 7, "sha256": hashlib.sha256(b"weights").hexdigest()}
-    assert list(preflight.weights_json(outside).values()) == [record]
+    digest = hashlib.sha256(b"weights").hexdigest()
+    records = {"backbone": {"file": str(elsewhere), "bytes": 7, "sha256": digest}}
+    assert preflight.weights_json(outside) == records
     for files in (outside, inside):  # the latter is missing: a checkpoint has the weights
-        preflight.refuse_other_weights(files, {"backbone": record})
+        preflight.refuse_other_weights(files, records)
     elsewhere.write_bytes(b"others!")
     with pytest.raises(EncoreError, match="is not the file of backbone that the run started with"):
-        preflight.refuse_other_weights(outside, {"backbone": record})
+        preflight.refuse_other_weights(outside, records)
     assert [check.level for check in preflight.check_weights(small(name, f"backbone={elsewhere}"), data)] == ["OK"]
 
 
 def write_index(folder: Path, *shards: str) -> Path:
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {f"layer {name}": name for name in shards}}), encoding="utf-8")
-    return index
+    name, content = "model.safetensors.index.json", {"weight_map": {f"layer {shard}": shard for shard in shards}}
+    return write_files(folder, {name: content}) / name
 
 
 def safetensors(tensors: dict[str, int]) -> bytes:
@@ -72,8 +73,7 @@ SHARDS = tuple(f"model-{number}.safetensors" for number in range(5))
 
 def test_shards_of_the_weights_are_checked_and_recorded(tmp_path: Path) -> None:
     index = write_index(tmp_path, *SHARDS)
-    config = lora(f"base={index}")
-    whole = safetensors({"a": 4, "b": 60})
+    config, whole = lora(f"base={index}"), safetensors({"a": 4, "b": 60})
     size, incomplete = len(whole), f"{tmp_path / SHARDS[1]} is incomplete: {len(whole) - 1} of {len(whole)} bytes"
     missing = f"5 of 5 files of {index} do not exist: {', '.join(SHARDS[:3])} and 2 more"
     for contents, level, found, hint in (
@@ -81,16 +81,14 @@ def test_shards_of_the_weights_are_checked_and_recorded(tmp_path: Path) -> None:
         ({**dict.fromkeys(SHARDS, whole), SHARDS[1]: whole[:-1]}, "FAIL", incomplete, ""),
         ({SHARDS[1]: whole}, "WARN", "no checksum", ""),
     ):
-        for name, content in contents.items():
-            (tmp_path / name).write_bytes(content)
-        (check,) = preflight.check_weights(config, tmp_path)
+        (check,) = preflight.check_weights(config, write_files(tmp_path, contents))
         assert (check.level, found in check.found, hint in check.hint) == (level, True, True), check
     # encore data get knows the commit and the hashes
     files = [
         {"name": SHARDS[0], "bytes": size, "sha256": "1" * 64},
         {"name": SHARDS[1], "bytes": 9, "sha256": "2" * 64},
     ]
-    (tmp_path / "hub.json").write_text(json.dumps({"revision": "3" * 40, "files": files}), encoding="utf-8")
+    write_files(tmp_path, {"hub.json": {"revision": "3" * 40, "files": files}})
     record = preflight.weights_json({"base": index})
     shards = [{"file": name, "bytes": size, "sha256": "1" * 64 if name == SHARDS[0] else ""} for name in SHARDS]
     assert (record["base"]["shards"], record["base"]["revision"]) == (shards, "3" * 40)
@@ -134,15 +132,8 @@ def test_file_without_weights_fails_the_preflight(
     ids=["TensorFlow", "safetensors"],
 )
 def test_files_of_an_index_are_mounted_with_it(files: list[str], tmp_path: Path) -> None:
-    write_index(tmp_path, *files[1:])
-    for name in (
-        *files[1:],
-        "model.ckpt-7.index",
-        "model.ckpt-70.data-00000-of-00001",
-        "model.bin",
-        "other.safetensors",
-    ):
-        (tmp_path / name).touch()
+    others = ("model.ckpt-7.index", "model.ckpt-70.data-00000-of-00001", "x.bin", "x.safetensors")
+    write_files(write_index(tmp_path, *files[1:]).parent, dict.fromkeys((*files[1:], *others), ""))
     mounts = preflight.weight_mounts({"weights": tmp_path / files[0]}, tmp_path / "data")
     assert [mount.source.name for mount in mounts] == files
 
@@ -176,15 +167,15 @@ def test_missing_or_other_weights_fail_the_preflight(name: str, tmp_path: Path) 
 
     missing = f"FAIL {key}: {tmp_path / weights.file} does not exist (expected: {weights.title}); "
     assert re.match(f"{re.escape(missing)}.*{re.escape(weights.source)}", check())
-    for file in (weights.file, *weights.also, "converted.npy"):
-        (tmp_path / file).write_bytes(b"other weights")
+    write_files(
+        tmp_path, dict.fromkeys((weights.file, *weights.also, "converted.npy"), "other weights") | {"0.npy": ""}
+    )
     ((algorithm, digests),) = weights.checksums.items()
-    for text in ("FAIL", hashlib.new(algorithm, b"other weights").hexdigest(), *digests):
-        assert text in check()
+    texts = ("FAIL", hashlib.new(algorithm, b"other weights").hexdigest(), *digests)
+    assert [text for text in texts if text not in check()] == []
     # Converted files have no published checksum, such as NVIDIA's model.ckpt-28252.pt
     assert re.match(f"WARN {key}: .*no checksum of a .npy file", check(f"{key}=converted.npy"))
-    (tmp_path / "converted.npy").write_bytes(b"")
-    assert check(f"{key}=converted.npy").startswith(f"FAIL {key}: {tmp_path / 'converted.npy'} contains no weights; ")
+    assert check(f"{key}=0.npy").startswith(f"FAIL {key}: {tmp_path / '0.npy'} contains no weights; ")
 
 
 def test_checksum_may_be_the_start_of_a_digest(tmp_path: Path) -> None:
