@@ -32,7 +32,7 @@ from encore.slurm import commands, queue, step
 from encore.ssh import hosts, multi_host
 from tests.command_line import output_of, run_encore
 from tests.conftest import TINY, Encore, Study
-from tests.results.result_logs import resnet_v07
+from tests.results.result_logs import resnet_v07, write_files
 from tests.slurm.jobs import in_queue, job
 from tests.trainings import (
     PREPARED,
@@ -367,17 +367,16 @@ def test_job_that_resumes_a_run_shares_its_row(
     # The second experiment ended first, so the newest job of the run belongs to another experiment
     reached = run_folder.ExperimentState(status="reached", started=files.utc_now(), job="12")
     first = replace(reached, status="interrupted") if expected == "queued" else replace(reached, job="13")
-    run = make_run(tmp_path, [first, reached], "-job12", "12")
+    run, elsewhere = make_run(tmp_path, [first, reached], "-job12", "12"), tmp_path / "elsewhere"
     again = job("13", state, title="encore-resnet", comment=f"encore:{tmp_path}|{run.path.name}")
     in_queue(monkeypatch, ())
-    (row,) = status.overview(tmp_path, status.Queue((job("12", "CANCELLED", title="encore-resnet"), again), True), None)
-    assert (row.state, row.run) == (expected, run.path)
-    assert control.folder_of("13", tmp_path / "elsewhere", [again]) == run
-    jobs = status.Queue((again, replace(again, name="14", number="14")), True)
-    assert [row.run for row in status.overview(tmp_path / "elsewhere", jobs, None)] == [run.path]
+    others = (job("12", "CANCELLED", title="encore-resnet"), replace(again, name="14", number="14"))
+    for results, queued in ((tmp_path, (others[0], again)), (elsewhere, (again, others[1]))):
+        rows = [(row.state, row.run) for row in status.overview(results, status.Queue(queued, True), None)]
+        assert rows == [(expected, run.path)]
     # A job of another cluster made a folder of the same number.
     make_run(tmp_path, [reached], "-job13", "13")
-    assert control.folder_of("13", tmp_path, [again]) == run
+    assert [control.folder_of("13", results, [again]) for results in (tmp_path, elsewhere)] == [run, run]
 
 
 def test_rewritten_metrics_are_read_again(tmp_path: Path) -> None:
@@ -390,7 +389,7 @@ def test_rewritten_metrics_are_read_again(tmp_path: Path) -> None:
         ((run_start, *steps[:3]), (1, 3, 5 / 3, 1, 8.0)),
         ((run_start, steps[0], resumed, *steps[3:]), (3, 24, 5 / 24, 2, 8.0)),
     ):
-        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        write_files(tmp_path, {"metrics.jsonl": list(records)})
         for record in tail.read():
             progress.add(record)
         state = (progress.epoch, progress.step, progress.loss, progress.starts, progress.samples_per_second)
@@ -457,18 +456,15 @@ STEPS = {
 
 
 def write_steps(experiment: Path, *waits: float, age: float = 5.0) -> None:
-    (experiment / "steps").mkdir(exist_ok=True)
+    times = [{"time": time.time() - seconds} for seconds in (age + 40.0, age)]
     for rank, share in enumerate(waits):
-        times = [{"time": time.time() - seconds} for seconds in (age + 40.0, age)]
-        lines = [json.dumps({**STEPS, **moment, "local_rank": rank, "waiting": share}) + "\n" for moment in times]
-        (experiment / "steps" / f"rank_{rank}.jsonl").write_text("".join(lines), encoding="utf-8")
+        lines = [{**STEPS, **moment, "local_rank": rank, "waiting": share} for moment in times]
+        write_files(experiment, {f"steps/rank_{rank}.jsonl": lines})
 
 
 def write_heartbeats(experiment: Path, host: str, *ages: float) -> None:
-    (experiment / "heartbeat").mkdir(exist_ok=True)
-    for rank, age in enumerate(ages):
-        alive = time.time() - age
-        (experiment / "heartbeat" / f"rank_{rank}").write_text(f"1 {host} 9 {alive:.3f} {alive:.3f}\n", "ascii")
+    for rank, alive in enumerate(time.time() - age for age in ages):
+        write_files(experiment, {f"heartbeat/rank_{rank}": f"1 {host} 9 {alive:.3f} {alive:.3f}\n"})
 
 
 def test_status_and_follow_show_the_rank_that_waits_least(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -551,8 +547,8 @@ def test_other_hosts_are_sampled_by_ssh(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(multi_host, "is_local", lambda name: name == "n1")
     monkeypatch.setenv(openmetrics.VARIABLE, "/metrics")
     ((*ssh, host, change, script),) = multi_host.samplers([hosts.Host("n1", 4), hosts.Host("n2", 4)], file)
-    assert (ssh[0], host, change) == ("ssh", "n2", f"cd {paths.ROOT} && exec")
-    assert script == f"env ENCORE_TEXTFILE=/metrics {sys.executable} -m encore.machine.telemetry {file}"
+    program = f"env ENCORE_TEXTFILE=/metrics {sys.executable} -m encore.machine.telemetry {file}"
+    assert (ssh[0], host, change, script) == ("ssh", "n2", f"cd {paths.ROOT} && exec", program)
 
 
 def test_doctor_without_a_job_checks_this_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -604,8 +600,7 @@ def make_experiment(
 ) -> run_folder.Experiment:
     ended = replace(REACHED, status=state, job="")
     (experiment,) = make_run(results, [ended], config={"quality_target": 0.759}).experiments()
-    experiment.metrics.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    experiment.log.write_text(log, encoding="utf-8")
+    write_files(experiment.folder, {experiment.metrics.name: list(records), experiment.log.name: log})
     experiment.publish_log()
     return experiment
 
@@ -659,15 +654,14 @@ def test_speed_of_a_training_leaves_out_evaluations() -> None:
 
 
 def test_speed_is_compared_with_the_data_sheet() -> None:
-    utilization = peaks.utilization(24.5e9, 63_601, "samples", "NVIDIA H200", "fp16", 8)
-    assert utilization["mfu"] == pytest.approx(24.5e9 * 63_601 / (8 * 989.5e12))
-    assert peaks.sentence(utilization) == (
+    known = peaks.utilization(24.5e9, 63_601, "samples", "NVIDIA H200", "fp16", 8)
+    unknown = peaks.utilization(1.2e6, 50.0, "token positions", "", "fp32", 2)
+    assert known["mfu"] == pytest.approx(24.5e9 * 63_601 / (8 * 989.5e12))
+    assert [peaks.sentence(utilization) for utilization in (known, unknown)] == [
         "24.5 GFLOP per sample x 63,601 samples/s = 1.56 PFLOP/s: MFU 19.7% of the 7.92 PFLOP/s of NVIDIA H100 "
-        "and H200 data sheets, SXM"
-    )
-    assert peaks.sentence(peaks.utilization(1.2e6, 50.0, "token positions", "", "fp32", 2)) == (
-        "1.2 MFLOP per token position x 50.0 token positions/s = 60 MFLOP/s; no data sheet of the device is known"
-    )
+        "and H200 data sheets, SXM",
+        "1.2 MFLOP per token position x 50.0 token positions/s = 60 MFLOP/s; no data sheet of the device is known",
+    ]
 
 
 DATA_SHEETS = [
@@ -695,12 +689,12 @@ def test_data_sheets_of_gpus() -> None:
 
 
 def test_start_reports_parts_over_budget() -> None:
-    startup = {
-        "seconds": {"imports": 8.0, "compile": 52.04},
-        "budget": {"imports": 12.0, "compile": 10.0, "rest": 38.0},
-    }
-    assert progress_display.start(startup) == "startup took 60.0 s (budget 60 s): compile 52.0 s (budget 10 s)"
-    assert progress_display.start({**startup, "seconds": {"imports": 8.0}}) == "startup took 8.0 s (budget 60 s)"
+    budget = {"imports": 12.0, "compile": 10.0, "rest": 38.0}
+    times = ({"imports": 8.0, "compile": 52.04}, {"imports": 8.0})
+    assert [progress_display.start({"seconds": seconds, "budget": budget}) for seconds in times] == [
+        "startup took 60.0 s (budget 60 s): compile 52.0 s (budget 10 s)",
+        "startup took 8.0 s (budget 60 s)",
+    ]
 
 
 def test_cost_of_checkpoints() -> None:
@@ -711,9 +705,9 @@ def test_cost_of_checkpoints() -> None:
         {"kind": "checkpoint_written", "time": 7.0, "step": 20, "seconds": 3.0},
         {"kind": "checkpoint", "time": 9.0, "step": 20, "seconds": 9.0},  # at the end of the run
     ]
-    written = progress_of(start(BOX_AND_MASK), *saves).written
-    assert progress_display.checkpoints(written) == "2 checkpoints stopped training for 0.8 s, and took 5.0 s to write"
-    assert progress_of(start(BOX_AND_MASK), *saves[:1], *saves[-1:]).written == {}
+    written = [progress_of(start(BOX_AND_MASK), *records).written for records in (saves, [saves[0], saves[-1]])]
+    cost = "2 checkpoints stopped training for 0.8 s, and took 5.0 s to write"
+    assert (progress_display.checkpoints(written[0]), written[1]) == (cost, {})
 
 
 @pytest.mark.parametrize(
