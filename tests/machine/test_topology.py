@@ -147,9 +147,11 @@ class Library:
 def test_links_and_traffic_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     events = [SimpleNamespace(device=device, eventData=xid) for device, xid in ((0, 48), (1, 79))]
     wait = Mock(side_effect=[*events, Library.NVMLError("Timeout"), Library.NVMLError("Timeout")])
-    monkeypatch.setitem(sys.modules, "pynvml", Library(nvmlEventSetWait=wait))
-    server = links.this_server(machine("V100", "V100"))
-    assert (server.name, server.gpu_model, server.nvlinks) == ("box", "V100", {("GPU0", "GPU1"): 2})
+    to_switch = {"nvmlDeviceGetNvLinkRemotePciInfo": lambda handle, link: SimpleNamespace(busId="00000000:ff:00.0")}
+    for far_ends in (to_switch, {}):
+        monkeypatch.setitem(sys.modules, "pynvml", Library(nvmlEventSetWait=wait, **far_ends))
+        server = links.this_server(machine("V100", "V100"))
+        assert (server.name, server.gpu_model, server.nvlinks) == ("box", "V100", {("GPU0", "GPU1"): 2})
     monkeypatch.setattr(processes, "output_of", lambda *command: (SAMPLES / "dgx-a100.txt").read_text(encoding="utf-8"))
     server = links.this_server(machine("A100"))
     assert (server.links, server.gpu_model) == (sample("dgx-a100").links, "A100")
