@@ -26,6 +26,7 @@ from encore.run import control, hints, ownership, run_folder, status
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.slurm import commands, queue
 from tests.command_line import error_of, run_encore
+from tests.results.result_logs import write_files
 from tests.slurm.jobs import in_queue, job
 from tests.trainings import make_run, wait_until
 
@@ -47,15 +48,13 @@ ELSEWHERE = ownership.Owner(host="elsewhere", pid=1, process_started=1, job="", 
 
 
 def write_owner(experiment: Experiment, owner: ownership.Owner, age: float = 0.0) -> None:
-    record = experiment.folder / ownership.RECORD
-    record.write_text(json.dumps(asdict(owner)), encoding="utf-8")
-    os.utime(record, (time.time() - age, time.time() - age))
+    write_files(experiment.folder, {ownership.RECORD: asdict(owner)})
+    os.utime(experiment.folder / ownership.RECORD, (time.time() - age,) * 2)
 
 
 def write_heartbeat(experiment: Path, pid: int, started: int) -> None:
-    (experiment / "heartbeat").mkdir()
     now = time.time()
-    (experiment / "heartbeat" / "rank_0").write_text(f"{pid} {platform.node()} 3 {now} {now} {started}")
+    write_files(experiment, {"heartbeat/rank_0": f"{pid} {platform.node()} 3 {now} {now} {started}"})
 
 
 def assert_owned(run: RunFolder, message: str, job: str = "") -> None:
@@ -262,8 +261,7 @@ def test_folder_that_others_can_change_is_rejected(
 
 
 def test_state_is_not_written_through_symbolic_links(run: RunFolder, tmp_path: Path) -> None:
-    victim, experiment = tmp_path / "victim", run.experiments()[0]
-    victim.write_text("precious")
+    victim, experiment = write_files(tmp_path, {"victim": "precious"}) / "victim", run.experiments()[0]
     experiment.log.write_text("log")
     names = ("state.json", ".state.json.writing", processes.LAUNCHER, ownership.LOCK, ownership.RECORD)
     for name in (*names, "../result_0.txt", "../result_0.writing"):
