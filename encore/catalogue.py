@@ -1,5 +1,6 @@
 """Catalogue of benchmarks, implementations and systems, read from TOML files."""
 
+import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -195,6 +196,7 @@ class Benchmark(Strict):
     weights: dict[str, tuple[Weights, ...]] = Field(default_factory=dict)
     differences: tuple[Difference, ...] = ()  # Besides the image, which containers/images.toml has
     roles: dict[str, Role] = Field(default_factory=dict)  # Empty where all ranks do the same
+    sample_ranks: tuple[str, ...] = ()  # Fields of Config; their product is the number of ranks that share a sample
     implementations: dict[str, Implementation]
     rounds: dict[str, Round]
     full_data: FullData
@@ -220,9 +222,10 @@ class Benchmark(Strict):
             if not weights.rounds or round_name in weights.rounds
         }
 
-    def training_ranks(self, config: Mapping[str, Any], size: int) -> int:
-        """Return the number of ranks that train on separate batches, out of ``size``."""
-        return next((len(role.ranks(config, size)) for role in self.roles.values() if role.trains), size)
+    def data_parallel_ranks(self, config: Mapping[str, Any], size: int) -> int:
+        """Return the number of ranks, or groups of ranks, that train on separate batches, out of ``size`` ranks."""
+        training = next((len(role.ranks(config, size)) for role in self.roles.values() if role.trains), size)
+        return training // math.prod(int(config.get(name, 1)) for name in self.sample_ranks)
 
     def named(self, logged: Mapping[str, float]) -> dict[str, float]:
         """Map an evaluation's logged values to the names of the qualities."""

@@ -10,9 +10,9 @@ import json
 import math
 import sys
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,9 +59,8 @@ class Configuration:
 
     @property
     def global_batch(self) -> int:
-        training = self.choice.benchmark.training_ranks(self.plain(), self.ranks)
         batch: int = self.get("batch_size")
-        return batch * training
+        return batch * self.choice.benchmark.data_parallel_ranks(self.plain(), self.ranks)
 
     @property
     def is_submitted(self) -> bool:
@@ -218,32 +217,25 @@ def _shorter_warmup(system: System, overrides: dict[str, Value]) -> dict[str, Va
 
 
 def scaled(
-    system: System,
-    nodes: int,
-    ranks_per_node: int,
-    rates: Sequence[str] = ("learning_rate",),
-    training: Callable[[int], int] = lambda ranks: ranks,
+    system: System, submitted_ranks: int, ranks: int, rates: Sequence[str], keeps_batch: bool
 ) -> dict[str, Value]:
-    """Return batch and learning rate for a number of ranks that differs from the system file.
+    """Return batch and learning rate for a number of data-parallel ranks that differs from the system file.
 
     The per-rank batch stays, and the learning rate follows the global batch: linearly for SGD (Goyal et al. 2017,
     arXiv 1706.02677, section 2.1), with the square root for LARS, which is between linear scaling and the
     submissions (20 times the batch of DGX-1 at 2.9 times the rate in v0.7), and for Adam, similar to the submissions
-    (8 times the batch at 2.5 times the rate, GNMT in v0.7). Systems that keep the global batch divide it among the
-    ranks instead. ``rates`` are the keys in units of the learning rate, ``training`` maps a number of ranks to the
-    number of training ranks.
+    (8 times the batch at 2.5 times the rate, GNMT in v0.7). With ``keeps_batch`` the ranks divide the global batch
+    instead. ``rates`` are the keys in units of the learning rate.
     """
-    submitted_ranks = training(system.nodes * system.gpus_per_node)
-    ranks = training(nodes * ranks_per_node)
     if ranks == submitted_ranks:
         return {}
     batch = system.config["batch_size"]
     total = batch * submitted_ranks
-    if system.keep_global_batch:
+    if keeps_batch:
         if ranks > total:
             raise EncoreError(
-                f"{ranks} ranks cannot share a global batch of {total}",
-                expected=f"at most {total} ranks",
+                f"{ranks} data-parallel ranks cannot share a global batch of {total}",
+                expected=f"at most {total} data-parallel ranks",
                 hint="request fewer GPUs, or use another system",
             )
         rest = total % ranks
@@ -310,8 +302,11 @@ def resolve(
     needed = _submitted_weights(choice, system, dict(parsed).get("device", values["device"].value))
     values.update({key: Value(weights.file, "benchmark.toml, weights") for key, weights in needed.items()})
     plain = {**{name: value.value for name, value in values.items()}, **dict(parsed)}
-    training = partial(choice.benchmark.training_ranks, plain)
-    overrides = scaled(system, nodes, ranks_per_node, choice.benchmark.rates, training)
+    of_system = {name: value.value for name, value in values.items()}
+    submitted = choice.benchmark.data_parallel_ranks(of_system, system.nodes * system.gpus_per_node)
+    training = choice.benchmark.data_parallel_ranks(plain, nodes * ranks_per_node)
+    keeps_batch = system.keep_global_batch or nodes * ranks_per_node == system.nodes * system.gpus_per_node
+    overrides = scaled(system, submitted, training, choice.benchmark.rates, keeps_batch)
     if manifest and hasattr(config, "data_settings"):
         determined = config.data_settings(manifest).items()
         overrides.update({key: Value(value, "data set") for key, value in determined if value != values[key].value})

@@ -129,7 +129,7 @@ def test_invalid_values_are_reported(settings: tuple[str, ...], message: str) ->
         (lambda: catalogue.find_system(RESNET, "H200-141", None), "did you mean 'h200-141gb'?"),
         (lambda: catalogue.find_system(RESNET, "dgx1", "v9"), "unknown round"),
         (lambda: catalogue.find_system(RESNET, "dgxa100", "v0.5"), "use --round v0.7"),
-        (lambda: resolve("cpu", None, 65), "at most 64 ranks"),
+        (lambda: resolve("cpu", None, 65), "at most 64 data-parallel ranks"),
         (lambda: resolve("dgxa100", "v0.7", 8, "epochs=1"), "set warmup_epochs"),
     ],
 )

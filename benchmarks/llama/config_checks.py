@@ -13,19 +13,23 @@ class Derived:
 
     @property
     def group(self: Any) -> int:
-        # Ranks that share a sample.
+        # Ranks that share a sample: a data-parallel rank.
         return int(self.tensor_parallelism * self.context_parallelism)
 
     @property
     def micro_batch_size(self: Any) -> int:
-        # A group's samples per micro-batch: a divisor of the samples per step.
-        samples = self.batch_size * self.group
+        # Samples per micro-batch: a divisor of the samples per step.
+        samples = self.batch_size
         return next(size for size in range(min(self.micro_batch, samples), 0, -1) if samples % size == 0)
 
     @property
     def accumulation(self: Any) -> int:
         # Micro-batches of a step.
-        return int(self.batch_size * self.group // self.micro_batch_size)
+        return int(self.batch_size // self.micro_batch_size)
+
+    def global_batch(self: Any, ranks: int) -> int:
+        # Samples per step of all ranks.
+        return int(self.batch_size * (ranks // self.group))
 
     @property
     def communicates(self: Any) -> str:

@@ -19,7 +19,7 @@ def wording(benchmark: str) -> Wording:
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
     """Return the values to log before run_start, in this order."""
     return {
-        constants.GLOBAL_BATCH_SIZE: config.batch_size * ranks,
+        constants.GLOBAL_BATCH_SIZE: config.global_batch(ranks),
         constants.GRADIENT_ACCUMULATION_STEPS: config.accumulation,
         constants.MAX_SEQUENCE_LENGTH: config.sequence_length,
         constants.OPT_NAME: config.optimizer,

@@ -38,7 +38,7 @@ def _cosine(config: Any, done: float) -> float:
 
 def evaluations(config: Any, ranks: int) -> int:
     """Return the evaluations of the complete schedule as NeMo counts them (build in gpt/data/pre_training.py)."""
-    interval = -(-config.eval_interval_samples // (config.batch_size * ranks))
+    interval = -(-config.eval_interval_samples // config.global_batch(ranks))
     return int(config.max_steps // interval + 1)
 
 
@@ -47,12 +47,12 @@ def timeline(config: Any, ranks: int) -> Timeline:
 
     Encore also evaluates after the last step.
     """
-    return timeline_of(config, ranks, min(config.max_steps, -(-config.max_samples // (config.batch_size * ranks))))
+    return timeline_of(config, ranks, min(config.max_steps, -(-config.max_samples // config.global_batch(ranks))))
 
 
 def timeline_of(config: Any, ranks: int, steps: int, skipped: int = 0) -> Timeline:
     """Return a timeline of ``steps`` without the first ``skipped`` evaluations."""
-    global_batch = config.batch_size * ranks
+    global_batch = config.global_batch(ranks)
     interval = -(-config.eval_interval_samples // global_batch)
     checkpoint_steps = config.checkpoint_interval * interval
 
@@ -67,4 +67,5 @@ def timeline_of(config: Any, ranks: int, steps: int, skipped: int = 0) -> Timeli
         epoch_num=lambda step: step * global_batch,
         evaluates_inside_epochs=True,
         lower_is_better=True,
+        data_parallel_ranks=ranks // config.group,
     )

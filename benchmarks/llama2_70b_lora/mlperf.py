@@ -16,7 +16,7 @@ WORDING = Wording("llama2_70b_lora", accuracy_first=True, evaluated_at=constants
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
     """Return the values to log before run_start, in this order."""
     return {
-        constants.GLOBAL_BATCH_SIZE: config.batch_size * ranks,
+        constants.GLOBAL_BATCH_SIZE: config.global_batch(ranks),
         constants.GRADIENT_ACCUMULATION_STEPS: config.accumulation,
         constants.OPT_NAME: config.optimizer,
         constants.OPT_BASE_LR: config.learning_rate,

@@ -17,4 +17,4 @@ def timeline(config: Any, ranks: int) -> Timeline:
     The first floor(global batch / 8 + 2) evaluations are skipped, according to the rules (training_rules.adoc,
     "evaluation").
     """
-    return timeline_of(config, ranks, config.max_steps, skipped=config.batch_size * ranks // 8 + 2)
+    return timeline_of(config, ranks, config.max_steps, skipped=config.global_batch(ranks) // 8 + 2)

@@ -46,7 +46,7 @@ def timeline(config: Any, ranks: int) -> Timeline:
         checkpoints_after=base.checkpoints_after,
         epoch_num=base.epoch_num,
         evaluates_inside_epochs=not is_timed,
-        training_ranks=len(Roles.of(config, ranks).training),
+        data_parallel_ranks=len(Roles.of(config, ranks).training),
     )
 
 

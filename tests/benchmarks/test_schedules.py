@@ -57,8 +57,8 @@ def mask_rcnn_rates(parameters: str) -> Callable[[Any, int], float]:
 
 
 mask_rcnn = partial(config_of, "maskrcnn", "dgxa100", "v0.7", 8)
-lora = partial(config_of, "llama2-70b-lora", "eos", "v4.0", 8)
-llama = partial(config_of, "llama31-8b", "reference_h200", None, 8)
+lora = partial(checked_config, "llama2-70b-lora", "eos", "v4.0")
+llama = partial(checked_config, "llama31-8b", "reference_h200", None)
 
 
 @pytest.mark.parametrize(
@@ -183,12 +183,12 @@ ssd = partial(config_of, "ssd", "cpu", None, 1, "epochs=2", "batch_size=16", "ch
         (llama_schedule.timeline, llama, [8], 1200, {384: 12288, 768: 24576, 1152: 36864}),
         (llama_schedule.timeline, partial(llama, "batch_size=3"), [8], 1100, {512: 12288, 1024: 24576}),
         # NVIDIA's log has 1536, 1920 ... samples; training_rules.adoc has 384 rounded up to full steps of 128
-        (lora_schedule.timeline, partial(lora, "batch_size=8", "max_steps=999"), [1], 240, {192: 1536, 240: 1920}),
-        (lora_schedule.timeline, partial(lora, "batch_size=8", "max_steps=200"), [1], 200, {192: 1536, 200: 1600}),
-        (lora_schedule.timeline, partial(lora, "batch_size=64", "max_steps=999"), [1], 72, {66: 11 * 384, 72: 4608}),
-        (lora_schedule.timeline, partial(lora, "batch_size=128", "max_steps=999"), [1], 60, {57: 19 * 384, 60: 7680}),
+        (lora_schedule.timeline, partial(lora, "batch_size=8", "max_steps=999"), [4], 240, {192: 1536, 240: 1920}),
+        (lora_schedule.timeline, partial(lora, "batch_size=8", "max_steps=200"), [4], 200, {192: 1536, 200: 1600}),
+        (lora_schedule.timeline, partial(lora, "batch_size=64", "max_steps=999"), [4], 72, {66: 11 * 384, 72: 4608}),
+        (lora_schedule.timeline, partial(lora, "batch_size=128", "max_steps=999"), [4], 60, {57: 19 * 384, 60: 7680}),
         (
-            lora_schedule.timeline, partial(lora, "batch_size=1000", "max_steps=999"), [1], 129,
+            lora_schedule.timeline, partial(lora, "batch_size=1000", "max_steps=999"), [4], 129,
             {128: 128_000, 129: 129_000},
         ),
         # Steps of 32 images, as v0.5 and v0.6 count, and the end

@@ -24,17 +24,17 @@ def one_rank(ranks):
 
 def share_batch(config, ranks, **settings):
     """A configuration with the same global batch on all ranks."""
-    return dataclasses.replace(config, batch_size=config.batch_size // ranks.size, **settings)
+    shared = dataclasses.replace(config, **settings)
+    return dataclasses.replace(shared, batch_size=config.batch_size * shared.group // ranks.size)
 
 
 def random_batch(config, vocabulary, ranks, step):
     """Draw this rank's micro-batches. The global batch depends only on the step."""
     place, generator = mesh_position(config, ranks), torch.Generator().manual_seed(step)
-    group_size = config.batch_size * config.group
     tokens = torch.randint(
-        vocabulary, (config.batch_size * ranks.size, config.sequence_length + 1), generator=generator
+        vocabulary, (config.global_batch(ranks.size), config.sequence_length + 1), generator=generator
     )
-    tokens = tokens[place.group * group_size : (place.group + 1) * group_size]
+    tokens = tokens[place.group * config.batch_size : (place.group + 1) * config.batch_size]
     positions = place.positions(config.sequence_length)
     example = synthetic_batch(config, vocabulary, ranks)[0]
     return [

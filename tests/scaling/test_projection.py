@@ -51,8 +51,9 @@ def test_recorded_speed_of_an_h200_next_to_the_record(recorded: Callable[[str, o
 def test_ranks_that_share_samples() -> None:
     words = ("bench", "llama2-70b-lora", "--system", "h200", "--project", "--measured", "3")
     result, eos = projected(*words), submitted("llama2-70b-lora", "eos").share.activation_bytes
-    # 80 layers, 4,096 tokens, keys and values of 1,024 in 2 bytes, gathered twice and scattered once
-    assert (result["activation_bytes"], eos) == (80 * 4096 * 2 * 1024 * 2 * 3, 80 * 4 * 8192 * 8192 * 2 * 2 * 3 / 4)
+    # 80 layers, 2 samples, 4,096 tokens per rank, keys and values of 1,024 in 2 bytes, gathered twice, scattered once
+    gathered, reduced = 80 * 2 * 4096 * 2 * 1024 * 2 * 3, 80 * 4 * 4 * 8192 * 8192 * 2 * 2 * 3 / 4
+    assert (result["activation_bytes"], eos) == (gathered, reduced)
     assert (result["parallelism"], result["samples_per_gpu"]) == ({"context_parallelism": 2}, 1)
     assert "context 2" in output_of(*words)
 

@@ -244,7 +244,7 @@ class Run:
         """
         timeline, sums = self._timeline, self._framework.LaggedSums(self.ranks, "step")
         wait = self._framework.input_wait(self.ranks)
-        global_batch = self.config.batch_size * (timeline.training_ranks or self.ranks.size)
+        global_batch = self.config.batch_size * (timeline.data_parallel_ranks or self.ranks.size)
         self._metrics = MetricsStream(self._paths[1], self.ranks.rank)
         self._metrics.write(
             Start(

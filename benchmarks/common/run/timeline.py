@@ -24,7 +24,7 @@ class Timeline:
     lower_is_better: bool = False
     # Training continues during an evaluation: a block ends before its evaluation, whose result arrives later.
     evaluates_concurrently: bool = False
-    training_ranks: int = 0  # number of training ranks if others have a different role; 0: all
+    data_parallel_ranks: int = 0  # ranks, or groups of ranks, with a batch of their own; 0: all ranks
     batch_unit: str = "samples"  # unit of the batch size
 
     @property

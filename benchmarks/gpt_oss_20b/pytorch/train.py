@@ -131,7 +131,7 @@ def main(argv: Optional[List[str]] = None) -> int:
                     run.evaluated(evaluate(training, data, evaluated, run))
         if not run.interrupted:
             # As the reference logs it: of the samples that the run trained on.
-            run.log(mllog.samples(run.position * config.batch_size * ranks.size, len(evaluated)))
+            run.log(mllog.samples(run.position * config.global_batch(ranks.size), len(evaluated)))
     if not run.interrupted:
         remove_order(run)
         texts.write(

@@ -37,7 +37,7 @@ def training_order(config: Any, data: DataSet, run: Run) -> Order:
     As in NVIDIA's submissions it is built from the index before run_start, without reading tokens, and reused only by
     the same run when it resumes: other runs may not reuse it (run.sub, "which is forbidden").
     """
-    folder, samples = run.output / ORDER, config.max_steps * config.batch_size * run.ranks.size
+    folder, samples = run.output / ORDER, config.max_steps * config.global_batch(run.ranks.size)
     arguments = (data.train.lengths, config.sequence_length, samples, config.seed)
     if run.ranks.rank == 0 and not order.is_there(folder, key := order.key_of(*arguments)):
         order.write(order.shuffled(*arguments), folder, key)
@@ -72,9 +72,8 @@ def micro_batch(
 
 def step_of(config: Any, source: Documents, samples: Order, ranks: Ranks, step: int) -> Batch:
     position, size = mesh_position(config, ranks), config.micro_batch_size
-    local_batch = config.batch_size * config.group
-    first = step * config.batch_size * ranks.size + position.group * local_batch
-    parts = (range(start, start + size) for start in range(first, first + local_batch, size))
+    first = step * config.global_batch(ranks.size) + position.group * config.batch_size
+    parts = (range(start, start + size) for start in range(first, first + config.batch_size, size))
     return [micro_batch(config, source, samples, position, part, size) for part in parts]
 
 

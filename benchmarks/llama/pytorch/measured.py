@@ -29,9 +29,8 @@ def for_one_rank(config: Any) -> Any:
     28 bytes per weight (weights, gradients and moments): 42 GB for two layers of Llama 3.1 8B, 66 GB for gpt-oss-20b.
     """
     shared = [field.name for field in dataclasses.fields(config) if field.name.endswith("_parallelism")]
-    return dataclasses.replace(
-        config, layers=min(config.layers, MOST_LAYERS[config.device]), **dict.fromkeys(shared, 1)
-    )
+    batch, layers = max(1, config.batch_size // config.group), min(config.layers, MOST_LAYERS[config.device])
+    return dataclasses.replace(config, batch_size=batch, layers=layers, **dict.fromkeys(shared, 1))
 
 
 class Measured(NamedTuple):

@@ -46,7 +46,7 @@ class Config(Derived):
     lora_dropout: float = 0.1  # dropout rate of adapter inputs
 
     # Input
-    batch_size: int = 1  # samples per rank and step; a tensor- or context-parallel group has the sum of its ranks
+    batch_size: int = 1  # samples per step of a data-parallel rank: a rank, or the ranks that share samples
     micro_batch: int = 1  # maximum samples per micro-batch of a tensor- or context-parallel group
     prefetch: int = 4  # batches prefetched by threads
 

@@ -49,10 +49,9 @@ def micro_batch(tokens: np.ndarray, counts: np.ndarray, position: MeshPosition, 
 
 def step_of(config: Config, data: Samples, ranks: Ranks, step: int) -> Batch:
     position, size = mesh_position(config, ranks), config.micro_batch_size
-    local_batch = config.batch_size * config.group
-    first = step * config.batch_size * ranks.size + position.group * local_batch
+    first = step * config.global_batch(ranks.size) + position.group * config.batch_size
     micro_batches = []
-    for start in range(first, first + local_batch, size):
+    for start in range(first, first + config.batch_size, size):
         numbers = range(start, start + size)
         rows = [shuffled(len(data), config.seed, number // len(data))[number % len(data)] for number in numbers]
         micro_batches.append(micro_batch(data.tokens[rows], data.counts[rows], position, numbers))

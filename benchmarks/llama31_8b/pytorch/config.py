@@ -51,7 +51,7 @@ class Config(Derived):
     precision: Literal["bf16", "tf32", "fp32"] = "bf16"  # of GEMMs and activations; weights and AdamW stay in fp32
 
     # Input
-    batch_size: int = 4  # samples per rank and step; a tensor- or context-parallel group has the sum of its ranks
+    batch_size: int = 4  # samples per step of a data-parallel rank: a rank, or the ranks that share samples
     micro_batch: int = 1  # maximum samples per micro-batch of a tensor- or context-parallel group
     prefetch: int = 4  # batches prefetched by threads
 

@@ -8,6 +8,7 @@ for point in sweep.points():
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -125,7 +126,9 @@ def point_request(sweep: Sweep, point: GridPoint, results: Path) -> Request:
     system = planning.choose_system(choice, max(sweep.gpus), node.this_node(), common.system, common.round)
     precision = [f"precision={point.precision}"] if point.precision else []
     precision += [f"batch_size={point.batch}"] if point.batch else []
-    batch = batch_settings(system, point, sweep.mode, sweep.global_batch, choice.benchmark.rates)
+    known = {**system.config, **dict(setting.partition("=")[::2] for setting in common.settings)}
+    sample_ranks = math.prod(int(known.get(name, 1)) for name in choice.benchmark.sample_ranks)
+    batch = batch_settings(system, point, sweep.mode, sweep.global_batch, choice.benchmark.rates, sample_ranks)
     return replace(
         common,
         gpus=point.gpus,
@@ -189,27 +192,29 @@ def batch_settings(
     mode: Mode,
     global_batch: int | None = None,
     rates: Sequence[str] = ("learning_rate",),
+    sample_ranks: int = 1,
 ) -> tuple[str, ...]:
     """Return settings that make a point's batch strong (one global batch) or weak (one batch per rank).
 
     The learning rate belongs to the global batch: it is unchanged in strong scaling, and follows Encore's rule for
-    other GPU counts in weak scaling. Empty if the rule of the system already has this result.
+    other GPU counts in weak scaling. Empty if the rule of the system already has this result. ``sample_ranks`` ranks
+    share a sample.
     """
     if global_batch is not None:
-        if global_batch % point.gpus:
+        batch, rest = divmod(global_batch * sample_ranks, point.gpus)
+        if rest:
             raise EncoreError(
                 f"{point.gpus} ranks cannot share a global batch of {global_batch} evenly",
                 expected="a multiple of every number of ranks",
                 hint="another --global-batch",
             )
         rates_set = {name: system.config[name] for name in rates if name in system.config}
-        return (f"batch_size={global_batch // point.gpus}", *_as_settings(rates_set))
+        return (f"batch_size={batch}", *_as_settings(rates_set))
     strong = mode == "strong"
     if strong == system.keep_global_batch:
         return ()
-    scaled = configuration.scaled(
-        system.model_copy(update={"keep_global_batch": strong}), point.nodes, point.gpus_per_node, rates
-    )
+    submitted, ranks = (gpus // sample_ranks for gpus in (system.nodes * system.gpus_per_node, point.gpus))
+    scaled = configuration.scaled(system, submitted, ranks, rates, keeps_batch=strong)
     names = [name for name in ("batch_size", *rates) if name in system.config]
     values: dict[str, Any] = {name: system.config[name] for name in names}
     values.update({name: value.value for name, value in scaled.items()})

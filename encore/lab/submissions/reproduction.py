@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -221,13 +222,26 @@ def reproduce_log(path: Path, round_name: str | None, nodes: int | None, gpus: i
     )  # fmt: skip
     result = _build_system(reproduction, read, option_mapping.common(), implementation, only_mapped=True)
     result = replace(result, left=())
-    if result.system is None or result.nearest is None:
+    if result.system is None or result.nearest is None or result.choice is None:
         return result
     assumed = {key: value for key, value in _set_keys(result).items() if key not in result.system.config}
+    shared = math.prod(assumed.get(key, 1) for key in result.choice.benchmark.sample_ranks)
     missing = {key: why for key, why in result.missing.items() if not why.startswith(option_mapping.NO_OPTION)}
     origin = {"source": f"log {path.name}", "accelerator": description.accelerator or result.nearest.accelerator}
-    config = {"config": {**assumed, **result.system.config}}
-    return replace(result, assumed=assumed, missing=missing, system=result.system.model_copy(update=origin | config))
+    system, config = result.system, {**assumed, **result.system.config}
+    if shared > 1 and "batch_size" not in assumed:
+        config["batch_size"] *= shared
+        result = _set_batch(result, config["batch_size"], result.nearest.config["batch_size"])
+    system = system.model_copy(update={**origin, "config": config})
+    return replace(result, assumed=assumed, missing=missing, system=system)
+
+
+def _set_batch(result: Reproduction, batch: int, nearest: int) -> Reproduction:
+    # The log has the global batch, but not how many ranks share a sample
+    mapped = tuple(replace(entry, value=batch) if entry.key == "batch_size" else entry for entry in result.mapped)
+    differences = [difference for difference in result.differences if difference.name != "batch_size"]
+    differences += [Difference("batch_size", batch, nearest)] if batch != nearest else []
+    return replace(result, mapped=mapped, differences=tuple(differences))
 
 
 def _named_flags(

@@ -59,7 +59,8 @@ def uninterrupted(data, tmp_path_factory):
 def run_train(data, output, ranks, hook=None, **settings):
     """Train to the end, or until a rank is killed; return the exit codes. Each rank calls ``hook`` before."""
     output.mkdir(exist_ok=True)
-    config = dataclasses.replace(CONFIG, batch_size=GLOBAL_BATCH // ranks, **settings)
+    config = dataclasses.replace(CONFIG, **settings)
+    config = dataclasses.replace(config, batch_size=GLOBAL_BATCH * config.group // ranks)
     path = output / "config.json"
     path.write_text(json.dumps(dataclasses.asdict(config)), encoding="utf-8")
     with socket.socket() as free:
