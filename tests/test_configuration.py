@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from encore import catalogue, configuration, paths
 from encore.errors import EncoreError
 from encore.slurm import cluster
 from tests.json_schemas import validate
+from tests.results.result_logs import write_files
 
 RESNET = catalogue.choose("resnet")
 
@@ -30,8 +32,7 @@ def test_systems_resolve_without_deviations_and_with_other_numbers_of_gpus(name:
         validate(f"config-{name}", json.loads(json.dumps(resolved.plain())))
         doubled = configuration.resolve(choice, system, 1, 2 * system.gpus_per_node, [])
         assert doubled.get("batch_size") >= 1 and doubled.get("learning_rate") > 0
-    meanings = configuration.fields_with_meaning(choice.folder)
-    assert set(meanings) == set(configuration.field_types(choice.folder))
+    assert {*configuration.fields_with_meaning(choice.folder)} == {*configuration.field_types(choice.folder)}
     for rate in ("0", "-0.1"):
         with pytest.raises(EncoreError, match="learning_rate must be above 0"):
             configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [f"learning_rate={rate}"])
@@ -56,10 +57,10 @@ def test_precedence_and_origin_of_values() -> None:
 @pytest.mark.parametrize(("system", "factor"), [("dgxa100", 0.5), ("dgx1", math.sqrt(0.5))])
 def test_learning_rate_is_scaled_with_the_number_of_gpus(system: str, factor: float) -> None:
     eight, four = resolve(system, "v0.7", 8), resolve(system, "v0.7", 4)
-    assert four.get("batch_size") == eight.get("batch_size")
-    assert four.get("learning_rate") == pytest.approx(eight.get("learning_rate") * factor, rel=1e-5)
-    assert "rule:" in four.values["learning_rate"].origin
-    assert four.deviations[0] == configuration.Deviation("gpus", "1 x 4 GPUs instead of 1 x 8")
+    rate = pytest.approx(eight.get("learning_rate") * factor, rel=1e-5)
+    assert (four.get("batch_size"), four.get("learning_rate")) == (eight.get("batch_size"), rate)
+    deviation = configuration.Deviation("gpus", "1 x 4 GPUs instead of 1 x 8")
+    assert (four.deviations[0], "rule:" in four.values["learning_rate"].origin) == (deviation, True)
 
 
 def test_warm_up_factor_is_scaled_with_the_learning_rate() -> None:
@@ -73,15 +74,17 @@ def test_warm_up_factor_is_scaled_with_the_learning_rate() -> None:
         configuration.resolve(choice, system, 1, 8, ["warmup_steps=1000"])
 
 
-@pytest.mark.parametrize(("ranks", "batch"), [(1, 64), (2, 32), (3, 21), (8, 8), (64, 1)])
-def test_small_system_keeps_the_global_batch(ranks: int, batch: int) -> None:
-    resolved = resolve("cpu", None, ranks)
-    assert (resolved.get("batch_size"), resolved.get("learning_rate")) == (batch, 0.1)
-
-
-@pytest.mark.parametrize(("settings", "epochs"), [((), 2), (("epochs=2",), 2), (("epochs=1",), 1)])
-def test_warm_up_of_the_small_system_is_no_longer_than_the_training(settings: tuple[str, ...], epochs: int) -> None:
-    assert resolve("cpu", None, 1, *settings).get("warmup_epochs") == epochs
+# The global batch stays, and the warm-up is no longer than the training
+@pytest.mark.parametrize(
+    ("ranks", "settings", "batch", "warmup"),
+    [
+        *((ranks, (), batch, 2) for ranks, batch in ((1, 64), (2, 32), (3, 21), (8, 8), (64, 1))),
+        (1, ("epochs=2",), 64, 2), (1, ("epochs=1",), 64, 1),
+    ],
+)  # fmt: skip
+def test_small_system(ranks: int, settings: tuple[str, ...], batch: int, warmup: int) -> None:
+    resolved = resolve("cpu", None, ranks, *settings)
+    assert [resolved.get(key) for key in ("batch_size", "learning_rate", "warmup_epochs")] == [batch, 0.1, warmup]
 
 
 @pytest.mark.parametrize(
@@ -142,15 +145,29 @@ def test_benchmark_has_a_short_and_a_full_name() -> None:
     assert (catalogue.choose("resnet-mxnet"), RESNET.name) == (RESNET, "resnet")
 
 
-def test_unknown_key_of_a_file_is_refused_with_the_known_keys(tmp_path: Path) -> None:
-    file = tmp_path / "cluster.toml"
-    file.write_text("bogus = 1\n", encoding="utf-8")
-    with pytest.raises(EncoreError, match=f"unknown key in {file}: 'bogus'") as caught:
-        cluster.load(file)
-    assert re.fullmatch(r"one of \d+, such as .*\baccount\b.*", caught.value.expected)
-    text = (paths.BENCHMARKS / "ncf" / "benchmark.toml").read_text(encoding="utf-8")
-    for table, keys in (("small_data", "name, small_data.system"), ("implementations.pytorch", "framework")):
-        file.write_text(text.replace(f"[{table}]", f"[{table}]\nbogus = 1"), encoding="utf-8")
-        with pytest.raises(EncoreError, match=f"'{table}.bogus'") as caught:
-            catalogue.parse(catalogue.Benchmark, file)
-        assert f"{table}.{keys}" in caught.value.expected
+NCF = (paths.BENCHMARKS / "ncf" / "benchmark.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("load", "text", "key", "expected"),
+    [
+        (cluster.load, "bogus = 1\n", "bogus", r"one of \d+, such as .*\baccount\b.*"),
+        *(
+            (
+                partial(catalogue.parse, catalogue.Benchmark),
+                NCF.replace(f"[{table}]", f"[{table}]\nbogus = 1"),
+                f"{table}.bogus",
+                f".*{table}.{keys}.*",
+            )
+            for table, keys in (("small_data", "name, small_data.system"), ("implementations.pytorch", "framework"))
+        ),
+    ],
+    ids=["cluster", "table", "nested table"],
+)
+def test_unknown_key_of_a_file_is_refused_with_the_known_keys(
+    load: Callable[[Path], object], text: str, key: str, expected: str, tmp_path: Path
+) -> None:
+    file = write_files(tmp_path, {"file.toml": text}) / "file.toml"
+    with pytest.raises(EncoreError, match=f"unknown key in {file}: '{key}'") as caught:
+        load(file)
+    assert re.fullmatch(expected, caught.value.expected)

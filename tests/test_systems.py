@@ -22,11 +22,10 @@ IGNORED = option_mapping.common().left_out
 
 def effective(tables: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
     # Remove values that a later file overrides
-    overridden: set[str] = set()
-    result = {}
+    result: dict[str, dict[str, str]] = {}
     for file in sorted(tables, key=lambda file: (file == "Dockerfile", "_common" in file, file != "run_and_time.sh")):
+        overridden = {name for later in result for name in tables[later]}
         result[file] = {name: value for name, value in tables[file].items() if name not in overridden}
-        overridden |= set(tables[file])
     return result
 
 
@@ -50,8 +49,10 @@ def submitted() -> list[Any]:
             )
             variables = {key: shell_expansion.Value(v) for table in environment.values() for key, v in table.items()}
             options = option_mapping.parse_options(command, implementation.pairs_after)
-            facts = {"round": round_name, "configuration": entry["config"], "nodes": system.nodes}
-            facts |= {"gpus": system.gpus_per_node, "ranks": system.nodes * system.gpus_per_node}
+            facts = {
+                "round": round_name, "configuration": entry["config"], "nodes": system.nodes,
+                "gpus": system.gpus_per_node, "ranks": system.nodes * system.gpus_per_node,
+            }  # fmt: skip
             mapped, missing = option_mapping.map_options(
                 implementation, choice.implementation_name, options, facts, variables
             )
@@ -71,13 +72,12 @@ def test_systems_have_the_submitted_values_and_no_others() -> None:
     # Not parametrized: all workers of pytest-xdist would read the scripts at collection
     for entry in submitted():
         label = f"{entry.choice.name}, {entry.round}, {entry.system.system}"
-        resolved, mapped = resolve(entry.choice, entry.system), entry.mapped
-        assert {key.key: resolved.get(key.key) for key in mapped} == {key.key: key.value for key in mapped}, label
-        assert set(entry.system.config) <= {key.key for key in mapped}, label
+        resolved, values = resolve(entry.choice, entry.system), {key.key: key.value for key in entry.mapped}
+        assert {key: resolved.get(key) for key in {**values, **entry.system.config}} == values, label
         assert entry.system.keep_global_batch == entry.implementation.keep_global_batch, label
         # An option without a key has a documented meaning.
         options = reproduction.left_options(
-            entry.options, mapped, entry.implementation.without, option_mapping.common()
+            entry.options, entry.mapped, entry.implementation.without, option_mapping.common()
         )
         assert entry.round > "v1" or not [option.name for option in options if not option.meaning], label
         tables = {
@@ -143,10 +143,10 @@ def test_systems_for_one_gpu_scale_a_submission(family: str, source: str) -> Non
     choice = catalogue.choose("resnet")
     submission = resolve(choice, catalogue.find_system(choice, source, "v0.7"))
     rate = submission.get("learning_rate") / (submission.get("batch_size") * submission.ranks)
+    keys = ("optimizer", "epochs", "warmup_epochs", "weight_decay", "momentum", "schedule")
     systems = [s for s in catalogue.systems(choice) if s.kind == "derived" and s.system.startswith(family)]
     assert systems
     for one in (resolve(choice, system) for system in systems):
-        assert one.get("learning_rate") == pytest.approx(rate * one.get("batch_size"), rel=1e-4)
-        keys = ("optimizer", "epochs", "warmup_epochs", "weight_decay", "momentum", "schedule")
-        assert [one.get(key) for key in keys] == [submission.get(key) for key in keys]
-        assert (one.is_submitted, one.division) == (False, "open")
+        scaled = pytest.approx(rate * one.get("batch_size"), rel=1e-4)
+        values = (one.get("learning_rate"), one.is_submitted, one.division, *map(one.get, keys))
+        assert values == (scaled, False, "open", *map(submission.get, keys))

@@ -1,8 +1,6 @@
 """`encore serve` without a server: reading an export, the model repository, commands of a dry run, error messages."""
 
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,70 +85,61 @@ def test_config_has_shapes_types_batching_and_instances(tmp_path: Path) -> None:
     text = config_of(tmp_path / "escaped", outputs=[{"name": 'a "b"\\\n\u00e9', "type": "FP32", "shape": [-1]}])
     assert 'output {\n  name: "a \\"b\\"\\\\\\012\\303\\251"\n' in text
     fixed = config_of(tmp_path / "fixed", "python", inputs=[{"name": "image", "type": "FP32", "shape": [1, 2, 3]}])
-    assert "max_batch_size: 0\n" in fixed and "dims: 1\n  dims: 2\n  dims: 3\n" in fixed
-    assert "dynamic_batching" not in fixed
+    texts = ("max_batch_size: 0\n", "dims: 1\n  dims: 2\n  dims: 3\n", "dynamic_batching")
+    assert [text in fixed for text in texts] == [True, True, False]
 
 
 def test_parts_are_models_with_numbered_versions(tmp_path: Path) -> None:
     source, folder = tmp_path / "a", tmp_path / "served"
-    parts = [write(source / part, name=f"small-{part}") for part in ("encoder", "decoder")]
-    write_files(source, {"export.json": {**PASSPORT, "parts": ["encoder", "decoder"]}})
-    models = exports.read(source)
-    assert [model.export.name for model in models] == ["small-encoder", "small-decoder"]
-
-    def serve() -> list[int]:
+    for part in ("encoder", "decoder"):
+        write(source / part, name=f"small-{part}")
+    models = exports.read(write_files(source, {"export.json": {**PASSPORT, "parts": ["encoder", "decoder"]}}))
+    versions = {}
+    for weights in (b"weights", b"weights", b"trained on"):
+        (source / "encoder" / "model.onnx").unlink()
+        (source / "encoder" / "model.onnx").write_bytes(weights)
         plans = [repositories.plan(model, folder) for model in models]
         repositories.write(source, models, plans, Backend("python"), Settings())
-        return [plan.version for plan in plans]
-
-    assert [serve(), serve()] == [[1, 1], [1, 1]]
-    (parts[0] / "model.onnx").unlink()
-    (parts[0] / "model.onnx").write_bytes(b"trained on")
-    assert serve() == [2, 1]
+        versions[weights] = [(model.export.name, plan.version) for model, plan in zip(models, plans, strict=True)]
+    assert versions == {
+        weights: [("small-encoder", version), ("small-decoder", 1)]
+        for weights, version in ((b"weights", 1), (b"trained on", 2))
+    }
     model = folder / "model_repository" / "small-encoder"
-    assert (model / "1" / "model.onnx").read_bytes() == b"weights"
-    assert (model / "warmup" / "input_0").stat().st_size == 2 * 3 * 4
+    warmup = (model / "warmup" / "input_0").stat().st_size
+    assert ((model / "1" / "model.onnx").read_bytes(), warmup) == (b"weights", 2 * 3 * 4)
     names = [{path.name for path in part.iterdir()} for part in (model / "2", folder / "encoder", folder / "decoder")]
     assert names == [{"model.onnx", "model.onnx.data", "model.py"}, *[{"export.json", "example.npz"}] * 2]
 
 
-def remove(name: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / name).unlink()
-
-
-def rewrite(**changed: Any) -> Callable[[Path], object]:
-    return lambda folder: write_files(folder, {"export.json": {**PASSPORT, **changed}})
-
-
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("name", "content", "message"),
     [
-        pytest.param(shutil.rmtree, "does not exist", id="no folder"),
-        pytest.param(remove("export.json"), "is not an export", id="no passport"),
-        pytest.param(remove("model.onnx"), "no model", id="no model"),
-        pytest.param(remove("example.npz"), "example.npz cannot be read", id="no example"),
-        pytest.param(
-            lambda folder: (folder / "example.npz").write_bytes(b"PK\3\4"),
-            "example.npz cannot be read",
-            id="damaged example",
+        # Without content: the file, or the folder, is not there
+        ("", None, "does not exist"),
+        ("export.json", None, "is not an export"),
+        ("model.onnx", None, "no model"),
+        ("example.npz", None, "example.npz cannot be read"),
+        ("example.npz", b"PK\3\4", "example.npz cannot be read"),
+        ("export.json", b"{", "cannot be read"),
+        *(
+            ("export.json", {**PASSPORT, **changed}, message)
+            for changed, message in (
+                ({"model": "../model.onnx"}, "export.json: model:"),
+                ({"outputs": [{"name": "id", "type": "INT128", "shape": [-1]}]}, "did you mean"),
+                ({"outputs": [{"name": "id", "type": "INT64", "shape": [7]}]}, r"id is int64 \[4\]"),
+                ({"inputs": []}, "export.json: inputs:"),
+                ({"parts": ["../a"]}, "has a part"),
+            )
         ),
-        pytest.param(lambda folder: (folder / "export.json").write_text("{"), "cannot be read", id="damaged passport"),
-        pytest.param(rewrite(model="../model.onnx"), "export.json: model:", id="path of a model"),
-        pytest.param(
-            rewrite(outputs=[{"name": "id", "type": "INT128", "shape": [-1]}]), "did you mean", id="unknown type"
-        ),
-        pytest.param(
-            rewrite(outputs=[{"name": "id", "type": "INT64", "shape": [7]}]), r"id is int64 \[4\]", id="other shape"
-        ),
-        pytest.param(rewrite(inputs=[]), "export.json: inputs:", id="no inputs"),
-        pytest.param(rewrite(parts=["../a"]), "has a part", id="path of a part"),
     ],
 )
-def test_damaged_export_is_rejected(tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:
-    folder = write(tmp_path / "a")
-    damage(folder)
+def test_damaged_export_is_rejected(tmp_path: Path, name: str, content: object, message: str) -> None:
+    (write(tmp_path / "a") / name).rename(tmp_path / "moved")
+    if content is not None:
+        write_files(tmp_path / "a", {name: content})
     with pytest.raises(EncoreError, match=message):
-        exports.read(folder)
+        exports.read(tmp_path / "a")
 
 
 def dry_run(capsys: pytest.CaptureFixture[str], folder: Path, **options: Any) -> dict[str, Any]:
@@ -163,22 +152,22 @@ def dry_run(capsys: pytest.CaptureFixture[str], folder: Path, **options: Any) ->
 def test_dry_run_prints_the_command_of_a_container(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, runtime: str
 ) -> None:
-    folder = write(tmp_path / "a")
-    plan = dry_run(capsys, folder, runtime=runtime, http_port=9000)
+    plan = dry_run(capsys, write(tmp_path / "a"), runtime=runtime, http_port=9000)
     words = plan["command"]
-    assert Path(words[0]).name == runtime
-    assert words[words.index("tritonserver") - 1].startswith("nvcr.io/nvidia/tritonserver:")
-    mount = f"type=bind,source={folder}/triton/model_repository,target=/models,readonly"
+    image = words[words.index("tritonserver") - 1].partition(":")[0]
+    assert (Path(words[0]).name, image) == (runtime, "nvcr.io/nvidia/tritonserver")
+    mount = f"type=bind,source={tmp_path}/a/triton/model_repository,target=/models,readonly"
     assert {"--user", "--rm", "--model-repository=/models", "--http-port=9000", mount} <= {*words}
     assert {"nvidia.com/gpu=all", "--gpus"} & {*words} and "model_warmup" in plan["models"][0]["config"]
 
 
 def test_image_depends_on_the_format(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    program = write(tmp_path / "program", format="torch-export")
-    assert "has no PyTorch" in dry_run(capsys, program)["problem"]
-    plan = dry_run(capsys, program, image="own:1")
-    assert "own:1" in plan["command"] and "has no PyTorch" not in plan["problem"]
-    plan = dry_run(capsys, write(tmp_path / "saved", format="saved-model"))
+    program, saved = (write(tmp_path / name, format=name) for name in ("torch-export", "saved-model"))
+    default, own, plan = (dry_run(capsys, folder, **options) for folder, options in (
+        (program, {}), (program, {"image": "own:1"}), (saved, {}),
+    ))  # fmt: skip
+    problems = ["has no PyTorch" in each["problem"] for each in (default, own)]
+    assert (problems, "own:1" in own["command"]) == ([True, False], True)
     assert plan["image"] == "nvcr.io/nvidia/tritonserver:25.02-py3"
     assert 'platform: "tensorflow_savedmodel"' in plan["models"][0]["config"]
 
@@ -203,20 +192,19 @@ def python(version: str = "3.11", folder: str = "", library: str = "/usr/lib") -
 
 def test_wheel_must_fit_the_python(tmp_path: Path) -> None:
     folder = tmp_path / "pytriton"
-    own = python(folder=str(folder))
-
-    def problem(wheel: server.Python, model: server.Python) -> str:
-        with pytest.raises(EncoreError) as error:
-            server.find_wheel(wheel, model)
-        return str(error.value)
-
-    assert "lacks nvidia-pytriton" in problem(python(), python()) and "tritonserver" in problem(own, python())
+    own, empty = (python(folder=str(path)) for path in (folder, tmp_path / "empty"))
     backend, stub = f"{server.BACKEND}/utils.py", f"{server.STUBS}/3.11/{server.STUB}"
     write_files(folder, dict.fromkeys((str(server.SERVER), backend, stub), ""))
     write_files(tmp_path / server.LIBRARIES, {"a.so": ""})
     assert server.find_wheel(own, python()) == folder
-    assert "does not support Python 3.7" in problem(own, python("3.7"))
-    assert "built without libpython" in problem(own, python(library=""))
+    for wheel, model, problem in (
+        (python(), python(), "lacks nvidia-pytriton"),
+        (empty, python(), "tritonserver"),
+        (own, python("3.7"), r"does not support Python 3\.7"),
+        (own, python(library=""), "built without libpython"),
+    ):
+        with pytest.raises(EncoreError, match=problem):
+            server.find_wheel(wheel, model)
 
 
 @pytest.mark.parametrize(

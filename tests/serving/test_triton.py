@@ -89,8 +89,8 @@ def example(client: Client) -> Example:
 def test_outputs_are_those_of_the_export(client: Client, example: Example, tmp_path: Path, protocol: str) -> None:
     # 40 samples are two requests: the largest batch has 32
     model = client.check(protocol)
-    assert (model["samples"], model["same"]) == (40, True)
-    assert max(model["differences"].values()) <= model["tolerance"] == 1e-5
+    assert (model["samples"], model["same"], model["tolerance"]) == (40, True, 1e-5)
+    assert max(model["differences"].values()) <= 1e-5
     # Differences are relative to the largest magnitude of the output
     model = client.check(protocol, copy_with(client, tmp_path / "outputs", sum=example["sum"] * 1.5), code=1)
     assert (model["same"], model["differences"]["sum"]) == (False, pytest.approx(1 / 3, rel=1e-3))
@@ -112,17 +112,16 @@ def test_client_sends_a_file_of_inputs(client: Client, example: Example, tmp_pat
     np.savez(inputs, features=example["features"][5:8], ids=example["ids"][5:8])
     assert "sum [3]: " in client.send("http", "--inputs", inputs, "--outputs", outputs).stdout
     with np.load(outputs) as arrays:
-        assert len(arrays.files) == 2
-        assert all(np.allclose(arrays[name], example[name][5:8]) for name in arrays.files)
+        assert [np.allclose(arrays[name], example[name][5:8]) for name in arrays.files] == [True, True]
     np.savez(tmp_path / "half.npz", ids=example["ids"])
     np.save(tmp_path / "one.npy", example["ids"])
     (tmp_path / "damaged.npz").write_bytes(inputs.read_bytes()[:100])
-    unreadable = dict.fromkeys(("gone.npz", "one.npy", "damaged.npz"), "is not a file of")
-    problems = {"half.npz": "has no features", **unreadable}
-    for name, message in problems.items():
-        assert message in client.send("http", "--inputs", tmp_path / name, code=2).stderr
-    output = client.send("http", "--inputs", inputs, "--outputs", tmp_path / "gone" / "outputs.npz", code=2)
-    assert "cannot be written" in output.stderr
+    for given, written, message in (
+        (tmp_path / "half.npz", outputs, "has no features"),
+        *((tmp_path / name, outputs, "is not a file of") for name in ("gone.npz", "one.npy", "damaged.npz")),
+        (inputs, tmp_path / "gone" / "outputs.npz", "cannot be written"),
+    ):
+        assert message in client.send("http", "--inputs", given, "--outputs", written, code=2).stderr
 
 
 @on_linux
@@ -154,8 +153,7 @@ def test_measurements_by_batch_and_clients(client: Client, exported: Path) -> No
 def test_server_that_cannot_load_the_model_ends(
     encore: Encore, serving_python: Path, exported: Path, tmp_path: Path
 ) -> None:
-    broken = tmp_path / "broken"
-    shutil.copytree(exported, broken, ignore=shutil.ignore_patterns("triton"))
+    broken = shutil.copytree(exported, tmp_path / "broken", ignore=shutil.ignore_patterns("triton"))
     (broken / "model.onnx").write_bytes(b"no model")
     http, grpc = free_ports()
     ports = ("--http-port", http, "--grpc-port", grpc, "--metrics-port", "0")
