@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -10,11 +11,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from encore import __version__, paths, release
 from encore.cli import schemas
-from encore.cli.app import app
+from tests.command_line import output_of
 from tests.conftest import records
 
 pytestmark = pytest.mark.training
@@ -37,8 +37,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in tracked_files():
         copy = folder / "clone" / name
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes((paths.ROOT / name).read_bytes())
-        copy.chmod((paths.ROOT / name).stat().st_mode)
+        shutil.copy(paths.ROOT / name, copy)
     uv("build", "--quiet", "--out-dir", folder, folder / "clone")
     return folder
 
@@ -66,14 +65,11 @@ def test_wheel_and_sdist_contain_the_tracked_files(dist: Path) -> None:
     in_wheel = set(zipfile.ZipFile(wheel).namelist())
     with tarfile.open(sdist) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
-    for name in tracked_files():
-        top = name.partition("/")[0]
-        if top in ("benchmarks", "containers", "requirements", "slurm"):
-            assert f"encore/tree/{name}" in in_wheel and name in in_sdist
-        elif top == "encore":
-            assert name in in_wheel and name in in_sdist
+    places = dict.fromkeys(("benchmarks", "containers", "requirements", "slurm"), "encore/tree/") | {"encore": ""}
+    installed = {name: places[top] + name for name in tracked_files() if (top := name.partition("/")[0]) in places}
+    assert {*installed.values()} <= in_wheel
+    assert {*installed, "run.sh", "setup.sh", "CHANGELOG.md", "docs/quickstart-cpu.md"} <= in_sdist
     assert not [name for name in in_wheel if name.endswith(".pyc") or "/data/bert/" in name]
-    assert {"run.sh", "setup.sh", "CHANGELOG.md", "docs/quickstart-cpu.md"} <= in_sdist
 
 
 def test_installed_wheel_trains_without_the_checkout(installed: Path) -> None:
@@ -84,13 +80,12 @@ def test_installed_wheel_trains_without_the_checkout(installed: Path) -> None:
     assert str(paths.ROOT) not in dry_run
     script = encore_in(installed, "submit", "ncf", "--nodes", "2", "--dry-run")
     assert f"export ENCORE_PROGRAM={installed}/env/bin/encore" in script
-    schema = json.loads(encore_in(installed, "schema", "config-ncf"))
-    assert schema == schemas.schema_of("config-ncf"), "descriptions come from comments of the source"
+    # Descriptions come from comments of the source
+    assert json.loads(encore_in(installed, "schema", "config-ncf")) == schemas.schema_of("config-ncf")
     # One epoch: the target is reached in the run that other tests share
     encore_in(installed, "run", "ncf", "2", "--set", "epochs=1", code=3)
-    (run,) = (installed / "results").iterdir()
-    (end,) = records(run / "experiment_0" / "metrics.jsonl", "end")
-    assert end["outcome"] == "not_reached"
+    (metrics,) = (installed / "results").glob("*/experiment_0/metrics.jsonl")
+    assert [end["outcome"] for end in records(metrics, "end")] == ["not_reached"]
     assert (installed / "share" / "encore" / "ncf" / "dataset.json").exists()
     assert "not reached" in encore_in(installed, "status")
     tree = next((installed / "env").glob("lib/*/site-packages/encore/tree"))
@@ -98,9 +93,8 @@ def test_installed_wheel_trains_without_the_checkout(installed: Path) -> None:
 
 
 def test_version_is_the_same_everywhere() -> None:
-    done = CliRunner().invoke(app, ["--version"])
-    assert (done.exit_code, done.output) == (0, f"encore {__version__}\n")
+    assert output_of("--version") == f"encore {__version__}\n"
     for options in (["--version", "--json"], ["--json", "--version"]):
-        facts = json.loads(CliRunner().invoke(app, options).output)
-        assert facts["version"] == __version__ and len(facts["data_sha256"]) == 64
+        facts = json.loads(output_of(*options))
+        assert (facts["version"], len(facts["data_sha256"])) == (__version__, 64)
     assert yaml.safe_load((paths.ROOT / "CITATION.cff").read_text("utf-8"))["version"] == __version__

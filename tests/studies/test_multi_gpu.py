@@ -9,6 +9,7 @@ from encore.lab.studies import folder as folders
 from encore.lab.studies.definition import Study
 from tests.conftest import Encore
 from tests.json_schemas import validate
+from tests.results.result_logs import write_files
 from tests.trainings import in_background, wait_until
 
 pytestmark = pytest.mark.long
@@ -17,28 +18,26 @@ pytestmark = pytest.mark.long
 def test_killed_study_resumes_without_repeating_a_point(mxnet_python: Path, encore: Encore, tmp_path: Path) -> None:
     own = Path(__file__).with_name("own.toml").read_text(encoding="utf-8")
     own = own.replace('["lenet"]', '["googlenet"]').replace("image = 28", "image = 64")
-    (tmp_path / "own.toml").write_text(own, encoding="utf-8")
+    write_files(tmp_path, {"own.toml": own})
     process = in_background("study", "run", str(tmp_path / "own.toml"), "--results", str(tmp_path))
     wait_until(lambda: len(list(tmp_path.rglob("measurement.json"))) >= 1, "a point is measured")
     wait_until(lambda: len(list(tmp_path.rglob("output.txt"))) >= 2, "the next point has begun")
     process.kill()
     process.communicate()
-    first = min(tmp_path.rglob("measurement.json"), key=lambda path: path.stat().st_mtime_ns)
-    written = first.stat().st_mtime_ns
+    written, first = min((path.stat().st_mtime_ns, path) for path in tmp_path.rglob("measurement.json"))
     (path,) = tmp_path.glob("*-study-own")
     report = json.loads(encore("study", "run", "--resume", str(path), "--json", code=0).stdout)
     validate("study-report", report)
-    assert [point["state"] for point in report["points"]] == ["done"] * 4
-    assert first.stat().st_mtime_ns == written and (path / "report" / "report.html").is_file()
+    states = [point["state"] for point in report["points"]]
+    assert (states, first.stat().st_mtime_ns) == (["done"] * 4, written)
+    assert (path / "report" / "report.html").is_file()
 
     folder = folders.open_folder(path, Study)
-    points = folder.study.points()
-    passes = [measurement for point in points for measurement in folder.measurements(point)]
+    passes = [measurement for point in folder.study.points() for measurement in folder.measurements(point)]
     # The load by others is missing in the pass that the killed study left running
-    watched = [measurement for measurement in passes if "others_cores" in measurement]
-    assert len(passes) == 4 * 2 and len(watched) >= len(passes) - 1
-    assert all(0 <= measurement["others_cores"] <= measurement["cores"] for measurement in watched)
-    for point in points:
+    loads = [0 <= each["others_cores"] <= each["cores"] for each in passes if "others_cores" in each]
+    assert len(passes) == 4 * 2 and len(loads) >= len(passes) - 1 and all(loads)
+    for point in folder.study.points():
         stages, memory = (folder.measurements(point)[0][name] for name in ("stages", "memory_mib"))
         seconds = zip(stages["fp_bp"], stages["wu"], stages["step"], strict=True)
         assert all(0 < update < gradients + update <= step for gradients, update, step in seconds)
