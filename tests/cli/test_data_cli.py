@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
+from urllib.parse import quote
 
 import pytest
 
@@ -218,6 +219,7 @@ def test_hint_does_not_write_to_a_mistyped_folder(tmp_path: Path) -> None:
 TEXT = bytes(range(256)) * 4096
 MD5 = hashlib.md5(TEXT).hexdigest()
 COMMIT = "0123456789" * 4  # Of a repository of the Hugging Face Hub
+TREE = f"/api/models/own/er/tree/{COMMIT}?recursive=true"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -225,37 +227,36 @@ class Handler(BaseHTTPRequestHandler):
 
     log_message = Mock()
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
     def do_GET(self) -> None:
         # The Hub's client sends another parameter.
         path = self.path.removesuffix("&expand=false")
         content, byte_range = self.server.files.get(path), self.headers.get("Range", "")
         self.server.requests.append((self.path, byte_range))
-        if "/resolve/" in path and self.server.token not in self.headers.get("Authorization", ""):
-            self.send_error(401)
-            return
         start = int(byte_range.removeprefix("bytes=").rstrip("-") or 0)
-        if content is None or (start and start >= len(content)):
-            self.send_error(404 if content is None else 416)
+        is_denied = "/resolve/" in path and self.server.token not in self.headers.get("Authorization", "")
+        if is_denied or content is None or (start and start >= len(content)):
+            self.send_error(401 if is_denied else 404 if content is None else 416)
             return
         is_interrupted = self.path == self.server.interrupted
         self.send_response(206 if byte_range else 200)
-        self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        self.send_header("Content-Length", str(len(content) - start))
-        self.send_header("ETag", hashlib.sha256(content).hexdigest())
-        self.send_header("X-Repo-Commit", COMMIT)
+        for name, value in {
+            "Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}",
+            "Content-Length": str(len(content) - start),
+            "ETag": hashlib.sha256(content).hexdigest(),
+            "X-Repo-Commit": COMMIT,
+        }.items():
+            self.send_header(name, value)
         self.end_headers()
-        if self.command == "HEAD":
-            return
-        self.wfile.write(content[start : len(content) // 2 if is_interrupted else None])
-        self.wfile.flush()
+        if self.command == "GET":
+            self.wfile.write(content[start : len(content) // 2 if is_interrupted else None])
+            self.wfile.flush()
         if is_interrupted:
             partial = self.server.partial_file
             wait_until(lambda: partial.exists() and partial.stat().st_size == len(content) // 2, "half is written")
             _thread.interrupt_main()
             self.server.stopped.wait()
+
+    do_HEAD = do_GET
 
 
 @pytest.fixture
@@ -264,9 +265,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     # A background job of a shell ignores SIGINT.
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        state = {"files": {}, "requests": [], "interrupted": "", "partial_file": None, "stopped": threading.Event()}
-        state["token"] = ""  # Required for files of a repository, if set
-        vars(server).update(url=f"http://127.0.0.1:{server.server_port}", daemon_threads=True, **state)
+        # A token is required for files of a repository, if it is set
+        vars(server).update(
+            url=f"http://127.0.0.1:{server.server_port}", daemon_threads=True, stopped=threading.Event(),
+            files={}, requests=[], interrupted="", partial_file=None, token="",
+        )  # fmt: skip
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.stopped.set()
@@ -281,15 +284,15 @@ def set_download(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     monkeypatch.delenv("HF_TOKEN", raising=False)
 
     def replace(*files: dict[str, Any], **fields: Any) -> None:
-        choice = catalogue.choose("ncf")
         content = {"files": [{"source": "this test", **file} for file in files], **fields}
-        benchmark = choice.benchmark.model_copy(update={"download": catalogue.Download.model_validate(content)})
-        replaced = catalogue.Choice(benchmark, choice.implementation_name)
+        update = {"download": catalogue.Download.model_validate(content)}
+        replaced = catalogue.Choice(NCF.benchmark.model_copy(update=update), NCF.implementation_name)
         monkeypatch.setattr(catalogue, "choose", lambda name: replaced)
 
     return replace
 
 
+NCF = catalogue.choose("ncf")
 GET = ("data", "get", "ncf")
 
 
@@ -400,13 +403,17 @@ def git_sha1(content: bytes) -> str:
 def repository(server: Any, set_download: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     # A repository of the Hub: the answers of its tree and file addresses
     monkeypatch.setenv("HF_ENDPOINT", server.url)
-    entries: list[dict[str, Any]] = [{"type": "directory", "path": "data", "size": 0, "oid": COMMIT}]
-    for path, content in WEIGHTS.items():
-        server.files[f"/own/er/resolve/{COMMIT}/{path}".replace(" ", "%20")] = content
-        lfs = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
-        entry = {"type": "file", "path": path, "size": len(content), "oid": git_sha1(content)}
-        entries.append({**entry, **({"lfs": lfs} if content is TEXT else {})})
-    server.files[f"/api/models/own/er/tree/{COMMIT}?recursive=true"] = json.dumps(entries).encode()
+    lfs = {"oid": hashlib.sha256(TEXT).hexdigest(), "size": len(TEXT), "pointerSize": 130}
+    entries = [
+        {"type": "directory", "path": "data", "size": 0, "oid": COMMIT},
+        *(
+            {"type": "file", "path": path, "size": len(content), "oid": git_sha1(content)}
+            | ({"lfs": lfs} if content is TEXT else {})
+            for path, content in WEIGHTS.items()
+        ),
+    ]
+    server.files = {f"/own/er/resolve/{COMMIT}/{quote(path)}": content for path, content in WEIGHTS.items()}
+    server.files[TREE] = json.dumps(entries).encode()
 
     def set_hub(**fields: Any) -> None:
         include = ["*.safetensors", "*.json"]
@@ -444,7 +451,6 @@ def test_files_of_the_hub_resume_and_are_verified(
     assert f"config.json has git-sha1 {git_sha1(b'[]')}" in error_of(*GET, tmp_path, "--run").found
 
 
-TREE = f"/api/models/own/er/tree/{COMMIT}?recursive=true"
 HUB_FAILURES = {
     # Fields of the repository, answer for its list of files, exit code, message
     "combined": ({"combined_md5": ZEROS}, None, ExitCode.REFUSED, f"base has the combined MD5 {COMBINED}"),
