@@ -156,7 +156,7 @@ FAULTS: dict[str, tuple[Records, str | None]] = {
     "an idle GPU next to a power cap": (slower(gpus=gpus(IDLE, {**BUSY, "throttle": 4, "sm_mhz": 1300})), "power cap"),
     # Runs that are not slower have no cause. On CPUs, which share cores with other programs, the margin is larger.
     **{
-        f"{factor} times as long on {'GPUs' if cards else 'CPUs'}": (
+        f"{factor} times as long on {'GPUs' if any(cards) else 'CPUs'}": (
             Records(seconds=SECONDS * factor, gpus=cards, rank=ranks({"waiting": 0.0}, {"waiting": 0.3})),
             cause,
         )
