@@ -89,7 +89,6 @@ def utc(seconds: float) -> str:
 
 def write(folder: Path, run: SimpleNamespace) -> Path:
     text = "".join(mllog(**{**event, "time_ms": round(event["time"] * 1000)}) for event in run.log)
-    state = {"status": "reached", "started": utc(START - 30), "ended": utc(run.ended)}
     return write_files(folder, {
         "result_0.txt": text + run.appended,
         "experiment_0/result.txt": text,
@@ -97,7 +96,7 @@ def write(folder: Path, run: SimpleNamespace) -> Path:
         "experiment_0/steps/rank_0.jsonl": run.steps,
         "experiment_0/telemetry.jsonl": run.telemetry,
         "experiment_0/config.json": run.config,
-        "experiment_0/state.json": state,
+        "experiment_0/state.json": {"status": "reached", "started": utc(START - 30), "ended": utc(run.ended)},
         "run.json": {"sha256": checksum(run.passport), **run.passport},
         "system.json": run.system,
         "dataset.json": run.dataset,

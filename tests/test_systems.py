@@ -92,10 +92,9 @@ def test_systems_have_the_submitted_values_and_no_others() -> None:
 
 def test_every_submitted_system_is_compared() -> None:
     compared = {(entry.choice.name, entry.system.file) for entry in submitted()}
-    choices = {entry.choice.name: entry.choice for entry in submitted()}
     assert compared == {
         (name, system.file)
-        for name, choice in choices.items()
+        for name, choice in {entry.choice.name: entry.choice for entry in submitted()}.items()
         for system in catalogue.systems(choice)
         if system.kind in ("submitted", "later")
     }

@@ -201,8 +201,7 @@ def test_configurations_of_result_folders(tmp_path: Path, recorded: Recorded) ->
 def test_unknown_round_and_several_configurations(folder: Path) -> None:
     assert "v0.7" in error_of("reproduce", folder, "--round", "v0.8").expected
     (folder / "config_A B.sh").write_text(CONFIG)
-    several = error_of("reproduce", folder, "--run")
-    assert shlex.split(several.hint)[-4:] == [str(folder), "--config", "A B", "--run"]
+    assert shlex.split(error_of("reproduce", folder, "--run").hint)[-4:] == [str(folder), "--config", "A B", "--run"]
 
 
 SETTINGS: dict[str, Any] = {
@@ -319,8 +318,7 @@ def test_later_round_of_bert_starts_from_the_checkpoint(tmp_path: Path) -> None:
 
 def test_assumed_round_is_stated_once(folder: Path, tmp_path: Path) -> None:
     (folder / "Dockerfile").unlink()
-    unnamed = shutil.move(folder, tmp_path / "resnet/implementations/mxnet")
-    assert encore(unnamed, "--all").count("assumed") == 1
+    assert encore(shutil.move(folder, tmp_path / "resnet/implementations/mxnet"), "--all").count("assumed") == 1
 
 
 @pytest.mark.parametrize(
@@ -551,8 +549,7 @@ def test_options_in_damaged_lines_of_a_log(tmp_path: Path) -> None:
     log.write_bytes(
         b"python train.py --lr 'x\n" + b"a" * 200_000 + b"\n  micro_batch_size ........ 2\nNamespace(x=1, y=0."
     )
-    options = printed_options(log, {"train.py"})
-    assert [(option.text, *option.sources) for option in options] == [
+    assert [(option.text, *option.sources) for option in printed_options(log, {"train.py"})] == [
         ("--micro_batch_size=2", "line 3"), ("--lr", "line 1"), ("'x", "line 1"), ("--x=1", "line 4"),
     ]  # fmt: skip
 

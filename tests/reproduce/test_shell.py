@@ -33,8 +33,7 @@ SCRIPTS = {
 
 
 def read(text: str, **others: str) -> State:
-    files = {"script.sh": text, **others}
-    reader = Reader(files.get)
+    reader = Reader({"script.sh": text, **others}.get)
     reader.read("script.sh")
     return reader.state
 

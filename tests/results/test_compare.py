@@ -414,8 +414,7 @@ def test_damaged_metrics_and_another_interval_of_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("count", "steps"), [(2, 2), (2, 300), (6, 60)])
 def test_properties_of_the_band(count: int, steps: int) -> None:
-    chance = np.random.default_rng(7)
-    rows = 3 / np.sqrt(np.arange(1, steps + 1)) + 0.05 * chance.standard_normal((count + 1, steps))
+    rows = 3 / np.sqrt(np.arange(1, steps + 1)) + 0.05 * np.random.default_rng(7).standard_normal((count + 1, steps))
     mean, start = rows[1:].mean(0), steps // 2
     run, *references = [series(row, number) for number, row in enumerate(rows, 1)]
     band, reverse, same, centre = (

@@ -50,10 +50,9 @@ def test_forecast_of_a_truncated_log(fraction: float, low: float, minutes: float
 
 
 def test_blocks_are_progress_between_evaluations(tmp_path: Path) -> None:
-    before_evaluation = (round(40 * 60_000 / 28 * 3) - 0.5) / 1000
     complete, cut = (
         [(mark.length, mark.evaluated) for mark in marks_of(read_text(tmp_path / name, flux1_v61(), "v6.1", seconds))]
-        for name, seconds in (("complete", None), ("cut", before_evaluation))
+        for name, seconds in (("complete", None), ("cut", (round(40 * 60_000 / 28 * 3) - 0.5) / 1000))
     )
     evaluated = [(262_144.0 * number, True) for number in range(1, 29)]
     assert (complete, cut) == (evaluated, [*evaluated[:2], (262_144.0 * 3, False)])

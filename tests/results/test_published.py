@@ -266,10 +266,9 @@ def test_digest_of_logs(
     # A result repository with two systems, and a log that is no submission
     root = tmp_path / "training_results_v0.7"
     texts = [resnet_v07(40.0 + number, seed=number % 4) for number in range(5)]
-    missed = resnet_v07(44.0, quality=(0.3, 0.75), status="aborted")
     for place, logs in (
         ("Ours/results/box/resnet", texts),
-        ("Ours/results/other_box/resnet", [*texts[:4], missed]),
+        ("Ours/results/other_box/resnet", [*texts[:4], resnet_v07(44.0, quality=(0.3, 0.75), status="aborted")]),
         ("Theirs/benchmarks/resnet/results/box", texts[:1]),
     ):
         write_set(root / place, logs)

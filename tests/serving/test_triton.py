@@ -55,8 +55,7 @@ class Client:
         return run(self.python, self.folder / "client.py", *url, *options, code=code)
 
     def check(self, protocol: str, folder: Path | None = None, code: int = 0) -> dict[str, Any]:
-        output = self.send(protocol, "--json", "--folder", folder or self.folder, code=code).stdout
-        (model,) = json.loads(output)
+        (model,) = json.loads(self.send(protocol, "--json", "--folder", folder or self.folder, code=code).stdout)
         return dict(model)
 
 

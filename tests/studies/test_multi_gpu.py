@@ -28,8 +28,7 @@ def test_killed_study_resumes_without_repeating_a_point(mxnet_python: Path, enco
     (path,) = tmp_path.glob("*-study-own")
     report = json.loads(encore("study", "run", "--resume", str(path), "--json", code=0).stdout)
     validate("study-report", report)
-    states = [point["state"] for point in report["points"]]
-    assert (states, first.stat().st_mtime_ns) == (["done"] * 4, written)
+    assert ([point["state"] for point in report["points"]], first.stat().st_mtime_ns) == (["done"] * 4, written)
     assert (path / "report" / "report.html").is_file()
 
     folder = folders.open_folder(path, Study)
