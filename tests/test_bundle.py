@@ -477,21 +477,6 @@ def test_unsafe_and_truncated_archives_are_rejected(name: str, signed: Path, tmp
     assert (verified.accepted, found, (tmp_path / "outside").exists()) == (False, True, False)
 
 
-@pytest.mark.parametrize(
-    ("signers", "problem"),
-    [
-        ("-----BEGIN PUBLIC KEY-----\nMCow\n-----END PUBLIC KEY-----\n", "line 1"),
-        ("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5 me@lab\n", "without a signer name"),
-        ("# no key\n", "no key"),
-    ],
-    ids=["pem", "no_name", "empty"],
-)
-def test_signers_in_other_formats_are_explained(signers: str, problem: str, tmp_path: Path) -> None:
-    write_files(tmp_path, {"signers": signers, "no.tar.gz": b"no archive"})
-    error = error_of("verify", tmp_path / "no.tar.gz", "--signers", tmp_path / "signers")
-    assert problem in error.found and "ssh-ed25519" in error.expected
-
-
 def test_directories_and_unsigned_bundles_are_explained(tmp_path: Path) -> None:
     logs = write_set(tmp_path / "logs", [resnet_v07(40 + n, start_ms=START_MS + n * 10**8) for n in range(5)])
     bundle.write_bundle(logs, tmp_path / "logs.tar.gz")

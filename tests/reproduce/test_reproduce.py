@@ -561,15 +561,3 @@ def test_links_and_paths_out_of_the_folder_are_not_followed(folder: Path, tmp_pa
     (folder / "config_DGXA100.sh").write_text(f"{CONFIG}source linked.sh\nsource {secret}\nsource ../../../x.sh\n")
     result = read(folder, "DGXA100")
     assert ([note.line for note in result.notes], result.equals) == ([6, 7, 8], True)
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("nothing", None), ("broken.zip", b"PK\x03\x04 not really"), ("broken.tar.gz", b"no archive" * 100),
-        ("config_LONG.sh", b"A" * 2_000_000), (".", None),
-    ],
-)  # fmt: skip
-def test_invalid_sources(name: str, content: bytes | None, tmp_path: Path) -> None:
-    write_files(tmp_path, {name: content} if content else {})
-    assert error_of("reproduce", tmp_path / name).expected

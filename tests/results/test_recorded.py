@@ -699,6 +699,11 @@ COMPARISONS: dict[str, tuple[Mapping[str, str | bytes], str | None]] = {
     "stated": (files(a100_texts(submission_platform="box"), **{"run.json": json.dumps(_STATED)}), None),
     "nearest": (files(a100_texts()), None),
     "own platform": (files(a100_texts(submission_org="NVIDIA")), None),
+    # A name and a part of it: only the first is the system.
+    **{
+        f"platform {platform}": (files(a100_texts(submission_org="NVIDIA", submission_platform=platform)), None)
+        for platform in ("dgxa100_n2", "dgxa100_n")
+    },
     "unknown hardware": (files(a100_texts(submission_platform="box", global_batch_size=1632)), None),
     # The time does not choose the submission.
     **{

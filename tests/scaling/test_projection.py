@@ -16,7 +16,7 @@ from encore.machine.node import Gpu
 from encore.results.published.published import PublishedResult, System, load_published
 from encore.run import planning, programs
 from tests import json_schemas
-from tests.command_line import error_of, output_of
+from tests.command_line import output_of
 from tools import calibrate_projection as calibrate
 
 RECORD = ("bench", "resnet-pytorch", "--system", "h200", "--project")
@@ -93,23 +93,6 @@ def test_layers_of_a_language_model_count_by_their_flops() -> None:
     assert resnet.settings_for([small], ["batch_size=64"]) == ("batch_size=64",)
     with pytest.raises(EncoreError, match="less memory than NVIDIA H200-SXM5-141GB: a batch of 400 may not fit"):
         resnet.settings_for([small], [])
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        ("resnet --project --measured 1", "--project without --system"),
-        ("resnet --measured 1", "--measured without --project"),
-        ("resnet --system h200 --project --roofline -o new", "--output, --roofline with --project"),
-        ("resnet --system h200-141gb --project", "system h200-141gb was not submitted"),
-        ("resnet-pytorch --system h200 --project --measured 0/s", "--measured 0/s"),
-        ("resnet-pytorch --system h200 --project --measured fast", "--measured fast"),
-        ("dlrm --system dgxa100 --project --measured 1", "dlrm: the projection is not calibrated"),
-        ("minigo --system dgxa100 --project --measured 1", "minigo: the projection is not calibrated"),
-    ],
-)
-def test_wrong_options(words: str, text: str) -> None:
-    assert text in str(error_of("bench", *words.split()))
 
 
 def test_a_submission_without_published_result() -> None:

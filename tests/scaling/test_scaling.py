@@ -237,22 +237,6 @@ def test_schedule_table_has_the_numbers_of_the_gpus(recorded: Callable[[str, obj
     recorded("gantt.svg", "\n".join([gantt(schedule, table).svg, *(f"<!-- {row} -->" for row in table.rows)]))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("benchmark,gpus\nresnet,1\n", "has no column minutes"),
-        ("benchmark,gpus,minutes\nresnet,1,0\n", "line 2: resnet,1,0"),
-        ("benchmark,gpus,minutes\nresnet,0,1\n", "line 2: resnet,0,1"),
-        ("benchmark,gpus,minutes\nresnet,one,5\n", "line 2: resnet,one,5"),
-        ("benchmark,gpus,minutes\nresnet,1,nan\n", "positive minutes"),
-        ("", "has no column benchmark, gpus, minutes"),
-    ],
-)
-def test_invalid_curve_file_is_rejected(tmp_path: Path, content: str, message: str) -> None:
-    with pytest.raises(EncoreError, match=message):
-        load_curves([str(write_files(tmp_path, {"curves.csv": content}) / "curves.csv")])
-
-
 # -- the command ----------------------------------------------------------------------------------------
 
 
