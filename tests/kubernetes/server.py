@@ -70,9 +70,10 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, folder: Path, environment: dict[str, str], unschedulable: str = "") -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.folder, self.environment, self.unschedulable = folder, environment, unschedulable
+        self.folder, self.unschedulable = folder, ""
+        self.environment: dict[str, str] = {}
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 

@@ -1,6 +1,5 @@
 """Runs in a Kubernetes cluster: a small API server stores the objects and runs the pods as processes."""
 
-import contextlib
 import json
 import os
 import re
@@ -10,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -26,23 +25,16 @@ from tests.conftest import in_process
 from tests.kubernetes.server import GROUPS, Server, valid, write_kubeconfig
 from tests.results.result_logs import write_files
 
-Serve = Callable[..., Server]
-
 
 @pytest.fixture
-def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Return a function that starts a cluster and sets KUBECONFIG; its pods have the given environment."""
-    with contextlib.ExitStack() as servers:
-
-        def start(environment: dict[str, str], unschedulable: str = "") -> Server:
-            (tmp_path / "server").mkdir()
-            server = Server(tmp_path / "server", environment, unschedulable)
-            servers.callback(server.end)
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, server.server_port)))
-            return server
-
-        yield start
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """Start a cluster and set KUBECONFIG; the test may set the environment of its pods, or that they stay pending."""
+    (tmp_path / "server").mkdir()
+    with Server(tmp_path / "server") as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, server.server_port)))
+        yield server
+        server.end()
 
 
 def encore(*arguments: str, code: int = 0) -> str:
@@ -59,9 +51,9 @@ def submit(results: Path, *arguments: str) -> tuple[run_folder.RunFolder, str]:
     return run_folder.RunFolder(next(results.glob("2*"))), output
 
 
-def test_pending_run_is_shown_cancelled_and_resumed(serve: Serve, tmp_path: Path) -> None:
+def test_pending_run_is_shown_cancelled_and_resumed(server: Server, tmp_path: Path) -> None:
     reason = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
-    server = serve({}, reason)
+    server.unschedulable = reason
     folder, output = submit(tmp_path / "results", "2", "--nodes", "2", "--kind", "job")
     (experiment,) = folder.experiments()
     name, run = experiment.state().job, str(folder.path)
@@ -96,9 +88,9 @@ def test_pending_run_is_shown_cancelled_and_resumed(serve: Serve, tmp_path: Path
     assert "jobsets" in {plural for plural, _ in server.objects}
 
 
-def test_kind_that_the_cluster_does_not_serve(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kind_that_the_cluster_does_not_serve(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(GROUPS, "jobset.x-k8s.io/v1alpha2")
-    server = serve({}, "no GPU")
+    server.unschedulable = "no GPU"
     folder, output = submit(tmp_path / "results", "2", "--nodes", "2")
     assert "submitted Job" in output and "jobs" in {plural for plural, _ in server.objects}
     jobset = ("--kubernetes", "--results", str(tmp_path / "more"), "--kind", "jobset")
@@ -116,33 +108,32 @@ def test_silent_server_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_results_on_the_volume_are_copied_before_a_resume(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    serve({}, "no room")
+    server.unschedulable = "no room"
     folder, _ = submit(tmp_path / "results", "1", "--volume", f"{tmp_path}=shared")
     (experiment,) = folder.experiments()
     workloads.settle(folder, experiment, api.Workload(state="succeeded"))
     assert (experiment.state().status, experiment.state().reason) == ("interrupted", workloads.RESULTS_THERE)
-    with monkeypatch.context() as patch:
-        patch.setattr(workloads, "look", lambda *arguments: api.Workload(state="succeeded"))
-        assert "on the cluster's volume" in encore("submit", "--resume", str(folder.path), code=2)
+    monkeypatch.setattr(workloads, "look", lambda *arguments: api.Workload(state="succeeded"))
+    assert "on the cluster's volume" in encore("submit", "--resume", str(folder.path), code=2)
     run, _, copy, _, _ = map(shlex.split, workloads.copy_commands(folder))
     spec = json.loads(next(word for word in run if word.startswith("--overrides=")).partition("=")[2])
     valid({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "encore-copy"}, **spec})
     assert spec["spec"]["volumes"][0]["persistentVolumeClaim"] == {"claimName": "shared"}
     assert copy[1:3] == ["--context", "test"] and copy[5:] == ["cp", f"encore-copy:{folder.path}", str(folder.path)]
     # The copied metrics decide the result, even if the cluster no longer has the workload.
-    record = '{"kind": "start", "time": 1.0, "resumed_step": 0}\n{"kind": "end", "time": 9.0, "outcome": "reached"}\n'
-    experiment.metrics.write_text(record, encoding="utf-8")
+    end = {"kind": "end", "time": 9.0, "outcome": "reached"}
+    write_files(experiment.folder, {"metrics.jsonl": [{"kind": "start", "time": 1.0, "resumed_step": 0}, end]})
     workloads.settle(folder, experiment, api.Workload(state="gone", reason="it is no longer in the cluster"))
     state = experiment.state()
     assert (state.status, state.ended, experiment.result.exists()) == ("reached", "1970-01-01T00:00:09Z", True)
 
 
 @pytest.mark.long
-def test_run_on_two_nodes_reaches_its_target(serve: Serve, tmp_path: Path, pytorch_python: Path) -> None:
+def test_run_on_two_nodes_reaches_its_target(server: Server, tmp_path: Path, pytorch_python: Path) -> None:
     path = f"{pytorch_python.parent}{os.pathsep}{os.environ['PATH']}"
-    serve({"PATH": path, "PYTHONPATH": str(paths.ROOT), "OMP_NUM_THREADS": "1"})
+    server.environment = {"PATH": path, "PYTHONPATH": str(paths.ROOT), "OMP_NUM_THREADS": "1"}
     # The first evaluation of any seed has a higher hit rate.
     folder, _ = submit(tmp_path / "results", "2", "--nodes", "2", "--kind", "job", "--set", "quality_target=0.001")
     output = encore("follow", str(folder.path))
@@ -153,9 +144,9 @@ def test_run_on_two_nodes_reaches_its_target(serve: Serve, tmp_path: Path, pytor
     assert passport["data"]["name"] == "tastes" and passport["node"]["cores"] == node.cores()
 
 
-def test_failed_training_is_reported_with_its_log(serve: Serve, tmp_path: Path) -> None:
+def test_failed_training_is_reported_with_its_log(server: Server, tmp_path: Path) -> None:
     # This Python has no framework
-    serve({"PATH": str(Path(sys.executable).parent), "PYTHONPATH": str(paths.ROOT)})
+    server.environment = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": str(paths.ROOT)}
     folder, _ = submit(tmp_path / "results", "1", "--data", str(tmp_path / "nothing"))
     output = encore("follow", str(folder.path), code=1)
     assert folder.experiments()[0].state().status == "failed"
