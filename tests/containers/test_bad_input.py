@@ -27,7 +27,6 @@ from tests.results.result_logs import write_files
 from tests.trainings import resolved
 
 Answers = dict[str, tuple[str, str, int]]  # Output, error output and exit code of each subcommand
-FakeEngine = Callable[[str, Answers], None]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 INFO = {"docker": {"SecurityOptions": [], "Runtimes": {"runc": {}}}, "podman": {"host": {"security": {}}}}
@@ -53,14 +52,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.fixture
-def fake_engine(folder: Path) -> FakeEngine:
-    def create(name: str, answers: Answers) -> None:
-        information = (json.dumps(INFO.get(name, {})), "", 0)
-        file = write_files(folder, {f"{name}.json": {"info": information, **answers}}) / f"{name}.json"
-        write_program(folder / name, f"exec {sys.executable} -c '{PROGRAM}' {file} \"$@\"\n")
-
-    return create
+def fake_engine(folder: Path, name: str, answers: Answers) -> None:
+    information = (json.dumps(INFO.get(name, {})), "", 0)
+    file = write_files(folder, {f"{name}.json": {"info": information, **answers}}) / f"{name}.json"
+    write_program(folder / name, f"exec {sys.executable} -c '{PROGRAM}' {file} \"$@\"\n")
 
 
 @pytest.fixture
@@ -135,7 +130,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "answers", "command", "message", "hint"), CASES)
 def test_engine_errors_have_a_hint(
-    fake_engine: FakeEngine,
+    folder: Path,
     tmp_path: Path,
     name: str,
     answers: Answers,
@@ -144,19 +139,19 @@ def test_engine_errors_have_a_hint(
     hint: str,
 ) -> None:
     if name:
-        fake_engine(name, answers)
+        fake_engine(folder, name, answers)
     results = ("--results", str(tmp_path / "r")) if command[0] == "run" else ()
     error = run_encore(*command, *results).exception
     assert isinstance(error, EncoreError) and message in error.found and hint in error.hint, error
     assert not (tmp_path / "r").exists()
 
 
-def test_changed_digest_is_refused(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_changed_digest_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lock = tmp_path / "images.lock"
     images.record("nvcr.io/nvidia/mxnet:24.06-py3", "sha256:aa", lock)
     monkeypatch.setattr(images.check_lock, "__defaults__", (lock,))
     entry = [{"Id": "sha256:1", "RepoDigests": ["nvcr.io/nvidia/mxnet@sha256:bb"], "Config": {}}]
-    fake_engine("docker", {"image inspect": (json.dumps(entry), "", 0)})
+    fake_engine(folder, "docker", {"image inspect": (json.dumps(entry), "", 0)})
     with pytest.raises(EncoreError, match=r"(?s)different digest.*expected: sha256:aa.*encore images build --accept"):
         building.pull(engines.Engine(name="docker", program="docker"), images.find_release("mxnet"), lambda line: None)
 
@@ -167,8 +162,8 @@ def test_small_disk_is_reported_before_the_pull(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["docker", "podman"])
-def test_missing_gpu_toolkit_is_reported(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    fake_engine(name, {"image inspect": IMAGE})
+def test_missing_gpu_toolkit_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    fake_engine(folder, name, {"image inspect": IMAGE})
     monkeypatch.setattr(engines, "_has_cdi", lambda: False)
     machine = machines.machine("NVIDIA A100-SXM4-40GB", memory_gib=40.0, capability="8.0")
     target = runtimes.choose(name, catalogue.choose("resnet"), machine, "gpu")
@@ -190,14 +185,12 @@ def test_container_names_differ_between_results_folders() -> None:
     assert [bool(re.fullmatch(r"encore-20261120T101500Z-resnet-mxnet-cpu-0-\w+", name)) for name in names] == [True] * 2
 
 
-def test_auto_selects_the_engine_that_has_the_image(
-    fake_engine: FakeEngine, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_engine("docker", {"image inspect": NO_IMAGE})
+def test_auto_selects_the_engine_that_has_the_image(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_engine(folder, "docker", {"image inspect": NO_IMAGE})
     with monkeypatch.context() as patch:
         patch.setenv("PATH", f"{folder}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}/usr/bin")
         assert "host: no container engine has an image of resnet" in run(*RUN, "--dry-run").stdout
-    fake_engine("podman", {"image inspect": IMAGE})
+    fake_engine(folder, "podman", {"image inspect": IMAGE})
     assert re.search("(?s)podman: podman has the image.*podman run --rm", run(*RUN, "--dry-run").stdout)
 
 
@@ -208,18 +201,18 @@ def answer(build: str, **changes: object) -> tuple[str, str, int]:
     return f"== NVIDIA MXNet ==\n{python_probe.MARK}{json.dumps(content)}", "", 0
 
 
-def test_versions_in_an_image_are_cached_and_select_the_launcher(fake_engine: FakeEngine, tmp_path: Path) -> None:
-    fake_engine("docker", {"image inspect": IMAGE, "run": answer("mpi_alone")})
+def test_versions_in_an_image_are_cached_and_select_the_launcher(folder: Path, tmp_path: Path) -> None:
+    fake_engine(folder, "docker", {"image inspect": IMAGE, "run": answer("mpi_alone")})
     request = planning.Request(name="resnet", gpus=2, system="cpu", runtime="docker", data=tmp_path)
     unknown = planning.query_python(planning.make_plan(request), start=False)
     plan = planning.query_python(unknown)
     assert [p.launch("/out").name for p in (unknown, plan)] == ["horovodrun", "mpirun"]
     horovod, known = ({check.name: check for check in planning.checks(p)}["Horovod"] for p in (unknown, plan))
     assert ("assuming Gloo" in horovod.found, known.level) == (True, "OK")
-    fake_engine("docker", {"image inspect": IMAGE, "run": ("", "the image was run again", 1)})
+    fake_engine(folder, "docker", {"image inspect": IMAGE, "run": ("", "the image was run again", 1)})
     assert planning.query_python(planning.make_plan(request), start=False).target.python_info == plan.target.python_info
     other = json.dumps([{"Id": "sha256:4567", "Config": {"Labels": {}}}])
-    fake_engine("docker", {"image inspect": (other, "", 0), "run": answer("mxnet")})
+    fake_engine(folder, "docker", {"image inspect": (other, "", 0), "run": answer("mxnet")})
     assert planning.query_python(planning.make_plan(request)).launch("/out").name == "horovodrun"
 
 
@@ -232,9 +225,9 @@ def test_versions_in_an_image_are_cached_and_select_the_launcher(fake_engine: Fa
     ],
 )
 def test_unsuitable_image_is_refused_before_training(
-    fake_engine: FakeEngine, run: Run, tmp_path: Path, answers: tuple[str, str, int], name: str, message: str
+    folder: Path, run: Run, tmp_path: Path, answers: tuple[str, str, int], name: str, message: str
 ) -> None:
-    fake_engine("docker", {"image inspect": IMAGE, "run": answers})
+    fake_engine(folder, "docker", {"image inspect": IMAGE, "run": answers})
     result = run(*RUN, "--runtime", "docker", "--results", str(tmp_path / "r"))
     assert re.fullmatch(rf"error: {name}: .*{re.escape(message)}.*\n  hint: .*\n", result.stderr), result.stderr
     assert (result.returncode, (tmp_path / "r").exists()) == (2, False)
