@@ -456,8 +456,14 @@ def test_dry_run_reports_an_unknown_partition(program_folder: Path) -> None:
         write_program(program_folder / name, f"cat <<'EOF'\n{text}EOF\n")
     output = run_encore("submit", "resnet", "--nodes", "2", "--partition", "gppu", "--dry-run").output
     assert re.search("(?s)FAIL partition: unknown partition 'gppu'.*did you mean 'gpu'?", output), output
-    error = commands.explain("sbatch", "sbatch: error: invalid partition specified: gpuu\nsbatch: error: Batch job")
-    assert error.found == "sbatch: invalid partition specified: gpuu" and "sinfo" in error.hint
+
+
+def test_error_of_a_slurm_program_has_a_hint(program_folder: Path) -> None:
+    text = "sbatch: error: invalid partition specified: gpuu\nsbatch: error: Batch job"
+    for stream in (1, 2):
+        write_program(program_folder / "sbatch", f"echo '{text}' >&{stream}\nexit 1\n")
+        with pytest.raises(EncoreError, match=r"sbatch: invalid partition specified: gpuu\n.*sinfo"):
+            commands.call("sbatch")
 
 
 def test_nodes_without_a_requirement_are_rejected(program_folder: Path) -> None:
