@@ -1,10 +1,11 @@
-"""Planning of a run: files of trained weights, kept kernels, and the toy data set without ImageNet."""
+"""Before a run: files of trained weights, head of the log, kept kernels, and the toy data set without ImageNet."""
 
 import dataclasses
 import hashlib
 import itertools
 import json
 import re
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from encore.errors import EncoreError
 from encore.machine import node, preflight
 from encore.run import compile_cache, planning, run_metadata
 from tests.conftest import Encore
-from tests.machine.machines import PACKAGES, answered, gpus_of
+from tests.machine.machines import PACKAGES, answered, gpus_of, machine
 from tests.results.result_logs import write_files
 from tests.trainings import resolved
 
@@ -208,6 +209,26 @@ def test_submission_needs_its_data(data: dict[str, Any], is_submitted: bool) -> 
     submission = run_metadata.submission_of(submitted("bert"), data)
     has_other_data = submission["text"].endswith("on other data than wikipedia")
     assert (submission["submitted"], has_other_data) == (is_submitted, not is_submitted)
+
+
+# System, round, and GPUs of the machine: the CPU system uses none
+HEADS = [("dgxa100", "v0.7", 8), ("dgxa100", "v0.7", 0), ("cpu", "v0.7", 1), ("dgx1", "v0.6", 8), ("dgx1", "v0.5", 8)]
+
+
+def test_head_of_the_log_and_system_description(tmp_path: Path, recorded: Callable[[str, object], None]) -> None:
+    log, descriptions = tmp_path / "result.txt", []
+    facts = {"cpu": "Xeon", "cores": 96, "sockets": 2, "memory_gib": 503.5, "operating_system": "Debian"}
+    for system, round_name, gpus in HEADS:
+        here, config = (
+            dataclasses.replace(machine(*["A100"] * gpus), **facts),
+            resolved("resnet", system, round_name, 8),
+        )
+        run_metadata.write_log_header(log, config, here, cache_cleared=gpus > 0)
+        description = run_metadata.system_description(config, here, {"dali_version": "1.2"})
+        descriptions.append({name: value for name, value in description.items() if value})
+    text = re.sub(r'\d{10}\.\d+|"time_ms": \d+|"file": "[^"]*", "lineno": \d+', "X", log.read_text(encoding="utf-8"))
+    recorded("heads.txt", text)
+    recorded("systems.json", descriptions)
 
 
 COMPILED = ("resnet-pytorch", "device=gpu", "compile=default")
