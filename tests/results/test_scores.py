@@ -29,7 +29,7 @@ from encore import files
 from encore.errors import EncoreError, ExitCode
 from encore.results.audit import audit, declarations, kernels
 from encore.results.audit.audit import audit_path, audit_score
-from encore.results.compliance import convergence, official
+from encore.results.compliance import compliance, convergence, official
 from encore.results.compliance.compliance import check
 from encore.results.compliance.convergence import Outcome, convergence_of
 from encore.results.logs.run_log import Reason, RunLog, read_run, submitter_of
@@ -193,6 +193,13 @@ def test_log_cannot_name_its_own_rule_file(key: str, log: Path, tmp_path: Path) 
     write_files(tmp_path, dict.fromkeys(("evil.yaml", "evil_common.yaml"), code))
     log.write_text(resnet_v07(**{key: f"{'../' * 30}{str(tmp_path).lstrip('/')}/evil"}))
     assert (check(log, "0.7.0").passed, (tmp_path / "proof").exists()) == (False, False)
+
+
+def test_numbers_of_events_and_of_damaged_events_are_limited(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compliance, "_MAX_EVENTS", 30)
+    log.write_text(":::MLLOG {\n" * 40 + resnet_v07())
+    lines = [finding.line for finding in check(log).findings if finding.code == "damaged_event"]
+    assert lines == [*range(1, 31), 71]
 
 
 def test_state_of_the_checker_is_restored(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
