@@ -7,6 +7,7 @@ import json
 import resource
 import shutil
 import signal
+import subprocess
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.common.data.workers import Workers
+from encore import paths
 from tests.json_schemas import validate
 
 Outcome = tuple[int, list[dict[str, Any]]]  # Exit code and output of --progress json
@@ -43,6 +45,12 @@ def one_by_one(
 ) -> None:
     for task in tasks:
         function(task, lambda *progress: None)
+
+
+def ran(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    # An ended process of this checkout
+    words = [*map(str, command)]
+    return subprocess.run(words, **{"capture_output": True, "text": True, "cwd": paths.ROOT, "check": False, **options})
 
 
 def notes(outcome: Outcome) -> str:

@@ -1,6 +1,5 @@
 """Run's loop on one rank without a framework, for the tests of the loop, of evaluators and of interruptions."""
 
-import json
 import math
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,7 @@ from benchmarks.common.run.ranks import Lagged, Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.timeline import Timeline
 from benchmarks.common.run.timing import InputWait
-from tests.conftest import records
+from tests.conftest import logged, records
 
 STEPS = 3  # Steps per epoch
 WORDING = Wording("some")
@@ -103,11 +102,9 @@ def stop_at(position: int | None) -> Callable[[int], None]:
 
 
 def keys(output: Path) -> list[str]:
-    """Events of a log in short form: ``+`` starts, ``-`` ends, then the epoch and the number of epochs."""
-    marks = {"INTERVAL_START": "+", "INTERVAL_END": "-", "POINT_IN_TIME": ""}
-    events = []
-    for line in (output / "result.txt").read_text(encoding="utf-8").splitlines():
-        event = json.loads(line.removeprefix(":::MLLOG "))
+    # Events of a log in short form: ``+`` starts, ``-`` ends, then the epoch and the number of epochs
+    marks, events = {"INTERVAL_START": "+", "INTERVAL_END": "-", "POINT_IN_TIME": ""}, []
+    for event in logged(output / "result.txt"):
         meta = event["metadata"]
         number = meta.get("epoch_num", meta.get("first_epoch_num", ""))
         count = f"x{meta['epoch_count']}" if "epoch_count" in meta else ""

@@ -8,7 +8,6 @@ import re
 import resource
 import shutil
 import struct
-import subprocess
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -36,7 +35,7 @@ from benchmarks.language.wordpiece import Tokenizer
 from encore import data, paths
 from tests import preparing
 from tests.conftest import Encore
-from tests.preparing import Files, Outcome, check_refusal, notes, prepared, refused, write_files
+from tests.preparing import Files, Outcome, check_refusal, notes, prepared, ran, refused, write_files
 
 SHARED = paths.ROOT.parent / "shared" / "data"
 
@@ -492,15 +491,14 @@ def test_hdf5_files_of_the_submission_are_converted(folder: Path, pytorch_python
     for name, samples in (("train/part_0.hdf5", take(0, 50)), ("eval.hdf5", take(90, 120))):
         rows = padded(samples, 64, 9, is_hdf5=True)
         np.savez(tmp_path / "rows.npz", **{**rows, "next_sentence_labels": rows["next_sentence_labels"][:, 0]})
-        words = [str(pytorch_python), "-c", MAKE_HDF5, str(tmp_path / "rows.npz"), str(tmp_path / name)]
-        subprocess.run(words, check=True)
+        ran(pytorch_python, "-c", MAKE_HDF5, tmp_path / "rows.npz", tmp_path / name, check=True)
     argv = (tmp_path / "train", "--evaluation", tmp_path / "eval.hdf5", "--vocabulary", folder / "vocab.txt")
     program = (pytorch_python, "-m", "benchmarks.bert.prepare", *argv, "-o")
-    subprocess.run([*program, tmp_path / "to"], cwd=paths.ROOT, check=True)
+    ran(*program, tmp_path / "to", check=True)
     assert by_content(open_data(tmp_path / "to").train) == by_content(take(0, 50))
     assert "h5py is not installed" in refused(run(*argv, "-o", tmp_path / "a"))
     write_files(tmp_path, {"train/part_0.hdf5": lambda content: content[: len(content) // 2]})
-    done = subprocess.run([*program, tmp_path / "b"], cwd=paths.ROOT, capture_output=True, text=True, check=False)
+    done = ran(*program, tmp_path / "b")
     assert (done.returncode, "part_0.hdf5 cannot be read" in done.stderr) == (2, True)
 
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable
@@ -35,6 +34,7 @@ from encore.containers.checks import check
 from encore.containers.runtimes import Target
 from encore.machine import node
 from encore.machine.node import Gpu
+from tests.preparing import ran
 from tests.trainings import resolved
 
 
@@ -249,9 +249,8 @@ def test_settings_of_checks_on_a_gpu(name: str, tmp_path: Path, monkeypatch: pyt
 def test_defaults_run_on_all_gpus(gpus: int, epochs: int, tmp_path: Path) -> None:
     # The submitted settings with the same number of steps; on one GPU this is the training of `defaults`
     processes = [f"--nproc-per-node={gpus}"] if gpus > 1 else []
-    bench = bench_of(
-        "resnet-pytorch", tmp_path, "gpu", gpus=gpus, launch_all=" ".join(["torchrun", *processes][gpus == 1 :])
-    )
+    launch = f"torchrun {processes[0]}" if processes else ""
+    bench = bench_of("resnet-pytorch", tmp_path, "gpu", gpus=gpus, launch_all=launch)
     bench.suite, bench.losses = replace(bench.suite, steps=10), mock.Mock(return_value=LOSSES)
     result = selftest.check(bench, "defaults on all GPUs")
     assert result.result == "OK" and f"{gpus} rank" in result.found and "cuda_graph=" in result.found
@@ -303,8 +302,7 @@ def test_full_network_is_evaluated_on_a_cpu(tmp_path: Path, monkeypatch: pytest.
     assert selftest.check(dlrm, "evaluation").found.startswith("the tables")
     config = measured.call_args.args[1]
     bench.suite.config_class(**config)
-    plain = json.loads(json.dumps(submitted))
-    changed = {name for name, value in config.items() if value != plain[name]}
+    changed = {name for name, value in config.items() if value != json.loads(json.dumps(submitted))[name]}
     assert changed <= {"device", "loss_scale", *bench.suite.varied} and config["device"] == "cpu"
 
 
@@ -361,8 +359,7 @@ def test_every_kernel_compiles_for_every_target_without_spills() -> None:
         for path in KERNELS
         for name in re.findall(r"^@triton\.jit\ndef ([a-z]\w+)\(", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
-    command = [sys.executable, "-m", "tools.compile_kernels", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=paths.ROOT, check=False)
+    done = ran(sys.executable, "-m", "tools.compile_kernels", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     kernels, targets = json.loads(done.stdout), defaultdict(set)
     for kernel in kernels:
@@ -398,9 +395,7 @@ def test_kernel_that_does_not_compile_fails(kernels_python: Path, tmp_path: Path
     (tmp_path / "benchmarks" / "x" / "pytorch").mkdir(parents=True)
     (tmp_path / "benchmarks" / "x" / "pytorch" / "kernels.py").touch()
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
-    command, variables = [str(kernels_python), str(tmp_path / "program.py")], {"PYTHONPATH": str(paths.ROOT)}
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **variables}, check=False
-    )
+    environment = {**os.environ, "PYTHONPATH": str(paths.ROOT)}
+    done = ran(kernels_python, tmp_path / "program.py", cwd=tmp_path, env=environment)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "CompilationError" in done.stdout and "not in specifications()" in done.stdout

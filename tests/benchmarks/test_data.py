@@ -23,7 +23,7 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.workers import Workers
 from encore import data, paths
 from encore.cli.data import describe
-from tests.preparing import Outcome, check_refusal, manifest, notes, refused, run, write_files
+from tests.preparing import Outcome, check_refusal, manifest, notes, ran, refused, run, write_files
 
 
 def save_noise(path: Path, sigma: int) -> None:
@@ -281,7 +281,7 @@ COPIES = {
 def test_evaluation_data_in_the_training_data_are_refused(benchmark: str, source: Path, tmp_path: Path) -> None:
     files, count, first = COPIES[benchmark]
     for test, train in files.items():
-        subprocess.run(["cp", "-rT", source / train, source / test], check=True)
+        ran("cp", "-rT", source / train, source / test, check=True)
     words = ("--evaluation", tmp_path / "held.txt") if benchmark == "bert" else ()
     problem = f"{count} are in the training data as well, the first is "
     message = refused(prepare(benchmark, source, tmp_path / "to", *words))
@@ -423,6 +423,5 @@ def test_options_of_other_benchmarks_are_refused(benchmark: str, owner: str, tmp
 @pytest.mark.parametrize(("benchmark", "package"), [("resnet", "PIL"), ("ncf", "numpy")])
 def test_missing_package_is_named(benchmark: str, package: str, tmp_path: Path) -> None:
     # -S: without site-packages
-    command = [sys.executable, "-S", "-m", f"benchmarks.{benchmark}.prepare", "-o", str(tmp_path / "to")]
-    done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=False)
+    done = ran(sys.executable, "-S", "-m", f"benchmarks.{benchmark}.prepare", "-o", tmp_path / "to")
     assert (done.returncode, f"{package} is not installed in this Python" in done.stderr) == (2, True)

@@ -47,8 +47,16 @@ Content = dict[str, Any]
 
 
 def object_of(number: int, image: int, category: int, box: list[float], segmentation: Any, **fields: Any) -> Content:
-    entry = {"id": number, "image_id": image, "category_id": category, "bbox": box, "area": box[2] * box[3]}
-    return {**entry, "segmentation": segmentation, "iscrowd": 0, **fields}
+    return {
+        "id": number,
+        "image_id": image,
+        "category_id": category,
+        "bbox": box,
+        "area": box[2] * box[3],
+        "segmentation": segmentation,
+        "iscrowd": 0,
+        **fields,
+    }
 
 
 def content_of(part: str) -> Content:

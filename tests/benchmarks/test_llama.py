@@ -26,7 +26,7 @@ from encore import paths
 from encore.results.compliance.compliance import check
 from tests import preparing
 from tests.conftest import Encore, ToyRun
-from tests.preparing import check_refusal, notes, prepared, refused, write_files
+from tests.preparing import check_refusal, notes, prepared, ran, refused, write_files
 from tests.trainings import checked_config, exported, reached, serving
 from tools import ngrams
 
@@ -415,10 +415,9 @@ def test_server_continues_a_text(
     (packages,) = serving_python.parent.parent.glob("lib/python3*/site-packages")
 
     def generate(text: str, port: str, *options: str) -> subprocess.CompletedProcess[str]:
-        arguments = [str(folder), text, "--tokenizer", str(tokenizer), "--url", f"127.0.0.1:{port}", *options]
-        command = [sys.executable, "-m", "benchmarks.llama.generate", *arguments]
+        arguments = [folder, text, "--tokenizer", tokenizer, "--url", f"127.0.0.1:{port}", *options]
         environment = {**os.environ, "PYTHONPATH": f"{paths.ROOT}:{packages}"}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return ran(sys.executable, "-m", "benchmarks.llama.generate", *arguments, env=environment)
 
     with serving(folder) as server:
         port = server.ports["http"]

@@ -5,7 +5,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tarfile
 import threading
@@ -45,7 +44,7 @@ from encore import data, paths
 from encore.errors import EncoreError
 from encore.run import programs
 from tests.conftest import Encore, logged, only_run, records
-from tests.preparing import write_files
+from tests.preparing import ran, write_files
 from tests.trainings import Started, checked_config, settings, wait_until
 
 config_of = partial(checked_config, "minigo", ranks=0, nodes=0)
@@ -492,11 +491,10 @@ def test_gtp_refuses(command: str, answer: str) -> None:
 
 
 def test_gtp_over_standard_input(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.minigo.gtp", "--model"]
     missing, played = (
-        subprocess.run([*command, *words], input=text, capture_output=True, text=True, cwd=paths.ROOT, check=False)
+        ran(sys.executable, "-m", "benchmarks.minigo.gtp", "--model", *words, input=text)
         for words, text in (
-            ([str(tmp_path / "none.npz")], ""),
+            ([tmp_path / "none.npz"], ""),
             (["uniform", "--size", "5", "--readouts", "20"], "genmove b\nquit\n"),
         )
     )

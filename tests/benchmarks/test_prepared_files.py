@@ -4,7 +4,6 @@ import copy
 import hashlib
 import os
 import struct
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from benchmarks.common.data.recordio import (
 )
 from benchmarks.resnet.prepare import check, check_counts
 from encore import catalogue, data
+from tests.preparing import ran
 
 PAYLOADS = [
     b"",
@@ -97,7 +97,7 @@ def test_files_equal_those_of_mxnet(tmp_path: Path, mxnet_python: Path) -> None:
         "    theirs.write_idx(i, mx.recordio.pack(mx.recordio.IRHeader(0, float(i), i, 0), data[i]))\n"
         "theirs.close()\n"
     )
-    subprocess.run([mxnet_python, "-c", script, str(tmp_path)], check=True)
+    ran(mxnet_python, "-c", script, tmp_path, check=True)
     assert [path.with_stem("b").read_bytes() for path in ours] == [path.read_bytes() for path in ours]
 
 

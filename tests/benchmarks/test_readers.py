@@ -5,7 +5,6 @@ import gzip
 import io
 import json
 import re
-import subprocess
 import sys
 import zipfile
 from collections import Counter
@@ -28,6 +27,7 @@ from benchmarks.minigo import sgf
 from benchmarks.ncf import paper, ratings
 from benchmarks.translation import segment, stages, wmt
 from tests.benchmarks.test_bert import DUMP, STREAMS
+from tests.preparing import ran
 
 Read = Callable[[Path], Any]
 LONGEST = 1 << 12  # for these tests
@@ -124,10 +124,7 @@ def test_line_of_a_gibibyte_needs_little_memory(tmp_path: Path) -> None:
         "except Exception as error: print(error)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", command, str(tmp_path / "text.jsonl.gz")], capture_output=True, text=True, check=True
-    )
-    *message, kib = done.stdout.splitlines()
+    *message, kib = ran(sys.executable, "-c", command, tmp_path / "text.jsonl.gz", check=True).stdout.splitlines()
     assert "line 1: longer than 67,108,864 bytes" in message[0] and int(kib) < 512 * 1024
 
 

@@ -29,7 +29,7 @@ from benchmarks.resnet import parts
 from benchmarks.resnet.prepare import check
 from encore import paths
 from tests import preparing
-from tests.preparing import check_refusal, notes, pack, prepared, refused, write_files
+from tests.preparing import check_refusal, notes, pack, prepared, ran, refused, write_files
 from tests.trainings import PATIENCE, wait_until
 
 WORDNET_IDS = ("n01440764", "n01443537", "n02084071")
@@ -329,6 +329,5 @@ def test_bad_option_is_refused(words: str) -> None:
 def test_verifying_needs_the_standard_library_only(tmp_path: Path, pets: Path) -> None:
     notes(run(pets, "-o", tmp_path / "out"))
     # -S: without site-packages
-    command = [sys.executable, "-S", "-m", "benchmarks.resnet.prepare", "--verify", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=paths.ROOT)
+    done = ran(sys.executable, "-S", "-m", "benchmarks.resnet.prepare", "--verify", tmp_path / "out")
     assert (done.returncode, "is complete (every byte): pets, 24 train, 6 val" in done.stderr) == (0, True), done.stderr

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import stat
-import subprocess
 import sys
 import threading
 import time
@@ -25,7 +24,7 @@ from benchmarks.common.run import caches, checkpoints, choices, evidence, startu
 from benchmarks.common.run.mllog import MLLog, Wording
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.timeline import Timeline
-from encore import catalogue, configuration, paths
+from encore import catalogue, configuration
 from tests.benchmarks.loop import (
     FRAMEWORK,
     START,
@@ -37,6 +36,7 @@ from tests.benchmarks.loop import (
     stop_at,
 )  # fmt: skip
 from tests.conftest import logged, records
+from tests.preparing import ran
 
 __all__ = ["signal_handlers"]
 NEVER: Callable[[int], Mapping[str, float]] = lambda weight: {"accuracy": 0.0}  # noqa: E731
@@ -174,15 +174,17 @@ def test_all_ranks_are_synchronized_when_the_clock_starts_and_stops(
     def traced(name: str, call: Callable[..., Any]) -> Any:
         return lambda *arguments: (order.append(name), call(*arguments))[1]
 
-    for name in ("connect", "synchronize", "barrier", "finish"):
-        monkeypatch.setattr(FRAMEWORK, name, traced(name, getattr(FRAMEWORK, name)))
-    for name in ("run_start", "run_stop"):
-        monkeypatch.setattr(MLLog, name, traced(name, getattr(MLLog, name)))
+    hooks = ("connect", "synchronize", "barrier", "finish")
+    for owner, name in (*((FRAMEWORK, hook) for hook in hooks), (MLLog, "run_start"), (MLLog, "run_stop")):
+        monkeypatch.setattr(owner, name, traced(name, getattr(owner, name)))
     training = Training(tmp_path, traced("data set", lambda: by_epochs(1)), {"accuracy": 0.5})
     order.clear()
     training.go(NEVER)
-    start = ["connect", "synchronize", "barrier", "run_start", "barrier"]
-    assert order == [*start, "data set", "synchronize", "barrier", "run_stop", "finish"]
+    until_start, end = (
+        ["connect", "synchronize", "barrier", "run_start"],
+        ["synchronize", "barrier", "run_stop", "finish"],
+    )
+    assert order == [*until_start, "barrier", "data set", *end]
 
 
 TIMELINES = (by_epochs(4, lambda epoch: epoch % 2 == 1), every_two_steps(4))
@@ -295,6 +297,9 @@ def test_mean_losses_are_those_of_an_uninterrupted_run(tmp_path: Path) -> None:
     assert losses == [(5, 2.0), (10, 7.0), (12, 10.5)]
 
 
+FILES = ("rank_0", "shared", "state.json")  # Of a checkpoint
+
+
 def test_checkpoints_are_saved_at_their_interval_with_checksums(tmp_path: Path) -> None:
     training = Training(tmp_path, by_epochs(5, interval=2), {"accuracy": 0.5})
     (tmp_path / "checkpoint" / "writing_00000004").mkdir(parents=True)  # left by a run that was killed
@@ -302,9 +307,8 @@ def test_checkpoints_are_saved_at_their_interval_with_checksums(tmp_path: Path) 
     folders = sorted((tmp_path / "checkpoint").iterdir())
     states = [json.loads((folder / checkpoints.STATE_FILE).read_text(encoding="utf-8")) for folder in folders]
     assert [(state["step"], state["evaluated"]) for state in states] == [(6, 6), (12, 12)]
-    check = ("sha256sum", "--check", "--strict", "rank_0.sha256", "shared.sha256", "state.json.sha256")
     for folder in folders:
-        subprocess.run(check, cwd=folder, check=True, capture_output=True)
+        ran("sha256sum", "--check", "--strict", *(f"{name}.sha256" for name in FILES), cwd=folder, check=True)
 
 
 def test_training_continues_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +388,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["shared", "rank_0", "state.json", "shared.sha256"])
+@pytest.mark.parametrize("name", [*FILES, "shared.sha256"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_checkpoint_is_reported_and_the_previous_one_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, damage: str
@@ -508,8 +512,7 @@ end_process(main)
     ],
 )
 def test_exit_code_is_that_of_the_training(tmp_path: Path, body: str, code: int, message: str) -> None:
-    command = [sys.executable, "-c", PROGRAM.format(body=body), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=paths.ROOT, check=False)
+    done = ran(sys.executable, "-c", PROGRAM.format(body=body), tmp_path)
     found = done.returncode, done.stdout, done.stderr.endswith(message), "Traceback" in done.stderr
     assert found == (code, "left the other ranks\n", True, "OSError" in message), done.stderr
 

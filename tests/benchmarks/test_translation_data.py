@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import json
 import shutil
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -20,9 +19,8 @@ from benchmarks.translation import vocabulary as words
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.segment import Subtokens, read_dictionary, split_tokens
 from benchmarks.translation.vocabulary import BOS, EOS, PAD, SUBTOKENS, UNK, Vocabulary
-from encore import paths
 from tests import preparing
-from tests.preparing import check_refusal, notes, prepared, refused, write_files
+from tests.preparing import check_refusal, notes, prepared, ran, refused, write_files
 
 EN = ["the cat sat on the mat .", "dogs bark , cats do not .", "a small house", "it is rain@@ ing 3,000 times"]
 DE = ["die katze saß auf der matte .", "hunde bellen , katzen nicht .", "ein kleines haus", "es regnet 3.000 mal"]
@@ -392,8 +390,7 @@ def test_words_of_bleu() -> None:
 
 def test_raw_text_is_tokenized_and_split(tmp_path: Path, pytorch_python: Path) -> None:
     def run(*words: object) -> preparing.Outcome:
-        command = map(str, (pytorch_python, "-m", "benchmarks.gnmt.prepare", "--progress", "json", *words))
-        done = subprocess.run([*command], cwd=paths.ROOT, capture_output=True, text=True, check=False)
+        done = ran(pytorch_python, "-m", "benchmarks.gnmt.prepare", "--progress", "json", *words)
         return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
     # Repeated sentences, so that there are pairs to merge
