@@ -37,15 +37,11 @@ from tests import preparing
 from tests.conftest import Encore
 from tests.preparing import Files, Outcome, check_refusal, notes, prepared, ran, refused, write_files
 
-SHARED = paths.ROOT.parent / "shared" / "data"
-
-Change = Callable[[bytes], bytes]
-
 run = partial(preparing.run, "bert")
 
 
 def unpack(archive: str, to: Path) -> Path:
-    path = SHARED / archive
+    path = (paths.ROOT.parent / "shared" / "data") / archive
     if not path.exists():
         pytest.skip(f"no {path.name}: it is not part of the project, it is put next to it")
     with tarfile.open(path) as file:
@@ -159,9 +155,13 @@ def packed(first: int, end: int, width: int = 64) -> bytes:
 
 # -- words ----------------------------------------------------------------------------------------------------
 
-PIECES = ("un", "##able", "##aff", "##s", "real", "##ly", "we", "run", "a", "##b", "##c", "don", "t", "漢", "e")
-MARKS = (",", ".", "?", "!", "'", "-", "[", "]", "mask", "¿", "σ", "##ς")
-SMALL = Vocabulary((*SPECIAL, *PIECES, *MARKS))
+SMALL = Vocabulary(
+    (
+        *SPECIAL,
+        *("un", "##able", "##aff", "##s", "real", "##ly", "we", "run", "a", "##b", "##c", "don", "t", "漢", "e"),
+        *(",", ".", "?", "!", "'", "-", "[", "]", "mask", "¿", "σ", "##ς"),
+    )
+)
 
 
 @pytest.mark.parametrize(
@@ -532,7 +532,7 @@ def changed_rows(name: str, index: tuple[int, int], value: int) -> bytes:
     ],
     ids=["content", "truncated", "length", "text", "nothing", "id", "mask", "place"],
 )
-def test_damaged_record_is_named(change: Change, problem: str, folder: Path, tmp_path: Path) -> None:
+def test_damaged_record_is_named(change: Callable[[bytes], bytes], problem: str, folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "b.tfrecord"
     path.write_bytes(change((folder / "train" / "b.tfrecord").read_bytes()))
     task = records.Packed(0, "train", str(path), TFRECORD, 1, str(tmp_path / "x"), str(folder / "vocab.txt"), 0)
@@ -709,16 +709,13 @@ def test_file_of_squad_is_read(tmp_path: Path) -> None:
     assert squad.read(tmp_path / squad.TRAIN) == [Paragraph("Ada lives in Old Bray.", (read,))]
 
 
-PACKED_SQUAD = {f"{squad.TRAIN}.gz": gzip.compress(b"{}", mtime=0)}
-
-
 @pytest.mark.parametrize(
     ("files", "words", "message"),
     [
         ({"readme": ""}, (), "train-v1.1.json is not there"),
         ({"readme": ""}, ("--sequence-length", "32"), "--sequence-length 32 with --question-length 64"),
         (
-            PACKED_SQUAD,
+            {f"{squad.TRAIN}.gz": gzip.compress(b"{}", mtime=0)},
             (),
             "{raw}/train-v1.1.json.gz is compressed by gzip | train-v1.1.json without compression | gunzip",
         ),

@@ -348,15 +348,12 @@ def test_synthetic_data_sets_are_the_recorded_ones(
     assert hashlib.md5(b"".join(content)).hexdigest() == digest
 
 
-KERNELS = sorted(paths.BENCHMARKS.glob("*/pytorch/kernels.py"))
-
-
 @pytest.mark.long
 @pytest.mark.usefixtures("kernels_python")
 def test_every_kernel_compiles_for_every_target_without_spills() -> None:
     names = {
         f"{path.parts[-3]} {name}"
-        for path in KERNELS
+        for path in sorted(paths.BENCHMARKS.glob("*/pytorch/kernels.py"))
         for name in re.findall(r"^@triton\.jit\ndef ([a-z]\w+)\(", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
     done = ran(sys.executable, "-m", "tools.compile_kernels", "--json")

@@ -41,8 +41,6 @@ def lines(values: Iterable[str], end: str = "\n") -> str:
     return "".join(value + end for value in values)
 
 
-CLICKS = {"train.txt": lines("\t".join([str(n % 2), *["7"] * 13, *[f"{n % 9:08x}"] * 26]) for n in range(300))}
-RATINGS = {"u.data": lines(f"{user}\t{item}\t4\t{user + item}" for user in range(9) for item in range(user, user + 4))}
 WORDS = {"en": "house", "de": "haus"}
 PAIRS = {
     f"{part}.{code}": lines((f"{word}@@ s {n % 7}" for n in range(40)), end)
@@ -106,8 +104,14 @@ def write_texts(folder: Path) -> Path:
 # use the preparation of gnmt and ssd
 SOURCES: dict[str, tuple[Any, str]] = {
     "resnet": (write_pictures, "train.rec"),
-    "dlrm": (CLICKS, "train.bin"),
-    "ncf": (RATINGS, "train_users.npy"),
+    "dlrm": (
+        {"train.txt": lines("\t".join([str(n % 2), *["7"] * 13, *[f"{n % 9:08x}"] * 26]) for n in range(300))},
+        "train.bin",
+    ),
+    "ncf": (
+        {"u.data": lines(f"{user}\t{item}\t4\t{user + item}" for user in range(9) for item in range(user, user + 4))},
+        "train_users.npy",
+    ),
     "gnmt": (PAIRS, "train_source.npy"),
     "ssd": (write_scenes, "train_boxes.npy"),
     "bert": (ARTICLES, "train_tokens.npy"),
@@ -120,16 +124,17 @@ every_benchmark = pytest.mark.parametrize("benchmark", SOURCES)
 # Code of common/data/prepare.py: for a benchmark with parts to resume from, and one without
 two_benchmarks = pytest.mark.parametrize("benchmark", ["ncf", "dlrm"])
 # Small enough for several parts
-SMALL_PARTS = {
-    "benchmarks.bert.stages.SHARD_BYTES": 300, "benchmarks.bert.writer.BLOCK_BYTES": 600,
-    "benchmarks.detection.writer.PART_IMAGES": 3, "benchmarks.dlrm.writer.PART_BYTES": 20_000,
-    "benchmarks.resnet.parts.PART_IMAGES": 4,
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, size in SMALL_PARTS.items():
+    for name, size in {
+        "benchmarks.bert.stages.SHARD_BYTES": 300,
+        "benchmarks.bert.writer.BLOCK_BYTES": 600,
+        "benchmarks.detection.writer.PART_IMAGES": 3,
+        "benchmarks.dlrm.writer.PART_BYTES": 20_000,
+        "benchmarks.resnet.parts.PART_IMAGES": 4,
+    }.items():
         monkeypatch.setattr(name, size)
 
 

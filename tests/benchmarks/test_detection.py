@@ -42,7 +42,6 @@ CORNER = [[1.5, 1, 1.5, 9, 11, 9]]
 TWO_SQUARES = [[2, 3, 2, 13, 12, 13, 12, 3], [20, 3, 20, 13, 30, 13, 30, 3]]
 RLE = {"counts": [0, 48, 63 * 48], "size": [HEIGHT, WIDTH]}
 
-COMPRESSED = "0`1`n2"  # The same counts, as pycocotools' frUncompressedRLE compresses them
 Content = dict[str, Any]
 
 
@@ -222,7 +221,8 @@ OBJECT_ERRORS: dict[str, tuple[Content, str]] = {
         "training needs polygons: convert it): annotation {id} of image 20",
     ),
     "a compressed RLE of an instance": (
-        {"segmentation": {**RLE, "counts": COMPRESSED}},
+        # The same counts, as pycocotools' frUncompressedRLE compresses them
+        {"segmentation": {**RLE, "counts": "0`1`n2"}},
         "annotation {id} of image 20",
     ),
     "a far polygon": ({"segmentation": [[1, 1, 1e30, 2, 3, 3]]}, "annotation {id} of image 20"),
@@ -326,9 +326,6 @@ def test_fields_of_another_type_are_named(fields: Content, message: str) -> None
     assert usable is None and message in errors[tables.INCOMPLETE]
 
 
-VAL = "annotations/instances_val2017.json"
-
-
 def duplicate(key: str) -> dict[str, str]:
     entries = content_of("val")[key]
     return annotations("val", **{key: [*entries, entries[-1]]})
@@ -346,7 +343,8 @@ REFUSED: dict[str, tuple[preparing.Files, str, str]] = {
     "a cut zip": (
         {"val2017": None, "val2017.zip": b"PK\x03\x04 no end"}, "{raw}/val2017.zip is damaged", "download it again"),
     "a cut JSON file": (
-        {VAL: lambda content: content[:-300]}, "instances_val2017.json cannot be read: ", "again"),
+        {"annotations/instances_val2017.json": lambda content: content[:-300]},
+        "instances_val2017.json cannot be read: ", "again"),
     "other categories": (
         annotations("val", categories=CATEGORIES[:2]), "different categories: 90 crowd", "one list of categories"),
     "an image id twice": (duplicate("images"), "has the image id 10 twice", "remove one"),
@@ -377,18 +375,15 @@ def test_boxes_may_exceed_their_image_by_less_than_a_pixel(source: Path, tmp_pat
 # -- COCO 2017 itself -----------------------------------------------------------------------------------
 
 
-AS_PUBLISHED = {
-    "images in train": 7,
-    "images in val": 3,
-    "images with annotations in train": 6,
-    "images with annotations in val": 2,
-    "categories": 3,
-}
-
-
 @pytest.fixture
 def publish_toy_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for count, number in AS_PUBLISHED.items():
+    for count, number in {
+        "images in train": 7,
+        "images in val": 3,
+        "images with annotations in train": 6,
+        "images with annotations in val": 2,
+        "categories": 3,
+    }.items():
         monkeypatch.setitem(preparation.PUBLISHED, count, number)
     monkeypatch.setattr(published_sets, "load", dict)
 
@@ -469,16 +464,16 @@ def test_inconsistent_arrays_are_refused(file: str, labels: int, problem: str, o
 
 # -- generated scenes -----------------------------------------------------------------------------------
 
+
 # Two squares that touch at a corner; a notch and a hole, which belongs to its object as in COCO
-SQUARES = ("......", "##....", "##....", "..##..", "..##..")
-NOTCH = (".......", ".###...", ".#.###.", ".##.##.", ".#####.")
-
-
 @pytest.mark.parametrize(
     ("rows", "outlines"),
     [
-        (SQUARES, [[[0, 1], [2, 1], [2, 3], [0, 3]], [[2, 3], [4, 3], [4, 5], [2, 5]]]),
-        (NOTCH, [[[1, 1], [4, 1], [4, 2], [6, 2], [6, 5], [1, 5]]]),
+        (
+            ("......", "##....", "##....", "..##..", "..##.."),
+            [[[0, 1], [2, 1], [2, 3], [0, 3]], [[2, 3], [4, 3], [4, 5], [2, 5]]],
+        ),
+        ((".......", ".###...", ".#.###.", ".##.##.", ".#####."), [[[1, 1], [4, 1], [4, 2], [6, 2], [6, 5], [1, 5]]]),
     ],
 )
 def test_outlines_of_a_mask(rows: tuple[str, ...], outlines: list[list[list[int]]]) -> None:
@@ -496,10 +491,6 @@ def test_scenes_are_the_recorded_ones(
     scenes.write_scenes(tmp_path, seed, 12)
     files = (tmp_path / "annotations" / f"instances_{part}2017.json" for part in ("train", "val"))
     assert zlib.crc32(b"".join(path.read_bytes() for path in files)) == checksum
-
-
-SPREADS = [0.2, 0.05, 0.0, 0.0]
-TARGETS = {"box_ap": 0.95, "mask_ap": 0.95}
 
 
 @pytest.fixture(scope="module")
@@ -520,7 +511,12 @@ def test_detections_round_trip(tmp_path: Path, masks: list[bytes] | None) -> Non
 def start(python: Path, toy_scenes: Path, folder: Path, **options: Any) -> Started:
     # Start detection_run.py in the background, on one rank
     folder.mkdir(exist_ok=True)
-    content = {"targets": TARGETS, "spreads": SPREADS, "seconds": 0.02, **options}
+    content = {
+        "targets": {"box_ap": 0.95, "mask_ap": 0.95},
+        "spreads": [0.2, 0.05, 0.0, 0.0],
+        "seconds": 0.02,
+        **options,
+    }
     program = paths.ROOT / "tests" / "in_framework" / "detection_run.py"
     command = [*map(str, (python, program, toy_scenes, folder)), json.dumps(content)]
     environment = {**os.environ, "PYTHONPATH": str(paths.ROOT), "OMP_NUM_THREADS": "1"}

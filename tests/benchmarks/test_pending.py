@@ -17,7 +17,6 @@ from tests.conftest import records
 
 __all__ = ["signal_handlers"]
 EPOCHS, STEPS = 4, 5
-SSD = Wording("ssd", accuracy_first=True)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +79,9 @@ def by_epochs(concurrently: bool = True, interval: int = 0, stops: bool = True) 
 
 
 def start(output: Path, timeline: Timeline, quality: Callable[[int], float], polls: int) -> Training:
-    return Training(output, timeline, {"map": 0.5}, SSD, Evaluator(output, quality, polls))
+    return Training(
+        output, timeline, {"map": 0.5}, Wording("ssd", accuracy_first=True), Evaluator(output, quality, polls)
+    )
 
 
 def low(epoch: int) -> float:

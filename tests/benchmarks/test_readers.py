@@ -153,7 +153,6 @@ WEIGHT_MAPS = {
     '{"a": "two.safetensors"}': "cannot read",
     '{"b": "one.safetensors"}': r"b is not in one\.safetensors",
 }
-SHUFFLED_STREAMS = b"".join([*STREAMS[:2], STREAMS[2][:60], b"xxxx", *STREAMS[3:]])
 DAMAGED: dict[tuple[Read, str], dict[bytes | str, str]] = {
     (vocabulary.read, "vocab.txt"): {
         "a\nb\n": r"lacks \[PAD\]",
@@ -171,7 +170,7 @@ DAMAGED: dict[tuple[Read, str], dict[bytes | str, str]] = {
     (_dump, "d.xml.bz2"): {
         b"".join(STREAMS)[:-20]: "is truncated: the last bz2 stream is incomplete",
         b"".join(STREAMS[:4]): "d.xml.bz2 is truncated: ",
-        SHUFFLED_STREAMS: "damaged in the bz2 stream at byte",
+        b"".join([*STREAMS[:2], STREAMS[2][:60], b"xxxx", *STREAMS[3:]]): "damaged in the bz2 stream at byte",
         "<mediawiki>": "does not start like bz2 does",
     },
     (squad.read, squad.TRAIN): {

@@ -37,18 +37,26 @@ def arrays_of(folder: Path) -> dict[str, list[Any]]:
     return {path.stem: np.load(path).tolist() for path in folder.glob("*.npy")}
 
 
-SWAPPED = "".join(f"{item},{user},{time},{stars}\n" for user, item, stars, time in RATINGS)
-QUOTED = "".join(f'"{user}","{item}","{stars}","{time}"\r\n' for user, item, stars, time in RATINGS)
-LONGER = "".join(f'{n},{user},{item},{stars},{time},"a, b"\n' for n, (user, item, stars, time) in enumerate(RATINGS))
 EQUIVALENT = {
     "plain": ("ratings.csv", HEADER + rows(",")),
     "ml-1m": ("ratings.dat", rows("::")),
     "ml-100k": ("u.data", rows("\t")),
     "no header": ("ratings.csv", rows(",")),
-    "other column order": ("ratings.csv", "movieId,userId,timestamp,rating\n" + SWAPPED),
+    "other column order": (
+        "ratings.csv",
+        "movieId,userId,timestamp,rating\n"
+        + "".join(f"{item},{user},{time},{stars}\n" for user, item, stars, time in RATINGS),
+    ),
     "byte order mark": ("ratings.csv", "\ufeff" + HEADER + rows(",")),
-    "quotes and CRLF": ("ratings.csv", HEADER + QUOTED),
-    "additional columns": ("ratings.csv", "n,user_id,ITEM_ID,rating,timestamp,note\n" + LONGER),
+    "quotes and CRLF": (
+        "ratings.csv",
+        HEADER + "".join(f'"{user}","{item}","{stars}","{time}"\r\n' for user, item, stars, time in RATINGS),
+    ),
+    "additional columns": (
+        "ratings.csv",
+        "n,user_id,ITEM_ID,rating,timestamp,note\n"
+        + "".join(f'{n},{user},{item},{stars},{time},"a, b"\n' for n, (user, item, stars, time) in enumerate(RATINGS)),
+    ),
     "blank lines": ("ratings.csv", "\n" + HEADER + "\n" + rows(",") + "\n\n"),
     "leading zeros": ("ratings.csv", HEADER + change_ids("0")),
     "ids above 2**53": ("ratings.csv", HEADER + change_ids("900719925474099")),

@@ -40,7 +40,6 @@ from tests.preparing import ran
 
 __all__ = ["signal_handlers"]
 NEVER: Callable[[int], Mapping[str, float]] = lambda weight: {"accuracy": 0.0}  # noqa: E731
-Qualities = dict[int, dict[str, float]]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +103,7 @@ def test_events_and_results_of_evaluations(
     ids=["two qualities", "equal", "exceeded", "lower is better"],
 )
 def test_run_ends_with_the_first_evaluation_that_reaches_all_targets(
-    tmp_path: Path, targets: dict[str, float], qualities: Qualities, rules: dict[str, bool]
+    tmp_path: Path, targets: dict[str, float], qualities: dict[int, dict[str, float]], rules: dict[str, bool]
 ) -> None:
     training = Training(tmp_path, replace(by_epochs(9), **rules), targets)
     assert (training.go(qualities.__getitem__), training.evaluated) == ("reached", list(qualities))
@@ -187,15 +186,17 @@ def test_all_ranks_are_synchronized_when_the_clock_starts_and_stops(
     assert order == [*until_start, "barrier", "data set", *end]
 
 
-TIMELINES = (by_epochs(4, lambda epoch: epoch % 2 == 1), every_two_steps(4))
-STOPS = (*((None, step) for step in range(10)), (0, None), (3, None))
 # Also in an epoch of one step, and several epochs before the evaluation
-ONE_STEP = by_epochs(9, lambda epoch: epoch == 8, steps=1)
-
-
 @pytest.mark.parametrize(
     ("timeline", "batch", "step"),
-    [*((timeline, *stop) for timeline in TIMELINES for stop in STOPS), (ONE_STEP, None, 2)],
+    [
+        *(
+            (timeline, *stop)
+            for timeline in (by_epochs(4, lambda epoch: epoch % 2 == 1), every_two_steps(4))
+            for stop in (*((None, step) for step in range(10)), (0, None), (3, None))
+        ),
+        (by_epochs(9, lambda epoch: epoch == 8, steps=1), None, 2),
+    ],
 )
 def test_resumed_run_equals_an_uninterrupted_one(
     tmp_path: Path, timeline: Timeline, batch: int | None, step: int | None

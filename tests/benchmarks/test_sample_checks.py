@@ -23,8 +23,6 @@ from tests import preparing
 from tests.trainings import resolved
 
 Toy = Callable[[str], Path]
-Edit = Callable[[Path], object]
-TOYS = ("resnet", "dlrm", "ncf", "gnmt", "ssd", "bert", "bert-squad", "llama31-8b", "llama2-70b-lora", "minigo")
 
 
 def update(folder: Path, **counts: int) -> None:
@@ -149,7 +147,7 @@ def copy_part(folder: Path, names: tuple[str, ...], count: int, **offsets: str) 
 PAIRS = (("source_offsets", "source"), ("target_offsets", "target"))
 MASKED = (("offsets", "tokens"), ("masked_offsets", "masked_places", "masked_labels"))
 # Benchmark and mistake: the function that makes it, and a part of the report
-MISTAKES: dict[tuple[str, str], tuple[Edit, str]] = {
+MISTAKES: dict[tuple[str, str], tuple[Callable[[Path], object], str]] = {
     ("resnet", "all shards equal"): (
         lambda f: images(f, "train", lambda labels: quarters(len(labels))),
         "train: a part is repeated: from sample 375 on come those from 0 on",
@@ -325,7 +323,10 @@ SMALL = {"LOOKED_AT": 8000, "LEAST": 100}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limits", [{}, SMALL], ids=["all", "small"])
-@pytest.mark.parametrize("benchmark", TOYS)
+@pytest.mark.parametrize(
+    "benchmark",
+    ("resnet", "dlrm", "ncf", "gnmt", "ssd", "bert", "bert-squad", "llama31-8b", "llama2-70b-lora", "minigo"),
+)
 def test_toy_sets_have_no_mistakes(
     benchmark: str, limits: dict[str, int], toy: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,7 +107,6 @@ def test_pairs_are_cleaned_and_files_may_be_compressed(tmp_path: Path) -> None:
 
 
 GREEN = "ein gr\xfcnes haus\n".encode("latin1")
-TWO_TESTS = {f"test.{year}.{name}": RAW[f"train.{name}"] for year in (2016, 2017) for name in ("en", "de")}
 # Files to change, options, and parts of the error message
 BAD: dict[str, tuple[preparing.Files, tuple[str, ...], tuple[str, ...]]] = {
     "lines": (
@@ -119,7 +118,9 @@ BAD: dict[str, tuple[preparing.Files, tuple[str, ...], tuple[str, ...]]] = {
     "nothing left": ({}, ("--longest", "1"), ("no training pairs remain: 4 too long; the first is line 1",)),
     "no train": ({"train.de": None}, (), ("has train.en", "train.XX and train.YY")),
     "no test": ({"test.en": None, "test.de": None}, (), ("has train alone", "add test.en and test.de")),
-    "two tests": ({"test.en": None, "test.de": None, **TWO_TESTS}, (), ("add --test test.2016",)),
+    "two tests": (
+        {"test.en": None, "test.de": None, "test.2016.en": "a\n", "test.2016.de": "b\n", "test.2017.en": "c\n",
+         "test.2017.de": "d\n"}, (), ("add --test test.2016",)),
     "three languages": ({"train.fr": b"le\n"}, (), ("text in de, en, fr", "--languages")),
     "not these languages": ({}, ("--languages", "en", "fr"), ("train.fr", "name other --languages")),
     "subtokens": ({}, ("--tokens", "subtokens"), ("is split by BPE", "add --tokens bpe")),
@@ -180,11 +181,11 @@ def test_special_entries_and_text_of_ids() -> None:
     )  # fmt: skip
 
 
-ENTRIES = ["the_", ", _", "_", "._", "ho", "use_", *"abcdefghijklmnopqrstuvwxyz3\\;0123456789 _,.\n"]
-
-
 def test_subtokens_are_reversible() -> None:
-    entries = (*words.SPECIAL, *dict.fromkeys(ENTRIES))
+    entries = (
+        *words.SPECIAL,
+        *dict.fromkeys(["the_", ", _", "_", "._", "ho", "use_", *"abcdefghijklmnopqrstuvwxyz3\\;0123456789 _,.\n"]),
+    )
     subtokens, vocabulary = Subtokens(entries), Vocabulary(entries, SUBTOKENS)
     lines = ["the house, the mouse.", "a_b \\ c", "3,000 - über", "the house", "über_"]
     assert [vocabulary.text(subtokens.encode(line)) for line in lines] == lines
