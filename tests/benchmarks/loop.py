@@ -128,7 +128,6 @@ class Training:
         self.run = Run(Config(targets, **config), FRAMEWORK, Path("data"), output, wording)
         self.timeline, self.evaluator = timeline, evaluator
         self.weight = int(self.run.saved.get("weight", 0))
-        self.evaluated: list[int] = []
 
     def states(self) -> tuple[dict[str, Any], dict[str, Any]]:
         # State of the checkpoint that all ranks share, and that of this rank
@@ -162,7 +161,6 @@ class Training:
                     elif run.interrupted:
                         run.evaluated(None)
                     else:
-                        self.evaluated.append(self.weight)
                         run.evaluated(qualities(self.weight))
         assert run.finish() == 0
         return str(records(run.output / "metrics.jsonl", "end")[-1]["outcome"])

@@ -372,9 +372,9 @@ def test_prepared_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert data.manifest["id"] == same.manifest["id"] != other.manifest["id"], "the workers do not change it"
     facts, how = data.manifest["facts"], data.manifest["how"]
     copies = how["left_out"]["copies of evaluation documents"]
-    found = facts["sequence_length"], facts["max_predictions"], facts["duplication"], facts["documents"]
-    assert copies and found == (40, 6, 3, {"train": 172 - copies, "test": 9})
-    assert (how["text"]["documents"], how["text"]["unknown"]) == (181, 0)
+    sizes = facts["sequence_length"], facts["max_predictions"], facts["duplication"]
+    found = *sizes, facts["documents"], how["text"]["documents"], how["text"]["unknown"]
+    assert copies and found == (40, 6, 3, {"train": 172 - copies, "test": 9}, 181, 0)
     # Neither evaluation documents nor their copies are trained on: every sentence of this text is unique
     test, train = (
         {bytes(part.original(number)[1:12]) for number in range(len(part))} for part in (data.test, data.train)

@@ -113,9 +113,14 @@ def test_rates_and_generations_are_the_submitted_ones() -> None:
     assert [schedule.window(config, generation) for generation in (1, 5, 7)] == [[1], [1, 2, 3, 4, 5], [3, 4, 5, 6, 7]]
     assert [schedule.readouts(small, generation) for generation in (1, 2)] == [8, 16]
     # NVIDIA's logs of v0.7 have epochs 18 to 71 for iterations = 70: the checkpoint is model 17.
-    epochs = {"dgxa100": 54, "dgxa100_n2": 49, "dgxa100_n32": 64, "dgxa100_n224": 79, "dgx2_n32": 79}
-    assert {system: config_of(system, "v0.7").epochs for system in epochs} == epochs
-    assert [config_of(system, "v0.6").epochs for system in ("dgx1", "dgx1_n3")] == [50, 30]
+    epochs = {
+        **{(system, "v0.7"): epochs for system, epochs in (("dgxa100", 54), ("dgxa100_n2", 49), ("dgxa100_n32", 64))},
+        ("dgxa100_n224", "v0.7"): 79,
+        ("dgx2_n32", "v0.7"): 79,
+        ("dgx1", "v0.6"): 50,
+        ("dgx1_n3", "v0.6"): 30,
+    }
+    assert {system: config_of(*system).epochs for system in epochs} == epochs
 
 
 @pytest.mark.parametrize(
@@ -169,17 +174,17 @@ def test_damaged_generation_is_rejected(
 def test_positions_are_drawn_once_and_divided(three_generations: tuple[Path, SimpleNamespace]) -> None:
     folder, config = three_generations
     games = examples.read_window(folder, config, 3)
-    assert len(games) == 40, "of the last two generations"
     positions = examples.sample(games, config, 3, 12)
-    assert len(positions) == len(set(map(tuple, positions))) == 60, "half of the searched positions"
+    # Games of the last two generations, half of the searched positions
+    assert (len(games), len(positions), len(set(map(tuple, positions)))) == (40, 60, 60)
     assert np.array_equal(positions, examples.sample(games, config, 3, 12))
     parts = [examples.rank_part(positions, part, 2, 6) for part in range(2)]
     assert sorted(map(tuple, np.concatenate(parts))) == sorted(map(tuple, positions))
     built = examples.build(games, positions, config)
     assert built.value.tolist() == [games[number].outcome * (1 - ply % 2 * 2) for number, ply in positions]
     policies = [examples.searched_policy(games[number].visits[ply], ply, config) for number, ply in positions]
-    assert np.array_equal(built.policy, policies)
-    assert (built.planes[..., :2].sum(axis=(1, 2, 3)) <= positions[:, 1]).all()
+    stones = built.planes[..., :2].sum(axis=(1, 2, 3))
+    assert np.array_equal(built.policy, policies) and (stones <= positions[:, 1]).all()
 
 
 def test_policy_turns_with_its_position() -> None:
@@ -196,9 +201,9 @@ def test_model_flops_are_those_of_the_weights() -> None:
     # 2 x 81 points per weight of a convolution, 2 per weight of a dense layer, three times that for training; the
     # first layer, 9 * 17 * 16 weights, gets no gradient for the input
     config = SimpleNamespace(board_size=9, features="agz", conv_width=16, trunk_layers=3, fc_width=24)
-    assert training_flops(config) == 7_626_456
     shapes = models.weight_shapes(models.Shape.of(config))
-    assert len(shapes) == 47 and (shapes["stem.weight"], shapes["policy_dense.weight"]) == ((3, 3, 17, 16), (162, 82))
+    found = training_flops(config), len(shapes), shapes["stem.weight"], shapes["policy_dense.weight"]
+    assert found == (7_626_456, 47, (3, 3, 17, 16), (162, 82))
 
 
 # -- data set ---------------------------------------------------------------------------------------------

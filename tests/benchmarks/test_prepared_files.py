@@ -1,6 +1,7 @@
 """Files of prepared data sets: RecordIO, compared with MXNet's, and the manifest, written last and verified."""
 
 import copy
+import functools
 import hashlib
 import os
 import struct
@@ -239,13 +240,10 @@ def write_manifest(folder: Path, name: str, change: int = 0, **sha256: str) -> d
     facts: dict[str, Any] = {"benchmark": "any", "name": name, "classes": [], "splits": {}, "facts": {}, "how": {}}
     for path, number in {**SETS[name]["exactly"], **SETS[name].get("at_least", {})}.items():
         *keys, last = path.split(".")
-        parent = facts
-        for key in keys:
-            parent = parent.setdefault(key, {})
+        parent = functools.reduce(lambda parent, key: parent.setdefault(key, {}), keys, facts)
         parent[last] = [str(n) for n in range(number + change)] if path == "classes" else number + change
     checksums = {path.split(".")[-1]: digest for path, digest in SETS[name].get("checksums", {}).items()}
-    if checksums:
-        facts["how"]["sha256"] = {**checksums, **sha256}
+    facts["how"] = {"sha256": {**checksums, **sha256}} if checksums else {}
     facts["splits"].setdefault("train", {"count": 1})
     for split in facts["splits"].values():
         split["files"] = []

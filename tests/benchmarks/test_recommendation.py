@@ -77,13 +77,13 @@ def test_form_of_the_ratings_does_not_matter(tmp_path: Path) -> None:
     assert ids == dict.fromkeys(ids, manifest.id) and manifest == data.read_passport(tmp_path / "zip set")
     # A user rates 5 successive items, the last one last in time; the negatives are the other items, repeated.
     arrays = arrays_of(tmp_path / "zip set")
-    negatives = [(len(row), set(row)) for row in arrays.pop("test_negatives")]
-    assert arrays == {
+    negatives = [(len(row), set(row)) for row in arrays["test_negatives"]]
+    assert {**arrays, "test_negatives": negatives} == {
         "train_users": [user for user in range(6) for _ in range(4)],
         "train_items": [user + number for user in range(6) for number in range(4)],
         "test_items": [4, 5, 6, 7, 8, 9],
+        "test_negatives": [(999, {*range(10)} - {*range(user, user + 5)}) for user in range(6)],
     }
-    assert negatives == [(999, {*range(10)} - {*range(user, user + 5)}) for user in range(6)]
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ LINE = "1" + "\t5" * 13 + "\tab" * 26
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
 def test_line_is_parsed(line: str, label: int, integers: list[int], indices: list[int], line_end: str) -> None:
     parsed = criteo.parse((line + line_end).encode() * 2, INDEX_LIMIT)
-    assert (parsed.lines, parsed.malformed, parsed.first_malformed) == (2, 0, -1)
-    assert parsed.columns.T.tolist() == [[label, *integers, *indices]] * 2
+    found = parsed.lines, parsed.malformed, parsed.first_malformed, parsed.columns.T.tolist()
+    assert found == (2, 0, -1, [[label, *integers, *indices]] * 2)
 
 
 @pytest.mark.parametrize(

@@ -74,13 +74,11 @@ def test_events_and_results_of_evaluations(
     tmp_path: Path, timeline: Timeline, wording: Wording, events: list[str], results: list[tuple[int, float]]
 ) -> None:
     training = Training(tmp_path, timeline, {"auc": 1.0}, wording)
-    assert training.go(lambda weight: {"auc": weight / 10, "log_loss": 0.1}) == "not_reached"
-    assert keys(tmp_path) == [*START, *events]
-    found = [
-        (record["epoch"], record["qualities"], record["log_loss"])
-        for record in records(tmp_path / "metrics.jsonl", "eval")
-    ]
-    assert found == [(epoch, {"auc": auc}, 0.1) for epoch, auc in results]
+    outcome, file = training.go(lambda weight: {"auc": weight / 10, "log_loss": 0.1}), tmp_path / "metrics.jsonl"
+    found = [(record["epoch"], record["qualities"], record["log_loss"]) for record in records(file, "eval")]
+    assert (outcome, keys(tmp_path), found) == (
+        "not_reached", [*START, *events], [(epoch, {"auc": auc}, 0.1) for epoch, auc in results]
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -106,8 +104,9 @@ def test_run_ends_with_the_first_evaluation_that_reaches_all_targets(
     tmp_path: Path, targets: dict[str, float], qualities: dict[int, dict[str, float]], rules: dict[str, bool]
 ) -> None:
     training = Training(tmp_path, replace(by_epochs(9), **rules), targets)
-    assert (training.go(qualities.__getitem__), training.evaluated) == ("reached", list(qualities))
-    assert records(tmp_path / "metrics.jsonl", "start")[0]["targets"] == targets
+    assert training.go(qualities.__getitem__) == "reached"
+    found = [record["qualities"] for record in records(tmp_path / "metrics.jsonl", "eval")]
+    assert (found, records(tmp_path / "metrics.jsonl", "start")[0]["targets"]) == ([*qualities.values()], targets)
     values = [event["value"] for event in logged(tmp_path / "result.txt") if event["key"] == "eval_accuracy"]
     assert values == [quality if len(quality) > 1 else sum(quality.values()) for quality in qualities.values()]
 
@@ -179,11 +178,10 @@ def test_all_ranks_are_synchronized_when_the_clock_starts_and_stops(
     training = Training(tmp_path, traced("data set", lambda: by_epochs(1)), {"accuracy": 0.5})
     order.clear()
     training.go(NEVER)
-    until_start, end = (
-        ["connect", "synchronize", "barrier", "run_start"],
-        ["synchronize", "barrier", "run_stop", "finish"],
-    )
-    assert order == [*until_start, "barrier", "data set", *end]
+    assert order == [
+        *("connect", "synchronize", "barrier", "run_start", "barrier", "data set"),
+        *("synchronize", "barrier", "run_stop", "finish"),
+    ]
 
 
 # Also in an epoch of one step, and several epochs before the evaluation
@@ -403,8 +401,8 @@ def test_damaged_checkpoint_is_reported_and_the_previous_one_loaded(
     assert (f"step_{resumed.weight:08d}", resumed.go(NEVER)) == (previous.name, "not_reached")
     first, second = (record["damaged"] for record in records(tmp_path / "metrics.jsonl", "start"))
     assert (first, list(second)) == ({}, [newest.name]) and second[newest.name].startswith(file)
-    assert [record["step"] for record in records(tmp_path / "metrics.jsonl", "step")] == list(range(1, 19))
-    assert not list((tmp_path / "checkpoint").glob("damaged_*"))
+    steps = [record["step"] for record in records(tmp_path / "metrics.jsonl", "step")]
+    assert (steps, list((tmp_path / "checkpoint").glob("damaged_*"))) == ([*range(1, 19)], [])
 
 
 def test_run_without_an_intact_checkpoint_ends_with_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,11 +90,11 @@ def test_pairs_are_cleaned_and_files_may_be_compressed(tmp_path: Path) -> None:
     noted = notes(run(raw, "-o", tmp_path / "to", "--longest", 10))
     assert noted == f"excluded from training: 2 empty, 1 too long; the first is line 5 of {raw}/train.en and train.de"
     first = open_data(tmp_path / "to")
-    assert (token_lists(first, "source"), token_lists(first, "target")[4]) == (
-        [line.split() for line in [*EN, "one"]], ["eins"],
+    sides = token_lists(first, "source"), token_lists(first, "target")[4], first.vocabulary.text(first.train.source[3])
+    assert (*sides, first.vocabulary.entries[:9]) == (
+        [line.split() for line in [*EN, "one"]], ["eins"], "it is raining 3,000 times",
+        (*words.SPECIAL, ".", ",", "the", "3,000", "3.000"),
     )  # fmt: skip
-    assert first.vocabulary.text(first.train.source[3]) == "it is raining 3,000 times"
-    assert first.vocabulary.entries[:9] == (*words.SPECIAL, ".", ",", "the", "3,000", "3.000")
     assert (first.references, first.manifest["facts"]) == (REVERSED["de"], {
         "source_language": "en", "target_language": "de", "vocabulary": first.vocabulary.size, "kind": "bpe",
         "detokenized": False, "tokens": {"train": [24, 21], "test": [23, 20]},
