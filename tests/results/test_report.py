@@ -18,7 +18,7 @@ from encore.lab.scaling.printed_tables import MICROWAY, findings
 from encore.lab.scaling.printed_tables import tables as study_tables
 from encore.results.compare.compare import Factor, compare
 from encore.results.compare.run_set import load_run_set
-from encore.results.report.figures import STYLE, quality_curves
+from encore.results.report.figures import STYLE, quality_curves, run_dots
 from encore.results.report.measurements import Curve, Measurement
 from encore.results.report.report import Report, build_report, render, section, tone
 from encore.results.report.report import write_files as write_report
@@ -209,6 +209,11 @@ def test_tone_of_verdicts() -> None:
     tones += [tone(verdict) for verdict in ("reproduced", "undecided", "slower", "not comparable")]
     assert tones == ["plain", "bad", "good", "open", "bad", "plain"]
     assert {"good", "open", "bad"} <= {*re.findall(r"\.verdict\.(\w+) ", (STYLE.parent / "report.css").read_text())}
+
+
+def test_two_different_times_are_plotted(tmp_path: Path) -> None:
+    sides = [load_run_set(write_set(tmp_path / f"{minutes}", [resnet_v07(minutes)] * 5)) for minutes in (40.0, 41.0)]
+    assert [run_dots(sides[0], other, 0.05) is None for other in sides] == [True, False]
 
 
 def test_content_of_a_report(tmp_path: Path, recorded: Callable[[str, object], None]) -> None:
@@ -409,9 +414,8 @@ def test_generations_and_a_game_of_a_resumed_run(tmp_path: Path, recorded: Recor
     write_files(folder, {f"experiment_1/{name}.jsonl": [*lines, '{"cut off'] for name, lines in GENERATIONS.items()})
     game, table, plots = game_of(folder), generations_table(folder), generation_plots(folder)
     recorded("generations.svg", "\n".join([board_svg(game), *(plot.svg for plot in plots)]))
-    recorded(
-        "generations.json", [[game.title, game.hidden_moves, last_moves(game)], table.note, table.columns, *table.rows]
-    )
+    about = [game.title, game.shown_size, game.hidden_moves, last_moves(game)]
+    recorded("generations.json", [about, table.note, table.columns, *table.rows])
     assert (generations_of(None), generations_table(tmp_path), generation_plots(tmp_path)) == (({}, {}), None, [])
     files = {file.name: file.read_text("utf-8") for file in write_report(build_report([folder]), tmp_path / "out")}
     assert [files["report.html"].count(text) > 0 for text in ("Generations (2)", game.title)] == [True, True]
