@@ -16,13 +16,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.run.mllog import Wording, samples
+from benchmarks.common.run import mllog, stopping, timeline
 from benchmarks.common.run.run import Run
-from benchmarks.common.run.stopping import end_process
-from benchmarks.common.run.timeline import by_epochs
+from benchmarks.detection import detections, evaluator
 from benchmarks.detection.annotations import open_data
-from benchmarks.detection.detections import empty, join_detections
-from benchmarks.detection.evaluator import Evaluator
 from benchmarks.detection.pytorch.boxes import gather_detections
 from tests.in_framework.some_detections import noisy
 
@@ -52,23 +49,23 @@ def detect(data, run, spread):
     return (
         None
         if run.interrupted
-        else gather_detections(join_detections(parts) if parts else empty(masks=True), run.ranks)
+        else gather_detections(detections.join_detections(parts) if parts else detections.empty(masks=True), run.ranks)
     )
 
 
 def main() -> int:
     options = json.loads(sys.argv[3])
     config = Config(options["targets"], len(options["spreads"]))
-    wording = Wording("maskrcnn", accuracy_first=True)
+    wording = mllog.Wording("maskrcnn", accuracy_first=True)
     run = Run(config, pytorch, Path(sys.argv[1]), Path(sys.argv[2]), wording)
     data = run.open(lambda: open_data(run.data))
     with run.initialization():
         pass
     concurrently = options.get("concurrently", True)
-    with run.timed(by_epochs(config, STEPS, lambda epoch: True, evaluates_concurrently=concurrently)):
-        run.log(samples(len(data.train), len(data.val)))
+    with run.timed(timeline.by_epochs(config, STEPS, lambda epoch: True, evaluates_concurrently=concurrently)):
+        run.log(mllog.samples(len(data.train), len(data.val)))
         run.register_state(dict)
-        run.set_evaluator(Evaluator(data, QUALITIES, run.output, options.get("workers", 1)))
+        run.set_evaluator(evaluator.Evaluator(data, QUALITIES, run.output, options.get("workers", 1)))
         for _ in run.blocks():
             for _ in run.steps():
                 time.sleep(options["seconds"])
@@ -79,4 +76,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    end_process(main)
+    stopping.end_process(main)

@@ -82,8 +82,7 @@ def order_of_calls():
 
 
 kinds = [("fp16", "NHWC", True), ("fp16", "NCHW", False), ("fp32", "NHWC", False), ("fp32", "NCHW", True)]
-batches = {}
-drains = []
+batches, drains = {}, []
 if name == "tensorflow":
     framework.tf.test.experimental.sync_devices = lambda: drains.append("drain")
 for precision, layout, padded in kinds:

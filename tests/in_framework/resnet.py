@@ -2,21 +2,10 @@
 
 import dataclasses
 
-import numpy as np
-
-from benchmarks.common.run.metrics import MetricsStream, StepReports
-from benchmarks.common.run.mllog import Wording
-from benchmarks.common.run.run import Run
-from tests.in_framework.waves import waves
+from benchmarks.common.run import metrics, mllog, run
 
 # As torchvision's documentation has them.
 PARAMETERS = {18: 11689512, 34: 21797672, 50: 25557032, 101: 44549160, 152: 60192808}
-LOGITS, LABELS = 2 * waves(5, 7), np.array([0, 3, 6, 2, 2])
-# Cross-entropy by label smoothing, recorded from its formula in float64
-LOSSES = {
-    0.0: [2.20194151, 1.17157368, 3.79714457, 3.9985362, 1.17755868],
-    0.1: [2.22741511, 1.28591767, 3.67590561, 3.86440203, 1.32805956],
-}
 
 
 def config_of(config_class, layout="NCHW", **changes):
@@ -30,13 +19,13 @@ def config_of(config_class, layout="NCHW", **changes):
 
 def run_of(config, framework, data, output):
     # A run that has not started
-    return Run(config, framework, data, output, Wording("some"))
+    return run.Run(config, framework, data, output, mllog.Wording("some"))
 
 
 def end_of_overflow(framework, ranks, losses):
     # Number of steps after which a run stops because its loss is not finite, and its message; None if it continues
-    stream, sums = MetricsStream("/dev/null", 0), framework.LaggedSums(ranks, "step")
-    reports = StepReports(stream, sums, framework.input_wait(ranks), ranks, 8, 100, 1)
+    stream, sums = metrics.MetricsStream("/dev/null", 0), framework.LaggedSums(ranks, "step")
+    reports = metrics.StepReports(stream, sums, framework.input_wait(ranks), ranks, 8, 100, 1)
     for step, loss in enumerate(losses):
         try:
             reports.add(range(step, step + 1), loss, False, 0.1)

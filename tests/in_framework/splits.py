@@ -10,10 +10,8 @@ import torch
 from benchmarks.common.export.torch import inferring
 from benchmarks.common.frameworks import pytorch
 from benchmarks.llama.generate import POSITIONS, empty_cache, generate
-from benchmarks.llama.pytorch import parallel
-from benchmarks.llama.pytorch.data import mesh_position, synthetic_batch
+from benchmarks.llama.pytorch import data, parallel, serving
 from benchmarks.llama.pytorch.network import rope_cos_sin
-from benchmarks.llama.pytorch.serving import Step
 from tests.in_framework.torch_checks import saved_bytes
 
 
@@ -23,20 +21,20 @@ def one_rank(ranks):
 
 
 def share_batch(config, ranks, **settings):
-    """A configuration with the same global batch on all ranks."""
+    """A configuration with the same global batch on all ranks. Only Llama's configurations have groups of ranks."""
     shared = dataclasses.replace(config, **settings)
-    return dataclasses.replace(shared, batch_size=config.batch_size * shared.group // ranks.size)
+    return dataclasses.replace(shared, batch_size=config.batch_size * getattr(shared, "group", 1) // ranks.size)
 
 
 def random_batch(config, vocabulary, ranks, step):
     """Draw this rank's micro-batches. The global batch depends only on the step."""
-    place, generator = mesh_position(config, ranks), torch.Generator().manual_seed(step)
+    place, generator = data.mesh_position(config, ranks), torch.Generator().manual_seed(step)
     tokens = torch.randint(
         vocabulary, (config.global_batch(ranks.size), config.sequence_length + 1), generator=generator
     )
     tokens = tokens[place.group * config.batch_size : (place.group + 1) * config.batch_size]
     positions = place.positions(config.sequence_length)
-    example = synthetic_batch(config, vocabulary, ranks)[0]
+    example = data.synthetic_batch(config, vocabulary, ranks)[0]
     return [
         example._replace(tokens=part[:, positions], labels=part[:, positions + 1], positions=positions)
         for part in tokens.split(config.micro_batch_size)
@@ -50,11 +48,12 @@ def full_weights(training):
 
 def full_state(training):
     """Weights, moments and step counts by name, gathered from all ranks."""
-    tensors = full_weights(training)
-    for name, weight in training.network.named_parameters():
-        for key, value in training.optimizer.state.get(weight, {}).items():
-            tensors[f"{name} {key}"] = parallel.full_tensor(value).clone()
-    return tensors
+    moments = {
+        f"{name} {key}": parallel.full_tensor(value).clone()
+        for name, weight in training.network.named_parameters()
+        for key, value in training.optimizer.state.get(weight, {}).items()
+    }
+    return {**full_weights(training), **moments}
 
 
 def first_moments(training):
@@ -118,7 +117,7 @@ class Trainer(NamedTuple):
 
 def assert_steps_match(network, tokens, tolerance=1e-12):
     """Compare the logits of a cache filled at once, in parts and token by token with the network; generate text."""
-    step, shape = inferring(Step(network)), network.shape
+    step, shape = inferring(serving.Step(network)), network.shape
     cache_shape = (shape.layers, 2, shape.key_value_heads, 0, shape.size)
     dtype, expected = network.embed_tokens.weight.dtype, network(tokens).detach()
     for cuts in ((), (3,), (1, 2, 6), range(1, tokens.shape[1])):
@@ -128,10 +127,10 @@ def assert_steps_match(network, tokens, tolerance=1e-12):
             cache = torch.cat((cache, new_entries), POSITIONS)
             outputs.append(logits)
         torch.testing.assert_close(torch.cat(outputs, 1), expected, rtol=tolerance, atol=tolerance)
-    step, prompt = inferring(Step(network.float())), tokens[0, :5].tolist()
+    step, prompt = inferring(serving.Step(network.float())), tokens[0, :5].tolist()
     greedy = generate(step, cache_shape, prompt, 6)
-    for number, token in enumerate(greedy):
-        assert token == int(network(torch.tensor([prompt + greedy[:number]]))[0, -1].argmax())
+    logits = [network(torch.tensor([prompt + greedy[:number]]))[0, -1] for number in range(6)]
+    assert greedy == [int(each.argmax()) for each in logits]
     samples = [generate(step, cache_shape, prompt, 6, 2.0, seed) for seed in (1, 1, 2)]
     assert samples[0] == samples[1] != samples[2] and len(samples[0]) == 6
     assert generate(step, cache_shape, prompt, 6, end=greedy[0]) == greedy[:1]

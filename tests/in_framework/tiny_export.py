@@ -17,10 +17,12 @@ def graph() -> onnx.GraphProto:
     generator = np.random.default_rng(7)
     weights = {"table": (ROWS, WIDTH), "matrix": (WIDTH, CLASSES)}
     constants = [
-        numpy_helper.from_array(generator.normal(size=shape).astype(np.float32), name)
-        for name, shape in weights.items()
+        *(
+            numpy_helper.from_array(generator.normal(size=shape).astype(np.float32), name)
+            for name, shape in weights.items()
+        ),
+        numpy_helper.from_array(np.array([1]), "axes"),
     ]
-    constants.append(numpy_helper.from_array(np.array([1]), "axes"))
     nodes = [
         helper.make_node("Gather", ["table", "ids"], ["rows"]),
         helper.make_node("Add", ["rows", "features"], ["both"]),

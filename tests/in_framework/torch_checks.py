@@ -4,8 +4,6 @@ Fixed weights and projections do not depend on a random generator: the same numb
 a network, whose values are then recorded as one number per tensor.
 """
 
-from __future__ import annotations
-
 import typing
 from typing import Any
 
@@ -13,6 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.utils import parameters_to_vector
+
+from benchmarks.common.run.ranks import Ranks
+
+CPU = Ranks(0, 1, 0, 1, torch.device("cpu"))
 
 
 def phases(count):
@@ -52,15 +54,15 @@ def saved_bytes(forward, weights):
 class GraphStub:
     """Copies its inputs to fixed tensors, like Captured, and runs the function on those."""
 
-    instances: typing.ClassVar[list[GraphStub]] = []
+    instances: typing.ClassVar[list["GraphStub"]] = []
 
-    def __init__(self, function: Any, example: Any, warm_up: Any, pool_of: GraphStub | None = None) -> None:
+    def __init__(self, function, example, warm_up, pool_of=None):
         self.tensors, self.function, self.replays = [tensor.clone() for tensor in example], function, 0
         warm_up(*self.tensors)
         self.pool_of = pool_of
         GraphStub.instances.append(self)
 
-    def __call__(self, *inputs: torch.Tensor) -> Any:
+    def __call__(self, *inputs):
         for tensor, value in zip(self.tensors, inputs, strict=True):
             assert tensor.shape == value.shape
             tensor.copy_(value)
@@ -71,8 +73,7 @@ class GraphStub:
 def compute_gradients(training: Any, step: Any, batch: Any) -> list[torch.Tensor]:
     """Return the loss of a micro-batch and the flat gradients."""
     training.optimizer.gradients.zero_()
-    loss = step(batch)
-    return [loss.clone(), training.optimizer.gradients.clone()]
+    return [step(batch).clone(), training.optimizer.gradients.clone()]
 
 
 def record_collectives(monkeypatch: Any, names: tuple[str, ...], record: Any) -> None:
@@ -94,8 +95,7 @@ def assert_precisions_train(losses_of: Any, **tolerances: float) -> None:
     expected = losses_of("fp32")
     assert expected[-1] < 0.8 * expected[0]
     for precision, tolerance in tolerances.items():
-        losses = losses_of(precision)
-        assert losses == pytest.approx(expected, rel=tolerance) and losses != expected, precision
+        assert expected != losses_of(precision) == pytest.approx(expected, rel=tolerance), precision
 
 
 def assert_overflow_is_skipped(training: Any, train: Any) -> None:

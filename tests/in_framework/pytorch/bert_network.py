@@ -1,9 +1,12 @@
-"""BERT and BERT on SQuAD on one rank: recorded values, weight files, input order, padded rows, graphs, LAMB."""
+"""BERT and BERT on SQuAD on one rank: recorded values, weights, input order, padded rows, graphs, LAMB, attention."""
 
 import copy
 import dataclasses
+import importlib
+import inspect
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,36 +16,32 @@ import torch
 from torch.nn import functional
 
 from benchmarks.bert import noise
-from benchmarks.bert.pytorch import data
+from benchmarks.bert.pytorch import data, model, train
 from benchmarks.bert.pytorch.config import Config
-from benchmarks.bert.pytorch.data import filled, part_of, permuted, shares, weighted
-from benchmarks.bert.pytorch.model import Network, decay_of
-from benchmarks.bert.pytorch.train import Training
 from benchmarks.bert_squad.arrays import Windows
 from benchmarks.bert_squad.pytorch import data as squad_data
 from benchmarks.bert_squad.pytorch import train as squad
 from benchmarks.bert_squad.pytorch.config import Config as SquadConfig
 from benchmarks.bert_squad.schedule import learning_rate
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.run.ranks import Ranks
-from benchmarks.common.torch import lamb
-from benchmarks.common.torch.flat_optimizer import FlatOptimizer, ScaleRule
-from benchmarks.language import ARRAYS, arrays
-from benchmarks.language.pytorch import checkpoint
+from benchmarks.common.run import choices
+from benchmarks.common.torch import flat_optimizer, lamb
+from benchmarks.language import ARRAYS, arrays, tensorflow_files
+from benchmarks.language.pytorch import attention, checkpoint
 from benchmarks.language.pytorch.encoder import Encoder, Shape
 from benchmarks.language.pytorch.graphs import captured
-from benchmarks.language.tensorflow_files import Bundle
 from tests.in_framework.torch_checks import (
+    CPU,
     GraphStub,
     compute_gradients,
     gradient_projection,
     projection,
     set_fixed_weights,
 )
+from tests.in_framework.waves import waves
 
 ENTRIES, LONGEST = 101, 24
 SHAPE = Shape(3, 32, 4, 48, 104, LONGEST, dropout=0.0, attention_dropout=0.0, gelu="erf")
-CPU = Ranks(0, 1, 0, 1, torch.device("cpu"))
 CONFIG = Config(
     device="cpu", precision="fp32", layers=2, width=64, heads=4, inner_width=48, positions=20, dropout=0.0,
     attention_dropout=0.0, gradient_clip=0.0, optimizer_kernel="fused", batch_size=8, accumulation=2, seed=5,
@@ -56,13 +55,13 @@ SQUAD = SquadConfig(
 CHECKPOINT = Path(__file__).parents[2] / "samples" / "bert_checkpoint"
 
 
-def samples(count=9, longest=LONGEST, entries=ENTRIES):
-    content = noise.sample_arrays(count, longest, 4, entries)
+def samples(count=9, longest=LONGEST, entries=ENTRIES, masked=4):
+    content = noise.sample_arrays(count, longest, masked, entries)
     return arrays.Samples(*(content[name].astype(dtype) for name, dtype in ARRAYS.items()))
 
 
-def fixed_network(shape=SHAPE, attention="grouped"):
-    network = Network(shape, attention)
+def fixed_network():
+    network = model.Network(SHAPE, "grouped")
     set_fixed_weights(network.parameters(), 0.5)
     return network
 
@@ -77,9 +76,9 @@ def fixed_network(shape=SHAPE, attention="grouped"):
 )
 def test_logits_loss_and_gradients_match_transformers(attention, gelu, expected):
     """BertForPreTraining of transformers 4.57.1 in float64, eager, on padded samples; losses weighted 0.3 and 0.7."""
-    network = Network(dataclasses.replace(SHAPE, gelu=gelu), attention).double()
+    network = model.Network(dataclasses.replace(SHAPE, gelu=gelu), attention).double()
     set_fixed_weights(network.parameters(), 0.5)
-    batch = part_of(samples(), np.arange(9))._replace(weights=torch.tensor([0.3, 0.7], dtype=torch.float64))
+    batch = data.part_of(samples(), np.arange(9))._replace(weights=torch.tensor([0.3, 0.7], dtype=torch.float64))
     words, follows = network(batch.rows, batch.masked)
     loss = 0.3 * functional.cross_entropy(words, batch.labels, reduction="sum")
     loss += 0.7 * functional.cross_entropy(follows, batch.next, reduction="sum")
@@ -102,18 +101,16 @@ def published_weights(network):
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]
     products = [(f".self.{name}.", f".multi_head_attention.{name[0]}_") for name in ("query", "key", "value")]
     output = ("attention.output.dense.", "attention.multi_head_attention.out_proj_")
-    norm = ("attention.output.LayerNorm.", "attention.layer_norm.")
-    return tensors, rename(tensors, *products, output, norm)
+    return tensors, rename(tensors, *products, output, ("attention.output.LayerNorm.", "attention.layer_norm."))
 
 
 def test_weights_of_every_origin_are_read(tmp_path):
-    network = fixed_network()
+    network, path = fixed_network(), tmp_path / "weights.pt"
     published, nvidia = published_weights(network)
     tensorflow = rename(published, ("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
-    path = tmp_path / "weights.pt"
     for content in (published, tensorflow, {"model": nvidia}, {"content": {"network": network.state_dict()}}):
         torch.save(content, str(path))
-        loaded, encoder = Network(SHAPE, "grouped"), Encoder(SHAPE)
+        loaded, encoder = model.Network(SHAPE, "grouped"), Encoder(SHAPE)
         checkpoint.fill(checkpoint.published_tensors(loaded.state_dict()), checkpoint.read(path), path)
         checkpoint.load_weights(encoder, path)
         assert all(map(torch.equal, network.state_dict().values(), loaded.state_dict().values()))
@@ -128,33 +125,35 @@ def test_weight_decay_matches_the_submission():
     """The submission skips names with these words; with fused_mha it misses the attention's layer norms."""
     network = fixed_network()
     skipped = ("bias", "gamma", "beta", "LayerNorm", "position_ids", "decoder.weight")
-    counts = []
-    for tensors, norm_decay in zip(published_weights(network), (False, True), strict=True):
-        config = Config(attention_norm_decay=norm_decay)
-        counts.append(sum(w.numel() for name, w in network.named_parameters() if decay_of(name, config)))
-        assert counts[-1] == sum(w.numel() for n, w in tensors.items() if not any(word in n for word in skipped))
-    assert counts[1] - counts[0] == 3 * 32, "one scale in each layer"
+    expected = [
+        sum(weight.numel() for name, weight in tensors.items() if not any(word in name for word in skipped))
+        for tensors in published_weights(network)
+    ]
+    counts = [
+        sum(w.numel() for name, w in network.named_parameters() if model.decay_of(name, config))
+        for config in (Config(attention_norm_decay=False), Config(attention_norm_decay=True))
+    ]
+    assert counts == expected == [expected[1] - 3 * 32, expected[1]], "one scale in each layer"
 
 
 @pytest.mark.parametrize(
-    ("file", "sizes", "message", "counts"),
+    ("content", "sizes", "message", "counts"),
     [
-        ("two.pt", {}, "bert.encoder.layer.2.attention.self.key.weight is missing", [16, 0, 0]),
-        ("all.pt", {"layers": 2}, "bert.encoder.layer.2.attention.self.key.weight is unexpected", [0, 16, 0]),
-        ("all.pt", {"inner_width": 64}, "0.intermediate.dense.weight has [48, 32] instead of [64, 32]", [0, 0, 9]),
-        ("all.pt", {"vocabulary": 120}, "word_embeddings.weight has [104, 32] instead of [120, 32]", [0, 0, 1]),
-        ("text.pt", {}, "cannot be read as weights", [0, 0, 0]),
+        ("two", {}, "bert.encoder.layer.2.attention.self.key.weight is missing", [16, 0, 0]),
+        ("all", {"layers": 2}, "bert.encoder.layer.2.attention.self.key.weight is unexpected", [0, 16, 0]),
+        ("all", {"inner_width": 64}, "0.intermediate.dense.weight has [48, 32] instead of [64, 32]", [0, 0, 9]),
+        ("all", {"vocabulary": 120}, "word_embeddings.weight has [104, 32] instead of [120, 32]", [0, 0, 1]),
+        ("text", {}, "cannot be read as weights", [0, 0, 0]),
     ],
 )
-def test_weights_that_do_not_fit_are_named(file, sizes, message, counts, tmp_path):
-    tensors, _ = published_weights(fixed_network())
-    if file == "two.pt":
-        tensors = {name: tensor for name, tensor in tensors.items() if ".layer.2." not in name}
-    torch.save(tensors, str(tmp_path / file))
-    if file == "text.pt":
-        (tmp_path / file).write_text("text")
+def test_weights_that_do_not_fit_are_named(content, sizes, message, counts, tmp_path):
+    path, (tensors, _) = tmp_path / "weights.pt", published_weights(fixed_network())
+    kept = {name: tensor for name, tensor in tensors.items() if content == "all" or ".layer.2." not in name}
+    path.write_text("text")
+    if content != "text":
+        torch.save(kept, str(path))
     with pytest.raises(Problem) as problem:
-        checkpoint.load_weights(Encoder(dataclasses.replace(SHAPE, **sizes)), tmp_path / file)
+        checkpoint.load_weights(Encoder(dataclasses.replace(SHAPE, **sizes)), path)
     text = str(problem.value)
     assert message in text and problem.value.hint
     assert [text.count(words) for words in ("is missing", "is unexpected", " instead of ")] == counts
@@ -167,11 +166,10 @@ def test_tensorflow_checkpoint_is_read_without_tensorflow():
         return np.asarray(np.random.RandomState(sum(name.encode())).randn(*shape), np.float32)
 
     index = CHECKPOINT / "model.ckpt-3.index"
-    bundle = Bundle(index)
+    bundle, network = tensorflow_files.Bundle(index), model.Network(Shape(2, 8, 2, 16, 24, 8), "grouped")
     assert len(bundle.entries) == 48
     for name, entry in bundle.entries.items():
         assert np.array_equal(bundle.read(name), written(name, entry.shape)), name
-    network = Network(Shape(2, 8, 2, 16, 24, 8), "grouped")
     checkpoint.fill(checkpoint.published_tensors(network.state_dict()), checkpoint.read(index), index)
     query = written("bert/encoder/layer_1/attention/self/query/kernel", (8, 8))
     assert np.array_equal(network.encoder.layers[1].qkv.weight[:8].detach().numpy(), query.T)
@@ -186,9 +184,9 @@ def test_damaged_tensorflow_checkpoint_is_rejected(file, damage, tmp_path):
     path = folder / f"model.ckpt-3.{file}"
     content = bytearray(path.read_bytes())
     content[20] ^= 1
-    path.write_bytes(content[:4] if damage == "short" else bytes(content))
-    if damage == "missing":
-        path.unlink()
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(content[: 4 if damage == "short" else None])
     with pytest.raises(Problem) as problem:
         checkpoint.read(folder / "model.ckpt-3.index")
     assert problem.value.hint == "copy all files of the checkpoint again"
@@ -197,9 +195,9 @@ def test_damaged_tensorflow_checkpoint_is_rejected(file, damage, tmp_path):
 
 def test_each_epoch_is_another_permutation():
     for size in (1, 2, 3, 63, 64, 65, 1000):
-        assert sorted(permuted(np.arange(size), size, 1, 0).tolist()) == list(range(size))
-    first, second = (permuted(np.arange(1000), 1000, 1, epoch) for epoch in (0, 1))
-    parts = [permuted(np.arange(begin, begin + 100), 1000, 1, 0) for begin in range(0, 1000, 100)]
+        assert sorted(data.permuted(np.arange(size), size, 1, 0).tolist()) == list(range(size))
+    first, second = (data.permuted(np.arange(1000), 1000, 1, epoch) for epoch in (0, 1))
+    parts = [data.permuted(np.arange(begin, begin + 100), 1000, 1, 0) for begin in range(0, 1000, 100)]
     assert (np.concatenate(parts) == first).all()
     assert (first == np.arange(1000)).sum() + (first == second).sum() < 10
     assert 250 < np.abs(np.diff(first)).mean() < 420, "a third of 1,000 in a random order"
@@ -207,15 +205,15 @@ def test_each_epoch_is_another_permutation():
 
 def test_samples_are_balanced_over_ranks():
     lengths = np.diff(noise.sample_arrays(4096, 512, 76, 1000)["offsets"])[:256]
-    balanced, unsorted = shares(lengths, 8), np.arange(256).reshape(8, -1)
+    balanced, unsorted = data.shares(lengths, 8), np.arange(256).reshape(8, -1)
     assert sorted(balanced.flatten().tolist()) == list(range(256))
     imbalance = [lengths[split].sum(1).max() / lengths[split].sum(1).mean() for split in (balanced, unsorted)]
     assert imbalance[0] < 1.005 and imbalance[1] > 1.05
 
 
 def micro_batch(number=0):
-    part = part_of(samples(64, 20, 61), np.arange(4 * number, 4 * number + 4))
-    return weighted(part, CONFIG, CPU, len(part.labels))
+    part = data.part_of(samples(64, 20, 61), np.arange(4 * number, 4 * number + 4))
+    return data.weighted(part, CONFIG, CPU, len(part.labels))
 
 
 def assert_padding_changes_nothing(training, step, pairs):
@@ -228,15 +226,14 @@ def assert_padding_changes_nothing(training, step, pairs):
 
 @pytest.mark.parametrize("attention", ["grouped", "padded"])
 def test_padded_rows_train_like_those_without_padding(attention):
-    training = Training(dataclasses.replace(CONFIG, attention=attention), 61, CPU)
-    parts = list(map(micro_batch, range(16)))
-    pairs = [(filled(part, CONFIG), part) for part in parts]
-    without_room = data.filled_to(parts[0], len(parts[0].rows.tokens), CONFIG)
-    assert_padding_changes_nothing(training, training.micro_step, [*pairs, (without_room, parts[0])])
+    training = train.Training(dataclasses.replace(CONFIG, attention=attention), 61, CPU)
+    pairs = [(data.filled(part, CONFIG), part) for part in map(micro_batch, range(16))]
+    without_room = data.filled_to(pairs[0][1], len(pairs[0][1].rows.tokens), CONFIG)
+    assert_padding_changes_nothing(training, training.micro_step, [*pairs, (without_room, pairs[0][1])])
     for padded, part in pairs:
         # A GEMM of more rows may add in another order.
-        figures = [training.network.figures(batch).tolist() for batch in (padded, part)]
-        assert figures[0] == pytest.approx(figures[1], rel=1e-6)
+        figures = training.network.figures(part).tolist()
+        assert training.network.figures(padded).tolist() == pytest.approx(figures, rel=1e-6)
     assert {len(row.rows.tokens) for row, _ in pairs} == {48, 64, 80}
     assert 0 < max(len(row.rows.tokens) - len(part.rows.tokens) for row, part in pairs) < 16
 
@@ -244,47 +241,29 @@ def test_padded_rows_train_like_those_without_padding(attention):
 def test_step_with_graphs_equals_the_eager_one():
     GraphStub.instances.clear()
     config = SimpleNamespace(**{**dataclasses.asdict(CONFIG), "fills_rows": True, "warm_up_steps": 1})
-    training = Training(CONFIG, 61, CPU)
+    training, graphs = train.Training(CONFIG, 61, CPU), GraphStub.instances
     step = captured(
-        training.micro_step, lambda tokens: data.synthetic_batch(config, 61, CPU, tokens)[0], 80, 16, 1, GraphStub
+        training.micro_step, lambda tokens: data.synthetic_batch(config, 61, CPU, tokens)[0], 75, 16, 1, GraphStub
     )
-    for number in range(16):
-        batch = filled(micro_batch(number), CONFIG)
+    for batch in [data.filled(micro_batch(number), CONFIG) for number in range(16)]:
         eager = compute_gradients(training, training.micro_step, batch)
         assert all(map(torch.equal, compute_gradients(training, step, batch), eager))
-    graphs = GraphStub.instances
     assert [len(graph.tensors[0]) for graph in graphs] == [80, 64, 48, 32], "the longest first, down to a quarter"
-    assert [graph.pool_of is graphs[0] for graph in graphs] == [False, True, True, True]
+    assert [graph.pool_of for graph in graphs] == [None, *[graphs[0]] * 3]
     assert sum(graph.replays for graph in graphs) == 16
     crowded = micro_batch()._replace(masked=torch.zeros(40, dtype=torch.int64), labels=torch.ones(40, dtype=torch.long))
-    compute_gradients(training, step, filled(crowded, CONFIG))
+    compute_gradients(training, step, data.filled(crowded, CONFIG))
     assert sum(graph.replays for graph in graphs) == 16, "too many masked words for a graph"
-
-
-def test_graphs_of_squad_have_sizes_down_to_a_quarter():
-    GraphStub.instances.clear()
-    config = SimpleNamespace(**{**dataclasses.asdict(SQUAD), "token_bucket": 32, "cuda_graph": True})
-    step = squad.Training(SQUAD, SQUAD_VOCABULARY, CPU, "plain", None).forward_and_backward
-    captured(
-        step, lambda tokens: squad_data.synthetic_batch(config, SQUAD_VOCABULARY, CPU, tokens), 6 * 40, 32, 1, GraphStub
-    )
-    assert [len(graph.tensors[0]) for graph in GraphStub.instances] == [256, 224, 192, 160, 128, 96, 64]
 
 
 # -- LAMB -------------------------------------------------------------------------------------------------
 
 SHAPES = {"table.weight": (10, 64), "layer.qkv.weight": (96, 32), "layer.qkv.bias": (96 * 2,), "norm.weight": (5,)}
-STEPS = 12
 
 
 def initial_weights():
     generator = np.random.RandomState(1)
     return {**{name: generator.randn(*shape) for name, shape in SHAPES.items()}, "zero.weight": np.zeros((4, 16))}
-
-
-def gradients(step):
-    generator = np.random.RandomState(100 + step)
-    return [generator.randn(*weight.shape) * 0.3 * (step % 3) for weight in initial_weights().values()]
 
 
 @pytest.mark.parametrize(
@@ -306,26 +285,27 @@ def test_updates_match_the_paper_and_the_submission(kernel, overflows, expected)
         lambda name: 0.0 if name.endswith("bias") or "norm" in name else 0.0166629,
         lambda name: 3 if ".qkv." in name else 1,
     )
-    optimizer = FlatOptimizer(
+    assert len(groups) == 9, "queries, keys and values have a trust ratio each"
+    optimizer = flat_optimizer.FlatOptimizer(
         list(parameters.values()),
         lamb.lamb_candidates(groups, lamb.Options((0.88, 0.95), 1e-6), None),
         kernel,
         CPU,
         clip=1.0,
-        scale=ScaleRule(8.0, 1000) if overflows else None,
+        scale=flat_optimizer.ScaleRule(8.0, 1000) if overflows else None,
     )
-    for step in range(STEPS):
+    for step in range(12):
         scale = 1.0 if optimizer.scale is None else float(optimizer.scale.value)
-        for parameter, gradient in zip(parameters.values(), gradients(step), strict=True):
-            parameter.grad.copy_(torch.tensor(gradient * scale))
+        generator = np.random.RandomState(100 + step)
+        for parameter in parameters.values():
+            parameter.grad.copy_(torch.tensor(generator.randn(*parameter.shape) * 0.3 * (step % 3) * scale))
             if step in overflows:
                 parameter.grad.view(-1)[0] = math.inf
-        if step == STEPS // 2:
+        if step == 6:
             optimizer.restore(copy.deepcopy(optimizer.state_dict()))
         optimizer.step(0.01 * (step + 1), 1.0)
     assert [projection(weight) for weight in parameters.values()] == pytest.approx(expected, rel=1e-5)
-    assert int(optimizer.inner.steps) == STEPS - len(overflows)
-    assert len(groups) == 9, "queries, keys and values have a trust ratio each"
+    assert int(optimizer.inner.steps) == 12 - len(overflows)
 
 
 # -- SQuAD -------------------------------------------------------------------------------------------------
@@ -390,3 +370,60 @@ def test_padded_rows_of_squad_train_like_those_without_padding(squad_batches):
     pairs = [(squad_data.filled(part, config), part) for part in squad_batches]
     assert_padding_changes_nothing(training, training.forward_and_backward, pairs)
     assert 0 < max(len(row.rows.tokens) - len(part.rows.tokens) for row, part in pairs) < 32
+
+
+# -- attention kernels for GPUs, called by the schemas that their operators have in this PyTorch ------------
+
+GPU = SimpleNamespace(type="cuda")
+OFFSETS = torch.tensor([0, 5, 22, 22, 40], dtype=torch.int32)
+
+
+def record_call(monkeypatch, kernel):
+    # Replace the operator by a function that notes its arguments by name and attends on this CPU
+    arguments, offsets = {}, {"flash": "cum_seq_{}", "varlen": "cu_seq_{}"}[kernel]
+
+    def attend(names, *values):
+        arguments.update(zip(names, values))
+        given = [arguments[name] for name in ("query", "key", "value", offsets.format("q"), "max_q")]
+        assert arguments[offsets.format("k")] is given[3] and arguments["max_k"] is given[4]
+        return attention.padded(*given, arguments.get("dropout_p", 0.0))
+
+    if kernel == "varlen":
+        module = importlib.import_module("torch.nn.attention.varlen")
+        names = list(inspect.signature(module.varlen_attn).parameters)
+        monkeypatch.setattr(module, "varlen_attn", partial(attend, names))
+    else:
+        name = f"_{kernel}_attention_forward"
+        schema = getattr(torch.ops.aten, name).default._schema
+        names = [argument.name for argument in schema.arguments if not argument.kwarg_only]
+        monkeypatch.setattr(torch.ops.aten, name, lambda *values: (attend(names, *values), "sums"))
+    return arguments
+
+
+@pytest.mark.parametrize("kernel", sorted(attention.KERNELS))
+def test_a_kernel_is_called_by_its_schema(monkeypatch, kernel):
+    assert kernel in attention.why_not(kernel, CPU.context, torch.float32, 64), "no kernel takes fp32"
+    assert attention.why_not(kernel, CPU.context, torch.bfloat16, 64), "and no CPU has one"
+    arguments = record_call(monkeypatch, kernel)
+    qkv = torch.from_numpy(waves(3, 40, 2, 8)).bfloat16().unbind(0)
+    assert torch.equal(attention.KERNELS[kernel](*qkv, OFFSETS, 18, 0.0), attention.padded(*qkv, OFFSETS, 18, 0.0))
+    assert not arguments.get("is_causal") and not arguments.get("return_debug_mask")
+    assert attention.why_not(kernel, CPU.context, torch.bfloat16, 64) == ""
+    monkeypatch.setitem(attention.KERNELS, kernel, lambda *args: attention.padded(*args) * 1.1)
+    assert "wrong by" in attention.why_not(kernel, CPU.context, torch.bfloat16, 64)
+
+
+def test_available_and_chosen_kernels(monkeypatch):
+    with pytest.raises(ValueError, match="attention_dropout=0"):
+        attention.varlen(*torch.zeros(3, 4, 1, 8).unbind(0), OFFSETS, 4, 0.1)
+    assert attention.available(CPU.context, torch.float32, 64, 0.1) == ["grouped", "padded"]
+    monkeypatch.setattr(attention, "why_not", lambda kernel, *_: "lacks it" if kernel == "flash" else "")
+    assert attention.available(GPU, torch.bfloat16, 64, 0.1) == ["padded"]
+    assert attention.available(GPU, torch.bfloat16, 64, 0.0) == ["varlen", "padded"]
+    assert attention.choose("varlen", GPU, torch.bfloat16, 64) == "varlen"
+    for name, device, reason in (
+        ("flash", GPU, "lacks it; use attention=auto"),
+        ("varlen", CPU.context, "the kernel runs on GPUs only"),
+    ):
+        with pytest.raises(choices.UnavailableError, match=f"attention={name}: {reason}"):
+            attention.choose(name, device, torch.bfloat16, 64)

@@ -4,14 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 
-from benchmarks.bert import noise
 from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import evaluation_input, part_of, training_input
 from benchmarks.bert.pytorch.train import Training, train_step, warm_up
 from benchmarks.common.frameworks import pytorch
-from benchmarks.language import ARRAYS, arrays
+from tests.in_framework.pytorch.bert_network import samples as make_samples
 from tests.in_framework.splits import one_rank, share_batch
 from tests.in_framework.torch_checks import (
     assert_overflow_is_skipped,
@@ -32,34 +30,29 @@ CONFIG = Config(
 
 @pytest.fixture(scope="module")
 def samples():
-    content = noise.sample_arrays(SAMPLES, LONGEST, 3, ENTRIES)
-    return arrays.Samples(*(content[name].astype(dtype) for name, dtype in ARRAYS.items()))
-
-
-def make_training(config, ranks):
-    training = Training(config, ENTRIES, ranks)
-    set_fixed_weights(training.network.parameters(), 0.3)
-    return training
+    return make_samples(SAMPLES, LONGEST, ENTRIES, masked=3)
 
 
 @pytest.mark.parametrize("settings", [{}, {"accumulation": 8}, {"split_optimizer": True, "accumulation": 2}], ids=str)
 def test_steps_do_not_depend_on_ranks_and_micro_batches(settings, ranks, samples):
     """Losses and weights after four steps of LAMB (You et al. 2020) on the global batch, computed in float64."""
-    training = make_training(share_batch(CONFIG, ranks, **settings), ranks)
-    initial = [parameter.detach().clone() for parameter in training.network.parameters()]
+    training = Training(share_batch(CONFIG, ranks, **settings), ENTRIES, ranks)
+    parameters = list(training.network.parameters())
+    set_fixed_weights(parameters, 0.3)
+    initial = projection(*parameters)
     warm_up(training)
-    assert all(map(torch.equal, training.network.parameters(), initial)), "the warm-up changes nothing"
+    assert projection(*parameters) == initial, "the warm-up changes nothing"
     batches = training_input(training.config, samples, ranks, 0)
     losses = [pytorch.total(train_step(training, next(batches), RATE)[None])[0] / ranks.size for _ in range(4)]
     batches.close()
     assert losses == pytest.approx([5.61512397, 6.30273742, 5.14521458, 4.7317593], rel=1e-5)
-    assert projection(*training.network.parameters()) == pytest.approx(62.8528012, rel=1e-5)
+    assert projection(*parameters) == pytest.approx(62.8528012, rel=1e-5)
     share = training.optimizer.inner.flat.numel() / training.optimizer.gradients.numel()
     assert share == (1 / ranks.size if "split_optimizer" in settings else 1), "share of the optimizer's state"
 
 
 def test_every_evaluation_sample_counts_once(ranks, samples):
-    training = make_training(share_batch(CONFIG, ranks, eval_batch_size=3), ranks)
+    training = Training(share_batch(CONFIG, ranks, eval_batch_size=3), ENTRIES, ranks)
     parts = evaluation_input(training.config, samples, ranks)
     own = sum(training.network.figures(part) for part in parts if part is not None)
     expected = sum(training.network.figures(part_of(samples, np.array([number]))) for number in range(SAMPLES))
@@ -73,15 +66,11 @@ def test_every_precision_trains_and_an_overflow_is_skipped(ranks, samples):
     batch = next(batches)
     batches.close()
 
-    def new(precision):
-        return Training(
-            dataclasses.replace(CONFIG, precision=precision, loss_scale=1024.0, epsilon=1e-6), ENTRIES, single
-        )
+    def train(precision, steps=12):
+        config = dataclasses.replace(CONFIG, precision=precision, loss_scale=1024.0, epsilon=1e-6)
+        training = Training(config, ENTRIES, single)
+        return training, [float(train_step(training, batch, RATE)) for _ in range(steps)]
 
-    def losses_of(precision):
-        training = new(precision)
-        return [float(train_step(training, batch, RATE)) for _ in range(12)]
-
-    assert_precisions_train(losses_of, bf16=0.01, fp16=0.002)
-    training = new("fp16")
+    assert_precisions_train(lambda precision: train(precision)[1], bf16=0.01, fp16=0.002)
+    training, _ = train("fp16", steps=0)
     assert_overflow_is_skipped(training, lambda: train_step(training, batch, RATE))

@@ -36,15 +36,14 @@ def test_boxes_categories_polygons_and_masks_match_pycocotools(data, part):
     assert [image["file_name"] for image in boxes["images"]] == list(part.files)
     annotations = [annotation for image in part.image_ids for annotation in coco.imgToAnns[image]]
     assert np.diff(part.offsets).tolist() == [len(coco.imgToAnns[image]) for image in part.image_ids]
-    keys = ("image_id", "category_id", "bbox")
     assert boxes["annotations"] == [
-        {**box, "id": number, **{key: annotation[key] for key in keys}}
+        {**box, "id": number, **{key: annotation[key] for key in ("image_id", "category_id", "bbox")}}
         for number, (box, annotation) in enumerate(zip(boxes["annotations"], annotations, strict=True), 1)
     ]
     for position, image in enumerate(part.image_ids):
         with Image.open(part.path(position)) as opened:
-            sizes = [opened.size, (coco.imgs[image]["width"], coco.imgs[image]["height"])]
-        assert sizes == [tuple(part.sizes[position])] * 2
+            size = (coco.imgs[image]["width"], coco.imgs[image]["height"])
+            assert opened.size == size == tuple(part.sizes[position])
     for number, annotation in enumerate(annotations):
         assert part.boxes[number] == pytest.approx(annotation["bbox"])
         assert ids[part.labels[number] - 1] == annotation["category_id"]

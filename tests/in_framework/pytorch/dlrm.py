@@ -1,7 +1,9 @@
-"""DLRM on two ranks: its step with values of the submitted network, sparse updates, and the exact AUC."""
+"""DLRM on two ranks: its step with values of the submitted network and in a graph, sparse updates, the exact AUC."""
 
+import dataclasses
 import math
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,13 +12,10 @@ from torch.nn import functional
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.dlrm.blocks import NUMBERS, TABLES
-from benchmarks.dlrm.pytorch.auc import area_under_curve
+from benchmarks.dlrm.pytorch import auc, data, model, train
 from benchmarks.dlrm.pytorch.config import Config
-from benchmarks.dlrm.pytorch.data import Batch
-from benchmarks.dlrm.pytorch.model import Tables
-from benchmarks.dlrm.pytorch.train import build, train_step
 from tests.in_framework.splits import share_batch
-from tests.in_framework.torch_checks import projection, set_fixed_weights
+from tests.in_framework.torch_checks import GraphStub, projection, record_collectives, set_fixed_weights
 
 RANKS = (2,)
 SIZES = tuple(3 + 7 * (table % 5) for table in range(TABLES))
@@ -27,31 +26,31 @@ CONFIG = Config(
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def ranks():
+    # With a second process group, which a CUDA graph requires
+    yield pytorch.start(SimpleNamespace(device="cpu", precision="fp32", cuda_graph=True))
+    pytorch.finish()
+
+
 def make_training(ranks, **settings):
     """Return a training with fixed weights, and this rank's part of the global batch."""
     config = share_batch(CONFIG, ranks, **settings)
-    training, tables = build(config, SIZES, ranks, {}), [torch.empty(size, 8) for size in SIZES]
-    set_fixed_weights(training.network.parameters(), 0.4)
-    set_fixed_weights(tables, 0.4)
+    training, tables = train.build(config, SIZES, ranks, {}), [torch.empty(size, 8) for size in SIZES]
+    for weights in (training.network.parameters(), tables):
+        set_fixed_weights(weights, 0.4)
     training.tables.weight.copy_(torch.cat([tables[table] for table in training.tables.mine]))
     numbers = torch.arange(GLOBAL_BATCH * NUMBERS, dtype=torch.float64).square().sin().abs().view(-1, NUMBERS).float()
     rows = torch.arange(GLOBAL_BATCH)
     indices = torch.stack([rows**2 * (table + 1) % SIZES[table] for table in training.tables.mine])
     own = slice(ranks.rank * config.batch_size, (ranks.rank + 1) * config.batch_size)
-    return training, Batch(numbers[own], (rows**2 % 7 < 2).float()[own], indices)
+    return training, data.Batch(numbers[own], (rows**2 % 7 < 2).float()[own], indices)
 
 
-def gather(tensor, ranks):
-    tensors = [None] * ranks.size
-    dist.all_gather_object(tensors, tensor)
-    return tensors
-
-
-def all_tables(tables, ranks):
-    by_number = {}
-    for weights, placed in zip(gather(tables.weight, ranks), tables.placement, strict=True):
-        by_number.update(zip(placed, weights.split([SIZES[table] for table in placed]), strict=True))
-    return [by_number[table] for table in range(TABLES)]
+def gather(value, ranks):
+    values = [None] * ranks.size
+    dist.all_gather_object(values, value)
+    return values
 
 
 @pytest.mark.parametrize("settings", [{}, {"fused_relu": True}])
@@ -59,9 +58,12 @@ def test_step_matches_the_submitted_network(ranks, settings):
     """Logits, loss and updated weights of DlrmBase of NVIDIA's v0.7 submission (deprecated_model.py) in float64."""
     training, batch = make_training(ranks, **settings)
     logits = projection(*gather(training.scores(batch), ranks))
-    loss = pytorch.total(train_step(training, batch, torch.tensor(0.5)).reshape(1))[0] / ranks.size
-    values = [logits, loss, projection(training.weights), projection(*all_tables(training.tables, ranks))]
-    assert values == pytest.approx([-8.29952247, 1.52849768, -53.1608897, -4.89424701], rel=1e-5)
+    loss = pytorch.total(train.train_step(training, batch, torch.tensor(0.5)).reshape(1))[0] / ranks.size
+    tables = training.tables
+    mine = dict(zip(tables.mine, tables.weight.split([SIZES[table] for table in tables.mine]), strict=True))
+    by_number = dict(item for part in gather(mine, ranks) for item in part.items())
+    updated = projection(training.weights), projection(*(by_number[table] for table in range(TABLES)))
+    assert [logits, loss, *updated] == pytest.approx([-8.29952247, 1.52849768, -53.1608897, -4.89424701], rel=1e-5)
 
 
 @pytest.mark.parametrize("settings", [{}, {"fused_relu": True}])
@@ -69,16 +71,14 @@ def test_bf16_scores_are_close_to_fp32(ranks, settings):
     (training, batch), (reference, _) = make_training(ranks, precision="bf16", **settings), make_training(ranks)
     scores, expected = training.scores(batch), reference.scores(batch)
     assert 0 < float((scores - expected).abs().max() / expected.abs().max()) < 0.02
-    assert torch.isfinite(train_step(training, batch, torch.tensor(0.5)))
+    assert torch.isfinite(train.train_step(training, batch, torch.tensor(0.5)))
 
 
 def test_sparse_update_equals_dense_autograd(ranks):
     """Bit for bit, with numbers whose sums are exact in fp32."""
-    tables = Tables(SIZES, CONFIG, ranks)
-    generator = torch.Generator().manual_seed(3)
+    tables, generator = model.Tables(SIZES, CONFIG, ranks), torch.Generator().manual_seed(3)
     tables.weight.copy_(torch.randint(-64, 64, tables.weight.shape, generator=generator) / 8)
-    indices = torch.stack([torch.randint(0, SIZES[t], (512,), generator=generator) for t in tables.mine])
-    rows = tables.rows(indices)
+    rows = tables.rows(torch.stack([torch.randint(0, SIZES[t], (512,), generator=generator) for t in tables.mine]))
     gradient = torch.randint(-64, 64, (len(rows), tables.width), generator=generator) / 16
     dense = tables.weight.clone().requires_grad_()
     (functional.embedding(rows, dense) * gradient).sum().backward()
@@ -116,7 +116,7 @@ def test_auc_is_exact(ranks, scores, labels):
     """Also with shares of different sizes."""
     cut = [len(scores) * rank // ranks.size for rank in range(ranks.size)] + [len(scores)]
     own = slice(cut[ranks.rank], cut[ranks.rank + 1])
-    assert area_under_curve(scores[own], labels[own]) == pairwise_auc(scores.double(), labels)
+    assert auc.area_under_curve(scores[own], labels[own]) == pairwise_auc(scores.double(), labels)
 
 
 @pytest.mark.parametrize(
@@ -125,4 +125,55 @@ def test_auc_is_exact(ranks, scores, labels):
 )
 def test_auc_rejects_invalid_scores_and_labels(ranks, scores, labels, message):
     with pytest.raises(ValueError, match=message):
-        area_under_curve(torch.tensor(scores), torch.tensor(labels))
+        auc.area_under_curve(torch.tensor(scores), torch.tensor(labels))
+
+
+# -- the step in a CUDA graph --------------------------------------------------------------------------------
+
+SMALL = dataclasses.replace(CONFIG, bottom_mlp=(8, 4), top_mlp=(8, 1), batch_size=8, eval_batch_size=8)
+
+
+def train_with_evaluations(ranks, graph):
+    """Return weights, tables and AUCs. A batch has the memory layout of a real one, which decides the order of sums."""
+    training = train.build(SMALL, SIZES, ranks, {})
+    training.config = dataclasses.replace(SMALL, device="gpu", cuda_graph=graph, warm_up_steps=0)
+    train.warm_up(training, SIZES)
+    rank_random, shared_random = torch.Generator().manual_seed(ranks.rank), torch.Generator().manual_seed(1)
+    losses, areas, tables = pytorch.LaggedSums(ranks, "step"), [], list(training.tables.mine)
+    for number in range(20):
+        indices = [torch.randint(size, (SMALL.batch_size * ranks.size,), generator=shared_random) for size in SIZES]
+        batch = data.synthetic_batch(SMALL, [SIZES[table] for table in tables], ranks)
+        batch.numbers.copy_(torch.rand(SMALL.batch_size, NUMBERS, generator=rank_random))
+        batch.labels.copy_(torch.arange(SMALL.batch_size) % 2)
+        batch.indices.copy_(torch.stack(indices)[tables])
+        losses.send(train.train_step(training, batch, torch.tensor(0.1)), False)
+        if number % 5 == 0:
+            areas.append(auc.area_under_curve(training.scores(batch), batch.labels))
+            pytorch.total([1.0])
+    losses.drain()
+    return training.weights, training.tables.weight, torch.tensor(areas)
+
+
+def test_graph_shares_no_process_group_with_other_collectives(ranks, monkeypatch):
+    # In a stand-in for a CUDA graph, with evaluations in between: the weights equal those without it
+    calls, depth = {True: set(), False: set()}, [0]
+
+    def record(name, *arguments, group=None, **options):
+        calls[depth[0] > 0].add((name, {None: "default", pytorch.eager(): "eager"}.get(group, "other")))
+
+    def train_on_batch(*arguments, plain=train.train_on_batch):
+        depth[0] += 1
+        loss = plain(*arguments)
+        depth[0] -= 1
+        return loss
+
+    monkeypatch.setattr(train, "Captured", GraphStub)
+    record_collectives(monkeypatch, ("all_reduce", "all_to_all_single", "all_gather", "broadcast", "barrier"), record)
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "train_on_batch", train_on_batch)
+        found = train_with_evaluations(ranks, graph=True)
+    assert GraphStub.instances[0].replays == 20
+    assert calls[True] == {("all_to_all_single", "default"), ("all_reduce", "default")}
+    assert calls[False] >= {(name, "eager") for name in ("all_to_all_single", "all_reduce", "all_gather")}
+    assert {kind for _, kind in calls[False]} == {"eager"}
+    assert all(map(torch.equal, found, train_with_evaluations(ranks, graph=False)))

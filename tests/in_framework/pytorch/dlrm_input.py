@@ -20,7 +20,6 @@ from benchmarks.dlrm import blocks, prepare
 from benchmarks.dlrm.pytorch import data as inputs
 from benchmarks.dlrm.pytorch import train
 from benchmarks.dlrm.pytorch.config import Config
-from benchmarks.dlrm.pytorch.data import EvaluationInput, Loader, open_data, training_batches
 
 CONFIG = Config(device="cpu", precision="fp32", cuda_graph=False, batch_size=350, eval_batch_size=100, seed=9)
 CPU = torch.device("cpu")
@@ -42,15 +41,14 @@ def folder(tmp_path_factory):
     """A data set of two training days and one for evaluation."""
     raw, prepared = tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("prepared") / "dlrm"
     for day in range(3):
-        rows = range(day * ROWS_PER_DAY, (day + 1) * ROWS_PER_DAY)
-        (raw / f"day_{day}").write_text("".join(map(criteo_row, rows)))
+        (raw / f"day_{day}").write_text("".join(map(criteo_row, range(day * ROWS_PER_DAY, (day + 1) * ROWS_PER_DAY))))
     assert prepare.main([str(raw), "-o", str(prepared)]) == 0
     return prepared
 
 
 @pytest.fixture(scope="module")
 def data(folder):
-    return open_data(folder, CONFIG, 1, 1 << 40)
+    return inputs.open_data(folder, CONFIG, 1, 1 << 40)
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +65,13 @@ def test_batches_are_the_ordered_rows(words_at_once, rank, ranks, size, tables, 
     order, total = inputs.epoch_order(1, 0, data.train_rows), size * ranks
     ordered = np.concatenate([stored[:, block * 1024 : (block + 1) * 1024] for block in order.tolist()], axis=1)
     endless = np.concatenate([ordered] * 4, axis=1)
-    loader = Loader(data.train, data.train_rows, size, data, tables, make_ranks(ranks)[rank])
+    loader = inputs.Loader(data.train, data.train_rows, size, data, tables, make_ranks(ranks)[rank])
     epoch = itertools.takewhile(lambda task: task.epoch == 0, loader.tasks(0))
     with closing(loader.batches(epoch, lambda _: order, 0)) as batches:
         for step, batch in enumerate(batches):
-            first = step * total
-            own = slice(first + rank * size, first + (rank + 1) * size)
-            assert np.array_equal(batch.indices, endless[[14 + table for table in tables], first : first + total])
+            own = slice(step * total + rank * size, step * total + (rank + 1) * size)
+            expected = endless[[14 + table for table in tables], step * total : (step + 1) * total]
+            assert np.array_equal(batch.indices, expected)
             assert np.array_equal(batch.numbers, endless[1:14, own].view(np.float32).T)
             assert np.array_equal(batch.labels, endless[0, own])
     assert step + 1 == -(-data.train_rows // total)
@@ -84,26 +82,25 @@ def rows_of_epoch(data, config, size, epoch):
     steps, rows = -(-data.train_rows // (config.batch_size * size)), []
     for rank in make_ranks(size):
         own = slice(rank.rank * config.batch_size, (rank.rank + 1) * config.batch_size)
-        stream = training_batches(config, data, range(26), rank, epoch * steps)
-        for batch in itertools.islice(stream, steps):
+        for batch in itertools.islice(inputs.training_batches(config, data, range(26), rank, epoch * steps), steps):
             rows += map(tuple, torch.cat((batch.numbers, batch.indices[:, own].t()), 1).tolist())
     return rows
 
 
 @pytest.mark.parametrize("shuffle", ["blocks", "rows"])
 def test_an_epoch_has_every_row_once_in_another_order(data, stored, shuffle):
-    numbers, indices = stored[1:14].view(np.float32), stored[14:].astype(np.float32)
-    expected = list(map(tuple, np.concatenate((numbers, indices)).T.tolist()))
+    expected = list(
+        map(tuple, np.concatenate((stored[1:14].view(np.float32), stored[14:].astype(np.float32))).T.tolist())
+    )
     config = dataclasses.replace(CONFIG, shuffle=shuffle)
     first, second, two_ranks = (rows_of_epoch(data, config, *case) for case in ((1, 0), (1, 1), (2, 0)))
     repeated = Counter(first[: len(first) - len(expected)])  # rows in the last batch
     assert Counter(first) - repeated == Counter(expected)
-    assert first != second
-    assert set(expected) <= set(two_ranks)
+    assert first != second and set(expected) <= set(two_ranks)
 
 
 def test_every_evaluation_row_counts_once(data):
-    passes = [EvaluationInput(CONFIG, data, range(26), rank).one_pass() for rank in make_ranks(3)]
+    passes = [inputs.EvaluationInput(CONFIG, data, range(26), rank).one_pass() for rank in make_ranks(3)]
     assert sum(count for _, count in itertools.chain(*passes)) == data.val_rows
 
 
@@ -113,26 +110,27 @@ def reader_threads():
 
 def test_reader_threads_end_with_their_input_and_after_an_error(data):
     (rank,) = make_ranks(1)
-    with closing(training_batches(CONFIG, data, range(26), rank, 0)) as batches:
+    with closing(inputs.training_batches(CONFIG, data, range(26), rank, 0)) as batches:
         next(batches)
         assert reader_threads() == min(2, len(os.sched_getaffinity(0))), "prefetch = 2"
     assert reader_threads() == 0
-    invalid = training_batches(CONFIG, data._replace(table_sizes=(1,) * 26), range(26), rank, 0)
+    invalid = inputs.training_batches(CONFIG, data._replace(table_sizes=(1,) * 26), range(26), rank, 0)
     with closing(invalid), pytest.raises(SystemExit, match="indices"):
         next(invalid)
     assert reader_threads() == 0
 
 
+SMALL = {"bottom_mlp": (8, 4), "top_mlp": (8, 1)}
+
+
 def test_warm_up_changes_nothing(data, monkeypatch):
-    config = dataclasses.replace(CONFIG, bottom_mlp=(8, 4), top_mlp=(8, 1), warm_up_steps=2)
-    training = train.build(config, data.table_sizes, *make_ranks(1), {})
-    before, rates, update = [training.weights.clone(), training.tables.weight.clone()], [], training.update
-    random_state = torch.get_rng_state()
+    training = train.build(dataclasses.replace(CONFIG, **SMALL, warm_up_steps=2), data.table_sizes, *make_ranks(1), {})
+    tensors, rates, update = [training.weights, training.tables.weight], [], training.update
+    before = [tensor.clone() for tensor in (*tensors, torch.get_rng_state())]
     monkeypatch.setattr(training, "update", lambda rate: rates.append(float(rate)) or update(rate))
     train.warm_up(training, data.table_sizes)
     assert rates == [0.0, 0.0]
-    assert all(map(torch.equal, before, (training.weights, training.tables.weight)))
-    assert torch.equal(random_state, torch.get_rng_state())
+    assert all(map(torch.equal, before, (*tensors, torch.get_rng_state())))
 
 
 def test_checkpoint_of_another_placement_is_rejected():
@@ -151,10 +149,10 @@ def test_no_row_is_read_before_the_clock_starts(folder, tmp_path, monkeypatch):
 
     def protect(array, access):
         assert mprotect(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes), access) == 0
-        return array
 
     def open_protected(*arguments):
-        arrays.append(protect(open_blocks(*arguments), 0))
+        arrays.append(open_blocks(*arguments))
+        protect(arrays[-1], 0)
         return arrays[-1]
 
     def start(log):
@@ -164,9 +162,9 @@ def test_no_row_is_read_before_the_clock_starts(folder, tmp_path, monkeypatch):
 
     monkeypatch.setattr(blocks, "open_blocks", open_protected)
     monkeypatch.setattr(MLLog, "run_start", start)
-    settings = {"bottom_mlp": (8, 4), "top_mlp": (8, 1), "eval_interval": 4, "log_interval": 1, "warmup_steps": 1}
-    config = dataclasses.replace(CONFIG, **settings, decay_start_step=2)
-    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(config)), encoding="utf-8")
+    settings = {**SMALL, "eval_interval": 4, "log_interval": 1, "warmup_steps": 1, "decay_start_step": 2}
+    config = json.dumps(dataclasses.asdict(dataclasses.replace(CONFIG, **settings)))
+    (tmp_path / "config.json").write_text(config, encoding="utf-8")
     arguments = ["--config", str(tmp_path / "config.json"), "--data", str(folder), "--output", str(tmp_path)]
     assert train.main(arguments) == 0
     assert '"kind": "eval"' in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8")

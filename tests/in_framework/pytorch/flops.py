@@ -1,5 +1,6 @@
 """Model FLOPs compared with the operations that PyTorch counts in a step; bytes, measured peaks, tables of kernels."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -11,13 +12,8 @@ from benchmarks.bert.pytorch.config import Config as BertConfig
 from benchmarks.bert_squad.pytorch import model as squad
 from benchmarks.bert_squad.pytorch.config import Config as SquadConfig
 from benchmarks.common.checks import kernel_table, measured_peaks, step_cost
-from benchmarks.dlrm import flops as dlrm_flops
 from benchmarks.dlrm.pytorch.bench import PlainNetwork as Dlrm
-from benchmarks.dlrm.pytorch.config import Config as DlrmConfig
-from benchmarks.gnmt import flops as gnmt_flops
 from benchmarks.gnmt.pytorch import attention
-from benchmarks.gnmt.pytorch import model as gnmt
-from benchmarks.gnmt.pytorch.config import Config as GnmtConfig
 from benchmarks.language import flops as bert_flops
 from benchmarks.language.pytorch.encoder import Rows, shape_of
 from benchmarks.llama import flops as llama_flops
@@ -26,22 +22,7 @@ from benchmarks.llama.pytorch.network import Network as Llama
 from benchmarks.llama2_70b_lora.pytorch.config import Config as LoraConfig
 from benchmarks.llama2_70b_lora.pytorch.model import rule_of
 from benchmarks.llama31_8b.pytorch.config import Config as LlamaConfig
-from benchmarks.maskrcnn import flops as maskrcnn_flops
-from benchmarks.maskrcnn.pytorch import model as maskrcnn
-from benchmarks.maskrcnn.pytorch.config import Config as MaskRCNNConfig
-from benchmarks.ncf import flops as ncf_flops
-from benchmarks.ncf.pytorch.config import Config as NcfConfig
-from benchmarks.ncf.pytorch.model import NeuMF
-from benchmarks.resnet import flops as resnet_flops
-from benchmarks.resnet.pytorch import model as resnet
-from benchmarks.resnet.pytorch.config import Config as ResNetConfig
-from benchmarks.ssd import flops as ssd_flops
-from benchmarks.ssd.pytorch import model as ssd
 from benchmarks.ssd.pytorch import norms
-from benchmarks.ssd.pytorch.config import Config as SsdConfig
-from benchmarks.transformer import flops as transformer_flops
-from benchmarks.transformer.pytorch import model as transformer
-from benchmarks.transformer.pytorch.config import Config as TransformerConfig
 
 CPU = torch.device("cpu")
 PLAIN = {"device": "cpu", "precision": "fp32"}
@@ -50,6 +31,13 @@ EAGER = {**PLAIN, "compile": "none", "cuda_graph": False, "pad_channels": False,
 
 BERT = {**PLAIN, "layers": 2, "width": 64, "heads": 2, "inner_width": 96, "dropout": 0.0, "attention_dropout": 0.0}
 LLAMA = {**PLAIN, "layers": 3, "width": 64, "heads": 4, "key_value_heads": 2, "inner_width": 96}
+
+
+def parts_of(benchmark, **settings):
+    """Return a configuration, and the modules of the network and of its FLOPs."""
+    parts = (f"benchmarks.{benchmark}.{part}" for part in ("pytorch.config", "pytorch.model", "flops"))
+    config, *modules = map(importlib.import_module, parts)
+    return config.Config(**settings), *modules
 
 
 def count_flops(forward):
@@ -62,18 +50,18 @@ def count_flops(forward):
 # The formula counts full kernels; below 64 pixels, the last stage uses only their center (model.Convolution).
 @pytest.mark.parametrize(("depth", "size"), [(18, 64), (50, 224), (50, 97)])
 def test_resnet(depth, size):
-    config = ResNetConfig(**EAGER, kernels="plain", depth=depth, image_size=size)
+    config, model, flops = parts_of("resnet", **EAGER, kernels="plain", depth=depth, image_size=size)
     with torch.device("meta"):
-        network, images = resnet.build(config), torch.empty(2, 3, size, size)
-        assert count_flops(lambda: network(images)) == 2 * resnet_flops.training_flops(config)
+        network, images = model.build(config), torch.empty(2, 3, size, size)
+        assert count_flops(lambda: network(images)) == 2 * flops.training_flops(config)
 
 
 @pytest.mark.parametrize(("size", "width"), [(300, 64), (128, 16)])
 def test_ssd(size, width):
-    config = SsdConfig(**EAGER, image_size=size, width=width)
-    network = ssd.SSD(config, 81, norms.norm_of(None, CPU)).to("meta")
+    config, model, flops = parts_of("ssd", **EAGER, image_size=size, width=width)
+    network = model.SSD(config, 81, norms.norm_of(None, CPU)).to("meta")
     images = torch.empty(2, 3, size, size, device="meta")
-    assert count_flops(lambda: network(images)) == 2 * ssd_flops.training_flops(config, 81)
+    assert count_flops(lambda: network(images)) == 2 * flops.training_flops(config, 81)
 
 
 def test_formulas_match_published_counts():
@@ -82,20 +70,22 @@ def test_formulas_match_published_counts():
     BERT-Large, 24 layers of 12 x width^2 weights: 6 x parameters x tokens, the head on masked words only, and the
     GEMMs of attention.
     """
-    assert resnet_flops.training_flops(ResNetConfig(**EAGER)) == pytest.approx(3 * 8.2e9, rel=0.02)
-    width, length, masked = 1024, 512, 2 * 512 // 7
+    config, _, flops = parts_of("resnet", **EAGER)
+    assert flops.training_flops(config) == pytest.approx(3 * 8.2e9, rel=0.02)
+    config, width, length, masked = BertConfig(**PLAIN), 1024, 512, 2 * 512 // 7
     layers = 24 * (6 * 12 * width**2 + 12 * width * length)
     head = 6 * ((width**2 + 30528 * width) * masked + 2 * width**2)
-    flops = bert_flops.pretraining_flops(BertConfig(**PLAIN), 30528, [length] * 2, masked)
-    assert flops == pytest.approx(layers * 2 * length + head, rel=0.02)
+    found = bert_flops.pretraining_flops(config, 30528, [length] * 2, masked)
+    assert found == pytest.approx(layers * 2 * length + head, rel=0.02)
 
 
 def test_gradient_sizes_match_measured_toml():
     """With the vocabulary and the classes of the submissions."""
+    resnet, ssd = parts_of("resnet", **EAGER), parts_of("ssd", **EAGER)
     with torch.device("meta"):
         networks = [
-            resnet.build(ResNetConfig(**EAGER)),
-            ssd.SSD(SsdConfig(**EAGER), 81, norms.norm_of(None, CPU)),
+            resnet[1].build(resnet[0]),
+            ssd[1].SSD(ssd[0], 81, norms.norm_of(None, CPU)),
             bert.Network(shape_of(BertConfig(**PLAIN), 30528), "padded"),
         ]
     sizes = [sum(weight.numel() for weight in network.parameters() if weight.requires_grad) for network in networks]
@@ -105,12 +95,14 @@ def test_gradient_sizes_match_measured_toml():
 @pytest.mark.parametrize(("frozen", "in_1x1"), [(2, True), (0, False), (4, True)])
 def test_maskrcnn(frozen, in_1x1):
     """Backbone, pyramid, proposals, and both heads on all slots; only the mask of a RoI's class."""
-    config = MaskRCNNConfig(**PLAIN, compile="none", cuda_graph=False, kernels="plain", stages=(2, 1, 2, 1),
-                            stem_width=16, fpn_width=24, box_width=40, mask_width=8, mask_layers=2, rois_per_image=12,
-                            frozen_stages=frozen, stride_in_1x1=in_1x1)  # fmt: skip
+    config, model, flops = parts_of(
+        "maskrcnn", **PLAIN, compile="none", cuda_graph=False, kernels="plain", stages=(2, 1, 2, 1), stem_width=16,
+        fpn_width=24, box_width=40, mask_width=8, mask_layers=2, rois_per_image=12, frozen_stages=frozen,
+        stride_in_1x1=in_1x1,
+    )  # fmt: skip
     classes, (height, width) = 5, (128, 192)  # so that the fifth level has integer sizes
     with torch.device("meta"):
-        network, images = maskrcnn.MaskRCNN(config, classes), torch.empty(2, 3, height, width)
+        network, images = model.MaskRCNN(config, classes), torch.empty(2, 3, height, width)
         boxes = torch.empty(2 * 12, 24, 7, 7, requires_grad=True)
         masks = torch.empty(2 * 3, 24, 14, 14, requires_grad=True)
         labels = torch.zeros(len(masks), dtype=torch.int64)
@@ -120,7 +112,7 @@ def test_maskrcnn(frozen, in_1x1):
         outputs = [*levels, *proposals.scores, *proposals.offsets, *network.boxes(boxes), network.masks(masks, labels)]
         return torch.stack([output.sum() for output in outputs])
 
-    assert count_flops(forward) == 2 * maskrcnn_flops.training_flops(config, classes, height, width)
+    assert count_flops(forward) == 2 * flops.training_flops(config, classes, height, width)
 
 
 def rows_of(length, sequences):
@@ -133,26 +125,20 @@ def test_bert_and_squad():
     length, sequences, masked = 48, 3, torch.arange(9)
     config, squad_config = BertConfig(**BERT), SquadConfig(**BERT)
     network, squad_network = bert.Network(shape_of(config, 128), "padded"), squad.Network(squad_config, 128, "padded")
-    recomputed = config.layers * sequences * 2 * length * length * config.width
-
-    def forward():
-        words, follows = network(rows_of(length, sequences), masked)
-        return words.sum() + follows.sum()
-
-    expected = bert_flops.pretraining_flops(config, 128, [length] * sequences, len(masked))
-    assert count_flops(forward) - recomputed == expected
-    expected = bert_flops.answering_flops(squad_config, [length] * sequences)
-    assert count_flops(lambda: squad_network(rows_of(length, sequences))) - recomputed == expected
+    rows, recomputed = rows_of(length, sequences), config.layers * sequences * 2 * length * length * config.width
+    counted = count_flops(lambda: torch.cat([output.flatten() for output in network(rows, masked)]))
+    assert counted - recomputed == bert_flops.pretraining_flops(config, 128, [length] * sequences, len(masked))
+    counted = count_flops(lambda: squad_network(rows))
+    assert counted - recomputed == bert_flops.answering_flops(squad_config, [length] * sequences)
 
 
 def test_llama_and_lora():
     """PyTorch counts a causal attention completely, the formula half of it; the backward pass computes scores again."""
     config, lora_config, length = LlamaConfig(**LLAMA), LoraConfig(**LLAMA, lora_rank=4), 48
-    tokens, product = torch.zeros(2, length, dtype=torch.int64), 2 * length * length * config.width
+    tokens, extra = torch.zeros(2, length, dtype=torch.int64), config.layers * 4 * 2 * length * length * config.width
     network, lora_network = Llama(config.shape(128)), Llama(lora_config.shape(128))
     adapters.add(lora_network, rule_of(lora_config), 0)
     lora_network.to_empty(device=CPU)
-    extra = config.layers * 4 * product
     expected = 2 * (llama_flops.training_flops(config, 128, length) + extra)
     assert count_flops(lambda: network(tokens, tokens)) == expected
     expected = 2 * (llama_flops.adapter_flops(lora_config, 128, length) + extra)
@@ -160,49 +146,48 @@ def test_llama_and_lora():
 
 
 def test_transformer():
-    config = TransformerConfig(**PLAIN, layers=2, width=64, heads=2, inner_width=96, attention="plain")
-    network = transformer.Network(config, 128)
-    source, target = torch.full((3, 11), 5), torch.full((3, 7), 5)
+    config, model, flops = parts_of(
+        "transformer", **PLAIN, layers=2, width=64, heads=2, inner_width=96, attention="plain"
+    )
+    network, source, target = model.Network(config, 128), torch.full((3, 11), 5), torch.full((3, 7), 5)
     counted = count_flops(lambda: network(source, target) @ network.table.weight.t())
-    assert counted == transformer_flops.training_flops(config, 128, 3, 11, 7)
+    assert counted == flops.training_flops(config, 128, 3, 11, 7)
 
 
 def test_gnmt():
     """On the meta device an LSTM is its GEMMs. Not counted: gradients of initial states, products with a vector."""
-    config = GnmtConfig(**PLAIN, layers=3, width=32)
-    network = gnmt.GNMT(config, 64).to("meta")
+    config, model, flops = parts_of("gnmt", **PLAIN, layers=3, width=32)
+    network = model.GNMT(config, 64).to("meta")
     network.decoder.attention.weigh = attention.plain
-    source, target = (torch.zeros(3, length, dtype=torch.int64, device="meta") for length in (11, 7))
-    lengths = torch.zeros(3, dtype=torch.int64, device="meta")
-    counted = count_flops(lambda: network.classifier(network(source, lengths, target)))
+    sizes = (3, 11), (3,), (3, 7)
+    sentences = [torch.zeros(size, dtype=torch.int64, device="meta") for size in sizes]
+    counted = count_flops(lambda: network.classifier(network(*sentences)))
     states = (2 * config.layers + 1) * 2 * 3 * config.width * 4 * config.width
     vector = 3 * 2 * 3 * 11 * 7 * config.width
-    assert counted + states + vector == gnmt_flops.training_flops(config, 64, 3, 11, 7)
+    assert counted + states + vector == flops.training_flops(config, 64, 3, 11, 7)
 
 
 def test_ncf():
-    config = NcfConfig(**PLAIN, factors=8, layers=(16, 12, 6))
-    network = NeuMF(20, 30, config.factors, config.layers, by_tables=False)
+    config, model, flops = parts_of("ncf", **PLAIN, factors=8, layers=(16, 12, 6))
+    network = model.NeuMF(20, 30, config.factors, config.layers, by_tables=False)
     ids = torch.zeros(10, dtype=torch.int64)
-    assert count_flops(lambda: network(ids, ids)) == 10 * ncf_flops.training_flops(config)
+    assert count_flops(lambda: network(ids, ids)) == 10 * flops.training_flops(config)
 
 
 def test_dlrm():
     """The input of the top MLP is padded to a multiple of eight, here by one."""
-    config = DlrmConfig(**PLAIN, cuda_graph=False, bottom_mlp=(16, 8), top_mlp=(12, 1))
-    network = Dlrm(config, [5] * 26)
-    numbers, indices = torch.rand(10, 13), torch.zeros(26, 10, dtype=torch.int64)
+    config, _, flops = parts_of("dlrm", **PLAIN, cuda_graph=False, bottom_mlp=(16, 8), top_mlp=(12, 1))
+    network, numbers = Dlrm(config, [5] * 26), torch.rand(10, 13)
     assert network.padding == 1
-    padding = 10 * 3 * 2 * config.top_mlp[0]
-    assert count_flops(lambda: network(numbers, indices)) - padding == 10 * dlrm_flops.training_flops(config, 26)
+    counted = count_flops(lambda: network(numbers, torch.zeros(26, 10, dtype=torch.int64)))
+    assert counted - 10 * 3 * 2 * config.top_mlp[0] == 10 * flops.training_flops(config, 26)
 
 
 # -- bytes, peaks and kernels -----------------------------------------------------------------------------
 
 
 def small_step():
-    weight = torch.rand(128, 128, requires_grad=True)
-    inputs = torch.rand(64, 128)
+    weight, inputs = torch.rand(128, 128, requires_grad=True), torch.rand(64, 128)
     return lambda: torch.nn.functional.layer_norm(torch.relu(inputs @ weight), (128,)).sum().backward()
 
 
@@ -235,15 +220,13 @@ def test_kernels_are_classified_by_their_names():
 
 def test_a_trace_has_the_types_of_the_inputs(tmp_path):
     # A profile on a CPU, as `encore audit` reads it: a step in bf16, the weight in fp32
-    weight, inputs = torch.rand(64, 64, requires_grad=True), torch.rand(32, 64)
+    weight, inputs, path = torch.rand(64, 64, requires_grad=True), torch.rand(32, 64), tmp_path / "profile.json"
 
     def step():
         with torch.autocast("cpu", torch.bfloat16):
             (inputs @ weight).sum().backward()
 
-    kernel_table.measure(step, CPU, trace=tmp_path / "profile.json")
-    events = json.loads((tmp_path / "profile.json").read_text(encoding="utf-8"))["traceEvents"]
-    types = {
-        tuple(event["args"]["Input type"]) for event in events if event["name"] == "aten::mm" and event["ph"] == "X"
-    }
-    assert types == {("c10::BFloat16", "c10::BFloat16")}
+    kernel_table.measure(step, CPU, trace=path)
+    products = [event for event in json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+                if event["name"] == "aten::mm" and event["ph"] == "X"]  # fmt: skip
+    assert {tuple(event["args"]["Input type"]) for event in products} == {("c10::BFloat16", "c10::BFloat16")}

@@ -1,32 +1,48 @@
-"""Llama and gpt-oss on one rank: networks with recorded values, cached steps, memory formulas and initial weights."""
+"""Llama, its LoRA and gpt-oss on one rank: recorded values, cached steps, adapters, weight files, FP8, memory."""
 
 import dataclasses
+import json
 import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch.func import functional_call
 from torch.nn import functional
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.gpt_oss_20b.pytorch import train as gpt_oss
 from benchmarks.gpt_oss_20b.pytorch.config import Config as GptOssConfig
-from benchmarks.llama import memory, order
+from benchmarks.llama import memory, order, safetensors, shapes
 from benchmarks.llama.dataset import DataSet
 from benchmarks.llama.megatron import Documents
-from benchmarks.llama.pytorch import fp8, parallel
-from benchmarks.llama.pytorch.attention import masked, windowed, with_sinks
-from benchmarks.llama.pytorch.data import step_of
-from benchmarks.llama.pytorch.experts import by_all, chosen_experts
-from benchmarks.llama.pytorch.model import Training
-from benchmarks.llama.pytorch.network import IGNORE_INDEX, ComputeOptions, Network, rope_cos_sin, rope_frequencies
-from benchmarks.llama.pytorch.state import adamw
-from benchmarks.llama.shapes import Scaling, Shape
+from benchmarks.llama.pytorch import adapters, attention, data, experts, fp8, model, parallel, state
+from benchmarks.llama.pytorch.network import (
+    IGNORE_INDEX,
+    ComputeOptions,
+    Network,
+    hf_name,
+    rope_cos_sin,
+    rope_frequencies,
+)
+from benchmarks.llama2_70b_lora.dataset import Samples
+from benchmarks.llama2_70b_lora.pytorch import data as lora_data
+from benchmarks.llama2_70b_lora.pytorch import model as lora
+from benchmarks.llama2_70b_lora.pytorch import train as lora_train
+from benchmarks.llama2_70b_lora.pytorch.config import Config as LoraConfig
+from benchmarks.llama31_8b.pytorch import train
 from benchmarks.llama31_8b.pytorch.config import Config
-from benchmarks.llama31_8b.pytorch.train import train_step
-from tests.in_framework.splits import Trainer, assert_steps_match, random_batch, saved_by_layers
+from tests.in_framework.splits import (
+    Trainer,
+    assert_steps_match,
+    full_weights,
+    one_rank,
+    random_batch,
+    saved_by_layers,
+    share_batch,
+)
 from tests.in_framework.torch_checks import gradient_projection, projection, set_fixed_weights
 
 VOCABULARY = 96
@@ -44,18 +60,18 @@ GPT_OSS = GptOssConfig(
     **OPTIONS, inner_width=24, head_size=12, window=9, sinks=True, experts=4, chosen_experts=2, gate="gpt_oss",
     micro_batch=1, expert_parallelism=1, qk_norm=False, router_dtype="fp32",
 )  # fmt: skip
-SHAPE = Shape(11, 2, 16, 4, 2, 12, 10000.0, Scaling(8.0, 1.0, 4.0, 16), 1e-5)
+SHAPE = shapes.Shape(11, 2, 16, 4, 2, 12, 10000.0, shapes.Scaling(8.0, 1.0, 4.0, 16), 1e-5)
 MIXTURE = {"experts": 4, "chosen": 2, "gate": "gpt_oss", "window": 4, "sinks": True}
-GPT_OSS_SHAPE = Shape(11, 2, 16, 4, 2, 12, 10000.0, Scaling(), 1e-5, head_size=6, **MIXTURE)
+GPT_OSS_SHAPE = shapes.Shape(11, 2, 16, 4, 2, 12, 10000.0, shapes.Scaling(), 1e-5, head_size=6, **MIXTURE)
 TOKENS = torch.tensor([0, 7, 5, 6, 9, 3, 0, 10, 0, 4, 10, 8, 8, 10, 4, 0, 10, 0, 3, 9, 6, 5, 7, 0, 7, 5])
 TRAINER, GPT_OSS_TRAINER = (
     Trainer(
         config,
-        lambda config, ranks: Training(config, VOCABULARY, ranks),
+        lambda config, ranks: model.Training(config, VOCABULARY, ranks),
         lambda config, ranks, step: random_batch(config, VOCABULARY, ranks, step),
         step,
     )
-    for config, step in ((CONFIG, train_step), (GPT_OSS, gpt_oss.train_step))
+    for config, step in ((CONFIG, train.train_step), (GPT_OSS, gpt_oss.train_step))
 )
 
 
@@ -93,35 +109,36 @@ def test_norms_of_queries_and_keys():
     """qk_layernorm of Megatron: RMSNorm over the values of a head, the same weights for all heads, before RoPE."""
     network = Network(GPT_OSS_SHAPE._replace(qk_norm=True)).double()
     set_fixed_weights(network.parameters(), 0.8)
-    attention, hidden = network.layers[0].self_attn, torch.sin(torch.arange(48.0).double()).view(1, 3, 16)
-    no_rotation = rope_cos_sin(torch.zeros(3), network.shape)
-    for states, product, norm in zip(
-        attention.project_qkv(hidden, no_rotation), "qk", (attention.q_norm, attention.k_norm)
-    ):
-        heads = getattr(attention, f"{product}_proj")(hidden).view(3, -1, 6)
+    layer, hidden = network.layers[0].self_attn, torch.sin(torch.arange(48.0).double()).view(1, 3, 16)
+    states = layer.project_qkv(hidden, rope_cos_sin(torch.zeros(3), network.shape))
+    for found, product, norm in zip(states, "qk", (layer.q_norm, layer.k_norm)):
+        heads = getattr(layer, f"{product}_proj")(hidden).view(3, -1, 6)
         expected = heads / (heads.square().mean(-1, keepdim=True) + SHAPE.epsilon).sqrt() * norm.weight
-        torch.testing.assert_close(states[0].transpose(0, 1), expected)
-    groups = adamw(dict(network.named_parameters()), GPT_OSS).param_groups
-    (decay,) = {group["weight_decay"] for group in groups for weight in group["params"] if weight.shape == (6,)}
-    assert decay == 0.0
+        torch.testing.assert_close(found[0].transpose(0, 1), expected)
+    groups = state.adamw(dict(network.named_parameters()), GPT_OSS).param_groups
+    summary = [(group["weight_decay"], {weight.ndim for weight in group["params"]}) for group in groups]
+    assert summary == [(0.1, {2, 3}), (0.0, {1})], "norms and sinks have no weight decay"
 
 
 def test_router_in_bf16():
     mixture = Network(GPT_OSS_SHAPE._replace(router_dtype="bf16")).layers[0].mlp
     set_fixed_weights(mixture.parameters(), 0.3)
     hidden = torch.sin(torch.arange(64.0) ** 2).view(1, 4, 16)
-    logits, experts, shares = chosen_experts(mixture, hidden)
+    logits, chosen, shares = experts.chosen_experts(mixture, hidden)
     expected = (hidden.bfloat16() @ mixture.router.weight.bfloat16().T).float()
     assert logits.dtype == torch.bfloat16 and torch.equal(logits.float(), expected)
-    torch.testing.assert_close(shares, expected.gather(-1, experts).softmax(-1))
+    torch.testing.assert_close(shares, expected.gather(-1, chosen).softmax(-1))
 
 
 @pytest.mark.parametrize(
     ("scaling", "expected"),
     [
-        (Scaling(), [1, 0.19392276, 0.037606031, 7.2926651e-3, 1.4142134e-3, 2.7424819e-4, 5.3182957e-5, 1.0313385e-5]),
         (
-            Scaling(8.0, 1.0, 4.0, 16),
+            shapes.Scaling(),
+            [1, 0.19392276, 0.037606031, 7.2926651e-3, 1.4142134e-3, 2.7424819e-4, 5.3182957e-5, 1.0313385e-5],
+        ),
+        (
+            shapes.Scaling(8.0, 1.0, 4.0, 16),
             [
                 0.57605636,
                 0.024240345,
@@ -134,7 +151,7 @@ def test_router_in_bf16():
             ],
         ),
         (
-            Scaling(8.0, 1.0, 4.0, 8192),
+            shapes.Scaling(8.0, 1.0, 4.0, 8192),
             [1, 0.19392276, 0.037606031, 7.2926651e-3, 5.2484602e-4, 3.4281024e-5, 6.6478697e-6, 1.2891732e-6],
         ),
     ],
@@ -146,12 +163,6 @@ def test_rotary_frequencies_match_transformers(scaling, expected):
 
 def test_checkpoints_resume_bit_for_bit(ranks, together):
     TRAINER.assert_splits_resume([{}], ranks, together)
-
-
-def test_fp8_is_rejected_if_unsupported(ranks, monkeypatch):
-    monkeypatch.delattr(torch, "_scaled_mm")
-    with pytest.raises(Problem, match=r"fp8=scaled_mm: PyTorch .* has no FP8"):
-        TRAINER.new(ranks, **IN_FP8)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +189,7 @@ GPT_OSS_MEMORY = dataclasses.replace(GPT_OSS, inner_width=80, sinks=False, windo
     [
         (LLAMA_MEMORY, {}, 0.05),
         (LLAMA_MEMORY, {"recompute": True}, 0.05),
-        (LLAMA_MEMORY, {"precision": "bf16", "fp8": "scaled_mm"}, 0.05),
+        (LLAMA_MEMORY, {"precision": "bf16", "fp8": "scaled_mm", "layers": 1}, 0.05),
         (GPT_OSS_MEMORY, {}, 0.1),
         (GPT_OSS_MEMORY, {"recompute": True}, 0.1),
     ],
@@ -191,7 +202,7 @@ def test_activation_memory_matches_the_formula(config, changes, tolerance, ranks
     measured = saved_by_layers(network, torch.zeros(2, 64, dtype=torch.int64), torch.arange(64))
     # Only on a CPU: RMSNorm also saves its scaled input, in fp32, and the attention output is copied for the GEMM.
     per_position = config.width * 4 if config.recompute else config.activation_bytes() + config.width * 12
-    assert measured == pytest.approx(128 * 6 * per_position, rel=tolerance)
+    assert measured == pytest.approx(128 * config.layers * per_position, rel=tolerance)
 
 
 # The published gpt-oss-20b has 20,914,757,184 with biases, sinks and 201,088 entries, and without norms of queries and
@@ -219,11 +230,11 @@ def test_published_number_of_parameters(config, expected):
 @pytest.mark.parametrize(("window", "length"), [(1, 6), (2, 6), (5, 12), (6, 13), (129, 256), (9, 9)])
 def test_windowed_attention_matches_a_mask(window, length):
     torch.manual_seed(0)
-    queries, keys, values = (torch.randn(2, heads, length, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    given = [torch.randn(2, heads, length, 8, dtype=torch.float64) for heads in (4, 2, 2)]
     distance = torch.arange(length)[:, None] - torch.arange(length)
     mask = (distance >= 0) & (distance < window)
-    expected = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
-    torch.testing.assert_close(windowed(window, queries, keys, values), expected, rtol=1e-12, atol=1e-12)
+    expected = functional.scaled_dot_product_attention(*given, attn_mask=mask, enable_gqa=True)
+    torch.testing.assert_close(attention.windowed(window, *given), expected, rtol=1e-12, atol=1e-12)
 
 
 def attention_gradients(attend, window, dtype, device="cpu", size=8):
@@ -240,8 +251,8 @@ def attention_gradients(attend, window, dtype, device="cpu", size=8):
     ("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 1e-5), (torch.bfloat16, 0.05)]
 )
 def test_flash_attention_with_sinks_has_the_gradients_of_one_more_key(window, dtype, tolerance):
-    actual, expected = (attention_gradients(attend, window, dtype) for attend in (with_sinks, masked))
-    for tensor, reference in zip(actual, expected):
+    tensors = (attention_gradients(attend, window, dtype) for attend in (attention.with_sinks, attention.masked))
+    for tensor, reference in zip(*tensors):
         limit = tolerance * reference.abs().max().clamp(min=1)
         assert tensor.dtype == dtype and (tensor - reference).abs().max() <= limit
 
@@ -249,9 +260,9 @@ def test_flash_attention_with_sinks_has_the_gradients_of_one_more_key(window, dt
 @pytest.mark.parametrize("window", [0, 5])
 def test_flash_attention_with_sinks_on_a_gpu_has_the_shapes_of_its_inputs(window):
     # Without a GPU, only the arguments and shapes of the kernels are checked
-    output, *gradients = attention_gradients(with_sinks, window, torch.bfloat16, "meta", size=64)
-    shapes = [tuple(tensor.shape) for tensor in (output, *gradients)]
-    assert shapes == [(2, 4, 16, 64), (2, 4, 16, 64), (2, 2, 16, 64), (2, 2, 16, 64), (4,)]
+    tensors = attention_gradients(attention.with_sinks, window, torch.bfloat16, "meta", size=64)
+    expected = [(2, 4, 16, 64), (2, 4, 16, 64), (2, 2, 16, 64), (2, 2, 16, 64), (4,)]
+    assert [tuple(tensor.shape) for tensor in tensors] == expected
 
 
 @pytest.mark.parametrize(
@@ -262,18 +273,11 @@ def test_grouped_products_match_all_experts_on_all_tokens(dtype, tolerance):
     mixture = Network(GPT_OSS_SHAPE._replace(width=32, inner_width=24, experts=9)).layers[0].mlp
     set_fixed_weights(mixture.parameters(), 0.3)
     hidden = torch.sin(torch.arange(128.0) ** 2).view(1, 4, 32)
-    expected = by_all(mixture.double(), hidden.double())
+    expected = experts.by_all(mixture.double(), hidden.double())
     output = mixture.to(dtype)(hidden.to(dtype))
     torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
     output.square().sum().backward()
     assert 2 <= sum(bool(gradient.any()) for gradient in mixture.experts.down_proj.grad) < 9
-
-
-def test_weight_decay_excludes_norms():
-    groups = adamw(dict(Network(SHAPE).named_parameters()), CONFIG).param_groups
-    summary = [(group["weight_decay"], {weight.ndim for weight in group["params"]}) for group in groups]
-    assert summary == [(0.1, {2}), (0.0, {1})]
-    assert sum(len(group["params"]) for group in groups) == 21
 
 
 def test_initial_weights_match_megatron():
@@ -296,7 +300,7 @@ def test_labels_after_end_of_document_tokens_do_not_count(ranks):
     part = Documents(tokens, np.array([len(tokens)], np.int32), np.zeros(1, np.int64))
     data_set = DataSet(part, part, {}).excluding_labels_after(5)
     samples = order.in_order(part.lengths, 32, 4)
-    training = Training(config, VOCABULARY, ranks)
+    training = model.Training(config, VOCABULARY, ranks)
     inputs = torch.tensor(tokens[:-1].astype(np.int64)).view(4, 32)
     labels = torch.tensor(tokens[1:].astype(np.int64)).view(4, 32).masked_fill(inputs == 5, IGNORE_INDEX)
     expected = [functional.cross_entropy(training.network(row[None])[0], label) for row, label in zip(inputs, labels)]
@@ -306,6 +310,211 @@ def test_labels_after_end_of_document_tokens_do_not_count(ranks):
     )
     evaluated = gpt_oss.evaluate(training, data_set, samples, run)["log_perplexity"]
     assert evaluated == pytest.approx(float(torch.stack(expected) @ counts.float() / counts.sum()), rel=1e-6)
-    loss = gpt_oss.train_step(training, step_of(config, data_set.train, samples, ranks, 0), 0.0)
+    loss = gpt_oss.train_step(training, data.step_of(config, data_set.train, samples, ranks, 0), 0.0)
     assert float(loss) == pytest.approx(float(torch.stack(expected).mean()), rel=1e-6)
     assert len(set(counts.tolist())) > 1, "each micro-batch has the same weight, whatever number of labels it has"
+
+
+LORA = LoraConfig(
+    device="cpu", precision="fp32", max_steps=20, sequence_length=32, layers=2, width=32, heads=4, key_value_heads=2,
+    inner_width=48, initial_weights=0.3, batch_size=4, micro_batch=2, learning_rate=0.01, epsilon=1e-3, loss_rows=24,
+    lora_rank=4, lora_alpha=8, recompute=False, gradient_clip=1.0,
+)  # fmt: skip
+LORA_IN_FP8 = {"width": 64, "inner_width": 64, "initial_weights": 0.05, "precision": "bf16", "fp8": "scaled_mm"}
+LORA_PLAIN = {**LORA_IN_FP8, "precision": "fp32", "fp8": "none"}
+LORA_SHAPE = shapes.Shape(11, 2, 16, 4, 2, 12, 10000.0, shapes.Scaling(), 1e-5)
+RULE = adapters.Rule(3, 6, 0.0, 1)
+THIRD = torch.tensor(3)  # Number of an adapter
+
+
+LORA_TOKENS = np.random.RandomState(0).randint(VOCABULARY, size=(40, LORA.sequence_length))
+SAMPLES = Samples(LORA_TOKENS, np.ones(LORA_TOKENS.shape, bool))
+LORA_TRAINER = Trainer(
+    LORA,
+    lambda config, ranks: lora.Training(config, VOCABULARY, ranks, None),
+    lambda config, ranks, step: lora_data.step_of(config, SAMPLES, ranks, step),
+    lora_train.train_step,
+)
+PUBLISHED = [(False, "F32"), (True, "BF16")]  # fused projections, and type of the weights
+
+
+def network_with_adapters(options=ComputeOptions()):  # noqa: B008
+    """Return a float64 network with fixed weights, and copies of its base weights and adapters by name."""
+    network = Network(LORA_SHAPE, options)
+    adapters.add(network, RULE, 0)
+    network.to_empty(device="cpu").double()
+    set_fixed_weights(network.parameters(), 0.5)
+    weights = {name: weight.detach().clone() for name, weight in network.named_parameters()}
+    return network, weights, {name: weights.pop(name) for name in adapters.trained(network)}
+
+
+@pytest.mark.parametrize("options", [ComputeOptions(), ComputeOptions(2, loss_rows=5)])
+def test_adapters_match_merged_weights(options):
+    """W + alpha / rank * B A in place of W; tools/parity.py compares the network with peft."""
+    network, base, trained = network_with_adapters(options)
+    for weight in trained.values():
+        weight.requires_grad_()
+    tokens = torch.tensor([[0, 7, 5, 6, 9, 3, 0, 10, 0, 4], [10, 8, 8, 10, 4, 0, 10, 0, 3, 9]])
+    inputs, labels = tokens[:, :-1], tokens[:, 1:].clone()
+    labels[0, :4] = IGNORE_INDEX
+    merged = adapters.merged(base, trained, RULE.scale)
+    assert merged.keys() == base.keys()
+    logits = functional_call(Network(LORA_SHAPE).double(), merged, (inputs,))
+    expected = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    loss = network(inputs, labels)
+    for each in (expected, loss):
+        each.backward()
+    torch.testing.assert_close((network(inputs), loss), (logits, expected), rtol=1e-12, atol=1e-12)
+    gradients = {name: weight.grad for name, weight in network.named_parameters() if weight.grad is not None}
+    expected_gradients = {name: weight.grad for name, weight in trained.items()}
+    torch.testing.assert_close(gradients, expected_gradients, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("fused", "products"), [(True, ["qkv"]), (False, ["q", "k", "v"])])
+def test_adapter_files_have_pefts_names_and_products(fused, products, tmp_path):
+    _, base, trained = network_with_adapters()
+    adapters.save(tmp_path, trained, RULE, fused, "llama")
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    targets = sorted(f"{product}_proj" for product in [*products, "o"])
+    assert (config["r"], config["lora_alpha"], config["target_modules"]) == (3, 6, targets)
+    stored = {name: t.values for name, t in safetensors.tensors_of(tmp_path / "adapter_model.safetensors").items()}
+    assert len(stored) == 2 * 2 * len(targets)
+    merged = adapters.merged(base, trained, RULE.scale)
+    for layer in range(2):
+        stem = f"layers.{layer}.self_attn"
+        names = [f"base_model.model.model.{stem}.{product}_proj.lora" for product in products]
+        change = np.concatenate([stored[f"{name}_B.weight"] @ stored[f"{name}_A.weight"] for name in names])
+        weights = [f"{stem}.{product}_proj.weight" for product in "qkv"]
+        expected = torch.cat([merged[name] - base[name] for name in weights])
+        torch.testing.assert_close(torch.from_numpy(change * 2).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def write_published(path, base, fused, dtype):
+    """Write base weights by their published names; in bf16 as MLPerf's files have them."""
+    kind = {"F32": torch.float32, "BF16": torch.bfloat16}[dtype]
+    tensors = {hf_name(name): weight.to(kind) for name, weight in base.items()}
+    for stem in [f"model.layers.{layer}.self_attn." for layer in range(LORA_SHAPE.layers if fused else 0)]:
+        products = [tensors.pop(f"{stem}{product}_proj.weight") for product in "qkv"]
+        tensors[f"{stem}qkv_proj.weight"] = torch.cat(products)
+    ends = np.cumsum([tensor.nbytes for tensor in tensors.values()]).tolist()
+    header = json.dumps({
+        name: {"dtype": dtype, "shape": tensor.shape, "data_offsets": [end - tensor.nbytes, end]}
+        for (name, tensor), end in zip(tensors.items(), ends, strict=True)
+    }).encode()  # fmt: skip
+    content = b"".join(tensor.view(torch.uint8).numpy().tobytes() for tensor in tensors.values())
+    path.write_bytes(len(header).to_bytes(8, "little") + header + content)
+
+
+def check_published_weights_are_read(ranks, folder, fused, dtype, **split):
+    """Also used on two ranks, each of which reads only its part."""
+    (_, base, _), file, path = (
+        network_with_adapters(),
+        folder / "model-1.safetensors",
+        folder / "model.safetensors.index.json",
+    )
+    write_published(file, base, fused, dtype)
+    path.write_text(json.dumps({"weight_map": dict.fromkeys(safetensors.tensors_of(file), file.name)}))
+    config = share_batch(LORA, ranks, width=16, heads=4, inner_width=12, **split)
+    training = lora.Training(config, LORA_SHAPE.vocabulary, ranks, path)
+    assert training.fused == fused
+    stored = {name: weight.float() if dtype == "F32" else weight.bfloat16().float() for name, weight in base.items()}
+    loaded = full_weights(training)
+    torch.testing.assert_close({name: loaded[name] for name in base}, stored, rtol=0, atol=0)
+    local = sum(parallel.local(w).numel() for name, w in training.network.named_parameters() if name in base)
+    assert local <= sum(weight.numel() for weight in base.values()) * (0.75 if ranks.size > 1 else 1)
+    message = r"gate_proj.weight of \(12, 16\) in model-1.safetensors\n.*expected: .*of \(16, 16\)"
+    with pytest.raises(Problem, match=message):
+        lora.Training(dataclasses.replace(config, inner_width=16), LORA_SHAPE.vocabulary, ranks, path)
+
+
+@pytest.mark.parametrize(("fused", "dtype"), PUBLISHED)
+def test_published_weights_are_read(fused, dtype, ranks, tmp_path):
+    check_published_weights_are_read(ranks, tmp_path, fused, dtype)
+
+
+def test_dropout_depends_only_on_sample_position_and_layer():
+    full, part = (adapters.Dropout(RULE._replace(dropout=0.25), rank) for rank in (0, 1))
+    ones, positions = torch.ones(2, 64, 32), torch.arange(64)
+    for dropout, own_positions in ((full, positions), (part, positions[5:9])):
+        dropout.samples, dropout.length, dropout.positions = torch.tensor([7, 8]), 64, own_positions
+    dropped = full.of(ones, THIRD, 32)
+    assert dropped.unique().tolist() == pytest.approx([0.0, 1 / 0.75])
+    # 4,096 draws with fixed seeds: the standard error is 0.007.
+    assert float((dropped == 0).float().mean()) == pytest.approx(0.25, abs=0.03)
+    assert torch.equal(dropped, full.of(ones, THIRD, 32)) and not torch.equal(dropped, full.of(ones, THIRD + 1, 32))
+    assert not torch.equal(dropped[0], dropped[1])
+    assert torch.equal(part.of(ones[:, 5:9, 16:], THIRD, 32), dropped[:, 5:9, 16:])
+    full.samples = adapters.NO_SAMPLES
+    assert full.of(ones, THIRD, 32) is ones
+
+
+def test_only_adapters_train_with_dropout_and_resume(ranks, together):
+    initial, (training, losses) = full_weights(LORA_TRAINER.new(ranks)), LORA_TRAINER.train(ranks)
+    changed = {name for name, weight in full_weights(training).items() if not torch.equal(weight, initial[name])}
+    assert changed == set(training.state_dict()["parts"]) == {name for name in initial if "lora" in name}
+    assert losses != LORA_TRAINER.train(ranks, lora_dropout=0.0)[1]
+    LORA_TRAINER.assert_splits_train_alike([{"recompute": True}], ranks, atol=5e-6)
+    LORA_TRAINER.assert_splits_resume([{}], ranks, together)
+
+
+def check_fp8_weights(training, network):
+    """Compare stored weights with the originals: E4M3 has three bits after the first, its smallest step is 2^-9."""
+    for name, original in network.named_parameters():
+        parameter = training.network.get_parameter(name).detach()
+        local, expected = parallel.local(parameter), original.detach()[parallel.share(parameter)]
+        if local.dtype == torch.uint8:
+            scale = training.network.get_submodule(name.rpartition(".")[0]).scale
+            assert float(scale) == pytest.approx(float(original.detach().abs().max()) / 448)
+            error = (local.view(torch.float8_e4m3fn).float() * scale - expected).abs()
+            assert bool((error <= torch.maximum(expected.abs() / 16, scale * 2.0**-9)).all()), name
+
+
+def check_fp8_base_trains(ranks, **split):
+    """Also used on two ranks."""
+    training, losses = LORA_TRAINER.train(ranks, **LORA_IN_FP8, **split)
+    single, expected = LORA_TRAINER.train(one_rank(ranks), **LORA_PLAIN)
+    assert losses == pytest.approx(expected, rel=0.01) and losses != expected
+    in_fp8 = [name for name, w in training.network.named_parameters() if w.dtype == torch.uint8]
+    assert len(in_fp8) == 2 * 7 and not any("lora" in name for name in in_fp8)
+    check_fp8_weights(training, single.network)
+
+
+def test_training_with_a_base_in_fp8_is_close_to_fp32(ranks):
+    check_fp8_base_trains(ranks, recompute=True)
+
+
+def check_published_weights_in_fp8(ranks, folder):
+    """Also used on two ranks."""
+    single, path = LORA_TRAINER.new(one_rank(ranks), **LORA_PLAIN), folder / "model.safetensors"
+    weights = {hf_name(k): v.detach().numpy() for k, v in single.network.named_parameters() if "lora" not in k}
+    safetensors.write(path, weights)
+    config = share_batch(LORA, ranks, **LORA_IN_FP8, tensor_parallelism=ranks.size)
+    check_fp8_weights(lora.Training(config, VOCABULARY, ranks, path), single.network)
+
+
+def test_published_weights_are_stored_in_fp8(ranks, tmp_path):
+    check_published_weights_in_fp8(ranks, tmp_path)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_activation_memory_of_lora_matches_the_formula(recompute, ranks):
+    """In fp32, with dropout masks of one byte."""
+    training = LORA_TRAINER.new(ranks, layers=6, width=64, inner_width=160, recompute=recompute)
+    config, dropout = training.config, training.dropout
+    part = lora_data.step_of(config, SAMPLES, ranks, 0)[0]
+    dropout.samples, dropout.positions, dropout.length = torch.tensor(part.samples), part.positions, 32
+    per_position = config.layers * (config.width * 4 if recompute else config.activation_bytes())
+    measured = saved_by_layers(training.network, part.tokens, part.positions)
+    assert measured == pytest.approx(part.tokens.numel() * per_position, rel=0.1)
+
+
+def test_70b_has_the_published_number_of_parameters():
+    config = LoraConfig()
+    counted = memory.weights_of(config, 32000)
+    with torch.device("meta"):
+        network = Network(config.shape(32000))
+        parameters = sum(weight.numel() for weight in network.parameters())
+        adapters.add(network, lora.rule_of(config), 0)
+    assert parameters == counted.layer * 80 + counted.outside == 68_976_648_192
+    trained = sum(weight.numel() for weight in adapters.trained(network).values())
+    assert trained == config.adapters() * 80 == 44_564_480

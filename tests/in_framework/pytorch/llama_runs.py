@@ -5,6 +5,7 @@ killed, as a launcher does.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -15,10 +16,8 @@ import pytest
 import torch
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.run import checkpoints
-from benchmarks.common.run.checkpoints import Checkpoints
+from benchmarks.common.run import checkpoints, stopping
 from benchmarks.common.run.run import Run
-from benchmarks.common.run.stopping import end_process
 from benchmarks.llama import noise
 from benchmarks.llama31_8b.pytorch import train
 from benchmarks.llama31_8b.pytorch.config import Config
@@ -44,37 +43,33 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def uninterrupted(data, tmp_path_factory):
     """Reference runs by number of ranks and settings, each trained once."""
-    runs = {}
 
+    @functools.cache
     def train_once(ranks, **settings):
-        key = ranks, *settings
-        if key not in runs:
-            runs[key] = tmp_path_factory.mktemp("uninterrupted") / "run"
-            assert run_train(data, runs[key], ranks, **settings) == [0] * ranks
-        return runs[key]
+        output = tmp_path_factory.mktemp("uninterrupted") / "run"
+        assert run_train(data, output, ranks, **settings) == [0] * ranks
+        return output
 
     return train_once
 
 
-def run_train(data, output, ranks, hook=None, **settings):
+def run_train(data, output, ranks, hook=lambda rank: None, **settings):
     """Train to the end, or until a rank is killed; return the exit codes. Each rank calls ``hook`` before."""
     output.mkdir(exist_ok=True)
     config = dataclasses.replace(CONFIG, **settings)
     config = dataclasses.replace(config, batch_size=GLOBAL_BATCH * config.group // ranks)
-    path = output / "config.json"
+    path, pids, codes = output / "config.json", [], {}
+    arguments = ["--config", str(path), "--data", str(data), "--output", str(output)]
     path.write_text(json.dumps(dataclasses.asdict(config)), encoding="utf-8")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    pids, codes = [], {}
     for rank in range(ranks):
         pids.append(os.fork())
         if pids[-1] == 0:
             os.environ.update(RANK=f"{rank}", WORLD_SIZE=f"{ranks}", MASTER_ADDR="127.0.0.1", MASTER_PORT=f"{port}")
             torch.set_num_threads(1)
-            if hook:
-                hook(rank)
-            end_process(lambda: train.main(["--config", str(path), "--data", str(data), "--output", str(output)]))
+            hook(rank)
+            stopping.end_process(lambda: train.main(arguments))
     while len(codes) < ranks:
         pid, status = os.waitpid(-1, 0)
         codes[pid] = os.waitstatus_to_exitcode(status)
@@ -166,7 +161,7 @@ def is_step_4(run, *arguments):
 # Hooks in the order in which one run is killed, each with the step that it resumes from: the last complete save.
 KILLS = {
     "in a step after a save": (replace(Run, "report", die_after_a_save, is_step_4), 3),
-    "before a save": (replace(Checkpoints, "save_async", die), 3),
+    "before a save": (replace(checkpoints.Checkpoints, "save_async", die), 3),
     "while the weights are copied": (replace(pytorch, "snapshot", die, rank=1), 3),
     "before a file": (replace(pytorch, "write", die), 3),
     "within a file": (replace(pytorch, "write", die_within_the_file, is_rank_file), 3),
@@ -189,20 +184,17 @@ def test_run_killed_around_its_saves_has_the_same_losses(data, uninterrupted, tm
 
 def test_stopped_run_waits_for_its_save_and_resumes_with_the_same_losses(data, uninterrupted, tmp_path):
     """SIGTERM arrives while the save of step 3 is written, which ends only after the signal."""
+    signalled = tmp_path / "signalled"
 
     def write_slowly(plain, *arguments):
-        while not (tmp_path / "signalled").exists():
+        while not signalled.exists():
             time.sleep(0.01)
         time.sleep(0.3)
         return plain(*arguments)
 
-    def signal_and_report(plain, *arguments):
-        (tmp_path / "signalled").touch()
-        return stop(plain, *arguments)
-
     def hook(rank):
         replace(pytorch, "write", write_slowly, is_rank_file)(rank)
-        replace(Run, "report", signal_and_report, is_step_4, rank=1)(rank)
+        replace(Run, "report", lambda *given: signalled.touch() or stop(*given), is_step_4, rank=1)(rank)
 
     assert run_train(data, tmp_path, 2, hook) == [0, 0]
     assert [record["step"] for record in records(tmp_path, "checkpoint_written")] == [3]

@@ -9,13 +9,13 @@ import torch
 
 from benchmarks.language.pytorch.low_precision import gathered_product
 from benchmarks.llama.pytorch.fp8 import Float8Linear
-from tests.in_framework.pytorch import llama, lora
+from tests.in_framework.pytorch import llama
 from tests.in_framework.splits import first_moments, full_weights, one_rank, share_batch
 
 LONG = True
 RANKS = (2, 4)
 SIZE = int(os.environ["WORLD_SIZE"])
-LLAMA, GPT_OSS, LORA = llama.TRAINER, llama.GPT_OSS_TRAINER, lora.TRAINER
+LLAMA, GPT_OSS, LORA = llama.TRAINER, llama.GPT_OSS_TRAINER, llama.LORA_TRAINER
 TENSOR, CONTEXT = {"tensor_parallelism": 2}, {"context_parallelism": 2}
 BASIC, EXPERTS = [{}, TENSOR, CONTEXT], [{"expert_parallelism": count} for count in (1, 2, 4)]
 SPLITS = {
@@ -60,7 +60,7 @@ def test_checkpoints_resume_in_every_split(trainer, splits, ranks, together):
 def test_bf16_training_is_close_to_fp32(trainer, settings, tolerance, ranks):
     training, losses = trainer.train(ranks, precision="bf16", **settings)
     _, expected = trainer.train(one_rank(ranks))
-    assert losses == pytest.approx(expected, rel=tolerance) and losses != expected
+    assert expected != losses == pytest.approx(expected, rel=tolerance)
     # Only a frozen base is stored in bf16. Rotary cosines stay fp32: bf16 cannot represent 8,192 positions.
     dtypes, inputs = {weight.dtype: weight.requires_grad for weight in training.network.parameters()}, set()
     assert dtypes == ({torch.bfloat16: False, torch.float32: True} if trainer is LORA else {torch.float32: True})
@@ -77,16 +77,14 @@ def test_fp8_is_close_to_fp32_in_every_split_and_resumes_bit_for_bit(ranks, toge
 
     In bf16 the gradients are within 1.2 %: a share that is missing or counted twice would be half of it.
     """
-    plain = {**llama.IN_FP8, "fp8": "none", "precision": "fp32"}
-    single, expected = LLAMA.train(one_rank(ranks), steps=1, **plain)
+    single, expected = LLAMA.train(one_rank(ranks), steps=1, **{**llama.IN_FP8, "fp8": "none", "precision": "fp32"})
     gradients = first_moments(single)
     expected += LLAMA.advance(single, (1, 2))
     for split in BASIC:
         training, losses = LLAMA.train(ranks, steps=1, **llama.IN_FP8, **split)
         assert sum(isinstance(module, Float8Linear) for module in training.network.modules()) == 7
         for name, moment in first_moments(training).items():
-            error = float((moment - gradients[name]).norm() / gradients[name].norm())
-            assert 0.02 < error < 0.15, (split, name)
+            assert 0.02 < float((moment - gradients[name]).norm() / gradients[name].norm()) < 0.15, (split, name)
         losses += LLAMA.advance(training, (1, 2))
         assert losses == pytest.approx(expected, rel=0.005), split
     LLAMA.assert_splits_resume(BASIC, ranks, together, **llama.IN_FP8)
@@ -104,50 +102,44 @@ def test_fp8_is_close_to_fp32_in_every_split_and_resumes_bit_for_bit(ranks, toge
         (LLAMA, {"recompute": True}),
         (GPT_OSS, {"expert_parallelism": 2}),
         (LORA, {"layers": 6}),
-        (LORA, {"recompute": True, **lora.IN_FP8}),
+        (LORA, {"recompute": True, **llama.LORA_IN_FP8}),
         (LORA, {"layers": 6, **CONTEXT}),
         (LORA, {"layers": 6, **TENSOR}),
     ],
 )
 def test_compiled_parts_train_like_eager_ones(ranks, monkeypatch, trainer, settings):
     """With a backend that runs PyTorch's operators, and with graph breaks only around context-parallel attention."""
-    backend_calls = []
     torch._dynamo.reset()  # Graphs of the other cases count towards the recompile limit
-
-    def count(graph, _):
-        backend_calls.append(graph)
-        return graph
-
-    monkeypatch.setattr(
-        torch, "compile", partial(torch.compile, backend=count, fullgraph="context_parallelism" not in settings)
-    )
+    graphs, options = [], {"fullgraph": "context_parallelism" not in settings}
+    options["backend"] = lambda graph, _: graphs.append(graph) or graph
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, **options))
     eager, expected = trainer.train(ranks, **settings)
-    assert not backend_calls
+    assert not graphs
     config = share_batch(trainer.config, ranks, **settings)
     object.__setattr__(config, "compile", True)  # not accepted on a CPU
     training = trainer.build(config, ranks)
     assert trainer.advance(training, range(3)) == pytest.approx(expected, rel=1e-6)
-    assert 0 < len(backend_calls) < 10, "layers share their graphs"
+    assert 0 < len(graphs) < 10, "layers share their graphs"
     assert full_weights(training).keys() == full_weights(eager).keys()
 
 
 @only_two_ranks
-@pytest.mark.parametrize(("fused", "dtype"), lora.PUBLISHED)
+@pytest.mark.parametrize(("fused", "dtype"), llama.PUBLISHED)
 @pytest.mark.parametrize("split", BASIC[:2])
 def test_each_rank_reads_its_part_of_published_weights(fused, dtype, split, ranks, tmp_path):
-    lora.check_published_weights_are_read(ranks, tmp_path, fused, dtype, **split)
+    llama.check_published_weights_are_read(ranks, tmp_path, fused, dtype, **split)
 
 
 @only_two_ranks
 @pytest.mark.parametrize("split", BASIC)
 def test_training_with_a_base_in_fp8_is_close_to_fp32(split, ranks):
-    lora.check_fp8_base_trains(ranks, **split)
+    llama.check_fp8_base_trains(ranks, **split)
 
 
 @only_two_ranks
 def test_frozen_weights_are_gathered_in_fp8(ranks):
     """Gathered bytes and the outputs are those of a single rank with full weights in FP8."""
-    single, training, calls = LORA.new(one_rank(ranks), **lora.PLAIN), LORA.new(ranks, **lora.IN_FP8), {}
+    single, training, calls = LORA.new(one_rank(ranks), **llama.LORA_PLAIN), LORA.new(ranks, **llama.LORA_IN_FP8), {}
     for name, module in training.network.named_modules():
         if isinstance(module, Float8Linear):
             module.register_forward_hook(
@@ -165,4 +157,4 @@ def test_frozen_weights_are_gathered_in_fp8(ranks):
 
 @only_two_ranks
 def test_published_weights_are_stored_in_fp8(ranks, tmp_path):
-    lora.check_published_weights_in_fp8(ranks, tmp_path)
+    llama.check_published_weights_in_fp8(ranks, tmp_path)

@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.bert.pytorch import data
-from benchmarks.bert.pytorch.train import Training, build, train_step
+from benchmarks.bert.pytorch import data, train
 from benchmarks.common.data.problem import Problem
 from benchmarks.language.pytorch import low_precision
-from benchmarks.language.pytorch.low_precision import KeptLinear, cast, gathered_product, keep, refresh
 from tests.in_framework.pytorch.bert_network import CONFIG, CPU, micro_batch
 
 LONG = True
@@ -27,8 +25,8 @@ def draw(*shape, seed=0):
 
 def make_linear(dtype, size_in=64, size_out=48):
     linear = nn.Linear(size_in, size_out)
-    kept = KeptLinear(linear, dtype)
-    refresh([kept])
+    kept = low_precision.KeptLinear(linear, dtype)
+    low_precision.refresh([kept])
     return linear, kept
 
 
@@ -48,12 +46,12 @@ def padded_batch(config):
 @pytest.mark.parametrize("dtype, bits", [(E4M3, 3), (E5M2, 2)])
 def test_cast_uses_the_range_of_its_type(dtype, bits):
     values = draw(64, 48) * 1e-5
-    rounded, _, inverse = cast(values, dtype)
+    rounded, _, inverse = low_precision.cast(values, dtype)
     assert rounded.float().abs().max() == torch.finfo(dtype).max
     error = ((rounded.double() * inverse.double() - values).abs() / values.abs())[values.abs() > values.max() / 256]
     # Half a unit of the last bit of the significand.
     assert 2.0 ** -(bits + 3) < error.max() <= 2.0 ** -(bits + 1) * 1.001
-    zeros, _, inverse = cast(torch.zeros(4, 4), dtype)
+    zeros, _, inverse = low_precision.cast(torch.zeros(4, 4), dtype)
     assert not zeros.float().any() and torch.isfinite(inverse)
 
 
@@ -63,7 +61,7 @@ def test_fp8_product_matches_float64_of_the_rounded_tensors():
     output, hidden_grad, weight_grad = run_with_gradients(kept, hidden, gradient, linear.weight)
 
     def round_trip(tensor, dtype):
-        rounded, _, inverse = cast(tensor.detach(), dtype)
+        rounded, _, inverse = low_precision.cast(tensor.detach(), dtype)
         return rounded.double() * inverse.double()
 
     x, w, g = round_trip(hidden, E4M3), round_trip(linear.weight, E4M3), round_trip(gradient, E5M2)
@@ -81,29 +79,26 @@ def test_fp8_product_matches_float64_of_the_rounded_tensors():
 
 def test_gathered_weight_multiplies_with_the_same_bits():
     linear = nn.Linear(64, 48).bfloat16()
-    kept = KeptLinear(linear, E4M3)
-    refresh([kept])
+    kept = low_precision.KeptLinear(linear, E4M3)
+    low_precision.refresh([kept])
     inputs = draw(2, 16, 64).bfloat16(), draw(2, 16, 48, seed=1).bfloat16(), linear.weight
     expected = run_with_gradients(lambda x: kept.product(x.flatten(0, 1)).view(2, 16, 48), *inputs)
-    gathered = run_with_gradients(lambda x: gathered_product(x, linear.weight), *inputs)
-    assert all(map(torch.equal, gathered, expected))
-    linear.requires_grad_(False)
-    _, hidden_grad, weight_grad = run_with_gradients(lambda x: gathered_product(x, linear.weight), *inputs)
-    assert torch.equal(hidden_grad, expected[1]) and weight_grad is None
+    for trained in (True, False):
+        linear.requires_grad_(trained)
+        *found, gradient = run_with_gradients(lambda x: low_precision.gathered_product(x, linear.weight), *inputs)
+        assert all(map(torch.equal, found, expected))
+        assert torch.equal(gradient, expected[2]) if trained else gradient is None
 
 
 def test_missing_fp8_is_explained(monkeypatch):
     def unsupported(*args, **options):
         raise RuntimeError("torch._scaled_mm is only supported on devices with compute capability >= 8.9\nmore")
 
-    def without_scales(left, right, **options):
-        return (left.float() @ right.float()).bfloat16()
-
     monkeypatch.setattr(torch, "_scaled_mm", unsupported)
     assert "compute capability >= 8.9" in low_precision.why_no_fp8(CPU.context)
     with pytest.raises(Problem, match=r"fp8=scaled_mm: RuntimeError: (.|\n)*hint: set fp8=none"):
-        Training(IN_FP8, 104, CPU)
-    monkeypatch.setattr(torch, "_scaled_mm", without_scales)
+        train.Training(IN_FP8, 104, CPU)
+    monkeypatch.setattr(torch, "_scaled_mm", lambda left, right, **_: (left.float() @ right.float()).bfloat16())
     assert "wrong by" in low_precision.why_no_fp8(CPU.context)
     monkeypatch.delattr(torch, "_scaled_mm")
     assert "has no FP8" in low_precision.why_no_fp8(CPU.context)
@@ -112,40 +107,30 @@ def test_missing_fp8_is_explained(monkeypatch):
 @pytest.mark.parametrize("gelu", ["erf", "tanh"])
 def test_stored_bf16_weights_train_with_the_same_bits_as_autocast(gelu):
     config = dataclasses.replace(IN_BF16, gelu=gelu)
-    stored, autocast = Training(config, 104, CPU), Training(dataclasses.replace(config, accumulation=1), 104, CPU)
+    stored, autocast = (
+        train.Training(config, 104, CPU),
+        train.Training(dataclasses.replace(config, accumulation=1), 104, CPU),
+    )
     assert len(stored.kept) == 4 * config.layers and not autocast.kept
     parts = padded_batch(config)
     for training in (stored, autocast):
         for _ in range(3):
-            train_step(training, parts, 0.01)
+            train.train_step(training, parts, 0.01)
     assert all(map(torch.equal, stored.network.parameters(), autocast.network.parameters()))
 
 
 def test_fp8_training_learns_and_resumes_bit_for_bit():
     batch, data_set = padded_batch(IN_FP8), SimpleNamespace(vocabulary=SimpleNamespace(size=104))
-    plain, in_fp8 = Training(CONFIG, 104, CPU), build(IN_FP8, data_set, CPU, {})
+    plain, in_fp8 = train.Training(CONFIG, 104, CPU), train.build(IN_FP8, data_set, CPU, {})
     assert list(plain.network.state_dict()) == list(in_fp8.network.state_dict()), "checkpoints fit with and without"
-    losses = [[float(train_step(training, batch, 0.01)) for _ in range(10)] for training in (plain, in_fp8)]
-    assert losses[1] == pytest.approx(losses[0], rel=0.02) and losses[1] != losses[0]
-    assert losses[1][-1] < 0.9 * losses[1][0]
+    expected, losses = ([float(train.train_step(each, batch, 0.01)) for _ in range(10)] for each in (plain, in_fp8))
+    assert expected != losses == pytest.approx(expected, rel=0.02) and losses[-1] < 0.9 * losses[0]
     file = io.BytesIO()
     torch.save({**in_fp8.state_dict(), **in_fp8.rank_state_dict()}, file)
     file.seek(0)
-    resumed = build(IN_FP8, data_set, CPU, torch.load(file, weights_only=True))
-    assert torch.equal(*(train_step(training, batch, 0.01) for training in (in_fp8, resumed)))
+    resumed = train.build(IN_FP8, data_set, CPU, torch.load(file, weights_only=True))
+    assert torch.equal(*(train.train_step(training, batch, 0.01) for training in (in_fp8, resumed)))
     assert all(map(torch.equal, in_fp8.network.parameters(), resumed.network.parameters()))
-
-
-def test_refresh_updates_the_stored_weights():
-    module = nn.Module()
-    module.linear = nn.Linear(16, 16)
-    (kept,) = keep([module], ["linear"], E4M3)
-    before = kept.rows.float().clone()
-    with torch.no_grad():
-        kept.weight.neg_()
-    refresh([kept])
-    assert torch.equal(kept.rows.float(), -before)
-    assert torch.equal(kept.columns.float(), -before.t()) and kept.columns.is_contiguous()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, E4M3])

@@ -10,37 +10,36 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import kernels
 from benchmarks.detection.pytorch.boxes import DetectedBoxes
 from benchmarks.detection.pytorch.operators import nms
-from benchmarks.maskrcnn.pytorch import backbone, operators
-from benchmarks.maskrcnn.pytorch.config import Config
-from benchmarks.maskrcnn.pytorch.data import EvaluationBatch, read_objects, synthetic_batch
-from benchmarks.maskrcnn.pytorch.evaluation import to_detections
+from benchmarks.maskrcnn.pytorch import backbone, config, data, evaluation, operators
 from benchmarks.maskrcnn.pytorch.train import MAX_EDGES, build, train_on_batch, train_step
 from benchmarks.maskrcnn.schedule import Rates
+from tests.in_framework.torch_checks import CPU
 from tests.in_framework.waves import digest, waves
 
 torch.set_num_threads(1)
-CPU = Ranks(0, 1, 0, 1, torch.device("cpu"))
-CONFIG = Config(device="cpu", precision="fp32", stages=(1, 1, 1, 1), stem_width=8, frozen_stages=0, fpn_width=16,
+CONFIG = config.Config(device="cpu", precision="fp32", stages=(1, 1, 1, 1), stem_width=8, frozen_stages=0, fpn_width=16,
                 box_width=16, mask_width=16, mask_layers=1, anchor_sizes=(8, 16, 24, 32, 48), anchors_per_image=32,
                 rpn_pre_nms_top_n=40, rpn_pre_nms_top_n_test=20, rpn_post_nms_top_n=60, rpn_post_nms_top_n_test=15,
                 rois_per_image=16, detections=5, batch_size=2, optimizer_kernel="fused", gradient_clip=3.0,
                 learning_rate=0.02, warmup_steps=0, pixel_mean=(120.0,) * 3, pixel_std=(57.0,) * 3, short_side=64,
                 long_side=96, bucket_step=32, warm_up_steps=0, objects=6, score_threshold=0.01)  # fmt: skip
-SHAPE = (64, 96)
-RATES = Rates(0.01, 0.02)
+SHAPE, RATES = (64, 96), Rates(0.01, 0.02)
 
 
 def noise(shape=SHAPE, **options):
-    return synthetic_batch(CONFIG, 5, shape, CPU.context, **options)
+    return data.synthetic_batch(CONFIG, 5, shape, CPU.context, **options)
+
+
+def new(**changes):
+    return build(dataclasses.replace(CONFIG, **changes), 5, CPU, {})
 
 
 def train(**changes):
     # A training after five steps on one batch, and their losses
-    training = build(dataclasses.replace(CONFIG, **changes), 5, CPU, {})
+    training = new(**changes)
     return training, [float(train_step(training, noise(), RATES)) for _ in range(5)]
 
 
@@ -51,15 +50,13 @@ def plain():
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_every_precision_trains_and_detects(plain, precision):
-    scaled = {"precision": precision, "loss_scale": 1024.0, "loss_scale_interval": 3}
+    scaled, batch = {"precision": precision, "loss_scale": 1024.0, "loss_scale_interval": 3}, noise()
     training, losses = train(**scaled)
     assert losses[-1] < 0.8 * losses[0]
-    assert losses == pytest.approx(plain[1], rel=0.2) and losses != plain[1], "proposals depend on the last bits"
-    batch = noise()
+    assert plain[1] != losses == pytest.approx(plain[1], rel=0.2), "proposals depend on the last bits"
     found, masks = training.model.detect(batch.images, batch.sizes)
     assert masks.shape == (len(found.images), 28, 28) and masks.isfinite().all()
-    for image in range(2):
-        scores = found.scores[found.images == image].tolist()
+    for scores in (found.scores[found.images == image].tolist() for image in range(2)):
         assert scores == sorted(scores, reverse=True) and len(scores) <= 5
     # What is trained before the clock changes nothing behind it, the dynamic scale neither.
     assert train(**scaled, warm_up_steps=2)[1] == losses
@@ -80,25 +77,23 @@ SYNCHRONIZING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is
 
 
 class OperatorNames(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.names = []
+    names: tuple = ()
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         name = function.overloadpacket.__name__
         indices = arguments[1] if name in ("index", "index_put", "index_put_") else ()
         has_mask = any(torch.is_tensor(index) and index.dtype is torch.bool for index in indices)
-        self.names.append("nonzero" if has_mask else name)
+        self.names += ("nonzero" if has_mask else name,)
         return function(*arguments, **(options or {}))
 
 
 def gpu_training(precision):
     # A training as on a GPU, as far as possible: fixed shapes, rates in tensors, kernels hidden from PyTorch
-    training = build(dataclasses.replace(CONFIG, precision=precision, loss_scale=1024.0), 5, CPU, {})
+    training = new(precision=precision, loss_scale=1024.0)
     training.model.is_static, training.rates = True, [torch.zeros(()), torch.zeros(())]
-    operators = training.model.operators
-    hidden = {name: _disable_current_modes()(getattr(operators, name)) for name in operators._fields[1:5]}
-    training.model.operators = operators._replace(**hidden)
+    chosen = training.model.operators
+    hidden = {name: _disable_current_modes()(getattr(chosen, name)) for name in chosen._fields[1:5]}
+    training.model.operators = chosen._replace(**hidden)
     return training
 
 
@@ -132,12 +127,12 @@ def test_graph_holds_batches_with_any_number_of_edges():
 def test_weights_and_biases_have_different_rates():
     distances = []
     for rates in (Rates(0.01, 0.0), Rates(0.0, 0.01), Rates(0.0, 0.02)):
-        training = build(dataclasses.replace(CONFIG, gradient_clip=0.0), 5, CPU, {})
+        training, moved = new(gradient_clip=0.0), {False: 0.0, True: 0.0}
         before = [parameter.detach().clone() for parameter in training.network.parameters()]
         train_step(training, noise(), rates)
-        pairs = list(zip(before, training.network.parameters(), strict=True))
-        distances.append([sum(float((new - old).norm()) for old, new in pairs if (new.dim() == 1) == is_bias)
-                          for is_bias in (False, True)])  # fmt: skip
+        for old, parameter in zip(before, training.network.parameters(), strict=True):
+            moved[old.dim() == 1] += float((parameter.detach() - old).norm())
+        distances.append(list(moved.values()))
     weights, slow = distances[0][0], distances[1][1]
     assert weights > 0 and slow > 0 and distances == [[weights, 0], [0, slow], [0, pytest.approx(2 * slow, rel=1e-3)]]
 
@@ -155,11 +150,10 @@ def test_pixels_are_doubled_as_interpolated():
 
 
 def test_frozen_stages_are_not_trained():
-    changes = {"frozen_stages": 2}
-    first = build(dataclasses.replace(CONFIG, **changes), 5, CPU, {}).network.backbone.state_dict()
-    after = train(**changes)[0].network.backbone.state_dict()
-    same = {name for name in first if torch.equal(first[name], after[name]) and not name.endswith("scale")}
-    assert same == {name for name in first if name.startswith(("conv1.", "layers.0.")) and not name.endswith("scale")}
+    first, after = (training.network.backbone for training in (new(frozen_stages=2), train(frozen_stages=2)[0]))
+    weights = {name: tensor for name, tensor in first.state_dict().items() if not name.endswith("scale")}
+    same = {name for name, tensor in weights.items() if torch.equal(tensor, after.state_dict()[name])}
+    assert same == {name for name in weights if name.startswith(("conv1.", "layers.0."))}
 
 
 @torch.no_grad()
@@ -173,22 +167,18 @@ def test_batch_norm_of_either_file_is_folded():
         shape = networks[0].get_submodule(ours).weight.shape
         torchvision[weight] = detectron[blob] = torch.from_numpy(0.2 * waves(*shape, phase=phase))
         gamma, beta, mean, variance = torch.from_numpy(waves(4, shape[0], phase=phase))
-        variance = variance / 2 + 1
-        values = {"weight": gamma, "bias": beta, "running_mean": mean, "running_var": variance}
+        values = {"weight": gamma, "bias": beta, "running_mean": mean, "running_var": variance / 2 + 1}
         torchvision.update({f"{norm}.{name}": value for name, value in values.items()})
-        scale = detectron[f"{affine}_s"] = gamma / (variance + 1e-5).sqrt()
-        detectron[f"{affine}_b"] = beta - mean * scale
+        scale = gamma / (values["running_var"] + 1e-5).sqrt()
+        detectron.update({f"{affine}_s": scale, f"{affine}_b": beta - mean * scale})
     for network, weights in zip(networks, (torchvision, detectron), strict=True):
         backbone.load(network, weights)
         stages = [digest(stage) for stage in network(torch.from_numpy(waves(1, 3, 32, 32)))]
         assert stages == [
-            pytest.approx(value, rel=1e-9)
-            for value in [
-                [0.27369939488, -0.0018448867252],
-                [0.71370802487, 0.011835256328],
-                [0.77382576433, 0.13687651812],
-                [0.85413145906, 0.018040212575],
-            ]
+            pytest.approx([0.27369939488, -0.0018448867252], rel=1e-9),
+            pytest.approx([0.71370802487, 0.011835256328], rel=1e-9),
+            pytest.approx([0.77382576433, 0.13687651812], rel=1e-9),
+            pytest.approx([0.85413145906, 0.018040212575], rel=1e-9),
         ]
         assert not network.conv1.shift.requires_grad
 
@@ -230,11 +220,10 @@ def test_torchvision_is_used_where_it_is_right(monkeypatch):
 
 @pytest.mark.parametrize("inclusive", [True, False])
 def test_boxes_are_pooled_and_drawn_to_their_last_pixel(inclusive, monkeypatch):
-    model = build(dataclasses.replace(CONFIG, inclusive_corners=inclusive), 5, CPU, {}).model
+    model, batch, rois = new(inclusive_corners=inclusive).model, noise(), []
     align, project = (mock.Mock(wraps=operator) for operator in model.operators[3:5])
     model.operators, sample_rois = model.operators._replace(roi_align=align, project_masks=project), model._sample_rois
     monkeypatch.setattr(model, "_sample_rois", lambda *given: rois.append(sample_rois(*given)) or rois[0])
-    batch, rois = noise(), []
     model.losses(batch)
     model.detect(batch.images, batch.sizes)
     pooled = [call.args[1] for call in align.call_args_list]
@@ -247,22 +236,12 @@ def test_boxes_are_pooled_and_drawn_to_their_last_pixel(inclusive, monkeypatch):
 # Boxes and the first outline, recorded from maskrcnn_benchmark's BoxList: resized by 2.5, without mirror and with it
 RESIZED = {
     False: (
-        [
-            [25.0, 50.0, 98.5, 148.5],
-            [0.0, 0.0, 248.5, 198.5],
-            [225.0, 175.0, 248.5, 198.5],
-            [8.125, 18.75, 22.875, 22.875],
-        ],
-        [[25.0, 50.0], [100.0, 50.0], [62.5, 150.0]],
+        [[25.0, 50, 98.5, 148.5], [0, 0, 248.5, 198.5], [225, 175, 248.5, 198.5], [8.125, 18.75, 22.875, 22.875]],
+        [[25.0, 50], [100, 50], [62.5, 150]],
     ),
     True: (
-        [
-            [151.5, 50.0, 225.0, 148.5],
-            [1.5, 0.0, 250.0, 198.5],
-            [1.5, 175.0, 25.0, 198.5],
-            [227.125, 18.75, 241.875, 22.875],
-        ],
-        [[224.0, 50.0], [149.0, 50.0], [186.5, 150.0]],
+        [[151.5, 50, 225, 148.5], [1.5, 0, 250, 198.5], [1.5, 175, 25, 198.5], [227.125, 18.75, 241.875, 22.875]],
+        [[224.0, 50], [149, 50], [186.5, 150]],
     ),
 }
 
@@ -275,20 +254,17 @@ def test_objects_are_resized_and_mirrored_as_the_submitted_boxes(mirrored):
     part = SimpleNamespace(offsets=[0, 5], crowds=[False] * 5, sizes=np.array([[100, 80]], np.int32),
                            boxes=given.astype(np.float32), labels=np.arange(1, 6), image_ids=[7],
                            polygons=lambda number: [outline])  # fmt: skip
-    objects = read_objects(part, 0, (250, 200), mirrored, CONFIG)
-    boxes, polygon = RESIZED[mirrored]
-    assert objects.boxes == pytest.approx(np.array(boxes), abs=1e-4)
+    objects = data.read_objects(part, 0, (250, 200), mirrored, CONFIG)
+    found = [*objects.boxes, *objects.polygons[0][0]]
+    assert found == [pytest.approx(row, abs=1e-4) for rows in RESIZED[mirrored] for row in rows]
     assert objects.labels.tolist() == [1, 2, 3, 5]
-    assert objects.polygons[0][0] == pytest.approx(np.array(polygon), abs=1e-4)
     if not mirrored:
         # The last one is in an image that fills the batch.
         images, labels = torch.tensor([0, 0, 0, 0, 1]), torch.arange(1, 6)
         detected = DetectedBoxes(images, torch.from_numpy(objects.boxes)[[0, 1, 2, 3, 0]], torch.ones(5), labels)
-        batch = EvaluationBatch(None, torch.tensor([[250.0, 200], [96, 64]]), np.array([0]))
-        originals = to_detections(SimpleNamespace(val=part), batch, detected, np.ones((5, 28, 28), np.float32), 1.0)
-        assert originals.boxes[[0, 1, 3]] == pytest.approx(given[[0, 1, 4]], abs=1e-4)
-        assert (originals.images.tolist(), originals.labels.tolist(), len(originals.masks)) == (
-            [7] * 4,
-            [1, 2, 3, 4],
-            4,
+        batch = data.EvaluationBatch(None, torch.tensor([[250.0, 200], [96, 64]]), np.array([0]))
+        originals = evaluation.to_detections(
+            SimpleNamespace(val=part), batch, detected, np.ones((5, 28, 28), np.float32), 1.0
         )
+        assert originals.boxes[[0, 1, 3]] == pytest.approx(given[[0, 1, 4]], abs=1e-4)
+        assert [*originals.images, *originals.labels, len(originals.masks)] == [7, 7, 7, 7, 1, 2, 3, 4, 4]

@@ -1,18 +1,27 @@
-"""Mask R-CNN's parts against recorded values of the submitted formulas, evaluated in loops in float64."""
+"""Mask R-CNN's parts and weight files against recorded values of the submitted formulas, in loops in float64."""
 
 import math
+import os
+import pickle
+import re
+import shutil
+import struct
+import tarfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.common.data.problem import Problem
 from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import files
 from benchmarks.detection.pytorch.boxes import decode, encode, overlaps
 from benchmarks.detection.pytorch.operators import nms
 from benchmarks.maskrcnn import order
-from benchmarks.maskrcnn.pytorch import evaluation, model, operators, regions, served
-from benchmarks.maskrcnn.pytorch.regions import Limits, propose
+from benchmarks.maskrcnn.pytorch import backbone, evaluation, model, operators, regions, served
+from benchmarks.maskrcnn.pytorch.config import Config as MaskConfig
 from tests.in_framework.waves import digest, waves
 
 torch.set_num_threads(1)
@@ -194,8 +203,7 @@ def test_anchors_are_the_published_ones():
 def test_offsets_of_a_box_and_their_inverse():
     # Fast R-CNN's parametrization: the centre moves by 1/2 and 1/4 of the size, the sides grow by e and 1/e
     anchor, weights = torch.tensor([[0.0, 10, 8, 26]], dtype=torch.float64), (10.0, 10.0, 5.0, 5.0)
-    half_width, half_height = 4 * math.e, 8 / math.e
-    box = torch.tensor([[8 - half_width, 22 - half_height, 8 + half_width, 22 + half_height]], dtype=torch.float64)
+    box = torch.tensor([[8 - 4 * math.e, 22 - 8 / math.e, 8 + 4 * math.e, 22 + 8 / math.e]], dtype=torch.float64)
     assert encode(box, anchor, weights)[0].tolist() == pytest.approx([5, 2.5, 5, -5])
     boxes, anchors = boxes_of(40, 3), boxes_of(40, 4)
     torch.testing.assert_close(decode(encode(boxes, anchors, weights), anchors, weights), boxes)
@@ -242,13 +250,15 @@ def test_proposals_are_limited_by_level_and_over_the_batch():
     anchors = [boxes_of(30, 7).float(), boxes_of(8, 8).float()]
     scores = [torch.from_numpy(waves(2, len(boxes), phase=len(boxes))).float() for boxes in anchors]
     offsets = [torch.from_numpy(0.2 * waves(2, len(boxes), 4, phase=10)).float() for boxes in anchors]
-    proposals = propose(scores, offsets, anchors, sizes, Limits(12, 14, True, 0.4))
+    proposals = regions.propose(scores, offsets, anchors, sizes, regions.Limits(12, 14, True, 0.4))
     assert proposals.valid.sum(1).tolist() == [7, 7]
     boxes = [proposals.boxes[image][proposals.valid[image]] for image in (0, 1)]
     assert [digest(image) for image in boxes] == [
         pytest.approx(value, abs=1e-4) for value in [[43.18466, 14.32825], [38.89718, 15.87987]]
     ]
-    assert propose(scores, offsets, anchors, sizes, Limits(12, 5, False, 0.4)).valid.sum(1).tolist() == [5, 5]
+    assert regions.propose(scores, offsets, anchors, sizes, regions.Limits(12, 5, False, 0.4)).valid.sum(
+        1
+    ).tolist() == [5, 5]
 
 
 # -- RoIAlign and masks -----------------------------------------------------------------------------------
@@ -293,8 +303,7 @@ def test_pooling_has_the_values_and_gradients_of_the_submitted_kernel(edge, leve
     for align in (operators.roi_align, served.roi_align):
         values = align(features, rois, images, 3, edge)
         assert digest(values.detach()) == pytest.approx(pooled, abs=1e-12)
-        weighted = values * torch.from_numpy(waves(*values.shape, phase=2))
-        parts = torch.autograd.grad(weighted.sum(), features)
+        parts = torch.autograd.grad((values * torch.from_numpy(waves(*values.shape, phase=2))).sum(), features)
         assert [digest(part) for part in parts] == [pytest.approx(value, abs=1e-12) for value in gradients]
     assert operators.roi_align(features, boxes[:0], images[:0], 3).shape == (0, 2, 3, 3)
 
@@ -344,12 +353,11 @@ FILLED = torch.tensor([[1, 1, 1, 0, 1], [1, 1, 0, 1, 0]]).bool()
 def test_binary_loss_is_the_mean_of_the_counted_samples():
     # Logits 0 and log 3: losses log 2, and log 4/3 or log 4
     logits = torch.tensor([[0.0, math.log(3), math.log(3), 9, 0], [0, math.log(3), 9, 0, 9]], dtype=torch.float64)
-    expected = (4 * math.log(2) + 2 * math.log(4) + math.log(4 / 3)) / 7
-    assert float(model.binary_loss(logits, POSITIVE, FILLED)) == pytest.approx(expected, rel=1e-12)
     masks, truth = torch.full((5, 2, 2), math.log(3), dtype=torch.float64), torch.zeros(5, 2, 2).bool()
     truth[0], truth[2, 0, 0] = True, True
-    expected = (4 * math.log(4 / 3) + math.log(4 / 3) + 3 * math.log(4)) / 8
-    assert float(model.binary_loss(masks, truth, POSITIVE[0])) == pytest.approx(expected, rel=1e-12)
+    losses = [float(model.binary_loss(logits, POSITIVE, FILLED)), float(model.binary_loss(masks, truth, POSITIVE[0]))]
+    expected = (4 * math.log(2) + 2 * math.log(4) + math.log(4 / 3)) / 7, (5 * math.log(4 / 3) + 3 * math.log(4)) / 8
+    assert losses == pytest.approx(expected, rel=1e-12)
     none = torch.zeros_like(POSITIVE)
     assert float(model.binary_loss(logits, none, none)) == float(model.binary_loss(masks, truth, none[0])) == 0
 
@@ -376,22 +384,25 @@ def test_each_rank_groups_its_own_images_by_aspect(ranks):
     sizes = np.rint(130 + 70 * waves(500, 2)).astype(int)
     sizes[::50] = 100  # squares
     resized = order.resize(sizes, 80, 133)
-    shapes = order.shapes(resized, 80, 133, 32)
-    chosen, seen = np.flatnonzero(np.arange(500) % 10), set()
-    for rank in range(ranks):
-        share = Ranks(rank, ranks, 0, 1, None)
-        batches, next_epoch = (order.batches(resized, shapes, chosen, 4, 3, epoch, share) for epoch in (0, 1))
+    shapes, chosen, seen = order.shapes(resized, 80, 133, 32), np.flatnonzero(np.arange(500) % 10)[:448], set()
+    share = -(-len(chosen) // ranks)
+    shuffled = (
+        np.resize(np.random.RandomState([3, 0]).permutation(chosen), share * ranks).reshape(ranks, share).tolist()
+    )
+    for rank, mine in enumerate(shuffled):
+        batches, next_epoch = (
+            order.batches(resized, shapes, chosen, 4, 3, epoch, Ranks(rank, ranks, 0, 1, None)) for epoch in (0, 1)
+        )
         assert len(batches) == len(next_epoch) == -(-len(chosen) // (4 * ranks)), "all ranks have as many"
-        assert [batch.positions.tolist() for batch in batches] != [batch.positions.tolist() for batch in next_epoch]
-        assert sum(len(set(resized[b.positions, 0] > resized[b.positions, 1])) > 1 for b in batches) <= 1
+        positions = [batch.positions.tolist() for batch in batches]
+        assert positions != [batch.positions.tolist() for batch in next_epoch]
+        assert sum(len(set(resized[batch, 0] > resized[batch, 1])) > 1 for batch in positions) <= 1
         # A batch's first image is the first of its group that no batch before has; batches come in that order
-        mine = np.resize(np.random.RandomState([3, 0]).permutation(chosen), -(-450 // ranks) * ranks)
-        mine = mine[rank * -(-450 // ranks) :][: -(-450 // ranks)].tolist()
-        firsts = [mine.index(batch.positions[0]) for batch in batches]
-        assert firsts == sorted(firsts) and mine[0] == batches[0].positions[0]
+        firsts = [mine.index(batch[0]) for batch in positions]
+        assert firsts == sorted(firsts) and firsts[0] == 0
         assert all((resized[batch.positions][:, ::-1] <= batch.shape).all() for batch in batches)
         assert {batch.shape for batch in batches} <= set(order.all_shapes(80, 133, 32))
-        seen.update(*(batch.positions.tolist() for batch in batches))
+        seen.update(*positions)
     assert seen == set(chosen.tolist())
     evaluated = np.concatenate([batch.positions for batch in order.evaluation(shapes, 16)])
     assert sorted(evaluated.tolist()) == list(range(500))
@@ -407,14 +418,93 @@ def test_sizes_are_rounded_as_the_submitted_code_rounds():
 
 def test_evaluation_runs_without_cudnn_benchmark(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)  # as frameworks/pytorch.py sets it
-    settings = []
+    monkeypatch.setattr(evaluation, "evaluation_input", lambda *_: ())
 
     def interrupt(batches):
-        settings.append(torch.backends.cudnn.benchmark)
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(torch.backends.cudnn.benchmark)
 
     run = SimpleNamespace(interruptible=interrupt, ranks=None)
-    monkeypatch.setattr(evaluation, "evaluation_input", lambda *_: ())
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="False"):
         evaluation.detections(SimpleNamespace(config=SimpleNamespace(threads=1)), None, run)
-    assert (settings, torch.backends.cudnn.benchmark) == ([False], True)
+    assert torch.backends.cudnn.benchmark
+
+
+SAMPLES = Path(__file__).parents[2] / "samples" / "weights"
+
+
+def test_tar_of_before_2017_and_pickle_of_python_2_are_read():
+    """Formats of torchvision's resnet34-333f7ec4.pth, which torch.load reads by executing it, and of R-50.pkl."""
+    tensors = files.tensors_of(files.load(SAMPLES / "tar_2016.pth", "", ""))
+    # As torch.load(weights_only=False) of PyTorch 2.13 reads it
+    expected = {
+        "conv1.weight": torch.arange(24.0).reshape(2, 3, 2, 2),
+        "bn1.running_mean": torch.tensor([0.5, -1.5]),
+        "fc.bias": torch.tensor([1.0, 2.0, 4.0]),
+    }
+    assert list(tensors) == list(expected) and all(map(torch.equal, tensors.values(), expected.values()))
+    arrays = files.load(SAMPLES / "python2.pkl", "", "")
+    assert {name: array.tolist() for name, array in arrays.items()} == {
+        "conv1_w": [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]],
+        "conv1_b": [0.5, -2],
+    }
+
+
+def detectron_weights(network: backbone.ResNet) -> dict:
+    """Every array of Detectron's R-50.pkl: the 214 names in the submitted logs of v0.6 and v0.7."""
+    weights = {"fc1000_w": np.ones((1000, 2048), np.float32), "fc1000_b": np.ones(1000, np.float32)}
+    layers = {("conv1", "res_conv1_bn"): network.conv1}
+    for stage, blocks in enumerate(network.layers):
+        for block, module in enumerate(blocks):
+            name = f"res{stage + 2}_{block}_branch"
+            parts = {"1": module.downsample, "2a": module.conv1, "2b": module.conv2, "2c": module.conv3}
+            layers.update({(name + end, f"{name}{end}_bn"): layer for end, layer in parts.items() if layer is not None})
+    for number, ((name, norm), layer) in enumerate(layers.items()):
+        weights[f"{name}_w"] = np.full(layer.weight.shape, number, np.float32)
+        for end, array in enumerate((f"{norm}_s", f"{norm}_b", f"{name}_b"), start=1):
+            weights[array] = np.full(len(layer.weight), number + end / 4, np.float32)
+    return weights
+
+
+def test_detectrons_backbone_is_loaded(tmp_path):
+    config, path = MaskConfig(), tmp_path / "R-50.pkl"
+    network = backbone.ResNet(config.stages, config.stem_width, config.stride_in_1x1, config.frozen_stages)
+    weights = detectron_weights(network)
+    assert len(weights) == 214
+    path.write_bytes(pickle.dumps(weights, 2))
+    backbone.load_file(network, path)
+    for number, layer in ((0, network.conv1), (11, network.layers[1][0].downsample), (52, network.layers[3][2].conv3)):
+        values = [float(tensor.detach().unique()) for tensor in (layer.weight, layer.scale, layer.shift)]
+        assert values == [number, number + 0.25, number + 0.5]
+    del weights["res2_0_branch2a_w"]
+    for wrong, words in (
+        (weights, "R-50.pkl has no res2_0_branch2a_w"),
+        ({"conv1_w": weights["fc1000_w"]}, "conv1_w has the shape (1000, 2048), this backbone needs (64, 3, 7, 7)"),
+        ({"blobs": {}}, "has no conv1.weight"),
+    ):
+        path.write_bytes(pickle.dumps(wrong, 2))
+        with pytest.raises(Problem, match="(?s)" + re.escape(words) + ".*set backbone=FILE"):
+            backbone.load_file(network, path)
+
+
+def test_a_command_in_a_file_is_not_executed(tmp_path):
+    """A tar with a pickle that runs a command, and one whose tensor is longer than its storage."""
+
+    class Command:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path}/ran",)
+
+    with tarfile.open(SAMPLES / "tar_2016.pth") as tar:
+        tar.extractall(tmp_path / "parts", filter="data")
+    tensors = (tmp_path / "parts" / "tensors").read_bytes()
+    for name, content, words in (
+        ("pickle", pickle.dumps({"a": Command()}, 2), "it names posix.system"),
+        # Sizes, strides and offset of the second tensor
+        ("tensors", tensors.replace(struct.pack("<3q", 2, 1, 0), struct.pack("<3q", 4 << 20, 1, 0)), "out of bounds"),
+    ):
+        parts = Path(shutil.copytree(tmp_path / "parts", tmp_path / f"damaged {name}"))
+        (parts / name).write_bytes(content)
+        with tarfile.open(tmp_path / "bad.pth", "w:") as tar:
+            tar.add(parts, "")
+        with pytest.raises(Problem, match=f"cannot be read as weights.*{words}"):
+            files.load(tmp_path / "bad.pth", "weights", "give others")
+    assert not (tmp_path / "ran").exists()

@@ -12,14 +12,12 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import optimizers
 from benchmarks.ncf.interactions import draw_negatives
-from benchmarks.ncf.pytorch import data, evaluation, model, operators, train
-from benchmarks.ncf.pytorch.config import Config
-from benchmarks.ncf.pytorch.train import assemble, build, state_dict, train_step
+from benchmarks.ncf.pytorch import config, data, evaluation, model, operators, train
+from tests.in_framework.torch_checks import CPU
 from tests.in_framework.waves import digest, waves
 
 USERS, ITEMS, HELD_OUT, PAIRS = 40, 30, 29, 500
-CPU = Ranks(0, 1, 0, 1, torch.device("cpu"))
-CONFIG = Config(
+CONFIG = config.Config(
     device="cpu", precision="fp32", factors=4, layers=(12, 10, 6, 3), learning_rate=0.0045, beta1=0.25, beta2=0.5,
     epsilon=1e-3, batch_size=PAIRS,
 )  # fmt: skip
@@ -46,8 +44,7 @@ def gradients_of(network, precision="fp32"):
     network.zero_grad()
     with pytorch.autocast(CPU.context, precision):
         loss = network.loss_sum(*BATCH) / PAIRS
-    loss.backward()
-    return float(loss.detach()), [parameter.grad.clone() for parameter in network.parameters()]
+    return float(loss.detach()), torch.autograd.grad(loss, list(network.parameters()))
 
 
 @pytest.mark.parametrize("first_layer", ["tables", "rows", "auto"])
@@ -60,19 +57,8 @@ def test_loss_and_gradients_of_neumf(first_layer):
     assert [loss, *scores] == pytest.approx([0.7414034, 0.1345885, 0.0007271033], rel=1e-5, abs=1e-7)
     assert [digest(gradient)[1] for gradient in gradients] == pytest.approx(
         [
-            0.0001065135,
-            1.284013e-05,
-            3.760304e-05,
-            -9.424125e-07,
-            -0.0003691278,
-            -0.03986223,
-            0.2806295,
-            8.201939e-06,
-            0.0006157606,
-            0.002694214,
-            -0.002178303,
-            0.002971726,
-            -0.03550899,
+            *(0.0001065135, 1.284013e-05, 3.760304e-05, -9.424125e-07, -0.0003691278, -0.03986223, 0.2806295),
+            *(8.201939e-06, 0.0006157606, 0.002694214, -0.002178303, 0.002971726, -0.03550899),
         ],
         rel=1e-4,
         abs=2e-9,
@@ -83,10 +69,8 @@ def test_loss_and_gradients_of_neumf(first_layer):
 def test_steps_are_those_of_adam(kernel):
     # Losses and weights of torch.optim.Adam in float64
     sampler, network = data.Sampler(small_data(), PAIRS, 4, CPU), fill(model.build(CONFIG, USERS, ITEMS))
-    training = assemble(dataclasses.replace(CONFIG, optimizer_kernel=kernel), network, sampler, CPU)
-    sampler.draw_epoch(1)
-    for step in (0, 1):
-        train_step(training, step)
+    training = train.assemble(dataclasses.replace(CONFIG, optimizer_kernel=kernel), network, sampler, CPU)
+    train_epoch(1, training, steps=2)
     assert training.losses[:2].tolist() == pytest.approx([0.7365851742, 0.7374244027], rel=1e-5)
     weights = torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
     assert digest(weights) == pytest.approx([0.0173596026, 0.0243937887], rel=1e-6)
@@ -95,8 +79,7 @@ def test_steps_are_those_of_adam(kernel):
 @pytest.mark.parametrize(("by_tables", "read_as"), [(True, None), (True, torch.bfloat16), (False, torch.bfloat16)])
 def test_bf16_gradients_are_near_those_of_fp32(by_tables, read_as):
     network = fill(model.NeuMF(USERS, ITEMS, CONFIG.factors, CONFIG.layers, by_tables))
-    exact = gradients_of(network)[1]
-    network.read_as = read_as
+    exact, network.read_as = gradients_of(network)[1], read_as
     errors = [float((bf16 - fp32).abs().max() / fp32.abs().max())
               for bf16, fp32 in zip(gradients_of(network, "bf16")[1], exact, strict=True)]  # fmt: skip
     assert 0 < max(errors) < 0.1
@@ -105,21 +88,18 @@ def test_bf16_gradients_are_near_those_of_fp32(by_tables, read_as):
     assert torch.equal(rows, table[users].to(read_as or torch.float32))
     # Users come many times: their gradients are summed in fp32, and reach the tables so.
     upstream = torch.from_numpy(waves(*rows.shape)).to(rows.dtype)
-    (gradient,) = torch.autograd.grad(rows, table, upstream)
     expected = torch.zeros(table.shape, dtype=torch.float64).index_add_(0, users, upstream.double())
-    torch.testing.assert_close(gradient, expected.float(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(*torch.autograd.grad(rows, table, upstream), expected.float(), rtol=1e-5, atol=1e-6)
 
 
 # -- a captured epoch --------------------------------------------------------------------------------------
 
 
-class CaptureStandIn:
-    # A capture that knows the optimizer's tensors by their memory, as a CUDA graph does
-    optimizer = None
-
-    def __init__(self, function, example, warm_up) -> None:
-        warm_up(*example)
-        self.memory = addresses(self.optimizer)
+def train_epoch(seed, *trainings, steps=3):
+    trainings[0].sampler.draw_epoch(seed)
+    for step in range(steps):
+        for training in trainings:
+            train.train_step(training, step)
 
 
 def addresses(optimizer):
@@ -130,31 +110,24 @@ def addresses(optimizer):
 def test_checkpoint_reaches_the_tensors_of_a_captured_graph(kernel, monkeypatch):
     eager = dataclasses.replace(CONFIG, batch_size=100, optimizer_kernel=kernel)
     sampler = data.Sampler(small_data(), 100, 4, CPU)
-    first = build(eager, USERS, ITEMS, sampler, CPU, {})
-    sampler.draw_epoch(1)
-    for step in range(3):
-        train_step(first, step)
-    checkpoint = copy.deepcopy(state_dict(first))
-    candidates = optimizers.adam_candidates
-
-    def assemble_and_note(*arguments):
-        training = assemble(*arguments)
-        CaptureStandIn.optimizer = training.optimizer
-        return training
-
-    monkeypatch.setattr(train, "Captured", CaptureStandIn)
-    monkeypatch.setattr(train, "assemble", assemble_and_note)
+    first = train.build(eager, USERS, ITEMS, sampler, CPU, {})
+    train_epoch(1, first)
+    checkpoint, built = copy.deepcopy(train.state_dict(first)), []
+    assemble, candidates = train.assemble, optimizers.adam_candidates
+    monkeypatch.setattr(train, "assemble", lambda *given: built.append(assemble(*given)) or built[-1])
+    # A capture knows the optimizer's tensors by their memory, as a CUDA graph does.
+    monkeypatch.setattr(
+        train,
+        "Captured",
+        lambda function, example, warm_up: warm_up(*example) or addresses(built[-1].optimizer),
+    )
     # PyTorch refuses a capturable optimizer on a CPU.
     monkeypatch.setattr(optimizers, "adam_candidates", lambda *options, capturable: candidates(*options))
     graphed = dataclasses.replace(eager, device="gpu")
-    fresh, resumed = (build(graphed, USERS, ITEMS, sampler, CPU, state) for state in ({}, checkpoint))
-    sampler.draw_epoch(2)
-    for step in range(3):
-        train_step(first, step)
-        train_step(resumed, step)
+    fresh, resumed = (train.build(graphed, USERS, ITEMS, sampler, CPU, state) for state in ({}, checkpoint))
+    train_epoch(2, first, resumed)
     # exp_avg, exp_avg_sq and step of 4 tables, 3 layers with biases and 3 tensors of the last one
-    assert len(resumed.graph.memory) == 3 * 13
-    assert addresses(resumed.optimizer) == resumed.graph.memory
+    assert len(resumed.graph) == 3 * 13 and addresses(resumed.optimizer) == resumed.graph
     assert all(map(torch.equal, first.network.parameters(), resumed.network.parameters()))
     assert not any(value.any() for state in fresh.optimizer.state.values() for value in state.values())
 
@@ -164,43 +137,33 @@ def test_checkpoint_reaches_the_tensors_of_a_captured_graph(kernel, monkeypatch)
 NAN = math.nan
 
 
-def candidates_of(negatives, config=CONFIG):
+@pytest.mark.parametrize(
+    ("negatives", "scores", "precision", "position"),
+    [
+        ([5, 6, 7, 8], [0.1, 0.2, 0.3, 0.4, 0.5], "fp32", 0),
+        ([5, 6, 7, 8], [0.9, 0.2, 0.8, 0.4, 0.5], "fp32", 2),
+        ([5, 6, 7, 8], [0.5, 0.2, 0.3, 0.4, 0.5], "fp32", 1),
+        ([5, 5, 7, 8], [0.9, 0.9, 0.3, 0.4, 0.5], "fp32", 1),
+        ([5, 9, 7, 8], [0.1, 0.5, 0.3, 0.4, 0.5], "fp32", 0),
+        ([5, 9, 7, 8], [0.5, 0.5, 0.5, 0.4, 0.5], "fp32", 1),
+        ([5, 6, 7, 8], [0.1, 0.2, 0.3, 0.4, NAN], "fp32", 4),
+        ([5, 6, 7, 8], [NAN, 0.2, 0.3, 0.4, 0.5], "fp32", 1),
+        # These logits differ in fp16, their probabilities 0.99331 and 0.99333 do not; the first is listed.
+        ([5, 6, 7, 8], [5.0, 0.0, 0.0, 0.0, 5.004], "fp32", 0),
+        ([5, 6, 7, 8], [5.0, 0.0, 0.0, 0.0, 5.004], "fp16", 1),
+    ],
+)
+def test_position_of_a_held_out_item(negatives, scores, precision, position):
+    # Columns: negatives, then the held-out item 9
     test_items = torch.tensor([9], dtype=torch.int32)
     one_user = small_data()._replace(users=1, test_items=test_items, negatives=np.array([negatives]))
-    return evaluation.Candidates(one_user, config, CPU)
-
-
-@pytest.mark.parametrize(
-    ("negatives", "scores", "position"),
-    [
-        ([5, 6, 7, 8], [0.1, 0.2, 0.3, 0.4, 0.5], 0),
-        ([5, 6, 7, 8], [0.9, 0.2, 0.8, 0.4, 0.5], 2),
-        ([5, 6, 7, 8], [0.5, 0.2, 0.3, 0.4, 0.5], 1),
-        ([5, 5, 7, 8], [0.9, 0.9, 0.3, 0.4, 0.5], 1),
-        ([5, 9, 7, 8], [0.1, 0.5, 0.3, 0.4, 0.5], 0),
-        ([5, 9, 7, 8], [0.5, 0.5, 0.5, 0.4, 0.5], 1),
-        ([5, 6, 7, 8], [0.1, 0.2, 0.3, 0.4, NAN], 4),
-        ([5, 6, 7, 8], [NAN, 0.2, 0.3, 0.4, 0.5], 1),
-    ],
-    ids=["first", "third", "tie", "listed twice", "itself", "itself, ties before and after", "NaN", "a NaN before"],
-)
-def test_position_of_a_held_out_item(negatives, scores, position):
-    # Columns: negatives, then the held-out item 9
-    assert candidates_of(negatives).ranks_of_held_out(torch.tensor([scores]), slice(0, 1)).tolist() == [position]
-
-
-def test_fp16_compares_probabilities():
-    # The logits 5 and 5.004 differ in fp16, their probabilities 0.99331 and 0.99333 do not; the first is listed.
-    near = torch.tensor([[5.0, 0.0, 0.0, 0.0, 5.004]])
-    for precision, position in (("fp32", 0), ("fp16", 1)):
-        candidates = candidates_of([5, 6, 7, 8], Config(precision=precision))
-        assert candidates.ranks_of_held_out(near, slice(0, 1)).tolist() == [position]
+    candidates = evaluation.Candidates(one_user, config.Config(precision=precision), CPU)
+    assert candidates.ranks_of_held_out(torch.tensor([scores]), slice(0, 1)).tolist() == [position]
 
 
 def test_hit_ratio_and_ndcg_of_the_first_ten_positions():
     # Sums over the users: hits, gains 1 / log2(position + 2), and users
-    gains = evaluation.gains(torch.tensor([0, 9, 10])).tolist()
-    assert gains == pytest.approx([2, 1 + 1 / math.log2(9 + 2), 3])
+    assert evaluation.gains(torch.tensor([0, 9, 10])).tolist() == pytest.approx([2, 1 + 1 / math.log2(9 + 2), 3])
 
 
 @torch.no_grad()
@@ -223,12 +186,10 @@ def samples_of_epoch(sampler, seed):
 
 def test_an_epoch_has_each_positive_once_and_even_negatives():
     data_set = small_data()
-    positives = torch.stack((data_set.train_users, data_set.train_items), 1)
-    trained = torch.zeros(USERS, ITEMS, dtype=torch.bool)
-    trained[positives[:, 0].long(), positives[:, 1].long()] = True
-    sampler, counts = data.Sampler(data_set, 60, 4, CPU), torch.zeros(USERS * ITEMS)
+    positives, trained = torch.stack((data_set.train_users, data_set.train_items), 1), torch.zeros(USERS, ITEMS)
+    trained[positives[:, 0].long(), positives[:, 1].long()] = 1
+    sampler, counts, orders = data.Sampler(data_set, 60, 4, CPU), torch.zeros(USERS * ITEMS), set()
     assert torch.equal(samples_of_epoch(sampler, 1), samples_of_epoch(sampler, 1))
-    orders = set()
     for epoch in range(200):
         samples = samples_of_epoch(sampler, data.epoch_seed(7, epoch))
         users, items, labels = samples.unbind(1)
@@ -236,24 +197,18 @@ def test_an_epoch_has_each_positive_once_and_even_negatives():
         assert sorted(samples[labels == 1, :2].tolist()) == positives.tolist(), "each once an epoch"
         orders.add(tuple(labels[:60].tolist()))
         counts += (users * ITEMS + items)[labels == 0].bincount(minlength=USERS * ITEMS)
-    assert len(orders) == 200
     counts = counts.view(USERS, ITEMS)
-    assert not counts[trained].any()
-    expected = counts.sum(1, keepdim=True) / (~trained).sum(1, keepdim=True)
+    assert len(orders) == 200 and not counts[trained == 1].any()
+    expected = counts.sum(1, keepdim=True) / (1 - trained).sum(1, keepdim=True)
     # Each term of a chi-squared sum is about 1 - 1/k on the mean.
-    assert float(((counts - expected) ** 2 / expected)[~trained].mean()) == pytest.approx(1.0, abs=0.15)
+    assert float(((counts - expected) ** 2 / expected)[trained == 0].mean()) == pytest.approx(1.0, abs=0.15)
 
 
 def test_three_ranks_draw_the_samples_of_one_rank():
     counts, single = [], data.Sampler(small_data(), 60, 4, CPU)
     parts = [data.Sampler(small_data(), 20, 4, Ranks(rank, 3, rank, 3, CPU.context)) for rank in range(3)]
-
-    def draw_and_count(positions, *arguments):
-        counts.append(len(positions))
-        return operators.samples(positions, *arguments)
-
     for sampler in (single, *parts):
-        sampler.draws = draw_and_count
+        sampler.draws = lambda positions, *given: counts.append(len(positions)) or operators.samples(positions, *given)
         sampler.draw_epoch(1)
     assert {part.steps_per_epoch for part in parts} == {single.steps_per_epoch}
     for step in range(single.steps_per_epoch):
@@ -304,15 +259,14 @@ def test_the_data_set_is_loaded_into_the_tensors_of_generated_pairs(tmp_path):
     data_set = small_data()
     content = {"facts": data_set.counts, "splits": {"train": {"count": len(data_set.train_users)}}}
     generated = data.synthetic(content, CPU.context)
+    assert int(generated.train_users.max()) < USERS and int(generated.train_items.max()) < ITEMS
     sampler = data.Sampler(generated, 60, 4, CPU)
     sampler.draw_epoch(5)
-    assert int(generated.train_users.max()) < USERS and int(generated.train_items.max()) < ITEMS
-    tensors = {name: value for name, value in vars(sampler).items() if torch.is_tensor(value)}
-    for name in ("train_users", "train_items", "test_items"):
-        np.save(f"{tmp_path}/{name}.npy", getattr(data_set, name).numpy())
-    np.save(f"{tmp_path}/test_negatives.npy", np.asarray(data_set.negatives))
+    for name in ("train_users", "train_items", "test_items", "negatives"):
+        file = name.replace("negatives", "test_negatives")
+        np.save(f"{tmp_path}/{file}.npy", np.asarray(getattr(data_set, name)))
     loaded = data.load(tmp_path, generated)
     sampler.index()
     assert all(ours is theirs for ours, theirs in zip(loaded[2:5], generated[2:5]))
-    assert sum(any(value is now for now in vars(sampler).values()) for value in tensors.values()) >= 3
-    assert torch.equal(samples_of_epoch(sampler, 1), samples_of_epoch(data.Sampler(data_set, 60, 4, CPU), 1))
+    expected = samples_of_epoch(data.Sampler(data_set, 60, 4, CPU), 1)
+    assert torch.equal(samples_of_epoch(sampler, 1), expected)

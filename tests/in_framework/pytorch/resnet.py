@@ -7,19 +7,15 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.frameworks.pytorch import autocast
 from benchmarks.common.run import choices
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import capabilities, networks
-from benchmarks.resnet import memory
-from benchmarks.resnet.architecture import Conv, input_shape
+from benchmarks.resnet import architecture, memory
 from benchmarks.resnet.pytorch import model, optimizer, train
 from benchmarks.resnet.pytorch.config import Config
 from tests.in_framework import resnet
-from tests.in_framework.torch_checks import saved_bytes
+from tests.in_framework.torch_checks import CPU, saved_bytes
 
-CPU = torch.device("cpu")
-ALONE = Ranks(0, 1, 0, 1, CPU)
 GPU = Ranks(0, 1, 0, 1, torch.device("cuda", 0))
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 
@@ -28,15 +24,11 @@ def logits(**changes):
     # Logits of one batch with the weights of the seed.
     config = resnet.config_of(Config, **changes)
     images = torch.rand((2, 3, 32, 32), generator=torch.Generator().manual_seed(9))
-    network = model.to_device(model.build(config), config, CPU).eval()
-    with torch.no_grad(), autocast(CPU, config.precision):
-        return network(images.to(memory_format=networks.memory_format(config.layout))).float()
+    network = model.to_device(model.build(config), config, CPU.context).eval()
+    return network(images.to(memory_format=networks.memory_format(config.layout))).detach()
 
 
-@pytest.mark.parametrize(
-    ("changes", "low", "high"),
-    [({}, 0.0, 0.0), ({"seed": 2}, 0.1, 9.0), ({"layout": "NHWC"}, 0.0, 1e-5)],
-)
+@pytest.mark.parametrize(("changes", "low", "high"), [({}, 0, 0), ({"seed": 2}, 0.1, 9), ({"layout": "NHWC"}, 0, 1e-5)])
 def test_what_changes_the_logits(changes, low, high):
     first = logits()
     assert low <= float((logits(**changes) - first).norm() / first.norm()) <= high
@@ -44,7 +36,7 @@ def test_what_changes_the_logits(changes, low, high):
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_convolution_of_single_pixels(stride):
-    layer = model.Convolution(Conv(8, 8, 3, stride)).double()
+    layer = model.Convolution(architecture.Conv(8, 8, 3, stride)).double()
     x = torch.rand((4, 8, 1, 1), dtype=torch.float64)
     expected = torch.nn.functional.conv2d(x, layer.weight, stride=stride, padding=1)
     torch.testing.assert_close(layer(x), expected)
@@ -53,7 +45,7 @@ def test_convolution_of_single_pixels(stride):
 
 
 def built(**changes):
-    return train.build(resnet.config_of(Config, learning_rate=0.1, **changes), ALONE, {})
+    return train.build(resnet.config_of(Config, learning_rate=0.1, **changes), CPU, {})
 
 
 def batch_of(count=8, dtype=torch.float32):
@@ -69,29 +61,27 @@ def losses_of(trained, rates=(0.1, 0.05, 0.2, 0.2)):
 
 def test_steps_in_bf16_are_near_those_in_fp32():
     plain, rounded = (losses_of(built(precision=precision), (0.01, 0.01)) for precision in ("fp32", "bf16"))
-    assert rounded != plain and rounded == pytest.approx(plain, rel=0.05)
+    assert plain != rounded == pytest.approx(plain, rel=0.05)
 
 
 def test_a_warm_up_leaves_no_trace():
     options = {"optimizer": "lars", "loss_scale": 128.0}
     bare = built(**options)
     torch.manual_seed(5)
-    warm = train.warm_up(bare._replace(config=dataclasses.replace(bare.config, warm_up_steps=3)), ALONE)
+    warm = train.warm_up(bare._replace(config=dataclasses.replace(bare.config, warm_up_steps=3)), CPU)
     assert torch.rand(1) == torch.rand(1, generator=torch.Generator().manual_seed(5))
     momenta = [state["momentum_buffer"] for state in warm.optimizer.state.values()]
     assert momenta and not any(momentum.any() for momentum in momenta)
     assert losses_of(warm) == losses_of(built(**options))
     tensors = [*warm.network.state_dict().values(), *momenta]
     before = [tensor.clone() for tensor in tensors]
-    train.warm_up(warm, ALONE)
-    assert all(map(torch.equal, tensors, before))
-    assert warm.network.training
+    train.warm_up(warm, CPU)
+    assert all(map(torch.equal, tensors, before)) and warm.network.training
 
 
 def test_micro_batches_have_the_gradients_of_the_batch():
     results = []
-    for steps in (1, 4):
-        training = built(accumulation_steps=steps, loss_scale=128.0)
+    for training in (built(accumulation_steps=steps, loss_scale=128.0) for steps in (1, 4)):
         training.network.eval()  # batch norm by its running statistics
         loss = train.forward_backward(training, *batch_of())
         results.append(torch.cat([loss[None], *(p.grad.flatten() for p in training.network.parameters())]))
@@ -101,18 +91,14 @@ def test_micro_batches_have_the_gradients_of_the_batch():
 
 def with_ddp(**changes):
     trained = built(bucket_mb=1000, **changes)
-    return trained, train.wrap_ddp(trained.network, trained.config, ALONE)
+    return trained, train.wrap_ddp(trained.network, trained.config, CPU)
 
 
 @pytest.mark.parametrize("steps", [1, 4])
 def test_all_micro_batches_send_their_gradients_once(steps):
     (trained, wrapped), sent = with_ddp(accumulation_steps=steps), []
-
-    def hook(state, bucket):
-        sent.append(bucket.index())
-        return dist.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook(None, bucket)
-
-    wrapped.register_comm_hook(None, hook)
+    reduce = dist.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook
+    wrapped.register_comm_hook(None, lambda _, bucket: sent.append(bucket.index()) or reduce(None, bucket))
     losses_of(trained._replace(parallel=wrapped), [0.1])
     assert sent == [0]
 
@@ -127,11 +113,11 @@ def test_the_network_is_one_compiled_graph():
 def test_a_capturable_optimizer_and_its_checkpoint(name):
     # It is what a graph captures; a checkpoint of a captured run resumes.
     tensors = built(optimizer=name)
-    tensors.optimizer.make_capturable(CPU)
+    tensors.optimizer.make_capturable(CPU.context)
     losses = losses_of(tensors, (0.1, 0.05))
     resumed = optimizer.build(tensors.network, tensors.config)
     resumed.load_state_dict(tensors.optimizer.state_dict())
-    resumed.make_capturable(CPU)
+    resumed.make_capturable(CPU.context)
     losses += losses_of(tensors._replace(optimizer=resumed), (0.2, 0.2))
     assert losses == pytest.approx(losses_of(built(optimizer=name)), rel=1e-6)
 
@@ -147,29 +133,29 @@ def test_an_overflow_ends_the_run(precision, scale, dtype):
     trained = trained._replace(config=config, optimizer=optimizer.build(trained.network, config))
     losses = (train.train_step(trained, *batch_of(dtype=dtype), 0.1) for _ in range(10))
     # The overflow of the first step is in the second one's loss, which is read two steps later.
-    assert resnet.end_of_overflow(pytorch, ALONE, losses) == (4, "the loss is not finite at step 2: found nan")
+    assert resnet.end_of_overflow(pytorch, CPU, losses) == (4, "the loss is not finite at step 2: found nan")
 
 
 def test_auto_uses_what_the_installed_pytorch_has(monkeypatch, capsys):
     config = dataclasses.replace(resnet.config_of(Config), device="gpu")
     full = dataclasses.replace(config, compile="default", cuda_graph=True)
+    without = dataclasses.replace(config, compile="none", cuda_graph=False)
     monkeypatch.setattr(capabilities, "LACKS", dict.fromkeys(("compile", "cuda_graph"), lambda device: None))
     assert capabilities.resolve(config, GPU) == capabilities.resolve(full, GPU) == full
     assert capsys.readouterr().err == ""
     lacks = {"compile": lambda device: "no compiler", "cuda_graph": lambda device: "no graphs"}
     monkeypatch.setattr(capabilities, "LACKS", lacks)
-    without = dataclasses.replace(config, compile="none", cuda_graph=False)
     assert capabilities.resolve(config, GPU) == without
     words = "compile=none, which is slower: no compiler\ncuda_graph=false, which is slower: no graphs\n"
     assert capsys.readouterr().err == words
     with pytest.raises(choices.UnavailableError, match=r"compile=default: no compiler\s.*set compile=none"):
         capabilities.resolve(full, GPU)
-    assert capabilities.resolve(resnet.config_of(Config), ALONE) == dataclasses.replace(without, device="cpu")
+    assert capabilities.resolve(resnet.config_of(Config), CPU) == dataclasses.replace(without, device="cpu")
 
 
 def test_this_pytorch_lacks_nothing():
-    assert [capabilities.lack_of_graphs(CPU), capabilities.lack_of_compiler(CPU)] == [None, None]
-    assert [pytorch.group_options(ranks.context) for ranks in (ALONE, GPU)] == [{}, {"device_id": GPU.context}]
+    assert [capabilities.lack_of_graphs(CPU.context), capabilities.lack_of_compiler(CPU.context)] == [None, None]
+    assert [pytorch.group_options(ranks.context) for ranks in (CPU, GPU)] == [{}, {"device_id": GPU.context}]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -180,8 +166,8 @@ def test_activations_in_the_memory_model(depth, precision):
     network = model.build(config)
 
     def forward():
-        with autocast(CPU, precision):
-            outputs = network(torch.rand(input_shape(config)))
+        with pytorch.autocast(CPU.context, precision):
+            outputs = network(torch.rand(architecture.input_shape(config)))
         model.smoothed_loss(outputs, torch.zeros(8, dtype=torch.long), 0.1)
 
     size, need = saved_bytes(forward, network.state_dict().values()), memory.needed(config, "pytorch")

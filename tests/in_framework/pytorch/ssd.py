@@ -13,17 +13,14 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.annotations import open_data
 from benchmarks.detection.pytorch.boxes import decode
 from benchmarks.ssd import prepare
-from benchmarks.ssd.pytorch import model, norms
+from benchmarks.ssd.pytorch import model, norms, train
 from benchmarks.ssd.pytorch.config import Config, map_sizes
 from benchmarks.ssd.pytorch.data import EvaluationInput, TrainingInput, synthetic_batch
-from benchmarks.ssd.pytorch.model import default_boxes
-from benchmarks.ssd.pytorch.train import build, train_step
+from tests.in_framework.torch_checks import CPU
 from tests.in_framework.waves import digest, waves
 
 torch.set_num_threads(1)
-CPU = torch.device("cpu")
-ALONE = Ranks(0, 1, 0, 1, CPU)
-PLAIN = norms.norm_of(None, CPU)
+PLAIN = norms.norm_of(None, CPU.context)
 CLASSES = 6
 SMALL = Config(device="cpu", precision="fp32", layout="NCHW", pad_channels=False, image_size=64, width=8,
                blocks=(1, 2, 1), batch_size=4, optimizer_kernel="fused", warm_up_steps=0)  # fmt: skip
@@ -38,21 +35,21 @@ def test_default_boxes_are_those_of_the_reference():
     # dboxes300_coco of the reference, box by box
     maps = [map_sizes(size) for size in (96, 300)]
     assert maps == [[12, 6, 3, 2], [38, 19, 10, 5, 3, 1]]
-    boxes = default_boxes(300, Config().box_scales)
-    assert boxes[0].tolist() == pytest.approx([-0.02166667, -0.02166667, 0.04833333, 0.04833333], abs=1e-7)
-    assert boxes[-1].tolist() == pytest.approx([0.19240855, 0.0, 0.80759145, 1.0], abs=1e-7)
+    boxes = model.default_boxes(300, Config().box_scales)
     ends = np.cumsum([size**2 * count for size, count in zip(maps[1], (4, 6, 6, 6, 4, 4), strict=True)])
-    digests = [digest(part) for part in np.split(boxes, ends[:-1])]
-    assert digests == [
-        pytest.approx(value, abs=1e-7)
-        for value in [
+    found = [boxes[0], boxes[-1], *(digest(part) for part in np.split(boxes, ends[:-1]))]
+    assert found == [
+        pytest.approx(row, abs=1e-7)
+        for row in (
+            [-0.02166667, -0.02166667, 0.04833333, 0.04833333],
+            [0.19240855, 0.0, 0.80759145, 1.0],
             [0.50666667, -0.00080325],
             [0.50666667, -0.00109066],
             [0.532, 0.0049538],
             [0.53333333, -0.01478809],
             [0.5, 0.00533418],
             [0.5, 0.13600615],
-        ]
+        )
     ]
 
 
@@ -79,32 +76,18 @@ def test_equal_losses_share_the_rest_of_the_count():
 def test_detections_are_those_of_each_class_by_itself():
     # Recorded from suppression box by box in float64: variances 0.1 and 0.2, overlap up to 0.5, 7 of each image
     config = Config(image_size=64, detections=7, score_threshold=0.1)
-    defaults = torch.from_numpy(default_boxes(64, config.box_scales))
+    defaults = torch.from_numpy(model.default_boxes(64, config.box_scales))
     predictions = torch.from_numpy(3 * waves(3, len(defaults), 4 + 5)).float()
     predictions[1, :, 4] = 50  # only background
     detections = model.select_detections(*model.decode_predictions(predictions, defaults), config)
-    assert detections.images.tolist() == [0] * 7 + [2] * 7
-    assert detections.labels.tolist() == [1, 3, 3, 3, 2, 3, 2, 3, 1, 1, 1, 3, 2, 2]
-    assert detections.scores.tolist() == pytest.approx(
-        [
-            0.98524,
-            0.984587,
-            0.984108,
-            0.983704,
-            0.983177,
-            0.981735,
-            0.981709,
-            0.986458,
-            0.986415,
-            0.986315,
-            0.984191,
-            0.983295,
-            0.98173,
-            0.981406,
-        ],
-        abs=1e-5,
-    )
-    assert digest(detections.boxes) == pytest.approx([0.623657, 0.127593], abs=1e-5)
+    labels = [1, 3, 3, 3, 2, 3, 2, 3, 1, 1, 1, 3, 2, 2]
+    assert (detections.images.tolist(), detections.labels.tolist()) == ([0] * 7 + [2] * 7, labels)
+    scores = [
+        *(0.98524, 0.984587, 0.984108, 0.983704, 0.983177, 0.981735, 0.981709),
+        *(0.986458, 0.986415, 0.986315, 0.984191, 0.983295, 0.98173, 0.981406),
+    ]
+    found = [*detections.scores.tolist(), *digest(detections.boxes)]
+    assert found == pytest.approx([*scores, 0.623657, 0.127593], abs=1e-5)
 
 
 # -- network -----------------------------------------------------------------------------------------------
@@ -113,8 +96,7 @@ def test_detections_are_those_of_each_class_by_itself():
 def test_network_has_the_submitted_sizes():
     with torch.device("meta"):
         network = model.SSD(Config(), 81, PLAIN)
-        predictions = network(torch.empty(2, 4, 300, 300))
-    assert predictions.shape == (2, 8732, 4 + 81)
+        assert network(torch.empty(2, 4, 300, 300)).shape == (2, 8732, 4 + 81)
     # torchvision's ResNet-34 without its fourth stage (13,114,368) and last layer (513,000), and 64 x 49 weights more.
     backbone = sum(parameter.numel() for parameter in network.backbone.parameters())
     assert backbone == 21_797_672 - 13_114_368 - 513_000 + 3136
@@ -135,18 +117,17 @@ def test_padded_channels_last_is_the_same_network():
 def losses_of(rates=(0.01,) * 6, rate=0.0, **changes):
     # Losses of steps on one batch
     config = dataclasses.replace(SMALL, **changes)
-    training = build(config, CLASSES, ALONE, {})
+    training = train.build(config, CLASSES, CPU, {})
     training.rate = rate
     torch.manual_seed(0)
-    batch = synthetic_batch(config, CLASSES, CPU)
-    return [float(train_step(training, batch, rate)) for rate in rates]
+    batch = synthetic_batch(config, CLASSES, CPU.context)
+    return [float(train.train_step(training, batch, rate)) for rate in rates]
 
 
 def test_every_precision_trains():
     # At a small rate: at 0.01 the loss falls by half in five steps, and a rounding error grows to a tenth of it.
     fp32, bf16, fp16 = (losses_of((1e-4,) * 6, precision=precision) for precision in ("fp32", "bf16", "fp16"))
-    assert bf16 == pytest.approx(fp32, rel=0.02) and fp16 == pytest.approx(fp32, rel=0.005)
-    assert bf16 != fp32 != fp16
+    assert fp32 != bf16 == pytest.approx(fp32, rel=0.02) and fp32 != fp16 == pytest.approx(fp32, rel=0.005)
     losses, as_on_gpus = losses_of(), losses_of(precision="fp16", layout="NHWC", pad_channels=True)
     assert max(losses[-1] / losses[0], as_on_gpus[-1] / as_on_gpus[0]) < 0.8
     assert losses_of(warm_up_steps=2) == losses, "a warm-up changes nothing"
@@ -191,12 +172,13 @@ def data(tmp_path_factory):
 
 
 def batches_of(data, rank=0, ranks=1, saved=None, **changes):
-    return TrainingInput(dataclasses.replace(INPUT, **changes), data.train, Ranks(rank, ranks, 0, 1, CPU), saved)
+    config = dataclasses.replace(INPUT, **changes)
+    return TrainingInput(config, data.train, Ranks(rank, ranks, 0, 1, CPU.context), saved)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_every_image_is_evaluated_once_by_any_ranks(data, ranks):
-    inputs = [EvaluationInput(INPUT, data.val, Ranks(rank, ranks, 0, 1, CPU)) for rank in range(ranks)]
+    inputs = [EvaluationInput(INPUT, data.val, Ranks(rank, ranks, 0, 1, CPU.context)) for rank in range(ranks)]
     for _ in range(2):
         parts = [[positions for _, positions in part.one_pass()] for part in inputs]
         assert len({len(part) for part in parts}) == 1, "all ranks run as many batches"
@@ -228,10 +210,9 @@ def test_default_boxes_have_the_objects_of_their_image_mirrored_or_not(data, fli
     )
     mirrored = [not torch.equal(*images) for images in zip(batch.images, plain.images, strict=True)]
     assert any(mirrored) == flip and not all(mirrored)
-    defaults = torch.from_numpy(default_boxes(96, INPUT.box_scales))
+    defaults = torch.from_numpy(model.default_boxes(96, INPUT.box_scales))
     for is_mirrored, offsets, labels in zip(mirrored, batch.offsets, batch.labels, strict=True):
-        boxes = decode(offsets, defaults, WEIGHTS)[labels > 0]
-        matched = torch.cat((boxes, labels[labels > 0, None]), 1).numpy()
+        matched = torch.cat((decode(offsets, defaults, WEIGHTS)[labels > 0], labels[labels > 0, None]), 1).numpy()
         distances = [np.abs(matched[:, None] - objects_of(data.train, position, is_mirrored)).max(-1)
                      for position in data.train.with_objects]  # fmt: skip
         # Each box has an object, and but for two that match the same box each object has one.
@@ -248,5 +229,5 @@ def test_only_training_images_are_resized_without_antialiasing(data):
     # As v0.5; all submissions evaluate on images that Pillow resized, which antialiases
     trained = [batches_of(data, antialias=antialias, **UNCHANGED).next().images for antialias in (True, False)]
     configs = [dataclasses.replace(INPUT, antialias=antialias) for antialias in (True, False)]
-    evaluated = [next(EvaluationInput(config, data.val, ALONE).one_pass())[0] for config in configs]
+    evaluated = [next(EvaluationInput(config, data.val, CPU).one_pass())[0] for config in configs]
     assert (torch.equal(*trained), torch.equal(*evaluated)) == (False, True)

@@ -1,5 +1,6 @@
-"""Code of both translations: the chunked loss against PyTorch's cross-entropy, the choice of apex, beam search."""
+"""GNMT, the Transformer and their common loss, kernels and beam search against recorded values."""
 
+import dataclasses
 import itertools
 from functools import partial
 from types import SimpleNamespace
@@ -7,17 +8,29 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.frameworks import pytorch
 from benchmarks.common.torch import kernels
-from benchmarks.translation.pytorch import beam, loss, operators
-from benchmarks.translation.pytorch.batches import SourceBatch
-from benchmarks.translation.pytorch.beam import Rules
+from benchmarks.gnmt.pytorch import attention, model, train
+from benchmarks.gnmt.pytorch.config import Config as GnmtConfig
+from benchmarks.gnmt.pytorch.model import decode as decode_gnmt
+from benchmarks.transformer.pytorch.config import Config as TransformerConfig
+from benchmarks.transformer.pytorch.model import Network, State, decode, packed_rows
+from benchmarks.translation.pytorch import batches, beam, loss, operators
+from benchmarks.translation.vocabulary import BOS, EOS, PAD
+from tests.in_framework.torch_checks import (
+    CPU,
+    assert_overflow_is_skipped,
+    assert_precisions_train,
+    gradient_projection,
+    projection,
+    set_fixed_weights,
+)
 from tests.in_framework.waves import waves
 
 ROWS, VOCABULARY, WIDTH, CHUNK = 50, 301, 24, 7
-CPU = torch.device("cpu")
 
 
 class LargestTensor(TorchDispatchMode):
@@ -45,10 +58,11 @@ def results(is_chunked, smoothing, has_bias, dtype=None):
     inputs, targets = example()
     hidden, weight, bias = inputs = inputs if has_bias else [*inputs[:2], None]
     with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-        if is_chunked:
-            total = loss.smoothed_loss(hidden, weight, bias, targets, smoothing, CHUNK)
-        else:
-            total = loss.plain_loss(torch.nn.functional.linear(hidden, weight, bias), targets, smoothing)
+        total = (
+            loss.smoothed_loss(hidden, weight, bias, targets, smoothing, CHUNK)
+            if is_chunked
+            else loss.plain_loss(torch.nn.functional.linear(hidden, weight, bias), targets, smoothing)
+        )
     return [total.detach(), *torch.autograd.grad(total / 2, [tensor for tensor in inputs if tensor is not None])]
 
 
@@ -103,16 +117,16 @@ RIGHT = {
     "norm": SimpleNamespace(fused_layer_norm_affine=fused_norm),
 }
 SIZES = {"loss": {"rows": 4, "vocabulary": 50}, "norm": {"rows": 4, "width": 16}}
-choose = partial(operators.choose, sizes=SIZES, ranks=Ranks(0, 1, 0, 1, CPU), dtype=torch.float32)
+choose = partial(operators.choose, sizes=SIZES, ranks=CPU, dtype=torch.float32)
 
 
 def test_apex_is_taken_where_it_is_right_and_faster(monkeypatch, capsys):
     for name, function in operators.apex_operators(RIGHT).items():
         for dtype in kernels.TOLERANCES:
-            distance = kernels.distance_of(operators.OPERATORS[name], function, CPU, dtype)
-            assert distance < kernels.tolerance(CPU, dtype)
-    assert choose("apex", saved={}, apex_modules=RIGHT)[0] == {"loss": "apex", "norm": "apex"}
+            distance = kernels.distance_of(operators.OPERATORS[name], function, CPU.context, dtype)
+            assert distance < kernels.tolerance(CPU.context, dtype)
     saved = {"loss": "apex", "norm": "plain"}
+    assert choose("apex", saved={}, apex_modules=RIGHT)[0] == {"loss": "apex", "norm": "apex"}
     assert choose("auto", saved=saved, apex_modules=RIGHT)[0] == saved
     assert choose("auto", saved={})[0] == {"loss": "plain", "norm": "plain"}
     times = itertools.count(1)
@@ -130,11 +144,11 @@ def test_apex_is_taken_where_it_is_right_and_faster(monkeypatch, capsys):
 # -- beam search, with translations recorded from the algorithms of the submissions ---------------------------
 
 TOKENS, SOURCE, LONGEST, SEEDS = 6, 3, 4, range(12)
-GNMT = Rules(beam.length_penalty(0.6, 6), beam.coverage_penalty(0.1), ended_stay=True)
-TRANSFORMER = Rules(beam.length_penalty(0.6, 5), shortest=1)
+GNMT_RULES = beam.Rules(beam.length_penalty(0.6, 6), beam.coverage_penalty(0.1), ended_stay=True)
+TRANSFORMER_RULES = beam.Rules(beam.length_penalty(0.6, 5), shortest=1)
 
 
-def model(seed, prefix, levels):
+def scores_after(seed, prefix, levels):
     # Scores, whose sums are exact in fp32, and attention after a prefix, from a linear congruential generator; few
     # levels give equal scores
     number, numbers = seed * 7919 + 1, []
@@ -145,8 +159,8 @@ def model(seed, prefix, levels):
     return scores % levels * (-8.0 / levels), (attention % 1024 / 256).softmax(0)
 
 
-class State:
-    # Each row's prefix and the seed of its sentence, and the number of rows that went through the model
+class Prefixes:
+    # Each row's prefix and the seed of its sentence, and the number of rows that went through the scores_after
 
     def __init__(self, seeds, levels):
         self.seeds, self.levels, self.prefixes, self.rows = seeds, levels, [()] * len(seeds), 0
@@ -159,14 +173,14 @@ class State:
         self.rows += len(tokens)
         self.prefixes = [(*prefix, token) for prefix, token in zip(self.prefixes, tokens.tolist(), strict=True)]
         assert {len(prefix) for prefix in self.prefixes} == {position + 1}
-        results = map(partial(model, levels=self.levels), self.seeds, self.prefixes)
+        results = map(partial(scores_after, levels=self.levels), self.seeds, self.prefixes)
         return tuple(map(torch.stack, zip(*results)))
 
 
 def search(seeds, width, rules, longest=LONGEST, levels=1024):
-    # Translations, and the number of rows that went through the model
-    state = State([seed for seed in seeds for _ in range(width)], levels)
-    batch = SourceBatch(np.arange(len(seeds)), torch.zeros(len(seeds), 1), torch.ones(len(seeds)))
+    # Translations, and the number of rows that went through the scores_after
+    state = Prefixes([seed for seed in seeds for _ in range(width)], levels)
+    batch = batches.SourceBatch(np.arange(len(seeds)), torch.zeros(len(seeds), 1), torch.ones(len(seeds)))
     return beam.search(state.step, state, batch, beam=width, longest=longest, rules=rules), state.rows
 
 
@@ -175,22 +189,22 @@ def search(seeds, width, rules, longest=LONGEST, levels=1024):
 @pytest.mark.parametrize(
     ("rules", "width", "levels", "translations"),
     [
-        (GNMT, 1, 1024, "15 41 5415 1451 4145 5 1445 5141 5411 1 545 4"),
-        (GNMT, 1, 4, "41  4 511  1151 11 1 5141 141 11 "),
-        (GNMT, 2, 1024, "15 1 54 1451  5 1445 5141 1141 1 545 "),
-        (GNMT, 2, 4, "4141  4 5  1151  1 5141  11 "),
-        (GNMT, 4, 1024, "15 1 54 1451  5 1445 5141 45 1 545 "),
-        (GNMT, 4, 4, "4141  51 5  1151  1 5141  11 "),
-        (GNMT, 5, 1024, "15 1 54 1451  5 1445 5141 45 1 545 "),
-        (GNMT, 5, 4, "4141  51 5  1151  1 5141  11 "),
-        (TRANSFORMER, 1, 1024, "15 41 541 145 414 5 144 514 541 1 545 4"),
-        (TRANSFORMER, 1, 4, "41 1 4 511 4 115 11 1 514 141 11 514"),
-        (TRANSFORMER, 2, 1024, "15 1 54 141 4 5 1 514 114 1 545 4"),
-        (TRANSFORMER, 2, 4, "41 1 51 5 4 1 115 1 515 14 11 514"),
-        (TRANSFORMER, 4, 1024, "15 1 54 1 4 5 1 514 45 1 545 4"),
-        (TRANSFORMER, 4, 4, "41 1 555 5 4 1 115 1 515 141 11 54"),
-        (TRANSFORMER, 5, 1024, "15 1 54 1 4 5 1 514 45 1 545 4"),
-        (TRANSFORMER, 5, 4, "41 1 555 5 4 1 115 1 515 141 11 54"),
+        (GNMT_RULES, 1, 1024, "15 41 5415 1451 4145 5 1445 5141 5411 1 545 4"),
+        (GNMT_RULES, 1, 4, "41  4 511  1151 11 1 5141 141 11 "),
+        (GNMT_RULES, 2, 1024, "15 1 54 1451  5 1445 5141 1141 1 545 "),
+        (GNMT_RULES, 2, 4, "4141  4 5  1151  1 5141  11 "),
+        (GNMT_RULES, 4, 1024, "15 1 54 1451  5 1445 5141 45 1 545 "),
+        (GNMT_RULES, 4, 4, "4141  51 5  1151  1 5141  11 "),
+        (GNMT_RULES, 5, 1024, "15 1 54 1451  5 1445 5141 45 1 545 "),
+        (GNMT_RULES, 5, 4, "4141  51 5  1151  1 5141  11 "),
+        (TRANSFORMER_RULES, 1, 1024, "15 41 541 145 414 5 144 514 541 1 545 4"),
+        (TRANSFORMER_RULES, 1, 4, "41 1 4 511 4 115 11 1 514 141 11 514"),
+        (TRANSFORMER_RULES, 2, 1024, "15 1 54 141 4 5 1 514 114 1 545 4"),
+        (TRANSFORMER_RULES, 2, 4, "41 1 51 5 4 1 115 1 515 14 11 514"),
+        (TRANSFORMER_RULES, 4, 1024, "15 1 54 1 4 5 1 514 45 1 545 4"),
+        (TRANSFORMER_RULES, 4, 4, "41 1 555 5 4 1 115 1 515 141 11 54"),
+        (TRANSFORMER_RULES, 5, 1024, "15 1 54 1 4 5 1 514 45 1 545 4"),
+        (TRANSFORMER_RULES, 5, 4, "41 1 555 5 4 1 115 1 515 141 11 54"),
     ],
 )
 def test_search_is_the_submitted_algorithm(rules, width, levels, translations):
@@ -198,7 +212,7 @@ def test_search_is_the_submitted_algorithm(rules, width, levels, translations):
     assert " ".join("".join(map(str, sentence)) for sentence in tokens) == translations
 
 
-@pytest.mark.parametrize("rules", [GNMT, TRANSFORMER])
+@pytest.mark.parametrize("rules", [GNMT_RULES, TRANSFORMER_RULES])
 def test_sentences_of_a_batch_are_translated_independently(rules):
     translations, rows = search(SEEDS, 2, rules)
     singles = [search([seed], 2, rules) for seed in SEEDS]
@@ -215,3 +229,228 @@ def test_sentences_of_a_batch_are_translated_independently(rules):
 def test_equal_scores_are_in_the_order_of_their_positions():
     values = torch.tensor([[float("inf"), 2.0, 0.0, -0.0, 2.0, 1e-40, 2.0, float("inf")]])
     assert beam.smallest(values, 7)[1].tolist() == [[2, 3, 5, 1, 4, 6, 0]]
+
+
+GNMT_WORDS = 37
+GNMT_CONFIG = GnmtConfig(device="cpu", precision="fp32", width=12, layers=4, dropout=0.0, initial_weights=0.6,
+                optimizer_kernel="fused", batch_size=3, beam_size=3, max_length_test=14, warm_up_steps=1,
+                vocabulary_multiple=1)  # fmt: skip
+SOURCE_LENGTHS, TARGET_LENGTHS = (7, 6, 4), (3, 5, 7)  # tokens of each sentence, with BOS or EOS
+pytorch.start(GNMT_CONFIG)
+
+
+def gnmt_training(**settings):
+    training = train.build(dataclasses.replace(GNMT_CONFIG, **settings), GNMT_WORDS, CPU, {})
+    set_fixed_weights(training.network.parameters(), 0.6)
+    return training
+
+
+@pytest.fixture
+def network():
+    network = model.GNMT(GNMT_CONFIG, GNMT_WORDS).double().eval()
+    set_fixed_weights(network.parameters(), 0.6)
+    return network
+
+
+@pytest.fixture
+def batch():
+    source, target_in, target_out = (torch.zeros(3, 7, dtype=torch.int64) for _ in range(3))
+    for row, (source_length, length) in enumerate(zip(SOURCE_LENGTHS, TARGET_LENGTHS, strict=True)):
+        words = [(5 * row + 7 * place) % 33 + 4 for place in range(source_length - 2)]
+        source[row, :source_length] = torch.tensor([BOS, *words, EOS])
+        words = [(11 * row + 3 * place) % 33 + 4 for place in range(length - 1)]
+        target_in[row, :length], target_out[row, :length] = torch.tensor([BOS, *words]), torch.tensor([*words, EOS])
+    rows = target_out.flatten().nonzero().flatten()
+    return batches.Batch(source, torch.tensor(SOURCE_LENGTHS), target_in, target_out, rows, len(rows), len(rows), 3)
+
+
+def log_probabilities(network, batch):
+    return torch.log_softmax(network.classifier(network(batch.source, batch.source_lengths, batch.target_in)), 2)
+
+
+def test_outputs_loss_and_gradients_match_the_submitted_network(network, batch):
+    """GNMT and LabelSmoothing of NVIDIA's v0.7 submission (seq2seq/models, without fusion) in float64."""
+    loss = network.loss_sum(batch)
+    loss.backward()
+    outputs = projection(log_probabilities(network, batch)[batch.target_out > 0])
+    values = [outputs, loss.item(), gradient_projection(network.parameters())]
+    assert values == pytest.approx([59.45216166, 58.02505087, 6.355842092], rel=1e-8)
+
+
+@torch.no_grad()
+def test_decoding_step_by_step_matches_all_positions_at_once(network, batch):
+    """With two hypotheses for each sentence, which are reordered after each step."""
+    expected, steps = log_probabilities(network, batch), []
+    state = model.Decoding.of(network, network.encode(batch.source, batch.source_lengths), 2)
+    for position in range(7):
+        steps.append(state.step(batch.target_in[:, position, None].expand(-1, 2)))
+        state.select(torch.tensor([1, 0, 3, 3, 5, 4]))
+    outputs, weights = (torch.stack(tensors, 2) for tensors in zip(*steps, strict=True))
+    torch.testing.assert_close(outputs, expected[:, None].expand_as(outputs), rtol=0, atol=1e-12)
+    assert not weights.masked_select((torch.arange(7) >= batch.source_lengths[:, None])[:, None, None]).any()
+    torch.testing.assert_close(weights.sum(3), torch.ones_like(weights[..., 0]), rtol=0, atol=1e-12)
+    state.select(torch.tensor([4, 5]))
+    remaining = state.step(batch.target_in[2:, :1].expand(-1, 2))[0]
+    assert remaining.shape == (1, 2, GNMT_WORDS), "one sentence of the batch remains"
+
+
+def test_attention_in_chunks_matches_plain_attention(monkeypatch):
+    torch.manual_seed(0)
+    padding = torch.arange(6) >= torch.tensor([6, 1, 4, 5]).unsqueeze(1)
+    sizes = (4, 9, 8), (4, 6, 8), (8,), (4, 9, 6)
+    *inputs, upstream = (torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes)
+
+    def with_gradients(attend):
+        weights = attend(*inputs, padding)
+        return weights, *torch.autograd.grad(weights, inputs, upstream)
+
+    expected = with_gradients(attention.plain)
+    for limit in (1, 4000, 1 << 20):
+        monkeypatch.setitem(attention.CHUNK_BYTES, "cpu", limit)
+        torch.testing.assert_close(with_gradients(attention.chunked), expected, rtol=0, atol=1e-12)
+
+
+def test_translations_do_not_depend_on_the_batch(batch):
+    """After training on these sentences translations end by themselves, at different lengths."""
+    training = gnmt_training()
+    for _ in range(80):
+        train.train_step(training, batch, 0.01)
+    training.network.eval()
+    translations = decode_gnmt(
+        training.network, GNMT_WORDS, batches.SourceBatch(torch.arange(3), batch.source, batch.source_lengths)
+    )
+    assert translations == [batch.target_out[row, : length - 1].tolist() for row, length in enumerate(TARGET_LENGTHS)]
+    for row, length in enumerate(SOURCE_LENGTHS):
+        sentence = batches.SourceBatch(
+            torch.tensor([row]), batch.source[row : row + 1, :length], torch.tensor([length])
+        )
+        assert decode_gnmt(training.network, GNMT_WORDS, sentence) == [translations[row]]
+
+
+def test_every_precision_trains_and_an_overflow_is_skipped(batch):
+    def losses_of(precision):
+        training = gnmt_training(precision=precision)
+        losses = [float(train.train_step(training, batch, 0.01)) for _ in range(8)]
+        sources = batches.SourceBatch(torch.arange(3), batch.source, batch.source_lengths)
+        assert len(decode_gnmt(training.network, GNMT_WORDS, sources)) == 3
+        return losses
+
+    assert_precisions_train(losses_of, bf16=0.02, fp16=0.005)
+    training = gnmt_training(precision="fp16")
+    assert_overflow_is_skipped(training, lambda: train.train_step(training, batch, 0.01))
+
+
+def test_updates_are_clipped_adam_on_the_loss_per_sentence(batch):
+    """Losses and weights of torch.optim.Adam and clip_grad_norm_ in float64; the norm of the gradients is 3.5."""
+    training = gnmt_training(gradient_clip=0.5, epsilon=1e-3)
+    losses = [float(train.train_step(training, batch, 0.02)) for _ in range(2)]
+    assert losses == pytest.approx([3.868336724, 3.576230241], abs=1e-5)
+    assert projection(*training.network.parameters()) == pytest.approx(-103.829138, rel=1e-6)
+
+
+def test_initial_weights_match_the_submitted_ones():
+    torch.manual_seed(0)
+    weights = dict(model.GNMT(dataclasses.replace(GNMT_CONFIG, initial_weights=0.1), GNMT_WORDS).named_parameters())
+    constants = {name: p.flatten()[0].item() for name, p in weights.items() if len(p.unique()) == 1}
+    biases = [name for name in weights if name.endswith("bias_hh_l0") or name == "decoder.attention.bias"]
+    assert constants == {**dict.fromkeys(biases, 0.0), "decoder.attention.scale": pytest.approx(12**-0.5)}
+    limits = [float(p.detach().abs().max()) for name, p in weights.items() if name not in constants]
+    assert min(limits) > 0.05 and max(limits) <= 0.1
+
+
+TRANSFORMER_CONFIG = TransformerConfig(
+    device="cpu", precision="fp32", layers=3, width=48, heads=4, inner_width=80, attention_bias=True, longest_offset=6,
+    beam=3, dropout=0.0, attention_dropout=0.0, relu_dropout=0.0,
+)  # fmt: skip
+WORDS, POSITIONS = 61, 24
+
+
+def transformer(**changes):
+    network = Network(dataclasses.replace(TRANSFORMER_CONFIG, **changes), WORDS).eval()
+    set_fixed_weights(network.parameters(), 0.5)
+    return network
+
+
+def sentences(*lengths):
+    # int64 (sentences, longest): words, EOS, then PAD
+    rows = [[4 + (7 * row + 5 * place) % (WORDS - 4) for place in range(length - 1)] + [EOS] * (length > 0)
+            for row, length in enumerate(lengths)]  # fmt: skip
+    return torch.tensor([row + [PAD] * (max(lengths) - len(row)) for row in rows])
+
+
+# nn.TransformerEncoder and nn.TransformerDecoder of PyTorch 2.13 in training mode and in float64, without dropout
+@pytest.mark.parametrize("attention", ["fused", "plain"])
+@pytest.mark.parametrize(
+    ("norm", "expected"),
+    [("pre", [48.90078302, 82.46612695, -34.67946504]), ("post", [-30.21321049, 123.3287405, -152.1774832])],
+)
+def test_logits_loss_and_gradients_match_pytorchs_modules(norm, attention, expected):
+    network = transformer(norm=norm, attention=attention).double()
+    network.dtype = torch.float64
+    target = sentences(5, 8, 2)
+    logits = network(sentences(9, 4, 7), target) @ network.table.weight.t()
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum")
+    loss.backward()
+    values = [projection(logits), loss.item(), projection(network.table.weight.grad)]
+    assert values == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_packed_rows_have_no_padding_and_the_same_results(norm):
+    network, sizes = transformer(norm=norm).double(), set()
+    network.dtype = torch.float64
+    source, target = sentences(9, 4, 7, 1), sentences(5, 8, 2, 8)
+    rows = [(ids != PAD).flatten().nonzero().squeeze(1) for ids in (source, target)]
+    plain = network(source, target).flatten(0, 1)[rows[1]]
+    for module in filter(lambda module: isinstance(module, nn.Linear), network.modules()):
+        module.register_forward_hook(lambda _, inputs, output: sizes.add(output.shape[:-1].numel()))
+    packed = network(source, target, rows=rows)
+    assert sizes == {21, 23}, "tokens of source and target"
+    results = ((x, torch.autograd.grad(x.square().sum(), list(network.parameters()))) for x in (packed, plain))
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 0.2)])
+@torch.no_grad()
+def test_decoding_with_a_cache(precision, tolerance):
+    # Against the network on all tokens, also after the rows were reordered and a sentence has left
+    network, source = transformer(precision=precision), sentences(9, 4, 7, 9)
+    with pytorch.autocast(source.device, precision):
+        state = State.of(network, source, 3)
+    tokens, present = torch.full((12, 1), BOS), torch.arange(4)
+    for position in range(POSITIONS - 1):
+        with pytorch.autocast(source.device, precision):
+            log_probabilities = network.next(tokens[:, -1], position, state)
+            hidden = network(source[present].repeat_interleave(3, 0), tokens)[:, -1]
+            expected = torch.log_softmax((hidden @ network.table.weight.t().to(hidden.dtype)).float(), 1)
+        assert (log_probabilities - expected).abs().max() < tolerance
+        remaining = torch.arange(len(present)) if position != 5 else torch.tensor([0, 2, 3])
+        numbers = torch.arange(3 * len(remaining)).view(-1, 3)
+        rows = (remaining[:, None] * 3 + numbers * (position + 1) % 3).reshape(-1)
+        state.select(rows)
+        present = present[remaining]
+        tokens = torch.cat((tokens[rows], 4 + (numbers.reshape(-1, 1) * 11 + position) % (WORDS - 4)), 1)
+
+
+def batch_of(*lengths):
+    ids = sentences(*lengths)
+    rows = (ids != PAD).flatten().nonzero().squeeze(1)
+    return batches.Batch(ids, torch.tensor(lengths), ids, ids, rows, len(rows), len(rows), len(ids), source_rows=rows)
+
+
+def test_a_batch_without_much_padding_is_not_packed():
+    padded = batch_of(9, 4, 7)
+    assert packed_rows(batch_of(9, 9, 9, 6)) is None
+    assert [len(rows) for rows in packed_rows(padded)] == [20, 20]
+    packed, plain = (float(transformer(packed=is_packed).loss_sum(padded).detach()) for is_packed in (True, False))
+    assert 0 < packed == pytest.approx(plain, rel=1e-6)
+
+
+def test_a_batch_is_translated_as_its_sentences_are():
+    network, source = transformer(), sentences(9, 4, 7, 1, 12)
+    lengths = (source != PAD).sum(1)
+    translations = decode(network, WORDS, batches.SourceBatch(np.arange(5), source, lengths))
+    singles = [decode(network, WORDS, batches.SourceBatch(np.arange(1), row[None, :length], length[None]))
+               for row, length in zip(source, lengths, strict=True)]  # fmt: skip
+    assert [[translation] for translation in translations] == singles
+    assert len({len(translation) for translation in translations}) > 1

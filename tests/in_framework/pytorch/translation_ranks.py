@@ -1,19 +1,21 @@
-"""Batches against their definition, resumed at any step, and an evaluation on one and three ranks."""
+"""Translations on one and three ranks: batches against their definition, resumed at any step, evaluations, steps."""
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.common.data.arrays import Sequences
+from benchmarks.common.frameworks import pytorch
+from benchmarks.transformer.pytorch import train
 from benchmarks.transformer.pytorch.config import Config
-from benchmarks.transformer.pytorch.train import score_of
-from benchmarks.translation.arrays import Pairs
-from benchmarks.translation.orders import by_sentences, by_tokens, for_evaluation
+from benchmarks.translation import arrays, orders
 from benchmarks.translation.pytorch import batches, evaluation
-from benchmarks.translation.pytorch.batches import Shape, training_input
 from benchmarks.translation.vocabulary import BOS, EOS, PAD, SPECIAL, SUBTOKENS, UNK, Vocabulary
+from tests.in_framework.torch_checks import projection, set_fixed_weights
 
 LONG = True
 RANKS = (1, 3)
@@ -26,11 +28,11 @@ def sentences(lengths, seed):
     return Sequences(tokens, np.concatenate(([0], np.cumsum(lengths))).astype(np.int64))
 
 
-def batches_from(ranks, order_of, shape, position, count):
-    stream = training_input(DATA, order_of, ranks, position, shape, ahead=4 if position == 0 else 0)
-    batches = [next(stream) for _ in range(count)]
+def batches_from(data, ranks, order_of, count, *shape, position=0):
+    stream = batches.training_input(data, order_of, ranks, position, *shape, ahead=4 if position == 0 else 0)
+    found = [next(stream) for _ in range(count)]
     stream.close()
-    return batches
+    return found
 
 
 def fields(batch):
@@ -65,71 +67,59 @@ def expected_fields(order, step, ranks, shape):
 
 
 LENGTHS = [np.random.default_rng(seed).integers(1, 14, 300) for seed in (5, 6)]
-DATA = Pairs(*(sentences(lengths, seed) for seed, lengths in enumerate(LENGTHS)))
+DATA = arrays.Pairs(*(sentences(lengths, seed) for seed, lengths in enumerate(LENGTHS)))
 
 
-@pytest.mark.parametrize("shape", [Shape(), Shape(source_bos=True, multiple=8)])
-@pytest.mark.parametrize("rule", [by_sentences, by_tokens])
+@pytest.mark.parametrize("shape", [batches.Shape(), batches.Shape(source_bos=True, multiple=8)])
+@pytest.mark.parametrize("rule", [orders.by_sentences, orders.by_tokens])
 def test_batches_are_those_of_the_order_from_any_position(rule, shape, ranks):
-    limits = {"batch_size": 4, "longest": 14} if rule is by_sentences else {"tokens": 80, "longest": 16}
+    limits = {"batch_size": 4, "longest": 14} if rule is orders.by_sentences else {"tokens": 80, "longest": 16}
 
     def order_of(epoch):
         return rule(*LENGTHS, ranks=ranks.size, seed=9, epoch=epoch, **limits)
 
     steps = order_of(0).steps
-    stream = [fields(batch) for batch in batches_from(ranks, order_of, shape, 0, 2 * steps + 1)]
+    stream = [fields(batch) for batch in batches_from(DATA, ranks, order_of, 2 * steps + 1, shape)]
     for number, batch in enumerate(stream):
         assert batch == expected_fields(order_of(number // steps), number % steps, ranks, shape), number
     for position in (1, steps - 1, steps, steps + 2):
-        resumed = [fields(batch) for batch in batches_from(ranks, order_of, shape, position, 3)]
+        resumed = [fields(batch) for batch in batches_from(DATA, ranks, order_of, 3, shape, position=position)]
         assert resumed == stream[position : position + 3]
-
-
-def test_noise_has_no_padding(ranks):
-    batch, widths = fields(batches.synthetic_batch(WORDS, 3, 5, ranks))
-    assert (widths, batch["source_lengths"], batch["tokens"]) == ((5, 5, 5), [5, 5, 5], 15)
-    assert (batch["all_tokens"], batch["sentences"]) == (15 * ranks.size, 3 * ranks.size)
-    assert [row[0] for row in batch["target_in"]] == [BOS] * 3 and [row[-1] for row in batch["source"]] == [EOS] * 3
-    assert [row[1:] for row in batch["target_in"]] == [row[:-1] for row in batch["target_out"]]
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 12, 13])
 def test_each_sentence_is_translated_once(count, ranks):
     part = sentences(np.arange(count) % 5, 3)
-    order = for_evaluation(part.lengths, batch_size=2, ranks=ranks.size)
+    order = orders.for_evaluation(part.lengths, batch_size=2, ranks=ranks.size)
 
     def without_eos(batch):
         rows = zip(batch.source.tolist(), batch.source_lengths.tolist(), strict=True)
         return [row[: length - 1] for row, length in rows]
 
-    for interrupted in (False, True):
-        run = SimpleNamespace(interruptible=iter, interrupted=interrupted)
-        some = batches.evaluation_batches(part, order, ranks)
-        translations = evaluation.translate(some, count, without_eos, ranks, run)
-        assert translations == (None if interrupted else [part[index].tolist() for index in range(count)])
-    size = ranks.size
-    with pytest.raises(RuntimeError, match=f"translated {3 * size} sentences, of them 2 different, of 3"):
+    for interrupted, expected in ((False, [part[index].tolist() for index in range(count)]), (True, None)):
+        run, some = (
+            SimpleNamespace(interruptible=iter, interrupted=interrupted),
+            batches.evaluation_batches(part, order, ranks),
+        )
+        assert evaluation.translate(some, count, without_eos, ranks, run) == expected
+    with pytest.raises(RuntimeError, match=f"translated {3 * ranks.size} sentences, of them 2 different, of 3"):
         evaluation._of_all_ranks([0, 1, 1], [[1], [2], [3]], 3, ranks)
 
 
 def test_translations_and_their_scores_can_be_read(ranks, tmp_path_factory):
-    entries = (*SPECIAL, "Haus", "ein", ".", "Ha@@", "us")
-    sources = [line.upper() for line in LINES]
-    data = SimpleNamespace(vocabulary=Vocabulary(entries), references=LINES, sources=sources)
+    sources, output = [line.upper() for line in LINES], tmp_path_factory.mktemp("output")
+    vocabulary = Vocabulary((*SPECIAL, "Haus", "ein", ".", "Ha@@", "us"))
+    data = SimpleNamespace(vocabulary=vocabulary, references=LINES, sources=sources)
     hypotheses = [[5, 4, 6], [7, 8], [], [5], [1], [4, 4], [6]]
-    output = tmp_path_factory.mktemp("output")
     scores = {"letters": evaluation.of_text(lambda texts, _: sum(map(len, texts)) / 7)}
     assert evaluation.quality(hypotheses, data, scores, ranks, output, 3) == {"letters": pytest.approx(32 / 7)}
     if ranks.rank == 0:
-        evaluation.score_translations(output)
-        evaluation.score_translations(output / "nothing")
+        for folder in (output, output / "nothing"):
+            evaluation.score_translations(folder)
         lines = [json.loads(line) for line in (output / evaluation.TRANSLATIONS).read_text().split("\n")[:-1]]
         texts = ["ein Haus .", "Haus", "", "ein", "<unk>", "Haus Haus", "."]
-        expected = zip(range(7), sources, texts, LINES, strict=True)
-        names = ("epoch", "index", "source", "hypothesis", "reference")
-        assert [{name: line[name] for name in names} for line in lines] == [
-            dict(zip(names, (3, *values), strict=True)) for values in expected
-        ]
+        found = [[line[name] for name in ("epoch", "index", "source", "hypothesis", "reference")] for line in lines]
+        assert found == [[3, *values] for values in zip(range(7), sources, texts, LINES, strict=True)]
         assert [(line["bleu"], line["chrf"]) for line in lines][::4] == [(100, 100), (0, 0)]
         assert [path.name for path in output.iterdir()] == [evaluation.TRANSLATIONS]
 
@@ -139,7 +129,52 @@ def test_bleu_of_the_transformer_is_that_of_the_round():
     vocabulary = Vocabulary((*SPECIAL, "the_", "Haus_", "-_", "boot_", "\\u_"), SUBTOKENS)
     target = Sequences(np.array([4, 5, 6, 7, 8, 4, 5, UNK], np.uint16), np.array([0, 8]))
     data = SimpleNamespace(vocabulary=vocabulary, references=["another text"], test=SimpleNamespace(target=target))
-    configs = {name: Config(round=name) for name in ("v0.5", "v0.6", "v0.7")}
-    scores = {name: score_of(config)([target[0].tolist()], data) for name, config in configs.items()}
-    assert scores == pytest.approx({"v0.5": 100 * 3**-0.25, "v0.6": 100, "v0.7": 100})
-    assert score_of(Config(bleu="plain"))([target[0].tolist()], data) < 30
+    configs = (Config(round="v0.5"), Config(round="v0.6"), Config(round="v0.7"), Config(bleu="plain"))
+    scores = [train.score_of(config)([target[0].tolist()], data) for config in configs]
+    assert scores[:3] == pytest.approx([100 * 3**-0.25, 100, 100]) and scores[3] < 30
+
+
+# With an epsilon so large that no gradient near 0 makes a step of the full rate in a direction of rounding.
+STEP_CONFIG = Config(device="cpu", precision="fp32", layers=2, width=32, heads=4, inner_width=48, batch_size=256,
+                dropout=0.0, attention_dropout=0.0, relu_dropout=0.0, max_length=40, seed=5, optimizer_kernel="fused",
+                epsilon=1e-3)  # fmt: skip
+# -- steps ---------------------------------------------------------------------------------------------------
+
+STEP_WORDS, STEPS, PAIRS, RATE = 57, 4, 24, 0.02
+
+
+def made_sentences(factor, count=STEPS * PAIRS):
+    # Lengths 1 to 11, and all tokens that are words
+    offsets = np.concatenate(([0], np.cumsum(1 + np.arange(count) * factor % 11)))
+    return Sequences((4 + np.arange(offsets[-1]) ** 2 % (STEP_WORDS - 4)).astype(np.uint16), offsets)
+
+
+def step_batches(ranks):
+    # The same steps for any number of ranks; the last one has the fewest pairs
+    size = ranks.size
+    cuts = [step * PAIRS + (PAIRS * rank + size - 1) // size for step in range(STEPS) for rank in range(size)]
+    order = orders.Order(np.arange(STEPS * PAIRS), np.array([*cuts, STEPS * PAIRS]), STEPS)
+    return batches_from(arrays.Pairs(made_sentences(3), made_sentences(7)), ranks, lambda _: order, STEPS)
+
+
+# Losses and weights of torch.optim.Adam, with clip_grad_norm_, on the padded global batch in float64
+@pytest.mark.parametrize(
+    ("changes", "losses", "weights"),
+    [
+        *((changes, [4.041992446, 3.837933754, 3.705685471, 3.631343347], -222.4820746)
+          for changes in ({}, {"packed": False}, {"split_optimizer": True, "loss_chunk": 7}, {"precision": "fp16"},
+                          {"precision": "bf16"})),
+        ({"gradient_clip": 0.5, "norm": "post"}, [4.168516683, 3.926682231, 3.797839656, 3.730710376], -221.9168473),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_steps_match_adam_on_the_global_batch(changes, losses, weights, ranks):
+    config = dataclasses.replace(STEP_CONFIG, vocabulary_multiple=1, **changes)
+    cold, training = (train.build(dataclasses.replace(config, warm_up_steps=n), STEP_WORDS, ranks, {}) for n in (0, 3))
+    parameters = list(training.network.parameters())
+    assert all(map(torch.equal, parameters, cold.network.parameters())), "a warm-up changes nothing"
+    set_fixed_weights(parameters, 0.3)
+    steps = [pytorch.total(train.train_step(training, batch, RATE)[None])[0] / ranks.size
+             for batch in step_batches(ranks)]  # fmt: skip
+    assert steps == pytest.approx(losses, abs=0.02 if "precision" in changes else 1e-5)
+    assert "precision" in changes or projection(*parameters) == pytest.approx(weights, rel=1e-6)
