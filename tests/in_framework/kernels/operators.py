@@ -2,37 +2,40 @@
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from triton.runtime.interpreter import GridExecutor
+from torch import nn
+from triton.runtime import interpreter
 
 from benchmarks.common.checks import compare_kernels
 from benchmarks.common.run import choices
-from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import kernels, networks
 from benchmarks.dlrm import blocks
 from benchmarks.dlrm.pytorch import config as dlrm_config
-from benchmarks.dlrm.pytorch import operators
-from benchmarks.dlrm.pytorch.data import Batch
-from benchmarks.dlrm.pytorch.model import Training
+from benchmarks.dlrm.pytorch import data, operators
+from benchmarks.dlrm.pytorch import model as dlrm
 from benchmarks.gnmt.pytorch import attention
 from benchmarks.gnmt.pytorch import config as gnmt_config
+from benchmarks.gnmt.pytorch import model as gnmt
 from benchmarks.gnmt.pytorch import operators as gnmt_operators
-from benchmarks.gnmt.pytorch.model import GNMT
+from benchmarks.language.pytorch import kernels as language_kernels
+from benchmarks.language.pytorch import low_precision
+from benchmarks.language.pytorch import operators as language_operators
 from benchmarks.resnet.architecture import input_shape
 from benchmarks.resnet.pytorch import config as resnet_config
-from benchmarks.resnet.pytorch import model as resnet_model
+from benchmarks.resnet.pytorch import kernels as norm_kernels
+from benchmarks.resnet.pytorch import model as resnet
 from benchmarks.resnet.pytorch import operators as resnet_operators
 from benchmarks.transformer.pytorch import config as transformer_config
-from benchmarks.transformer.pytorch.model import Network as Transformer
-from benchmarks.transformer.pytorch.model import Norm
+from benchmarks.transformer.pytorch import model as transformer
+from benchmarks.translation.pytorch import batches
 from benchmarks.translation.pytorch import kernels as translation_kernels
 from benchmarks.translation.pytorch import operators as translation_operators
-from benchmarks.translation.pytorch.batches import synthetic_batch
+from tests.in_framework.torch_checks import CPU
 from tests.in_framework.waves import waves
 
-CPU = Ranks(0, 1, 0, 1, torch.device("cpu"))
 SIZES = {name: operator.small[0] for name, operator in operators.OPERATORS.items()}
 
 
@@ -50,66 +53,69 @@ def dlrm_step(name):
         device="cpu", precision="fp32", cuda_graph=False, bottom_mlp=(16, 8), top_mlp=(12, 1), batch_size=8,
         seed=5, kernels=name,
     )  # fmt: skip
-    sizes = tuple(3 + table % 5 for table in range(blocks.TABLES))
-    training = Training(config, sizes, CPU)
-    numbers = torch.Generator().manual_seed(1)
+    sizes, numbers = tuple(3 + table % 5 for table in range(blocks.TABLES)), torch.Generator().manual_seed(1)
+    training = dlrm.Training(config, sizes, CPU)
     indices = torch.stack([torch.randint(0, size, (8,), generator=numbers) for size in sizes])
-    batch = Batch(torch.rand(8, blocks.NUMBERS, generator=numbers), torch.arange(8) % 2 / 1.0, indices.int())
+    batch = data.Batch(torch.rand(8, blocks.NUMBERS, generator=numbers), torch.arange(8) % 2 / 1.0, indices.int())
     training.forward(batch).backward()
     training.update(torch.tensor(0.5))
     assert set(training.state_dict()["kernels"].values()) == {name}
     return [training.weights, training.tables.weight, training.scores(batch)]
 
 
+def norm_network(chosen, **changes):
+    config = resnet_config.Config(
+        device="cpu", precision="fp32", layout="NHWC", depth=18, compile="none", cuda_graph=False, seed=3, **changes
+    )
+    network = resnet.to_device(resnet.build(config), config, CPU.context)
+    resnet.set_operators(network, chosen or resnet_operators.choose(config, CPU))
+    return network, config
+
+
 def resnet_gradients(name):
     """Gradients and running statistics of ResNet-18, which has blocks with and without a projection."""
-    config = resnet_config.Config(
-        device="cpu", precision="fp32", depth=18, layout="NHWC", batch_size=2, image_size=64, num_classes=5,
-        kernels=name, compile="none", cuda_graph=False,
-    )  # fmt: skip
-    network = resnet_model.to_device(resnet_model.build(config), config, CPU.context)
-    resnet_model.set_operators(network, resnet_operators.choose(config, CPU))
+    network, config = norm_network(None, batch_size=2, image_size=64, num_classes=5, kernels=name)
     images = torch.rand(input_shape(config), generator=torch.Generator().manual_seed(1)).permute(0, 3, 1, 2)
     network(images).square().sum().backward()
     gradients = [parameter.grad for parameter in network.parameters()]
     return [*gradients, *networks.statistics(network), network.eval()(images)]
 
 
+def translation_gradients(network, batch):
+    loss = network.loss_sum(batch)
+    return [loss, *torch.autograd.grad(loss, list(network.parameters()))]
+
+
 def gnmt_gradients(name):
     """Loss of a small GNMT on sentences of several lengths, and all gradients."""
     config = gnmt_config.Config(device="cpu", precision="fp32", width=16, layers=2, dropout=0.0, initial_weights=0.6)
     torch.manual_seed(0)
-    network = GNMT(config, 37)
+    network = gnmt.GNMT(config, 37)
     network.decoder.attention.weigh = kernels.implementation(gnmt_operators.OPERATORS["attention"], name)
-    batch = synthetic_batch(37, 3, 9, CPU)._replace(source_lengths=torch.tensor([9, 2, 6]))
-    loss = network.loss_sum(batch)
-    loss.backward()
-    return [loss, *(parameter.grad for parameter in network.parameters())]
+    batch = batches.synthetic_batch(37, 3, 9, CPU)._replace(source_lengths=torch.tensor([9, 2, 6]))
+    return translation_gradients(network, batch)
 
 
-def transformer_gradients(name, **changes):
+def transformer_gradients(name):
     """Loss of a small Transformer on packed rows, and all gradients."""
     config = transformer_config.Config(
         device="cpu", precision="fp32", width=16, heads=2, inner_width=24, layers=2,
-        **{"dropout": 0.0, "attention_dropout": 0.0, "relu_dropout": 0.0, **changes},
+        dropout=0.0, attention_dropout=0.0, relu_dropout=0.0,
     )  # fmt: skip
     torch.manual_seed(0)
-    network = Transformer(config, 37)
+    network = transformer.Network(config, 37)
     for module in network.modules():
-        if isinstance(module, Norm):
+        if isinstance(module, transformer.Norm):
             module.compute_add_norm = kernels.implementation(translation_operators.OPERATORS["join"], name)
-    batch = synthetic_batch(37, 3, 9, CPU)
-    loss = network.loss_sum(batch)
-    loss.backward()
-    return [loss, *(parameter.grad for parameter in network.parameters())]
+    return translation_gradients(network, batches.synthetic_batch(37, 3, 9, CPU))
 
 
 def test_dropout_of_a_kernel_and_the_mask_of_its_gradient():
     join = kernels.implementation(translation_operators.OPERATORS["join"], "triton")
     ones = torch.ones(60, 64, requires_grad=True)
-    torch.manual_seed(3)
-    state = torch.get_rng_state()
-    first, second = (join(torch.zeros(60, 64), ones, torch.ones(64), torch.zeros(64), 1e-5, 0.1)[0] for _ in range(2))
+    given = (torch.zeros(60, 64), ones, torch.ones(64), torch.zeros(64), 1e-5, 0.1)
+    state = torch.manual_seed(3).get_state()
+    first, second = (join(*given)[0] for _ in range(2))
     assert first.unique().tolist() == pytest.approx([0, 1 / 0.9])
     mask, other = (first > 0).float(), (second > 0).float()
     for values, share in (
@@ -120,11 +126,9 @@ def test_dropout_of_a_kernel_and_the_mask_of_its_gradient():
     ):
         # Four standard deviations for this number of values: neighbours and other seeds are independent.
         assert float(values.mean()) == pytest.approx(share, abs=4 * (share * (1 - share) / values.numel()) ** 0.5)
-    (gradient,) = torch.autograd.grad(first.sum(), ones)
-    assert torch.equal(gradient, first.detach())
+    assert torch.equal(*torch.autograd.grad(first.sum(), ones), first.detach())
     torch.set_rng_state(state)
-    again, _ = join(torch.zeros(60, 64), ones, torch.ones(64), torch.zeros(64), 1e-5, 0.1)
-    assert torch.equal(again, first), "the generator's state, which is in a checkpoint, decides the mask"
+    assert torch.equal(join(*given)[0], first), "the generator's state, which is in a checkpoint, decides the mask"
 
 
 def tensors(*shapes):
@@ -171,18 +175,16 @@ def test_attention_with_saturated_tanh_and_gradients_that_are_nan():
 
 @pytest.mark.parametrize("step", [dlrm_step, resnet_gradients, gnmt_gradients, transformer_gradients])
 def test_networks_with_the_kernels_train_as_without(monkeypatch, step):
-    launch, launches = GridExecutor.__call__, []
-
-    def counted(*given, **options):
-        launches.append(given)
-        return launch(*given, **options)
-
-    monkeypatch.setattr(GridExecutor, "__call__", counted)
-    ours = step("triton")
-    assert launches, "kernels run where they are asked for"
-    launches.clear()
+    launch, launches = interpreter.GridExecutor.__call__, []
+    monkeypatch.setattr(
+        interpreter.GridExecutor,
+        "__call__",
+        lambda *given, **options: launches.append(given) or launch(*given, **options),
+    )
     theirs = step("plain")
-    assert not launches, "and nowhere else"
+    assert not launches
+    ours = step("triton")
+    assert launches, "kernels run where they are asked for, and nowhere else"
     # The errors of single precision add up over several layers.
     assert max(float((a.detach() - b.detach()).norm() / b.detach().norm()) for a, b in zip(ours, theirs)) < 1e-4
 
@@ -191,25 +193,19 @@ def choose(name, saved=None, **changes):
     return kernels.choose({**operators.OPERATORS, **changes}, name, CPU, torch.float32, SIZES, saved)
 
 
-def wrong_gather(weight, rows, dtype):
-    return operators.gather(weight, rows, dtype) * 1.001
-
-
 def broken_update(*arguments):
     raise OverflowError("out of resource: shared memory")
 
 
 def test_a_wrong_or_failing_kernel_is_not_chosen(monkeypatch, capsys):
-    monkeypatch.setattr(operators, "wrong_gather", wrong_gather, raising=False)
-    monkeypatch.setattr(operators, "broken_update", broken_update, raising=False)
-    module = "benchmarks.dlrm.pytorch.operators"
-    wrong = operators.OPERATORS["gather"]._replace(triton=f"{module}:wrong_gather")
-    broken = operators.OPERATORS["update"]._replace(triton=f"{module}:broken_update")
+    changed = {}
+    for name, function in (("gather", lambda *given: operators.gather(*given) * 1.001), ("update", broken_update)):
+        monkeypatch.setattr(operators, f"bad_{name}", function, raising=False)
+        changed[name] = operators.OPERATORS[name]._replace(triton=f"benchmarks.dlrm.pytorch.operators:bad_{name}")
     # Each measurement finds less than the one before: Triton, the second of two, is the faster one.
     count = itertools.count(1)
     monkeypatch.setattr(kernels, "seconds", lambda call: (call(), 1 / next(count))[1])
-    chosen = choose("auto", gather=wrong, update=broken)
-    assert chosen == {"interaction": "triton", "gather": "plain", "update": "plain"}
+    assert choose("auto", **changed) == {"interaction": "triton", "gather": "plain", "update": "plain"}
     reported = capsys.readouterr().err
     assert "triton ArithmeticError: wrong by 0.00" in reported
     assert "triton OverflowError: out of resource: shared memory" in reported
@@ -225,7 +221,132 @@ def test_the_faster_implementation_is_chosen_unless_one_is_set(monkeypatch, caps
     assert choose("auto", saved) == saved
     capsys.readouterr()
     monkeypatch.delenv("TRITON_INTERPRET")
-    assert choose("auto") == plain
-    assert capsys.readouterr().err == ""
+    assert (choose("auto"), capsys.readouterr().err) == (plain, "")
     with pytest.raises(choices.UnavailableError, match="Triton compiles for GPUs only; use kernels=auto"):
         choose("triton")
+
+
+# -- ResNet's batch-norm with ReLU as operators that torch.compile leaves as they are ------------------------
+
+
+def pass_of(chosen, wrap=lambda module: module):
+    """Loss, gradients and statistics of one pass."""
+    network, _ = norm_network(chosen, batch_size=4, image_size=32, num_classes=10)
+    images = torch.randn(4, 4, 32, 32, generator=torch.Generator().manual_seed(0)).to(memory_format=torch.channels_last)
+    loss = resnet.smoothed_loss(wrap(network)(images), torch.arange(4), 0.1)
+    return [loss.detach(), *torch.autograd.grad(loss, list(network.parameters())), *network.buffers()]
+
+
+def test_a_compiled_network_has_the_kernels_inside_one_graph():
+    fused = resnet_operators.OperatorSet({"norm relu": "triton"}, norm_kernels.norm_relu)
+    plain, eager = pass_of(resnet_operators.PLAIN), pass_of(fused)
+    compiled = pass_of(fused, lambda network: torch.compile(network, backend="aot_eager", fullgraph=True))
+    assert all(map(torch.equal, compiled, eager)), "what is around the kernels is the same"
+    for ours, theirs in zip(compiled, plain, strict=True):
+        assert (ours - theirs).abs().max() <= 2e-4 * theirs.abs().max().clamp_min(1e-3)
+
+
+def test_a_pytorch_without_own_operators_refuses_them_where_it_compiles(monkeypatch):
+    config = SimpleNamespace(**{**vars(norm_network(resnet_operators.PLAIN)[1]), "compile": "default"})
+    assert resnet_operators.choose(config, CPU) is resnet_operators.PLAIN
+    config.kernels = "triton"
+    assert resnet_operators.choose(config, CPU).names == {"norm relu": "triton"}
+    monkeypatch.delattr(torch.library, "custom_op")
+    with pytest.raises(choices.UnavailableError, match=r"kernels=triton with compile=default: .* came with 2.4"):
+        resnet_operators.choose(config, CPU)
+
+
+# -- FP8 copies: the bits of PyTorch's casts, alone and in linear layers --------------------------------------
+
+E4M3, E5M2, ONE = torch.float8_e4m3fn, torch.float8_e5m2, torch.ones(())
+
+
+@pytest.fixture(autouse=True)
+def round_as_hardware(monkeypatch):
+    """Triton's interpreter rounds ties away from zero and loses carries in FP8; hardware rounds to even as PyTorch."""
+    convert, formats = interpreter._convert_float, {"fp8e4nv": E4M3, "fp8e5": E5M2}
+
+    def rounded(values, before, after, mode):
+        if after.name not in formats:
+            return convert(values, before, after, mode)
+        return torch.from_numpy(values.copy()).to(formats[after.name]).view(torch.uint8).numpy().reshape(values.shape)
+
+    monkeypatch.setattr(interpreter, "_convert_float", rounded)
+
+
+def bits(copies):
+    return [copy.view(torch.uint8) for copy in copies]
+
+
+def bf16_waves(height, width, dtype=torch.bfloat16, phase=0):
+    return torch.from_numpy(waves(height, width, phase=phase)).to(dtype)
+
+
+@pytest.mark.parametrize("kind", [E4M3, E5M2])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(128, 128), (1, 1), (131, 37), (16, 272)])
+def test_copies_have_the_bits_of_the_casts(kind, dtype, shape):
+    # Half of the values are too large: they saturate.
+    values, scale = bf16_waves(*shape, dtype), torch.tensor(2 * torch.finfo(kind).max)
+    values.view(-1)[::3] *= 1e-6  # subnormal
+    copies = language_kernels.cast_copies(values, scale, kind, True, True)
+    expected = (values.float() * scale).clamp(-torch.finfo(kind).max, torch.finfo(kind).max).to(kind)
+    assert copies[0].dtype == kind and copies[1].shape == shape[::-1] and copies[1].is_contiguous()
+    assert all(map(torch.equal, bits(copies), bits([expected, expected.t().contiguous()])))
+    assert all(map(torch.equal, bits(copies), bits(language_operators.cast_copies(values, scale, kind, True, True))))
+
+
+@pytest.mark.parametrize("kind", [E4M3, E5M2])
+def test_every_bf16_value_is_cast_as_in_pytorch(kind):
+    values = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(torch.bfloat16).view(256, 256)
+    rows, columns = language_kernels.cast_copies(values, ONE, kind, True, True)
+    assert torch.equal(rows.isnan(), values.isnan()), "NaN remains NaN"
+    assert rows.float()[values.isinf()].abs().unique() == torch.finfo(kind).max, "infinite values saturate"
+    expected, transposed = language_operators.cast_copies(values, ONE, kind, True, True)
+    for copy, plain in ((rows, expected), (columns, transposed)):
+        assert torch.equal(copy.isnan(), plain.isnan())
+        assert torch.equal(*(t.float().nan_to_num() for t in (copy, plain)))
+
+
+def test_only_requested_copies_are_written_and_strides_do_not_matter():
+    values = bf16_waves(48, 32).t()
+    rows, columns = language_operators.cast_copies(values, ONE, E4M3, True, True)
+    only_rows, nothing = language_kernels.cast_copies(values, ONE, E4M3, True, False)
+    assert torch.equal(*bits([only_rows, rows])) and not nothing.numel()
+    nothing, only_columns = language_kernels.cast_copies(
+        rows, ONE, E4M3, False, True
+    )  # the transposed copy of an FP8 weight
+    assert torch.equal(*bits([only_columns, columns])) and not nothing.numel()
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_linear_layers_with_the_kernel_have_the_same_bits(monkeypatch, stored):
+    linear = nn.Linear(64, 48).bfloat16()
+    kept = low_precision.KeptLinear(linear, E4M3)
+
+    def run(cast):
+        monkeypatch.setitem(language_operators.selected, "cast", cast)
+        low_precision.refresh([kept])
+        hidden = bf16_waves(32, 64).requires_grad_()
+        output = kept.product(hidden) if stored else low_precision.gathered_product(hidden, linear.weight)
+        return [output, *torch.autograd.grad(output, [hidden, linear.weight], bf16_waves(32, 48, phase=1))]
+
+    results, expected = run(language_kernels.cast_copies), run(language_operators.cast_copies)
+    assert all(map(torch.equal, results, expected))
+    # E4M3 has 3 bits, E5M2 of the gradient 2: an error of 2^-4 and 2^-3 per value, averaged over sums.
+    x, w, g = (t.detach().double() for t in (bf16_waves(32, 64), linear.weight, bf16_waves(32, 48, phase=1)))
+    for tensor, exact, tolerance in zip(results, (x @ w.t(), g @ w, g.t() @ x), (2**-4, 2**-3, 2**-3)):
+        assert (tensor.double() - exact).norm() / exact.norm() < tolerance
+
+
+def test_kernel_is_one_operator_in_a_compiled_graph(monkeypatch):
+    monkeypatch.setitem(language_operators.selected, "cast", language_kernels.cast_copies)
+    weight = bf16_waves(48, 64).requires_grad_()
+    torch.library.opcheck(language_kernels.cast_copies, (bf16_waves(16, 32), ONE, E4M3, True, False))
+    compiled = torch.compile(low_precision.gathered_product, backend="aot_eager", fullgraph=True)
+    results = []
+    for product in (compiled, low_precision.gathered_product):
+        hidden = bf16_waves(32, 64).requires_grad_()
+        output = product(hidden, weight)
+        results.append([output, *torch.autograd.grad(output.sum(), [hidden, weight])])
+    assert all(map(torch.equal, *results))
