@@ -6,10 +6,9 @@ import os
 import numpy as np
 import pytest
 
+from benchmarks.study.mxnet import measure, model
 from benchmarks.study.mxnet.config import Config
-from benchmarks.study.mxnet.measure import train_step
 from benchmarks.study.mxnet.model import build as network_of
-from benchmarks.study.mxnet.model import describe
 from benchmarks.study.mxnet.training import batches, build, start
 
 import mxnet as mx  # isort: skip
@@ -37,7 +36,7 @@ STAGE = ["Convolution", "Activation", "LRN", "Pooling"]
 )
 def test_layers_weights_and_output_shape(name, image, classes, expected):
     network = network_of(name, classes, image)
-    facts = describe(network, (2, 3, image, image))
+    facts = model.describe(network, (2, 3, image, image))
     assert (facts["convolutions"], facts["fully_connected"], facts["weights"]) == expected
     assert facts["output"] == [2, classes]
     operators = [node["op"] for node in json.loads(network.tojson())["nodes"] if node["op"] != "null"]
@@ -56,7 +55,7 @@ def trained(network, way, devices, batch):
     training = build(config, place)
     next_batch = batches(config, place)
     for _ in range(3):
-        train_step(training, next_batch())
+        measure.train_step(training, next_batch())
     mx.nd.waitall()
     parameters = training.network.collect_params().values()
     return [[each.asnumpy() for each in parameter.list_data()] for parameter in parameters]

@@ -43,19 +43,17 @@ def test_ranks_have_the_same_weights_however_gradients_travel(run):
 
 
 def test_all_images_are_evaluated_with_the_mean_statistics(digits, run):
-    config = CONFIG
-    training = train.build(config, {})
-    statistics = training.network.statistics
-    fresh = [variable.numpy() for variable in statistics]
+    training, ranks = train.build(CONFIG, {}), run.ranks
+    fresh = [variable.numpy() for variable in training.network.statistics]
     # Ranks that saw other images have other statistics.
-    for variable in statistics:
-        variable.assign_add(0.5 * (2 * run.ranks.rank - run.ranks.size + 1) + 0.0 * variable)
+    for variable in training.network.statistics:
+        variable.assign_add(0.5 * (2 * ranks.rank - ranks.size + 1) + 0.0 * variable)
     first, second = (
-        train.evaluate(training, EvaluationInput(data, config, digits, run.ranks), run)["accuracy"] for _ in range(2)
+        train.evaluate(training, EvaluationInput(data, CONFIG, digits, ranks), run)["accuracy"] for _ in range(2)
     )
-    for mine, new in zip(statistics, fresh):
+    for mine, new in zip(training.network.statistics, fresh):
         np.testing.assert_allclose(mine.numpy(), new, atol=1e-6)
-    hits, whole = 0, EvaluationInput(data, config, digits, Ranks(0, 1, 0, 1, "/CPU:0"))
+    hits, whole = 0, EvaluationInput(data, CONFIG, digits, Ranks(0, 1, 0, 1, "/CPU:0"))
     for images, labels, valid in whole.one_pass():
         found = training.network(images, training=False).numpy().argmax(1)
         hits += int((found == labels.numpy())[:valid].sum())

@@ -11,10 +11,7 @@ import pytest
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.minigo import gtp, models, prepare, schedule
-from benchmarks.minigo.tensorflow import model, networks
-from benchmarks.minigo.tensorflow.data import synthetic_batch
-from benchmarks.minigo.tensorflow.networks import Evaluator, load_evaluator
-from benchmarks.minigo.tensorflow.train import build, train_step
+from benchmarks.minigo.tensorflow import data, model, networks, train
 from tests.in_framework.minigo import config_of, frozen_graph
 from tests.in_framework.waves import digest, waves
 
@@ -34,7 +31,7 @@ def weights_of(shape):
 
 @pytest.fixture
 def training():
-    training = build(CONFIG, RANKS_HERE, {})
+    training = train.build(CONFIG, RANKS_HERE, {})
     for name, weight in weights_of(training.network.shape).items():
         training.network.variables[name].assign(weight)
     return training
@@ -59,17 +56,21 @@ def test_inference_in_batches_of_one_size(training, tmp_path):
     training.save_model(tmp_path / "model.npz")
     player, rules = gtp.evaluator_of(str(tmp_path / "model.npz"), 5, "benchmarks.minigo.tensorflow", 48)
     assert (rules.size, rules.features) == (5, CONFIG.features)
-    for evaluator in (Evaluator(training.network, 48), load_evaluator(tmp_path / "model.npz", CONFIG), player):
+    for evaluator in (
+        networks.Evaluator(training.network, 48),
+        networks.load_evaluator(tmp_path / "model.npz", CONFIG),
+        player,
+    ):
         policies, values = evaluator(planes_of())
         assert [*digest(policies * 100), *digest(values)] == pytest.approx(
             [3.8461538, -0.94590754, -0.27623776, -0.028045386], abs=1e-5
         )
 
 
-def test_inference_in_another_precision_than_training(training):
+def test_other_precisions_agree(training):
     lower = dataclasses.replace(CONFIG, inference_precision="bf16")
     network = dataclasses.replace(training.network, config=lower)
-    evaluators, planes = (Evaluator(network, 48), Evaluator(training.network, 48)), planes_of()
+    evaluators, planes = (networks.Evaluator(network, 48), networks.Evaluator(training.network, 48)), planes_of()
     for _ in range(2):
         rounded, exact = (np.concatenate(evaluator(planes), axis=None) for evaluator in evaluators)
         assert 1e-5 < np.abs(rounded - exact).max() < 0.2, "rounded, and with the current weights"
@@ -78,30 +79,31 @@ def test_inference_in_another_precision_than_training(training):
     assert network(planes[:1], training=False)[0].dtype == tf.float32 and training.network.config == CONFIG
     with pytest.raises(ValueError, match="set inference_precision=same"):
         dataclasses.replace(CONFIG, inference_precision="fp16")
+    rounded = dataclasses.replace(training.network, config=dataclasses.replace(CONFIG, precision="bf16"))
+    in_bf16, in_fp32 = (
+        np.array(model.losses(each, *data.synthetic_batch(CONFIG))) for each in (rounded, training.network)
+    )
+    assert in_bf16 == pytest.approx(in_fp32, rel=0.05)
 
 
 def test_first_step(training):
     # Policy, value and L2 losses, and the first value of a gradient: by central differences of the equations in float64
-    policy = softmax(waves(64, 26, phase=6))
-    planes = np.concatenate((planes_of(), planes_of()))[:64]
-    batch = (tf.constant(planes), tf.constant(policy, tf.float32), tf.constant(np.sign(waves(64, phase=7)), tf.float32))
+    batch = (
+        np.concatenate((planes_of(), planes_of()))[:64],
+        softmax(waves(64, 26, phase=6)),
+        np.sign(waves(64, phase=7)),
+    )
     names = ("stem.weight", "block0.2.gamma", "policy_dense.weight", "value_hidden.bias")
     before = [training.network.trained[name].numpy().flat[0] for name in names]
-    losses = tf.function(partial(train_step, training))(*batch, tf.constant(0.01))
+    tensors = (
+        tf.constant(values, kind) for values, kind in zip(batch, (tf.uint8, tf.float32, tf.float32), strict=True)
+    )
+    losses = tf.function(partial(train.train_step, training))(*tensors, tf.constant(0.01))
     assert [float(loss) for loss in losses] == pytest.approx([3.8120784, 1.2726836, 352.45603], rel=1e-5)
     steps = [old - training.network.trained[name].numpy().flat[0] for name, old in zip(names, before, strict=True)]
     assert np.array(steps) / 0.01 == pytest.approx(
         [0.024980128, -0.027089131, -0.0073219455, 0.05298662], rel=1e-2, abs=1e-4
     ), "momentum starts at 0"
-
-
-def test_precisions_agree(training):
-    arrays = {name: variable.numpy() for name, variable in training.network.variables.items()}
-    losses = []
-    for precision in ("fp32", "bf16"):
-        network = model.build(dataclasses.replace(CONFIG, precision=precision), training.network.shape, arrays)
-        losses.append([float(loss) for loss in model.losses(network, *synthetic_batch(CONFIG))])
-    assert losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
 # -- model files --------------------------------------------------------------------------------------------
@@ -121,11 +123,11 @@ def test_frozen_graphs_of_both_rounds_play_and_others_are_rejected(tmp_path):
     for content in (v07, frozen_graph(weights, "nhwc", tf.float32)):
         path.write_bytes(content)
         networks.save(converted, *networks.read(path, 5))
-        policies, values = load_evaluator(converted, CONFIG)(planes)
+        policies, values = networks.load_evaluator(converted, CONFIG)(planes)
         assert policies == pytest.approx(softmax(linear[:, :26]), abs=1e-5)
         assert values == pytest.approx(np.tanh(linear[:, 26]) * np.where(planes[:, 0, 0, 16], 1, -1), abs=1e-5)
     with pytest.raises(Problem, match="sees the planes of agz"):
-        load_evaluator(converted, dataclasses.replace(CONFIG, features="mlperf07"))
+        networks.load_evaluator(converted, dataclasses.replace(CONFIG, features="mlperf07"))
     assert prepare.main(["-o", str(tmp_path / "data"), "--target", str(path)]) == 0
     assert (tmp_path / "data" / "target.npz").read_bytes() == converted.read_bytes()
     manifest = json.loads((tmp_path / "data" / "dataset.json").read_text())
@@ -146,16 +148,19 @@ def test_frozen_graphs_of_both_rounds_play_and_others_are_rejected(tmp_path):
 
 def checkpoint_names():
     # Name by tf.layers of each array in the order of dual_net.py's model_inference_fn
-    parts = {"gamma": "gamma", "beta": "beta", "mean": "moving_mean", "variance": "moving_variance"}
-    names = {}
-    for number, name in enumerate(("stem", *BLOCKS, "policy", "value")):
-        suffix = f"_{number}" if number else ""
-        names[f"{name}.weight"] = f"conv2d{suffix}/kernel"
-        names.update({f"{name}.{ours}": f"batch_normalization{suffix}/{theirs}" for ours, theirs in parts.items()})
-    for number, name in enumerate(("policy_dense", "value_hidden", "value_dense")):
-        suffix = f"_{number}" if number else ""
-        names.update({f"{name}.weight": f"dense{suffix}/kernel", f"{name}.bias": f"dense{suffix}/bias"})
-    return names
+    norms = {"gamma": "gamma", "beta": "beta", "mean": "moving_mean", "variance": "moving_variance"}
+    kinds = {
+        "conv2d": {"weight": "kernel"},
+        "batch_normalization": norms,
+        "dense": {"weight": "kernel", "bias": "bias"},
+    }
+    convolutions, dense = ("stem", *BLOCKS, "policy", "value"), ("policy_dense", "value_hidden", "value_dense")
+    return {
+        f"{name}.{ours}": f"{kind}{f'_{number}' if number else ''}/{theirs}"
+        for kind, parts in kinds.items()
+        for number, name in enumerate(dense if kind == "dense" else convolutions)
+        for ours, theirs in parts.items()
+    }
 
 
 # Logits and values recorded from the equations in NumPy and float64: the heads are flattened as channels, rows, columns
@@ -170,16 +175,19 @@ def checkpoint_names():
 def test_a_run_starts_from_the_checkpoint_of_a_submission(features, step, outputs, tmp_path):
     shape, names = models.Shape(5, features, CONFIG.conv_width, 2, CONFIG.fc_width), checkpoint_names()
     weights = weights_of(shape)
-    tensors = {names[name]: array for name, array in weights.items()} | {"global_step": np.int64(step)}
     trained = [name for name in weights if not name.endswith(("mean", "variance"))]
-    tensors |= {f"{names[name]}/Momentum": weights[name] * 3 for name in trained}
-    prefix, slices = str(tmp_path / "model.ckpt"), [""] * len(tensors)
-    saved = list(map(tf.constant, tensors.values()))
+    tensors = {
+        **{names[name]: array for name, array in weights.items()},
+        **{f"{names[name]}/Momentum": weights[name] * 3 for name in trained},
+        "global_step": np.int64(step),
+    }
+    saved, slices = list(map(tf.constant, tensors.values())), [""] * len(tensors)
+    prefix = str(tmp_path / "model.ckpt")
     tf.raw_ops.SaveV2(prefix=prefix, tensor_names=list(tensors), shape_and_slices=slices, tensors=saved)
 
     def start(path, **changes):
         changes = {"trunk_layers": 2, "batch_size": 64, "features": features, **changes}
-        return build(config_of(**changes, initial_weights=path), RANKS_HERE, {}, tmp_path)
+        return train.build(config_of(**changes, initial_weights=path), RANKS_HERE, {}, tmp_path)
 
     started, planes = start("model.ckpt.index"), tf.constant(planes_of(features))
     logits, values = (tensor.numpy() for tensor in started.network(planes, training=False))
@@ -187,9 +195,8 @@ def test_a_run_starts_from_the_checkpoint_of_a_submission(features, step, output
     started.save_model(tmp_path / "model.npz")
     for training in (started, start("model.npz")):
         assert (training.steps, schedule.learning_rate(training.config, training.steps)) == (step, 0.005)
-        momenta = {name: momentum.numpy() for name, momentum in training.momenta.items()}
-        variables = {name: training.network.variables[name].numpy() * 3 for name in momenta}
-        assert momenta == {name: pytest.approx(value, abs=1e-4) for name, value in variables.items()}
+        for name, momentum in training.momenta.items():
+            assert momentum.numpy() == pytest.approx(training.network.variables[name].numpy() * 3, abs=1e-4), name
         assert np.array_equal(training.network(planes, training=False)[1], values)
     other = "agz" if features == "mlperf07" else "mlperf07"
     for path, changes, words in (

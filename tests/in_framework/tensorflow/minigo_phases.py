@@ -16,18 +16,14 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.common.run.run import Run
-from benchmarks.minigo import prepare, records
-from benchmarks.minigo.records import GameFile, encode, generation_folder, read_generation
-from benchmarks.minigo.selfplay import MatchWorker
-from benchmarks.minigo.tensorflow import train
-from benchmarks.minigo.tensorflow.generations import EVALUATIONS, Generations
-from benchmarks.minigo.tensorflow.train import Training
+from benchmarks.minigo import prepare, records, selfplay
+from benchmarks.minigo.tensorflow import generations, train
 from tests.in_framework.minigo import TINY, config_of, frozen_graph
 
 import tensorflow as tf  # isort: skip
 
 LONG = True
-add, together = GameFile.add, Generations._play_together
+add, together = records.GameFile.add, generations.Generations._play_together
 
 
 def die(*_):
@@ -37,7 +33,7 @@ def die(*_):
 def torn_record(file, games):
     # Die in the middle of the second game's record
     if file.numbers:
-        file._file.write(encode(*games)[:-7])
+        file._file.write(records.encode(*games)[:-7])
         file._file.flush()
         die()
     add(file, games)
@@ -45,7 +41,7 @@ def torn_record(file, games):
 
 def torn_evaluation(state, worker):
     # Die in the second model's match, a part of whose line is there
-    path = state.run.output / EVALUATIONS
+    path = state.run.output / generations.EVALUATIONS
     if path.exists():
         path.write_text(path.read_text() + '{"generation": 2, "win_')
         die()
@@ -58,22 +54,20 @@ def after(owner, name, calls=1):
 
     def call(*values, **named):
         found = function(*values, **named)
-        if next(count) == calls:
-            die()
-        return found
+        return die() if next(count) == calls else found
 
     return owner, name, call
 
 
 PHASES = {
-    "in the games": (GameFile, "add", torn_record),
-    "after the games": after(GameFile, "close"),
-    "in the training": after(Generations, "_train_on", calls=2),
-    "after the training": after(Training, "share"),
-    "in the match with the present model": (MatchWorker, "play", die),
+    "in the games": (records.GameFile, "add", torn_record),
+    "after the games": after(records.GameFile, "close"),
+    "in the training": after(generations.Generations, "_train_on", calls=2),
+    "after the training": after(train.Training, "share"),
+    "in the match with the present model": (selfplay.MatchWorker, "play", die),
     "after the model is written": after(records, "show"),
     "after the checkpoint": after(Run, "_save"),
-    "in the match with the target": (Generations, "_play_together", torn_evaluation),
+    "in the match with the target": (generations.Generations, "_play_together", torn_evaluation),
 }
 
 
@@ -107,8 +101,8 @@ def test_every_phase_can_be_killed_and_no_game_is_lost_or_there_twice(tmp_path):
         assert in_child(partial(killed, place)) == -signal.SIGKILL, phase
     assert in_child(run) == 0
     for generation in (1, 2):
-        numbers = [game.number for game in read_generation(generation_folder(output, generation), 5)]
+        numbers = [game.number for game in records.read_generation(records.generation_folder(output, generation), 5)]
         assert numbers == [generation * 1_000_000 + number for number in range(40)]
     assert sorted(path.name for path in (output / "models").iterdir()) == ["000001.npz", "000002.npz"]
-    lines = (output / EVALUATIONS).read_text().splitlines()
+    lines = (output / generations.EVALUATIONS).read_text().splitlines()
     assert [json.loads(line)["generation"] for line in lines] == [1, 2]

@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.minigo.tensorflow import generations, networks, train
-from benchmarks.minigo.tensorflow.generations import Generations
 from tests.in_framework.minigo import TINY, config_of
 
 import tensorflow as tf  # isort: skip
@@ -52,10 +51,11 @@ def test_ranks_of_different_roles_train_and_evaluate_together(together, monkeypa
     assert (mine.trains, mine.plays) == (ranks.rank < 2, ranks.rank > 0)
     average = tf.function(mine.average)
     run = SimpleNamespace(
-        config=CONFIG, ranks=ranks, output=together, saved={}, interruptible=interruptible, total=total,
-        interrupted=False, open=lambda call: call(), register_state=lambda *_: None,
+        config=CONFIG, ranks=ranks, output=together, saved={}, interruptible=interruptible, interrupted=False,
+        total=total, open=lambda call: call(),
+        register_state=lambda *_: None,
     )  # fmt: skip
-    state = Generations(mine, lambda *_: None, run)
+    state = generations.Generations(mine, lambda *_: None, run)
     state.models.mkdir(exist_ok=True)
     for generation in (1, 2):
         for step in interruptible(range(STEPS)):
@@ -63,9 +63,8 @@ def test_ranks_of_different_roles_train_and_evaluate_together(together, monkeypa
                 own = [tf.fill((64,), float(step + 10 * ranks.rank)), tf.fill((8, 8), float(ranks.rank))]
                 assert [float(each.numpy().mean()) for each in average(own)] == [step + 5.0, 0.5]
         # What a trainer learned, and the others have not.
-        shift = 0.01 * generation if mine.trains else 9.0
         for variable in mine.network.trained.values():
-            variable.assign_add(tf.fill(variable.shape, shift))
+            variable.assign_add(tf.fill(variable.shape, 0.01 * generation if mine.trains else 9.0))
         mine.share()
         assert state._promote(generation)
         if ranks.rank == 0:
