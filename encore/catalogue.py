@@ -90,7 +90,7 @@ class Role(Strict):
 
     def ranks(self, config: Mapping[str, Any], size: int) -> range:
         """Return the ranks of ``size`` that have this role in a resolved configuration."""
-        count = min(config[self.config] or size, size)
+        count = min(config.get(self.config) or size, size)
         return range(count) if self.place == "first" else range(size - count, size)
 
 
@@ -223,9 +223,20 @@ class Benchmark(Strict):
         }
 
     def data_parallel_ranks(self, config: Mapping[str, Any], size: int) -> int:
-        """Return the number of ranks, or groups of ranks, that train on separate batches, out of ``size`` ranks."""
+        """Return the number of ranks, or groups of ranks, that train on separate batches, out of ``size`` ranks.
+
+        Raises:
+            EncoreError: the ranks cannot be divided into groups that share samples.
+        """
         training = next((len(role.ranks(config, size)) for role in self.roles.values() if role.trains), size)
-        return training // math.prod(int(config.get(name, 1)) for name in self.sample_ranks)
+        shared = math.prod(int(config.get(name, 1)) for name in self.sample_ranks)
+        if shared < 1 or training % shared:
+            raise EncoreError(
+                f"ranks={training}, {', '.join(f'{name}={config.get(name, 1)}' for name in self.sample_ranks)}",
+                expected="a product of these keys that divides the number of ranks",
+                hint="set the keys, or use another number of ranks",
+            )
+        return training // shared
 
     def named(self, logged: Mapping[str, float]) -> dict[str, float]:
         """Map an evaluation's logged values to the names of the qualities."""

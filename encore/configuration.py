@@ -251,7 +251,7 @@ def scaled(
 
 def _submitted_weights(choice: Choice, system: System, device: str) -> dict[str, Weights]:
     # Initial weights for a submission in any round; empty on CPUs, which only test the code.
-    has_weights = system.kind in ("submitted", "later") and device == "gpu"
+    has_weights = system.kind in ("submitted", "later", "derived") and device == "gpu"
     return choice.benchmark.submitted_weights(system.round) if has_weights else {}
 
 

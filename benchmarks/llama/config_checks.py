@@ -10,6 +10,7 @@ class Derived:
 
     tensor_parallelism = context_parallelism = expert_parallelism = 1
     fp8 = "none"
+    eod_mask_loss = False
 
     @property
     def group(self: Any) -> int:

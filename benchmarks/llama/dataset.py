@@ -30,7 +30,8 @@ class DataSet:
 
     def excluding_labels_after(self, token: Optional[int]) -> "DataSet":
         """Exclude the label after each ``token`` from the loss, as Megatron's eod_mask_loss; None: no such token."""
-        return replace(self, train=replace(self.train, end_token=token), test=replace(self.test, end_token=token))
+        end = -1 if token is None else token
+        return replace(self, train=replace(self.train, end_token=end), test=replace(self.test, end_token=end))
 
 
 def open_data(folder: Path) -> DataSet:

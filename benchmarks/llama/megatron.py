@@ -11,7 +11,7 @@ Only files with one sequence per document are supported, as Megatron's text prep
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Callable, Optional, Sequence
+from typing import BinaryIO, Callable, Sequence
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class Documents:
     tokens: np.ndarray  # a memory map
     lengths: np.ndarray  # int32, a memory map: tokens per document
     begins: np.ndarray  # int64, a memory map: offset per document in bytes
-    end_token: Optional[int] = None  # the label after this token is excluded from the loss; None: no label is
+    end_token: int = -1  # the label after this token is excluded from the loss; -1: no label is
 
     def read(self, document: int, start: int, count: int) -> np.ndarray:
         """Return up to ``count`` tokens from a document, starting at token ``start``."""

@@ -296,12 +296,12 @@ def test_n_grams_have_the_probabilities_of_kneser_and_ney(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("settings", "sizes"),
-    # Sizes of a micro-batch and of a batch; a group of ranks by tensor parallelism has one batch
+    # Sizes of a micro-batch and of the batch of a data-parallel rank
     [
         ((), (2, 4)),
         (("micro_batch=3",), (2, 4)),
         (("batch_size=3",), (1, 3)),
-        (("batch_size=3", "tensor_parallelism=8"), (2, 24)),
+        (("batch_size=3", "tensor_parallelism=8"), (1, 3)),
     ],
 )
 def test_micro_batch_divides_the_batch(settings: tuple[str, ...], sizes: tuple[int, int]) -> None:

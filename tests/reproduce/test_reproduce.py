@@ -351,6 +351,9 @@ CONFIGURATIONS: tuple[tuple[str, dict[str, object]], ...] = (
     (f"{LATER_V5}/llama31_8b/implementations/nemo/config_GB200_2x4x2.sh", NEMO),
     (f"{LATER_V5}/llama31_8b/implementations/nemo/config_GB200_2x4x2.sh", {**NEMO, "MODEL_SIZE": "405b"}),
     (f"{LATER_V5}/llama31_8b/implementations/nemo/config_GB200_2x4x2.sh", {**NEMO, "CONTEXT_PARALLEL": 4}),
+    (f"{LATER_V5}/llama3_8b/implementations/nemo/config_GB200_2x4x2.sh", NEMO),
+    (f"{LATER_V5}/llama2_70b_lora/implementations/nemo2/config_GB200_2x4x2.sh", LORA),
+    (f"{LATER_V5}/llama2_70b_lora/implementations/nemo1/config_GB200_2x4x2.sh", LORA),
     (f"{LATER_V4}/llama2_70b_lora/implementations/nemo/config_DGXH200_1x8x2.sh", LORA),
     (f"{LATER_V4}/llama2_70b/implementations/nemo/config_DGXH200_1x8x2.sh", {**LORA, "PP": 2}),
     (
@@ -388,6 +391,10 @@ def test_configurations_of_variables(tmp_path: Path, recorded: Recorded) -> None
         exports = "".join(f"export {variable}={value}\n" for variable, value in variables.items())
         text = f"source $(dirname ${{BASH_SOURCE[0]}})/config_common.sh\n{exports}unset LOAD_CHECKPOINT\n"
         common = {f"{Path(place).parent}/config_common.sh": "export LOAD_CHECKPOINT=x\n"}
+        if "nemo1" in place:
+            common[f"{Path(place).parent}/src/train.py"] = (
+                "trainer = MegatronLMPPTrainerBuilder(cfg).create_trainer()\n"
+            )
         result = read((write_files(tmp_path / str(number), {place: text, **common}) / place).parent)
         results.append({
             "place": place, "refused": result.refused, "missing": result.missing, "is_checked": result.is_checked,

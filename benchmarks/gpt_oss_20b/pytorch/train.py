@@ -10,7 +10,6 @@ failed.
 
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
 import torch
@@ -22,7 +21,7 @@ from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.gpt_oss_20b.pytorch.config import Config
 from benchmarks.llama import mlperf, schedule, tokenization
-from benchmarks.llama.dataset import DataSet, open_data
+from benchmarks.llama.dataset import DataSet
 from benchmarks.llama.flops import training_flops
 from benchmarks.llama.order import Order
 from benchmarks.llama.pytorch import parallel, texts
@@ -31,6 +30,7 @@ from benchmarks.llama.pytorch.data import (
     MicroBatch,
     evaluated_samples,
     evaluation_input,
+    open_for,
     remove_order,
     shown_samples,
     synthetic_batch,
@@ -98,18 +98,10 @@ def evaluate(training: Training, data: DataSet, samples: Order, run: Run) -> Opt
     return {"log_perplexity": loss / labels}
 
 
-def open_data_set(config: Config, folder: Path) -> DataSet:
-    # With eod_mask_loss the labels after the tokenizer's end-of-document token are excluded.
-    data = open_data(folder)
-    if not config.eod_mask_loss:
-        return data
-    return data.excluding_labels_after(tokenization.read(folder / tokenization.FILE).token_to_id(tokenization.END))
-
-
 def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, pytorch, __doc__, argv, mlperf.wording("gpt_oss_20b"), reshards=True)
     config, ranks = run.config, run.ranks
-    data = run.open(lambda: open_data_set(config, run.data))
+    data = run.open(lambda: open_for(config, run.data))
     vocabulary = data.padded_vocabulary(config.vocabulary_multiple)
     with run.initialization():
         training = run.open(lambda: build(config, vocabulary, ranks, run.saved))

@@ -2,6 +2,7 @@
 
 import shutil
 from functools import partial
+from pathlib import Path
 from typing import Any, Generator, Iterable, Iterator, List, NamedTuple, Sequence
 
 import numpy as np
@@ -10,8 +11,8 @@ import torch
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
-from benchmarks.llama import order
-from benchmarks.llama.dataset import DataSet
+from benchmarks.llama import order, tokenization
+from benchmarks.llama.dataset import DataSet, open_data
 from benchmarks.llama.megatron import Documents
 from benchmarks.llama.order import Order
 from benchmarks.llama.pytorch.batches import ahead, to_device
@@ -29,6 +30,14 @@ class MicroBatch(NamedTuple):
 
 
 Batch = List[MicroBatch]  # the group's samples per step, as micro-batches
+
+
+def open_for(config: Any, folder: Path) -> DataSet:
+    """Open a prepared data set; with eod_mask_loss, exclude the labels after end-of-document tokens."""
+    data = open_data(folder)
+    if not config.eod_mask_loss:
+        return data
+    return data.excluding_labels_after(tokenization.read(folder / tokenization.FILE).token_to_id(tokenization.END))
 
 
 def training_order(config: Any, data: DataSet, run: Run) -> Order:
@@ -63,8 +72,7 @@ def micro_batch(
     for row, number in enumerate(numbers):
         tokens[row] = samples.tokens(source, number)
     labels = torch.from_numpy(tokens[:, 1:].copy())
-    if source.end_token is not None:
-        labels[torch.from_numpy(tokens[:, :-1] == source.end_token)] = IGNORE_INDEX
+    labels[torch.from_numpy(tokens[:, :-1] == source.end_token)] = IGNORE_INDEX
     labels[len(numbers) :] = IGNORE_INDEX
     positions = position.positions(config.sequence_length)
     return MicroBatch(torch.from_numpy(tokens[:, :-1])[:, positions], labels[:, positions], positions)

@@ -10,9 +10,10 @@ from torch import nn
 
 from benchmarks.common.export.export import Infer, Subject, Value
 from benchmarks.llama import order
-from benchmarks.llama.dataset import DataSet, open_data
+from benchmarks.llama.dataset import DataSet
 from benchmarks.llama.generate import POSITIONS, empty_cache, generate
 from benchmarks.llama.pytorch.attention import masked
+from benchmarks.llama.pytorch.data import open_for
 from benchmarks.llama.pytorch.network import Network, rope_cos_sin
 from benchmarks.llama.pytorch.state import joined
 
@@ -87,18 +88,20 @@ def subject(
 
 def log_perplexity(config: Any, data: DataSet, logits: Callable[[np.ndarray], np.ndarray]) -> Dict[str, float]:
     samples = order.in_order(data.test.lengths, config.sequence_length, config.eval_samples)
-    loss, size = 0.0, config.eval_batch_size
+    loss, count, size = 0.0, 0, config.eval_batch_size
     for start in range(0, len(samples), size):
         numbers = range(start, min(start + size, len(samples)))
         tokens = np.stack([samples.tokens(data.test, number) for number in numbers])
         outputs = torch.from_numpy(logits(np.ascontiguousarray(tokens[:, :-1])))
         log_probs = outputs.double().log_softmax(-1)
-        loss -= float(log_probs.gather(-1, torch.from_numpy(tokens[:, 1:, None])).sum())
-    return {"log_perplexity": loss / (len(samples) * config.sequence_length)}
+        counted = torch.from_numpy(tokens[:, :-1] != data.test.end_token)
+        loss -= float(log_probs.gather(-1, torch.from_numpy(tokens[:, 1:, None]))[..., 0][counted].sum())
+        count += int(counted.sum())
+    return {"log_perplexity": loss / count}
 
 
 def pretrained(config: Any, saved: Mapping[str, Any], folder: Path) -> Subject:
-    data = open_data(folder)
+    data = open_for(config, folder)
     network = Network(config.shape(data.padded_vocabulary(config.vocabulary_multiple)))
     parts = [saved[f"rank_{rank}"]["parts"] for rank in range(sum(key.startswith("rank_") for key in saved))]
     network.load_state_dict(joined(parts))

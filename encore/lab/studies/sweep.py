@@ -8,7 +8,6 @@ for point in sweep.points():
 
 import itertools
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -127,7 +126,7 @@ def point_request(sweep: Sweep, point: GridPoint, results: Path) -> Request:
     precision = [f"precision={point.precision}"] if point.precision else []
     precision += [f"batch_size={point.batch}"] if point.batch else []
     known = {**system.config, **dict(setting.partition("=")[::2] for setting in common.settings)}
-    sample_ranks = math.prod(int(known.get(name, 1)) for name in choice.benchmark.sample_ranks)
+    sample_ranks = point.gpus // choice.benchmark.data_parallel_ranks(known, point.gpus)
     batch = batch_settings(system, point, sweep.mode, sweep.global_batch, choice.benchmark.rates, sample_ranks)
     return replace(
         common,

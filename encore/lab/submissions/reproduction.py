@@ -225,19 +225,21 @@ def reproduce_log(path: Path, round_name: str | None, nodes: int | None, gpus: i
     if result.system is None or result.nearest is None or result.choice is None:
         return result
     assumed = {key: value for key, value in _set_keys(result).items() if key not in result.system.config}
-    shared = math.prod(assumed.get(key, 1) for key in result.choice.benchmark.sample_ranks)
     missing = {key: why for key, why in result.missing.items() if not why.startswith(option_mapping.NO_OPTION)}
     origin = {"source": f"log {path.name}", "accelerator": description.accelerator or result.nearest.accelerator}
     system, config = result.system, {**assumed, **result.system.config}
-    if shared > 1 and "batch_size" not in assumed:
-        config["batch_size"] *= shared
+    # The log has the global batch, but it may lack the number of ranks that share a sample
+    batch = (run.global_batch or 0) * math.prod(config.get(key, 1) for key in result.choice.benchmark.sample_ranks)
+    if assumed.keys() & {*result.choice.benchmark.sample_ranks} and batch and batch % layout["ranks"] == 0:
+        assumed.pop("batch_size", None)
+        config["batch_size"] = int(batch // layout["ranks"])
         result = _set_batch(result, config["batch_size"], result.nearest.config["batch_size"])
     system = system.model_copy(update={**origin, "config": config})
     return replace(result, assumed=assumed, missing=missing, system=system)
 
 
 def _set_batch(result: Reproduction, batch: int, nearest: int) -> Reproduction:
-    # The log has the global batch, but not how many ranks share a sample
+    # Replace the batch that was computed for one rank per sample
     mapped = tuple(replace(entry, value=batch) if entry.key == "batch_size" else entry for entry in result.mapped)
     differences = [difference for difference in result.differences if difference.name != "batch_size"]
     differences += [Difference("batch_size", batch, nearest)] if batch != nearest else []
@@ -344,7 +346,7 @@ def _build_system(
     rounds = list(choice.benchmark.rounds)
     constants = {
         "round": reproduction.source.round, "configuration": reproduction.name, "nodes": read.nodes, "gpus": read.gpus,
-        "ranks": read.nodes * read.gpus,
+        "ranks": read.nodes * read.gpus, "train_py": _training_code(reproduction.source),
     }  # fmt: skip
     refused = option_mapping.rejection(implementation, constants, read.values())
     if refused:
@@ -399,6 +401,10 @@ def _build_system(
     if differences:
         system = system.model_copy(update={"system": _free_name(choice, system, reproduction)})
     return replace(reproduction, system=system, nearest=nearest, differences=differences)
+
+
+def _training_code(source: Source) -> str:
+    return next((text for file in ("train.py", "src/train.py") if (text := source.read(file))), "")
 
 
 def _free_name(choice: Choice, system: System, reproduction: Reproduction) -> str:
