@@ -12,7 +12,7 @@ from encore.cli.layout import console, print_result, put, reading, say, show, te
 from encore.errors import EncoreError
 from encore.results.compare.run_set import load_run_sets
 from encore.results.format import count_of
-from encore.results.report.measurements import all_tables
+from encore.results.report.measurements import all_tables, measurement_of
 from encore.results.report.report import build_report, measurements, write, write_files
 from encore.results.report.samples_view import DETECTIONS, KEY, Detected, Shape, image_svg, images_of
 from encore.results.scores.score import existing
@@ -192,6 +192,8 @@ def report(
 def _tables(runs: list[Path], baseline: str | None, study: str | None, published: str | None) -> list[Table]:
     sides = [run_set for path in runs for run_set in load_run_sets(path)]
     tables = all_tables(measurements(sides, study, published), baseline)
+    rows = tuple((side.label, measurement_of(side).system) for side in sides if side.passport)
+    tables = [*([Table(title="Runs", columns=("run", "system"), rows=rows)] if rows else []), *tables]
     if study and not runs and (printed := extensions.load("report --study")(study)):
         tables = [*printed[:-1], *(table for table in tables if "Synopsis" not in table.title), printed[-1]]
     return tables

@@ -51,6 +51,9 @@ def find_subject(text: str, results: Path) -> Subject:
         run_names = [folder.path.name for folder in status.run_folders(results)]
         if not run_names:
             raise EncoreError(f"no run {text!r}: no runs found in {results}", hint="--results DIR")
+        starts = [name for name in run_names if name.startswith(text)]
+        if len(starts) == 1 and len(text) >= len("20261120T101500Z"):  # as `encore status` shortens names
+            return find_subject(starts[0], results)
         raise names.unknown("run", text, run_names)
     jobs = queue.find_jobs(match["name"]) if queue.is_available() else []
     # Only Slurm knows an array task's job number.

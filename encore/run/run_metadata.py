@@ -36,7 +36,7 @@ REDACTED = "(redacted)"
 ASSIGNMENT = re.compile(r"(--[a-z-]+=)?(?P<name>[A-Za-z_]\w*)=")  # ``NAME=`` or ``--env=NAME=``, before the value
 SECRET = re.compile(
     r"token(?!iz)|key|secret|passw|passphrase|pgpass|credential|auth(?!or(?!iz))|webhook|bearer|cookie|session|signature"
-    r"|connection_?str|(^|_)(pass|pat|pin|dsn|jwt|sas)(_|$)|_pwd(_|$)|^pwd_|(db|sql|user|root|smtp|ldap)(pass|pwd)$"
+    r"|connection_?str|(^|_)(pass|pw|pat|pin|dsn|jwt|sas|creds?)(_|$)|pass$|_pwd(_|$)|^pwd_|(db|sql|user|root|smtp|ldap)(pass|pwd)$"
     r"|^aws_|(^|_)(https?|all|ftp)_proxy$|(^|_)(database|db|redis|mongo(db)?|amqp|broker)_ur[il]$",
     re.IGNORECASE,
 )
@@ -54,7 +54,7 @@ _SECRET_WORD = (
     r"\w{0,32}"
 )
 NAMED = re.compile(
-    rf"(?<![\w-])(--?(?:{_SECRET_WORD}|token)[\s=:]+|{_SECRET_WORD}[\"']?\s*[=:]\s*)(?!\(redacted\))"
+    rf"(?<![\w-])(--?(?:{_SECRET_WORD}|token)[\s=:]+|(?:{_SECRET_WORD}[\"']?|token[\"'])\s*[=:]\s*)(?!\(redacted\))"
     r"(?:\"[^\"]*\"|'[^']*'|[^\s\"']+)",
     re.IGNORECASE,
 )

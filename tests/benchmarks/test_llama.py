@@ -368,6 +368,10 @@ def test_systems_have_enough_memory(
             ["65,536 tokens in the test part", "set a shorter sequence_length"],
         ),
         (
+            "llama31-8b", "reference_h200", ("tensor_parallelism=2",), facts_of(), 3, math.inf,
+            ["3 ranks | a multiple of the 2 that share a sample"],
+        ),
+        (
             "gpt-oss-20b", "reference_b200", (), facts_of(), 12, math.inf,
             ["a multiple of expert_parallelism=8"],
         ),

@@ -189,13 +189,6 @@ MISFITS = [
         "",
         "99 tokens in the test part; expected more than 128; hint: set a shorter sequence_length",
     ),
-    (
-        "llama31-8b",
-        {"vocabulary": 1024, "tokens": {"train": 9999, "test": 999}},
-        3,
-        "tensor_parallelism=2",
-        "3 ranks; expected a multiple of the 2 that share a sample",
-    ),
     ("minigo", {"board_size": 9}, 2, "", "games on 9 x 9; expected 5 x 5"),
     ("resnet", {}, 2, "num_classes=9", "2 classes; expected num_classes=9; hint: set num_classes=2"),
     ("resnet-pytorch", {}, 2, "num_classes=9", "2 classes; expected num_classes=9; hint: set num_classes=2"),

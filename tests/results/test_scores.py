@@ -252,7 +252,7 @@ CLOCK, QUALITY = ("impossible_clock", "implausible_time"), ("nonnumeric_quality"
         (at_times(lambda ms: 2 * START_MS - ms), "before run_start", *CLOCK),
         *(
             (resnet_v07(quality=(0.7605, value)), f"line 35 is {json.dumps(value)}: a number is expected", *QUALITY)
-            for value in ("0.7605", "high", None, math.nan, True)
+            for value in ("0.7605", "high", None, math.nan, True, {"a": 1}, [0.7605])
         ),
     ],
     ids=[
@@ -269,6 +269,8 @@ CLOCK, QUALITY = ("impossible_clock", "implausible_time"), ("nonnumeric_quality"
         "null",
         "nan",
         "true",
+        "object",
+        "list",
     ],
 )
 def test_impossible_values_are_an_error_of_score_check_and_audit(

@@ -37,6 +37,8 @@ SECRETS = {
     "QUOTED": f'--secret "{CANARY} {CANARY}"',
     "JSON": f'{{"user": "anna", "password": "{CANARY}"}}',
     "STATEMENT": f"PGPASSWORD={CANARY} psql",
+    **dict.fromkeys(("SSHPASS", "DB_PW", "CREDS"), CANARY),
+    "BODY": f'{{"token": "{CANARY}"}}',
 }
 OPTIONS = [word for name, value in SECRETS.items() for word in ("--env", f"{name}={value}")]
 NOTIFY = ["--notify", f"https://hooks.example.org/{CANARY}"]
@@ -62,6 +64,7 @@ PLAIN = {
     "TOKENIZERS_PARALLELISM": "false",
     "XAUTHORITY": "/home/anna/.Xauthority",
     "DB_PASSWORD_FILE": "/run/secrets/db",
+    "COUNTS": '{"tokens": 5}',
     "ARGS": "--tokenizer /x --max-tokens 5 --passes 2 --pwd /x",
 }
 

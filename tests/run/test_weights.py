@@ -143,12 +143,14 @@ KEYS = {"bert": "checkpoint", "ssd": "backbone", "maskrcnn": "backbone", "minigo
 
 
 @pytest.mark.parametrize(("name", "key"), KEYS.items())
-def test_submitted_systems_start_from_the_weights_of_the_submission(name: str, key: str, tmp_path: Path) -> None:
+def test_submitted_and_derived_systems_start_from_the_weights_of_the_submission(
+    name: str, key: str, tmp_path: Path
+) -> None:
     choice = catalogue.choose(name)
     for system in catalogue.systems(choice):
         config = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
         has_weights = (list(config.needed_weights) == [key], bool(preflight.weight_files(config, tmp_path)))
-        assert has_weights == (system.kind == "submitted",) * 2, system.file
+        assert has_weights == (system.kind in ("submitted", "derived"),) * 2, system.file
     # The path may change in a submission, but not random weights or a CPU
     random = submitted(name, f"{key}=")
     assert submitted(name).is_submitted and submitted(name, f"{key}={tmp_path / 'own.pkl'}").is_submitted

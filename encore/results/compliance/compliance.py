@@ -228,16 +228,16 @@ def _damaged_event(line: int, text: str) -> Finding:
 
 
 def _missing_times(events: list[Event]) -> list[Finding]:
-    first = next((event for event in events if event.time_s is None), None)
-    if first is None:
+    timeless = [event for event in events if event.time_s is None]
+    if not timeless:
         return []
     return [
         Finding(
-            line=first.line,
+            line=timeless[0].line,
             code="no_time",
             rule="the log format of the round",
             expected="time_ms, the milliseconds since 1970, in every event",
-            found=f"{count_of(sum(event.time_s is None for event in events), 'event')} without it, first {first.key}",
+            found=f"{count_of(len(timeless), 'event')} without a time, first {timeless[0].key}",
             hint="write the events with mlperf_logging.mllog",
             kind="reading",
         )

@@ -26,6 +26,7 @@ _RECENT = 8  # Evaluations that are compared for duplicates from several ranks
 _VALUES = 16
 
 _BOX_AND_MASK = ("BBOX", "SEGM")
+_NAMED_VALUES = {"value", *_BOX_AND_MASK, "FID", "CLIP"}
 _Position = tuple[float | None, float | None, float | None]
 
 
@@ -57,7 +58,7 @@ def is_nonnumeric(event: Event) -> bool:
     """Return whether an evaluation is not a number. Logs before v0.7 have numbers as text."""
     if event.key != "eval_accuracy" or event.dialect != "mllog":
         return False
-    return isinstance(event.value, str) or not _values(event.value, "value")
+    return isinstance(event.value, str) or not _NAMED_VALUES & _values(event.value, "value").keys()
 
 
 def _numbers(values: Mapping[object, object]) -> Iterator[tuple[str, float]]:
