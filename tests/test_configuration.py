@@ -135,7 +135,6 @@ def test_invalid_values_are_reported(settings: tuple[str, ...], message: str) ->
         (lambda: catalogue.find_system(RESNET, "dgxa100", "v0.5"), "use --round v0.7"),
         (lambda: resolve("cpu", None, 65), "at most 64 data-parallel ranks"),
         (lambda: resolve("dgxa100", "v0.7", 8, "epochs=1"), "set warmup_epochs"),
-        (lambda: checked_config("llama2-70b-lora", "eos", "v4.0", ranks=6), "ranks=6, tensor_parallelism=4, "),
         (lambda: checked_config("llama31-8b", "cpu", None, "tensor_parallelism=0"), "tensor_parallelism=0, "),
     ],
 )

@@ -101,6 +101,14 @@ def test_strong_scaling_keeps_batch_and_learning_rate(
     assert batch_settings(source, GridPoint(nodes=1, gpus_per_node=2), mode, global_batch) == settings
 
 
+def test_ranks_that_share_samples_keep_the_global_batch() -> None:
+    choice = catalogue.choose("llama2-70b-lora")
+    ranks = [choice.benchmark.data_parallel_ranks({"tensor_parallelism": 4}, gpus) for gpus in (8, 4, 1)]
+    system, point = catalogue.find_system(choice, "eos", "v4.1"), GridPoint(nodes=1, gpus_per_node=4)
+    settings = [batch_settings(system, point, "strong", batch, (), (ranks[0], ranks[1])) for batch in (None, 16)]
+    assert (ranks, settings) == ([2, 1, 1], [("batch_size=8",), ("batch_size=16",)])
+
+
 @pytest.mark.parametrize("mode", ["strong", "weak"])
 def test_submitted_number_of_gpus_has_no_deviations(mode: str) -> None:
     grid = sweep_of("resnet", 8, mode=mode, request={"system": "dgx1", "round": "v0.7"})

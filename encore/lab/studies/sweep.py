@@ -126,8 +126,9 @@ def point_request(sweep: Sweep, point: GridPoint, results: Path) -> Request:
     precision = [f"precision={point.precision}"] if point.precision else []
     precision += [f"batch_size={point.batch}"] if point.batch else []
     known = {**system.config, **dict(setting.partition("=")[::2] for setting in common.settings)}
-    sample_ranks = point.gpus // choice.benchmark.data_parallel_ranks(known, point.gpus)
-    batch = batch_settings(system, point, sweep.mode, sweep.global_batch, choice.benchmark.rates, sample_ranks)
+    ranks_of = choice.benchmark.data_parallel_ranks
+    ranks = ranks_of(system.config, system.nodes * system.gpus_per_node), ranks_of(known, point.gpus)
+    batch = batch_settings(system, point, sweep.mode, sweep.global_batch, choice.benchmark.rates, ranks)
     return replace(
         common,
         gpus=point.gpus,
@@ -191,19 +192,20 @@ def batch_settings(
     mode: Mode,
     global_batch: int | None = None,
     rates: Sequence[str] = ("learning_rate",),
-    sample_ranks: int = 1,
+    ranks: tuple[int, int] | None = None,
 ) -> tuple[str, ...]:
     """Return settings that make a point's batch strong (one global batch) or weak (one batch per rank).
 
     The learning rate belongs to the global batch: it is unchanged in strong scaling, and follows Encore's rule for
-    other GPU counts in weak scaling. Empty if the rule of the system already has this result. ``sample_ranks`` ranks
-    share a sample.
+    other GPU counts in weak scaling. Empty if the rule of the system already has this result. ``ranks``: data-parallel
+    ranks of the system and of the point, by default their GPUs.
     """
+    submitted, own_ranks = ranks or (system.nodes * system.gpus_per_node, point.gpus)
     if global_batch is not None:
-        batch, rest = divmod(global_batch * sample_ranks, point.gpus)
+        batch, rest = divmod(global_batch, own_ranks)
         if rest:
             raise EncoreError(
-                f"{point.gpus} ranks cannot share a global batch of {global_batch} evenly",
+                f"{own_ranks} ranks cannot share a global batch of {global_batch} evenly",
                 expected="a multiple of every number of ranks",
                 hint="another --global-batch",
             )
@@ -212,8 +214,7 @@ def batch_settings(
     strong = mode == "strong"
     if strong == system.keep_global_batch:
         return ()
-    submitted, ranks = (gpus // sample_ranks for gpus in (system.nodes * system.gpus_per_node, point.gpus))
-    scaled = configuration.scaled(system, submitted, ranks, rates, keeps_batch=strong)
+    scaled = configuration.scaled(system, submitted, own_ranks, rates, keeps_batch=strong)
     names = [name for name in ("batch_size", *rates) if name in system.config]
     values: dict[str, Any] = {name: system.config[name] for name in names}
     values.update({name: value.value for name, value in scaled.items()})
